@@ -1,0 +1,1 @@
+//! The host side of in-network collectives

@@ -1,0 +1,1 @@
+//! The daemons of in-network collectives: controller and switch

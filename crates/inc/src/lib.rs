@@ -1,0 +1,1 @@
+//! In-network collectives as pure state machines: slots, switch, host worker, controller

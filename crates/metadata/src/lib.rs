@@ -1,0 +1,1 @@
+//! Segment descriptors, the peer-to-peer handshake, and the stores that hold them

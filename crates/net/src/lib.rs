@@ -1,0 +1,1 @@
+//! Sockets and threads: UDP with segmentation offload, epoll, progress threads

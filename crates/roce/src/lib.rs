@@ -1,0 +1,1 @@
+//! The RoCEv2 reliable-connection endpoint as a pure state machine

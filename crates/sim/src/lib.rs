@@ -1,0 +1,1 @@
+//! Seeded network simulator: virtual time, faulty links, checkers, pcap

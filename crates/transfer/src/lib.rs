@@ -1,0 +1,1 @@
+//! The transfer engine: segments, batches, tasks, slices and transports

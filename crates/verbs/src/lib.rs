@@ -1,0 +1,1 @@
+//! The public RDMA API over interchangeable providers

@@ -1,0 +1,216 @@
+//! The invariant CRC of RoCEv2 (IBTA annex A17.3.3).
+//!
+//! It is zlib's CRC-32 over eight bytes of ones (where InfiniBand has its local route header), the
+//! IP header, the UDP header, the transport headers and the payload with its padding, with every
+//! field that a router may change set to ones: ToS, TTL and checksum of IPv4; traffic class, flow
+//! label and hop limit of IPv6; the UDP checksum; the fifth byte of the BTH. It travels
+//! little-endian after the padding.
+//!
+//! The IPv4 identification *is* covered, and a program that receives through a UDP socket never
+//! sees it. CRC-32 is linear, so the identification can be solved for instead: see
+//! [`Solver::identification`].
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use crate::Bth;
+
+/// CRC-32 of eight bytes of ones: the state after the stand-in for the local route header.
+const AFTER_ROUTE_HEADER: u32 = 0x2144_df1c;
+
+/// Don't fragment: the second of the three flag bits of IPv4.
+const DONT_FRAGMENT: u16 = 0x4000;
+
+/// The fields of the IP and UDP headers that the ICRC covers.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Addressing {
+    /// The IP addresses.
+    pub addresses: Addresses,
+    /// UDP source port.
+    pub source_port: u16,
+    /// UDP destination port.
+    pub destination_port: u16,
+}
+
+/// The IP part of [`Addressing`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Addresses {
+    /// IPv4 without options.
+    V4 {
+        /// Sender.
+        source: Ipv4Addr,
+        /// Receiver.
+        destination: Ipv4Addr,
+        /// The identification field.
+        identification: u16,
+        /// Flags and fragment offset as they stand in the header.
+        flags: u16,
+    },
+    /// IPv6 without extension headers.
+    V6 {
+        /// Sender.
+        source: Ipv6Addr,
+        /// Receiver.
+        destination: Ipv6Addr,
+    },
+}
+
+impl Addresses {
+    /// The addresses of a datagram as an unconnected UDP socket with path MTU discovery sends it:
+    /// don't fragment set, and for IPv4 this identification. `None` when the families differ.
+    pub fn unfragmented(source: IpAddr, destination: IpAddr, identification: u16) -> Option<Self> {
+        match (source, destination) {
+            (IpAddr::V4(source), IpAddr::V4(destination)) => {
+                Some(Self::V4 { source, destination, identification, flags: DONT_FRAGMENT })
+            }
+            (IpAddr::V6(source), IpAddr::V6(destination)) => Some(Self::V6 { source, destination }),
+            _ => None,
+        }
+    }
+}
+
+/// A running ICRC: the headers are in, payload and padding follow.
+#[derive(Clone, Debug)]
+pub struct Icrc(crc32fast::Hasher);
+
+impl Icrc {
+    /// Starts with the IP and UDP headers and the transport headers.
+    ///
+    /// `headers` starts with the BTH and may go on with anything; `udp_payload_length` counts the
+    /// whole UDP payload with its ICRC.
+    ///
+    /// # Panics
+    /// When `headers` is shorter than a BTH.
+    pub fn start(addressing: &Addressing, headers: &[u8], udp_payload_length: usize) -> Self {
+        const UDP: usize = 8;
+        // The longest prefix: IPv6 (40) + UDP (8) + BTH (12).
+        let mut prefix = [0xff; 60];
+        let udp_length = (udp_payload_length + UDP) as u16;
+        let ip_length = match addressing.addresses {
+            Addresses::V4 { source, destination, identification, flags } => {
+                prefix[0] = 0x45;
+                prefix[2..4].copy_from_slice(&(udp_length + 20).to_be_bytes());
+                prefix[4..6].copy_from_slice(&identification.to_be_bytes());
+                prefix[6..8].copy_from_slice(&flags.to_be_bytes());
+                prefix[9] = crate::udp::PROTOCOL;
+                prefix[12..16].copy_from_slice(&source.octets());
+                prefix[16..20].copy_from_slice(&destination.octets());
+                20
+            }
+            Addresses::V6 { source, destination } => {
+                prefix[0] = 0x6f;
+                prefix[4..6].copy_from_slice(&udp_length.to_be_bytes());
+                prefix[6] = crate::udp::PROTOCOL;
+                prefix[8..24].copy_from_slice(&source.octets());
+                prefix[24..40].copy_from_slice(&destination.octets());
+                40
+            }
+        };
+        let udp = &mut prefix[ip_length..ip_length + UDP];
+        udp[0..2].copy_from_slice(&addressing.source_port.to_be_bytes());
+        udp[2..4].copy_from_slice(&addressing.destination_port.to_be_bytes());
+        udp[4..6].copy_from_slice(&udp_length.to_be_bytes());
+        let bth = ip_length + UDP;
+        prefix[bth..bth + Bth::LENGTH].copy_from_slice(&headers[..Bth::LENGTH]);
+        prefix[bth + 4] = 0xff;
+        let mut hasher = crc32fast::Hasher::new_with_initial(AFTER_ROUTE_HEADER);
+        hasher.update(&prefix[..bth + Bth::LENGTH]);
+        hasher.update(&headers[Bth::LENGTH..]);
+        Self(hasher)
+    }
+
+    /// Adds payload or padding.
+    pub fn update(&mut self, bytes: &[u8]) {
+        self.0.update(bytes);
+    }
+
+    /// The value, to be stored little-endian.
+    pub fn finish(self) -> u32 {
+        self.0.finalize()
+    }
+}
+
+/// The ICRC that a whole UDP payload should end with.
+///
+/// # Panics
+/// When `datagram` is shorter than a BTH and an ICRC.
+pub fn of_datagram(addressing: &Addressing, datagram: &[u8]) -> u32 {
+    let body = &datagram[..datagram.len() - crate::ICRC_LENGTH];
+    Icrc::start(addressing, body, datagram.len()).finish()
+}
+
+/// Finds the IPv4 identification under which a packet's ICRC is right.
+///
+/// For packets of one length, the XOR of the ICRCs under two identifications depends only on the
+/// XOR of the identifications, and linearly: sixteen values, one for each bit, span all
+/// differences. A difference outside their span proves that the packet is damaged; one inside names
+/// the identification. What remains of the check's strength is 32 - 16 bits, or 32 - 6 where the
+/// caller accepts only 64 identifications, as of a segmented send.
+#[derive(Clone, Debug)]
+pub struct Solver {
+    udp_payload_length: usize,
+    /// Row `i` has its highest set bit at a place no other row has: reduced by elimination.
+    /// `(difference of the ICRC, difference of the identification)`.
+    rows: [(u32, u16); 16],
+}
+
+impl Solver {
+    /// Prepares for packets of one length; keep it, this costs about as much as a long packet.
+    pub fn new(udp_payload_length: usize) -> Self {
+        let mut rows = [(0_u32, 0_u16); 16];
+        // What the sixteen bits contribute: the bytes after the identification are zeros, since
+        // only differences matter (the CRC register without its initial and final inversion).
+        let after = 14 + 8 + udp_payload_length.saturating_sub(crate::ICRC_LENGTH);
+        for (bit, row) in rows.iter_mut().enumerate() {
+            let identification = 1_u16 << bit;
+            *row = (difference(identification, after), identification);
+        }
+        for i in 0..rows.len() {
+            let (pivot_row, pivot_id) = rows[i];
+            debug_assert_ne!(pivot_row, 0, "x^n is invertible modulo the CRC polynomial");
+            let pivot = 31 - pivot_row.leading_zeros().min(31);
+            for (j, row) in rows.iter_mut().enumerate() {
+                if j != i && row.0 & (1 << pivot) != 0 {
+                    row.0 ^= pivot_row;
+                    row.1 ^= pivot_id;
+                }
+            }
+        }
+        Self { udp_payload_length, rows }
+    }
+
+    /// The length that it was made for.
+    pub const fn udp_payload_length(&self) -> usize {
+        self.udp_payload_length
+    }
+
+    /// Given the ICRC computed under identification `assumed` and the one received, the
+    /// identification that was sent; `None` when there is none and the packet is damaged.
+    pub fn identification(&self, assumed: u16, computed: u32, received: u32) -> Option<u16> {
+        let mut rest = computed ^ received;
+        let mut identification = assumed;
+        for (row, id) in self.rows {
+            if rest & (1 << (31 - row.leading_zeros().min(31))) != 0 {
+                rest ^= row;
+                identification ^= id;
+            }
+        }
+        (rest == 0).then_some(identification)
+    }
+}
+
+/// What `identification` followed by `after` zero bytes adds to a CRC-32.
+fn difference(identification: u16, after: usize) -> u32 {
+    const ZEROS: [u8; 256] = [0; 256];
+    let crc = |first: [u8; 2]| {
+        let mut hasher = crc32fast::Hasher::new();
+        hasher.update(&first);
+        let mut rest = after;
+        while rest > 0 {
+            let now = rest.min(ZEROS.len());
+            hasher.update(&ZEROS[..now]);
+            rest -= now;
+        }
+        hasher.finalize()
+    };
+    crc(identification.to_be_bytes()) ^ crc([0, 0])
+}
