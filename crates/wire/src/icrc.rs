@@ -13,6 +13,9 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::Bth;
+use crate::ipv4::Ipv4Header;
+use crate::ipv6::Ipv6Header;
+use crate::udp::UdpHeader;
 
 /// CRC-32 of eight bytes of ones: the state after the stand-in for the local route header.
 const AFTER_ROUTE_HEADER: u32 = 0x2144_df1c;
@@ -29,6 +32,14 @@ pub struct Addressing {
     pub source_port: u16,
     /// UDP destination port.
     pub destination_port: u16,
+}
+
+impl Addressing {
+    /// What the ICRC covers of a datagram received with these headers.
+    pub const fn new(addresses: Addresses, udp: &UdpHeader) -> Self {
+        let UdpHeader { source_port, destination_port, .. } = *udp;
+        Self { addresses, source_port, destination_port }
+    }
 }
 
 /// The IP part of [`Addressing`].
@@ -68,6 +79,19 @@ impl Addresses {
     }
 }
 
+impl From<&Ipv4Header> for Addresses {
+    fn from(header: &Ipv4Header) -> Self {
+        let Ipv4Header { source, destination, identification, flags, .. } = *header;
+        Self::V4 { source, destination, identification, flags }
+    }
+}
+
+impl From<&Ipv6Header> for Addresses {
+    fn from(header: &Ipv6Header) -> Self {
+        Self::V6 { source: header.source, destination: header.destination }
+    }
+}
+
 /// A running ICRC: the headers are in, payload and padding follow.
 #[derive(Clone, Debug)]
 pub struct Icrc(crc32fast::Hasher);
@@ -84,11 +108,13 @@ impl Icrc {
         const UDP: usize = 8;
         // The longest prefix: IPv6 (40) + UDP (8) + BTH (12).
         let mut prefix = [0xff; 60];
-        let udp_length = (udp_payload_length + UDP) as u16;
+        // A caller may pass more than an IP packet holds (a receive buffer of merged datagrams).
+        // No ICRC of such a thing means anything; the length fields take the low bits.
+        let udp_length = udp_payload_length.wrapping_add(UDP) as u16;
         let ip_length = match addressing.addresses {
             Addresses::V4 { source, destination, identification, flags } => {
                 prefix[0] = 0x45;
-                prefix[2..4].copy_from_slice(&(udp_length + 20).to_be_bytes());
+                prefix[2..4].copy_from_slice(&udp_length.wrapping_add(20).to_be_bytes());
                 prefix[4..6].copy_from_slice(&identification.to_be_bytes());
                 prefix[6..8].copy_from_slice(&flags.to_be_bytes());
                 prefix[9] = crate::udp::PROTOCOL;
@@ -213,4 +239,139 @@ fn difference(identification: u16, after: usize) -> u32 {
         hasher.finalize()
     };
     crc(identification.to_be_bytes()) ^ crc([0, 0])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ethernet::EthernetHeader;
+    use crate::{Opcode, Packet};
+
+    /// A UC SEND of 18 bytes and two of padding. The ICRC is the published one; the frame is
+    /// written out from the field values published with it (scapy's RoCE tests).
+    const UC_SEND_ONLY: [u8; 78] = [
+        0x24, 0x8a, 0x07, 0xa8, 0xfa, 0x22, 0x24, 0x8a, 0x07, 0xa8, 0xfa, 0x22, 0x08, 0x00, //
+        0x45, 0x01, 0x00, 0x40, 0x04, 0x78, 0x40, 0x00, 0x40, 0x11, 0xb4, 0xd5, //
+        0xc0, 0xa8, 0x00, 0x07, 0xc0, 0xa8, 0x00, 0x07, //
+        0xc0, 0x00, 0x12, 0xb7, 0x00, 0x2c, 0xac, 0xa2, //
+        0x24, 0x60, 0xff, 0xff, 0x00, 0x00, 0x00, 0xd3, 0x00, 0xcf, 0x17, 0x10, //
+        0x46, 0x30, 0x81, 0x8b, 0xe2, 0x89, 0x35, 0xd9, 0x0e, 0x9a, 0x95, 0x50, 0x54, 0x01, //
+        0xbe, 0x88, 0x5e, 0x50, 0x00, 0x00, //
+        0x78, 0xf3, 0x53, 0xf3,
+    ];
+
+    /// A congestion notification as a ConnectX-4 Lx sent it: ToS, BECN and no UDP checksum.
+    const CONNECTX4_NOTIFICATION: [u8; 74] = [
+        0xe4, 0x1d, 0x2d, 0xab, 0x2b, 0xc2, 0x7c, 0xfe, 0x90, 0x64, 0x3b, 0x32, 0x08, 0x00, //
+        0x45, 0xc2, 0x00, 0x3c, 0x71, 0x8c, 0x40, 0x00, 0x40, 0x11, 0x91, 0x61, //
+        0x0a, 0x00, 0x11, 0x01, 0x0a, 0x00, 0x12, 0x01, //
+        0x00, 0x00, 0x12, 0xb7, 0x00, 0x28, 0x00, 0x00, //
+        0x81, 0x00, 0xff, 0xff, 0x40, 0x00, 0x01, 0x18, 0x00, 0x00, 0x00, 0x00, //
+        0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, //
+        0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, 0x00, //
+        0x82, 0xfd, 0x00, 0x2a,
+    ];
+
+    /// The addressing and the UDP payload of an Ethernet frame.
+    fn open(frame: &[u8]) -> (Addressing, &[u8]) {
+        let (_, packet) = EthernetHeader::parse(frame).unwrap();
+        let (ip, segment) = Ipv4Header::parse(packet).unwrap();
+        assert_eq!(ip.checksum, ip.computed_checksum());
+        let (udp, datagram) = UdpHeader::parse(segment).unwrap();
+        (Addressing::new(Addresses::from(&ip), &udp), datagram)
+    }
+
+    fn v4(identification: u16) -> Addressing {
+        let host = |last| IpAddr::from([10, 0, 0, last]);
+        let addresses = Addresses::unfragmented(host(1), host(2), identification).unwrap();
+        Addressing { addresses, source_port: 0xc000, destination_port: crate::ROCE_PORT }
+    }
+
+    #[test]
+    fn the_published_vectors_hold() {
+        for (frame, opcode, wire) in [
+            (&UC_SEND_ONLY[..], Opcode::UcSendOnly, [0x78, 0xf3, 0x53, 0xf3]),
+            (&CONNECTX4_NOTIFICATION, Opcode::CongestionNotification, [0x82, 0xfd, 0x00, 0x2a]),
+        ] {
+            let (addressing, datagram) = open(frame);
+            let packet = Packet::parse(datagram).unwrap();
+            assert_eq!(packet.opcode, opcode);
+            assert_eq!(packet.icrc.to_le_bytes(), wire);
+            assert_eq!(of_datagram(&addressing, datagram), packet.icrc);
+        }
+    }
+
+    #[test]
+    fn the_published_packets_have_the_published_fields() {
+        let (_, datagram) = open(&UC_SEND_ONLY);
+        let send = Packet::parse(datagram).unwrap();
+        assert!(send.bth.migration_request);
+        assert_eq!((send.bth.destination_qpn.value(), send.bth.psn.value()), (211, 13_571_856));
+        assert_eq!((send.payload.len(), send.padding), (18, &[0, 0][..]));
+
+        let (_, datagram) = open(&CONNECTX4_NOTIFICATION);
+        let notification = Packet::parse(datagram).unwrap();
+        assert!(notification.bth.becn && !notification.bth.fecn);
+        assert_eq!(notification.bth.destination_qpn.value(), 0x118);
+        assert_eq!(notification.extended.notification, Some([0; 16]));
+        assert_eq!(notification.payload, &[] as &[u8]);
+    }
+
+    #[test]
+    fn only_what_routers_change_is_left_out() {
+        let (addressing, datagram) = open(&UC_SEND_ONLY);
+        let right = of_datagram(&addressing, datagram);
+        // Fields a router may change: ToS, TTL and checksum, UDP checksum, FECN and BECN.
+        for masked in [15, 22, 24, 25, 40, 41, 46] {
+            let mut frame = UC_SEND_ONLY;
+            frame[masked] ^= 0xff;
+            let ip = Ipv4Header::parse(&frame[14..]).unwrap().0;
+            let (udp, datagram) = UdpHeader::parse(&frame[34..]).unwrap();
+            let addressing = Addressing::new(Addresses::from(&ip), &udp);
+            assert_eq!(of_datagram(&addressing, datagram), right, "byte {masked}");
+        }
+        // Everything else that the parsers let through: identification, flags, addresses, ports,
+        // and all of the datagram.
+        for covered in (18..22).chain(26..38).chain(42..46).chain(47..74) {
+            let mut frame = UC_SEND_ONLY;
+            frame[covered] ^= 1;
+            let ip = Ipv4Header::parse(&frame[14..]).unwrap().0;
+            let (udp, datagram) = UdpHeader::parse(&frame[34..]).unwrap();
+            let addressing = Addressing::new(Addresses::from(&ip), &udp);
+            assert_ne!(of_datagram(&addressing, datagram), right, "byte {covered}");
+        }
+    }
+
+    #[test]
+    fn lengths_that_no_ip_packet_has_do_not_panic() {
+        let datagram = vec![0; 65_600];
+        for length in [65_507, 65_508, 65_527, 65_528, 65_535, 65_536, 65_600] {
+            of_datagram(&v4(0), &datagram[..length]);
+        }
+    }
+
+    #[test]
+    fn the_solver_finds_every_identification() {
+        let mut datagram = [0x5a; 300];
+        datagram[..Bth::LENGTH].fill(0);
+        for length in [16, 17, 20, 40, 300] {
+            let datagram = &datagram[..length];
+            let solver = Solver::new(length);
+            let computed = of_datagram(&v4(7), datagram);
+            for identification in 0..=u16::MAX {
+                let received = of_datagram(&v4(identification), datagram);
+                assert_eq!(solver.identification(7, computed, received), Some(identification));
+            }
+        }
+    }
+
+    #[test]
+    fn the_solver_accepts_one_difference_in_65536() {
+        let solver = Solver::new(1024);
+        // An odd multiplier visits differences all over the 32 bits.
+        let accepted = (0..1 << 20)
+            .filter(|i: &u32| solver.identification(0, 0, i.wrapping_mul(0x9e37_79b1)).is_some())
+            .count();
+        assert!((1..64).contains(&accepted), "{accepted} of 2^20, where 16 are expected");
+    }
 }

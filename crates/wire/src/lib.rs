@@ -2,8 +2,8 @@
 //! header of the reliable-connection (RC) service, and the invariant CRC that covers them.
 //!
 //! Each header is one file with one plain struct. `parse` takes bytes and returns the struct or a
-//! [`ParseError`]; `emit` writes the struct back, byte for byte what was parsed, reserved bits
-//! included. Nothing here allocates, panics on input, or keeps state.
+//! [`ParseError`]; `to_bytes` gives back, byte for byte, what was parsed, reserved bits included.
+//! Nothing here allocates, panics on input, or keeps state.
 //!
 //! [`Packet`] puts the transport headers together: it is what a UDP datagram to port
 //! [`ROCE_PORT`] holds.

@@ -14,7 +14,7 @@ pub enum Mtu {
     B1024,
     /// 2048 bytes.
     B2048,
-    /// 4096 bytes: needs a link MTU of at least 4200.
+    /// 4096 bytes: needs an IP MTU of at least 4188.
     B4096,
 }
 
@@ -69,6 +69,8 @@ mod tests {
         assert_eq!(Mtu::fitting(9000), Some(Mtu::B4096));
         assert_eq!(Mtu::fitting(65536), Some(Mtu::B4096));
         assert_eq!(Mtu::fitting(4100), Some(Mtu::B2048));
+        assert_eq!(Mtu::fitting(4187), Some(Mtu::B2048));
+        assert_eq!(Mtu::fitting(4188), Some(Mtu::B4096));
         assert_eq!(Mtu::fitting(300), None);
     }
 
