@@ -24,7 +24,7 @@ pub enum ParseError {
     Length {
         /// What the field says.
         field: usize,
-        /// What is there.
+        /// Bytes that it can mean: counted as the field counts, with or without its header.
         available: usize,
     },
     /// The pad count is larger than the payload.

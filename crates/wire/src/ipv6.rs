@@ -51,10 +51,10 @@ impl Ipv6Header {
             source: address(8),
             destination: address(24),
         };
-        let end = Self::LENGTH + usize::from(header.payload_length);
-        let error =
-            ParseError::Length { field: header.payload_length.into(), available: bytes.len() };
-        let payload = bytes.get(Self::LENGTH..end).ok_or(error)?;
+        // Unlike IPv4's length, this one does not count the header.
+        let (length, rest) = (usize::from(header.payload_length), &bytes[Self::LENGTH..]);
+        let error = ParseError::Length { field: length, available: rest.len() };
+        let payload = rest.get(..length).ok_or(error)?;
         Ok((header, payload))
     }
 

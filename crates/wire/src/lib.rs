@@ -15,6 +15,8 @@ mod atomic;
 mod bth;
 mod error;
 pub mod ethernet;
+#[doc(hidden)]
+pub mod fuzz;
 pub mod icrc;
 mod immediate;
 pub mod ipv4;
