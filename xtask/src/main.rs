@@ -1,3 +1,66 @@
-//! Developer tasks.
+//! Developer tasks, run as `cargo xtask TASK`.
+//!
+//! Everything that checks the repository is a task here, so that a developer's machine and CI run
+//! the same thing: `.ci/run` is one line that calls `cargo xtask test`.
 
-fn main() {}
+#![forbid(unsafe_code)]
+
+mod install;
+mod interop;
+mod lab;
+mod licences;
+mod process;
+mod test;
+mod tidy;
+
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo xtask TASK
+
+  test                 install what the tests need, then check and test everything
+  tidy                 check the architecture and the style rules that no other tool checks
+  licences             check the licence of every dependency
+  interop [OPTIONS]    run millstream against the Linux kernel's soft-RoCE in a guest
+      --only TEXT        only the rows whose name contains TEXT
+      --accel tcg|kvm    how qemu runs the guest (tcg)
+      --list             print the rows and stop
+
+MILLSTREAM_REQUIRE=all makes every skipped test or row a failure.
+MILLSTREAM_RXE_VM names the rxe-vm tool, MILLSTREAM_BIN a millstream binary built already.
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let Some((task, rest)) = arguments.split_first() else {
+        eprint!("{USAGE}");
+        return ExitCode::from(2);
+    };
+    let outcome = match (task.as_str(), rest) {
+        ("test", []) => test::run(),
+        ("tidy", []) => tidy::run(),
+        ("licences", []) => licences::run(),
+        ("interop", options) => match interop::Options::parse(options) {
+            Ok(options) => interop::run(&options),
+            Err(error) => return usage(&error.to_string()),
+        },
+        ("help" | "--help" | "-h", _) => {
+            print!("{USAGE}");
+            return ExitCode::SUCCESS;
+        }
+        _ => return usage(&format!("no task {:?}", arguments.join(" "))),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn usage(problem: &str) -> ExitCode {
+    eprintln!("xtask: {problem}\n");
+    eprint!("{USAGE}");
+    ExitCode::from(2)
+}

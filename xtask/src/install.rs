@@ -1,0 +1,88 @@
+//! Installs what the tests need, and says so.
+//!
+//! A test must run on a machine where nobody installed anything by hand. As root (or where `sudo`
+//! asks no password) missing Debian packages are installed; elsewhere they are named, and the
+//! tests that need them skip.
+
+use std::process::Command;
+
+use anyhow::{Result, bail};
+
+use crate::process;
+
+/// One program that tests call, the Debian package it comes in, and who calls it.
+pub(crate) struct Need {
+    pub(crate) program: &'static str,
+    package: &'static str,
+    reason: &'static str,
+}
+
+const TSHARK: Need =
+    Need { program: "tshark", package: "tshark", reason: "dissects what we send, as a referee" };
+const TCPDUMP: Need =
+    Need { program: "tcpdump", package: "tcpdump", reason: "records what crossed a link" };
+const IP: Need =
+    Need { program: "ip", package: "iproute2", reason: "makes network namespaces and links" };
+const QEMU: Need = Need {
+    program: "qemu-system-x86_64",
+    package: "qemu-system-x86",
+    reason: "boots the kernel whose RoCE stack is our peer",
+};
+
+/// What `cargo xtask test` needs.
+pub(crate) const FOR_TESTS: &[Need] = &[TSHARK, TCPDUMP, IP, QEMU];
+
+/// What `cargo xtask interop` needs.
+pub(crate) const FOR_INTEROP: &[Need] = &[TCPDUMP, IP, QEMU];
+
+/// Installs the packages of `needs` that are missing, and returns the ones still missing after it.
+pub(crate) fn ensure(needs: &'static [Need]) -> Vec<&'static Need> {
+    let missing = absent(needs);
+    if missing.is_empty() {
+        return missing;
+    }
+    for need in &missing {
+        eprintln!("xtask: {} is missing: it {}", need.program, need.reason);
+    }
+    let packages: Vec<&str> = missing.iter().map(|need| need.package).collect();
+    match install(&packages) {
+        Ok(()) => eprintln!("xtask: installed {}", packages.join(" ")),
+        Err(error) => {
+            eprintln!("xtask: not installed: {error:#}");
+            eprintln!("xtask: by hand: apt-get install {}", packages.join(" "));
+        }
+    }
+    absent(needs)
+}
+
+fn absent(needs: &'static [Need]) -> Vec<&'static Need> {
+    needs.iter().filter(|need| process::find_program(need.program).is_none()).collect()
+}
+
+fn install(packages: &[&str]) -> Result<()> {
+    if process::find_program("apt-get").is_none() {
+        bail!("this machine has no apt-get");
+    }
+    let prefix: &[&str] = if process::is_root() {
+        &[]
+    } else if process::succeeds(Command::new("sudo").args(["-n", "true"])) {
+        &["sudo", "-n"]
+    } else {
+        bail!("neither root nor sudo without a password");
+    };
+    let mut arguments = vec!["install", "-qy", "--no-install-recommends"];
+    arguments.extend(packages);
+    eprintln!("xtask: apt-get {}", arguments.join(" "));
+    // A fresh machine has no package lists or old ones, and then the first try fails at once.
+    if apt_get(prefix, &arguments).is_err() {
+        apt_get(prefix, &["update", "-q"])?;
+        apt_get(prefix, &arguments)?;
+    }
+    Ok(())
+}
+
+fn apt_get(prefix: &[&str], arguments: &[&str]) -> Result<()> {
+    // `env` carries the variable through sudo, which clears the environment.
+    let words = [prefix, &["env", "DEBIAN_FRONTEND=noninteractive", "apt-get"], arguments].concat();
+    process::run(Command::new(words[0]).args(&words[1..]))
+}

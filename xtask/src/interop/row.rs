@@ -1,0 +1,193 @@
+//! One conversation with the kernel: libibverbs' `ibv_rc_pingpong` there, `rdma pingpong` here.
+
+use std::fs::{self, File};
+use std::path::Path;
+use std::process::{Child, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::guest::{GUEST, Guest, OURS, Running, TAP};
+use crate::lab::{self, Lab};
+
+/// The TCP port on which both pingpongs exchange their queue pairs' addresses.
+const PORT: u16 = 18515;
+/// For a conversation. The kernel's side never gives up by itself when its peer is silent.
+const LIMIT: Duration = Duration::from_secs(60);
+/// After one side is done, for the other.
+const CLOSING_LIMIT: Duration = Duration::from_secs(10);
+const LISTEN_LIMIT: Duration = Duration::from_secs(10);
+const POLL: Duration = Duration::from_millis(10);
+
+pub(super) struct Row {
+    pub(super) name: &'static str,
+    pub(super) peer: Peer,
+    /// Bytes of a message.
+    pub(super) size: u32,
+    pub(super) iterations: u32,
+}
+
+/// What the kernel's side is.
+pub(super) enum Peer {
+    /// Server and client both: if this row fails, the fault is not in our stack.
+    Itself,
+    GuestClient,
+    GuestServer,
+}
+
+impl Row {
+    /// Runs the row. What both sides print goes to `STEM.ours.log` and `STEM.kernel.log`, the
+    /// packets' heads to `STEM.pcap`.
+    pub(super) fn run(&self, lab: &Lab, guest: &mut Guest, ours: &Path, stem: &Path) -> Result<()> {
+        let theirs = format!(
+            "ibv_rc_pingpong -d rxe0 -g $RXE_GID_INDEX -c -s {} -n {}",
+            self.size, self.iterations
+        );
+        let log = stem.with_extension("ours.log");
+        let _ = fs::remove_file(&log);
+        let capture = Process(start_capture(lab, &stem.with_extension("pcap"))?);
+        let result = match self.peer {
+            Peer::Itself => {
+                let listening = "until grep -q ':4853 .* 0A ' /proc/net/tcp /proc/net/tcp6; do usleep 20000; done";
+                let both = format!(
+                    "{theirs} >/dev/null & server=$!\n{listening}\n{theirs} {GUEST} && wait $server"
+                );
+                self.alone(guest.start(&both)?, stem)
+            }
+            Peer::GuestClient => {
+                let mut server = Process(self.start_ours(lab, ours, &log, None)?);
+                let listening = await_that(LISTEN_LIMIT, || {
+                    server.ended().is_some() || lab::listens(server.0.id(), PORT)
+                });
+                match (listening, server.ended()) {
+                    (_, Some(status)) => Err(anyhow::anyhow!("ours ended with {status} at once")),
+                    (false, None) => Err(anyhow::anyhow!("ours does not listen on port {PORT}")),
+                    (true, None) => {
+                        let client = guest.start(&format!("exec {theirs} {OURS}"))?;
+                        conclude(client, server, stem)
+                    }
+                }
+            }
+            Peer::GuestServer => {
+                let server = guest.start(&format!("exec {theirs}"))?;
+                if await_that(LISTEN_LIMIT, || server.listens() || server.status().is_some())
+                    && server.status().is_none()
+                {
+                    let client = Process(self.start_ours(lab, ours, &log, Some(GUEST))?);
+                    conclude(server, client, stem)
+                } else {
+                    server.stop()?;
+                    Err(anyhow::anyhow!(
+                        "the kernel's side does not listen: {}",
+                        tail(&server.output())
+                    ))
+                }
+            }
+        };
+        drop(capture);
+        result.map_err(|error| match fs::read_to_string(&log) {
+            Ok(text) if !text.trim().is_empty() => {
+                error.context(format!("ours said: {}", tail(&text)))
+            }
+            _ => error,
+        })
+    }
+
+    fn start_ours(&self, lab: &Lab, ours: &Path, log: &Path, host: Option<&str>) -> Result<Child> {
+        let log = File::create(log)?;
+        lab.command(ours)
+            .args(["rdma", "pingpong", "--bind", OURS])
+            .args(["--size", &self.size.to_string(), "--iters", &self.iterations.to_string()])
+            .args(host)
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("cannot start {}", ours.display()))
+    }
+
+    fn alone(&self, both: Running<'_>, stem: &Path) -> Result<()> {
+        await_that(LIMIT, || both.status().is_some());
+        finish(&both, stem)
+    }
+}
+
+/// Waits for both sides, and fails unless both exit with 0.
+fn conclude(kernel: Running<'_>, mut ours: Process, stem: &Path) -> Result<()> {
+    await_that(LIMIT, || kernel.status().is_some() || ours.ended().is_some());
+    await_that(CLOSING_LIMIT, || kernel.status().is_some() && ours.ended().is_some());
+    let ended = ours.ended();
+    finish(&kernel, stem)?;
+    match ended {
+        Some(status) if status.success() => Ok(()),
+        Some(status) => bail!("ours ended with {status}, the kernel's side with 0"),
+        None => bail!("ours did not end, the kernel's side did"),
+    }
+}
+
+/// Saves what the kernel's side printed, ends it if it has not ended, and judges it.
+fn finish(kernel: &Running<'_>, stem: &Path) -> Result<()> {
+    let status = kernel.status();
+    if status.is_none() {
+        kernel.stop()?;
+    }
+    let output = kernel.output();
+    fs::write(stem.with_extension("kernel.log"), &output)?;
+    match status {
+        Some(0) => Ok(()),
+        Some(status) => bail!("the kernel's side ended with {status}: {}", tail(&output)),
+        None => bail!("the kernel's side did not end: {}", tail(&output)),
+    }
+}
+
+/// A child that does not outlive its row.
+struct Process(Child);
+
+impl Process {
+    fn ended(&mut self) -> Option<std::process::ExitStatus> {
+        self.0.try_wait().ok().flatten()
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // It may have ended already: then there is nothing to kill.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Records the heads of the packets on the link, so that a failed row can be read.
+fn start_capture(lab: &Lab, path: &Path) -> Result<Child> {
+    let _ = fs::remove_file(path);
+    let child = lab
+        .command("tcpdump")
+        .args(["--immediate-mode", "-U", "-n", "-s", "160", "-Z", "root", "-i", TAP, "-w"])
+        .arg(path)
+        .args(["udp port 4791 or icmp"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .context("cannot start tcpdump")?;
+    // The file's header is there when it records. A row without a capture is still a row.
+    await_that(Duration::from_secs(3), || fs::metadata(path).is_ok_and(|file| file.len() >= 24));
+    Ok(child)
+}
+
+/// Whether `condition` became true in time.
+fn await_that(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
+    let start = Instant::now();
+    while !condition() {
+        if start.elapsed() > limit {
+            return false;
+        }
+        sleep(POLL);
+    }
+    true
+}
+
+/// The last lines of a log, as one.
+fn tail(text: &str) -> String {
+    let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
+    lines[lines.len().saturating_sub(3)..].join(" | ")
+}

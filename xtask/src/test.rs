@@ -1,0 +1,79 @@
+//! `cargo xtask test`: every check that a change must pass, in the order of what fails fastest.
+
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::{install, licences, process, tidy};
+
+/// One step: its name, and what it does.
+type Step = (&'static str, fn() -> Result<()>);
+
+/// The tests come last: what a test runner counted must be the last thing printed.
+const STEPS: &[Step] = &[
+    ("install", install_needs),
+    ("format", || process::run(process::cargo().args(["fmt", "--all", "--check"]))),
+    ("tidy", tidy::run),
+    ("licences", licences::run),
+    ("clippy", clippy),
+    ("documentation", documentation),
+    ("doc tests", || process::run(process::cargo().args(["test", "--workspace", "--doc"]))),
+    ("tests", tests),
+];
+
+/// Runs every step, and stops at the first that fails.
+pub(crate) fn run() -> Result<()> {
+    let mut times: Vec<(&str, Duration)> = Vec::new();
+    for (index, (name, step)) in STEPS.iter().enumerate() {
+        let last = index + 1 == STEPS.len();
+        if last {
+            let list: Vec<_> =
+                times.iter().map(|(name, time)| format!("{name} {time:.1?}")).collect();
+            eprintln!("xtask: so far: {}", list.join(", "));
+        }
+        eprintln!("xtask: {name}");
+        let start = Instant::now();
+        step().with_context(|| format!("step \"{name}\" failed"))?;
+        // The runner's summary has its own time, and nothing is to follow it.
+        if !last {
+            eprintln!("xtask: {name}: ok, {:.1?}", start.elapsed());
+            times.push((name, start.elapsed()));
+        }
+    }
+    Ok(())
+}
+
+fn install_needs() -> Result<()> {
+    let missing = install::ensure(install::FOR_TESTS);
+    if missing.is_empty() {
+        return Ok(());
+    }
+    let names: Vec<&str> = missing.iter().map(|need| need.program).collect();
+    if process::everything_required() {
+        bail!("missing, and MILLSTREAM_REQUIRE=all: {}", names.join(", "));
+    }
+    eprintln!("xtask: tests that need {} will be skipped", names.join(", "));
+    Ok(())
+}
+
+fn clippy() -> Result<()> {
+    let arguments = ["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"];
+    process::run(process::cargo().args(arguments))
+}
+
+fn documentation() -> Result<()> {
+    let mut command = process::cargo();
+    process::run(
+        command.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"),
+    )
+}
+
+fn tests() -> Result<()> {
+    if process::succeeds(Command::new("cargo-nextest").args(["nextest", "--version"])) {
+        return process::run(process::cargo().args(["nextest", "run", "--workspace"]));
+    }
+    eprintln!("xtask: cargo-nextest is not installed, so `cargo test` runs the tests");
+    let targets = ["--lib", "--bins", "--tests", "--examples"];
+    process::run(process::cargo().args(["test", "--workspace"]).args(targets))
+}

@@ -1,0 +1,54 @@
+//! Unsafe code is confined to the places that cannot do without it.
+
+use super::source::{code, lines_with};
+use super::{Problem, Tree};
+
+/// Folders (with a slash at the end) and files where `unsafe` may stand, and for what.
+const ALLOWED: &[(&str, &str)] = &[
+    ("crates/net/src/", "system calls and mapped memory"),
+    ("crates/verbs/src/", "registered memory, and libibverbs"),
+    ("crates/transfer/src/memory.rs", "registered buffers that callers own"),
+    ("crates/cli/src/process.rs", "signals"),
+    ("crates/wire/tests/allocation.rs", "an allocator that counts"),
+];
+
+/// `unsafe` stands in no other file, tests included.
+pub(super) fn allowed_files(tree: &Tree) -> Vec<Problem> {
+    let allowed = |path: &str| {
+        ALLOWED.iter().any(|(place, _)| match place.ends_with('/') {
+            true => path.starts_with(place),
+            false => path == *place,
+        })
+    };
+    let mut problems = Vec::new();
+    for (path, text) in tree.sources().filter(|(path, _)| !allowed(path)) {
+        for line in lines_with(&code(text), "unsafe") {
+            let what = "`unsafe` outside the places listed in xtask/src/tidy/unsafety.rs";
+            problems.push(Problem::new(path, line, what));
+        }
+    }
+    problems
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(path: &str, text: &str) -> usize {
+        allowed_files(&Tree::of([(path, text)])).len()
+    }
+
+    #[test]
+    fn unsafe_outside_the_list_is_found() {
+        assert_eq!(check("crates/roce/src/lib.rs", "unsafe fn a() {}"), 1);
+        assert_eq!(check("crates/transfer/src/engine.rs", "fn a() { unsafe { b() } }"), 1);
+        assert_eq!(check("crates/control/tests/it.rs", "unsafe { b() }"), 1);
+    }
+
+    #[test]
+    fn the_list_and_other_words_are_free() {
+        assert_eq!(check("crates/net/src/udp/socket.rs", "unsafe { b() }"), 0);
+        assert_eq!(check("crates/transfer/src/memory.rs", "unsafe { b() }"), 0);
+        assert_eq!(check("crates/roce/src/lib.rs", "#![forbid(unsafe_code)] // unsafe"), 0);
+    }
+}
