@@ -1,1 +1,55 @@
-//! The RoCEv2 reliable-connection endpoint as a pure state machine
+//! The RoCEv2 reliable-connection endpoint as a pure state machine.
+//!
+//! An [`Endpoint`] is one device: queue pairs, completion queues and the protocol between them.
+//! Bytes, time and randomness go in; bytes, deadlines, completions and events come out. It owns no
+//! socket, thread or clock, so the same code runs under real drivers and under the simulator.
+//!
+//! It delivers what arrives to a [`Memory`]. A host's memory stores; a switch's memory adds.
+//!
+//! Vocabulary, as in other sans-IO stacks:
+//! - inputs: [`Node::handle_datagram`], [`Node::handle_timeout`];
+//! - commands: [`Endpoint::post_send`], [`Endpoint::post_receive`],
+//!   [`Endpoint::modify_queue_pair`];
+//! - outputs: [`Node::poll_transmit`], [`Node::poll_timeout`],
+//!   [`Endpoint::poll_completions`], [`Endpoint::poll_event`].
+//!
+//! After every input or command, call `poll_transmit` until it returns `false`, then `poll_timeout`.
+//! Time must not go backwards.
+
+#![forbid(unsafe_code)]
+
+mod attributes;
+mod completion;
+mod counters;
+mod endpoint;
+mod memory;
+mod node;
+mod owned_memory;
+mod queue_pair;
+mod region;
+mod requester;
+mod responder;
+mod rnr;
+mod time;
+mod timers;
+mod window;
+mod work;
+
+pub use attributes::{
+    Attribute, ModifyError, QueuePairAttributes, QueuePairState, attributes_of_transition,
+};
+pub use completion::{Completion, CompletionOperation, CompletionQueueId, CompletionStatus};
+pub use counters::Counters;
+pub use endpoint::{
+    AsyncEvent, CreateError, Endpoint, EndpointConfig, IcrcCheck, PostError, QueuePairCapabilities,
+    QueuePairConfig,
+};
+pub use memory::{AccessDenied, AccessKind, Destination, Memory, RemoteAccess};
+pub use node::{DatagramMeta, Identification, Node, Transmit};
+pub use owned_memory::OwnedMemory;
+pub use region::{Access, ProtectionDomainId, Region, RegionError, RegionTable};
+pub use rnr::{RNR_TIMERS, encode_rnr_timer};
+pub use time::Instant;
+pub use work::{
+    MAX_SCATTER_GATHER, Piece, ReceiveRequest, ScatterGather, SendOperation, SendRequest,
+};

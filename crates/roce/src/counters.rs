@@ -1,0 +1,44 @@
+//! What an endpoint counts.
+
+/// Counters of an endpoint. Dropped packets change nothing else.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Counters {
+    pub packets_sent: u64,
+    pub packets_received: u64,
+    /// Payload bytes in packets sent, retransmissions included.
+    pub payload_bytes_sent: u64,
+    /// Payload bytes in packets accepted in order.
+    pub payload_bytes_received: u64,
+    /// Dropped: truncated, wrong version, wrong pad, or a length that the opcode does not allow.
+    pub dropped_malformed: u64,
+    /// Dropped: the invariant CRC does not match.
+    pub dropped_icrc: u64,
+    /// Dropped: an opcode that this endpoint does not know, or of another service.
+    pub dropped_opcode: u64,
+    /// Dropped: no queue pair has this number.
+    pub dropped_qpn: u64,
+    /// Dropped: the queue pair is connected to another address.
+    pub dropped_source: u64,
+    /// Dropped: wrong partition key.
+    pub dropped_partition_key: u64,
+    /// Dropped: the queue pair is not in a state that receives.
+    pub dropped_state: u64,
+    /// Dropped: responses that match nothing outstanding.
+    pub dropped_response: u64,
+    /// Requests that had been executed before.
+    pub duplicates: u64,
+    /// Requests ahead of the expected one: something was lost.
+    pub out_of_sequence: u64,
+    pub acks_sent: u64,
+    pub naks_sent: u64,
+    pub rnr_naks_sent: u64,
+    pub naks_received: u64,
+    pub rnr_naks_received: u64,
+    /// Times that a requester went back: after a NAK, a timeout or a lost READ response.
+    pub retransmissions: u64,
+    /// Of those, timeouts.
+    pub timeouts: u64,
+    /// Congestion notifications that arrived.
+    pub congestion_notifications: u64,
+}

@@ -1,0 +1,718 @@
+//! The endpoint: one device's queue pairs, completion queues and memory, and who gets what.
+
+use core::net::IpAddr;
+use std::collections::VecDeque;
+
+use millstream_wire::icrc::{self, Addresses, Addressing, Solver};
+use millstream_wire::{
+    DEFAULT_PARTITION_KEY, ICRC_LENGTH, Mtu, Opcode, Operation, Packet, ParseError, Qpn, ROCE_PORT,
+};
+use thiserror::Error;
+
+use crate::attributes::{
+    Attribute, ModifyError, QueuePairAttributes, QueuePairState, attributes_of_transition,
+};
+use crate::completion::{Completion, CompletionQueue, CompletionQueueId, CompletionStatus};
+use crate::counters::Counters;
+use crate::memory::Memory;
+use crate::node::{DatagramMeta, Identification, Node, Transmit};
+use crate::queue_pair::QueuePair;
+use crate::timers::Timers;
+use crate::work::{Piece, ReceiveRequest, SendOperation, SendRequest};
+use crate::{Instant, ProtectionDomainId};
+
+/// Packets that one queue pair sends before the next has its turn: what a segmented send holds.
+const BURST: u32 = 16;
+
+/// Events kept for an application that does not ask for them.
+const MAX_EVENTS: usize = 1024;
+
+/// How the ICRC of arriving packets is checked. IPv6 packets are always checked exactly, unless
+/// `Off`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum IcrcCheck {
+    /// Not at all: for media that check themselves.
+    Off,
+    /// The IPv4 identification must be as known or guessed: 32 bits of protection.
+    Exact,
+    /// Any IPv4 identification below 64, as of a segmented send: 26 bits of protection.
+    SegmentIndex,
+    /// Any IPv4 identification, as real NICs and the Linux kernel choose them: 16 bits of
+    /// protection where the identification is not known.
+    AnyIdentification,
+}
+
+/// What an endpoint is made with.
+#[derive(Clone, Debug)]
+pub struct EndpointConfig {
+    /// The device's address: only packets to it are for us, and all are sent from it.
+    pub address: IpAddr,
+    /// Seeds queue pair numbers.
+    pub seed: u64,
+    /// How the ICRC of arriving packets is checked.
+    pub icrc: IcrcCheck,
+    /// At most so many queue pairs (up to 4096).
+    pub max_queue_pairs: usize,
+    /// At most so many completion queues.
+    pub max_completion_queues: usize,
+    /// At most so many work requests in each queue of a queue pair.
+    pub max_work_requests: usize,
+    /// At most so many bytes in a message: 2^30, half of what InfiniBand allows, so that the
+    /// packets of a message at the smallest path MTU stay within a quarter of the number circle.
+    pub max_message_length: u32,
+    /// At most so many packets of 4096 bytes in flight on a queue pair: what a receiver's socket
+    /// buffer holds. Smaller path MTUs are allowed up to four times as many.
+    pub max_window: u32,
+}
+
+impl EndpointConfig {
+    /// The defaults for a device with this address.
+    pub const fn new(address: IpAddr, seed: u64) -> Self {
+        Self {
+            address,
+            seed,
+            icrc: IcrcCheck::AnyIdentification,
+            max_queue_pairs: 4096,
+            max_completion_queues: 4096,
+            max_work_requests: 16_384,
+            max_message_length: 1 << 30,
+            max_window: 128,
+        }
+    }
+}
+
+/// How much a queue pair can hold.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct QueuePairCapabilities {
+    /// Send requests that are not complete.
+    pub max_send_requests: usize,
+    /// Receive requests that are not consumed.
+    pub max_receive_requests: usize,
+}
+
+/// What a queue pair is made with.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct QueuePairConfig {
+    /// Its protection domain: only regions of the same one can be used through it.
+    pub domain: ProtectionDomainId,
+    /// Where send requests complete.
+    pub send_completions: CompletionQueueId,
+    /// Where receive requests complete.
+    pub receive_completions: CompletionQueueId,
+    /// How much it can hold.
+    pub capabilities: QueuePairCapabilities,
+}
+
+/// Something that happened without being asked for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum AsyncEvent {
+    /// A queue pair failed; its completions say why.
+    QueuePairFatal(Qpn),
+    /// A completion was lost because the queue was full.
+    CompletionQueueOverrun(CompletionQueueId),
+}
+
+/// Why a queue could not be made or removed.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+pub enum CreateError {
+    /// The device has as many as it can.
+    #[error("the device has its {limit} {what} already")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many.
+        limit: usize,
+    },
+    /// A capability is 0 or too large.
+    #[error("{what} = {value} is out of range: 1 to {limit}")]
+    OutOfRange {
+        /// Which capability.
+        what: &'static str,
+        /// What was asked for.
+        value: usize,
+        /// The most there is.
+        limit: usize,
+    },
+    /// There is no such completion queue.
+    #[error("there is no completion queue {0:?}")]
+    UnknownCompletionQueue(CompletionQueueId),
+    /// The completion queue has queue pairs.
+    #[error("completion queue {0:?} still serves queue pairs")]
+    InUse(CompletionQueueId),
+}
+
+/// Why a work request was not accepted.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+pub enum PostError {
+    /// There is no such queue pair.
+    #[error("there is no queue pair {0}")]
+    Unknown(Qpn),
+    /// The queue pair is in a state that takes no such requests.
+    #[error("queue pair {qpn} is in state {state}: connect it first")]
+    State {
+        /// The queue pair.
+        qpn: Qpn,
+        /// Its state.
+        state: QueuePairState,
+    },
+    /// The queue is full: poll completions first.
+    #[error("the queue holds its {limit} work requests already: wait for completions")]
+    QueueFull {
+        /// How many it holds.
+        limit: usize,
+    },
+    /// The message is too long.
+    #[error("a message of {length} bytes is longer than the {limit} bytes that a message may have")]
+    TooLong {
+        /// What was posted.
+        length: u64,
+        /// The most there is.
+        limit: u32,
+    },
+    /// READs were posted on a queue pair connected with `initiator_depth` 0.
+    #[error("queue pair {0} was connected with initiator_depth 0: it cannot READ")]
+    NoReads(Qpn),
+}
+
+/// What queue pairs share.
+#[derive(Debug)]
+pub(crate) struct Shared<M> {
+    pub(crate) config: EndpointConfig,
+    pub(crate) memory: M,
+    pub(crate) counters: Counters,
+    completion_queues: Vec<Option<CompletionQueue>>,
+    events: VecDeque<AsyncEvent>,
+}
+
+impl<M> Shared<M> {
+    pub(crate) fn complete(&mut self, queue: CompletionQueueId, completion: Completion) {
+        let queue_entry = self.completion_queues.get_mut(queue.0 as usize);
+        if let Some(Some(entry)) = queue_entry
+            && !entry.push(completion)
+        {
+            self.event(AsyncEvent::CompletionQueueOverrun(queue));
+        }
+    }
+
+    pub(crate) fn event(&mut self, event: AsyncEvent) {
+        if self.events.len() < MAX_EVENTS {
+            self.events.push_back(event);
+        }
+    }
+}
+
+/// One RoCEv2 device as a state machine. See the crate's documentation for how to drive it.
+#[derive(Debug)]
+pub struct Endpoint<M> {
+    shared: Shared<M>,
+    queue_pairs: Vec<Option<Box<QueuePair>>>,
+    free: Vec<u32>,
+    /// Queue pairs that may have something to send, each once (its `ready` flag).
+    ready: VecDeque<u32>,
+    burst: u32,
+    timers: Timers,
+    solvers: Solvers,
+    random: u64,
+}
+
+/// Queue pair numbers: the low bits are the index, the rest is random, so that packets for a
+/// queue pair of the past, or from someone who guesses, do not meet a new one.
+const INDEX_BITS: u32 = 12;
+
+impl<M: Memory> Endpoint<M> {
+    /// A device without queue pairs.
+    pub fn new(config: EndpointConfig, memory: M) -> Self {
+        let random = config.seed;
+        Self {
+            shared: Shared {
+                config,
+                memory,
+                counters: Counters::default(),
+                completion_queues: Vec::new(),
+                events: VecDeque::new(),
+            },
+            queue_pairs: Vec::new(),
+            free: Vec::new(),
+            ready: VecDeque::new(),
+            burst: 0,
+            timers: Timers::default(),
+            solvers: Solvers::default(),
+            random,
+        }
+    }
+
+    /// What it was made with.
+    pub fn config(&self) -> &EndpointConfig {
+        &self.shared.config
+    }
+
+    /// What it delivers into.
+    pub fn memory(&self) -> &M {
+        &self.shared.memory
+    }
+
+    /// What it delivers into, to change.
+    pub fn memory_mut(&mut self) -> &mut M {
+        &mut self.shared.memory
+    }
+
+    /// What it has counted.
+    pub fn counters(&self) -> &Counters {
+        &self.shared.counters
+    }
+
+    /// Makes a completion queue that holds `capacity` completions.
+    pub fn create_completion_queue(
+        &mut self,
+        capacity: usize,
+    ) -> Result<CompletionQueueId, CreateError> {
+        const LIMIT: usize = 1 << 20;
+        if capacity == 0 || capacity > LIMIT {
+            let what = "completion queue capacity";
+            return Err(CreateError::OutOfRange { what, value: capacity, limit: LIMIT });
+        }
+        let queues = &mut self.shared.completion_queues;
+        let limit = self.shared.config.max_completion_queues;
+        let index = match queues.iter().position(Option::is_none) {
+            Some(index) => index,
+            None if queues.len() < limit => {
+                queues.push(None);
+                queues.len() - 1
+            }
+            None => return Err(CreateError::TooMany { what: "completion queues", limit }),
+        };
+        queues[index] = Some(CompletionQueue::new(capacity));
+        Ok(CompletionQueueId(index as u32))
+    }
+
+    /// Removes a completion queue that no queue pair uses.
+    pub fn destroy_completion_queue(&mut self, id: CompletionQueueId) -> Result<(), CreateError> {
+        let used = |pair: &QueuePair| pair.send_completions == id || pair.receive_completions == id;
+        if self.queue_pairs.iter().flatten().any(|pair| used(pair)) {
+            return Err(CreateError::InUse(id));
+        }
+        let queue = self.shared.completion_queues.get_mut(id.0 as usize);
+        queue.and_then(Option::take).map(drop).ok_or(CreateError::UnknownCompletionQueue(id))
+    }
+
+    /// Makes a queue pair in state RESET.
+    pub fn create_queue_pair(&mut self, config: &QueuePairConfig) -> Result<Qpn, CreateError> {
+        let limit = self.shared.config.max_work_requests;
+        let QueuePairCapabilities { max_send_requests, max_receive_requests } = config.capabilities;
+        for (what, value) in [
+            ("max_send_requests", max_send_requests),
+            ("max_receive_requests", max_receive_requests),
+        ] {
+            if value == 0 || value > limit {
+                return Err(CreateError::OutOfRange { what, value, limit });
+            }
+        }
+        for id in [config.send_completions, config.receive_completions] {
+            if !matches!(self.shared.completion_queues.get(id.0 as usize), Some(Some(_))) {
+                return Err(CreateError::UnknownCompletionQueue(id));
+            }
+        }
+        let limit = self.shared.config.max_queue_pairs.min(1 << INDEX_BITS);
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.queue_pairs.len() < limit => {
+                self.queue_pairs.push(None);
+                self.queue_pairs.len() as u32 - 1
+            }
+            None => return Err(CreateError::TooMany { what: "queue pairs", limit }),
+        };
+        // Never 0 or 1, which are the management queue pairs: the upper part is at least 1.
+        let upper = self.random() as u32 % ((1 << (24 - INDEX_BITS)) - 1) + 1;
+        let qpn = Qpn::new(upper << INDEX_BITS | index);
+        let pair = QueuePair::new(qpn, config, self.shared.config.address);
+        self.queue_pairs[index as usize] = Some(Box::new(pair));
+        Ok(qpn)
+    }
+
+    /// Removes a queue pair. Its outstanding requests end without completions.
+    pub fn destroy_queue_pair(&mut self, qpn: Qpn) -> bool {
+        let Some(index) = self.index(qpn) else { return false };
+        self.queue_pairs[index] = None;
+        self.ready.retain(|&other| other as usize != index);
+        self.free.push(index as u32);
+        true
+    }
+
+    /// The state of a queue pair.
+    pub fn queue_pair_state(&self, qpn: Qpn) -> Option<QueuePairState> {
+        let index = self.index(qpn)?;
+        self.queue_pairs[index].as_ref().map(|pair| pair.state)
+    }
+
+    /// Changes attributes and state of a queue pair; on error nothing changes.
+    pub fn modify_queue_pair(
+        &mut self,
+        now: Instant,
+        qpn: Qpn,
+        attributes: &QueuePairAttributes,
+    ) -> Result<(), ModifyError> {
+        let local = self.shared.config.address;
+        let max_window = self.shared.config.max_window;
+        let index = self.index(qpn).ok_or(ModifyError::Unknown(qpn))?;
+        let Some(pair) = self.queue_pairs[index].as_mut() else {
+            return Err(ModifyError::Unknown(qpn));
+        };
+        let from = pair.state;
+        let to = attributes.state.unwrap_or(from);
+        check_transition(from, to, attributes)?;
+        check_ranges(local, attributes)?;
+        match to {
+            QueuePairState::Reset => pair.reset(),
+            QueuePairState::Error => pair.fail(&mut self.shared, None),
+            _ => {
+                pair.apply(attributes, max_window);
+                pair.state = to;
+            }
+        }
+        self.after_change(now, index);
+        Ok(())
+    }
+
+    /// Appends a request to the send queue.
+    pub fn post_send(
+        &mut self,
+        now: Instant,
+        qpn: Qpn,
+        request: &SendRequest,
+    ) -> Result<(), PostError> {
+        let index = self.index(qpn).ok_or(PostError::Unknown(qpn))?;
+        let Some(pair) = self.queue_pairs[index].as_mut() else {
+            return Err(PostError::Unknown(qpn));
+        };
+        let shared = &mut self.shared;
+        let state = pair.state;
+        if !matches!(state, QueuePairState::ReadyToSend | QueuePairState::Error) {
+            return Err(PostError::State { qpn, state });
+        }
+        let (length, limit) = (request.pieces.length(), shared.config.max_message_length);
+        if length > limit.into() {
+            return Err(PostError::TooLong { length, limit });
+        }
+        if pair.requester.is_full() {
+            return Err(PostError::QueueFull { limit: pair.capabilities.max_send_requests });
+        }
+        let read = matches!(request.operation, SendOperation::Read { .. });
+        if read && pair.requester.initiator_depth == 0 && state == QueuePairState::ReadyToSend {
+            return Err(PostError::NoReads(qpn));
+        }
+        let allowed = |piece: &Piece| {
+            piece.length == 0 || shared.memory.check_local(pair.domain, piece, read).is_ok()
+        };
+        let broken = !request.pieces.pieces().iter().all(allowed);
+        pair.requester.post(*request, pair.path.mtu, broken);
+        if state == QueuePairState::Error {
+            // IBTA 10.8.3.1: accepted, and flushed at once.
+            while let Some(work) = pair.requester.take_oldest() {
+                let completion = work.completion(qpn, CompletionStatus::Flushed);
+                shared.complete(pair.send_completions, completion);
+            }
+            pair.requester.stop();
+        }
+        self.after_change(now, index);
+        Ok(())
+    }
+
+    /// Appends a request to the receive queue.
+    pub fn post_receive(&mut self, qpn: Qpn, request: &ReceiveRequest) -> Result<(), PostError> {
+        let index = self.index(qpn).ok_or(PostError::Unknown(qpn))?;
+        let Some(pair) = self.queue_pairs[index].as_mut() else {
+            return Err(PostError::Unknown(qpn));
+        };
+        if pair.state == QueuePairState::Reset {
+            return Err(PostError::State { qpn, state: pair.state });
+        }
+        if !pair.responder.post(*request) {
+            return Err(PostError::QueueFull { limit: pair.capabilities.max_receive_requests });
+        }
+        if pair.state == QueuePairState::Error {
+            pair.flush_receives(&mut self.shared);
+        }
+        Ok(())
+    }
+
+    /// Moves up to `limit` completions from a queue to the end of `out`; returns how many.
+    pub fn poll_completions(
+        &mut self,
+        queue: CompletionQueueId,
+        out: &mut Vec<Completion>,
+        limit: usize,
+    ) -> usize {
+        match self.shared.completion_queues.get_mut(queue.0 as usize) {
+            Some(Some(queue)) => queue.poll(out, limit),
+            _ => 0,
+        }
+    }
+
+    /// How many completions wait in a queue.
+    pub fn completions_waiting(&self, queue: CompletionQueueId) -> usize {
+        match self.shared.completion_queues.get(queue.0 as usize) {
+            Some(Some(queue)) => queue.len(),
+            _ => 0,
+        }
+    }
+
+    /// The next event that was not asked for.
+    pub fn poll_event(&mut self) -> Option<AsyncEvent> {
+        self.shared.events.pop_front()
+    }
+
+    fn index(&self, qpn: Qpn) -> Option<usize> {
+        let index = (qpn.value() & ((1 << INDEX_BITS) - 1)) as usize;
+        let pair = self.queue_pairs.get(index)?.as_ref()?;
+        (pair.qpn == qpn).then_some(index)
+    }
+
+    /// Puts a queue pair on the ready list and its deadline into the timers.
+    fn after_change(&mut self, _now: Instant, index: usize) {
+        let Some(pair) = self.queue_pairs[index].as_mut() else { return };
+        if !pair.ready {
+            pair.ready = true;
+            self.ready.push_back(index as u32);
+        }
+        self.arm(index);
+    }
+
+    fn arm(&mut self, index: usize) {
+        let Some(pair) = self.queue_pairs[index].as_mut() else { return };
+        if let Some(deadline) = pair.deadline()
+            && pair.timer_entry.is_none_or(|entry| deadline < entry)
+        {
+            pair.timer_entry = Some(deadline);
+            self.timers.push(deadline, index as u32);
+        }
+    }
+
+    /// SplitMix64: numbers that differ, not numbers that resist an attacker.
+    fn random(&mut self) -> u64 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.random;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// The index of the queue pair that a packet is for; `None` when it is dropped and counted.
+    fn admit(
+        &mut self,
+        meta: &DatagramMeta,
+        datagram: &[u8],
+        packet: &Packet<'_>,
+    ) -> Option<usize> {
+        let counters = &mut self.shared.counters;
+        if !packet.opcode.is_reliable_connection()
+            && packet.opcode != Opcode::CongestionNotification
+        {
+            counters.dropped_opcode += 1;
+            return None;
+        }
+        let payload = packet.payload.len();
+        let padded = payload + packet.padding.len();
+        if payload > Mtu::B4096.bytes() || !padded.is_multiple_of(4) {
+            counters.dropped_malformed += 1;
+            return None;
+        }
+        let Some(index) = self.index(packet.bth.destination_qpn) else {
+            self.shared.counters.dropped_qpn += 1;
+            return None;
+        };
+        let counters = &mut self.shared.counters;
+        let pair = self.queue_pairs[index].as_ref()?;
+        let state = pair.state;
+        if !matches!(state, QueuePairState::ReadyToReceive | QueuePairState::ReadyToSend)
+            || (packet.opcode.is_response() && state != QueuePairState::ReadyToSend)
+        {
+            counters.dropped_state += 1;
+            return None;
+        }
+        if pair.path.remote_address != meta.source || meta.destination != self.shared.config.address
+        {
+            counters.dropped_source += 1;
+            return None;
+        }
+        // The top bit says full or limited membership; the rest must be the same (IBTA 10.9.3).
+        if (packet.bth.partition_key ^ DEFAULT_PARTITION_KEY) & 0x7fff != 0 {
+            counters.dropped_partition_key += 1;
+            return None;
+        }
+        if !self.solvers.icrc_matches(self.shared.config.icrc, meta, datagram, packet.icrc) {
+            counters.dropped_icrc += 1;
+            return None;
+        }
+        Some(index)
+    }
+}
+
+impl<M: Memory> Node for Endpoint<M> {
+    fn handle_datagram(&mut self, now: Instant, meta: &DatagramMeta, datagram: &[u8]) {
+        self.shared.counters.packets_received += 1;
+        let packet = match Packet::parse(datagram) {
+            Ok(packet) => packet,
+            Err(ParseError::UnknownOpcode(_)) => {
+                self.shared.counters.dropped_opcode += 1;
+                return;
+            }
+            Err(_) => {
+                self.shared.counters.dropped_malformed += 1;
+                return;
+            }
+        };
+        let Some(index) = self.admit(meta, datagram, &packet) else { return };
+        let Some(pair) = self.queue_pairs[index].as_mut() else { return };
+        if packet.opcode.operation() == Operation::CongestionNotification {
+            self.shared.counters.congestion_notifications += 1;
+            return;
+        }
+        if packet.opcode.is_response() {
+            pair.handle_response(now, &mut self.shared, &packet);
+        } else {
+            pair.handle_request(&mut self.shared, &packet);
+        }
+        self.after_change(now, index);
+    }
+
+    fn handle_timeout(&mut self, now: Instant) {
+        while let Some(index) = self.timers.pop_due(now) {
+            let index = index as usize;
+            let Some(pair) = self.queue_pairs[index].as_mut() else { continue };
+            pair.timer_entry = None;
+            if pair.deadline().is_some_and(|deadline| deadline <= now) {
+                pair.handle_deadline(now, &mut self.shared);
+                self.after_change(now, index);
+            } else {
+                self.arm(index);
+            }
+        }
+    }
+
+    fn poll_timeout(&mut self) -> Option<Instant> {
+        self.timers.next()
+    }
+
+    fn poll_transmit(&mut self, now: Instant, transmit: &mut Transmit) -> bool {
+        while let Some(&index) = self.ready.front() {
+            let Some(pair) = self.queue_pairs[index as usize].as_mut() else {
+                self.ready.pop_front();
+                continue;
+            };
+            let sent = pair.transmit(now, &mut self.shared, transmit);
+            if !sent {
+                pair.ready = false;
+                self.ready.pop_front();
+                self.burst = 0;
+                self.arm(index as usize);
+                continue;
+            }
+            self.shared.counters.packets_sent += 1;
+            self.burst += 1;
+            if self.burst >= BURST {
+                self.burst = 0;
+                self.ready.rotate_left(1);
+            }
+            self.arm(index as usize);
+            return true;
+        }
+        false
+    }
+
+    fn bytes(&self, piece: &Piece) -> Option<&[u8]> {
+        self.shared.memory.bytes(piece).ok()
+    }
+}
+
+fn check_transition(
+    from: QueuePairState,
+    to: QueuePairState,
+    attributes: &QueuePairAttributes,
+) -> Result<(), ModifyError> {
+    let (required, optional) =
+        attributes_of_transition(from, to).ok_or(ModifyError::InvalidTransition { from, to })?;
+    let given: Vec<Attribute> = attributes.given().collect();
+    let missing: Vec<Attribute> =
+        required.iter().copied().filter(|attribute| !given.contains(attribute)).collect();
+    if !missing.is_empty() {
+        return Err(ModifyError::Missing { from, to, missing });
+    }
+    let allowed =
+        |attribute: &Attribute| required.contains(attribute) || optional.contains(attribute);
+    let refused: Vec<Attribute> =
+        given.iter().copied().filter(|attribute| !allowed(attribute)).collect();
+    if refused.is_empty() { Ok(()) } else { Err(ModifyError::NotAllowed { from, to, refused }) }
+}
+
+fn check_ranges(local: IpAddr, attributes: &QueuePairAttributes) -> Result<(), ModifyError> {
+    if let Some(remote) = attributes.remote_address
+        && remote.is_ipv4() != local.is_ipv4()
+    {
+        return Err(ModifyError::AddressFamily { local, remote });
+    }
+    for (attribute, value, limit, range) in [
+        (Attribute::MinimumRnrTimer, attributes.minimum_rnr_timer, 31, "0 to 31"),
+        (Attribute::Timeout, attributes.timeout, 31, "0 to 31"),
+        (Attribute::RetryCount, attributes.retry_count, 7, "0 to 7"),
+        (Attribute::RnrRetry, attributes.rnr_retry, 7, "0 to 7"),
+        (Attribute::InitiatorDepth, attributes.initiator_depth, 128, "0 to 128"),
+        (Attribute::ResponderResources, attributes.responder_resources, 128, "0 to 128"),
+    ] {
+        if let Some(value) = value.filter(|&value| value > limit) {
+            return Err(ModifyError::OutOfRange { attribute, value: value.into(), range });
+        }
+    }
+    Ok(())
+}
+
+/// Identification solvers of recent packet lengths: a few lengths make up nearly all traffic.
+#[derive(Debug, Default)]
+struct Solvers {
+    recent: [Option<Box<Solver>>; 16],
+}
+
+impl Solvers {
+    fn icrc_matches(
+        &mut self,
+        check: IcrcCheck,
+        meta: &DatagramMeta,
+        datagram: &[u8],
+        received: u32,
+    ) -> bool {
+        if check == IcrcCheck::Off {
+            return true;
+        }
+        let (identification, known) = match meta.identification {
+            Identification::Known(identification) => (identification, true),
+            Identification::Guessed(identification) => (identification, false),
+        };
+        let Some(addresses) =
+            Addresses::unfragmented(meta.source, meta.destination, identification)
+        else {
+            return false;
+        };
+        let addressing =
+            Addressing { addresses, source_port: meta.source_port, destination_port: ROCE_PORT };
+        debug_assert!(datagram.len() >= ICRC_LENGTH, "a packet was parsed from it");
+        let computed = icrc::of_datagram(&addressing, datagram);
+        if computed == received {
+            return true;
+        }
+        let limit = match check {
+            IcrcCheck::SegmentIndex => 64,
+            IcrcCheck::AnyIdentification => u32::from(u16::MAX) + 1,
+            IcrcCheck::Off | IcrcCheck::Exact => return false,
+        };
+        if known || meta.source.is_ipv6() {
+            return false;
+        }
+        let slot = &mut self.recent[datagram.len() / 4 % 16];
+        let solver = match slot {
+            Some(solver) if solver.udp_payload_length() == datagram.len() => solver,
+            _ => slot.insert(Box::new(Solver::new(datagram.len()))),
+        };
+        solver
+            .identification(identification, computed, received)
+            .is_some_and(|identification| u32::from(identification) < limit)
+    }
+}

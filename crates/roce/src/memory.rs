@@ -1,0 +1,90 @@
+//! What an endpoint delivers into and sends from.
+
+use millstream_wire::Qpn;
+
+use crate::Piece;
+use crate::region::ProtectionDomainId;
+
+/// What a remote wants to do with memory.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum AccessKind {
+    /// RDMA WRITE.
+    Write,
+    /// RDMA READ.
+    Read,
+}
+
+/// A remote's request for memory, as its RETH states it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct RemoteAccess {
+    /// The local queue pair that it came in on.
+    pub qpn: Qpn,
+    /// That queue pair's protection domain.
+    pub domain: ProtectionDomainId,
+    /// What it wants.
+    pub kind: AccessKind,
+    /// The key it gave.
+    pub key: u32,
+    /// The address it gave.
+    pub address: u64,
+    /// Bytes of the whole message.
+    pub length: u32,
+}
+
+/// Where the payload of one packet goes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Destination {
+    /// Into a WRITE message that [`Memory::authorize`] admitted, `offset` bytes from its start.
+    /// Packets of a message come in order, each once, without gaps.
+    Remote {
+        /// The message.
+        access: RemoteAccess,
+        /// Bytes of the message before this packet.
+        offset: u32,
+    },
+    /// Into local memory that a receive request or a READ named.
+    Local {
+        /// The protection domain of the queue pair.
+        domain: ProtectionDomainId,
+        /// Key of the region.
+        key: u32,
+        /// Virtual address of the first byte.
+        address: u64,
+    },
+}
+
+/// The memory refused.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum AccessDenied {
+    /// Wrong key, range, domain or right: the remote hears "remote access error".
+    Protection,
+    /// The memory does not do this at all, or not now: the remote hears "invalid request".
+    InvalidRequest,
+}
+
+/// What an endpoint delivers into and sends from. A host's memory stores, a switch's memory adds.
+///
+/// The endpoint calls it only with packets that the reliable connection has accepted: in order,
+/// once each. It never trusts a remote: every byte it reads or writes for one goes through here,
+/// and an implementation must refuse whatever the remote was not given.
+pub trait Memory {
+    /// Admits a WRITE or READ as a whole, before its first byte moves. A message of zero bytes is
+    /// admitted without checks of key or address (IBTA 9.7.4.1.4), so it is not asked about.
+    fn authorize(&mut self, access: &RemoteAccess) -> Result<(), AccessDenied>;
+
+    /// Takes the payload of one packet.
+    fn write(&mut self, destination: &Destination, payload: &[u8]) -> Result<(), AccessDenied>;
+
+    /// The bytes of a local piece, to be sent. For a READ response the piece lies within what
+    /// [`Memory::authorize`] admitted.
+    fn bytes(&self, piece: &Piece) -> Result<&[u8], AccessDenied>;
+
+    /// Whether a local piece may be used by work requests of `domain`, for reading or (`write`)
+    /// for writing. Asked once when a request is posted or starts.
+    fn check_local(
+        &self,
+        domain: ProtectionDomainId,
+        piece: &Piece,
+        write: bool,
+    ) -> Result<(), AccessDenied>;
+}

@@ -1,0 +1,90 @@
+//! A memory whose regions own their bytes: for tests, the simulator and small tools.
+
+use crate::memory::{AccessDenied, AccessKind, Destination, Memory, RemoteAccess};
+use crate::region::{Access, ProtectionDomainId, RegionError, RegionTable};
+use crate::work::Piece;
+
+/// Regions of owned bytes at made-up addresses. No `unsafe`: what a simulation needs.
+#[derive(Debug)]
+pub struct OwnedMemory {
+    regions: RegionTable<Vec<u8>>,
+}
+
+impl OwnedMemory {
+    /// An empty memory for at most `capacity` regions.
+    pub fn new(capacity: usize) -> Self {
+        Self { regions: RegionTable::new(capacity) }
+    }
+
+    /// Registers `bytes` as if they lay at `address`; returns the key.
+    pub fn register(
+        &mut self,
+        domain: ProtectionDomainId,
+        address: u64,
+        access: Access,
+        bytes: Vec<u8>,
+    ) -> Result<u32, RegionError> {
+        self.regions.register(domain, address, bytes.len() as u64, access, bytes)
+    }
+
+    /// Removes a region and returns its bytes.
+    pub fn deregister(&mut self, key: u32) -> Result<Vec<u8>, RegionError> {
+        self.regions.deregister(key).map(|region| region.backing)
+    }
+
+    /// The bytes of a region.
+    pub fn region(&self, key: u32) -> Option<&[u8]> {
+        self.regions.get(key).map(|region| region.backing.as_slice())
+    }
+
+    /// The bytes of a region, to change.
+    pub fn region_mut(&mut self, key: u32) -> Option<&mut [u8]> {
+        self.regions.get_mut(key).map(|region| region.backing.as_mut_slice())
+    }
+}
+
+impl Memory for OwnedMemory {
+    fn authorize(&mut self, access: &RemoteAccess) -> Result<(), AccessDenied> {
+        let right = match access.kind {
+            AccessKind::Write => Access::REMOTE_WRITE,
+            AccessKind::Read => Access::REMOTE_READ,
+        };
+        let RemoteAccess { domain, key, address, length, .. } = *access;
+        self.regions.check(domain, key, address, length.into(), right).map(drop)
+    }
+
+    fn write(&mut self, destination: &Destination, payload: &[u8]) -> Result<(), AccessDenied> {
+        let (domain, key, address, right) = match *destination {
+            Destination::Remote { access, offset } => {
+                let address = access.address.wrapping_add(offset.into());
+                (access.domain, access.key, address, Access::REMOTE_WRITE)
+            }
+            Destination::Local { domain, key, address } => {
+                (domain, key, address, Access::LOCAL_WRITE)
+            }
+        };
+        let length = payload.len() as u64;
+        self.regions.check(domain, key, address, length, right)?;
+        let region = self.regions.get_mut(key).ok_or(AccessDenied::Protection)?;
+        let offset = region.offset(address, length).ok_or(AccessDenied::Protection)? as usize;
+        region.backing[offset..offset + payload.len()].copy_from_slice(payload);
+        Ok(())
+    }
+
+    fn bytes(&self, piece: &Piece) -> Result<&[u8], AccessDenied> {
+        let region = self.regions.get(piece.key).ok_or(AccessDenied::Protection)?;
+        let offset =
+            region.offset(piece.address, piece.length.into()).ok_or(AccessDenied::Protection)?;
+        Ok(&region.backing[offset as usize..][..piece.length as usize])
+    }
+
+    fn check_local(
+        &self,
+        domain: ProtectionDomainId,
+        piece: &Piece,
+        write: bool,
+    ) -> Result<(), AccessDenied> {
+        let right = if write { Access::LOCAL_WRITE } else { Access::empty() };
+        self.regions.check(domain, piece.key, piece.address, piece.length.into(), right).map(drop)
+    }
+}

@@ -1,0 +1,189 @@
+//! One queue pair: its path, its two halves, and what both share.
+
+use core::net::IpAddr;
+use core::time::Duration;
+
+use millstream_wire::{Mtu, Opcode, Psn, Qpn};
+
+use crate::attributes::{QueuePairAttributes, QueuePairState};
+use crate::completion::{Completion, CompletionQueueId, CompletionStatus};
+use crate::endpoint::{AsyncEvent, QueuePairCapabilities, QueuePairConfig, Shared};
+use crate::memory::Memory;
+use crate::requester::Requester;
+use crate::responder::Responder;
+use crate::{Access, Instant, ProtectionDomainId, Transmit};
+
+/// Where packets go, and the rules that both ends agreed on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Path {
+    pub(crate) remote_address: IpAddr,
+    pub(crate) destination_qpn: Qpn,
+    pub(crate) mtu: Mtu,
+}
+
+#[derive(Debug)]
+pub(crate) struct QueuePair {
+    pub(crate) qpn: Qpn,
+    pub(crate) domain: ProtectionDomainId,
+    pub(crate) send_completions: CompletionQueueId,
+    pub(crate) receive_completions: CompletionQueueId,
+    pub(crate) capabilities: QueuePairCapabilities,
+    pub(crate) state: QueuePairState,
+    pub(crate) access: Access,
+    pub(crate) path: Path,
+    pub(crate) requester: Requester,
+    pub(crate) responder: Responder,
+    /// In the endpoint's list of queue pairs that may have something to send.
+    pub(crate) ready: bool,
+    /// The earliest of this queue pair's entries in the endpoint's timers.
+    pub(crate) timer_entry: Option<Instant>,
+}
+
+impl QueuePair {
+    pub(crate) fn new(qpn: Qpn, config: &QueuePairConfig, local: IpAddr) -> Self {
+        Self {
+            qpn,
+            domain: config.domain,
+            send_completions: config.send_completions,
+            receive_completions: config.receive_completions,
+            capabilities: config.capabilities,
+            state: QueuePairState::Reset,
+            access: Access::empty(),
+            path: Path {
+                remote_address: local,
+                destination_qpn: Qpn::default(),
+                mtu: Mtu::default(),
+            },
+            requester: Requester::new(config.capabilities.max_send_requests),
+            responder: Responder::new(config.capabilities.max_receive_requests),
+            ready: false,
+            timer_entry: None,
+        }
+    }
+
+    /// Takes attributes that [`crate::Endpoint::modify_queue_pair`] has checked.
+    pub(crate) fn apply(&mut self, attributes: &QueuePairAttributes, max_window: u32) {
+        let path = &mut self.path;
+        if let Some(access) = attributes.access {
+            self.access = access;
+        }
+        if let Some(address) = attributes.remote_address {
+            path.remote_address = address;
+        }
+        if let Some(mtu) = attributes.path_mtu {
+            path.mtu = mtu;
+        }
+        if let Some(qpn) = attributes.destination_qpn {
+            path.destination_qpn = qpn;
+        }
+        if let Some(psn) = attributes.receive_psn {
+            self.responder.start(psn);
+        }
+        if let Some(resources) = attributes.responder_resources {
+            self.responder.resources = usize::from(resources);
+        }
+        if let Some(timer) = attributes.minimum_rnr_timer {
+            self.responder.minimum_rnr_timer = timer;
+        }
+        if let Some(psn) = attributes.send_psn {
+            self.requester.start(psn, path.mtu, max_window);
+        }
+        if let Some(timeout) = attributes.timeout {
+            self.requester.timeout =
+                (timeout > 0).then(|| Duration::from_nanos(4096 << u64::from(timeout)));
+        }
+        if let Some(count) = attributes.retry_count {
+            self.requester.retry_count = count;
+        }
+        if let Some(count) = attributes.rnr_retry {
+            self.requester.rnr_retry = count;
+        }
+        if let Some(depth) = attributes.initiator_depth {
+            self.requester.initiator_depth = usize::from(depth);
+        }
+    }
+
+    /// Forgets everything but the configuration.
+    pub(crate) fn reset(&mut self) {
+        self.state = QueuePairState::Reset;
+        self.requester = Requester::new(self.capabilities.max_send_requests);
+        self.responder = Responder::new(self.capabilities.max_receive_requests);
+    }
+
+    /// Goes to the error state: the oldest send request ends with `status` when one is given,
+    /// all others are flushed (IBTA 10.3.1).
+    pub(crate) fn fail<M: Memory>(
+        &mut self,
+        shared: &mut Shared<M>,
+        status: Option<CompletionStatus>,
+    ) {
+        if self.state == QueuePairState::Error {
+            return;
+        }
+        self.state = QueuePairState::Error;
+        let mut status = status.unwrap_or(CompletionStatus::Flushed);
+        while let Some(work) = self.requester.take_oldest() {
+            shared.complete(self.send_completions, work.completion(self.qpn, status));
+            status = CompletionStatus::Flushed;
+        }
+        self.flush_receives(shared);
+        self.requester.stop();
+    }
+
+    /// Like [`QueuePair::fail`], for failures that the application did not ask for: it hears of
+    /// them by an event too.
+    pub(crate) fn fail_fatally<M: Memory>(
+        &mut self,
+        shared: &mut Shared<M>,
+        status: Option<CompletionStatus>,
+    ) {
+        if self.state != QueuePairState::Error {
+            self.fail(shared, status);
+            shared.event(AsyncEvent::QueuePairFatal(self.qpn));
+        }
+    }
+
+    pub(crate) fn flush_receives<M: Memory>(&mut self, shared: &mut Shared<M>) {
+        while let Some(request) = self.responder.take_receive() {
+            let completion = Completion {
+                id: request.id,
+                qpn: self.qpn,
+                status: CompletionStatus::Flushed,
+                operation: crate::CompletionOperation::Receive,
+                length: 0,
+                immediate: None,
+            };
+            shared.complete(self.receive_completions, completion);
+        }
+    }
+
+    /// The next packet: answers first, since the peer may be waiting to send more.
+    pub(crate) fn transmit<M: Memory>(
+        &mut self,
+        now: Instant,
+        shared: &mut Shared<M>,
+        transmit: &mut Transmit,
+    ) -> bool {
+        // A queue pair that has just failed still says why.
+        self.respond(shared, transmit)
+            || (self.state == QueuePairState::ReadyToSend && self.request(now, shared, transmit))
+    }
+
+    /// When something must happen without further input.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.requester.deadline()
+    }
+}
+
+/// The header that starts a packet of `payload` bytes, with the pad count it needs.
+pub(crate) fn header(
+    path: &Path,
+    opcode: Opcode,
+    psn: Psn,
+    payload: u64,
+) -> (millstream_wire::Bth, u8) {
+    let pad = (payload.wrapping_neg() & 3) as u8;
+    let mut bth = millstream_wire::Bth::new(opcode as u8, path.destination_qpn, psn);
+    bth.pad_count = pad;
+    (bth, pad)
+}

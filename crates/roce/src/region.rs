@@ -1,0 +1,243 @@
+//! Memory regions: keys, bounds and rights. What lies behind a region is the owner's affair.
+
+use bitflags::bitflags;
+use thiserror::Error;
+
+use crate::memory::AccessDenied;
+
+bitflags! {
+    /// What may be done with a region (`IBV_ACCESS_*`, same values).
+    #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+    pub struct Access: u32 {
+        /// Receives and READ results may be written into it.
+        const LOCAL_WRITE = 1;
+        /// Remotes may write into it.
+        const REMOTE_WRITE = 1 << 1;
+        /// Remotes may read from it.
+        const REMOTE_READ = 1 << 2;
+        /// Remotes may do atomic operations on it.
+        const REMOTE_ATOMIC = 1 << 3;
+    }
+}
+
+/// A protection domain: regions serve only queue pairs of their own domain.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub struct ProtectionDomainId(pub u32);
+
+/// A registered region and what its owner keeps with it.
+#[derive(Clone, Debug)]
+pub struct Region<T> {
+    /// Its key, local and remote: a 24-bit index and an 8-bit generation.
+    pub key: u32,
+    /// Its protection domain.
+    pub domain: ProtectionDomainId,
+    /// Virtual address of the first byte.
+    pub address: u64,
+    /// Bytes.
+    pub length: u64,
+    /// What may be done with it.
+    pub access: Access,
+    /// What lies behind it.
+    pub backing: T,
+}
+
+impl<T> Region<T> {
+    /// The offset of `address` in the region when `length` bytes from there lie within.
+    pub fn offset(&self, address: u64, length: u64) -> Option<u64> {
+        let offset = address.checked_sub(self.address)?;
+        let end = offset.checked_add(length)?;
+        (end <= self.length).then_some(offset)
+    }
+}
+
+/// Why a region could not be registered or removed.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+pub enum RegionError {
+    /// A region must hold at least one byte.
+    #[error("a memory region of 0 bytes cannot be registered")]
+    Empty,
+    /// The region would reach beyond the address space.
+    #[error("a memory region of {length} bytes at {address:#x} exceeds the address space")]
+    Overflow {
+        /// First byte.
+        address: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Remote write and atomic rights need the local write right (IBTA 10.6.3.1).
+    #[error("remote write or atomic access needs LOCAL_WRITE")]
+    LocalWriteMissing,
+    /// The table is full.
+    #[error("no more than {0} memory regions can be registered on one device")]
+    TooMany(usize),
+    /// No region has this key.
+    #[error("no memory region has the key {0:#010x}")]
+    Unknown(u32),
+}
+
+/// The regions of one device, found by key in constant time.
+#[derive(Debug)]
+pub struct RegionTable<T> {
+    slots: Vec<Slot<T>>,
+    free: Vec<u32>,
+    capacity: usize,
+}
+
+#[derive(Debug)]
+struct Slot<T> {
+    /// Changes with every use of the slot, so that an old key does not open a new region.
+    generation: u8,
+    region: Option<Region<T>>,
+}
+
+impl<T> RegionTable<T> {
+    /// An empty table for at most `capacity` regions (and 2^24 - 1).
+    pub fn new(capacity: usize) -> Self {
+        Self { slots: Vec::new(), free: Vec::new(), capacity: capacity.min((1 << 24) - 1) }
+    }
+
+    /// Registers a region and returns its key, which is never 0.
+    pub fn register(
+        &mut self,
+        domain: ProtectionDomainId,
+        address: u64,
+        length: u64,
+        access: Access,
+        backing: T,
+    ) -> Result<u32, RegionError> {
+        if length == 0 {
+            return Err(RegionError::Empty);
+        }
+        if address.checked_add(length).is_none() {
+            return Err(RegionError::Overflow { address, length });
+        }
+        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
+            && !access.contains(Access::LOCAL_WRITE)
+        {
+            return Err(RegionError::LocalWriteMissing);
+        }
+        let index = match self.free.pop() {
+            Some(index) => index,
+            None if self.slots.len() < self.capacity => {
+                self.slots.push(Slot { generation: 0, region: None });
+                self.slots.len() as u32 - 1
+            }
+            None => return Err(RegionError::TooMany(self.capacity)),
+        };
+        let slot = &mut self.slots[index as usize];
+        slot.generation = slot.generation.wrapping_add(1);
+        let key = (index + 1) << 8 | u32::from(slot.generation);
+        slot.region = Some(Region { key, domain, address, length, access, backing });
+        Ok(key)
+    }
+
+    /// Removes a region; its key opens nothing from now on.
+    pub fn deregister(&mut self, key: u32) -> Result<Region<T>, RegionError> {
+        let index = self.index(key).ok_or(RegionError::Unknown(key))?;
+        let region = self.slots[index].region.take().ok_or(RegionError::Unknown(key))?;
+        self.free.push(index as u32);
+        Ok(region)
+    }
+
+    /// The region with this key.
+    pub fn get(&self, key: u32) -> Option<&Region<T>> {
+        self.slots[self.index(key)?].region.as_ref()
+    }
+
+    /// The region with this key, to change.
+    pub fn get_mut(&mut self, key: u32) -> Option<&mut Region<T>> {
+        let index = self.index(key)?;
+        self.slots[index].region.as_mut()
+    }
+
+    /// The region that holds these bytes, when it is of this domain and grants `access`.
+    pub fn check(
+        &self,
+        domain: ProtectionDomainId,
+        key: u32,
+        address: u64,
+        length: u64,
+        access: Access,
+    ) -> Result<&Region<T>, AccessDenied> {
+        self.get(key)
+            .filter(|region| region.domain == domain)
+            .filter(|region| region.access.contains(access))
+            .filter(|region| region.offset(address, length).is_some())
+            .ok_or(AccessDenied::Protection)
+    }
+
+    /// How many regions there are.
+    pub fn len(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn index(&self, key: u32) -> Option<usize> {
+        let index = (key >> 8).checked_sub(1)? as usize;
+        let slot = self.slots.get(index)?;
+        (slot.generation == key as u8 && slot.region.is_some()).then_some(index)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const DOMAIN: ProtectionDomainId = ProtectionDomainId(7);
+
+    #[test]
+    fn a_key_opens_its_own_region_only() {
+        let mut table = RegionTable::new(2);
+        let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let key = table.register(DOMAIN, 0x1000, 0x100, all, ()).unwrap();
+        assert!(table.check(DOMAIN, key, 0x1000, 0x100, Access::REMOTE_WRITE).is_ok());
+        assert!(table.check(DOMAIN, key, 0x10ff, 1, Access::REMOTE_WRITE).is_ok());
+        for (domain, key, address, length, access) in [
+            (DOMAIN, key, 0x0fff, 1, Access::REMOTE_WRITE),
+            (DOMAIN, key, 0x1000, 0x101, Access::REMOTE_WRITE),
+            (DOMAIN, key, 0x1100, 1, Access::REMOTE_WRITE),
+            (DOMAIN, key, u64::MAX, u64::MAX, Access::REMOTE_WRITE),
+            (DOMAIN, key, 0x1001, u64::MAX, Access::REMOTE_WRITE),
+            (DOMAIN, key, 0x1000, 1, Access::REMOTE_READ),
+            (DOMAIN, key ^ 1, 0x1000, 1, Access::REMOTE_WRITE),
+            (DOMAIN, key + 0x100, 0x1000, 1, Access::REMOTE_WRITE),
+            (DOMAIN, 0, 0x1000, 1, Access::REMOTE_WRITE),
+            (ProtectionDomainId(8), key, 0x1000, 1, Access::REMOTE_WRITE),
+        ] {
+            assert!(
+                table.check(domain, key, address, length, access).is_err(),
+                "{domain:?} {key:#x} {address:#x} {length:#x} {access:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn an_old_key_does_not_open_a_new_region() {
+        let mut table = RegionTable::new(1);
+        let old = table.register(DOMAIN, 0, 8, Access::empty(), ()).unwrap();
+        assert_eq!(table.register(DOMAIN, 0, 8, Access::empty(), ()), Err(RegionError::TooMany(1)));
+        table.deregister(old).unwrap();
+        assert_eq!(table.deregister(old).unwrap_err(), RegionError::Unknown(old));
+        let new = table.register(DOMAIN, 0, 8, Access::empty(), ()).unwrap();
+        assert_ne!(old, new);
+        assert!(table.get(old).is_none());
+        assert_eq!(table.len(), 1);
+    }
+
+    #[test]
+    fn bad_regions_are_refused() {
+        let mut table = RegionTable::new(1);
+        let mut register =
+            |address, length, access| table.register(DOMAIN, address, length, access, ());
+        assert_eq!(register(0, 0, Access::empty()), Err(RegionError::Empty));
+        assert!(matches!(
+            register(u64::MAX, 2, Access::empty()),
+            Err(RegionError::Overflow { .. })
+        ));
+        assert_eq!(register(0, 1, Access::REMOTE_WRITE), Err(RegionError::LocalWriteMissing));
+    }
+}

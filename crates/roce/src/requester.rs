@@ -1,0 +1,529 @@
+//! The requester half of a queue pair: sends work requests, resends what was lost, completes what
+//! was acknowledged (IBTA 9.7.5.1, 9.7.6).
+//!
+//! Every posted request owns a range of 64-bit packet sequence numbers, so that any packet can be
+//! made again from its number alone: going back is setting `next`. A READ owns one number for each
+//! response packet, and is asked for in chunks that start at fixed numbers, so that a repeated
+//! request never reaches beyond one that the responder has seen.
+
+use std::collections::VecDeque;
+
+use core::time::Duration;
+
+use millstream_wire::{
+    Bth, ExtendedHeaders, ImmDt, MAX_HEADER_LENGTH, Mtu, NakCode, Opcode, Operation, Packet, Psn,
+    Qpn, Reth, Syndrome,
+};
+
+use crate::completion::{Completion, CompletionOperation, CompletionStatus};
+use crate::endpoint::Shared;
+use crate::memory::Memory;
+use crate::queue_pair::{QueuePair, header};
+use crate::rnr::rnr_wait;
+use crate::window::Window;
+use crate::work::{ScatterGather, SendOperation, SendRequest};
+use crate::{Instant, Transmit};
+
+/// READ responses asked for by one request packet. Bounds how much one lost request costs, and how
+/// far the answers of a long READ may run ahead of the window.
+const READ_CHUNK: u64 = 16;
+
+/// An acknowledgement is asked for at least every so many packets.
+const ACKNOWLEDGE_INTERVAL: u64 = 16;
+
+#[derive(Debug)]
+pub(crate) struct Requester {
+    /// Requests that are not complete, oldest first. Their number ranges follow each other.
+    queue: VecDeque<SendWork>,
+    max_queue: usize,
+    /// The oldest number that is not acknowledged.
+    unacknowledged: u64,
+    /// The next number to send; behind `sent` when going back.
+    next: u64,
+    /// One past the highest number ever sent.
+    sent: u64,
+    /// One past the last posted request's range.
+    posted: u64,
+    /// Index in `queue` of the request that holds `next`.
+    cursor: usize,
+    /// READ requests in flight, as one past the last number of each.
+    reads: VecDeque<u64>,
+    pub(crate) initiator_depth: usize,
+    /// Silence that is tolerated `retry_count` + 1 times; `None` = for ever.
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) retry_count: u8,
+    pub(crate) rnr_retry: u8,
+    rnr_retries_used: u8,
+    /// The peer is not ready before this.
+    rnr_until: Option<Instant>,
+    /// When silence has lasted long enough to send again.
+    deadline: Option<Instant>,
+    /// When the peer last moved us forward, or the first packet in flight was sent.
+    last_progress: Instant,
+    /// The loss at this number was already acted on.
+    recovered: Option<u64>,
+    window: Window,
+}
+
+/// A posted request and its numbers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SendWork {
+    request: SendRequest,
+    /// Its first number.
+    first: u64,
+    /// How many numbers it takes.
+    packets: u64,
+    length: u64,
+    /// Its local memory is not what it should be: it fails when its turn to complete comes.
+    broken: bool,
+}
+
+impl SendWork {
+    fn end(&self) -> u64 {
+        self.first + self.packets
+    }
+
+    fn is_read(&self) -> bool {
+        matches!(self.request.operation, SendOperation::Read { .. })
+    }
+
+    pub(crate) fn completion(&self, qpn: Qpn, status: CompletionStatus) -> Completion {
+        let operation = match self.request.operation {
+            SendOperation::Send { .. } => CompletionOperation::Send,
+            SendOperation::Write { .. } => CompletionOperation::Write,
+            SendOperation::Read { .. } => CompletionOperation::Read,
+        };
+        let length = self.length as u32;
+        Completion { id: self.request.id, qpn, status, operation, length, immediate: None }
+    }
+}
+
+impl Requester {
+    pub(crate) fn new(max_queue: usize) -> Self {
+        Self {
+            queue: VecDeque::with_capacity(max_queue),
+            max_queue,
+            unacknowledged: 0,
+            next: 0,
+            sent: 0,
+            posted: 0,
+            cursor: 0,
+            reads: VecDeque::new(),
+            initiator_depth: 0,
+            timeout: None,
+            retry_count: 0,
+            rnr_retry: 0,
+            rnr_retries_used: 0,
+            rnr_until: None,
+            deadline: None,
+            last_progress: Instant::ZERO,
+            recovered: None,
+            window: Window::new(1),
+        }
+    }
+
+    /// Sends this number first. One lap is added so that numbers before it exist too.
+    pub(crate) fn start(&mut self, psn: Psn, mtu: Mtu, max_window: u32) {
+        let first = u64::from(Psn::COUNT) + u64::from(psn.value());
+        self.unacknowledged = first;
+        self.next = first;
+        self.sent = first;
+        self.posted = first;
+        // The limit is stated for the largest packets; what it protects is the receiver's buffer.
+        let scale = (Mtu::B4096.bytes() / mtu.bytes()) as u32;
+        self.window = Window::new(max_window.saturating_mul(scale.min(4)));
+    }
+
+    /// Nothing more is sent.
+    pub(crate) fn stop(&mut self) {
+        self.next = self.posted;
+        self.unacknowledged = self.posted;
+        self.sent = self.posted;
+        self.cursor = 0;
+        self.reads.clear();
+        self.rnr_until = None;
+        self.deadline = None;
+    }
+
+    pub(crate) fn is_full(&self) -> bool {
+        self.queue.len() >= self.max_queue
+    }
+
+    /// Appends a request; the caller has checked that there is room.
+    pub(crate) fn post(&mut self, request: SendRequest, mtu: Mtu, broken: bool) {
+        let length = request.pieces.length();
+        let packets = mtu.packets(length);
+        self.queue.push_back(SendWork { request, first: self.posted, packets, length, broken });
+        self.posted += packets;
+    }
+
+    pub(crate) fn take_oldest(&mut self) -> Option<SendWork> {
+        self.queue.pop_front()
+    }
+
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        match (self.rnr_until, self.deadline) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    fn in_flight(&self) -> u64 {
+        self.next - self.unacknowledged
+    }
+
+    /// Sends again from `psn` on.
+    fn go_back(&mut self, psn: u64) {
+        self.next = psn;
+        self.cursor = self.queue.partition_point(|work| work.end() <= psn);
+        while self.reads.back().is_some_and(|&end| end > psn) {
+            self.reads.pop_back();
+        }
+    }
+
+    fn progress(&mut self, now: Instant, packets: u64) {
+        self.last_progress = now;
+        self.rnr_retries_used = 0;
+        self.recovered = None;
+        self.window.acknowledged(now, self.unacknowledged, packets as u32);
+        self.next = self.next.max(self.unacknowledged);
+        while self.reads.front().is_some_and(|&end| end <= self.unacknowledged) {
+            self.reads.pop_front();
+        }
+        self.arm(now);
+    }
+
+    /// Starts the clock for the oldest packet in flight, or stops it.
+    fn arm(&mut self, now: Instant) {
+        let waiting = self.sent > self.unacknowledged;
+        self.deadline = match self.timeout {
+            Some(timeout) if waiting => Some(now + self.window.retransmission_timeout(timeout)),
+            _ => None,
+        };
+    }
+}
+
+impl QueuePair {
+    /// Takes an answer to one of our requests.
+    pub(crate) fn handle_response<M: Memory>(
+        &mut self,
+        now: Instant,
+        shared: &mut Shared<M>,
+        packet: &Packet<'_>,
+    ) {
+        let psn = packet.bth.psn.extend(self.requester.unacknowledged);
+        // Answers to what was never sent (ghosts), and to what was answered before.
+        let outstanding = self.requester.unacknowledged..self.requester.sent;
+        if !outstanding.contains(&psn) {
+            shared.counters.dropped_response += 1;
+            return;
+        }
+        let syndrome = match packet.opcode.operation() {
+            Operation::ReadResponse => {
+                self.read_response_arrived(now, shared, packet, psn);
+                return;
+            }
+            _ => packet.extended.aeth.map(|aeth| aeth.syndrome()),
+        };
+        match syndrome {
+            Some(Syndrome::Ack { .. }) => self.acknowledged(now, shared, psn + 1),
+            Some(Syndrome::Nak(NakCode::PsnSequenceError)) => {
+                shared.counters.naks_received += 1;
+                self.acknowledged(now, shared, psn);
+                self.lost(now, shared, psn);
+            }
+            Some(Syndrome::ReceiverNotReady { timer }) => {
+                shared.counters.rnr_naks_received += 1;
+                self.acknowledged(now, shared, psn);
+                self.receiver_not_ready(now, shared, psn, timer);
+            }
+            Some(Syndrome::Nak(code)) => {
+                shared.counters.naks_received += 1;
+                self.acknowledged(now, shared, psn);
+                if self.requester.unacknowledged == psn {
+                    let status = match code {
+                        NakCode::InvalidRequest | NakCode::PsnSequenceError => {
+                            CompletionStatus::RemoteInvalidRequest
+                        }
+                        NakCode::RemoteAccessError => CompletionStatus::RemoteAccess,
+                        NakCode::RemoteOperationalError => CompletionStatus::RemoteOperational,
+                    };
+                    self.fail_fatally(shared, Some(status));
+                }
+            }
+            Some(Syndrome::Reserved(_)) | None => {
+                self.fail_fatally(shared, Some(CompletionStatus::BadResponse));
+            }
+        }
+    }
+
+    /// Everything before `end` has been executed; READs also need their data.
+    fn acknowledged<M: Memory>(&mut self, now: Instant, shared: &mut Shared<M>, end: u64) {
+        let before = self.requester.unacknowledged;
+        let mut missing = None;
+        while self.requester.unacknowledged < end {
+            let Some(work) = self.requester.queue.front().copied() else { break };
+            if work.is_read() {
+                // Executed, but its data has not come: the response was lost.
+                missing = Some(self.requester.unacknowledged);
+                break;
+            }
+            self.requester.unacknowledged = end.min(work.end());
+            if self.requester.unacknowledged == work.end() {
+                self.complete_oldest(shared);
+            }
+        }
+        let progress = self.requester.unacknowledged - before;
+        if progress > 0 {
+            self.requester.progress(now, progress);
+        }
+        if let Some(psn) = missing {
+            self.lost(now, shared, psn);
+        }
+        self.fail_broken(shared);
+    }
+
+    fn complete_oldest<M: Memory>(&mut self, shared: &mut Shared<M>) {
+        if let Some(work) = self.requester.take_oldest() {
+            self.requester.cursor = self.requester.cursor.saturating_sub(1);
+            if work.request.signaled {
+                let completion = work.completion(self.qpn, CompletionStatus::Success);
+                shared.complete(self.send_completions, completion);
+            }
+        }
+    }
+
+    /// A request whose local memory is wrong fails once all before it are complete.
+    fn fail_broken<M: Memory>(&mut self, shared: &mut Shared<M>) {
+        if self.requester.queue.front().is_some_and(|work| work.broken) {
+            self.fail_fatally(shared, Some(CompletionStatus::LocalProtection));
+        }
+    }
+
+    /// The packet with this number must be sent again.
+    fn lost<M: Memory>(&mut self, now: Instant, shared: &mut Shared<M>, psn: u64) {
+        let requester = &mut self.requester;
+        // Everything in flight behind the loss reports it again; once is enough.
+        if psn != requester.unacknowledged || requester.recovered == Some(psn) {
+            return;
+        }
+        requester.recovered = Some(psn);
+        requester.window.lost(requester.sent - psn);
+        requester.go_back(psn);
+        requester.arm(now);
+        shared.counters.retransmissions += 1;
+    }
+
+    fn receiver_not_ready<M: Memory>(
+        &mut self,
+        now: Instant,
+        shared: &mut Shared<M>,
+        psn: u64,
+        timer: u8,
+    ) {
+        let requester = &mut self.requester;
+        if psn != requester.unacknowledged {
+            return;
+        }
+        if requester.rnr_retry < 7 {
+            if requester.rnr_retries_used == requester.rnr_retry {
+                self.fail_fatally(shared, Some(CompletionStatus::ReceiverNotReadyExceeded));
+                return;
+            }
+            requester.rnr_retries_used += 1;
+        }
+        requester.rnr_until = Some(now + rnr_wait(timer));
+        requester.go_back(psn);
+        // The peer is alive: silence is counted anew from when we ask again.
+        requester.deadline = None;
+        requester.window.forget_sample();
+        shared.counters.retransmissions += 1;
+    }
+
+    fn read_response_arrived<M: Memory>(
+        &mut self,
+        now: Instant,
+        shared: &mut Shared<M>,
+        packet: &Packet<'_>,
+        psn: u64,
+    ) {
+        // A response acknowledges all requests before its own.
+        let index = self.requester.queue.partition_point(|work| work.end() <= psn);
+        let Some(work) = self.requester.queue.get(index).copied() else { return };
+        if !work.is_read() {
+            self.fail_fatally(shared, Some(CompletionStatus::BadResponse));
+            return;
+        }
+        self.acknowledged(now, shared, work.first);
+        if self.requester.unacknowledged != psn {
+            let missing = self.requester.unacknowledged;
+            self.lost(now, shared, missing);
+            return;
+        }
+        let mtu = self.path.mtu.bytes() as u64;
+        let offset = (psn - work.first) * mtu;
+        if packet.payload.len() as u64 != (work.length - offset).min(mtu) {
+            self.fail_fatally(shared, Some(CompletionStatus::BadResponse));
+            return;
+        }
+        if self.scatter(shared, &work.request.pieces, offset, packet.payload).is_err() {
+            self.fail_fatally(shared, Some(CompletionStatus::LocalProtection));
+            return;
+        }
+        shared.counters.payload_bytes_received += packet.payload.len() as u64;
+        self.requester.unacknowledged = psn + 1;
+        if self.requester.unacknowledged == work.end() {
+            self.complete_oldest(shared);
+        }
+        self.requester.progress(now, 1);
+        self.fail_broken(shared);
+    }
+
+    /// Acts on the requester's deadlines.
+    pub(crate) fn handle_deadline<M: Memory>(&mut self, now: Instant, shared: &mut Shared<M>) {
+        let requester = &mut self.requester;
+        if requester.rnr_until.is_some_and(|at| at <= now) {
+            requester.rnr_until = None;
+            requester.last_progress = now;
+        }
+        let (Some(at), Some(timeout)) = (requester.deadline, requester.timeout) else { return };
+        if at > now {
+            return;
+        }
+        // Silence is measured, not timeouts counted: probes may come sooner than the timeout
+        // (they cost one packet), but the peer gets all of the time that it was promised.
+        let patience = timeout * (u32::from(requester.retry_count) + 1);
+        if now >= requester.last_progress + patience {
+            self.fail_fatally(shared, Some(CompletionStatus::RetryExceeded));
+            return;
+        }
+        requester.recovered = None;
+        requester.window.timed_out(requester.sent - requester.unacknowledged);
+        requester.go_back(requester.unacknowledged);
+        let next = now + requester.window.retransmission_timeout(timeout);
+        requester.deadline = Some(next.min(requester.last_progress + patience));
+        shared.counters.retransmissions += 1;
+        shared.counters.timeouts += 1;
+    }
+
+    /// Writes the next request packet, if the window and the peer allow one.
+    pub(crate) fn request<M: Memory>(
+        &mut self,
+        now: Instant,
+        shared: &mut Shared<M>,
+        transmit: &mut Transmit,
+    ) -> bool {
+        let requester = &mut self.requester;
+        let psn = requester.next;
+        if requester.rnr_until.is_some() || psn >= requester.posted {
+            return false;
+        }
+        let in_flight = requester.in_flight();
+        let allowed = u64::from(requester.window.size());
+        if in_flight >= allowed {
+            return false;
+        }
+        while requester.queue.get(requester.cursor).is_some_and(|work| work.end() <= psn) {
+            requester.cursor += 1;
+        }
+        let Some(work) = requester.queue.get(requester.cursor).copied() else { return false };
+        if work.broken {
+            self.fail_broken(shared);
+            return false;
+        }
+        let index = psn - work.first;
+        let mtu = self.path.mtu.bytes() as u64;
+        let offset = index * mtu;
+        let packets = if work.is_read() {
+            let packets = (READ_CHUNK - index % READ_CHUNK).min(work.end() - psn);
+            let depth = requester.reads.len() >= requester.initiator_depth;
+            if depth || (in_flight > 0 && in_flight + packets > allowed) {
+                return false;
+            }
+            packets
+        } else {
+            1
+        };
+        let ends = psn + packets == work.end();
+        let (opcode, extended, payload) = packet_of(&work, offset, mtu, packets, ends);
+        let readable = |piece: &crate::Piece| shared.memory.bytes(piece).is_ok();
+        if !payload.pieces().iter().all(readable) {
+            requester.queue[requester.cursor].broken = true;
+            self.fail_broken(shared);
+            return false;
+        }
+        let (mut bth, pad) = header(&self.path, opcode, Psn::from_extended(psn), payload.length());
+        bth.acknowledge_request =
+            ends || work.is_read() || psn.is_multiple_of(ACKNOWLEDGE_INTERVAL) || in_flight + 1 >= allowed;
+        bth.solicited_event = ends && work.request.solicited;
+        let mut headers = [0; MAX_HEADER_LENGTH];
+        headers[..Bth::LENGTH].copy_from_slice(&bth.to_bytes());
+        let length = Bth::LENGTH + extended.emit(&mut headers[Bth::LENGTH..]);
+        transmit.set(self.path.remote_address, &headers[..length], payload, pad);
+        shared.counters.payload_bytes_sent += payload.length();
+
+        if work.is_read() {
+            requester.reads.push_back(psn + packets);
+        }
+        let fresh = psn >= requester.sent;
+        if requester.sent == requester.unacknowledged {
+            requester.last_progress = now;
+        }
+        requester.next = psn + packets;
+        requester.sent = requester.sent.max(requester.next);
+        requester.window.sent(now, requester.next, fresh && bth.acknowledge_request);
+        if requester.deadline.is_none() {
+            requester.arm(now);
+        }
+        true
+    }
+}
+
+/// Opcode, headers and payload of the packet that starts `offset` bytes into a request.
+fn packet_of(
+    work: &SendWork,
+    offset: u64,
+    mtu: u64,
+    packets: u64,
+    ends: bool,
+) -> (Opcode, ExtendedHeaders, ScatterGather) {
+    let starts = offset == 0;
+    let mut extended = ExtendedHeaders::default();
+    let reth = |virtual_address: u64, remote_key, dma_length: u64| {
+        Some(Reth { virtual_address, remote_key, dma_length: dma_length as u32 })
+    };
+    let immediate = |immediate: Option<u32>| immediate.filter(|_| ends).map(ImmDt);
+    let opcode = match work.request.operation {
+        SendOperation::Send { immediate: value } => {
+            extended.immediate = immediate(value);
+            match (starts, ends, value.is_some()) {
+                (true, true, false) => Opcode::RcSendOnly,
+                (true, true, true) => Opcode::RcSendOnlyWithImmediate,
+                (true, false, _) => Opcode::RcSendFirst,
+                (false, false, _) => Opcode::RcSendMiddle,
+                (false, true, false) => Opcode::RcSendLast,
+                (false, true, true) => Opcode::RcSendLastWithImmediate,
+            }
+        }
+        SendOperation::Write { remote_address, remote_key, immediate: value } => {
+            extended.immediate = immediate(value);
+            if starts {
+                extended.reth = reth(remote_address, remote_key, work.length);
+            }
+            match (starts, ends, value.is_some()) {
+                (true, true, false) => Opcode::RcWriteOnly,
+                (true, true, true) => Opcode::RcWriteOnlyWithImmediate,
+                (true, false, _) => Opcode::RcWriteFirst,
+                (false, false, _) => Opcode::RcWriteMiddle,
+                (false, true, false) => Opcode::RcWriteLast,
+                (false, true, true) => Opcode::RcWriteLastWithImmediate,
+            }
+        }
+        SendOperation::Read { remote_address, remote_key } => {
+            let length = (work.length - offset).min(packets * mtu);
+            extended.reth = reth(remote_address.wrapping_add(offset), remote_key, length);
+            return (Opcode::RcReadRequest, extended, ScatterGather::EMPTY);
+        }
+    };
+    (opcode, extended, work.request.pieces.part(offset, mtu))
+}

@@ -1,0 +1,497 @@
+//! The responder half of a queue pair: executes requests in order, once each, and answers them
+//! (IBTA 9.7.3 to 9.7.5).
+
+use std::collections::VecDeque;
+
+use millstream_wire::{
+    Aeth, Bth, ExtendedHeaders, MAX_HEADER_LENGTH, NakCode, Opcode, Operation, Packet, Position,
+    Psn, Syndrome,
+};
+
+use crate::completion::{Completion, CompletionOperation, CompletionStatus};
+use crate::endpoint::Shared;
+use crate::memory::{AccessDenied, AccessKind, Destination, Memory, RemoteAccess};
+use crate::queue_pair::{QueuePair, header};
+use crate::work::{Piece, ReceiveRequest, ScatterGather};
+use crate::{Access, Transmit};
+
+#[derive(Debug)]
+pub(crate) struct Responder {
+    /// The next packet sequence number in order, extended to 64 bits.
+    expected: u64,
+    /// Messages completed; its low 24 bits are the MSN.
+    messages: u64,
+    receives: VecDeque<ReceiveRequest>,
+    max_receives: usize,
+    incoming: Option<Incoming>,
+    replies: VecDeque<Reply>,
+    /// A NAK for the current gap is out: the next packets of the gap get none (IBTA 9.7.5.2.8).
+    gap_reported: bool,
+    /// READs executed at a time.
+    pub(crate) resources: usize,
+    pub(crate) minimum_rnr_timer: u8,
+}
+
+/// A message whose first packet has arrived.
+#[derive(Clone, Copy, Debug)]
+enum Incoming {
+    Send { offset: u64 },
+    Write { access: RemoteAccess, offset: u32 },
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Reply {
+    /// Acknowledges everything up to this number.
+    Acknowledge { psn: u64 },
+    /// Negative, or receiver not ready.
+    Negative { psn: u64, syndrome: Syndrome },
+    /// The rest of a READ response: `offset` bytes are out, `psn` is the next packet's.
+    Read { psn: u64, access: RemoteAccess, offset: u32 },
+}
+
+/// Why a request is not executed.
+enum Refusal {
+    /// No receive request is posted: try later.
+    NotReady,
+    /// Fatal for the queue pair; the remote hears why.
+    Nak(NakCode),
+    /// As above, and the receive request at the head ends with this status.
+    Receive(CompletionStatus),
+}
+
+impl From<AccessDenied> for Refusal {
+    fn from(denied: AccessDenied) -> Self {
+        Self::Nak(match denied {
+            AccessDenied::Protection => NakCode::RemoteAccessError,
+            AccessDenied::InvalidRequest => NakCode::InvalidRequest,
+        })
+    }
+}
+
+const INVALID: Refusal = Refusal::Nak(NakCode::InvalidRequest);
+
+impl Responder {
+    pub(crate) fn new(max_receives: usize) -> Self {
+        Self {
+            expected: 0,
+            messages: 0,
+            receives: VecDeque::with_capacity(max_receives),
+            max_receives,
+            incoming: None,
+            replies: VecDeque::new(),
+            gap_reported: false,
+            resources: 0,
+            minimum_rnr_timer: 0,
+        }
+    }
+
+    /// Expects this number first. One lap is added so that numbers before it exist too.
+    pub(crate) fn start(&mut self, psn: Psn) {
+        self.expected = u64::from(Psn::COUNT) + u64::from(psn.value());
+    }
+
+    pub(crate) fn post(&mut self, request: ReceiveRequest) -> bool {
+        let room = self.receives.len() < self.max_receives;
+        if room {
+            self.receives.push_back(request);
+        }
+        room
+    }
+
+    pub(crate) fn take_receive(&mut self) -> Option<ReceiveRequest> {
+        self.receives.pop_front()
+    }
+
+    fn acknowledge(&mut self, psn: u64) {
+        match self.replies.back_mut() {
+            Some(Reply::Acknowledge { psn: last }) => *last = psn.max(*last),
+            _ => self.replies.push_back(Reply::Acknowledge { psn }),
+        }
+    }
+
+    /// Answers negatively; a flood of packets that get the same answer gets it once.
+    fn answer(&mut self, psn: u64, syndrome: Syndrome) {
+        let reply = Reply::Negative { psn, syndrome };
+        if self.replies.back() != Some(&reply) {
+            self.replies.push_back(reply);
+        }
+    }
+
+    /// READ responses that are not all out yet.
+    fn reads_pending(&self) -> usize {
+        self.replies.iter().filter(|reply| matches!(reply, Reply::Read { .. })).count()
+    }
+}
+
+impl QueuePair {
+    /// Executes a request packet, or says why not. Returns whether there may be something to send.
+    pub(crate) fn handle_request<M: Memory>(
+        &mut self,
+        shared: &mut Shared<M>,
+        packet: &Packet<'_>,
+    ) {
+        let psn = packet.bth.psn.extend(self.responder.expected);
+        let expected = self.responder.expected;
+        if psn < expected {
+            shared.counters.duplicates += 1;
+            self.handle_duplicate(shared, packet, psn);
+            return;
+        }
+        if psn > expected {
+            shared.counters.out_of_sequence += 1;
+            if !self.responder.gap_reported {
+                self.responder.gap_reported = true;
+                self.responder.answer(expected, Syndrome::Nak(NakCode::PsnSequenceError));
+            }
+            return;
+        }
+        self.responder.gap_reported = false;
+        match self.execute(shared, packet) {
+            Ok(packets) => {
+                shared.counters.payload_bytes_received += packet.payload.len() as u64;
+                self.responder.expected += packets;
+                if packet.opcode.position().ends() {
+                    self.responder.messages += 1;
+                }
+                let read = packet.opcode.operation() == Operation::ReadRequest;
+                if packet.bth.acknowledge_request && !read {
+                    self.responder.acknowledge(psn);
+                }
+            }
+            Err(Refusal::NotReady) => {
+                // What follows this packet is out of sequence by our own doing: no NAK for it.
+                self.responder.gap_reported = true;
+                let timer = self.responder.minimum_rnr_timer;
+                self.responder.answer(psn, Syndrome::ReceiverNotReady { timer });
+            }
+            Err(Refusal::Nak(code)) => self.refuse(shared, psn, code),
+            Err(Refusal::Receive(status)) => {
+                if let Some(request) = self.responder.take_receive() {
+                    self.complete_receive(shared, request, status, packet, 0);
+                }
+                self.refuse(shared, psn, NakCode::InvalidRequest);
+            }
+        }
+    }
+
+    /// A request that was executed before: its answer was lost, or the network doubled it.
+    fn handle_duplicate<M: Memory>(
+        &mut self,
+        shared: &mut Shared<M>,
+        packet: &Packet<'_>,
+        psn: u64,
+    ) {
+        let last = self.responder.expected - 1;
+        let Some(reth) = packet.extended.reth.filter(|_| packet.opcode == Opcode::RcReadRequest)
+        else {
+            self.responder.acknowledge(last);
+            return;
+        };
+        // A READ is executed again (IBTA 9.7.5.1.2), perhaps a later part of it, but only what was
+        // asked for before. The requester retries what it misses, so a response still queued
+        // that covers the request makes it needless.
+        let access = self.remote_access(AccessKind::Read, &reth);
+        let end = psn + self.path.mtu.packets(reth.dma_length.into());
+        let queued = self.responder.replies.iter().any(|reply| {
+            matches!(reply, Reply::Read { psn: next, access, offset }
+                if *next <= psn
+                    && psn < next + self.path.mtu.packets((access.length - offset).into()))
+        });
+        let room = self.responder.reads_pending() < self.responder.resources;
+        let allowed = self.access.contains(Access::REMOTE_READ)
+            && (access.length == 0 || shared.memory.authorize(&access).is_ok());
+        if end <= self.responder.expected && !queued && room && allowed {
+            self.responder.replies.push_back(Reply::Read { psn, access, offset: 0 });
+        }
+    }
+
+    /// Executes the packet in order; returns how many sequence numbers it takes.
+    fn execute<M: Memory>(
+        &mut self,
+        shared: &mut Shared<M>,
+        packet: &Packet<'_>,
+    ) -> Result<u64, Refusal> {
+        let operation = packet.opcode.operation();
+        let position = packet.opcode.position();
+        let in_progress = match self.responder.incoming {
+            None => None,
+            Some(Incoming::Send { .. }) => Some(Operation::Send),
+            Some(Incoming::Write { .. }) => Some(Operation::Write),
+        };
+        let in_sequence =
+            if position.starts() { in_progress.is_none() } else { in_progress == Some(operation) };
+        let mtu = self.path.mtu.bytes();
+        let length_fits = match position {
+            Position::First | Position::Middle => packet.payload.len() == mtu,
+            Position::Last => (1..=mtu).contains(&packet.payload.len()),
+            Position::Only => packet.payload.len() <= mtu,
+        };
+        if !in_sequence || !length_fits {
+            return Err(INVALID);
+        }
+        match operation {
+            Operation::Send => self.execute_send(shared, packet),
+            Operation::Write => self.execute_write(shared, packet),
+            Operation::ReadRequest => self.execute_read(shared, packet),
+            // Atomics and anything else that is not offered.
+            _ => Err(INVALID),
+        }
+    }
+
+    fn execute_send<M: Memory>(
+        &mut self,
+        shared: &mut Shared<M>,
+        packet: &Packet<'_>,
+    ) -> Result<u64, Refusal> {
+        // Invalidation is not offered (IBTA 9.9.6: a responder without it refuses).
+        if packet.extended.invalidate.is_some() {
+            return Err(INVALID);
+        }
+        let request = *self.responder.receives.front().ok_or(Refusal::NotReady)?;
+        let offset = match self.responder.incoming {
+            Some(Incoming::Send { offset }) => offset,
+            _ => 0,
+        };
+        let end = offset + packet.payload.len() as u64;
+        if end > request.pieces.length() {
+            return Err(Refusal::Receive(CompletionStatus::LocalLength));
+        }
+        self.scatter(shared, &request.pieces, offset, packet.payload)
+            .map_err(|_| Refusal::Receive(CompletionStatus::LocalProtection))?;
+        if packet.opcode.position().ends() {
+            self.responder.incoming = None;
+            self.responder.take_receive();
+            self.complete_receive(shared, request, CompletionStatus::Success, packet, end);
+        } else {
+            self.responder.incoming = Some(Incoming::Send { offset: end });
+        }
+        Ok(1)
+    }
+
+    fn execute_write<M: Memory>(
+        &mut self,
+        shared: &mut Shared<M>,
+        packet: &Packet<'_>,
+    ) -> Result<u64, Refusal> {
+        let ends = packet.opcode.position().ends();
+        // An immediate takes a receive request: without one the packet must leave no trace.
+        if packet.extended.immediate.is_some() && self.responder.receives.is_empty() {
+            return Err(Refusal::NotReady);
+        }
+        let (access, offset) = match (self.responder.incoming, packet.extended.reth) {
+            (Some(Incoming::Write { access, offset }), None) => (access, offset),
+            (None, Some(reth)) => {
+                if !self.access.contains(Access::REMOTE_WRITE) {
+                    return Err(Refusal::Nak(NakCode::RemoteAccessError));
+                }
+                let access = self.remote_access(AccessKind::Write, &reth);
+                if access.length > shared.config.max_message_length {
+                    return Err(INVALID);
+                }
+                let fits = if ends {
+                    reth.dma_length as usize == packet.payload.len()
+                } else {
+                    reth.dma_length as usize > packet.payload.len()
+                };
+                if !fits {
+                    return Err(INVALID);
+                }
+                if access.length > 0 {
+                    shared.memory.authorize(&access)?;
+                }
+                (access, 0)
+            }
+            _ => return Err(INVALID),
+        };
+        // Both terms are bounded: the offset by the length, the payload by the path MTU.
+        let end = u64::from(offset) + packet.payload.len() as u64;
+        let complete = end == u64::from(access.length);
+        if end > access.length.into() || complete != ends {
+            return Err(INVALID);
+        }
+        if !packet.payload.is_empty() {
+            shared.memory.write(&Destination::Remote { access, offset }, packet.payload)?;
+        }
+        if !ends {
+            self.responder.incoming = Some(Incoming::Write { access, offset: end as u32 });
+            return Ok(1);
+        }
+        self.responder.incoming = None;
+        if packet.extended.immediate.is_some()
+            && let Some(request) = self.responder.take_receive()
+        {
+            self.complete_receive(shared, request, CompletionStatus::Success, packet, end);
+        }
+        Ok(1)
+    }
+
+    fn execute_read<M: Memory>(
+        &mut self,
+        shared: &mut Shared<M>,
+        packet: &Packet<'_>,
+    ) -> Result<u64, Refusal> {
+        let reth = packet.extended.reth.ok_or(INVALID)?;
+        if !packet.payload.is_empty() || reth.dma_length > shared.config.max_message_length {
+            return Err(INVALID);
+        }
+        if !self.access.contains(Access::REMOTE_READ) {
+            return Err(Refusal::Nak(NakCode::RemoteAccessError));
+        }
+        if self.responder.reads_pending() >= self.responder.resources {
+            return Err(INVALID);
+        }
+        let access = self.remote_access(AccessKind::Read, &reth);
+        if access.length > 0 {
+            shared.memory.authorize(&access)?;
+        }
+        let psn = self.responder.expected;
+        self.responder.replies.push_back(Reply::Read { psn, access, offset: 0 });
+        Ok(self.path.mtu.packets(access.length.into()))
+    }
+
+    fn remote_access(&self, kind: AccessKind, reth: &millstream_wire::Reth) -> RemoteAccess {
+        RemoteAccess {
+            qpn: self.qpn,
+            domain: self.domain,
+            kind,
+            key: reth.remote_key,
+            address: reth.virtual_address,
+            length: reth.dma_length,
+        }
+    }
+
+    /// Writes `payload` into local pieces, `offset` bytes from their start.
+    pub(crate) fn scatter<M: Memory>(
+        &self,
+        shared: &mut Shared<M>,
+        pieces: &ScatterGather,
+        offset: u64,
+        mut payload: &[u8],
+    ) -> Result<(), AccessDenied> {
+        for piece in pieces.part(offset, payload.len() as u64).pieces() {
+            let (now, rest) = payload.split_at(piece.length as usize);
+            let Piece { key, address, .. } = *piece;
+            let destination = Destination::Local { domain: self.domain, key, address };
+            shared.memory.write(&destination, now)?;
+            payload = rest;
+        }
+        Ok(())
+    }
+
+    fn complete_receive<M: Memory>(
+        &self,
+        shared: &mut Shared<M>,
+        request: ReceiveRequest,
+        status: CompletionStatus,
+        packet: &Packet<'_>,
+        length: u64,
+    ) {
+        let operation = match packet.opcode.operation() {
+            Operation::Write => CompletionOperation::ReceiveWrite,
+            _ => CompletionOperation::Receive,
+        };
+        let completion = Completion {
+            id: request.id,
+            qpn: self.qpn,
+            status,
+            operation,
+            length: length as u32,
+            immediate: packet.extended.immediate.map(|immediate| immediate.0),
+        };
+        shared.complete(self.receive_completions, completion);
+    }
+
+    /// Answers with a fatal NAK and goes to the error state.
+    fn refuse<M: Memory>(&mut self, shared: &mut Shared<M>, psn: u64, code: NakCode) {
+        self.responder.answer(psn, Syndrome::Nak(code));
+        self.fail_fatally(shared, None);
+    }
+
+    /// Writes the next answer, if any.
+    pub(crate) fn respond<M: Memory>(
+        &mut self,
+        shared: &mut Shared<M>,
+        transmit: &mut Transmit,
+    ) -> bool {
+        loop {
+            let msn = Psn::from_extended(self.responder.messages);
+            match self.responder.replies.front().copied() {
+                None => return false,
+                Some(Reply::Acknowledge { psn }) => {
+                    self.responder.replies.pop_front();
+                    shared.counters.acks_sent += 1;
+                    self.acknowledgement(psn, Aeth::new(Syndrome::ACK_UNLIMITED, msn), transmit);
+                    return true;
+                }
+                Some(Reply::Negative { psn, syndrome }) => {
+                    self.responder.replies.pop_front();
+                    match syndrome {
+                        Syndrome::ReceiverNotReady { .. } => shared.counters.rnr_naks_sent += 1,
+                        _ => shared.counters.naks_sent += 1,
+                    }
+                    self.acknowledgement(psn, Aeth::new(syndrome, msn), transmit);
+                    return true;
+                }
+                Some(Reply::Read { psn, access, offset }) => {
+                    if self.read_response(shared, psn, access, offset, msn, transmit) {
+                        return true;
+                    }
+                    // The region went away in the middle: say so in the place of the data.
+                    self.responder.replies.pop_front();
+                    self.refuse(shared, psn, NakCode::RemoteAccessError);
+                }
+            }
+        }
+    }
+
+    fn acknowledgement(&self, psn: u64, aeth: Aeth, transmit: &mut Transmit) {
+        let psn = Psn::from_extended(psn);
+        let (bth, _) = header(&self.path, Opcode::RcAcknowledge, psn, 0);
+        let mut headers = [0; Bth::LENGTH + Aeth::LENGTH];
+        headers[..Bth::LENGTH].copy_from_slice(&bth.to_bytes());
+        headers[Bth::LENGTH..].copy_from_slice(&aeth.to_bytes());
+        transmit.set(self.path.remote_address, &headers, ScatterGather::EMPTY, 0);
+    }
+
+    /// Writes the next packet of the READ response at the head of the replies.
+    fn read_response<M: Memory>(
+        &mut self,
+        shared: &mut Shared<M>,
+        psn: u64,
+        access: RemoteAccess,
+        offset: u32,
+        msn: Psn,
+        transmit: &mut Transmit,
+    ) -> bool {
+        let length = (access.length - offset).min(self.path.mtu.bytes() as u32);
+        let piece =
+            Piece { key: access.key, address: access.address.wrapping_add(offset.into()), length };
+        if length > 0 && shared.memory.bytes(&piece).is_err() {
+            return false;
+        }
+        let end = offset + length;
+        let opcode = match (offset == 0, end == access.length) {
+            (true, true) => Opcode::RcReadResponseOnly,
+            (true, false) => Opcode::RcReadResponseFirst,
+            (false, false) => Opcode::RcReadResponseMiddle,
+            (false, true) => Opcode::RcReadResponseLast,
+        };
+        if end == access.length {
+            self.responder.replies.pop_front();
+        } else if let Some(front) = self.responder.replies.front_mut() {
+            *front = Reply::Read { psn: psn + 1, access, offset: end };
+        }
+        let (bth, pad) = header(&self.path, opcode, Psn::from_extended(psn), length.into());
+        let extended = ExtendedHeaders {
+            aeth: opcode.has_aeth().then(|| Aeth::new(Syndrome::ACK_UNLIMITED, msn)),
+            ..ExtendedHeaders::default()
+        };
+        let mut headers = [0; MAX_HEADER_LENGTH];
+        headers[..Bth::LENGTH].copy_from_slice(&bth.to_bytes());
+        let header_length = Bth::LENGTH + extended.emit(&mut headers[Bth::LENGTH..]);
+        shared.counters.payload_bytes_sent += u64::from(length);
+        let payload = if length > 0 { ScatterGather::one(piece) } else { ScatterGather::EMPTY };
+        transmit.set(self.path.remote_address, &headers[..header_length], payload, pad);
+        true
+    }
+}

@@ -1,0 +1,150 @@
+//! Work requests: what is posted to a queue pair.
+
+/// The most pieces that one work request gathers from or scatters to.
+pub const MAX_SCATTER_GATHER: usize = 4;
+
+/// A run of bytes in a registered memory region.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Piece {
+    /// Key of the region.
+    pub key: u32,
+    /// Virtual address of the first byte.
+    pub address: u64,
+    /// How many bytes.
+    pub length: u32,
+}
+
+/// A list of up to [`MAX_SCATTER_GATHER`] pieces.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct ScatterGather {
+    pieces: [Piece; MAX_SCATTER_GATHER],
+    count: u8,
+}
+
+impl ScatterGather {
+    /// No bytes at all.
+    pub const EMPTY: Self =
+        Self { pieces: [Piece { key: 0, address: 0, length: 0 }; MAX_SCATTER_GATHER], count: 0 };
+
+    /// The list of these pieces; `None` when they are too many.
+    pub fn new(pieces: &[Piece]) -> Option<Self> {
+        let mut list = Self::EMPTY;
+        list.pieces.get_mut(..pieces.len())?.copy_from_slice(pieces);
+        list.count = pieces.len() as u8;
+        Some(list)
+    }
+
+    /// The list of one piece.
+    pub const fn one(piece: Piece) -> Self {
+        let mut list = Self::EMPTY;
+        list.pieces[0] = piece;
+        list.count = 1;
+        list
+    }
+
+    /// The pieces.
+    pub fn pieces(&self) -> &[Piece] {
+        &self.pieces[..self.count.into()]
+    }
+
+    /// Bytes in all pieces.
+    pub fn length(&self) -> u64 {
+        self.pieces().iter().map(|piece| u64::from(piece.length)).sum()
+    }
+
+    /// The part from byte `offset` on, `length` bytes long (shorter where the list ends).
+    #[must_use]
+    pub fn part(&self, offset: u64, length: u64) -> Self {
+        let mut part = Self::EMPTY;
+        let mut skip = offset;
+        let mut left = length;
+        for piece in self.pieces() {
+            let available = u64::from(piece.length);
+            if skip >= available {
+                skip -= available;
+                continue;
+            }
+            let take = left.min(available - skip);
+            if take == 0 {
+                break;
+            }
+            part.pieces[usize::from(part.count)] = Piece {
+                key: piece.key,
+                address: piece.address.wrapping_add(skip),
+                length: take as u32,
+            };
+            part.count += 1;
+            skip = 0;
+            left -= take;
+        }
+        part
+    }
+}
+
+/// What a send work request does.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum SendOperation {
+    /// A message into the peer's next receive request.
+    Send {
+        /// Delivered in the peer's completion.
+        immediate: Option<u32>,
+    },
+    /// Local pieces into the peer's memory.
+    Write {
+        /// Virtual address at the peer.
+        remote_address: u64,
+        /// The peer's key of the region.
+        remote_key: u32,
+        /// When given, consumes one of the peer's receive requests and completes it with this.
+        immediate: Option<u32>,
+    },
+    /// The peer's memory into local pieces.
+    Read {
+        /// Virtual address at the peer.
+        remote_address: u64,
+        /// The peer's key of the region.
+        remote_key: u32,
+    },
+}
+
+/// A work request for the send queue.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct SendRequest {
+    /// The caller's own number, returned in the completion.
+    pub id: u64,
+    /// What to do.
+    pub operation: SendOperation,
+    /// The local bytes: source of SEND and WRITE, target of READ.
+    pub pieces: ScatterGather,
+    /// Whether success makes a completion; failure always does.
+    pub signaled: bool,
+    /// Ask for a solicited event at the receiver.
+    pub solicited: bool,
+}
+
+/// A work request for the receive queue.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ReceiveRequest {
+    /// The caller's own number, returned in the completion.
+    pub id: u64,
+    /// Where a SEND goes. May be empty for a WRITE with immediate.
+    pub pieces: ScatterGather,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parts_of_a_list() {
+        let piece = |key, address, length| Piece { key, address, length };
+        let list = ScatterGather::new(&[piece(1, 100, 10), piece(2, 200, 0), piece(3, 300, 5)]);
+        let list = list.unwrap();
+        assert_eq!(list.length(), 15);
+        assert_eq!(list.part(0, 15).length(), 15);
+        assert_eq!(list.part(8, 4).pieces(), [piece(1, 108, 2), piece(3, 300, 2)]);
+        assert_eq!(list.part(10, 100).pieces(), [piece(3, 300, 5)]);
+        assert_eq!(list.part(15, 1).pieces(), []);
+        assert!(ScatterGather::new(&[Piece::default(); MAX_SCATTER_GATHER + 1]).is_none());
+    }
+}
