@@ -453,8 +453,10 @@ impl QueuePair {
             return false;
         }
         let (mut bth, pad) = header(&self.path, opcode, Psn::from_extended(psn), payload.length());
-        bth.acknowledge_request =
-            ends || work.is_read() || psn.is_multiple_of(ACKNOWLEDGE_INTERVAL) || in_flight + 1 >= allowed;
+        bth.acknowledge_request = ends
+            || work.is_read()
+            || psn.is_multiple_of(ACKNOWLEDGE_INTERVAL)
+            || in_flight + 1 >= allowed;
         bth.solicited_event = ends && work.request.solicited;
         let mut headers = [0; MAX_HEADER_LENGTH];
         headers[..Bth::LENGTH].copy_from_slice(&bth.to_bytes());
