@@ -117,11 +117,13 @@ fn conclude(kernel: Running<'_>, mut ours: Process, stem: &Path) -> Result<()> {
     await_that(LIMIT, || kernel.status().is_some() || ours.ended().is_some());
     await_that(CLOSING_LIMIT, || kernel.status().is_some() && ours.ended().is_some());
     let ended = ours.ended();
-    finish(&kernel, stem)?;
-    match ended {
-        Some(status) if status.success() => Ok(()),
-        Some(status) => bail!("ours ended with {status}, the kernel's side with 0"),
-        None => bail!("ours did not end, the kernel's side did"),
+    let kernel = finish(&kernel, stem);
+    match (ended, kernel) {
+        (Some(status), kernel) if status.success() => kernel,
+        (Some(status), Ok(())) => bail!("ours ended with {status}, the kernel's side with 0"),
+        (Some(status), Err(error)) => Err(error.context(format!("ours ended with {status}"))),
+        (None, Ok(())) => bail!("ours did not end, the kernel's side did"),
+        (None, Err(error)) => Err(error.context("ours did not end")),
     }
 }
 
