@@ -195,3 +195,101 @@ impl Opcode {
         self.headers() & header::CNP != 0
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Bth, ExtendedHeaders, MAX_HEADER_LENGTH};
+
+    /// Bytes of extended headers by opcode, written down from the specification's table apart
+    /// from the table above.
+    const LENGTHS: [(u8, usize); 38] = [
+        // RC SEND and WRITE: ImmDt is 4 bytes, RETH 16, IETH 4.
+        (0x00, 0),
+        (0x01, 0),
+        (0x02, 0),
+        (0x03, 4),
+        (0x04, 0),
+        (0x05, 4),
+        (0x06, 16),
+        (0x07, 0),
+        (0x08, 0),
+        (0x09, 4),
+        (0x0a, 16),
+        (0x0b, 20),
+        (0x16, 4),
+        (0x17, 4),
+        // RC READ and its responses: AETH is 4 bytes, and the middle has none.
+        (0x0c, 16),
+        (0x0d, 4),
+        (0x0e, 0),
+        (0x0f, 4),
+        (0x10, 4),
+        (0x11, 4),
+        // RC atomics.
+        (0x12, 12),
+        (0x13, 28),
+        (0x14, 28),
+        // UC is RC's SEND and WRITE again.
+        (0x20, 0),
+        (0x21, 0),
+        (0x22, 0),
+        (0x23, 4),
+        (0x24, 0),
+        (0x25, 4),
+        (0x26, 16),
+        (0x27, 0),
+        (0x28, 0),
+        (0x29, 4),
+        (0x2a, 16),
+        (0x2b, 20),
+        // UD: DETH is 8 bytes.
+        (0x64, 8),
+        (0x65, 12),
+        // Congestion notification.
+        (0x81, 16),
+    ];
+
+    #[test]
+    fn every_opcode_has_the_headers_of_the_specification() {
+        let zeros = [0; MAX_HEADER_LENGTH - Bth::LENGTH];
+        for byte in 0..=u8::MAX {
+            let length = LENGTHS.iter().find(|(opcode, _)| *opcode == byte).map(|(_, n)| *n);
+            let parsed = Opcode::from_byte(byte)
+                .and_then(|opcode| ExtendedHeaders::parse(opcode, &zeros))
+                .map(|(_, length)| length);
+            assert_eq!(parsed, length.ok_or(ParseError::UnknownOpcode(byte)));
+        }
+    }
+
+    #[test]
+    fn position_and_service_follow_from_the_byte() {
+        for &opcode in Opcode::ALL {
+            assert_eq!(opcode.is_reliable_connection(), (opcode as u8) >> 5 == 0, "{opcode:?}");
+            // The specification numbers the operations alike in every service.
+            let (operation, position) = match opcode as u8 & 0x1f {
+                _ if opcode == Opcode::CongestionNotification => continue,
+                0x00 => (Operation::Send, Position::First),
+                0x01 => (Operation::Send, Position::Middle),
+                0x02 | 0x03 | 0x16 => (Operation::Send, Position::Last),
+                0x04 | 0x05 | 0x17 => (Operation::Send, Position::Only),
+                0x06 => (Operation::Write, Position::First),
+                0x07 => (Operation::Write, Position::Middle),
+                0x08 | 0x09 => (Operation::Write, Position::Last),
+                0x0a | 0x0b => (Operation::Write, Position::Only),
+                0x0c => (Operation::ReadRequest, Position::Only),
+                0x0d => (Operation::ReadResponse, Position::First),
+                0x0e => (Operation::ReadResponse, Position::Middle),
+                0x0f => (Operation::ReadResponse, Position::Last),
+                0x10 => (Operation::ReadResponse, Position::Only),
+                0x11 => (Operation::Acknowledge, Position::Only),
+                0x12 => (Operation::AtomicAcknowledge, Position::Only),
+                0x13 => (Operation::CompareSwap, Position::Only),
+                0x14 => (Operation::FetchAdd, Position::Only),
+                _ => panic!("{opcode:?} is in no table"),
+            };
+            assert_eq!((opcode.operation(), opcode.position()), (operation, position));
+            assert_eq!(opcode.is_response(), matches!(opcode as u8, 0x0d..=0x12), "{opcode:?}");
+        }
+    }
+}

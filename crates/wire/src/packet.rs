@@ -113,6 +113,9 @@ impl<'a> Reader<'a> {
 }
 
 /// A parsed packet, borrowing its payload.
+///
+/// [`Packet::emit`] writes the fields as they stand. Whoever builds a packet by hand keeps
+/// `bth.opcode`, `opcode` and `extended` in step, and `bth.pad_count` and `padding`.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Packet<'a> {
     /// Base Transport Header.
@@ -156,6 +159,7 @@ impl<'a> Packet<'a> {
     ///
     /// # Panics
     /// When `buffer` is too short: [`MAX_HEADER_LENGTH`] + payload + 3 + [`ICRC_LENGTH`] is enough.
+    /// When `extended` has headers that no one opcode calls for, and they exceed that maximum.
     pub fn emit(&self, buffer: &mut [u8]) -> usize {
         let mut at = 0;
         let mut put = |bytes: &[u8]| {

@@ -20,13 +20,13 @@ fn almost_packet() -> impl Strategy<Value = Vec<u8>> {
 /// A frame of a capture, with some bytes overwritten, and sometimes cut short.
 fn damaged_frame() -> impl Strategy<Value = Vec<u8>> {
     let frames: Vec<_> = captures().into_iter().flat_map(|capture| capture.frames).collect();
-    let damage = vec((any::<Index>(), any::<u8>()), 0..4);
+    let damage = vec((any::<Index>(), any::<u8>(), any::<bool>()), 0..4);
     let cut = weighted(0.25, any::<Index>());
     (select(frames), damage, cut).prop_map(|(mut frame, damage, cut)| {
         // Half of the damage goes to the headers, where it changes the way through the parsers.
         let headers = frame.len().min(82);
-        for (place, byte) in damage {
-            let within = if byte & 1 == 0 { headers } else { frame.len() };
+        for (place, byte, early) in damage {
+            let within = if early { headers } else { frame.len() };
             frame[place.index(within)] = byte;
         }
         if let Some(cut) = cut {
