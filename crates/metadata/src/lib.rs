@@ -1,1 +1,40 @@
-//! Segment descriptors, the peer-to-peer handshake, and the stores that hold them
+//! How engines find each other: segment descriptors, the connection handshake, the framed
+//! request-and-reply protocol that carries them, and the stores that hold descriptors.
+//!
+//! Formats and names are Mooncake's, so that its processes can be peers: JSON objects whose
+//! unknown keys are ignored and whose missing keys have defaults, in frames of a 64-bit
+//! little-endian length, a type byte, and the JSON text, one request per TCP connection.
+//!
+//! - [`SegmentDesc`]: what a segment offers (devices, buffers, keys).
+//! - [`HandShakeDesc`]: what two engines tell each other to connect queue pairs.
+//! - [`FrameDecoder`]: the frame parser, without I/O.
+//! - [`Client`] and [`Server`]: blocking TCP, every call with a deadline.
+//! - [`Store`]: where descriptors are published and looked up; [`PeerToPeer`] asks the segment's
+//!   own process (`P2PHANDSHAKE`).
+
+#![forbid(unsafe_code)]
+
+mod client;
+mod frame;
+mod gid;
+mod handshake;
+mod message;
+mod name;
+mod segment;
+mod server;
+mod store;
+mod stream;
+mod timestamp;
+
+pub use client::{CallError, CallErrorKind, Client, ClientConfig};
+pub use frame::{DEFAULT_FRAME_LIMIT, Frame, FrameDecoder, FrameError, FrameType};
+pub use gid::{Gid, GidError};
+pub use handshake::HandShakeDesc;
+pub use message::{Notify, Probe};
+pub use name::{DEFAULT_HANDSHAKE_PORT, HostPort, NameError, NicPath};
+pub use segment::{
+    BufferDesc, DescriptorError, DeviceDesc, MAX_BUFFERS, MAX_DEVICES, PriorityMatrix, SegmentDesc,
+};
+pub use server::{Handler, Server, ServerConfig};
+pub use store::{P2P_HANDSHAKE, PeerToPeer, RpcMeta, Store, StoreError};
+pub use timestamp::timestamp;

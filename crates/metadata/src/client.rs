@@ -1,0 +1,174 @@
+//! One request to a peer, one reply, one deadline.
+
+use std::io;
+use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+use crate::stream::{StreamError, read_frame, write_frame};
+use crate::{DEFAULT_FRAME_LIMIT, Frame, FrameError, FrameType, HostPort};
+
+/// Limits of a [`Client`].
+#[derive(Clone, Copy, Debug)]
+pub struct ClientConfig {
+    /// The longest wait for one address of the peer to accept (`MC_HANDSHAKE_CONNECT_TIMEOUT`).
+    pub connect_timeout: Duration,
+    /// The longest that a whole call takes, name resolution aside.
+    pub call_timeout: Duration,
+    /// The longest reply accepted.
+    pub frame_limit: usize,
+}
+
+impl Default for ClientConfig {
+    fn default() -> Self {
+        Self {
+            connect_timeout: Duration::from_secs(5),
+            call_timeout: Duration::from_secs(10),
+            frame_limit: DEFAULT_FRAME_LIMIT,
+        }
+    }
+}
+
+/// Calls peers. Every call is a connection of its own.
+#[derive(Clone, Debug, Default)]
+pub struct Client {
+    config: ClientConfig,
+}
+
+/// A call that failed: which peer, and how.
+#[derive(Debug, Error)]
+#[error("peer {peer}: {kind}")]
+pub struct CallError {
+    /// The peer's name.
+    pub peer: HostPort,
+    /// What happened.
+    #[source]
+    pub kind: CallErrorKind,
+}
+
+/// How a call failed.
+#[derive(Debug, Error)]
+pub enum CallErrorKind {
+    /// The name has no address.
+    #[error("its host name does not resolve: {0}")]
+    Resolve(io::Error),
+    /// Nobody listens there.
+    #[error("connection to {address} refused: no process listens there")]
+    Refused {
+        /// The address tried last.
+        address: SocketAddr,
+    },
+    /// No answer to the connection attempt.
+    #[error("no answer from {address} within {waited:?}")]
+    Unreachable {
+        /// The address tried last.
+        address: SocketAddr,
+        /// How long was waited for it.
+        waited: Duration,
+    },
+    /// Connecting failed in another way.
+    #[error("cannot connect to {address}: {error}")]
+    Connect {
+        /// The address tried last.
+        address: SocketAddr,
+        /// Why.
+        error: io::Error,
+    },
+    /// It accepted the connection but did not answer.
+    #[error("it accepted the connection but gave no whole reply within {waited:?}")]
+    NoReply {
+        /// How long was waited.
+        waited: Duration,
+    },
+    /// It closed the connection instead of answering.
+    #[error("it closed the connection without a whole reply")]
+    Closed,
+    /// The connection failed.
+    #[error("the connection failed: {0}")]
+    Io(io::Error),
+    /// The reply is no frame of this protocol.
+    #[error("its reply is malformed: {0}")]
+    Frame(FrameError),
+    /// The reply is to another kind of request.
+    #[error("it answered a {asked:?} request with a {got:?} reply")]
+    WrongType {
+        /// What was asked.
+        asked: FrameType,
+        /// What was answered.
+        got: FrameType,
+    },
+    /// The reply's JSON does not say what it should.
+    #[error("its reply makes no sense: {0}")]
+    Meaning(String),
+}
+
+impl Client {
+    /// A client with these limits.
+    pub const fn new(config: ClientConfig) -> Self {
+        Self { config }
+    }
+
+    /// Its limits.
+    pub const fn config(&self) -> &ClientConfig {
+        &self.config
+    }
+
+    /// Sends a request and waits for the reply to it.
+    pub fn call(&self, peer: &HostPort, request: &Frame) -> Result<Frame, CallError> {
+        self.exchange(peer, request).map_err(|kind| CallError { peer: peer.clone(), kind })
+    }
+
+    fn exchange(&self, peer: &HostPort, request: &Frame) -> Result<Frame, CallErrorKind> {
+        let addresses =
+            (peer.host.as_str(), peer.port).to_socket_addrs().map_err(CallErrorKind::Resolve)?;
+        let deadline = Instant::now() + self.config.call_timeout;
+        let stream = self.connect(addresses, deadline)?;
+        let fail = |error| match error {
+            StreamError::Deadline => CallErrorKind::NoReply { waited: self.config.call_timeout },
+            StreamError::Closed => CallErrorKind::Closed,
+            StreamError::Io(error) => CallErrorKind::Io(error),
+            StreamError::Frame(error) => CallErrorKind::Frame(error),
+        };
+        // Not having it costs time, not correctness.
+        let _ = stream.set_nodelay(true);
+        write_frame(&stream, request, deadline).map_err(fail)?;
+        let reply = read_frame(&stream, self.config.frame_limit, deadline).map_err(fail)?;
+        if reply.frame_type == request.frame_type {
+            Ok(reply)
+        } else {
+            Err(CallErrorKind::WrongType { asked: request.frame_type, got: reply.frame_type })
+        }
+    }
+
+    /// A connection to the first address that accepts one.
+    fn connect(
+        &self,
+        addresses: impl Iterator<Item = SocketAddr>,
+        deadline: Instant,
+    ) -> Result<TcpStream, CallErrorKind> {
+        let mut last = None;
+        for address in addresses {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let wait = self.config.connect_timeout.min(left);
+            if wait.is_zero() {
+                break;
+            }
+            match TcpStream::connect_timeout(&address, wait) {
+                Ok(stream) => return Ok(stream),
+                Err(error) => {
+                    last = Some(match error.kind() {
+                        io::ErrorKind::ConnectionRefused => CallErrorKind::Refused { address },
+                        io::ErrorKind::TimedOut => {
+                            CallErrorKind::Unreachable { address, waited: wait }
+                        }
+                        _ => CallErrorKind::Connect { address, error },
+                    });
+                }
+            }
+        }
+        Err(last.unwrap_or_else(|| {
+            CallErrorKind::Resolve(io::Error::new(io::ErrorKind::NotFound, "no address"))
+        }))
+    }
+}

@@ -1,0 +1,127 @@
+//! What two engines tell each other to connect queue pairs.
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use crate::Gid;
+
+/// One side of a connection handshake: a request of type [`crate::FrameType::Connection`], and the
+/// reply to it.
+///
+/// The keys from `start_psn` on are Millstream's: other peers ignore them and do not send them.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct HandShakeDesc {
+    /// Free text, unused.
+    #[serde(default)]
+    pub payload: String,
+    /// The sender's NIC: `server@nic`.
+    #[serde(default)]
+    pub local_nic_path: String,
+    /// The local identifier of the sender's port; 0 for RoCE.
+    #[serde(default)]
+    pub local_lid: u16,
+    /// The global identifier of the sender's port. Old peers leave it out: then the one in their
+    /// segment descriptor holds.
+    #[serde(default, serialize_with = "gid_to_text", deserialize_with = "gid_from_text")]
+    pub local_gid: Option<Gid>,
+    /// The receiver's NIC: `server@nic`.
+    #[serde(default)]
+    pub peer_nic_path: String,
+    /// The sender's queue pair numbers. The n-th of one side connects to the n-th of the other.
+    #[serde(default)]
+    pub qp_num: Vec<u32>,
+    /// In a reply: why the request is refused. Empty when it is not.
+    #[serde(default)]
+    pub reply_msg: String,
+    /// The first packet sequence number that each of the sender's queue pairs will send. Without
+    /// it they start at 0.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub start_psn: Vec<u32>,
+    /// The largest path MTU, in bytes of payload, that the sender's interface carries. The smaller
+    /// of both sides holds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub path_mtu: Option<u32>,
+    /// A random number that the sender's engine drew when it started: tells a restarted peer from
+    /// one that was away.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub incarnation: Option<u64>,
+    /// The sender is done with these connections: `qp_num` names its queue pairs, and the receiver
+    /// may destroy those that it connected to them.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub disconnect: bool,
+}
+
+impl HandShakeDesc {
+    /// A reply that refuses.
+    pub fn refusal(reason: impl Into<String>) -> Self {
+        Self { reply_msg: reason.into(), ..Self::default() }
+    }
+
+    /// Parses the JSON text of one.
+    pub fn from_json(text: &[u8]) -> Result<Self, serde_json::Error> {
+        serde_json::from_slice(text)
+    }
+
+    /// The JSON text.
+    pub fn to_json(&self) -> Vec<u8> {
+        // Strings, numbers and lists: nothing that JSON cannot hold.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+}
+
+fn gid_to_text<S: Serializer>(gid: &Option<Gid>, serializer: S) -> Result<S::Ok, S::Error> {
+    match gid {
+        Some(gid) => serializer.collect_str(gid),
+        None => serializer.serialize_str(""),
+    }
+}
+
+fn gid_from_text<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Gid>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if text.is_empty() {
+        Ok(None)
+    } else {
+        text.parse().map(Some).map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_json_of_a_plain_one_has_the_common_keys_only() {
+        let handshake = HandShakeDesc {
+            local_nic_path: "127.0.0.1:15001@soft-127.0.0.1".to_owned(),
+            local_gid: Some(Gid::from_address("127.0.0.1".parse().unwrap())),
+            peer_nic_path: "127.0.0.2:15002@mlx5_0".to_owned(),
+            qp_num: vec![17, 18],
+            ..HandShakeDesc::default()
+        };
+        let text = r#"{"payload":"","local_nic_path":"127.0.0.1:15001@soft-127.0.0.1","local_lid":0,"local_gid":"00:00:00:00:00:00:00:00:00:00:ff:ff:7f:00:00:01","peer_nic_path":"127.0.0.2:15002@mlx5_0","qp_num":[17,18],"reply_msg":""}"#;
+        assert_eq!(String::from_utf8(handshake.to_json()).unwrap(), text);
+        assert_eq!(HandShakeDesc::from_json(text.as_bytes()).unwrap(), handshake);
+    }
+
+    #[test]
+    fn own_keys_round_trip() {
+        let handshake = HandShakeDesc {
+            start_psn: vec![0xff_ffff],
+            path_mtu: Some(4096),
+            incarnation: Some(u64::MAX),
+            disconnect: true,
+            ..HandShakeDesc::default()
+        };
+        assert_eq!(HandShakeDesc::from_json(&handshake.to_json()).unwrap(), handshake);
+    }
+
+    #[test]
+    fn peers_add_and_leave_out_keys() {
+        let text = br#"{"ready_ack":true,"qp_num":[1],"efa_addr":"x"}"#;
+        let handshake = HandShakeDesc::from_json(text).unwrap();
+        assert_eq!(handshake, HandShakeDesc { qp_num: vec![1], ..HandShakeDesc::default() });
+        // What a peer without RDMA answers.
+        let empty = br#"{"local_gid":"","local_lid":0,"local_nic_path":"","payload":"","peer_nic_path":"","qp_num":[],"reply_msg":""}"#;
+        assert_eq!(HandShakeDesc::from_json(empty).unwrap(), HandShakeDesc::default());
+        assert!(HandShakeDesc::from_json(br#"{"local_gid":"nonsense"}"#).is_err());
+    }
+}

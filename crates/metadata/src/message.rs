@@ -1,0 +1,37 @@
+//! The small messages of the handshake protocol.
+
+use serde::{Deserialize, Serialize};
+
+/// A message for a peer's application: a request of type [`crate::FrameType::Notify`]. The reply
+/// has the same form; an empty text in it means that the message was refused.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Notify {
+    /// Who sends, or what about.
+    #[serde(default)]
+    pub name: String,
+    /// The text.
+    #[serde(default)]
+    pub notify_msg: String,
+}
+
+/// The reply to a request of type [`crate::FrameType::Probe`], which has an empty object.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Probe {
+    /// `success`.
+    #[serde(default)]
+    pub status: String,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn json_of_messages() {
+        let notify = Notify { name: "a".to_owned(), notify_msg: "b".to_owned() };
+        assert_eq!(serde_json::to_string(&notify).unwrap(), r#"{"name":"a","notify_msg":"b"}"#);
+        let probe: Probe = serde_json::from_str(r#"{"status":"success","more":1}"#).unwrap();
+        assert_eq!(probe.status, "success");
+        assert_eq!(serde_json::from_str::<Probe>("{}").unwrap(), Probe::default());
+    }
+}

@@ -1,0 +1,287 @@
+//! Segment descriptors: what a segment offers to its peers.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, Serialize};
+use thiserror::Error;
+
+use crate::Gid;
+
+/// The most devices that a descriptor may list.
+pub const MAX_DEVICES: usize = 256;
+
+/// The most buffers that a descriptor may list.
+pub const MAX_BUFFERS: usize = 65_536;
+
+/// For each location (`cpu:0`, `cuda:1`) the names of the preferred devices and of those that
+/// also work.
+pub type PriorityMatrix = BTreeMap<String, (Vec<String>, Vec<String>)>;
+
+/// A segment's descriptor, in the JSON of Mooncake: `mooncake/ram/<name>` in a store, and the reply
+/// to a metadata request.
+///
+/// Readers ignore keys that they do not know and take missing ones as empty; what is there must
+/// hold together ([`SegmentDesc::from_json`]).
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct SegmentDesc {
+    /// The segment's name. Peer to peer it is where its process answers: `host:port`.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub name: String,
+    /// How its buffers are reached: `rdma`.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub protocol: String,
+    /// Its RDMA devices.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub devices: Vec<DeviceDesc>,
+    /// Its memory.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub buffers: Vec<BufferDesc>,
+    /// Which devices are near to which memory.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub priority_matrix: PriorityMatrix,
+    /// When it was written, for people.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub timestamp: String,
+}
+
+/// A device of a segment.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct DeviceDesc {
+    /// Its name, unique in the segment.
+    #[serde(default)]
+    pub name: String,
+    /// Its local identifier in an InfiniBand subnet; 0 for RoCE.
+    #[serde(default)]
+    pub lid: u16,
+    /// Its global identifier: for RoCEv2, its IP address.
+    pub gid: Gid,
+}
+
+/// A buffer of a segment.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct BufferDesc {
+    /// The location of its memory: `cpu:0`.
+    #[serde(default)]
+    pub name: String,
+    /// Virtual address of its first byte, in its process.
+    #[serde(default)]
+    pub addr: u64,
+    /// Bytes.
+    #[serde(default)]
+    pub length: u64,
+    /// Its remote keys, one for each device; none when it is for local use only.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub rkey: Vec<u32>,
+    /// Its local keys, one for each device.
+    #[serde(default, deserialize_with = "null_is_default")]
+    pub lkey: Vec<u32>,
+}
+
+impl BufferDesc {
+    /// Whether all of `length` bytes from `address` on lie in the buffer.
+    pub fn contains(&self, address: u64, length: u64) -> bool {
+        address
+            .checked_sub(self.addr)
+            .is_some_and(|offset| offset.checked_add(length).is_some_and(|end| end <= self.length))
+    }
+}
+
+/// Why a descriptor was refused.
+#[derive(Debug, Error)]
+pub enum DescriptorError {
+    /// Not JSON, or not of this shape.
+    #[error("the segment descriptor is not valid JSON of that form: {0}")]
+    Json(#[from] serde_json::Error),
+    /// A device or buffer of it makes no sense.
+    #[error("the segment descriptor of {segment:?} is corrupt: {what}")]
+    Corrupt {
+        /// The name in the descriptor.
+        segment: String,
+        /// What is wrong.
+        what: String,
+    },
+}
+
+impl SegmentDesc {
+    /// Parses and validates a descriptor.
+    pub fn from_json(text: &[u8]) -> Result<Self, DescriptorError> {
+        let descriptor: Self = serde_json::from_slice(text)?;
+        match descriptor.fault() {
+            None => Ok(descriptor),
+            Some(what) => Err(DescriptorError::Corrupt {
+                segment: descriptor.name.chars().take(80).collect(),
+                what,
+            }),
+        }
+    }
+
+    /// The JSON text.
+    pub fn to_json(&self) -> Vec<u8> {
+        // Strings, numbers, lists and maps with string keys: nothing that JSON cannot hold.
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// The buffer that holds `length` bytes from `address` on.
+    pub fn buffer_with(&self, address: u64, length: u64) -> Option<&BufferDesc> {
+        self.buffers.iter().find(|buffer| buffer.contains(address, length))
+    }
+
+    /// What does not hold together, if anything.
+    fn fault(&self) -> Option<String> {
+        if self.name.is_empty() {
+            return Some("it has no name".to_owned());
+        }
+        if self.protocol.is_empty() {
+            return Some("it names no protocol".to_owned());
+        }
+        if self.devices.len() > MAX_DEVICES || self.buffers.len() > MAX_BUFFERS {
+            return Some(format!(
+                "{} devices and {} buffers, more than {MAX_DEVICES} and {MAX_BUFFERS}",
+                self.devices.len(),
+                self.buffers.len()
+            ));
+        }
+        if let Some(index) = self.devices.iter().position(|device| device.name.is_empty()) {
+            return Some(format!("device {index} has no name"));
+        }
+        self.buffers.iter().enumerate().find_map(|(index, buffer)| {
+            let what = if buffer.name.is_empty() {
+                "has no name"
+            } else if buffer.addr == 0 {
+                "has address 0"
+            } else if buffer.length == 0 {
+                "is empty"
+            } else if buffer.addr.checked_add(buffer.length).is_none() {
+                "exceeds the address space"
+            } else if !buffer.rkey.is_empty() && buffer.rkey.len() != self.devices.len() {
+                "has not one remote key for each device"
+            } else if !buffer.rkey.is_empty() && buffer.rkey.len() != buffer.lkey.len() {
+                "has not as many local as remote keys"
+            } else {
+                return None;
+            };
+            Some(format!("buffer {index} {what}"))
+        })
+    }
+}
+
+/// Peers write `null` for what they have not set.
+fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Ok(Option::deserialize(deserializer)?.unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn example() -> SegmentDesc {
+        SegmentDesc {
+            name: "127.0.0.1:15001".to_owned(),
+            protocol: "rdma".to_owned(),
+            devices: vec![DeviceDesc {
+                name: "soft-127.0.0.1".to_owned(),
+                lid: 0,
+                gid: Gid::from_address("127.0.0.1".parse().unwrap()),
+            }],
+            buffers: vec![BufferDesc {
+                name: "cpu:0".to_owned(),
+                addr: 94_274_042_963_760,
+                length: 65_536,
+                rkey: vec![257],
+                lkey: vec![257],
+            }],
+            priority_matrix: [(
+                "cpu:0".to_owned(),
+                (vec!["soft-127.0.0.1".to_owned()], Vec::new()),
+            )]
+            .into(),
+            timestamp: "2026-11-21 01:49:20.352931".to_owned(),
+        }
+    }
+
+    const EXAMPLE: &str = r#"{"name":"127.0.0.1:15001","protocol":"rdma","devices":[{"name":"soft-127.0.0.1","lid":0,"gid":"00:00:00:00:00:00:00:00:00:00:ff:ff:7f:00:00:01"}],"buffers":[{"name":"cpu:0","addr":94274042963760,"length":65536,"rkey":[257],"lkey":[257]}],"priority_matrix":{"cpu:0":[["soft-127.0.0.1"],[]]},"timestamp":"2026-11-21 01:49:20.352931"}"#;
+
+    #[test]
+    fn json_both_ways() {
+        assert_eq!(String::from_utf8(example().to_json()).unwrap(), EXAMPLE);
+        assert_eq!(SegmentDesc::from_json(EXAMPLE.as_bytes()).unwrap(), example());
+    }
+
+    #[test]
+    fn a_descriptor_of_another_protocol_with_unknown_keys() {
+        // As the Mooncake wheel 0.3.13.post1 writes it.
+        let text = r#"{"buffers":[{"addr":94274042963760,"length":65536,"name":"nodeA:12345"}],"name":"nodeA:12345","protocol":"tcp","rdma_server_name":"","tcp_data_host":"192.0.2.2","tcp_data_port":15270,"tcp_proto_version":2,"timestamp":"2026-11-21 01:49:20.352931"}
+"#;
+        let descriptor = SegmentDesc::from_json(text.as_bytes()).unwrap();
+        assert_eq!(descriptor.protocol, "tcp");
+        assert_eq!(descriptor.devices, []);
+        assert!(descriptor.buffers[0].rkey.is_empty());
+    }
+
+    #[test]
+    fn missing_and_null_are_empty() {
+        let text = br#"{"name":"a:1","protocol":"rdma","devices":null,"priority_matrix":null}"#;
+        let descriptor = SegmentDesc::from_json(text).unwrap();
+        assert_eq!((descriptor.devices.len(), descriptor.buffers.len()), (0, 0));
+    }
+
+    #[test]
+    fn faults_are_named() {
+        type Change = fn(&mut SegmentDesc);
+        let refused = |change: Change| {
+            let mut descriptor = example();
+            change(&mut descriptor);
+            SegmentDesc::from_json(&descriptor.to_json()).unwrap_err().to_string()
+        };
+        let cases: [(Change, &str); 9] = [
+            (|d| d.name.clear(), "it has no name"),
+            (|d| d.protocol.clear(), "it names no protocol"),
+            (|d| d.devices[0].name.clear(), "device 0 has no name"),
+            (|d| d.buffers[0].name.clear(), "buffer 0 has no name"),
+            (|d| d.buffers[0].addr = 0, "buffer 0 has address 0"),
+            (|d| d.buffers[0].length = 0, "buffer 0 is empty"),
+            (|d| d.buffers[0].length = u64::MAX, "buffer 0 exceeds the address space"),
+            (|d| d.buffers[0].rkey.push(1), "buffer 0 has not one remote key for each device"),
+            (|d| d.buffers[0].lkey.push(1), "buffer 0 has not as many local as remote keys"),
+        ];
+        for (change, what) in cases {
+            let error = refused(change);
+            assert!(error.ends_with(what), "{error}");
+        }
+    }
+
+    #[test]
+    fn texts_that_are_no_descriptor() {
+        for text in
+            ["", "[]", "{}", "nonsense", r#"{"name":1}"#, r#"{"name":"a","protocol":["b"]}"#]
+        {
+            assert!(SegmentDesc::from_json(text.as_bytes()).is_err(), "{text}");
+        }
+        let deep = "[".repeat(100_000);
+        assert!(SegmentDesc::from_json(deep.as_bytes()).is_err());
+        let gid = EXAMPLE.replace("ff:ff", "ff");
+        assert!(SegmentDesc::from_json(gid.as_bytes()).unwrap_err().to_string().contains("GID"));
+    }
+
+    #[test]
+    fn buffers_are_found_by_range() {
+        let mut descriptor = example();
+        descriptor.buffers[0].addr = 0x1000;
+        descriptor.buffers[0].length = 0x100;
+        for (address, length, found) in [
+            (0x1000, 0x100, true),
+            (0x10ff, 1, true),
+            (0x1100, 0, true),
+            (0x1100, 1, false),
+            (0xfff, 1, false),
+            (0x1001, 0x100, false),
+            (0x1001, u64::MAX, false),
+        ] {
+            assert_eq!(descriptor.buffer_with(address, length).is_some(), found, "{address:#x}");
+        }
+    }
+}

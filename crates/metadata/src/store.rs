@@ -1,0 +1,147 @@
+//! Where descriptors are published and looked up.
+
+use std::sync::{Arc, PoisonError, RwLock};
+
+use thiserror::Error;
+
+use crate::client::CallErrorKind;
+use crate::{
+    CallError, Client, DescriptorError, Frame, FrameType, HostPort, NameError, SegmentDesc,
+};
+
+/// The name of [`PeerToPeer`] where a metadata server is expected.
+pub const P2P_HANDSHAKE: &str = "P2PHANDSHAKE";
+
+/// Where a named engine answers handshakes: `mooncake/rpc_meta/<name>` in a store.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct RpcMeta {
+    /// Host name or address, and port.
+    pub address: HostPort,
+}
+
+/// Why a store could not do what was asked.
+#[derive(Debug, Error)]
+pub enum StoreError {
+    /// The name is none that this store can look up.
+    #[error("segment name {0}")]
+    Name(#[from] NameError),
+    /// There is no such segment.
+    #[error("there is no segment {name:?} in {store}")]
+    NotFound {
+        /// What was asked for.
+        name: String,
+        /// Where.
+        store: String,
+    },
+    /// The peer or the store could not be asked.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// What is stored there is no valid descriptor.
+    #[error("{origin}: {error}")]
+    Descriptor {
+        /// Where it came from.
+        origin: String,
+        /// What is wrong with it.
+        error: DescriptorError,
+    },
+    /// The descriptor is too long for a peer to accept.
+    #[error("the segment descriptor takes {length} bytes, more than the {limit} of a frame")]
+    TooLong {
+        /// Bytes of its JSON.
+        length: usize,
+        /// The most a frame carries.
+        limit: usize,
+    },
+}
+
+/// Publishes and looks up descriptors and addresses. Calls may block, up to the store's deadline.
+pub trait Store: Send + Sync + 'static {
+    /// Publishes this engine's descriptor, in place of the one before.
+    fn publish_segment(&self, descriptor: &SegmentDesc) -> Result<(), StoreError>;
+
+    /// Takes this engine's descriptor back.
+    fn withdraw_segment(&self, name: &str) -> Result<(), StoreError>;
+
+    /// The descriptor of a segment, as it is now.
+    fn segment(&self, name: &str) -> Result<SegmentDesc, StoreError>;
+
+    /// Publishes where this engine answers.
+    fn publish_address(&self, name: &str, meta: &RpcMeta) -> Result<(), StoreError>;
+
+    /// Takes that back.
+    fn withdraw_address(&self, name: &str) -> Result<(), StoreError>;
+
+    /// Where an engine answers.
+    fn address(&self, name: &str) -> Result<RpcMeta, StoreError>;
+
+    /// The JSON text of this engine's descriptor, for peers that ask this process for it; `None`
+    /// when they must ask the store.
+    fn local_segment(&self) -> Option<Arc<[u8]>>;
+}
+
+/// No server: a segment's name is where its process answers, and the process is asked.
+#[derive(Debug, Default)]
+pub struct PeerToPeer {
+    client: Client,
+    local: RwLock<Option<Arc<[u8]>>>,
+}
+
+impl PeerToPeer {
+    /// A store that asks with this client.
+    pub fn new(client: Client) -> Self {
+        Self { client, local: RwLock::default() }
+    }
+
+    fn set_local(&self, descriptor: Option<Arc<[u8]>>) {
+        *self.local.write().unwrap_or_else(PoisonError::into_inner) = descriptor;
+    }
+}
+
+impl Store for PeerToPeer {
+    fn publish_segment(&self, descriptor: &SegmentDesc) -> Result<(), StoreError> {
+        let text = descriptor.to_json();
+        // The type byte counts too.
+        let limit = self.client.config().frame_limit - 1;
+        if text.len() > limit {
+            return Err(StoreError::TooLong { length: text.len(), limit });
+        }
+        self.set_local(Some(text.into()));
+        Ok(())
+    }
+
+    fn withdraw_segment(&self, _name: &str) -> Result<(), StoreError> {
+        self.set_local(None);
+        Ok(())
+    }
+
+    fn segment(&self, name: &str) -> Result<SegmentDesc, StoreError> {
+        let peer: HostPort = name.parse()?;
+        // The request carries the caller's own descriptor, which peers ignore today.
+        let own = self.local_segment().map_or_else(|| b"{}".to_vec(), |text| text.to_vec());
+        let reply = self.client.call(&peer, &Frame::new(FrameType::Metadata, own))?;
+        let trimmed = reply.body.trim_ascii();
+        if trimmed.is_empty() || trimmed == b"null" || trimmed == b"{}" {
+            let kind = CallErrorKind::Meaning("it has no segment to offer".to_owned());
+            return Err(CallError { peer, kind }.into());
+        }
+        // Its own name may differ from the one asked for: a host has several.
+        SegmentDesc::from_json(&reply.body)
+            .map_err(|error| StoreError::Descriptor { origin: format!("peer {peer}"), error })
+    }
+
+    fn publish_address(&self, _name: &str, _meta: &RpcMeta) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn withdraw_address(&self, _name: &str) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn address(&self, name: &str) -> Result<RpcMeta, StoreError> {
+        Ok(RpcMeta { address: name.parse()? })
+    }
+
+    fn local_segment(&self) -> Option<Arc<[u8]>> {
+        self.local.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
