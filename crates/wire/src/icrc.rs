@@ -343,6 +343,21 @@ mod tests {
     }
 
     #[test]
+    fn unfragmented_sets_dont_fragment_and_keeps_families_apart() {
+        let (v4, v6) = (Ipv4Addr::LOCALHOST, Ipv6Addr::LOCALHOST);
+        assert_eq!(
+            Addresses::unfragmented(v4.into(), v4.into(), 3),
+            Some(Addresses::V4 { source: v4, destination: v4, identification: 3, flags: 0x4000 })
+        );
+        assert_eq!(
+            Addresses::unfragmented(v6.into(), v6.into(), 3),
+            Some(Addresses::V6 { source: v6, destination: v6 })
+        );
+        assert_eq!(Addresses::unfragmented(v4.into(), v6.into(), 3), None);
+        assert_eq!(Addresses::unfragmented(v6.into(), v4.into(), 3), None);
+    }
+
+    #[test]
     fn lengths_that_no_ip_packet_has_do_not_panic() {
         let datagram = vec![0; 65_600];
         for length in [65_507, 65_508, 65_527, 65_528, 65_535, 65_536, 65_600] {

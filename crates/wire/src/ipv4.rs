@@ -102,3 +102,34 @@ impl Ipv4Header {
         !((folded & 0xffff) + (folded >> 16)) as u16
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A header whose words are 0x4500, those given, and zeros.
+    fn header(total_length: u16, identification: u16, flags: u16) -> Ipv4Header {
+        Ipv4Header {
+            type_of_service: 0,
+            total_length,
+            identification,
+            flags,
+            time_to_live: 0,
+            protocol: 0,
+            checksum: 0xabcd, // Whatever stands there does not count.
+            source: Ipv4Addr::UNSPECIFIED,
+            destination: Ipv4Addr::UNSPECIFIED,
+        }
+    }
+
+    #[test]
+    fn checksums_carry_around() {
+        assert_eq!(header(0, 0, 0).computed_checksum(), !0x4500);
+        // 0x4500 + 0xbaff = 0xffff: no carry.
+        assert_eq!(header(0xbaff, 0, 0).computed_checksum(), 0);
+        // One carry: 0x1_0000 is 1.
+        assert_eq!(header(0xbb00, 0, 0).computed_checksum(), !1);
+        // A carry that brings another: 0x1_ffff is 0x1_0000 is 1.
+        assert_eq!(header(0xbaff, 0xffff, 1).computed_checksum(), !1);
+    }
+}

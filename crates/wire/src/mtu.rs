@@ -75,6 +75,15 @@ mod tests {
     }
 
     #[test]
+    fn only_the_five_sizes_are_mtus() {
+        for mtu in Mtu::ALL {
+            assert_eq!(Mtu::from_bytes(mtu.bytes()), Some(mtu));
+            assert_eq!(Mtu::from_bytes(mtu.bytes() - 1), None);
+            assert_eq!(Mtu::from_bytes(mtu.bytes() + 1), None);
+        }
+    }
+
+    #[test]
     fn an_empty_message_takes_one_packet() {
         assert_eq!(Mtu::B1024.packets(0), 1);
         assert_eq!(Mtu::B1024.packets(1024), 1);

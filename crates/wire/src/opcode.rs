@@ -289,6 +289,13 @@ mod tests {
                 _ => panic!("{opcode:?} is in no table"),
             };
             assert_eq!((opcode.operation(), opcode.position()), (operation, position));
+            let place = (position.starts(), position.ends());
+            match position {
+                Position::First => assert_eq!(place, (true, false)),
+                Position::Middle => assert_eq!(place, (false, false)),
+                Position::Last => assert_eq!(place, (false, true)),
+                Position::Only => assert_eq!(place, (true, true)),
+            }
             assert_eq!(opcode.is_response(), matches!(opcode as u8, 0x0d..=0x12), "{opcode:?}");
         }
     }
