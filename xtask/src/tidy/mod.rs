@@ -83,7 +83,7 @@ impl fmt::Display for Problem {
 }
 
 impl Tree {
-    /// Folders that hold nothing anybody wrote.
+    /// What holds nothing that anybody wrote.
     const SKIPPED: &[&str] = &[".git", "target", "node_modules", "artifacts", "corpus", ".venv"];
 
     fn read(root: &Path) -> Result<Self> {
@@ -95,11 +95,12 @@ impl Tree {
             for entry in entries {
                 let entry = entry?;
                 let path = entry.path();
-                let kind = entry.file_type()?;
-                if kind.is_dir() {
-                    if !Self::SKIPPED.iter().any(|skipped| entry.file_name() == *skipped) {
-                        folders.push(path);
-                    }
+                // By name alone: in a linked work tree `.git` is a file with a path of this machine.
+                if Self::SKIPPED.iter().any(|skipped| entry.file_name() == *skipped) {
+                    continue;
+                }
+                if entry.file_type()?.is_dir() {
+                    folders.push(path);
                     continue;
                 }
                 // A file can go away between listing and reading: an editor's, or a build's.
