@@ -186,6 +186,9 @@ pub enum ModifyError {
         /// What is allowed.
         range: &'static str,
     },
+    /// The device no longer works.
+    #[error("the device no longer works")]
+    DeviceFailed,
     /// The peer's address is of another family than the device's.
     #[error("the peer's address {remote} is not of the same family as the device's {local}")]
     AddressFamily {

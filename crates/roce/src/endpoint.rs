@@ -136,6 +136,9 @@ pub enum CreateError {
     /// There is no such completion queue.
     #[error("there is no completion queue {0:?}")]
     UnknownCompletionQueue(CompletionQueueId),
+    /// The device no longer works.
+    #[error("the device no longer works")]
+    DeviceFailed,
     /// The completion queue has queue pairs.
     #[error("completion queue {0:?} still serves queue pairs")]
     InUse(CompletionQueueId),
@@ -169,6 +172,9 @@ pub enum PostError {
         /// The most there is.
         limit: u32,
     },
+    /// The device no longer works.
+    #[error("the device no longer works")]
+    DeviceFailed,
     /// READs were posted on a queue pair connected with `initiator_depth` 0.
     #[error("queue pair {0} was connected with initiator_depth 0: it cannot READ")]
     NoReads(Qpn),
@@ -453,6 +459,14 @@ impl<M: Memory> Endpoint<M> {
         match self.shared.completion_queues.get(queue.0 as usize) {
             Some(Some(queue)) => queue.len(),
             _ => 0,
+        }
+    }
+
+    /// Takes every queue pair to the error state: when a driver can no longer send or receive,
+    /// whoever waits for a completion gets one.
+    pub fn fail_all(&mut self) {
+        for pair in self.queue_pairs.iter_mut().flatten() {
+            pair.fail_fatally(&mut self.shared, None);
         }
     }
 

@@ -1,1 +1,34 @@
-//! The public RDMA API over interchangeable providers
+//! The public RDMA API: devices, protection domains, memory regions, completion queues, queue
+//! pairs, with the names and rules of verbs.
+//!
+//! The provider is `soft`: the RoCEv2 endpoint of `millstream_roce` over the UDP sockets of
+//! `millstream_net`, with one progress thread for each device. It needs no RDMA hardware and no
+//! privileges, and its packets are plain RoCEv2.
+//!
+//! ```no_run
+//! use millstream_verbs::{Device, SoftConfig};
+//! let device = Device::open_soft(&SoftConfig::new("127.0.0.2".parse()?))?;
+//! let domain = device.allocate_protection_domain();
+//! let completions = device.create_completion_queue(256)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod completion_queue;
+mod device;
+mod host_memory;
+mod memory_region;
+mod queue_pair;
+
+pub use completion_queue::{CompletionHandler, CompletionQueue};
+pub use device::{Device, DeviceAttributes, OpenError, SoftConfig};
+pub use memory_region::{MemoryRegion, ProtectionDomain};
+pub use queue_pair::QueuePair;
+
+pub use millstream_net::DriverCounters;
+pub use millstream_roce::{
+    Access, AsyncEvent, Attribute, Completion, CompletionOperation, CompletionStatus, Counters,
+    CreateError, MAX_SCATTER_GATHER, ModifyError, Piece, PostError, QueuePairAttributes,
+    QueuePairCapabilities, QueuePairState, ReceiveRequest, RegionError, ScatterGather,
+    SendOperation, SendRequest, encode_rnr_timer,
+};
+pub use millstream_wire::{Mtu, Psn, Qpn};

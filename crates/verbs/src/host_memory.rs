@@ -1,0 +1,96 @@
+//! The memory of a process as an endpoint sees it: regions that the application registered.
+
+use millstream_roce::{
+    Access, AccessDenied, AccessKind, Destination, Memory, Piece, ProtectionDomainId, RegionError,
+    RegionTable, RemoteAccess,
+};
+
+/// Registered regions of this process. A region's virtual address is its real address.
+///
+/// Soundness rests on one promise, made by whoever registers a region (see
+/// [`crate::ProtectionDomain::register_memory`]): its bytes stay mapped, and are not accessed in
+/// ways that exclude others, until it is deregistered.
+#[derive(Debug)]
+pub(crate) struct HostMemory {
+    regions: RegionTable<()>,
+}
+
+impl HostMemory {
+    pub(crate) fn new(capacity: usize) -> Self {
+        Self { regions: RegionTable::new(capacity) }
+    }
+
+    /// # Safety
+    /// Until [`HostMemory::deregister`], the `length` bytes at `address` must stay mapped, writable
+    /// if `access` grants any kind of writing, and must not be borrowed by Rust code in conflict
+    /// with what remotes and work requests do to them.
+    pub(crate) unsafe fn register(
+        &mut self,
+        domain: ProtectionDomainId,
+        address: u64,
+        length: u64,
+        access: Access,
+    ) -> Result<u32, RegionError> {
+        self.regions.register(domain, address, length, access, ())
+    }
+
+    pub(crate) fn deregister(&mut self, key: u32) -> Result<(), RegionError> {
+        self.regions.deregister(key).map(drop)
+    }
+}
+
+impl Memory for HostMemory {
+    fn authorize(&mut self, access: &RemoteAccess) -> Result<(), AccessDenied> {
+        let right = match access.kind {
+            AccessKind::Write => Access::REMOTE_WRITE,
+            AccessKind::Read => Access::REMOTE_READ,
+        };
+        let RemoteAccess { domain, key, address, length, .. } = *access;
+        self.regions.check(domain, key, address, length.into(), right).map(drop)
+    }
+
+    fn write(&mut self, destination: &Destination, payload: &[u8]) -> Result<(), AccessDenied> {
+        let (domain, key, address, right) = match *destination {
+            Destination::Remote { access, offset } => {
+                let address = access.address.wrapping_add(offset.into());
+                (access.domain, access.key, address, Access::REMOTE_WRITE)
+            }
+            Destination::Local { domain, key, address } => {
+                (domain, key, address, Access::LOCAL_WRITE)
+            }
+        };
+        // Checked for each packet: the region may have gone since the message began.
+        self.regions.check(domain, key, address, payload.len() as u64, right)?;
+        // SAFETY: `check` found the whole range inside a registered region that grants writing;
+        // `register`'s caller promised that such bytes are mapped and writable. `payload` lies in
+        // the driver's receive buffer, which is not registered, so the two do not overlap.
+        unsafe {
+            let target = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
+            std::ptr::copy_nonoverlapping(payload.as_ptr(), target, payload.len());
+        }
+        Ok(())
+    }
+
+    fn bytes(&self, piece: &Piece) -> Result<&[u8], AccessDenied> {
+        let region = self.regions.get(piece.key).ok_or(AccessDenied::Protection)?;
+        region.offset(piece.address, piece.length.into()).ok_or(AccessDenied::Protection)?;
+        // SAFETY: the range lies inside a registered region, which its owner keeps mapped. Others
+        // may write to it meanwhile, as with any RDMA source: what is sent is then unspecified, and
+        // the receiver's ICRC check drops a packet whose bytes changed while it was made. The
+        // slice is used only to compute a checksum and to be copied by the kernel.
+        Ok(unsafe {
+            let source = std::ptr::with_exposed_provenance::<u8>(piece.address as usize);
+            std::slice::from_raw_parts(source, piece.length as usize)
+        })
+    }
+
+    fn check_local(
+        &self,
+        domain: ProtectionDomainId,
+        piece: &Piece,
+        write: bool,
+    ) -> Result<(), AccessDenied> {
+        let right = if write { Access::LOCAL_WRITE } else { Access::empty() };
+        self.regions.check(domain, piece.key, piece.address, piece.length.into(), right).map(drop)
+    }
+}
