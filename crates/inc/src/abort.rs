@@ -1,0 +1,253 @@
+//! Why a communicator ended, and the message that tells its hosts.
+//!
+//! ```text
+//!  0  magic "MSIA"      4  version   5  kind   6  detail   7  0
+//!  8  rank, 4 bytes    12  reference rank or code, 4 bytes
+//! 16  sequence         24  expected            32  found      8 bytes each
+//! ```
+//!
+//! Little-endian. `detail` is a field of the descriptor or the kind of violation.
+
+use core::fmt;
+
+use thiserror::Error;
+
+use crate::descriptor::Field;
+
+/// Bytes of the message.
+pub const ABORT_BYTES: usize = 40;
+
+const MAGIC: [u8; 4] = *b"MSIA";
+const VERSION: u8 = 1;
+
+/// Why a communicator ended.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+pub enum Abort {
+    /// The ranks do not agree on what to compute.
+    #[error("{0}")]
+    Mismatch(Mismatch),
+    /// The switch lost the connection to this rank.
+    #[error("rank {rank} no longer answers the switch: its process or its network is gone")]
+    PeerLost {
+        /// Which.
+        rank: u32,
+    },
+    /// A rank broke the protocol.
+    #[error("rank {rank} broke the protocol: {violation}")]
+    Violation {
+        /// Which.
+        rank: u32,
+        /// How.
+        violation: Violation,
+    },
+    /// Whoever owns the communicator asked for it, with a code of its own.
+    #[error("the communicator was aborted on request (code {code})")]
+    Requested {
+        /// What it means is the requester's affair.
+        code: u32,
+    },
+}
+
+/// The first difference found between the descriptors of the ranks.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Mismatch {
+    /// The collective.
+    pub sequence: u64,
+    /// The lowest rank that differs from most others.
+    pub rank: u32,
+    /// A rank of those others.
+    pub reference: u32,
+    /// The field that differs.
+    pub field: Field,
+    /// Its value at `reference`.
+    pub expected: u64,
+    /// Its value at `rank`.
+    pub found: u64,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { sequence, rank, reference, field, expected, found } = *self;
+        write!(
+            f,
+            "the ranks do not agree on collective {sequence}: rank {rank} has {name} {found} where \
+             rank {reference} has {expected}",
+            name = field.name(),
+            found = field.value(found),
+            expected = field.value(expected),
+        )
+    }
+}
+
+/// How a rank broke the protocol.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[repr(u8)]
+pub enum Violation {
+    /// A message that should be a descriptor is none.
+    #[error("a message that is not a valid descriptor")]
+    Descriptor = 1,
+    /// A descriptor out of turn: the collective before it is not over.
+    #[error("a descriptor before the collective before it was over")]
+    Early = 2,
+    /// A descriptor that does not bear the next number.
+    #[error("a descriptor with the wrong sequence number")]
+    Sequence = 3,
+    /// What the descriptor asks for is not offered.
+    #[error("a collective, data type or operation that the switch does not support")]
+    Unsupported = 4,
+    /// Data beyond what the descriptor announced.
+    #[error("more data than its descriptor announced")]
+    Unannounced = 5,
+    /// A segment of the wrong length.
+    #[error("a segment of the wrong length")]
+    Length = 6,
+    /// A segment beyond the window.
+    #[error("a segment beyond the window")]
+    Window = 7,
+    /// An RDMA READ.
+    #[error("an RDMA READ")]
+    Read = 8,
+    /// A WRITE with immediate data.
+    #[error("an RDMA WRITE with immediate data")]
+    Immediate = 9,
+}
+
+impl Violation {
+    const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            1 => Self::Descriptor,
+            2 => Self::Early,
+            3 => Self::Sequence,
+            4 => Self::Unsupported,
+            5 => Self::Unannounced,
+            6 => Self::Length,
+            7 => Self::Window,
+            8 => Self::Read,
+            9 => Self::Immediate,
+            _ => return None,
+        })
+    }
+}
+
+impl Abort {
+    /// The message.
+    pub fn to_bytes(&self) -> [u8; ABORT_BYTES] {
+        let (kind, detail, rank, other, numbers) = match *self {
+            Self::Mismatch(m) => {
+                (1, m.field as u8, m.rank, m.reference, [m.sequence, m.expected, m.found])
+            }
+            Self::PeerLost { rank } => (2, 0, rank, 0, [0; 3]),
+            Self::Violation { rank, violation } => (3, violation as u8, rank, 0, [0; 3]),
+            Self::Requested { code } => (4, 0, 0, code, [0; 3]),
+        };
+        let mut bytes = [0; ABORT_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4] = VERSION;
+        bytes[5] = kind;
+        bytes[6] = detail;
+        bytes[8..12].copy_from_slice(&u32::to_le_bytes(rank));
+        bytes[12..16].copy_from_slice(&u32::to_le_bytes(other));
+        for (place, number) in bytes[16..].chunks_exact_mut(8).zip(numbers) {
+            place.copy_from_slice(&number.to_le_bytes());
+        }
+        bytes
+    }
+
+    /// Reads the message; `None` when it is not one.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; ABORT_BYTES] = bytes.try_into().ok()?;
+        let word = |at: usize| {
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        let double = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        if bytes[..4] != MAGIC || bytes[4] != VERSION {
+            return None;
+        }
+        let (rank, other) = (word(8), word(12));
+        let abort = match bytes[5] {
+            1 => Self::Mismatch(Mismatch {
+                sequence: double(16),
+                rank,
+                reference: other,
+                field: Field::from_code(bytes[6])?,
+                expected: double(24),
+                found: double(32),
+            }),
+            2 => Self::PeerLost { rank },
+            3 => Self::Violation { rank, violation: Violation::from_code(bytes[6])? },
+            4 => Self::Requested { code: other },
+            _ => return None,
+        };
+        // Nothing but what this version writes.
+        (abort.to_bytes() == *bytes).then_some(abort)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::DataType;
+
+    const MISMATCH: Mismatch = Mismatch {
+        sequence: 5,
+        rank: 2,
+        reference: 0,
+        field: Field::Count,
+        expected: 10,
+        found: 12,
+    };
+
+    #[test]
+    fn every_reason_survives_the_wire() {
+        let mut reasons = vec![
+            Abort::Mismatch(MISMATCH),
+            Abort::PeerLost { rank: 63 },
+            Abort::Requested { code: 0xdead_beef },
+        ];
+        reasons.extend((1..=9).map(|code| Abort::Violation {
+            rank: 1,
+            violation: Violation::from_code(code).unwrap(),
+        }));
+        for reason in reasons {
+            let mut bytes = reason.to_bytes();
+            assert_eq!(Abort::parse(&bytes), Some(reason));
+            bytes[7] = 1;
+            assert_eq!(Abort::parse(&bytes), None);
+            assert_eq!(Abort::parse(&bytes[1..]), None);
+        }
+        assert!(Violation::from_code(10).is_none());
+    }
+
+    #[test]
+    fn a_mismatch_says_who_has_what() {
+        assert_eq!(
+            Abort::Mismatch(MISMATCH).to_string(),
+            "the ranks do not agree on collective 5: rank 2 has count 12 where rank 0 has 10"
+        );
+        let mismatch = Mismatch {
+            field: Field::DataType,
+            expected: DataType::Int32.code().into(),
+            found: DataType::Float64.code().into(),
+            ..MISMATCH
+        };
+        assert_eq!(
+            mismatch.to_string(),
+            "the ranks do not agree on collective 5: rank 2 has data type fp64 where rank 0 has \
+             int32"
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn garbage_is_refused_or_stands_for_itself(bytes in any::<[u8; ABORT_BYTES]>()) {
+            let mut bytes = bytes;
+            prop_assert_eq!(Abort::parse(&bytes), None);
+            bytes[..5].copy_from_slice(b"MSIA\x01");
+            if let Some(abort) = Abort::parse(&bytes) {
+                prop_assert_eq!(abort.to_bytes(), bytes);
+            }
+        }
+    }
+}

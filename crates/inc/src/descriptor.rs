@@ -1,0 +1,278 @@
+//! The descriptor: the message that opens every collective.
+//!
+//! ```text
+//!  0  magic "MSIC"      4  version   5  collective   6  operation   7  data type
+//!  8  flags, 4 bytes   12  root, 4 bytes
+//! 16  sequence, 8 bytes
+//! 24  count, 8 bytes
+//! ```
+//!
+//! All fields are little-endian, as the elements are. The switch compares the descriptors of all
+//! ranks before it answers anyone, so ranks that disagree on what they compute learn it.
+
+use thiserror::Error;
+
+use crate::{Collective, DataType, ReduceOperation};
+
+/// Bytes of a descriptor.
+pub const DESCRIPTOR_BYTES: usize = 32;
+
+const MAGIC: [u8; 4] = *b"MSIC";
+const VERSION: u8 = 1;
+
+/// The most bytes that one collective may reduce. Keeps every sum of positions within 64 bits.
+pub const MAX_COLLECTIVE_BYTES: u64 = 1 << 48;
+
+/// What one rank is about to compute.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Descriptor {
+    /// The number of this collective on its communicator, from 0.
+    pub sequence: u64,
+    /// What happens to the data.
+    pub collective: Collective,
+    /// How elements are combined.
+    pub operation: ReduceOperation,
+    /// What the elements are.
+    pub data_type: DataType,
+    /// The rank that is special, where one is; otherwise 0.
+    pub root: u32,
+    /// How many elements.
+    pub count: u64,
+}
+
+/// Why bytes are not a descriptor.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+pub enum DescriptorError {
+    /// Too short or too long.
+    #[error("a descriptor has {DESCRIPTOR_BYTES} bytes, not {0}")]
+    Length(usize),
+    /// It does not start as one.
+    #[error("the message does not start with the magic number of a descriptor")]
+    Magic,
+    /// Made by another version of the protocol.
+    #[error("the descriptor is of version {0}, this switch speaks version {VERSION}")]
+    Version(u8),
+    /// A collective that this version does not know.
+    #[error("there is no collective of code {0}")]
+    Collective(u8),
+    /// An operation that this version does not know.
+    #[error("there is no operation of code {0}")]
+    Operation(u8),
+    /// A data type that this version does not know.
+    #[error("there is no data type of code {0}")]
+    DataType(u8),
+    /// A flag that this version does not know.
+    #[error("the descriptor has unknown flags {0:#x}")]
+    Flags(u32),
+    /// More than can be reduced at once.
+    #[error("a collective cannot have {0} elements: more than {MAX_COLLECTIVE_BYTES} bytes")]
+    Count(u64),
+}
+
+/// A field in which descriptors of two ranks can differ.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[repr(u8)]
+#[allow(missing_docs, reason = "the fields of Descriptor")]
+pub enum Field {
+    Collective = 1,
+    Operation = 2,
+    DataType = 3,
+    Root = 4,
+    Count = 5,
+}
+
+impl Field {
+    pub(crate) const fn from_code(code: u8) -> Option<Self> {
+        Some(match code {
+            1 => Self::Collective,
+            2 => Self::Operation,
+            3 => Self::DataType,
+            4 => Self::Root,
+            5 => Self::Count,
+            _ => return None,
+        })
+    }
+
+    /// How messages call it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Collective => "collective",
+            Self::Operation => "operation",
+            Self::DataType => "data type",
+            Self::Root => "root",
+            Self::Count => "count",
+        }
+    }
+
+    /// A value of this field as messages print it.
+    pub(crate) fn value(self, value: u64) -> String {
+        let code = u8::try_from(value).ok();
+        let name = match self {
+            Self::Collective => code.and_then(Collective::from_code).map(Collective::name),
+            Self::Operation => code.and_then(ReduceOperation::from_code).map(ReduceOperation::name),
+            Self::DataType => code.and_then(DataType::from_code).map(DataType::name),
+            Self::Root | Self::Count => None,
+        };
+        name.map_or_else(|| value.to_string(), str::to_owned)
+    }
+}
+
+impl Descriptor {
+    /// Bytes of one rank's vector; `None` when they are more than [`MAX_COLLECTIVE_BYTES`].
+    pub fn bytes(&self) -> Option<u64> {
+        let bytes = self.count.checked_mul(self.data_type.size().into())?;
+        (bytes <= MAX_COLLECTIVE_BYTES).then_some(bytes)
+    }
+
+    /// The message.
+    pub fn to_bytes(&self) -> [u8; DESCRIPTOR_BYTES] {
+        let mut bytes = [0; DESCRIPTOR_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC);
+        bytes[4] = VERSION;
+        bytes[5] = self.collective.code();
+        bytes[6] = self.operation.code();
+        bytes[7] = self.data_type.code();
+        bytes[12..16].copy_from_slice(&self.root.to_le_bytes());
+        bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[24..].copy_from_slice(&self.count.to_le_bytes());
+        bytes
+    }
+
+    /// Reads the message.
+    pub fn parse(bytes: &[u8]) -> Result<Self, DescriptorError> {
+        let bytes: &[u8; DESCRIPTOR_BYTES] =
+            bytes.try_into().map_err(|_| DescriptorError::Length(bytes.len()))?;
+        let word = |at: usize| {
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        let double = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        if bytes[..4] != MAGIC {
+            return Err(DescriptorError::Magic);
+        }
+        if bytes[4] != VERSION {
+            return Err(DescriptorError::Version(bytes[4]));
+        }
+        let flags = word(8);
+        if flags != 0 {
+            return Err(DescriptorError::Flags(flags));
+        }
+        let descriptor = Self {
+            sequence: double(16),
+            collective: Collective::from_code(bytes[5])
+                .ok_or(DescriptorError::Collective(bytes[5]))?,
+            operation: ReduceOperation::from_code(bytes[6])
+                .ok_or(DescriptorError::Operation(bytes[6]))?,
+            data_type: DataType::from_code(bytes[7]).ok_or(DescriptorError::DataType(bytes[7]))?,
+            root: word(12),
+            count: double(24),
+        };
+        descriptor.bytes().ok_or(DescriptorError::Count(descriptor.count))?;
+        Ok(descriptor)
+    }
+
+    /// The first field in which `other` differs, with the value here and the value there. The
+    /// sequence is not compared.
+    pub(crate) fn difference(&self, other: &Self) -> Option<(Field, u64, u64)> {
+        let fields = |descriptor: &Self| {
+            [
+                (Field::Collective, u64::from(descriptor.collective.code())),
+                (Field::Operation, descriptor.operation.code().into()),
+                (Field::DataType, descriptor.data_type.code().into()),
+                (Field::Root, descriptor.root.into()),
+                (Field::Count, descriptor.count),
+            ]
+        };
+        let pairs = fields(self).into_iter().zip(fields(other));
+        pairs
+            .map(|((field, ours), (_, theirs))| (field, ours, theirs))
+            .find(|(_, ours, theirs)| ours != theirs)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const EXAMPLE: Descriptor = Descriptor {
+        sequence: 0x0102_0304_0506_0708,
+        collective: Collective::AllReduce,
+        operation: ReduceOperation::Maximum,
+        data_type: DataType::Int64,
+        root: 7,
+        count: 1000,
+    };
+
+    fn any_descriptor() -> impl Strategy<Value = Descriptor> {
+        let collective = proptest::sample::select(Collective::ALL);
+        let operation = proptest::sample::select(ReduceOperation::ALL);
+        let data_type = proptest::sample::select(DataType::ALL);
+        let count = 0..=MAX_COLLECTIVE_BYTES / 8;
+        (any::<u64>(), collective, operation, data_type, any::<u32>(), count).prop_map(
+            |(sequence, collective, operation, data_type, root, count)| Descriptor {
+                sequence,
+                collective,
+                operation,
+                data_type,
+                root,
+                count,
+            },
+        )
+    }
+
+    #[test]
+    fn the_layout_is_the_documented_one() {
+        let mut wanted = *b"MSIC\x01\x00\x03\x06\0\0\0\0\x07\0\0\0\
+            \x08\x07\x06\x05\x04\x03\x02\x01\xe8\x03\0\0\0\0\0\0";
+        assert_eq!(EXAMPLE.to_bytes(), wanted);
+        assert_eq!(Descriptor::parse(&wanted), Ok(EXAMPLE));
+
+        for (at, value, error) in [
+            (0, b'X', DescriptorError::Magic),
+            (4, 2, DescriptorError::Version(2)),
+            (5, 6, DescriptorError::Collective(6)),
+            (6, 8, DescriptorError::Operation(8)),
+            (7, 12, DescriptorError::DataType(12)),
+            (11, 0x80, DescriptorError::Flags(0x8000_0000)),
+            (31, 1, DescriptorError::Count(1 << 56 | 1000)),
+        ] {
+            let kept = core::mem::replace(&mut wanted[at], value);
+            assert_eq!(Descriptor::parse(&wanted), Err(error));
+            wanted[at] = kept;
+        }
+        assert_eq!(Descriptor::parse(&wanted[..31]), Err(DescriptorError::Length(31)));
+        assert_eq!(Descriptor::parse(&[0; 33]), Err(DescriptorError::Length(33)));
+    }
+
+    #[test]
+    fn the_first_difference_is_named() {
+        assert_eq!(EXAMPLE.difference(&EXAMPLE), None);
+        assert_eq!(EXAMPLE.difference(&Descriptor { sequence: 0, ..EXAMPLE }), None);
+        let other = Descriptor { data_type: DataType::Float64, count: 999, ..EXAMPLE };
+        assert_eq!(EXAMPLE.difference(&other), Some((Field::DataType, 6, 11)));
+        let other = Descriptor { count: 999, ..EXAMPLE };
+        assert_eq!(EXAMPLE.difference(&other), Some((Field::Count, 1000, 999)));
+    }
+
+    proptest! {
+        #[test]
+        fn round_trip(descriptor in any_descriptor()) {
+            prop_assert_eq!(Descriptor::parse(&descriptor.to_bytes()), Ok(descriptor));
+        }
+
+        #[test]
+        fn what_parses_is_what_would_be_emitted(bytes in any::<[u8; DESCRIPTOR_BYTES]>()) {
+            let mut bytes = bytes;
+            bytes[..5].copy_from_slice(b"MSIC\x01");
+            if let Ok(descriptor) = Descriptor::parse(&bytes) {
+                prop_assert_eq!(descriptor.to_bytes(), bytes);
+            }
+        }
+
+        #[test]
+        fn garbage_is_refused(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            prop_assert!(Descriptor::parse(&bytes).is_err());
+        }
+    }
+}

@@ -1,0 +1,389 @@
+//! The host's side of a communicator: one rank.
+//!
+//! A [`HostWorker`] says what to post and takes what completes; it knows no device. The same code
+//! drives an endpoint in a simulation and a queue pair of a real device:
+//!
+//! 1. carry out everything that [`HostWorker::poll_command`] returns, in that order;
+//! 2. give it every completion of the queue pair ([`HostWorker::handle_completion`]), and go to 1;
+//! 3. after [`HostWorker::start`], and until [`HostWorker::poll_outcome`] returns something.
+//!
+//! The commands of 1 must be carried out once before the switch's end of the connection may send:
+//! they post the receives.
+//!
+//! A collective ends when all results have come *and* all that was sent is acknowledged: only then
+//! do the buffers belong to the caller again.
+
+use millstream_roce::{
+    Completion, CompletionOperation, CompletionStatus, Piece, ReceiveRequest, ScatterGather,
+    SendOperation, SendRequest,
+};
+use thiserror::Error;
+
+use crate::abort::{ABORT_BYTES, Abort};
+use crate::answer::Answer;
+use crate::descriptor::{DESCRIPTOR_BYTES, Descriptor};
+use crate::error::{CollectiveError, StartError};
+use crate::reduce::supported;
+use crate::spec::{MAX_SEGMENT_BYTES, MAX_WINDOW};
+use crate::{Collective, DataType, ReduceOperation};
+
+/// Bytes of the control region: the descriptor that is being sent, then a message of the switch.
+pub const CONTROL_BYTES: usize = 128;
+const MESSAGE_OFFSET: usize = 64;
+
+/// Ids of work requests: WRITEs have the number of their segment.
+const DESCRIPTOR_ID: u64 = 1 << 62;
+const RECEIVE_ID: u64 = 1 << 63;
+
+/// What a worker is made with. All ranks of a communicator have the same segments and window.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct HostConfig {
+    /// Bytes of a segment.
+    pub segment_bytes: u32,
+    /// Segments that may be ahead of the last result.
+    pub window: u32,
+    /// Key of a region of [`CONTROL_BYTES`] bytes with the right to be written locally.
+    pub control_key: u32,
+    /// Its address.
+    pub control_address: u64,
+}
+
+/// Why a worker cannot be made.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+pub enum HostConfigError {
+    /// The window is out of range.
+    #[error("a window of {0} segments is out of range: 1 to {MAX_WINDOW}")]
+    Window(u32),
+    /// The segment size is out of range.
+    #[error("a segment of {0} bytes is no good: a multiple of 8 from 8 to {MAX_SEGMENT_BYTES}")]
+    SegmentBytes(u32),
+}
+
+/// An AllReduce to start.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct AllReduce {
+    /// Local key of the source's region.
+    pub source_key: u32,
+    /// Address of this rank's vector.
+    pub source_address: u64,
+    /// Remote key of the destination's region: the switch writes through it.
+    pub destination_key: u32,
+    /// Address of the result. It may be the source's.
+    pub destination_address: u64,
+    /// How many elements.
+    pub count: u64,
+    /// What they are.
+    pub data_type: DataType,
+    /// How they are combined.
+    pub operation: ReduceOperation,
+}
+
+/// Something to do now, in this order.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Command {
+    /// Copy these bytes to the start of the control region.
+    Store([u8; DESCRIPTOR_BYTES]),
+    /// Post this receive.
+    Receive(ReceiveRequest),
+    /// Post this send.
+    Send(SendRequest),
+}
+
+/// A collective that has ended with a result.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Completed {
+    /// Its number.
+    pub sequence: u64,
+    /// Bytes of the result.
+    pub bytes: u64,
+}
+
+/// A collective under way.
+#[derive(Clone, Copy, Debug)]
+struct Running {
+    call: AllReduce,
+    bytes: u64,
+    /// Its first segment and one past its last.
+    first: u64,
+    end: u64,
+    stored: bool,
+    announced: bool,
+    agreed: bool,
+}
+
+/// One rank of a communicator.
+#[derive(Debug)]
+pub struct HostWorker {
+    config: HostConfig,
+    /// Collectives started.
+    sequence: u64,
+    /// Segments sent, over all collectives.
+    sent: u64,
+    /// Results that have come, without gaps.
+    results: u64,
+    running: Option<Running>,
+    /// Receive requests posted and not consumed.
+    receives: u32,
+    /// Send requests posted and not complete.
+    sends: u32,
+    outcome: Option<Result<Completed, CollectiveError>>,
+    failed: Option<CollectiveError>,
+}
+
+impl HostWorker {
+    /// A rank that has not called anything yet.
+    pub const fn new(config: HostConfig) -> Result<Self, HostConfigError> {
+        let HostConfig { segment_bytes, window, .. } = config;
+        if window == 0 || window > MAX_WINDOW {
+            return Err(HostConfigError::Window(window));
+        }
+        // A multiple of every element size, so that none is split between segments.
+        if segment_bytes == 0
+            || segment_bytes > MAX_SEGMENT_BYTES
+            || !segment_bytes.is_multiple_of(8)
+        {
+            return Err(HostConfigError::SegmentBytes(segment_bytes));
+        }
+        Ok(Self {
+            config,
+            sequence: 0,
+            sent: 0,
+            results: 0,
+            running: None,
+            receives: 0,
+            sends: 0,
+            outcome: None,
+            failed: None,
+        })
+    }
+
+    /// How many send requests the queue pair must hold: a descriptor, a window of segments, and as
+    /// many whose result has come before the acknowledgement of what was sent.
+    pub const fn required_send_requests(&self) -> u32 {
+        2 * self.config.window + 1
+    }
+
+    /// How many receive requests the queue pair must hold: the results of a window, an agreement
+    /// and an abort.
+    pub const fn required_receive_requests(&self) -> u32 {
+        self.config.window + 2
+    }
+
+    /// Starts a collective; returns its number.
+    pub fn start(&mut self, call: &AllReduce) -> Result<u64, StartError> {
+        let AllReduce { count, data_type, operation, .. } = *call;
+        if let Some(error) = self.failed {
+            return Err(StartError::Failed(error));
+        }
+        if self.running.is_some() || self.outcome.is_some() {
+            return Err(StartError::Busy(self.sequence - 1));
+        }
+        if !supported(data_type, operation) {
+            let collective = Collective::AllReduce;
+            return Err(StartError::Unsupported { collective, operation, data_type });
+        }
+        let ends = |bytes: u64| {
+            call.source_address.checked_add(bytes)?;
+            call.destination_address.checked_add(bytes)
+        };
+        let bytes = self
+            .descriptor(call)
+            .bytes()
+            .filter(|&bytes| ends(bytes).is_some())
+            .ok_or(StartError::TooLong { count, data_type })?;
+        let sequence = self.sequence;
+        self.sequence += 1;
+        self.running = Some(Running {
+            call: *call,
+            bytes,
+            first: self.sent,
+            end: self.sent + bytes.div_ceil(self.config.segment_bytes.into()),
+            stored: false,
+            announced: false,
+            agreed: false,
+        });
+        Ok(sequence)
+    }
+
+    fn descriptor(&self, call: &AllReduce) -> Descriptor {
+        Descriptor {
+            sequence: self.sequence,
+            collective: Collective::AllReduce,
+            operation: call.operation,
+            data_type: call.data_type,
+            root: 0,
+            count: call.count,
+        }
+    }
+
+    /// The next thing to do, or nothing until a completion or a start.
+    pub fn poll_command(&mut self) -> Option<Command> {
+        if self.failed.is_some() {
+            return None;
+        }
+        // Receives come before the sends that they are for.
+        if self.receives < self.required_receive_requests() {
+            self.receives += 1;
+            let piece = self.control_piece(MESSAGE_OFFSET, ABORT_BYTES);
+            // All share one buffer: at most one message with a payload ever comes.
+            let pieces = ScatterGather::one(piece);
+            return Some(Command::Receive(ReceiveRequest { id: RECEIVE_ID, pieces }));
+        }
+        let running = self.running?;
+        if !running.stored {
+            let descriptor =
+                Descriptor { sequence: self.sequence - 1, ..self.descriptor(&running.call) };
+            self.running = Some(Running { stored: true, ..running });
+            return Some(Command::Store(descriptor.to_bytes()));
+        }
+        if self.sends >= self.required_send_requests() {
+            return None;
+        }
+        if !running.announced {
+            self.running = Some(Running { announced: true, ..running });
+            let piece = self.control_piece(0, DESCRIPTOR_BYTES);
+            let operation = SendOperation::Send { immediate: None };
+            return Some(self.send(DESCRIPTOR_ID, operation, piece));
+        }
+        if self.sent >= running.end || self.sent >= self.results + u64::from(self.config.window) {
+            return None;
+        }
+        let segment = self.sent;
+        self.sent += 1;
+        let (offset, length) = self.range(&running, segment);
+        let call = &running.call;
+        let piece = Piece { key: call.source_key, address: call.source_address + offset, length };
+        let operation = SendOperation::Write {
+            remote_address: call.destination_address + offset,
+            remote_key: call.destination_key,
+            immediate: None,
+        };
+        Some(self.send(segment, operation, piece))
+    }
+
+    fn send(&mut self, id: u64, operation: SendOperation, piece: Piece) -> Command {
+        self.sends += 1;
+        let pieces = ScatterGather::one(piece);
+        Command::Send(SendRequest { id, operation, pieces, signaled: true, solicited: false })
+    }
+
+    const fn control_piece(&self, offset: usize, length: usize) -> Piece {
+        Piece {
+            key: self.config.control_key,
+            address: self.config.control_address + offset as u64,
+            length: length as u32,
+        }
+    }
+
+    /// Where in the vector a segment lies.
+    fn range(&self, running: &Running, segment: u64) -> (u64, u32) {
+        let segment_bytes = u64::from(self.config.segment_bytes);
+        let offset = (segment - running.first) * segment_bytes;
+        (offset, segment_bytes.min(running.bytes - offset) as u32)
+    }
+
+    /// Takes a completion of the queue pair. `control` is what the control region holds now.
+    pub fn handle_completion(&mut self, completion: &Completion, control: &[u8]) {
+        if completion.status != CompletionStatus::Success {
+            self.fail(CollectiveError::Transport(completion.status));
+            return;
+        }
+        if completion.id & RECEIVE_ID == 0 {
+            self.sends = self.sends.saturating_sub(1);
+        } else {
+            self.receives = self.receives.saturating_sub(1);
+            if let Err(error) = self.answered(completion, control) {
+                self.fail(error);
+            }
+        }
+        self.finish();
+    }
+
+    /// Takes a message of the switch.
+    fn answered(&mut self, completion: &Completion, control: &[u8]) -> Result<(), CollectiveError> {
+        const NONSENSE: CollectiveError =
+            CollectiveError::Protocol("it sent a message that is none of the protocol's");
+        let answer = completion.immediate.and_then(Answer::from_immediate).ok_or(NONSENSE)?;
+        let write = completion.operation == CompletionOperation::ReceiveWrite;
+        match (answer, write) {
+            (Answer::Aborted, false) => {
+                let end = MESSAGE_OFFSET + completion.length as usize;
+                let message = control.get(MESSAGE_OFFSET..end).ok_or(NONSENSE)?;
+                Err(Abort::parse(message).ok_or(NONSENSE)?.into())
+            }
+            (Answer::Agreed(_), false) => {
+                let expected = Answer::agreed(self.sequence.wrapping_sub(1));
+                let running = self.running.as_mut().filter(|running| !running.agreed);
+                let running = running.filter(|_| answer == expected && completion.length == 0);
+                running.ok_or(CollectiveError::Protocol("it agreed out of turn"))?.agreed = true;
+                Ok(())
+            }
+            (Answer::Result(_), true) => {
+                const OUT_OF_TURN: CollectiveError =
+                    CollectiveError::Protocol("it sent a result out of turn");
+                let running = self.running.filter(|running| running.agreed).ok_or(OUT_OF_TURN)?;
+                if self.results >= self.sent || answer != Answer::result(self.results) {
+                    return Err(OUT_OF_TURN);
+                }
+                if completion.length != self.range(&running, self.results).1 {
+                    return Err(CollectiveError::Protocol("it sent a result of the wrong length"));
+                }
+                self.results += 1;
+                Ok(())
+            }
+            _ => Err(NONSENSE),
+        }
+    }
+
+    fn finish(&mut self) {
+        let over = |running: &mut Running| {
+            running.agreed && self.results == running.end && self.sends == 0
+        };
+        if let Some(running) = self.running.take_if(over) {
+            let completed = Completed { sequence: self.sequence - 1, bytes: running.bytes };
+            self.outcome = Some(Ok(completed));
+        }
+    }
+
+    /// How the collective that was started has ended; `None` while it has not. Returned once.
+    pub fn poll_outcome(&mut self) -> Option<Result<Completed, CollectiveError>> {
+        self.outcome.take()
+    }
+
+    /// Ends the communicator from this side: the control connection brought bad news, or a
+    /// deadline has passed ([`HostWorker::timed_out`]). The first reason stays, unless it says
+    /// nothing of its own.
+    pub fn fail(&mut self, error: CollectiveError) {
+        let vague = CollectiveError::Transport(CompletionStatus::Flushed);
+        if self.failed.is_some_and(|earlier| earlier != vague) {
+            return;
+        }
+        let first = self.failed.is_none();
+        self.failed = Some(error);
+        if self.running.take().is_some() || (!first && self.outcome == Some(Err(vague))) {
+            self.outcome = Some(Err(error));
+        }
+    }
+
+    /// The error of a collective that takes too long, for [`HostWorker::fail`].
+    pub fn timed_out(&self) -> CollectiveError {
+        let (first, end) =
+            self.running.map_or((self.sent, self.sent), |running| (running.first, running.end));
+        CollectiveError::TimedOut {
+            sequence: self.sequence.saturating_sub(1),
+            results: self.results - first,
+            segments: end - first,
+        }
+    }
+
+    /// Why the communicator is of no more use, if it is not.
+    pub fn failure(&self) -> Option<CollectiveError> {
+        self.failed
+    }
+
+    /// The collective under way: its number, segments whose result has come, and segments.
+    pub fn progress(&self) -> Option<(u64, u64, u64)> {
+        let running = self.running?;
+        Some((self.sequence - 1, self.results - running.first, running.end - running.first))
+    }
+}

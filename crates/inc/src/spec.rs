@@ -1,0 +1,131 @@
+//! What a communicator is made from, and what it costs a switch.
+
+use core::net::IpAddr;
+use std::collections::HashSet;
+
+use millstream_wire::{Mtu, Psn, Qpn};
+use thiserror::Error;
+
+use crate::abort::ABORT_BYTES;
+use crate::slots::MAX_CHILDREN;
+
+/// The most segments in a window.
+pub const MAX_WINDOW: u32 = 4096;
+
+/// The most bytes in a segment.
+pub const MAX_SEGMENT_BYTES: u32 = 1 << 20;
+
+/// Receive requests on every edge of the switch: descriptors, of which an honest child has one
+/// outstanding.
+pub(crate) const RECEIVES_PER_CHILD: usize = 2;
+
+/// Bytes of each: a descriptor and what later versions may append to it.
+pub(crate) const RECEIVE_BYTES: usize = 64;
+
+/// A child of a communicator: a host.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ChildSpec {
+    /// Its rank, unique within the communicator.
+    pub rank: u32,
+    /// Its address.
+    pub address: IpAddr,
+    /// Its queue pair.
+    pub qpn: Qpn,
+    /// The first packet sequence number that it sends.
+    pub psn: Psn,
+}
+
+/// What a communicator is made from.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct CommunicatorSpec {
+    /// Its number, chosen by whoever controls the switch.
+    pub id: u64,
+    /// Payload bytes per packet on every edge.
+    pub path_mtu: Mtu,
+    /// Bytes of a segment: a multiple of the path MTU.
+    pub segment_bytes: u32,
+    /// Segments that a host may be ahead of its last result.
+    pub window: u32,
+    /// Who takes part: 1 to 64 hosts.
+    pub children: Vec<ChildSpec>,
+}
+
+/// Why a specification is no good.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+pub enum SpecError {
+    /// Too many children, or none.
+    #[error("a switch serves 1 to {MAX_CHILDREN} children in a communicator, not {0}")]
+    FanIn(usize),
+    /// Two children with one rank.
+    #[error("rank {0} occurs twice")]
+    DuplicateRank(u32),
+    /// The window is out of range.
+    #[error("a window of {0} segments is out of range: 1 to {MAX_WINDOW}")]
+    Window(u32),
+    /// The segment size is out of range.
+    #[error(
+        "a segment of {segment_bytes} bytes is no good: it must be a multiple of the path MTU \
+         {path_mtu} up to {MAX_SEGMENT_BYTES}"
+    )]
+    SegmentBytes {
+        /// What was asked for.
+        segment_bytes: u32,
+        /// What it must be a multiple of.
+        path_mtu: Mtu,
+    },
+}
+
+/// Checks a window.
+pub(crate) const fn check_window(window: u32) -> Result<(), SpecError> {
+    if window == 0 || window > MAX_WINDOW { Err(SpecError::Window(window)) } else { Ok(()) }
+}
+
+/// Checks a segment size.
+pub(crate) const fn check_segment_bytes(
+    segment_bytes: u32,
+    path_mtu: Mtu,
+) -> Result<(), SpecError> {
+    let multiple = segment_bytes.is_multiple_of(path_mtu.bytes() as u32);
+    if segment_bytes == 0 || segment_bytes > MAX_SEGMENT_BYTES || !multiple {
+        return Err(SpecError::SegmentBytes { segment_bytes, path_mtu });
+    }
+    Ok(())
+}
+
+impl CommunicatorSpec {
+    /// Checks everything that does not depend on the switch.
+    pub fn check(&self) -> Result<(), SpecError> {
+        if self.children.is_empty() || self.children.len() > MAX_CHILDREN {
+            return Err(SpecError::FanIn(self.children.len()));
+        }
+        check_window(self.window)?;
+        check_segment_bytes(self.segment_bytes, self.path_mtu)?;
+        let mut ranks = HashSet::new();
+        match self.children.iter().find(|child| !ranks.insert(child.rank)) {
+            Some(child) => Err(SpecError::DuplicateRank(child.rank)),
+            None => Ok(()),
+        }
+    }
+
+    /// How many slots it takes: the range between what the slowest host has and what the fastest
+    /// sends.
+    pub(crate) const fn slots(&self) -> u32 {
+        2 * self.window
+    }
+
+    /// Send requests on an edge: a window of results, and a few agreements; one place is kept for
+    /// the abort message.
+    pub(crate) const fn send_requests(&self) -> u32 {
+        self.window + 4
+    }
+
+    pub(crate) fn control_bytes(&self) -> usize {
+        self.children.len() * RECEIVES_PER_CHILD * RECEIVE_BYTES + ABORT_BYTES
+    }
+
+    /// Bytes of payload memory that it takes on a switch. Specifications that
+    /// [`CommunicatorSpec::check`] refuses have no meaningful size.
+    pub fn memory_bytes(&self) -> u64 {
+        u64::from(self.slots()) * u64::from(self.segment_bytes) + self.control_bytes() as u64
+    }
+}
