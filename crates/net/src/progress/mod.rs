@@ -1,0 +1,116 @@
+//! One thread that runs one node over one socket.
+
+mod driver;
+mod sending;
+mod shared;
+mod wake;
+
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use millstream_roce::Node;
+use millstream_wire::ROCE_PORT;
+
+use crate::udp::{OpenError, SocketConfig, UdpSocket};
+use driver::Driver;
+pub use shared::{Failure, Guard, Shared};
+use wake::Wake;
+
+/// How to run a node.
+#[derive(Clone, Debug)]
+pub struct ProgressConfig {
+    /// The one local address.
+    pub address: IpAddr,
+    /// UDP port here and at every peer: [`ROCE_PORT`], but for tests. The ICRC is always computed
+    /// with [`ROCE_PORT`] as the destination.
+    pub port: u16,
+    /// Use UDP_SEGMENT and UDP_GRO where the kernel has them. Worth a factor of three or more.
+    pub segmentation_offload: bool,
+    /// How many bytes to ask for as receive and as send buffer of the socket.
+    pub buffer_length: usize,
+    /// How long to look for work before sleeping. Takes a whole core; saves the time of waking up.
+    pub busy_poll: Duration,
+    /// Name of the thread, of which the system shows 15 bytes.
+    pub name: String,
+}
+
+impl ProgressConfig {
+    /// The defaults: with offload, without busy polling.
+    pub fn new(address: IpAddr) -> Self {
+        Self {
+            address,
+            port: ROCE_PORT,
+            segmentation_offload: true,
+            buffer_length: SocketConfig::DEFAULT_BUFFER_LENGTH,
+            busy_poll: Duration::ZERO,
+            name: "progress".to_owned(),
+        }
+    }
+}
+
+/// A running node. Dropping it stops its thread and waits for the end of it (unless it is dropped
+/// on that thread: then the thread ends after the hook that dropped it has returned).
+pub struct Progress<N> {
+    shared: Arc<Shared<N>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<N: Node + Send + 'static> Progress<N> {
+    /// Opens the socket and starts the thread.
+    ///
+    /// `after_round` is called on the thread, with no lock held, after each round in which
+    /// something arrived, a deadline passed, something was sent, or another thread had locked the
+    /// node; and once more when the thread ends, whatever the reason, so that it can wake those who
+    /// wait for the node ([`Shared::failure`] is set then). When it uses [`Shared::lock`], another
+    /// round follows, but no other call of it unless something of the above happens: what it wants
+    /// to handle, it must handle to the end.
+    ///
+    /// # Safety
+    /// The thread reads the memory behind [`Node::bytes`] after it has released the node's lock. All
+    /// bytes that `node` ever names must stay where they are, mapped and readable, until
+    /// [`Shared::quiesce`] has returned after the node stopped naming them (as by deregistration),
+    /// or until this value has been dropped. They may change meanwhile, as memory that is shared
+    /// with a device may; what the peer receives is then unspecified.
+    pub unsafe fn start(
+        config: ProgressConfig,
+        node: N,
+        after_round: impl FnMut(&Shared<N>) + Send + 'static,
+    ) -> Result<Self, OpenError> {
+        let socket = UdpSocket::open(&SocketConfig {
+            address: config.address,
+            port: config.port,
+            segmentation_offload: config.segmentation_offload,
+            buffer_length: config.buffer_length,
+        })?;
+        let address = socket.info().address;
+        let failed =
+            |operation| move |source: io::Error| OpenError::System { address, operation, source };
+        let wake = Wake::new().map_err(failed("eventfd"))?;
+        let shared = Arc::new(Shared::new(node, wake, socket));
+        let driver = Driver::new(Arc::clone(&shared), config.busy_poll, after_round);
+        let thread = thread::Builder::new()
+            .name(config.name)
+            .spawn(move || driver.run())
+            .map_err(failed("starting a thread"))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// What it shares with other threads.
+    pub const fn shared(&self) -> &Arc<Shared<N>> {
+        &self.shared
+    }
+}
+
+impl<N> Drop for Progress<N> {
+    fn drop(&mut self) {
+        self.shared.stop();
+        let Some(thread) = self.thread.take() else { return };
+        if thread.thread().id() != thread::current().id() {
+            // The thread catches panics, so this is no error worth reporting.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! Receiving many datagrams with one system call.
+
+use std::io;
+use std::mem;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ptr;
+
+use millstream_roce::{DatagramMeta, Identification};
+
+use super::control::{self, ControlBuffer, Received};
+use super::socket::UdpSocket;
+use crate::DriverCounters;
+
+/// No UDP payload is longer, coalesced or not (65,527 over IPv6).
+const MESSAGE_LENGTH: usize = 1 << 16;
+
+/// Buffers for the messages of one system call, and what it put there.
+pub struct ReceiveBatch {
+    bytes: Box<[u8]>,
+    slots: Box<[Slot]>,
+    /// What `recvmmsg` fills. The pointers in it are set before each call.
+    headers: Box<[libc::mmsghdr]>,
+    iovecs: Box<[libc::iovec]>,
+    filled: usize,
+    /// The last count of [`control::Received::overflowed`].
+    overflowed: u32,
+}
+
+/// One message.
+struct Slot {
+    source: libc::sockaddr_storage,
+    control: ControlBuffer,
+    meta: DatagramMeta,
+    length: usize,
+    segment: usize,
+}
+
+impl ReceiveBatch {
+    /// Room for this many messages of 64 KiB.
+    pub fn new(messages: usize) -> Self {
+        let unspecified = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+        let slot = || Slot {
+            // SAFETY: plain old data, of which zeros are a valid value.
+            source: unsafe { mem::zeroed() },
+            control: ControlBuffer::new(),
+            meta: DatagramMeta {
+                source: unspecified,
+                source_port: 0,
+                destination: unspecified,
+                identification: Identification::Guessed(0),
+                congestion_experienced: false,
+            },
+            length: 0,
+            segment: 0,
+        };
+        // SAFETY: as above, null pointers and zero lengths; both are set before use.
+        let header = || unsafe { mem::zeroed() };
+        let iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
+        Self {
+            bytes: vec![0; messages * MESSAGE_LENGTH].into(),
+            slots: (0..messages).map(|_| slot()).collect(),
+            headers: (0..messages).map(|_| header()).collect(),
+            iovecs: vec![iovec; messages].into(),
+            filled: 0,
+            overflowed: 0,
+        }
+    }
+
+    /// The datagrams received, in order, with what is known of each.
+    pub fn datagrams(&self) -> impl Iterator<Item = (DatagramMeta, &[u8])> {
+        let messages = self.slots.iter().zip(self.bytes.chunks_exact(MESSAGE_LENGTH));
+        messages.take(self.filled).flat_map(|(slot, bytes)| {
+            let segments = bytes[..slot.length].chunks(slot.segment);
+            segments.enumerate().map(|(index, bytes)| {
+                // A segmenting sender numbers its segments from 0, and what the kernel coalesced
+                // probably was one segmented message.
+                let identification = Identification::Guessed(index as u16);
+                (DatagramMeta { identification, ..slot.meta }, bytes)
+            })
+        })
+    }
+
+    /// Whether the last call filled all the room, so that more may be waiting.
+    pub const fn is_full(&self) -> bool {
+        self.filled == self.slots.len()
+    }
+
+    /// Points the headers at the buffers, as the kernel overwrites lengths in them.
+    fn arm(&mut self) {
+        let buffers = self.bytes.chunks_exact_mut(MESSAGE_LENGTH);
+        let parts = self.slots.iter_mut().zip(&mut self.iovecs).zip(&mut self.headers).zip(buffers);
+        for (((slot, iovec), header), buffer) in parts {
+            iovec.iov_base = buffer.as_mut_ptr().cast();
+            iovec.iov_len = buffer.len();
+            let header = &mut header.msg_hdr;
+            header.msg_name = (&raw mut slot.source).cast();
+            header.msg_namelen = mem::size_of_val(&slot.source) as libc::socklen_t;
+            header.msg_iov = iovec;
+            header.msg_iovlen = 1;
+            header.msg_control = slot.control.as_mut_ptr();
+            header.msg_controllen = ControlBuffer::LENGTH as _;
+            header.msg_flags = 0;
+        }
+    }
+
+    /// Takes in what the kernel said of the first `count` messages.
+    fn fill(&mut self, count: usize, local: IpAddr, counters: &mut DriverCounters) {
+        self.filled = count;
+        for (slot, header) in self.slots.iter_mut().zip(&self.headers).take(count) {
+            // SAFETY: `recvmmsg` just filled this header, whose control buffer is the slot's.
+            let Received { segment, congestion_experienced, overflowed } =
+                unsafe { control::read(&header.msg_hdr) };
+            if let Some(overflowed) = overflowed {
+                let more = overflowed.wrapping_sub(mem::replace(&mut self.overflowed, overflowed));
+                counters.overflowed_messages += u64::from(more);
+            }
+            slot.length = header.msg_len as usize;
+            slot.segment = segment.unwrap_or(slot.length).max(1);
+            let source = source(&slot.source);
+            // Without the control messages, where one datagram ends and the next starts is unknown.
+            let truncated = header.msg_hdr.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
+            let Some((source, source_port)) = source.filter(|_| !truncated) else {
+                counters.truncated_messages += 1;
+                slot.length = 0;
+                continue;
+            };
+            slot.meta = DatagramMeta {
+                source,
+                source_port,
+                destination: local,
+                identification: Identification::Guessed(0),
+                congestion_experienced,
+            };
+            counters.received_messages += 1;
+            counters.received_datagrams += slot.length.div_ceil(slot.segment) as u64;
+            counters.received_bytes += slot.length as u64;
+        }
+    }
+}
+
+impl UdpSocket {
+    /// Receives what is there into `batch`, in place of what was in it; returns how many messages.
+    /// Errors of the network are counted, not returned: those returned are the socket's end.
+    pub fn receive(
+        &self,
+        batch: &mut ReceiveBatch,
+        counters: &mut DriverCounters,
+    ) -> io::Result<usize> {
+        batch.filled = 0;
+        batch.arm();
+        counters.receive_calls += 1;
+        // SAFETY: the headers, their number, and all that `arm` pointed them at live in `batch`,
+        // which is borrowed exclusively during the call.
+        let count = unsafe {
+            libc::recvmmsg(
+                self.raw(),
+                batch.headers.as_mut_ptr(),
+                batch.headers.len() as libc::c_uint,
+                libc::MSG_DONTWAIT,
+                ptr::null_mut(),
+            )
+        };
+        let Ok(count) = usize::try_from(count) else {
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::EAGAIN | libc::EINTR) => {}
+                Some(libc::EBADF | libc::ENOTSOCK | libc::EFAULT | libc::EINVAL | libc::ENOSYS) => {
+                    return Err(error);
+                }
+                // Pending errors of the network are reported once each.
+                _ => counters.receive_errors += 1,
+            }
+            return Ok(0);
+        };
+        batch.fill(count, self.address(), counters);
+        Ok(count)
+    }
+}
+
+fn source(address: &libc::sockaddr_storage) -> Option<(IpAddr, u16)> {
+    let address = ptr::from_ref(address);
+    // SAFETY: storage is as long and as aligned as every address that it may hold, all of which are
+    // plain old data; which one it is, the family says.
+    unsafe {
+        match libc::c_int::from((*address).ss_family) {
+            libc::AF_INET => {
+                let v4 = &*address.cast::<libc::sockaddr_in>();
+                let bits = u32::from_be(v4.sin_addr.s_addr);
+                Some((Ipv4Addr::from_bits(bits).into(), u16::from_be(v4.sin_port)))
+            }
+            libc::AF_INET6 => {
+                let v6 = &*address.cast::<libc::sockaddr_in6>();
+                let octets = v6.sin6_addr.s6_addr;
+                Some((Ipv6Addr::from_octets(octets).into(), u16::from_be(v6.sin6_port)))
+            }
+            _ => None,
+        }
+    }
+}
