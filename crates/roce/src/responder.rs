@@ -46,7 +46,8 @@ enum Reply {
     /// Negative, or receiver not ready.
     Negative { psn: u64, syndrome: Syndrome },
     /// The rest of a READ response: `offset` bytes are out, `psn` is the next packet's.
-    Read { psn: u64, access: RemoteAccess, offset: u32 },
+    /// `repeated` ones were executed before: they take nothing from what new READs may use.
+    Read { psn: u64, access: RemoteAccess, offset: u32, repeated: bool },
 }
 
 /// Why a request is not executed.
@@ -103,23 +104,33 @@ impl Responder {
     }
 
     fn acknowledge(&mut self, psn: u64) {
-        match self.replies.back_mut() {
-            Some(Reply::Acknowledge { psn: last }) => *last = psn.max(*last),
-            _ => self.replies.push_back(Reply::Acknowledge { psn }),
+        if let Some(Reply::Acknowledge { psn: last }) = self.replies.back_mut() {
+            *last = psn.max(*last);
+        } else if !self.is_flooded() {
+            // Without room it is dropped: a lost acknowledgement is asked for again.
+            self.replies.push_back(Reply::Acknowledge { psn });
         }
     }
 
     /// Answers negatively; a flood of packets that get the same answer gets it once.
     fn answer(&mut self, psn: u64, syndrome: Syndrome) {
         let reply = Reply::Negative { psn, syndrome };
-        if self.replies.back() != Some(&reply) {
+        if self.replies.back() != Some(&reply) && !self.is_flooded() {
             self.replies.push_back(reply);
         }
     }
 
-    /// READ responses that are not all out yet.
-    fn reads_pending(&self) -> usize {
-        self.replies.iter().filter(|reply| matches!(reply, Reply::Read { .. })).count()
+    /// Answers are taken out between batches of arrivals; within a batch no peer that keeps to the
+    /// protocol asks for this many.
+    fn is_flooded(&self) -> bool {
+        self.replies.len() >= 2 * self.resources + 64
+    }
+
+    /// READ responses that are not all out yet: new ones, or `repeated` ones.
+    fn reads_pending(&self, wanted: bool) -> usize {
+        let is_wanted =
+            |reply: &&Reply| matches!(reply, Reply::Read { repeated, .. } if *repeated == wanted);
+        self.replies.iter().filter(is_wanted).count()
     }
 }
 
@@ -193,15 +204,16 @@ impl QueuePair {
         let access = self.remote_access(AccessKind::Read, &reth);
         let end = psn + self.path.mtu.packets(reth.dma_length.into());
         let queued = self.responder.replies.iter().any(|reply| {
-            matches!(reply, Reply::Read { psn: next, access, offset }
+            matches!(reply, Reply::Read { psn: next, access, offset, .. }
                 if *next <= psn
                     && psn < next + self.path.mtu.packets((access.length - offset).into()))
         });
-        let room = self.responder.reads_pending() < self.responder.resources;
+        let room = self.responder.reads_pending(true) < self.responder.resources;
         let allowed = self.access.contains(Access::REMOTE_READ)
             && (access.length == 0 || shared.memory.authorize(&access).is_ok());
         if end <= self.responder.expected && !queued && room && allowed {
-            self.responder.replies.push_back(Reply::Read { psn, access, offset: 0 });
+            let repeated = Reply::Read { psn, access, offset: 0, repeated: true };
+            self.responder.replies.push_back(repeated);
         }
     }
 
@@ -337,7 +349,7 @@ impl QueuePair {
         if !self.access.contains(Access::REMOTE_READ) {
             return Err(Refusal::Nak(NakCode::RemoteAccessError));
         }
-        if self.responder.reads_pending() >= self.responder.resources {
+        if self.responder.reads_pending(false) >= self.responder.resources {
             return Err(INVALID);
         }
         let access = self.remote_access(AccessKind::Read, &reth);
@@ -345,7 +357,8 @@ impl QueuePair {
             shared.memory.authorize(&access)?;
         }
         let psn = self.responder.expected;
-        self.responder.replies.push_back(Reply::Read { psn, access, offset: 0 });
+        let fresh = Reply::Read { psn, access, offset: 0, repeated: false };
+        self.responder.replies.push_back(fresh);
         Ok(self.path.mtu.packets(access.length.into()))
     }
 
@@ -432,7 +445,7 @@ impl QueuePair {
                     self.acknowledgement(psn, Aeth::new(syndrome, msn), transmit);
                     return true;
                 }
-                Some(Reply::Read { psn, access, offset }) => {
+                Some(Reply::Read { psn, access, offset, .. }) => {
                     if self.read_response(shared, psn, access, offset, msn, transmit) {
                         return true;
                     }
@@ -478,8 +491,9 @@ impl QueuePair {
         };
         if end == access.length {
             self.responder.replies.pop_front();
-        } else if let Some(front) = self.responder.replies.front_mut() {
-            *front = Reply::Read { psn: psn + 1, access, offset: end };
+        } else if let Some(Reply::Read { psn, offset, .. }) = self.responder.replies.front_mut() {
+            *psn += 1;
+            *offset = end;
         }
         let (bth, pad) = header(&self.path, opcode, Psn::from_extended(psn), length.into());
         let extended = ExtendedHeaders {

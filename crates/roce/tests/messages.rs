@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Lcg, Options, Pair, pattern, piece};
+use common::{Lcg, Options, Pair, Wire, pattern, piece};
 use millstream_roce::{
     AsyncEvent, Completion, CompletionOperation, CompletionStatus, QueuePairState, SendOperation,
 };
@@ -28,7 +28,7 @@ fn second(seconds: u64) -> Duration {
 }
 
 /// A wire that loses, doubles and damages one datagram in `one_in` each.
-fn faulty(seed: u64, one_in: u32) -> Box<dyn FnMut(usize, &[u8]) -> Vec<Vec<u8>>> {
+fn faulty(seed: u64, one_in: u32) -> Wire {
     let mut lcg = Lcg(seed);
     Box::new(move |_, datagram| {
         let mut damaged = datagram.to_vec();
@@ -318,4 +318,29 @@ fn what_a_packet_looks_like() {
             (O::RcReadResponseLast, 0xff_fff4, 44, 0, false),
         ]
     );
+}
+
+#[test]
+fn a_doubled_read_request_takes_nothing_from_the_next_read() {
+    let mut pair = Pair::with(Options { depth: 1, ..Options::default() });
+    let target = pair.register(1, REMOTE, pattern(64, 1));
+    let back = pair.register(0, LOCAL, vec![0; 64]);
+    let old = std::rc::Rc::new(std::cell::RefCell::new(Vec::new()));
+    let last = old.clone();
+    // The network's copy of each READ request arrives together with the next one.
+    pair.wire = Box::new(move |to, datagram| {
+        let mut arriving = vec![];
+        if to == 1 {
+            arriving.extend(last.replace(vec![datagram.to_vec()]));
+        }
+        arriving.push(datagram.to_vec());
+        arriving
+    });
+    for id in 0..3 {
+        pair.post(0, id, read(target, 0), &[piece(back, LOCAL, 64)]);
+    }
+    pair.run(second(1));
+    let completions = pair.completions(0);
+    assert_eq!(completions.len(), 3);
+    assert!(completions.iter().all(|c| c.status == CompletionStatus::Success), "{completions:?}");
 }
