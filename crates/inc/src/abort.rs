@@ -104,12 +104,21 @@ pub enum Violation {
     /// A segment beyond the window.
     #[error("a segment beyond the window")]
     Window = 7,
-    /// An RDMA READ.
-    #[error("an RDMA READ")]
-    Read = 8,
+    /// An RDMA READ, or a request that the reliable connection forbids.
+    #[error("an RDMA request that is neither a SEND nor a WRITE, or is malformed")]
+    Request = 8,
     /// A WRITE with immediate data.
     #[error("an RDMA WRITE with immediate data")]
     Immediate = 9,
+    /// The result cannot be written where the rank wants it.
+    #[error("a destination that the switch is not allowed to write to")]
+    Destination = 10,
+    /// There is no receive request for what the switch sends.
+    #[error("fewer receive requests than answers that it is owed")]
+    Receives = 11,
+    /// Its answers make no sense, or it finds that ours do not.
+    #[error("an answer that does not fit what the switch sent")]
+    Response = 12,
 }
 
 impl Violation {
@@ -122,8 +131,11 @@ impl Violation {
             5 => Self::Unannounced,
             6 => Self::Length,
             7 => Self::Window,
-            8 => Self::Read,
+            8 => Self::Request,
             9 => Self::Immediate,
+            10 => Self::Destination,
+            11 => Self::Receives,
+            12 => Self::Response,
             _ => return None,
         })
     }
@@ -206,7 +218,7 @@ mod tests {
             Abort::PeerLost { rank: 63 },
             Abort::Requested { code: 0xdead_beef },
         ];
-        reasons.extend((1..=9).map(|code| Abort::Violation {
+        reasons.extend((1..=12).map(|code| Abort::Violation {
             rank: 1,
             violation: Violation::from_code(code).unwrap(),
         }));
@@ -217,7 +229,7 @@ mod tests {
             assert_eq!(Abort::parse(&bytes), None);
             assert_eq!(Abort::parse(&bytes[1..]), None);
         }
-        assert!(Violation::from_code(10).is_none());
+        assert!(Violation::from_code(13).is_none());
     }
 
     #[test]

@@ -10,6 +10,9 @@
 //! The commands of 1 must be carried out once before the switch's end of the connection may send:
 //! they post the receives.
 //!
+//! A rank that has sent all it may and waits hears nothing when the switch dies: silence is what
+//! it expects. [`HostWorker::probe`], called now and then, makes that a broken connection.
+//!
 //! A collective ends when all results have come *and* all that was sent is acknowledged: only then
 //! do the buffers belong to the caller again.
 
@@ -33,6 +36,7 @@ const MESSAGE_OFFSET: usize = 64;
 
 /// Ids of work requests: WRITEs have the number of their segment.
 const DESCRIPTOR_ID: u64 = 1 << 62;
+const PROBE_ID: u64 = DESCRIPTOR_ID + 1;
 const RECEIVE_ID: u64 = 1 << 63;
 
 /// What a worker is made with. All ranks of a communicator have the same segments and window.
@@ -126,6 +130,8 @@ pub struct HostWorker {
     receives: u32,
     /// Send requests posted and not complete.
     sends: u32,
+    /// A probe is to be sent.
+    probe: bool,
     outcome: Option<Result<Completed, CollectiveError>>,
     failed: Option<CollectiveError>,
 }
@@ -152,6 +158,7 @@ impl HostWorker {
             running: None,
             receives: 0,
             sends: 0,
+            probe: false,
             outcome: None,
             failed: None,
         })
@@ -216,6 +223,14 @@ impl HostWorker {
         }
     }
 
+    /// Asks the switch for a sign of life, if a collective waits and nothing that was sent is
+    /// unanswered: an RDMA WRITE of no bytes, which a switch acknowledges and ignores. If it is
+    /// gone, the collective ends with [`CollectiveError::Transport`] when the retries of the queue
+    /// pair are used up.
+    pub fn probe(&mut self) {
+        self.probe = self.running.is_some();
+    }
+
     /// The next thing to do, or nothing until a completion or a start.
     pub fn poll_command(&mut self) -> Option<Command> {
         if self.failed.is_some() {
@@ -246,7 +261,11 @@ impl HostWorker {
             return Some(self.send(DESCRIPTOR_ID, operation, piece));
         }
         if self.sent >= running.end || self.sent >= self.results + u64::from(self.config.window) {
-            return None;
+            // What is not acknowledged yet asks the same question.
+            let probe = core::mem::take(&mut self.probe) && self.sends == 0;
+            let operation =
+                SendOperation::Write { remote_address: 0, remote_key: 0, immediate: None };
+            return probe.then(|| self.send(PROBE_ID, operation, Piece::default()));
         }
         let segment = self.sent;
         self.sent += 1;
@@ -263,7 +282,8 @@ impl HostWorker {
 
     fn send(&mut self, id: u64, operation: SendOperation, piece: Piece) -> Command {
         self.sends += 1;
-        let pieces = ScatterGather::one(piece);
+        let pieces =
+            if piece.length == 0 { ScatterGather::EMPTY } else { ScatterGather::one(piece) };
         Command::Send(SendRequest { id, operation, pieces, signaled: true, solicited: false })
     }
 
@@ -387,3 +407,6 @@ impl HostWorker {
         Some((self.sequence - 1, self.results - running.first, running.end - running.first))
     }
 }
+
+#[cfg(test)]
+mod tests;

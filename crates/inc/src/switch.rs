@@ -417,19 +417,23 @@ impl SwitchNode {
         debug_assert_eq!(posted, Ok(()), "the request that this one replaces is complete");
     }
 
-    /// The connection to a child is broken.
+    /// The connection to a child is broken. Only silence means that the child is gone: all else it
+    /// or its device has done.
     fn lost(&mut self, now: Instant, index: u32, child: usize, status: CompletionStatus) {
         let memory = self.endpoint.memory_mut();
         let Some(communicator) = memory.get_mut(index) else { return };
         if communicator.has_ended(child) {
             return;
         }
+        let (id, rank) = (communicator.id, communicator.children[child].rank);
         if communicator.aborted().is_none() {
-            let rank = communicator.children[child].rank;
-            let event = SwitchEvent::ChildLost { communicator: communicator.id, rank, status };
-            let progress = communicator.abort(Abort::PeerLost { rank });
+            let abort = match broken_by(status) {
+                Some(violation) => Abort::Violation { rank, violation },
+                None => Abort::PeerLost { rank },
+            };
+            let progress = communicator.abort(abort);
             memory.mark(index, progress);
-            self.events.push_back(event);
+            self.events.push_back(SwitchEvent::ChildLost { communicator: id, rank, status });
         }
         self.end(now, index, child);
     }
@@ -509,6 +513,23 @@ impl SwitchNode {
         z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
+}
+
+/// What a child has done when its connection ends like this; `None` when it is silent.
+const fn broken_by(status: CompletionStatus) -> Option<Violation> {
+    Some(match status {
+        CompletionStatus::RetryExceeded => return None,
+        CompletionStatus::RemoteAccess => Violation::Destination,
+        CompletionStatus::ReceiverNotReadyExceeded => Violation::Receives,
+        CompletionStatus::BadResponse
+        | CompletionStatus::RemoteInvalidRequest
+        | CompletionStatus::RemoteOperational => Violation::Response,
+        // Our end refused a request, which ends the connection without a word of its own.
+        CompletionStatus::Flushed
+        | CompletionStatus::LocalLength
+        | CompletionStatus::LocalProtection
+        | CompletionStatus::Success => Violation::Request,
+    })
 }
 
 impl Node for SwitchNode {

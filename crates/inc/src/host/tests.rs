@@ -1,0 +1,269 @@
+use super::*;
+use crate::abort::Violation;
+
+const CONFIG: HostConfig =
+    HostConfig { segment_bytes: 16, window: 2, control_key: 9, control_address: 0x9000 };
+
+const CALL: AllReduce = AllReduce {
+    source_key: 1,
+    source_address: 0x1000,
+    destination_key: 2,
+    destination_address: 0x2000,
+    count: 0,
+    data_type: DataType::Int32,
+    operation: ReduceOperation::Sum,
+};
+
+const CONTROL: [u8; CONTROL_BYTES] = [0; CONTROL_BYTES];
+
+/// A worker that has posted its receives.
+fn worker() -> HostWorker {
+    let mut worker = HostWorker::new(CONFIG).unwrap();
+    for _ in 0..worker.required_receive_requests() {
+        assert!(matches!(worker.poll_command(), Some(Command::Receive(_))));
+    }
+    assert_eq!(worker.poll_command(), None);
+    worker
+}
+
+/// A worker that has called for so many elements, and sent its descriptor.
+fn announced(count: u64) -> HostWorker {
+    let mut worker = worker();
+    worker.start(&AllReduce { count, ..CALL }).unwrap();
+    assert!(matches!(worker.poll_command(), Some(Command::Store(_))));
+    assert_eq!(next_send(&mut worker), Some((DESCRIPTOR_ID, 0x9000, 32)));
+    worker
+}
+
+/// Id, local address and length of the next send.
+fn next_send(worker: &mut HostWorker) -> Option<(u64, u64, u64)> {
+    match worker.poll_command()? {
+        Command::Send(request) => {
+            let address = request.pieces.pieces().first().map_or(0, |piece| piece.address);
+            Some((request.id, address, request.pieces.length()))
+        }
+        other => panic!("{other:?} instead of a send"),
+    }
+}
+
+fn completion(id: u64, operation: CompletionOperation) -> Completion {
+    Completion {
+        id,
+        qpn: millstream_wire::Qpn::new(2),
+        status: CompletionStatus::Success,
+        operation,
+        length: 0,
+        immediate: None,
+    }
+}
+
+fn sent(worker: &mut HostWorker, id: u64) {
+    worker.handle_completion(&completion(id, CompletionOperation::Send), &CONTROL);
+}
+
+/// A message of the switch comes, and its receive is replaced before anything else is sent.
+fn answered(worker: &mut HostWorker, answer: Answer, length: u32) {
+    let operation = match answer {
+        Answer::Result(_) => CompletionOperation::ReceiveWrite,
+        _ => CompletionOperation::Receive,
+    };
+    let immediate = Some(answer.to_immediate());
+    let completion = Completion { length, immediate, ..completion(RECEIVE_ID, operation) };
+    worker.handle_completion(&completion, &CONTROL);
+    if worker.failure().is_none() {
+        assert!(matches!(worker.poll_command(), Some(Command::Receive(_))));
+    }
+}
+
+#[test]
+fn a_window_of_segments_ahead_of_the_results() {
+    // 18 elements are 4 segments of 16 bytes and one of 8.
+    let mut worker = announced(18);
+    assert_eq!(next_send(&mut worker), Some((0, 0x1000, 16)));
+    assert_eq!(next_send(&mut worker), Some((1, 0x1010, 16)));
+    assert_eq!(worker.poll_command(), None);
+    // Acknowledgements are no results.
+    [DESCRIPTOR_ID, 0, 1].into_iter().for_each(|id| sent(&mut worker, id));
+    assert_eq!(worker.poll_command(), None);
+    answered(&mut worker, Answer::agreed(0), 0);
+    assert_eq!(worker.poll_command(), None);
+    answered(&mut worker, Answer::result(0), 16);
+    assert_eq!(next_send(&mut worker), Some((2, 0x1020, 16)));
+    assert_eq!(worker.poll_command(), None);
+    answered(&mut worker, Answer::result(1), 16);
+    answered(&mut worker, Answer::result(2), 16);
+    assert_eq!(next_send(&mut worker), Some((3, 0x1030, 16)));
+    assert_eq!(next_send(&mut worker), Some((4, 0x1040, 8)));
+    answered(&mut worker, Answer::result(3), 16);
+    assert_eq!(worker.progress(), Some((0, 4, 5)));
+    answered(&mut worker, Answer::result(4), 8);
+    // The buffers are in use until what was sent is acknowledged.
+    assert_eq!(worker.poll_outcome(), None);
+    [2, 3, 4].into_iter().for_each(|id| sent(&mut worker, id));
+    assert_eq!(worker.poll_outcome(), Some(Ok(Completed { sequence: 0, bytes: 72 })));
+    assert_eq!(worker.poll_outcome(), None);
+
+    // Numbers go on where they were.
+    assert_eq!(worker.start(&AllReduce { count: 1, ..CALL }), Ok(1));
+    assert!(matches!(worker.poll_command(), Some(Command::Store(_))));
+    assert_eq!(next_send(&mut worker), Some((DESCRIPTOR_ID, 0x9000, 32)));
+    assert_eq!(next_send(&mut worker), Some((5, 0x1000, 4)));
+}
+
+#[test]
+fn the_destination_travels_with_the_data() {
+    let mut worker = announced(8);
+    assert!(next_send(&mut worker).is_some());
+    let Some(Command::Send(request)) = worker.poll_command() else { panic!() };
+    let wanted = SendOperation::Write { remote_address: 0x2010, remote_key: 2, immediate: None };
+    assert_eq!(request.operation, wanted);
+}
+
+#[test]
+fn the_descriptor_is_what_was_called() {
+    let mut worker = worker();
+    worker.start(&AllReduce { count: 3, ..CALL }).unwrap();
+    let Some(Command::Store(bytes)) = worker.poll_command() else { panic!() };
+    let descriptor = Descriptor::parse(&bytes).unwrap();
+    assert_eq!((descriptor.sequence, descriptor.count), (0, 3));
+    assert_eq!(descriptor.collective, Collective::AllReduce);
+}
+
+#[test]
+fn nothing_but_an_agreement_for_nothing() {
+    let mut worker = announced(0);
+    assert_eq!(worker.poll_command(), None);
+    sent(&mut worker, DESCRIPTOR_ID);
+    assert_eq!(worker.poll_outcome(), None);
+    answered(&mut worker, Answer::agreed(0), 0);
+    assert_eq!(worker.poll_outcome(), Some(Ok(Completed { sequence: 0, bytes: 0 })));
+}
+
+#[test]
+fn never_more_sends_than_the_queue_holds() {
+    let mut worker = announced(1000);
+    answered(&mut worker, Answer::agreed(0), 0);
+    // Results come, acknowledgements do not.
+    let mut posted = 1;
+    for result in 0..10 {
+        while next_send(&mut worker).is_some() {
+            posted += 1;
+        }
+        if result < posted - 1 {
+            answered(&mut worker, Answer::result(result.into()), 16);
+        }
+    }
+    assert_eq!(posted, worker.required_send_requests());
+    sent(&mut worker, DESCRIPTOR_ID);
+    assert!(next_send(&mut worker).is_some());
+    assert!(next_send(&mut worker).is_none());
+}
+
+#[test]
+fn answers_out_of_turn_are_errors() {
+    let result = |segment| (Answer::result(segment), 16);
+    let agreed = |sequence| (Answer::agreed(sequence), 0);
+    for answers in [
+        vec![result(0)],
+        vec![agreed(1)],
+        vec![(Answer::agreed(0), 1)],
+        vec![agreed(0), agreed(0)],
+        vec![agreed(0), result(1)],
+        vec![agreed(0), (Answer::result(0), 12)],
+        vec![agreed(0), result(0), result(0)],
+        vec![agreed(0), result(0), result(1), result(2)],
+        // No message of an abort.
+        vec![(Answer::Aborted, 0)],
+        vec![(Answer::Aborted, ABORT_BYTES as u32)],
+        vec![(Answer::Aborted, u32::MAX)],
+    ] {
+        let mut worker = announced(1000);
+        next_send(&mut worker).unwrap();
+        next_send(&mut worker).unwrap();
+        for &(answer, length) in &answers {
+            assert_eq!(worker.failure(), None, "{answers:?}");
+            let operation = match answer {
+                Answer::Result(_) => CompletionOperation::ReceiveWrite,
+                _ => CompletionOperation::Receive,
+            };
+            let immediate = Some(answer.to_immediate());
+            let completion = Completion { length, immediate, ..completion(RECEIVE_ID, operation) };
+            worker.handle_completion(&completion, &CONTROL);
+        }
+        let outcome = worker.poll_outcome();
+        assert!(matches!(outcome, Some(Err(CollectiveError::Protocol(_)))), "{answers:?}");
+        assert_eq!(worker.poll_command(), None);
+    }
+    for immediate in [None, Some(u32::MAX)] {
+        let mut worker = announced(1);
+        let completion =
+            Completion { immediate, ..completion(RECEIVE_ID, CompletionOperation::Receive) };
+        worker.handle_completion(&completion, &CONTROL);
+        assert!(matches!(worker.poll_outcome(), Some(Err(CollectiveError::Protocol(_)))));
+    }
+}
+
+#[test]
+fn the_first_error_that_says_something_is_the_error() {
+    let broken = |status| CollectiveError::Transport(status);
+    let fail = |worker: &mut HostWorker, status| {
+        let completion = Completion { status, ..completion(0, CompletionOperation::Write) };
+        worker.handle_completion(&completion, &CONTROL);
+    };
+    let mut worker = announced(1000);
+    fail(&mut worker, CompletionStatus::Flushed);
+    fail(&mut worker, CompletionStatus::RetryExceeded);
+    fail(&mut worker, CompletionStatus::RemoteAccess);
+    let wanted = broken(CompletionStatus::RetryExceeded);
+    assert_eq!(worker.poll_outcome(), Some(Err(wanted)));
+    assert_eq!(worker.failure(), Some(wanted));
+    assert_eq!(worker.start(&CALL), Err(StartError::Failed(wanted)));
+
+    // Told why before the connection went down.
+    let mut worker = announced(1000);
+    let abort = Abort::Violation { rank: 3, violation: Violation::Window };
+    let mut control = CONTROL;
+    control[MESSAGE_OFFSET..][..ABORT_BYTES].copy_from_slice(&abort.to_bytes());
+    let message = Completion {
+        length: ABORT_BYTES as u32,
+        immediate: Some(Answer::Aborted.to_immediate()),
+        ..completion(RECEIVE_ID, CompletionOperation::Receive)
+    };
+    worker.handle_completion(&message, &control);
+    fail(&mut worker, CompletionStatus::Flushed);
+    assert_eq!(worker.poll_outcome(), Some(Err(abort.into())));
+}
+
+#[test]
+fn calls_that_cannot_be_are_refused() {
+    let mut worker = worker();
+    let call = AllReduce { operation: ReduceOperation::Average, ..CALL };
+    assert!(matches!(worker.start(&call), Err(StartError::Unsupported { .. })));
+    for (source_address, count) in [(0, u64::MAX), (0, 1 << 47), (u64::MAX - 3, 1)] {
+        let call = AllReduce { source_address, count, ..CALL };
+        assert!(matches!(worker.start(&call), Err(StartError::TooLong { .. })), "{count}");
+    }
+    assert_eq!(worker.start(&CALL), Ok(0));
+    assert_eq!(worker.start(&CALL), Err(StartError::Busy(0)));
+    assert!(HostWorker::new(HostConfig { window: 0, ..CONFIG }).is_err());
+    assert!(HostWorker::new(HostConfig { window: MAX_WINDOW + 1, ..CONFIG }).is_err());
+    assert!(HostWorker::new(HostConfig { segment_bytes: 0, ..CONFIG }).is_err());
+    assert!(HostWorker::new(HostConfig { segment_bytes: 1001, ..CONFIG }).is_err());
+}
+
+#[test]
+fn a_probe_is_sent_only_when_silence_could_mean_death() {
+    let mut worker = worker();
+    worker.probe();
+    assert_eq!(worker.poll_command(), None);
+    let mut worker = announced(4);
+    assert_eq!(next_send(&mut worker), Some((0, 0x1000, 16)));
+    worker.probe();
+    assert_eq!(worker.poll_command(), None);
+    sent(&mut worker, DESCRIPTOR_ID);
+    sent(&mut worker, 0);
+    assert_eq!(worker.poll_command(), None);
+    worker.probe();
+    assert_eq!(next_send(&mut worker), Some((PROBE_ID, 0, 0)));
+    assert_eq!(worker.poll_command(), None);
+}

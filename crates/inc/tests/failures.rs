@@ -1,0 +1,437 @@
+//! What goes wrong ends in an error that says what it was, on every rank that can be reached, and
+//! nowhere else.
+
+mod network;
+
+use core::net::{IpAddr, Ipv4Addr};
+use core::time::Duration;
+
+use millstream_inc::{
+    Abort, Collective, CollectiveError, DataType, Descriptor, Field, Mismatch, ReduceOperation,
+    StartError, SwitchEvent, Violation,
+};
+use millstream_roce::{
+    Access, CompletionStatus, IcrcCheck, Instant, Piece, ProtectionDomainId, ScatterGather,
+    SendOperation, SendRequest,
+};
+use millstream_wire::{Bth, Opcode, Psn};
+use network::{COMMUNICATOR, Faults, Network, RAW, Setup, int32};
+
+/// Starts int32 sums with these counts, one a rank; `None` does not call.
+fn start(network: &mut Network, counts: &[Option<usize>]) {
+    for (rank, count) in counts.iter().enumerate() {
+        if let Some(count) = count {
+            let (data_type, operation) = (DataType::Int32, ReduceOperation::Sum);
+            let vector = vec![1; *count];
+            let call = network.call(rank, &vector, data_type, operation, int32, false);
+            network.start(rank, &call);
+        }
+    }
+}
+
+fn all_failed(network: &mut Network, wanted: CollectiveError) {
+    for (rank, outcome) in network.outcomes().into_iter().enumerate() {
+        assert_eq!(outcome, Some(Err(wanted)), "rank {rank}");
+    }
+}
+
+/// The events that say why, in any order, then that all know.
+fn check_events(network: &mut Network, why: &[SwitchEvent], abort: Abort) {
+    network.run_to_rest();
+    let aborted = SwitchEvent::Aborted { communicator: COMMUNICATOR, abort };
+    assert_eq!(network.events.pop(), Some(aborted));
+    assert_eq!(network.events.len(), why.len(), "{:?}", network.events);
+    assert!(why.iter().all(|event| network.events.contains(event)), "{:?}", network.events);
+    assert_eq!(network.switch.statistics(COMMUNICATOR).unwrap().abort, Some(abort));
+}
+
+#[test]
+fn a_mismatch_is_an_error_everywhere_that_names_the_rank() {
+    // The odd one, and the rank that it is compared with.
+    for (odd, reference) in [(0, 1), (1, 0), (3, 0)] {
+        for (seed, loss) in [(1, 0), (2, 100), (3, 100)] {
+            let faults = Faults { loss, ..Faults::default() };
+            let mut network = Network::new(Setup { seed, faults, ..Setup::default() });
+            network.all_reduce(10, false);
+            let counts: Vec<_> =
+                (0..4).map(|rank| Some(if rank == odd { 2001 } else { 2000 })).collect();
+            start(&mut network, &counts);
+            let mismatch = Mismatch {
+                sequence: 1,
+                rank: odd as u32,
+                reference,
+                field: Field::Count,
+                expected: 2000,
+                found: 2001,
+            };
+            let abort = Abort::Mismatch(mismatch);
+            all_failed(&mut network, abort.into());
+            let why = [SwitchEvent::Mismatch { communicator: COMMUNICATOR, mismatch }];
+            check_events(&mut network, &why, abort);
+        }
+    }
+}
+
+#[test]
+fn a_mismatch_that_comes_late_is_found_too() {
+    let mut network = Network::new(Setup::default());
+    start(&mut network, &[Some(5000), Some(5000), Some(5000), None]);
+    // A window of everyone else's data lies in the slots.
+    network.run_to_rest();
+    let (data_type, operation) = (DataType::Float32, ReduceOperation::Sum);
+    let bytes = |x: f32| x.to_le_bytes().to_vec();
+    let call = network.call(3, &vec![1.0_f32; 5000], data_type, operation, bytes, false);
+    network.start(3, &call);
+    let mismatch = Mismatch {
+        sequence: 0,
+        rank: 3,
+        reference: 0,
+        field: Field::DataType,
+        expected: DataType::Int32.code().into(),
+        found: DataType::Float32.code().into(),
+    };
+    all_failed(&mut network, Abort::Mismatch(mismatch).into());
+}
+
+#[test]
+fn a_mismatch_of_empty_and_not_empty() {
+    let mut network = Network::new(Setup { hosts: 2, ..Setup::default() });
+    start(&mut network, &[Some(0), Some(3000)]);
+    let mismatch = Mismatch {
+        sequence: 0,
+        rank: 1,
+        reference: 0,
+        field: Field::Count,
+        expected: 0,
+        found: 3000,
+    };
+    all_failed(&mut network, Abort::Mismatch(mismatch).into());
+}
+
+/// What a rank that knows no rules does.
+#[derive(Clone, Copy, Debug)]
+enum Rude {
+    /// A SEND of these bytes.
+    Send([u8; 32]),
+    /// So many bytes of a SEND.
+    Garbage(u32),
+    /// A WRITE of so many bytes.
+    Write(u32),
+    WriteWithImmediate(u32),
+    Read(u32),
+}
+
+fn descriptor(sequence: u64, collective: Collective, count: u64) -> Rude {
+    Rude::Send(
+        Descriptor {
+            sequence,
+            collective,
+            operation: ReduceOperation::Sum,
+            data_type: DataType::Int32,
+            root: 0,
+            count,
+        }
+        .to_bytes(),
+    )
+}
+
+/// Posts requests on rank 0 past its worker.
+fn misbehave(network: &mut Network, requests: &[Rude]) {
+    let host = &mut network.hosts[0];
+    for (number, request) in requests.iter().enumerate() {
+        let (bytes, length) = match request {
+            Rude::Send(bytes) => (bytes.to_vec(), 32),
+            Rude::Garbage(length)
+            | Rude::Write(length)
+            | Rude::WriteWithImmediate(length)
+            | Rude::Read(length) => (vec![1; *length as usize + 1], *length),
+        };
+        let address = 1 << 50;
+        let memory = host.endpoint.memory_mut();
+        let key = memory.register(ProtectionDomainId(1), address, Access::LOCAL_WRITE, bytes);
+        let piece = Piece { key: key.unwrap(), address, length };
+        let (remote_address, remote_key) = (0, 0);
+        let operation = match request {
+            Rude::Send(_) | Rude::Garbage(_) => SendOperation::Send { immediate: None },
+            Rude::Write(_) => SendOperation::Write { remote_address, remote_key, immediate: None },
+            Rude::WriteWithImmediate(_) => {
+                SendOperation::Write { remote_address, remote_key, immediate: Some(0) }
+            }
+            Rude::Read(_) => SendOperation::Read { remote_address, remote_key },
+        };
+        let request = SendRequest {
+            id: RAW | number as u64,
+            operation,
+            pieces: ScatterGather::one(piece),
+            signaled: true,
+            solicited: false,
+        };
+        host.endpoint.post_send(network.now, host.qpn, &request).unwrap();
+    }
+    network.service(0);
+}
+
+#[test]
+fn who_breaks_the_protocol_is_named_and_the_others_go_free() {
+    use Collective::{AllReduce, Barrier};
+    let open = |count| descriptor(0, AllReduce, count);
+    for (requests, violation) in [
+        (vec![Rude::Garbage(32)], Violation::Descriptor),
+        (vec![Rude::Garbage(0)], Violation::Descriptor),
+        (vec![Rude::Garbage(64)], Violation::Descriptor),
+        (vec![Rude::Garbage(65)], Violation::Descriptor),
+        (vec![Rude::Garbage(4000)], Violation::Descriptor),
+        (vec![descriptor(1, AllReduce, 1)], Violation::Sequence),
+        (vec![descriptor(u64::MAX, AllReduce, 1)], Violation::Sequence),
+        (vec![open(100), descriptor(0, AllReduce, 0)], Violation::Sequence),
+        (vec![open(100), descriptor(1, AllReduce, 0)], Violation::Early),
+        (vec![open(0), descriptor(1, AllReduce, 0), Rude::Write(4)], Violation::Unannounced),
+        (vec![descriptor(0, Barrier, 0)], Violation::Unsupported),
+        (vec![Rude::Write(4)], Violation::Unannounced),
+        (vec![open(1), Rude::Write(4), Rude::Write(4)], Violation::Unannounced),
+        (vec![open(1000), Rude::Write(511)], Violation::Length),
+        (vec![open(1000), Rude::Write(1024)], Violation::Length),
+        (vec![open(1), Rude::Write(8)], Violation::Length),
+        (vec![open(129), Rude::Write(512), Rude::Write(512)], Violation::Length),
+        (vec![Rude::Read(4)], Violation::Request),
+        // Results go to where it says, which is nowhere.
+        (vec![open(128), Rude::Write(512)], Violation::Destination),
+        (vec![open(1), Rude::WriteWithImmediate(4)], Violation::Immediate),
+    ] {
+        let mut network = Network::new(Setup { hosts: 3, ..Setup::default() });
+        // The others agree with what it says first, if that is something.
+        let count = match requests[0] {
+            Rude::Send(bytes) => Descriptor::parse(&bytes).unwrap().count as usize,
+            _ => 1000,
+        };
+        start(&mut network, &[None, Some(count), Some(count)]);
+        misbehave(&mut network, &requests);
+        let abort = Abort::Violation { rank: 0, violation };
+        network.run_until("an error on the honest ranks", |network| {
+            network.hosts[1..].iter().all(|host| host.worker.failure().is_some())
+        });
+        for host in &network.hosts[1..] {
+            assert_eq!(host.worker.failure(), Some(abort.into()), "{requests:?}");
+            // Some break the rules only after all have their result.
+            let outcome = host.outcome.unwrap();
+            assert!(outcome.is_ok() || outcome == Err(abort.into()), "{requests:?}");
+        }
+        let status = match violation {
+            Violation::Request => Some(CompletionStatus::Flushed),
+            Violation::Destination => Some(CompletionStatus::RemoteAccess),
+            _ => None,
+        };
+        let communicator = COMMUNICATOR;
+        let mut why = vec![SwitchEvent::Violation { communicator, rank: 0, violation }];
+        why.extend(status.map(|status| SwitchEvent::ChildLost { communicator, rank: 0, status }));
+        check_events(&mut network, &why, abort);
+        // The offender hears of it in one way or the other (its worker knows nothing of what it
+        // sent, and finds answers to it odd).
+        let failed = |status| status != CompletionStatus::Success;
+        let refused = network.hosts[0].raw.iter().any(|completion| failed(completion.status));
+        let told = network.hosts[0].worker.failure().is_some();
+        assert!(refused || told, "{requests:?}");
+        assert!(network.switch.destroy_communicator(network.now, COMMUNICATOR));
+    }
+}
+
+#[test]
+fn a_window_is_a_window() {
+    // Four segments of 512 bytes, and one rank has not come: there are no results.
+    let mut network = Network::new(Setup { hosts: 3, ..Setup::default() });
+    start(&mut network, &[None, Some(1000), None]);
+    let mut requests = vec![descriptor(0, Collective::AllReduce, 1000)];
+    requests.extend([Rude::Write(512); 4]);
+    misbehave(&mut network, &requests);
+    network.run_to_rest();
+    assert_eq!(network.events, []);
+    misbehave(&mut network, &[Rude::Write(512)]);
+    let abort = Abort::Violation { rank: 0, violation: Violation::Window };
+    network.run_until("an error on the honest ranks", |network| {
+        network.hosts[1..].iter().all(|host| host.worker.failure().is_some())
+    });
+    assert_eq!(network.hosts[1].outcome, Some(Err(abort.into())));
+    let refused = network.hosts[0].raw.last().map(|completion| completion.status);
+    assert_eq!(refused, Some(CompletionStatus::RemoteInvalidRequest));
+}
+
+#[test]
+fn a_write_of_nothing_is_nothing() {
+    let mut network = Network::new(Setup { hosts: 2, ..Setup::default() });
+    misbehave(&mut network, &[Rude::Write(0), Rude::Write(0)]);
+    network.all_reduce(1000, false);
+    network.check_rest();
+    assert_eq!(network.events, []);
+}
+
+#[test]
+fn a_rank_that_dies_is_named_to_the_others_in_time() {
+    let mut network = Network::new(Setup { groups: 2, hosts: 3, ..Setup::default() });
+    let (first, second) = (network.group(0), network.group(1));
+    network.start_all(first, 20_000, false);
+    let (calls, wanted) = network.start_all(second.clone(), 20_000, false);
+    for _ in 0..500 {
+        network.step();
+    }
+    assert_ne!(network.switch.statistics(COMMUNICATOR).unwrap().segments, 0);
+    network.hosts[1].dead = true;
+    let died = network.now;
+    let outcomes = network.outcomes();
+    assert!(network.now.saturating_duration_since(died) < Duration::from_secs(5));
+    let lost = CollectiveError::Aborted(Abort::PeerLost { rank: 1 });
+    assert_eq!(outcomes[..3], [Some(Err(lost)), None, Some(Err(lost))]);
+    // The other communicator does not notice.
+    for ((host, call), outcome) in second.zip(&calls).zip(&outcomes[3..]) {
+        network.check(host, call, *outcome, &wanted);
+    }
+    let why = [SwitchEvent::ChildLost {
+        communicator: COMMUNICATOR,
+        rank: 1,
+        status: CompletionStatus::RetryExceeded,
+    }];
+    check_events(&mut network, &why, Abort::PeerLost { rank: 1 });
+    let again = network.hosts[0].worker.start(&calls[0]);
+    assert_eq!(again, Err(StartError::Failed(lost)));
+}
+
+#[test]
+fn a_switch_that_dies_is_a_broken_connection() {
+    let mut network = Network::new(Setup::default());
+    start(&mut network, &[Some(5000), Some(5000), Some(5000), None]);
+    network.run_to_rest();
+    network.setup.faults.loss = 1000;
+    // Those who wait find out by asking, the one that comes now by itself.
+    for host in 0..3 {
+        network.hosts[host].worker.probe();
+        network.service(host);
+    }
+    start(&mut network, &[None, None, None, Some(5000)]);
+    let died = network.now;
+    all_failed(&mut network, CollectiveError::Transport(CompletionStatus::RetryExceeded));
+    assert!(network.now.saturating_duration_since(died) < Duration::from_secs(5));
+}
+
+#[test]
+fn a_probe_of_a_living_switch_changes_nothing() {
+    let mut network = Network::new(Setup::default());
+    start(&mut network, &[Some(5000), Some(5000), Some(5000), None]);
+    for _ in 0..3 {
+        for host in 0..4 {
+            network.hosts[host].worker.probe();
+            network.service(host);
+        }
+        network.run_to_rest();
+    }
+    start(&mut network, &[None, None, None, Some(5000)]);
+    assert!(network.outcomes().iter().all(|outcome| matches!(outcome, Some(Ok(_)))));
+    network.check_rest();
+}
+
+#[test]
+fn a_rank_that_does_not_call_is_a_timeout_with_figures() {
+    let mut network = Network::new(Setup { hosts: 2, ..Setup::default() });
+    start(&mut network, &[Some(1000), None]);
+    network.run_to_rest();
+    let error = network.hosts[0].worker.timed_out();
+    let wanted = CollectiveError::TimedOut { sequence: 0, results: 0, segments: 8 };
+    assert_eq!(error, wanted);
+    network.hosts[0].worker.fail(error);
+    network.service(0);
+    assert_eq!(network.hosts[0].outcome, Some(Err(wanted)));
+}
+
+#[test]
+fn an_abort_on_request_reaches_all_and_only_its_communicator() {
+    for (steps, loss) in [(0, 0), (50, 0), (300, 100)] {
+        let faults = Faults { loss, ..Faults::default() };
+        let setup = Setup { groups: 2, hosts: 3, faults, ..Setup::default() };
+        let mut network = Network::new(setup);
+        let (first, second) = (network.group(0), network.group(1));
+        network.start_all(first.clone(), 5000, false);
+        let (calls, wanted) = network.start_all(second.clone(), 5000, false);
+        for _ in 0..steps {
+            network.step();
+        }
+        let abort = Abort::Requested { code: 9 };
+        assert!(network.switch.abort_communicator(network.now, COMMUNICATOR, abort));
+        // The first reason stays.
+        let other = Abort::Requested { code: 10 };
+        assert!(network.switch.abort_communicator(network.now, COMMUNICATOR, other));
+        assert!(!network.switch.abort_communicator(network.now, 99, abort));
+        let switch = network.hosts.len();
+        network.service(switch);
+        for outcome in network.outcomes_of(first) {
+            assert_eq!(outcome, Some(Err(abort.into())), "after {steps} steps");
+        }
+        for (host, call) in second.clone().zip(&calls) {
+            let outcome = network.outcomes_of(host..host + 1).pop().unwrap();
+            network.check(host, call, outcome, &wanted);
+        }
+        network.run_to_rest();
+        let aborted = SwitchEvent::Aborted { communicator: COMMUNICATOR, abort };
+        assert_eq!(network.events, [aborted]);
+        assert!(network.switch.destroy_communicator(network.now, COMMUNICATOR));
+        assert!(!network.switch.destroy_communicator(network.now, COMMUNICATOR));
+        assert_eq!(network.switch.communicators(), 1);
+    }
+}
+
+#[test]
+fn an_abort_while_idle_fails_the_next_call() {
+    let mut network = Network::new(Setup { hosts: 2, ..Setup::default() });
+    network.all_reduce(100, false);
+    let abort = Abort::Requested { code: 1 };
+    network.switch.abort_communicator(network.now, COMMUNICATOR, abort);
+    let switch = network.hosts.len();
+    network.service(switch);
+    network.run_to_rest();
+    let (data_type, operation) = (DataType::Int32, ReduceOperation::Sum);
+    let call = network.call(0, &[1], data_type, operation, int32, false);
+    let started = network.hosts[0].worker.start(&call);
+    assert_eq!(started, Err(StartError::Failed(abort.into())));
+}
+
+#[test]
+fn packets_from_outside_change_only_counters() {
+    let mut network = Network::new(Setup { icrc: IcrcCheck::Exact, ..Setup::default() });
+    network.all_reduce(100, false);
+    let hosts = 0..network.hosts.len();
+    let (calls, wanted) = network.start_all(hosts.clone(), 5000, false);
+    let stranger = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+    let switch = network.switch.config().address;
+    let mut garbage = 0;
+    while network.hosts.iter().any(|host| host.outcome.is_none()) {
+        // Noise, and well-formed headers with noise behind, for the queue pairs of hosts.
+        let length = network.random.next() as usize % 200;
+        let mut bytes: Vec<u8> = (0..length).map(|_| network.random.next() as u8).collect();
+        let host = network.random.next() as usize % network.hosts.len();
+        let (qpn, address) = (network.hosts[host].qpn, network.hosts[host].address);
+        if bytes.len() >= Bth::LENGTH && network.random.next().is_multiple_of(2) {
+            let opcodes = [Opcode::RcWriteOnly, Opcode::RcAcknowledge, Opcode::RcSendOnly];
+            let opcode = opcodes[network.random.next() as usize % opcodes.len()];
+            let psn = Psn::new(network.random.next() as u32);
+            bytes[..Bth::LENGTH].copy_from_slice(&Bth::new(opcode as u8, qpn, psn).to_bytes());
+        }
+        let known = network.random.next().is_multiple_of(2);
+        let to_switch = network.random.next().is_multiple_of(2);
+        let (source, destination) = match (known, to_switch) {
+            (true, true) => (address, switch),
+            (true, false) => (switch, address),
+            (false, true) => (stranger, switch),
+            (false, false) => (stranger, address),
+        };
+        network.inject(Duration::from_nanos(100), source, destination, bytes);
+        garbage += 1;
+        assert!(network.step());
+    }
+    assert!(garbage > 500);
+    for (host, call) in hosts.zip(&calls) {
+        let outcome = network.hosts[host].outcome.take();
+        network.check(host, call, outcome, &wanted);
+    }
+    network.check_rest();
+    let counters = network.switch.counters();
+    assert_eq!(network.events, []);
+    assert_ne!(counters.dropped_malformed + counters.dropped_opcode + counters.dropped_qpn, 0);
+    assert!(network.now > Instant::ZERO);
+}

@@ -1,0 +1,574 @@
+//! One switch and some hosts on a small network with virtual time and a seeded fault injector.
+
+#![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
+
+use core::cmp::Reverse;
+use core::net::{IpAddr, Ipv4Addr};
+use core::ops::Range;
+use core::time::Duration;
+use std::collections::BinaryHeap;
+
+use millstream_inc::{
+    AllReduce, CONTROL_BYTES, ChildSpec, CollectiveError, Command, CommunicatorSpec, Completed,
+    DataType, HostConfig, HostWorker, ReduceOperation, SwitchConfig, SwitchEvent, SwitchNode,
+};
+use millstream_roce::{
+    Access, Completion, CompletionQueueId, DatagramMeta, Endpoint, EndpointConfig, IcrcCheck,
+    Identification, Instant, Node, OwnedMemory, ProtectionDomainId, QueuePairAttributes,
+    QueuePairCapabilities, QueuePairConfig, QueuePairState, Transmit,
+};
+use millstream_wire::{Mtu, Opcode, Psn, Qpn};
+
+/// The communicator of the first hosts; the next has the next number.
+pub const COMMUNICATOR: u64 = 7;
+const DOMAIN: ProtectionDomainId = ProtectionDomainId(1);
+const SWITCH: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 254));
+const SOURCE_PORT: u16 = 50_000;
+
+pub type Outcome = Result<Completed, CollectiveError>;
+
+/// Chances out of 1000.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Faults {
+    pub loss: u64,
+    pub duplication: u64,
+    pub reordering: u64,
+    pub corruption: u64,
+    /// Of acknowledgements only.
+    pub acknowledgement_loss: u64,
+}
+
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Communicators, each with hosts of its own.
+    pub groups: u32,
+    /// Hosts of each.
+    pub hosts: u32,
+    pub path_mtu: Mtu,
+    pub segment_bytes: u32,
+    pub window: u32,
+    pub faults: Faults,
+    pub seed: u64,
+    pub first_psn: Psn,
+    pub icrc: IcrcCheck,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        Self {
+            groups: 1,
+            hosts: 4,
+            path_mtu: Mtu::B256,
+            segment_bytes: 512,
+            window: 4,
+            faults: Faults::default(),
+            seed: 1,
+            first_psn: Psn::new(0x12_3456),
+            icrc: IcrcCheck::Off,
+        }
+    }
+}
+
+impl Setup {
+    /// How many 32-bit elements a segment holds.
+    pub fn elements(&self) -> usize {
+        self.segment_bytes as usize / 4
+    }
+}
+
+/// Knuth's MMIX generator: good enough to lose packets by.
+#[derive(Debug)]
+pub struct Random(u64);
+
+impl Random {
+    pub fn new(seed: u64) -> Self {
+        let mut random = Self(seed);
+        random.next();
+        random
+    }
+
+    pub fn next(&mut self) -> u64 {
+        self.0 =
+            self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        self.0 >> 33
+    }
+
+    fn chance(&mut self, per_mille: u64) -> bool {
+        self.next() % 1000 < per_mille
+    }
+}
+
+#[derive(Debug)]
+pub struct Host {
+    pub address: IpAddr,
+    pub endpoint: Endpoint<OwnedMemory>,
+    pub qpn: Qpn,
+    pub worker: HostWorker,
+    pub outcome: Option<Outcome>,
+    /// Completions of requests that the test posted past the worker.
+    pub raw: Vec<Completion>,
+    queue: CompletionQueueId,
+    control: u32,
+    /// Sends nothing and hears nothing any more.
+    pub dead: bool,
+}
+
+/// Requests with this bit in their id are the test's own.
+pub const RAW: u64 = 1 << 60;
+
+impl Host {
+    fn new(rank: u32, setup: &Setup) -> Self {
+        let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, rank as u8 + 1));
+        let config = EndpointConfig {
+            icrc: setup.icrc,
+            ..EndpointConfig::new(address, setup.seed + 1000 + u64::from(rank))
+        };
+        let mut endpoint = Endpoint::new(config, OwnedMemory::new(16));
+        let base = control_address(rank);
+        let control = endpoint
+            .memory_mut()
+            .register(DOMAIN, base, Access::LOCAL_WRITE, vec![0; CONTROL_BYTES])
+            .unwrap();
+        let worker = HostWorker::new(HostConfig {
+            segment_bytes: setup.segment_bytes,
+            window: setup.window,
+            control_key: control,
+            control_address: base,
+        })
+        .unwrap();
+        let (sends, receives) =
+            (worker.required_send_requests() as usize, worker.required_receive_requests() as usize);
+        let queue = endpoint.create_completion_queue(sends + receives).unwrap();
+        let qpn = endpoint
+            .create_queue_pair(&QueuePairConfig {
+                domain: DOMAIN,
+                send_completions: queue,
+                receive_completions: queue,
+                capabilities: QueuePairCapabilities {
+                    max_send_requests: sends,
+                    max_receive_requests: receives,
+                },
+            })
+            .unwrap();
+        Self {
+            address,
+            endpoint,
+            qpn,
+            worker,
+            outcome: None,
+            raw: Vec::new(),
+            queue,
+            control,
+            dead: false,
+        }
+    }
+
+    fn connect(&mut self, setup: &Setup, switch_qpn: Qpn, switch_psn: Psn) {
+        let none = QueuePairAttributes::default();
+        for attributes in [
+            QueuePairAttributes {
+                state: Some(QueuePairState::Initialized),
+                access: Some(Access::LOCAL_WRITE | Access::REMOTE_WRITE),
+                ..none
+            },
+            QueuePairAttributes {
+                state: Some(QueuePairState::ReadyToReceive),
+                remote_address: Some(SWITCH),
+                path_mtu: Some(setup.path_mtu),
+                destination_qpn: Some(switch_qpn),
+                receive_psn: Some(switch_psn),
+                responder_resources: Some(1),
+                minimum_rnr_timer: Some(12),
+                ..none
+            },
+            QueuePairAttributes {
+                state: Some(QueuePairState::ReadyToSend),
+                send_psn: Some(setup.first_psn),
+                timeout: Some(17),
+                retry_count: Some(7),
+                rnr_retry: Some(7),
+                initiator_depth: Some(1),
+                ..none
+            },
+        ] {
+            self.endpoint.modify_queue_pair(Instant::ZERO, self.qpn, &attributes).unwrap();
+        }
+    }
+
+    /// Exchanges commands and completions with the worker until both are silent.
+    fn work(&mut self, now: Instant) {
+        let mut completions = Vec::new();
+        loop {
+            while let Some(command) = self.worker.poll_command() {
+                match command {
+                    Command::Store(bytes) => {
+                        let region = self.endpoint.memory_mut().region_mut(self.control).unwrap();
+                        region[..bytes.len()].copy_from_slice(&bytes);
+                    }
+                    Command::Receive(request) => {
+                        self.endpoint.post_receive(self.qpn, &request).unwrap();
+                    }
+                    Command::Send(request) => {
+                        self.endpoint.post_send(now, self.qpn, &request).unwrap();
+                    }
+                }
+            }
+            if self.endpoint.poll_completions(self.queue, &mut completions, usize::MAX) == 0 {
+                break;
+            }
+            for completion in completions.drain(..) {
+                if completion.id & RAW != 0 {
+                    self.raw.push(completion);
+                    continue;
+                }
+                let control = self.endpoint.memory().region(self.control).unwrap();
+                self.worker.handle_completion(&completion, control);
+            }
+        }
+        if let Some(outcome) = self.worker.poll_outcome() {
+            assert!(self.outcome.replace(outcome).is_none(), "an outcome is told once");
+        }
+    }
+}
+
+fn control_address(rank: u32) -> u64 {
+    u64::from(rank + 1) << 40
+}
+
+/// Where a rank's source and destination are registered.
+pub fn vector_address(rank: u32, destination: bool) -> u64 {
+    control_address(rank) + if destination { 2 << 32 } else { 1 << 32 }
+}
+
+/// A datagram under way: when it arrives, a number that breaks ties, where it goes.
+type Flight = Reverse<(Instant, u64, usize, IpAddr, Vec<u8>)>;
+
+pub struct Network {
+    pub now: Instant,
+    pub switch: SwitchNode,
+    pub hosts: Vec<Host>,
+    pub setup: Setup,
+    pub events: Vec<SwitchEvent>,
+    pub random: Random,
+    flights: BinaryHeap<Flight>,
+    sent: u64,
+}
+
+impl Network {
+    pub fn new(setup: Setup) -> Self {
+        let count = setup.groups * setup.hosts;
+        let mut hosts: Vec<Host> = (0..count).map(|number| Host::new(number, &setup)).collect();
+        let config = SwitchConfig { icrc: setup.icrc, ..SwitchConfig::new(SWITCH, setup.seed) };
+        let mut switch = SwitchNode::new(config);
+        for (group, hosts) in hosts.chunks_mut(setup.hosts as usize).enumerate() {
+            let children = hosts.iter().enumerate().map(|(rank, host)| ChildSpec {
+                rank: rank as u32,
+                address: host.address,
+                qpn: host.qpn,
+                psn: setup.first_psn,
+            });
+            let spec = CommunicatorSpec {
+                id: COMMUNICATOR + group as u64,
+                path_mtu: setup.path_mtu,
+                segment_bytes: setup.segment_bytes,
+                window: setup.window,
+                // The switch must not depend on the order.
+                children: children.rev().collect(),
+            };
+            let edges = switch.create_communicator(Instant::ZERO, &spec).unwrap();
+            for edge in edges {
+                hosts[edge.rank as usize].connect(&setup, edge.qpn, edge.psn);
+            }
+        }
+        let random = Random::new(setup.seed);
+        let mut network = Self {
+            now: Instant::ZERO,
+            switch,
+            hosts,
+            setup,
+            events: Vec::new(),
+            random,
+            flights: BinaryHeap::new(),
+            sent: 0,
+        };
+        (0..=network.hosts.len()).for_each(|node| network.service(node));
+        network
+    }
+
+    /// Hosts by number, then the switch.
+    fn node(&mut self, index: usize) -> &mut dyn Node {
+        match self.hosts.get_mut(index) {
+            Some(host) => &mut host.endpoint,
+            None => &mut self.switch,
+        }
+    }
+
+    fn address(&self, index: usize) -> IpAddr {
+        self.hosts.get(index).map_or(SWITCH, |host| host.address)
+    }
+
+    fn is_dead(&self, index: usize) -> bool {
+        self.hosts.get(index).is_some_and(|host| host.dead)
+    }
+
+    /// Lets a node do everything that it can do now.
+    pub fn service(&mut self, index: usize) {
+        let now = self.now;
+        if self.is_dead(index) {
+            return;
+        }
+        match self.hosts.get_mut(index) {
+            Some(host) => host.work(now),
+            None => {
+                let switch = &mut self.switch;
+                self.events.extend(core::iter::from_fn(|| switch.poll_event()));
+                if let Some(statistics) = self.switch.statistics(COMMUNICATOR) {
+                    assert!(statistics.slots_in_use <= 2 * self.setup.window);
+                }
+            }
+        }
+        let source = self.address(index);
+        let mut transmit = Transmit::new();
+        while self.node(index).poll_transmit(now, &mut transmit) {
+            let mut datagram = Vec::new();
+            let node: &dyn Node = self.node(index);
+            assert!(transmit.assemble(node, source, SOURCE_PORT, 0, &mut datagram));
+            self.carry(source, transmit.destination, datagram);
+        }
+    }
+
+    /// Sends a datagram over the faulty network.
+    fn carry(&mut self, source: IpAddr, destination: IpAddr, datagram: Vec<u8>) {
+        let Faults { loss, duplication, reordering, corruption, acknowledgement_loss } =
+            self.setup.faults;
+        let acknowledgement = datagram[0] == Opcode::RcAcknowledge as u8;
+        if acknowledgement && self.random.chance(acknowledgement_loss) {
+            return;
+        }
+        let copies = 1 + u64::from(self.random.chance(duplication));
+        for _ in 0..copies {
+            if self.random.chance(loss) {
+                continue;
+            }
+            // In order, unless it is overtaken by what is sent in the next 40 microseconds.
+            let late = if self.random.chance(reordering) { self.random.next() % 40_000 } else { 0 };
+            let mut datagram = datagram.clone();
+            if self.random.chance(corruption) {
+                let bit = self.random.next() as usize % (datagram.len() * 8);
+                datagram[bit / 8] ^= 1 << (bit % 8);
+            }
+            self.inject(Duration::from_nanos(5_000 + late), source, destination, datagram);
+        }
+    }
+
+    /// Makes a datagram arrive after `delay`.
+    pub fn inject(
+        &mut self,
+        delay: Duration,
+        source: IpAddr,
+        destination: IpAddr,
+        datagram: Vec<u8>,
+    ) {
+        let to = (0..self.hosts.len()).find(|&host| self.hosts[host].address == destination);
+        let to = to.unwrap_or(self.hosts.len());
+        self.sent += 1;
+        self.flights.push(Reverse((self.now + delay, self.sent, to, source, datagram)));
+    }
+
+    /// Goes to the next thing that happens; `false` when nothing ever will.
+    pub fn step(&mut self) -> bool {
+        let mut timeout = None;
+        for node in 0..=self.hosts.len() {
+            if !self.is_dead(node)
+                && let Some(deadline) = self.node(node).poll_timeout()
+                && timeout.is_none_or(|(earliest, _)| deadline < earliest)
+            {
+                timeout = Some((deadline, node));
+            }
+        }
+        let arrival = self.flights.peek().map(|Reverse(flight)| flight.0);
+        match (arrival, timeout) {
+            (None, None) => return false,
+            (Some(at), timeout) if timeout.is_none_or(|(deadline, _)| at <= deadline) => {
+                let Some(Reverse((at, _, to, source, datagram))) = self.flights.pop() else {
+                    return false;
+                };
+                self.now = at;
+                if self.is_dead(to) {
+                    return true;
+                }
+                let meta = DatagramMeta {
+                    source,
+                    source_port: SOURCE_PORT,
+                    destination: self.address(to),
+                    identification: Identification::Known(0),
+                    congestion_experienced: false,
+                };
+                self.node(to).handle_datagram(at, &meta, &datagram);
+                self.service(to);
+            }
+            (_, Some((deadline, node))) => {
+                self.now = self.now.max(deadline);
+                let now = self.now;
+                self.node(node).handle_timeout(now);
+                self.service(node);
+            }
+            (Some(_), None) => unreachable!("taken by the guard above"),
+        }
+        true
+    }
+
+    /// Runs until `done`, which must come true within a minute of virtual time.
+    pub fn run_until(&mut self, what: &str, mut done: impl FnMut(&Self) -> bool) {
+        let limit = self.now + Duration::from_secs(60);
+        while !done(self) {
+            assert!(self.step(), "nothing happens any more, but not yet: {what}");
+            assert!(self.now < limit, "a minute has passed, but not yet: {what}");
+        }
+    }
+
+    /// Runs until nothing is under way any more.
+    pub fn run_to_rest(&mut self) {
+        let limit = self.now + Duration::from_secs(60);
+        while self.step() {
+            assert!(self.now < limit, "it does not come to rest");
+        }
+    }
+
+    /// Registers the vectors of a rank; returns the call. `in_place`: the source is the
+    /// destination.
+    pub fn call<T: Copy>(
+        &mut self,
+        rank: usize,
+        vector: &[T],
+        data_type: DataType,
+        operation: ReduceOperation,
+        bytes: impl Fn(T) -> Vec<u8>,
+        in_place: bool,
+    ) -> AllReduce {
+        let source: Vec<u8> = vector.iter().flat_map(|&element| bytes(element)).collect();
+        // A canary behind the end; and regions are never empty.
+        let destination = vec![0xa5; source.len() + 1];
+        let memory = self.hosts[rank].endpoint.memory_mut();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+        let (source_address, destination_address) =
+            (vector_address(rank as u32, false), vector_address(rank as u32, true));
+        let mut source = source;
+        source.push(0xa5);
+        let source_key = memory.register(DOMAIN, source_address, access, source).unwrap();
+        let (destination_key, destination_address) = if in_place {
+            (source_key, source_address)
+        } else {
+            let key = memory.register(DOMAIN, destination_address, access, destination);
+            (key.unwrap(), destination_address)
+        };
+        AllReduce {
+            source_key,
+            source_address,
+            destination_key,
+            destination_address,
+            count: vector.len() as u64,
+            data_type,
+            operation,
+        }
+    }
+
+    /// Starts a call on a rank.
+    pub fn start(&mut self, rank: usize, call: &AllReduce) {
+        self.hosts[rank].worker.start(call).unwrap();
+        self.service(rank);
+    }
+
+    /// Takes the vectors of a call back; returns the destination, whose canary must be untouched.
+    pub fn finish(&mut self, rank: usize, call: &AllReduce) -> Vec<u8> {
+        let memory = self.hosts[rank].endpoint.memory_mut();
+        let mut result = memory.deregister(call.source_key).unwrap();
+        if call.destination_key != call.source_key {
+            result = memory.deregister(call.destination_key).unwrap();
+        }
+        assert_eq!(result.pop(), Some(0xa5), "something was written behind the end");
+        result
+    }
+
+    /// The hosts of a communicator.
+    pub fn group(&self, group: usize) -> Range<usize> {
+        let hosts = self.setup.hosts as usize;
+        group * hosts..(group + 1) * hosts
+    }
+
+    /// Runs until every living one of these hosts has an outcome, and returns them.
+    pub fn outcomes_of(&mut self, hosts: Range<usize>) -> Vec<Option<Outcome>> {
+        self.run_until("an outcome on every rank", |network| {
+            network.hosts[hosts.clone()].iter().all(|host| host.dead || host.outcome.is_some())
+        });
+        self.hosts[hosts].iter_mut().map(|host| host.outcome.take()).collect()
+    }
+
+    /// Runs until every living host has an outcome, and returns them.
+    pub fn outcomes(&mut self) -> Vec<Option<Outcome>> {
+        self.outcomes_of(0..self.hosts.len())
+    }
+
+    /// Starts an int32 sum AllReduce of made-up vectors on these hosts; returns the calls and the
+    /// wanted result.
+    pub fn start_all(
+        &mut self,
+        hosts: Range<usize>,
+        count: usize,
+        in_place: bool,
+    ) -> (Vec<AllReduce>, Vec<u8>) {
+        let mut wanted = vec![0_i32; count];
+        let mut calls = Vec::new();
+        for host in hosts.clone() {
+            let vector: Vec<i32> = (0..count).map(|_| (self.random.next() << 8) as i32).collect();
+            wanted.iter_mut().zip(&vector).for_each(|(sum, x)| *sum = sum.wrapping_add(*x));
+            let (data_type, operation) = (DataType::Int32, ReduceOperation::Sum);
+            calls.push(self.call(host, &vector, data_type, operation, int32, in_place));
+        }
+        for (host, call) in hosts.zip(&calls) {
+            self.start(host, call);
+        }
+        (calls, wanted.into_iter().flat_map(int32).collect())
+    }
+
+    /// Checks that a call ended with the wanted result.
+    pub fn check(&mut self, host: usize, call: &AllReduce, outcome: Option<Outcome>, want: &[u8]) {
+        let completed = outcome.unwrap().unwrap();
+        assert_eq!(completed.bytes, want.len() as u64);
+        let result = self.finish(host, call);
+        assert!(result == want, "wrong result on host {host}, {} bytes", want.len());
+    }
+
+    /// One int32 sum AllReduce on the hosts of each communicator, checked.
+    pub fn all_reduce(&mut self, count: usize, in_place: bool) {
+        let groups: Vec<_> = (0..self.setup.groups as usize)
+            .map(|group| {
+                let hosts = self.group(group);
+                (hosts.clone(), self.start_all(hosts, count, in_place))
+            })
+            .collect();
+        for (hosts, (calls, wanted)) in groups {
+            let outcomes = self.outcomes_of(hosts.clone());
+            for ((host, call), outcome) in hosts.zip(&calls).zip(outcomes) {
+                self.check(host, call, outcome, &wanted);
+            }
+        }
+    }
+
+    /// At rest nothing is left: no slots, no packets, no timers.
+    pub fn check_rest(&mut self) {
+        self.run_to_rest();
+        for group in 0..self.setup.groups {
+            let statistics = self.switch.statistics(COMMUNICATOR + u64::from(group)).unwrap();
+            assert_eq!(statistics.slots_in_use, 0, "slots are leaked");
+        }
+        for node in 0..=self.hosts.len() {
+            assert_eq!(self.node(node).poll_timeout(), None, "a timer is leaked");
+        }
+    }
+}
+
+/// Bytes of an int32 vector.
+pub fn int32(element: i32) -> Vec<u8> {
+    element.to_le_bytes().to_vec()
+}
