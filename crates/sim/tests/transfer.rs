@@ -1,0 +1,184 @@
+//! Data arrives exactly, whatever the network does to the packets.
+
+use core::time::Duration;
+
+use millstream_roce::IcrcCheck;
+use millstream_sim::plan::Kind;
+use millstream_sim::scenarios::transfer::{Transfer, TransferOptions};
+use millstream_sim::{
+    ConnectionOptions, Happening, HostOptions, IdentificationSource, LinkOptions, Probability,
+};
+use millstream_wire::{Mtu, Psn};
+
+/// Runs it; nothing may fail, and every checker must be content.
+fn exact(options: &TransferOptions) -> Transfer<'static> {
+    let mut transfer = Transfer::new(options);
+    transfer.run();
+    transfer.expect_no_failure();
+    let report = transfer.report("test", options.seed);
+    assert!(report.passed(), "{report}\n{options:?}");
+    transfer
+}
+
+fn with_link(change: impl Fn(&mut LinkOptions)) -> TransferOptions {
+    let mut options = TransferOptions::default();
+    change(&mut options.link);
+    options
+}
+
+#[test]
+fn over_a_clean_link_nothing_is_sent_twice() {
+    let transfer = exact(&TransferOptions::default());
+    for peer in transfer.simulation.machines() {
+        let counters = peer.counters();
+        assert_eq!((counters.retransmissions, counters.naks_sent, counters.duplicates), (0, 0, 0));
+    }
+}
+
+#[test]
+fn under_loss() {
+    for per_mille in [10, 100] {
+        for seed in 0..5 {
+            let mut options = with_link(|link| link.loss = Probability::per_mille(per_mille));
+            options.seed = seed;
+            let transfer = exact(&options);
+            assert!(transfer.simulation.count(Happening::Lost) > 0);
+        }
+    }
+}
+
+#[test]
+fn under_duplication() {
+    let options = with_link(|link| link.duplicate = Probability::per_mille(300));
+    let transfer = exact(&options);
+    assert!(transfer.simulation.count(Happening::Duplicated) > 100);
+    // Copies of requests are answered again, not executed again.
+    assert!(transfer.simulation.machines().all(|peer| peer.counters().duplicates > 0));
+}
+
+#[test]
+fn under_reordering() {
+    let options = with_link(|link| link.reorder = Probability::per_mille(100));
+    let transfer = exact(&options);
+    assert!(transfer.simulation.count(Happening::HeldBack) > 100);
+}
+
+#[test]
+fn every_flipped_bit_is_caught_by_the_icrc() {
+    let options = with_link(|link| link.corrupt = Probability::per_mille(100));
+    let transfer = exact(&options);
+    let corrupted = transfer.simulation.count(Happening::Corrupted);
+    assert!(corrupted > 100);
+    let dropped: u64 = transfer
+        .simulation
+        .machines()
+        .map(|peer| {
+            let c = peer.counters();
+            // A flip in the headers may be found before the ICRC is looked at.
+            c.dropped_icrc
+                + c.dropped_malformed
+                + c.dropped_opcode
+                + c.dropped_qpn
+                + c.dropped_partition_key
+        })
+        .sum();
+    assert_eq!(dropped, corrupted);
+}
+
+#[test]
+fn every_flipped_bit_is_caught_behind_a_udp_socket_too() {
+    let mut options = with_link(|link| link.corrupt = Probability::per_mille(100));
+    options.icrc = IcrcCheck::AnyIdentification;
+    options.host = HostOptions {
+        sees_ip_header: false,
+        identification: IdentificationSource::Counter,
+        ..HostOptions::default()
+    };
+    exact(&options);
+}
+
+#[test]
+fn under_everything_at_once() {
+    let mut options = with_link(|link| {
+        link.loss = Probability::per_mille(50);
+        link.duplicate = Probability::per_mille(50);
+        link.reorder = Probability::per_mille(50);
+        link.corrupt = Probability::per_mille(10);
+        link.jitter = Duration::from_micros(20);
+    });
+    options.connections = 3;
+    for seed in 0..5 {
+        exact(&TransferOptions { seed, ..options.clone() });
+    }
+}
+
+#[test]
+fn every_kind_alone_at_every_path_mtu() {
+    for kind in Kind::ALL {
+        for path_mtu in Mtu::ALL {
+            let connection = ConnectionOptions { path_mtu, ..ConnectionOptions::default() };
+            let options = with_link(|link| link.loss = Probability::per_mille(20));
+            exact(&TransferOptions { kinds: vec![kind], connection, ..options });
+        }
+    }
+}
+
+#[test]
+fn packet_sequence_numbers_wrap() {
+    for before in [1, 2, 17, 300] {
+        let options = with_link(|link| link.loss = Probability::per_mille(20));
+        exact(&TransferOptions { first_psn: Some(Psn::new(Psn::COUNT - before)), ..options });
+    }
+}
+
+#[test]
+fn over_ipv6() {
+    let options = with_link(|link| link.corrupt = Probability::per_mille(20));
+    exact(&TransferOptions { ipv6: true, ..options });
+}
+
+#[test]
+fn a_slow_receiver_is_waited_for() {
+    let transfer = exact(&TransferOptions {
+        kinds: vec![Kind::Send, Kind::WriteImmediate],
+        receive_depth: 1,
+        receive_lag: Duration::from_micros(100),
+        ..TransferOptions::default()
+    });
+    assert!(transfer.simulation.machines().all(|peer| peer.counters().rnr_naks_sent > 0));
+}
+
+#[test]
+fn many_connections_share_a_slow_link() {
+    let slow = LinkOptions {
+        queue_bytes: 64 << 10,
+        ..LinkOptions::new(100_000_000, Duration::from_micros(20))
+    };
+    let transfer = exact(&TransferOptions {
+        connections: 32,
+        operations: 20,
+        link: slow,
+        ..TransferOptions::default()
+    });
+    // The queue is far smaller than what all windows allow.
+    assert!(transfer.simulation.count(Happening::Overflowed) > 0);
+    // Each direction carries half of the bytes; at least half of the rate must be payload.
+    let report = transfer.report("test", 1);
+    assert!(report.throughput() > 100_000_000, "{report}");
+}
+
+#[test]
+fn arrivals_in_batches() {
+    let mut options = with_link(|link| {
+        link.loss = Probability::per_mille(20);
+        link.duplicate = Probability::per_mille(50);
+        link.reorder = Probability::per_mille(20);
+    });
+    options.host.coalescing = Duration::from_micros(50);
+    // A requester may have as many READs outstanding as the responder executes, and no more:
+    // copies of old ones must not take their place.
+    options.connection.reads = 1;
+    for seed in 0..10 {
+        exact(&TransferOptions { seed, ..options.clone() });
+    }
+}
