@@ -103,11 +103,12 @@ impl<N> Shared<N> {
         }
     }
 
-    /// The node, even after a [`Failure`]: to take it apart. It does nothing any more then, and
-    /// after a panic its state is whatever the panic left.
+    /// The node, even after a [`Failure`]: to look at it, or to take it apart. It does nothing any
+    /// more then, and after a panic its state is whatever the panic left. Does not wake the
+    /// progress thread either.
     pub fn lock_regardless(&self) -> Guard<'_, N> {
         let node = self.node.lock().unwrap_or_else(PoisonError::into_inner);
-        Guard { node, request: Some(Request { wake: &self.wake, who: self.who() }) }
+        Guard { node, request: None }
     }
 
     /// The time, by the clock that the node is given. Take it while holding the node: its time must
