@@ -22,7 +22,7 @@ use crate::work::{Piece, ReceiveRequest, SendOperation, SendRequest};
 use crate::{Instant, ProtectionDomainId};
 
 /// Packets that one queue pair sends before the next has its turn: what a segmented send holds.
-const BURST: u32 = 16;
+pub(crate) const BURST: u32 = 16;
 
 /// Events kept for an application that does not ask for them.
 const MAX_EVENTS: usize = 1024;
@@ -369,7 +369,7 @@ impl<M: Memory> Endpoint<M> {
         check_ranges(local, attributes)?;
         match to {
             QueuePairState::Reset => pair.reset(),
-            QueuePairState::Error => pair.fail(&mut self.shared, None),
+            QueuePairState::Error => pair.close(&mut self.shared),
             _ => {
                 pair.apply(attributes, max_window);
                 pair.state = to;
@@ -526,7 +526,11 @@ impl<M: Memory> Endpoint<M> {
         }
         let payload = packet.payload.len();
         let padded = payload + packet.padding.len();
-        if payload > Mtu::B4096.bytes() || !padded.is_multiple_of(4) {
+        let bare = matches!(
+            packet.opcode.operation(),
+            Operation::Acknowledge | Operation::AtomicAcknowledge
+        );
+        if payload > Mtu::B4096.bytes() || !padded.is_multiple_of(4) || (bare && payload > 0) {
             counters.dropped_malformed += 1;
             return None;
         }

@@ -27,6 +27,7 @@ mod node;
 mod owned_memory;
 mod queue_pair;
 mod region;
+mod replies;
 mod requester;
 mod responder;
 mod rnr;

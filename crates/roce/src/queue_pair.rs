@@ -7,7 +7,7 @@ use millstream_wire::{Mtu, Opcode, Psn, Qpn};
 
 use crate::attributes::{QueuePairAttributes, QueuePairState};
 use crate::completion::{Completion, CompletionQueueId, CompletionStatus};
-use crate::endpoint::{AsyncEvent, QueuePairCapabilities, QueuePairConfig, Shared};
+use crate::endpoint::{AsyncEvent, BURST, QueuePairCapabilities, QueuePairConfig, Shared};
 use crate::memory::Memory;
 use crate::requester::Requester;
 use crate::responder::Responder;
@@ -33,6 +33,10 @@ pub(crate) struct QueuePair {
     pub(crate) path: Path,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
+    /// Answers sent since the last request, up to [`BURST`].
+    answers_in_a_row: u32,
+    /// Requests that may then go out before the next answer.
+    requests_owed: u32,
     /// In the endpoint's list of queue pairs that may have something to send.
     pub(crate) ready: bool,
     /// The earliest of this queue pair's entries in the endpoint's timers.
@@ -56,6 +60,8 @@ impl QueuePair {
             },
             requester: Requester::new(config.capabilities.max_send_requests),
             responder: Responder::new(config.capabilities.max_receive_requests),
+            answers_in_a_row: 0,
+            requests_owed: 0,
             ready: false,
             timer_entry: None,
         }
@@ -80,7 +86,7 @@ impl QueuePair {
             self.responder.start(psn);
         }
         if let Some(resources) = attributes.responder_resources {
-            self.responder.resources = usize::from(resources);
+            self.responder.replies.resources = usize::from(resources);
         }
         if let Some(timer) = attributes.minimum_rnr_timer {
             self.responder.minimum_rnr_timer = timer;
@@ -110,13 +116,36 @@ impl QueuePair {
         self.responder = Responder::new(self.capabilities.max_receive_requests);
     }
 
-    /// Goes to the error state: the oldest send request ends with `status` when one is given,
-    /// all others are flushed (IBTA 10.3.1).
-    pub(crate) fn fail<M: Memory>(
+    /// Goes to the error state because the application wants it.
+    pub(crate) fn close<M: Memory>(&mut self, shared: &mut Shared<M>) {
+        self.responder.replies.clear();
+        self.fail(shared, None);
+    }
+
+    /// Goes to the error state because of a failure: the application hears of it by an event too.
+    pub(crate) fn fail_fatally<M: Memory>(
         &mut self,
         shared: &mut Shared<M>,
         status: Option<CompletionStatus>,
     ) {
+        self.responder.replies.clear();
+        if self.state != QueuePairState::Error {
+            self.fail(shared, status);
+            shared.event(AsyncEvent::QueuePairFatal(self.qpn));
+        }
+    }
+
+    /// Like [`QueuePair::fail_fatally`], but what is to be said to the peer is said.
+    pub(crate) fn fail_but_answer<M: Memory>(&mut self, shared: &mut Shared<M>) {
+        if self.state != QueuePairState::Error {
+            self.fail(shared, None);
+            shared.event(AsyncEvent::QueuePairFatal(self.qpn));
+        }
+    }
+
+    /// The oldest send request ends with `status` when one is given, all others are flushed (IBTA
+    /// 10.3.1).
+    fn fail<M: Memory>(&mut self, shared: &mut Shared<M>, status: Option<CompletionStatus>) {
         if self.state == QueuePairState::Error {
             return;
         }
@@ -128,19 +157,6 @@ impl QueuePair {
         }
         self.flush_receives(shared);
         self.requester.stop();
-    }
-
-    /// Like [`QueuePair::fail`], for failures that the application did not ask for: it hears of
-    /// them by an event too.
-    pub(crate) fn fail_fatally<M: Memory>(
-        &mut self,
-        shared: &mut Shared<M>,
-        status: Option<CompletionStatus>,
-    ) {
-        if self.state != QueuePairState::Error {
-            self.fail(shared, status);
-            shared.event(AsyncEvent::QueuePairFatal(self.qpn));
-        }
     }
 
     pub(crate) fn flush_receives<M: Memory>(&mut self, shared: &mut Shared<M>) {
@@ -157,16 +173,32 @@ impl QueuePair {
         }
     }
 
-    /// The next packet: answers first, since the peer may be waiting to send more.
+    /// The next packet: answers first, since the peer may be waiting to send more, but READs
+    /// without end do not keep our own requests from going out.
     pub(crate) fn transmit<M: Memory>(
         &mut self,
         now: Instant,
         shared: &mut Shared<M>,
         transmit: &mut Transmit,
     ) -> bool {
-        // A queue pair that has just failed still says why.
+        if self.answers_in_a_row < BURST {
+            // A queue pair that has just failed still says why.
+            if self.respond(shared, transmit) {
+                self.answers_in_a_row += 1;
+                self.requests_owed = BURST;
+                return true;
+            }
+            self.answers_in_a_row = 0;
+        }
+        if self.state == QueuePairState::ReadyToSend && self.request(now, shared, transmit) {
+            self.requests_owed = self.requests_owed.saturating_sub(1);
+            if self.requests_owed == 0 {
+                self.answers_in_a_row = 0;
+            }
+            return true;
+        }
+        self.answers_in_a_row = 0;
         self.respond(shared, transmit)
-            || (self.state == QueuePairState::ReadyToSend && self.request(now, shared, transmit))
     }
 
     /// When something must happen without further input.

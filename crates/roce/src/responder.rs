@@ -12,6 +12,7 @@ use crate::completion::{Completion, CompletionOperation, CompletionStatus};
 use crate::endpoint::Shared;
 use crate::memory::{AccessDenied, AccessKind, Destination, Memory, RemoteAccess};
 use crate::queue_pair::{QueuePair, header};
+use crate::replies::{ReadReply, Replies, Reply};
 use crate::work::{Piece, ReceiveRequest, ScatterGather};
 use crate::{Access, Transmit};
 
@@ -24,11 +25,9 @@ pub(crate) struct Responder {
     receives: VecDeque<ReceiveRequest>,
     max_receives: usize,
     incoming: Option<Incoming>,
-    replies: VecDeque<Reply>,
+    pub(crate) replies: Replies,
     /// A NAK for the current gap is out: the next packets of the gap get none (IBTA 9.7.5.2.8).
     gap_reported: bool,
-    /// READs executed at a time.
-    pub(crate) resources: usize,
     pub(crate) minimum_rnr_timer: u8,
 }
 
@@ -39,17 +38,6 @@ enum Incoming {
     Write { access: RemoteAccess, offset: u32 },
 }
 
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Reply {
-    /// Acknowledges everything up to this number.
-    Acknowledge { psn: u64 },
-    /// Negative, or receiver not ready.
-    Negative { psn: u64, syndrome: Syndrome },
-    /// The rest of a READ response: `offset` bytes are out, `psn` is the next packet's.
-    /// `repeated` ones were executed before: they take nothing from what new READs may use.
-    Read { psn: u64, access: RemoteAccess, offset: u32, repeated: bool },
-}
-
 /// Why a request is not executed.
 enum Refusal {
     /// No receive request is posted: try later.
@@ -57,7 +45,7 @@ enum Refusal {
     /// Fatal for the queue pair; the remote hears why.
     Nak(NakCode),
     /// As above, and the receive request at the head ends with this status.
-    Receive(CompletionStatus),
+    Receive(CompletionStatus, NakCode),
 }
 
 impl From<AccessDenied> for Refusal {
@@ -79,9 +67,8 @@ impl Responder {
             receives: VecDeque::with_capacity(max_receives),
             max_receives,
             incoming: None,
-            replies: VecDeque::new(),
+            replies: Replies::default(),
             gap_reported: false,
-            resources: 0,
             minimum_rnr_timer: 0,
         }
     }
@@ -103,34 +90,18 @@ impl Responder {
         self.receives.pop_front()
     }
 
-    fn acknowledge(&mut self, psn: u64) {
-        if let Some(Reply::Acknowledge { psn: last }) = self.replies.back_mut() {
-            *last = psn.max(*last);
-        } else if !self.is_flooded() {
-            // Without room it is dropped: a lost acknowledgement is asked for again.
-            self.replies.push_back(Reply::Acknowledge { psn });
-        }
+    fn message_number(&self) -> Psn {
+        Psn::from_extended(self.messages)
     }
 
-    /// Answers negatively; a flood of packets that get the same answer gets it once.
-    fn answer(&mut self, psn: u64, syndrome: Syndrome) {
-        let reply = Reply::Negative { psn, syndrome };
-        if self.replies.back() != Some(&reply) && !self.is_flooded() {
-            self.replies.push_back(reply);
-        }
+    /// Acknowledges everything before the next packet in order.
+    fn acknowledge(&mut self) {
+        self.replies.acknowledge(self.expected - 1, self.message_number());
     }
 
-    /// Answers are taken out between batches of arrivals; within a batch no peer that keeps to the
-    /// protocol asks for this many.
-    fn is_flooded(&self) -> bool {
-        self.replies.len() >= 2 * self.resources + 64
-    }
-
-    /// READ responses that are not all out yet: new ones, or `repeated` ones.
-    fn reads_pending(&self, wanted: bool) -> usize {
-        let is_wanted =
-            |reply: &&Reply| matches!(reply, Reply::Read { repeated, .. } if *repeated == wanted);
-        self.replies.iter().filter(is_wanted).count()
+    /// Asks for the next packet in order again.
+    fn ask_again(&mut self, syndrome: Syndrome) {
+        self.replies.ask_again(self.expected, self.message_number(), syndrome);
     }
 }
 
@@ -152,7 +123,7 @@ impl QueuePair {
             shared.counters.out_of_sequence += 1;
             if !self.responder.gap_reported {
                 self.responder.gap_reported = true;
-                self.responder.answer(expected, Syndrome::Nak(NakCode::PsnSequenceError));
+                self.responder.ask_again(Syndrome::Nak(NakCode::PsnSequenceError));
             }
             return;
         }
@@ -166,21 +137,21 @@ impl QueuePair {
                 }
                 let read = packet.opcode.operation() == Operation::ReadRequest;
                 if packet.bth.acknowledge_request && !read {
-                    self.responder.acknowledge(psn);
+                    self.responder.acknowledge();
                 }
             }
             Err(Refusal::NotReady) => {
                 // What follows this packet is out of sequence by our own doing: no NAK for it.
                 self.responder.gap_reported = true;
                 let timer = self.responder.minimum_rnr_timer;
-                self.responder.answer(psn, Syndrome::ReceiverNotReady { timer });
+                self.responder.ask_again(Syndrome::ReceiverNotReady { timer });
             }
             Err(Refusal::Nak(code)) => self.refuse(shared, psn, code),
-            Err(Refusal::Receive(status)) => {
+            Err(Refusal::Receive(status, code)) => {
                 if let Some(request) = self.responder.take_receive() {
                     self.complete_receive(shared, request, status, packet, 0);
                 }
-                self.refuse(shared, psn, NakCode::InvalidRequest);
+                self.refuse(shared, psn, code);
             }
         }
     }
@@ -192,28 +163,21 @@ impl QueuePair {
         packet: &Packet<'_>,
         psn: u64,
     ) {
-        let last = self.responder.expected - 1;
         let Some(reth) = packet.extended.reth.filter(|_| packet.opcode == Opcode::RcReadRequest)
         else {
-            self.responder.acknowledge(last);
+            self.responder.acknowledge();
             return;
         };
-        // A READ is executed again (IBTA 9.7.5.1.2), perhaps a later part of it, but only what was
-        // asked for before. The requester retries what it misses, so a response still queued
-        // that covers the request makes it needless.
+        // A READ is executed again (IBTA 9.7.5.1.2), perhaps only the end of it. What is no part
+        // of a READ that was executed, or may not be read any more, is dropped in silence. The
+        // requester retries what it misses, so a response still waiting makes this one needless.
         let access = self.remote_access(AccessKind::Read, &reth);
-        let end = psn + self.path.mtu.packets(reth.dma_length.into());
-        let queued = self.responder.replies.iter().any(|reply| {
-            matches!(reply, Reply::Read { psn: next, access, offset, .. }
-                if *next <= psn
-                    && psn < next + self.path.mtu.packets((access.length - offset).into()))
-        });
-        let room = self.responder.reads_pending(true) < self.responder.resources;
-        let allowed = self.access.contains(Access::REMOTE_READ)
-            && (access.length == 0 || shared.memory.authorize(&access).is_ok());
-        if end <= self.responder.expected && !queued && room && allowed {
-            let repeated = Reply::Read { psn, access, offset: 0, repeated: true };
-            self.responder.replies.push_back(repeated);
+        if self.responder.replies.wants_repeat(psn, &access, self.path.mtu)
+            && self.access.contains(Access::REMOTE_READ)
+            && (access.length == 0 || shared.memory.authorize(&access).is_ok())
+        {
+            let msn = self.responder.message_number();
+            self.responder.replies.repeat(psn, msn, access);
         }
     }
 
@@ -265,11 +229,17 @@ impl QueuePair {
             _ => 0,
         };
         let end = offset + packet.payload.len() as u64;
-        if end > request.pieces.length() {
-            return Err(Refusal::Receive(CompletionStatus::LocalLength));
+        let limit = request.pieces.length().min(shared.config.max_message_length.into());
+        if end > limit {
+            let status = CompletionStatus::LocalLength;
+            return Err(Refusal::Receive(status, NakCode::InvalidRequest));
         }
-        self.scatter(shared, &request.pieces, offset, packet.payload)
-            .map_err(|_| Refusal::Receive(CompletionStatus::LocalProtection))?;
+        // Our own mistake, so the remote hears of a failure, not of an invalid request.
+        let failed = |_| {
+            let status = CompletionStatus::LocalProtection;
+            Refusal::Receive(status, NakCode::RemoteOperationalError)
+        };
+        self.scatter(shared, &request.pieces, offset, packet.payload).map_err(failed)?;
         if packet.opcode.position().ends() {
             self.responder.incoming = None;
             self.responder.take_receive();
@@ -349,16 +319,16 @@ impl QueuePair {
         if !self.access.contains(Access::REMOTE_READ) {
             return Err(Refusal::Nak(NakCode::RemoteAccessError));
         }
-        if self.responder.reads_pending(false) >= self.responder.resources {
+        if !self.responder.replies.has_resources() {
             return Err(INVALID);
         }
         let access = self.remote_access(AccessKind::Read, &reth);
         if access.length > 0 {
             shared.memory.authorize(&access)?;
         }
-        let psn = self.responder.expected;
-        let fresh = Reply::Read { psn, access, offset: 0, repeated: false };
-        self.responder.replies.push_back(fresh);
+        // The message counts when it is accepted, before its answer is out (IBTA C9-148).
+        let msn = Psn::from_extended(self.responder.messages + 1);
+        self.responder.replies.read(self.responder.expected, msn, access);
         Ok(self.path.mtu.packets(access.length.into()))
     }
 
@@ -414,10 +384,11 @@ impl QueuePair {
         shared.complete(self.receive_completions, completion);
     }
 
-    /// Answers with a fatal NAK and goes to the error state.
+    /// Answers with a fatal NAK, after all that was to be said before, and goes to the error state.
     fn refuse<M: Memory>(&mut self, shared: &mut Shared<M>, psn: u64, code: NakCode) {
-        self.responder.answer(psn, Syndrome::Nak(code));
-        self.fail_fatally(shared, None);
+        let msn = self.responder.message_number();
+        self.responder.replies.refuse(psn, msn, Syndrome::Nak(code));
+        self.fail_but_answer(shared);
     }
 
     /// Writes the next answer, if any.
@@ -427,17 +398,16 @@ impl QueuePair {
         transmit: &mut Transmit,
     ) -> bool {
         loop {
-            let msn = Psn::from_extended(self.responder.messages);
-            match self.responder.replies.front().copied() {
+            match self.responder.replies.next() {
                 None => return false,
-                Some(Reply::Acknowledge { psn }) => {
-                    self.responder.replies.pop_front();
+                Some(Reply::Acknowledge { psn, msn }) => {
+                    self.responder.replies.pop();
                     shared.counters.acks_sent += 1;
                     self.acknowledgement(psn, Aeth::new(Syndrome::ACK_UNLIMITED, msn), transmit);
                     return true;
                 }
-                Some(Reply::Negative { psn, syndrome }) => {
-                    self.responder.replies.pop_front();
+                Some(Reply::Negative { psn, msn, syndrome }) => {
+                    self.responder.replies.pop();
                     match syndrome {
                         Syndrome::ReceiverNotReady { .. } => shared.counters.rnr_naks_sent += 1,
                         _ => shared.counters.naks_sent += 1,
@@ -445,13 +415,18 @@ impl QueuePair {
                     self.acknowledgement(psn, Aeth::new(syndrome, msn), transmit);
                     return true;
                 }
-                Some(Reply::Read { psn, access, offset, .. }) => {
-                    if self.read_response(shared, psn, access, offset, msn, transmit) {
+                Some(Reply::Read(read)) => {
+                    if self.read_response(shared, &read, transmit) {
                         return true;
                     }
-                    // The region went away in the middle: say so in the place of the data.
-                    self.responder.replies.pop_front();
-                    self.refuse(shared, psn, NakCode::RemoteAccessError);
+                    // The region went away. Whoever repeats a READ has had its data, or asks once
+                    // more; else this is said in the place of the data, and nothing follows.
+                    if read.repeated {
+                        self.responder.replies.pop();
+                    } else {
+                        self.responder.replies.clear();
+                        self.refuse(shared, read.psn, NakCode::RemoteAccessError);
+                    }
                 }
             }
         }
@@ -470,31 +445,23 @@ impl QueuePair {
     fn read_response<M: Memory>(
         &mut self,
         shared: &mut Shared<M>,
-        psn: u64,
-        access: RemoteAccess,
-        offset: u32,
-        msn: Psn,
+        read: &ReadReply,
         transmit: &mut Transmit,
     ) -> bool {
+        let ReadReply { psn, msn, access, offset, .. } = *read;
         let length = (access.length - offset).min(self.path.mtu.bytes() as u32);
         let piece =
             Piece { key: access.key, address: access.address.wrapping_add(offset.into()), length };
         if length > 0 && shared.memory.bytes(&piece).is_err() {
             return false;
         }
-        let end = offset + length;
-        let opcode = match (offset == 0, end == access.length) {
+        let opcode = match (offset == 0, offset + length == access.length) {
             (true, true) => Opcode::RcReadResponseOnly,
             (true, false) => Opcode::RcReadResponseFirst,
             (false, false) => Opcode::RcReadResponseMiddle,
             (false, true) => Opcode::RcReadResponseLast,
         };
-        if end == access.length {
-            self.responder.replies.pop_front();
-        } else if let Some(Reply::Read { psn, offset, .. }) = self.responder.replies.front_mut() {
-            *psn += 1;
-            *offset = end;
-        }
+        self.responder.replies.advance(length);
         let (bth, pad) = header(&self.path, opcode, Psn::from_extended(psn), length.into());
         let extended = ExtendedHeaders {
             aeth: opcode.has_aeth().then(|| Aeth::new(Syndrome::ACK_UNLIMITED, msn)),

@@ -1,6 +1,8 @@
 //! Two endpoints and a wire between them, under virtual time.
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+pub(crate) mod forge;
+
 use std::collections::VecDeque;
 use std::net::IpAddr;
 use std::time::Duration;
@@ -31,8 +33,11 @@ pub(crate) struct Pair {
     pub(crate) latency: Duration,
     /// Decides what happens to each datagram: receiver, and the datagram. Empty = lost; two =
     /// doubled.
-    pub(crate) wire: Box<dyn FnMut(usize, &[u8]) -> Vec<Vec<u8>>>,
+    pub(crate) wire: Wire,
 }
+
+/// See [`Pair::wire`].
+pub(crate) type Wire = Box<dyn FnMut(usize, &[u8]) -> Vec<Vec<u8>>>;
 
 #[derive(Clone, Copy)]
 pub(crate) struct Options {
@@ -43,6 +48,9 @@ pub(crate) struct Options {
     pub(crate) rnr_retry: u8,
     pub(crate) depth: u8,
     pub(crate) access: Access,
+    pub(crate) max_window: u32,
+    pub(crate) completions: usize,
+    pub(crate) work_requests: usize,
 }
 
 impl Default for Options {
@@ -54,7 +62,10 @@ impl Default for Options {
             retry_count: 7,
             rnr_retry: 7,
             depth: 4,
-            access: Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ,
+            access: everything(),
+            max_window: 128,
+            completions: 4096,
+            work_requests: 256,
         }
     }
 }
@@ -71,16 +82,19 @@ impl Pair {
     pub(crate) fn with(options: Options) -> Self {
         let mut hosts = [1_u8, 2].map(|n| {
             let address = IpAddr::from([10, 0, 0, n]);
-            let config = EndpointConfig::new(address, n.into());
+            let config = EndpointConfig {
+                max_window: options.max_window,
+                ..EndpointConfig::new(address, n.into())
+            };
             let mut endpoint = Endpoint::new(config, OwnedMemory::new(64));
-            let queue = endpoint.create_completion_queue(4096).unwrap();
+            let queue = endpoint.create_completion_queue(options.completions).unwrap();
             let config = QueuePairConfig {
                 domain: DOMAIN,
                 send_completions: queue,
                 receive_completions: queue,
                 capabilities: QueuePairCapabilities {
-                    max_send_requests: 256,
-                    max_receive_requests: 256,
+                    max_send_requests: options.work_requests,
+                    max_receive_requests: options.work_requests,
                 },
             };
             let qpn = endpoint.create_queue_pair(&config).unwrap();

@@ -1,0 +1,162 @@
+//! What a responder still has to say, in the order in which it must be said (IBTA 9.7.3 to 9.7.5),
+//! and the READs that a requester may ask for again.
+
+use std::collections::VecDeque;
+
+use millstream_wire::{Mtu, Psn, Syndrome};
+
+use crate::memory::RemoteAccess;
+
+/// Answers, beside those to READs, that wait at most. The driver takes them out between batches of
+/// arrivals, and acknowledgements merge: only a flood of repeats comes to this.
+const MAX_WAITING: usize = 32;
+
+/// One answer. `msn` counts the messages complete when it was decided, not when it leaves.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Reply {
+    /// Acknowledges everything up to this number.
+    Acknowledge { psn: u64, msn: Psn },
+    /// Negative, or receiver not ready.
+    Negative { psn: u64, msn: Psn, syndrome: Syndrome },
+    /// The rest of a READ response.
+    Read(ReadReply),
+}
+
+/// The rest of a READ response.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct ReadReply {
+    /// The next packet's number.
+    pub(crate) psn: u64,
+    pub(crate) msn: Psn,
+    pub(crate) access: RemoteAccess,
+    /// Bytes that are out.
+    pub(crate) offset: u32,
+    /// It was executed before: it takes nothing from what new READs may use.
+    pub(crate) repeated: bool,
+}
+
+/// Answers that are not out, and recent READs.
+#[derive(Debug, Default)]
+pub(crate) struct Replies {
+    queue: VecDeque<Reply>,
+    /// The latest READs as they came, oldest first: what may be asked for again.
+    executed: VecDeque<ReadReply>,
+    /// READs at a time: that many new ones wait, as many repeats, and as many are remembered.
+    pub(crate) resources: usize,
+}
+
+impl Replies {
+    /// The next answer.
+    pub(crate) fn next(&self) -> Option<Reply> {
+        self.queue.front().copied()
+    }
+
+    /// The next answer is out.
+    pub(crate) fn pop(&mut self) {
+        self.queue.pop_front();
+    }
+
+    /// The next answer is a READ response of which `length` more bytes are out.
+    pub(crate) fn advance(&mut self, length: u32) {
+        if let Some(Reply::Read(read)) = self.queue.front_mut() {
+            read.psn += 1;
+            read.offset += length;
+            if read.offset >= read.access.length {
+                self.queue.pop_front();
+            }
+        }
+    }
+
+    /// Nothing more is said.
+    pub(crate) fn clear(&mut self) {
+        self.queue.clear();
+    }
+
+    /// Acknowledges everything up to `psn`. Without room it is dropped: a requester asks again for
+    /// an acknowledgement that was lost.
+    pub(crate) fn acknowledge(&mut self, psn: u64, msn: Psn) {
+        let reply = Reply::Acknowledge { psn, msn };
+        if let Some(last @ Reply::Acknowledge { .. }) = self.queue.back_mut() {
+            *last = reply;
+        } else if self.has_room() {
+            self.queue.push_back(reply);
+        }
+    }
+
+    /// Asks for a packet again, now or later. Without room it is dropped, like an acknowledgement.
+    pub(crate) fn ask_again(&mut self, psn: u64, msn: Psn, syndrome: Syndrome) {
+        let reply = Reply::Negative { psn, msn, syndrome };
+        if self.queue.back() != Some(&reply) && self.has_room() {
+            self.queue.push_back(reply);
+        }
+    }
+
+    /// The last word of a queue pair.
+    pub(crate) fn refuse(&mut self, psn: u64, msn: Psn, syndrome: Syndrome) {
+        self.queue.push_back(Reply::Negative { psn, msn, syndrome });
+    }
+
+    /// Whether one more new READ may be executed.
+    pub(crate) fn has_resources(&self) -> bool {
+        self.reads(false) < self.resources
+    }
+
+    /// Answers a new READ. The caller has checked [`Replies::has_resources`].
+    pub(crate) fn read(&mut self, psn: u64, msn: Psn, access: RemoteAccess) {
+        let read = ReadReply { psn, msn, access, offset: 0, repeated: false };
+        self.queue.push_back(Reply::Read(read));
+        if self.executed.len() >= self.resources {
+            self.executed.pop_front();
+        }
+        self.executed.push_back(read);
+    }
+
+    /// Whether a repeated READ is to be answered: it asks for all or the end of one that was
+    /// executed, and no answer that still waits covers it.
+    pub(crate) fn wants_repeat(&self, psn: u64, access: &RemoteAccess, mtu: Mtu) -> bool {
+        let waits = |reply: &Reply| match reply {
+            Reply::Read(read) => read.covers(psn, mtu),
+            _ => false,
+        };
+        self.reads(true) < self.resources
+            && self.executed.iter().any(|read| read.includes(psn, access, mtu))
+            && !self.queue.iter().any(waits)
+    }
+
+    /// Answers a repeated READ.
+    pub(crate) fn repeat(&mut self, psn: u64, msn: Psn, access: RemoteAccess) {
+        let read = ReadReply { psn, msn, access, offset: 0, repeated: true };
+        self.queue.push_back(Reply::Read(read));
+    }
+
+    /// READ responses that are not all out yet: new ones or repeats.
+    fn reads(&self, wanted: bool) -> usize {
+        let is_wanted =
+            |reply: &&Reply| matches!(reply, Reply::Read(read) if read.repeated == wanted);
+        self.queue.iter().filter(is_wanted).count()
+    }
+
+    fn has_room(&self) -> bool {
+        self.queue.len() < MAX_WAITING + 2 * self.resources
+    }
+}
+
+impl ReadReply {
+    /// Whether a packet of the rest has this number.
+    fn covers(&self, psn: u64, mtu: Mtu) -> bool {
+        let left = self.access.length - self.offset;
+        (self.psn..self.psn + mtu.packets(left.into())).contains(&psn)
+    }
+
+    /// Whether `access`, asked for at `psn`, is all of this or a later part of it, at the place in
+    /// memory that `psn` stands for.
+    fn includes(&self, psn: u64, access: &RemoteAccess, mtu: Mtu) -> bool {
+        let Some(skipped) = psn.checked_sub(self.psn) else { return false };
+        let skipped = skipped.saturating_mul(mtu.bytes() as u64);
+        let length = u64::from(self.access.length);
+        (skipped < length || (skipped, length) == (0, 0))
+            && skipped + u64::from(access.length) <= length
+            && access.address == self.access.address.wrapping_add(skipped)
+            && access.key == self.access.key
+    }
+}

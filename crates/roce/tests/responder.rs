@@ -1,0 +1,243 @@
+//! What a responder does with repeats, gaps and queues that fill (IBTA 9.7.3 to 9.7.5).
+
+mod common;
+
+use common::forge::{Answer, Forge, ack, nak};
+use common::{Lcg, Options, Pair, everything, pattern, piece};
+use millstream_roce::{QueuePairAttributes, QueuePairState, SendOperation};
+use millstream_wire::{NakCode, Opcode, Syndrome};
+
+const LOCAL: u64 = 0x1000_0000;
+const REMOTE: u64 = 0x2000_0000_0000;
+const FIRST: u32 = 100;
+
+fn pair_with(depth: u8) -> (Pair, u32) {
+    let options = Options { psn: [FIRST, 200], depth, access: everything(), ..Options::default() };
+    let mut pair = Pair::with(options);
+    let key = pair.register(1, REMOTE, pattern(8192, 2));
+    (pair, key)
+}
+
+fn read(pair: &mut Pair, psn: u32, key: u32, offset: u64, length: u32) {
+    Forge::new(pair, 1, Opcode::RcReadRequest, psn).reth(REMOTE + offset, key, length).inject(pair);
+}
+
+fn write(pair: &mut Pair, psn: u32, key: u32) {
+    Forge::new(pair, 1, Opcode::RcWriteOnly, psn)
+        .reth(REMOTE, key, 4)
+        .payload(b"fine")
+        .acknowledge_request()
+        .inject(pair);
+}
+
+/// PSN and bytes of each READ response.
+fn responses(answers: &[Answer]) -> Vec<(u32, usize)> {
+    let data = |a: &&Answer| a.opcode != Opcode::RcAcknowledge;
+    answers.iter().filter(data).map(|a| (a.psn, a.payload)).collect()
+}
+
+#[test]
+fn one_nak_for_a_gap() {
+    let (mut pair, key) = pair_with(4);
+    for psn in [1, 2, 3, 9, 2, 1, 1000] {
+        write(&mut pair, FIRST + psn, key);
+    }
+    assert_eq!(pair.short_answers(1), [nak(FIRST, NakCode::PsnSequenceError)]);
+    assert_eq!(pair.counters(1).out_of_sequence, 7);
+    assert_eq!(pair.region(1, key), pattern(8192, 2));
+    write(&mut pair, FIRST, key);
+    write(&mut pair, FIRST + 2, key);
+    let expected = [ack(FIRST), nak(FIRST + 1, NakCode::PsnSequenceError)];
+    assert_eq!(pair.short_answers(1), expected);
+}
+
+#[test]
+fn repeats_are_acknowledged_again_and_not_executed() {
+    let (mut pair, key) = pair_with(4);
+    write(&mut pair, FIRST, key);
+    write(&mut pair, FIRST + 1, key);
+    assert_eq!(pair.short_answers(1), [ack(FIRST + 1)]);
+    pair.hosts[1].endpoint.memory_mut().region_mut(key).unwrap().fill(7);
+    write(&mut pair, FIRST, key);
+    let answers = pair.answers(1);
+    // The newest acknowledgement, with the messages that are done by then (IBTA 9.7.5.1.2).
+    assert_eq!((answers[0].psn, answers[0].msn), (FIRST + 1, Some(2)));
+    assert_eq!(pair.region(1, key), [7; 8192]);
+    assert_eq!(pair.counters(1).duplicates, 1);
+}
+
+/// The message sequence number goes with the packet that is acknowledged, not with the moment at
+/// which the answer leaves.
+#[test]
+fn an_acknowledgement_counts_the_messages_up_to_its_own() {
+    let (mut pair, key) = pair_with(4);
+    write(&mut pair, FIRST, key);
+    read(&mut pair, FIRST + 1, key, 0, 300);
+    write(&mut pair, FIRST + 3, key);
+    read(&mut pair, FIRST + 4, key, 0, 4);
+    let told: Vec<_> = pair.answers(1).iter().map(|a| (a.psn, a.msn)).collect();
+    let expected = [(0, Some(1)), (1, Some(2)), (2, Some(2)), (3, Some(3)), (4, Some(4))];
+    assert_eq!(told, expected.map(|(psn, msn)| (FIRST + psn, msn)));
+}
+
+#[test]
+fn a_repeated_read_is_executed_again_from_where_it_is_asked() {
+    let (mut pair, key) = pair_with(4);
+    read(&mut pair, FIRST, key, 0, 1000);
+    assert_eq!(pair.answers(1).len(), 4);
+    read(&mut pair, FIRST + 2, key, 512, 488);
+    let expected = [(FIRST + 2, 256), (FIRST + 3, 232)];
+    assert_eq!(responses(&pair.answers(1)), expected);
+    assert_eq!(pair.state(1), QueuePairState::ReadyToSend);
+}
+
+/// A repeated READ must lie within one that was executed (IBTA 9.7.5.1.2, C9-123 ff.; rxe and real
+/// devices look it up among their responder resources).
+#[test]
+fn repeats_of_reads_that_never_were() {
+    let (mut pair, key) = pair_with(2);
+    write(&mut pair, FIRST, key);
+    read(&mut pair, FIRST + 1, key, 0, 1000);
+    write(&mut pair, FIRST + 5, key);
+    pair.answers(1);
+    let other = pair.register(1, REMOTE + 8192, pattern(4096, 9));
+    for (what, psn, key, offset, length) in [
+        ("in the place of a WRITE", 0, key, 0, 4),
+        ("in the place of a WRITE behind", 5, key, 0, 4),
+        ("before the connection began", u32::MAX, key, 0, 4),
+        ("beyond the executed one", 1, key, 0, 1001),
+        ("from a packet before it", 0, key, 0, 1000),
+        ("another address", 1, key, 1, 999),
+        ("an earlier address for a later packet", 2, key, 0, 744),
+        ("beyond its end from the middle", 4, key, 768, 233),
+        ("another key", 1, other, 8192, 4),
+        ("a packet of the next message", 5, key, 1024, 4),
+    ] {
+        read(&mut pair, FIRST.wrapping_add(psn) & 0xff_ffff, key, offset, length);
+        assert_eq!(responses(&pair.answers(1)), [], "{what}");
+        assert_eq!(pair.state(1), QueuePairState::ReadyToSend, "{what}");
+    }
+    read(&mut pair, FIRST + 1, key, 0, 1000);
+    assert_eq!(pair.answers(1).len(), 4);
+}
+
+/// Of a repeat that waits to be answered, the requester knows nothing: it must not cost it one of
+/// its outstanding READs.
+#[test]
+fn repeats_do_not_use_up_the_responder_resources() {
+    let (mut pair, key) = pair_with(1);
+    read(&mut pair, FIRST, key, 0, 4);
+    assert_eq!(responses(&pair.answers(1)), [(FIRST, 4)]);
+    // A copy of the request that was late, and the next READ: the driver reads both at once.
+    read(&mut pair, FIRST, key, 0, 4);
+    read(&mut pair, FIRST + 1, key, 4, 4);
+    assert_eq!(responses(&pair.answers(1)), [(FIRST, 4), (FIRST + 1, 4)]);
+    assert_eq!(pair.state(1), QueuePairState::ReadyToSend);
+}
+
+#[test]
+fn a_repeat_whose_region_went_away_while_it_waited_is_dropped() {
+    let (mut pair, key) = pair_with(1);
+    read(&mut pair, FIRST, key, 0, 4);
+    pair.answers(1);
+    read(&mut pair, FIRST, key, 0, 4);
+    pair.hosts[1].endpoint.memory_mut().deregister(key).unwrap();
+    assert_eq!(pair.answers(1), []);
+    assert_eq!(pair.state(1), QueuePairState::ReadyToSend);
+}
+
+/// The data went away in the middle of a READ: the refusal comes in its place, and nothing after.
+#[test]
+fn a_region_that_goes_away_in_the_middle_of_a_read() {
+    let (mut pair, key) = pair_with(4);
+    let other = pair.register(1, REMOTE * 2, pattern(600, 5));
+    read(&mut pair, FIRST, key, 0, 300);
+    Forge::new(&pair, 1, Opcode::RcReadRequest, FIRST + 2)
+        .reth(REMOTE * 2, other, 600)
+        .inject(&mut pair);
+    read(&mut pair, FIRST + 5, key, 0, 300);
+    write(&mut pair, FIRST + 7, key);
+    pair.hosts[1].endpoint.memory_mut().deregister(other).unwrap();
+    let answers = pair.answers(1);
+    assert_eq!(responses(&answers), [(FIRST, 256), (FIRST + 1, 44)]);
+    assert_eq!(answers.len(), 3);
+    assert_eq!(
+        (answers[2].psn, answers[2].syndrome),
+        (FIRST + 2, Some(Syndrome::Nak(NakCode::RemoteAccessError)))
+    );
+    assert_eq!(pair.state(1), QueuePairState::Error);
+}
+
+#[test]
+fn a_closed_queue_pair_says_nothing_more() {
+    for state in [QueuePairState::Error, QueuePairState::Reset] {
+        let (mut pair, key) = pair_with(4);
+        read(&mut pair, FIRST, key, 0, 8000);
+        write(&mut pair, FIRST + 32, key);
+        let attributes = QueuePairAttributes { state: Some(state), ..Default::default() };
+        let host = &mut pair.hosts[1];
+        host.endpoint.modify_queue_pair(pair.now, host.qpn, &attributes).unwrap();
+        assert_eq!(pair.answers(1), [], "{state}");
+    }
+}
+
+/// Repeats and refusals by turns: each deserves an answer of its own, but not endlessly many when
+/// the driver cannot send.
+#[test]
+fn answers_that_wait_are_bounded() {
+    let (mut pair, key) = pair_with(4);
+    write(&mut pair, FIRST, key);
+    for _ in 0..100_000 {
+        Forge::new(&pair, 1, Opcode::RcSendOnly, FIRST + 1).inject(&mut pair);
+        write(&mut pair, FIRST, key);
+        read(&mut pair, FIRST, key, 0, 4);
+    }
+    let answers = pair.answers(1);
+    assert!(answers.len() <= 64, "{}", answers.len());
+    assert_eq!(pair.counters(1).duplicates, 200_000);
+    assert_eq!(pair.state(1), QueuePairState::ReadyToSend);
+}
+
+/// READs without end must not keep a queue pair from sending its own requests.
+#[test]
+fn requests_go_out_between_read_responses() {
+    let (mut pair, key) = pair_with(4);
+    let source = pair.register(1, LOCAL, pattern(64, 1));
+    let operation =
+        SendOperation::Write { remote_address: REMOTE, remote_key: key, immediate: None };
+    for id in 0..4 {
+        pair.post(1, id, operation, &[piece(source, LOCAL, 64)]);
+    }
+    read(&mut pair, FIRST, key, 0, 8192);
+    read(&mut pair, FIRST + 32, key, 0, 8192);
+    let answers = pair.answers(1);
+    let first = answers.iter().position(|a| a.opcode == Opcode::RcWriteOnly).unwrap();
+    assert!(first <= 16, "{first}");
+    assert_eq!(answers.len(), 68);
+}
+
+/// Answers stay in order whatever mixture is asked for, and each READ packet comes once.
+#[test]
+fn mixed_requests_are_answered_in_order() {
+    for seed in 0..200 {
+        let (mut pair, key) = pair_with(16);
+        let mut lcg = Lcg(seed);
+        let mut psn = FIRST;
+        let mut expected = Vec::new();
+        for _ in 0..16 {
+            if lcg.below(2) == 0 {
+                let length = 1 + lcg.below(1000);
+                read(&mut pair, psn, key, 0, length);
+                expected.extend((0..length.div_ceil(256)).map(|i| psn + i));
+                psn += length.div_ceil(256);
+            } else {
+                write(&mut pair, psn, key);
+                psn += 1;
+            }
+        }
+        let answers = pair.answers(1);
+        assert!(answers.is_sorted_by_key(|a| a.psn), "seed {seed}");
+        let read: Vec<_> = responses(&answers).iter().map(|&(psn, _)| psn).collect();
+        assert_eq!(read, expected, "seed {seed}");
+    }
+}
