@@ -11,10 +11,11 @@ use std::collections::VecDeque;
 use core::time::Duration;
 
 use millstream_wire::{
-    Bth, ExtendedHeaders, ImmDt, MAX_HEADER_LENGTH, Mtu, NakCode, Opcode, Operation, Packet, Psn,
-    Qpn, Reth, Syndrome,
+    Bth, ExtendedHeaders, ImmDt, MAX_HEADER_LENGTH, Mtu, NakCode, Opcode, Operation, Packet,
+    Position, Psn, Qpn, Reth, Syndrome,
 };
 
+use crate::attributes::QueuePairState;
 use crate::completion::{Completion, CompletionOperation, CompletionStatus};
 use crate::endpoint::Shared;
 use crate::memory::Memory;
@@ -184,6 +185,8 @@ impl Requester {
     fn progress(&mut self, now: Instant, packets: u64) {
         self.last_progress = now;
         self.rnr_retries_used = 0;
+        // Whatever the peer was not ready for, it has taken since.
+        self.rnr_until = None;
         self.recovered = None;
         self.window.acknowledged(now, self.unacknowledged, packets as u32);
         self.next = self.next.max(self.unacknowledged);
@@ -223,7 +226,9 @@ impl QueuePair {
                 self.read_response_arrived(now, shared, packet, psn);
                 return;
             }
-            _ => packet.extended.aeth.map(|aeth| aeth.syndrome()),
+            Operation::Acknowledge => packet.extended.aeth.map(|aeth| aeth.syndrome()),
+            // An atomic's answer: none was asked for.
+            _ => None,
         };
         match syndrome {
             Some(Syndrome::Ack { .. }) => self.acknowledged(now, shared, psn + 1),
@@ -303,8 +308,13 @@ impl QueuePair {
     /// The packet with this number must be sent again.
     fn lost<M: Memory>(&mut self, now: Instant, shared: &mut Shared<M>, psn: u64) {
         let requester = &mut self.requester;
-        // Everything in flight behind the loss reports it again; once is enough.
-        if psn != requester.unacknowledged || requester.recovered == Some(psn) {
+        // Everything in flight behind the loss reports it again; once is enough. And what was in
+        // flight behind a packet that the peer was not ready for is no loss: it is sent again
+        // after the wait anyhow.
+        if psn != requester.unacknowledged
+            || requester.recovered == Some(psn)
+            || requester.rnr_until.is_some()
+        {
             return;
         }
         requester.recovered = Some(psn);
@@ -322,7 +332,8 @@ impl QueuePair {
         timer: u8,
     ) {
         let requester = &mut self.requester;
-        if psn != requester.unacknowledged {
+        // Nothing is sent during a wait, so what comes then is a repeat.
+        if psn != requester.unacknowledged || requester.rnr_until.is_some() {
             return;
         }
         if requester.rnr_retry < 7 {
@@ -355,14 +366,23 @@ impl QueuePair {
             return;
         }
         self.acknowledged(now, shared, work.first);
+        if self.state != QueuePairState::ReadyToSend {
+            return;
+        }
         if self.requester.unacknowledged != psn {
             let missing = self.requester.unacknowledged;
             self.lost(now, shared, missing);
             return;
         }
         let mtu = self.path.mtu.bytes() as u64;
-        let offset = (psn - work.first) * mtu;
-        if packet.payload.len() as u64 != (work.length - offset).min(mtu) {
+        let index = psn - work.first;
+        let offset = index * mtu;
+        let positive =
+            packet.extended.aeth.is_none_or(|aeth| matches!(aeth.syndrome(), Syndrome::Ack { .. }));
+        if packet.payload.len() as u64 != (work.length - offset).min(mtu)
+            || !fits_chunk(packet.opcode.position(), index, work.packets)
+            || !positive
+        {
             self.fail_fatally(shared, Some(CompletionStatus::BadResponse));
             return;
         }
@@ -479,6 +499,14 @@ impl QueuePair {
         }
         true
     }
+}
+
+/// Whether a READ response may stand at this place in its message. Each request asks for the rest of
+/// a chunk. Repeats of the middle of one come as First, Middle or Last, as the responder likes.
+fn fits_chunk(position: Position, index: u64, packets: u64) -> bool {
+    let starts = index.is_multiple_of(READ_CHUNK);
+    let ends = (index + 1).is_multiple_of(READ_CHUNK) || index + 1 == packets;
+    (position.starts() || !starts) && position.ends() == ends
 }
 
 /// Opcode, headers and payload of the packet that starts `offset` bytes into a request.
