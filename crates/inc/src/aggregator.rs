@@ -71,7 +71,6 @@ impl Aggregator {
         for edge in &mut self.edges {
             edge.take_if(|edge| edge.communicator == index);
         }
-        self.ready.retain(|&other| other != index);
         if let Some(place) = self.places.get_mut(index as usize) {
             place.communicator = None;
         }
@@ -177,5 +176,97 @@ impl Memory for Aggregator {
             .filter(|(_, communicator)| communicator.check_local(piece, write))
             .map(drop)
             .ok_or(AccessDenied::Protection)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use core::net::{IpAddr, Ipv4Addr};
+
+    use millstream_wire::{Mtu, Psn, Qpn};
+
+    use super::*;
+    use crate::spec::ChildSpec;
+
+    fn spec(children: u32) -> CommunicatorSpec {
+        let child = |rank| ChildSpec {
+            rank,
+            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            qpn: Qpn::new(5),
+            psn: Psn::new(0),
+        };
+        CommunicatorSpec {
+            id: 1,
+            path_mtu: Mtu::B256,
+            segment_bytes: 256,
+            window: 1,
+            children: (0..children).map(child).collect(),
+        }
+    }
+
+    /// A piece of the first slot, and the receive buffer of a child.
+    fn pieces(aggregator: &Aggregator, index: u32, child: usize) -> (Piece, Piece) {
+        let request = aggregator.get(index).unwrap().receive_request(child, 0);
+        let receive = request.pieces.pieces()[0];
+        (Piece { key: receive.key, address: 0, length: 16 }, receive)
+    }
+
+    #[test]
+    fn places_and_domains_are_used_again_and_old_keys_open_nothing() {
+        let mut aggregator = Aggregator::default();
+        let kept = aggregator.create(&spec(3));
+        let first = aggregator.create(&spec(2));
+        let (old, _) = pieces(&aggregator, first, 0);
+        assert!(aggregator.bytes(&old).is_ok());
+        aggregator.destroy(first);
+        assert!(aggregator.bytes(&old).is_err());
+        for _ in 0..300 {
+            let next = aggregator.create(&spec(4));
+            assert_eq!(next, first);
+            aggregator.destroy(next);
+        }
+        assert_eq!(aggregator.create(&spec(2)), first);
+        assert!(aggregator.bytes(&old).is_err());
+        assert_eq!((aggregator.places.len(), aggregator.edges.len()), (2, 7));
+        let (kept, _) = pieces(&aggregator, kept, 0);
+        assert!(aggregator.bytes(&kept).is_ok());
+    }
+
+    #[test]
+    fn work_requests_reach_only_their_own_communicator() {
+        let mut aggregator = Aggregator::default();
+        let (ours, theirs) = (aggregator.create(&spec(2)), aggregator.create(&spec(2)));
+        let domain =
+            |index, child: usize| aggregator.get(index).map(|c| c.children[child].domain).unwrap();
+        let (ours_domain, theirs_domain) = (domain(ours, 0), domain(theirs, 0));
+        let (slot, receive) = pieces(&aggregator, ours, 0);
+        let check =
+            |domain, piece: Piece, write| aggregator.check_local(domain, &piece, write).is_ok();
+        assert!(check(ours_domain, slot, false));
+        assert!(check(ours_domain, receive, true));
+        // Receives never go into slots, nor beyond the buffers.
+        assert!(!check(ours_domain, slot, true));
+        assert!(!check(ours_domain, Piece { length: 1 << 20, ..receive }, true));
+        assert!(!check(ours_domain, Piece { length: 1 << 20, ..slot }, false));
+        assert!(!check(ours_domain, Piece { address: u64::MAX, ..slot }, false));
+        assert!(!check(theirs_domain, slot, false));
+        assert!(!check(theirs_domain, receive, true));
+        assert!(!check(ProtectionDomainId(99), slot, false));
+        assert!(!check(ours_domain, Piece { key: 0, ..slot }, false));
+    }
+
+    #[test]
+    fn a_read_or_an_unknown_edge_is_refused() {
+        let mut aggregator = Aggregator::default();
+        let index = aggregator.create(&spec(1));
+        let domain = aggregator.get(index).unwrap().children[0].domain;
+        let (qpn, key, address, length) = (Qpn::new(5), 0, 0, 4);
+        let read = RemoteAccess { qpn, domain, kind: AccessKind::Read, key, address, length };
+        assert_eq!(aggregator.authorize(&read), Err(AccessDenied::InvalidRequest));
+        let domain = ProtectionDomainId(1);
+        let write = RemoteAccess { domain, kind: AccessKind::Write, ..read };
+        assert_eq!(aggregator.authorize(&write), Err(AccessDenied::InvalidRequest));
+        let destination = Destination::Remote { access: write, offset: 0 };
+        assert!(aggregator.write(&destination, &[1]).is_err());
     }
 }

@@ -210,6 +210,6 @@ mod tests {
         let sum = |a: &[u8], b: &[u8]| combined(DataType::Int32, ReduceOperation::Sum, a, b);
         assert_eq!(sum(&[1, 0, 0, 0, 9, 9], &[2, 0, 0, 0, 9, 9]), [3, 0, 0, 0, 9, 9]);
         assert_eq!(sum(&[1; 8], &[1; 4]), [2, 2, 2, 2, 1, 1, 1, 1]);
-        assert_eq!(sum(&[], &[]), []);
+        assert_eq!(sum(&[], &[]), [0_u8; 0]);
     }
 }

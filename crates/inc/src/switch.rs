@@ -450,6 +450,10 @@ impl SwitchNode {
         {
             self.events.push_back(SwitchEvent::Aborted { communicator: id, abort });
         }
+        if self.endpoint.queue_pair_state(qpn) == Some(QueuePairState::Error) {
+            // It failed by itself; closing it would take back the answer that says why.
+            return;
+        }
         let error = QueuePairAttributes {
             state: Some(QueuePairState::Error),
             ..QueuePairAttributes::default()

@@ -49,20 +49,21 @@ fn check_events(network: &mut Network, why: &[SwitchEvent], abort: Abort) {
 fn a_mismatch_is_an_error_everywhere_that_names_the_rank() {
     // The odd one, and the rank that it is compared with.
     for (odd, reference) in [(0, 1), (1, 0), (3, 0)] {
-        for (seed, loss) in [(1, 0), (2, 100), (3, 100)] {
+        // Several windows, less than one, and next to nothing.
+        for (seed, loss, count) in [(1, 0, 2000), (2, 100, 2000), (3, 0, 300), (4, 100, 1)] {
             let faults = Faults { loss, ..Faults::default() };
             let mut network = Network::new(Setup { seed, faults, ..Setup::default() });
             network.all_reduce(10, false);
             let counts: Vec<_> =
-                (0..4).map(|rank| Some(if rank == odd { 2001 } else { 2000 })).collect();
+                (0..4).map(|rank| Some(count + usize::from(rank == odd))).collect();
             start(&mut network, &counts);
             let mismatch = Mismatch {
                 sequence: 1,
                 rank: odd as u32,
                 reference,
                 field: Field::Count,
-                expected: 2000,
-                found: 2001,
+                expected: count as u64,
+                found: count as u64 + 1,
             };
             let abort = Abort::Mismatch(mismatch);
             all_failed(&mut network, abort.into());
@@ -135,9 +136,9 @@ fn descriptor(sequence: u64, collective: Collective, count: u64) -> Rude {
     )
 }
 
-/// Posts requests on rank 0 past its worker.
-fn misbehave(network: &mut Network, requests: &[Rude]) {
-    let host = &mut network.hosts[0];
+/// Posts requests on a rank past its worker.
+fn misbehave(network: &mut Network, rank: usize, requests: &[Rude]) {
+    let host = &mut network.hosts[rank];
     for (number, request) in requests.iter().enumerate() {
         let (bytes, length) = match request {
             Rude::Send(bytes) => (bytes.to_vec(), 32),
@@ -168,7 +169,7 @@ fn misbehave(network: &mut Network, requests: &[Rude]) {
         };
         host.endpoint.post_send(network.now, host.qpn, &request).unwrap();
     }
-    network.service(0);
+    network.service(rank);
 }
 
 #[test]
@@ -205,7 +206,7 @@ fn who_breaks_the_protocol_is_named_and_the_others_go_free() {
             _ => 1000,
         };
         start(&mut network, &[None, Some(count), Some(count)]);
-        misbehave(&mut network, &requests);
+        misbehave(&mut network, 0, &requests);
         let abort = Abort::Violation { rank: 0, violation };
         network.run_until("an error on the honest ranks", |network| {
             network.hosts[1..].iter().all(|host| host.worker.failure().is_some())
@@ -242,23 +243,36 @@ fn a_window_is_a_window() {
     start(&mut network, &[None, Some(1000), None]);
     let mut requests = vec![descriptor(0, Collective::AllReduce, 1000)];
     requests.extend([Rude::Write(512); 4]);
-    misbehave(&mut network, &requests);
+    misbehave(&mut network, 0, &requests);
     network.run_to_rest();
     assert_eq!(network.events, []);
-    misbehave(&mut network, &[Rude::Write(512)]);
+    misbehave(&mut network, 0, &[Rude::Write(512)]);
     let abort = Abort::Violation { rank: 0, violation: Violation::Window };
     network.run_until("an error on the honest ranks", |network| {
         network.hosts[1..].iter().all(|host| host.worker.failure().is_some())
     });
     assert_eq!(network.hosts[1].outcome, Some(Err(abort.into())));
+    network.run_to_rest();
     let refused = network.hosts[0].raw.last().map(|completion| completion.status);
     assert_eq!(refused, Some(CompletionStatus::RemoteInvalidRequest));
 }
 
 #[test]
+fn the_next_collective_waits_for_the_results_of_this_one() {
+    let mut network = Network::new(Setup { hosts: 2, ..Setup::default() });
+    let open = |sequence| descriptor(sequence, Collective::AllReduce, 1);
+    misbehave(&mut network, 1, &[open(0)]);
+    network.run_to_rest();
+    misbehave(&mut network, 0, &[open(0), Rude::Write(4), open(1)]);
+    let violation = Violation::Early;
+    let why = SwitchEvent::Violation { communicator: COMMUNICATOR, rank: 0, violation };
+    check_events(&mut network, &[why], Abort::Violation { rank: 0, violation });
+}
+
+#[test]
 fn a_write_of_nothing_is_nothing() {
     let mut network = Network::new(Setup { hosts: 2, ..Setup::default() });
-    misbehave(&mut network, &[Rude::Write(0), Rude::Write(0)]);
+    misbehave(&mut network, 0, &[Rude::Write(0), Rude::Write(0)]);
     network.all_reduce(1000, false);
     network.check_rest();
     assert_eq!(network.events, []);

@@ -1,0 +1,115 @@
+//! What a switch accepts to make, and that it gives everything back.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use millstream_inc::{
+    ChildSpec, CommunicatorSpec, CreateError, MAX_SEGMENT_BYTES, MAX_WINDOW, SpecError,
+    SwitchConfig, SwitchNode,
+};
+use millstream_roce::{Instant, Node, Transmit};
+use millstream_wire::{Mtu, Psn, Qpn};
+
+const NOW: Instant = Instant::ZERO;
+
+fn switch(max_communicators: usize, max_memory: u64) -> SwitchNode {
+    let config = SwitchConfig::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 3);
+    SwitchNode::new(SwitchConfig { max_communicators, max_memory, ..config })
+}
+
+fn spec(id: u64, children: u32) -> CommunicatorSpec {
+    let child = |rank| ChildSpec {
+        rank,
+        address: IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2)),
+        qpn: Qpn::new(0x100 + rank),
+        psn: Psn::new(rank),
+    };
+    CommunicatorSpec {
+        id,
+        path_mtu: Mtu::B1024,
+        segment_bytes: 4096,
+        window: 8,
+        children: (0..children).rev().map(child).collect(),
+    }
+}
+
+#[test]
+fn edges_are_told_apart_and_come_in_the_order_of_ranks() {
+    let mut switch = switch(2, 1 << 30);
+    let mut edges = switch.create_communicator(NOW, &spec(1, 64)).unwrap();
+    assert!(edges.iter().map(|edge| edge.rank).eq(0..64));
+    edges.extend(switch.create_communicator(NOW, &spec(2, 64)).unwrap());
+    edges.sort_unstable_by_key(|edge| edge.qpn);
+    edges.dedup_by_key(|edge| edge.qpn);
+    assert_eq!(edges.len(), 128);
+    edges.sort_unstable_by_key(|edge| edge.psn.value());
+    edges.dedup_by_key(|edge| edge.psn);
+    assert!(edges.len() > 120, "first sequence numbers are random");
+}
+
+#[test]
+fn bad_specifications_are_refused_with_the_reason() {
+    let good = spec(1, 2);
+    let mut duplicate = good.clone();
+    duplicate.children[0].rank = 0;
+    let path_mtu = good.path_mtu;
+    let segment = |segment_bytes| {
+        let error = SpecError::SegmentBytes { segment_bytes, path_mtu };
+        (CommunicatorSpec { segment_bytes, ..good.clone() }, error)
+    };
+    let window = |window| (CommunicatorSpec { window, ..good.clone() }, SpecError::Window(window));
+    for (bad, error) in [
+        (spec(1, 0), SpecError::FanIn(0)),
+        (spec(1, 65), SpecError::FanIn(65)),
+        (duplicate, SpecError::DuplicateRank(0)),
+        window(0),
+        window(MAX_WINDOW + 1),
+        window(u32::MAX),
+        segment(0),
+        segment(1000),
+        segment(MAX_SEGMENT_BYTES + 1024),
+        segment(u32::MAX),
+    ] {
+        let mut switch = switch(1, u64::MAX);
+        assert_eq!(switch.create_communicator(NOW, &bad), Err(CreateError::Spec(error)));
+        assert_eq!(switch.communicators(), 0);
+        assert!(switch.create_communicator(NOW, &good).is_ok());
+    }
+}
+
+#[test]
+fn what_there_is_no_room_for_is_refused_and_leaves_nothing() {
+    let needed = spec(1, 4).memory_bytes();
+    let mut switch = switch(3, 2 * needed);
+    assert!(switch.create_communicator(NOW, &spec(1, 4)).is_ok());
+    assert_eq!(switch.create_communicator(NOW, &spec(1, 4)), Err(CreateError::Exists(1)));
+    for _ in 0..100 {
+        // A child that cannot be reached from here: the queue pairs before it are taken back.
+        let mut bad = spec(2, 4);
+        bad.children[0].address = IpAddr::V6(Ipv6Addr::LOCALHOST);
+        let error = switch.create_communicator(NOW, &bad);
+        assert!(matches!(error, Err(CreateError::Connect { rank: 3, .. })), "{error:?}");
+        assert!(switch.statistics(2).is_none());
+    }
+    assert!(switch.create_communicator(NOW, &spec(2, 4)).is_ok());
+    let error = switch.create_communicator(NOW, &spec(3, 1));
+    assert!(matches!(error, Err(CreateError::Memory { available: 0, .. })), "{error:?}");
+    assert!(switch.destroy_communicator(NOW, 1));
+    assert!(switch.create_communicator(NOW, &spec(3, 1)).is_ok());
+    let small = CommunicatorSpec { window: 1, segment_bytes: 1024, ..spec(4, 1) };
+    assert!(switch.create_communicator(NOW, &small).is_ok());
+    let error = switch.create_communicator(NOW, &CommunicatorSpec { id: 5, ..small });
+    assert_eq!(error, Err(CreateError::TooMany { limit: 3 }));
+}
+
+#[test]
+fn a_communicator_that_comes_and_goes_leaves_nothing() {
+    let mut switch = switch(1, spec(1, 64).memory_bytes());
+    for id in 0..200 {
+        assert_eq!(switch.create_communicator(NOW, &spec(id, 64)).map(|edges| edges.len()), Ok(64));
+        assert!(switch.destroy_communicator(NOW, id));
+    }
+    assert!(!switch.poll_transmit(NOW, &mut Transmit::new()));
+    assert_eq!(switch.poll_timeout(), None);
+    assert_eq!(switch.poll_event(), None);
+    assert_eq!(switch.communicators(), 0);
+}
