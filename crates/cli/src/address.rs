@@ -1,0 +1,50 @@
+//! Which local address a command's RDMA device gets.
+
+use std::net::IpAddr;
+
+use anyhow::{Context, bail};
+use millstream_net::address::{first_free_loopback, local_address_for};
+use millstream_verbs::{Device, OpenError, SoftConfig};
+
+/// The UDP port of RoCEv2.
+pub(crate) const ROCE_PORT: u16 = millstream_wire::ROCE_PORT;
+
+/// How often another free loopback address is tried when a process takes the one just found.
+const ATTEMPTS: usize = 16;
+
+/// The address to use towards `peer`: on loopback the first that is free of 127.0.0.1 and up, else
+/// the one that the routing table says.
+pub(crate) fn towards(peer: IpAddr) -> anyhow::Result<IpAddr> {
+    if peer.is_loopback() && peer.is_ipv4() {
+        let address = first_free_loopback(ROCE_PORT);
+        return Ok(address.context("UDP port 4791 is in use on all of 127.0.0.1 to .254")?.into());
+    }
+    local_address_for(peer).with_context(|| format!("no local address leads to {peer}"))
+}
+
+/// Opens a soft device on `bind`, or else on an address that leads to `peer`.
+pub(crate) fn open_device(
+    bind: Option<IpAddr>,
+    peer: IpAddr,
+    segmentation_offload: bool,
+) -> anyhow::Result<Device> {
+    for _ in 0..ATTEMPTS {
+        let address = match bind {
+            Some(address) => address,
+            None => towards(peer)?,
+        };
+        let config = SoftConfig { segmentation_offload, ..SoftConfig::new(address) };
+        match Device::open_soft(&config) {
+            Err(OpenError::PortInUse { .. }) if bind.is_none() && peer.is_loopback() => {}
+            result => {
+                return result.with_context(|| format!("cannot open an RDMA device on {address}"));
+            }
+        }
+    }
+    bail!("other processes keep taking the free addresses of 127.0.0.x; choose one with --bind")
+}
+
+/// A soft device's name carries its address: `soft-127.0.0.2`.
+pub(crate) fn of_device(name: &str) -> Option<IpAddr> {
+    name.strip_prefix("soft-")?.parse().ok()
+}

@@ -1,0 +1,65 @@
+//! What goes to stdout: text, one JSON object, or a daemon's `ready` line. Logs go to stderr.
+
+use std::io::{self, IsTerminal, Write};
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+
+/// Prints one JSON object as one line. A closed stdout is not an error: nobody wants the answer.
+pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
+    line(&serde_json::to_string(value)?);
+    Ok(())
+}
+
+/// Prints the line that says that a daemon serves, and how to reach it.
+pub(crate) fn ready(value: &impl Serialize) -> anyhow::Result<()> {
+    line(&format!("ready {}", serde_json::to_string(value)?));
+    Ok(())
+}
+
+/// Prints a line at once, though stdout may be a pipe.
+pub(crate) fn line(text: &str) {
+    let mut stdout = io::stdout().lock();
+    let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+}
+
+/// One line on a terminal that says how far long work is. Nothing where stderr is no terminal.
+pub(crate) struct Progress {
+    what: &'static str,
+    total: u64,
+    done: u64,
+    start: Instant,
+    shown: Option<Instant>,
+    terminal: bool,
+}
+
+impl Progress {
+    const INTERVAL: Duration = Duration::from_millis(200);
+
+    /// For `total` bytes of something.
+    pub(crate) fn new(what: &'static str, total: u64) -> Self {
+        let terminal = io::stderr().is_terminal();
+        Self { what, total, done: 0, start: Instant::now(), shown: None, terminal }
+    }
+
+    /// So many more bytes are done.
+    pub(crate) fn advance(&mut self, bytes: u64) {
+        self.done += bytes;
+        if !self.terminal || self.shown.is_some_and(|shown| shown.elapsed() < Self::INTERVAL) {
+            return;
+        }
+        self.shown = Some(Instant::now());
+        let share = if self.total == 0 { 1.0 } else { self.done as f64 / self.total as f64 };
+        let rate = self.done as f64 / self.start.elapsed().as_secs_f64().max(1e-9) / 1e9;
+        let what = self.what;
+        let _ = write!(io::stderr(), "\r{what} {:3.0} %  {rate:.2} GB/s\x1b[K", share * 100.0);
+    }
+}
+
+impl Drop for Progress {
+    fn drop(&mut self) {
+        if self.shown.is_some() {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
+    }
+}

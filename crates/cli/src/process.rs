@@ -1,0 +1,407 @@
+//! Child processes of our own binary that never outlive us, and signals.
+//!
+//! A child gets SIGKILL from the kernel when its parent dies, however that dies. When we are told
+//! to stop (SIGINT, SIGTERM, SIGHUP), children are stopped and scratch folders removed first.
+
+use std::collections::VecDeque;
+use std::ffi::OsStr;
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+
+/// How long a child has between SIGTERM and SIGKILL.
+const GRACE: Duration = Duration::from_secs(2);
+const POLL: Duration = Duration::from_millis(2);
+
+/// Lines of a child's stdout that wait to be read; the child waits when they are more.
+const LINES_WAITING: usize = 256;
+/// Lines of a child's stderr that are kept, to tell why it failed.
+const LINES_KEPT: usize = 8;
+
+/// What must go when we are told to stop.
+#[derive(Default)]
+struct Belongings {
+    /// Process ids of children that were not waited for yet.
+    children: Vec<u32>,
+    /// Folders.
+    scratch: Vec<PathBuf>,
+}
+
+static BELONGINGS: Mutex<Belongings> =
+    Mutex::new(Belongings { children: Vec::new(), scratch: Vec::new() });
+static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+fn belongings() -> MutexGuard<'static, Belongings> {
+    BELONGINGS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The signals that ask a process to stop, held back from every thread, to be waited for.
+pub(crate) struct StopSignals {
+    set: libc::sigset_t,
+}
+
+impl StopSignals {
+    /// Holds them back in this thread and those that it starts from now on. To be called before
+    /// any thread is started, or a signal ends the process at once, as is its default.
+    pub(crate) fn hold() -> Self {
+        // SAFETY: `sigemptyset` initializes the set before it is read, and all pointers are to
+        // live locals or null where null is allowed.
+        let set = unsafe {
+            let mut set = std::mem::zeroed::<libc::sigset_t>();
+            libc::sigemptyset(&raw mut set);
+            for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+                libc::sigaddset(&raw mut set, signal);
+            }
+            libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
+            set
+        };
+        Self { set }
+    }
+
+    /// Waits until one comes, for ever if need be; returns its number.
+    pub(crate) fn wait(&self) -> i32 {
+        self.wait_for(None).unwrap_or(libc::SIGTERM)
+    }
+
+    /// Waits until one comes, at most `timeout`.
+    pub(crate) fn wait_timeout(&self, timeout: Duration) -> Option<i32> {
+        self.wait_for(Some(Instant::now() + timeout))
+    }
+
+    fn wait_for(&self, deadline: Option<Instant>) -> Option<i32> {
+        loop {
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            // The timeout of one call is bounded by what its seconds can hold.
+            let left = left.unwrap_or(Duration::from_secs(3600));
+            let time = libc::timespec {
+                tv_sec: left.as_secs().min(3600) as libc::time_t,
+                tv_nsec: left.subsec_nanos().into(),
+            };
+            // SAFETY: `set` was initialized by `hold`; no signal information is asked for.
+            let signal = unsafe {
+                libc::sigtimedwait(&raw const self.set, std::ptr::null_mut(), &raw const time)
+            };
+            if signal > 0 {
+                return Some(signal);
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return None;
+            }
+        }
+    }
+}
+
+/// From now on, a signal to stop first ends all children and removes all scratch folders, and then
+/// ends this process as the signal does by default. To be called before any thread is started.
+pub(crate) fn clean_up_when_told_to_stop() -> anyhow::Result<()> {
+    let signals = StopSignals::hold();
+    let watch = move || {
+        let signal = signals.wait();
+        INTERRUPTED.store(true, Ordering::SeqCst);
+        // Held until the end: nobody starts another child.
+        let belongings = belongings();
+        stop_all(&belongings.children);
+        for folder in &belongings.scratch {
+            // It may be gone already.
+            let _ = std::fs::remove_dir_all(folder);
+        }
+        die_of(signal);
+    };
+    thread::Builder::new().name("signals".into()).spawn(watch).context("cannot start a thread")?;
+    Ok(())
+}
+
+/// Never returns when a signal to stop is being acted on: what fails then fails because of it, and
+/// is not worth a message.
+pub(crate) fn step_back_when_told_to_stop() {
+    while INTERRUPTED.load(Ordering::SeqCst) {
+        thread::park();
+    }
+}
+
+/// Ends this process by a signal's default action, so that our parent sees what happened.
+fn die_of(signal: i32) -> ! {
+    // SAFETY: the default action of the signal is restored, the signal raised and let through to
+    // this thread: the process ends in the last call. The set is initialized before it is read.
+    unsafe {
+        libc::signal(signal, libc::SIG_DFL);
+        libc::raise(signal);
+        let mut set = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigemptyset(&raw mut set);
+        libc::sigaddset(&raw mut set, signal);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &raw const set, std::ptr::null_mut());
+    }
+    std::process::exit(128 + signal)
+}
+
+fn send_signal(process: u32, signal: i32) {
+    // SAFETY: takes no pointers. The process is a child that nobody has waited for: its id cannot
+    // mean another process.
+    unsafe { libc::kill(process as libc::pid_t, signal) };
+}
+
+/// Whether a child has ended, leaving it to be waited for.
+fn has_ended(process: u32) -> bool {
+    let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
+    // SAFETY: a zeroed `siginfo_t` is a valid one, and the pointer is to it.
+    unsafe {
+        let mut info = std::mem::zeroed::<libc::siginfo_t>();
+        libc::waitid(libc::P_PID, process, &raw mut info, flags) != 0 || info.si_pid() != 0
+    }
+}
+
+fn stop_all(children: &[u32]) {
+    children.iter().for_each(|&child| send_signal(child, libc::SIGTERM));
+    let deadline = Instant::now() + GRACE;
+    while Instant::now() < deadline && !children.iter().all(|&child| has_ended(child)) {
+        thread::sleep(POLL);
+    }
+    children.iter().for_each(|&child| send_signal(child, libc::SIGKILL));
+}
+
+/// Processor time that this process has used, in user and kernel mode.
+pub(crate) fn processor_time() -> Duration {
+    // SAFETY: a zeroed `rusage` is a valid one, and the pointer is to it.
+    let usage = unsafe {
+        let mut usage = std::mem::zeroed::<libc::rusage>();
+        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
+        usage
+    };
+    let duration = |time: libc::timeval| {
+        Duration::from_secs(time.tv_sec.unsigned_abs())
+            + Duration::from_micros(time.tv_usec.unsigned_abs())
+    };
+    duration(usage.ru_utime) + duration(usage.ru_stime)
+}
+
+/// A folder of our own for temporary files, removed with all that is in it when dropped.
+#[derive(Debug)]
+pub(crate) struct Scratch {
+    path: PathBuf,
+}
+
+impl Scratch {
+    pub(crate) fn new() -> anyhow::Result<Self> {
+        let base = std::env::temp_dir();
+        for attempt in 0..100 {
+            let path = base.join(format!("millstream-{}-{attempt}", std::process::id()));
+            let mut belongings = belongings();
+            match std::fs::create_dir(&path) {
+                Ok(()) => {
+                    belongings.scratch.push(path.clone());
+                    return Ok(Self { path });
+                }
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => {
+                    return Err(error).with_context(|| {
+                        format!("cannot make a folder in {} (TMPDIR names another)", base.display())
+                    });
+                }
+            }
+        }
+        bail!("{} is full of old folders named millstream-*: remove them", base.display())
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        belongings().scratch.retain(|path| *path != self.path);
+        // Nothing can be done about what cannot be removed.
+        let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+/// A child that runs our own binary. Dropping it stops it.
+pub(crate) struct Child {
+    name: String,
+    child: std::process::Child,
+    lines: Receiver<String>,
+    complaints: Arc<Mutex<VecDeque<String>>>,
+    readers: Vec<JoinHandle<()>>,
+    status: Option<ExitStatus>,
+}
+
+impl Child {
+    /// Starts `millstream ARGUMENTS`. `name` is for messages. The child dies with the calling
+    /// thread, so this is for threads that last.
+    pub(crate) fn start(
+        name: impl Into<String>,
+        arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
+    ) -> anyhow::Result<Self> {
+        let name = name.into();
+        let program = std::env::current_exe().context("cannot find our own executable")?;
+        let parent = std::process::id();
+        let mut command = Command::new(program);
+        command.args(arguments);
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // SAFETY: between fork and exec only prctl and getppid are called, which are
+        // async-signal-safe, and nothing is allocated.
+        unsafe {
+            command.pre_exec(move || {
+                if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+                    return Err(io::Error::last_os_error());
+                }
+                // If the parent died before that call, its signal will never come.
+                if libc::getppid() as u32 != parent {
+                    return Err(io::Error::from_raw_os_error(libc::ESRCH));
+                }
+                Ok(())
+            });
+        }
+        // Under the lock: whoever cleans up sees the child, or it is not there yet.
+        let mut belongings = belongings();
+        let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
+        belongings.children.push(child.id());
+        drop(belongings);
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        let (sender, lines) = sync_channel(LINES_WAITING);
+        let complaints = Arc::new(Mutex::new(VecDeque::new()));
+        let kept = Arc::clone(&complaints);
+        let label = name.clone();
+        let readers = vec![
+            thread::spawn(move || read_lines(stdout, &sender)),
+            thread::spawn(move || keep_last_lines(stderr, &kept, &label)),
+        ];
+        Ok(Self { name, child, lines, complaints, readers, status: None })
+    }
+
+    /// Waits for its `ready` line and returns the JSON on it.
+    pub(crate) fn ready(&mut self, timeout: Duration) -> anyhow::Result<serde_json::Value> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    if let Some(json) = line.strip_prefix("ready ") {
+                        return serde_json::from_str(json).with_context(|| {
+                            format!("the ready line of {} is no JSON", self.name)
+                        });
+                    }
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    bail!("{} was not ready within {timeout:?}", self.name)
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.wait(GRACE);
+                    return Err(self.failed("ended before it was ready"));
+                }
+            }
+        }
+    }
+
+    /// Waits until it ends with status 0; returns what it printed on stdout since the `ready` line.
+    pub(crate) fn finish(mut self, timeout: Duration) -> anyhow::Result<String> {
+        let deadline = Instant::now() + timeout;
+        let mut output = String::new();
+        loop {
+            match self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    output.push_str(&line);
+                    output.push('\n');
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
+                Err(RecvTimeoutError::Timeout) => {
+                    bail!("{} was not done within {timeout:?}", self.name)
+                }
+            }
+        }
+        match self.wait(deadline.saturating_duration_since(Instant::now()).max(GRACE)) {
+            Some(status) if status.success() => Ok(output),
+            _ => Err(self.failed("failed")),
+        }
+    }
+
+    /// Whether it still runs.
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.wait(Duration::ZERO).is_none()
+    }
+
+    fn failed(&mut self, how: &str) -> anyhow::Error {
+        step_back_when_told_to_stop();
+        // Its stderr is complete once its readers are done; it has ended, so they soon are.
+        if self.status.is_some() {
+            self.readers.drain(..).for_each(|reader| drop(reader.join()));
+        }
+        let complaints = self.complaints.lock().unwrap_or_else(PoisonError::into_inner);
+        let said = complaints.back().map(|line| {
+            let line = line.strip_prefix("millstream: ").unwrap_or(line);
+            format!(": {line}")
+        });
+        let status = self.status.map_or_else(String::new, |status| format!(" ({status})"));
+        anyhow::anyhow!("{} {how}{status}{}", self.name, said.unwrap_or_default())
+    }
+
+    /// Waits until it has ended, at most `timeout`.
+    fn wait(&mut self, timeout: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + timeout;
+        while self.status.is_none() {
+            let mut belongings = belongings();
+            if let Ok(Some(status)) = self.child.try_wait() {
+                belongings.children.retain(|&child| child != self.child.id());
+                self.status = Some(status);
+                break;
+            }
+            drop(belongings);
+            if Instant::now() >= deadline {
+                break;
+            }
+            thread::sleep(POLL);
+        }
+        self.status
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        if self.wait(Duration::ZERO).is_some() {
+            return;
+        }
+        send_signal(self.child.id(), libc::SIGTERM);
+        // What it still prints must not hold it up.
+        let deadline = Instant::now() + GRACE;
+        while Instant::now() < deadline && self.wait(Duration::ZERO).is_none() {
+            while self.lines.try_recv().is_ok() {}
+            thread::sleep(POLL);
+        }
+        if self.status.is_none() {
+            send_signal(self.child.id(), libc::SIGKILL);
+            self.wait(GRACE);
+        }
+    }
+}
+
+fn read_lines(stdout: Option<impl Read>, sender: &SyncSender<String>) {
+    let Some(stdout) = stdout else { return };
+    for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+        if sender.send(line).is_err() {
+            return;
+        }
+    }
+}
+
+/// Keeps the last lines, and with `MILLSTREAM_LOG` set shows all of them.
+fn keep_last_lines(stderr: Option<impl Read>, kept: &Mutex<VecDeque<String>>, label: &str) {
+    let Some(stderr) = stderr else { return };
+    let show = std::env::var_os("MILLSTREAM_LOG").is_some();
+    for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+        if show {
+            eprintln!("{label}: {line}");
+        }
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() == LINES_KEPT {
+            kept.pop_front();
+        }
+        kept.push_back(line);
+    }
+}

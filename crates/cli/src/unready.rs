@@ -1,0 +1,62 @@
+//! The part of the contract that this version does not do. The arguments are parsed, so that a
+//! wrong one is told from a right one, and the answer is exit status 2.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::failure::not_yet;
+
+/// Arguments of `metadata-server`.
+#[derive(Args, Debug)]
+pub(crate) struct MetadataServer {
+    /// Where to listen
+    #[arg(long, value_name = "ADDR")]
+    listen: Option<SocketAddr>,
+}
+
+impl MetadataServer {
+    pub(crate) fn run(&self) -> anyhow::Result<()> {
+        let place = self.listen.map_or_else(String::new, |listen| format!(" on {listen}"));
+        Err(not_yet(&format!(
+            "this version cannot serve metadata{place}; nodes find each other with --metadata p2p"
+        )))
+    }
+}
+
+/// Arguments of `topology`.
+#[derive(Args, Debug)]
+pub(crate) struct Topology {
+    /// Read this tree instead of /sys
+    #[arg(long, value_name = "ROOT")]
+    sysfs: Option<PathBuf>,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Topology {
+    pub(crate) fn run(&self) -> anyhow::Result<()> {
+        let root = self.sysfs.as_deref().map_or("/sys".into(), |root| root.to_string_lossy());
+        let form = if self.json { " as JSON" } else { "" };
+        Err(not_yet(&format!("this version cannot show the topology of {root}{form}")))
+    }
+}
+
+/// Arguments of `config`.
+#[derive(Args, Debug)]
+pub(crate) struct Config {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Config {
+    pub(crate) fn run(&self) -> anyhow::Result<()> {
+        let form = if self.json { " as JSON" } else { "" };
+        Err(not_yet(&format!(
+            "this version has no settings to show{form}: everything is an argument"
+        )))
+    }
+}
