@@ -16,6 +16,9 @@
 //! - When hosts disagree, break the protocol or die, the rest gets a SEND that says who did what
 //!   ([`Abort`]), and the communicator is over.
 //!
+//! Who belongs to a communicator and which switch serves it is the business of a controller
+//! ([`controller::Controller`]), with which both ends speak the messages of [`protocol`].
+//!
 //! Segments are numbered from 0 over the life of the communicator, in 64 bits. A host is never
 //! more than a window of segments ahead of its last result, and the switch has slots for two
 //! windows, which is what the fastest can be ahead of the slowest.
@@ -26,10 +29,13 @@ mod abort;
 mod aggregator;
 mod answer;
 mod communicator;
+pub mod controller;
 mod data_type;
 mod descriptor;
 mod error;
 mod host;
+pub mod plan;
+pub mod protocol;
 mod reduce;
 mod slots;
 mod spec;

@@ -1,0 +1,167 @@
+//! What hosts say, from joining to leaving.
+
+use core::time::Duration;
+
+use millstream_roce::Instant;
+
+use super::group::{End, Group, HostEnd, Member};
+use super::{ConnectionId, Controller, ControllerConfig, GroupId, Output, Role, is_name};
+use crate::protocol::{AbortReason, FromController, Hello, Refusal};
+use crate::slots::MAX_CHILDREN;
+
+impl Controller {
+    pub(super) fn join(&mut self, now: Instant, connection: ConnectionId, hello: &Hello) {
+        let id = match self.admit(now, hello) {
+            Ok(id) => id,
+            Err(refusal) => {
+                self.turn_away(connection, refusal);
+                return;
+            }
+        };
+        self.set_role(connection, Role::Host { group: id, rank: hello.rank });
+        let deadline = now + self.group_timeout(hello);
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        let member = Member { connection, address: hello.address, end: None, left: false };
+        group.members.insert(hello.rank, member);
+        // The least patient decides: without it the group cannot be.
+        group.deadline = group.deadline.map(|earlier| earlier.min(deadline));
+        if group.is_full() {
+            self.plan(id);
+        }
+    }
+
+    fn group_timeout(&self, hello: &Hello) -> Duration {
+        Duration::from_millis(hello.timeout_ms).min(self.config.max_group_timeout)
+    }
+
+    /// The group that a host belongs to, made if it is the first.
+    fn admit(&mut self, now: Instant, hello: &Hello) -> Result<GroupId, Refusal> {
+        let &Hello { ref group, world, rank, .. } = hello;
+        if !is_name(group) {
+            return Err(Refusal::Name { what: "group".to_owned() });
+        }
+        if world == 0 || world as usize > MAX_CHILDREN {
+            return Err(Refusal::World { world });
+        }
+        if rank >= world {
+            return Err(Refusal::Rank { rank, world });
+        }
+        if let Some((&id, known)) =
+            self.names.get(group).and_then(|id| self.groups.get_key_value(id))
+        {
+            let group = group.clone();
+            if known.world != world {
+                let (found, expected) = (world, known.world);
+                return Err(Refusal::WorldDiffers { group, rank, found, expected });
+            }
+            return match known.members.get(&rank) {
+                Some(member) => Err(Refusal::RankTaken { group, rank, holder: member.address }),
+                None => Ok(id),
+            };
+        }
+        let limit = self.config.max_groups;
+        if self.groups.len() >= limit {
+            return Err(Refusal::Limit { what: "groups".to_owned(), limit });
+        }
+        let id = GroupId(self.next_group);
+        self.next_group += 1;
+        let deadline = now + self.group_timeout(hello);
+        self.groups.insert(id, Group::new(group, world, deadline));
+        self.names.insert(group.clone(), id);
+        Ok(id)
+    }
+
+    /// A host has made its end of the connection.
+    pub(super) fn connect(
+        &mut self,
+        connection: ConnectionId,
+        id: GroupId,
+        rank: u32,
+        end: HostEnd,
+    ) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        let switch = group.switch();
+        let member = group.members.get_mut(&rank).filter(|member| member.end.is_none());
+        let (Some(switch), Some(member)) = (switch, member) else {
+            let detail = "a host cannot send Connect now".to_owned();
+            self.misbehaved(connection, detail);
+            return;
+        };
+        member.end = Some(end);
+        let communicator = *group.communicator.get_or_insert_with(|| {
+            self.next_communicator += 1;
+            self.next_communicator
+        });
+        let Some((children, path_mtu)) = group.children() else { return };
+        let Some(switch) = self.switches.get_mut(&switch) else { return };
+        group.requested = true;
+        switch.communicators.insert(communicator);
+        let connection = switch.connection;
+        let ControllerConfig { segment_bytes, window, .. } = self.config;
+        self.send(
+            connection,
+            FromController::CreateCommunicator {
+                communicator,
+                path_mtu,
+                segment_bytes,
+                window,
+                children,
+            },
+        );
+    }
+
+    pub(super) fn leave(&mut self, id: GroupId, rank: u32, collectives: u64) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        let Some(member) = group.members.get_mut(&rank) else { return };
+        let connection = member.connection;
+        if !group.ready {
+            self.connections.remove(&connection);
+            self.send(connection, FromController::Closed);
+            self.outputs.push_back(Output::Close { connection });
+            self.host_lost(id, rank, "it left before the communicator was ready");
+            return;
+        }
+        if core::mem::replace(&mut member.left, true) {
+            return;
+        }
+        self.names.retain(|_, other| *other != id);
+        let others = group.members.values().filter(|member| !member.left);
+        let others: Vec<ConnectionId> = others.map(|member| member.connection).collect();
+        if others.is_empty() {
+            self.close_group(id);
+        }
+        for connection in others {
+            self.send(connection, FromController::Left { rank, collectives });
+        }
+    }
+
+    /// All ranks have left.
+    fn close_group(&mut self, id: GroupId) {
+        let Some(group) = self.groups.remove(&id) else { return };
+        let switch = group.switch().and_then(|id| self.switches.get(&id));
+        if let (Some(switch), Some(communicator)) = (switch, group.communicator) {
+            let connection = switch.connection;
+            self.send(connection, FromController::DestroyCommunicator { communicator });
+        }
+        for member in group.members.values() {
+            self.dismiss(member.connection, FromController::Closed);
+        }
+    }
+
+    pub(super) fn host_lost(&mut self, id: GroupId, rank: u32, detail: &str) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        if !group.is_full() {
+            // Whoever was that rank, or its successor, may still come.
+            group.members.remove(&rank);
+            if group.members.is_empty() {
+                self.names.retain(|_, other| *other != id);
+                self.groups.remove(&id);
+            }
+            return;
+        }
+        if group.members.get(&rank).is_some_and(|member| !member.left) {
+            let detail = detail.to_owned();
+            self.end_group(id, &End::Aborted(AbortReason::PeerLost { rank, detail }));
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! The controller's state: who is connected, which groups there are and how far each is.
+//!
+//! Pure: messages, closed connections and time go in; messages, connections to close and a
+//! deadline come out. After every input, take all outputs ([`Controller::poll_output`]), then ask
+//! for the deadline ([`Controller::poll_timeout`]).
+//!
+//! A group's name is taken from the first rank that joins until the first rank that leaves (or
+//! until it fails): who has called its last collective may start the next run under the same name,
+//! while others are still on their way out.
+
+mod group;
+mod hosts;
+mod switches;
+#[cfg(test)]
+mod tests;
+
+use core::net::IpAddr;
+use core::time::Duration;
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use millstream_roce::Instant;
+
+pub use group::GroupState;
+use group::{End, Group, HostEnd};
+
+use crate::plan::SwitchId;
+use crate::protocol::{
+    AbortReason, FrameError, FromController, MAX_NAME_BYTES, Refusal, ToController, shortened,
+};
+
+/// What a controller is made with.
+#[derive(Clone, Debug)]
+pub struct ControllerConfig {
+    /// Distinguishes the communicators of this run from those of an earlier one.
+    pub seed: u64,
+    /// At most so many connections.
+    pub max_connections: usize,
+    /// At most so many groups.
+    pub max_groups: usize,
+    /// Who has not said what it is after this time is sent away.
+    pub introduction_timeout: Duration,
+    /// No group waits longer than this, whatever its ranks ask for.
+    pub max_group_timeout: Duration,
+    /// How often everyone is asked whether it is alive.
+    pub keep_alive_interval: Duration,
+    /// Who does not answer so many times in a row is dead.
+    pub keep_alive_misses: u32,
+    /// Bytes of a segment, for all communicators: a multiple of every path MTU.
+    pub segment_bytes: u32,
+    /// Segments that a host may be ahead of its last result.
+    pub window: u32,
+}
+
+impl ControllerConfig {
+    /// The defaults: dead after three unanswered questions, a second apart.
+    pub const fn new(seed: u64) -> Self {
+        Self {
+            seed,
+            max_connections: 4096,
+            max_groups: 1024,
+            introduction_timeout: Duration::from_secs(10),
+            max_group_timeout: Duration::from_secs(3600),
+            keep_alive_interval: Duration::from_secs(1),
+            keep_alive_misses: 3,
+            segment_bytes: 64 << 10,
+            window: 16,
+        }
+    }
+}
+
+/// A connection, by a number that its owner never uses twice.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct ConnectionId(pub u64);
+
+/// Something to do.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub enum Output {
+    /// Send this.
+    Send {
+        /// To whom.
+        connection: ConnectionId,
+        /// What.
+        message: FromController,
+    },
+    /// Close the connection once all that was sent is on its way. It is forgotten already.
+    Close {
+        /// Which.
+        connection: ConnectionId,
+    },
+}
+
+/// How much of everything there is.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[allow(missing_docs, reason = "the names say it")]
+pub struct Census {
+    pub connections: usize,
+    pub switches: usize,
+    pub groups: usize,
+    /// On all switches, those that are being destroyed included.
+    pub communicators: usize,
+}
+
+/// Groups are numbered: a name may belong to one that forms and to others that end.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+struct GroupId(u64);
+
+#[derive(Clone, Copy, Debug)]
+enum Role {
+    /// It has not said, and must until then.
+    New {
+        until: Instant,
+    },
+    Switch(SwitchId),
+    Host {
+        group: GroupId,
+        rank: u32,
+    },
+}
+
+#[derive(Debug)]
+struct Connection {
+    role: Role,
+    next_ping: Instant,
+    /// Questions in a row that got no answer.
+    unanswered: u32,
+}
+
+#[derive(Debug)]
+struct Switch {
+    connection: ConnectionId,
+    name: String,
+    address: IpAddr,
+    communicators: BTreeSet<u64>,
+}
+
+/// The controller.
+#[derive(Debug)]
+pub struct Controller {
+    config: ControllerConfig,
+    connections: BTreeMap<ConnectionId, Connection>,
+    switches: BTreeMap<SwitchId, Switch>,
+    groups: BTreeMap<GroupId, Group>,
+    /// Groups that nobody has left.
+    names: HashMap<String, GroupId>,
+    outputs: VecDeque<Output>,
+    next_switch: u64,
+    next_group: u64,
+    next_communicator: u64,
+}
+
+impl Controller {
+    /// One that nobody is connected to.
+    pub fn new(config: ControllerConfig) -> Self {
+        // Some programs read JSON numbers as 64-bit floats, so 53 bits: 21 of them say which run.
+        let next_communicator = (config.seed & 0x1f_ffff) << 32;
+        Self {
+            config,
+            connections: BTreeMap::new(),
+            switches: BTreeMap::new(),
+            groups: BTreeMap::new(),
+            names: HashMap::new(),
+            outputs: VecDeque::new(),
+            next_switch: 0,
+            next_group: 0,
+            next_communicator,
+        }
+    }
+
+    /// Someone has connected.
+    pub fn handle_connected(&mut self, now: Instant, connection: ConnectionId) {
+        let limit = self.config.max_connections;
+        if self.connections.len() >= limit {
+            let what = "connections".to_owned();
+            self.turn_away(connection, Refusal::Limit { what, limit });
+            return;
+        }
+        let role = Role::New { until: now + self.config.introduction_timeout };
+        let next_ping = now + self.config.keep_alive_interval;
+        self.connections.insert(connection, Connection { role, next_ping, unanswered: 0 });
+    }
+
+    /// A message has arrived.
+    pub fn handle_message(
+        &mut self,
+        now: Instant,
+        connection: ConnectionId,
+        message: ToController,
+    ) {
+        // What was read before we closed the connection.
+        let Some(state) = self.connections.get_mut(&connection) else { return };
+        state.unanswered = 0;
+        let role = state.role;
+        match (role, message) {
+            (_, ToController::Pong) => {}
+            (Role::New { .. }, ToController::Register { name, address }) => {
+                self.register(connection, name, address);
+            }
+            (Role::New { .. }, ToController::Join(hello)) => self.join(now, connection, &hello),
+            (Role::Switch(id), ToController::CommunicatorCreated { communicator, edges }) => {
+                self.created(id, communicator, &edges);
+            }
+            (Role::Switch(id), ToController::CommunicatorFailed { communicator, reason }) => {
+                self.not_created(id, communicator, reason);
+            }
+            (Role::Switch(id), ToController::CommunicatorDestroyed { communicator }) => {
+                if let Some(switch) = self.switches.get_mut(&id) {
+                    switch.communicators.remove(&communicator);
+                }
+            }
+            (Role::Switch(id), ToController::Report { communicator, report }) => {
+                self.reported(id, communicator, report);
+            }
+            (Role::Host { group, rank }, ToController::Connect { qpn, psn, path_mtu }) => {
+                self.connect(connection, group, rank, HostEnd { qpn, psn, path_mtu });
+            }
+            (Role::Host { group, rank }, ToController::Leave { collectives }) => {
+                self.leave(group, rank, collectives);
+            }
+            (Role::Host { .. }, ToController::Fail { reason }) => {
+                self.lose(connection, &shortened(format!("it gave up: {reason}")));
+                self.outputs.push_back(Output::Close { connection });
+            }
+            (role, message) => {
+                let who = match role {
+                    Role::New { .. } => "a peer that has not said what it is",
+                    Role::Switch(_) => "a switch",
+                    Role::Host { .. } => "a host",
+                };
+                // Not the whole message, which may be long.
+                let message = format!("{message:?}");
+                let kind = message.split([' ', '(']).next().unwrap_or_default();
+                self.misbehaved(connection, format!("{who} cannot send {kind} now"));
+            }
+        }
+    }
+
+    /// What has arrived is no message.
+    pub fn handle_bad_frame(&mut self, connection: ConnectionId, error: &FrameError) {
+        self.misbehaved(connection, error.to_string());
+    }
+
+    /// The connection is closed, by the peer or by an error.
+    pub fn handle_closed(&mut self, connection: ConnectionId) {
+        self.lose(connection, "its control connection was closed");
+    }
+
+    /// Acts on deadlines that have passed.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        self.keep_alive(now);
+        let due = |(&id, group): (&GroupId, &Group)| {
+            group.deadline.is_some_and(|deadline| deadline <= now).then_some(id)
+        };
+        let overdue: Vec<GroupId> = self.groups.iter().filter_map(due).collect();
+        for id in overdue {
+            let Some(group) = self.groups.get(&id) else { continue };
+            let switch = group.switch().and_then(|id| self.switches.get(&id));
+            let refusal = group.overdue(switch.map(|switch| switch.name.as_str()));
+            self.end_group(id, &End::Refused(refusal));
+        }
+    }
+
+    /// When [`Controller::handle_timeout`] must be called next.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        let pings = self.connections.values().map(|connection| match connection.role {
+            Role::New { until } => until.min(connection.next_ping),
+            _ => connection.next_ping,
+        });
+        pings.chain(self.groups.values().filter_map(|group| group.deadline)).min()
+    }
+
+    /// The next thing to do.
+    pub fn poll_output(&mut self) -> Option<Output> {
+        self.outputs.pop_front()
+    }
+
+    /// How much of everything there is.
+    pub fn census(&self) -> Census {
+        Census {
+            connections: self.connections.len(),
+            switches: self.switches.len(),
+            groups: self.groups.len(),
+            communicators: self.switches.values().map(|switch| switch.communicators.len()).sum(),
+        }
+    }
+
+    /// How far the group of this name is; `None` when there is none that nobody has left.
+    pub fn group_state(&self, name: &str) -> Option<GroupState> {
+        Some(self.groups.get(self.names.get(name)?)?.state())
+    }
+
+    fn send(&mut self, connection: ConnectionId, message: FromController) {
+        self.outputs.push_back(Output::Send { connection, message });
+    }
+
+    /// Says why, and closes. For connections that are part of nothing (any more).
+    fn turn_away(&mut self, connection: ConnectionId, reason: Refusal) {
+        self.connections.remove(&connection);
+        self.send(connection, FromController::Refused { reason });
+        self.outputs.push_back(Output::Close { connection });
+    }
+
+    /// The peer broke the protocol: it is as good as dead.
+    fn misbehaved(&mut self, connection: ConnectionId, detail: String) {
+        if self.connections.contains_key(&connection) {
+            let detail = shortened(detail);
+            self.lose(connection, &detail);
+            self.turn_away(connection, Refusal::Protocol { detail });
+        }
+    }
+
+    /// Forgets a connection and draws the consequences.
+    fn lose(&mut self, connection: ConnectionId, detail: &str) {
+        let Some(lost) = self.connections.remove(&connection) else { return };
+        match lost.role {
+            Role::New { .. } => {}
+            Role::Switch(id) => self.switch_lost(id, detail),
+            Role::Host { group, rank } => self.host_lost(group, rank, detail),
+        }
+    }
+
+    fn keep_alive(&mut self, now: Instant) {
+        let misses = self.config.keep_alive_misses;
+        let mut silent = Vec::new();
+        for (&id, connection) in &mut self.connections {
+            match connection.role {
+                Role::New { until } if until <= now => {
+                    silent.push((id, "it did not say what it is"));
+                    continue;
+                }
+                _ if connection.next_ping > now => continue,
+                _ if connection.unanswered >= misses => {
+                    silent
+                        .push((id, "it does not answer: its process or its network stands still"));
+                    continue;
+                }
+                _ => {}
+            }
+            connection.unanswered += 1;
+            // From now, not from when it was due: if it was we who stood still, nobody else did.
+            connection.next_ping = now + self.config.keep_alive_interval;
+            let message = FromController::Ping;
+            self.outputs.push_back(Output::Send { connection: id, message });
+        }
+        for (connection, detail) in silent {
+            self.misbehaved(connection, detail.to_owned());
+        }
+    }
+
+    fn set_role(&mut self, connection: ConnectionId, role: Role) {
+        if let Some(connection) = self.connections.get_mut(&connection) {
+            connection.role = role;
+        }
+    }
+
+    /// Tells a host the last thing it hears.
+    fn dismiss(&mut self, connection: ConnectionId, message: FromController) {
+        if self.connections.remove(&connection).is_some() {
+            self.send(connection, message);
+            self.outputs.push_back(Output::Close { connection });
+        }
+    }
+
+    /// Ends a group before all ranks have left: tells everyone, and the switch if it must know.
+    fn end_group(&mut self, id: GroupId, end: &End) {
+        let Some(group) = self.groups.remove(&id) else { return };
+        self.names.retain(|_, other| *other != id);
+        let switch = group.switch().and_then(|id| self.switches.get(&id));
+        if let (Some(switch), Some(communicator), true) =
+            (switch, group.communicator, group.requested)
+        {
+            let message = match *end {
+                End::Aborted(AbortReason::PeerLost { rank, .. }) if group.ready => {
+                    FromController::AbortCommunicator { communicator, rank }
+                }
+                _ => FromController::DestroyCommunicator { communicator },
+            };
+            let connection = switch.connection;
+            self.send(connection, message);
+        }
+        for member in group.members.values() {
+            self.dismiss(member.connection, group.farewell(member, end));
+        }
+    }
+}
+
+fn is_name(name: &str) -> bool {
+    (1..=MAX_NAME_BYTES).contains(&name.len()) && !name.chars().any(char::is_control)
+}

@@ -1,0 +1,740 @@
+//! The controller under virtual time: every row of what can go wrong.
+
+use millstream_wire::{Mtu, Psn, Qpn};
+
+use super::*;
+use crate::protocol::{Hello, Plan, SwitchChild, SwitchEdge, SwitchReport};
+
+const SWITCH: ConnectionId = ConnectionId(1000);
+const PEER_LOST: &str = "its control connection was closed";
+
+/// A controller, the time, and what everyone was told.
+struct World {
+    controller: Controller,
+    now: Instant,
+    told: BTreeMap<ConnectionId, Vec<FromController>>,
+    closed: Vec<ConnectionId>,
+}
+
+impl World {
+    fn new() -> Self {
+        Self::with(ControllerConfig::new(7))
+    }
+
+    fn with(config: ControllerConfig) -> Self {
+        let controller = Controller::new(config);
+        Self { controller, now: Instant::ZERO, told: BTreeMap::new(), closed: Vec::new() }
+    }
+
+    fn settle(&mut self) {
+        while let Some(output) = self.controller.poll_output() {
+            match output {
+                Output::Send { connection, message: FromController::Ping } => {
+                    // Everyone in these tests is alive, unless the test says otherwise.
+                    self.controller.handle_message(self.now, connection, ToController::Pong);
+                }
+                Output::Send { connection, message } => {
+                    assert!(!self.closed.contains(&connection), "{connection:?} is closed");
+                    self.told.entry(connection).or_default().push(message);
+                }
+                Output::Close { connection } => self.closed.push(connection),
+            }
+        }
+    }
+
+    fn connect(&mut self, connection: ConnectionId) {
+        self.controller.handle_connected(self.now, connection);
+        self.settle();
+    }
+
+    fn say(&mut self, connection: ConnectionId, message: ToController) {
+        self.controller.handle_message(self.now, connection, message);
+        self.settle();
+    }
+
+    fn close(&mut self, connection: ConnectionId) {
+        self.controller.handle_closed(connection);
+        self.settle();
+    }
+
+    /// Lets time pass, acting on every deadline on the way.
+    fn pass(&mut self, duration: Duration) {
+        let end = self.now + duration;
+        while let Some(deadline) = self.controller.poll_timeout().filter(|&at| at <= end) {
+            assert!(deadline >= self.now, "a deadline of the past was not acted on");
+            self.now = deadline;
+            self.controller.handle_timeout(deadline);
+            self.settle();
+            assert!(self.controller.poll_timeout().is_none_or(|next| next > deadline));
+        }
+        self.now = end;
+    }
+
+    /// What someone was told since the last call.
+    fn heard(&mut self, connection: ConnectionId) -> Vec<FromController> {
+        self.told.remove(&connection).unwrap_or_default()
+    }
+
+    fn switch(&mut self, connection: ConnectionId, name: &str, address: u8) {
+        self.connect(connection);
+        let address = IpAddr::from([127, 0, 1, address]);
+        self.say(connection, ToController::Register { name: name.to_owned(), address });
+    }
+
+    fn join(&mut self, connection: u64, group: &str, world: u32, rank: u32) -> ConnectionId {
+        let connection = ConnectionId(connection);
+        self.connect(connection);
+        self.say(connection, ToController::Join(hello(group, world, rank)));
+        connection
+    }
+
+    fn end(&mut self, connection: ConnectionId) {
+        let number = connection.0 as u32;
+        let (qpn, psn) = (Qpn::new(100 + number), Psn::new(number));
+        self.say(connection, ToController::Connect { qpn, psn, path_mtu: Mtu::B4096 });
+    }
+
+    /// A group that is ready, on the switch that is there.
+    fn ready(&mut self, first: u64, group: &str, world: u32) -> (Vec<ConnectionId>, u64) {
+        let hosts: Vec<ConnectionId> =
+            (0..world).map(|rank| self.join(first + u64::from(rank), group, world, rank)).collect();
+        for &host in &hosts {
+            self.end(host);
+        }
+        let communicator = self.create();
+        for &host in &hosts {
+            let heard = self.heard(host);
+            assert!(
+                matches!(heard[..], [FromController::GroupReady { .. }, FromController::Plan(_)]),
+                "{heard:?}"
+            );
+        }
+        assert_eq!(self.controller.group_state(group), Some(GroupState::CommunicatorReady));
+        (hosts, communicator)
+    }
+
+    /// Plays the switch: makes the communicator that it was asked for last.
+    fn create(&mut self) -> u64 {
+        let heard = self.heard(SWITCH);
+        let Some(FromController::CreateCommunicator { communicator, children, .. }) = heard.last()
+        else {
+            panic!("{heard:?}");
+        };
+        let edge = |child: &SwitchChild| SwitchEdge {
+            rank: child.rank,
+            qpn: Qpn::new(500 + child.rank),
+            psn: Psn::new(child.rank),
+        };
+        let (communicator, edges) = (*communicator, children.iter().map(edge).collect());
+        self.say(SWITCH, ToController::CommunicatorCreated { communicator, edges });
+        communicator
+    }
+
+    fn refusal(&mut self, connection: ConnectionId) -> Refusal {
+        let mut heard = self.heard(connection);
+        let Some(FromController::Refused { reason }) = heard.pop() else { panic!("{heard:?}") };
+        assert!(self.closed.contains(&connection));
+        reason
+    }
+
+    /// Nothing of any group is left.
+    fn assert_quiet(&self) {
+        assert_eq!(self.controller.census().groups, 0);
+        assert!(self.controller.names.is_empty());
+    }
+}
+
+fn hello(group: &str, world: u32, rank: u32) -> Hello {
+    Hello {
+        group: group.to_owned(),
+        world,
+        rank,
+        address: IpAddr::from([127, 0, 0, rank as u8 + 1]),
+        timeout_ms: 30_000,
+    }
+}
+
+fn seconds(seconds: f64) -> Duration {
+    Duration::from_secs_f64(seconds)
+}
+
+#[test]
+fn a_group_goes_from_idle_to_ready_and_back() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    assert_eq!(world.heard(SWITCH), [FromController::Registered]);
+    assert_eq!(world.controller.group_state("g"), None);
+    let a = world.join(1, "g", 2, 0);
+    assert_eq!(world.controller.group_state("g"), Some(GroupState::CreatingGroup));
+    assert_eq!(world.heard(a), []);
+    let b = world.join(2, "g", 2, 1);
+    assert_eq!(world.controller.group_state("g"), Some(GroupState::GroupReady));
+    let switch_address = IpAddr::from([127, 0, 1, 1]);
+    for host in [a, b] {
+        assert_eq!(world.heard(host), [FromController::GroupReady { switch_address }]);
+    }
+    let (qpn, psn) = (Qpn::new(22), Psn::new(3));
+    world.say(a, ToController::Connect { qpn, psn, path_mtu: Mtu::B1024 });
+    assert_eq!(world.controller.group_state("g"), Some(GroupState::CreatingCommunicator));
+    assert_eq!(world.heard(SWITCH), []);
+    world.end(b);
+    let heard = world.heard(SWITCH);
+    let [FromController::CreateCommunicator { communicator, path_mtu, window, children, .. }] =
+        &heard[..]
+    else {
+        panic!("{heard:?}");
+    };
+    // The smallest of all.
+    assert_eq!((*path_mtu, *window), (Mtu::B1024, 16));
+    assert_eq!(children[0], SwitchChild { rank: 0, address: hello("g", 2, 0).address, qpn, psn });
+    let edges = [1, 0].map(|rank| SwitchEdge {
+        rank,
+        qpn: Qpn::new(500 + rank),
+        psn: Psn::new(600 + rank),
+    });
+    let communicator = *communicator;
+    let edges = edges.to_vec();
+    world.say(SWITCH, ToController::CommunicatorCreated { communicator, edges });
+    assert_eq!(world.controller.group_state("g"), Some(GroupState::CommunicatorReady));
+    let plan = Plan {
+        communicator,
+        switch: "s".to_owned(),
+        address: switch_address,
+        qpn: Qpn::new(501),
+        psn: Psn::new(601),
+        path_mtu: Mtu::B1024,
+        segment_bytes: 64 << 10,
+        window: 16,
+    };
+    assert_eq!(world.heard(b), [FromController::Plan(plan)]);
+
+    // A day passes, nobody is thrown out.
+    world.pass(Duration::from_secs(86_400));
+    world.heard(a);
+    world.say(b, ToController::Leave { collectives: 5 });
+    assert_eq!(world.heard(a), [FromController::Left { rank: 1, collectives: 5 }]);
+    assert_eq!(world.heard(b), []);
+    world.say(a, ToController::Leave { collectives: 5 });
+    assert_eq!(world.heard(SWITCH), [FromController::DestroyCommunicator { communicator }]);
+    for host in [a, b] {
+        assert_eq!(world.heard(host), [FromController::Closed]);
+        assert!(world.closed.contains(&host));
+    }
+    world.assert_quiet();
+    assert_eq!(world.controller.census().communicators, 1);
+    world.say(SWITCH, ToController::CommunicatorDestroyed { communicator });
+    assert_eq!(world.controller.census().communicators, 0);
+}
+
+#[test]
+fn who_asks_for_the_impossible_is_refused_and_nobody_else_notices() {
+    let mut world = World::new();
+    let first = world.join(1, "g", 4, 1);
+    let name = |group: &str| Hello { group: group.to_owned(), ..hello("", 4, 0) };
+    for (number, wrong, text) in [
+        (10, hello("g", 4, 4), "rank 4 is out of range: a group of 4 has ranks 0 to 3"),
+        (11, hello("g", 0, 0), "a group of 0 ranks is out of range: 1 to 64"),
+        (12, hello("g", 65, 0), "a group of 65 ranks is out of range: 1 to 64"),
+        (13, hello("g", 3, 0), "rank 0 says that group \"g\" has 3 ranks, the others say 4"),
+        (
+            14,
+            hello("g", 4, 1),
+            "group \"g\" has a rank 1 already, at 127.0.0.2: \
+             give every process its own rank, or another group name",
+        ),
+        (15, name(""), "the name of a group has 1 to 128 bytes and no control characters"),
+        (16, name("a\nb"), "the name of a group has 1 to 128 bytes and no control characters"),
+        (
+            17,
+            name(&"x".repeat(129)),
+            "the name of a group has 1 to 128 bytes and no control characters",
+        ),
+    ] {
+        let connection = ConnectionId(number);
+        world.connect(connection);
+        world.say(connection, ToController::Join(wrong));
+        assert_eq!(world.refusal(connection).to_string(), text);
+    }
+    assert_eq!(world.heard(first), []);
+    assert_eq!(world.controller.group_state("g"), Some(GroupState::CreatingGroup));
+    assert_eq!(world.controller.census().connections, 1);
+}
+
+#[test]
+fn who_does_not_come_in_time_is_named_to_all() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let hosts = [0, 2, 3].map(|rank| world.join(u64::from(rank), "g", 6, rank));
+    world.pass(seconds(29.9));
+    assert_eq!(world.controller.group_state("g"), Some(GroupState::CreatingGroup));
+    world.pass(seconds(0.1));
+    for host in hosts {
+        assert_eq!(
+            world.refusal(host).to_string(),
+            "group \"g\" is incomplete: 3 of its 6 ranks did not join in time: 1, 4-5"
+        );
+    }
+    world.assert_quiet();
+    // And the name is free.
+    world.ready(10, "g", 2);
+}
+
+#[test]
+fn the_least_patient_rank_decides() {
+    let mut world = World::new();
+    let patient = world.join(1, "g", 3, 0);
+    let hasty = ConnectionId(2);
+    world.connect(hasty);
+    world.say(hasty, ToController::Join(Hello { timeout_ms: 500, ..hello("g", 3, 1) }));
+    world.pass(seconds(0.5));
+    for host in [patient, hasty] {
+        assert!(
+            matches!(world.refusal(host), Refusal::Incomplete { missing, .. } if missing == [2])
+        );
+    }
+    let eternal = ConnectionId(3);
+    world.connect(eternal);
+    world.say(eternal, ToController::Join(Hello { timeout_ms: u64::MAX, ..hello("g", 3, 1) }));
+    world.pass(seconds(3599.9));
+    assert_eq!(world.heard(eternal), []);
+    world.pass(seconds(0.1));
+    assert!(matches!(world.refusal(eternal), Refusal::Incomplete { .. }));
+}
+
+#[test]
+fn a_rank_that_dies_before_the_group_is_full_can_come_again() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let dead = world.join(1, "g", 2, 0);
+    world.close(dead);
+    world.assert_quiet();
+    let a = world.join(2, "g", 2, 0);
+    let b = world.join(3, "g", 2, 1);
+    assert_eq!(world.heard(a).len(), 1);
+    assert_eq!(world.heard(b).len(), 1);
+    // Or leave politely.
+    let polite = world.join(4, "h", 2, 0);
+    world.say(polite, ToController::Leave { collectives: 0 });
+    assert_eq!(world.heard(polite), [FromController::Closed]);
+    assert_eq!(world.controller.group_state("h"), None);
+}
+
+#[test]
+fn without_a_switch_the_group_waits_for_one_and_says_so() {
+    let mut world = World::new();
+    let a = world.join(1, "g", 2, 0);
+    let b = world.join(2, "g", 2, 1);
+    world.pass(seconds(29.0));
+    assert_eq!(world.controller.group_state("g"), Some(GroupState::GroupReady));
+    assert_eq!(world.heard(a), []);
+    world.pass(seconds(1.0));
+    for host in [a, b] {
+        let refusal = world.refusal(host);
+        assert_eq!(refusal, Refusal::NoSwitch { group: "g".to_owned() });
+        assert!(refusal.to_string().starts_with("there is no switch for group \"g\": start one"));
+    }
+    // One that comes in time serves.
+    let a = world.join(3, "g", 1, 0);
+    world.pass(seconds(29.0));
+    world.switch(SWITCH, "s", 1);
+    assert!(matches!(world.heard(a)[..], [FromController::GroupReady { .. }]));
+}
+
+#[test]
+fn a_rank_that_joins_and_does_not_connect_is_named() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let hosts = [0, 1, 2].map(|rank| world.join(u64::from(rank), "g", 3, rank));
+    world.end(hosts[1]);
+    world.pass(seconds(30.0));
+    assert_eq!(
+        world.refusal(hosts[1]).to_string(),
+        "group \"g\" was complete, but these ranks did not connect: 0, 2"
+    );
+    world.assert_quiet();
+    // The switch never heard of it.
+    assert_eq!(world.heard(SWITCH), [FromController::Registered]);
+}
+
+#[test]
+fn a_switch_that_cannot_or_does_not_answer_is_named() {
+    let mut world = World::new();
+    world.switch(SWITCH, "tor", 1);
+    let host = world.join(1, "g", 1, 0);
+    world.end(host);
+    let heard = world.heard(SWITCH);
+    let Some(&FromController::CreateCommunicator { communicator, .. }) = heard.last() else {
+        panic!("{heard:?}");
+    };
+    let reason = "out of memory".to_owned();
+    world.say(SWITCH, ToController::CommunicatorFailed { communicator, reason });
+    assert_eq!(
+        world.refusal(host).to_string(),
+        "switch \"tor\" could not make the communicator: out of memory"
+    );
+    assert_eq!(world.heard(SWITCH), []);
+    assert_eq!(world.controller.census().communicators, 0);
+
+    let host = world.join(2, "g", 1, 0);
+    world.end(host);
+    world.heard(SWITCH);
+    world.pass(seconds(30.0));
+    assert_eq!(
+        world.refusal(host).to_string(),
+        "switch \"tor\" could not make the communicator: it did not answer in time"
+    );
+    let heard = world.heard(SWITCH);
+    let [FromController::DestroyCommunicator { communicator }] = heard[..] else {
+        panic!("{heard:?}");
+    };
+    // The answer comes late: nobody minds.
+    world.say(SWITCH, ToController::CommunicatorCreated { communicator, edges: Vec::new() });
+    assert_eq!(world.heard(SWITCH), []);
+
+    // Edges that do not fit the ranks.
+    let host = world.join(3, "g", 1, 0);
+    world.end(host);
+    let heard = world.heard(SWITCH);
+    let Some(&FromController::CreateCommunicator { communicator, .. }) = heard.last() else {
+        panic!("{heard:?}");
+    };
+    let edges = vec![SwitchEdge { rank: 1, qpn: Qpn::new(9), psn: Psn::new(0) }];
+    world.say(SWITCH, ToController::CommunicatorCreated { communicator, edges });
+    assert_eq!(
+        world.refusal(host).to_string(),
+        "switch \"tor\" could not make the communicator: it made the wrong queue pairs"
+    );
+    assert_eq!(world.heard(SWITCH), [FromController::DestroyCommunicator { communicator }]);
+    world.assert_quiet();
+}
+
+#[test]
+fn a_host_that_dies_is_named_to_the_switch_and_the_others() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let (other, _) = world.ready(10, "other", 2);
+    let (hosts, communicator) = world.ready(20, "g", 3);
+    world.close(hosts[1]);
+    assert_eq!(world.heard(SWITCH), [FromController::AbortCommunicator { communicator, rank: 1 }]);
+    let detail = PEER_LOST.to_owned();
+    let reason = AbortReason::PeerLost { rank: 1, detail };
+    for host in [hosts[0], hosts[2]] {
+        assert_eq!(world.heard(host), [FromController::Abort { reason: reason.clone() }]);
+        assert!(world.closed.contains(&host));
+    }
+    assert_eq!(world.heard(hosts[1]), []);
+    // The other group goes on.
+    assert_eq!(world.heard(other[0]), []);
+    assert_eq!(world.controller.group_state("other"), Some(GroupState::CommunicatorReady));
+    // The name is free at once.
+    world.ready(30, "g", 3);
+}
+
+#[test]
+fn a_host_that_gives_up_is_named_with_its_reason() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let (hosts, _) = world.ready(20, "g", 2);
+    world.say(hosts[0], ToController::Fail { reason: "x".repeat(5000) });
+    let heard = world.heard(hosts[1]);
+    let [FromController::Abort { reason: AbortReason::PeerLost { rank: 0, detail } }] = &heard[..]
+    else {
+        panic!("{heard:?}");
+    };
+    assert!(detail.starts_with("it gave up: xxx") && detail.len() == 1024);
+    assert!(world.closed.contains(&hosts[0]));
+}
+
+#[test]
+fn a_host_that_dies_while_the_communicator_is_made_ends_it() {
+    for connected in 0..=2 {
+        let mut world = World::new();
+        world.switch(SWITCH, "s", 1);
+        world.heard(SWITCH);
+        let hosts = [0, 1].map(|rank| world.join(u64::from(rank), "g", 2, rank));
+        hosts.iter().take(connected).for_each(|&host| world.end(host));
+        world.close(hosts[0]);
+        let detail = PEER_LOST.to_owned();
+        let reason = AbortReason::PeerLost { rank: 0, detail };
+        assert_eq!(world.refusal(hosts[1]), Refusal::Aborted { reason });
+        let heard = world.heard(SWITCH);
+        match connected {
+            2 => assert!(
+                matches!(
+                    heard[..],
+                    [
+                        FromController::CreateCommunicator { .. },
+                        FromController::DestroyCommunicator { .. }
+                    ]
+                ),
+                "{heard:?}"
+            ),
+            _ => assert_eq!(heard, []),
+        }
+        world.assert_quiet();
+    }
+}
+
+#[test]
+fn a_host_that_stands_still_is_dead_after_three_misses() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let (hosts, communicator) = world.ready(20, "g", 2);
+    // Here only the silent host's questions are left unanswered.
+    for second in 1..=4 {
+        world.now = world.now + Duration::from_secs(1);
+        world.controller.handle_timeout(world.now);
+        let mut outputs = Vec::new();
+        while let Some(output) = world.controller.poll_output() {
+            if let Output::Send { connection, message: FromController::Ping } = output {
+                assert!(second < 4 || connection != hosts[1]);
+                if connection != hosts[1] {
+                    world.controller.handle_message(world.now, connection, ToController::Pong);
+                }
+            } else {
+                outputs.push(output);
+            }
+        }
+        assert_eq!(outputs.is_empty(), second < 4, "after {second} s: {outputs:?}");
+        if second == 4 {
+            let message = FromController::AbortCommunicator { communicator, rank: 1 };
+            assert!(outputs.contains(&Output::Send { connection: SWITCH, message }));
+            assert!(outputs.contains(&Output::Close { connection: hosts[0] }));
+            assert!(outputs.contains(&Output::Close { connection: hosts[1] }));
+        }
+    }
+}
+
+#[test]
+fn a_controller_that_stood_still_itself_blames_nobody() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let (hosts, _) = world.ready(20, "g", 2);
+    world.now = world.now + Duration::from_secs(3600);
+    world.controller.handle_timeout(world.now);
+    world.settle();
+    assert_eq!(world.heard(hosts[0]), []);
+    assert_eq!(world.controller.census().connections, 3);
+}
+
+#[test]
+fn a_switch_that_dies_is_named_to_all_its_ranks() {
+    let mut world = World::new();
+    let spare = ConnectionId(2000);
+    world.switch(SWITCH, "s", 1);
+    let (a, _) = world.ready(10, "a", 2);
+    let (b, _) = world.ready(20, "b", 1);
+    // A third that is on its way: it has joined, and not connected.
+    let c = world.join(30, "c", 1, 0);
+    // The spare switch has the fewest communicators from here on.
+    world.switch(spare, "t", 2);
+    let d = world.join(40, "d", 1, 0);
+    let switch_address = IpAddr::from([127, 0, 1, 2]);
+    assert_eq!(world.heard(d), [FromController::GroupReady { switch_address }]);
+
+    world.close(SWITCH);
+    let (name, address) = ("s".to_owned(), IpAddr::from([127, 0, 1, 1]));
+    let reason = AbortReason::SwitchLost { name, address, detail: PEER_LOST.to_owned() };
+    for host in [a[0], a[1], b[0]] {
+        assert_eq!(world.heard(host), [FromController::Abort { reason: reason.clone() }]);
+    }
+    assert_eq!(world.refusal(c), Refusal::Aborted { reason });
+    assert_eq!(world.heard(d), []);
+    assert_eq!(world.controller.group_state("d"), Some(GroupState::GroupReady));
+    // It may come back under its name.
+    world.switch(SWITCH, "s", 1);
+    assert_eq!(world.heard(SWITCH), [FromController::Registered]);
+}
+
+#[test]
+fn two_switches_share_neither_name_nor_address() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    for (number, name, address, what) in [(1, "s", 2, "name"), (2, "t", 1, "address")] {
+        world.switch(ConnectionId(number), name, address);
+        assert_eq!(
+            world.refusal(ConnectionId(number)).to_string(),
+            format!("there is a switch \"s\" at 127.0.1.1 already: give this one its own {what}")
+        );
+    }
+    world.switch(ConnectionId(3), "", 3);
+    assert_eq!(world.refusal(ConnectionId(3)), Refusal::Name { what: "switch".to_owned() });
+    assert_eq!(world.controller.census().switches, 1);
+}
+
+#[test]
+fn communicators_are_spread_over_the_switches() {
+    let mut world = World::new();
+    for number in 1..=3 {
+        world.switch(ConnectionId(2000 + number), &format!("s{number}"), number as u8);
+    }
+    // Counted from the plan on, not only when they are made.
+    let mut served = [0; 3];
+    for number in 0..6 {
+        let host = world.join(number, &format!("g{number}"), 1, 0);
+        let heard = world.heard(host);
+        let [FromController::GroupReady { switch_address: IpAddr::V4(address) }] = heard[..] else {
+            panic!("{heard:?}");
+        };
+        served[usize::from(address.octets()[3]) - 1] += 1;
+        if number % 2 == 0 {
+            world.end(host);
+        }
+    }
+    assert_eq!(served, [2; 3]);
+}
+
+#[test]
+fn what_a_switch_reports_ends_the_group_without_an_echo() {
+    for (report, reason) in [
+        (
+            SwitchReport::PeerLost { rank: 1, detail: "silent".to_owned() },
+            AbortReason::PeerLost { rank: 1, detail: "silent".to_owned() },
+        ),
+        (
+            SwitchReport::Misuse { rank: 0, detail: "count".to_owned() },
+            AbortReason::Misuse { rank: 0, detail: "count".to_owned() },
+        ),
+    ] {
+        let mut world = World::new();
+        world.switch(SWITCH, "s", 1);
+        let (hosts, communicator) = world.ready(10, "g", 2);
+        world.say(SWITCH, ToController::Report { communicator, report: report.clone() });
+        for host in hosts {
+            assert_eq!(world.heard(host), [FromController::Abort { reason: reason.clone() }]);
+        }
+        assert_eq!(world.heard(SWITCH), []);
+        world.assert_quiet();
+        // Of a group that is gone.
+        world.say(SWITCH, ToController::Report { communicator, report });
+        assert_eq!(world.heard(SWITCH), []);
+    }
+}
+
+#[test]
+fn a_name_is_free_from_the_first_who_leaves_on() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let (old, first) = world.ready(10, "g", 2);
+    world.say(old[0], ToController::Leave { collectives: 1 });
+    let (new, second) = world.ready(20, "g", 2);
+    assert_ne!(first, second);
+    // The rest of the old one ends, by itself, and by death.
+    world.heard(old[1]);
+    world.close(old[1]);
+    assert_eq!(
+        world.heard(SWITCH),
+        [FromController::AbortCommunicator { communicator: first, rank: 1 }]
+    );
+    assert_eq!(world.heard(old[0]), [FromController::Closed]);
+    assert_eq!(world.heard(new[0]), []);
+    assert_eq!(world.controller.group_state("g"), Some(GroupState::CommunicatorReady));
+}
+
+#[test]
+fn who_has_left_may_die() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let (hosts, communicator) = world.ready(10, "g", 2);
+    world.say(hosts[0], ToController::Leave { collectives: 3 });
+    world.say(hosts[0], ToController::Leave { collectives: 3 });
+    world.close(hosts[0]);
+    assert_eq!(world.heard(hosts[1]), [FromController::Left { rank: 0, collectives: 3 }]);
+    world.say(hosts[1], ToController::Leave { collectives: 3 });
+    assert_eq!(world.heard(hosts[1]), [FromController::Closed]);
+    assert_eq!(world.heard(SWITCH), [FromController::DestroyCommunicator { communicator }]);
+    world.assert_quiet();
+}
+
+#[test]
+fn messages_out_of_place_end_the_connection_and_only_that() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let bystander = world.join(1, "bystander", 2, 0);
+    let stranger = ConnectionId(2);
+    world.connect(stranger);
+    world.say(stranger, ToController::Leave { collectives: 0 });
+    assert_eq!(
+        world.refusal(stranger).to_string(),
+        "a peer that has not said what it is cannot send Leave now"
+    );
+    // A second introduction.
+    let host = world.join(3, "g", 2, 0);
+    world.say(host, ToController::Join(hello("g", 2, 1)));
+    assert_eq!(world.refusal(host).to_string(), "a host cannot send Join now");
+    assert_eq!(world.controller.group_state("g"), None);
+    // Connecting before the group is ready, and twice.
+    let host = world.join(4, "g", 2, 0);
+    world.end(host);
+    assert_eq!(world.refusal(host).to_string(), "a host cannot send Connect now");
+    let host = world.join(5, "g", 2, 0);
+    world.join(6, "g", 2, 1);
+    world.end(host);
+    world.end(host);
+    let reason = Refusal::Protocol { detail: "a host cannot send Connect now".to_owned() };
+    assert_eq!(world.refusal(host), reason);
+    // No message at all.
+    let garbler = ConnectionId(7);
+    world.connect(garbler);
+    world.controller.handle_bad_frame(garbler, &FrameError::TooLong(0x4745_5420));
+    world.settle();
+    assert!(world.refusal(garbler).to_string().starts_with("a frame of 1195725856 bytes"));
+    // What is still read of a closed connection.
+    world.say(garbler, ToController::Join(hello("g", 2, 0)));
+    assert_eq!(world.heard(garbler), []);
+    assert_eq!(world.heard(bystander), []);
+    assert_eq!(world.controller.census().switches, 1);
+}
+
+#[test]
+fn a_switch_that_talks_nonsense_is_a_dead_switch() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let (hosts, _) = world.ready(10, "g", 1);
+    world.say(SWITCH, ToController::Leave { collectives: 0 });
+    assert!(matches!(
+        world.heard(hosts[0])[..],
+        [FromController::Abort { reason: AbortReason::SwitchLost { .. } }]
+    ));
+    assert_eq!(world.controller.census(), Census::default());
+}
+
+#[test]
+fn limits_hold() {
+    let config = ControllerConfig { max_connections: 3, max_groups: 2, ..ControllerConfig::new(0) };
+    let mut world = World::with(config);
+    world.join(1, "a", 2, 0);
+    world.join(2, "b", 2, 0);
+    let third = world.join(3, "c", 2, 0);
+    assert_eq!(world.refusal(third).to_string(), "the controller has its 2 groups already");
+    world.join(4, "a", 2, 1);
+    world.connect(ConnectionId(5));
+    assert_eq!(
+        world.refusal(ConnectionId(5)).to_string(),
+        "the controller has its 3 connections already"
+    );
+    assert_eq!(world.controller.census().connections, 3);
+}
+
+#[test]
+fn who_says_nothing_is_sent_away() {
+    let mut world = World::new();
+    world.connect(ConnectionId(1));
+    world.pass(seconds(9.9));
+    assert_eq!(world.heard(ConnectionId(1)), []);
+    world.pass(seconds(0.1));
+    assert_eq!(world.refusal(ConnectionId(1)).to_string(), "it did not say what it is");
+    assert_eq!(world.controller.poll_timeout(), None);
+    assert_eq!(world.controller.census(), Census::default());
+}
+
+#[test]
+fn communicators_of_two_runs_have_different_numbers() {
+    let number = |seed| {
+        let mut world = World::with(ControllerConfig::new(seed));
+        world.switch(SWITCH, "s", 1);
+        world.ready(1, "g", 1).1
+    };
+    assert_ne!(number(1), number(2));
+    assert!(number(u64::MAX) < 1 << 53);
+}

@@ -1,0 +1,456 @@
+//! The messages.
+
+use core::fmt;
+use core::net::IpAddr;
+
+use millstream_wire::{Mtu, Psn, Qpn};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::fields;
+use crate::slots::MAX_CHILDREN;
+
+/// What a switch or a host says to the controller.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum ToController {
+    /// Switch: I am here. The first message of a switch.
+    Register {
+        /// Its name, for people.
+        name: String,
+        /// Its address on the data network.
+        address: IpAddr,
+    },
+    /// Switch: the communicator exists, hosts may connect.
+    CommunicatorCreated {
+        /// Which.
+        communicator: u64,
+        /// Its queue pairs, one for each rank.
+        edges: Vec<SwitchEdge>,
+    },
+    /// Switch: the communicator could not be made.
+    CommunicatorFailed {
+        /// Which.
+        communicator: u64,
+        /// Why.
+        reason: String,
+    },
+    /// Switch: nothing is left of the communicator.
+    CommunicatorDestroyed {
+        /// Which.
+        communicator: u64,
+    },
+    /// Switch: a communicator is ending by itself. Its hosts hear it from the switch.
+    Report {
+        /// Which.
+        communicator: u64,
+        /// What happened.
+        report: SwitchReport,
+    },
+    /// Host: I am a rank of a group. The first message of a host.
+    Join(Hello),
+    /// Host: my end of the connection to the switch.
+    Connect {
+        /// Its queue pair.
+        #[serde(with = "fields::qpn")]
+        qpn: Qpn,
+        /// The first packet sequence number that it sends.
+        #[serde(with = "fields::psn")]
+        psn: Psn,
+        /// The largest path MTU to the switch that it knows to work.
+        #[serde(with = "fields::mtu")]
+        path_mtu: Mtu,
+    },
+    /// Host: I am done. It keeps its queue pair until it hears [`FromController::Closed`], so that
+    /// the switch does not take it for dead.
+    Leave {
+        /// How many collectives it has called.
+        collectives: u64,
+    },
+    /// Host: I cannot go on.
+    Fail {
+        /// Why.
+        reason: String,
+    },
+    /// The answer to [`FromController::Ping`].
+    Pong,
+}
+
+/// What the controller says.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum FromController {
+    /// To a switch: you are known. Whatever it served before this, for this controller or
+    /// another, is over.
+    Registered,
+    /// To a switch: make this.
+    CreateCommunicator {
+        /// Its number.
+        communicator: u64,
+        /// Payload bytes per packet on every edge.
+        #[serde(with = "fields::mtu")]
+        path_mtu: Mtu,
+        /// Bytes of a segment.
+        segment_bytes: u32,
+        /// Segments that a host may be ahead of its last result.
+        window: u32,
+        /// Who takes part.
+        children: Vec<SwitchChild>,
+    },
+    /// To a switch: all ranks are done with this.
+    DestroyCommunicator {
+        /// Which.
+        communicator: u64,
+    },
+    /// To a switch: a rank of this is dead; tell the others, then destroy it.
+    AbortCommunicator {
+        /// Which.
+        communicator: u64,
+        /// Who is dead.
+        rank: u32,
+    },
+    /// To a host: all ranks are here. Answer with [`ToController::Connect`].
+    GroupReady {
+        /// The address of the switch that this host will be connected to.
+        switch_address: IpAddr,
+    },
+    /// To a host: connect to the switch; the communicator is ready.
+    Plan(Plan),
+    /// To a host: another rank has left.
+    Left {
+        /// Which.
+        rank: u32,
+        /// How many collectives it has called: a later one can never end.
+        collectives: u64,
+    },
+    /// To a host: the communicator is over.
+    Abort {
+        /// Why.
+        reason: AbortReason,
+    },
+    /// To a host: all have left, nobody needs your queue pair any more. The controller closes the
+    /// connection.
+    Closed,
+    /// Anyone: what you want cannot be. The controller closes the connection.
+    Refused {
+        /// Why.
+        reason: Refusal,
+    },
+    /// Anyone: are you alive?
+    Ping,
+}
+
+/// Which rank of which group a host is.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Hello {
+    /// The group's name. Who gives the same name belongs together.
+    pub group: String,
+    /// How many ranks there are.
+    pub world: u32,
+    /// Which of them this is.
+    pub rank: u32,
+    /// The host's address on the data network.
+    pub address: IpAddr,
+    /// How long it is ready to wait for the others and for a switch.
+    pub timeout_ms: u64,
+}
+
+/// A host's end of the plan.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Plan {
+    /// The communicator's number.
+    pub communicator: u64,
+    /// The switch's name, for people.
+    pub switch: String,
+    /// The switch's address.
+    pub address: IpAddr,
+    /// The switch's queue pair for this rank.
+    #[serde(with = "fields::qpn")]
+    pub qpn: Qpn,
+    /// The first packet sequence number that the switch sends.
+    #[serde(with = "fields::psn")]
+    pub psn: Psn,
+    /// Payload bytes per packet.
+    #[serde(with = "fields::mtu")]
+    pub path_mtu: Mtu,
+    /// Bytes of a segment.
+    pub segment_bytes: u32,
+    /// Segments that a host may be ahead of its last result.
+    pub window: u32,
+}
+
+/// A host, as the switch needs to know it.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct SwitchChild {
+    /// Its rank.
+    pub rank: u32,
+    /// Its address.
+    pub address: IpAddr,
+    /// Its queue pair.
+    #[serde(with = "fields::qpn")]
+    pub qpn: Qpn,
+    /// The first packet sequence number that it sends.
+    #[serde(with = "fields::psn")]
+    pub psn: Psn,
+}
+
+/// The switch's end of the connection to a host.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct SwitchEdge {
+    /// The host's rank.
+    pub rank: u32,
+    /// The switch's queue pair for it.
+    #[serde(with = "fields::qpn")]
+    pub qpn: Qpn,
+    /// The first packet sequence number that the switch sends.
+    #[serde(with = "fields::psn")]
+    pub psn: Psn,
+}
+
+/// Why a communicator ends by itself.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum SwitchReport {
+    /// A rank no longer answers on the data network.
+    PeerLost {
+        /// Which.
+        rank: u32,
+        /// How the connection ended.
+        detail: String,
+    },
+    /// The ranks called different collectives, or one broke the protocol.
+    Misuse {
+        /// Who did.
+        rank: u32,
+        /// What.
+        detail: String,
+    },
+}
+
+/// Why a communicator is over before its time.
+#[derive(Clone, Debug, Deserialize, Eq, Error, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum AbortReason {
+    /// A rank is gone.
+    #[error("rank {rank} is lost: {detail}")]
+    PeerLost {
+        /// Which.
+        rank: u32,
+        /// How that is known.
+        detail: String,
+    },
+    /// A rank misused the communicator.
+    #[error("rank {rank} misused the communicator: {detail}")]
+    Misuse {
+        /// Which.
+        rank: u32,
+        /// How.
+        detail: String,
+    },
+    /// The switch is gone.
+    #[error("switch {name:?} at {address} is lost: {detail}")]
+    SwitchLost {
+        /// Its name.
+        name: String,
+        /// Its address.
+        address: IpAddr,
+        /// How that is known.
+        detail: String,
+    },
+}
+
+/// Why the controller turns a peer away.
+#[derive(Clone, Debug, Deserialize, Eq, Error, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Refusal {
+    /// Not all ranks came in time.
+    #[error(
+        "group {group:?} is incomplete: {} of its {world} ranks did not join in time: {}",
+        missing.len(),
+        Ranks(missing)
+    )]
+    Incomplete {
+        /// The group.
+        group: String,
+        /// How many ranks it has.
+        world: u32,
+        /// Who did not come.
+        missing: Vec<u32>,
+    },
+    /// All ranks came, but there was no switch for them.
+    #[error(
+        "there is no switch for group {group:?}: start one with \
+         `millstream switch --controller ADDRESS --name NAME --bind IP`"
+    )]
+    NoSwitch {
+        /// The group.
+        group: String,
+    },
+    /// Some ranks joined, and then did not connect.
+    #[error("group {group:?} was complete, but these ranks did not connect: {}", Ranks(ranks))]
+    Unconnected {
+        /// The group.
+        group: String,
+        /// Who did not.
+        ranks: Vec<u32>,
+    },
+    /// The switch did not make the communicator.
+    #[error("switch {name:?} could not make the communicator: {reason}")]
+    SwitchFailed {
+        /// The switch.
+        name: String,
+        /// Why, in its words.
+        reason: String,
+    },
+    /// The group ended while it was being made.
+    #[error("the group ended while it was being made: {reason}")]
+    Aborted {
+        /// Why.
+        reason: AbortReason,
+    },
+    /// A group has 1 to 64 ranks.
+    #[error("a group of {world} ranks is out of range: 1 to {MAX_CHILDREN}")]
+    World {
+        /// What was asked for.
+        world: u32,
+    },
+    /// Ranks count from 0.
+    #[error("rank {rank} is out of range: a group of {world} has ranks 0 to {}", world.saturating_sub(1))]
+    Rank {
+        /// What was asked for.
+        rank: u32,
+        /// How many there are.
+        world: u32,
+    },
+    /// Another rank said otherwise.
+    #[error("rank {rank} says that group {group:?} has {found} ranks, the others say {expected}")]
+    WorldDiffers {
+        /// The group.
+        group: String,
+        /// Who differs.
+        rank: u32,
+        /// What it says.
+        found: u32,
+        /// What the others say.
+        expected: u32,
+    },
+    /// Someone is this rank already.
+    #[error(
+        "group {group:?} has a rank {rank} already, at {holder}: \
+         give every process its own rank, or another group name"
+    )]
+    RankTaken {
+        /// The group.
+        group: String,
+        /// The rank.
+        rank: u32,
+        /// Who has it.
+        holder: IpAddr,
+    },
+    /// Another switch has the name or the address.
+    #[error("there is a switch {name:?} at {address} already: give this one its own {what}")]
+    SwitchTaken {
+        /// The other's name.
+        name: String,
+        /// The other's address.
+        address: IpAddr,
+        /// What is the same.
+        what: String,
+    },
+    /// Names have some characters, and not too many.
+    #[error(
+        "the name of a {what} has 1 to {max} bytes and no control characters",
+        max = super::MAX_NAME_BYTES
+    )]
+    Name {
+        /// Of what.
+        what: String,
+    },
+    /// The controller has as many as it can.
+    #[error("the controller has its {limit} {what} already")]
+    Limit {
+        /// Of what.
+        what: String,
+        /// How many.
+        limit: usize,
+    },
+    /// The peer broke the protocol.
+    #[error("{detail}")]
+    Protocol {
+        /// How.
+        detail: String,
+    },
+}
+
+/// Prints ranks as people do: 0, 2-5.
+struct Ranks<'a>(&'a [u32]);
+
+impl fmt::Display for Ranks<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut rest = self.0;
+        let mut separator = "";
+        while let Some((&first, _)) = rest.split_first() {
+            let run =
+                rest.iter().zip(first..=u32::MAX).take_while(|&(&rank, next)| rank == next).count();
+            match run {
+                1 => write!(f, "{separator}{first}")?,
+                _ => write!(f, "{separator}{first}-{}", rest[run - 1])?,
+            }
+            rest = &rest[run..];
+            separator = ", ";
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::{FrameDecoder, encode};
+
+    #[test]
+    fn ranks_are_listed_as_people_do() {
+        for (ranks, text) in [
+            (&[][..], ""),
+            (&[3], "3"),
+            (&[0, 1], "0-1"),
+            (&[0, 2, 3, 4, 63], "0, 2-4, 63"),
+            (&[5, 5, u32::MAX], "5, 5, 4294967295"),
+        ] {
+            assert_eq!(Ranks(ranks).to_string(), text);
+        }
+    }
+
+    #[test]
+    fn a_full_communicator_fits_a_frame() {
+        let child = SwitchChild {
+            rank: u32::MAX,
+            address: "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap(),
+            qpn: Qpn::new(0xff_ffff),
+            psn: Psn::new(0xff_ffff),
+        };
+        let message = FromController::CreateCommunicator {
+            communicator: u64::MAX,
+            path_mtu: Mtu::B4096,
+            segment_bytes: u32::MAX,
+            window: u32::MAX,
+            children: vec![child; MAX_CHILDREN],
+        };
+        let mut decoder = FrameDecoder::new();
+        decoder.extend(&encode(&message).unwrap());
+        assert_eq!(decoder.next_message(), Ok(Some(message)));
+    }
+
+    #[test]
+    fn a_refusal_survives_the_wire() {
+        let reason = AbortReason::SwitchLost {
+            name: "s\"1".to_owned(),
+            address: "127.0.0.9".parse().unwrap(),
+            detail: "é".to_owned(),
+        };
+        let message = FromController::Refused { reason: Refusal::Aborted { reason } };
+        let mut decoder = FrameDecoder::new();
+        decoder.extend(&encode(&message).unwrap());
+        assert_eq!(decoder.next_message(), Ok(Some(message)));
+    }
+}

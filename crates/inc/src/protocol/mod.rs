@@ -1,0 +1,51 @@
+//! What controller, switches and hosts say to each other over TCP.
+//!
+//! Every message is a frame ([`FrameDecoder`], [`encode`]): a length and a JSON object that says
+//! its version and type. Whoever connects speaks first and says what it is:
+//!
+//! ```text
+//! switch                 controller                 host
+//!   | Register ------------> |                        |
+//!   | <---------- Registered |                        |
+//!   |                        | <---------------- Join |   until the group is complete
+//!   |                        | GroupReady ----------> |
+//!   |                        | <------------- Connect |   its queue pair and path MTU
+//!   | <-- CreateCommunicator |                        |
+//!   | CommunicatorCreated -> |                        |
+//!   |                        | Plan ----------------> |   the switch's queue pair
+//!   :                        :                        :
+//!   |                        | <--------------- Leave |
+//!   |                        | Left ----------------> |   to the other ranks
+//!   | <-- DestroyCommunicator|                        |   when all have left
+//!   | CommunicatorDestroyed >|                        |
+//!   |                        | Closed --------------> |
+//! ```
+//!
+//! The controller sends [`FromController::Ping`] to everyone, who answers
+//! [`ToController::Pong`]; who does not is taken for dead.
+
+mod fields;
+mod frame;
+mod message;
+
+pub use frame::{FrameDecoder, FrameError, MAX_FRAME_BYTES, VERSION, encode};
+pub use message::{
+    AbortReason, FromController, Hello, Plan, Refusal, SwitchChild, SwitchEdge, SwitchReport,
+    ToController,
+};
+
+/// The port that a controller listens on unless told otherwise (seed 9.1).
+pub const DEFAULT_PORT: u16 = 52200;
+
+/// The longest name of a group or a switch, in bytes.
+pub const MAX_NAME_BYTES: usize = 128;
+
+/// The longest explanation that is sent along, in bytes; longer ones are cut.
+pub const MAX_TEXT_BYTES: usize = 1024;
+
+/// Cuts an explanation to what is sent.
+pub fn shortened(text: impl Into<String>) -> String {
+    let mut text = text.into();
+    text.truncate(text.floor_char_boundary(MAX_TEXT_BYTES));
+    text
+}
