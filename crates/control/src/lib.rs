@@ -1,1 +1,30 @@
-//! The daemons of in-network collectives: controller and switch
+//! The daemons of in-network collectives: [`controller`] and [`switch`].
+//!
+//! Each is one function that runs until it is told to stop, on the thread that calls it. What it
+//! decides is in the state machines of `millstream_inc`; here are sockets, clocks and signals.
+
+pub mod controller;
+mod data_plane;
+mod reader;
+mod shutdown;
+pub mod switch;
+
+use std::future::Future;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub use shutdown::{Shutdown, shutdown, terminated};
+
+/// Runs a daemon on a runtime of its own, on this thread.
+fn block_on<F: Future>(future: F) -> io::Result<F::Output> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    Ok(runtime.block_on(future))
+}
+
+/// A number that another start of the same daemon does not get.
+fn seed() -> u64 {
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    // RandomState takes its keys from the operating system.
+    RandomState::new().hash_one(since_epoch)
+}

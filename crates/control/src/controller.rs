@@ -1,0 +1,264 @@
+//! The controller as a daemon: one listener for switches and hosts.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::pin;
+use std::time::Duration;
+
+use millstream_inc::controller::{ConnectionId, Controller, ControllerConfig as Rules, Output};
+use millstream_inc::protocol::{
+    DEFAULT_PORT, FrameError, FromController, Refusal, ToController, encode,
+};
+use thiserror::Error;
+use tokio::io::AsyncWriteExt;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::time::{sleep, timeout};
+
+use crate::reader::{MessageReader, ReadError};
+
+/// Messages on their way to one peer. A healthy one has a handful.
+const OUTGOING_MESSAGES: usize = 256;
+
+/// Messages of all peers on their way to the controller.
+const INCOMING_MESSAGES: usize = 1024;
+
+/// How long a peer may take to accept one message.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a peer may take to close its side after we have closed ours.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What a controller is run with.
+#[derive(Clone, Debug)]
+pub struct ControllerConfig {
+    /// Where to listen. Port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// Limits, timeouts, and what communicators are made with.
+    pub rules: Rules,
+}
+
+impl ControllerConfig {
+    /// Where a controller listens unless told otherwise: port 52200 of every address.
+    pub const DEFAULT_LISTEN: SocketAddr =
+        SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), DEFAULT_PORT);
+
+    /// The defaults, listening there.
+    pub fn new(listen: SocketAddr) -> Self {
+        Self { listen, rules: Rules::new(crate::seed()) }
+    }
+}
+
+/// Why a controller cannot run.
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// The runtime did not start.
+    #[error("the runtime cannot start")]
+    Runtime(#[source] io::Error),
+    /// It cannot listen.
+    #[error("cannot listen on {address}: {source}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Runs a controller until `shutdown` is over. `ready` gets the address that it listens on.
+pub fn run(
+    config: ControllerConfig,
+    ready: impl FnOnce(SocketAddr),
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), RunError> {
+    crate::block_on(serve(config, ready, shutdown)).map_err(RunError::Runtime)?
+}
+
+async fn serve(
+    config: ControllerConfig,
+    ready: impl FnOnce(SocketAddr),
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), RunError> {
+    let failed = |source| RunError::Listen { address: config.listen, source };
+    let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
+    ready(listener.local_addr().map_err(failed)?);
+    let (events, mut incoming) = mpsc::channel(INCOMING_MESSAGES);
+    let mut daemon = Daemon {
+        controller: Controller::new(config.rules),
+        peers: HashMap::new(),
+        events,
+        next_connection: 0,
+    };
+    let mut shutdown = pin!(shutdown);
+    loop {
+        let now = millstream_net::now();
+        let deadline = daemon.controller.poll_timeout();
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(now));
+        tokio::select! {
+            () = &mut shutdown => return Ok(()),
+            accepted = listener.accept() => match accepted {
+                Ok((stream, address)) => daemon.accept(stream, address),
+                Err(error) => {
+                    // Out of file descriptors, most likely: some will be closed.
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    sleep(Duration::from_millis(100)).await;
+                }
+            },
+            Some((connection, event)) = incoming.recv() => daemon.handle(connection, event),
+            () = sleep(left.unwrap_or_default()), if left.is_some() => {
+                daemon.controller.handle_timeout(millstream_net::now());
+            }
+        }
+        daemon.carry_out();
+    }
+}
+
+/// What a connection has to tell.
+enum Event {
+    Message(ToController),
+    BadFrame(FrameError),
+    Closed,
+}
+
+struct Peer {
+    address: SocketAddr,
+    /// Dropped, it lets the connection end when all is sent.
+    outgoing: mpsc::Sender<Vec<u8>>,
+}
+
+struct Daemon {
+    controller: Controller,
+    peers: HashMap<ConnectionId, Peer>,
+    events: mpsc::Sender<(ConnectionId, Event)>,
+    next_connection: u64,
+}
+
+impl Daemon {
+    fn accept(&mut self, stream: TcpStream, address: SocketAddr) {
+        let connection = ConnectionId(self.next_connection);
+        self.next_connection += 1;
+        // Small messages that someone waits for. Failing, they are late.
+        let _ = stream.set_nodelay(true);
+        let (outgoing, frames) = mpsc::channel(OUTGOING_MESSAGES);
+        self.peers.insert(connection, Peer { address, outgoing });
+        tokio::spawn(converse(connection, stream, frames, self.events.clone()));
+        self.controller.handle_connected(millstream_net::now(), connection);
+    }
+
+    fn handle(&mut self, connection: ConnectionId, event: Event) {
+        match event {
+            Event::Message(message) => {
+                self.log(connection, &message);
+                self.controller.handle_message(millstream_net::now(), connection, message);
+            }
+            Event::BadFrame(error) => self.controller.handle_bad_frame(connection, &error),
+            Event::Closed => {
+                self.controller.handle_closed(connection);
+                self.peers.remove(&connection);
+            }
+        }
+    }
+
+    fn log(&self, connection: ConnectionId, message: &ToController) {
+        let peer = self.peers.get(&connection).map(|peer| peer.address);
+        match message {
+            ToController::Pong => {}
+            ToController::Register { name, address } => {
+                tracing::info!(?peer, name, %address, "a switch registers");
+            }
+            ToController::Join(hello) => {
+                tracing::info!(?peer, group = hello.group, rank = hello.rank, "a host joins");
+            }
+            ToController::Report { communicator, report } => {
+                tracing::warn!(communicator, ?report, "a switch reports");
+            }
+            ToController::Fail { reason } => tracing::warn!(?peer, reason, "a host gives up"),
+            message => tracing::debug!(?peer, ?message, "received"),
+        }
+    }
+
+    /// Carries out what the controller has decided.
+    fn carry_out(&mut self) {
+        while let Some(output) = self.controller.poll_output() {
+            match output {
+                Output::Send { connection, message } => self.send(connection, &message),
+                Output::Close { connection } => {
+                    self.peers.remove(&connection);
+                }
+            }
+        }
+    }
+
+    fn send(&mut self, connection: ConnectionId, message: &FromController) {
+        let Some(peer) = self.peers.get(&connection) else { return };
+        match message {
+            FromController::Ping => {}
+            FromController::Refused { reason } => {
+                let cause = match reason {
+                    Refusal::Protocol { .. } => "protocol",
+                    _ => "request",
+                };
+                tracing::warn!(peer = %peer.address, cause, %reason, "refused");
+            }
+            FromController::Abort { reason } => {
+                tracing::warn!(peer = %peer.address, %reason, "aborted");
+            }
+            message => tracing::debug!(peer = %peer.address, ?message, "sent"),
+        }
+        let sent = encode(message).is_ok_and(|frame| peer.outgoing.try_send(frame).is_ok());
+        if !sent {
+            // It does not read what it is sent: as good as dead.
+            tracing::warn!(peer = %peer.address, "does not take its messages");
+            self.peers.remove(&connection);
+            self.controller.handle_closed(connection);
+        }
+    }
+}
+
+/// One connection, from its first byte to its last.
+async fn converse(
+    connection: ConnectionId,
+    mut stream: TcpStream,
+    mut frames: mpsc::Receiver<Vec<u8>>,
+    events: mpsc::Sender<(ConnectionId, Event)>,
+) {
+    let (reader, mut writer) = stream.split();
+    let mut reader = MessageReader::new(reader);
+    let read = async {
+        let last = loop {
+            match reader.next().await {
+                Ok(message) => {
+                    let event = (connection, Event::Message(message));
+                    if events.send(event).await.is_err() {
+                        return;
+                    }
+                }
+                Err(ReadError::Frame(error)) => break Event::BadFrame(error),
+                Err(ReadError::Closed | ReadError::Io(_)) => break Event::Closed,
+            }
+        };
+        let _ = events.send((connection, last)).await;
+        reader.discard().await;
+    };
+    let write = async {
+        while let Some(frame) = frames.recv().await {
+            let written = timeout(WRITE_TIMEOUT, writer.write_all(&frame)).await;
+            if !matches!(written, Ok(Ok(()))) {
+                break;
+            }
+        }
+        let _ = writer.shutdown().await;
+    };
+    let (mut read, mut write) = (pin!(read), pin!(write));
+    tokio::select! {
+        // The controller ends it, or the peer does not read.
+        () = &mut write => {
+            let _ = timeout(CLOSE_TIMEOUT, read).await;
+            let _ = events.send((connection, Event::Closed)).await;
+        }
+        // The peer ends it: the controller will let go of the other half.
+        () = &mut read => write.await,
+    }
+}

@@ -1,0 +1,96 @@
+//! The switch's node on its progress thread.
+
+use std::net::IpAddr;
+
+use millstream_inc::protocol::SwitchEdge;
+use millstream_inc::{Abort, CommunicatorSpec, CreateError, SwitchConfig, SwitchEvent, SwitchNode};
+use millstream_net::{Failure, OpenError, Progress, ProgressConfig};
+use thiserror::Error;
+use tokio::sync::mpsc;
+
+/// Why a communicator was not made.
+#[derive(Debug, Error)]
+pub(crate) enum DataPlaneError {
+    #[error(transparent)]
+    Create(#[from] CreateError),
+    #[error(transparent)]
+    Failed(#[from] Failure),
+}
+
+/// A running switch.
+pub(crate) struct DataPlane {
+    progress: Progress<SwitchNode>,
+    events: mpsc::UnboundedReceiver<SwitchEvent>,
+}
+
+impl DataPlane {
+    pub(crate) fn open(node: SwitchConfig, segmentation_offload: bool) -> Result<Self, OpenError> {
+        let config = ProgressConfig {
+            segmentation_offload,
+            name: "switch".to_owned(),
+            ..ProgressConfig::new(node.address)
+        };
+        // Unbounded, but a communicator has two events at most, and their number is limited.
+        let (sender, events) = mpsc::unbounded_channel();
+        let after_round = move |shared: &millstream_net::Shared<SwitchNode>| {
+            // When it has failed there is nothing more to tell, and dropping the sender says so.
+            let Ok(mut node) = shared.lock_without_waking() else { return };
+            while let Some(event) = node.poll_event() {
+                let _ = sender.send(event);
+            }
+        };
+        // SAFETY: the node names bytes of its communicators only, which lie on the heap where
+        // they are until the communicator is destroyed. That happens in `DataPlane::destroy`,
+        // while nothing is being sent (see there); in a failed `create_communicator`, before
+        // there is anything to send; and with the node, after its thread has ended.
+        let progress = unsafe { Progress::start(config, SwitchNode::new(node), after_round)? };
+        Ok(Self { progress, events })
+    }
+
+    pub(crate) fn address(&self) -> IpAddr {
+        self.progress.shared().socket_info().address
+    }
+
+    pub(crate) fn create(
+        &self,
+        spec: &CommunicatorSpec,
+    ) -> Result<Vec<SwitchEdge>, DataPlaneError> {
+        let shared = self.progress.shared();
+        let mut node = shared.lock()?;
+        let edges = node.create_communicator(shared.now(), spec)?;
+        drop(node);
+        let edge = |edge: millstream_inc::Edge| SwitchEdge {
+            rank: edge.rank,
+            qpn: edge.qpn,
+            psn: edge.psn,
+        };
+        Ok(edges.into_iter().map(edge).collect())
+    }
+
+    /// Tells the hosts of a communicator why it ends. [`SwitchEvent::Aborted`] follows when they
+    /// have heard. `false` when there is none.
+    pub(crate) fn abort(&self, communicator: u64, abort: Abort) -> bool {
+        let shared = self.progress.shared();
+        let Ok(mut node) = shared.lock() else { return false };
+        node.abort_communicator(shared.now(), communicator, abort)
+    }
+
+    /// Removes a communicator.
+    pub(crate) fn destroy(&self, communicator: u64) {
+        let shared = self.progress.shared();
+        let Ok(mut node) = shared.lock() else { return };
+        // The thread may be sending from the slots that are about to be freed. It needs no lock to
+        // finish that, and cannot begin another send as long as we hold the node.
+        shared.quiesce();
+        node.destroy_communicator(shared.now(), communicator);
+    }
+
+    /// The next event; `None` when the node no longer runs.
+    pub(crate) async fn next_event(&mut self) -> Option<SwitchEvent> {
+        self.events.recv().await
+    }
+
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.progress.shared().failure().cloned()
+    }
+}

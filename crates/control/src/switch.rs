@@ -1,0 +1,310 @@
+//! The switch as a daemon: a node that adds, and a controller that says for whom.
+
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::pin::pin;
+use std::time::Duration;
+
+use millstream_inc::protocol::{
+    FromController, Refusal, SwitchChild, SwitchReport, ToController, encode, shortened,
+};
+use millstream_inc::{Abort, ChildSpec, CommunicatorSpec, SwitchConfig as NodeConfig, SwitchEvent};
+use millstream_net::{Failure, OpenError};
+use thiserror::Error;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::net::tcp::OwnedWriteHalf;
+use tokio::time::{sleep, timeout};
+
+use crate::data_plane::DataPlane;
+use crate::reader::{MessageReader, ReadError};
+
+/// The code of [`Abort::Requested`] that hosts get when a controller does not know their
+/// communicator: it was restarted.
+pub const CONTROLLER_RESTARTED: u32 = 1;
+
+/// The controller asks us every second whether we are alive; after three misses it is dead.
+const CONTROLLER_SILENCE: Duration = Duration::from_secs(4);
+
+/// How long a connection may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Between attempts to reach the controller: doubled each time.
+const BACK_OFF: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
+
+/// What a switch is run with.
+#[derive(Clone, Debug)]
+pub struct SwitchConfig {
+    /// Where the controller listens.
+    pub controller: SocketAddr,
+    /// The switch's name: one for each switch of a controller.
+    pub name: String,
+    /// Address, limits and timeouts on the data network.
+    pub node: NodeConfig,
+    /// Use the kernel's segmentation offload where it has it.
+    pub segmentation_offload: bool,
+}
+
+impl SwitchConfig {
+    /// The defaults.
+    pub fn new(controller: SocketAddr, name: impl Into<String>, bind: IpAddr) -> Self {
+        Self {
+            controller,
+            name: name.into(),
+            node: NodeConfig::new(bind, crate::seed()),
+            segmentation_offload: true,
+        }
+    }
+}
+
+/// Why a switch does not run (any more).
+#[derive(Debug, Error)]
+pub enum RunError {
+    /// The runtime did not start.
+    #[error("the runtime cannot start")]
+    Runtime(#[source] io::Error),
+    /// The device cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The controller does not want this switch.
+    #[error("the controller at {controller} refuses this switch: {reason}")]
+    Refused {
+        /// The controller.
+        controller: SocketAddr,
+        /// Why.
+        reason: Refusal,
+    },
+    /// The device failed.
+    #[error(transparent)]
+    DataPlane(#[from] Failure),
+}
+
+/// Runs a switch until `shutdown` is over. `ready` is called with its address on the data network
+/// once the controller knows it. A controller that cannot be reached is tried again for ever.
+pub fn run(
+    config: SwitchConfig,
+    ready: impl FnOnce(IpAddr),
+    shutdown: impl Future<Output = ()>,
+) -> Result<(), RunError> {
+    let served = async {
+        let mut switch = Switch {
+            data_plane: DataPlane::open(config.node.clone(), config.segmentation_offload)?,
+            config,
+            communicators: BTreeSet::new(),
+            ready: Some(ready),
+            registered: false,
+        };
+        let mut shutdown = pin!(shutdown);
+        tokio::select! {
+            () = &mut shutdown => Ok(()),
+            error = switch.serve() => Err(error),
+        }
+    };
+    crate::block_on(served).map_err(RunError::Runtime)?
+}
+
+/// Why a session with the controller ended.
+#[derive(Debug, Error)]
+enum SessionEnd {
+    #[error(transparent)]
+    Read(#[from] ReadError),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("it is silent: its process or its network stands still")]
+    Silent,
+    #[error("it sent what a switch does not understand: {0}")]
+    Nonsense(String),
+    #[error("it refuses this switch: {0}")]
+    Refused(Refusal),
+    #[error(transparent)]
+    DataPlane(Failure),
+}
+
+struct Switch<F> {
+    config: SwitchConfig,
+    data_plane: DataPlane,
+    communicators: BTreeSet<u64>,
+    /// Taken when the controller has registered us for the first time.
+    ready: Option<F>,
+    /// The controller of this session knows us.
+    registered: bool,
+}
+
+impl<F: FnOnce(IpAddr)> Switch<F> {
+    /// One session after the other.
+    async fn serve(&mut self) -> RunError {
+        let [mut pause, longest] = BACK_OFF;
+        let controller = self.config.controller;
+        loop {
+            self.registered = false;
+            match self.session().await {
+                Ok(never) => match never {},
+                Err(SessionEnd::DataPlane(failure)) => return failure.into(),
+                // Later it may be our own old connection that is in the way.
+                Err(SessionEnd::Refused(reason)) if self.ready.is_some() => {
+                    return RunError::Refused { controller, reason };
+                }
+                Err(end) => tracing::warn!(%controller, %end, "no controller; trying again"),
+            }
+            if self.registered {
+                pause = BACK_OFF[0];
+            }
+            if let Err(failure) = self.wait(pause).await {
+                return failure.into();
+            }
+            pause = (pause * 2).min(longest);
+        }
+    }
+
+    /// Lets time pass without a controller. What happens meanwhile nobody needs to be told.
+    async fn wait(&mut self, pause: Duration) -> Result<(), Failure> {
+        let mut pause = pin!(sleep(pause));
+        loop {
+            tokio::select! {
+                () = &mut pause => return Ok(()),
+                event = self.data_plane.next_event() => {
+                    self.happened(event)?;
+                }
+            }
+        }
+    }
+
+    async fn session(&mut self) -> Result<Infallible, SessionEnd> {
+        let connecting = TcpStream::connect(self.config.controller);
+        let connected = timeout(CONNECT_TIMEOUT, connecting).await;
+        let stream = connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        let _ = stream.set_nodelay(true);
+        let (reader, mut writer) = stream.into_split();
+        let mut reader = MessageReader::new(reader);
+        let (name, address) = (self.config.name.clone(), self.data_plane.address());
+        send(&mut writer, &ToController::Register { name, address }).await?;
+        let mut silence = pin!(sleep(CONTROLLER_SILENCE));
+        loop {
+            let answer = tokio::select! {
+                message = reader.next() => {
+                    silence.set(sleep(CONTROLLER_SILENCE));
+                    self.told(message?)?
+                }
+                event = self.data_plane.next_event() => {
+                    self.happened(event).map_err(SessionEnd::DataPlane)?
+                }
+                () = &mut silence => return Err(SessionEnd::Silent),
+            };
+            if let Some(answer) = answer {
+                send(&mut writer, &answer).await?;
+            }
+        }
+    }
+
+    /// Does what the controller says; returns the answer.
+    fn told(&mut self, message: FromController) -> Result<Option<ToController>, SessionEnd> {
+        Ok(match message {
+            FromController::Ping => Some(ToController::Pong),
+            FromController::Registered => {
+                self.registered();
+                None
+            }
+            FromController::CreateCommunicator {
+                communicator: id,
+                path_mtu,
+                segment_bytes,
+                window,
+                children,
+            } => {
+                let children = children.into_iter().map(child).collect();
+                let spec = CommunicatorSpec { id, path_mtu, segment_bytes, window, children };
+                Some(self.create(&spec))
+            }
+            FromController::DestroyCommunicator { communicator } => self.destroy(communicator),
+            FromController::AbortCommunicator { communicator, rank } => {
+                // Destroyed when all have heard.
+                self.data_plane.abort(communicator, Abort::PeerLost { rank });
+                None
+            }
+            FromController::Refused { reason } => return Err(SessionEnd::Refused(reason)),
+            message @ (FromController::GroupReady { .. }
+            | FromController::Plan(_)
+            | FromController::Left { .. }
+            | FromController::Abort { .. }
+            | FromController::Closed) => {
+                return Err(SessionEnd::Nonsense(shortened(format!("{message:?}"))));
+            }
+        })
+    }
+
+    /// A new controller, or the old one after it has given us up: what there is from before
+    /// belongs to nobody.
+    fn registered(&mut self) {
+        tracing::info!(name = self.config.name, "registered");
+        self.registered = true;
+        for &communicator in &self.communicators {
+            self.data_plane.abort(communicator, Abort::Requested { code: CONTROLLER_RESTARTED });
+        }
+        if let Some(ready) = self.ready.take() {
+            ready(self.data_plane.address());
+        }
+    }
+
+    fn create(&mut self, spec: &CommunicatorSpec) -> ToController {
+        let communicator = spec.id;
+        match self.data_plane.create(spec) {
+            Ok(edges) => {
+                self.communicators.insert(communicator);
+                ToController::CommunicatorCreated { communicator, edges }
+            }
+            Err(error) => {
+                tracing::warn!(communicator, %error, "not created");
+                let reason = shortened(error.to_string());
+                ToController::CommunicatorFailed { communicator, reason }
+            }
+        }
+    }
+
+    /// Removes a communicator; returns what the controller should know.
+    fn destroy(&mut self, communicator: u64) -> Option<ToController> {
+        if !self.communicators.remove(&communicator) {
+            return None;
+        }
+        self.data_plane.destroy(communicator);
+        Some(ToController::CommunicatorDestroyed { communicator })
+    }
+
+    /// Acts on what the node reports; returns what the controller should know.
+    fn happened(&mut self, event: Option<SwitchEvent>) -> Result<Option<ToController>, Failure> {
+        let Some(event) = event else {
+            let closed = Failure::Closed { address: self.data_plane.address() };
+            return Err(self.data_plane.failure().unwrap_or(closed));
+        };
+        tracing::info!(?event, "the switch reports");
+        let (communicator, report) = match event {
+            SwitchEvent::ChildLost { communicator, rank, status } => {
+                let detail = format!("it does not answer the switch: {status}");
+                (communicator, SwitchReport::PeerLost { rank, detail })
+            }
+            SwitchEvent::Mismatch { communicator, mismatch } => {
+                let detail = mismatch.to_string();
+                (communicator, SwitchReport::Misuse { rank: mismatch.rank, detail })
+            }
+            SwitchEvent::Violation { communicator, rank, violation } => {
+                let detail = violation.to_string();
+                (communicator, SwitchReport::Misuse { rank, detail })
+            }
+            SwitchEvent::Aborted { communicator, .. } => return Ok(self.destroy(communicator)),
+        };
+        Ok(Some(ToController::Report { communicator, report }))
+    }
+}
+
+fn child(child: SwitchChild) -> ChildSpec {
+    let SwitchChild { rank, address, qpn, psn } = child;
+    ChildSpec { rank, address, qpn, psn }
+}
+
+async fn send(writer: &mut OwnedWriteHalf, message: &ToController) -> Result<(), SessionEnd> {
+    let frame = encode(message).map_err(ReadError::from)?;
+    let written = timeout(CONTROLLER_SILENCE, writer.write_all(&frame)).await;
+    Ok(written.map_err(|_| SessionEnd::Silent)??)
+}
