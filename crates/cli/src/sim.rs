@@ -1,42 +1,217 @@
 //! `sim`: scenarios in the seeded network simulator.
 
-use std::path::PathBuf;
+use std::fs::File;
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
 
+use anyhow::{Context, bail};
 use clap::Args;
+use millstream_sim::scenarios::{
+    NAMES, NetworkCounts, Outputs, Parameters, Report, ScenarioError, run_with_outputs,
+};
+use serde::Serialize;
 
-use crate::failure::not_yet;
-use crate::units;
+use crate::failure::{not_yet, usage};
+use crate::{output, units};
 
-/// Arguments of `sim`.
+/// Arguments of `sim`. What is not given is the scenario's own choice.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// Which scenario
-    #[arg(long, value_name = "NAME|FILE")]
-    scenario: Option<String>,
+    /// Which scenario: allreduce, transfer, swarm or grid
+    #[arg(long, value_name = "NAME|FILE", default_value = NAMES[0])]
+    scenario: String,
     /// The seed of the first run
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
     /// How many runs, each with the next seed
-    #[arg(long, value_name = "R", default_value_t = 1)]
+    #[arg(long, value_name = "R", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     runs: u64,
     /// Share of packets that are lost
     #[arg(long, value_name = "SHARE", value_parser = units::share)]
     loss: Option<f64>,
-    /// Share of packets that come twice
+    /// Share of packets that arrive twice
     #[arg(long, value_name = "SHARE", value_parser = units::share)]
     duplicate: Option<f64>,
-    /// Share of packets that others overtake
+    /// Share of packets that later ones overtake
     #[arg(long, value_name = "SHARE", value_parser = units::share)]
     reorder: Option<f64>,
-    /// Record the packets of the first run
+    /// Share of packets in which a bit is flipped
+    #[arg(long, value_name = "SHARE", value_parser = units::share)]
+    corrupt: Option<f64>,
+    /// Hosts of an allreduce
+    #[arg(long, value_name = "N")]
+    hosts: Option<u32>,
+    /// Bytes of an allreduce's vector, or of a transfer's longest message
+    #[arg(long, value_name = "SIZE", value_parser = units::size)]
+    size: Option<u64>,
+    /// How many allreduces, or messages of a connection
+    #[arg(long, value_name = "I")]
+    iters: Option<u32>,
+    /// Record the packets of the first run, for tshark and its like
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
+    /// Record the events of the first run, one line each
+    #[arg(long, value_name = "FILE")]
+    log: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Summary {
+    scenario: String,
+    passed: bool,
+    runs: Vec<Run>,
+}
+
+#[derive(Serialize)]
+struct Run {
+    seed: u64,
+    /// The same for the same run, and only then.
+    digest: String,
+    passed: bool,
+    what: String,
+    bytes: u64,
+    virtual_time_s: f64,
+    bits_per_s: u64,
+    packets: Packets,
+    violations: Vec<String>,
+}
+
+#[derive(Serialize)]
+struct Packets {
+    sent: u64,
+    delivered: u64,
+    lost: u64,
+    overflowed: u64,
+    partitioned: u64,
+    duplicated: u64,
+    held_back: u64,
+    corrupted: u64,
+}
+
 /// Runs `sim`.
-pub(crate) fn run(_arguments: &Arguments) -> anyhow::Result<()> {
-    Err(not_yet("this version has no simulator"))
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let name = arguments.scenario.as_str();
+    if !NAMES.contains(&name) && (name.contains(['/', '.']) || Path::new(name).exists()) {
+        return Err(not_yet(&format!(
+            "this version cannot read a scenario from the file {name}, only run one of {NAMES:?}"
+        )));
+    }
+    let last = arguments.seed.checked_add(arguments.runs - 1);
+    let last = last.ok_or_else(|| usage("--seed and --runs: the last seed is beyond 2^64 - 1"))?;
+    let mut pcap = arguments.pcap.as_deref().map(Recording::create).transpose()?;
+    let mut log = arguments.log.as_deref().map(Recording::create).transpose()?;
+    let mut summary = Summary { scenario: name.to_owned(), passed: true, runs: Vec::new() };
+    for seed in arguments.seed..=last {
+        let first = seed == arguments.seed;
+        let outputs = Outputs {
+            pcap: pcap.as_mut().filter(|_| first).map(Recording::writer),
+            log: log.as_mut().filter(|_| first).map(Recording::writer),
+        };
+        let report =
+            run_with_outputs(name, &parameters(arguments, seed), outputs).map_err(|error| {
+                match error {
+                    ScenarioError::Output(_) => anyhow::Error::from(error),
+                    error => usage(error.to_string()),
+                }
+            })?;
+        summary.passed &= report.passed();
+        if !arguments.json {
+            output::line(&text(&report, arguments.runs > 1));
+        } else {
+            summary.runs.push(Run::of(&report));
+        }
+    }
+    for recording in [pcap, log].into_iter().flatten() {
+        recording.finish()?;
+    }
+    if arguments.json {
+        output::json(&summary)?;
+    }
+    if !summary.passed {
+        bail!("scenario {name} failed: its report says in what");
+    }
+    Ok(())
+}
+
+fn parameters(arguments: &Arguments, seed: u64) -> Parameters {
+    let default = Parameters::default();
+    Parameters {
+        seed,
+        loss: arguments.loss.unwrap_or(default.loss),
+        duplicate: arguments.duplicate.unwrap_or(default.duplicate),
+        reorder: arguments.reorder.unwrap_or(default.reorder),
+        corrupt: arguments.corrupt.unwrap_or(default.corrupt),
+        hosts: arguments.hosts,
+        length: arguments.size,
+        operations: arguments.iters,
+        ..default
+    }
+}
+
+/// The whole report, or of one that passed among many, a line.
+fn text(report: &Report, many: bool) -> String {
+    if !many || !report.passed() {
+        return report.to_string();
+    }
+    let NetworkCounts { sent, lost, duplicated, held_back, corrupted, .. } = report.network;
+    format!(
+        "seed {} passed, digest {}: {} bytes, {sent} packets ({lost} lost, {duplicated} \
+         duplicated, {held_back} held back, {corrupted} corrupted) in {:.6} s of virtual time",
+        report.seed,
+        report.digest,
+        report.bytes,
+        report.virtual_time.as_secs_f64()
+    )
+}
+
+impl Run {
+    fn of(report: &Report) -> Self {
+        let network = &report.network;
+        Self {
+            seed: report.seed,
+            digest: report.digest.to_string(),
+            passed: report.passed(),
+            what: report.what.clone(),
+            bytes: report.bytes,
+            virtual_time_s: report.virtual_time.as_secs_f64(),
+            bits_per_s: report.throughput(),
+            packets: Packets {
+                sent: network.sent,
+                delivered: network.delivered,
+                lost: network.lost,
+                overflowed: network.overflowed,
+                partitioned: network.partitioned,
+                duplicated: network.duplicated,
+                held_back: network.held_back,
+                corrupted: network.corrupted,
+            },
+            violations: report.violations.iter().map(ToString::to_string).collect(),
+        }
+    }
+}
+
+/// A file that a run is recorded in.
+struct Recording {
+    path: PathBuf,
+    file: BufWriter<File>,
+}
+
+impl Recording {
+    fn create(path: &Path) -> anyhow::Result<Self> {
+        let file =
+            File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        Ok(Self { path: path.to_owned(), file: BufWriter::new(file) })
+    }
+
+    fn writer(&mut self) -> &mut dyn Write {
+        &mut self.file
+    }
+
+    fn finish(mut self) -> anyhow::Result<()> {
+        self.file.flush().with_context(|| format!("cannot write {}", self.path.display()))
+    }
 }
