@@ -105,6 +105,10 @@ impl CompletionQueue {
         count
     }
 
+    pub(crate) fn is_overrun(&self) -> bool {
+        self.overrun
+    }
+
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }

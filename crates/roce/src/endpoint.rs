@@ -61,7 +61,7 @@ pub struct EndpointConfig {
     /// packets of a message at the smallest path MTU stay within a quarter of the number circle.
     pub max_message_length: u32,
     /// At most so many packets of 4096 bytes in flight on a queue pair: what a receiver's socket
-    /// buffer holds. Smaller path MTUs are allowed up to four times as many.
+    /// buffer holds. Smaller path MTUs are allowed up to four times as many. At least 1.
     pub max_window: u32,
 }
 
@@ -108,7 +108,7 @@ pub struct QueuePairConfig {
 pub enum AsyncEvent {
     /// A queue pair failed; its completions say why.
     QueuePairFatal(Qpn),
-    /// A completion was lost because the queue was full.
+    /// A completion was lost because the queue was full: queue pairs that complete into it fail.
     CompletionQueueOverrun(CompletionQueueId),
 }
 
@@ -188,6 +188,8 @@ pub(crate) struct Shared<M> {
     pub(crate) counters: Counters,
     completion_queues: Vec<Option<CompletionQueue>>,
     events: VecDeque<AsyncEvent>,
+    /// Some completion queue lost a completion.
+    overrun: bool,
 }
 
 impl<M> Shared<M> {
@@ -196,8 +198,15 @@ impl<M> Shared<M> {
         if let Some(Some(entry)) = queue_entry
             && !entry.push(completion)
         {
+            self.overrun = true;
             self.event(AsyncEvent::CompletionQueueOverrun(queue));
         }
+    }
+
+    /// Whether a completion queue lost a completion.
+    fn is_overrun(&self, queue: CompletionQueueId) -> bool {
+        let entry = self.completion_queues.get(queue.0 as usize).and_then(Option::as_ref);
+        entry.is_some_and(CompletionQueue::is_overrun)
     }
 
     pub(crate) fn event(&mut self, event: AsyncEvent) {
@@ -236,6 +245,7 @@ impl<M: Memory> Endpoint<M> {
                 counters: Counters::default(),
                 completion_queues: Vec::new(),
                 events: VecDeque::new(),
+                overrun: false,
             },
             queue_pairs: Vec::new(),
             free: Vec::new(),
@@ -340,6 +350,7 @@ impl<M: Memory> Endpoint<M> {
         let Some(index) = self.index(qpn) else { return false };
         self.queue_pairs[index] = None;
         self.ready.retain(|&other| other as usize != index);
+        self.timers.forget(index as u32);
         self.free.push(index as u32);
         true
     }
@@ -353,7 +364,7 @@ impl<M: Memory> Endpoint<M> {
     /// Changes attributes and state of a queue pair; on error nothing changes.
     pub fn modify_queue_pair(
         &mut self,
-        now: Instant,
+        _now: Instant,
         qpn: Qpn,
         attributes: &QueuePairAttributes,
     ) -> Result<(), ModifyError> {
@@ -375,14 +386,14 @@ impl<M: Memory> Endpoint<M> {
                 pair.state = to;
             }
         }
-        self.after_change(now, index);
+        self.after_change(index);
         Ok(())
     }
 
     /// Appends a request to the send queue.
     pub fn post_send(
         &mut self,
-        now: Instant,
+        _now: Instant,
         qpn: Qpn,
         request: &SendRequest,
     ) -> Result<(), PostError> {
@@ -419,7 +430,7 @@ impl<M: Memory> Endpoint<M> {
             }
             pair.requester.stop();
         }
-        self.after_change(now, index);
+        self.after_change(index);
         Ok(())
     }
 
@@ -482,8 +493,17 @@ impl<M: Memory> Endpoint<M> {
     }
 
     /// Puts a queue pair on the ready list and its deadline into the timers.
-    fn after_change(&mut self, _now: Instant, index: usize) {
+    fn after_change(&mut self, index: usize) {
         let Some(pair) = self.queue_pairs[index].as_mut() else { return };
+        // Nobody can know any more what became of its requests (IBTA 11.6.3.2: the queue is in
+        // error, and so are the queue pairs that complete into it).
+        let queues = [pair.send_completions, pair.receive_completions];
+        if self.shared.overrun
+            && pair.state != QueuePairState::Reset
+            && queues.iter().any(|&queue| self.shared.is_overrun(queue))
+        {
+            pair.fail_fatally(&mut self.shared, None);
+        }
         if !pair.ready {
             pair.ready = true;
             self.ready.push_back(index as u32);
@@ -492,12 +512,10 @@ impl<M: Memory> Endpoint<M> {
     }
 
     fn arm(&mut self, index: usize) {
-        let Some(pair) = self.queue_pairs[index].as_mut() else { return };
-        if let Some(deadline) = pair.deadline()
-            && pair.timer_entry.is_none_or(|entry| deadline < entry)
+        if let Some(pair) = &self.queue_pairs[index]
+            && let Some(deadline) = pair.deadline()
         {
-            pair.timer_entry = Some(deadline);
-            self.timers.push(deadline, index as u32);
+            self.timers.arm(index as u32, deadline);
         }
     }
 
@@ -590,17 +608,16 @@ impl<M: Memory> Node for Endpoint<M> {
         } else {
             pair.handle_request(&mut self.shared, &packet);
         }
-        self.after_change(now, index);
+        self.after_change(index);
     }
 
     fn handle_timeout(&mut self, now: Instant) {
         while let Some(index) = self.timers.pop_due(now) {
             let index = index as usize;
             let Some(pair) = self.queue_pairs[index].as_mut() else { continue };
-            pair.timer_entry = None;
             if pair.deadline().is_some_and(|deadline| deadline <= now) {
                 pair.handle_deadline(now, &mut self.shared);
-                self.after_change(now, index);
+                self.after_change(index);
             } else {
                 self.arm(index);
             }

@@ -39,8 +39,6 @@ pub(crate) struct QueuePair {
     requests_owed: u32,
     /// In the endpoint's list of queue pairs that may have something to send.
     pub(crate) ready: bool,
-    /// The earliest of this queue pair's entries in the endpoint's timers.
-    pub(crate) timer_entry: Option<Instant>,
 }
 
 impl QueuePair {
@@ -63,7 +61,6 @@ impl QueuePair {
             answers_in_a_row: 0,
             requests_owed: 0,
             ready: false,
-            timer_entry: None,
         }
     }
 

@@ -477,7 +477,9 @@ impl QueuePair {
             || work.is_read()
             || psn.is_multiple_of(ACKNOWLEDGE_INTERVAL)
             || in_flight + 1 >= allowed;
-        bth.solicited_event = ends && work.request.solicited;
+        // Only what takes a receive request raises an event (IBTA 9.2.3).
+        let takes_receive = opcode.operation() == Operation::Send || extended.immediate.is_some();
+        bth.solicited_event = ends && takes_receive && work.request.solicited;
         let mut headers = [0; MAX_HEADER_LENGTH];
         headers[..Bth::LENGTH].copy_from_slice(&bth.to_bytes());
         let length = Bth::LENGTH + extended.emit(&mut headers[Bth::LENGTH..]);

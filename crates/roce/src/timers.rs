@@ -8,21 +8,42 @@ use crate::Instant;
 /// The earliest deadlines of queue pairs, by index.
 ///
 /// Deadlines move with every acknowledgement; entries do not. A queue pair keeps the true deadline
-/// and at most a few entries here, none later than it; an entry that comes up early is put back.
+/// and one live entry here, not later than it; an entry that comes up early is put back. An entry
+/// that an earlier one replaced stays in the heap, dead, until its time comes or the dead are many.
 #[derive(Debug, Default)]
 pub(crate) struct Timers {
     heap: BinaryHeap<Reverse<(Instant, u32)>>,
+    /// The live entry of each index.
+    live: Vec<Option<Instant>>,
 }
 
 impl Timers {
-    /// Adds an entry.
-    pub(crate) fn push(&mut self, at: Instant, index: u32) {
+    /// Sees to it that `index` comes up at `at` or before.
+    pub(crate) fn arm(&mut self, index: u32, at: Instant) {
+        let slot = index as usize;
+        if slot >= self.live.len() {
+            self.live.resize(slot + 1, None);
+        }
+        if self.live[slot].is_some_and(|entry| entry <= at) {
+            return;
+        }
+        self.live[slot] = Some(at);
+        if self.heap.len() >= 4 * self.live.len() + 64 {
+            let live = &self.live;
+            self.heap.retain(|Reverse((at, index))| live[*index as usize] == Some(*at));
+        }
         self.heap.push(Reverse((at, index)));
     }
 
-    /// The earliest entry's time.
-    pub(crate) fn next(&self) -> Option<Instant> {
-        self.heap.peek().map(|Reverse((at, _))| *at)
+    /// The time of the earliest entry.
+    pub(crate) fn next(&mut self) -> Option<Instant> {
+        while let Some(&Reverse((at, index))) = self.heap.peek() {
+            if self.live[index as usize] == Some(at) {
+                return Some(at);
+            }
+            self.heap.pop();
+        }
+        None
     }
 
     /// Removes and returns the earliest entry that is due.
@@ -30,6 +51,68 @@ impl Timers {
         if self.next()? > now {
             return None;
         }
-        self.heap.pop().map(|Reverse((_, index))| index)
+        let Reverse((_, index)) = self.heap.pop()?;
+        self.live[index as usize] = None;
+        Some(index)
+    }
+
+    /// `index` does not come up any more.
+    pub(crate) fn forget(&mut self, index: u32) {
+        if let Some(entry) = self.live.get_mut(index as usize) {
+            *entry = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(nanos: u64) -> Instant {
+        Instant::from_nanos(nanos)
+    }
+
+    #[test]
+    fn the_earliest_first_and_each_once() {
+        let mut timers = Timers::default();
+        timers.arm(1, at(30));
+        timers.arm(0, at(20));
+        timers.arm(1, at(10));
+        timers.arm(0, at(25));
+        assert_eq!(timers.next(), Some(at(10)));
+        assert_eq!(timers.pop_due(at(9)), None);
+        assert_eq!(timers.pop_due(at(100)), Some(1));
+        assert_eq!(timers.pop_due(at(100)), Some(0));
+        assert_eq!(timers.pop_due(at(100)), None);
+        assert_eq!(timers.next(), None);
+    }
+
+    #[test]
+    fn what_is_forgotten_does_not_come_up() {
+        let mut timers = Timers::default();
+        timers.arm(0, at(10));
+        timers.forget(0);
+        timers.forget(7);
+        assert_eq!(timers.next(), None);
+        timers.arm(0, at(20));
+        assert_eq!(timers.next(), Some(at(20)));
+    }
+
+    /// A queue pair that backs off and recovers by turns, for hours.
+    #[test]
+    fn moving_deadlines_do_not_pile_up() {
+        let mut timers = Timers::default();
+        let mut now = 0;
+        let mut came_up = 0;
+        for _ in 0..100_000 {
+            timers.arm(3, at(now + 500_000));
+            timers.arm(3, at(now + 4));
+            now += 5;
+            while timers.pop_due(at(now)).is_some() {
+                came_up += 1;
+            }
+            assert!(timers.heap.len() < 100, "{}", timers.heap.len());
+        }
+        assert_eq!(came_up, 100_000, "one live entry at a time");
     }
 }

@@ -35,6 +35,8 @@ pub(crate) struct Window {
 
 impl Window {
     pub(crate) fn new(limit: u32) -> Self {
+        // With none in flight nothing would ever move.
+        let limit = limit.max(1);
         Self {
             size: limit.min(64),
             limit,

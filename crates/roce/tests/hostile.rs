@@ -167,7 +167,8 @@ fn opcodes_of_no_or_another_service() {
 #[test]
 fn wrong_fields_of_the_first_header() {
     type Spoil = fn(&mut Forge);
-    let table: [(&str, Spoil, fn(&Counters) -> u64); 6] = [
+    type Count = fn(&Counters) -> u64;
+    let table: [(&str, Spoil, Count); 6] = [
         ("unknown queue pair", |f| f.bth.destination_qpn = Qpn::new(0x77_7777), |c| c.dropped_qpn),
         (
             "the index of a queue pair under another number",
