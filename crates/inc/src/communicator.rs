@@ -16,16 +16,18 @@
 //! result may have been lost; the contribution says the same. If the result is then sent again
 //! from a slot that holds newer bytes, the child drops it as a duplicate.
 
+mod agreement;
+
 use millstream_roce::{
     AccessDenied, Piece, ProtectionDomainId, ReceiveRequest, ScatterGather, SendOperation,
     SendRequest,
 };
 use millstream_wire::Qpn;
 
-use crate::abort::{ABORT_BYTES, Abort, Mismatch, Violation};
+use crate::abort::{ABORT_BYTES, Abort, Violation};
 use crate::answer::Answer;
 use crate::descriptor::Descriptor;
-use crate::reduce::{Kernel, kernel};
+use crate::reduce::Kernel;
 use crate::slots::{ChildSet, Contribution, SlotError, Slots, all_children};
 use crate::spec::{CommunicatorSpec, RECEIVE_BYTES, RECEIVES_PER_CHILD};
 use crate::{Collective, DataType, ReduceOperation};
@@ -228,7 +230,7 @@ impl Communicator {
         }
     }
 
-    /// Bytes of payload memory that it takes.
+    /// Bytes of memory that it takes.
     pub(crate) fn memory_bytes(&self) -> u64 {
         self.memory_bytes
     }
@@ -398,83 +400,6 @@ impl Communicator {
             length: RECEIVE_BYTES as u32,
         };
         ReceiveRequest { id: Tag::Receive { buffer }.id(child), pieces: ScatterGather::one(piece) }
-    }
-
-    /// A SEND of a child has arrived: its descriptor.
-    pub(crate) fn announce(
-        &mut self,
-        child: usize,
-        buffer: usize,
-        length: usize,
-    ) -> Result<Progress, Violation> {
-        if self.abort.is_some() {
-            return Ok(Progress::None);
-        }
-        let start = (child * RECEIVES_PER_CHILD + buffer) * RECEIVE_BYTES;
-        let message = &self.control[start..start + length.min(RECEIVE_BYTES)];
-        let descriptor = Descriptor::parse(message).map_err(|_| Violation::Descriptor)?;
-        let edge = &mut self.children[child];
-        if descriptor.sequence != edge.announced {
-            return Err(Violation::Sequence);
-        }
-        // The collective before must be over for this child: agreed on, and all results out.
-        let over = edge.announced == self.agreed
-            && edge.remaining == 0
-            && edge.posted == edge.contributed
-            && edge.agreed == self.agreed;
-        if !over {
-            return Err(Violation::Early);
-        }
-        let Some(kernel) = kernel(descriptor.data_type, descriptor.operation)
-            .filter(|_| descriptor.collective == Collective::AllReduce)
-        else {
-            return Err(Violation::Unsupported);
-        };
-        edge.announced += 1;
-        edge.descriptor = descriptor;
-        edge.remaining = descriptor.bytes().ok_or(Violation::Descriptor)?;
-        match self.announced.trailing_zeros() as usize {
-            first if first < self.children.len() => {
-                let first = &self.children[first].descriptor;
-                self.doomed |= first.difference(&descriptor).is_some();
-            }
-            _ => self.kernel = kernel,
-        }
-        self.announced |= 1 << child;
-        if self.announced != all_children(self.children.len()) {
-            return Ok(Progress::None);
-        }
-        if let Some(mismatch) = self.mismatch() {
-            return Ok(self.abort(Abort::Mismatch(mismatch)));
-        }
-        self.announced = 0;
-        self.agreed += 1;
-        Ok(Progress::Ready)
-    }
-
-    /// Who differs from most, once all descriptors are here. Among equally many the side of the
-    /// lowest rank is taken for the right one.
-    fn mismatch(&self) -> Option<Mismatch> {
-        let same = |child: &&Child| {
-            let ours = &child.descriptor;
-            self.children
-                .iter()
-                .filter(|other| ours.difference(&other.descriptor).is_none())
-                .count()
-        };
-        // `max_by_key` returns the last of equals, so the order is turned around.
-        let reference = self.children.iter().rev().max_by_key(same)?;
-        self.children.iter().find_map(|child| {
-            let (field, expected, found) = reference.descriptor.difference(&child.descriptor)?;
-            Some(Mismatch {
-                sequence: reference.descriptor.sequence,
-                rank: child.rank,
-                reference: reference.rank,
-                field,
-                expected,
-                found,
-            })
-        })
     }
 
     /// The next message to post to a child, if it is owed one and there is room for it.

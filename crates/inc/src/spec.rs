@@ -22,6 +22,9 @@ pub(crate) const RECEIVES_PER_CHILD: usize = 2;
 /// Bytes of each: a descriptor and what later versions may append to it.
 pub(crate) const RECEIVE_BYTES: usize = 64;
 
+/// What a send request costs in its queue, its completion queue and two targets of results.
+const QUEUE_BYTES_PER_REQUEST: u64 = 256;
+
 /// A child of a communicator: a host.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ChildSpec {
@@ -123,9 +126,11 @@ impl CommunicatorSpec {
         self.children.len() * RECEIVES_PER_CHILD * RECEIVE_BYTES + ABORT_BYTES
     }
 
-    /// Bytes of payload memory that it takes on a switch. Specifications that
-    /// [`CommunicatorSpec::check`] refuses have no meaningful size.
+    /// Bytes of memory that it takes on a switch: its slots and, roughly, its queues.
+    /// Specifications that [`CommunicatorSpec::check`] refuses have no meaningful size.
     pub fn memory_bytes(&self) -> u64 {
-        u64::from(self.slots()) * u64::from(self.segment_bytes) + self.control_bytes() as u64
+        let slots = u64::from(self.slots()) * u64::from(self.segment_bytes);
+        let queues = self.children.len() as u64 * u64::from(self.send_requests());
+        slots + self.control_bytes() as u64 + queues * QUEUE_BYTES_PER_REQUEST
     }
 }

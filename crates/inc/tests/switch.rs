@@ -79,7 +79,7 @@ fn bad_specifications_are_refused_with_the_reason() {
 #[test]
 fn what_there_is_no_room_for_is_refused_and_leaves_nothing() {
     let needed = spec(1, 4).memory_bytes();
-    let mut switch = switch(3, 2 * needed + 4096);
+    let mut switch = switch(3, 2 * needed + 8192);
     assert!(switch.create_communicator(NOW, &spec(1, 4)).is_ok());
     assert_eq!(switch.create_communicator(NOW, &spec(1, 4)), Err(CreateError::Exists(1)));
     for _ in 0..100 {
@@ -92,7 +92,7 @@ fn what_there_is_no_room_for_is_refused_and_leaves_nothing() {
     }
     assert!(switch.create_communicator(NOW, &spec(2, 4)).is_ok());
     let error = switch.create_communicator(NOW, &spec(3, 1));
-    assert!(matches!(error, Err(CreateError::Memory { available: 4096, .. })), "{error:?}");
+    assert!(matches!(error, Err(CreateError::Memory { available: 8192, .. })), "{error:?}");
     assert!(switch.destroy_communicator(NOW, 1));
     assert!(switch.create_communicator(NOW, &spec(3, 1)).is_ok());
     let small = CommunicatorSpec { window: 1, segment_bytes: 1024, ..spec(4, 1) };

@@ -1,6 +1,8 @@
 //! One switch and some hosts on a small network with virtual time and a seeded fault injector.
 
-#![allow(dead_code, unreachable_pub, reason = "each test file uses a part of it")]
+#![allow(dead_code, unreachable_pub, unused_imports, reason = "each test file uses a part of it")]
+
+mod host;
 
 use core::cmp::Reverse;
 use core::net::{IpAddr, Ipv4Addr};
@@ -9,21 +11,21 @@ use core::time::Duration;
 use std::collections::BinaryHeap;
 
 use millstream_inc::{
-    AllReduce, CONTROL_BYTES, ChildSpec, CollectiveError, Command, CommunicatorSpec, Completed,
-    DataType, HostConfig, HostWorker, ReduceOperation, SwitchConfig, SwitchEvent, SwitchNode,
+    AllReduce, ChildSpec, CollectiveError, CommunicatorSpec, Completed, DataType, ReduceOperation,
+    SwitchConfig, SwitchEvent, SwitchNode,
 };
 use millstream_roce::{
-    Access, Completion, CompletionQueueId, DatagramMeta, Endpoint, EndpointConfig, IcrcCheck,
-    Identification, Instant, Node, OwnedMemory, ProtectionDomainId, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairConfig, QueuePairState, Transmit,
+    Access, DatagramMeta, IcrcCheck, Identification, Instant, Node, ProtectionDomainId, Transmit,
 };
-use millstream_wire::{Mtu, Opcode, Psn, Qpn};
+use millstream_wire::{Mtu, Opcode, Psn};
 
 /// The communicator of the first hosts; the next has the next number.
 pub const COMMUNICATOR: u64 = 7;
 const DOMAIN: ProtectionDomainId = ProtectionDomainId(1);
 const SWITCH: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 254));
 const SOURCE_PORT: u16 = 50_000;
+
+pub use host::{Host, RAW, vector_address};
 
 pub type Outcome = Result<Completed, CollectiveError>;
 
@@ -96,148 +98,6 @@ impl Random {
     fn chance(&mut self, per_mille: u64) -> bool {
         self.next() % 1000 < per_mille
     }
-}
-
-#[derive(Debug)]
-pub struct Host {
-    pub address: IpAddr,
-    pub endpoint: Endpoint<OwnedMemory>,
-    pub qpn: Qpn,
-    pub worker: HostWorker,
-    pub outcome: Option<Outcome>,
-    /// Completions of requests that the test posted past the worker.
-    pub raw: Vec<Completion>,
-    queue: CompletionQueueId,
-    control: u32,
-    /// Sends nothing and hears nothing any more.
-    pub dead: bool,
-}
-
-/// Requests with this bit in their id are the test's own.
-pub const RAW: u64 = 1 << 60;
-
-impl Host {
-    fn new(rank: u32, setup: &Setup) -> Self {
-        let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, rank as u8 + 1));
-        let config = EndpointConfig {
-            icrc: setup.icrc,
-            ..EndpointConfig::new(address, setup.seed + 1000 + u64::from(rank))
-        };
-        let mut endpoint = Endpoint::new(config, OwnedMemory::new(16));
-        let base = control_address(rank);
-        let control = endpoint
-            .memory_mut()
-            .register(DOMAIN, base, Access::LOCAL_WRITE, vec![0; CONTROL_BYTES])
-            .unwrap();
-        let worker = HostWorker::new(HostConfig {
-            segment_bytes: setup.segment_bytes,
-            window: setup.window,
-            control_key: control,
-            control_address: base,
-        })
-        .unwrap();
-        let (sends, receives) =
-            (worker.required_send_requests() as usize, worker.required_receive_requests() as usize);
-        let queue = endpoint.create_completion_queue(sends + receives).unwrap();
-        let qpn = endpoint
-            .create_queue_pair(&QueuePairConfig {
-                domain: DOMAIN,
-                send_completions: queue,
-                receive_completions: queue,
-                capabilities: QueuePairCapabilities {
-                    max_send_requests: sends,
-                    max_receive_requests: receives,
-                },
-            })
-            .unwrap();
-        Self {
-            address,
-            endpoint,
-            qpn,
-            worker,
-            outcome: None,
-            raw: Vec::new(),
-            queue,
-            control,
-            dead: false,
-        }
-    }
-
-    fn connect(&mut self, setup: &Setup, switch_qpn: Qpn, switch_psn: Psn) {
-        let none = QueuePairAttributes::default();
-        for attributes in [
-            QueuePairAttributes {
-                state: Some(QueuePairState::Initialized),
-                access: Some(Access::LOCAL_WRITE | Access::REMOTE_WRITE),
-                ..none
-            },
-            QueuePairAttributes {
-                state: Some(QueuePairState::ReadyToReceive),
-                remote_address: Some(SWITCH),
-                path_mtu: Some(setup.path_mtu),
-                destination_qpn: Some(switch_qpn),
-                receive_psn: Some(switch_psn),
-                responder_resources: Some(1),
-                minimum_rnr_timer: Some(12),
-                ..none
-            },
-            QueuePairAttributes {
-                state: Some(QueuePairState::ReadyToSend),
-                send_psn: Some(setup.first_psn),
-                timeout: Some(17),
-                retry_count: Some(7),
-                rnr_retry: Some(7),
-                initiator_depth: Some(1),
-                ..none
-            },
-        ] {
-            self.endpoint.modify_queue_pair(Instant::ZERO, self.qpn, &attributes).unwrap();
-        }
-    }
-
-    /// Exchanges commands and completions with the worker until both are silent.
-    fn work(&mut self, now: Instant) {
-        let mut completions = Vec::new();
-        loop {
-            while let Some(command) = self.worker.poll_command() {
-                match command {
-                    Command::Store(bytes) => {
-                        let region = self.endpoint.memory_mut().region_mut(self.control).unwrap();
-                        region[..bytes.len()].copy_from_slice(&bytes);
-                    }
-                    Command::Receive(request) => {
-                        self.endpoint.post_receive(self.qpn, &request).unwrap();
-                    }
-                    Command::Send(request) => {
-                        self.endpoint.post_send(now, self.qpn, &request).unwrap();
-                    }
-                }
-            }
-            if self.endpoint.poll_completions(self.queue, &mut completions, usize::MAX) == 0 {
-                break;
-            }
-            for completion in completions.drain(..) {
-                if completion.id & RAW != 0 {
-                    self.raw.push(completion);
-                    continue;
-                }
-                let control = self.endpoint.memory().region(self.control).unwrap();
-                self.worker.handle_completion(&completion, control);
-            }
-        }
-        if let Some(outcome) = self.worker.poll_outcome() {
-            assert!(self.outcome.replace(outcome).is_none(), "an outcome is told once");
-        }
-    }
-}
-
-fn control_address(rank: u32) -> u64 {
-    u64::from(rank + 1) << 40
-}
-
-/// Where a rank's source and destination are registered.
-pub fn vector_address(rank: u32, destination: bool) -> u64 {
-    control_address(rank) + if destination { 2 << 32 } else { 1 << 32 }
 }
 
 /// A datagram under way: when it arrives, a number that breaks ties, where it goes.

@@ -1,0 +1,88 @@
+//! What the ranks want to compute, and whether they want the same.
+
+use super::{Child, Communicator, Progress};
+use crate::Collective;
+use crate::abort::{Abort, Mismatch, Violation};
+use crate::descriptor::Descriptor;
+use crate::reduce::kernel;
+use crate::slots::all_children;
+use crate::spec::{RECEIVE_BYTES, RECEIVES_PER_CHILD};
+
+impl Communicator {
+    /// A SEND of a child has arrived: its descriptor.
+    pub(crate) fn announce(
+        &mut self,
+        child: usize,
+        buffer: usize,
+        length: usize,
+    ) -> Result<Progress, Violation> {
+        if self.abort.is_some() {
+            return Ok(Progress::None);
+        }
+        let start = (child * RECEIVES_PER_CHILD + buffer) * RECEIVE_BYTES;
+        let message = &self.control[start..start + length.min(RECEIVE_BYTES)];
+        let descriptor = Descriptor::parse(message).map_err(|_| Violation::Descriptor)?;
+        let edge = &mut self.children[child];
+        if descriptor.sequence != edge.announced {
+            return Err(Violation::Sequence);
+        }
+        // The collective before must be over for this child: agreed on, and all results out.
+        let over = edge.announced == self.agreed
+            && edge.remaining == 0
+            && edge.posted == edge.contributed
+            && edge.agreed == self.agreed;
+        if !over {
+            return Err(Violation::Early);
+        }
+        let Some(kernel) = kernel(descriptor.data_type, descriptor.operation)
+            .filter(|_| descriptor.collective == Collective::AllReduce)
+        else {
+            return Err(Violation::Unsupported);
+        };
+        edge.announced += 1;
+        edge.descriptor = descriptor;
+        edge.remaining = descriptor.bytes().ok_or(Violation::Descriptor)?;
+        match self.announced.trailing_zeros() as usize {
+            first if first < self.children.len() => {
+                let first = &self.children[first].descriptor;
+                self.doomed |= first.difference(&descriptor).is_some();
+            }
+            _ => self.kernel = kernel,
+        }
+        self.announced |= 1 << child;
+        if self.announced != all_children(self.children.len()) {
+            return Ok(Progress::None);
+        }
+        if let Some(mismatch) = self.mismatch() {
+            return Ok(self.abort(Abort::Mismatch(mismatch)));
+        }
+        self.announced = 0;
+        self.agreed += 1;
+        Ok(Progress::Ready)
+    }
+
+    /// Who differs from most, once all descriptors are here. Among equally many the side of the
+    /// lowest rank is taken for the right one.
+    fn mismatch(&self) -> Option<Mismatch> {
+        let same = |child: &&Child| {
+            let ours = &child.descriptor;
+            self.children
+                .iter()
+                .filter(|other| ours.difference(&other.descriptor).is_none())
+                .count()
+        };
+        // `max_by_key` returns the last of equals, so the order is turned around.
+        let reference = self.children.iter().rev().max_by_key(same)?;
+        self.children.iter().find_map(|child| {
+            let (field, expected, found) = reference.descriptor.difference(&child.descriptor)?;
+            Some(Mismatch {
+                sequence: reference.descriptor.sequence,
+                rank: child.rank,
+                reference: reference.rank,
+                field,
+                expected,
+                found,
+            })
+        })
+    }
+}
