@@ -1,0 +1,381 @@
+//! Seeded random calls on two devices in any order, over a wire that loses, with invariants:
+//! every accepted signaled request completes exactly once unless its queue pair was destroyed or
+//! reset, in posting order; nothing panics; nothing is left at the end.
+
+mod common;
+
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+
+use common::{DOMAIN, Lcg, Options, connect, everything, meta, pattern, piece};
+use millstream_roce::{
+    Completion, CompletionOperation, CompletionQueueId, CompletionStatus, Endpoint, EndpointConfig,
+    Instant, ModifyError, Node, OwnedMemory, PostError, QueuePairAttributes, QueuePairCapabilities,
+    QueuePairConfig, QueuePairState, ReceiveRequest, ScatterGather, SendOperation, SendRequest,
+    Transmit,
+};
+use millstream_wire::Qpn;
+
+const ADDRESS: u64 = 0x1000_0000;
+const LENGTH: usize = 4096;
+const MAX_QUEUE_PAIRS: usize = 6;
+
+/// What the application knows of one queue pair: requests that have not completed.
+#[derive(Default)]
+struct Ledger {
+    /// Identifier, and whether success makes a completion.
+    sends: VecDeque<(u64, bool)>,
+    receives: VecDeque<u64>,
+}
+
+struct Device {
+    endpoint: Endpoint<OwnedMemory>,
+    address: IpAddr,
+    queues: [CompletionQueueId; 2],
+    keys: Vec<u32>,
+    pairs: Vec<Qpn>,
+    ledgers: HashMap<Qpn, Ledger>,
+    inbound: VecDeque<Vec<u8>>,
+}
+
+struct Fuzz {
+    lcg: Lcg,
+    now: Instant,
+    devices: [Device; 2],
+    next_id: u64,
+    completed: usize,
+    succeeded: usize,
+}
+
+impl Fuzz {
+    fn new(seed: u64) -> Self {
+        let devices = [1_u8, 2].map(|n| {
+            let address = IpAddr::from([10, 0, 0, n]);
+            let config = EndpointConfig {
+                max_queue_pairs: MAX_QUEUE_PAIRS,
+                ..EndpointConfig::new(address, seed.wrapping_mul(7) + u64::from(n))
+            };
+            let mut endpoint = Endpoint::new(config, OwnedMemory::new(8));
+            let queues = [0, 1].map(|_| endpoint.create_completion_queue(1000).unwrap());
+            let memory = endpoint.memory_mut();
+            let register = |_| memory.register(DOMAIN, ADDRESS, everything(), pattern(LENGTH, n));
+            let keys = (0..2).map(register).collect::<Result<_, _>>().unwrap();
+            Device {
+                endpoint,
+                address,
+                queues,
+                keys,
+                pairs: Vec::new(),
+                ledgers: HashMap::new(),
+                inbound: VecDeque::new(),
+            }
+        });
+        let (lcg, now) = (Lcg(seed), Instant::ZERO);
+        Self { lcg, now, devices, next_id: 0, completed: 0, succeeded: 0 }
+    }
+
+    fn below(&mut self, limit: u32) -> u32 {
+        self.lcg.below(limit)
+    }
+
+    /// Some queue pair of a device, or one that is no more.
+    fn some_pair(&mut self, device: usize) -> Qpn {
+        let pairs = &self.devices[device].pairs;
+        if pairs.is_empty() || self.lcg.below(50) == 0 {
+            return Qpn::new(0x12_3000);
+        }
+        pairs[self.lcg.below(pairs.len() as u32) as usize]
+    }
+
+    fn step(&mut self) {
+        let device = self.below(2) as usize;
+        match self.below(100) {
+            0..4 => self.create(device),
+            4 => self.destroy(device),
+            5..12 => self.connect_two(),
+            12..15 => self.modify(device),
+            15..40 => self.post_send(device),
+            40..60 => self.post_receive(device),
+            60 => self.exchange_region(device),
+            61..70 => self.poll(device, 3),
+            70..95 => self.deliver(),
+            _ => self.wait(),
+        }
+    }
+
+    fn create(&mut self, device: usize) {
+        let [a, b] = self.devices[device].queues;
+        let config = QueuePairConfig {
+            domain: DOMAIN,
+            send_completions: a,
+            receive_completions: if self.below(2) == 0 { a } else { b },
+            capabilities: QueuePairCapabilities {
+                max_send_requests: 1 + self.below(12) as usize,
+                max_receive_requests: 1 + self.below(12) as usize,
+            },
+        };
+        let device = &mut self.devices[device];
+        if let Ok(qpn) = device.endpoint.create_queue_pair(&config) {
+            assert!(device.ledgers.insert(qpn, Ledger::default()).is_none(), "number used twice");
+            device.pairs.push(qpn);
+        } else {
+            assert_eq!(device.pairs.len(), MAX_QUEUE_PAIRS);
+        }
+    }
+
+    fn destroy(&mut self, device: usize) {
+        let qpn = self.some_pair(device);
+        self.poll(device, usize::MAX);
+        let device = &mut self.devices[device];
+        let known = device.pairs.contains(&qpn);
+        assert_eq!(device.endpoint.destroy_queue_pair(qpn), known);
+        device.pairs.retain(|&other| other != qpn);
+        device.ledgers.remove(&qpn);
+        assert!(!device.endpoint.destroy_queue_pair(qpn));
+    }
+
+    /// Takes a queue pair of each device to RTS with the other, from whatever state.
+    fn connect_two(&mut self) {
+        let pairs = [self.some_pair(0), self.some_pair(1)];
+        let psn = [self.below(1 << 24), self.below(1 << 24)];
+        let timeout = 8 + self.below(4) as u8;
+        let depth = self.below(4) as u8;
+        let rnr_retry = self.below(8) as u8;
+        let options = Options { psn, timeout, depth, rnr_retry, ..Options::default() };
+        for side in 0..2 {
+            self.change(side, pairs[side], QueuePairState::Reset);
+            let remote = self.devices[1 - side].address;
+            let device = &mut self.devices[side];
+            for attributes in connect(&options, side, remote, pairs[1 - side]) {
+                let done = device.endpoint.modify_queue_pair(self.now, pairs[side], &attributes);
+                assert_eq!(done.is_ok(), device.pairs.contains(&pairs[side]), "{done:?}");
+            }
+        }
+    }
+
+    fn change(&mut self, device: usize, qpn: Qpn, state: QueuePairState) {
+        self.poll(device, usize::MAX);
+        let device = &mut self.devices[device];
+        let attributes = QueuePairAttributes { state: Some(state), ..Default::default() };
+        let before = device.endpoint.queue_pair_state(qpn);
+        let done = device.endpoint.modify_queue_pair(self.now, qpn, &attributes);
+        match (before, state) {
+            (None, _) => assert_eq!(done, Err(ModifyError::Unknown(qpn))),
+            (Some(_), QueuePairState::Reset | QueuePairState::Error) => assert_eq!(done, Ok(())),
+            (Some(now), _) if now == state => assert!(done.is_ok() || done.is_err()),
+            // Everything else needs attributes.
+            (Some(_), _) => assert!(done.is_err()),
+        }
+        if done.is_ok() {
+            assert_eq!(device.endpoint.queue_pair_state(qpn), Some(state));
+            if state == QueuePairState::Reset {
+                device.ledgers.insert(qpn, Ledger::default());
+            }
+        } else {
+            assert_eq!(device.endpoint.queue_pair_state(qpn), before);
+        }
+    }
+
+    fn modify(&mut self, device: usize) {
+        use QueuePairState as S;
+        let states = [S::Reset, S::Initialized, S::ReadyToReceive, S::ReadyToSend, S::Error];
+        let state = states[self.below(5) as usize];
+        let qpn = self.some_pair(device);
+        self.change(device, qpn, state);
+    }
+
+    fn id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    fn pieces(&mut self, device: usize) -> ScatterGather {
+        let count = self.below(4) as usize;
+        let pieces: Vec<_> = (0..count)
+            .map(|_| {
+                let keys = &self.devices[device].keys;
+                let key = keys[self.lcg.below(keys.len() as u32) as usize];
+                let length = [0, 1, 100, 256, 700][self.lcg.below(5) as usize];
+                // Now and then beyond the region.
+                let start = self.lcg.below(LENGTH as u32 - 680);
+                piece(key, ADDRESS + u64::from(start), length)
+            })
+            .collect();
+        ScatterGather::new(&pieces).unwrap()
+    }
+
+    fn post_send(&mut self, device: usize) {
+        let qpn = self.some_pair(device);
+        let keys = &self.devices[1 - device].keys;
+        let remote_key = keys[self.lcg.below(keys.len() as u32) as usize];
+        let remote_address = ADDRESS + u64::from(self.below(LENGTH as u32 / 2));
+        let immediate = (self.below(3) == 0).then_some(7);
+        let operation = match self.below(3) {
+            0 => SendOperation::Send { immediate },
+            1 => SendOperation::Write { remote_address, remote_key, immediate },
+            _ => SendOperation::Read { remote_address, remote_key },
+        };
+        let pieces = self.pieces(device);
+        let signaled = self.below(4) > 0;
+        let request = SendRequest { id: self.id(), operation, pieces, signaled, solicited: false };
+        let device = &mut self.devices[device];
+        let state = device.endpoint.queue_pair_state(qpn);
+        match device.endpoint.post_send(self.now, qpn, &request) {
+            Ok(()) => {
+                let ledger = device.ledgers.get_mut(&qpn).unwrap();
+                ledger.sends.push_back((request.id, signaled));
+            }
+            Err(PostError::Unknown(_)) => assert_eq!(state, None),
+            Err(PostError::State { .. }) => {
+                use QueuePairState as S;
+                assert!(!matches!(state, Some(S::ReadyToSend | S::Error)));
+            }
+            Err(PostError::QueueFull { limit }) => {
+                assert!(device.ledgers[&qpn].sends.len() >= limit);
+            }
+            Err(PostError::NoReads(_)) => assert!(matches!(operation, SendOperation::Read { .. })),
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn post_receive(&mut self, device: usize) {
+        let qpn = self.some_pair(device);
+        let request = ReceiveRequest { id: self.id(), pieces: self.pieces(device) };
+        let device = &mut self.devices[device];
+        match device.endpoint.post_receive(qpn, &request) {
+            Ok(()) => device.ledgers.get_mut(&qpn).unwrap().receives.push_back(request.id),
+            Err(PostError::QueueFull { limit }) => {
+                assert!(device.ledgers[&qpn].receives.len() >= limit);
+            }
+            Err(_) => assert!(matches!(
+                device.endpoint.queue_pair_state(qpn),
+                None | Some(QueuePairState::Reset)
+            )),
+        }
+    }
+
+    /// Deregisters a region, whatever is going on with it, and registers it anew.
+    fn exchange_region(&mut self, device: usize) {
+        let which = self.below(2) as usize;
+        let device = &mut self.devices[device];
+        let memory = device.endpoint.memory_mut();
+        let bytes = memory.deregister(device.keys[which]).unwrap();
+        device.keys[which] = memory.register(DOMAIN, ADDRESS, everything(), bytes).unwrap();
+    }
+
+    fn poll(&mut self, device: usize, limit: usize) {
+        for which in 0..2 {
+            let mut out = Vec::new();
+            let device = &mut self.devices[device];
+            let count = device.endpoint.poll_completions(device.queues[which], &mut out, limit);
+            assert!(count == out.len() && count <= limit);
+            for completion in &out {
+                self.completed += 1;
+                self.succeeded += usize::from(completion.status == CompletionStatus::Success);
+                // Those of a destroyed queue pair were polled before.
+                let ledger = device.ledgers.get_mut(&completion.qpn).expect("a live queue pair");
+                check_off(ledger, completion);
+            }
+        }
+    }
+
+    fn transmit(&mut self) {
+        let mut transmit = Transmit::new();
+        for i in 0..2 {
+            while self.devices[i].endpoint.poll_transmit(self.now, &mut transmit) {
+                let device = &self.devices[i];
+                let mut datagram = Vec::new();
+                let gone =
+                    !transmit.assemble(&device.endpoint, device.address, 4791, 0, &mut datagram);
+                assert!(!gone, "what was just handed out is there");
+                match self.lcg.below(20) {
+                    0 => {}
+                    1 => self.devices[1 - i].inbound.extend([datagram.clone(), datagram]),
+                    _ => self.devices[1 - i].inbound.push_back(datagram),
+                }
+            }
+        }
+    }
+
+    fn deliver(&mut self) {
+        self.transmit();
+        for i in 0..2 {
+            let meta = meta(self.devices[1 - i].address, self.devices[i].address);
+            let batch = 1 + self.below(40);
+            for _ in 0..batch {
+                let device = &mut self.devices[i];
+                let Some(datagram) = device.inbound.pop_front() else { break };
+                device.endpoint.handle_datagram(self.now, &meta, &datagram);
+            }
+        }
+        self.now = self.now + std::time::Duration::from_micros(u64::from(self.below(200)));
+    }
+
+    fn wait(&mut self) {
+        self.transmit();
+        let next = self.devices.iter_mut().filter_map(|d| d.endpoint.poll_timeout()).min();
+        self.now = self.now.max(next.unwrap_or(self.now));
+        for device in &mut self.devices {
+            device.endpoint.handle_timeout(self.now);
+        }
+    }
+
+    /// Closes everything: all that is open must complete.
+    fn finish(&mut self, seed: u64) {
+        for i in 0..2 {
+            for qpn in self.devices[i].pairs.clone() {
+                self.change(i, qpn, QueuePairState::Error);
+            }
+            self.poll(i, usize::MAX);
+            for (qpn, ledger) in &self.devices[i].ledgers {
+                let open = ledger.sends.iter().filter(|(_, signaled)| *signaled).count();
+                assert_eq!(open, 0, "seed {seed}: {qpn} has requests without completions");
+                assert!(ledger.receives.is_empty(), "seed {seed}: {qpn}");
+            }
+            let mut transmit = Transmit::new();
+            let device = &mut self.devices[i];
+            assert!(!device.endpoint.poll_transmit(self.now, &mut transmit), "seed {seed}");
+            for qpn in std::mem::take(&mut device.pairs) {
+                assert!(device.endpoint.destroy_queue_pair(qpn));
+            }
+            assert_eq!(device.endpoint.poll_timeout(), None, "seed {seed}");
+            for queue in device.queues {
+                device.endpoint.destroy_completion_queue(queue).unwrap();
+            }
+        }
+    }
+}
+
+/// The completion must be of the oldest request of its queue; unsignaled ones before it are done.
+fn check_off(ledger: &mut Ledger, completion: &Completion) {
+    use CompletionOperation as O;
+    let success = completion.status == CompletionStatus::Success;
+    match completion.operation {
+        O::Receive | O::ReceiveWrite => {
+            assert_eq!(ledger.receives.pop_front(), Some(completion.id), "{completion:?}");
+        }
+        O::Send | O::Write | O::Read => loop {
+            let (id, signaled) = ledger.sends.pop_front().expect("a request for each completion");
+            if id == completion.id {
+                assert!(signaled || !success, "{completion:?}");
+                break;
+            }
+            assert!(!signaled, "{id} was passed over by {completion:?}");
+        },
+    }
+}
+
+#[test]
+fn random_calls_keep_the_books() {
+    let (mut completed, mut succeeded) = (0, 0);
+    for seed in 0..600 {
+        let mut fuzz = Fuzz::new(seed);
+        for _ in 0..800 {
+            fuzz.step();
+        }
+        fuzz.finish(seed);
+        completed += fuzz.completed;
+        succeeded += fuzz.succeeded;
+    }
+    assert!(completed > 50_000 && succeeded > 5_000, "{completed} {succeeded}");
+}
