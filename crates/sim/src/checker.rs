@@ -212,3 +212,157 @@ fn content(packet: &Packet<'_>) -> u64 {
     rest.iter().for_each(|&byte| add(byte.into()));
     hash
 }
+
+#[cfg(test)]
+mod tests {
+    use millstream_wire::{Bth, ExtendedHeaders, ImmDt, Reth};
+
+    use super::*;
+
+    const QPN: Qpn = Qpn::new(0x1234);
+
+    /// A datagram of one packet, with the right padding and ICRC.
+    fn datagram(
+        opcode: Opcode,
+        psn: u32,
+        payload: &[u8],
+        change: impl FnOnce(&mut ExtendedHeaders),
+    ) -> Datagram {
+        let padding = &[0; 3][..payload.len().wrapping_neg() & 3];
+        let mut extended = ExtendedHeaders::default();
+        change(&mut extended);
+        let mut bth = Bth::new(opcode as u8, QPN, Psn::new(psn));
+        bth.pad_count = padding.len() as u8;
+        let packet = Packet { bth, opcode, extended, payload, padding, icrc: 0 };
+        let mut bytes = vec![0; 5000];
+        let length = packet.emit(&mut bytes);
+        bytes.truncate(length);
+        let mut datagram = Datagram {
+            number: 0,
+            source: IpAddr::from([10, 0, 0, 1]),
+            source_port: ROCE_PORT,
+            destination: IpAddr::from([10, 0, 0, 2]),
+            identification: 0,
+            congestion_experienced: false,
+            payload: bytes,
+        };
+        seal(&mut datagram);
+        datagram
+    }
+
+    fn seal(datagram: &mut Datagram) {
+        let addresses = Addresses::unfragmented(datagram.source, datagram.destination, 0).unwrap();
+        let addressing =
+            Addressing { addresses, source_port: ROCE_PORT, destination_port: ROCE_PORT };
+        let icrc = icrc::of_datagram(&addressing, &datagram.payload);
+        let at = datagram.payload.len() - 4;
+        datagram.payload[at..].copy_from_slice(&icrc.to_le_bytes());
+    }
+
+    fn send(psn: u32, payload: &[u8]) -> Datagram {
+        datagram(Opcode::RcSendOnly, psn, payload, |_| ())
+    }
+
+    fn read(psn: u32, length: u32) -> Datagram {
+        let reth = Reth { virtual_address: 0, remote_key: 0, dma_length: length };
+        datagram(Opcode::RcReadRequest, psn, &[], |headers| headers.reth = Some(reth))
+    }
+
+    fn answer(psn: u32, syndrome: Syndrome, msn: u32) -> Datagram {
+        let aeth = Aeth::new(syndrome, Psn::new(msn));
+        datagram(Opcode::RcAcknowledge, psn, &[], |headers| headers.aeth = Some(aeth))
+    }
+
+    fn ack(psn: u32, msn: u32) -> Datagram {
+        answer(psn, Syndrome::ACK_UNLIMITED, msn)
+    }
+
+    /// Sends all; the last must be objected to with these words, and no other. With no words, none.
+    fn objects(datagrams: &[Datagram], words: &str) {
+        let mut checker = Checker::default();
+        let (last, before) = datagrams.split_last().unwrap();
+        for datagram in before {
+            assert_eq!(checker.sent(datagram), Ok(()));
+        }
+        match checker.sent(last) {
+            Ok(()) => assert_eq!(words, "", "nothing was objected to"),
+            Err(what) => assert!(!words.is_empty() && what.contains(words), "{what}"),
+        }
+    }
+
+    #[test]
+    fn what_the_protocol_allows_passes() {
+        let nak = Syndrome::Nak(NakCode::PsnSequenceError);
+        objects(&[send(5, b"a"), send(6, b"b"), send(5, b"a"), send(6, b"b"), send(7, b"")], "");
+        objects(&[send(0xff_ffff, b"a"), send(0, b"b"), send(0xff_ffff, b"a"), send(1, b"c")], "");
+        objects(&[read(5, 4096), send(9, b""), read(5, 4096), read(7, 2048), send(9, b"")], "");
+        objects(&[read(5, 4096), read(7, 2048), read(9, 0), send(10, b"")], "");
+        objects(&[ack(0xff_fffe, 7), answer(0xff_ffff, nak, 7), ack(1, 9), ack(1, 9)], "");
+    }
+
+    #[test]
+    fn a_gap_in_the_numbers_is_objected_to() {
+        objects(&[send(5, b""), send(7, b"")], "2 after RcSendOnly");
+        objects(&[read(5, 4096), send(22, b"")], "17 after RcReadRequest");
+        objects(&[read(5, 8192), send(6, b"")], "1 after RcReadRequest");
+        objects(&[send(0xff_ffff, b""), send(1, b"")], "2 after RcSendOnly");
+    }
+
+    #[test]
+    fn other_content_under_an_old_number_is_objected_to() {
+        objects(&[send(5, b"a"), send(6, b""), send(5, b"b")], "other content");
+        let immediate = datagram(Opcode::RcSendOnlyWithImmediate, 5, b"a", |headers| {
+            headers.immediate = Some(ImmDt(1));
+        });
+        objects(&[send(5, b"a"), immediate], "other content");
+        objects(&[send(5, b"a"), read(5, 1)], "other content");
+        objects(&[read(5, 4096), send(9, b""), send(7, b"")], "other content");
+    }
+
+    #[test]
+    fn changed_sources_may_be_allowed() {
+        let mut checker = Checker { changed_sources: true, ..Checker::default() };
+        assert_eq!(checker.sent(&send(5, b"a")), Ok(()));
+        assert_eq!(checker.sent(&send(5, b"b")), Ok(()));
+        assert!(checker.sent(&read(5, 1)).is_err());
+    }
+
+    #[test]
+    fn an_answer_that_goes_back_is_objected_to() {
+        let nak = Syndrome::Nak(NakCode::PsnSequenceError);
+        let not_ready = Syndrome::ReceiverNotReady { timer: 1 };
+        objects(&[ack(5, 1), ack(4, 1)], "took back an acknowledgement");
+        objects(&[ack(0, 1), ack(0xff_ffff, 1)], "took back an acknowledgement");
+        objects(&[ack(5, 1), answer(5, nak, 1)], "took back an acknowledgement");
+        objects(&[ack(5, 1), answer(5, not_ready, 1)], "took back an acknowledgement");
+        objects(&[ack(5, 1), ack(6, 0)], "took back messages");
+        objects(&[ack(5, 0), ack(6, 0xff_ffff)], "took back messages");
+        objects(&[answer(5, Syndrome::Reserved(0x40), 0)], "reserved syndrome");
+    }
+
+    #[test]
+    fn malformed_packets_are_objected_to() {
+        let mut wrong = send(5, b"abcd");
+        wrong.payload[12] ^= 1;
+        objects(&[wrong], "is right");
+        let mut wrong = send(5, b"abc");
+        let padding = wrong.payload.len() - 5;
+        wrong.payload[padding] = 1;
+        seal(&mut wrong);
+        objects(&[wrong], "wrong padding");
+        let mut wrong = send(5, b"abcd");
+        wrong.payload.truncate(15);
+        objects(&[wrong], "malformed");
+        objects(&[send(5, &[0; 4097])], "4097 bytes");
+    }
+
+    #[test]
+    fn a_machine_that_starts_anew_may_start_anywhere() {
+        let mut checker = Checker::default();
+        for (number, address) in [[10, 0, 0, 1], [10, 0, 0, 2]].into_iter().enumerate() {
+            assert_eq!(checker.sent(&send(5 + 100 * number as u32, b"a")), Ok(()));
+            checker.forget(address.into());
+        }
+        assert_eq!(checker.sent(&send(77, b"a")), Ok(()));
+    }
+}

@@ -163,8 +163,8 @@ impl<'a, M: Machine> Simulation<'a, M> {
     }
 
     /// Lets machines send a packet again with other content, as they do when an application lets
-    /// its source be overwritten before everything sent from it is acknowledged. An allreduce in
-    /// place does: the result is proof that the contribution has arrived.
+    /// its source be overwritten before everything sent from it is acknowledged. That is allowed
+    /// when something else shows that it has arrived: an allreduce does it.
     pub fn allow_changed_sources(&mut self) {
         self.checker.changed_sources = true;
     }

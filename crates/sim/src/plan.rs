@@ -100,8 +100,9 @@ impl Plan {
     const GAP: usize = 5;
 
     /// `count` operations of random kinds out of `kinds`, with 0 to `max_length` bytes each. Small
-    /// lengths, and those around multiples of the path MTU, come often.
-    pub fn random(rng: &mut Rng, count: usize, kinds: &[Kind], max_length: u32) -> Self {
+    /// lengths, and those around multiples of the path MTU, come often. With a `unit` other than
+    /// 1, lengths are rounded up to its multiples, and none is 0.
+    pub fn random(rng: &mut Rng, count: usize, kinds: &[Kind], max_length: u32, unit: u32) -> Self {
         let mut plan = Self::default();
         for index in 0..count {
             let length = match rng.below(8) {
@@ -111,10 +112,11 @@ impl Plan {
                 _ => rng.between(0, max_length.into()),
             };
             let last = index + 1 == count;
+            let length = length.min(max_length.into()) as u32;
             plan.push(Operation {
                 kind: kinds[rng.below(kinds.len() as u64) as usize],
                 offset: 0,
-                length: length.min(max_length.into()) as u32,
+                length: if unit > 1 { length.max(1).next_multiple_of(unit) } else { length },
                 pieces: 1 + rng.below(MAX_SCATTER_GATHER as u64) as usize,
                 signaled: rng.below(4) > 0 || last,
             });
@@ -156,13 +158,13 @@ mod tests {
 
     #[test]
     fn a_plan_covers_its_buffer_without_overlap() {
-        let plan = Plan::random(&mut Rng::new(1), 200, &Kind::ALL, 20_000);
+        let plan = Plan::random(&mut Rng::new(1), 200, &Kind::ALL, 20_000, 1);
         let mut end = 0;
         for operation in &plan.operations {
             assert_eq!(operation.offset, end);
             end = operation.range().end + Plan::GAP;
             let list = operation.gather(1, 0x1000);
-            assert_eq!(list.length(), operation.length.into());
+            assert_eq!(list.length(), u64::from(operation.length));
         }
         assert_eq!(plan.buffer_length, end);
         for kind in Kind::ALL {

@@ -12,10 +12,11 @@ use millstream_sim::scenarios::{Parameters, run};
 fn throughput_by_loss_and_window() {
     let report = run("grid", &Parameters::default(), None).unwrap();
     assert!(report.passed(), "{report}");
-    let found = report.to_string();
+    // Without digest and packet counts, which any change of any header would change.
+    let found = format!("{}\n{}", report.what, report.table.unwrap());
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/snapshots/grid.txt");
     if std::env::var_os("MILLSTREAM_UPDATE_SNAPSHOTS").is_some_and(|value| value == "1") {
-        std::fs::write(&path, found + "\n").unwrap();
+        std::fs::write(&path, found).unwrap();
         return;
     }
     let expected = std::fs::read_to_string(&path).unwrap();

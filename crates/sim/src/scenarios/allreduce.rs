@@ -97,9 +97,10 @@ impl<'a> Reduction<'a> {
     pub fn new(options: &AllReduceOptions) -> Self {
         let mut rng = Rng::fork(options.seed, u64::MAX);
         let mut simulation = Simulation::new(options.seed);
-        if options.in_place {
-            simulation.allow_changed_sources();
-        }
+        // Of hosts that reduce in place, and of the switch: it uses a slot again when a child's
+        // next contribution shows that the child has the result, though its acknowledgement was
+        // lost.
+        simulation.allow_changed_sources();
         let switch_address: IpAddr = Ipv4Addr::new(10, 0, 0, 1).into();
         let mut builders: Vec<Builder> =
             (0..options.hosts).map(|rank| Builder::new(rank, rng.bits(), options)).collect();

@@ -30,6 +30,7 @@ pub fn options(seed: u64) -> TransferOptions {
         operations: rng.between(1, 100) as usize,
         kinds,
         max_length: *pick(rng, &[1000, 5000, 20_000, 100_000]),
+        length_unit: 1,
         uniform: false,
         both_ways: coin(rng),
         link: LinkOptions {

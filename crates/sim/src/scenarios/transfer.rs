@@ -33,6 +33,8 @@ pub struct TransferOptions {
     pub kinds: Vec<Kind>,
     /// The longest operation, in bytes.
     pub max_length: u32,
+    /// All lengths are multiples of this; unless it is 1, none is 0.
+    pub length_unit: u32,
     /// All operations have the longest length, and are signaled.
     pub uniform: bool,
     /// Both hosts start operations.
@@ -69,6 +71,7 @@ impl Default for TransferOptions {
             operations: 100,
             kinds: Kind::ALL.to_vec(),
             max_length: 20_000,
+            length_unit: 1,
             uniform: false,
             both_ways: true,
             link: LinkOptions::default(),
@@ -293,6 +296,10 @@ pub(super) fn scenario(
         connections: within("connections", parameters.connections, 4, 1, 1024)? as usize,
         operations: within("operations", parameters.operations, 100, 1, 1 << 20)? as usize,
         max_length: length as u32,
+        // Wireshark tries a dozen protocols on every payload, and where one of them wants to see
+        // more bytes than there are, calls the packet malformed. Here captures are to be looked
+        // at; odd and empty messages are for the swarm.
+        length_unit: 64,
         link: parameters.link()?,
         time_limit: Duration::from_secs(3600),
         ..TransferOptions::default()
@@ -306,10 +313,10 @@ pub(super) fn scenario(
 }
 
 fn draw_plan(rng: &mut Rng, options: &TransferOptions) -> Plan {
-    let TransferOptions { operations, kinds, max_length, .. } = options;
+    let TransferOptions { operations, kinds, max_length, length_unit, .. } = options;
     match kinds.first() {
         Some(kind) if options.uniform => Plan::uniform(*operations, *kind, *max_length),
-        Some(_) => Plan::random(rng, *operations, kinds, *max_length),
+        Some(_) => Plan::random(rng, *operations, kinds, *max_length, *length_unit),
         None => Plan::default(),
     }
 }
