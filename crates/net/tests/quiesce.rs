@@ -1,5 +1,6 @@
-//! Memory is free to go once `quiesce` has returned: here it is unmapped at once, under a thread
-//! that sends from it all the time. Were it still read, the test would crash.
+//! Memory is free to go once `quiesce` has returned: here it is made inaccessible at once, under a
+//! thread that sends from it all the time. Were it still read, the test would crash, or the kernel
+//! would refuse to send.
 
 mod common;
 
@@ -12,7 +13,7 @@ use millstream_roce::{DatagramMeta, Instant, Node, Piece, ScatterGather, Transmi
 
 const LENGTH: usize = 1 << 16;
 
-/// A mapping of its own, which faults once it is gone.
+/// Memory of its own, which faults once it is dropped. Its addresses are not used again.
 struct Mapping(*mut libc::c_void);
 
 impl Mapping {
@@ -28,8 +29,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: mapped by `new`; whoever drops it has seen to it that nobody reads it.
-        assert_eq!(unsafe { libc::munmap(self.0, LENGTH) }, 0);
+        // SAFETY: mapped by `new`; whoever drops it has seen to it that nobody uses it.
+        assert_eq!(unsafe { libc::mprotect(self.0, LENGTH, libc::PROT_NONE) }, 0);
     }
 }
 

@@ -100,3 +100,79 @@ impl Wake {
         Ok(woken)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::net::UdpSocket;
+    use std::os::fd::AsFd;
+    use std::sync::atomic::AtomicU64;
+    use std::thread;
+    use std::time::Instant;
+
+    use super::*;
+
+    /// So long sleeps only who was not woken.
+    const FOR_EVER: Duration = Duration::from_secs(20);
+
+    fn silent() -> UdpSocket {
+        UdpSocket::bind("127.0.0.1:0").unwrap()
+    }
+
+    #[test]
+    fn what_was_asked_before_is_not_slept_through() {
+        let (wake, socket) = (Wake::new().unwrap(), silent());
+        let start = Instant::now();
+        wake.request(OTHER_THREAD);
+        wake.request(OWN_THREAD);
+        assert!(!wake.sleep(socket.as_fd(), Some(FOR_EVER)).unwrap());
+        assert!(start.elapsed() < FOR_EVER);
+        assert_eq!(wake.take(), OTHER_THREAD | OWN_THREAD);
+        assert!(!wake.is_pending());
+        assert_eq!(wake.take(), 0);
+    }
+
+    #[test]
+    fn sleep_ends_at_its_time() {
+        let (wake, socket) = (Wake::new().unwrap(), silent());
+        let (start, timeout) = (Instant::now(), Duration::from_micros(1500));
+        assert!(!wake.sleep(socket.as_fd(), Some(timeout)).unwrap());
+        assert!(start.elapsed() >= timeout);
+    }
+
+    #[test]
+    fn no_request_is_slept_through() {
+        const REQUESTS: u64 = 50_000;
+        let (wake, socket) = (Wake::new().unwrap(), silent());
+        let (asked, seen) = (AtomicU64::new(0), AtomicU64::new(0));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                for request in 1..=REQUESTS {
+                    asked.store(request, Ordering::Relaxed);
+                    wake.request(OTHER_THREAD);
+                    // The next one comes at any moment of the sleeper's going to sleep.
+                    let mut spins = 0;
+                    while seen.load(Ordering::Acquire) < request {
+                        spins += 1;
+                        if spins % 1000 == 0 { thread::yield_now() } else { std::hint::spin_loop() }
+                    }
+                }
+            });
+            loop {
+                wake.take();
+                let request = asked.load(Ordering::Relaxed);
+                seen.store(request, Ordering::Release);
+                if request == REQUESTS {
+                    break;
+                }
+                let start = Instant::now();
+                wake.sleep(socket.as_fd(), Some(FOR_EVER)).unwrap();
+                let slept = start.elapsed();
+                if slept >= FOR_EVER {
+                    // Let the other thread end.
+                    seen.store(u64::MAX, Ordering::Release);
+                    panic!("slept through request {}", request + 1);
+                }
+            }
+        });
+    }
+}
