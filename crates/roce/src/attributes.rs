@@ -198,3 +198,49 @@ pub enum ModifyError {
         remote: IpAddr,
     },
 }
+
+/// Whether the transition exists and these attributes are what it takes.
+pub(crate) fn check_transition(
+    from: QueuePairState,
+    to: QueuePairState,
+    attributes: &QueuePairAttributes,
+) -> Result<(), ModifyError> {
+    let (required, optional) =
+        attributes_of_transition(from, to).ok_or(ModifyError::InvalidTransition { from, to })?;
+    let given: Vec<Attribute> = attributes.given().collect();
+    let missing: Vec<Attribute> =
+        required.iter().copied().filter(|attribute| !given.contains(attribute)).collect();
+    if !missing.is_empty() {
+        return Err(ModifyError::Missing { from, to, missing });
+    }
+    let allowed =
+        |attribute: &Attribute| required.contains(attribute) || optional.contains(attribute);
+    let refused: Vec<Attribute> =
+        given.iter().copied().filter(|attribute| !allowed(attribute)).collect();
+    if refused.is_empty() { Ok(()) } else { Err(ModifyError::NotAllowed { from, to, refused }) }
+}
+
+/// Whether the values of the attributes are possible.
+pub(crate) fn check_ranges(
+    local: IpAddr,
+    attributes: &QueuePairAttributes,
+) -> Result<(), ModifyError> {
+    if let Some(remote) = attributes.remote_address
+        && remote.is_ipv4() != local.is_ipv4()
+    {
+        return Err(ModifyError::AddressFamily { local, remote });
+    }
+    for (attribute, value, limit, range) in [
+        (Attribute::MinimumRnrTimer, attributes.minimum_rnr_timer, 31, "0 to 31"),
+        (Attribute::Timeout, attributes.timeout, 31, "0 to 31"),
+        (Attribute::RetryCount, attributes.retry_count, 7, "0 to 7"),
+        (Attribute::RnrRetry, attributes.rnr_retry, 7, "0 to 7"),
+        (Attribute::InitiatorDepth, attributes.initiator_depth, 128, "0 to 128"),
+        (Attribute::ResponderResources, attributes.responder_resources, 128, "0 to 128"),
+    ] {
+        if let Some(value) = value.filter(|&value| value > limit) {
+            return Err(ModifyError::OutOfRange { attribute, value: value.into(), range });
+        }
+    }
+    Ok(())
+}

@@ -1,184 +1,29 @@
 //! The endpoint: one device's queue pairs, completion queues and memory, and who gets what.
 
-use core::net::IpAddr;
 use std::collections::VecDeque;
 
-use millstream_wire::icrc::{self, Addresses, Addressing, Solver};
-use millstream_wire::{
-    DEFAULT_PARTITION_KEY, ICRC_LENGTH, Mtu, Opcode, Operation, Packet, ParseError, Qpn, ROCE_PORT,
-};
-use thiserror::Error;
+use millstream_wire::{DEFAULT_PARTITION_KEY, Mtu, Opcode, Operation, Packet, ParseError, Qpn};
 
+use crate::Instant;
 use crate::attributes::{
-    Attribute, ModifyError, QueuePairAttributes, QueuePairState, attributes_of_transition,
+    ModifyError, QueuePairAttributes, QueuePairState, check_ranges, check_transition,
 };
 use crate::completion::{Completion, CompletionQueue, CompletionQueueId, CompletionStatus};
+use crate::config::{EndpointConfig, QueuePairCapabilities, QueuePairConfig};
 use crate::counters::Counters;
+use crate::error::{AsyncEvent, CreateError, PostError};
+use crate::icrc_check::Solvers;
 use crate::memory::Memory;
-use crate::node::{DatagramMeta, Identification, Node, Transmit};
+use crate::node::{DatagramMeta, Node, Transmit};
 use crate::queue_pair::QueuePair;
 use crate::timers::Timers;
 use crate::work::{Piece, ReceiveRequest, SendOperation, SendRequest};
-use crate::{Instant, ProtectionDomainId};
 
 /// Packets that one queue pair sends before the next has its turn: what a segmented send holds.
 pub(crate) const BURST: u32 = 16;
 
 /// Events kept for an application that does not ask for them.
 const MAX_EVENTS: usize = 1024;
-
-/// How the ICRC of arriving packets is checked. IPv6 packets are always checked exactly, unless
-/// `Off`.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum IcrcCheck {
-    /// Not at all: for media that check themselves.
-    Off,
-    /// The IPv4 identification must be as known or guessed: 32 bits of protection.
-    Exact,
-    /// Any IPv4 identification below 64, as of a segmented send: 26 bits of protection.
-    SegmentIndex,
-    /// Any IPv4 identification, as real NICs and the Linux kernel choose them: 16 bits of
-    /// protection where the identification is not known.
-    AnyIdentification,
-}
-
-/// What an endpoint is made with.
-#[derive(Clone, Debug)]
-pub struct EndpointConfig {
-    /// The device's address: only packets to it are for us, and all are sent from it.
-    pub address: IpAddr,
-    /// Seeds queue pair numbers.
-    pub seed: u64,
-    /// How the ICRC of arriving packets is checked.
-    pub icrc: IcrcCheck,
-    /// At most so many queue pairs (up to 4096).
-    pub max_queue_pairs: usize,
-    /// At most so many completion queues.
-    pub max_completion_queues: usize,
-    /// At most so many work requests in each queue of a queue pair.
-    pub max_work_requests: usize,
-    /// At most so many bytes in a message: 2^30, half of what InfiniBand allows, so that the
-    /// packets of a message at the smallest path MTU stay within a quarter of the number circle.
-    pub max_message_length: u32,
-    /// At most so many packets of 4096 bytes in flight on a queue pair: what a receiver's socket
-    /// buffer holds. Smaller path MTUs are allowed up to four times as many. At least 1.
-    pub max_window: u32,
-}
-
-impl EndpointConfig {
-    /// The defaults for a device with this address.
-    pub const fn new(address: IpAddr, seed: u64) -> Self {
-        Self {
-            address,
-            seed,
-            icrc: IcrcCheck::AnyIdentification,
-            max_queue_pairs: 4096,
-            max_completion_queues: 4096,
-            max_work_requests: 16_384,
-            max_message_length: 1 << 30,
-            max_window: 128,
-        }
-    }
-}
-
-/// How much a queue pair can hold.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct QueuePairCapabilities {
-    /// Send requests that are not complete.
-    pub max_send_requests: usize,
-    /// Receive requests that are not consumed.
-    pub max_receive_requests: usize,
-}
-
-/// What a queue pair is made with.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct QueuePairConfig {
-    /// Its protection domain: only regions of the same one can be used through it.
-    pub domain: ProtectionDomainId,
-    /// Where send requests complete.
-    pub send_completions: CompletionQueueId,
-    /// Where receive requests complete.
-    pub receive_completions: CompletionQueueId,
-    /// How much it can hold.
-    pub capabilities: QueuePairCapabilities,
-}
-
-/// Something that happened without being asked for.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum AsyncEvent {
-    /// A queue pair failed; its completions say why.
-    QueuePairFatal(Qpn),
-    /// A completion was lost because the queue was full: queue pairs that complete into it fail.
-    CompletionQueueOverrun(CompletionQueueId),
-}
-
-/// Why a queue could not be made or removed.
-#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
-pub enum CreateError {
-    /// The device has as many as it can.
-    #[error("the device has its {limit} {what} already")]
-    TooMany {
-        /// Of what.
-        what: &'static str,
-        /// How many.
-        limit: usize,
-    },
-    /// A capability is 0 or too large.
-    #[error("{what} = {value} is out of range: 1 to {limit}")]
-    OutOfRange {
-        /// Which capability.
-        what: &'static str,
-        /// What was asked for.
-        value: usize,
-        /// The most there is.
-        limit: usize,
-    },
-    /// There is no such completion queue.
-    #[error("there is no completion queue {0:?}")]
-    UnknownCompletionQueue(CompletionQueueId),
-    /// The device no longer works.
-    #[error("the device no longer works")]
-    DeviceFailed,
-    /// The completion queue has queue pairs.
-    #[error("completion queue {0:?} still serves queue pairs")]
-    InUse(CompletionQueueId),
-}
-
-/// Why a work request was not accepted.
-#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
-pub enum PostError {
-    /// There is no such queue pair.
-    #[error("there is no queue pair {0}")]
-    Unknown(Qpn),
-    /// The queue pair is in a state that takes no such requests.
-    #[error("queue pair {qpn} is in state {state}: connect it first")]
-    State {
-        /// The queue pair.
-        qpn: Qpn,
-        /// Its state.
-        state: QueuePairState,
-    },
-    /// The queue is full: poll completions first.
-    #[error("the queue holds its {limit} work requests already: wait for completions")]
-    QueueFull {
-        /// How many it holds.
-        limit: usize,
-    },
-    /// The message is too long.
-    #[error("a message of {length} bytes is longer than the {limit} bytes that a message may have")]
-    TooLong {
-        /// What was posted.
-        length: u64,
-        /// The most there is.
-        limit: u32,
-    },
-    /// The device no longer works.
-    #[error("the device no longer works")]
-    DeviceFailed,
-    /// READs were posted on a queue pair connected with `initiator_depth` 0.
-    #[error("queue pair {0} was connected with initiator_depth 0: it cannot READ")]
-    NoReads(Qpn),
-}
 
 /// What queue pairs share.
 #[derive(Debug)]
@@ -656,98 +501,5 @@ impl<M: Memory> Node for Endpoint<M> {
 
     fn bytes(&self, piece: &Piece) -> Option<&[u8]> {
         self.shared.memory.bytes(piece).ok()
-    }
-}
-
-fn check_transition(
-    from: QueuePairState,
-    to: QueuePairState,
-    attributes: &QueuePairAttributes,
-) -> Result<(), ModifyError> {
-    let (required, optional) =
-        attributes_of_transition(from, to).ok_or(ModifyError::InvalidTransition { from, to })?;
-    let given: Vec<Attribute> = attributes.given().collect();
-    let missing: Vec<Attribute> =
-        required.iter().copied().filter(|attribute| !given.contains(attribute)).collect();
-    if !missing.is_empty() {
-        return Err(ModifyError::Missing { from, to, missing });
-    }
-    let allowed =
-        |attribute: &Attribute| required.contains(attribute) || optional.contains(attribute);
-    let refused: Vec<Attribute> =
-        given.iter().copied().filter(|attribute| !allowed(attribute)).collect();
-    if refused.is_empty() { Ok(()) } else { Err(ModifyError::NotAllowed { from, to, refused }) }
-}
-
-fn check_ranges(local: IpAddr, attributes: &QueuePairAttributes) -> Result<(), ModifyError> {
-    if let Some(remote) = attributes.remote_address
-        && remote.is_ipv4() != local.is_ipv4()
-    {
-        return Err(ModifyError::AddressFamily { local, remote });
-    }
-    for (attribute, value, limit, range) in [
-        (Attribute::MinimumRnrTimer, attributes.minimum_rnr_timer, 31, "0 to 31"),
-        (Attribute::Timeout, attributes.timeout, 31, "0 to 31"),
-        (Attribute::RetryCount, attributes.retry_count, 7, "0 to 7"),
-        (Attribute::RnrRetry, attributes.rnr_retry, 7, "0 to 7"),
-        (Attribute::InitiatorDepth, attributes.initiator_depth, 128, "0 to 128"),
-        (Attribute::ResponderResources, attributes.responder_resources, 128, "0 to 128"),
-    ] {
-        if let Some(value) = value.filter(|&value| value > limit) {
-            return Err(ModifyError::OutOfRange { attribute, value: value.into(), range });
-        }
-    }
-    Ok(())
-}
-
-/// Identification solvers of recent packet lengths: a few lengths make up nearly all traffic.
-#[derive(Debug, Default)]
-struct Solvers {
-    recent: [Option<Box<Solver>>; 16],
-}
-
-impl Solvers {
-    fn icrc_matches(
-        &mut self,
-        check: IcrcCheck,
-        meta: &DatagramMeta,
-        datagram: &[u8],
-        received: u32,
-    ) -> bool {
-        if check == IcrcCheck::Off {
-            return true;
-        }
-        let (identification, known) = match meta.identification {
-            Identification::Known(identification) => (identification, true),
-            Identification::Guessed(identification) => (identification, false),
-        };
-        let Some(addresses) =
-            Addresses::unfragmented(meta.source, meta.destination, identification)
-        else {
-            return false;
-        };
-        let addressing =
-            Addressing { addresses, source_port: meta.source_port, destination_port: ROCE_PORT };
-        debug_assert!(datagram.len() >= ICRC_LENGTH, "a packet was parsed from it");
-        let computed = icrc::of_datagram(&addressing, datagram);
-        if computed == received {
-            return true;
-        }
-        let limit = match check {
-            IcrcCheck::SegmentIndex => 64,
-            IcrcCheck::AnyIdentification => u32::from(u16::MAX) + 1,
-            IcrcCheck::Off | IcrcCheck::Exact => return false,
-        };
-        if known || meta.source.is_ipv6() {
-            return false;
-        }
-        let slot = &mut self.recent[datagram.len() / 4 % 16];
-        let solver = match slot {
-            Some(solver) if solver.udp_payload_length() == datagram.len() => solver,
-            _ => slot.insert(Box::new(Solver::new(datagram.len()))),
-        };
-        solver
-            .identification(identification, computed, received)
-            .is_some_and(|identification| u32::from(identification) < limit)
     }
 }

@@ -20,8 +20,11 @@
 
 mod attributes;
 mod completion;
+mod config;
 mod counters;
 mod endpoint;
+mod error;
+mod icrc_check;
 mod memory;
 mod node;
 mod owned_memory;
@@ -40,11 +43,11 @@ pub use attributes::{
     Attribute, ModifyError, QueuePairAttributes, QueuePairState, attributes_of_transition,
 };
 pub use completion::{Completion, CompletionOperation, CompletionQueueId, CompletionStatus};
+pub use config::{EndpointConfig, QueuePairCapabilities, QueuePairConfig};
 pub use counters::Counters;
-pub use endpoint::{
-    AsyncEvent, CreateError, Endpoint, EndpointConfig, IcrcCheck, PostError, QueuePairCapabilities,
-    QueuePairConfig,
-};
+pub use endpoint::Endpoint;
+pub use error::{AsyncEvent, CreateError, PostError};
+pub use icrc_check::IcrcCheck;
 pub use memory::{AccessDenied, AccessKind, Destination, Memory, RemoteAccess};
 pub use node::{DatagramMeta, Identification, Node, Transmit};
 pub use owned_memory::OwnedMemory;

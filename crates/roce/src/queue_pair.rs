@@ -7,7 +7,9 @@ use millstream_wire::{Mtu, Opcode, Psn, Qpn};
 
 use crate::attributes::{QueuePairAttributes, QueuePairState};
 use crate::completion::{Completion, CompletionQueueId, CompletionStatus};
-use crate::endpoint::{AsyncEvent, BURST, QueuePairCapabilities, QueuePairConfig, Shared};
+use crate::config::{QueuePairCapabilities, QueuePairConfig};
+use crate::endpoint::{BURST, Shared};
+use crate::error::AsyncEvent;
 use crate::memory::Memory;
 use crate::requester::Requester;
 use crate::responder::Responder;

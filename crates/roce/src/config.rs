@@ -1,0 +1,66 @@
+//! What endpoints and queue pairs are made with.
+
+use core::net::IpAddr;
+
+use crate::{CompletionQueueId, IcrcCheck, ProtectionDomainId};
+
+/// What an endpoint is made with.
+#[derive(Clone, Debug)]
+pub struct EndpointConfig {
+    /// The device's address: only packets to it are for us, and all are sent from it.
+    pub address: IpAddr,
+    /// Seeds queue pair numbers.
+    pub seed: u64,
+    /// How the ICRC of arriving packets is checked.
+    pub icrc: IcrcCheck,
+    /// At most so many queue pairs (up to 4096).
+    pub max_queue_pairs: usize,
+    /// At most so many completion queues.
+    pub max_completion_queues: usize,
+    /// At most so many work requests in each queue of a queue pair.
+    pub max_work_requests: usize,
+    /// At most so many bytes in a message: 2^30, half of what InfiniBand allows, so that the
+    /// packets of a message at the smallest path MTU stay within a quarter of the number circle.
+    pub max_message_length: u32,
+    /// At most so many packets of 4096 bytes in flight on a queue pair: what a receiver's socket
+    /// buffer holds. Smaller path MTUs are allowed up to four times as many. At least 1.
+    pub max_window: u32,
+}
+
+impl EndpointConfig {
+    /// The defaults for a device with this address.
+    pub const fn new(address: IpAddr, seed: u64) -> Self {
+        Self {
+            address,
+            seed,
+            icrc: IcrcCheck::AnyIdentification,
+            max_queue_pairs: 4096,
+            max_completion_queues: 4096,
+            max_work_requests: 16_384,
+            max_message_length: 1 << 30,
+            max_window: 128,
+        }
+    }
+}
+
+/// How much a queue pair can hold.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct QueuePairCapabilities {
+    /// Send requests that are not complete.
+    pub max_send_requests: usize,
+    /// Receive requests that are not consumed.
+    pub max_receive_requests: usize,
+}
+
+/// What a queue pair is made with.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct QueuePairConfig {
+    /// Its protection domain: only regions of the same one can be used through it.
+    pub domain: ProtectionDomainId,
+    /// Where send requests complete.
+    pub send_completions: CompletionQueueId,
+    /// Where receive requests complete.
+    pub receive_completions: CompletionQueueId,
+    /// How much it can hold.
+    pub capabilities: QueuePairCapabilities,
+}

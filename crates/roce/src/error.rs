@@ -1,0 +1,83 @@
+//! Why an endpoint did not do what it was asked, and what it tells without being asked.
+
+use millstream_wire::Qpn;
+use thiserror::Error;
+
+use crate::{CompletionQueueId, QueuePairState};
+
+/// Why a queue could not be made or removed.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+pub enum CreateError {
+    /// The device has as many as it can.
+    #[error("the device has its {limit} {what} already")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many.
+        limit: usize,
+    },
+    /// A capability is 0 or too large.
+    #[error("{what} = {value} is out of range: 1 to {limit}")]
+    OutOfRange {
+        /// Which capability.
+        what: &'static str,
+        /// What was asked for.
+        value: usize,
+        /// The most there is.
+        limit: usize,
+    },
+    /// There is no such completion queue.
+    #[error("there is no completion queue {0:?}")]
+    UnknownCompletionQueue(CompletionQueueId),
+    /// The device no longer works.
+    #[error("the device no longer works")]
+    DeviceFailed,
+    /// The completion queue has queue pairs.
+    #[error("completion queue {0:?} still serves queue pairs")]
+    InUse(CompletionQueueId),
+}
+
+/// Why a work request was not accepted.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+pub enum PostError {
+    /// There is no such queue pair.
+    #[error("there is no queue pair {0}")]
+    Unknown(Qpn),
+    /// The queue pair is in a state that takes no such requests.
+    #[error("queue pair {qpn} is in state {state}: connect it first")]
+    State {
+        /// The queue pair.
+        qpn: Qpn,
+        /// Its state.
+        state: QueuePairState,
+    },
+    /// The queue is full: poll completions first.
+    #[error("the queue holds its {limit} work requests already: wait for completions")]
+    QueueFull {
+        /// How many it holds.
+        limit: usize,
+    },
+    /// The message is too long.
+    #[error("a message of {length} bytes is longer than the {limit} bytes that a message may have")]
+    TooLong {
+        /// What was posted.
+        length: u64,
+        /// The most there is.
+        limit: u32,
+    },
+    /// The device no longer works.
+    #[error("the device no longer works")]
+    DeviceFailed,
+    /// READs were posted on a queue pair connected with `initiator_depth` 0.
+    #[error("queue pair {0} was connected with initiator_depth 0: it cannot READ")]
+    NoReads(Qpn),
+}
+
+/// Something that happened without being asked for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum AsyncEvent {
+    /// A queue pair failed; its completions say why.
+    QueuePairFatal(Qpn),
+    /// A completion was lost because the queue was full: queue pairs that complete into it fail.
+    CompletionQueueOverrun(CompletionQueueId),
+}

@@ -1,0 +1,184 @@
+//! In steady state no packet costs an allocation, whatever it carries and whatever is lost. An
+//! allocator that counts is global to its process, so this test has a binary to itself.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+use std::hint::black_box;
+
+use common::{Lcg, Options, Pair, meta, pattern, piece};
+use millstream_roce::{
+    Completion, CompletionStatus, DatagramMeta, Identification, Node, ReceiveRequest,
+    ScatterGather, SendOperation, SendRequest, Transmit,
+};
+
+thread_local! {
+    /// Allocations of this thread: the test harness has others, which allocate when they like.
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: every call goes to the system's allocator unchanged, whose promises hold for us. The
+// counter is a plain cell, built at compile time, that needs no allocation and no destructor.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller keeps the contract of `alloc`.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the pointer came from `alloc` above, that is from the system's allocator.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// How often this thread allocates in `work`.
+fn allocations(work: impl FnOnce()) -> u64 {
+    let before = ALLOCATIONS.get();
+    work();
+    ALLOCATIONS.get() - before
+}
+
+const LOCAL: u64 = 0x1000_0000;
+const REMOTE: u64 = 0x2000_0000_0000;
+const LENGTH: usize = 20_000;
+
+struct Traffic {
+    pair: Pair,
+    requests: Vec<SendRequest>,
+    receive: ReceiveRequest,
+    datagram: Vec<u8>,
+    completions: Vec<Completion>,
+    lcg: Lcg,
+    /// One datagram in so many is lost; 0 = none.
+    one_in: u32,
+    /// The IPv4 identification that senders use and receivers do not see.
+    identification: u16,
+}
+
+impl Traffic {
+    fn new(one_in: u32, identification: u16) -> Self {
+        let mut pair = Pair::with(Options { timeout: 14, ..Options::default() });
+        let source = pair.register(0, LOCAL, pattern(LENGTH, 1));
+        let target = pair.register(1, REMOTE, vec![0; LENGTH]);
+        let (remote_address, remote_key) = (REMOTE, target);
+        let operations = [
+            SendOperation::Write { remote_address, remote_key, immediate: None },
+            SendOperation::Read { remote_address, remote_key },
+            SendOperation::Send { immediate: Some(1) },
+            SendOperation::Write { remote_address, remote_key, immediate: Some(2) },
+        ];
+        let request = |operation| {
+            let pieces = ScatterGather::one(piece(source, LOCAL, LENGTH));
+            SendRequest { id: 1, operation, pieces, signaled: true, solicited: false }
+        };
+        let pieces = ScatterGather::one(piece(target, REMOTE, LENGTH));
+        Self {
+            pair,
+            requests: operations.map(request).to_vec(),
+            receive: ReceiveRequest { id: 1, pieces },
+            datagram: Vec::with_capacity(8192),
+            completions: Vec::with_capacity(64),
+            lcg: Lcg(1),
+            one_in,
+            identification,
+        }
+    }
+
+    /// Every kind of message once, to its end. Receives are posted late: RNR NAKs are part of it.
+    fn round(&mut self) {
+        for request in &self.requests {
+            let host = &mut self.pair.hosts[0];
+            host.endpoint.post_send(self.pair.now, host.qpn, request).unwrap();
+        }
+        self.completions.clear();
+        let mut posted = 0;
+        while self.completions.len() < 6 {
+            self.flush();
+            let next = self.pair.hosts.iter_mut().filter_map(|h| h.endpoint.poll_timeout()).min();
+            if self.completions.len() < 6 {
+                self.pair.now = next.expect("a deadline while requests are open");
+                self.pair.hosts.iter_mut().for_each(|h| h.endpoint.handle_timeout(self.pair.now));
+                if posted < 2 {
+                    let host = &mut self.pair.hosts[1];
+                    host.endpoint.post_receive(host.qpn, &self.receive).unwrap();
+                    posted += 1;
+                }
+            }
+        }
+        assert!(self.completions.iter().all(|c| c.status == CompletionStatus::Success));
+    }
+
+    /// Delivers until nobody has anything to send.
+    fn flush(&mut self) {
+        let mut transmit = Transmit::new();
+        let mut quiet = 0;
+        let mut from = 0;
+        while quiet < 2 {
+            quiet += 1;
+            let [a, b] = &mut self.pair.hosts;
+            let (sender, receiver) = if from == 0 { (a, b) } else { (b, a) };
+            let meta = DatagramMeta {
+                identification: Identification::Guessed(0),
+                ..meta(sender.address, receiver.address)
+            };
+            while sender.endpoint.poll_transmit(self.pair.now, &mut transmit) {
+                quiet = 0;
+                self.datagram.clear();
+                let (address, buffer) = (sender.address, &mut self.datagram);
+                let id = self.identification;
+                assert!(transmit.assemble(&sender.endpoint, address, 4791, id, buffer));
+                if self.one_in == 0 || self.lcg.below(self.one_in) > 0 {
+                    receiver.endpoint.handle_datagram(self.pair.now, &meta, &self.datagram);
+                }
+            }
+            from = 1 - from;
+        }
+        for host in &mut self.pair.hosts {
+            host.endpoint.poll_completions(host.queue, &mut self.completions, usize::MAX);
+        }
+    }
+}
+
+#[test]
+fn the_counter_counts() {
+    assert_eq!(allocations(|| drop(black_box(vec![0_u8; 100]))), 1);
+    assert_eq!(allocations(|| ()), 0);
+}
+
+#[test]
+fn no_packet_costs_an_allocation() {
+    for (one_in, identification) in [(0, 0), (0, 77), (20, 0), (20, 77)] {
+        let mut traffic = Traffic::new(one_in, identification);
+        (0..200).for_each(|_| traffic.round());
+        let packets = traffic.pair.counters(1).packets_received;
+        let count = allocations(|| (0..200).for_each(|_| traffic.round()));
+        assert_eq!(count, 0, "one in {one_in} lost, identification {identification}");
+        assert!(traffic.pair.counters(1).packets_received > packets + 10_000);
+        assert!(traffic.pair.counters(1).rnr_naks_sent >= 200);
+    }
+}
+
+/// Garbage costs nothing but the look at it.
+#[test]
+fn garbage_costs_no_allocation() {
+    let mut traffic = Traffic::new(0, 0);
+    traffic.round();
+    let hosts = &mut traffic.pair.hosts;
+    let meta = meta(hosts[0].address, hosts[1].address);
+    let endpoint = &mut hosts[1].endpoint;
+    let bytes = pattern(4096, 3);
+    let count = allocations(|| {
+        for length in 0..bytes.len() {
+            endpoint.handle_datagram(traffic.pair.now, &meta, &bytes[..length]);
+            endpoint.handle_datagram(traffic.pair.now, &meta, &bytes[4096 - length..]);
+        }
+    });
+    assert_eq!(count, 0);
+}
