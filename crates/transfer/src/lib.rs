@@ -1,1 +1,63 @@
-//! The transfer engine: segments, batches, tasks, slices and transports
+//! The transfer engine: moves bytes between the registered memories of many processes.
+//!
+//! An engine serves one *segment*: the memory that its process registered. It opens the segments
+//! of its peers and reads and writes them in *batches*. A batch holds *tasks*, one for each
+//! [`TransferRequest`]; a task is moved in *slices* of 64 KiB over the queue pairs between a local
+//! and a remote NIC.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use millstream_transfer::{Config, Opcode, RdmaConfig, TransferEngine, TransferRequest};
+//!
+//! let address = "127.0.0.1".parse()?;
+//! let engine = TransferEngine::new(Config::new(address))?;
+//! engine.install_rdma(RdmaConfig::new(&[address]))?;
+//!
+//! let buffer = engine.allocate_buffer(1 << 20, "*", false)?;
+//! buffer.write(0, b"hello")?;
+//! let segment = engine.open_segment("127.0.0.2:15001")?;
+//! let request = TransferRequest {
+//!     opcode: Opcode::Write,
+//!     source: buffer.address(),
+//!     target: segment.id(),
+//!     target_offset: segment.address_of(0, 0, 5)?,
+//!     length: 5,
+//! };
+//! engine.submit_and_wait(&[request], Duration::from_secs(10))?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Results come as counters: the last slice of a task sets its state, the last task of a batch
+//! wakes who waits. Nobody polls.
+
+#![deny(unsafe_code)]
+
+mod batch;
+mod config;
+mod engine;
+mod error;
+mod local;
+mod memory;
+mod rdma;
+mod regions;
+mod request;
+mod rpc;
+mod segment;
+mod slicing;
+mod status;
+mod submit;
+mod task;
+mod transport;
+
+pub use batch::Batch;
+pub use config::{Config, RdmaConfig};
+pub use engine::TransferEngine;
+pub use error::{
+    BatchError, BufferError, FailureReason, FreeError, InstallError, NewError, RegisterError,
+    SegmentError, SubmitAndWaitError, SubmitError, TransferError,
+};
+pub use memory::Buffer;
+pub use request::{Opcode, TransferRequest};
+pub use segment::{Segment, SegmentBuffer, SegmentId};
+pub use status::{TransferState, TransferStatus};
+pub use transport::{ANY_LOCATION, Capabilities};

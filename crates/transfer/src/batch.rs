@@ -1,0 +1,256 @@
+//! Batches: tasks that are submitted, watched and freed together.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use crate::slicing::Slicing;
+use crate::task::{Task, TaskHandle};
+use crate::transport::Work;
+use crate::{BatchError, FreeError, TransferStatus};
+
+/// The most tasks in a batch.
+const MAX_CAPACITY: usize = 1 << 20;
+
+/// A batch of tasks, made by [`crate::TransferEngine::allocate_batch`].
+///
+/// Dropping one whose tasks are unfinished does not stop them; free it instead, or cancel them.
+#[derive(Debug)]
+pub struct Batch {
+    pub(crate) shared: Arc<BatchShared>,
+}
+
+#[derive(Debug)]
+pub(crate) struct BatchShared {
+    pub(crate) tasks: Box<[Task]>,
+    pub(crate) slicing: Slicing,
+    /// Tasks submitted: the first so many of `tasks`.
+    submitted: AtomicUsize,
+    unfinished: AtomicUsize,
+    /// Held while requests are added, with room for what is known of each of them.
+    adding: Mutex<Vec<Work>>,
+    /// Guards nothing: `unfinished` is what is waited for.
+    lock: Mutex<()>,
+    finished: Condvar,
+}
+
+impl Batch {
+    pub(crate) fn new(capacity: usize, slicing: Slicing) -> Result<Self, BatchError> {
+        if capacity == 0 || capacity > MAX_CAPACITY {
+            return Err(BatchError::Capacity { capacity, max: MAX_CAPACITY });
+        }
+        let shared = BatchShared {
+            tasks: (0..capacity).map(|_| Task::default()).collect(),
+            slicing,
+            submitted: AtomicUsize::new(0),
+            unfinished: AtomicUsize::new(0),
+            adding: Mutex::new(Vec::with_capacity(capacity)),
+            lock: Mutex::new(()),
+            finished: Condvar::new(),
+        };
+        Ok(Self { shared: Arc::new(shared) })
+    }
+
+    /// How many tasks it holds in all.
+    pub fn capacity(&self) -> usize {
+        self.shared.tasks.len()
+    }
+
+    /// How many tasks were submitted.
+    pub fn len(&self) -> usize {
+        self.shared.submitted()
+    }
+
+    /// Whether none was.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(crate) fn status(&self, index: usize) -> Result<TransferStatus, BatchError> {
+        Ok(self.task(index)?.batch.tasks[index].status())
+    }
+
+    pub(crate) fn statuses(&self) -> impl Iterator<Item = TransferStatus> {
+        self.shared.tasks[..self.len()].iter().map(Task::status)
+    }
+
+    pub(crate) fn task(&self, index: usize) -> Result<TaskHandle, BatchError> {
+        let count = self.len();
+        if index < count {
+            Ok(TaskHandle { batch: Arc::clone(&self.shared), index })
+        } else {
+            Err(BatchError::NoTask { index, count })
+        }
+    }
+
+    /// Waits until all submitted tasks are finished; `false` when that takes longer.
+    pub(crate) fn wait(&self, timeout: Duration) -> bool {
+        let shared = &*self.shared;
+        let start = Instant::now();
+        let mut guard = shared.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        while shared.unfinished.load(Ordering::Acquire) > 0 {
+            let left = timeout.saturating_sub(start.elapsed());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = shared.finished.wait_timeout(guard, left);
+            guard = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    pub(crate) fn free(self) -> Result<(), FreeError> {
+        match self.shared.unfinished.load(Ordering::Acquire) {
+            0 => Ok(()),
+            unfinished => Err(FreeError { batch: self, unfinished }),
+        }
+    }
+}
+
+impl BatchShared {
+    /// Tasks submitted so far.
+    pub(crate) fn submitted(&self) -> usize {
+        self.submitted.load(Ordering::Acquire)
+    }
+
+    /// Keeps others from adding tasks meanwhile.
+    pub(crate) fn add(&self) -> MutexGuard<'_, Vec<Work>> {
+        self.adding.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// So many more tasks count from now on; they have been started.
+    pub(crate) fn added(&self, count: usize) {
+        self.unfinished.fetch_add(count, Ordering::AcqRel);
+        self.submitted.fetch_add(count, Ordering::AcqRel);
+    }
+
+    pub(crate) fn task_finished(&self) {
+        if self.unfinished.fetch_sub(1, Ordering::AcqRel) == 1 {
+            // Taking the lock makes sure that a waiter that has looked is waiting by now.
+            drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
+            self.finished.notify_all();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{FailureReason, Opcode, SegmentId, TransferError, TransferRequest, TransferState};
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    /// A batch with one task of `length` bytes in slices of 1 KiB.
+    fn batch(length: u64) -> (Batch, TaskHandle) {
+        let batch = Batch::new(2, Slicing::new(1024)).unwrap();
+        let request = TransferRequest {
+            opcode: Opcode::Read,
+            source: 10_000,
+            target: SegmentId::LOCAL,
+            target_offset: 90_000,
+            length,
+        };
+        batch.shared.tasks[0].start(&request, &batch.shared.slicing);
+        batch.shared.added(1);
+        let task = batch.task(0).unwrap();
+        (batch, task)
+    }
+
+    fn error() -> TransferError {
+        TransferError { peer: "p".into(), nic: "n".into(), reason: FailureReason::Restarted }
+    }
+
+    #[test]
+    fn the_last_slice_completes_the_task_and_bytes_are_counted_as_they_arrive() {
+        let (batch, task) = batch(3000);
+        let status = || batch.status(0).unwrap();
+        assert_eq!(status().state, TransferState::Waiting);
+        let slices: Vec<_> = std::iter::from_fn(|| task.claim()).collect();
+        assert_eq!(slices[1], crate::task::Slice { source: 11_024, target: 91_024, length: 1024 });
+        assert_eq!(slices.len(), 3);
+        assert_eq!((status().state, status().transferred_bytes), (TransferState::Pending, 0));
+        task.done(1024);
+        task.done(1024);
+        assert_eq!((status().state, status().transferred_bytes), (TransferState::Pending, 2048));
+        assert!(!batch.wait(Duration::ZERO));
+        task.done(952);
+        assert_eq!((status().state, status().transferred_bytes), (TransferState::Completed, 3000));
+        assert!(batch.wait(Duration::ZERO));
+        assert!(batch.free().is_ok());
+    }
+
+    #[test]
+    fn a_failed_slice_fails_the_task_once_the_others_have_ended() {
+        let (batch, task) = batch(4096);
+        task.claim().unwrap();
+        task.claim().unwrap();
+        task.failed(&error());
+        assert_eq!(batch.status(0).unwrap().state, TransferState::Pending);
+        assert!(batch.status(0).unwrap().error.is_none());
+        assert_eq!(task.claim(), None, "nothing more is begun");
+        assert!(task.is_over());
+        task.done(1024);
+        let status = batch.status(0).unwrap();
+        assert_eq!((status.state, status.transferred_bytes), (TransferState::Failed, 1024));
+        assert!(status.error.is_some());
+    }
+
+    #[test]
+    fn failing_the_rest_of_a_task_that_is_all_claimed_changes_nothing() {
+        let (batch, task) = batch(1024);
+        task.claim().unwrap();
+        task.fail_rest(&error());
+        task.done(1024);
+        assert_eq!(batch.status(0).unwrap().state, TransferState::Completed);
+    }
+
+    #[test]
+    fn a_canceled_task_ends_with_the_slices_under_way() {
+        let (batch, task) = batch(4096);
+        task.claim().unwrap();
+        assert!(task.cancel());
+        assert!(!task.cancel());
+        assert_eq!(batch.status(0).unwrap().state, TransferState::Pending);
+        task.done(1024);
+        let status = batch.status(0).unwrap();
+        assert_eq!((status.state, status.transferred_bytes), (TransferState::Canceled, 1024));
+    }
+
+    #[test]
+    fn a_waiting_task_is_canceled_at_once() {
+        let (batch, task) = batch(4096);
+        assert!(task.cancel());
+        assert_eq!(batch.status(0).unwrap().state, TransferState::Canceled);
+    }
+
+    #[test]
+    fn a_batch_with_unfinished_tasks_is_not_freed() {
+        let (batch, task) = batch(1024);
+        let refused = batch.free().unwrap_err();
+        assert_eq!((refused.code(), refused.unfinished), (-4, 1));
+        task.cancel();
+        assert!(refused.batch.free().is_ok());
+    }
+
+    #[test]
+    fn the_last_task_wakes_who_waits() {
+        let (batch, task) = batch(1024);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| batch.wait(60 * SECOND));
+            task.claim().unwrap();
+            task.done(1024);
+            assert!(waiting.join().unwrap());
+        });
+    }
+
+    #[test]
+    fn tasks_and_capacities_are_bounded() {
+        let (batch, _task) = batch(1);
+        assert_eq!(batch.status(1).unwrap_err(), BatchError::NoTask { index: 1, count: 1 });
+        assert_eq!(batch.status(1).unwrap_err().code(), -1);
+        assert_eq!((batch.capacity(), batch.len()), (2, 1));
+        for capacity in [0, MAX_CAPACITY + 1] {
+            assert!(Batch::new(capacity, Slicing::new(1024)).is_err());
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! What an engine is made with.
+
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use millstream_metadata::{ClientConfig, ServerConfig};
+
+/// What an engine is made with.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where it answers metadata requests and handshakes. Port 0: any free one.
+    pub listen: SocketAddr,
+    /// The host in the segment's name, `host:port`, by which peers reach it. The address of
+    /// `listen` unless given; needed when that is unspecified (`0.0.0.0`).
+    pub host: Option<String>,
+    /// How it asks peers.
+    pub client: ClientConfig,
+    /// How it answers them.
+    pub server: ServerConfig,
+    /// Bytes in a slice (`MC_SLICE_SIZE`): 1 KiB to 64 MiB. A rest of up to a quarter of it is
+    /// merged into the last slice.
+    pub slice_length: usize,
+}
+
+impl Config {
+    /// The defaults, answering at a free port of this address.
+    ///
+    /// The deadlines towards peers are short, so that a dead peer is known within 5 s.
+    pub fn new(listen: IpAddr) -> Self {
+        Self {
+            listen: SocketAddr::new(listen, 0),
+            host: None,
+            client: ClientConfig {
+                connect_timeout: Duration::from_secs(2),
+                call_timeout: Duration::from_millis(2500),
+                ..ClientConfig::default()
+            },
+            server: ServerConfig::default(),
+            slice_length: 64 << 10,
+        }
+    }
+}
+
+/// What the transport `rdma` over soft devices is installed with.
+#[derive(Clone, Debug)]
+pub struct RdmaConfig {
+    /// The local addresses: one soft device on each.
+    pub addresses: Vec<IpAddr>,
+    /// Use the kernel's segmentation offload where it has it.
+    pub segmentation_offload: bool,
+    /// How long a device's thread looks for work before it sleeps.
+    pub busy_poll: Duration,
+    /// Queue pairs between two NICs (`MC_NUM_QP_PER_EP`): 1 to 16.
+    pub queue_pairs_per_endpoint: usize,
+    /// Work requests outstanding on a queue pair (`MC_MAX_WR`): 1 to 4096. More slices wait.
+    pub send_queue_depth: usize,
+    /// How many connections in a row may break without a single slice done before the slices that
+    /// wait for them fail, the first not counted.
+    pub retry_count: u32,
+    /// The acknowledgement timeout of queue pairs as verbs code it: 4.096 us * 2^n, 1 to 31. A peer
+    /// counts as gone after 8 of them: with 16, after 2.1 s. A busy machine may well let a
+    /// process wait for a second.
+    pub acknowledge_timeout: u8,
+    /// The most peer NICs that each local device connects to.
+    pub max_endpoints: usize,
+    /// The most endpoints of peers that this engine lets connect to it.
+    pub max_accepted: usize,
+}
+
+impl RdmaConfig {
+    /// The defaults, with soft devices on these addresses.
+    pub fn new(addresses: &[IpAddr]) -> Self {
+        Self {
+            addresses: addresses.to_vec(),
+            segmentation_offload: true,
+            busy_poll: Duration::ZERO,
+            queue_pairs_per_endpoint: 1,
+            send_queue_depth: 128,
+            retry_count: 1,
+            acknowledge_timeout: 16,
+            max_endpoints: 1024,
+            max_accepted: 1024,
+        }
+    }
+}

@@ -1,0 +1,386 @@
+//! The engine: what is registered, open and installed, and the calls on it.
+
+use std::fmt;
+use std::hash::{BuildHasher, RandomState};
+use std::net::TcpListener;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, SystemTime};
+
+use millstream_metadata::{
+    BufferDesc, Client, HandShakeDesc, HostPort, PeerToPeer, RpcMeta, SegmentDesc, Server, Store,
+    timestamp,
+};
+
+use crate::local::LocalTransport;
+use crate::memory::{Memory, RawMemory, Region};
+use crate::rdma::{RdmaContext, RdmaTransport};
+use crate::rpc::Answer;
+use crate::segment::SegmentTable;
+use crate::slicing::Slicing;
+use crate::transport::{ANY_LOCATION, Transport};
+use crate::{
+    Batch, BatchError, Capabilities, Config, FreeError, InstallError, NewError, RdmaConfig,
+    RegisterError, Segment, SegmentError, SegmentId, SubmitAndWaitError, SubmitError,
+    TransferRequest, TransferState, TransferStatus,
+};
+
+/// Where memory is when neither the caller nor the machine says otherwise.
+const DEFAULT_LOCATION: &str = "cpu:0";
+
+/// A transfer engine. Dropping it ends its transfers, closes its connections, and unregisters its
+/// memory; buffers made by it stay usable as plain memory.
+pub struct TransferEngine {
+    pub(crate) inner: Arc<Inner>,
+    server: Option<Server>,
+}
+
+pub(crate) struct Inner {
+    name: String,
+    /// Drawn at the start: peers tell by it whether this is still the process they knew.
+    incarnation: u64,
+    slicing: Slicing,
+    client: Client,
+    pub(crate) store: Arc<dyn Store>,
+    memory: Arc<Memory>,
+    /// Held while what the descriptor says is changed and published.
+    publishing: Mutex<()>,
+    transports: RwLock<Vec<Arc<dyn Transport>>>,
+    pub(crate) segments: SegmentTable,
+    stopped: AtomicBool,
+}
+
+impl TransferEngine {
+    /// Starts an engine that answers peers at `config.listen`, with the transport `local`.
+    pub fn new(config: Config) -> Result<Self, NewError> {
+        let (min, max) = (Slicing::MIN_SLICE_LENGTH, Slicing::MAX_SLICE_LENGTH);
+        if !(min..=max).contains(&config.slice_length) {
+            let value = config.slice_length;
+            return Err(NewError::OutOfRange { name: "slice_length", value, min, max });
+        }
+        let failed = |error| NewError::Listen { address: config.listen, error };
+        let listener = TcpListener::bind(config.listen).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let name = match &config.host {
+            Some(host) => HostPort::parse_with_default(host, address.port())?,
+            None if address.ip().is_unspecified() => {
+                return Err(NewError::HostMissing(config.listen));
+            }
+            None => HostPort::from_address(address.ip(), address.port()),
+        };
+        let client = Client::new(config.client);
+        let memory = Arc::new(Memory::default());
+        let local: Arc<dyn Transport> = Arc::new(LocalTransport::new(Arc::clone(&memory)));
+        let inner = Arc::new(Inner {
+            name: name.to_string(),
+            incarnation: RandomState::new().hash_one(SystemTime::now()),
+            slicing: Slicing::new(config.slice_length),
+            client: client.clone(),
+            store: Arc::new(PeerToPeer::new(client)),
+            memory,
+            publishing: Mutex::new(()),
+            transports: RwLock::new(vec![local]),
+            segments: SegmentTable::new(SegmentDesc {
+                name: name.to_string(),
+                ..SegmentDesc::default()
+            }),
+            stopped: AtomicBool::new(false),
+        });
+        let publish = |error| NewError::Listen {
+            address: config.listen,
+            error: std::io::Error::other(format!("{error}")),
+        };
+        inner.publish().map_err(publish)?;
+        inner.store.publish_address(&inner.name, &RpcMeta { address: name }).map_err(publish)?;
+        let handler = Arc::new(Answer::new(Arc::downgrade(&inner)));
+        let server = Server::serve(listener, config.server, handler).map_err(failed)?;
+        Ok(Self { inner, server: Some(server) })
+    }
+
+    /// The name of its segment, by which peers open it: `host:port`.
+    pub fn name(&self) -> &str {
+        &self.inner.name
+    }
+
+    /// Installs the transport `rdma` over soft devices. Before any memory is registered.
+    pub fn install_rdma(&self, config: RdmaConfig) -> Result<(), InstallError> {
+        let inner = &self.inner;
+        let _publishing = inner.publishing();
+        let context = RdmaContext {
+            engine: inner.name.clone(),
+            incarnation: inner.incarnation,
+            client: inner.client.clone(),
+            store: Arc::clone(&inner.store),
+        };
+        if inner.transports().iter().any(|transport| transport.name() == RdmaTransport::NAME) {
+            return Err(InstallError::Twice(RdmaTransport::NAME));
+        }
+        if !inner.memory.regions.read().unwrap_or_else(PoisonError::into_inner).is_empty() {
+            return Err(InstallError::TooLate);
+        }
+        let transport: Arc<dyn Transport> = Arc::new(RdmaTransport::new(config, context)?);
+        inner.transports.write().unwrap_or_else(PoisonError::into_inner).push(transport);
+        Ok(inner.publish()?)
+    }
+
+    /// The transports that are installed, and what they can do.
+    pub fn transports(&self) -> Vec<(&'static str, Capabilities)> {
+        let transports = self.inner.transports();
+        transports.iter().map(|transport| (transport.name(), transport.capabilities())).collect()
+    }
+
+    /// The names of its RDMA devices.
+    pub fn devices(&self) -> Vec<String> {
+        let own = self.inner.segments.by_id(SegmentId::LOCAL).map(|open| open.descriptor());
+        let names = |own: Arc<SegmentDesc>| own.devices.iter().map(|d| d.name.clone()).collect();
+        own.map(names).unwrap_or_default()
+    }
+
+    /// Unregisters the memory that was registered at this address. Returns once no transfer
+    /// touches it any more; transfers that still need it fail.
+    pub fn unregister_memory(&self, address: *mut u8) -> Result<(), RegisterError> {
+        self.inner.unregister(address.addr() as u64)
+    }
+
+    /// Opens the segment of this name: asks its process for its descriptor, unless it is open
+    /// already. May block, up to the deadlines of [`Config::client`].
+    pub fn open_segment(&self, name: &str) -> Result<Segment, SegmentError> {
+        let segments = &self.inner.segments;
+        if let Some(open) = segments.by_name(name) {
+            return Ok(Segment { open });
+        }
+        let descriptor = self.inner.descriptor(name)?;
+        if descriptor.name == self.inner.name
+            && let Some(open) = segments.by_id(SegmentId::LOCAL)
+        {
+            return Ok(Segment { open });
+        }
+        Ok(Segment { open: segments.insert(name, descriptor)? })
+    }
+
+    /// Asks for the descriptor of an open segment again.
+    pub fn refresh_segment(&self, segment: SegmentId) -> Result<(), SegmentError> {
+        if segment == SegmentId::LOCAL {
+            return Ok(());
+        }
+        let open = self.inner.segments.by_id(segment).ok_or(SegmentError::Unknown(segment))?;
+        open.set_descriptor(self.inner.descriptor(&open.name)?);
+        Ok(())
+    }
+
+    /// Closes a segment. Transfers under way go on.
+    pub fn close_segment(&self, segment: SegmentId) -> Result<(), SegmentError> {
+        self.inner.segments.remove(segment)?;
+        self.inner.transports().iter().for_each(|transport| transport.forget(segment));
+        Ok(())
+    }
+
+    /// Makes a batch that holds up to `capacity` tasks.
+    pub fn allocate_batch(&self, capacity: usize) -> Result<Batch, BatchError> {
+        Batch::new(capacity, self.inner.slicing)
+    }
+
+    /// Adds a task for each request to the batch and begins to do them. All or none: when one
+    /// request is bad, none is accepted. Does not wait, except to ask for the descriptor of a
+    /// segment that has proven out of date.
+    pub fn submit(&self, batch: &Batch, requests: &[TransferRequest]) -> Result<(), SubmitError> {
+        self.inner.submit(&batch.shared, requests)
+    }
+
+    /// How a task of the batch stands, counted from 0 in the order of submission.
+    pub fn status(&self, batch: &Batch, task: usize) -> Result<TransferStatus, BatchError> {
+        batch.status(task)
+    }
+
+    /// How all tasks of the batch stand.
+    pub fn statuses(&self, batch: &Batch) -> Vec<TransferStatus> {
+        batch.statuses().collect()
+    }
+
+    /// Waits until all submitted tasks of the batch are finished, for good or bad; `false` when
+    /// that takes longer than `timeout`.
+    pub fn wait(&self, batch: &Batch, timeout: Duration) -> bool {
+        batch.wait(timeout)
+    }
+
+    /// Takes back what of a task has not been sent; whether there was anything. The task is over
+    /// once what was sent has ended: wait for it.
+    pub fn cancel(&self, batch: &Batch, task: usize) -> Result<bool, BatchError> {
+        Ok(batch.task(task)?.cancel())
+    }
+
+    /// Frees a batch. Refused while one of its tasks is unfinished.
+    pub fn free(&self, batch: Batch) -> Result<(), FreeError> {
+        batch.free()
+    }
+
+    /// Does these requests and waits for them; returns the bytes moved. When it returns, for good
+    /// or bad, nothing of them is under way any more.
+    pub fn submit_and_wait(
+        &self,
+        requests: &[TransferRequest],
+        timeout: Duration,
+    ) -> Result<u64, SubmitAndWaitError> {
+        let batch = self.allocate_batch(requests.len())?;
+        self.submit(&batch, requests)?;
+        if !batch.wait(timeout) {
+            for index in 0..batch.len() {
+                batch.task(index)?.cancel();
+            }
+            // What was sent ends, since queue pairs give up on a peer that does not answer.
+            while !batch.wait(Duration::from_secs(60)) {
+                tracing::warn!("still waiting for the last slices of canceled tasks");
+            }
+        }
+        let mut transferred_bytes = 0;
+        let mut canceled = false;
+        for (index, status) in batch.statuses().enumerate() {
+            if let Some(error) = status.error {
+                return Err(SubmitAndWaitError::Failed { index, error });
+            }
+            canceled |= status.state != TransferState::Completed;
+            transferred_bytes += status.transferred_bytes;
+        }
+        if canceled {
+            let total_bytes = requests.iter().map(|request| request.length).sum();
+            return Err(SubmitAndWaitError::Timeout { timeout, transferred_bytes, total_bytes });
+        }
+        Ok(transferred_bytes)
+    }
+}
+
+impl fmt::Debug for TransferEngine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("TransferEngine").field(&self.inner.name).finish()
+    }
+}
+
+impl Drop for TransferEngine {
+    fn drop(&mut self) {
+        // First those who could begin something new, then what was begun, then the memory.
+        self.server = None;
+        self.inner.stop();
+    }
+}
+
+impl Inner {
+    pub(crate) fn transports(&self) -> Vec<Arc<dyn Transport>> {
+        self.transports.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Runs `with` on the transports; it must not block.
+    pub(crate) fn with_transports<R>(&self, with: impl FnOnce(&[Arc<dyn Transport>]) -> R) -> R {
+        with(&self.transports.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn memory(&self) -> &Memory {
+        &self.memory
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    fn publishing(&self) -> MutexGuard<'_, ()> {
+        self.publishing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks for a segment's descriptor.
+    pub(crate) fn descriptor(&self, name: &str) -> Result<SegmentDesc, SegmentError> {
+        let failed = |error| SegmentError::Store { name: name.to_owned(), error };
+        self.store.segment(name).map_err(failed)
+    }
+
+    pub(crate) fn register(
+        &self,
+        address: u64,
+        length: u64,
+        memory: RawMemory,
+        location: &str,
+        remote: bool,
+    ) -> Result<(), RegisterError> {
+        let _publishing = self.publishing();
+        if self.is_stopped() {
+            return Err(RegisterError::ShutDown);
+        }
+        let regions = || self.memory.regions.write().unwrap_or_else(PoisonError::into_inner);
+        regions().check(address, length)?;
+        let mut registrations = Vec::new();
+        for transport in self.transports() {
+            let failed = |reason| RegisterError::Transport { transport: transport.name(), reason };
+            registrations.push(transport.register(&memory, remote).map_err(failed)?);
+        }
+        let location = if location == ANY_LOCATION { DEFAULT_LOCATION } else { location };
+        let location = location.to_owned();
+        regions().insert(address, length, Region { registrations, memory, location, remote });
+        if remote && let Err(error) = self.publish() {
+            let region = regions().remove(address);
+            drop(region);
+            return Err(error.into());
+        }
+        Ok(())
+    }
+
+    pub(crate) fn unregister(&self, address: u64) -> Result<(), RegisterError> {
+        let _publishing = self.publishing();
+        let mut regions = self.memory.regions.write().unwrap_or_else(PoisonError::into_inner);
+        let region = regions.remove(address).ok_or(RegisterError::Unknown { address })?;
+        drop(regions);
+        let published = if region.remote { self.publish() } else { Ok(()) };
+        // Waits for the devices.
+        drop(region);
+        Ok(published?)
+    }
+
+    /// Makes the descriptor say what is so now.
+    fn publish(&self) -> Result<(), millstream_metadata::StoreError> {
+        let mut descriptor = SegmentDesc {
+            name: self.name.clone(),
+            protocol: "local".to_owned(),
+            timestamp: timestamp(SystemTime::now()),
+            ..SegmentDesc::default()
+        };
+        let transports = self.transports();
+        transports.iter().for_each(|transport| transport.describe(&mut descriptor));
+        let keyed = transports.iter().position(|transport| transport.capabilities().needs_keys);
+        let regions = self.memory.regions.read().unwrap_or_else(PoisonError::into_inner);
+        for (addr, length, region) in regions.iter().filter(|(_, _, region)| region.remote) {
+            let keys = keyed.and_then(|index| region.registrations.get(index));
+            let keys: Vec<u32> = keys.map(|keys| keys.keys.to_vec()).unwrap_or_default();
+            let name = region.location.clone();
+            descriptor.buffers.push(BufferDesc {
+                name,
+                addr,
+                length,
+                rkey: keys.clone(),
+                lkey: keys,
+            });
+        }
+        drop(regions);
+        self.store.publish_segment(&descriptor)?;
+        if let Some(own) = self.segments.by_id(SegmentId::LOCAL) {
+            own.set_descriptor(descriptor);
+        }
+        Ok(())
+    }
+
+    /// Answers a peer that wants to connect queue pairs.
+    pub(crate) fn handshake(&self, request: &HandShakeDesc) -> HandShakeDesc {
+        let answer = self.transports().iter().find_map(|transport| transport.handshake(request));
+        answer
+            .unwrap_or_else(|| HandShakeDesc::refusal(format!("{} has no RDMA devices", self.name)))
+    }
+
+    fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        let _publishing = self.publishing();
+        let _ = self.store.withdraw_segment(&self.name);
+        let _ = self.store.withdraw_address(&self.name);
+        self.transports().iter().for_each(|transport| transport.stop());
+        let mut regions = self.memory.regions.write().unwrap_or_else(PoisonError::into_inner);
+        let regions = std::mem::take(&mut *regions);
+        drop(regions);
+        // Devices close with their transport, once no buffer is left that is registered there.
+        self.transports.write().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}

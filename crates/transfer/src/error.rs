@@ -1,0 +1,539 @@
+//! What can go wrong. One enum for each operation; `code` gives the number that Mooncake's C API
+//! has for it.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_metadata::{CallErrorKind, NameError, StoreError};
+use millstream_verbs::{CompletionStatus, CreateError, ModifyError, OpenError, PostError};
+use thiserror::Error;
+
+use crate::{Batch, SegmentId};
+
+mod code {
+    pub(super) const INVALID_ARGUMENT: i32 = -1;
+    pub(super) const TOO_MANY_REQUESTS: i32 = -2;
+    pub(super) const ADDRESS_NOT_REGISTERED: i32 = -3;
+    pub(super) const BATCH_BUSY: i32 = -4;
+    pub(super) const DEVICE_NOT_FOUND: i32 = -6;
+    pub(super) const ADDRESS_OVERLAPPED: i32 = -7;
+    pub(super) const DNS: i32 = -101;
+    pub(super) const SOCKET: i32 = -102;
+    pub(super) const MALFORMED_JSON: i32 = -103;
+    pub(super) const METADATA: i32 = -200;
+    pub(super) const ENDPOINT: i32 = -201;
+    pub(super) const CONTEXT: i32 = -202;
+    pub(super) const MEMORY: i32 = -302;
+}
+
+fn store_code(error: &StoreError) -> i32 {
+    match error {
+        StoreError::Name(_) => code::INVALID_ARGUMENT,
+        StoreError::Call(error) => match error.kind {
+            CallErrorKind::Resolve(_) => code::DNS,
+            CallErrorKind::Meaning(_) => code::METADATA,
+            _ => code::SOCKET,
+        },
+        StoreError::Descriptor { .. } => code::MALFORMED_JSON,
+        StoreError::NotFound { .. } | StoreError::TooLong { .. } => code::METADATA,
+    }
+}
+
+/// Why an engine could not be made.
+#[derive(Debug, Error)]
+pub enum NewError {
+    /// The address cannot be listened at.
+    #[error("cannot listen at {address}: {error}")]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        error: io::Error,
+    },
+    /// Its name would be none that peers can connect to.
+    #[error(
+        "an engine that listens at {0} needs the host name or address that peers shall connect to"
+    )]
+    HostMissing(SocketAddr),
+    /// The host is none.
+    #[error("host {0}")]
+    Host(#[from] NameError),
+    /// A value of the configuration is out of range.
+    #[error("{name} = {value} is out of range: {min} to {max}")]
+    OutOfRange {
+        /// Which.
+        name: &'static str,
+        /// What was given.
+        value: usize,
+        /// The least.
+        min: usize,
+        /// The most.
+        max: usize,
+    },
+}
+
+impl NewError {
+    /// The number of the C API.
+    pub const fn code(&self) -> i32 {
+        match self {
+            Self::Listen { .. } => code::SOCKET,
+            Self::HostMissing(_) | Self::Host(_) | Self::OutOfRange { .. } => {
+                code::INVALID_ARGUMENT
+            }
+        }
+    }
+}
+
+/// Why a transport could not be installed.
+#[derive(Debug, Error)]
+pub enum InstallError {
+    /// It is there already.
+    #[error("the transport {0} is installed already")]
+    Twice(&'static str),
+    /// Memory was registered before.
+    #[error("transports must be installed before memory is registered")]
+    TooLate,
+    /// There must be at least one address.
+    #[error("the transport rdma needs at least one local address")]
+    NoAddress,
+    /// An address was given twice.
+    #[error("{0} is given twice: there is one device for each address")]
+    DuplicateAddress(IpAddr),
+    /// A value of the configuration is out of range.
+    #[error("{name} = {value} is out of range: {min} to {max}")]
+    OutOfRange {
+        /// Which.
+        name: &'static str,
+        /// What was given.
+        value: usize,
+        /// The least.
+        min: usize,
+        /// The most.
+        max: usize,
+    },
+    /// A device could not be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// A device lacks something.
+    #[error("device {device}: {error}")]
+    Create {
+        /// Which.
+        device: String,
+        /// What.
+        error: CreateError,
+    },
+    /// A thread could not be started.
+    #[error("cannot start a thread: {0}")]
+    Thread(io::Error),
+    /// The descriptor could not be published.
+    #[error(transparent)]
+    Publish(#[from] StoreError),
+}
+
+impl InstallError {
+    /// The number of the C API.
+    pub fn code(&self) -> i32 {
+        match self {
+            Self::Twice(_)
+            | Self::TooLate
+            | Self::NoAddress
+            | Self::DuplicateAddress(_)
+            | Self::OutOfRange { .. } => code::INVALID_ARGUMENT,
+            Self::Open(_) => code::DEVICE_NOT_FOUND,
+            Self::Create { .. } | Self::Thread(_) => code::CONTEXT,
+            Self::Publish(error) => store_code(error),
+        }
+    }
+}
+
+/// Why memory was not registered or unregistered. Nothing was changed.
+#[derive(Debug, Error)]
+pub enum RegisterError {
+    /// Nothing to register.
+    #[error("memory of 0 bytes cannot be registered")]
+    Empty,
+    /// Null, or beyond the end of the address space.
+    #[error("{length} bytes at {address:#x} are no memory")]
+    Invalid {
+        /// First byte.
+        address: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// Some of it is registered already.
+    #[error(
+        "{length} bytes at {address:#x} overlap the {other_length} bytes at {other_address:#x} \
+         that are registered already"
+    )]
+    Overlap {
+        /// First byte.
+        address: u64,
+        /// Bytes.
+        length: u64,
+        /// First byte of what is registered.
+        other_address: u64,
+        /// Bytes of what is registered.
+        other_length: u64,
+    },
+    /// No registered memory starts there.
+    #[error("no memory that starts at {address:#x} is registered")]
+    Unknown {
+        /// First byte.
+        address: u64,
+    },
+    /// Too many registrations.
+    #[error("no more than {limit} pieces of memory can be registered")]
+    TooMany {
+        /// The limit.
+        limit: usize,
+    },
+    /// The system has no such amount of memory.
+    #[error("the system does not give {length} bytes of memory")]
+    OutOfMemory {
+        /// Bytes.
+        length: usize,
+    },
+    /// A transport could not register it.
+    #[error("transport {transport}: {reason}")]
+    Transport {
+        /// Which.
+        transport: &'static str,
+        /// Why.
+        reason: String,
+    },
+    /// The new descriptor could not be published.
+    #[error(transparent)]
+    Publish(#[from] StoreError),
+    /// The engine is gone.
+    #[error("the engine has been shut down")]
+    ShutDown,
+}
+
+impl RegisterError {
+    /// The number of the C API: -1 for zero length, -7 for an overlap, -3 for unknown memory.
+    pub fn code(&self) -> i32 {
+        match self {
+            Self::Empty | Self::Invalid { .. } => code::INVALID_ARGUMENT,
+            Self::Overlap { .. } => code::ADDRESS_OVERLAPPED,
+            Self::Unknown { .. } => code::ADDRESS_NOT_REGISTERED,
+            Self::TooMany { .. } => code::TOO_MANY_REQUESTS,
+            Self::OutOfMemory { .. } => code::MEMORY,
+            Self::Transport { .. } | Self::ShutDown => code::CONTEXT,
+            Self::Publish(error) => store_code(error),
+        }
+    }
+}
+
+/// An access to a [`crate::Buffer`] or a segment's buffer beyond its end.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+pub enum BufferError {
+    /// The range does not fit.
+    #[error("{length} bytes at offset {offset} do not fit a buffer of {buffer_length} bytes")]
+    OutOfRange {
+        /// First byte, from the start of the buffer.
+        offset: u64,
+        /// Bytes.
+        length: u64,
+        /// Bytes of the buffer.
+        buffer_length: u64,
+    },
+    /// There are not so many buffers.
+    #[error("the segment has {count} buffers: there is no buffer {index}")]
+    NoBuffer {
+        /// Which was asked for, from 0.
+        index: usize,
+        /// How many there are.
+        count: usize,
+    },
+}
+
+impl BufferError {
+    /// The number of the C API.
+    pub const fn code(&self) -> i32 {
+        code::INVALID_ARGUMENT
+    }
+}
+
+/// Why a segment could not be opened or refreshed.
+#[derive(Debug, Error)]
+pub enum SegmentError {
+    /// Its descriptor could not be had.
+    #[error("cannot open segment {name:?}: {error}")]
+    Store {
+        /// The segment's name.
+        name: String,
+        /// Why.
+        error: StoreError,
+    },
+    /// There is no open segment of this number.
+    #[error("segment {0:?} is not open")]
+    Unknown(SegmentId),
+    /// Too many open segments.
+    #[error("no more than {limit} segments can be open")]
+    TooMany {
+        /// The limit.
+        limit: usize,
+    },
+}
+
+impl SegmentError {
+    /// The number of the C API.
+    pub fn code(&self) -> i32 {
+        match self {
+            Self::Store { error, .. } => store_code(error),
+            Self::Unknown(_) => code::INVALID_ARGUMENT,
+            Self::TooMany { .. } => code::TOO_MANY_REQUESTS,
+        }
+    }
+}
+
+/// Why a call on a batch was refused.
+#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+pub enum BatchError {
+    /// The capacity is out of range.
+    #[error("a batch holds 1 to {max} tasks, not {capacity}")]
+    Capacity {
+        /// What was asked for.
+        capacity: usize,
+        /// The most.
+        max: usize,
+    },
+    /// There are not so many tasks.
+    #[error("the batch has {count} tasks: there is no task {index}")]
+    NoTask {
+        /// Which was asked for, from 0.
+        index: usize,
+        /// How many were submitted.
+        count: usize,
+    },
+}
+
+impl BatchError {
+    /// The number of the C API.
+    pub const fn code(&self) -> i32 {
+        code::INVALID_ARGUMENT
+    }
+}
+
+/// A batch that could not be freed because tasks of it are unfinished.
+#[derive(Debug, Error)]
+#[error("{unfinished} tasks of the batch are unfinished: wait for them, or cancel them and wait")]
+pub struct FreeError {
+    /// The batch.
+    pub batch: Batch,
+    /// How many tasks are unfinished.
+    pub unfinished: usize,
+}
+
+impl FreeError {
+    /// The number of the C API.
+    pub const fn code(&self) -> i32 {
+        code::BATCH_BUSY
+    }
+}
+
+/// Why requests were refused. None of them was accepted and no byte moved.
+#[derive(Debug, Error)]
+pub enum SubmitError {
+    /// The batch does not hold so many.
+    #[error(
+        "Exceed capacity: the batch holds {capacity} tasks, {submitted} were submitted before, \
+         and {requested} are too many"
+    )]
+    ExceedCapacity {
+        /// What it holds.
+        capacity: usize,
+        /// How many it has.
+        submitted: usize,
+        /// How many more were to be added.
+        requested: usize,
+    },
+    /// Nothing to move.
+    #[error("request {index}: a length of 0 bytes")]
+    ZeroLength {
+        /// Which request, from 0.
+        index: usize,
+    },
+    /// The local memory is not registered.
+    #[error(
+        "request {index}: the {length} bytes at local address {source_address:#x} do not lie in \
+         one piece of registered memory"
+    )]
+    SourceNotRegistered {
+        /// Which request, from 0.
+        index: usize,
+        /// First local byte.
+        source_address: u64,
+        /// Bytes.
+        length: u64,
+    },
+    /// The segment is not open.
+    #[error("request {index}: segment {segment:?} is not open")]
+    UnknownSegment {
+        /// Which request, from 0.
+        index: usize,
+        /// The segment.
+        segment: SegmentId,
+    },
+    /// The bytes do not lie in one of the segment's buffers.
+    #[error(
+        "request {index}: {length} bytes at {target_offset:#x} do not lie in a buffer of segment \
+         {segment}, {nearest}"
+    )]
+    TargetOutOfRange {
+        /// Which request, from 0.
+        index: usize,
+        /// The segment's name.
+        segment: String,
+        /// First byte in the target's process.
+        target_offset: u64,
+        /// Bytes.
+        length: u64,
+        /// The buffers that there are.
+        nearest: String,
+    },
+    /// The segment's buffer is for its own process only.
+    #[error("request {index}: that buffer of segment {segment} is not accessible for remotes")]
+    TargetNotAccessible {
+        /// Which request, from 0.
+        index: usize,
+        /// The segment's name.
+        segment: String,
+    },
+    /// No installed transport reaches the segment.
+    #[error("request {index}: no way to segment {segment}: {reason}")]
+    NoPath {
+        /// Which request, from 0.
+        index: usize,
+        /// The segment's name.
+        segment: String,
+        /// Why not.
+        reason: String,
+    },
+    /// The segment's descriptor was out of date and could not be had again.
+    #[error(transparent)]
+    Refresh(#[from] SegmentError),
+    /// The engine is gone.
+    #[error("the engine has been shut down")]
+    ShutDown,
+}
+
+impl SubmitError {
+    /// The number of the C API.
+    pub fn code(&self) -> i32 {
+        match self {
+            Self::ExceedCapacity { .. } => code::TOO_MANY_REQUESTS,
+            Self::ZeroLength { .. }
+            | Self::UnknownSegment { .. }
+            | Self::TargetOutOfRange { .. }
+            | Self::TargetNotAccessible { .. } => code::INVALID_ARGUMENT,
+            Self::SourceNotRegistered { .. } => code::ADDRESS_NOT_REGISTERED,
+            Self::NoPath { .. } => code::DEVICE_NOT_FOUND,
+            Self::Refresh(error) => error.code(),
+            Self::ShutDown => code::CONTEXT,
+        }
+    }
+}
+
+/// Why a task failed: which peer, and how.
+#[derive(Clone, Debug, Error)]
+#[error("peer {peer} (nic {nic}): {reason}")]
+pub struct TransferError {
+    /// The peer's name: `host:port`.
+    pub peer: Arc<str>,
+    /// The peer's NIC.
+    pub nic: Arc<str>,
+    /// What happened.
+    pub reason: FailureReason,
+}
+
+impl TransferError {
+    /// The number of the C API.
+    pub const fn code(&self) -> i32 {
+        code::ENDPOINT
+    }
+}
+
+/// How a task failed.
+#[derive(Clone, Debug, Error)]
+pub enum FailureReason {
+    /// A work request ended with an error.
+    #[error("{0}")]
+    Completion(CompletionStatus),
+    /// The peer could not be asked to connect queue pairs.
+    #[error("cannot connect: {0}")]
+    Unreachable(Arc<CallErrorKind>),
+    /// The peer refused to connect queue pairs.
+    #[error("it refused to connect: {0}")]
+    Refused(String),
+    /// The peer's answer to the handshake makes no sense.
+    #[error("its answer to the handshake makes no sense: {0}")]
+    Handshake(String),
+    /// A queue pair could not be made here.
+    #[error("cannot make a queue pair: {0}")]
+    Create(CreateError),
+    /// A queue pair could not be connected.
+    #[error("cannot connect a queue pair: {0}")]
+    Modify(ModifyError),
+    /// A work request was not accepted.
+    #[error("cannot post a work request: {0}")]
+    Post(PostError),
+    /// Another process answers in its place.
+    #[error("it was restarted, and what it held is lost: open its segment again")]
+    Restarted,
+    /// The memory was unregistered meanwhile.
+    #[error("the memory was unregistered before the transfer was done")]
+    Unregistered,
+    /// The engine was dropped.
+    #[error("the engine was shut down before the transfer was done")]
+    ShutDown,
+    /// No pair of NICs leads there.
+    #[error("no way there: {0}")]
+    NoPath(String),
+    /// There is no path MTU that fits.
+    #[error("no path MTU: {0}")]
+    PathMtu(String),
+}
+
+/// Why [`crate::TransferEngine::submit_and_wait`] failed.
+#[derive(Debug, Error)]
+pub enum SubmitAndWaitError {
+    /// The requests are too many or too few for a batch.
+    #[error(transparent)]
+    Batch(#[from] BatchError),
+    /// The requests were refused.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+    /// A request failed.
+    #[error("request {index}: {error}")]
+    Failed {
+        /// Which request, from 0.
+        index: usize,
+        /// Why.
+        error: TransferError,
+    },
+    /// Time ran out. What was not sent by then was canceled, and nothing is under way any more.
+    #[error("not done within {timeout:?}: {transferred_bytes} of {total_bytes} bytes arrived")]
+    Timeout {
+        /// The time given.
+        timeout: Duration,
+        /// At least so many bytes arrived.
+        transferred_bytes: u64,
+        /// Bytes of all requests.
+        total_bytes: u64,
+    },
+}
+
+impl SubmitAndWaitError {
+    /// The number of the C API.
+    pub fn code(&self) -> i32 {
+        match self {
+            Self::Batch(error) => error.code(),
+            Self::Submit(error) => error.code(),
+            Self::Failed { error, .. } => error.code(),
+            Self::Timeout { .. } => code::ENDPOINT,
+        }
+    }
+}

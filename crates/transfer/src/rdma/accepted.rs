@@ -1,0 +1,109 @@
+//! Queue pairs that peers have connected to ours. They only answer: what this engine sends goes
+//! over connections that it opened itself.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+use millstream_metadata::{Gid, HandShakeDesc};
+use millstream_verbs::Mtu;
+
+use super::connection::{Connection, MAX_QUEUE_PAIRS, Peer, Unconnected};
+use super::device::LocalDevice;
+
+/// Who is connected: the peer's NIC and the device here. A peer's NIC is known by its address too:
+/// names such as `localhost:12345` are not unique.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+struct Key {
+    nic_path: String,
+    gid: Gid,
+    device: String,
+}
+
+struct Entry {
+    connection: Connection,
+    /// The peer's queue pairs.
+    peer_queue_pairs: Vec<u32>,
+}
+
+pub(super) struct Accepted {
+    limit: usize,
+    acknowledge_timeout: u8,
+    entries: Mutex<HashMap<Key, Entry>>,
+}
+
+impl Accepted {
+    pub(super) fn new(limit: usize, acknowledge_timeout: u8) -> Self {
+        Self { limit, acknowledge_timeout, entries: Mutex::default() }
+    }
+
+    /// Connects new queue pairs of `device` to those of a peer. A peer that connects again has lost
+    /// its earlier connection, which is closed: late packets of it find nobody.
+    ///
+    /// Returns the reply, without what only the engine knows, or why the request is refused.
+    pub(super) fn accept(
+        &self,
+        device: &LocalDevice,
+        request: &HandShakeDesc,
+    ) -> Result<HandShakeDesc, String> {
+        let Some(gid) = request.local_gid else {
+            return Err("the handshake does not say the GID of its sender".to_owned());
+        };
+        let key = Key {
+            nic_path: request.local_nic_path.clone(),
+            gid,
+            device: device.device.name().to_owned(),
+        };
+        if request.disconnect {
+            self.disconnect(&key, &request.qp_num);
+            return Ok(HandShakeDesc::default());
+        }
+        let count = request.qp_num.len();
+        if count == 0 || count > MAX_QUEUE_PAIRS {
+            return Err(format!(
+                "{count} queue pairs between two NICs: 1 to {MAX_QUEUE_PAIRS} are possible"
+            ));
+        }
+        let own_mtu = device.device.path_mtu(gid.address()).map_err(|error| error.to_string())?;
+        let peer = Peer::parse(request, gid.address(), count, own_mtu)?;
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        if entries.remove(&key).is_none() && entries.len() >= self.limit {
+            return Err(format!(
+                "{} peers are connected already, as many as may be: raise max_accepted, or have \
+                 peers that are done close their engines",
+                self.limit
+            ));
+        }
+        let unconnected =
+            Unconnected::new(device, count, 1).map_err(|reason| reason.to_string())?;
+        let reply = HandShakeDesc {
+            qp_num: unconnected.numbers(),
+            start_psn: unconnected.start_psn(),
+            path_mtu: Some(mtu_bytes(own_mtu)),
+            ..HandShakeDesc::default()
+        };
+        let connection = unconnected
+            .connect(&peer, self.acknowledge_timeout)
+            .map_err(|reason| reason.to_string())?;
+        let peer_queue_pairs = request.qp_num.clone();
+        entries.insert(key, Entry { connection, peer_queue_pairs });
+        Ok(reply)
+    }
+
+    pub(super) fn clear(&self) {
+        let entries =
+            std::mem::take(&mut *self.entries.lock().unwrap_or_else(PoisonError::into_inner));
+        entries.values().for_each(|entry| entry.connection.close());
+    }
+
+    fn disconnect(&self, key: &Key, peer_queue_pairs: &[u32]) {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        // Not if it has connected again meanwhile.
+        if entries.get(key).is_some_and(|entry| entry.peer_queue_pairs == peer_queue_pairs) {
+            entries.remove(key);
+        }
+    }
+}
+
+fn mtu_bytes(mtu: Mtu) -> u32 {
+    mtu.bytes() as u32
+}

@@ -1,0 +1,227 @@
+//! Queue pairs and the states they go through until they are connected.
+
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
+
+use millstream_verbs::{
+    Access, Mtu, Psn, Qpn, QueuePair, QueuePairAttributes, QueuePairCapabilities, QueuePairState,
+    encode_rnr_timer,
+};
+
+use super::device::LocalDevice;
+use crate::FailureReason;
+
+/// READs that a queue pair has outstanding, and executes for its peer, at a time. What Mooncake
+/// uses: both sides must agree and do not tell each other.
+const READS: u8 = 16;
+
+/// Retransmissions in a row before a peer counts as gone: the most there is.
+const RETRY_COUNT: u8 = 7;
+
+/// For ever: nothing here needs receive requests, so a peer that asks to wait will be ready.
+const RNR_RETRY: u8 = 7;
+
+/// The most queue pairs between two NICs.
+pub(super) const MAX_QUEUE_PAIRS: usize = 16;
+
+/// Queue pairs that are not connected yet.
+pub(super) struct Unconnected {
+    queue_pairs: Vec<QueuePair>,
+    start_psn: Vec<Psn>,
+}
+
+/// What the peer has said.
+pub(super) struct Peer {
+    pub(super) address: IpAddr,
+    pub(super) queue_pairs: Vec<Qpn>,
+    pub(super) start_psn: Vec<Psn>,
+    pub(super) path_mtu: Mtu,
+}
+
+/// Connected queue pairs.
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub(super) queue_pairs: Vec<QueuePair>,
+}
+
+impl Unconnected {
+    /// Makes queue pairs with random first packet sequence numbers, so that packets of an earlier
+    /// connection are not taken for theirs.
+    pub(super) fn new(
+        device: &LocalDevice,
+        count: usize,
+        send_requests: usize,
+    ) -> Result<Self, FailureReason> {
+        let capabilities =
+            QueuePairCapabilities { max_send_requests: send_requests, max_receive_requests: 1 };
+        let mut queue_pairs = Vec::with_capacity(count);
+        for _ in 0..count {
+            let completions = &device.completions;
+            let queue_pair = device
+                .domain
+                .create_queue_pair(completions, completions, capabilities)
+                .map_err(FailureReason::Create)?;
+            let initialized = QueuePairAttributes {
+                state: Some(QueuePairState::Initialized),
+                access: Some(Access::REMOTE_READ | Access::REMOTE_WRITE),
+                ..QueuePairAttributes::default()
+            };
+            queue_pair.modify(&initialized).map_err(FailureReason::Modify)?;
+            queue_pairs.push(queue_pair);
+        }
+        // RandomState takes its keys from the operating system.
+        let random = RandomState::new();
+        let start_psn = queue_pairs
+            .iter()
+            .map(|queue_pair| Psn::new(random.hash_one(queue_pair.number().value()) as u32))
+            .collect();
+        Ok(Self { queue_pairs, start_psn })
+    }
+
+    /// Their numbers, as the handshake carries them.
+    pub(super) fn numbers(&self) -> Vec<u32> {
+        self.queue_pairs.iter().map(|queue_pair| queue_pair.number().value()).collect()
+    }
+
+    /// Their first packet sequence numbers, as the handshake carries them.
+    pub(super) fn start_psn(&self) -> Vec<u32> {
+        self.start_psn.iter().map(|psn| psn.value()).collect()
+    }
+
+    /// Connects each to the peer's queue pair of the same position.
+    pub(super) fn connect(
+        self,
+        peer: &Peer,
+        acknowledge_timeout: u8,
+    ) -> Result<Connection, FailureReason> {
+        let peers = peer.queue_pairs.iter().zip(&peer.start_psn);
+        for ((queue_pair, send_psn), (&destination, &receive_psn)) in
+            self.queue_pairs.iter().zip(&self.start_psn).zip(peers)
+        {
+            let ready_to_receive = QueuePairAttributes {
+                state: Some(QueuePairState::ReadyToReceive),
+                remote_address: Some(peer.address),
+                path_mtu: Some(peer.path_mtu),
+                destination_qpn: Some(destination),
+                receive_psn: Some(receive_psn),
+                responder_resources: Some(READS),
+                minimum_rnr_timer: Some(encode_rnr_timer(std::time::Duration::from_micros(640))),
+                ..QueuePairAttributes::default()
+            };
+            queue_pair.modify(&ready_to_receive).map_err(FailureReason::Modify)?;
+            let ready_to_send = QueuePairAttributes {
+                state: Some(QueuePairState::ReadyToSend),
+                send_psn: Some(*send_psn),
+                timeout: Some(acknowledge_timeout),
+                retry_count: Some(RETRY_COUNT),
+                rnr_retry: Some(RNR_RETRY),
+                initiator_depth: Some(READS),
+                ..QueuePairAttributes::default()
+            };
+            queue_pair.modify(&ready_to_send).map_err(FailureReason::Modify)?;
+        }
+        Ok(Connection { queue_pairs: self.queue_pairs })
+    }
+}
+
+impl Peer {
+    /// Understands what a handshake says of the sender's queue pairs, of which there must be
+    /// `count`. `own_mtu` is the largest path MTU towards it from here.
+    pub(super) fn parse(
+        handshake: &millstream_metadata::HandShakeDesc,
+        address: IpAddr,
+        count: usize,
+        own_mtu: Mtu,
+    ) -> Result<Self, String> {
+        let numbers = &handshake.qp_num;
+        if numbers.len() != count {
+            return Err(format!("{} queue pairs where {count} were expected", numbers.len()));
+        }
+        if let Some(number) = numbers.iter().find(|&&number| number == 0 || number >= 1 << 24) {
+            return Err(format!("{number} is no queue pair number"));
+        }
+        let start_psn = match handshake.start_psn.len() {
+            // Mooncake starts at 0 and does not say so.
+            0 => vec![Psn::new(0); count],
+            given if given == count => handshake.start_psn.iter().map(|&n| Psn::new(n)).collect(),
+            given => return Err(format!("{given} start PSNs for {count} queue pairs")),
+        };
+        let path_mtu = match handshake.path_mtu {
+            None => own_mtu,
+            Some(bytes) => Mtu::from_bytes(bytes as usize)
+                .ok_or_else(|| format!("{bytes} bytes are no path MTU"))?
+                .min(own_mtu),
+        };
+        let queue_pairs = numbers.iter().map(|&number| Qpn::new(number)).collect();
+        Ok(Self { address, queue_pairs, start_psn, path_mtu })
+    }
+}
+
+impl Connection {
+    /// Ends all that is under way: it completes as flushed, and no memory is touched for it any
+    /// more.
+    pub(super) fn close(&self) {
+        let error = QueuePairAttributes {
+            state: Some(QueuePairState::Error),
+            ..QueuePairAttributes::default()
+        };
+        for queue_pair in &self.queue_pairs {
+            // Every state leads to ERR; a failed device has ended everything already.
+            let _ = queue_pair.modify(&error);
+        }
+    }
+
+    /// Numbers of its queue pairs, as the handshake carries them.
+    pub(super) fn numbers(&self) -> Vec<u32> {
+        self.queue_pairs.iter().map(|queue_pair| queue_pair.number().value()).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream_metadata::HandShakeDesc;
+
+    use super::*;
+
+    fn parse(handshake: &HandShakeDesc) -> Result<Peer, String> {
+        Peer::parse(handshake, "127.0.0.1".parse().unwrap(), 2, Mtu::B2048)
+    }
+
+    #[test]
+    fn a_handshake_of_mooncake_has_defaults() {
+        let handshake = HandShakeDesc { qp_num: vec![2, 0xff_ffff], ..HandShakeDesc::default() };
+        let peer = parse(&handshake).unwrap();
+        assert_eq!(peer.start_psn, [Psn::new(0); 2]);
+        assert_eq!(peer.path_mtu, Mtu::B2048);
+    }
+
+    #[test]
+    fn the_smaller_path_mtu_holds() {
+        for (theirs, both) in [(1024, Mtu::B1024), (4096, Mtu::B2048)] {
+            let handshake = HandShakeDesc {
+                qp_num: vec![2, 3],
+                start_psn: vec![7, 8],
+                path_mtu: Some(theirs),
+                ..HandShakeDesc::default()
+            };
+            let peer = parse(&handshake).unwrap();
+            assert_eq!(peer.path_mtu, both);
+            assert_eq!(peer.start_psn, [Psn::new(7), Psn::new(8)]);
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let good = HandShakeDesc { qp_num: vec![2, 3], ..HandShakeDesc::default() };
+        for bad in [
+            HandShakeDesc { qp_num: vec![2], ..good.clone() },
+            HandShakeDesc { qp_num: vec![], ..good.clone() },
+            HandShakeDesc { qp_num: vec![2, 0], ..good.clone() },
+            HandShakeDesc { qp_num: vec![2, 1 << 24], ..good.clone() },
+            HandShakeDesc { start_psn: vec![1], ..good.clone() },
+            HandShakeDesc { path_mtu: Some(1500), ..good.clone() },
+        ] {
+            assert!(parse(&bad).is_err(), "{bad:?}");
+        }
+    }
+}

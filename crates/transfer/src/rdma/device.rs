@@ -1,0 +1,84 @@
+//! A local RDMA device, and who its completions are for.
+
+use std::sync::{Arc, PoisonError, RwLock, Weak};
+
+use millstream_metadata::Gid;
+use millstream_verbs::{Completion, CompletionQueue, Device, ProtectionDomain, SoftConfig};
+
+use super::endpoint::{Endpoint, Finished};
+use crate::{InstallError, RdmaConfig};
+
+pub(super) struct LocalDevice {
+    pub(super) device: Device,
+    pub(super) domain: ProtectionDomain,
+    pub(super) completions: CompletionQueue,
+    endpoints: Arc<EndpointTable>,
+    max_endpoints: usize,
+}
+
+/// Endpoints by their number, which is the upper half of the identifiers of their work requests.
+#[derive(Default)]
+struct EndpointTable(RwLock<Vec<Weak<Endpoint>>>);
+
+impl LocalDevice {
+    pub(super) fn open(
+        address: std::net::IpAddr,
+        config: &RdmaConfig,
+    ) -> Result<Self, InstallError> {
+        let device = Device::open_soft(&SoftConfig {
+            segmentation_offload: config.segmentation_offload,
+            busy_poll: config.busy_poll,
+            ..SoftConfig::new(address)
+        })?;
+        let endpoints = Arc::new(EndpointTable::default());
+        let table = Arc::clone(&endpoints);
+        let mut finished = Vec::new();
+        let capacity =
+            config.max_endpoints * config.queue_pairs_per_endpoint * config.send_queue_depth;
+        // One queue for all endpoints: the device looks into each of its queues in every round.
+        let completions = device
+            .create_completion_queue_with_handler(
+                capacity,
+                Box::new(move |completions| table.dispatch(completions, &mut finished)),
+            )
+            .map_err(|error| InstallError::Create { device: device.name().to_owned(), error })?;
+        let domain = device.allocate_protection_domain();
+        let max_endpoints = config.max_endpoints;
+        Ok(Self { device, domain, completions, endpoints, max_endpoints })
+    }
+
+    pub(super) fn gid(&self) -> Gid {
+        Gid::from_address(self.device.address())
+    }
+
+    /// Makes an endpoint with the number it is given; `None` when there are as many as there may
+    /// be.
+    pub(super) fn add(
+        &self,
+        make: impl FnOnce(u32, Weak<Endpoint>) -> Endpoint,
+    ) -> Option<Arc<Endpoint>> {
+        let mut table = self.endpoints.0.write().unwrap_or_else(PoisonError::into_inner);
+        if table.len() >= self.max_endpoints {
+            return None;
+        }
+        let number = table.len() as u32;
+        let endpoint = Arc::new_cyclic(|own| make(number, own.clone()));
+        table.push(Arc::downgrade(&endpoint));
+        Some(endpoint)
+    }
+}
+
+impl EndpointTable {
+    /// Tells endpoints what has completed. On the device's progress thread.
+    fn dispatch(&self, completions: &[Completion], finished: &mut Vec<Finished>) {
+        let number = |completion: &Completion| completion.id >> 32;
+        for run in completions.chunk_by(|a, b| number(a) == number(b)) {
+            let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
+            let endpoint = table.get(number(&run[0]) as usize).and_then(Weak::upgrade);
+            drop(table);
+            if let Some(endpoint) = endpoint {
+                endpoint.completed(run, finished);
+            }
+        }
+    }
+}

@@ -1,0 +1,442 @@
+//! All that goes between one local and one peer NIC: what waits, what is under way, and the
+//! connection it goes over.
+//!
+//! ```text
+//!            work            handshake done          a work request failed
+//!   Idle ----------> Connecting -----------> Connected -----------> Draining
+//!    ^                   |                                             | nothing under way
+//!    |     failed        |             work left, may try again        |
+//!    +-------------------+<--------------------------------------------+
+//! ```
+//!
+//! No lock is held while the device or a task is told something: each method decides under the
+//! lock and acts after it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use millstream_metadata::{Frame, FrameType, Gid, HandShakeDesc, NicPath};
+use millstream_verbs::{
+    Completion, CompletionStatus, Piece, PostError, ScatterGather, SendOperation, SendRequest,
+};
+
+use super::RdmaContext;
+use super::connection::{Connection, Peer, Unconnected};
+use super::device::LocalDevice;
+use super::queue::{Dropped, InFlight, Pending, SendQueue};
+use super::workers::Workers;
+use crate::segment::OpenSegment;
+use crate::task::TaskHandle;
+use crate::{FailureReason, Opcode, TransferError};
+
+/// Work requests handed to a queue pair at a time.
+const POST_BATCH: usize = 16;
+
+/// What an endpoint is made with.
+pub(super) struct EndpointConfig {
+    pub(super) context: Arc<RdmaContext>,
+    pub(super) workers: Arc<Workers>,
+    pub(super) device: Arc<LocalDevice>,
+    /// The name that the peer's segment was opened by: where to call it.
+    pub(super) peer: Arc<str>,
+    /// The peer's NIC, by the name that the peer gives itself.
+    pub(super) peer_nic: NicPath,
+    /// The peer's address, by its descriptor.
+    pub(super) peer_gid: Gid,
+    pub(super) queue_pairs: usize,
+    pub(super) depth: usize,
+    pub(super) retry_count: u32,
+    pub(super) acknowledge_timeout: u8,
+}
+
+pub(super) struct Endpoint {
+    own: Weak<Self>,
+    number: u32,
+    config: EndpointConfig,
+    state: Mutex<State>,
+}
+
+struct State {
+    phase: Phase,
+    queue: SendQueue,
+    /// Connections in a row that broke before a single slice was done.
+    breaks: u32,
+    /// Why the last one broke.
+    reason: Option<FailureReason>,
+    /// Which process was connected to before; `None` inside when it does not say.
+    incarnation: Option<Option<u64>>,
+    /// The segments that are reached through here.
+    segments: Vec<Weak<OpenSegment>>,
+}
+
+enum Phase {
+    Idle,
+    Connecting,
+    Connected(Arc<Connection>),
+    Draining(Arc<Connection>),
+    Stopped,
+}
+
+/// A slice that has ended.
+pub(super) struct Finished {
+    task: TaskHandle,
+    result: Result<u32, CompletionStatus>,
+}
+
+/// What is to be done once the lock has been released.
+enum Next {
+    Nothing,
+    Post,
+    Connect,
+    Fail(Dropped, FailureReason),
+}
+
+impl Endpoint {
+    pub(super) fn new(number: u32, own: Weak<Self>, config: EndpointConfig) -> Self {
+        let state = State {
+            phase: Phase::Idle,
+            queue: SendQueue::new(config.queue_pairs, config.depth),
+            breaks: 0,
+            reason: None,
+            incarnation: None,
+            segments: Vec::new(),
+        };
+        Self { own, number, config, state: Mutex::new(state) }
+    }
+
+    /// Notes that a segment is reached through here.
+    pub(super) fn serves(&self, segment: &Arc<OpenSegment>) {
+        let mut state = self.lock();
+        state.segments.retain(|known| known.strong_count() > 0);
+        if !state.segments.iter().any(|known| known.as_ptr() == Arc::as_ptr(segment)) {
+            state.segments.push(Arc::downgrade(segment));
+        }
+    }
+
+    /// Adds a task. `kick` must follow.
+    pub(super) fn push(&self, pending: Pending) {
+        self.lock().queue.push(pending);
+    }
+
+    /// Begins to do what was added.
+    pub(super) fn kick(&self) {
+        let next = self.lock().next(self.config.retry_count);
+        self.act(next);
+    }
+
+    /// Takes the completions of this endpoint's work requests. `finished` is scratch space.
+    pub(super) fn completed(&self, completions: &[Completion], finished: &mut Vec<Finished>) {
+        let mut broken = None;
+        let mut stale = false;
+        let mut state = self.lock();
+        for completion in completions {
+            // Not found after `stop` only.
+            let Some(slice) = state.queue.end(completion.id as u32) else { continue };
+            let length = slice.slice.length;
+            match completion.status {
+                CompletionStatus::Success => {
+                    state.breaks = 0;
+                    finished.push(Finished { task: slice.task, result: Ok(length) });
+                    continue;
+                }
+                status if is_permanent(status) => {
+                    stale |= status == CompletionStatus::RemoteAccess;
+                    finished.push(Finished { task: slice.task, result: Err(status) });
+                    broken = broken.or(state.break_connection(None));
+                }
+                status => {
+                    state.queue.again(slice);
+                    let reason = FailureReason::Completion(status);
+                    broken = broken.or(state.break_connection(Some(reason)));
+                }
+            }
+        }
+        let next = state.next(self.config.retry_count);
+        let segments = if stale { state.segments.clone() } else { Vec::new() };
+        drop(state);
+        if let Some(connection) = broken {
+            connection.close();
+        }
+        segments.iter().filter_map(Weak::upgrade).for_each(|segment| segment.mark_stale());
+        // First the device, so that it has work while the tasks are told.
+        self.act(next);
+        for Finished { task, result } in finished.drain(..) {
+            match result {
+                Ok(length) => task.done(length),
+                Err(status) => task.failed(&self.error(FailureReason::Completion(status))),
+            }
+        }
+    }
+
+    /// Ends everything: what is left fails. Returns the queue pairs that were connected, for the
+    /// peer to know.
+    pub(super) fn stop(&self) -> Option<HandShakeDesc> {
+        let mut state = self.lock();
+        let connection = match std::mem::replace(&mut state.phase, Phase::Stopped) {
+            Phase::Connected(connection) | Phase::Draining(connection) => Some(connection),
+            _ => None,
+        };
+        let dropped = state.queue.drop_all();
+        // Others would not understand.
+        let understands = matches!(state.incarnation, Some(Some(_)));
+        drop(state);
+        let goodbye = connection.map(|connection| {
+            // Before the tasks are told: from here on nothing touches their memory.
+            connection.close();
+            HandShakeDesc { qp_num: connection.numbers(), disconnect: true, ..self.greeting() }
+        });
+        dropped.fail(&self.error(FailureReason::ShutDown));
+        goodbye.filter(|_| understands)
+    }
+
+    /// Where the peer answers handshakes.
+    pub(super) fn peer(&self) -> &str {
+        &self.config.peer
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn error(&self, reason: FailureReason) -> TransferError {
+        let nic = self.config.peer_nic.nic.as_str().into();
+        TransferError { peer: Arc::clone(&self.config.peer), nic, reason }
+    }
+
+    fn act(&self, next: Next) {
+        match next {
+            Next::Nothing => {}
+            Next::Post => self.post(),
+            Next::Fail(dropped, reason) => dropped.fail(&self.error(reason)),
+            Next::Connect => {
+                let Some(own) = self.own.upgrade() else { return };
+                if self.config.workers.run(Box::new(move || own.connect())).is_err() {
+                    self.fail_waiting(FailureReason::ShutDown);
+                }
+            }
+        }
+    }
+
+    /// Fills the send queues.
+    fn post(&self) {
+        let mut requests = [IDLE_REQUEST; POST_BATCH];
+        loop {
+            let mut state = self.lock();
+            let Phase::Connected(connection) = &state.phase else { return };
+            let connection = Arc::clone(connection);
+            let queue_pair = state.queue.roomiest();
+            let mut count = 0;
+            while count < POST_BATCH
+                && let Some((slot, slice)) = state.queue.begin(queue_pair)
+            {
+                requests[count] = self.request(slot, slice);
+                count += 1;
+            }
+            drop(state);
+            if count == 0 {
+                return;
+            }
+            let posted = connection.queue_pairs[queue_pair].post_send(&requests[..count]);
+            if let Err((posted, error)) = posted {
+                self.not_posted(&requests[posted..count], error);
+                return;
+            }
+        }
+    }
+
+    fn request(&self, slot: u32, slice: &InFlight) -> SendRequest {
+        let InFlight { task, slice, local_key, remote_key } = slice;
+        let (remote_address, remote_key) = (slice.target, *remote_key);
+        SendRequest {
+            id: u64::from(self.number) << 32 | u64::from(slot),
+            operation: match task.opcode() {
+                Opcode::Read => SendOperation::Read { remote_address, remote_key },
+                Opcode::Write => {
+                    SendOperation::Write { remote_address, remote_key, immediate: None }
+                }
+            },
+            pieces: ScatterGather::one(Piece {
+                key: *local_key,
+                address: slice.source,
+                length: slice.length,
+            }),
+            signaled: true,
+            solicited: false,
+        }
+    }
+
+    /// The queue pair did not take these requests: it has failed meanwhile, or its device has.
+    fn not_posted(&self, requests: &[SendRequest], error: PostError) {
+        let mut state = self.lock();
+        for request in requests {
+            if let Some(slice) = state.queue.end(request.id as u32) {
+                state.queue.again(slice);
+            }
+        }
+        if error == PostError::DeviceFailed {
+            // No other connection will do better.
+            state.breaks = u32::MAX - 1;
+        }
+        let broken = state.break_connection(Some(FailureReason::Post(error)));
+        let next = state.next(self.config.retry_count);
+        drop(state);
+        if let Some(connection) = broken {
+            connection.close();
+        }
+        self.act(next);
+    }
+
+    /// Connects, and then does what waits, or fails it. On a thread of the pool.
+    fn connect(&self) {
+        if matches!(self.lock().phase, Phase::Stopped) {
+            return;
+        }
+        let established = self.establish();
+        let mut state = self.lock();
+        if !matches!(state.phase, Phase::Connecting) {
+            return;
+        }
+        match established {
+            Ok((connection, incarnation)) => {
+                let before = state.incarnation.replace(incarnation);
+                let restarted = before.is_some_and(|before| before != incarnation);
+                state.phase = Phase::Connected(Arc::new(connection));
+                let dropped =
+                    restarted.then(|| (state.queue.drop_waiting(), state.segments.clone()));
+                drop(state);
+                if let Some((dropped, segments)) = dropped {
+                    let segments = segments.iter().filter_map(Weak::upgrade);
+                    segments.for_each(|segment| segment.mark_stale());
+                    dropped.fail(&self.error(FailureReason::Restarted));
+                }
+                self.post();
+            }
+            Err(reason) => {
+                drop(state);
+                tracing::warn!(error = %self.error(reason.clone()), "not connected");
+                self.fail_waiting(reason);
+            }
+        }
+    }
+
+    fn fail_waiting(&self, reason: FailureReason) {
+        let mut state = self.lock();
+        if matches!(state.phase, Phase::Connecting) {
+            state.phase = Phase::Idle;
+            state.breaks = 0;
+        }
+        let dropped = state.queue.drop_waiting();
+        drop(state);
+        dropped.fail(&self.error(reason));
+    }
+
+    /// What every handshake from here says.
+    fn greeting(&self) -> HandShakeDesc {
+        let device = &self.config.device;
+        let nic = device.device.name().to_owned();
+        HandShakeDesc {
+            local_nic_path: NicPath { server: self.config.context.engine.clone(), nic }.to_string(),
+            local_gid: Some(device.gid()),
+            peer_nic_path: self.config.peer_nic.to_string(),
+            incarnation: Some(self.config.context.incarnation),
+            ..HandShakeDesc::default()
+        }
+    }
+
+    fn establish(&self) -> Result<(Connection, Option<u64>), FailureReason> {
+        let config = &self.config;
+        let own_mtu = config
+            .device
+            .device
+            .path_mtu(config.peer_gid.address())
+            .map_err(|error| FailureReason::PathMtu(error.to_string()))?;
+        let unconnected = Unconnected::new(&config.device, config.queue_pairs, config.depth)?;
+        let request = HandShakeDesc {
+            qp_num: unconnected.numbers(),
+            start_psn: unconnected.start_psn(),
+            path_mtu: Some(own_mtu.bytes() as u32),
+            ..self.greeting()
+        };
+        let nonsense = |what: String| FailureReason::Handshake(what);
+        let meta = config
+            .context
+            .store
+            .address(&config.peer)
+            .map_err(|error| nonsense(error.to_string()))?;
+        let frame = Frame::new(FrameType::Connection, request.to_json());
+        let reply = config
+            .context
+            .client
+            .call(&meta.address, &frame)
+            .map_err(|error| FailureReason::Unreachable(Arc::new(error.kind)))?;
+        let reply =
+            HandShakeDesc::from_json(&reply.body).map_err(|error| nonsense(error.to_string()))?;
+        if !reply.reply_msg.is_empty() {
+            return Err(FailureReason::Refused(reply.reply_msg.chars().take(200).collect()));
+        }
+        let address = reply.local_gid.unwrap_or(config.peer_gid).address();
+        let peer = Peer::parse(&reply, address, config.queue_pairs, own_mtu).map_err(nonsense)?;
+        let connection = unconnected.connect(&peer, config.acknowledge_timeout)?;
+        Ok((connection, reply.incarnation))
+    }
+}
+
+impl State {
+    /// Begins to give a connection up, when there is one: no more is sent over it, and what was
+    /// completes one way or the other. Returns it, to be closed without the lock, when this is the
+    /// first to notice. `reason` is `None` when a slice is to blame and will not come again.
+    fn break_connection(&mut self, reason: Option<FailureReason>) -> Option<Arc<Connection>> {
+        let Phase::Connected(connection) = &self.phase else { return None };
+        let connection = Arc::clone(connection);
+        self.phase = Phase::Draining(Arc::clone(&connection));
+        if let Some(reason) = reason {
+            tracing::debug!(%reason, "a connection broke");
+            self.breaks = self.breaks.saturating_add(1);
+            self.reason = Some(reason);
+        }
+        Some(connection)
+    }
+
+    fn next(&mut self, retry_count: u32) -> Next {
+        match &self.phase {
+            Phase::Connected(_) => Next::Post,
+            Phase::Draining(_) if self.queue.in_flight() == 0 => {
+                self.phase = Phase::Idle;
+                let hopeless = self.breaks > retry_count;
+                match self.reason.take() {
+                    Some(reason) if hopeless => {
+                        self.breaks = 0;
+                        Next::Fail(self.queue.drop_waiting(), reason)
+                    }
+                    _ => self.next(retry_count),
+                }
+            }
+            Phase::Idle if self.queue.has_waiting() => {
+                self.phase = Phase::Connecting;
+                Next::Connect
+            }
+            Phase::Stopped if self.queue.has_waiting() => {
+                Next::Fail(self.queue.drop_waiting(), FailureReason::ShutDown)
+            }
+            Phase::Idle | Phase::Connecting | Phase::Draining(_) | Phase::Stopped => Next::Nothing,
+        }
+    }
+}
+
+/// Whether doing a slice again would end the same way.
+fn is_permanent(status: CompletionStatus) -> bool {
+    matches!(
+        status,
+        CompletionStatus::LocalLength
+            | CompletionStatus::LocalProtection
+            | CompletionStatus::RemoteInvalidRequest
+            | CompletionStatus::RemoteAccess
+    )
+}
+
+const IDLE_REQUEST: SendRequest = SendRequest {
+    id: 0,
+    operation: SendOperation::Send { immediate: None },
+    pieces: ScatterGather::EMPTY,
+    signaled: true,
+    solicited: false,
+};

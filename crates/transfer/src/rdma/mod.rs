@@ -1,0 +1,364 @@
+//! The transport `rdma`: one-sided WRITE and READ over the queue pairs of verbs.
+
+mod accepted;
+mod connection;
+mod device;
+mod endpoint;
+mod queue;
+mod workers;
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use millstream_metadata::{
+    Client, ClientConfig, DeviceDesc, Frame, FrameType, HandShakeDesc, NicPath, SegmentDesc, Store,
+};
+use millstream_verbs::{Access, MemoryRegion};
+
+use self::accepted::Accepted;
+use self::connection::MAX_QUEUE_PAIRS;
+use self::device::LocalDevice;
+use self::endpoint::{Endpoint, EndpointConfig};
+use self::queue::Pending;
+use self::workers::Workers;
+use crate::memory::RawMemory;
+use crate::segment::OpenSegment;
+use crate::transport::{Capabilities, Registration, Transport, Work};
+use crate::{FailureReason, InstallError, RdmaConfig, SegmentId, TransferError};
+
+/// Peers that are connected to at the same time.
+const CONNECTING_THREADS: usize = 16;
+
+/// The most completions that a queue of a device holds.
+const MAX_COMPLETIONS: usize = 1 << 20;
+
+/// How long telling one peer, and all peers, may take that this engine closes.
+const GOODBYE_TIMEOUT: Duration = Duration::from_millis(250);
+const GOODBYES_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// What the transport knows of its engine.
+pub(crate) struct RdmaContext {
+    /// The engine's name.
+    pub(crate) engine: String,
+    pub(crate) incarnation: u64,
+    pub(crate) client: Client,
+    pub(crate) store: Arc<dyn Store>,
+}
+
+pub(crate) struct RdmaTransport {
+    config: RdmaConfig,
+    context: Arc<RdmaContext>,
+    devices: Vec<Arc<LocalDevice>>,
+    workers: Arc<Workers>,
+    endpoints: Mutex<HashMap<EndpointKey, Arc<Endpoint>>>,
+    paths: RwLock<HashMap<SegmentId, Arc<Paths>>>,
+    accepted: Accepted,
+}
+
+/// The local device, and the peer's NIC by the name that the peer gives itself.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+struct EndpointKey {
+    device: usize,
+    peer_nic: NicPath,
+}
+
+/// The ways to a segment, by one version of its descriptor.
+struct Paths {
+    descriptor: Arc<SegmentDesc>,
+    list: Vec<Path>,
+    /// Where the next task begins.
+    turn: AtomicUsize,
+}
+
+struct Path {
+    endpoint: Arc<Endpoint>,
+    /// Indexes of the devices at both ends, and of their keys.
+    local: usize,
+    remote: usize,
+}
+
+impl RdmaTransport {
+    pub(crate) const NAME: &'static str = "rdma";
+
+    pub(crate) fn new(config: RdmaConfig, context: RdmaContext) -> Result<Self, InstallError> {
+        let ranges = [
+            ("queue_pairs_per_endpoint", config.queue_pairs_per_endpoint, 1, MAX_QUEUE_PAIRS),
+            ("send_queue_depth", config.send_queue_depth, 1, 4096),
+            ("acknowledge_timeout", config.acknowledge_timeout.into(), 1, 31),
+            ("max_endpoints", config.max_endpoints, 1, 4096),
+            ("max_accepted", config.max_accepted, 1, 4096),
+        ];
+        for (name, value, min, max) in ranges {
+            if !(min..=max).contains(&value) {
+                return Err(InstallError::OutOfRange { name, value, min, max });
+            }
+        }
+        let value =
+            config.max_endpoints * config.queue_pairs_per_endpoint * config.send_queue_depth;
+        if value > MAX_COMPLETIONS {
+            let name = "max_endpoints * queue_pairs_per_endpoint * send_queue_depth";
+            return Err(InstallError::OutOfRange { name, value, min: 1, max: MAX_COMPLETIONS });
+        }
+        if config.addresses.is_empty() {
+            return Err(InstallError::NoAddress);
+        }
+        for (index, address) in config.addresses.iter().enumerate() {
+            if config.addresses[..index].contains(address) {
+                return Err(InstallError::DuplicateAddress(*address));
+            }
+        }
+        let open = |&address: &IpAddr| LocalDevice::open(address, &config).map(Arc::new);
+        let devices = config.addresses.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        Ok(Self {
+            accepted: Accepted::new(config.max_accepted, config.acknowledge_timeout),
+            config,
+            context: Arc::new(context),
+            devices,
+            workers: Arc::new(Workers::new(CONNECTING_THREADS)),
+            endpoints: Mutex::default(),
+            paths: RwLock::default(),
+        })
+    }
+
+    /// The ways to a segment.
+    fn paths(
+        &self,
+        segment: &Arc<OpenSegment>,
+        descriptor: &Arc<SegmentDesc>,
+    ) -> Result<Arc<Paths>, String> {
+        let known = self.paths.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(paths) = known.get(&segment.id)
+            && Arc::ptr_eq(&paths.descriptor, descriptor)
+        {
+            return Ok(Arc::clone(paths));
+        }
+        drop(known);
+        let paths = Arc::new(self.find_paths(segment, descriptor)?);
+        let mut known = self.paths.write().unwrap_or_else(PoisonError::into_inner);
+        known.insert(segment.id, Arc::clone(&paths));
+        Ok(paths)
+    }
+
+    fn find_paths(
+        &self,
+        segment: &Arc<OpenSegment>,
+        descriptor: &Arc<SegmentDesc>,
+    ) -> Result<Paths, String> {
+        if descriptor.protocol != Self::NAME {
+            return Err(format!("it speaks {:?}, not rdma", descriptor.protocol));
+        }
+        let (locals, remotes) = (self.devices.len(), descriptor.devices.len());
+        let mut list = Vec::new();
+        // Every device of the side that has more gets one partner.
+        for turn in 0..locals.max(remotes) {
+            if remotes == 0 {
+                break;
+            }
+            let (local, remote) = (turn % locals, turn % remotes);
+            let peer = &descriptor.devices[remote];
+            if is_routable(self.devices[local].device.address(), peer.gid.address()) {
+                let endpoint = self.endpoint(local, peer, segment, descriptor)?;
+                endpoint.serves(segment);
+                list.push(Path { endpoint, local, remote });
+            }
+        }
+        if list.is_empty() {
+            let addresses = |devices: &mut dyn Iterator<Item = IpAddr>| {
+                devices.map(|address| address.to_string()).collect::<Vec<_>>().join(", ")
+            };
+            return Err(format!(
+                "no local address ({}) can reach one of its addresses ({})",
+                addresses(&mut self.devices.iter().map(|device| device.device.address())),
+                addresses(&mut descriptor.devices.iter().map(|device| device.gid.address())),
+            ));
+        }
+        Ok(Paths { descriptor: Arc::clone(descriptor), list, turn: AtomicUsize::new(0) })
+    }
+
+    fn endpoint(
+        &self,
+        local: usize,
+        peer: &DeviceDesc,
+        segment: &OpenSegment,
+        descriptor: &SegmentDesc,
+    ) -> Result<Arc<Endpoint>, String> {
+        let peer_nic = NicPath { server: descriptor.name.clone(), nic: peer.name.clone() };
+        let key = EndpointKey { device: local, peer_nic: peer_nic.clone() };
+        let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(endpoint) = endpoints.get(&key) {
+            return Ok(Arc::clone(endpoint));
+        }
+        let device = &self.devices[local];
+        let config = EndpointConfig {
+            context: Arc::clone(&self.context),
+            workers: Arc::clone(&self.workers),
+            device: Arc::clone(device),
+            peer: segment.name.as_str().into(),
+            peer_nic,
+            peer_gid: peer.gid,
+            queue_pairs: self.config.queue_pairs_per_endpoint,
+            depth: self.config.send_queue_depth,
+            retry_count: self.config.retry_count,
+            acknowledge_timeout: self.config.acknowledge_timeout,
+        };
+        let endpoint = device.add(|number, own| Endpoint::new(number, own, config));
+        let endpoint = endpoint.ok_or_else(|| {
+            format!(
+                "device {} is connected to {} NICs already",
+                device.device.name(),
+                self.config.max_endpoints
+            )
+        })?;
+        endpoints.insert(key, Arc::clone(&endpoint));
+        Ok(endpoint)
+    }
+
+    /// Tells peers that their ends of our connections are not needed any more, as far as that is
+    /// quick.
+    fn say_goodbye(&self, goodbyes: &[(String, HandShakeDesc)]) {
+        let client = Client::new(ClientConfig {
+            connect_timeout: GOODBYE_TIMEOUT,
+            call_timeout: GOODBYE_TIMEOUT,
+            ..*self.context.client.config()
+        });
+        let start = Instant::now();
+        for (peer, goodbye) in goodbyes {
+            if start.elapsed() > GOODBYES_TIMEOUT {
+                return;
+            }
+            if let Ok(meta) = self.context.store.address(peer) {
+                let frame = Frame::new(FrameType::Connection, goodbye.to_json());
+                if let Err(error) = client.call(&meta.address, &frame) {
+                    tracing::debug!(%error, "a peer was not told that this engine closes");
+                }
+            }
+        }
+    }
+}
+
+impl Transport for RdmaTransport {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities { own_segment: false, remote_segments: true, needs_keys: true }
+    }
+
+    fn register(&self, memory: &RawMemory, remote: bool) -> Result<Registration, String> {
+        let mut access = Access::LOCAL_WRITE;
+        if remote {
+            access |= Access::REMOTE_READ | Access::REMOTE_WRITE;
+        }
+        let register = |device: &Arc<LocalDevice>| {
+            let failed = |error| format!("device {}: {error}", device.device.name());
+            memory.register(&device.domain, access).map_err(failed)
+        };
+        let regions = self.devices.iter().map(register).collect::<Result<Vec<_>, _>>()?;
+        let keys = regions.iter().map(MemoryRegion::key).collect();
+        Ok(Registration { keys, _guard: Box::new(regions) })
+    }
+
+    fn describe(&self, descriptor: &mut SegmentDesc) {
+        descriptor.protocol = Self::NAME.to_owned();
+        for device in &self.devices {
+            let name = device.device.name().to_owned();
+            descriptor.devices.push(DeviceDesc { name, lid: 0, gid: device.gid() });
+        }
+        // Soft devices are as near to all memory.
+        let names = descriptor.devices.iter().map(|device| device.name.clone()).collect();
+        descriptor.priority_matrix.insert("cpu:0".to_owned(), (names, Vec::new()));
+    }
+
+    fn reaches(
+        &self,
+        segment: &Arc<OpenSegment>,
+        descriptor: &Arc<SegmentDesc>,
+    ) -> Result<(), String> {
+        self.paths(segment, descriptor).map(drop)
+    }
+
+    fn submit(&self, work: &[Work]) {
+        for run in work.chunk_by(|a, b| a.segment.id == b.segment.id) {
+            let Work { segment, descriptor, .. } = &run[0];
+            let paths = match self.paths(segment, descriptor) {
+                Ok(paths) => paths,
+                // `reaches` has found some, so this is rare: the table of endpoints is full now.
+                Err(reason) => {
+                    let peer = segment.name.as_str().into();
+                    let reason = FailureReason::NoPath(reason);
+                    let error = TransferError { peer, nic: "none".into(), reason };
+                    run.iter().for_each(|work| work.task.fail_rest(&error));
+                    continue;
+                }
+            };
+            let count = paths.list.len();
+            for work in run {
+                let remote_keys = &work.descriptor.buffers[work.buffer].rkey;
+                let ways = count.min(usize::try_from(work.task.slices()).unwrap_or(usize::MAX));
+                let turn = paths.turn.fetch_add(ways, Ordering::Relaxed);
+                for way in 0..ways {
+                    let path = &paths.list[turn.wrapping_add(way) % count];
+                    path.endpoint.push(Pending {
+                        task: work.task.clone(),
+                        local_key: work.local_keys[path.local],
+                        remote_key: remote_keys[path.remote],
+                    });
+                }
+            }
+            paths.list.iter().for_each(|path| path.endpoint.kick());
+        }
+    }
+
+    fn handshake(&self, request: &HandShakeDesc) -> Option<HandShakeDesc> {
+        let reply = match request.peer_nic_path.parse::<NicPath>() {
+            Err(error) => Err(error.to_string()),
+            Ok(NicPath { server, nic }) => {
+                let device = self.devices.iter().find(|device| device.device.name() == nic);
+                match device {
+                    Some(_) if server != self.context.engine => {
+                        Err(format!("this is {}, not {server}", self.context.engine))
+                    }
+                    Some(device) => {
+                        self.accepted.accept(device, request).map(|reply| HandShakeDesc {
+                            local_nic_path: request.peer_nic_path.clone(),
+                            local_gid: Some(device.gid()),
+                            peer_nic_path: request.local_nic_path.clone(),
+                            incarnation: Some(self.context.incarnation),
+                            ..reply
+                        })
+                    }
+                    None => Err(format!("{} has no NIC {nic:?}", self.context.engine)),
+                }
+            }
+        };
+        Some(reply.unwrap_or_else(HandShakeDesc::refusal))
+    }
+
+    fn forget(&self, segment: SegmentId) {
+        self.paths.write().unwrap_or_else(PoisonError::into_inner).remove(&segment);
+    }
+
+    fn stop(&self) {
+        let locked = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
+        let endpoints: Vec<_> = locked.values().cloned().collect();
+        drop(locked);
+        let goodbyes: Vec<_> = endpoints
+            .iter()
+            .filter_map(|endpoint| Some((endpoint.peer().to_owned(), endpoint.stop()?)))
+            .collect();
+        self.accepted.clear();
+        self.workers.stop();
+        self.say_goodbye(&goodbyes);
+        self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.paths.write().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// Whether packets from one address can reach the other, as far as the addresses tell.
+fn is_routable(local: IpAddr, remote: IpAddr) -> bool {
+    local.is_ipv4() == remote.is_ipv4() && local.is_loopback() == remote.is_loopback()
+}

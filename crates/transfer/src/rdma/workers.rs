@@ -1,0 +1,131 @@
+//! Threads for what blocks: connecting to peers. Each job takes as long as its peer makes it wait,
+//! so there are several, started when needed.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+pub(super) type Job = Box<dyn FnOnce() + Send>;
+
+/// A pool of threads. Dropping it does the jobs that are queued and waits for them.
+pub(super) struct Workers {
+    shared: Arc<Shared>,
+    limit: usize,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Job>,
+    idle: usize,
+    threads: Vec<JoinHandle<()>>,
+    stopping: bool,
+}
+
+impl Workers {
+    /// Up to `limit` threads.
+    pub(super) fn new(limit: usize) -> Self {
+        Self { shared: Arc::default(), limit }
+    }
+
+    /// Has a thread do `job`. Gives it back when no thread is there and none can be started, or the
+    /// pool was stopped.
+    pub(super) fn run(&self, job: Job) -> Result<(), Job> {
+        let mut state = self.shared.lock();
+        if state.stopping {
+            return Err(job);
+        }
+        if state.idle <= state.queue.len() && state.threads.len() < self.limit {
+            let shared = Arc::clone(&self.shared);
+            let thread = thread::Builder::new().name("rdma-connect".to_owned());
+            match thread.spawn(move || shared.work()) {
+                Ok(thread) => state.threads.push(thread),
+                Err(error) if state.threads.is_empty() => {
+                    tracing::error!(%error, "cannot start a thread to connect to peers");
+                    return Err(job);
+                }
+                Err(_) => {}
+            }
+        }
+        state.queue.push_back(job);
+        drop(state);
+        self.shared.changed.notify_one();
+        Ok(())
+    }
+
+    /// Takes no more jobs, and waits for those it has.
+    pub(super) fn stop(&self) {
+        let mut state = self.shared.lock();
+        state.stopping = true;
+        let threads = std::mem::take(&mut state.threads);
+        drop(state);
+        self.shared.changed.notify_all();
+        let own = thread::current().id();
+        for thread in threads.into_iter().filter(|thread| thread.thread().id() != own) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(&self) {
+        let mut state = self.lock();
+        loop {
+            if let Some(job) = state.queue.pop_front() {
+                drop(state);
+                job();
+                state = self.lock();
+            } else if state.stopping {
+                return;
+            } else {
+                state.idle += 1;
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.idle -= 1;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[test]
+    fn jobs_run_side_by_side_up_to_the_limit() {
+        let workers = Workers::new(2);
+        let barrier = Arc::new(Barrier::new(2));
+        let (done, results) = mpsc::channel();
+        for number in 0..6 {
+            let (barrier, done) = (Arc::clone(&barrier), done.clone());
+            let job = move || {
+                // Two at a time, or nothing would move.
+                barrier.wait();
+                done.send(number).unwrap();
+            };
+            assert!(workers.run(Box::new(job)).is_ok());
+        }
+        workers.stop();
+        let mut numbers: Vec<i32> = results.try_iter().collect();
+        numbers.sort_unstable();
+        assert_eq!(numbers, [0, 1, 2, 3, 4, 5]);
+        assert!(workers.run(Box::new(|| {})).is_err());
+    }
+}

@@ -1,0 +1,45 @@
+//! What an engine answers its peers.
+
+use std::net::SocketAddr;
+use std::sync::Weak;
+
+use millstream_metadata::{Frame, FrameType, HandShakeDesc, Handler, Notify, Probe};
+
+use crate::engine::Inner;
+
+/// Answers for an engine as long as there is one.
+pub(crate) struct Answer {
+    engine: Weak<Inner>,
+}
+
+impl Answer {
+    pub(crate) fn new(engine: Weak<Inner>) -> Self {
+        Self { engine }
+    }
+}
+
+impl Handler for Answer {
+    fn handle(&self, client: SocketAddr, request: Frame) -> Option<Frame> {
+        let engine = self.engine.upgrade()?;
+        let body = match request.frame_type {
+            FrameType::Metadata => {
+                engine.store.local_segment().map_or_else(|| b"null".to_vec(), |text| text.to_vec())
+            }
+            // What had no type before there were types was this.
+            FrameType::Connection | FrameType::OldProtocol => {
+                let reply = match HandShakeDesc::from_json(&request.body) {
+                    Ok(handshake) => engine.handshake(&handshake),
+                    Err(error) => HandShakeDesc::refusal(format!("malformed handshake: {error}")),
+                };
+                if !reply.reply_msg.is_empty() {
+                    tracing::warn!(%client, reason = reply.reply_msg, "handshake refused");
+                }
+                reply.to_json()
+            }
+            // An empty text refuses: nobody here would read the message.
+            FrameType::Notify => serde_json::to_vec(&Notify::default()).ok()?,
+            FrameType::Probe => serde_json::to_vec(&Probe { status: "success".to_owned() }).ok()?,
+        };
+        Some(Frame::new(request.frame_type, body))
+    }
+}

@@ -1,0 +1,228 @@
+//! Segments that are open, and the engine's own.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use millstream_metadata::{BufferDesc, SegmentDesc};
+
+use crate::{BufferError, SegmentError};
+
+/// The most segments open at a time.
+const MAX_SEGMENTS: usize = 65_536;
+
+/// The number of an open segment in its engine.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct SegmentId(pub u32);
+
+impl SegmentId {
+    /// The engine's own segment.
+    pub const LOCAL: Self = Self(0);
+}
+
+/// An open segment. Clones are handles to the same one.
+#[derive(Clone, Debug)]
+pub struct Segment {
+    pub(crate) open: Arc<OpenSegment>,
+}
+
+/// A buffer of a segment.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct SegmentBuffer {
+    /// Virtual address of its first byte, in its process.
+    pub address: u64,
+    /// Bytes.
+    pub length: u64,
+    /// Where its memory is: `cpu:0`.
+    pub location: String,
+}
+
+/// What the engine knows of a segment.
+#[derive(Debug)]
+pub(crate) struct OpenSegment {
+    pub(crate) id: SegmentId,
+    pub(crate) name: String,
+    descriptor: RwLock<Arc<SegmentDesc>>,
+    /// The descriptor has proven wrong: ask again before the next use.
+    stale: AtomicBool,
+}
+
+impl Segment {
+    /// Its number, for requests.
+    pub fn id(&self) -> SegmentId {
+        self.open.id
+    }
+
+    /// The name it was opened by.
+    pub fn name(&self) -> &str {
+        &self.open.name
+    }
+
+    /// How its buffers are reached: `rdma`.
+    pub fn protocol(&self) -> String {
+        self.open.descriptor().protocol.clone()
+    }
+
+    /// Its buffers, as they were when it was opened or refreshed.
+    pub fn buffers(&self) -> Vec<SegmentBuffer> {
+        let buffer = |buffer: &BufferDesc| SegmentBuffer {
+            address: buffer.addr,
+            length: buffer.length,
+            location: buffer.name.clone(),
+        };
+        self.open.descriptor().buffers.iter().map(buffer).collect()
+    }
+
+    /// The address, as requests want it, of the byte at `offset` from the start of a buffer (0: the
+    /// first), from where `length` bytes lie in the buffer.
+    pub fn address_of(&self, buffer: usize, offset: u64, length: u64) -> Result<u64, BufferError> {
+        let descriptor = self.open.descriptor();
+        let count = descriptor.buffers.len();
+        let found =
+            descriptor.buffers.get(buffer).ok_or(BufferError::NoBuffer { index: buffer, count })?;
+        match offset.checked_add(length) {
+            Some(end) if end <= found.length => Ok(found.addr + offset),
+            _ => Err(BufferError::OutOfRange { offset, length, buffer_length: found.length }),
+        }
+    }
+}
+
+impl OpenSegment {
+    fn new(id: SegmentId, name: &str, descriptor: SegmentDesc) -> Self {
+        Self {
+            id,
+            name: name.to_owned(),
+            descriptor: RwLock::new(Arc::new(descriptor)),
+            stale: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn descriptor(&self) -> Arc<SegmentDesc> {
+        Arc::clone(&self.descriptor.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    pub(crate) fn set_descriptor(&self, descriptor: SegmentDesc) {
+        // Cleared first: what marks it stale from here on has seen the descriptor of before.
+        self.stale.store(false, Ordering::Release);
+        *self.descriptor.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(descriptor);
+    }
+
+    pub(crate) fn mark_stale(&self) {
+        self.stale.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_stale(&self) -> bool {
+        self.stale.load(Ordering::Acquire)
+    }
+}
+
+/// All segments that are open, by number and by name.
+#[derive(Debug)]
+pub(crate) struct SegmentTable {
+    inner: RwLock<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    next: u32,
+    by_id: HashMap<SegmentId, Arc<OpenSegment>>,
+    by_name: HashMap<String, SegmentId>,
+}
+
+impl SegmentTable {
+    /// A table with the engine's own segment.
+    pub(crate) fn new(own: SegmentDesc) -> Self {
+        let name = own.name.clone();
+        let open = Arc::new(OpenSegment::new(SegmentId::LOCAL, &name, own));
+        let inner = Inner {
+            next: 1,
+            by_id: [(SegmentId::LOCAL, open)].into(),
+            by_name: [(name, SegmentId::LOCAL)].into(),
+        };
+        Self { inner: RwLock::new(inner) }
+    }
+
+    pub(crate) fn by_id(&self, id: SegmentId) -> Option<Arc<OpenSegment>> {
+        self.inner.read().unwrap_or_else(PoisonError::into_inner).by_id.get(&id).cloned()
+    }
+
+    pub(crate) fn by_name(&self, name: &str) -> Option<Arc<OpenSegment>> {
+        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        inner.by_id.get(inner.by_name.get(name)?).cloned()
+    }
+
+    /// Adds a segment, unless another thread was faster.
+    pub(crate) fn insert(
+        &self,
+        name: &str,
+        descriptor: SegmentDesc,
+    ) -> Result<Arc<OpenSegment>, SegmentError> {
+        let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+        if let Some(open) = inner.by_name.get(name).and_then(|id| inner.by_id.get(id)) {
+            return Ok(Arc::clone(open));
+        }
+        if inner.by_id.len() >= MAX_SEGMENTS || inner.next == u32::MAX {
+            return Err(SegmentError::TooMany { limit: MAX_SEGMENTS });
+        }
+        let id = SegmentId(inner.next);
+        inner.next += 1;
+        let open = Arc::new(OpenSegment::new(id, name, descriptor));
+        inner.by_id.insert(id, Arc::clone(&open));
+        inner.by_name.insert(name.to_owned(), id);
+        Ok(open)
+    }
+
+    /// Removes a segment other than the engine's own.
+    pub(crate) fn remove(&self, id: SegmentId) -> Result<(), SegmentError> {
+        let mut inner = self.inner.write().unwrap_or_else(PoisonError::into_inner);
+        if id == SegmentId::LOCAL {
+            return Err(SegmentError::Unknown(id));
+        }
+        let open = inner.by_id.remove(&id).ok_or(SegmentError::Unknown(id))?;
+        inner.by_name.remove(&open.name);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn descriptor(name: &str) -> SegmentDesc {
+        let buffer = BufferDesc {
+            name: "cpu:0".to_owned(),
+            addr: 1000,
+            length: 100,
+            ..BufferDesc::default()
+        };
+        SegmentDesc { name: name.to_owned(), buffers: vec![buffer], ..SegmentDesc::default() }
+    }
+
+    #[test]
+    fn offsets_become_addresses() {
+        let table = SegmentTable::new(descriptor("a:1"));
+        let segment = Segment { open: table.by_id(SegmentId::LOCAL).unwrap() };
+        assert_eq!(segment.address_of(0, 0, 100), Ok(1000));
+        assert_eq!(segment.address_of(0, 99, 1), Ok(1099));
+        assert_eq!(
+            segment.address_of(0, 99, 2).unwrap_err().to_string(),
+            "2 bytes at offset 99 do not fit a buffer of 100 bytes"
+        );
+        assert!(segment.address_of(0, u64::MAX, 2).is_err());
+        assert_eq!(segment.address_of(1, 0, 1).unwrap_err().code(), -1);
+    }
+
+    #[test]
+    fn a_name_has_one_number_until_it_is_closed() {
+        let table = SegmentTable::new(descriptor("a:1"));
+        let first = table.insert("b:2", descriptor("b:2")).unwrap().id;
+        assert_eq!(table.insert("b:2", descriptor("b:2")).unwrap().id, first);
+        assert_ne!(table.insert("c:3", descriptor("c:3")).unwrap().id, first);
+        table.remove(first).unwrap();
+        assert!(table.by_id(first).is_none());
+        assert_ne!(table.insert("b:2", descriptor("b:2")).unwrap().id, first, "never used again");
+        assert!(matches!(table.remove(first), Err(SegmentError::Unknown(_))));
+        assert!(table.remove(SegmentId::LOCAL).is_err());
+        assert_eq!(table.by_name("a:1").unwrap().id, SegmentId::LOCAL);
+    }
+}

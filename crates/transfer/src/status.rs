@@ -1,0 +1,42 @@
+//! How tasks stand.
+
+use crate::TransferError;
+
+/// The state of a task. The values are those of the C API.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+#[repr(u8)]
+pub enum TransferState {
+    /// Accepted; nothing has been sent yet.
+    Waiting = 0,
+    /// Under way.
+    Pending = 1,
+    /// No such task.
+    Invalid = 2,
+    /// Canceled before all of it was sent.
+    Canceled = 3,
+    /// Done: every byte is where it should be, at the target for a WRITE.
+    Completed = 4,
+    /// Gave up for want of time.
+    Timeout = 5,
+    /// Gave up; [`TransferStatus::error`] says why.
+    Failed = 6,
+}
+
+impl TransferState {
+    /// Whether the task is over: its state does not change any more, and neither the local memory
+    /// nor the target's is touched for it any more.
+    pub const fn is_final(self) -> bool {
+        matches!(self, Self::Canceled | Self::Completed | Self::Timeout | Self::Failed)
+    }
+}
+
+/// The state of a task, and how far it is.
+#[derive(Clone, Debug)]
+pub struct TransferStatus {
+    /// Its state.
+    pub state: TransferState,
+    /// At least so many bytes have arrived.
+    pub transferred_bytes: u64,
+    /// Why it failed.
+    pub error: Option<TransferError>,
+}

@@ -1,0 +1,81 @@
+//! What the tests of engines share.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Duration;
+
+use millstream_transfer::{
+    Buffer, Config, Opcode, RdmaConfig, Segment, TransferEngine, TransferRequest,
+};
+
+/// Longer than anything here takes, unless it hangs.
+pub(crate) const LONG: Duration = Duration::from_secs(60);
+
+/// A loopback address that no other test of this process has, and none of other processes, as long
+/// as their numbers differ in the low 15 bits.
+pub(crate) fn address() -> IpAddr {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let process = std::process::id();
+    let host = NEXT.fetch_add(1, Ordering::Relaxed);
+    assert_ne!(host, 0, "a test process has 255 addresses");
+    Ipv4Addr::new(127, 100 + ((process >> 8) & 0x7f) as u8, process as u8, host).into()
+}
+
+/// An engine with `rdma` over so many soft devices.
+pub(crate) fn engine(devices: usize) -> TransferEngine {
+    let addresses: Vec<_> = (0..devices).map(|_| address()).collect();
+    engine_with(RdmaConfig::new(&addresses))
+}
+
+pub(crate) fn engine_with(config: RdmaConfig) -> TransferEngine {
+    let engine = TransferEngine::new(Config::new(config.addresses[0])).unwrap();
+    engine.install_rdma(config).unwrap();
+    engine
+}
+
+/// A buffer that peers can access, and one that they cannot.
+pub(crate) fn shared(engine: &TransferEngine, length: usize) -> Buffer {
+    engine.allocate_buffer(length, "*", true).unwrap()
+}
+
+pub(crate) fn private(engine: &TransferEngine, length: usize) -> Buffer {
+    engine.allocate_buffer(length, "*", false).unwrap()
+}
+
+/// Bytes that differ from place to place and from seed to seed.
+pub(crate) fn pattern(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut bytes = Vec::with_capacity(length + 8);
+    while bytes.len() < length {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        bytes.extend_from_slice(&state.to_le_bytes());
+    }
+    bytes.truncate(length);
+    bytes
+}
+
+pub(crate) fn contents(buffer: &Buffer, offset: usize, length: usize) -> Vec<u8> {
+    let mut bytes = vec![0; length];
+    buffer.read(offset, &mut bytes).unwrap();
+    bytes
+}
+
+pub(crate) fn request(
+    opcode: Opcode,
+    local: (&Buffer, u64),
+    segment: &Segment,
+    offset: u64,
+    length: u64,
+) -> TransferRequest {
+    TransferRequest {
+        opcode,
+        source: local.0.address() + local.1,
+        target: segment.id(),
+        target_offset: segment.address_of(0, offset, length).unwrap(),
+        length,
+    }
+}
