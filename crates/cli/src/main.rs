@@ -10,6 +10,7 @@ mod bench;
 mod controller;
 mod copy;
 mod demo;
+mod engine;
 mod failure;
 mod node;
 mod output;

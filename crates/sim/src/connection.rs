@@ -22,17 +22,21 @@ pub struct ConnectionOptions {
     pub reads: u8,
 }
 
-impl Default for ConnectionOptions {
+impl ConnectionOptions {
     /// Half a second of silence is survived.
+    pub const DEFAULT: Self = Self {
+        path_mtu: Mtu::B1024,
+        timeout: 14,
+        retry_count: 7,
+        rnr_retry: 7,
+        minimum_rnr_timer: 1,
+        reads: 4,
+    };
+}
+
+impl Default for ConnectionOptions {
     fn default() -> Self {
-        Self {
-            path_mtu: Mtu::B1024,
-            timeout: 14,
-            retry_count: 7,
-            rnr_retry: 7,
-            minimum_rnr_timer: 1,
-            reads: 4,
-        }
+        Self::DEFAULT
     }
 }
 

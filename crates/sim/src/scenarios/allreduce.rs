@@ -15,7 +15,7 @@ use millstream_roce::{
 };
 use millstream_wire::{Psn, Qpn};
 
-use super::{NetworkCounts, Outputs, Parameters, Report, ScenarioError, within};
+use super::{NetworkCounts, Outputs, PATIENT, Parameters, Report, ScenarioError, within};
 use crate::connection::{ConnectionOptions, Remote, connect};
 use crate::rank::{Call, Participant, Rank, RankParts};
 use crate::{HostOptions, LinkId, LinkOptions, NodeId, Outcome, Rng, Simulation};
@@ -419,6 +419,7 @@ pub(super) fn scenario(
         hosts,
         counts,
         in_place: rng.below(2) == 0,
+        connection: ConnectionOptions { reads: 0, ..PATIENT },
         link: parameters.link()?,
         call_limit: limit,
         time_limit: limit.saturating_mul(operations),

@@ -12,10 +12,14 @@ use thiserror::Error;
 
 pub use report::{NetworkCounts, Report};
 
-use crate::{LinkOptions, Machine, Probability, Simulation};
+use crate::{ConnectionOptions, LinkOptions, Machine, Probability, Simulation};
 
 /// The scenarios that [`run`] knows, the default one first.
 pub const NAMES: [&str; 4] = ["allreduce", "transfer", "swarm", "grid"];
+
+/// Connections that survive 8.6 s of silence, where half a second is usual: of packets and answers
+/// that are both lost one time in five, ten in a row are, sooner or later.
+const PATIENT: ConnectionOptions = ConnectionOptions { timeout: 18, ..ConnectionOptions::DEFAULT };
 
 /// What a scenario is run with. What is `None` is the scenario's own choice.
 #[derive(Clone, Copy, Debug, PartialEq)]

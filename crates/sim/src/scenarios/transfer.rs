@@ -10,7 +10,7 @@ use millstream_roce::{
 };
 use millstream_wire::{Psn, Qpn};
 
-use super::{NetworkCounts, Outputs, Parameters, Report, ScenarioError, within};
+use super::{NetworkCounts, Outputs, PATIENT, Parameters, Report, ScenarioError, within};
 use crate::connection::{ConnectionOptions, Remote, connect};
 use crate::peer::{Buffer, News, Receiving, Sending};
 use crate::plan::{Kind, Operation, Plan};
@@ -300,6 +300,7 @@ pub(super) fn scenario(
         // more bytes than there are, calls the packet malformed. Here captures are to be looked
         // at; odd and empty messages are for the swarm.
         length_unit: 64,
+        connection: PATIENT,
         link: parameters.link()?,
         time_limit: Duration::from_secs(3600),
         ..TransferOptions::default()
