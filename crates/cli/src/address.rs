@@ -1,6 +1,6 @@
 //! Which local address a command's RDMA device gets.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
 use anyhow::{Context, bail};
 use millstream_net::address::{first_free_loopback, local_address_for};
@@ -20,6 +20,13 @@ pub(crate) fn towards(peer: IpAddr) -> anyhow::Result<IpAddr> {
         return Ok(address.context("UDP port 4791 is in use on all of 127.0.0.1 to .254")?.into());
     }
     local_address_for(peer).with_context(|| format!("no local address leads to {peer}"))
+}
+
+/// The address of `HOST:PORT`.
+pub(crate) fn resolve(text: &str) -> anyhow::Result<SocketAddr> {
+    let explain = || format!("{text} is not the address of a controller: write HOST:PORT");
+    let mut addresses = text.to_socket_addrs().with_context(explain)?;
+    addresses.next().with_context(explain)
 }
 
 /// Opens a soft device on `bind`, or else on an address that leads to `peer`.

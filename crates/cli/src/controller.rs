@@ -4,21 +4,41 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use clap::Args;
+use millstream_control::controller::{self, ControllerConfig};
+use millstream_control::terminated;
+use serde::Serialize;
 
 use crate::failure::not_yet;
+use crate::output;
 
 /// Arguments of `controller`.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
     /// Where to listen
-    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:52200")]
+    #[arg(long, value_name = "ADDR", default_value_t = ControllerConfig::DEFAULT_LISTEN)]
     listen: SocketAddr,
     /// The network: switches, hosts and the links between them
     #[arg(long, value_name = "FILE.yaml")]
     topology: Option<PathBuf>,
 }
 
+/// The `ready` line.
+#[derive(Serialize)]
+struct Ready {
+    /// Where hosts and switches find it.
+    listen: SocketAddr,
+}
+
 /// Runs `controller`.
-pub(crate) fn run(_arguments: &Arguments) -> anyhow::Result<()> {
-    Err(not_yet("this version has no controller"))
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if let Some(topology) = &arguments.topology {
+        let topology = topology.display();
+        return Err(not_yet(&format!("--topology {topology}: every group gets one switch")));
+    }
+    let ready = |listen| {
+        // Printing a struct of one address cannot fail.
+        let _ = output::ready(&Ready { listen });
+    };
+    controller::run(ControllerConfig::new(arguments.listen), ready, terminated())?;
+    Ok(())
 }

@@ -1,10 +1,13 @@
 //! `switch`: a switch whose memory adds.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use clap::Args;
+use millstream_control::switch::{self, SwitchConfig};
+use millstream_control::terminated;
+use serde::Serialize;
 
-use crate::failure::not_yet;
+use crate::{address, output};
 
 /// Arguments of `switch`.
 #[derive(Args, Debug)]
@@ -20,7 +23,24 @@ pub(crate) struct Arguments {
     bind: IpAddr,
 }
 
+/// The `ready` line.
+#[derive(Serialize)]
+struct Ready<'a> {
+    name: &'a str,
+    controller: SocketAddr,
+    /// Its address on the data network.
+    address: IpAddr,
+}
+
 /// Runs `switch`.
-pub(crate) fn run(_arguments: &Arguments) -> anyhow::Result<()> {
-    Err(not_yet("this version has no switch"))
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let Arguments { controller, name, bind } = arguments;
+    let controller = address::resolve(controller)?;
+    let ready = |address| {
+        // Printing a struct of names and addresses cannot fail.
+        let _ = output::ready(&Ready { name, controller, address });
+    };
+    let config = SwitchConfig::new(controller, name.as_str(), *bind);
+    switch::run(config, ready, terminated())?;
+    Ok(())
 }
