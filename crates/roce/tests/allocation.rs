@@ -161,7 +161,9 @@ fn no_packet_costs_an_allocation() {
         let count = allocations(|| (0..200).for_each(|_| traffic.round()));
         assert_eq!(count, 0, "one in {one_in} lost, identification {identification}");
         assert!(traffic.pair.counters(1).packets_received > packets + 10_000);
-        assert!(traffic.pair.counters(1).rnr_naks_sent >= 200);
+        let naks = traffic.pair.counters(1).rnr_naks_sent;
+        // With losses the receives are often there before the message is.
+        assert!(naks >= if one_in == 0 { 400 } else { 20 }, "{naks}");
     }
 }
 
