@@ -1,0 +1,336 @@
+//! Peers that die, refuse, are silent, lie, or come back as someone else.
+
+mod common;
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use common::{LONG, address, contents, engine, engine_with, pattern, private, request, shared};
+use millstream_metadata::{
+    BufferDesc, DeviceDesc, Frame, FrameType, Gid, HandShakeDesc, Handler, SegmentDesc, Server,
+    ServerConfig,
+};
+use millstream_transfer::{
+    Buffer, Config, FailureReason, Opcode, RdmaConfig, Segment, SubmitAndWaitError, SubmitError,
+    TransferEngine, TransferError, TransferRequest, TransferState,
+};
+
+const MIB: u64 = 1 << 20;
+
+/// The error of a request that fails.
+fn failure(engine: &TransferEngine, request: TransferRequest) -> TransferError {
+    match engine.submit_and_wait(&[request], LONG).unwrap_err() {
+        SubmitAndWaitError::Failed { error, .. } => error,
+        other => panic!("{other}"),
+    }
+}
+
+/// An engine whose queue pairs give up after 8 * 4 ms.
+fn impatient() -> TransferEngine {
+    let address = address();
+    let mut config = Config::new(address);
+    config.client.call_timeout = Duration::from_millis(200);
+    let engine = TransferEngine::new(config).unwrap();
+    let rdma = RdmaConfig { acknowledge_timeout: 10, ..RdmaConfig::new(&[address]) };
+    engine.install_rdma(rdma).unwrap();
+    engine
+}
+
+/// Submits `count` times the whole buffer.
+fn submit_all(
+    engine: &TransferEngine,
+    local: &Buffer,
+    segment: &Segment,
+    count: usize,
+) -> millstream_transfer::Batch {
+    let whole = request(Opcode::Write, (local, 0), segment, 0, local.length() as u64);
+    let batch = engine.allocate_batch(count).unwrap();
+    engine.submit(&batch, &vec![whole; count]).unwrap();
+    batch
+}
+
+/// Waits until the first task of the batch has moved something.
+fn wait_for_first_bytes(engine: &TransferEngine, batch: &millstream_transfer::Batch) {
+    loop {
+        let status = engine.status(batch, 0).unwrap();
+        assert_ne!(status.state, TransferState::Failed, "{status:?}");
+        if status.transferred_bytes > 0 {
+            return;
+        }
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn a_peer_that_dies_half_way_fails_the_task_and_is_named() {
+    let (target, initiator) = (engine(1), engine(1));
+    let name = target.name().to_owned();
+    let nic = target.devices()[0].clone();
+    let remote = shared(&target, 16 << 20);
+    let local = private(&initiator, 16 << 20);
+    let segment = initiator.open_segment(&name).unwrap();
+    let batch = submit_all(&initiator, &local, &segment, 64);
+    wait_for_first_bytes(&initiator, &batch);
+    drop((target, remote));
+    assert!(initiator.wait(&batch, LONG));
+    let last = initiator.status(&batch, 63).unwrap();
+    assert_eq!(last.state, TransferState::Failed);
+    let error = last.error.unwrap();
+    assert!(error.to_string().starts_with(&format!("peer {name} (nic {nic}): ")), "{error}");
+    assert!(matches!(error.reason, FailureReason::Unreachable(_)), "{error}");
+    for status in initiator.statuses(&batch) {
+        match status.state {
+            TransferState::Completed => assert_eq!(status.transferred_bytes, 16 * MIB),
+            TransferState::Failed => assert!(status.transferred_bytes < 16 * MIB),
+            other => panic!("{other:?}"),
+        }
+    }
+    initiator.free(batch).unwrap();
+    // And the next finds out at once.
+    let again = request(Opcode::Read, (&local, 0), &segment, 0, 1);
+    let error = failure(&initiator, again);
+    assert!(error.to_string().contains("no process listens there"), "{error}");
+}
+
+#[test]
+fn the_initiator_may_die_half_way_too() {
+    let (target, initiator) = (engine(1), engine(1));
+    let remote = shared(&target, 16 << 20);
+    let local = private(&initiator, 16 << 20);
+    let segment = initiator.open_segment(target.name()).unwrap();
+    let batch = submit_all(&initiator, &local, &segment, 16);
+    wait_for_first_bytes(&initiator, &batch);
+    drop(initiator);
+    // What was begun has ended: the batch does not depend on its engine.
+    let other = engine(1);
+    assert!(other.wait(&batch, LONG));
+    let last = other.status(&batch, 15).unwrap();
+    assert_eq!(last.state, TransferState::Failed);
+    assert!(matches!(last.error.unwrap().reason, FailureReason::ShutDown));
+    drop(local);
+    // The target serves others.
+    let local = private(&other, 100);
+    local.write(0, &[7; 100]).unwrap();
+    let segment = other.open_segment(target.name()).unwrap();
+    other.submit_and_wait(&[request(Opcode::Write, (&local, 0), &segment, 5, 100)], LONG).unwrap();
+    assert_eq!(contents(&remote, 5, 100), [7; 100]);
+}
+
+#[test]
+fn a_restarted_peer_is_not_taken_for_the_one_before() {
+    let device = address();
+    let start = |port: u16| {
+        let config = Config { listen: (device, port).into(), ..Config::new(device) };
+        let engine = TransferEngine::new(config).unwrap();
+        engine.install_rdma(RdmaConfig::new(&[device])).unwrap();
+        engine
+    };
+    let initiator = impatient();
+    let local = private(&initiator, 1000);
+    let first = start(0);
+    let name = first.name().to_owned();
+    let port = name.rsplit_once(':').unwrap().1.parse().unwrap();
+    let remote = shared(&first, 1000);
+    let segment = initiator.open_segment(&name).unwrap();
+    let write = request(Opcode::Write, (&local, 0), &segment, 0, 1000);
+    initiator.submit_and_wait(&[write], LONG).unwrap();
+    drop(first);
+
+    // The same address in memory even: it is the same process, after all.
+    let second = start(port);
+    let address = std::ptr::with_exposed_provenance_mut::<u8>(remote.address() as usize);
+    assert!(second.unregister_memory(address).is_err());
+    let error = failure(&initiator, write);
+    assert!(matches!(error.reason, FailureReason::Restarted), "{error}");
+
+    // Its segment is asked for again then, and has other buffers.
+    let error = initiator.submit_and_wait(&[write], LONG).unwrap_err();
+    assert!(
+        matches!(error, SubmitAndWaitError::Submit(SubmitError::TargetOutOfRange { .. })),
+        "{error}"
+    );
+    let remote = shared(&second, 1000);
+    local.write(0, &[9; 1000]).unwrap();
+    initiator.refresh_segment(segment.id()).unwrap();
+    let write = request(Opcode::Write, (&local, 0), &segment, 0, 1000);
+    initiator.submit_and_wait(&[write], LONG).unwrap();
+    assert_eq!(contents(&remote, 0, 1000), [9; 1000]);
+}
+
+#[test]
+fn memory_that_a_peer_took_back_fails_only_the_tasks_that_use_it() {
+    let (target, initiator) = (engine(1), engine(1));
+    let kept = shared(&target, 4 << 20);
+    let taken = shared(&target, 4 << 20);
+    let local = private(&initiator, 4 << 20);
+    let bytes = pattern(4 << 20, 4);
+    local.write(0, &bytes).unwrap();
+    let segment = initiator.open_segment(target.name()).unwrap();
+    let to = |buffer: &Buffer| TransferRequest {
+        opcode: Opcode::Write,
+        source: local.address(),
+        target: segment.id(),
+        target_offset: buffer.address(),
+        length: 4 * MIB,
+    };
+    let requests = [to(&kept), to(&taken), to(&kept)];
+    drop(taken);
+    let batch = initiator.allocate_batch(4).unwrap();
+    initiator.submit(&batch, &requests).unwrap();
+    assert!(initiator.wait(&batch, LONG));
+    let states: Vec<_> = initiator.statuses(&batch).iter().map(|status| status.state).collect();
+    use TransferState::{Completed, Failed};
+    assert_eq!(states, [Completed, Failed, Completed]);
+    let error = initiator.status(&batch, 1).unwrap().error.unwrap();
+    assert!(error.to_string().contains("remote access error"), "{error}");
+    assert!(contents(&kept, 0, 4 << 20) == bytes);
+    // The descriptor has proven wrong, so it is asked for again.
+    let error = initiator.submit(&batch, &requests[1..2]).unwrap_err();
+    assert!(matches!(error, SubmitError::TargetOutOfRange { .. }), "{error}");
+}
+
+#[test]
+fn memory_taken_back_here_fails_what_still_needs_it() {
+    let (target, initiator) = (engine(1), engine(1));
+    let _remote = shared(&target, 16 << 20);
+    let local = private(&initiator, 16 << 20);
+    let segment = initiator.open_segment(target.name()).unwrap();
+    let batch = submit_all(&initiator, &local, &segment, 16);
+    wait_for_first_bytes(&initiator, &batch);
+    drop(local);
+    assert!(initiator.wait(&batch, LONG));
+    let last = initiator.status(&batch, 15).unwrap();
+    assert_eq!(last.state, TransferState::Failed);
+    let text = last.error.unwrap().to_string();
+    assert!(text.contains("local protection error"), "{text}");
+}
+
+#[test]
+fn what_is_canceled_stops() {
+    let (target, initiator) = (engine(1), engine(1));
+    let _remote = shared(&target, 16 << 20);
+    let local = private(&initiator, 16 << 20);
+    let segment = initiator.open_segment(target.name()).unwrap();
+    let batch = submit_all(&initiator, &local, &segment, 16);
+    wait_for_first_bytes(&initiator, &batch);
+    assert!(initiator.cancel(&batch, 15).unwrap());
+    assert!(!initiator.cancel(&batch, 15).unwrap());
+    assert!(initiator.cancel(&batch, 16).is_err());
+    assert!(initiator.wait(&batch, LONG));
+    assert_eq!(initiator.status(&batch, 15).unwrap().state, TransferState::Canceled);
+    assert_eq!(initiator.status(&batch, 0).unwrap().state, TransferState::Completed);
+
+    // Running out of time is the same, for all of them.
+    let whole = request(Opcode::Write, (&local, 0), &segment, 0, 16 * MIB);
+    let error = initiator.submit_and_wait(&[whole; 16], Duration::ZERO).unwrap_err();
+    assert!(matches!(error, SubmitAndWaitError::Timeout { .. }), "{error}");
+    initiator.submit_and_wait(&[whole], LONG).unwrap();
+}
+
+#[test]
+fn connections_are_limited_and_given_back() {
+    let limited = RdmaConfig { max_accepted: 1, ..RdmaConfig::new(&[address()]) };
+    let target = engine_with(limited);
+    let remote = shared(&target, 100);
+    let (first, second) = (engine(1), engine(1));
+    let write = |engine: &TransferEngine, byte| {
+        let local = private(engine, 100);
+        local.write(0, &[byte; 100]).unwrap();
+        let segment = engine.open_segment(target.name()).unwrap();
+        engine.submit_and_wait(&[request(Opcode::Write, (&local, 0), &segment, 0, 100)], LONG)
+    };
+    write(&first, 1).unwrap();
+    let error = write(&second, 2).unwrap_err().to_string();
+    assert!(error.contains("it refused to connect: 1 peers are connected already"), "{error}");
+    assert_eq!(contents(&remote, 0, 100), [1; 100]);
+    // An engine that closes says so.
+    drop(first);
+    write(&second, 2).unwrap();
+    assert_eq!(contents(&remote, 0, 100), [2; 100]);
+}
+
+/// A peer that offers a segment, and answers handshakes as it likes.
+struct FakePeer {
+    device: std::net::IpAddr,
+    name: std::sync::OnceLock<String>,
+    answer: fn(&HandShakeDesc) -> Option<HandShakeDesc>,
+}
+
+impl Handler for FakePeer {
+    fn handle(&self, _client: SocketAddr, request: Frame) -> Option<Frame> {
+        let body = if request.frame_type == FrameType::Metadata {
+            let device = DeviceDesc {
+                name: "fake_0".to_owned(),
+                lid: 0,
+                gid: Gid::from_address(self.device),
+            };
+            let buffer = BufferDesc {
+                name: "cpu:0".to_owned(),
+                addr: 4096,
+                length: 4096,
+                rkey: vec![1],
+                lkey: vec![1],
+            };
+            let descriptor = SegmentDesc {
+                name: self.name.get()?.clone(),
+                protocol: "rdma".to_owned(),
+                devices: vec![device],
+                buffers: vec![buffer],
+                ..SegmentDesc::default()
+            };
+            descriptor.to_json()
+        } else {
+            (self.answer)(&HandShakeDesc::from_json(&request.body).ok()?)?.to_json()
+        };
+        Some(Frame::new(request.frame_type, body))
+    }
+}
+
+/// The failure of writing to a peer that answers like this.
+fn against(answer: fn(&HandShakeDesc) -> Option<HandShakeDesc>) -> TransferError {
+    let device = address();
+    let peer = Arc::new(FakePeer { device, name: Default::default(), answer });
+    let config = ServerConfig::default();
+    let server =
+        Server::start((device, 0).into(), config, Arc::clone(&peer) as Arc<dyn Handler>).unwrap();
+    peer.name.set(server.address().to_string()).unwrap();
+    let initiator = impatient();
+    let local = private(&initiator, 4096);
+    let segment = initiator.open_segment(&server.address().to_string()).unwrap();
+    failure(&initiator, request(Opcode::Write, (&local, 0), &segment, 0, 4096))
+}
+
+#[test]
+fn handshakes_that_go_wrong() {
+    let error = against(|_| None);
+    assert!(matches!(error.reason, FailureReason::Unreachable(_)), "{error}");
+    let error = against(|_| Some(HandShakeDesc::refusal("no")));
+    assert!(error.to_string().ends_with("(nic fake_0): it refused to connect: no"), "{error}");
+    let error = against(|_| Some(HandShakeDesc::default()));
+    assert!(error.to_string().contains("0 queue pairs where 1 were expected"), "{error}");
+    let error = against(|request| {
+        Some(HandShakeDesc { qp_num: vec![7], path_mtu: Some(3), ..request.clone() })
+    });
+    assert!(error.to_string().contains("3 bytes are no path MTU"), "{error}");
+}
+
+#[test]
+fn a_peer_whose_queue_pair_does_not_answer_is_gone() {
+    // It promises a queue pair where there is none.
+    let error = against(|request| {
+        Some(HandShakeDesc { qp_num: vec![7], local_gid: None, ..request.clone() })
+    });
+    assert!(
+        error.to_string().ends_with("retry count exceeded: the peer does not answer"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_peer_that_is_silent_is_not_waited_for_long() {
+    let silent = std::net::TcpListener::bind((address(), 0)).unwrap();
+    let initiator = impatient();
+    let error = initiator.open_segment(&silent.local_addr().unwrap().to_string()).unwrap_err();
+    assert!(error.to_string().contains("gave no whole reply within 200ms"), "{error}");
+}
