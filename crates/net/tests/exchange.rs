@@ -175,3 +175,29 @@ fn the_congestion_mark_is_seen() {
         }
     }
 }
+
+#[test]
+fn what_a_full_receive_buffer_dropped_is_counted() {
+    const SENT: u64 = 200;
+    let receiver = UdpSocket::open(&SocketConfig {
+        address: address(),
+        port: 0,
+        segmentation_offload: true,
+        buffer_length: 1 << 14,
+    })
+    .unwrap();
+    let info = receiver.info();
+    let sender = std::net::UdpSocket::bind((address(), 0)).unwrap();
+    let to = (info.address, info.port);
+    for _ in 0..SENT {
+        sender.send_to(&[0; 1000], to).unwrap();
+    }
+    let mut batch = ReceiveBatch::new(8);
+    let mut counters = DriverCounters::default();
+    while receiver.receive(&mut batch, &mut counters).unwrap() > 0 {}
+    assert!(counters.received_datagrams < SENT, "the buffer is too large for this test");
+    // The next one brings the count.
+    sender.send_to(&[0; 1000], to).unwrap();
+    assert_eq!(receiver.receive(&mut batch, &mut counters).unwrap(), 1);
+    assert_eq!(counters.overflowed_messages, SENT + 1 - counters.received_datagrams);
+}

@@ -39,12 +39,14 @@ fn deadlines_fire_in_time_and_never_early() {
 fn a_deadline_of_the_new_node_fires() {
     let own = address();
     let signal = Signal::default();
-    let mut node = quiet(own);
-    node.deadlines = vec![millstream_net::now() + Duration::from_millis(1)];
-    let end = start(config(own), node, &signal);
-    signal.wait_until("the deadline", || {
-        end.shared().lock_without_waking().unwrap().fired.len() == 1
-    });
+    for microseconds in [0, 1000] {
+        let mut node = quiet(own);
+        node.deadlines = vec![millstream_net::now() + Duration::from_micros(microseconds)];
+        let end = start(config(own), node, &signal);
+        signal.wait_until("the deadline", || {
+            end.shared().lock_without_waking().unwrap().fired.len() == 1
+        });
+    }
 }
 
 /// Each request meets a thread that sleeps, or is just about to: a lost wake-up hangs.
@@ -176,6 +178,26 @@ fn a_panic_of_a_caller_ends_in_errors() {
         message,
         format!("the device at {own} stopped because of a bug: the panic is reported on stderr")
     );
+}
+
+#[test]
+fn a_panic_that_woke_nobody_is_found_by_the_next_caller() {
+    let own = address();
+    let (send, calls) = mpsc::channel();
+    let hook = move |shared: &Shared<StreamNode>| {
+        let _ = send.send(shared.failure().is_some());
+    };
+    // SAFETY: the memory of a `StreamNode` is never changed, and lives as long as the node.
+    let end = unsafe { Progress::start(config(own), quiet(own), hook) }.unwrap();
+    let shared = Arc::clone(end.shared());
+    let caller = thread::spawn(move || {
+        let _guard = shared.lock_without_waking().unwrap();
+        panic!("the test wants a panic");
+    });
+    assert!(caller.join().is_err());
+    assert!(matches!(end.shared().lock().err(), Some(Failure::Panicked { .. })));
+    // The thread ends, and with it the hook and its channel.
+    assert_eq!(calls.iter().last(), Some(true));
 }
 
 #[test]

@@ -76,7 +76,7 @@ impl<N: Node, F: FnMut(&Shared<N>)> Driver<N, F> {
             let due = self.deadline.is_some_and(|deadline| deadline <= crate::now());
             if received || due || self.more || shared.wake.is_pending() {
                 self.idle_since = None;
-                self.round(&incoming, received || due, &mut outgoing)?;
+                self.round(&incoming, received, &mut outgoing)?;
             } else {
                 self.idle()?;
             }
@@ -88,7 +88,7 @@ impl<N: Node, F: FnMut(&Shared<N>)> Driver<N, F> {
     fn round(
         &mut self,
         incoming: &ReceiveBatch,
-        eventful: bool,
+        received: bool,
         outgoing: &mut SendBatch,
     ) -> Result<(), Failure> {
         let shared = &*self.shared;
@@ -100,6 +100,8 @@ impl<N: Node, F: FnMut(&Shared<N>)> Driver<N, F> {
         for (meta, datagram) in incoming.datagrams() {
             node.handle_datagram(now, &meta, datagram);
         }
+        // Asked for again: the deadline may be younger than the last round.
+        let due = node.poll_timeout().is_some_and(|deadline| deadline <= now);
         node.handle_timeout(now);
         // SAFETY: they are sent below, in this function; until then, and until `underway` is
         // dropped, the caller of `Progress::start` promised to keep the bytes.
@@ -107,7 +109,8 @@ impl<N: Node, F: FnMut(&Shared<N>)> Driver<N, F> {
         self.deadline = node.poll_timeout();
         let underway = shared.sending.begin();
         drop(node);
-        let eventful = eventful || requests & OTHER_THREAD != 0 || !outgoing.is_empty();
+        let requested = requests & OTHER_THREAD != 0;
+        let eventful = received || due || requested || !outgoing.is_empty();
         let sent = shared.socket.send(outgoing, &mut self.counters);
         drop(underway);
         sent.map_err(failed(shared, "sendmmsg"))?;

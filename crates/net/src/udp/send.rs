@@ -376,12 +376,12 @@ mod tests {
         .unwrap()
     }
 
-    /// Sends 60 datagrams from a socket to itself; returns the identification of each that came,
+    /// Sends 100 datagrams from a socket to itself; returns the identification of each that came,
     /// found by its ICRC.
     fn send_to_itself(socket: &UdpSocket, counters: &mut DriverCounters) -> Vec<u16> {
         let local = socket.info();
-        let mut node = Sender { destination: local.address, left: 90 };
-        let mut batch = SendBatch::new(100);
+        let mut node = Sender { destination: local.address, left: 150 };
+        let mut batch = SendBatch::new(128);
         // SAFETY: all bytes are static.
         assert!(!unsafe { batch.collect(&mut node, Instant::ZERO, counters) });
         socket.send(&mut batch, counters).unwrap();
@@ -413,14 +413,14 @@ mod tests {
         let socket = open(0, true);
         let mut counters = DriverCounters::default();
         let identifications = send_to_itself(&socket, &mut counters);
-        assert_eq!(counters.withdrawn_datagrams, 30);
+        assert_eq!(counters.withdrawn_datagrams, 50);
         if socket.segmentation() {
-            assert_eq!(identifications, (0..60).collect::<Vec<_>>());
-            assert_eq!((counters.send_calls, counters.sent_messages), (1, 1));
+            assert_eq!(identifications, (0..64).chain(0..36).collect::<Vec<_>>());
+            assert_eq!((counters.send_calls, counters.sent_messages), (1, 2));
         } else {
-            assert_eq!(identifications, [0; 60]);
+            assert_eq!(identifications, [0; 100]);
         }
-        assert_eq!((counters.sent_datagrams, counters.sent_bytes), (60, 60 * 116));
+        assert_eq!((counters.sent_datagrams, counters.sent_bytes), (100, 100 * 116));
     }
 
     #[test]
@@ -433,12 +433,13 @@ mod tests {
         socket.set_no_checksum();
         let mut counters = DriverCounters::default();
         for calls in [3, 4] {
-            // Refused, then sent singly; the second time, singly at once.
-            assert_eq!(send_to_itself(&socket, &mut counters), [0; 60]);
-            assert_eq!((counters.send_calls, counters.segmentation_refusals), (calls - 1, 1));
+            // The first message refused, then sent singly, then the rest; the second time, all
+            // singly at once.
+            assert_eq!(send_to_itself(&socket, &mut counters), [0; 100]);
+            assert_eq!((counters.send_calls, counters.segmentation_refusals), (calls, 1));
             assert!(!socket.segmentation());
         }
-        assert_eq!((counters.sent_datagrams, counters.sent_messages), (120, 120));
+        assert_eq!((counters.sent_datagrams, counters.sent_messages), (200, 200));
         assert_eq!(counters.unsent_datagrams, 0);
     }
 

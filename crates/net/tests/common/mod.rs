@@ -24,13 +24,18 @@ pub(crate) fn address() -> IpAddr {
     Ipv4Addr::from_bits(0x7f80_0000 | process << 6 | count).into()
 }
 
-/// Whether this machine has ::1. A test that skips says so, and fails where nothing may be skipped.
+/// Says that a test cannot run, and fails where nothing may be skipped.
+pub(crate) fn skip(test: &str, needs: &str) {
+    let required = std::env::var("MILLSTREAM_REQUIRE").is_ok_and(|value| value == "all");
+    assert!(!required, "{test} needs {needs}, which is not to be had here");
+    println!("skipped {test}: it needs {needs}");
+}
+
+/// Whether this machine has ::1. If not, the test is skipped.
 pub(crate) fn has_ipv6(test: &str) -> bool {
     let has = UdpSocket::bind((Ipv6Addr::LOCALHOST, 0)).is_ok();
     if !has {
-        let required = std::env::var("MILLSTREAM_REQUIRE").is_ok_and(|value| value == "all");
-        assert!(!required, "{test} needs ::1, which this machine does not have");
-        println!("skipped {test}: this machine has no ::1");
+        skip(test, "the address ::1");
     }
     has
 }
@@ -58,10 +63,12 @@ impl Signal {
         let mut seen = *self.0.0.lock().unwrap();
         while !condition() {
             let left = end.saturating_duration_since(SystemInstant::now());
-            assert!(!left.is_zero(), "still waiting for: {what}");
             let rounds = self.0.0.lock().unwrap();
-            let next = self.0.1.wait_timeout_while(rounds, left, |rounds| *rounds == seen);
-            seen = *next.unwrap().0;
+            let next = self.0.1.wait_timeout_while(rounds, left, |rounds| *rounds == seen).unwrap();
+            let timed_out = next.1.timed_out();
+            seen = *next.0;
+            drop(next);
+            assert!(!timed_out, "still waiting for: {what}");
         }
     }
 }
