@@ -267,14 +267,15 @@ impl QueuePair {
         let before = self.requester.unacknowledged;
         let mut missing = None;
         while self.requester.unacknowledged < end {
-            let Some(work) = self.requester.queue.front().copied() else { break };
+            let Some(work) = self.requester.queue.front() else { break };
             if work.is_read() {
                 // Executed, but its data has not come: the response was lost.
                 missing = Some(self.requester.unacknowledged);
                 break;
             }
-            self.requester.unacknowledged = end.min(work.end());
-            if self.requester.unacknowledged == work.end() {
+            let work_end = work.end();
+            self.requester.unacknowledged = end.min(work_end);
+            if self.requester.unacknowledged == work_end {
                 self.complete_oldest(shared);
             }
         }
@@ -446,7 +447,7 @@ impl QueuePair {
         while requester.queue.get(requester.cursor).is_some_and(|work| work.end() <= psn) {
             requester.cursor += 1;
         }
-        let Some(work) = requester.queue.get(requester.cursor).copied() else { return false };
+        let Some(work) = requester.queue.get(requester.cursor) else { return false };
         if work.broken {
             self.fail_broken(shared);
             return false;
@@ -465,7 +466,7 @@ impl QueuePair {
             1
         };
         let ends = psn + packets == work.end();
-        let (opcode, extended, payload) = packet_of(&work, offset, mtu, packets, ends);
+        let (opcode, extended, payload) = packet_of(work, offset, mtu, packets, ends);
         let readable = |piece: &crate::Piece| shared.memory.bytes(piece).is_ok();
         if !payload.pieces().iter().all(readable) {
             requester.queue[requester.cursor].broken = true;
