@@ -1,1 +1,48 @@
-//! The host side of in-network collectives
+//! The host side of in-network collectives: join a group, call AllReduce.
+//!
+//! A [`Communicator`] is one rank of a group. The controller finds a switch for the group, and
+//! every rank has one reliable connection to it; what a rank sends is added up in the switch, and
+//! the result comes back as RDMA WRITEs into the destination itself, without a copy.
+//!
+//! ```no_run
+//! use millstream_collective::{Communicator, JoinConfig, ReduceOperation};
+//! use millstream_verbs::{Device, SoftConfig};
+//!
+//! let device = Device::open_soft(&SoftConfig::new("127.0.0.2".parse()?))?;
+//! let config = JoinConfig::new("127.0.0.1:52200".parse()?, "example", 4, 0, &device);
+//! let mut communicator = Communicator::join(&config)?;
+//! let mine = vec![1_i32; 1024];
+//! let mut sum = vec![0; 1024];
+//! communicator.all_reduce(&mine, &mut sum, ReduceOperation::Sum)?;
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! # Threads
+//!
+//! The connection's work is done on the device's progress thread, as completions come; the caller
+//! sleeps meanwhile. One more thread for each communicator listens to the controller, so that the
+//! death of a rank ends a call at once.
+//!
+//! # When something goes wrong
+//!
+//! Every call ends with a result or an error that names who or what is to blame. After an error
+//! (other than one about the arguments) the communicator is of no more use, and all ranks get one;
+//! they may join again, under the same name.
+
+mod communicator;
+mod control;
+mod element;
+mod engine;
+mod error;
+mod join;
+mod memory;
+mod watcher;
+
+pub use communicator::Communicator;
+pub use element::Element;
+pub use error::{CollectiveError, JoinError};
+pub use join::JoinConfig;
+pub use memory::Buffer;
+
+pub use millstream_inc::protocol::Refusal;
+pub use millstream_inc::{DataType, ReduceOperation};

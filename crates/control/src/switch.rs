@@ -286,11 +286,11 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
             }
             SwitchEvent::Mismatch { communicator, mismatch } => {
                 let detail = mismatch.to_string();
-                (communicator, SwitchReport::Misuse { rank: mismatch.rank, detail })
+                (communicator, SwitchReport::Mismatch { rank: mismatch.rank, detail })
             }
             SwitchEvent::Violation { communicator, rank, violation } => {
                 let detail = violation.to_string();
-                (communicator, SwitchReport::Misuse { rank, detail })
+                (communicator, SwitchReport::Violation { rank, detail })
             }
             SwitchEvent::Aborted { communicator, .. } => return Ok(self.destroy(communicator)),
         };

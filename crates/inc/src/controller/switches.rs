@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use super::Output;
 use super::group::{End, Group};
-use super::{ConnectionId, Controller, GroupId, Role, Switch, is_name};
+use super::{ConnectionId, Controller, ControllerConfig, GroupId, Role, Switch, is_name};
 use crate::plan::{Candidate, SwitchId, Tree};
 use crate::protocol::{
     AbortReason, FromController, Plan, Refusal, SwitchEdge, SwitchReport, shortened,
@@ -65,7 +65,8 @@ impl Controller {
         for (&rank, member) in &group.members {
             let switch = tree.switch_of(rank).and_then(|id| self.switches.get(&id));
             if let Some(&Switch { address: switch_address, .. }) = switch {
-                let message = FromController::GroupReady { switch_address };
+                let ControllerConfig { segment_bytes, window, .. } = self.config;
+                let message = FromController::GroupReady { switch_address, segment_bytes, window };
                 let connection = member.connection;
                 self.outputs.push_back(Output::Send { connection, message });
             }
@@ -98,8 +99,6 @@ impl Controller {
                 qpn: edge.qpn,
                 psn: edge.psn,
                 path_mtu,
-                segment_bytes: self.config.segment_bytes,
-                window: self.config.window,
             };
             group.plans(edges, &plan)
         });
@@ -134,8 +133,11 @@ impl Controller {
             SwitchReport::PeerLost { rank, detail } => {
                 AbortReason::PeerLost { rank, detail: shortened(detail) }
             }
-            SwitchReport::Misuse { rank, detail } => {
-                AbortReason::Misuse { rank, detail: shortened(detail) }
+            SwitchReport::Mismatch { rank, detail } => {
+                AbortReason::Mismatch { rank, detail: shortened(detail) }
+            }
+            SwitchReport::Violation { rank, detail } => {
+                AbortReason::Violation { rank, detail: shortened(detail) }
             }
         };
         self.forget_request(id);

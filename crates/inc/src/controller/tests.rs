@@ -154,6 +154,10 @@ fn hello(group: &str, world: u32, rank: u32) -> Hello {
     }
 }
 
+fn group_ready(switch_address: IpAddr) -> FromController {
+    FromController::GroupReady { switch_address, segment_bytes: 64 << 10, window: 16 }
+}
+
 fn seconds(seconds: f64) -> Duration {
     Duration::from_secs_f64(seconds)
 }
@@ -171,7 +175,7 @@ fn a_group_goes_from_idle_to_ready_and_back() {
     assert_eq!(world.controller.group_state("g"), Some(GroupState::GroupReady));
     let switch_address = IpAddr::from([127, 0, 1, 1]);
     for host in [a, b] {
-        assert_eq!(world.heard(host), [FromController::GroupReady { switch_address }]);
+        assert_eq!(world.heard(host), [group_ready(switch_address)]);
     }
     let (qpn, psn) = (Qpn::new(22), Psn::new(3));
     world.say(a, ToController::Connect { qpn, psn, path_mtu: Mtu::B1024 });
@@ -203,8 +207,6 @@ fn a_group_goes_from_idle_to_ready_and_back() {
         qpn: Qpn::new(501),
         psn: Psn::new(601),
         path_mtu: Mtu::B1024,
-        segment_bytes: 64 << 10,
-        window: 16,
     };
     assert_eq!(world.heard(b), [FromController::Plan(plan)]);
 
@@ -530,7 +532,7 @@ fn a_switch_that_dies_is_named_to_all_its_ranks() {
     world.switch(spare, "t", 2);
     let d = world.join(40, "d", 1, 0);
     let switch_address = IpAddr::from([127, 0, 1, 2]);
-    assert_eq!(world.heard(d), [FromController::GroupReady { switch_address }]);
+    assert_eq!(world.heard(d), [group_ready(switch_address)]);
 
     world.close(SWITCH);
     let (name, address) = ("s".to_owned(), IpAddr::from([127, 0, 1, 1]));
@@ -573,7 +575,8 @@ fn communicators_are_spread_over_the_switches() {
     for number in 0..6 {
         let host = world.join(number, &format!("g{number}"), 1, 0);
         let heard = world.heard(host);
-        let [FromController::GroupReady { switch_address: IpAddr::V4(address) }] = heard[..] else {
+        let [FromController::GroupReady { switch_address: IpAddr::V4(address), .. }] = heard[..]
+        else {
             panic!("{heard:?}");
         };
         served[usize::from(address.octets()[3]) - 1] += 1;
@@ -592,8 +595,12 @@ fn what_a_switch_reports_ends_the_group_without_an_echo() {
             AbortReason::PeerLost { rank: 1, detail: "silent".to_owned() },
         ),
         (
-            SwitchReport::Misuse { rank: 0, detail: "count".to_owned() },
-            AbortReason::Misuse { rank: 0, detail: "count".to_owned() },
+            SwitchReport::Mismatch { rank: 0, detail: "count".to_owned() },
+            AbortReason::Mismatch { rank: 0, detail: "count".to_owned() },
+        ),
+        (
+            SwitchReport::Violation { rank: 1, detail: "window".to_owned() },
+            AbortReason::Violation { rank: 1, detail: "window".to_owned() },
         ),
     ] {
         let mut world = World::new();

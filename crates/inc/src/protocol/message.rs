@@ -113,6 +113,10 @@ pub enum FromController {
     GroupReady {
         /// The address of the switch that this host will be connected to.
         switch_address: IpAddr,
+        /// Bytes of a segment.
+        segment_bytes: u32,
+        /// Segments that a host may be ahead of its last result: what its queue pair must hold.
+        window: u32,
     },
     /// To a host: connect to the switch; the communicator is ready.
     Plan(Plan),
@@ -173,10 +177,6 @@ pub struct Plan {
     /// Payload bytes per packet.
     #[serde(with = "fields::mtu")]
     pub path_mtu: Mtu,
-    /// Bytes of a segment.
-    pub segment_bytes: u32,
-    /// Segments that a host may be ahead of its last result.
-    pub window: u32,
 }
 
 /// A host, as the switch needs to know it.
@@ -218,11 +218,18 @@ pub enum SwitchReport {
         /// How the connection ended.
         detail: String,
     },
-    /// The ranks called different collectives, or one broke the protocol.
-    Misuse {
-        /// Who did.
+    /// The ranks called different collectives.
+    Mismatch {
+        /// Who differs from most.
         rank: u32,
-        /// What.
+        /// In what.
+        detail: String,
+    },
+    /// A rank broke the protocol.
+    Violation {
+        /// Which.
+        rank: u32,
+        /// How.
         detail: String,
     },
 }
@@ -239,9 +246,17 @@ pub enum AbortReason {
         /// How that is known.
         detail: String,
     },
-    /// A rank misused the communicator.
-    #[error("rank {rank} misused the communicator: {detail}")]
-    Misuse {
+    /// The ranks called different collectives.
+    #[error("{detail}")]
+    Mismatch {
+        /// Who differs from most.
+        rank: u32,
+        /// In what.
+        detail: String,
+    },
+    /// A rank broke the protocol.
+    #[error("rank {rank} broke the protocol: {detail}")]
+    Violation {
         /// Which.
         rank: u32,
         /// How.

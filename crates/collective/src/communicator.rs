@@ -1,0 +1,259 @@
+//! The API: one rank of a group.
+
+use std::any::Any;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use millstream_inc::protocol::{ToController, shortened};
+use millstream_inc::{AllReduce, ReduceOperation};
+use millstream_verbs::ProtectionDomain;
+
+use crate::control::Sender;
+use crate::engine::Engine;
+use crate::join::{self, JoinConfig, Joined};
+use crate::memory::{Borrowed, Buffer, Operand};
+use crate::watcher::Watcher;
+use crate::{CollectiveError, Element, JoinError};
+
+/// How long a rank that is done waits for the others, so that the switch does not take it for
+/// dead while others still wait for results.
+const LINGER: Duration = Duration::from_secs(1);
+
+/// Distinguishes the communicators of a process.
+static NEXT_OWNER: AtomicU64 = AtomicU64::new(0);
+
+/// One rank of a group, connected to its switch.
+///
+/// Every rank calls the same collectives in the same order. Dropping it leaves the group; a rank
+/// that is done waits up to a second for the others.
+pub struct Communicator {
+    engine: Arc<Engine>,
+    sender: Arc<Sender>,
+    domain: ProtectionDomain,
+    owner: u64,
+    config: JoinConfig,
+    switch: (String, IpAddr),
+    /// The buffer of the collective that was started.
+    pending: Option<Box<dyn Any + Send>>,
+    _watcher: Watcher,
+}
+
+impl Communicator {
+    /// Joins a group: returns when all its ranks have, and a switch serves them.
+    pub fn join(config: &JoinConfig) -> Result<Self, JoinError> {
+        let Joined { engine, watcher, sender, domain, plan } = join::join(config)?;
+        Ok(Self {
+            engine,
+            sender,
+            domain,
+            owner: NEXT_OWNER.fetch_add(1, Ordering::Relaxed),
+            config: config.clone(),
+            switch: (plan.switch, plan.address),
+            pending: None,
+            _watcher: watcher,
+        })
+    }
+
+    /// Which rank this is.
+    pub fn rank(&self) -> u32 {
+        self.config.rank
+    }
+
+    /// How many ranks there are.
+    pub fn world(&self) -> u32 {
+        self.config.world
+    }
+
+    /// Name and address of the switch.
+    pub fn switch(&self) -> (&str, IpAddr) {
+        (&self.switch.0, self.switch.1)
+    }
+
+    /// Why the communicator is of no more use, if so.
+    pub fn failure(&self) -> Option<CollectiveError> {
+        self.engine.failure()
+    }
+
+    /// Combines the vectors of all ranks; every rank gets the result. The memory is registered for
+    /// this call; a [`Buffer`] saves that.
+    pub fn all_reduce<T: Element>(
+        &mut self,
+        source: &[T],
+        destination: &mut [T],
+        operation: ReduceOperation,
+    ) -> Result<(), CollectiveError> {
+        if source.len() != destination.len() {
+            let (source_length, destination_length) = (source.len(), destination.len());
+            return Err(CollectiveError::Lengths { source_length, destination_length });
+        }
+        let count = source.len();
+        let source = Borrowed::source(&self.domain, source)?;
+        let destination = Borrowed::destination(&self.domain, destination)?;
+        self.run::<T>([source.operand(), destination.operand()], count, operation)
+    }
+
+    /// As [`Communicator::all_reduce`], with the result in place of this rank's vector. After an
+    /// error the vector is a mixture.
+    pub fn all_reduce_in_place<T: Element>(
+        &mut self,
+        vector: &mut [T],
+        operation: ReduceOperation,
+    ) -> Result<(), CollectiveError> {
+        let count = vector.len();
+        let vector = Borrowed::destination(&self.domain, vector)?;
+        self.run::<T>([vector.operand(); 2], count, operation)
+    }
+
+    /// As [`Communicator::all_reduce`], between registered vectors.
+    pub fn all_reduce_buffers<T: Element>(
+        &mut self,
+        source: &Buffer<T>,
+        destination: &mut Buffer<T>,
+        operation: ReduceOperation,
+    ) -> Result<(), CollectiveError> {
+        self.check_owner(source)?;
+        self.check_owner(destination)?;
+        if source.len() != destination.len() {
+            let (source_length, destination_length) = (source.len(), destination.len());
+            return Err(CollectiveError::Lengths { source_length, destination_length });
+        }
+        let operands = [source.operand(), destination.operand()];
+        self.run::<T>(operands, source.len(), operation)
+    }
+
+    /// A vector of zeros that is registered once and for all.
+    pub fn allocate<T: Element>(&self, length: usize) -> Result<Buffer<T>, CollectiveError> {
+        Ok(Buffer::new(&self.domain, length, self.owner)?)
+    }
+
+    /// Starts to combine, in place, and returns at once. [`Communicator::wait`] gives the buffer
+    /// back. When it cannot be started, the buffer comes back with the reason.
+    pub fn start<T: Element>(
+        &mut self,
+        buffer: Buffer<T>,
+        operation: ReduceOperation,
+    ) -> Result<(), (Buffer<T>, CollectiveError)> {
+        let started = self
+            .check_owner(&buffer)
+            .and_then(|()| self.start_call::<T>([buffer.operand(); 2], buffer.len(), operation));
+        match started {
+            Ok(()) => {
+                self.pending = Some(Box::new(buffer));
+                Ok(())
+            }
+            Err(error) => Err((buffer, error)),
+        }
+    }
+
+    /// The result of what was started, if it is there.
+    pub fn test<T: Element>(&mut self) -> Result<Option<Buffer<T>>, CollectiveError> {
+        self.wait(Duration::ZERO)
+    }
+
+    /// The result of what was started, if it comes within `timeout`. `None` means that it has not,
+    /// and may yet.
+    pub fn wait<T: Element>(
+        &mut self,
+        timeout: Duration,
+    ) -> Result<Option<Buffer<T>>, CollectiveError> {
+        if !self.pending.as_ref().is_some_and(|buffer| buffer.is::<Buffer<T>>()) {
+            return Err(CollectiveError::NotStarted);
+        }
+        let Some(outcome) = self.engine.wait(timeout) else { return Ok(None) };
+        let buffer = self.pending.take().and_then(|buffer| buffer.downcast().ok());
+        self.ended(outcome)?;
+        Ok(buffer.map(|buffer| *buffer))
+    }
+
+    fn check_owner<T: Element>(&self, buffer: &Buffer<T>) -> Result<(), CollectiveError> {
+        match buffer.owner() == self.owner {
+            true => Ok(()),
+            false => Err(CollectiveError::ForeignBuffer),
+        }
+    }
+
+    fn start_call<T: Element>(
+        &self,
+        [source, destination]: [Operand; 2],
+        count: usize,
+        operation: ReduceOperation,
+    ) -> Result<(), CollectiveError> {
+        let call = AllReduce {
+            source_key: source.key,
+            source_address: source.address,
+            destination_key: destination.key,
+            destination_address: destination.address,
+            count: count as u64,
+            data_type: T::DATA_TYPE,
+            operation,
+        };
+        self.engine.start(&call, self.config.call_timeout).map(drop)
+    }
+
+    /// Starts a collective and waits for its end. When this returns, the operands are the
+    /// caller's again.
+    fn run<T: Element>(
+        &mut self,
+        operands: [Operand; 2],
+        count: usize,
+        operation: ReduceOperation,
+    ) -> Result<(), CollectiveError> {
+        self.start_call::<T>(operands, count, operation)?;
+        loop {
+            // Ends by itself, with an error when its time is up.
+            if let Some(outcome) = self.engine.wait(Duration::MAX) {
+                return self.ended(outcome);
+            }
+        }
+    }
+
+    /// Tells the controller of a failure that only this rank may know of.
+    fn ended(&self, outcome: Result<(), CollectiveError>) -> Result<(), CollectiveError> {
+        if let Err(error) = &outcome
+            && matches!(
+                error,
+                CollectiveError::Timeout { .. }
+                    | CollectiveError::SwitchLost { .. }
+                    | CollectiveError::Protocol(_)
+                    | CollectiveError::Device(_)
+            )
+        {
+            self.give_up(error.to_string());
+        }
+        outcome
+    }
+
+    fn give_up(&self, reason: String) {
+        // Without a controller there is nobody to tell.
+        let _ = self.sender.send(&ToController::Fail { reason: shortened(reason) });
+    }
+}
+
+impl Drop for Communicator {
+    fn drop(&mut self) {
+        let (collectives, running) = self.engine.progress();
+        if running {
+            let reason = "the communicator was closed during a collective".to_owned();
+            self.give_up(reason.clone());
+            self.engine.fail(CollectiveError::Controller(reason));
+        } else if self.engine.failure().is_none()
+            && self.sender.send(&ToController::Leave { collectives }).is_ok()
+        {
+            self.engine.wait_closed(LINGER);
+        }
+    }
+}
+
+impl fmt::Debug for Communicator {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Communicator")
+            .field("group", &self.config.group)
+            .field("rank", &self.config.rank)
+            .field("world", &self.config.world)
+            .field("switch", &self.switch)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,396 @@
+//! One rank at work: the worker's state machine between the caller, the device's progress thread
+//! and the thread that listens to the controller.
+//!
+//! Completions are handled on the progress thread, which posts what follows from them at once. The
+//! caller posts the beginning of a collective. Both do it with the state locked, because the switch
+//! tells segments apart by the order in which they come. So once for each collective, at its
+//! beginning, the lock is held over the system call that may be needed to wake the device.
+
+use std::net::IpAddr;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use millstream_inc::{Abort, AllReduce, CONTROL_BYTES, CollectiveError as E, Command, HostWorker};
+use millstream_verbs::{
+    Access, Completion, CompletionOperation, CompletionQueue, CompletionStatus, Device, Mtu, Psn,
+    QueuePair, QueuePairAttributes, QueuePairState, ReceiveRequest, SendRequest,
+};
+
+use crate::CollectiveError;
+use crate::memory::ControlBlock;
+
+/// What a rank shares with the other threads.
+pub(crate) struct Engine {
+    state: Mutex<State>,
+    changed: Condvar,
+    pair: QueuePair,
+    device: Device,
+    switch: IpAddr,
+}
+
+struct State {
+    worker: HostWorker,
+    control: ControlBlock<CONTROL_BYTES>,
+    /// How many collectives were started.
+    started: u64,
+    /// The number and deadline of the one under way.
+    running: Option<Running>,
+    outcome: Option<Outcome>,
+    /// Why the communicator is of no more use.
+    failure: Option<Failure>,
+    /// Ranks that have left, and how many collectives they have called.
+    left: Vec<(u32, u64)>,
+    /// Nothing more will be heard from the controller.
+    closed: bool,
+    /// Kept for their allocation.
+    sends: Vec<SendRequest>,
+    receives: Vec<ReceiveRequest>,
+}
+
+#[derive(Clone, Copy)]
+struct Running {
+    sequence: u64,
+    deadline: Instant,
+    limit: Duration,
+}
+
+#[derive(Clone, Copy)]
+enum Outcome {
+    Done,
+    /// [`State::failure`] says why.
+    Failed,
+}
+
+struct Failure {
+    error: CollectiveError,
+    /// The controller may know better, as long as nobody was told this.
+    provisional: bool,
+}
+
+/// How long a failure that the switch reports may wait for what the controller says about it.
+const VERDICT_PATIENCE: Duration = Duration::from_millis(250);
+
+/// Finds the engine that completions are for. The queue pair needs the completion queue, and the
+/// engine the queue pair, so the queue's handler gets to know the engine last.
+#[derive(Clone, Default)]
+pub(crate) struct EngineSlot(Arc<OnceLock<Weak<Engine>>>);
+
+impl EngineSlot {
+    pub(crate) fn handle(&self, completions: &[Completion]) {
+        if let Some(engine) = self.0.get().and_then(Weak::upgrade) {
+            engine.completed(completions);
+        }
+    }
+}
+
+/// The switch's end of the connection.
+pub(crate) struct Edge {
+    pub(crate) qpn: millstream_verbs::Qpn,
+    pub(crate) psn: Psn,
+    pub(crate) path_mtu: Mtu,
+}
+
+/// Acknowledgement timeout on the way to the switch: 4.096 us * 2^16 = 0.27 s. A switch that is
+/// silent for eight of these is lost.
+const TIMEOUT: u8 = 16;
+const RETRY_COUNT: u8 = 7;
+
+impl Engine {
+    pub(crate) fn new(
+        worker: HostWorker,
+        control: ControlBlock<CONTROL_BYTES>,
+        pair: QueuePair,
+        device: Device,
+        switch: IpAddr,
+        slot: &EngineSlot,
+    ) -> Arc<Self> {
+        let state = State {
+            sends: Vec::with_capacity(worker.required_send_requests() as usize),
+            receives: Vec::with_capacity(worker.required_receive_requests() as usize),
+            worker,
+            control,
+            started: 0,
+            running: None,
+            outcome: None,
+            failure: None,
+            left: Vec::new(),
+            closed: false,
+        };
+        let state = Mutex::new(state);
+        let engine = Arc::new(Self { state, changed: Condvar::new(), pair, device, switch });
+        // A slot is for one engine.
+        let _ = slot.0.set(Arc::downgrade(&engine));
+        engine
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic elsewhere leaves nothing half done that matters more than going on.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Connects the queue pair, and posts the first receives.
+    pub(crate) fn connect(
+        &self,
+        edge: &Edge,
+        psn: Psn,
+    ) -> Result<(), millstream_verbs::ModifyError> {
+        let none = QueuePairAttributes::default();
+        self.pair.modify(&QueuePairAttributes {
+            state: Some(QueuePairState::Initialized),
+            // The switch may write only while a collective runs.
+            access: Some(Access::LOCAL_WRITE),
+            ..none
+        })?;
+        self.pair.modify(&QueuePairAttributes {
+            state: Some(QueuePairState::ReadyToReceive),
+            remote_address: Some(self.switch),
+            path_mtu: Some(edge.path_mtu),
+            destination_qpn: Some(edge.qpn),
+            receive_psn: Some(edge.psn),
+            responder_resources: Some(0),
+            minimum_rnr_timer: Some(1),
+            ..none
+        })?;
+        self.pair.modify(&QueuePairAttributes {
+            state: Some(QueuePairState::ReadyToSend),
+            send_psn: Some(psn),
+            timeout: Some(TIMEOUT),
+            retry_count: Some(RETRY_COUNT),
+            // The switch asks for patience when descriptors come too fast; deadlines end that.
+            rnr_retry: Some(7),
+            initiator_depth: Some(0),
+            ..none
+        })?;
+        self.advance(&mut self.lock());
+        Ok(())
+    }
+
+    /// Lets the switch write to this rank's memory, or not. A queue pair that has failed lets
+    /// nobody do anything, so that it refuses this does not matter.
+    fn admit_results(&self, admit: bool) {
+        let remote = if admit { Access::REMOTE_WRITE } else { Access::empty() };
+        let access = Some(Access::LOCAL_WRITE | remote);
+        let _ = self.pair.modify(&QueuePairAttributes { access, ..QueuePairAttributes::default() });
+    }
+
+    /// Starts a collective; returns its number.
+    pub(crate) fn start(&self, call: &AllReduce, limit: Duration) -> Result<u64, CollectiveError> {
+        let mut state = self.lock();
+        if let Some(Running { sequence, .. }) = state.running {
+            return Err(CollectiveError::Busy(sequence));
+        }
+        if state.failure.is_none()
+            && let Some(error) = state.outlived(state.started)
+        {
+            drop(state);
+            self.fail(error);
+            state = self.lock();
+        }
+        if let Some(failure) = &state.failure {
+            return Err(failure.error.clone());
+        }
+        let sequence = state
+            .worker
+            .start(call)
+            .map_err(|error| CollectiveError::from_start(error, self.switch))?;
+        state.started = sequence + 1;
+        let deadline = Instant::now() + limit;
+        state.running = Some(Running { sequence, deadline, limit });
+        self.admit_results(true);
+        self.advance(&mut state);
+        Ok(sequence)
+    }
+
+    /// Waits for the collective under way, for at most so long. `None` when it goes on after that.
+    /// When there is an answer, the switch cannot write any more.
+    pub(crate) fn wait(&self, patience: Duration) -> Option<Result<(), CollectiveError>> {
+        let end = Instant::now().checked_add(patience);
+        let mut state = self.lock();
+        loop {
+            if let Some(outcome) = state.outcome {
+                return Some(self.ended(state, outcome));
+            }
+            let Some(running) = state.running else {
+                return Some(Err(CollectiveError::NotStarted));
+            };
+            let now = Instant::now();
+            if now >= running.deadline {
+                let error = state.timed_out(running);
+                drop(state);
+                self.fail(error);
+                state = self.lock();
+                continue;
+            }
+            if end.is_some_and(|end| now >= end) {
+                return None;
+            }
+            let until = end.map_or(running.deadline, |end| end.min(running.deadline));
+            let waited = self.changed.wait_timeout(state, until - now);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
+    /// The collective is over: how, for the caller.
+    fn ended(&self, state: MutexGuard<'_, State>, outcome: Outcome) -> Result<(), CollectiveError> {
+        let open = |state: &mut State| {
+            !state.closed && state.failure.as_ref().is_some_and(|failure| failure.provisional)
+        };
+        let waited = self.changed.wait_timeout_while(state, VERDICT_PATIENCE, open);
+        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        state.running = None;
+        state.outcome = None;
+        let result = match (outcome, &mut state.failure) {
+            (Outcome::Failed, Some(failure)) => {
+                failure.provisional = false;
+                Err(failure.error.clone())
+            }
+            // A communicator may fail just after its collective is done.
+            _ => Ok(()),
+        };
+        drop(state);
+        self.admit_results(false);
+        result
+    }
+
+    /// Takes completions, on the progress thread.
+    fn completed(&self, completions: &[Completion]) {
+        let mut state = self.lock();
+        for completion in completions {
+            // Results do not concern it.
+            let control = match completion.operation {
+                CompletionOperation::Receive => state.control.load(),
+                _ => [0; CONTROL_BYTES],
+            };
+            state.worker.handle_completion(completion, &control);
+        }
+        if self.advance(&mut state) {
+            drop(state);
+            self.changed.notify_all();
+        }
+    }
+
+    /// Carries out what the worker wants, and looks whether it is done; `true` when the caller
+    /// must know.
+    fn advance(&self, state: &mut State) -> bool {
+        while let Some(command) = state.worker.poll_command() {
+            match command {
+                Command::Store(bytes) => state.control.store(&bytes),
+                Command::Receive(request) => state.receives.push(request),
+                Command::Send(request) => state.sends.push(request),
+            }
+        }
+        // Receives first: what is sent is answered into them.
+        let mut posted = true;
+        if !state.receives.is_empty() {
+            posted &= self.pair.post_receive(&state.receives).is_ok();
+            state.receives.clear();
+        }
+        if !state.sends.is_empty() {
+            posted &= self.pair.post_send(&state.sends).is_ok();
+            state.sends.clear();
+        }
+        if !posted {
+            // Only a device that has failed refuses what fits its queues.
+            let flushed = CompletionStatus::Flushed;
+            state.worker.fail(E::Transport(flushed));
+        }
+        if let Some(error) = state.worker.failure()
+            && state.failure.is_none()
+        {
+            let device = self.device.failure().map(CollectiveError::Device);
+            // Only a mismatch comes with all there is to know.
+            let known = device.is_some() || matches!(error, E::Aborted(Abort::Mismatch(_)));
+            let error = device.unwrap_or_else(|| CollectiveError::from_switch(error, self.switch));
+            state.failure = Some(Failure { error, provisional: !known });
+        }
+        let Some(outcome) = state.worker.poll_outcome() else { return false };
+        state.outcome = Some(if outcome.is_ok() { Outcome::Done } else { Outcome::Failed });
+        true
+    }
+
+    /// Ends the communicator, and the collective under way, with this reason unless there is one.
+    pub(crate) fn fail(&self, error: CollectiveError) {
+        let mut state = self.lock();
+        if state.failure.as_ref().is_none_or(|failure| failure.provisional) {
+            state.failure = Some(Failure { error, provisional: false });
+        }
+        state.worker.fail(E::Transport(CompletionStatus::Flushed));
+        self.advance(&mut state);
+        drop(state);
+        self.changed.notify_all();
+        let _ = self.pair.modify(&QueuePairAttributes {
+            state: Some(QueuePairState::Error),
+            ..QueuePairAttributes::default()
+        });
+    }
+
+    /// Asks the switch whether it is there, if the collective under way would not show.
+    pub(crate) fn probe(&self) {
+        let mut state = self.lock();
+        state.worker.probe();
+        let ended = self.advance(&mut state);
+        drop(state);
+        if ended {
+            self.changed.notify_all();
+        }
+    }
+
+    /// A rank has left after so many collectives.
+    pub(crate) fn peer_left(&self, rank: u32, collectives: u64) {
+        let mut state = self.lock();
+        state.left.push((rank, collectives));
+        let error = state.running.and_then(|running| state.outlived(running.sequence));
+        drop(state);
+        if let Some(error) = error {
+            self.fail(error);
+        }
+    }
+
+    /// Everyone has left, or nobody will say so any more.
+    pub(crate) fn close(&self) {
+        self.lock().closed = true;
+        self.changed.notify_all();
+    }
+
+    /// Waits until everyone has left, or there is no point in waiting, but not for ever.
+    pub(crate) fn wait_closed(&self, patience: Duration) {
+        let waiting = |state: &mut State| !state.closed && state.failure.is_none();
+        drop(self.changed.wait_timeout_while(self.lock(), patience, waiting));
+    }
+
+    pub(crate) fn failure(&self) -> Option<CollectiveError> {
+        self.lock().failure.as_ref().map(|failure| failure.error.clone())
+    }
+
+    /// How many collectives were started, and whether one is under way.
+    pub(crate) fn progress(&self) -> (u64, bool) {
+        let state = self.lock();
+        (state.started, state.running.is_some())
+    }
+}
+
+impl State {
+    /// Why a collective can never end, if a rank has left before it.
+    fn outlived(&self, sequence: u64) -> Option<CollectiveError> {
+        let &(rank, collectives) = self.left.iter().find(|&&(_, called)| called <= sequence)?;
+        let detail = format!("it left after {collectives} collectives");
+        Some(CollectiveError::PeerLost { rank, detail })
+    }
+
+    fn timed_out(&self, running: Running) -> CollectiveError {
+        let Running { sequence, limit, .. } = running;
+        let (_, results, segments) = self.worker.progress().unwrap_or_default();
+        CollectiveError::Timeout { sequence, results, segments, limit }
+    }
+}
+
+/// A completion queue whose completions go to the engine of `slot`.
+pub(crate) fn completion_queue(
+    device: &Device,
+    capacity: usize,
+    slot: &EngineSlot,
+) -> Result<CompletionQueue, millstream_verbs::CreateError> {
+    let slot = slot.clone();
+    let handler = Box::new(move |completions: &[Completion]| slot.handle(completions));
+    device.create_completion_queue_with_handler(capacity, handler)
+}

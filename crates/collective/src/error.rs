@@ -1,0 +1,227 @@
+//! What can go wrong, for callers to match on.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use millstream_inc::protocol::{AbortReason, FrameError, Refusal};
+use millstream_inc::{Abort, DataType, HostConfigError, ReduceOperation, StartError};
+use millstream_verbs::{CompletionStatus, CreateError, ModifyError, PostError, RegionError};
+use thiserror::Error;
+
+/// Why a group could not be joined.
+#[derive(Debug, Error)]
+pub enum JoinError {
+    /// The controller cannot be reached.
+    #[error("cannot reach the controller at {controller}: {source}")]
+    Unreachable {
+        /// Where it should be.
+        controller: SocketAddr,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The controller says no: ranks are missing, there is no switch, and so on.
+    #[error("{0}")]
+    Refused(Refusal),
+    /// The connection to the controller broke.
+    #[error("the controller at {controller} was lost while the group was made: {source}")]
+    Lost {
+        /// The controller.
+        controller: SocketAddr,
+        /// How.
+        source: io::Error,
+    },
+    /// The controller does not answer.
+    #[error("the controller at {controller} did not make the group within {limit:?}")]
+    Timeout {
+        /// The controller.
+        controller: SocketAddr,
+        /// How long we waited.
+        limit: Duration,
+    },
+    /// What answers is no controller, or one of another version.
+    #[error("the controller at {controller} broke the protocol: {detail}")]
+    Protocol {
+        /// The controller.
+        controller: SocketAddr,
+        /// How.
+        detail: String,
+    },
+    /// There is no way to the switch that RoCE could use.
+    #[error("no path to the switch at {switch}: {source}")]
+    Path {
+        /// The switch.
+        switch: IpAddr,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The controller's plan makes no sense.
+    #[error(transparent)]
+    Plan(#[from] HostConfigError),
+    /// The device has no queue left.
+    #[error(transparent)]
+    Create(#[from] CreateError),
+    /// The device has no region left.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    /// The queue pair could not be connected.
+    #[error(transparent)]
+    Modify(#[from] ModifyError),
+    /// The device does not take work.
+    #[error(transparent)]
+    Post(#[from] PostError),
+    /// The system has no thread left.
+    #[error("cannot start a thread: {0}")]
+    Thread(io::Error),
+}
+
+impl JoinError {
+    pub(crate) fn frame(controller: SocketAddr, error: &FrameError) -> Self {
+        Self::Protocol { controller, detail: error.to_string() }
+    }
+}
+
+/// Why a collective has no result.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+pub enum CollectiveError {
+    /// The ranks called different collectives. All ranks get this.
+    #[error("{what}")]
+    Mismatch {
+        /// Who differs from most others.
+        rank: u32,
+        /// In what.
+        what: String,
+    },
+    /// A rank is gone: its process has ended, its machine or network stands still, or it has left
+    /// before this collective.
+    #[error("rank {rank} is lost: {detail}")]
+    PeerLost {
+        /// Which.
+        rank: u32,
+        /// How that is known.
+        detail: String,
+    },
+    /// The switch is gone.
+    #[error("the switch at {switch} is lost: {detail}")]
+    SwitchLost {
+        /// Its address.
+        switch: IpAddr,
+        /// How that is known.
+        detail: String,
+    },
+    /// The collective did not end in time.
+    #[error(
+        "collective {sequence} did not end within {limit:?}: {results} of {segments} segments have \
+         their result; some rank has not called it, or is slow"
+    )]
+    Timeout {
+        /// Its number.
+        sequence: u64,
+        /// Segments that have their result.
+        results: u64,
+        /// Segments there are.
+        segments: u64,
+        /// How long we waited.
+        limit: Duration,
+    },
+    /// The controller ended the communicator.
+    #[error("the controller ended the communicator: {0}")]
+    Controller(String),
+    /// A rank, the switch or the controller broke the protocol: versions differ, or there is a
+    /// bug.
+    #[error("protocol error: {0}")]
+    Protocol(String),
+    /// The device failed.
+    #[error("{0}")]
+    Device(String),
+    /// Memory could not be registered. The communicator is as good as before.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    /// Source and destination differ in length. The communicator is as good as before.
+    #[error("the source has {source_length} elements and the destination {destination_length}")]
+    Lengths {
+        /// Of the source.
+        source_length: usize,
+        /// Of the destination.
+        destination_length: usize,
+    },
+    /// The switch cannot compute this. The communicator is as good as before.
+    #[error("{operation} of {data_type} is not supported")]
+    Unsupported {
+        /// What was asked for.
+        operation: ReduceOperation,
+        /// What was asked for.
+        data_type: DataType,
+    },
+    /// Longer than a collective can be. The communicator is as good as before.
+    #[error("{count} elements of {data_type} are more than a collective can have")]
+    TooLong {
+        /// What was asked for.
+        count: u64,
+        /// What was asked for.
+        data_type: DataType,
+    },
+    /// A collective was started and not waited for. The communicator is as good as before.
+    #[error("the communicator is busy with collective {0}: wait for it first")]
+    Busy(u64),
+    /// There is nothing to wait for, of this element type at least.
+    #[error("no collective with a buffer of this type was started")]
+    NotStarted,
+    /// The buffer is registered with another communicator's memory. Nothing was done with it.
+    #[error("the buffer was allocated by another communicator")]
+    ForeignBuffer,
+}
+
+impl CollectiveError {
+    /// What the controller says.
+    pub(crate) fn from_controller(reason: AbortReason) -> Self {
+        match reason {
+            AbortReason::PeerLost { rank, detail } => Self::PeerLost { rank, detail },
+            AbortReason::Mismatch { rank, detail } => Self::Mismatch { rank, what: detail },
+            AbortReason::Violation { rank, detail } => {
+                Self::Protocol(format!("rank {rank} broke the protocol: {detail}"))
+            }
+            AbortReason::SwitchLost { address, detail, .. } => {
+                Self::SwitchLost { switch: address, detail }
+            }
+        }
+    }
+
+    /// What the connection to the switch says.
+    pub(crate) fn from_switch(error: millstream_inc::CollectiveError, switch: IpAddr) -> Self {
+        use millstream_inc::CollectiveError as E;
+        match error {
+            E::Aborted(Abort::Mismatch(mismatch)) => {
+                Self::Mismatch { rank: mismatch.rank, what: mismatch.to_string() }
+            }
+            E::Aborted(Abort::PeerLost { rank }) => {
+                let detail = "it no longer answers the switch".to_owned();
+                Self::PeerLost { rank, detail }
+            }
+            E::Aborted(abort @ Abort::Violation { .. }) => Self::Protocol(abort.to_string()),
+            E::Aborted(Abort::Requested { code }) => Self::Controller(format!(
+                "the switch has a new controller, which does not know it (code {code})"
+            )),
+            E::Transport(CompletionStatus::RetryExceeded | CompletionStatus::Flushed) => {
+                let detail = "it does not answer".to_owned();
+                Self::SwitchLost { switch, detail }
+            }
+            E::Transport(status) => {
+                Self::Protocol(format!("the switch at {switch} refused what was sent: {status}"))
+            }
+            E::Protocol(_) | E::TimedOut { .. } => Self::Protocol(error.to_string()),
+        }
+    }
+
+    /// Why a collective was not started.
+    pub(crate) fn from_start(error: StartError, switch: IpAddr) -> Self {
+        match error {
+            StartError::Busy(sequence) => Self::Busy(sequence),
+            StartError::Failed(error) => Self::from_switch(error, switch),
+            StartError::Unsupported { operation, data_type, .. } => {
+                Self::Unsupported { operation, data_type }
+            }
+            StartError::TooLong { count, data_type } => Self::TooLong { count, data_type },
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! What the collectives compute, over real sockets.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Cluster, PATIENCE, each, leave};
+use millstream_collective::{CollectiveError, Communicator, DataType, Element, ReduceOperation};
+
+use ReduceOperation::Sum;
+
+/// An element of a rank's vector, different everywhere and wrapping in the sum.
+fn element(rank: u32, index: usize, round: u32) -> i32 {
+    let mixed = (index as u32 ^ round << 20).wrapping_mul(0x9e37_79b1).rotate_left(rank);
+    mixed.wrapping_add(rank) as i32
+}
+
+fn vector(rank: u32, length: usize, round: u32) -> Vec<i32> {
+    (0..length).map(|index| element(rank, index, round)).collect()
+}
+
+fn sum(world: u32, length: usize, round: u32) -> Vec<i32> {
+    let total =
+        |index| (0..world).fold(0_i32, |sum, rank| sum.wrapping_add(element(rank, index, round)));
+    (0..length).map(total).collect()
+}
+
+/// The index of the first difference: a failed assertion should not print a million numbers.
+fn first_difference<T: PartialEq>(a: &[T], b: &[T]) -> Option<usize> {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).position(|(a, b)| a != b)
+}
+
+/// Lengths around segments (16 384 elements) and windows (16 segments), back and forth.
+const LENGTHS: [usize; 10] = [1, 0, 7, 16_383, 1 << 20, 1, 16_385, 262_145, 0, (1 << 20) + 3];
+
+fn sums_of(world: u32) {
+    let cluster = Cluster::start(1);
+    let mut ranks = cluster.group("sums", world);
+    for (round, length) in (0..).zip(LENGTHS) {
+        let wanted = sum(world, length, round);
+        each(&mut ranks, |communicator| {
+            let source = vector(communicator.rank(), length, round);
+            let mut result = vec![0x5555_5555; length];
+            communicator.all_reduce(&source, &mut result, Sum).unwrap();
+            assert_eq!(first_difference(&result, &wanted), None, "length {length}");
+            let untouched = vector(communicator.rank(), length, round);
+            assert_eq!(first_difference(&source, &untouched), None);
+            let mut both = source;
+            communicator.all_reduce_in_place(&mut both, Sum).unwrap();
+            assert_eq!(first_difference(&both, &wanted), None, "length {length} in place");
+        });
+    }
+    leave(ranks);
+}
+
+#[test]
+fn one_rank_gets_its_own_vector() {
+    sums_of(1);
+}
+
+#[test]
+fn two_ranks_get_exact_sums() {
+    sums_of(2);
+}
+
+#[test]
+fn four_ranks_get_exact_sums() {
+    sums_of(4);
+}
+
+#[test]
+fn seven_ranks_get_exact_sums() {
+    sums_of(7);
+}
+
+#[test]
+fn ranks_that_do_not_wait_for_each_other_stay_apart_by_at_most_a_collective() {
+    let cluster = Cluster::start(1);
+    let mut ranks = cluster.group("free", 3);
+    // No barrier between rounds but the collective itself.
+    each(&mut ranks, |communicator| {
+        for round in 0..200 {
+            let length = (round as usize * 37) % 5000;
+            let mut vector = vector(communicator.rank(), length, round);
+            communicator.all_reduce_in_place(&mut vector, Sum).unwrap();
+            assert_eq!(first_difference(&vector, &sum(3, length, round)), None, "round {round}");
+        }
+    });
+    leave(ranks);
+}
+
+fn combine<T: Element + PartialEq + std::fmt::Debug>(
+    ranks: &mut [Communicator],
+    operation: ReduceOperation,
+    of: [&[T]; 2],
+    wanted: &[T],
+) {
+    for result in each(ranks, |communicator| {
+        let mut vector = of[communicator.rank() as usize].to_vec();
+        communicator.all_reduce_in_place(&mut vector, operation).unwrap();
+        vector
+    }) {
+        assert_eq!(result, wanted, "{operation} of {}", T::DATA_TYPE);
+    }
+}
+
+#[test]
+fn other_types_and_operations() {
+    let cluster = Cluster::start(1);
+    let mut ranks = cluster.group("types", 2);
+    let ranks = &mut ranks[..];
+    combine::<u8>(ranks, Sum, [&[250, 1, 2], &[10, 1, 0]], &[4, 2, 2]);
+    combine::<i8>(ranks, ReduceOperation::Minimum, [&[-3, 5], &[2, -128]], &[-3, -128]);
+    combine::<i16>(ranks, ReduceOperation::Product, [&[-3, 5], &[2, 300]], &[-6, 1500]);
+    combine::<u16>(ranks, ReduceOperation::BitXor, [&[0xf0f0], &[0xffff]], &[0x0f0f]);
+    combine::<u32>(ranks, ReduceOperation::BitOr, [&[1, 2], &[4, 2]], &[5, 2]);
+    combine::<i64>(ranks, Sum, [&[i64::MAX, 1], &[1, -1]], &[i64::MIN, 0]);
+    combine::<u64>(ranks, ReduceOperation::BitAnd, [&[u64::MAX], &[1 << 63]], &[1 << 63]);
+    combine::<f32>(ranks, ReduceOperation::Maximum, [&[1.5, -0.5], &[-1.0, 2.0]], &[1.5, 2.0]);
+    combine::<f64>(ranks, Sum, [&[0.5, 1e300], &[0.25, 1e300]], &[0.75, 2e300]);
+}
+
+#[test]
+fn buffers_are_used_again_without_registering() {
+    let cluster = Cluster::start(1);
+    let mut ranks = cluster.group("buffers", 2);
+    each(&mut ranks, |communicator| {
+        let rank = communicator.rank();
+        let mut source = communicator.allocate::<i32>(100_001).unwrap();
+        let mut result = communicator.allocate(100_001).unwrap();
+        assert!(source.iter().all(|&element| element == 0));
+        for round in 0..5 {
+            source.copy_from_slice(&vector(rank, 100_001, round));
+            communicator.all_reduce_buffers(&source, &mut result, Sum).unwrap();
+            assert_eq!(first_difference(&result, &sum(2, 100_001, round)), None);
+        }
+    });
+    leave(ranks);
+}
+
+#[test]
+fn a_collective_can_be_started_and_waited_for() {
+    let cluster = Cluster::start(1);
+    let mut ranks = cluster.group("start", 2);
+    let [first, second] = &mut ranks[..] else { panic!("two ranks") };
+    let mut buffer = first.allocate::<i32>(300_000).unwrap();
+    buffer.copy_from_slice(&vector(0, 300_000, 0));
+    first.start(buffer, Sum).unwrap();
+    // The other has not called it, so it cannot have ended.
+    assert!(first.test::<i32>().unwrap().is_none());
+    assert!(first.wait::<i32>(Duration::from_millis(1)).unwrap().is_none());
+    assert_eq!(first.wait::<u8>(PATIENCE).unwrap_err(), CollectiveError::NotStarted);
+
+    let mut vector = vector(1, 300_000, 0);
+    second.all_reduce_in_place(&mut vector, Sum).unwrap();
+    let result = first.wait::<i32>(PATIENCE).unwrap().expect("it is over for the other");
+    assert_eq!(first_difference(&result, &vector), None);
+    assert_eq!(first.test::<i32>().unwrap_err(), CollectiveError::NotStarted);
+    // An empty one, too.
+    let empty = first.allocate::<i32>(0).unwrap();
+    first.start(empty, Sum).unwrap();
+    second.all_reduce_in_place::<i32>(&mut [], Sum).unwrap();
+    assert_eq!(first.wait::<i32>(PATIENCE).unwrap().expect("over").len(), 0);
+    leave(ranks);
+}
+
+#[test]
+fn wrong_arguments_are_refused_and_change_nothing() {
+    let cluster = Cluster::start(1);
+    let mut other = cluster.group("other", 1);
+    let mut ranks = cluster.group("arguments", 1);
+    let (one, stranger) = (&mut ranks[0], &mut other[0]);
+    assert_eq!(
+        one.all_reduce(&[1, 2], &mut [0], Sum).unwrap_err(),
+        CollectiveError::Lengths { source_length: 2, destination_length: 1 }
+    );
+    let operation = ReduceOperation::Average;
+    assert_eq!(
+        one.all_reduce_in_place(&mut [1_i32], operation).unwrap_err(),
+        CollectiveError::Unsupported { operation, data_type: DataType::Int32 }
+    );
+    let mut foreign = stranger.allocate::<i32>(4).unwrap();
+    let own = one.allocate::<i32>(4).unwrap();
+    assert_eq!(
+        one.all_reduce_buffers(&own, &mut foreign, Sum).unwrap_err(),
+        CollectiveError::ForeignBuffer
+    );
+    let (foreign, error) = one.start(foreign, Sum).unwrap_err();
+    assert_eq!((foreign.len(), error), (4, CollectiveError::ForeignBuffer));
+    assert_eq!(one.test::<i32>().unwrap_err(), CollectiveError::NotStarted);
+    // Busy: what was started must be waited for.
+    one.start(own, Sum).unwrap();
+    assert_eq!(one.all_reduce_in_place(&mut [1], Sum).unwrap_err(), CollectiveError::Busy(0));
+    assert!(one.wait::<i32>(PATIENCE).unwrap().is_some());
+    let mut vector = [7];
+    one.all_reduce_in_place(&mut vector, Sum).unwrap();
+    assert_eq!((vector, one.failure()), ([7], None));
+}
+
+#[test]
+fn two_groups_at_once_do_not_mix() {
+    let cluster = Cluster::start(1);
+    let mut a = cluster.group("a", 2);
+    let mut b = cluster.group("b", 3);
+    std::thread::scope(|scope| {
+        for (ranks, world) in [(&mut a, 2), (&mut b, 3)] {
+            scope.spawn(move || {
+                each(ranks, |communicator| {
+                    for round in 0..10 {
+                        let mut vector = vector(communicator.rank(), 200_003, round);
+                        communicator.all_reduce_in_place(&mut vector, Sum).unwrap();
+                        let wanted = sum(world, 200_003, round);
+                        assert_eq!(first_difference(&vector, &wanted), None);
+                    }
+                });
+            });
+        }
+    });
+    leave(a);
+    leave(b);
+}

@@ -1,0 +1,274 @@
+//! What goes wrong, and what every rank hears of it.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use common::{Cluster, PATIENCE, address, each, join_all, leave, start_controller};
+use millstream_collective::{
+    CollectiveError, Communicator, JoinConfig, JoinError, ReduceOperation, Refusal,
+};
+use millstream_inc::protocol::{FrameDecoder, FromController, Hello, ToController, encode};
+use millstream_verbs::{Mtu, Psn, Qpn};
+
+use ReduceOperation::Sum;
+
+/// The bound that callers are promised, from the death of someone to the error.
+const BOUND: Duration = Duration::from_secs(5);
+
+/// A host that joins as it should, and then does nothing: no queue pair, no answers.
+struct Dummy {
+    stream: TcpStream,
+    decoder: FrameDecoder,
+}
+
+impl Dummy {
+    fn join(cluster: &Cluster, group: &str, world: u32, rank: u32) -> Self {
+        let stream = TcpStream::connect(cluster.controller).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let dummy = Self { stream, decoder: FrameDecoder::new() };
+        let (group, address) = (group.to_owned(), address());
+        dummy.say(&ToController::Join(Hello { group, world, rank, address, timeout_ms: 30_000 }));
+        dummy
+    }
+
+    fn say(&self, message: &ToController) {
+        (&self.stream).write_all(&encode(message).unwrap()).unwrap();
+    }
+
+    fn hear(&mut self) -> FromController {
+        loop {
+            match self.decoder.next_message().unwrap() {
+                Some(FromController::Ping) => self.say(&ToController::Pong),
+                Some(message) => return message,
+                None => {
+                    let mut bytes = [0; 4096];
+                    let count = self.stream.read(&mut bytes).unwrap();
+                    assert_ne!(count, 0, "the controller closed the connection");
+                    self.decoder.extend(&bytes[..count]);
+                }
+            }
+        }
+    }
+
+    /// Plays along until the communicator is ready.
+    fn get_ready(&mut self) {
+        assert!(matches!(self.hear(), FromController::GroupReady { .. }));
+        let (qpn, psn) = (Qpn::new(77), Psn::new(0));
+        self.say(&ToController::Connect { qpn, psn, path_mtu: Mtu::B4096 });
+        assert!(matches!(self.hear(), FromController::Plan(_)));
+    }
+}
+
+/// A group of which the last rank is a dummy.
+fn with_dummy(cluster: &Cluster, group: &str, world: u32) -> (Vec<Communicator>, Dummy) {
+    let mut dummy = Dummy::join(cluster, group, world, world - 1);
+    let configs = (0..world - 1).map(|rank| cluster.config(group, world, rank)).collect();
+    std::thread::scope(|scope| {
+        let ranks = scope.spawn(|| join_all(configs));
+        dummy.get_ready();
+        (ranks.join().unwrap().into_iter().map(Result::unwrap).collect(), dummy)
+    })
+}
+
+/// Starts a collective on every rank, lets something happen, and gives the errors.
+fn errors_after(ranks: &mut [Communicator], happening: impl FnOnce()) -> Vec<CollectiveError> {
+    for rank in ranks.iter_mut() {
+        let buffer = rank.allocate::<i32>(1 << 20).unwrap();
+        rank.start(buffer, Sum).unwrap();
+    }
+    happening();
+    let before = Instant::now();
+    let errors = each(ranks, |rank| rank.wait::<i32>(PATIENCE).unwrap_err());
+    assert!(before.elapsed() < BOUND, "{errors:?} after {:?}", before.elapsed());
+    errors
+}
+
+#[test]
+fn a_mismatch_names_the_odd_rank_to_everyone() {
+    let cluster = Cluster::start(1);
+    let mut ranks = cluster.group("mismatch", 3);
+    each(&mut ranks, |rank| rank.all_reduce_in_place(&mut [1; 10], Sum).unwrap());
+    let errors = each(&mut ranks, |rank| {
+        let length = if rank.rank() == 1 { 50_001 } else { 50_000 };
+        rank.all_reduce_in_place(&mut vec![1_i32; length], Sum).unwrap_err()
+    });
+    for error in errors {
+        let CollectiveError::Mismatch { rank: 1, what } = error else { panic!("{error:?}") };
+        assert_eq!(
+            what,
+            "the ranks do not agree on collective 1: \
+             rank 1 has count 50001 where rank 0 has 50000"
+        );
+    }
+    // It stays so, and is no obstacle to a new group of the same name.
+    each(&mut ranks, |rank| {
+        let again = rank.all_reduce_in_place(&mut [1; 10], Sum).unwrap_err();
+        assert!(matches!(again, CollectiveError::Mismatch { rank: 1, .. }), "{again:?}");
+        assert_eq!(rank.failure(), Some(again));
+    });
+    let mut again = cluster.group("mismatch", 3);
+    each(&mut again, |rank| rank.all_reduce_in_place(&mut [1; 10], Sum).unwrap());
+    leave(again);
+}
+
+#[test]
+fn a_rank_that_dies_in_the_middle_is_named_to_the_others() {
+    let cluster = Cluster::start(1);
+    let (mut ranks, dummy) = with_dummy(&cluster, "death", 3);
+    // A neighbour that must not notice.
+    let mut others = cluster.group("neighbour", 2);
+    for error in errors_after(&mut ranks, || drop(dummy)) {
+        let CollectiveError::PeerLost { rank: 2, detail } = error else { panic!("{error:?}") };
+        assert!(!detail.is_empty());
+    }
+    each(&mut others, |rank| {
+        let mut vector = [rank.rank() as i32 + 1; 3];
+        rank.all_reduce_in_place(&mut vector, Sum).unwrap();
+        assert_eq!(vector, [3; 3]);
+    });
+    leave(others);
+}
+
+#[test]
+fn a_rank_that_gives_up_is_named_with_its_reason() {
+    let cluster = Cluster::start(1);
+    let (mut ranks, dummy) = with_dummy(&cluster, "gives up", 2);
+    let errors = errors_after(&mut ranks, || {
+        dummy.say(&ToController::Fail { reason: "tired".to_owned() });
+    });
+    let detail = "it gave up: tired".to_owned();
+    assert_eq!(errors, [CollectiveError::PeerLost { rank: 1, detail }]);
+}
+
+#[test]
+fn a_communicator_that_is_dropped_in_the_middle_ends_it_for_all() {
+    let cluster = Cluster::start(1);
+    let mut ranks = cluster.group("dropped", 3);
+    let mut last = ranks.pop().unwrap();
+    // Not all have started, so it cannot end.
+    let buffer = last.allocate::<i32>(1 << 20).unwrap();
+    last.start(buffer, Sum).unwrap();
+    for rank in &mut ranks[..1] {
+        let buffer = rank.allocate::<i32>(1 << 20).unwrap();
+        rank.start(buffer, Sum).unwrap();
+    }
+    drop(last);
+    let error = ranks[0].wait::<i32>(PATIENCE).unwrap_err();
+    assert!(matches!(error, CollectiveError::PeerLost { rank: 2, .. }), "{error:?}");
+}
+
+#[test]
+fn a_rank_that_leaves_early_is_named_when_it_is_missed() {
+    let cluster = Cluster::start(1);
+    let mut ranks = cluster.group("early", 2);
+    each(&mut ranks, |rank| rank.all_reduce_in_place(&mut [1; 10], Sum).unwrap());
+    drop(ranks.pop());
+    let error = ranks[0].all_reduce_in_place(&mut [1; 10], Sum).unwrap_err();
+    let detail = "it left after 1 collectives".to_owned();
+    assert_eq!(error, CollectiveError::PeerLost { rank: 1, detail });
+}
+
+#[test]
+fn a_switch_that_dies_is_named_to_its_ranks_and_another_takes_over() {
+    let mut cluster = Cluster::start(1);
+    let (mut ranks, _dummy) = with_dummy(&cluster, "switch", 3);
+    let switch = ranks[0].switch().1;
+    let dead = cluster.switches.pop();
+    for error in errors_after(&mut ranks, || drop(dead)) {
+        let CollectiveError::SwitchLost { switch: lost, .. } = error else { panic!("{error:?}") };
+        assert_eq!(lost, switch);
+    }
+    cluster.switches.push(common::start_switch(cluster.controller, "spare"));
+    let mut again = cluster.group("switch", 2);
+    each(&mut again, |rank| rank.all_reduce_in_place(&mut [1; 10], Sum).unwrap());
+    assert_eq!(again[0].switch().0, "spare");
+    leave(again);
+}
+
+#[test]
+fn a_rank_that_does_not_call_is_a_timeout_for_who_does() {
+    let cluster = Cluster::start(1);
+    let configs = (0..2).map(|rank| JoinConfig {
+        call_timeout: Duration::from_millis(200),
+        ..cluster.config("slow", 2, rank)
+    });
+    let joined = join_all(configs.collect());
+    let mut ranks: Vec<Communicator> = joined.into_iter().map(Result::unwrap).collect();
+    let error = ranks[0].all_reduce_in_place(&mut vec![1_i32; 100_000], Sum).unwrap_err();
+    let CollectiveError::Timeout { sequence: 0, results: 0, segments: 7, limit } = error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(limit, Duration::from_millis(200));
+    // The other hears of it when it calls, or before.
+    let error = ranks[1].all_reduce_in_place(&mut vec![1_i32; 100_000], Sum).unwrap_err();
+    let CollectiveError::PeerLost { rank: 0, detail } = error else { panic!("{error:?}") };
+    assert!(detail.starts_with("it gave up: collective 0 did not end within 200ms"), "{detail}");
+}
+
+#[test]
+fn without_a_switch_joining_fails_and_says_so() {
+    let cluster = Cluster::start(0);
+    let configs = (0..2).map(|rank| JoinConfig {
+        timeout: Duration::from_millis(300),
+        ..cluster.config("lonely", 2, rank)
+    });
+    for joined in join_all(configs.collect()) {
+        let error = joined.unwrap_err();
+        assert!(matches!(error, JoinError::Refused(Refusal::NoSwitch { .. })), "{error:?}");
+        assert!(error.to_string().starts_with("there is no switch for group \"lonely\""));
+    }
+}
+
+#[test]
+fn without_all_ranks_joining_fails_and_names_the_missing() {
+    let cluster = Cluster::start(1);
+    let config =
+        JoinConfig { timeout: Duration::from_millis(300), ..cluster.config("incomplete", 3, 1) };
+    let error = Communicator::join(&config).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "group \"incomplete\" is incomplete: 2 of its 3 ranks did not join in time: 0, 2"
+    );
+}
+
+#[test]
+fn without_a_controller_joining_fails_at_once() {
+    let cluster = Cluster::start(0);
+    let config = cluster.config("g", 1, 0);
+    let controller = config.controller;
+    drop(cluster);
+    let error = Communicator::join(&config).unwrap_err();
+    assert!(matches!(error, JoinError::Unreachable { .. }), "{error:?}");
+    assert!(error.to_string().contains(&controller.to_string()));
+}
+
+#[test]
+fn a_controller_that_dies_stops_nobody_and_the_next_one_serves() {
+    let mut cluster = Cluster::start(1);
+    let mut ranks = cluster.group("orphans", 2);
+    drop(cluster.controller_daemon.take());
+    each(&mut ranks, |rank| {
+        let mut vector = vec![1_i32; 100_000];
+        rank.all_reduce_in_place(&mut vector, Sum).unwrap();
+        assert!(vector.iter().all(|&element| element == 2));
+    });
+    let (daemon, controller) = start_controller(cluster.controller);
+    assert_eq!(controller, cluster.controller);
+    cluster.controller_daemon = Some(daemon);
+    // The switch comes back by itself.
+    let mut next = cluster.group("orphans", 2);
+    each(&mut next, |rank| rank.all_reduce_in_place(&mut [1; 10], Sum).unwrap());
+    leave(next);
+    // To the new controller the old communicator means nothing: it is ended.
+    let buffer = ranks[0].allocate::<i32>(10).unwrap();
+    match ranks[0].start(buffer, Sum) {
+        Ok(()) => {
+            let error = ranks[0].wait::<i32>(PATIENCE).unwrap_err();
+            assert!(matches!(error, CollectiveError::Controller(_)), "{error:?}");
+        }
+        Err((_, error)) => assert!(matches!(error, CollectiveError::Controller(_)), "{error:?}"),
+    }
+}
