@@ -3,7 +3,7 @@
 mod create;
 
 use core::net::IpAddr;
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 
 use millstream_roce::{
     AsyncEvent, Completion, CompletionOperation, CompletionQueueId, CompletionStatus, Counters,
@@ -97,9 +97,9 @@ pub struct SwitchNode {
     config: SwitchConfig,
     endpoint: Endpoint<Aggregator>,
     /// Index of the aggregator, by number.
-    communicators: HashMap<u64, u32>,
+    communicators: BTreeMap<u64, u32>,
     /// Index and child, by queue pair.
-    edges: HashMap<Qpn, (u32, usize)>,
+    edges: BTreeMap<Qpn, (u32, usize)>,
     /// By index.
     queues: Vec<Option<CompletionQueueId>>,
     memory_used: u64,
@@ -119,8 +119,8 @@ impl SwitchNode {
         };
         Self {
             endpoint: Endpoint::new(endpoint_config, Aggregator::default()),
-            communicators: HashMap::new(),
-            edges: HashMap::new(),
+            communicators: BTreeMap::new(),
+            edges: BTreeMap::new(),
             queues: Vec::new(),
             memory_used: 0,
             events: VecDeque::new(),
