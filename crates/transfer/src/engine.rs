@@ -86,12 +86,8 @@ impl TransferEngine {
             }),
             stopped: AtomicBool::new(false),
         });
-        let publish = |error| NewError::Listen {
-            address: config.listen,
-            error: std::io::Error::other(format!("{error}")),
-        };
-        inner.publish().map_err(publish)?;
-        inner.store.publish_address(&inner.name, &RpcMeta { address: name }).map_err(publish)?;
+        inner.publish()?;
+        inner.store.publish_address(&inner.name, &RpcMeta { address: name })?;
         let handler = Arc::new(Answer::new(Arc::downgrade(&inner)));
         let server = Server::serve(listener, config.server, handler).map_err(failed)?;
         Ok(Self { inner, server: Some(server) })

@@ -60,6 +60,9 @@ pub enum NewError {
     /// The host is none.
     #[error("host {0}")]
     Host(#[from] NameError),
+    /// Its name or descriptor could not be published.
+    #[error(transparent)]
+    Publish(#[from] StoreError),
     /// A value of the configuration is out of range.
     #[error("{name} = {value} is out of range: {min} to {max}")]
     OutOfRange {
@@ -76,8 +79,9 @@ pub enum NewError {
 
 impl NewError {
     /// The number of the C API.
-    pub const fn code(&self) -> i32 {
+    pub fn code(&self) -> i32 {
         match self {
+            Self::Publish(error) => store_code(error),
             Self::Listen { .. } => code::SOCKET,
             Self::HostMissing(_) | Self::Host(_) | Self::OutOfRange { .. } => {
                 code::INVALID_ARGUMENT

@@ -218,3 +218,46 @@ impl Drop for Buffer {
         unsafe { dealloc(self.pointer.as_ptr(), self.layout) };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::{Config, SegmentId, TransferRequest};
+
+    #[test]
+    fn memory_of_the_caller() {
+        let engine = TransferEngine::new(Config::new("127.0.0.1".parse().unwrap())).unwrap();
+        let mut memory = vec![0u8; 3000].into_boxed_slice();
+        memory[..1000].fill(5);
+        let pointer = memory.as_mut_ptr();
+        let part = |offset: usize| pointer.wrapping_add(offset);
+        let register = |offset, length| {
+            // SAFETY: `memory` is not used otherwise until all of it has been unregistered.
+            unsafe { engine.register_memory(part(offset), length, "cpu:0", true) }
+        };
+        register(0, 1000).unwrap();
+        register(1000, 2000).unwrap();
+        assert_eq!(register(0, 1000).unwrap_err().code(), -7);
+        assert_eq!(register(999, 1).unwrap_err().code(), -7);
+        assert_eq!(register(0, 0).unwrap_err().code(), -1);
+        let address = |offset| part(offset).expose_provenance() as u64;
+        let request = TransferRequest {
+            opcode: Opcode::Write,
+            source: address(0),
+            target: SegmentId::LOCAL,
+            target_offset: address(1500),
+            length: 1000,
+        };
+        engine.submit_and_wait(&[request], Duration::from_secs(60)).unwrap();
+        let across = TransferRequest { length: 1001, ..request };
+        let error = engine.submit_and_wait(&[across], Duration::from_secs(60)).unwrap_err();
+        assert_eq!(error.code(), -3, "two pieces are not one: {error}");
+        engine.unregister_memory(part(0)).unwrap();
+        assert_eq!(engine.unregister_memory(part(0)).unwrap_err().code(), -3);
+        engine.unregister_memory(part(1000)).unwrap();
+        assert!(memory[1500..2500].iter().all(|&byte| byte == 5));
+        assert!(memory[2500..].iter().all(|&byte| byte == 0));
+    }
+}

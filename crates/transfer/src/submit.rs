@@ -147,7 +147,7 @@ impl Inner {
     ) -> Result<usize, SubmitError> {
         self.with_transports(|transports| {
             let own = segment.id == SegmentId::LOCAL;
-            let mut reason = "no transport for other processes is installed".to_owned();
+            let mut reason = None;
             for (position, transport) in transports.iter().enumerate() {
                 let capabilities = transport.capabilities();
                 let able =
@@ -157,9 +157,11 @@ impl Inner {
                 }
                 match transport.reaches(segment, descriptor) {
                     Ok(()) => return Ok(position),
-                    Err(why) => reason = why,
+                    Err(why) => reason = Some(why),
                 }
             }
+            let reason = reason
+                .unwrap_or_else(|| "no transport for other processes is installed".to_owned());
             Err(SubmitError::NoPath { index, segment: segment.name.clone(), reason })
         })
     }

@@ -19,7 +19,7 @@ pub struct Capabilities {
     pub own_segment: bool,
     /// Moves bytes to and from the segments of other processes.
     pub remote_segments: bool,
-    /// Can be used on buffers without keys.
+    /// Needs a key for each device with the buffers of remote segments.
     pub needs_keys: bool,
 }
 

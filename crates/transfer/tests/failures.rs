@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use common::{LONG, address, contents, engine, engine_with, pattern, private, request, shared};
 use millstream_metadata::{
-    BufferDesc, DeviceDesc, Frame, FrameType, Gid, HandShakeDesc, Handler, SegmentDesc, Server,
-    ServerConfig,
+    BufferDesc, Client, DeviceDesc, Frame, FrameType, Gid, HandShakeDesc, Handler, Notify, Probe,
+    SegmentDesc, Server, ServerConfig,
 };
 use millstream_transfer::{
     Buffer, Config, FailureReason, Opcode, RdmaConfig, Segment, SubmitAndWaitError, SubmitError,
@@ -333,4 +333,68 @@ fn a_peer_that_is_silent_is_not_waited_for_long() {
     let initiator = impatient();
     let error = initiator.open_segment(&silent.local_addr().unwrap().to_string()).unwrap_err();
     assert!(error.to_string().contains("gave no whole reply within 200ms"), "{error}");
+}
+
+#[test]
+fn handshakes_that_make_no_sense_are_refused() {
+    let target = engine(1);
+    let peer = target.name().parse().unwrap();
+    let call = |frame_type, body: Vec<u8>| {
+        Client::default().call(&peer, &Frame::new(frame_type, body)).unwrap().body
+    };
+    let good = HandShakeDesc {
+        local_nic_path: "somebody:1@nic".to_owned(),
+        local_gid: Some(Gid::from_address(address())),
+        peer_nic_path: format!("{}@{}", target.name(), target.devices()[0]),
+        qp_num: vec![17],
+        ..HandShakeDesc::default()
+    };
+    let reply = |request: &HandShakeDesc| {
+        HandShakeDesc::from_json(&call(FrameType::Connection, request.to_json())).unwrap()
+    };
+    let accepted = reply(&good);
+    assert_eq!((accepted.reply_msg.as_str(), accepted.qp_num.len()), ("", 1));
+    assert_eq!(accepted.local_nic_path, good.peer_nic_path);
+    assert_eq!(accepted.start_psn.len(), 1);
+
+    for (bad, why) in [
+        (HandShakeDesc { peer_nic_path: "x".to_owned(), ..good.clone() }, "not a NIC path"),
+        (
+            HandShakeDesc { peer_nic_path: format!("{}@x", target.name()), ..good.clone() },
+            "has no NIC \"x\"",
+        ),
+        (
+            HandShakeDesc {
+                peer_nic_path: format!("other:1@{}", target.devices()[0]),
+                ..good.clone()
+            },
+            "not other:1",
+        ),
+        (HandShakeDesc { local_gid: None, ..good.clone() }, "does not say the GID"),
+        (HandShakeDesc { qp_num: vec![], ..good.clone() }, "0 queue pairs"),
+        (HandShakeDesc { qp_num: vec![1; 17], ..good.clone() }, "17 queue pairs"),
+        (HandShakeDesc { qp_num: vec![1 << 24], ..good.clone() }, "no queue pair number"),
+        (HandShakeDesc { local_nic_path: "x".repeat(600), ..good.clone() }, "more than 512 bytes"),
+        (
+            HandShakeDesc {
+                local_gid: Some(Gid::from_address("::1".parse().unwrap())),
+                ..good.clone()
+            },
+            "",
+        ),
+    ] {
+        let refusal = reply(&bad).reply_msg;
+        assert!(!refusal.is_empty() && refusal.contains(why), "{refusal:?}: {why}");
+    }
+    let reply = call(FrameType::Connection, b"nonsense".to_vec());
+    let refusal = HandShakeDesc::from_json(&reply).unwrap().reply_msg;
+    assert!(refusal.starts_with("malformed handshake"), "{refusal}");
+
+    // What came before there were types, and the small messages.
+    let reply = call(FrameType::OldProtocol, good.to_json());
+    assert_eq!(HandShakeDesc::from_json(&reply).unwrap().qp_num.len(), 1);
+    let probe: Probe = serde_json::from_slice(&call(FrameType::Probe, b"{}".to_vec())).unwrap();
+    assert_eq!(probe.status, "success");
+    let notify: Notify = serde_json::from_slice(&call(FrameType::Notify, b"{}".to_vec())).unwrap();
+    assert_eq!(notify.notify_msg, "", "refused: nobody would read it");
 }

@@ -5,10 +5,12 @@ use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
 use millstream_metadata::{Gid, HandShakeDesc};
-use millstream_verbs::Mtu;
 
 use super::connection::{Connection, MAX_QUEUE_PAIRS, Peer, Unconnected};
 use super::device::LocalDevice;
+
+/// Longer than any host name, port and device name are together.
+const MAX_NIC_PATH_LENGTH: usize = 512;
 
 /// Who is connected: the peer's NIC and the device here. A peer's NIC is known by its address too:
 /// names such as `localhost:12345` are not unique.
@@ -48,6 +50,9 @@ impl Accepted {
         let Some(gid) = request.local_gid else {
             return Err("the handshake does not say the GID of its sender".to_owned());
         };
+        if request.local_nic_path.len() > MAX_NIC_PATH_LENGTH {
+            return Err(format!("a NIC path of more than {MAX_NIC_PATH_LENGTH} bytes"));
+        }
         let key = Key {
             nic_path: request.local_nic_path.clone(),
             gid,
@@ -78,7 +83,7 @@ impl Accepted {
         let reply = HandShakeDesc {
             qp_num: unconnected.numbers(),
             start_psn: unconnected.start_psn(),
-            path_mtu: Some(mtu_bytes(own_mtu)),
+            path_mtu: Some(own_mtu.bytes() as u32),
             ..HandShakeDesc::default()
         };
         let connection = unconnected
@@ -102,8 +107,4 @@ impl Accepted {
             entries.remove(key);
         }
     }
-}
-
-fn mtu_bytes(mtu: Mtu) -> u32 {
-    mtu.bytes() as u32
 }
