@@ -8,16 +8,18 @@ use std::io::{BufReader, BufWriter, Read, Write};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, bail, ensure};
+use anyhow::{Context, ensure};
 use clap::Args;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::address::{ROCE_PORT, towards};
+use crate::address::ROCE_PORT;
+use crate::allreduce::{Mode, Report as HostReport, Vector};
+use crate::cluster::{Cluster, text};
 use crate::process::{self, Child, Scratch};
 use crate::{output, units};
 
-const HOSTS: usize = 4;
+const HOSTS: u32 = 4;
 
 /// Long enough for a slow machine; a process that is still busy then is stuck.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -148,58 +150,33 @@ fn transfer(
     Ok(checksums)
 }
 
-/// Has the hosts sum their vectors; returns how many elements were checked and right.
+/// Has the hosts sum their vectors; returns how many elements were checked, and were all right.
 fn reduce(size: u64, rows: &mut Vec<Row>) -> anyhow::Result<u64> {
     let start = Instant::now();
-    let mut controller = Child::start("the controller", ["controller", "--listen", "127.0.0.1:0"])?;
-    let listen = controller.ready(PATIENCE)?;
-    let listen = text(&listen, "listen")?;
-    let address = towards([127, 0, 0, 1].into())?.to_string();
-    let arguments = ["switch", "--controller", listen, "--name", "demo", "--bind", &address];
-    let mut switch = Child::start("the switch", arguments)?;
-    switch.ready(PATIENCE)?;
-    let world = HOSTS.to_string();
-    let bytes = size.to_string();
-    let mut hosts = Vec::new();
-    for rank in 0..HOSTS {
-        let name = format!("host {rank}");
-        let rank = rank.to_string();
-        let group = ["--group", "demo", "--world", &world, "--rank", &rank];
-        let vector = ["--size", &bytes, "--dtype", "int32", "--op", "sum"];
-        let child = Child::start(
-            &*name,
-            ["allreduce", "--controller", listen]
-                .into_iter()
-                .chain(group)
-                .chain(vector)
-                .chain(["--verify", "--json"]),
-        )?;
-        hosts.push((name, child));
-    }
+    let (dtype, op) = ("int32".to_owned(), "sum".to_owned());
+    let vector = Vector { size, dtype, op, mode: Mode::Write };
+    vector.check()?;
+    let mut cluster = Cluster::start()?;
+    let reports = cluster.all_reduce(HOSTS, &vector, 1, PATIENCE)?;
+    let Cluster { listen, address, .. } = &cluster;
+    let did = format!("made the group, on TCP {listen}");
+    rows.push(served("controller", did, 0, start));
+    let did = format!("added {HOSTS} vectors, on UDP {address}:{ROCE_PORT}");
+    rows.push(served("switch", did, size * u64::from(HOSTS), start));
     let mut checked = 0;
-    for (name, host) in hosts {
-        let report = json(&name, &host.finish(PATIENCE)?)?;
-        let wrong = number(&report, "wrong")?;
-        if wrong != 0.0 {
-            bail!("{name} found {wrong} wrong elements in its result");
-        }
-        checked += size / 4;
-        let rate = number(&report, "algbw_mb_per_s")? * 1e6;
+    for report in &reports {
+        let HostReport { rank, bytes, wrong, .. } = *report;
+        ensure!(wrong == 0, "host {rank} found {wrong} wrong elements in its result");
+        ensure!(report.checked == size / 4, "host {rank} did not check its whole result");
+        checked += report.checked;
         rows.push(Row {
-            process: name,
-            did: format!("contributed its vector, checked {} sums", size / 4),
-            bytes: size,
-            seconds: size as f64 / rate,
-            gb_per_s: rate / 1e9,
+            process: format!("host {rank}"),
+            did: format!("contributed its vector, checked {} sums", report.checked),
+            bytes,
+            seconds: report.latency_us.p50 / 1e6,
+            gb_per_s: report.algbw_mb_per_s / 1e3,
         });
     }
-    ensure!(controller.is_running(), "the controller ended while it was in use");
-    ensure!(switch.is_running(), "the switch ended while it was in use");
-    let at = rows.len() - HOSTS;
-    let all = size * HOSTS as u64;
-    let did = format!("added {HOSTS} vectors, on UDP {address}:{ROCE_PORT}");
-    rows.insert(at, served("switch", did, all, start));
-    rows.insert(at, served("controller", format!("made the group, on TCP {listen}"), 0, start));
     Ok(checked)
 }
 
@@ -264,10 +241,6 @@ fn read_block<'a>(file: &mut impl Read, block: &'a mut [u8]) -> std::io::Result<
 
 fn json(process: &str, output: &str) -> anyhow::Result<Value> {
     serde_json::from_str(output).with_context(|| format!("{process} printed no JSON: {output:?}"))
-}
-
-fn text<'a>(value: &'a Value, key: &str) -> anyhow::Result<&'a str> {
-    value[key].as_str().with_context(|| format!("{value} has no text {key:?}"))
 }
 
 fn number(value: &Value, key: &str) -> anyhow::Result<f64> {

@@ -7,6 +7,7 @@
 mod address;
 mod allreduce;
 mod bench;
+mod cluster;
 mod controller;
 mod copy;
 mod demo;

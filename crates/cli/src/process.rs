@@ -66,36 +66,13 @@ impl StopSignals {
         Self { set }
     }
 
-    /// Waits until one comes, for ever if need be; returns its number.
+    /// Waits until one comes; returns its number.
     pub(crate) fn wait(&self) -> i32 {
-        self.wait_for(None).unwrap_or(libc::SIGTERM)
-    }
-
-    /// Waits until one comes, at most `timeout`.
-    pub(crate) fn wait_timeout(&self, timeout: Duration) -> Option<i32> {
-        self.wait_for(Some(Instant::now() + timeout))
-    }
-
-    fn wait_for(&self, deadline: Option<Instant>) -> Option<i32> {
-        loop {
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            // The timeout of one call is bounded by what its seconds can hold.
-            let left = left.unwrap_or(Duration::from_secs(3600));
-            let time = libc::timespec {
-                tv_sec: left.as_secs().min(3600) as libc::time_t,
-                tv_nsec: left.subsec_nanos().into(),
-            };
-            // SAFETY: `set` was initialized by `hold`; no signal information is asked for.
-            let signal = unsafe {
-                libc::sigtimedwait(&raw const self.set, std::ptr::null_mut(), &raw const time)
-            };
-            if signal > 0 {
-                return Some(signal);
-            }
-            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
-                return None;
-            }
-        }
+        let mut signal = 0;
+        // SAFETY: `set` was initialized by `hold`, and `signal` is a live local. It fails only for
+        // signals that there are not.
+        unsafe { libc::sigwait(&raw const self.set, &raw mut signal) };
+        signal
     }
 }
 
@@ -246,10 +223,14 @@ impl Child {
         let mut command = Command::new(program);
         command.args(arguments);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // SAFETY: between fork and exec only prctl and getppid are called, which are
-        // async-signal-safe, and nothing is allocated.
+        // SAFETY: between fork and exec only functions are called that are async-signal-safe, and
+        // nothing is allocated. The set is initialized before it is read.
         unsafe {
             command.pre_exec(move || {
+                // Signals that we hold back would be held back in the child too.
+                let mut none = std::mem::zeroed::<libc::sigset_t>();
+                libc::sigemptyset(&raw mut none);
+                libc::sigprocmask(libc::SIG_SETMASK, &raw const none, std::ptr::null_mut());
                 if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
                     return Err(io::Error::last_os_error());
                 }
