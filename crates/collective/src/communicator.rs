@@ -210,7 +210,7 @@ impl Communicator {
         }
     }
 
-    /// Tells the controller of a failure that only this rank may know of.
+    /// Tells the controller of a failure that only this rank may know of. The others hear of it.
     fn ended(&self, outcome: Result<(), CollectiveError>) -> Result<(), CollectiveError> {
         if let Err(error) = &outcome
             && matches!(
@@ -228,7 +228,10 @@ impl Communicator {
 
     fn give_up(&self, reason: String) {
         // Without a controller there is nobody to tell.
-        let _ = self.sender.send(&ToController::Fail { reason: shortened(reason) });
+        if self.sender.send(&ToController::Fail { reason: shortened(reason) }).is_ok() {
+            // So that the name is free when the caller tries again.
+            self.engine.wait_released();
+        }
     }
 }
 
@@ -237,8 +240,8 @@ impl Drop for Communicator {
         let (collectives, running) = self.engine.progress();
         if running {
             let reason = "the communicator was closed during a collective".to_owned();
-            self.give_up(reason.clone());
-            self.engine.fail(CollectiveError::Controller(reason));
+            self.engine.fail(CollectiveError::Controller(reason.clone()));
+            self.give_up(reason);
         } else if self.engine.failure().is_none()
             && self.sender.send(&ToController::Leave { collectives }).is_ok()
         {

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use millstream_inc::{Abort, AllReduce, CONTROL_BYTES, CollectiveError as E, Command, HostWorker};
+use millstream_inc::{AllReduce, CONTROL_BYTES, CollectiveError as E, Command, HostWorker};
 use millstream_verbs::{
     Access, Completion, CompletionOperation, CompletionQueue, CompletionStatus, Device, Mtu, Psn,
     QueuePair, QueuePairAttributes, QueuePairState, ReceiveRequest, SendRequest,
@@ -67,7 +67,8 @@ struct Failure {
     provisional: bool,
 }
 
-/// How long a failure that the switch reports may wait for what the controller says about it.
+/// How long a failure that the switch reports may wait for what the controller says about it. What
+/// it says is better, and when it has spoken, the group's name is free for the next attempt.
 const VERDICT_PATIENCE: Duration = Duration::from_millis(250);
 
 /// Finds the engine that completions are for. The queue pair needs the completion queue, and the
@@ -186,7 +187,9 @@ impl Engine {
             self.fail(error);
             state = self.lock();
         }
-        if let Some(failure) = &state.failure {
+        state = self.await_verdict(state);
+        if let Some(failure) = &mut state.failure {
+            failure.provisional = false;
             return Err(failure.error.clone());
         }
         let sequence = state
@@ -230,13 +233,18 @@ impl Engine {
         }
     }
 
-    /// The collective is over: how, for the caller.
-    fn ended(&self, state: MutexGuard<'_, State>, outcome: Outcome) -> Result<(), CollectiveError> {
+    /// Lets the controller say what it knows of a failure.
+    fn await_verdict<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
         let open = |state: &mut State| {
             !state.closed && state.failure.as_ref().is_some_and(|failure| failure.provisional)
         };
         let waited = self.changed.wait_timeout_while(state, VERDICT_PATIENCE, open);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// The collective is over: how, for the caller.
+    fn ended(&self, state: MutexGuard<'_, State>, outcome: Outcome) -> Result<(), CollectiveError> {
+        let mut state = self.await_verdict(state);
         state.running = None;
         state.outcome = None;
         let result = match (outcome, &mut state.failure) {
@@ -297,11 +305,11 @@ impl Engine {
         if let Some(error) = state.worker.failure()
             && state.failure.is_none()
         {
+            // Unless it is our own device, the controller may know more.
             let device = self.device.failure().map(CollectiveError::Device);
-            // Only a mismatch comes with all there is to know.
-            let known = device.is_some() || matches!(error, E::Aborted(Abort::Mismatch(_)));
+            let provisional = device.is_none();
             let error = device.unwrap_or_else(|| CollectiveError::from_switch(error, self.switch));
-            state.failure = Some(Failure { error, provisional: !known });
+            state.failure = Some(Failure { error, provisional });
         }
         let Some(outcome) = state.worker.poll_outcome() else { return false };
         state.outcome = Some(if outcome.is_ok() { Outcome::Done } else { Outcome::Failed });
@@ -356,6 +364,12 @@ impl Engine {
     pub(crate) fn wait_closed(&self, patience: Duration) {
         let waiting = |state: &mut State| !state.closed && state.failure.is_none();
         drop(self.changed.wait_timeout_while(self.lock(), patience, waiting));
+    }
+
+    /// Waits until the controller has let go of us, but not for long.
+    pub(crate) fn wait_released(&self) {
+        let waiting = |state: &mut State| !state.closed;
+        drop(self.changed.wait_timeout_while(self.lock(), VERDICT_PATIENCE, waiting));
     }
 
     pub(crate) fn failure(&self) -> Option<CollectiveError> {

@@ -85,7 +85,8 @@ impl Watch {
                     return self.go_on_alone(&error);
                 }
             };
-            return self.engine.fail(error);
+            self.engine.fail(error);
+            return self.engine.close();
         }
     }
 
@@ -93,6 +94,10 @@ impl Watch {
     /// later, by the switch.
     fn go_on_alone(&self, error: &ReceiveError) {
         self.engine.close();
+        if self.engine.failure().is_some() {
+            // We said so ourselves, and the controller has let go of us.
+            return;
+        }
         let mut said = false;
         while self.stopped.recv_timeout(PROBE_INTERVAL) == Err(RecvTimeoutError::Timeout) {
             if !std::mem::replace(&mut said, true) {

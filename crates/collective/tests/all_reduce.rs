@@ -31,8 +31,8 @@ fn first_difference<T: PartialEq>(a: &[T], b: &[T]) -> Option<usize> {
     a.iter().zip(b).position(|(a, b)| a != b)
 }
 
-/// Lengths around segments (16 384 elements) and windows (16 segments), back and forth.
-const LENGTHS: [usize; 10] = [1, 0, 7, 16_383, 1 << 20, 1, 16_385, 262_145, 0, (1 << 20) + 3];
+/// Lengths around segments (65 536 elements) and windows (8 segments), back and forth.
+const LENGTHS: [usize; 10] = [1, 0, 7, 65_535, 1 << 20, 1, 65_537, 524_289, 0, (1 << 20) + 3];
 
 fn sums_of(world: u32) {
     let cluster = Cluster::start(1);

@@ -62,8 +62,10 @@ impl ControllerConfig {
             max_group_timeout: Duration::from_secs(3600),
             keep_alive_interval: Duration::from_secs(1),
             keep_alive_misses: 3,
-            segment_bytes: 64 << 10,
-            window: 16,
+            // Measured with 4 hosts on 2 cores: smaller segments cost more for each packet, as
+            // segmentation offload has less to work with; larger ones gain little.
+            segment_bytes: 256 << 10,
+            window: 8,
         }
     }
 }

@@ -155,7 +155,7 @@ fn hello(group: &str, world: u32, rank: u32) -> Hello {
 }
 
 fn group_ready(switch_address: IpAddr) -> FromController {
-    FromController::GroupReady { switch_address, segment_bytes: 64 << 10, window: 16 }
+    FromController::GroupReady { switch_address, segment_bytes: 256 << 10, window: 8 }
 }
 
 fn seconds(seconds: f64) -> Duration {
@@ -189,7 +189,7 @@ fn a_group_goes_from_idle_to_ready_and_back() {
         panic!("{heard:?}");
     };
     // The smallest of all.
-    assert_eq!((*path_mtu, *window), (Mtu::B1024, 16));
+    assert_eq!((*path_mtu, *window), (Mtu::B1024, 8));
     assert_eq!(children[0], SwitchChild { rank: 0, address: hello("g", 2, 0).address, qpn, psn });
     let edges = [1, 0].map(|rank| SwitchEdge {
         rank,

@@ -1,0 +1,268 @@
+//! The daemons, each against a peer that the test plays itself.
+
+use std::future::Future;
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::Duration;
+
+use millstream_control::controller::{self, ControllerConfig};
+use millstream_control::switch::{self, SwitchConfig};
+use millstream_control::{Shutdown, shutdown};
+use millstream_inc::protocol::{
+    FrameDecoder, FromController, Refusal, SwitchChild, ToController, encode,
+};
+use millstream_net::OpenError;
+use millstream_wire::{Mtu, Psn, Qpn};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+/// An address of 127/8 that no other test process uses, a new one for every call.
+fn address() -> IpAddr {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let process = std::process::id();
+    let host = NEXT.fetch_add(1, Ordering::Relaxed);
+    Ipv4Addr::new(127, 32 | (process >> 8) as u8 & 31, process as u8, host).into()
+}
+
+fn start_controller() -> (Shutdown, SocketAddr) {
+    let (stop, stopped) = shutdown();
+    let (ready, listening) = mpsc::channel();
+    thread::spawn(move || {
+        let ready = move |address| ready.send(address).unwrap();
+        controller::run(ControllerConfig::new(ANY_PORT), ready, stopped).unwrap();
+    });
+    (stop, listening.recv_timeout(PATIENCE).unwrap())
+}
+
+/// One end of a connection.
+struct Peer {
+    stream: TcpStream,
+    decoder: FrameDecoder,
+}
+
+impl Peer {
+    fn new(stream: TcpStream) -> Self {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        Self { stream, decoder: FrameDecoder::new() }
+    }
+
+    fn say(&self, message: &impl Serialize) {
+        (&self.stream).write_all(&encode(message).unwrap()).unwrap();
+    }
+
+    /// The next message; `None` at the end of the connection.
+    fn hear<M: DeserializeOwned>(&mut self) -> Option<M> {
+        loop {
+            if let Some(message) = self.decoder.next_message().unwrap() {
+                return Some(message);
+            }
+            let mut bytes = [0; 4096];
+            match self.stream.read(&mut bytes).unwrap() {
+                0 => return None,
+                count => self.decoder.extend(&bytes[..count]),
+            }
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_talks_nonsense_is_told_so_and_nobody_else_notices() {
+    let (_stop, controller) = start_controller();
+    let mut bystander = Peer::new(TcpStream::connect(controller).unwrap());
+    bystander.say(&ToController::Register { name: "s".to_owned(), address: address() });
+    assert_eq!(bystander.hear(), Some(FromController::Registered));
+    let browser = [b"GET / HTTP/1.1\r\n\r\n".to_vec(), vec![b'x'; 100_000]].concat();
+    let newer = br#"{"version":9,"type":"register"}"#;
+    let newer = [&(newer.len() as u32).to_be_bytes()[..], newer].concat();
+    for (bytes, text) in [
+        (browser, "a frame of 1195725856 bytes, and the limit is 65536"),
+        (newer, "the peer speaks version 9 of the protocol, and this is version 1"),
+    ] {
+        let mut peer = Peer::new(TcpStream::connect(controller).unwrap());
+        peer.stream.write_all(&bytes).unwrap();
+        let Some(FromController::Refused { reason }) = peer.hear() else { panic!("no refusal") };
+        assert!(reason.to_string().starts_with(text), "{reason}");
+        assert_eq!(peer.hear::<FromController>(), None);
+    }
+    // Half a frame, then the end: nothing to say, nothing to keep.
+    let peer = TcpStream::connect(controller).unwrap();
+    (&peer).write_all(&[0, 0, 1]).unwrap();
+    drop(peer);
+    // The bystander's next news is that it is asked whether it lives.
+    assert_eq!(bystander.hear(), Some(FromController::Ping));
+}
+
+#[test]
+fn a_port_in_use_is_named() {
+    let (_stop, listen) = start_controller();
+    let ready = |_| panic!("it cannot be ready");
+    let config = ControllerConfig::new(listen);
+    let error = controller::run(config, ready, std::future::pending()).unwrap_err();
+    assert!(error.to_string().starts_with(&format!("cannot listen on {listen}: ")), "{error}");
+}
+
+/// Runs a switch that is not expected to start.
+fn switch_error(config: SwitchConfig) -> switch::RunError {
+    switch::run(config, |_| panic!("it cannot be ready"), std::future::pending()).unwrap_err()
+}
+
+#[test]
+fn a_second_switch_of_the_same_name_is_refused() {
+    let (_stop, controller) = start_controller();
+    let mut first = Peer::new(TcpStream::connect(controller).unwrap());
+    let first_address = address();
+    first.say(&ToController::Register { name: "s".to_owned(), address: first_address });
+    assert_eq!(first.hear(), Some(FromController::Registered));
+    let error = switch_error(SwitchConfig::new(controller, "s", address()));
+    let switch::RunError::Refused { reason: Refusal::SwitchTaken { .. }, .. } = error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "the controller at {controller} refuses this switch: \
+             there is a switch \"s\" at {first_address} already: give this one its own name"
+        )
+    );
+}
+
+#[test]
+fn an_address_that_is_in_use_or_not_ours_is_named() {
+    let taken = address();
+    let _other = std::net::UdpSocket::bind((taken, 4791)).unwrap();
+    let error = switch_error(SwitchConfig::new(ANY_PORT, "s", taken));
+    assert!(matches!(error, switch::RunError::Open(OpenError::PortInUse { .. })), "{error:?}");
+    let elsewhere = IpAddr::from([192, 0, 2, 1]);
+    let error = switch_error(SwitchConfig::new(ANY_PORT, "s", elsewhere));
+    assert!(error.to_string().contains("192.0.2.1"), "{error}");
+}
+
+/// A switch, and its connection to a controller that the test plays.
+struct PlayedController {
+    listener: TcpListener,
+    switch: Peer,
+    stop: Option<Shutdown>,
+    thread: Option<thread::JoinHandle<()>>,
+    ready: mpsc::Receiver<IpAddr>,
+    address: IpAddr,
+}
+
+impl PlayedController {
+    fn start() -> Self {
+        let listener = TcpListener::bind(ANY_PORT).unwrap();
+        let address = address();
+        let mut config = SwitchConfig::new(listener.local_addr().unwrap(), "s", address);
+        // Hosts that do not answer are lost after 2 x 4 ms.
+        (config.node.timeout, config.node.retry_count) = (10, 1);
+        let (stop, stopped) = shutdown();
+        let (sender, ready) = mpsc::channel();
+        let thread = thread::spawn(move || run(config, sender, stopped));
+        let (stream, _) = listener.accept().unwrap();
+        let switch = Peer::new(stream);
+        let (stop, thread) = (Some(stop), Some(thread));
+        let mut played = Self { listener, switch, stop, thread, ready, address };
+        played.register();
+        played
+    }
+
+    fn register(&mut self) {
+        let register = ToController::Register { name: "s".to_owned(), address: self.address };
+        assert_eq!(self.switch.hear(), Some(register));
+        self.switch.say(&FromController::Registered);
+    }
+
+    fn create(&mut self, communicator: u64, window: u32) -> ToController {
+        let child =
+            |rank| SwitchChild { rank, address: address(), qpn: Qpn::new(9), psn: Psn::new(rank) };
+        self.switch.say(&FromController::CreateCommunicator {
+            communicator,
+            path_mtu: Mtu::B1024,
+            segment_bytes: 64 << 10,
+            window,
+            children: vec![child(0), child(1)],
+        });
+        self.switch.hear().unwrap()
+    }
+}
+
+impl Drop for PlayedController {
+    fn drop(&mut self) {
+        self.stop = None;
+        if let Some(thread) = self.thread.take() {
+            assert!(thread.join().is_ok() || thread::panicking());
+        }
+    }
+}
+
+fn run(config: SwitchConfig, ready: mpsc::Sender<IpAddr>, stopped: impl Future<Output = ()>) {
+    switch::run(config, move |address| ready.send(address).unwrap(), stopped).unwrap();
+}
+
+#[test]
+fn a_switch_does_what_its_controller_says() {
+    let mut played = PlayedController::start();
+    assert_eq!(played.ready.recv_timeout(PATIENCE), Ok(played.address));
+    played.switch.say(&FromController::Ping);
+    assert_eq!(played.switch.hear(), Some(ToController::Pong));
+
+    let created = played.create(7, 4);
+    let ToController::CommunicatorCreated { communicator: 7, edges } = created else {
+        panic!("{created:?}");
+    };
+    assert_eq!(edges.iter().map(|edge| edge.rank).collect::<Vec<_>>(), [0, 1]);
+    assert_ne!(edges[0].qpn, edges[1].qpn);
+    // What cannot be says why.
+    for (communicator, window, why) in
+        [(7, 4, "communicator 7 exists already"), (8, 0, "a window of 0 segments is out of range")]
+    {
+        let answer = played.create(communicator, window);
+        let ToController::CommunicatorFailed { communicator: of, reason } = answer else {
+            panic!("{answer:?}");
+        };
+        assert_eq!(of, communicator);
+        assert!(reason.starts_with(why), "{reason}");
+    }
+    played.switch.say(&FromController::DestroyCommunicator { communicator: 7 });
+    let communicator = 7;
+    assert_eq!(played.switch.hear(), Some(ToController::CommunicatorDestroyed { communicator }));
+    // Then the number is free; destroying what is not there says nothing.
+    played.switch.say(&FromController::DestroyCommunicator { communicator: 7 });
+    let created = played.create(7, 4);
+    assert!(matches!(created, ToController::CommunicatorCreated { .. }), "{created:?}");
+}
+
+#[test]
+fn an_aborted_communicator_is_destroyed_though_nobody_answers() {
+    let mut played = PlayedController::start();
+    played.create(7, 4);
+    // No host has these queue pairs, so the switch waits out its retries.
+    played.switch.say(&FromController::AbortCommunicator { communicator: 7, rank: 1 });
+    let communicator = 7;
+    assert_eq!(played.switch.hear(), Some(ToController::CommunicatorDestroyed { communicator }));
+}
+
+#[test]
+fn a_switch_that_loses_its_controller_looks_for_it() {
+    let mut played = PlayedController::start();
+    for number in 0..2 {
+        match number {
+            0 => played.switch.stream.shutdown(std::net::Shutdown::Both).unwrap(),
+            // What only hosts are told.
+            _ => played.switch.say(&FromController::Closed),
+        }
+        let (stream, _) = played.listener.accept().unwrap();
+        played.switch = Peer::new(stream);
+        played.register();
+        let created = played.create(7 + number, 4);
+        assert!(matches!(created, ToController::CommunicatorCreated { .. }), "{created:?}");
+    }
+    // Ready is said once.
+    assert!(played.ready.try_recv().is_ok());
+    assert!(played.ready.try_recv().is_err());
+}
