@@ -273,7 +273,6 @@ impl<M: Memory> Endpoint<M> {
                 let completion = work.completion(qpn, CompletionStatus::Flushed);
                 shared.complete(pair.send_completions, completion);
             }
-            pair.requester.stop();
         }
         self.after_change(index);
         Ok(())

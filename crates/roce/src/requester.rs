@@ -15,7 +15,6 @@ use millstream_wire::{
     Position, Psn, Qpn, Reth, Syndrome,
 };
 
-use crate::attributes::QueuePairState;
 use crate::completion::{Completion, CompletionOperation, CompletionStatus};
 use crate::endpoint::Shared;
 use crate::memory::Memory;
@@ -187,7 +186,6 @@ impl Requester {
         self.rnr_retries_used = 0;
         // Whatever the peer was not ready for, it has taken since.
         self.rnr_until = None;
-        self.recovered = None;
         self.window.acknowledged(now, self.unacknowledged, packets as u32);
         self.next = self.next.max(self.unacknowledged);
         while self.reads.front().is_some_and(|&end| end <= self.unacknowledged) {
@@ -286,7 +284,6 @@ impl QueuePair {
         if let Some(psn) = missing {
             self.lost(now, shared, psn);
         }
-        self.fail_broken(shared);
     }
 
     fn complete_oldest<M: Memory>(&mut self, shared: &mut Shared<M>) {
@@ -367,9 +364,6 @@ impl QueuePair {
             return;
         }
         self.acknowledged(now, shared, work.first);
-        if self.state != QueuePairState::ReadyToSend {
-            return;
-        }
         if self.requester.unacknowledged != psn {
             let missing = self.requester.unacknowledged;
             self.lost(now, shared, missing);
@@ -397,7 +391,6 @@ impl QueuePair {
             self.complete_oldest(shared);
         }
         self.requester.progress(now, 1);
-        self.fail_broken(shared);
     }
 
     /// Acts on the requester's deadlines.

@@ -176,6 +176,25 @@ fn a_send_queue_filled_and_drained_again_and_again() {
 }
 
 #[test]
+fn messages_that_are_too_long_are_not_accepted() {
+    let mut pair = Pair::with(Options { max_message_length: 600, ..Options::default() });
+    let source = pair.register(0, LOCAL, pattern(700, 1));
+    for (pieces, length) in [
+        (vec![piece(source, LOCAL, 601)], 601),
+        (vec![piece(source, LOCAL, 300), piece(source, LOCAL, 301)], 601),
+        (vec![piece(source, LOCAL, u32::MAX as usize); 4], 4 * u64::from(u32::MAX)),
+    ] {
+        let pieces = ScatterGather::new(&pieces).unwrap();
+        let request =
+            SendRequest { id: 1, operation: SEND, pieces, signaled: true, solicited: false };
+        let host = &mut pair.hosts[0];
+        let refused = host.endpoint.post_send(pair.now, host.qpn, &request);
+        assert_eq!(refused, Err(PostError::TooLong { length, limit: 600 }));
+    }
+    pair.post(0, 1, SEND, &[piece(source, LOCAL, 600)]);
+}
+
+#[test]
 fn no_more_reads_in_flight_than_the_peer_executes() {
     for depth in [1, 2, 5] {
         for seed in 0..20 {

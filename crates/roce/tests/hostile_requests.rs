@@ -235,6 +235,37 @@ fn malformed_sequences() {
     }
 }
 
+/// What contradicts itself is malformed, wherever it points to: the memory is not even asked.
+#[test]
+fn malformed_comes_before_denied() {
+    for (opcode, length, payload) in [
+        (Opcode::RcWriteOnly, 5, 4),
+        (Opcode::RcWriteFirst, 100, 256),
+        (Opcode::RcReadRequest, 4, 4),
+    ] {
+        let pair = pair_with(everything());
+        let packet = forge(&pair, opcode, 0).reth(REMOTE, 0, length).payload(&vec![1; payload]);
+        refused(pair, &[], &[packet], NakCode::InvalidRequest, &format!("{opcode:?}"));
+    }
+}
+
+/// However large the receive: lengths in completions are 32 bits.
+#[test]
+fn a_send_longer_than_a_message_may_be() {
+    let options = Options { psn: [FIRST, 200], max_message_length: 600, ..Options::default() };
+    let mut pair = Pair::with(options);
+    let key = pair.register(1, REMOTE, pattern(LENGTH, 2));
+    pair.receive(1, 7, &[piece(key, REMOTE, LENGTH)]);
+    let rows = [Opcode::RcSendFirst, Opcode::RcSendMiddle, Opcode::RcSendMiddle];
+    for (opcode, index) in rows.into_iter().zip(0..) {
+        forge(&pair, opcode, index).payload(&[0xee; 256]).inject(&mut pair);
+    }
+    assert_eq!(pair.short_answers(1), [nak(FIRST + 2, NakCode::InvalidRequest)]);
+    pair.poll(1);
+    assert_eq!(pair.completions(1)[0].status, CompletionStatus::LocalLength);
+    assert_eq!(pair.region(1, key)[512..], pattern(LENGTH, 2)[512..]);
+}
+
 #[test]
 fn malformed_sends_end_the_posted_receive_in_error() {
     use Opcode as O;

@@ -69,6 +69,22 @@ impl Victim {
     }
 }
 
+/// What goes out next, however long that takes.
+fn next_sent(victim: &mut Victim) -> Vec<u32> {
+    loop {
+        let sent = victim.sent();
+        if !sent.is_empty() {
+            return sent;
+        }
+        victim.wait();
+    }
+}
+
+fn post(victim: &mut Victim, id: u64) {
+    let key = victim.key;
+    victim.pair.post(0, id, SEND, &[piece(key, LOCAL, 64)]);
+}
+
 const fn write() -> SendOperation {
     SendOperation::Write { remote_address: REMOTE, remote_key: 1, immediate: None }
 }
@@ -208,6 +224,113 @@ fn a_sequence_nak_does_not_cut_a_wait_short() {
     assert_eq!(victim.counters().timeouts, 0);
     victim.acknowledge(FIRST + 2, Syndrome::ACK_UNLIMITED);
     assert_eq!(victim.ends(), [1, 2, 3].map(|id| (id, CompletionStatus::Success)));
+}
+
+/// The time that the peer asked for is not silence: the retry budget starts when it is over.
+#[test]
+fn a_wait_takes_nothing_from_the_retry_budget() {
+    let options = Options { timeout: 8, retry_count: 1, ..Options::default() };
+    let mut victim = Victim::with(options, &[SEND], 64);
+    victim.acknowledge(FIRST, Syndrome::ReceiverNotReady { timer: 30 });
+    assert_eq!(next_sent(&mut victim), [FIRST], "this one is lost");
+    assert_eq!(next_sent(&mut victim), [FIRST], "and sent again");
+    assert_eq!(victim.ends(), []);
+    assert_eq!(victim.counters().timeouts, 1);
+}
+
+/// Nor is it a round trip: what is lost later is noticed as soon as before.
+#[test]
+fn a_wait_is_not_taken_for_the_round_trip() {
+    let mut victim = Victim::with(Options { timeout: 20, ..Options::default() }, &[SEND], 64);
+    // Code 31: 491.52 ms.
+    victim.acknowledge(FIRST, Syndrome::ReceiverNotReady { timer: 31 });
+    assert_eq!(next_sent(&mut victim), [FIRST]);
+    victim.acknowledge(FIRST, Syndrome::ACK_UNLIMITED);
+    post(&mut victim, 2);
+    assert_eq!(victim.sent(), [FIRST + 1]);
+    let start = victim.pair.now;
+    assert_eq!(next_sent(&mut victim), [FIRST + 1]);
+    let silence = victim.pair.now.saturating_duration_since(start);
+    assert!(silence <= Duration::from_millis(40), "{silence:?}");
+}
+
+/// Only packets that were sent once are measured (Karn's rule): the answer that follows a repeat at
+/// once is that to the first copy.
+#[test]
+fn an_answer_to_a_repeat_says_nothing_about_the_round_trip() {
+    let mut victim = Victim::with(Options { timeout: 20, ..Options::default() }, &[SEND], 64);
+    let first = Duration::from_nanos(victim.pair.hosts[0].endpoint.poll_timeout().unwrap().nanos());
+    assert_eq!(next_sent(&mut victim), [FIRST]);
+    victim.pair.now = victim.pair.now + Duration::from_micros(1);
+    victim.acknowledge(FIRST, Syndrome::ACK_UNLIMITED);
+    post(&mut victim, 2);
+    assert_eq!(victim.sent(), [FIRST + 1]);
+    let start = victim.pair.now;
+    assert_eq!(next_sent(&mut victim), [FIRST + 1]);
+    assert!(victim.pair.now >= start + first, "as patient as at first");
+}
+
+/// Silence counts from when something was sent, not from when the last answer came.
+#[test]
+fn idleness_is_not_silence() {
+    let options = Options { timeout: 10, retry_count: 1, ..Options::default() };
+    let mut victim = Victim::with(options, &[SEND], 64);
+    victim.acknowledge(FIRST, Syndrome::ACK_UNLIMITED);
+    victim.pair.now = victim.pair.now + Duration::from_secs(60);
+    let now = victim.pair.now;
+    victim.pair.hosts[0].endpoint.handle_timeout(now);
+    post(&mut victim, 2);
+    assert_eq!(victim.sent(), [FIRST + 1], "this one is lost");
+    assert_eq!(next_sent(&mut victim), [FIRST + 1]);
+    victim.acknowledge(FIRST + 1, Syndrome::ACK_UNLIMITED);
+    assert_eq!(victim.ends(), [1, 2].map(|id| (id, CompletionStatus::Success)));
+}
+
+/// The answers that a READ asks for are in flight too.
+#[test]
+fn a_read_waits_for_room_in_the_window() {
+    let options = Options { max_window: 2, ..Options::default() };
+    // A window of 8 packets of 256 bytes.
+    let mut victim = Victim::with(options, &[SEND], 256 * 5);
+    let key = victim.key;
+    victim.pair.post(0, 2, read(), &[piece(key, LOCAL, 256 * 4)]);
+    assert_eq!(victim.sent(), [0; 0]);
+    victim.acknowledge(FIRST, Syndrome::ACK_UNLIMITED);
+    assert_eq!(victim.sent(), [FIRST + 5], "4 and 4");
+}
+
+#[test]
+fn each_message_may_wait_as_often() {
+    let options = Options { rnr_retry: 2, ..Options::default() };
+    let mut victim = Victim::with(options, &[SEND; 5], 64);
+    for psn in FIRST..FIRST + 5 {
+        for _ in 0..2 {
+            victim.acknowledge(psn, Syndrome::ReceiverNotReady { timer: 1 });
+            assert_eq!(next_sent(&mut victim)[0], psn);
+        }
+        victim.acknowledge(psn, Syndrome::ACK_UNLIMITED);
+    }
+    assert_eq!(victim.ends(), [1, 2, 3, 4, 5].map(|id| (id, CompletionStatus::Success)));
+}
+
+/// The refusal of a request says nothing about a READ before it whose data was lost.
+#[test]
+fn a_refusal_is_not_put_on_the_read_before_it() {
+    let mut victim = Victim::new(&[read(), write()], 700);
+    victim.acknowledge(FIRST + 3, Syndrome::Nak(NakCode::RemoteAccessError));
+    assert_eq!(victim.ends(), []);
+    assert_eq!(victim.sent().first(), Some(&FIRST), "the READ is asked for again");
+    for (index, opcode, length) in [
+        (0, Opcode::RcReadResponseFirst, 256),
+        (1, Opcode::RcReadResponseMiddle, 256),
+        (2, Opcode::RcReadResponseLast, 188),
+    ] {
+        let data = vec![0xee; length];
+        victim.respond(opcode, FIRST + index, Syndrome::ACK_UNLIMITED, &data);
+    }
+    victim.acknowledge(FIRST + 3, Syndrome::Nak(NakCode::RemoteAccessError));
+    use CompletionStatus as S;
+    assert_eq!(victim.ends(), [(1, S::Success), (2, S::RemoteAccess)]);
 }
 
 #[test]

@@ -3,8 +3,8 @@
 mod common;
 
 use common::forge::{Answer, Forge, ack, nak};
-use common::{Lcg, Options, Pair, everything, pattern, piece};
-use millstream_roce::{QueuePairAttributes, QueuePairState, SendOperation};
+use common::{DOMAIN, Lcg, Options, Pair, everything, pattern, piece};
+use millstream_roce::{Access, QueuePairAttributes, QueuePairState, SendOperation};
 use millstream_wire::{NakCode, Opcode, Syndrome};
 
 const LOCAL: u64 = 0x1000_0000;
@@ -80,6 +80,32 @@ fn an_acknowledgement_counts_the_messages_up_to_its_own() {
     assert_eq!(told, expected.map(|(psn, msn)| (FIRST + psn, msn)));
 }
 
+/// A message counts once, with its last packet.
+#[test]
+fn a_message_of_many_packets_counts_once() {
+    let (mut pair, key) = pair_with(4);
+    for (opcode, psn, length) in [
+        (Opcode::RcWriteFirst, 0, 256),
+        (Opcode::RcWriteMiddle, 1, 256),
+        (Opcode::RcWriteLast, 2, 88),
+    ] {
+        let mut packet = Forge::new(&pair, 1, opcode, FIRST + psn).payload(&vec![1; length]);
+        if opcode.has_reth() {
+            packet = packet.reth(REMOTE, key, 600);
+        }
+        packet.acknowledge_request().inject(&mut pair);
+        let told = pair.answers(1)[0];
+        assert_eq!((told.psn, told.msn), (FIRST + psn, Some(u32::from(psn == 2))));
+    }
+    read(&mut pair, FIRST + 3, key, 0, 600);
+    write(&mut pair, FIRST + 6, key);
+    let told: Vec<_> = pair.answers(1).iter().map(|a| a.msn).collect();
+    // The middle of a READ response has no such header.
+    assert_eq!(told, [Some(2), None, Some(2), Some(3)]);
+    read(&mut pair, FIRST + 3, key, 0, 600);
+    assert_eq!(pair.answers(1)[0].msn, Some(3), "what is done by now");
+}
+
 #[test]
 fn a_repeated_read_is_executed_again_from_where_it_is_asked() {
     let (mut pair, key) = pair_with(4);
@@ -97,28 +123,99 @@ fn a_repeated_read_is_executed_again_from_where_it_is_asked() {
 fn repeats_of_reads_that_never_were() {
     let (mut pair, key) = pair_with(2);
     write(&mut pair, FIRST, key);
-    read(&mut pair, FIRST + 1, key, 0, 1000);
+    read(&mut pair, FIRST + 1, key, 0, 1024);
     write(&mut pair, FIRST + 5, key);
     pair.answers(1);
-    let other = pair.register(1, REMOTE + 8192, pattern(4096, 9));
+    // Another region at the same address: only the key tells them apart.
+    let other = pair.register(1, REMOTE, pattern(4096, 9));
     for (what, psn, key, offset, length) in [
         ("in the place of a WRITE", 0, key, 0, 4),
         ("in the place of a WRITE behind", 5, key, 0, 4),
         ("before the connection began", u32::MAX, key, 0, 4),
-        ("beyond the executed one", 1, key, 0, 1001),
-        ("from a packet before it", 0, key, 0, 1000),
-        ("another address", 1, key, 1, 999),
-        ("an earlier address for a later packet", 2, key, 0, 744),
-        ("beyond its end from the middle", 4, key, 768, 233),
-        ("another key", 1, other, 8192, 4),
+        ("beyond the executed one", 1, key, 0, 1025),
+        ("from a packet before it", 0, key, 0, 1024),
+        ("another address", 1, key, 1, 1023),
+        ("an earlier address for a later packet", 2, key, 0, 768),
+        ("beyond its end from the middle", 4, key, 768, 257),
+        ("another key", 1, other, 0, 4),
         ("a packet of the next message", 5, key, 1024, 4),
+        ("nothing, behind its end", 5, key, 1024, 0),
     ] {
         read(&mut pair, FIRST.wrapping_add(psn) & 0xff_ffff, key, offset, length);
         assert_eq!(responses(&pair.answers(1)), [], "{what}");
         assert_eq!(pair.state(1), QueuePairState::ReadyToSend, "{what}");
     }
-    read(&mut pair, FIRST + 1, key, 0, 1000);
+    read(&mut pair, FIRST + 1, key, 0, 1024);
     assert_eq!(pair.answers(1).len(), 4);
+}
+
+/// Rights are those of now, not those of the first time.
+#[test]
+fn repeats_of_reads_that_are_not_allowed_any_more() {
+    let (mut pair, key) = pair_with(2);
+    read(&mut pair, FIRST, key, 0, 600);
+    pair.answers(1);
+    // So often registered again that the key is the same: now nobody may read.
+    let memory = pair.hosts[1].endpoint.memory_mut();
+    let mut bytes = memory.deregister(key).unwrap();
+    loop {
+        let new = memory.register(DOMAIN, REMOTE, Access::empty(), bytes).unwrap();
+        if new == key {
+            break;
+        }
+        bytes = memory.deregister(new).unwrap();
+    }
+    read(&mut pair, FIRST, key, 0, 600);
+    assert_eq!(pair.answers(1), []);
+
+    let (mut pair, key) = pair_with(2);
+    read(&mut pair, FIRST, key, 0, 600);
+    read(&mut pair, FIRST + 3, key, 0, 0);
+    pair.answers(1);
+    let attributes = QueuePairAttributes { access: Some(Access::empty()), ..Default::default() };
+    let host = &mut pair.hosts[1];
+    host.endpoint.modify_queue_pair(pair.now, host.qpn, &attributes).unwrap();
+    read(&mut pair, FIRST, key, 0, 600);
+    read(&mut pair, FIRST + 3, key, 0, 0);
+    assert_eq!(pair.answers(1), []);
+    assert_eq!(pair.state(1), QueuePairState::ReadyToSend);
+}
+
+/// Each repeat asks for one packet more than the one before: none covers the next.
+#[test]
+fn repeats_that_wait_are_bounded_and_none_waits_twice() {
+    let (mut pair, key) = pair_with(2);
+    read(&mut pair, FIRST, key, 0, 8192);
+    assert_eq!(pair.answers(1).len(), 32);
+    for first in (0..32).rev() {
+        read(&mut pair, FIRST + first, key, u64::from(first) * 256, 8192 - first * 256);
+    }
+    assert_eq!(responses(&pair.answers(1)).len(), 1 + 2);
+    for _ in 0..10 {
+        read(&mut pair, FIRST, key, 0, 8192);
+        read(&mut pair, FIRST + 30, key, 30 * 256, 512);
+    }
+    assert_eq!(responses(&pair.answers(1)).len(), 32);
+}
+
+#[test]
+fn receiver_not_ready_is_said_once_a_batch() {
+    let (mut pair, _) = pair_with(2);
+    for _ in 0..100 {
+        Forge::new(&pair, 1, Opcode::RcSendOnly, FIRST).inject(&mut pair);
+    }
+    assert_eq!(pair.answers(1).len(), 1);
+}
+
+/// A failure of our own requests, or of the device, closes the responder half too.
+#[test]
+fn a_failed_queue_pair_says_nothing_more() {
+    let (mut pair, key) = pair_with(4);
+    read(&mut pair, FIRST, key, 0, 8000);
+    write(&mut pair, FIRST + 32, key);
+    pair.hosts[1].endpoint.fail_all();
+    assert_eq!(pair.state(1), QueuePairState::Error);
+    assert_eq!(pair.answers(1), []);
 }
 
 /// Of a repeat that waits to be answered, the requester knows nothing: it must not cost it one of

@@ -49,6 +49,7 @@ pub(crate) struct Options {
     pub(crate) depth: u8,
     pub(crate) access: Access,
     pub(crate) max_window: u32,
+    pub(crate) max_message_length: u32,
     pub(crate) completions: usize,
     pub(crate) work_requests: usize,
 }
@@ -64,6 +65,7 @@ impl Default for Options {
             depth: 4,
             access: everything(),
             max_window: 128,
+            max_message_length: 1 << 30,
             completions: 4096,
             work_requests: 256,
         }
@@ -84,6 +86,7 @@ impl Pair {
             let address = IpAddr::from([10, 0, 0, n]);
             let config = EndpointConfig {
                 max_window: options.max_window,
+                max_message_length: options.max_message_length,
                 ..EndpointConfig::new(address, n.into())
             };
             let mut endpoint = Endpoint::new(config, OwnedMemory::new(64));
