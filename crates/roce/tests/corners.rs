@@ -195,6 +195,22 @@ fn messages_that_are_too_long_are_not_accepted() {
 }
 
 #[test]
+fn no_reads_without_initiator_depth() {
+    let mut pair = Pair::with(Options { depth: 0, ..Options::default() });
+    let source = pair.register(0, LOCAL, pattern(64, 1));
+    let target = pair.register(1, REMOTE, vec![0; 64]);
+    let pieces = ScatterGather::one(piece(source, LOCAL, 64));
+    let operation = read(target);
+    let request = SendRequest { id: 1, operation, pieces, signaled: true, solicited: false };
+    let host = &mut pair.hosts[0];
+    let refused = host.endpoint.post_send(pair.now, host.qpn, &request);
+    assert_eq!(refused, Err(PostError::NoReads(host.qpn)));
+    pair.post(0, 2, write(target), &[piece(source, LOCAL, 64)]);
+    pair.run(minutes(1));
+    assert_eq!(ends(&mut pair, 0), [(2, SUCCESS)]);
+}
+
+#[test]
 fn no_more_reads_in_flight_than_the_peer_executes() {
     for depth in [1, 2, 5] {
         for seed in 0..20 {

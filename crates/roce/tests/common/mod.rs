@@ -8,8 +8,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use millstream_roce::{
-    Access, Completion, CompletionQueueId, DatagramMeta, Endpoint, EndpointConfig, Identification,
-    Instant, Node, OwnedMemory, Piece, ProtectionDomainId, QueuePairAttributes,
+    Access, Completion, CompletionQueueId, DatagramMeta, Endpoint, EndpointConfig, IcrcCheck,
+    Identification, Instant, Node, OwnedMemory, Piece, ProtectionDomainId, QueuePairAttributes,
     QueuePairCapabilities, QueuePairConfig, QueuePairState, ReceiveRequest, ScatterGather,
     SendOperation, SendRequest, Transmit,
 };
@@ -48,6 +48,7 @@ pub(crate) struct Options {
     pub(crate) rnr_retry: u8,
     pub(crate) depth: u8,
     pub(crate) access: Access,
+    pub(crate) icrc: IcrcCheck,
     pub(crate) max_window: u32,
     pub(crate) max_message_length: u32,
     pub(crate) completions: usize,
@@ -64,6 +65,7 @@ impl Default for Options {
             rnr_retry: 7,
             depth: 4,
             access: everything(),
+            icrc: IcrcCheck::AnyIdentification,
             max_window: 128,
             max_message_length: 1 << 30,
             completions: 4096,
@@ -85,6 +87,7 @@ impl Pair {
         let mut hosts = [1_u8, 2].map(|n| {
             let address = IpAddr::from([10, 0, 0, n]);
             let config = EndpointConfig {
+                icrc: options.icrc,
                 max_window: options.max_window,
                 max_message_length: options.max_message_length,
                 ..EndpointConfig::new(address, n.into())
