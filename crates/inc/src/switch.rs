@@ -334,6 +334,7 @@ const fn broken_by(status: CompletionStatus) -> Option<Violation> {
         CompletionStatus::Flushed
         | CompletionStatus::LocalLength
         | CompletionStatus::LocalProtection
+        | CompletionStatus::Other(_)
         | CompletionStatus::Success => Violation::Request,
     })
 }

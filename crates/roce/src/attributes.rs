@@ -107,6 +107,19 @@ impl QueuePairAttributes {
         .into_iter()
         .filter_map(|(given, attribute)| given.then_some(attribute))
     }
+
+    /// Whether a queue pair in state `from` on a device at `local` takes them; returns the state
+    /// that it goes to. Every provider asks this first, so that all of them refuse alike.
+    pub fn check(
+        &self,
+        from: QueuePairState,
+        local: IpAddr,
+    ) -> Result<QueuePairState, ModifyError> {
+        let to = self.state.unwrap_or(from);
+        check_transition(from, to, self)?;
+        check_ranges(local, self)?;
+        Ok(to)
+    }
 }
 
 /// The attributes that a transition requires and those that it also allows; `None` when there is
@@ -197,10 +210,18 @@ pub enum ModifyError {
         /// The address given.
         remote: IpAddr,
     },
+    /// A device of the system refused; an [`crate::Endpoint`] never does.
+    #[error("{call} failed: {}", std::io::Error::from_raw_os_error(*code))]
+    System {
+        /// The call.
+        call: &'static str,
+        /// Its error number.
+        code: i32,
+    },
 }
 
 /// Whether the transition exists and these attributes are what it takes.
-pub(crate) fn check_transition(
+fn check_transition(
     from: QueuePairState,
     to: QueuePairState,
     attributes: &QueuePairAttributes,
@@ -221,10 +242,7 @@ pub(crate) fn check_transition(
 }
 
 /// Whether the values of the attributes are possible.
-pub(crate) fn check_ranges(
-    local: IpAddr,
-    attributes: &QueuePairAttributes,
-) -> Result<(), ModifyError> {
+fn check_ranges(local: IpAddr, attributes: &QueuePairAttributes) -> Result<(), ModifyError> {
     if let Some(remote) = attributes.remote_address
         && remote.is_ipv4() != local.is_ipv4()
     {

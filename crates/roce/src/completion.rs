@@ -74,6 +74,10 @@ pub enum CompletionStatus {
     /// The peer kept saying that it has no receive request posted.
     #[error("receiver-not-ready retry count exceeded: the peer posts no receive requests")]
     ReceiverNotReadyExceeded,
+    /// What a device of the system reports and no other variant says: its `ibv_wc_status`. An
+    /// [`crate::Endpoint`] never does.
+    #[error("the device reports work completion status {0} (of ibv_wc_status)")]
+    Other(u32),
 }
 
 /// Completions in order, bounded.

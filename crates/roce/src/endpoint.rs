@@ -5,9 +5,7 @@ use std::collections::VecDeque;
 use millstream_wire::{DEFAULT_PARTITION_KEY, Mtu, Opcode, Operation, Packet, ParseError, Qpn};
 
 use crate::Instant;
-use crate::attributes::{
-    ModifyError, QueuePairAttributes, QueuePairState, check_ranges, check_transition,
-};
+use crate::attributes::{ModifyError, QueuePairAttributes, QueuePairState};
 use crate::completion::{Completion, CompletionQueue, CompletionQueueId, CompletionStatus};
 use crate::config::{EndpointConfig, QueuePairCapabilities, QueuePairConfig};
 use crate::counters::Counters;
@@ -219,10 +217,7 @@ impl<M: Memory> Endpoint<M> {
         let Some(pair) = self.queue_pairs[index].as_mut() else {
             return Err(ModifyError::Unknown(qpn));
         };
-        let from = pair.state;
-        let to = attributes.state.unwrap_or(from);
-        check_transition(from, to, attributes)?;
-        check_ranges(local, attributes)?;
+        let to = attributes.check(pair.state, local)?;
         match to {
             QueuePairState::Reset => pair.reset(),
             QueuePairState::Error => pair.close(&mut self.shared),

@@ -35,6 +35,14 @@ pub enum CreateError {
     /// The completion queue has queue pairs.
     #[error("completion queue {0:?} still serves queue pairs")]
     InUse(CompletionQueueId),
+    /// A device of the system refused; an [`crate::Endpoint`] never does.
+    #[error("{call} failed: {}", std::io::Error::from_raw_os_error(*code))]
+    System {
+        /// The call.
+        call: &'static str,
+        /// Its error number.
+        code: i32,
+    },
 }
 
 /// Why a work request was not accepted.
@@ -71,6 +79,14 @@ pub enum PostError {
     /// READs were posted on a queue pair connected with `initiator_depth` 0.
     #[error("queue pair {0} was connected with initiator_depth 0: it cannot READ")]
     NoReads(Qpn),
+    /// A device of the system refused; an [`crate::Endpoint`] never does.
+    #[error("{call} failed: {}", std::io::Error::from_raw_os_error(*code))]
+    System {
+        /// The call.
+        call: &'static str,
+        /// Its error number.
+        code: i32,
+    },
 }
 
 /// Something that happened without being asked for.

@@ -73,6 +73,17 @@ pub enum RegionError {
     /// No region has this key.
     #[error("no memory region has the key {0:#010x}")]
     Unknown(u32),
+    /// A device of the system refused; a [`RegionTable`] never does.
+    #[error(
+        "{call} failed: {} (registered memory is locked: `ulimit -l` limits how much)",
+        std::io::Error::from_raw_os_error(*code)
+    )]
+    System {
+        /// The call.
+        call: &'static str,
+        /// Its error number.
+        code: i32,
+    },
 }
 
 /// The regions of one device, found by key in constant time.
