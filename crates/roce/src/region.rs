@@ -20,6 +20,25 @@ bitflags! {
     }
 }
 
+impl Access {
+    /// Whether bytes can be registered so. Every provider asks this first, so that all of them
+    /// refuse alike.
+    pub fn check_region(self, address: u64, length: u64) -> Result<(), RegionError> {
+        if length == 0 {
+            return Err(RegionError::Empty);
+        }
+        if address.checked_add(length).is_none() {
+            return Err(RegionError::Overflow { address, length });
+        }
+        if self.intersects(Self::REMOTE_WRITE | Self::REMOTE_ATOMIC)
+            && !self.contains(Self::LOCAL_WRITE)
+        {
+            return Err(RegionError::LocalWriteMissing);
+        }
+        Ok(())
+    }
+}
+
 /// A protection domain: regions serve only queue pairs of their own domain.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
 pub struct ProtectionDomainId(pub u32);
@@ -116,17 +135,7 @@ impl<T> RegionTable<T> {
         access: Access,
         backing: T,
     ) -> Result<u32, RegionError> {
-        if length == 0 {
-            return Err(RegionError::Empty);
-        }
-        if address.checked_add(length).is_none() {
-            return Err(RegionError::Overflow { address, length });
-        }
-        if access.intersects(Access::REMOTE_WRITE | Access::REMOTE_ATOMIC)
-            && !access.contains(Access::LOCAL_WRITE)
-        {
-            return Err(RegionError::LocalWriteMissing);
-        }
+        access.check_region(address, length)?;
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.slots.len() < self.capacity => {

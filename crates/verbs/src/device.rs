@@ -2,55 +2,20 @@
 
 use std::fmt;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::Arc;
 
-use millstream_net::{DriverCounters, Guard, Progress, ProgressConfig, Shared};
-use millstream_roce::{
-    AsyncEvent, Completion, Counters, CreateError, Endpoint, EndpointConfig, IcrcCheck,
-    ProtectionDomainId,
-};
+use millstream_net::DriverCounters;
+use millstream_roce::{AsyncEvent, Counters, CreateError};
 use millstream_wire::Mtu;
 
 pub use millstream_net::OpenError;
 
-use crate::completion_queue::{CompletionHandler, CompletionQueue, Notice};
-use crate::host_memory::HostMemory;
+use crate::completion_queue::{CompletionHandler, CompletionQueue};
+use crate::ibverbs::{IbverbsConfig, IbverbsError};
 use crate::memory_region::ProtectionDomain;
-
-/// Completions handed to a handler at a time.
-const HANDLER_BATCH: usize = 256;
-
-/// What a soft device is opened with.
-#[derive(Clone, Debug)]
-pub struct SoftConfig {
-    /// The local address: one device for each address, and only one process can have it.
-    pub address: IpAddr,
-    /// Use the kernel's segmentation offload where it has it. Off, every packet is its own
-    /// datagram, as a capture or a middlebox may want.
-    pub segmentation_offload: bool,
-    /// How the ICRC of arriving packets is checked.
-    pub icrc: IcrcCheck,
-    /// How long the progress thread looks for work before it sleeps. Lower latency for a busy
-    /// processor.
-    pub busy_poll: Duration,
-    /// At most so many packets of 4096 bytes in flight on a queue pair.
-    pub max_window: u32,
-}
-
-impl SoftConfig {
-    /// The defaults for this address.
-    pub fn new(address: IpAddr) -> Self {
-        Self {
-            address,
-            segmentation_offload: true,
-            icrc: IcrcCheck::AnyIdentification,
-            busy_poll: Duration::ZERO,
-            max_window: EndpointConfig::new(address, 0).max_window,
-        }
-    }
-}
+use crate::provider::{Provided, Provider, either};
+use crate::soft::SoftConfig;
+use crate::{ibverbs, soft};
 
 /// The limits of a device.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -71,75 +36,51 @@ pub struct DeviceAttributes {
     pub max_reads: u8,
 }
 
-const MAX_MEMORY_REGIONS: usize = 1 << 20;
-
 /// An RDMA device. Clones are handles to the same device; it closes with the last handle, region,
 /// queue and queue pair.
 #[derive(Clone)]
 pub struct Device {
-    soft: Arc<SoftDevice>,
+    pub(crate) device: Provided<Arc<soft::Device>, Arc<ibverbs::Device>>,
 }
-
-pub(crate) struct SoftDevice {
-    name: String,
-    address: IpAddr,
-    shared: Arc<Shared<Endpoint<HostMemory>>>,
-    next_domain: AtomicU32,
-    notices: Arc<Notices>,
-    /// Stops the thread when it is dropped.
-    _progress: Progress<Endpoint<HostMemory>>,
-}
-
-#[derive(Default)]
-struct Notices(Mutex<Vec<Arc<Notice>>>);
 
 impl Device {
     /// Opens a soft device on a local address.
     pub fn open_soft(config: &SoftConfig) -> Result<Self, OpenError> {
-        let name = format!("soft-{}", config.address);
-        let endpoint_config = EndpointConfig {
-            icrc: config.icrc,
-            max_window: config.max_window,
-            ..EndpointConfig::new(config.address, seed())
-        };
-        let endpoint = Endpoint::new(endpoint_config, HostMemory::new(MAX_MEMORY_REGIONS));
-        let progress_config = ProgressConfig {
-            segmentation_offload: config.segmentation_offload,
-            busy_poll: config.busy_poll,
-            name: name.clone(),
-            ..ProgressConfig::new(config.address)
-        };
-        let notices = Arc::new(Notices::default());
-        let mut deliverer = Deliverer::new(Arc::downgrade(&notices));
-        // SAFETY: the endpoint names only bytes of registered regions. Those stay mapped until
-        // their `MemoryRegion` is dropped, which deregisters them and then quiesces.
-        let progress = unsafe {
-            Progress::start(progress_config, endpoint, move |shared| deliverer.deliver(shared))?
-        };
-        let soft = SoftDevice {
-            name,
-            address: config.address,
-            shared: Arc::clone(progress.shared()),
-            next_domain: AtomicU32::new(1),
-            notices,
-            _progress: progress,
-        };
-        Ok(Self { soft: Arc::new(soft) })
+        Ok(Self { device: Provided::Soft(Arc::new(soft::Device::open(config)?)) })
     }
 
-    /// Its name: `soft-` and its address.
+    /// Opens an RDMA device of the system, with its own thread for completions and events. A
+    /// device can be opened any number of times.
+    pub fn open_ibverbs(config: &IbverbsConfig) -> Result<Self, IbverbsError> {
+        Ok(Self { device: Provided::Ibverbs(Arc::new(ibverbs::Device::open(config)?)) })
+    }
+
+    /// The names of the system's RDMA devices. Empty when the system has libibverbs but no device.
+    pub fn list_ibverbs() -> Result<Vec<String>, IbverbsError> {
+        ibverbs::list()
+    }
+
+    /// What does the work behind it.
+    pub fn provider(&self) -> Provider {
+        match self.device {
+            Provided::Soft(_) => Provider::Soft,
+            Provided::Ibverbs(_) => Provider::Ibverbs,
+        }
+    }
+
+    /// Its name: `soft-` and its address, or the system's name for it, such as `mlx5_0`.
     pub fn name(&self) -> &str {
-        &self.soft.name
+        either!(&self.device, device => device.name())
     }
 
     /// Its address.
     pub fn address(&self) -> IpAddr {
-        self.soft.address
+        either!(&self.device, device => device.address())
     }
 
     /// Its RoCEv2 GID in the usual notation: the IPv6 address, or the IPv4 address mapped into one.
     pub fn gid(&self) -> String {
-        let segments = match self.soft.address {
+        let segments = match self.address() {
             IpAddr::V4(address) => address.to_ipv6_mapped().segments(),
             IpAddr::V6(address) => address.segments(),
         };
@@ -148,59 +89,44 @@ impl Device {
 
     /// Its limits.
     pub fn attributes(&self) -> DeviceAttributes {
-        let endpoint = self.soft.lock_regardless();
-        let config = endpoint.config();
-        DeviceAttributes {
-            max_queue_pairs: config.max_queue_pairs,
-            max_completion_queues: config.max_completion_queues,
-            max_work_requests: config.max_work_requests,
-            max_scatter_gather: crate::MAX_SCATTER_GATHER,
-            max_memory_regions: MAX_MEMORY_REGIONS,
-            max_message_length: config.max_message_length,
-            max_reads: 128,
-        }
+        either!(&self.device, device => device.attributes())
     }
 
     /// The largest path MTU to a peer, by the MTU of the interface that leads there.
     pub fn path_mtu(&self, peer: IpAddr) -> std::io::Result<Mtu> {
-        let link = millstream_net::address::path_mtu(self.soft.address, peer)?;
-        Mtu::fitting(link).ok_or_else(|| {
-            let text = format!(
-                "the interface towards {peer} has an MTU of {link} bytes: RoCE needs at least 348"
-            );
-            std::io::Error::new(std::io::ErrorKind::Unsupported, text)
-        })
+        either!(&self.device, device => device.path_mtu(peer))
     }
 
-    /// What its endpoint has counted.
+    /// What its endpoint has counted. Of a device of the system, what its driver tells of these;
+    /// the rest is 0.
     pub fn counters(&self) -> Counters {
-        *self.soft.lock_regardless().counters()
+        either!(&self.device, device => device.counters())
     }
 
-    /// What its driver has counted.
+    /// What its driver has counted; all 0 for a device of the system.
     pub fn driver_counters(&self) -> DriverCounters {
-        self.soft.shared.driver_counters()
+        either!(&self.device, device => device.driver_counters())
     }
 
     /// The next event that nobody asked for: a queue pair that failed, a queue that overran.
     pub fn poll_event(&self) -> Option<AsyncEvent> {
-        self.soft.lock_regardless().poll_event()
+        either!(&self.device, device => device.poll_event())
     }
 
     /// Why the device does not work any more, if so.
     pub fn failure(&self) -> Option<String> {
-        self.soft.failure()
+        either!(&self.device, device => device.failure())
     }
 
-    /// Makes a protection domain.
+    /// Makes a protection domain. If the system refuses one, its registrations and queue pairs
+    /// say so.
     pub fn allocate_protection_domain(&self) -> ProtectionDomain {
-        let id = self.soft.next_domain.fetch_add(1, Ordering::Relaxed);
-        ProtectionDomain::new(self.clone(), ProtectionDomainId(id))
+        ProtectionDomain::allocate(self)
     }
 
     /// Makes a completion queue of so many entries, to be polled.
     pub fn create_completion_queue(&self, capacity: usize) -> Result<CompletionQueue, CreateError> {
-        CompletionQueue::create(&self.soft, capacity, None)
+        self.completion_queue(capacity, None)
     }
 
     /// Makes a completion queue of so many entries whose completions go to `handler`.
@@ -209,122 +135,29 @@ impl Device {
         capacity: usize,
         handler: CompletionHandler,
     ) -> Result<CompletionQueue, CreateError> {
-        CompletionQueue::create(&self.soft, capacity, Some(handler))
+        self.completion_queue(capacity, Some(handler))
     }
 
-    pub(crate) fn soft(&self) -> &Arc<SoftDevice> {
-        &self.soft
+    fn completion_queue(
+        &self,
+        capacity: usize,
+        handler: Option<CompletionHandler>,
+    ) -> Result<CompletionQueue, CreateError> {
+        let queue = match &self.device {
+            Provided::Soft(device) => {
+                let queue = soft::CompletionQueue::create(device, capacity, handler)?;
+                Provided::Soft(Arc::new(queue))
+            }
+            Provided::Ibverbs(device) => {
+                Provided::Ibverbs(ibverbs::CompletionQueue::create(device, capacity, handler)?)
+            }
+        };
+        Ok(CompletionQueue { queue })
     }
 }
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Device").field(&self.soft.name).finish()
+        f.debug_tuple("Device").field(&self.name()).finish()
     }
-}
-
-impl SoftDevice {
-    /// The endpoint, to give it work: the progress thread looks for it when the guard is dropped.
-    /// `None` when the device has failed.
-    pub(crate) fn lock(&self) -> Option<Guard<'_, Endpoint<HostMemory>>> {
-        self.shared.lock().ok()
-    }
-
-    /// The endpoint, to change what needs no sending; works on a failed device too.
-    pub(crate) fn lock_regardless(&self) -> Guard<'_, Endpoint<HostMemory>> {
-        self.shared.lock_regardless()
-    }
-
-    pub(crate) fn now(&self) -> millstream_roce::Instant {
-        self.shared.now()
-    }
-
-    pub(crate) fn quiesce(&self) {
-        self.shared.quiesce();
-    }
-
-    pub(crate) fn failure(&self) -> Option<String> {
-        self.shared.failure().map(|failure| failure.to_string())
-    }
-
-    pub(crate) fn notices(&self) -> MutexGuard<'_, Vec<Arc<Notice>>> {
-        self.notices.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl fmt::Debug for SoftDevice {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("SoftDevice").field(&self.name).finish()
-    }
-}
-
-/// Hands completions to handlers and waiters, on the progress thread, after each of its rounds.
-struct Deliverer {
-    notices: Weak<Notices>,
-    /// This round's queues, so that no lock is held while handlers run.
-    queues: Vec<Arc<Notice>>,
-    completions: Vec<Completion>,
-    /// For each queue of the round, how many of `completions` are its own.
-    counts: Vec<usize>,
-}
-
-impl Deliverer {
-    fn new(notices: Weak<Notices>) -> Self {
-        Self { notices, queues: Vec::new(), completions: Vec::new(), counts: Vec::new() }
-    }
-
-    fn deliver(&mut self, shared: &Shared<Endpoint<HostMemory>>) {
-        let Some(notices) = self.notices.upgrade() else { return };
-        let queues = notices.0.lock().unwrap_or_else(PoisonError::into_inner);
-        self.queues.extend(queues.iter().cloned());
-        drop(queues);
-        loop {
-            self.completions.clear();
-            self.counts.clear();
-            let mut endpoint = match shared.lock_without_waking() {
-                Ok(endpoint) => endpoint,
-                Err(_) => {
-                    // The end: whoever waits for completions gets them.
-                    let mut endpoint = shared.lock_regardless();
-                    endpoint.fail_all();
-                    endpoint
-                }
-            };
-            for queue in &self.queues {
-                self.counts.push(if queue.has_handler() {
-                    endpoint.poll_completions(queue.id, &mut self.completions, HANDLER_BATCH)
-                } else {
-                    endpoint.completions_waiting(queue.id)
-                });
-            }
-            drop(endpoint);
-            let mut rest = self.completions.as_slice();
-            let mut full = false;
-            for (queue, &count) in self.queues.iter().zip(&self.counts) {
-                if count == 0 && shared.failure().is_none() {
-                    continue;
-                }
-                if queue.has_handler() {
-                    let (now, later) = rest.split_at(count);
-                    queue.handle(now);
-                    rest = later;
-                    full |= count == HANDLER_BATCH;
-                } else {
-                    queue.wake();
-                }
-            }
-            if !full {
-                break;
-            }
-        }
-        self.queues.clear();
-    }
-}
-
-/// A seed for queue pair numbers: different for each device and start.
-fn seed() -> u64 {
-    use std::hash::{BuildHasher, RandomState};
-    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    // RandomState takes its keys from the operating system.
-    RandomState::new().hash_one(since_epoch)
 }

@@ -1,9 +1,12 @@
 //! The public RDMA API: devices, protection domains, memory regions, completion queues, queue
 //! pairs, with the names and rules of verbs.
 //!
-//! The provider is `soft`: the RoCEv2 endpoint of `millstream_roce` over the UDP sockets of
-//! `millstream_net`, with one progress thread for each device. It needs no RDMA hardware and no
-//! privileges, and its packets are plain RoCEv2.
+//! Two providers do the work, behind the same types:
+//! - `soft`: the RoCEv2 endpoint of `millstream_roce` over the UDP sockets of `millstream_net`, with
+//!   one progress thread for each device. It needs no RDMA hardware and no privileges, and its
+//!   packets are plain RoCEv2.
+//! - `ibverbs`: the system's RDMA devices, real ones and the kernel's soft-RoCE, by libibverbs. The
+//!   library is loaded when the first such device is asked for, so nothing needs it at build time.
 //!
 //! ```no_run
 //! use millstream_verbs::{Device, SoftConfig};
@@ -15,14 +18,19 @@
 
 mod completion_queue;
 mod device;
-mod host_memory;
+mod ibverbs;
 mod memory_region;
+mod provider;
 mod queue_pair;
+mod soft;
 
 pub use completion_queue::{CompletionHandler, CompletionQueue};
-pub use device::{Device, DeviceAttributes, OpenError, SoftConfig};
+pub use device::{Device, DeviceAttributes, OpenError};
+pub use ibverbs::{IbverbsConfig, IbverbsError};
 pub use memory_region::{MemoryRegion, ProtectionDomain};
+pub use provider::Provider;
 pub use queue_pair::QueuePair;
+pub use soft::SoftConfig;
 
 pub use millstream_net::DriverCounters;
 pub use millstream_roce::{

@@ -2,23 +2,30 @@
 
 use std::sync::Arc;
 
-use millstream_roce::{Access, ProtectionDomainId, RegionError};
+use millstream_roce::{Access, CreateError, QueuePairCapabilities, RegionError};
 
 use crate::completion_queue::CompletionQueue;
-use crate::device::{Device, SoftDevice};
+use crate::device::Device;
+use crate::provider::{Provided, either};
 use crate::queue_pair::QueuePair;
-use crate::{CreateError, QueuePairCapabilities};
+use crate::{ibverbs, soft};
 
 /// A protection domain: memory regions serve only the queue pairs made in the same one.
 #[derive(Clone, Debug)]
 pub struct ProtectionDomain {
     device: Device,
-    id: ProtectionDomainId,
+    domain: Provided<soft::ProtectionDomain, Arc<ibverbs::ProtectionDomain>>,
 }
 
 impl ProtectionDomain {
-    pub(crate) fn new(device: Device, id: ProtectionDomainId) -> Self {
-        Self { device, id }
+    pub(crate) fn allocate(device: &Device) -> Self {
+        let domain = match &device.device {
+            Provided::Soft(device) => Provided::Soft(soft::ProtectionDomain::allocate(device)),
+            Provided::Ibverbs(device) => {
+                Provided::Ibverbs(Arc::new(ibverbs::ProtectionDomain::allocate(device)))
+            }
+        };
+        Self { device: device.clone(), domain }
     }
 
     /// The device it is on.
@@ -41,19 +48,21 @@ impl ProtectionDomain {
         length: usize,
         access: Access,
     ) -> Result<MemoryRegion, RegionError> {
-        let device = Arc::clone(self.device.soft());
-        let address = address.expose_provenance() as u64;
-        // SAFETY: the caller's promise is the one asked for, and ends where `MemoryRegion::drop`
-        // deregisters and waits.
-        let key = unsafe {
-            device.lock_regardless().memory_mut().register(
-                self.id,
-                address,
-                length as u64,
-                access,
-            )?
+        let region = match &self.domain {
+            Provided::Soft(domain) => {
+                // SAFETY: the caller's promise is the one asked for.
+                let region =
+                    unsafe { soft::MemoryRegion::register(domain, address, length, access) };
+                Provided::Soft(region?)
+            }
+            Provided::Ibverbs(domain) => {
+                // SAFETY: as above.
+                let region =
+                    unsafe { ibverbs::MemoryRegion::register(domain, address, length, access) };
+                Provided::Ibverbs(region?)
+            }
         };
-        Ok(MemoryRegion { device, key, address, length })
+        Ok(MemoryRegion { region, address: address.addr() as u64, length })
     }
 
     /// Makes a queue pair in state RESET.
@@ -63,13 +72,24 @@ impl ProtectionDomain {
         receive_completions: &CompletionQueue,
         capabilities: QueuePairCapabilities,
     ) -> Result<QueuePair, CreateError> {
-        QueuePair::create(
-            &self.device,
-            self.id,
-            send_completions,
-            receive_completions,
-            capabilities,
-        )
+        let pair = match (&self.domain, &send_completions.queue, &receive_completions.queue) {
+            (Provided::Soft(domain), Provided::Soft(send), Provided::Soft(receive)) => {
+                Provided::Soft(soft::QueuePair::create(domain, send, receive, capabilities)?)
+            }
+            (Provided::Ibverbs(domain), Provided::Ibverbs(send), Provided::Ibverbs(receive)) => {
+                Provided::Ibverbs(ibverbs::QueuePair::create(domain, send, receive, capabilities)?)
+            }
+            // One of the queues is of another provider, and so of another device.
+            (domain, send, _) => {
+                let foreign = match (domain, send) {
+                    (Provided::Soft(_), Provided::Soft(_))
+                    | (Provided::Ibverbs(_), Provided::Ibverbs(_)) => receive_completions,
+                    _ => send_completions,
+                };
+                return Err(CreateError::UnknownCompletionQueue(foreign.id()));
+            }
+        };
+        Ok(QueuePair { pair })
     }
 }
 
@@ -77,16 +97,21 @@ impl ProtectionDomain {
 /// still name it fail, and the drop returns once no packet is being sent from it.
 #[derive(Debug)]
 pub struct MemoryRegion {
-    device: Arc<SoftDevice>,
-    key: u32,
+    region: Provided<soft::MemoryRegion, ibverbs::MemoryRegion>,
     address: u64,
     length: usize,
 }
 
 impl MemoryRegion {
-    /// Its key: local for work requests here, remote for those of peers.
+    /// Its key for work requests here. Soft devices know one key for both uses, see
+    /// [`MemoryRegion::remote_key`].
     pub fn key(&self) -> u32 {
-        self.key
+        either!(&self.region, region => region.key())
+    }
+
+    /// Its key for the requests of peers. Meaningless when no access for remotes was granted.
+    pub fn remote_key(&self) -> u32 {
+        either!(&self.region, region => region.remote_key())
     }
 
     /// Virtual address of its first byte.
@@ -97,13 +122,5 @@ impl MemoryRegion {
     /// Bytes.
     pub fn length(&self) -> usize {
         self.length
-    }
-}
-
-impl Drop for MemoryRegion {
-    fn drop(&mut self) {
-        // The only error is an unknown key, and this key is known until now.
-        let _ = self.device.lock_regardless().memory_mut().deregister(self.key);
-        self.device.quiesce();
     }
 }

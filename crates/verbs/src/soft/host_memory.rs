@@ -11,12 +11,12 @@ use millstream_roce::{
 /// [`crate::ProtectionDomain::register_memory`]): its bytes stay mapped, and are not accessed in
 /// ways that exclude others, until it is deregistered.
 #[derive(Debug)]
-pub(crate) struct HostMemory {
+pub(super) struct HostMemory {
     regions: RegionTable<()>,
 }
 
 impl HostMemory {
-    pub(crate) fn new(capacity: usize) -> Self {
+    pub(super) fn new(capacity: usize) -> Self {
         Self { regions: RegionTable::new(capacity) }
     }
 
@@ -24,7 +24,7 @@ impl HostMemory {
     /// Until [`HostMemory::deregister`], the `length` bytes at `address` must stay mapped, writable
     /// if `access` grants any kind of writing, and must not be borrowed by Rust code in conflict
     /// with what remotes and work requests do to them.
-    pub(crate) unsafe fn register(
+    pub(super) unsafe fn register(
         &mut self,
         domain: ProtectionDomainId,
         address: u64,
@@ -34,7 +34,7 @@ impl HostMemory {
         self.regions.register(domain, address, length, access, ())
     }
 
-    pub(crate) fn deregister(&mut self, key: u32) -> Result<(), RegionError> {
+    pub(super) fn deregister(&mut self, key: u32) -> Result<(), RegionError> {
         self.regions.deregister(key).map(drop)
     }
 }

@@ -1,0 +1,274 @@
+//! The system's RDMA devices.
+
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use millstream_net::DriverCounters;
+use millstream_roce::{AsyncEvent, Counters};
+use millstream_wire::Mtu;
+
+use super::error::IbverbsError;
+use super::events::{Events, Registry};
+use super::gid::{self, Entry, Refusal};
+use super::objects::{self, Channel, Context, DeviceList, Errno};
+use super::{ffi, sysfs};
+use crate::DeviceAttributes;
+
+/// What a device of the system is opened with.
+#[derive(Clone, Debug)]
+pub struct IbverbsConfig {
+    /// The system's name for it, such as `mlx5_0`. Without one, the first device that works.
+    pub name: Option<String>,
+    /// Its port, from 1.
+    pub port: u8,
+    /// The entry of the port's GID table that names the device (`MC_GID_INDEX`). Without one, the
+    /// best of RoCEv2: an IPv4 address before an IPv6 address before a link-local one.
+    pub gid_index: Option<u8>,
+    /// Let writes to memory overtake each other on their way through PCI Express, where the device
+    /// can. Completions are never overtaken, so only who looks at the bytes before a completion
+    /// announces them can tell.
+    pub relaxed_ordering: bool,
+}
+
+impl Default for IbverbsConfig {
+    fn default() -> Self {
+        Self { name: None, port: 1, gid_index: None, relaxed_ordering: true }
+    }
+}
+
+/// The names of the system's devices.
+pub(crate) fn list() -> Result<Vec<String>, IbverbsError> {
+    match DeviceList::get() {
+        Ok(list) => Ok(list.names()),
+        Err(IbverbsError::NoDevice) => Ok(Vec::new()),
+        Err(error) => Err(error),
+    }
+}
+
+/// An open device.
+pub(crate) struct Device {
+    name: String,
+    port: u8,
+    gid: Entry,
+    relaxed_ordering: bool,
+    attributes: DeviceAttributes,
+    max_completions: usize,
+    registry: Arc<Registry>,
+    /// Ends its thread, which uses the two below.
+    _events: Events,
+    channel: Arc<Channel>,
+    context: Arc<Context>,
+}
+
+impl Device {
+    /// Opens a device.
+    pub(crate) fn open(config: &IbverbsConfig) -> Result<Self, IbverbsError> {
+        let list = DeviceList::get()?;
+        let names = list.names();
+        let Some(name) = &config.name else {
+            // The first that works, or else why the first does not.
+            let mut first = None;
+            for (index, name) in names.iter().enumerate() {
+                match Self::open_one(&list, index, name, config) {
+                    Ok(device) => return Ok(device),
+                    Err(error) => drop(first.get_or_insert(error)),
+                }
+            }
+            return Err(first.unwrap_or(IbverbsError::NoDevice));
+        };
+        match names.iter().position(|other| other == name) {
+            Some(index) => Self::open_one(&list, index, name, config),
+            None if names.is_empty() => Err(IbverbsError::NoDevice),
+            None => Err(IbverbsError::UnknownDevice { name: name.clone(), available: names }),
+        }
+    }
+
+    fn open_one(
+        list: &DeviceList,
+        index: usize,
+        name: &str,
+        config: &IbverbsConfig,
+    ) -> Result<Self, IbverbsError> {
+        let failed = |call| {
+            move |code: Errno| IbverbsError::System {
+                device: name.to_owned(),
+                call,
+                source: io::Error::from_raw_os_error(code),
+            }
+        };
+        let context = Arc::new(list.open(index).map_err(failed("ibv_open_device"))?);
+        let limits = context.attributes().map_err(failed("ibv_query_device"))?;
+        let (device, port, ports) = (name.to_owned(), config.port, limits.phys_port_cnt);
+        if port == 0 || port > ports {
+            return Err(IbverbsError::NoSuchPort { device, port, ports });
+        }
+        let state = context.port(port).map_err(failed("ibv_query_port"))?;
+        if state.link_layer != ffi::LINK_LAYER_ETHERNET {
+            return Err(IbverbsError::NotEthernet { device, port });
+        }
+        if state.state != ffi::PORT_ACTIVE {
+            let state = match state.state {
+                1 => "down",
+                2 => "initializing",
+                3 => "armed",
+                _ => "not active",
+            };
+            return Err(IbverbsError::PortDown { device, port, state });
+        }
+        let gid = choose_gid(&context, name, port, &state, config.gid_index)?;
+
+        let channel = Channel::create(&context).map_err(failed("ibv_create_comp_channel"))?;
+        for descriptor in [channel.descriptor(), context.event_descriptor()] {
+            objects::set_nonblocking(descriptor).map_err(failed("fcntl"))?;
+        }
+        let channel = Arc::new(channel);
+        let thread_name = format!("ibverbs-{name}");
+        let (events, registry) =
+            Events::start(thread_name, Arc::clone(&context), Arc::clone(&channel)).map_err(
+                |source| IbverbsError::System {
+                    device: name.to_owned(),
+                    call: "the start of its thread",
+                    source,
+                },
+            )?;
+        Ok(Self {
+            name: device,
+            port,
+            gid,
+            relaxed_ordering: config.relaxed_ordering,
+            attributes: attributes(&limits, &state),
+            max_completions: count(limits.max_cqe),
+            registry,
+            _events: events,
+            channel,
+            context,
+        })
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn address(&self) -> IpAddr {
+        self.gid.address()
+    }
+
+    pub(crate) fn attributes(&self) -> DeviceAttributes {
+        self.attributes
+    }
+
+    /// Devices know one path MTU for all peers: the port's.
+    pub(crate) fn path_mtu(&self, _peer: IpAddr) -> io::Result<Mtu> {
+        let state = self.context.port(self.port).map_err(io::Error::from_raw_os_error)?;
+        usize::try_from(state.active_mtu - 1)
+            .ok()
+            .and_then(|index| Mtu::ALL.get(index))
+            .copied()
+            .ok_or_else(|| {
+                let text = format!("{} reports the path MTU {}", self.name, state.active_mtu);
+                io::Error::new(io::ErrorKind::InvalidData, text)
+            })
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        sysfs::Port::new(&self.name, self.port).counters()
+    }
+
+    pub(crate) fn driver_counters(&self) -> DriverCounters {
+        DriverCounters::default()
+    }
+
+    pub(crate) fn poll_event(&self) -> Option<AsyncEvent> {
+        self.registry.poll_event()
+    }
+
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.registry.failure().map(str::to_owned)
+    }
+
+    pub(super) fn failed(&self) -> bool {
+        self.registry.failure().is_some()
+    }
+
+    pub(super) fn port(&self) -> u8 {
+        self.port
+    }
+
+    pub(super) fn gid_index(&self) -> u8 {
+        self.gid.index
+    }
+
+    pub(super) fn relaxed_ordering(&self) -> bool {
+        self.relaxed_ordering
+    }
+
+    pub(super) fn max_completions(&self) -> usize {
+        self.max_completions
+    }
+
+    pub(super) fn registry(&self) -> &Registry {
+        &self.registry
+    }
+
+    pub(super) fn channel(&self) -> &Arc<Channel> {
+        &self.channel
+    }
+
+    pub(super) fn context(&self) -> &Arc<Context> {
+        &self.context
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Device").field(&self.name).finish()
+    }
+}
+
+/// The library's numbers are signed, and some drivers say -1 where they know none.
+fn count(number: i32) -> usize {
+    usize::try_from(number).unwrap_or(0)
+}
+
+fn attributes(limits: &ffi::DeviceAttr, port: &ffi::PortAttr) -> DeviceAttributes {
+    let reads = count(limits.max_qp_rd_atom.min(limits.max_qp_init_rd_atom));
+    DeviceAttributes {
+        max_queue_pairs: count(limits.max_qp),
+        max_completion_queues: count(limits.max_cq),
+        max_work_requests: count(limits.max_qp_wr),
+        max_scatter_gather: count(limits.max_sge).min(crate::MAX_SCATTER_GATHER),
+        max_memory_regions: count(limits.max_mr),
+        max_message_length: port.max_msg_sz,
+        // As many as attributes can ask for.
+        max_reads: reads.min(128) as u8,
+    }
+}
+
+fn choose_gid(
+    context: &Context,
+    name: &str,
+    port: u8,
+    state: &ffi::PortAttr,
+    wanted: Option<u8>,
+) -> Result<Entry, IbverbsError> {
+    let files = sysfs::Port::new(name, port);
+    // A queue pair names an entry by a byte.
+    let length = state.gid_tbl_len.clamp(0, 256) as u16;
+    let entries: Vec<Entry> = (0..length)
+        .filter_map(|index| {
+            let index = index as u8;
+            let version_2 = files.gid_is_version_2(index)?;
+            let gid = context.gid(port, index).ok().filter(|gid| *gid != [0; 16])?;
+            Some(Entry { index, gid, version_2 })
+        })
+        .collect();
+    let device = || name.to_owned();
+    gid::choose(&entries, wanted).map_err(|refusal| match refusal {
+        Refusal::None => IbverbsError::NoGid { device: device(), port },
+        Refusal::Unsuitable { index, found, usable } => {
+            IbverbsError::UnsuitableGid { device: device(), port, index, found, usable }
+        }
+    })
+}

@@ -1,0 +1,129 @@
+//! Completion queues of soft devices: polled, waited for, or handled as completions come.
+
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use millstream_roce::{Completion, CompletionQueueId, CreateError};
+
+use super::device::Device;
+use crate::CompletionHandler;
+
+/// A completion queue.
+pub(crate) struct CompletionQueue {
+    device: Arc<Device>,
+    notice: Arc<Notice>,
+}
+
+/// What the progress thread needs of a queue.
+pub(super) struct Notice {
+    pub(super) id: CompletionQueueId,
+    waiters: AtomicUsize,
+    lock: Mutex<()>,
+    arrived: Condvar,
+    handler: Option<Mutex<CompletionHandler>>,
+}
+
+impl CompletionQueue {
+    pub(crate) fn create(
+        device: &Arc<Device>,
+        capacity: usize,
+        handler: Option<CompletionHandler>,
+    ) -> Result<Self, CreateError> {
+        let mut endpoint = device.lock().ok_or(CreateError::DeviceFailed)?;
+        let id = endpoint.create_completion_queue(capacity)?;
+        endpoint.release_without_waking();
+        let notice = Arc::new(Notice {
+            id,
+            waiters: AtomicUsize::new(0),
+            lock: Mutex::new(()),
+            arrived: Condvar::new(),
+            handler: handler.map(Mutex::new),
+        });
+        device.notices().push(Arc::clone(&notice));
+        Ok(Self { device: Arc::clone(device), notice })
+    }
+
+    pub(crate) fn poll(&self, out: &mut Vec<Completion>, limit: usize) -> usize {
+        if self.notice.handler.is_some() {
+            return 0;
+        }
+        // Taking completions leaves nothing to send.
+        let mut endpoint = self.device.lock_regardless();
+        let count = endpoint.poll_completions(self.id(), out, limit);
+        endpoint.release_without_waking();
+        count
+    }
+
+    pub(crate) fn wait(&self, timeout: Duration) -> bool {
+        let Self { device, notice } = self;
+        // A time that a clock cannot tell is never reached.
+        let deadline = Instant::now().checked_add(timeout);
+        let mut guard = notice.lock.lock().unwrap_or_else(PoisonError::into_inner);
+        // Counted before the first look: whoever adds a completion after that look sees us.
+        notice.waiters.fetch_add(1, Ordering::SeqCst);
+        let found = loop {
+            let endpoint = device.lock_regardless();
+            let waiting = endpoint.completions_waiting(notice.id);
+            endpoint.release_without_waking();
+            if waiting > 0 {
+                break true;
+            }
+            let left = deadline.map_or(Duration::MAX, |deadline| {
+                deadline.saturating_duration_since(Instant::now())
+            });
+            if left.is_zero() || device.failure().is_some() {
+                break false;
+            }
+            let waited = notice.arrived.wait_timeout(guard, left);
+            guard = waited.unwrap_or_else(PoisonError::into_inner).0;
+        };
+        notice.waiters.fetch_sub(1, Ordering::SeqCst);
+        found
+    }
+
+    pub(crate) fn id(&self) -> CompletionQueueId {
+        self.notice.id
+    }
+
+    pub(super) fn device(&self) -> &Arc<Device> {
+        &self.device
+    }
+}
+
+impl fmt::Debug for CompletionQueue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("CompletionQueue").field(&self.id()).finish()
+    }
+}
+
+impl Drop for CompletionQueue {
+    fn drop(&mut self) {
+        self.device.notices().retain(|notice| !Arc::ptr_eq(notice, &self.notice));
+        // No queue pair is left that uses it: they hold clones of the handle.
+        let _ = self.device.lock_regardless().destroy_completion_queue(self.notice.id);
+    }
+}
+
+impl Notice {
+    pub(super) fn has_handler(&self) -> bool {
+        self.handler.is_some()
+    }
+
+    /// Wakes who waits for this queue.
+    pub(super) fn wake(&self) {
+        if self.waiters.load(Ordering::SeqCst) > 0 {
+            // Taking the lock makes sure that a waiter that has looked is waiting by now.
+            drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
+            self.arrived.notify_all();
+        }
+    }
+
+    /// Runs the handler, if there is one.
+    pub(super) fn handle(&self, completions: &[Completion]) {
+        if let Some(handler) = &self.handler {
+            handler.lock().unwrap_or_else(PoisonError::into_inner)(completions);
+        }
+    }
+}

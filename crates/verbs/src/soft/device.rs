@@ -1,0 +1,252 @@
+//! Soft devices: an endpoint, its progress thread, and who hears of its completions.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use millstream_net::{DriverCounters, Guard, Progress, ProgressConfig, Shared};
+use millstream_roce::{
+    AsyncEvent, Completion, Counters, Endpoint, EndpointConfig, IcrcCheck, ProtectionDomainId,
+};
+use millstream_wire::Mtu;
+
+use super::completion_queue::Notice;
+use super::host_memory::HostMemory;
+use crate::{DeviceAttributes, OpenError};
+
+/// Completions handed to a handler at a time.
+const HANDLER_BATCH: usize = 256;
+
+/// What a soft device is opened with.
+#[derive(Clone, Debug)]
+pub struct SoftConfig {
+    /// The local address: one device for each address, and only one process can have it.
+    pub address: IpAddr,
+    /// Use the kernel's segmentation offload where it has it. Off, every packet is its own
+    /// datagram, as a capture or a middlebox may want.
+    pub segmentation_offload: bool,
+    /// How the ICRC of arriving packets is checked.
+    pub icrc: IcrcCheck,
+    /// How long the progress thread looks for work before it sleeps. Lower latency for a busy
+    /// processor.
+    pub busy_poll: Duration,
+    /// At most so many packets of 4096 bytes in flight on a queue pair.
+    pub max_window: u32,
+}
+
+impl SoftConfig {
+    /// The defaults for this address.
+    pub fn new(address: IpAddr) -> Self {
+        Self {
+            address,
+            segmentation_offload: true,
+            icrc: IcrcCheck::AnyIdentification,
+            busy_poll: Duration::ZERO,
+            max_window: EndpointConfig::new(address, 0).max_window,
+        }
+    }
+}
+
+const MAX_MEMORY_REGIONS: usize = 1 << 20;
+
+pub(crate) struct Device {
+    name: String,
+    address: IpAddr,
+    shared: Arc<Shared<Endpoint<HostMemory>>>,
+    next_domain: AtomicU32,
+    notices: Arc<Notices>,
+    /// Stops the thread when it is dropped.
+    _progress: Progress<Endpoint<HostMemory>>,
+}
+
+#[derive(Default)]
+struct Notices(Mutex<Vec<Arc<Notice>>>);
+
+impl Device {
+    /// Opens a soft device on a local address.
+    pub(crate) fn open(config: &SoftConfig) -> Result<Self, OpenError> {
+        let name = format!("soft-{}", config.address);
+        let endpoint_config = EndpointConfig {
+            icrc: config.icrc,
+            max_window: config.max_window,
+            ..EndpointConfig::new(config.address, seed())
+        };
+        let endpoint = Endpoint::new(endpoint_config, HostMemory::new(MAX_MEMORY_REGIONS));
+        let progress_config = ProgressConfig {
+            segmentation_offload: config.segmentation_offload,
+            busy_poll: config.busy_poll,
+            name: name.clone(),
+            ..ProgressConfig::new(config.address)
+        };
+        let notices = Arc::new(Notices::default());
+        let mut deliverer = Deliverer::new(Arc::downgrade(&notices));
+        // SAFETY: the endpoint names only bytes of registered regions. Those stay mapped until
+        // their `MemoryRegion` is dropped, which deregisters them and then quiesces.
+        let progress = unsafe {
+            Progress::start(progress_config, endpoint, move |shared| deliverer.deliver(shared))?
+        };
+        Ok(Self {
+            name,
+            address: config.address,
+            shared: Arc::clone(progress.shared()),
+            next_domain: AtomicU32::new(1),
+            notices,
+            _progress: progress,
+        })
+    }
+
+    /// `soft-` and its address.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    pub(crate) fn attributes(&self) -> DeviceAttributes {
+        let endpoint = self.lock_regardless();
+        let config = endpoint.config();
+        DeviceAttributes {
+            max_queue_pairs: config.max_queue_pairs,
+            max_completion_queues: config.max_completion_queues,
+            max_work_requests: config.max_work_requests,
+            max_scatter_gather: crate::MAX_SCATTER_GATHER,
+            max_memory_regions: MAX_MEMORY_REGIONS,
+            max_message_length: config.max_message_length,
+            max_reads: 128,
+        }
+    }
+
+    pub(crate) fn path_mtu(&self, peer: IpAddr) -> std::io::Result<Mtu> {
+        let link = millstream_net::address::path_mtu(self.address, peer)?;
+        Mtu::fitting(link).ok_or_else(|| {
+            let text = format!(
+                "the interface towards {peer} has an MTU of {link} bytes: RoCE needs at least 348"
+            );
+            std::io::Error::new(std::io::ErrorKind::Unsupported, text)
+        })
+    }
+
+    pub(crate) fn counters(&self) -> Counters {
+        *self.lock_regardless().counters()
+    }
+
+    pub(crate) fn driver_counters(&self) -> DriverCounters {
+        self.shared.driver_counters()
+    }
+
+    pub(crate) fn poll_event(&self) -> Option<AsyncEvent> {
+        self.lock_regardless().poll_event()
+    }
+
+    pub(crate) fn allocate_domain(&self) -> ProtectionDomainId {
+        ProtectionDomainId(self.next_domain.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The endpoint, to give it work: the progress thread looks for it when the guard is dropped.
+    /// `None` when the device has failed.
+    pub(super) fn lock(&self) -> Option<Guard<'_, Endpoint<HostMemory>>> {
+        self.shared.lock().ok()
+    }
+
+    /// The endpoint, to change what needs no sending; works on a failed device too.
+    pub(super) fn lock_regardless(&self) -> Guard<'_, Endpoint<HostMemory>> {
+        self.shared.lock_regardless()
+    }
+
+    pub(super) fn now(&self) -> millstream_roce::Instant {
+        self.shared.now()
+    }
+
+    pub(super) fn quiesce(&self) {
+        self.shared.quiesce();
+    }
+
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.shared.failure().map(|failure| failure.to_string())
+    }
+
+    pub(super) fn notices(&self) -> MutexGuard<'_, Vec<Arc<Notice>>> {
+        self.notices.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Device").field(&self.name).finish()
+    }
+}
+
+/// Hands completions to handlers and waiters, on the progress thread, after each of its rounds.
+struct Deliverer {
+    notices: Weak<Notices>,
+    /// This round's queues, so that no lock is held while handlers run.
+    queues: Vec<Arc<Notice>>,
+    completions: Vec<Completion>,
+    /// For each queue of the round, how many of `completions` are its own.
+    counts: Vec<usize>,
+}
+
+impl Deliverer {
+    fn new(notices: Weak<Notices>) -> Self {
+        Self { notices, queues: Vec::new(), completions: Vec::new(), counts: Vec::new() }
+    }
+
+    fn deliver(&mut self, shared: &Shared<Endpoint<HostMemory>>) {
+        let Some(notices) = self.notices.upgrade() else { return };
+        let queues = notices.0.lock().unwrap_or_else(PoisonError::into_inner);
+        self.queues.extend(queues.iter().cloned());
+        drop(queues);
+        loop {
+            self.completions.clear();
+            self.counts.clear();
+            let mut endpoint = match shared.lock_without_waking() {
+                Ok(endpoint) => endpoint,
+                Err(_) => {
+                    // The end: whoever waits for completions gets them.
+                    let mut endpoint = shared.lock_regardless();
+                    endpoint.fail_all();
+                    endpoint
+                }
+            };
+            for queue in &self.queues {
+                self.counts.push(if queue.has_handler() {
+                    endpoint.poll_completions(queue.id, &mut self.completions, HANDLER_BATCH)
+                } else {
+                    endpoint.completions_waiting(queue.id)
+                });
+            }
+            drop(endpoint);
+            let mut rest = self.completions.as_slice();
+            let mut full = false;
+            for (queue, &count) in self.queues.iter().zip(&self.counts) {
+                if count == 0 && shared.failure().is_none() {
+                    continue;
+                }
+                if queue.has_handler() {
+                    let (now, later) = rest.split_at(count);
+                    queue.handle(now);
+                    rest = later;
+                    full |= count == HANDLER_BATCH;
+                } else {
+                    queue.wake();
+                }
+            }
+            if !full {
+                break;
+            }
+        }
+        self.queues.clear();
+    }
+}
+
+/// A seed for queue pair numbers: different for each device and start.
+fn seed() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    // RandomState takes its keys from the operating system.
+    RandomState::new().hash_one(since_epoch)
+}

@@ -1,0 +1,68 @@
+//! Protection domains of soft devices and the memory registered in them.
+
+use std::sync::Arc;
+
+use millstream_roce::{Access, ProtectionDomainId, RegionError};
+
+use super::device::Device;
+
+#[derive(Clone, Debug)]
+pub(crate) struct ProtectionDomain {
+    pub(super) device: Arc<Device>,
+    pub(super) id: ProtectionDomainId,
+}
+
+impl ProtectionDomain {
+    pub(crate) fn allocate(device: &Arc<Device>) -> Self {
+        Self { device: Arc::clone(device), id: device.allocate_domain() }
+    }
+}
+
+/// Registered memory. Dropping it deregisters, and returns once no packet is being sent from it.
+#[derive(Debug)]
+pub(crate) struct MemoryRegion {
+    device: Arc<Device>,
+    key: u32,
+}
+
+impl MemoryRegion {
+    /// # Safety
+    /// As of [`crate::ProtectionDomain::register_memory`].
+    pub(crate) unsafe fn register(
+        domain: &ProtectionDomain,
+        address: *mut u8,
+        length: usize,
+        access: Access,
+    ) -> Result<Self, RegionError> {
+        let device = Arc::clone(&domain.device);
+        let address = address.expose_provenance() as u64;
+        // SAFETY: the caller's promise is the one asked for, and ends where `MemoryRegion::drop`
+        // deregisters and waits.
+        let key = unsafe {
+            device.lock_regardless().memory_mut().register(
+                domain.id,
+                address,
+                length as u64,
+                access,
+            )?
+        };
+        Ok(Self { device, key })
+    }
+
+    /// One key for both uses.
+    pub(crate) fn key(&self) -> u32 {
+        self.key
+    }
+
+    pub(crate) fn remote_key(&self) -> u32 {
+        self.key
+    }
+}
+
+impl Drop for MemoryRegion {
+    fn drop(&mut self) {
+        // The only error is an unknown key, and this key is known until now.
+        let _ = self.device.lock_regardless().memory_mut().deregister(self.key);
+        self.device.quiesce();
+    }
+}

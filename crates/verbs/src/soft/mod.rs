@@ -1,0 +1,14 @@
+//! The provider `soft`: the endpoint of `millstream_roce` over the sockets of `millstream_net`.
+
+mod completion_queue;
+mod device;
+mod host_memory;
+mod memory_region;
+mod queue_pair;
+
+pub use device::SoftConfig;
+
+pub(crate) use completion_queue::CompletionQueue;
+pub(crate) use device::Device;
+pub(crate) use memory_region::{MemoryRegion, ProtectionDomain};
+pub(crate) use queue_pair::QueuePair;

@@ -1,0 +1,12 @@
+//! What every provider must do alike: two devices, data, errors, states, waiting, closing.
+//!
+//! `MILLSTREAM_TEST_PROVIDER` chooses: `soft` (the default) on loopback addresses, or `ibverbs` on
+//! a device of the system, opened twice and sending to itself: the one that
+//! `MILLSTREAM_TEST_DEVICE` names, or the first that works, with the GID of `MC_GID_INDEX`, or the
+//! best. `cargo xtask interop` runs this binary on the kernel's soft-RoCE.
+
+mod data;
+mod errors;
+mod harness;
+mod states;
+mod waiting;

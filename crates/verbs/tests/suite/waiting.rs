@@ -1,0 +1,211 @@
+//! Polling, waiting, handlers, and closing in any order.
+
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::thread;
+use std::time::Duration;
+
+use millstream_verbs::{
+    Completion, CompletionStatus, Piece, QueuePair, ReceiveRequest, ScatterGather, SendOperation,
+};
+
+use crate::harness::{
+    CAPABILITIES, End, PATIENCE, SEND, USUAL, connect, next_good, open_device, piece, register,
+    request, two, write_to,
+};
+
+const EMPTY: Piece = Piece { key: 0, address: 0, length: 0 };
+
+fn receive(id: u64) -> ReceiveRequest {
+    ReceiveRequest { id, pieces: ScatterGather::EMPTY }
+}
+
+#[test]
+fn waiting_for_nothing_ends() {
+    let [a, _b] = two();
+    assert!(!a.completions.wait(Duration::ZERO));
+    assert!(!a.completions.wait(Duration::from_millis(20)));
+    assert_eq!(a.completions.poll(&mut Vec::new(), 10), 0);
+}
+
+#[test]
+fn waiters_wake_when_a_completion_arrives() {
+    let [a, b] = two();
+    for round in 0..20 {
+        b.pair.post_receive(&[receive(round)]).unwrap();
+        thread::scope(|scope| {
+            // For ever, as far as a clock can tell.
+            let waiter = scope.spawn(|| b.completions.wait(Duration::MAX));
+            a.pair.post_send(&[request(round, SEND, EMPTY)]).unwrap();
+            assert!(waiter.join().unwrap());
+        });
+        // What one waited for is there for the next too, until it is polled.
+        assert!(b.completions.wait(Duration::ZERO));
+        let mut out = Vec::new();
+        assert_eq!(b.completions.poll(&mut out, 10), 1);
+        assert_eq!(out[0].id, round);
+        next_good(&a.completions, 1);
+    }
+}
+
+#[test]
+fn several_threads_share_a_queue() {
+    let [a, b] = two();
+    let count = 48;
+    let receives: Vec<_> = (0..count).map(receive).collect();
+    b.pair.post_receive(&receives).unwrap();
+    let polled = Mutex::new(Vec::new());
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                while (polled.lock().unwrap().len() as u64) < count {
+                    // Another thread may take what this one waits for.
+                    b.completions.wait(Duration::from_millis(20));
+                    let mut polled = polled.lock().unwrap();
+                    b.completions.poll(&mut polled, 1);
+                }
+            });
+        }
+        for id in 0..count {
+            a.pair.post_send(&[request(id, SEND, EMPTY)]).unwrap();
+        }
+    });
+    let polled = polled.into_inner().unwrap();
+    assert!(polled.iter().map(|c| c.id).eq(0..count), "{polled:?}");
+}
+
+#[test]
+fn a_poll_takes_no_more_than_it_is_asked_for() {
+    let [a, b] = two();
+    b.pair.post_receive(&[0, 1, 2, 3, 4].map(receive)).unwrap();
+    a.pair.post_send(&[0, 1, 2, 3, 4].map(|id| request(id, SEND, EMPTY))).unwrap();
+    next_good(&a.completions, 5);
+    let mut out = Vec::new();
+    while out.len() < 4 {
+        assert!(b.completions.wait(PATIENCE));
+        let count = out.len();
+        assert!(b.completions.poll(&mut out, 2) <= 2);
+        assert!(out.len() - count <= 2);
+    }
+    out.extend(next_good(&b.completions, 5 - out.len()));
+    assert!(out.iter().map(|c| c.id).eq(0..5), "{out:?}");
+}
+
+#[test]
+fn a_handler_gets_completions_and_may_post_more() {
+    let [a, b] = two();
+    let mut target = vec![0; 64];
+    let mut source = vec![9; 64];
+    let target_region = register(&b, &mut target);
+    let source_region = register(&a, &mut source);
+    let write = write_to(&target_region, 0);
+    let (sender, receiver) = mpsc::channel();
+    let pair: Arc<OnceLock<QueuePair>> = Arc::default();
+    let (poster, whole) = (Arc::clone(&pair), piece(&source_region, 0, 64));
+    let handler = Box::new(move |completions: &[Completion]| {
+        for completion in completions {
+            assert_eq!(completion.status, CompletionStatus::Success);
+            if completion.id < 99 {
+                let next = request(completion.id + 1, write, whole);
+                poster.get().unwrap().post_send(&[next]).unwrap();
+            } else {
+                sender.send(completion.id).unwrap();
+            }
+        }
+    });
+    let queue = a.device.create_completion_queue_with_handler(256, handler).unwrap();
+    let handled = a.domain.create_queue_pair(&queue, &queue, CAPABILITIES).unwrap();
+    let other = b.domain.create_queue_pair(&b.completions, &b.completions, CAPABILITIES).unwrap();
+    connect((&handled, &a.device), (&other, &b.device), USUAL);
+    pair.set(handled).unwrap();
+    pair.get().unwrap().post_send(&[request(0, write, whole)]).unwrap();
+    assert_eq!(receiver.recv_timeout(PATIENCE), Ok(99));
+    assert_eq!(queue.poll(&mut Vec::new(), 10), 0);
+    drop((source_region, target_region));
+    assert_eq!(target, source);
+}
+
+#[test]
+fn a_handler_keeps_up_with_many_completions() {
+    let [a, b] = two();
+    let (sender, receiver) = mpsc::channel();
+    let handler = Box::new(move |completions: &[Completion]| {
+        for completion in completions {
+            sender.send((completion.id, completion.status)).unwrap();
+        }
+    });
+    let queue = b.device.create_completion_queue_with_handler(1024, handler).unwrap();
+    let handled = b.domain.create_queue_pair(&queue, &queue, CAPABILITIES).unwrap();
+    let other = a.domain.create_queue_pair(&a.completions, &a.completions, CAPABILITIES).unwrap();
+    connect((&handled, &b.device), (&other, &a.device), USUAL);
+    for round in 0..10 {
+        let ids = (0..40).map(|i| round * 40 + i);
+        handled.post_receive(&ids.clone().map(receive).collect::<Vec<_>>()).unwrap();
+        let sends: Vec<_> = ids.clone().map(|id| request(id, SEND, EMPTY)).collect();
+        other.post_send(&sends).unwrap();
+        for id in ids {
+            let expected = Ok((id, CompletionStatus::Success));
+            assert_eq!(receiver.recv_timeout(PATIENCE), expected);
+        }
+        next_good(&a.completions, 40);
+    }
+}
+
+#[test]
+fn completions_outlive_their_queue_pair_and_requests_do_not() {
+    let [a, b] = two();
+    a.pair.post_receive(&[receive(1), receive(2)]).unwrap();
+    a.pair.post_send(&[request(3, SEND, EMPTY)]).unwrap();
+    b.pair.post_receive(&[receive(4)]).unwrap();
+    // On its way from the device, or in the queue by now.
+    assert!(a.completions.wait(PATIENCE));
+    let End { pair, completions, .. } = a;
+    drop(pair);
+    let mut out = Vec::new();
+    assert_eq!(completions.poll(&mut out, 10), 1, "{out:?}");
+    assert_eq!((out[0].id, out[0].status), (3, CompletionStatus::Success));
+    assert!(!completions.wait(Duration::from_millis(20)));
+}
+
+#[test]
+fn handles_may_be_dropped_in_any_order() {
+    let [a, b] = two();
+    let mut bytes = vec![1; 100];
+    let region = register(&a, &mut bytes);
+    b.pair.post_receive(&[receive(1)]).unwrap();
+    // The queue pair keeps what it needs.
+    let End { pair, completions, domain, device } = a;
+    drop(device);
+    drop(domain);
+    let immediate = SendOperation::Send { immediate: Some(1) };
+    pair.post_send(&[request(2, immediate, EMPTY)]).unwrap();
+    next_good(&b.completions, 1);
+    drop(completions);
+    drop(pair);
+    drop(region);
+}
+
+#[test]
+fn a_handler_may_drop_the_last_handles_of_its_device() {
+    let device = open_device();
+    let peer = open_device();
+    let (sender, receiver) = mpsc::channel();
+    let slot: Arc<Mutex<Option<(QueuePair, _)>>> = Arc::default();
+    let held = Arc::clone(&slot);
+    let handler = Box::new(move |completions: &[Completion]| {
+        let handles = held.lock().unwrap().take();
+        drop(handles);
+        sender.send(completions.len()).unwrap();
+    });
+    let domain = device.allocate_protection_domain();
+    let queue = device.create_completion_queue_with_handler(16, handler).unwrap();
+    let pair = domain.create_queue_pair(&queue, &queue, CAPABILITIES).unwrap();
+    let peer_domain = peer.allocate_protection_domain();
+    let peer_queue = peer.create_completion_queue(16).unwrap();
+    let peer_pair = peer_domain.create_queue_pair(&peer_queue, &peer_queue, CAPABILITIES).unwrap();
+    connect((&pair, &device), (&peer_pair, &peer), USUAL);
+    pair.post_receive(&[receive(1)]).unwrap();
+    drop(domain);
+    *slot.lock().unwrap() = Some((pair, (queue, device)));
+    peer_pair.post_send(&[request(1, SEND, EMPTY)]).unwrap();
+    assert_eq!(receiver.recv_timeout(PATIENCE), Ok(1));
+}
