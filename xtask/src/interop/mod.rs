@@ -1,8 +1,10 @@
 //! `cargo xtask interop`: our stack against the Linux kernel's, message by message.
 //!
 //! The kernel's soft-RoCE (rxe) runs in a guest that is one tap device away. Each row of [`ROWS`]
-//! is one conversation, reported by itself; one boot serves all of them.
+//! is one conversation, reported by itself; one boot serves all of them. The last has the kernel as
+//! our device instead of our peer.
 
+mod device;
 mod guest;
 mod row;
 
@@ -29,6 +31,7 @@ const ROWS: &[Row] = &[
     Row { name: "we send to kernel, 1000 B", peer: Peer::GuestServer, size: 1000, iterations: 500 },
     Row { name: "kernel sends to us, 1 MiB", peer: Peer::GuestClient, size: MIB, iterations: 10 },
     Row { name: "we send to kernel, 1 MiB", peer: Peer::GuestServer, size: MIB, iterations: 10 },
+    Row { name: "kernel as device, verbs suite", peer: Peer::Suite, size: 0, iterations: 0 },
 ];
 
 const MIB: u32 = 1 << 20;

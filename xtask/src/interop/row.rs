@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use super::device;
 use super::guest::{GUEST, Guest, OURS, Running, TAP};
 use crate::lab::{self, Lab};
 
@@ -34,6 +35,8 @@ pub(super) enum Peer {
     Itself,
     GuestClient,
     GuestServer,
+    /// Our own test suite, which has sizes and iterations of its own.
+    Suite,
 }
 
 impl Row {
@@ -55,6 +58,7 @@ impl Row {
                 );
                 self.alone(guest.start(&both)?, stem)
             }
+            Peer::Suite => device::run(guest, stem),
             Peer::GuestClient => {
                 let mut server = Process(self.start_ours(lab, ours, &log, None)?);
                 let listening = await_that(LISTEN_LIMIT, || {
@@ -128,7 +132,7 @@ fn conclude(kernel: Running<'_>, mut ours: Process, stem: &Path) -> Result<()> {
 }
 
 /// Saves what the kernel's side printed, ends it if it has not ended, and judges it.
-fn finish(kernel: &Running<'_>, stem: &Path) -> Result<()> {
+pub(super) fn finish(kernel: &Running<'_>, stem: &Path) -> Result<()> {
     let status = kernel.status();
     if status.is_none() {
         kernel.stop()?;
@@ -177,7 +181,7 @@ fn start_capture(lab: &Lab, path: &Path) -> Result<Child> {
 }
 
 /// Whether `condition` became true in time.
-fn await_that(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
+pub(super) fn await_that(limit: Duration, mut condition: impl FnMut() -> bool) -> bool {
     let start = Instant::now();
     while !condition() {
         if start.elapsed() > limit {
