@@ -217,11 +217,8 @@ impl CompletionQueue {
                     let Some(owner) = owners.get(key) else { continue };
                     let Some(posted) = owner.queue().complete(sequence) else { continue };
                     let completion = completion(owner, &posted, entry);
-                    match completion.status {
-                        CompletionStatus::Success => {}
-                        // By a failure that has been or will be reported, or by the application.
-                        CompletionStatus::Flushed => owner.work.set_failed(),
-                        _ => self.device.registry().pair_failed(&owner.work),
+                    if completion.status != CompletionStatus::Success {
+                        self.device.registry().pair_failed(&owner.work);
                     }
                     sink(completion);
                 }

@@ -36,6 +36,8 @@ pub(crate) struct QueuePair {
     state: Mutex<QueuePairState>,
     /// Whether it was connected with room for READs.
     reads: AtomicBool,
+    /// Held while requests are handed over, so that they are noted in the order that the device
+    /// gets them in. Completing needs neither.
     sending: Mutex<()>,
     receiving: Mutex<()>,
     // Dropped in this order: completions of a queue pair are awaited as long as it exists.
@@ -164,9 +166,11 @@ impl QueuePair {
         let to = attributes.check(from, self.device.address())?;
         self.check_path_mtu(attributes)?;
         let (native, mask) = self.translate(attributes, from, to);
-        if to == QueuePairState::Reset {
+        match to {
             // Completions that it has had stay; the device may drop them at the reset.
-            self.settle();
+            QueuePairState::Reset => self.settle(),
+            QueuePairState::Error => self.work.close(),
+            _ => {}
         }
         self.pair
             .modify(&native, mask)

@@ -42,9 +42,15 @@ impl Work {
         self.failed.store(true, Ordering::Release);
     }
 
-    /// Whether an event has to be made of the failure: true once.
+    /// Whether an event has to be made of the failure: true once, and not after
+    /// [`Work::close`].
     pub(super) fn to_report(&self) -> bool {
         !self.reported.swap(true, Ordering::AcqRel)
+    }
+
+    /// The application itself brings the queue pair to the error state.
+    pub(super) fn close(&self) {
+        self.reported.store(true, Ordering::Release);
     }
 
     /// The queue pair was reset: nothing is outstanding, nothing failed.
@@ -311,6 +317,9 @@ mod tests {
         assert!(work.failed() && work.to_report() && !work.to_report());
         work.reset();
         assert!(!work.failed() && work.to_report());
+        work.reset();
+        work.close();
+        assert!(!work.to_report());
     }
 
     #[test]

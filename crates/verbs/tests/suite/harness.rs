@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use millstream_verbs::{
     Access, Completion, CompletionQueue, CompletionStatus, Device, IbverbsConfig, MemoryRegion,
-    Piece, ProtectionDomain, Psn, QueuePair, QueuePairAttributes, QueuePairCapabilities,
+    Piece, ProtectionDomain, Provider, Psn, QueuePair, QueuePairAttributes, QueuePairCapabilities,
     QueuePairState, ScatterGather, SendOperation, SendRequest, SoftConfig,
 };
 
@@ -49,6 +49,11 @@ fn open_device_with(segmentation_offload: bool) -> Device {
         }
         other => panic!("MILLSTREAM_TEST_PROVIDER={other}: it is soft or ibverbs"),
     }
+}
+
+/// Whether it is the kernel's soft-RoCE, which differs from the specification here and there.
+pub(crate) fn is_rxe(device: &Device) -> bool {
+    device.provider() == Provider::Ibverbs && device.name().starts_with("rxe")
 }
 
 /// One end. Fields are dropped from the top: the queue pair first.
