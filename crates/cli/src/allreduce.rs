@@ -143,6 +143,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let config = JoinConfig::new(controller, &arguments.group, world, rank, &device);
     let mut communicator = Communicator::join(&config)
         .with_context(|| format!("rank {rank} of {world} cannot join group {}", arguments.group))?;
+    if !arguments.json {
+        let (name, address) = communicator.switch();
+        let group = &arguments.group;
+        output::line(&format!(
+            "rank {rank} of {world} in group {group}, over switch {name} at {address}"
+        ));
+    }
     let report = reduce(&mut communicator, arguments, count).with_context(|| {
         let (name, address) = communicator.switch();
         format!("the allreduce of rank {rank} over switch {name} at {address} failed")

@@ -191,7 +191,7 @@ fn served(process: &str, did: String, bytes: u64, start: Instant) -> Row {
 fn make_file(path: &Path, size: u64) -> anyhow::Result<String> {
     let program = std::fs::read(std::env::current_exe()?)?;
     ensure!(!program.is_empty(), "our own executable is empty");
-    let mut bytes = program.iter().copied().cycle();
+    let mut rest: &[u8] = &[];
     let mut file = BufWriter::with_capacity(BLOCK, File::create(path)?);
     let mut block = Vec::with_capacity(BLOCK);
     let (mut checksum, mut left, mut number) = (0, size, 0_u64);
@@ -199,7 +199,14 @@ fn make_file(path: &Path, size: u64) -> anyhow::Result<String> {
         let length = left.min(BLOCK as u64) as usize;
         block.clear();
         block.extend_from_slice(&number.to_le_bytes());
-        block.extend(bytes.by_ref().take(BLOCK - block.len()));
+        while block.len() < BLOCK {
+            if rest.is_empty() {
+                rest = &program;
+            }
+            let (now, later) = rest.split_at(rest.len().min(BLOCK - block.len()));
+            block.extend_from_slice(now);
+            rest = later;
+        }
         block.truncate(length);
         checksum = crc32c::crc32c_append(checksum, &block);
         file.write_all(&block)?;

@@ -90,10 +90,11 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    start_logging();
+    start_logging(&arguments.command);
     match run(&arguments.command) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
+            process::step_back_when_told_to_stop();
             eprintln!("millstream: {}", failure::sentence(&error));
             ExitCode::from(failure::exit_status(&error))
         }
@@ -118,18 +119,17 @@ fn run(command: &Command) -> anyhow::Result<()> {
     }
 }
 
-/// Logs go to stderr: warnings, unless `MILLSTREAM_LOG` says otherwise.
-fn start_logging() {
-    let filter = EnvFilter::builder()
-        .with_default_directive(tracing::level_filters::LevelFilter::WARN.into())
-        .with_env_var("MILLSTREAM_LOG");
-    let (filter, complaint) = match filter.try_from_env() {
-        Ok(filter) => (filter, None),
-        // Also when it is not set: then there is nothing to complain of.
-        Err(error) => {
-            let complaint = std::env::var_os("MILLSTREAM_LOG").map(|_| error);
-            (EnvFilter::new("warn"), complaint)
-        }
+/// Logs go to stderr, as `MILLSTREAM_LOG` says. Without it, daemons show warnings, and other
+/// commands only what they fail of, which they say themselves.
+fn start_logging(command: &Command) {
+    let daemon = matches!(command, Command::Node(_) | Command::Controller(_) | Command::Switch(_));
+    let default = || EnvFilter::new(if daemon { "warn" } else { "error" });
+    let (filter, complaint) = match std::env::var("MILLSTREAM_LOG") {
+        Err(_) => (default(), None),
+        Ok(text) => match text.parse() {
+            Ok(filter) => (filter, None),
+            Err(error) => (default(), Some(error)),
+        },
     };
     tracing_subscriber::fmt()
         .with_env_filter(filter)
@@ -137,6 +137,6 @@ fn start_logging() {
         .with_ansi(std::io::stderr().is_terminal())
         .init();
     if let Some(error) = complaint {
-        tracing::warn!("MILLSTREAM_LOG is not understood ({error}): showing warnings only");
+        tracing::error!("MILLSTREAM_LOG is not understood, and has no effect: {error}");
     }
 }

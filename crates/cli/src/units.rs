@@ -56,7 +56,7 @@ pub(crate) fn readable(bytes: u64) -> String {
     let units = [("GiB", 1_u64 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)];
     match units.into_iter().find(|&(_, scale)| bytes >= scale) {
         None => format!("{bytes} B"),
-        Some((unit, scale)) if bytes % scale == 0 => format!("{} {unit}", bytes / scale),
+        Some((unit, scale)) if bytes.is_multiple_of(scale) => format!("{} {unit}", bytes / scale),
         Some((unit, scale)) => format!("{:.1} {unit}", bytes as f64 / scale as f64),
     }
 }

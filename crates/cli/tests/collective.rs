@@ -1,0 +1,87 @@
+//! `controller`, `switch`, `allreduce` and `bench allreduce`, as processes.
+
+mod common;
+
+use common::{Output, Running, address, millstream, run};
+
+/// A controller, a switch, and where the controller listens.
+fn serve() -> ([Running; 2], String) {
+    let listen = format!("{}:0", address());
+    let mut controller =
+        Running::start("controller", millstream().args(["controller", "--listen", &listen]));
+    let listen = controller.ready()["listen"].as_str().unwrap().to_owned();
+    let bind = address();
+    let arguments = ["switch", "--controller", &listen, "--name=s0", "--bind", &bind];
+    let mut switch = Running::start("switch", millstream().args(arguments));
+    switch.ready();
+    ([controller, switch], listen)
+}
+
+fn host(controller: &str, world: u32, rank: u32, more: &[&str]) -> Running {
+    let bind = address();
+    let (world, rank) = (world.to_string(), rank.to_string());
+    let mut command = millstream();
+    command.args(["allreduce", "--controller", controller, "--group=g", "--world", &world]);
+    command.args(["--rank", &rank, "--bind", &bind, "--dtype=int32", "--op=sum"]).args(more);
+    Running::start(&format!("rank {rank}"), &mut command)
+}
+
+#[test]
+fn every_element_of_every_rank_is_right() {
+    let (_daemons, controller) = serve();
+    // A group's name may be used again when it is done.
+    for (world, size, iterations) in [(1, 4, 1), (2, 4096, 3), (3, 1_000_004, 2), (3, 0, 2)] {
+        let size_argument = format!("--size={size}");
+        let iterations_argument = format!("--iters={iterations}");
+        let arguments = [&*size_argument, &iterations_argument, "--verify", "--json"];
+        let hosts: Vec<Running> =
+            (0..world).map(|rank| host(&controller, world, rank, &arguments)).collect();
+        for (rank, host) in hosts.into_iter().enumerate() {
+            let report = host.output().success().json();
+            assert_eq!(report["rank"], rank);
+            assert_eq!(report["checked"], size / 4 * iterations);
+            assert_eq!(report["wrong"], 0);
+        }
+    }
+}
+
+#[test]
+fn a_rank_that_dies_fails_the_others_with_its_number() {
+    let (_daemons, controller) = serve();
+    let arguments = ["--size=4MiB", "--iters=100000"];
+    let mut hosts: Vec<Running> =
+        (0..3).map(|rank| host(&controller, 3, rank, &arguments)).collect();
+    let mut victim = hosts.remove(1);
+    // Now the group is there, and has begun or is about to.
+    assert!(victim.line().starts_with("rank 1 of 3 in group g, over switch s0 at 127."));
+    victim.signal("KILL");
+    victim.output();
+    for survivor in hosts {
+        let output = survivor.output();
+        assert!(output.failure(1).contains("rank 1"), "{}", output.stderr);
+    }
+}
+
+#[test]
+fn no_controller_is_told() {
+    let nowhere = format!("{}:1", address());
+    let output = host(&nowhere, 2, 0, &["--size=4"]).output();
+    assert!(output.failure(1).contains(&nowhere), "{}", output.stderr);
+    let output = host("nonsense", 2, 0, &["--size=4"]).output();
+    assert!(output.failure(1).contains("HOST:PORT"), "{}", output.stderr);
+}
+
+#[test]
+fn bench_allreduce_prints_the_figures_of_the_contract() {
+    let common = ["bench", "allreduce", "--hosts=3", "--size=64KiB", "--dtype=int32", "--op=sum"];
+    let report = |more: &[&str]| -> Output { run(&[&common[..], more].concat()).success() };
+    let json = report(&["--iters=5", "--fan-in=3", "--json"]).json();
+    for key in ["algbw_mb_per_s", "busbw_mb_per_s"] {
+        assert!(json[key].as_f64().unwrap() > 0.0, "{key} in {json}");
+    }
+    let latency = |key: &str| json["latency_us"][key].as_f64().unwrap();
+    assert!(latency("p50") > 0.0 && latency("p50") <= latency("p99"), "{json}");
+    assert_eq!(json["wrong"], 0);
+    assert_eq!(json["checked"], 3 * 5 * (16 << 10));
+    assert!(report(&["--iters=1"]).stdout.contains("0 wrong"));
+}

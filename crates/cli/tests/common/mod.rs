@@ -1,0 +1,258 @@
+//! What the tests of the command share: running it, addresses of their own, waiting.
+
+#![allow(dead_code, reason = "each test binary uses a part")]
+
+use std::ffi::OsStr;
+use std::fs;
+use std::io::{BufRead, BufReader, Read};
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// For anything that will happen, on a busy machine too.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
+/// What a command printed, and how it ended.
+pub(crate) struct Output {
+    pub(crate) status: ExitStatus,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Output {
+    pub(crate) fn code(&self) -> Option<i32> {
+        self.status.code()
+    }
+
+    /// It succeeded.
+    pub(crate) fn success(self) -> Self {
+        let Self { status, stdout, stderr } = &self;
+        assert!(status.success(), "{status}\nstdout: {stdout}\nstderr: {stderr}");
+        self
+    }
+
+    /// Stdout, which must be one JSON object on one line.
+    pub(crate) fn json(&self) -> Value {
+        assert_eq!(self.stdout.lines().count(), 1, "{:?}", self.stdout);
+        let value: Value = serde_json::from_str(&self.stdout).unwrap();
+        assert!(value.is_object(), "{value}");
+        value
+    }
+
+    /// It failed with this exit status and one sentence on stderr, which is returned.
+    pub(crate) fn failure(&self, code: i32) -> &str {
+        let Self { stdout, stderr, .. } = self;
+        assert_eq!(self.code(), Some(code), "stdout: {stdout}\nstderr: {stderr}");
+        assert_eq!(stderr.lines().count(), 1, "{stderr:?}");
+        let sentence = stderr.trim_end().strip_prefix("millstream: ");
+        sentence.unwrap_or_else(|| panic!("{stderr:?}"))
+    }
+}
+
+/// The command, without arguments.
+pub(crate) fn millstream() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_millstream"));
+    command.env_remove("MILLSTREAM_LOG").stdin(Stdio::null());
+    command
+}
+
+/// Runs the command to its end.
+pub(crate) fn run(arguments: &[&str]) -> Output {
+    Running::start("millstream", millstream().args(arguments)).output()
+}
+
+/// A process that ends with this value.
+pub(crate) struct Running {
+    name: String,
+    child: Child,
+    stdout: mpsc::Receiver<String>,
+    stderr: Option<thread::JoinHandle<String>>,
+}
+
+impl Running {
+    pub(crate) fn start(name: &str, command: &mut Command) -> Self {
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn().unwrap_or_else(|error| panic!("{name}: {error}"));
+        let (sender, stdout) = mpsc::channel();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        thread::spawn(move || {
+            lines.map_while(Result::ok).take_while(|line| sender.send(line.clone()).is_ok()).count()
+        });
+        let mut stderr = child.stderr.take().unwrap();
+        let stderr = thread::spawn(move || {
+            let mut bytes = Vec::new();
+            let _ = stderr.read_to_end(&mut bytes);
+            String::from_utf8_lossy(&bytes).into_owned()
+        });
+        Self { name: name.to_owned(), child, stdout, stderr: Some(stderr) }
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The next line that it prints.
+    pub(crate) fn line(&mut self) -> String {
+        match self.stdout.recv_timeout(PATIENCE) {
+            Ok(line) => line,
+            Err(_) => {
+                let _ = self.child.kill();
+                let stderr = self.stderr();
+                panic!("{} printed no line: {stderr}", self.name)
+            }
+        }
+    }
+
+    /// The JSON of its `ready` line.
+    pub(crate) fn ready(&mut self) -> Value {
+        let line = self.line();
+        let json = line.strip_prefix("ready ").unwrap_or_else(|| panic!("{line:?}"));
+        serde_json::from_str(json).unwrap()
+    }
+
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_none()
+    }
+
+    pub(crate) fn signal(&self, signal: &str) {
+        let id = self.id().to_string();
+        assert!(Command::new("kill").args(["-s", signal, &id]).status().unwrap().success());
+    }
+
+    /// Its end and all that it printed and was not read.
+    pub(crate) fn output(self) -> Output {
+        self.output_within(PATIENCE)
+    }
+
+    pub(crate) fn output_within(mut self, limit: Duration) -> Output {
+        let start = Instant::now();
+        let mut stdout = String::new();
+        loop {
+            match self.stdout.recv_timeout(limit.saturating_sub(start.elapsed())) {
+                Ok(line) => stdout.push_str(&(line + "\n")),
+                Err(mpsc::RecvTimeoutError::Disconnected) => break,
+                Err(mpsc::RecvTimeoutError::Timeout) => {
+                    panic!("{} does not end; it printed {stdout:?}", self.name)
+                }
+            }
+        }
+        let status = self.child.wait().unwrap();
+        Output { status, stdout, stderr: self.stderr() }
+    }
+
+    fn stderr(&mut self) -> String {
+        self.stderr.take().map_or_else(String::new, |reader| reader.join().unwrap())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// An address of 127/8 that no other test has, in this process or another.
+pub(crate) fn address() -> String {
+    static NEXT: AtomicU8 = AtomicU8::new(1);
+    let process = std::process::id();
+    let host = NEXT.fetch_add(1, Ordering::Relaxed);
+    Ipv4Addr::new(127, 128 | (process >> 8) as u8 & 63, process as u8, host).to_string()
+}
+
+/// A folder that is removed with this value.
+pub(crate) struct Folder(PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("millstream-test-{}-{number}", std::process::id());
+        let path = std::env::temp_dir().join(name);
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+
+    /// A path in it, as text.
+    pub(crate) fn file(&self, name: &str) -> String {
+        self.0.join(name).into_os_string().into_string().unwrap()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Bytes without a period, the same for the same seed.
+pub(crate) fn bytes(length: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 32) as u8
+    };
+    (0..length).map(|_| next()).collect()
+}
+
+/// A node on an address of its own, and its segment's name.
+pub(crate) fn node(buffer: &str, more: &[&str]) -> (Running, String) {
+    let address = address();
+    let mut command = millstream();
+    command.args(["node", "--name", "test", "--metadata", "p2p", "--protocol", "rdma:soft"]);
+    command.args(["--bind", &address, "--buffer", buffer]).args(more);
+    let mut node = Running::start("node", &mut command);
+    let ready = node.ready();
+    let segment = ready["segment"].as_str().unwrap().to_owned();
+    (node, segment)
+}
+
+/// The arguments of put, get and bench transfer that are always the same.
+pub(crate) fn towards(segment: &str) -> Vec<String> {
+    let bind = address();
+    ["--metadata", "p2p", "--protocol", "rdma", "--bind", &bind, "--segment", segment]
+        .map(str::to_owned)
+        .to_vec()
+}
+
+/// Runs `put`, `get` or `bench transfer` towards a segment.
+pub(crate) fn transfer(command: &[&str], segment: &str, more: &[&str]) -> Output {
+    let mut process = millstream();
+    process.args(command).args(towards(segment)).args(more);
+    Running::start(command[0], &mut process).output()
+}
+
+/// Waits until something is so.
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
+        thread::sleep(Duration::from_millis(2));
+    }
+}
+
+/// Says that a test cannot run, or fails where everything must.
+pub(crate) fn skip(reason: &str) {
+    let required = std::env::var_os("MILLSTREAM_REQUIRE").is_some_and(|value| value == "all");
+    assert!(!required, "cannot be skipped, as MILLSTREAM_REQUIRE=all: {reason}");
+    println!("skipped: {reason}");
+}
+
+/// Whether a program can be started.
+pub(crate) fn is_installed(program: impl AsRef<OsStr>) -> bool {
+    let mut command = Command::new(program);
+    command.arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok()
+}

@@ -1,0 +1,56 @@
+//! `sim`: the same seed gives the same run, faults or not.
+
+mod common;
+
+use common::{Folder, run};
+
+const FAULTS: [&str; 4] = ["sim", "--loss=10%", "--duplicate=5%", "--reorder=5%"];
+
+#[test]
+fn faults_do_not_change_the_result() {
+    let report = run(&[&FAULTS[..], &["--json"]].concat()).success().json();
+    assert_eq!(report["passed"], true);
+    let [first] = &report["runs"].as_array().unwrap()[..] else { panic!("{report}") };
+    assert_eq!(first["violations"], serde_json::json!([]));
+    for count in ["lost", "duplicated", "held_back"] {
+        assert!(first["packets"][count].as_u64().unwrap() > 0, "{count} in {report}");
+    }
+}
+
+#[test]
+fn a_seed_gives_the_same_run_again() {
+    let folder = Folder::new();
+    let record = |seed: &str, name: &str| {
+        let file = folder.file(name);
+        let output = run(&[&FAULTS[..], &["--seed", seed, "--pcap", &file]].concat()).success();
+        (output.stdout, std::fs::read(file).unwrap())
+    };
+    let first = record("7", "first");
+    assert!(first.1.len() > 10_000);
+    assert!(first == record("7", "second"), "two runs of one seed differ");
+    let other = record("8", "other");
+    assert!(first.0 != other.0 && first.1 != other.1);
+    // In JSON too.
+    let json = [&FAULTS[..], &["--seed=7", "--json"]].concat();
+    assert_eq!(run(&json).success().stdout, run(&json).success().stdout);
+}
+
+#[test]
+fn every_scenario_runs_and_every_run_has_its_own_seed() {
+    for scenario in ["allreduce", "transfer", "swarm"] {
+        let arguments = ["sim", "--scenario", scenario, "--seed=3", "--runs=3", "--json"];
+        let report = run(&arguments).success().json();
+        let runs = report["runs"].as_array().unwrap();
+        let seeds: Vec<u64> = runs.iter().map(|run| run["seed"].as_u64().unwrap()).collect();
+        assert_eq!(seeds, [3, 4, 5]);
+        assert_ne!(runs[0]["digest"], runs[1]["digest"]);
+        // Text has a line for each.
+        assert_eq!(run(&arguments[..5]).success().stdout.lines().count(), 3);
+    }
+}
+
+#[test]
+fn recordings_that_cannot_be_written_are_told() {
+    let output = run(&["sim", "--pcap", "no/such/folder"]);
+    assert!(output.failure(1).contains("no/such/folder"), "{}", output.stderr);
+}
