@@ -270,6 +270,23 @@ fn an_answer_to_a_repeat_says_nothing_about_the_round_trip() {
     assert!(victim.pair.now >= start + first, "as patient as at first");
 }
 
+/// Once for each time that the data is asked for: what was under way says the same again, but a
+/// repeat that was lost too is noticed without another timeout.
+#[test]
+fn a_gap_in_read_responses_is_acted_on_once_a_request() {
+    let mut victim = Victim::new(&[read()], 700);
+    let second = |victim: &mut Victim| {
+        let ack = Syndrome::ACK_UNLIMITED;
+        victim.respond(Opcode::RcReadResponseMiddle, FIRST + 1, ack, &[0xee; 256]);
+        victim.sent()
+    };
+    assert_eq!(second(&mut victim), [FIRST]);
+    assert_eq!(second(&mut victim), [0; 0]);
+    assert_eq!(next_sent(&mut victim), [FIRST], "after a timeout");
+    assert_eq!(second(&mut victim), [FIRST]);
+    assert_eq!(second(&mut victim), [0; 0]);
+}
+
 /// Silence counts from when something was sent, not from when the last answer came.
 #[test]
 fn idleness_is_not_silence() {
