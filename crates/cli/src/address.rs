@@ -43,9 +43,7 @@ pub(crate) fn open_device(
         let config = SoftConfig { segmentation_offload, ..SoftConfig::new(address) };
         match Device::open_soft(&config) {
             Err(OpenError::PortInUse { .. }) if bind.is_none() && peer.is_loopback() => {}
-            result => {
-                return result.with_context(|| format!("cannot open an RDMA device on {address}"));
-            }
+            result => return Ok(result?),
         }
     }
     bail!("other processes keep taking the free addresses of 127.0.0.x; choose one with --bind")

@@ -21,6 +21,9 @@ pub(crate) struct Arguments {
     /// Local address
     #[arg(long, value_name = "IP")]
     bind: IpAddr,
+    /// Send every packet as its own datagram, as captures want it
+    #[arg(long)]
+    no_segmentation_offload: bool,
 }
 
 /// The `ready` line.
@@ -34,13 +37,17 @@ struct Ready<'a> {
 
 /// Runs `switch`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let Arguments { controller, name, bind } = arguments;
+    let Arguments { controller, name, bind, no_segmentation_offload } = arguments;
     let controller = address::resolve(controller)?;
     let ready = |address| {
         // Printing a struct of names and addresses cannot fail.
         let _ = output::ready(&Ready { name, controller, address });
     };
-    let config = SwitchConfig::new(controller, name.as_str(), *bind);
+    let segmentation_offload = !no_segmentation_offload;
+    let config = SwitchConfig {
+        segmentation_offload,
+        ..SwitchConfig::new(controller, name.as_str(), *bind)
+    };
     switch::run(config, ready, terminated())?;
     Ok(())
 }

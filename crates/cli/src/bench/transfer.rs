@@ -268,8 +268,8 @@ fn report(arguments: &Arguments, total: &Done, seconds: f64, cpu: f64) -> anyhow
     }
     let Latency { p50, p99, p999 } = report.latency_us;
     output::line(&format!(
-        "{:?}, {} x {} in a batch, {} threads: {gb_per_s:.2} GB/s, {:.0} requests/s",
-        report.op,
+        "{}, {} x {} in a batch, {} thread(s): {gb_per_s:.2} GB/s, {:.0} requests/s",
+        format!("{:?}", report.op).to_lowercase(),
         report.batch_size,
         units::readable(report.block_size),
         report.threads,
