@@ -39,6 +39,10 @@ pub struct SegmentDesc {
     /// Which devices are near to which memory.
     #[serde(default, deserialize_with = "null_is_default")]
     pub priority_matrix: PriorityMatrix,
+    /// Which start of its process this is, as in the handshake; Mooncake does not say. Addresses
+    /// and keys mean nothing to another one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub incarnation: Option<u64>,
     /// When it was written, for people.
     #[serde(default, deserialize_with = "null_is_default")]
     pub timestamp: String,
@@ -199,6 +203,7 @@ mod tests {
                 (vec!["soft-127.0.0.1".to_owned()], Vec::new()),
             )]
             .into(),
+            incarnation: None,
             timestamp: "2026-11-21 01:49:20.352931".to_owned(),
         }
     }

@@ -244,6 +244,10 @@ fn serve(connection: &Leave, stream: &TcpStream, client: SocketAddr) {
         open.silent_since = None;
     }
     let Some(reply) = shared.handler.handle(client, request) else { return };
+    // From here on it can be silent again, and must make room if others need it.
+    if let Some(open) = shared.lock().open.get_mut(&connection.number) {
+        open.silent_since = Some(Instant::now());
+    }
     let deadline = Instant::now() + config.client_timeout;
     if let Err(error) = write_frame(stream, &reply, deadline) {
         tracing::debug!(%client, ?error, "reply not delivered");

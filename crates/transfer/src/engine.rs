@@ -333,6 +333,7 @@ impl Inner {
         let mut descriptor = SegmentDesc {
             name: self.name.clone(),
             protocol: "local".to_owned(),
+            incarnation: Some(self.incarnation),
             timestamp: timestamp(SystemTime::now()),
             ..SegmentDesc::default()
         };

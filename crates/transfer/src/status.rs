@@ -23,8 +23,12 @@ pub enum TransferState {
 }
 
 impl TransferState {
-    /// Whether the task is over: its state does not change any more, and neither the local memory
-    /// nor the target's is touched for it any more.
+    /// Whether the task is over: its state does not change any more, and local memory is not
+    /// touched for it any more.
+    ///
+    /// After a WRITE that ended otherwise than COMPLETED, the target's range is undefined until
+    /// that peer has been connected to again: packets that are still under way, as to a process
+    /// that stood still, are applied when they arrive.
     pub const fn is_final(self) -> bool {
         matches!(self, Self::Canceled | Self::Completed | Self::Timeout | Self::Failed)
     }

@@ -194,3 +194,24 @@ fn engines_and_transports_with_bad_settings() {
     let late = other.install_rdma(RdmaConfig::new(&[address()])).unwrap_err();
     assert!(matches!(late, InstallError::TooLate), "{late}");
 }
+
+#[test]
+fn clients_that_keep_their_connection_do_not_keep_others_out() {
+    use millstream_metadata::{Frame, FrameType};
+    use std::io::{Read, Write};
+
+    let target = engine(1);
+    let address: std::net::SocketAddr = target.name().parse().unwrap();
+    let probe = Frame::new(FrameType::Probe, b"{}".to_vec()).encode();
+    let held: Vec<_> = (0..64)
+        .map(|_| {
+            let mut stream = std::net::TcpStream::connect(address).unwrap();
+            stream.write_all(&probe).unwrap();
+            // Answered, and from now on silent.
+            stream.read_exact(&mut [0; 8]).unwrap();
+            stream
+        })
+        .collect();
+    engine(1).open_segment(target.name()).unwrap();
+    drop(held);
+}

@@ -22,6 +22,8 @@ struct Key {
 }
 
 struct Entry {
+    /// Its turn among all that were ever made.
+    number: u64,
     connection: Connection,
     /// The peer's queue pairs.
     peer_queue_pairs: Vec<u32>,
@@ -30,7 +32,14 @@ struct Entry {
 pub(super) struct Accepted {
     limit: usize,
     acknowledge_timeout: u8,
-    entries: Mutex<HashMap<Key, Entry>>,
+    entries: Mutex<Entries>,
+}
+
+#[derive(Default)]
+struct Entries {
+    by_key: HashMap<Key, Entry>,
+    /// How many were ever made.
+    made: u64,
 }
 
 impl Accepted {
@@ -71,12 +80,14 @@ impl Accepted {
         let own_mtu = device.device.path_mtu(gid.address()).map_err(|error| error.to_string())?;
         let peer = Peer::parse(request, gid.address(), count, own_mtu)?;
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        if entries.remove(&key).is_none() && entries.len() >= self.limit {
-            return Err(format!(
-                "{} peers are connected already, as many as may be: raise max_accepted, or have \
-                 peers that are done close their engines",
-                self.limit
-            ));
+        if entries.by_key.remove(&key).is_none() && entries.by_key.len() >= self.limit {
+            // Peers that were killed never say goodbye, so the oldest connection makes room. If it
+            // still serves somebody, that peer connects again by itself.
+            let oldest = entries.by_key.iter().min_by_key(|(_, entry)| entry.number);
+            if let Some(oldest) = oldest.map(|(key, _)| key.clone()) {
+                tracing::warn!(peer = %oldest.nic_path, limit = self.limit, "made room");
+                entries.by_key.remove(&oldest);
+            }
         }
         let unconnected =
             Unconnected::new(device, count, 1).map_err(|reason| reason.to_string())?;
@@ -90,21 +101,24 @@ impl Accepted {
             .connect(&peer, self.acknowledge_timeout)
             .map_err(|reason| reason.to_string())?;
         let peer_queue_pairs = request.qp_num.clone();
-        entries.insert(key, Entry { connection, peer_queue_pairs });
+        entries.made += 1;
+        let number = entries.made;
+        entries.by_key.insert(key, Entry { number, connection, peer_queue_pairs });
         Ok(reply)
     }
 
     pub(super) fn clear(&self) {
         let entries =
             std::mem::take(&mut *self.entries.lock().unwrap_or_else(PoisonError::into_inner));
-        entries.values().for_each(|entry| entry.connection.close());
+        entries.by_key.values().for_each(|entry| entry.connection.close());
     }
 
     fn disconnect(&self, key: &Key, peer_queue_pairs: &[u32]) {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         // Not if it has connected again meanwhile.
-        if entries.get(key).is_some_and(|entry| entry.peer_queue_pairs == peer_queue_pairs) {
-            entries.remove(key);
+        let known = entries.by_key.get(key);
+        if known.is_some_and(|entry| entry.peer_queue_pairs == peer_queue_pairs) {
+            entries.by_key.remove(key);
         }
     }
 }

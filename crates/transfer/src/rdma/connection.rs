@@ -18,8 +18,9 @@ const READS: u8 = 16;
 /// Retransmissions in a row before a peer counts as gone: the most there is.
 const RETRY_COUNT: u8 = 7;
 
-/// For ever: nothing here needs receive requests, so a peer that asks to wait will be ready.
-const RNR_RETRY: u8 = 7;
+/// Nothing here needs receive requests, so a peer that asks to wait does so for other reasons; not
+/// 7, which would be for ever.
+const RNR_RETRY: u8 = 6;
 
 /// The most queue pairs between two NICs.
 pub(super) const MAX_QUEUE_PAIRS: usize = 16;

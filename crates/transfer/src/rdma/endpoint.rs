@@ -114,7 +114,17 @@ impl Endpoint {
 
     /// Adds a task. `kick` must follow.
     pub(super) fn push(&self, pending: Pending) {
-        self.lock().queue.push(pending);
+        let mut state = self.lock();
+        // The peer was restarted since the task or the connection was made: connecting again tells
+        // which, and nothing is sent before.
+        let foreign = matches!((state.incarnation, pending.incarnation),
+            (Some(Some(connected)), Some(meant)) if connected != meant);
+        let broken = if foreign { state.break_connection(None) } else { None };
+        state.queue.push(pending);
+        drop(state);
+        if let Some(connection) = broken {
+            connection.close();
+        }
     }
 
     /// Begins to do what was added.
@@ -244,7 +254,7 @@ impl Endpoint {
     }
 
     fn request(&self, slot: u32, slice: &InFlight) -> SendRequest {
-        let InFlight { task, slice, local_key, remote_key } = slice;
+        let InFlight { task, slice, local_key, remote_key, .. } = slice;
         let (remote_address, remote_key) = (slice.target, *remote_key);
         SendRequest {
             id: u64::from(self.number) << 32 | u64::from(slot),
@@ -300,14 +310,19 @@ impl Endpoint {
                 let before = state.incarnation.replace(incarnation);
                 let restarted = before.is_some_and(|before| before != incarnation);
                 state.phase = Phase::Connected(Arc::new(connection));
-                let dropped =
-                    restarted.then(|| (state.queue.drop_waiting(), state.segments.clone()));
+                // What does not say which process it was meant for was meant for the one before.
+                let dropped = state.queue.drop_foreign(|meant| match meant {
+                    Some(meant) => Some(meant) != incarnation,
+                    None => restarted,
+                });
+                let segments = if restarted || !dropped.is_empty() {
+                    state.segments.clone()
+                } else {
+                    Vec::new()
+                };
                 drop(state);
-                if let Some((dropped, segments)) = dropped {
-                    let segments = segments.iter().filter_map(Weak::upgrade);
-                    segments.for_each(|segment| segment.mark_stale());
-                    dropped.fail(&self.error(FailureReason::Restarted));
-                }
+                segments.iter().filter_map(Weak::upgrade).for_each(|segment| segment.mark_stale());
+                dropped.fail(&self.error(FailureReason::Restarted));
                 self.post();
             }
             Err(reason) => {

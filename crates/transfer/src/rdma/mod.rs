@@ -306,6 +306,7 @@ impl Transport for RdmaTransport {
                         task: work.task.clone(),
                         local_key: work.local_keys[path.local],
                         remote_key: remote_keys[path.remote],
+                        incarnation: work.descriptor.incarnation,
                     });
                 }
             }

@@ -11,6 +11,8 @@ pub(super) struct Pending {
     pub(super) task: TaskHandle,
     pub(super) local_key: u32,
     pub(super) remote_key: u32,
+    /// Which start of the peer's process the remote key is of, if it says.
+    pub(super) incarnation: Option<u64>,
 }
 
 /// A slice that was claimed.
@@ -20,6 +22,7 @@ pub(super) struct InFlight {
     pub(super) slice: Slice,
     pub(super) local_key: u32,
     pub(super) remote_key: u32,
+    pub(super) incarnation: Option<u64>,
 }
 
 /// The work of an endpoint. Slices under way sit in slots, whose numbers are the identifiers of
@@ -107,6 +110,22 @@ impl SendQueue {
         }
     }
 
+    /// Gives up what waits and was meant for another start of the peer's process.
+    pub(super) fn drop_foreign(&mut self, is_foreign: impl Fn(Option<u64>) -> bool) -> Dropped {
+        let mut dropped = Dropped::default();
+        for pending in std::mem::take(&mut self.pending) {
+            let foreign = is_foreign(pending.incarnation);
+            let list = if foreign { &mut dropped.pending } else { &mut self.pending };
+            list.push_back(pending);
+        }
+        for slice in std::mem::take(&mut self.retry) {
+            let foreign = is_foreign(slice.incarnation);
+            let list = if foreign { &mut dropped.slices } else { &mut self.retry };
+            list.push_back(slice);
+        }
+        dropped
+    }
+
     /// Gives up everything.
     pub(super) fn drop_all(&mut self) -> Dropped {
         let mut dropped = self.drop_waiting();
@@ -123,10 +142,12 @@ impl SendQueue {
             }
             slice.task.abandoned();
         }
-        while let Some(Pending { task, local_key, remote_key }) = self.pending.front() {
+        while let Some(pending) = self.pending.front() {
+            let Pending { task, local_key, remote_key, incarnation } = pending;
             if let Some(slice) = task.claim() {
                 let (local_key, remote_key) = (*local_key, *remote_key);
-                return Some(InFlight { task: task.clone(), slice, local_key, remote_key });
+                let (task, incarnation) = (task.clone(), *incarnation);
+                return Some(InFlight { task, slice, local_key, remote_key, incarnation });
             }
             self.pending.pop_front();
         }
@@ -135,6 +156,10 @@ impl SendQueue {
 }
 
 impl Dropped {
+    pub(super) fn is_empty(&self) -> bool {
+        self.pending.is_empty() && self.slices.is_empty()
+    }
+
     pub(super) fn fail(self, error: &TransferError) {
         self.slices.iter().for_each(|slice| slice.task.failed(error));
         self.pending.iter().for_each(|pending| pending.task.fail_rest(error));
@@ -164,7 +189,7 @@ mod tests {
     }
 
     fn pending(task: &TaskHandle) -> Pending {
-        Pending { task: task.clone(), local_key: 1, remote_key: 2 }
+        Pending { task: task.clone(), local_key: 1, remote_key: 2, incarnation: None }
     }
 
     fn state(batch: &Batch) -> TransferState {
