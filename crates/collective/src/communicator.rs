@@ -14,7 +14,7 @@ use millstream_verbs::ProtectionDomain;
 use crate::control::Sender;
 use crate::engine::Engine;
 use crate::join::{self, JoinConfig, Joined};
-use crate::memory::{Borrowed, Buffer, Operand};
+use crate::memory::{Borrowed, Buffer, Operand, Pending};
 use crate::watcher::Watcher;
 use crate::{CollectiveError, Element, JoinError};
 
@@ -120,8 +120,10 @@ impl Communicator {
             let (source_length, destination_length) = (source.len(), destination.len());
             return Err(CollectiveError::Lengths { source_length, destination_length });
         }
-        let operands = [source.operand(), destination.operand()];
-        self.run::<T>(operands, source.len(), operation)
+        let count = source.len();
+        // SAFETY: borrowed exclusively until this returns, and the window ends before.
+        let window = unsafe { destination.open(&self.domain)? };
+        self.run::<T>([source.operand(), window.operand()], count, operation)
     }
 
     /// A vector of zeros that is registered once and for all.
@@ -136,15 +138,17 @@ impl Communicator {
         buffer: Buffer<T>,
         operation: ReduceOperation,
     ) -> Result<(), (Buffer<T>, CollectiveError)> {
-        let started = self
-            .check_owner(&buffer)
-            .and_then(|()| self.start_call::<T>([buffer.operand(); 2], buffer.len(), operation));
-        match started {
+        if let Err(error) = self.check_owner(&buffer) {
+            return Err((buffer, error));
+        }
+        let pending = Pending::new(buffer, &self.domain)
+            .map_err(|(buffer, error)| (buffer, CollectiveError::from(error)))?;
+        match self.start_call::<T>([pending.operand(); 2], pending.len(), operation) {
             Ok(()) => {
-                self.pending = Some(Box::new(buffer));
+                self.pending = Some(Box::new(pending));
                 Ok(())
             }
-            Err(error) => Err((buffer, error)),
+            Err(error) => Err((pending.close(), error)),
         }
     }
 
@@ -159,13 +163,14 @@ impl Communicator {
         &mut self,
         timeout: Duration,
     ) -> Result<Option<Buffer<T>>, CollectiveError> {
-        if !self.pending.as_ref().is_some_and(|buffer| buffer.is::<Buffer<T>>()) {
+        if !self.pending.as_ref().is_some_and(|pending| pending.is::<Pending<T>>()) {
             return Err(CollectiveError::NotStarted);
         }
         let Some(outcome) = self.engine.wait(timeout) else { return Ok(None) };
-        let buffer = self.pending.take().and_then(|buffer| buffer.downcast().ok());
+        let pending = self.pending.take().and_then(|pending| pending.downcast().ok());
+        let buffer = pending.map(|pending: Box<Pending<T>>| pending.close());
         self.ended(outcome)?;
-        Ok(buffer.map(|buffer| *buffer))
+        Ok(buffer)
     }
 
     fn check_owner<T: Element>(&self, buffer: &Buffer<T>) -> Result<(), CollectiveError> {
@@ -182,9 +187,9 @@ impl Communicator {
         operation: ReduceOperation,
     ) -> Result<(), CollectiveError> {
         let call = AllReduce {
-            source_key: source.key,
+            source_key: source.local_key,
             source_address: source.address,
-            destination_key: destination.key,
+            destination_key: destination.remote_key,
             destination_address: destination.address,
             count: count as u64,
             data_type: T::DATA_TYPE,

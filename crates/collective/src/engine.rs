@@ -16,8 +16,8 @@ use millstream_verbs::{
     QueuePair, QueuePairAttributes, QueuePairState, ReceiveRequest, SendRequest,
 };
 
-use crate::CollectiveError;
 use crate::memory::ControlBlock;
+use crate::{CollectiveError, LONGEST};
 
 /// What a rank shares with the other threads.
 pub(crate) struct Engine {
@@ -192,12 +192,12 @@ impl Engine {
             failure.provisional = false;
             return Err(failure.error.clone());
         }
+        let deadline = Instant::now() + limit.min(LONGEST);
         let sequence = state
             .worker
             .start(call)
             .map_err(|error| CollectiveError::from_start(error, self.switch))?;
         state.started = sequence + 1;
-        let deadline = Instant::now() + limit;
         state.running = Some(Running { sequence, deadline, limit });
         self.admit_results(true);
         self.advance(&mut state);

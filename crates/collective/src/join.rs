@@ -9,11 +9,11 @@ use millstream_inc::protocol::{FromController, Hello, Plan, ToController};
 use millstream_inc::{HostConfig, HostWorker};
 use millstream_verbs::{Device, ProtectionDomain, Psn, QueuePairCapabilities};
 
-use crate::JoinError;
 use crate::control::{self, ReceiveError, Receiver, Sender};
 use crate::engine::{Edge, Engine, EngineSlot, completion_queue};
 use crate::memory::ControlBlock;
 use crate::watcher::Watcher;
+use crate::{JoinError, LONGEST};
 
 /// How much longer than its own patience a rank waits for the controller to say what is missing.
 const GRACE: Duration = Duration::from_secs(3);
@@ -72,7 +72,7 @@ pub(crate) fn join(config: &JoinConfig) -> Result<Joined, JoinError> {
     let &JoinConfig { controller, ref device, timeout, .. } = config;
     let (sender, receiver) = control::connect(controller, timeout)
         .map_err(|source| JoinError::Unreachable { controller, source })?;
-    let limit = timeout.saturating_add(GRACE);
+    let limit = timeout.saturating_add(GRACE).min(LONGEST);
     let deadline = Instant::now() + limit;
     let mut talk = Talk { controller, sender, receiver, deadline, limit };
     talk.send(&ToController::Join(Hello {
@@ -94,7 +94,7 @@ pub(crate) fn join(config: &JoinConfig) -> Result<Joined, JoinError> {
     let worker = HostWorker::new(HostConfig {
         segment_bytes,
         window,
-        control_key: control.operand().key,
+        control_key: control.operand().local_key,
         control_address: control.operand().address,
     })?;
     let capabilities = QueuePairCapabilities {

@@ -38,6 +38,10 @@ mod join;
 mod memory;
 mod watcher;
 
+/// The longest that anybody waits, a century: a limit of `Duration::MAX` means none, and must not
+/// overflow the clock.
+const LONGEST: std::time::Duration = std::time::Duration::from_secs(100 * 365 * 24 * 3600);
+
 pub use communicator::Communicator;
 pub use element::Element;
 pub use error::{CollectiveError, JoinError};

@@ -1,9 +1,9 @@
 //! Registered memory: the only place of this crate with `unsafe`.
 //!
 //! Remotes write at any time they like, as far as a queue pair lets them. So the queue pair of a
-//! communicator lets the switch write only while a collective runs (see `Engine`), and while one
-//! runs no Rust reference to its buffers is used: a [`Buffer`] was given away, a slice is borrowed
-//! by the call that waits.
+//! communicator lets the switch write only while a collective runs (see `Engine`), only the
+//! destination of that collective is registered for writing, and while it runs no Rust reference to
+//! it is used: a [`Buffer`] was given away, a slice is borrowed by the call that waits.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -20,7 +20,9 @@ const WRITABLE: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
 /// Memory as work requests name it. Without elements, nothing is registered.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Operand {
-    pub(crate) key: u32,
+    pub(crate) local_key: u32,
+    /// As the switch must name it. Only soft devices have one key for both.
+    pub(crate) remote_key: u32,
     pub(crate) address: u64,
 }
 
@@ -73,20 +75,66 @@ impl<'a, T: Element> Borrowed<'a, T> {
 
 fn operand(region: Option<&MemoryRegion>) -> Operand {
     region.map_or_else(Operand::default, |region| Operand {
-        key: region.key(),
+        local_key: region.key(),
+        remote_key: region.remote_key(),
         address: region.address(),
     })
 }
 
-/// A vector that is registered as long as it lives: source and destination of collectives that do
-/// not register anything. Made by [`crate::Communicator::allocate`].
+/// A vector that is registered as a source as long as it lives, and as a destination while a
+/// collective writes to it. Made by [`crate::Communicator::allocate`].
 pub struct Buffer<T: Element> {
-    /// Goes before the elements do.
+    /// Only to be read. Goes before the elements do.
     region: Option<MemoryRegion>,
     elements: NonNull<T>,
     length: usize,
     /// Which communicator can use it.
     owner: u64,
+}
+
+/// The right of the switch to write to a [`Buffer`].
+pub(crate) struct Window(Option<MemoryRegion>);
+
+impl Window {
+    pub(crate) fn operand(&self) -> Operand {
+        operand(self.0.as_ref())
+    }
+}
+
+/// A buffer that was given away to a collective. Nobody can refer to its elements.
+pub(crate) struct Pending<T: Element> {
+    /// Goes before the buffer does.
+    window: Window,
+    buffer: Buffer<T>,
+}
+
+impl<T: Element> Pending<T> {
+    /// Takes a buffer and lets the switch write to it.
+    pub(crate) fn new(
+        mut buffer: Buffer<T>,
+        domain: &ProtectionDomain,
+    ) -> Result<Self, (Buffer<T>, RegionError)> {
+        // SAFETY: the two are kept together, out of reach, and end in this order.
+        match unsafe { buffer.open(domain) } {
+            Ok(window) => Ok(Self { window, buffer }),
+            Err(error) => Err((buffer, error)),
+        }
+    }
+
+    pub(crate) fn operand(&self) -> Operand {
+        self.window.operand()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.buffer.length
+    }
+
+    /// Gives the buffer back; the switch can write no more.
+    pub(crate) fn close(self) -> Buffer<T> {
+        let Self { window, buffer } = self;
+        drop(window);
+        buffer
+    }
 }
 
 // SAFETY: it owns its elements, which are plain numbers.
@@ -106,18 +154,34 @@ impl<T: Element> Buffer<T> {
         let mut buffer = Self { region: None, elements, length, owner };
         let bytes = length * size_of::<T>();
         if bytes > 0 {
-            // SAFETY: the elements are ours until `drop`, where the region goes first. References
-            // to them are given out only while no collective uses the buffer, and only then does
-            // the queue pair let the switch write.
+            // SAFETY: the elements are ours until `drop`, where the region goes first, and nobody
+            // can write through it.
             let region =
-                unsafe { domain.register_memory(elements.as_ptr().cast(), bytes, WRITABLE)? };
+                unsafe { domain.register_memory(elements.as_ptr().cast(), bytes, READABLE)? };
             buffer.region = Some(region);
         }
         Ok(buffer)
     }
 
+    /// As a source.
     pub(crate) fn operand(&self) -> Operand {
         operand(self.region.as_ref())
+    }
+
+    /// Lets the switch write to it, as long as the window lives.
+    ///
+    /// # Safety
+    /// Until the window is dropped, nobody may refer to the elements, and the buffer must live.
+    pub(crate) unsafe fn open(&mut self, domain: &ProtectionDomain) -> Result<Window, RegionError> {
+        let bytes = self.length * size_of::<T>();
+        let region = match bytes {
+            0 => None,
+            // SAFETY: ours, and the caller promised the rest. Any bytes are elements.
+            _ => Some(unsafe {
+                domain.register_memory(self.elements.as_ptr().cast(), bytes, WRITABLE)?
+            }),
+        };
+        Ok(Window(region))
     }
 
     pub(crate) fn owner(&self) -> u64 {
@@ -129,7 +193,7 @@ impl<T: Element> Deref for Buffer<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        // SAFETY: so many elements, initialised, ours; see `new` about the switch.
+        // SAFETY: so many elements, initialised, ours; the switch writes only through a `Window`.
         unsafe { slice::from_raw_parts(self.elements.as_ptr(), self.length) }
     }
 }

@@ -5,7 +5,10 @@ mod common;
 use std::time::Duration;
 
 use common::{Cluster, PATIENCE, each, leave};
-use millstream_collective::{CollectiveError, Communicator, DataType, Element, ReduceOperation};
+use millstream_collective::{
+    CollectiveError, Communicator, DataType, Element, JoinConfig, ReduceOperation,
+};
+use millstream_verbs::{Device, SoftConfig};
 
 use ReduceOperation::Sum;
 
@@ -219,4 +222,19 @@ fn two_groups_at_once_do_not_mix() {
     });
     leave(a);
     leave(b);
+}
+
+#[test]
+fn who_sets_no_limit_waits_for_ever_and_not_beyond_the_clock() {
+    let cluster = Cluster::start(1);
+    let device = Device::open_soft(&SoftConfig::new(common::address())).unwrap();
+    let config = JoinConfig {
+        timeout: Duration::MAX,
+        call_timeout: Duration::MAX,
+        ..JoinConfig::new(cluster.controller, "endless", 1, 0, &device)
+    };
+    let mut communicator = Communicator::join(&config).unwrap();
+    let mut vector = [7_i32];
+    communicator.all_reduce_in_place(&mut vector, Sum).unwrap();
+    assert_eq!(vector, [7]);
 }

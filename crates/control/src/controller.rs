@@ -28,6 +28,9 @@ const INCOMING_MESSAGES: usize = 1024;
 /// How long a peer may take to accept one message.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// How long nothing is accepted after the system had no room for a connection.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
 /// How long a peer may take to close its side after we have closed ours.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -92,24 +95,33 @@ async fn serve(
         next_connection: 0,
     };
     let mut shutdown = pin!(shutdown);
+    // No connection is accepted before this, after one could not be.
+    let mut paused_until = None;
     loop {
         let now = millstream_net::now();
         let deadline = daemon.controller.poll_timeout();
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(now));
+        // Here and not in a branch below, so that no flood of other events keeps it from its turn:
+        // it is what ends idle connections.
+        if deadline.is_some_and(|deadline| deadline <= now) {
+            daemon.controller.handle_timeout(now);
+            daemon.carry_out();
+            continue;
+        }
+        paused_until = paused_until.filter(|&until| until > now);
+        let wake = [deadline, paused_until].into_iter().flatten().min();
+        let left = wake.map(|wake| wake.saturating_duration_since(now));
         tokio::select! {
             () = &mut shutdown => return Ok(()),
-            accepted = listener.accept() => match accepted {
+            accepted = listener.accept(), if paused_until.is_none() => match accepted {
                 Ok((stream, address)) => daemon.accept(stream, address),
                 Err(error) => {
                     // Out of file descriptors, most likely: some will be closed.
                     tracing::warn!(%error, "a connection could not be accepted");
-                    sleep(Duration::from_millis(100)).await;
+                    paused_until = Some(now + ACCEPT_PAUSE);
                 }
             },
             Some((connection, event)) = incoming.recv() => daemon.handle(connection, event),
-            () = sleep(left.unwrap_or_default()), if left.is_some() => {
-                daemon.controller.handle_timeout(millstream_net::now());
-            }
+            () = sleep(left.unwrap_or_default()), if left.is_some() => {}
         }
         daemon.carry_out();
     }
