@@ -68,7 +68,7 @@ impl Checker {
             .map_err(|error| format!("sent a malformed packet: {error}"))?;
         check_form(datagram, &packet)?;
         let key = (datagram.source, datagram.destination, packet.bth.destination_qpn);
-        let content = if self.changed_sources { 0 } else { content(&packet) };
+        let content = content(&packet, !self.changed_sources);
         let flow = self.flows.entry(key).or_default();
         match packet.opcode.operation() {
             Operation::Acknowledge => match packet.extended.aeth {
@@ -193,8 +193,8 @@ impl Flow {
 }
 
 /// A hash of what a request says, apart from the acknowledge-request bit, which a sender may set
-/// anew when it sends the packet again.
-fn content(packet: &Packet<'_>) -> u64 {
+/// anew when it sends the packet again. Without `payload`, only its length counts.
+fn content(packet: &Packet<'_>, payload: bool) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325_u64;
     let mut add = |word: u64| {
         hash = (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
@@ -207,7 +207,7 @@ fn content(packet: &Packet<'_>) -> u64 {
     }
     add(packet.extended.immediate.map_or(u64::MAX, |immediate| immediate.0.into()));
     add(packet.payload.len() as u64);
-    let (words, rest) = packet.payload.as_chunks::<8>();
+    let (words, rest) = if payload { packet.payload } else { &[] }.as_chunks::<8>();
     words.iter().for_each(|word| add(u64::from_le_bytes(*word)));
     rest.iter().for_each(|&byte| add(byte.into()));
     hash
