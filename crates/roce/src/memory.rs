@@ -2,8 +2,8 @@
 
 use millstream_wire::Qpn;
 
-use crate::Piece;
 use crate::region::ProtectionDomainId;
+use crate::{Access, Piece};
 
 /// What a remote wants to do with memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -51,6 +51,30 @@ pub enum Destination {
         /// Virtual address of the first byte.
         address: u64,
     },
+}
+
+impl RemoteAccess {
+    /// The right that a region must grant for it.
+    pub const fn right(&self) -> Access {
+        match self.kind {
+            AccessKind::Write => Access::REMOTE_WRITE,
+            AccessKind::Read => Access::REMOTE_READ,
+        }
+    }
+}
+
+impl Destination {
+    /// For memories of regions: domain and key, the address of the first byte, and the right that
+    /// the region must grant.
+    pub const fn place(&self) -> (ProtectionDomainId, u32, u64, Access) {
+        match *self {
+            Self::Remote { access, offset } => {
+                let address = access.address.wrapping_add(offset as u64);
+                (access.domain, access.key, address, Access::REMOTE_WRITE)
+            }
+            Self::Local { domain, key, address } => (domain, key, address, Access::LOCAL_WRITE),
+        }
+    }
 }
 
 /// The memory refused.

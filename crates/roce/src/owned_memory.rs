@@ -1,6 +1,6 @@
 //! A memory whose regions own their bytes: for tests, the simulator and small tools.
 
-use crate::memory::{AccessDenied, AccessKind, Destination, Memory, RemoteAccess};
+use crate::memory::{AccessDenied, Destination, Memory, RemoteAccess};
 use crate::region::{Access, ProtectionDomainId, RegionError, RegionTable};
 use crate::work::Piece;
 
@@ -45,24 +45,12 @@ impl OwnedMemory {
 
 impl Memory for OwnedMemory {
     fn authorize(&mut self, access: &RemoteAccess) -> Result<(), AccessDenied> {
-        let right = match access.kind {
-            AccessKind::Write => Access::REMOTE_WRITE,
-            AccessKind::Read => Access::REMOTE_READ,
-        };
         let RemoteAccess { domain, key, address, length, .. } = *access;
-        self.regions.check(domain, key, address, length.into(), right).map(drop)
+        self.regions.check(domain, key, address, length.into(), access.right()).map(drop)
     }
 
     fn write(&mut self, destination: &Destination, payload: &[u8]) -> Result<(), AccessDenied> {
-        let (domain, key, address, right) = match *destination {
-            Destination::Remote { access, offset } => {
-                let address = access.address.wrapping_add(offset.into());
-                (access.domain, access.key, address, Access::REMOTE_WRITE)
-            }
-            Destination::Local { domain, key, address } => {
-                (domain, key, address, Access::LOCAL_WRITE)
-            }
-        };
+        let (domain, key, address, right) = destination.place();
         let length = payload.len() as u64;
         self.regions.check(domain, key, address, length, right)?;
         let region = self.regions.get_mut(key).ok_or(AccessDenied::Protection)?;

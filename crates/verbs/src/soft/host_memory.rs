@@ -1,8 +1,8 @@
 //! The memory of a process as an endpoint sees it: regions that the application registered.
 
 use millstream_roce::{
-    Access, AccessDenied, AccessKind, Destination, Memory, Piece, ProtectionDomainId, RegionError,
-    RegionTable, RemoteAccess,
+    Access, AccessDenied, Destination, Memory, Piece, ProtectionDomainId, RegionError, RegionTable,
+    RemoteAccess,
 };
 
 /// Registered regions of this process. A region's virtual address is its real address.
@@ -41,24 +41,12 @@ impl HostMemory {
 
 impl Memory for HostMemory {
     fn authorize(&mut self, access: &RemoteAccess) -> Result<(), AccessDenied> {
-        let right = match access.kind {
-            AccessKind::Write => Access::REMOTE_WRITE,
-            AccessKind::Read => Access::REMOTE_READ,
-        };
         let RemoteAccess { domain, key, address, length, .. } = *access;
-        self.regions.check(domain, key, address, length.into(), right).map(drop)
+        self.regions.check(domain, key, address, length.into(), access.right()).map(drop)
     }
 
     fn write(&mut self, destination: &Destination, payload: &[u8]) -> Result<(), AccessDenied> {
-        let (domain, key, address, right) = match *destination {
-            Destination::Remote { access, offset } => {
-                let address = access.address.wrapping_add(offset.into());
-                (access.domain, access.key, address, Access::REMOTE_WRITE)
-            }
-            Destination::Local { domain, key, address } => {
-                (domain, key, address, Access::LOCAL_WRITE)
-            }
-        };
+        let (domain, key, address, right) = destination.place();
         // Checked for each packet: the region may have gone since the message began.
         self.regions.check(domain, key, address, payload.len() as u64, right)?;
         // SAFETY: `check` found the whole range inside a registered region that grants writing;
