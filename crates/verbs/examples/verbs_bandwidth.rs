@@ -1,6 +1,6 @@
 //! WRITE and READ bandwidth between two soft devices of this process.
 //!
-//! `cargo run --release -p millstream-verbs --example bandwidth -- [write|read] [message bytes]`
+//! `cargo run --release -p millstream-verbs --example verbs_bandwidth -- [write|read] [message bytes]`
 
 use std::error::Error;
 use std::net::Ipv4Addr;

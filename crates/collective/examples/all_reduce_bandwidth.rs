@@ -1,7 +1,7 @@
 //! How fast an AllReduce is on this machine, with controller, switch and hosts in one process:
 //!
 //! ```text
-//! cargo run --release -p millstream-collective --example bandwidth -- HOSTS MIB ITERATIONS [SEGMENT_KIB WINDOW]
+//! cargo run --release -p millstream-collective --example all_reduce_bandwidth -- HOSTS MIB ITERATIONS [SEGMENT_KIB WINDOW]
 //! ```
 
 use std::error::Error;

@@ -1,6 +1,6 @@
 //! Bandwidth and latency between two engines in one process, over loopback.
 //!
-//! `cargo run --release -p millstream-transfer --example bandwidth [BLOCK] [BATCH] [SECONDS]`
+//! `cargo run --release -p millstream-transfer --example transfer_bandwidth [BLOCK] [BATCH] [SECONDS]`
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
