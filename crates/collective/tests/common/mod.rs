@@ -1,7 +1,7 @@
 //! A controller, switches and hosts in one process, on loopback addresses that only it has.
 
 // Each test file uses its own part of this.
-#![allow(dead_code)]
+#![allow(dead_code, reason = "each test file uses its own part")]
 
 use std::future::Future;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
