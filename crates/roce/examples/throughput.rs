@@ -34,15 +34,11 @@ fn host(number: u8, icrc: IcrcCheck, length: usize) -> Host {
     let key = memory.register(DOMAIN, ADDRESS, access, vec![number; length]).expect("a region");
     let mut endpoint = Endpoint::new(config, memory);
     let queue = endpoint.create_completion_queue(4096).expect("a completion queue");
-    let config = QueuePairConfig {
-        domain: DOMAIN,
-        send_completions: queue,
-        receive_completions: queue,
-        capabilities: QueuePairCapabilities {
-            max_send_requests: DEPTH,
-            max_receive_requests: DEPTH,
-        },
-    };
+    let config = QueuePairConfig::new(
+        DOMAIN,
+        queue,
+        QueuePairCapabilities { max_send_requests: DEPTH, max_receive_requests: DEPTH },
+    );
     let qpn = endpoint.create_queue_pair(&config).expect("a queue pair");
     Host { endpoint, address, queue, qpn, key }
 }

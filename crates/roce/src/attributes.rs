@@ -1,4 +1,4 @@
-//! Queue pair states, attributes, and which attribute each transition needs (IBTA 10.3, 11.2.4).
+//! Queue pair states and attributes (IBTA 10.3, 11.2.5.2).
 
 use core::fmt;
 use core::net::IpAddr;
@@ -6,7 +6,8 @@ use core::net::IpAddr;
 use millstream_wire::{Mtu, Psn, Qpn};
 use thiserror::Error;
 
-use crate::Access;
+use crate::transitions::check_transition;
+use crate::{Access, Transport};
 
 /// The state of a queue pair.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
@@ -20,8 +21,42 @@ pub enum QueuePairState {
     ReadyToReceive,
     /// Receives and sends.
     ReadyToSend,
+    /// Receives, and begins to send no request: those that it had begun are finished, the rest
+    /// wait for [`QueuePairState::ReadyToSend`]. An event says when the last one is done.
+    SendQueueDrained,
+    /// Receives; its send queue is broken: a request failed, and all after it are flushed.
+    /// Unreliable datagrams only: a connection that fails is in [`QueuePairState::Error`].
+    SendQueueError,
     /// Broken or closed: outstanding requests were flushed, new ones are at once.
     Error,
+}
+
+impl QueuePairState {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::Reset,
+        Self::Initialized,
+        Self::ReadyToReceive,
+        Self::ReadyToSend,
+        Self::SendQueueDrained,
+        Self::SendQueueError,
+        Self::Error,
+    ];
+
+    /// Whether requests that arrive are executed.
+    pub const fn receives(self) -> bool {
+        matches!(self, Self::ReadyToReceive) || self.sends() || matches!(self, Self::SendQueueError)
+    }
+
+    /// Whether requests of its own are under way.
+    pub(crate) const fn sends(self) -> bool {
+        matches!(self, Self::ReadyToSend | Self::SendQueueDrained)
+    }
+
+    /// Whether send requests may be posted; in the last two they are flushed.
+    pub const fn takes_sends(self) -> bool {
+        self.sends() || matches!(self, Self::SendQueueError | Self::Error)
+    }
 }
 
 impl fmt::Display for QueuePairState {
@@ -31,6 +66,8 @@ impl fmt::Display for QueuePairState {
             Self::Initialized => "INIT",
             Self::ReadyToReceive => "RTR",
             Self::ReadyToSend => "RTS",
+            Self::SendQueueDrained => "SQD",
+            Self::SendQueueError => "SQE",
             Self::Error => "ERR",
         })
     }
@@ -66,6 +103,11 @@ pub struct QueuePairAttributes {
     pub rnr_retry: Option<u8>,
     /// How many READs are outstanding at a time (`max_rd_atomic`).
     pub initiator_depth: Option<u8>,
+    /// Which entry of the device's table of partition keys packets carry, and arriving ones must
+    /// match. 0 when it was never given.
+    pub partition_key_index: Option<u16>,
+    /// What datagrams to this queue pair must carry. Unreliable datagrams only.
+    pub queue_key: Option<u32>,
 }
 
 /// The name of an attribute, for errors and the transition table.
@@ -84,6 +126,8 @@ pub enum Attribute {
     RetryCount,
     RnrRetry,
     InitiatorDepth,
+    PartitionKeyIndex,
+    QueueKey,
 }
 
 impl QueuePairAttributes {
@@ -103,55 +147,26 @@ impl QueuePairAttributes {
             (self.retry_count.is_some(), A::RetryCount),
             (self.rnr_retry.is_some(), A::RnrRetry),
             (self.initiator_depth.is_some(), A::InitiatorDepth),
+            (self.partition_key_index.is_some(), A::PartitionKeyIndex),
+            (self.queue_key.is_some(), A::QueueKey),
         ]
         .into_iter()
         .filter_map(|(given, attribute)| given.then_some(attribute))
     }
 
-    /// Whether a queue pair in state `from` on a device at `local` takes them; returns the state
-    /// that it goes to. Every provider asks this first, so that all of them refuse alike.
+    /// Whether a queue pair of this transport in state `from` on a device at `local` takes them;
+    /// returns the state that it goes to. Every provider asks this first, so that all of them
+    /// refuse alike.
     pub fn check(
         &self,
+        transport: Transport,
         from: QueuePairState,
         local: IpAddr,
     ) -> Result<QueuePairState, ModifyError> {
         let to = self.state.unwrap_or(from);
-        check_transition(from, to, self)?;
+        check_transition(transport, from, to, self)?;
         check_ranges(local, self)?;
         Ok(to)
-    }
-}
-
-/// The attributes that a transition requires and those that it also allows; `None` when there is
-/// no such transition. The rows are those of RC in the kernel's `qp_state_table`; port and
-/// partition key index are fixed here.
-pub fn attributes_of_transition(
-    from: QueuePairState,
-    to: QueuePairState,
-) -> Option<(&'static [Attribute], &'static [Attribute])> {
-    use Attribute as A;
-    use QueuePairState as S;
-    match (from, to) {
-        (_, S::Reset | S::Error) => Some((&[], &[])),
-        (S::Reset, S::Initialized) => Some((&[A::Access], &[])),
-        (S::Initialized, S::Initialized) => Some((&[], &[A::Access])),
-        (S::Initialized, S::ReadyToReceive) => Some((
-            &[
-                A::RemoteAddress,
-                A::PathMtu,
-                A::DestinationQpn,
-                A::ReceivePsn,
-                A::ResponderResources,
-                A::MinimumRnrTimer,
-            ],
-            &[A::Access],
-        )),
-        (S::ReadyToReceive, S::ReadyToSend) => Some((
-            &[A::SendPsn, A::Timeout, A::RetryCount, A::RnrRetry, A::InitiatorDepth],
-            &[A::Access, A::MinimumRnrTimer],
-        )),
-        (S::ReadyToSend, S::ReadyToSend) => Some((&[], &[A::Access, A::MinimumRnrTimer])),
-        _ => None,
     }
 }
 
@@ -199,6 +214,12 @@ pub enum ModifyError {
         /// What is allowed.
         range: &'static str,
     },
+    /// In SQD nothing but RESET and ERR is possible before the last request is done (IBTA
+    /// 10.3.1.5).
+    #[error(
+        "queue pair {0} still finishes requests: wait for the event that its send queue is drained"
+    )]
+    Draining(Qpn),
     /// The device no longer works.
     #[error("the device no longer works")]
     DeviceFailed,
@@ -218,27 +239,6 @@ pub enum ModifyError {
         /// Its error number.
         code: i32,
     },
-}
-
-/// Whether the transition exists and these attributes are what it takes.
-fn check_transition(
-    from: QueuePairState,
-    to: QueuePairState,
-    attributes: &QueuePairAttributes,
-) -> Result<(), ModifyError> {
-    let (required, optional) =
-        attributes_of_transition(from, to).ok_or(ModifyError::InvalidTransition { from, to })?;
-    let given: Vec<Attribute> = attributes.given().collect();
-    let missing: Vec<Attribute> =
-        required.iter().copied().filter(|attribute| !given.contains(attribute)).collect();
-    if !missing.is_empty() {
-        return Err(ModifyError::Missing { from, to, missing });
-    }
-    let allowed =
-        |attribute: &Attribute| required.contains(attribute) || optional.contains(attribute);
-    let refused: Vec<Attribute> =
-        given.iter().copied().filter(|attribute| !allowed(attribute)).collect();
-    if refused.is_empty() { Ok(()) } else { Err(ModifyError::NotAllowed { from, to, refused }) }
 }
 
 /// Whether the values of the attributes are possible.

@@ -2,6 +2,8 @@
 
 use core::net::IpAddr;
 
+use millstream_wire::DEFAULT_PARTITION_KEY;
+
 use crate::{CompletionQueueId, IcrcCheck, ProtectionDomainId};
 
 /// What an endpoint is made with.
@@ -9,6 +11,10 @@ use crate::{CompletionQueueId, IcrcCheck, ProtectionDomainId};
 pub struct EndpointConfig {
     /// The device's address: only packets to it are for us, and all are sent from it.
     pub address: IpAddr,
+    /// The partitions that the device is in (IBTA 10.9.1). A queue pair names one by its index.
+    /// The top bit of a key is set for full members; limited members hear full members
+    /// only. The key whose other bits are 0 is no partition.
+    pub partition_keys: Vec<u16>,
     /// Seeds queue pair numbers.
     pub seed: u64,
     /// How the ICRC of arriving packets is checked.
@@ -29,9 +35,10 @@ pub struct EndpointConfig {
 
 impl EndpointConfig {
     /// The defaults for a device with this address.
-    pub const fn new(address: IpAddr, seed: u64) -> Self {
+    pub fn new(address: IpAddr, seed: u64) -> Self {
         Self {
             address,
+            partition_keys: vec![DEFAULT_PARTITION_KEY],
             seed,
             icrc: IcrcCheck::AnyIdentification,
             max_queue_pairs: 4096,
@@ -41,6 +48,23 @@ impl EndpointConfig {
             max_window: 128,
         }
     }
+}
+
+impl EndpointConfig {
+    /// The entry of the table of partition keys.
+    pub(crate) fn partition_key(&self, index: u16) -> Option<u16> {
+        self.partition_keys.get(usize::from(index)).copied()
+    }
+}
+
+/// The service of a queue pair (IBTA 9.7, 9.8.3).
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub enum Transport {
+    /// RC: one peer, everything once and in order.
+    #[default]
+    ReliableConnection,
+    /// UD: messages of one packet to and from any queue pair, which may be lost.
+    UnreliableDatagram,
 }
 
 /// How much a queue pair can hold.
@@ -57,10 +81,29 @@ pub struct QueuePairCapabilities {
 pub struct QueuePairConfig {
     /// Its protection domain: only regions of the same one can be used through it.
     pub domain: ProtectionDomainId,
+    /// The service that it offers.
+    pub transport: Transport,
     /// Where send requests complete.
     pub send_completions: CompletionQueueId,
     /// Where receive requests complete.
     pub receive_completions: CompletionQueueId,
     /// How much it can hold.
     pub capabilities: QueuePairCapabilities,
+}
+
+impl QueuePairConfig {
+    /// A reliable connection that completes everything into one queue.
+    pub const fn new(
+        domain: ProtectionDomainId,
+        completions: CompletionQueueId,
+        capabilities: QueuePairCapabilities,
+    ) -> Self {
+        Self {
+            domain,
+            transport: Transport::ReliableConnection,
+            send_completions: completions,
+            receive_completions: completions,
+            capabilities,
+        }
+    }
 }

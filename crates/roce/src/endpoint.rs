@@ -2,10 +2,10 @@
 
 use std::collections::VecDeque;
 
-use millstream_wire::{DEFAULT_PARTITION_KEY, Mtu, Opcode, Operation, Packet, ParseError, Qpn};
+use millstream_wire::{Mtu, Opcode, Operation, Packet, ParseError, Qpn};
 
 use crate::Instant;
-use crate::attributes::{ModifyError, QueuePairAttributes, QueuePairState};
+use crate::attributes::{Attribute, ModifyError, QueuePairAttributes, QueuePairState};
 use crate::completion::{Completion, CompletionQueue, CompletionQueueId, CompletionStatus};
 use crate::config::{EndpointConfig, QueuePairCapabilities, QueuePairConfig};
 use crate::counters::Counters;
@@ -183,7 +183,7 @@ impl<M: Memory> Endpoint<M> {
         // Never 0 or 1, which are the management queue pairs: the upper part is at least 1.
         let upper = self.random() as u32 % ((1 << (24 - INDEX_BITS)) - 1) + 1;
         let qpn = Qpn::new(upper << INDEX_BITS | index);
-        let pair = QueuePair::new(qpn, config, self.shared.config.address);
+        let pair = QueuePair::new(qpn, config, &self.shared.config);
         self.queue_pairs[index as usize] = Some(Box::new(pair));
         Ok(qpn)
     }
@@ -211,19 +211,28 @@ impl<M: Memory> Endpoint<M> {
         qpn: Qpn,
         attributes: &QueuePairAttributes,
     ) -> Result<(), ModifyError> {
-        let local = self.shared.config.address;
-        let max_window = self.shared.config.max_window;
+        let config = &self.shared.config;
         let index = self.index(qpn).ok_or(ModifyError::Unknown(qpn))?;
         let Some(pair) = self.queue_pairs[index].as_mut() else {
             return Err(ModifyError::Unknown(qpn));
         };
-        let to = attributes.check(pair.state, local)?;
+        let to = attributes.check(pair.transport, pair.state, config.address)?;
+        if let Some(index) = attributes.partition_key_index
+            && config.partition_key(index).is_none()
+        {
+            let (attribute, value) = (Attribute::PartitionKeyIndex, index.into());
+            let range = "an index into EndpointConfig::partition_keys";
+            return Err(ModifyError::OutOfRange { attribute, value, range });
+        }
         match to {
-            QueuePairState::Reset => pair.reset(),
+            QueuePairState::Reset => pair.reset(config),
             QueuePairState::Error => pair.close(&mut self.shared),
             _ => {
-                pair.apply(attributes, max_window);
-                pair.state = to;
+                if pair.is_draining() {
+                    return Err(ModifyError::Draining(qpn));
+                }
+                pair.apply(attributes, config);
+                pair.enter(to);
             }
         }
         self.after_change(index);
@@ -243,7 +252,7 @@ impl<M: Memory> Endpoint<M> {
         };
         let shared = &mut self.shared;
         let state = pair.state;
-        if !matches!(state, QueuePairState::ReadyToSend | QueuePairState::Error) {
+        if !state.takes_sends() {
             return Err(PostError::State { qpn, state });
         }
         let (length, limit) = (request.pieces.length(), shared.config.max_message_length);
@@ -254,7 +263,7 @@ impl<M: Memory> Endpoint<M> {
             return Err(PostError::QueueFull { limit: pair.capabilities.max_send_requests });
         }
         let read = matches!(request.operation, SendOperation::Read { .. });
-        if read && pair.requester.initiator_depth == 0 && state == QueuePairState::ReadyToSend {
+        if read && pair.requester.initiator_depth == 0 && state.sends() {
             return Err(PostError::NoReads(qpn));
         }
         let allowed = |piece: &Piece| {
@@ -343,6 +352,7 @@ impl<M: Memory> Endpoint<M> {
         {
             pair.fail_fatally(&mut self.shared, None);
         }
+        pair.report_drained(&mut self.shared);
         if !pair.ready {
             pair.ready = true;
             self.ready.push_back(index as u32);
@@ -398,9 +408,7 @@ impl<M: Memory> Endpoint<M> {
         let counters = &mut self.shared.counters;
         let pair = self.queue_pairs[index].as_ref()?;
         let state = pair.state;
-        if !matches!(state, QueuePairState::ReadyToReceive | QueuePairState::ReadyToSend)
-            || (packet.opcode.is_response() && state != QueuePairState::ReadyToSend)
-        {
+        if !state.receives() || (packet.opcode.is_response() && !state.sends()) {
             counters.dropped_state += 1;
             return None;
         }
@@ -409,8 +417,7 @@ impl<M: Memory> Endpoint<M> {
             counters.dropped_source += 1;
             return None;
         }
-        // The top bit says full or limited membership; the rest must be the same (IBTA 10.9.3).
-        if (packet.bth.partition_key ^ DEFAULT_PARTITION_KEY) & 0x7fff != 0 {
+        if !partition_keys_match(packet.bth.partition_key, pair.path.partition_key) {
             counters.dropped_partition_key += 1;
             return None;
         }
@@ -495,5 +502,37 @@ impl<M: Memory> Node for Endpoint<M> {
 
     fn bytes(&self, piece: &Piece) -> Option<&[u8]> {
         self.shared.memory.bytes(piece).ok()
+    }
+}
+
+/// Whether two members of partitions may talk: it is the same one, and one of them is a full member,
+/// which the top bit says (IBTA 10.9.3).
+const fn partition_keys_match(a: u16, b: u16) -> bool {
+    const FULL: u16 = 0x8000;
+    let partition = a & !FULL;
+    partition != 0 && partition == b & !FULL && (a | b) & FULL != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::partition_keys_match;
+
+    #[test]
+    fn full_members_talk_to_all_of_a_partition_and_limited_ones_not_to_each_other() {
+        for (a, b, talk) in [
+            (0xffff, 0xffff, true),
+            (0xffff, 0x7fff, true),
+            (0x7fff, 0xffff, true),
+            (0x7fff, 0x7fff, false),
+            (0x8001, 0x8001, true),
+            (0x8001, 0x0001, true),
+            (0x8001, 0x8002, false),
+            (0x8001, 0xffff, false),
+            // No partition has the number 0.
+            (0x8000, 0x8000, false),
+            (0x0000, 0x8000, false),
+        ] {
+            assert_eq!(partition_keys_match(a, b), talk, "{a:#x} {b:#x}");
+        }
     }
 }

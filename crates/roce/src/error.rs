@@ -94,6 +94,9 @@ pub enum PostError {
 pub enum AsyncEvent {
     /// A queue pair failed; its completions say why.
     QueuePairFatal(Qpn),
+    /// In SQD, the last request that was begun is done: attributes can be changed, and the queue
+    /// pair can go back to RTS.
+    SendQueueDrained(Qpn),
     /// A completion was lost because the queue was full: queue pairs that complete into it fail.
     CompletionQueueOverrun(CompletionQueueId),
 }

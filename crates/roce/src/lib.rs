@@ -36,14 +36,13 @@ mod responder;
 mod rnr;
 mod time;
 mod timers;
+mod transitions;
 mod window;
 mod work;
 
-pub use attributes::{
-    Attribute, ModifyError, QueuePairAttributes, QueuePairState, attributes_of_transition,
-};
+pub use attributes::{Attribute, ModifyError, QueuePairAttributes, QueuePairState};
 pub use completion::{Completion, CompletionOperation, CompletionQueueId, CompletionStatus};
-pub use config::{EndpointConfig, QueuePairCapabilities, QueuePairConfig};
+pub use config::{EndpointConfig, QueuePairCapabilities, QueuePairConfig, Transport};
 pub use counters::Counters;
 pub use endpoint::Endpoint;
 pub use error::{AsyncEvent, CreateError, PostError};
@@ -54,6 +53,7 @@ pub use owned_memory::OwnedMemory;
 pub use region::{Access, ProtectionDomainId, Region, RegionError, RegionTable};
 pub use rnr::{RNR_TIMERS, encode_rnr_timer};
 pub use time::Instant;
+pub use transitions::attributes_of_transition;
 pub use work::{
     MAX_SCATTER_GATHER, Piece, ReceiveRequest, ScatterGather, SendOperation, SendRequest,
 };

@@ -13,7 +13,7 @@ use crate::error::AsyncEvent;
 use crate::memory::Memory;
 use crate::requester::Requester;
 use crate::responder::Responder;
-use crate::{Access, Instant, ProtectionDomainId, Transmit};
+use crate::{Access, EndpointConfig, Instant, ProtectionDomainId, Transmit, Transport};
 
 /// Where packets go, and the rules that both ends agreed on.
 #[derive(Clone, Copy, Debug)]
@@ -21,11 +21,25 @@ pub(crate) struct Path {
     pub(crate) remote_address: IpAddr,
     pub(crate) destination_qpn: Qpn,
     pub(crate) mtu: Mtu,
+    pub(crate) partition_key: u16,
+}
+
+impl Path {
+    /// The path of a queue pair that has none yet.
+    fn nowhere(endpoint: &EndpointConfig) -> Self {
+        Self {
+            remote_address: endpoint.address,
+            destination_qpn: Qpn::default(),
+            mtu: Mtu::default(),
+            partition_key: endpoint.partition_key(0).unwrap_or_default(),
+        }
+    }
 }
 
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     pub(crate) qpn: Qpn,
+    pub(crate) transport: Transport,
     pub(crate) domain: ProtectionDomainId,
     pub(crate) send_completions: CompletionQueueId,
     pub(crate) receive_completions: CompletionQueueId,
@@ -39,35 +53,35 @@ pub(crate) struct QueuePair {
     answers_in_a_row: u32,
     /// Requests that may then go out before the next answer.
     requests_owed: u32,
+    /// The application knows that the send queue is drained.
+    drained: bool,
     /// In the endpoint's list of queue pairs that may have something to send.
     pub(crate) ready: bool,
 }
 
 impl QueuePair {
-    pub(crate) fn new(qpn: Qpn, config: &QueuePairConfig, local: IpAddr) -> Self {
+    pub(crate) fn new(qpn: Qpn, config: &QueuePairConfig, endpoint: &EndpointConfig) -> Self {
         Self {
             qpn,
+            transport: config.transport,
             domain: config.domain,
             send_completions: config.send_completions,
             receive_completions: config.receive_completions,
             capabilities: config.capabilities,
             state: QueuePairState::Reset,
             access: Access::empty(),
-            path: Path {
-                remote_address: local,
-                destination_qpn: Qpn::default(),
-                mtu: Mtu::default(),
-            },
+            path: Path::nowhere(endpoint),
             requester: Requester::new(config.capabilities.max_send_requests),
             responder: Responder::new(config.capabilities.max_receive_requests),
             answers_in_a_row: 0,
             requests_owed: 0,
+            drained: false,
             ready: false,
         }
     }
 
     /// Takes attributes that [`crate::Endpoint::modify_queue_pair`] has checked.
-    pub(crate) fn apply(&mut self, attributes: &QueuePairAttributes, max_window: u32) {
+    pub(crate) fn apply(&mut self, attributes: &QueuePairAttributes, endpoint: &EndpointConfig) {
         let path = &mut self.path;
         if let Some(access) = attributes.access {
             self.access = access;
@@ -81,6 +95,9 @@ impl QueuePair {
         if let Some(qpn) = attributes.destination_qpn {
             path.destination_qpn = qpn;
         }
+        if let Some(index) = attributes.partition_key_index {
+            path.partition_key = endpoint.partition_key(index).unwrap_or_default();
+        }
         if let Some(psn) = attributes.receive_psn {
             self.responder.start(psn);
         }
@@ -91,7 +108,7 @@ impl QueuePair {
             self.responder.minimum_rnr_timer = timer;
         }
         if let Some(psn) = attributes.send_psn {
-            self.requester.start(psn, path.mtu, max_window);
+            self.requester.start(psn, path.mtu, endpoint.max_window);
         }
         if let Some(timeout) = attributes.timeout {
             self.requester.timeout =
@@ -108,9 +125,37 @@ impl QueuePair {
         }
     }
 
+    /// Goes to a state other than RESET and ERR.
+    pub(crate) fn enter(&mut self, to: QueuePairState) {
+        match to {
+            QueuePairState::SendQueueDrained if self.state != to => {
+                self.drained = false;
+                self.requester.drain();
+            }
+            QueuePairState::ReadyToSend => self.requester.resume(),
+            _ => {}
+        }
+        self.state = to;
+    }
+
+    /// Whether it is in SQD and still finishes requests.
+    pub(crate) fn is_draining(&self) -> bool {
+        self.state == QueuePairState::SendQueueDrained && !self.requester.is_drained()
+    }
+
+    /// Tells the application when the send queue is drained, once.
+    pub(crate) fn report_drained<M>(&mut self, shared: &mut Shared<M>) {
+        if self.state == QueuePairState::SendQueueDrained && !self.drained && !self.is_draining() {
+            self.drained = true;
+            shared.event(AsyncEvent::SendQueueDrained(self.qpn));
+        }
+    }
+
     /// Forgets everything but the configuration.
-    pub(crate) fn reset(&mut self) {
+    pub(crate) fn reset(&mut self, endpoint: &EndpointConfig) {
         self.state = QueuePairState::Reset;
+        self.access = Access::empty();
+        self.path = Path::nowhere(endpoint);
         self.requester = Requester::new(self.capabilities.max_send_requests);
         self.responder = Responder::new(self.capabilities.max_receive_requests);
     }
@@ -189,7 +234,7 @@ impl QueuePair {
             }
             self.answers_in_a_row = 0;
         }
-        if self.state == QueuePairState::ReadyToSend && self.request(now, shared, transmit) {
+        if self.state.sends() && self.request(now, shared, transmit) {
             self.requests_owed = self.requests_owed.saturating_sub(1);
             if self.requests_owed == 0 {
                 self.answers_in_a_row = 0;
@@ -216,5 +261,9 @@ pub(crate) fn header(
     let pad = (payload.wrapping_neg() & 3) as u8;
     let mut bth = millstream_wire::Bth::new(opcode as u8, path.destination_qpn, psn);
     bth.pad_count = pad;
+    bth.partition_key = path.partition_key;
+    // "Migrated": the state of a path that no alternate path is armed for (IBTA 17.2.8.1), and what
+    // adapters send. The kernel's soft-RoCE sends 0; nobody who has no alternate path looks at it.
+    bth.migration_request = true;
     (bth, pad)
 }

@@ -44,6 +44,8 @@ pub(crate) struct Requester {
     sent: u64,
     /// One past the last posted request's range.
     posted: u64,
+    /// In SQD, one past the last number that is sent: the end of the last request that was begun.
+    stop_at: Option<u64>,
     /// Index in `queue` of the request that holds `next`.
     cursor: usize,
     /// READ requests in flight, as one past the last number of each.
@@ -107,6 +109,7 @@ impl Requester {
             next: 0,
             sent: 0,
             posted: 0,
+            stop_at: None,
             cursor: 0,
             reads: VecDeque::new(),
             initiator_depth: 0,
@@ -143,6 +146,22 @@ impl Requester {
         self.reads.clear();
         self.rnr_until = None;
         self.deadline = None;
+    }
+
+    /// Begins no more requests.
+    pub(crate) fn drain(&mut self) {
+        let begun = self.queue.iter().rev().find(|work| work.first < self.sent);
+        self.stop_at = Some(begun.map_or(self.sent, SendWork::end));
+    }
+
+    /// Begins requests again.
+    pub(crate) fn resume(&mut self) {
+        self.stop_at = None;
+    }
+
+    /// Whether all requests that were begun before [`Requester::drain`] are complete.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.stop_at.is_some_and(|end| self.unacknowledged >= end)
     }
 
     pub(crate) fn is_full(&self) -> bool {
@@ -429,7 +448,8 @@ impl QueuePair {
     ) -> bool {
         let requester = &mut self.requester;
         let psn = requester.next;
-        if requester.rnr_until.is_some() || psn >= requester.posted {
+        let end = requester.stop_at.unwrap_or(requester.posted);
+        if requester.rnr_until.is_some() || psn >= end {
             return false;
         }
         let in_flight = requester.in_flight();
@@ -450,7 +470,8 @@ impl QueuePair {
         let offset = index * mtu;
         let packets = if work.is_read() {
             let packets = (READ_CHUNK - index % READ_CHUNK).min(work.end() - psn);
-            let depth = requester.reads.len() >= requester.initiator_depth;
+            // A depth of 0 can be set in SQD, when READs wait already: one at a time, then.
+            let depth = requester.reads.len() >= requester.initiator_depth.max(1);
             if depth || (in_flight > 0 && in_flight + packets > allowed) {
                 return false;
             }

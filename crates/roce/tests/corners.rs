@@ -437,15 +437,11 @@ fn queue_pairs_take_turns() {
     let mut pair = Pair::with(Options { max_window: 1024, ..Options::default() });
     let source = pair.register(0, LOCAL, pattern(256 * 200, 1));
     let host = &mut pair.hosts[0];
-    let config = millstream_roce::QueuePairConfig {
-        domain: DOMAIN,
-        send_completions: host.queue,
-        receive_completions: host.queue,
-        capabilities: millstream_roce::QueuePairCapabilities {
-            max_send_requests: 8,
-            max_receive_requests: 8,
-        },
-    };
+    let config = millstream_roce::QueuePairConfig::new(
+        DOMAIN,
+        host.queue,
+        millstream_roce::QueuePairCapabilities { max_send_requests: 8, max_receive_requests: 8 },
+    );
     let peer = pair.hosts[1].address;
     let host = &mut pair.hosts[0];
     let mut qpns = vec![host.qpn];

@@ -106,13 +106,15 @@ impl Fuzz {
     fn create(&mut self, device: usize) {
         let [a, b] = self.devices[device].queues;
         let config = QueuePairConfig {
-            domain: DOMAIN,
-            send_completions: a,
             receive_completions: if self.below(2) == 0 { a } else { b },
-            capabilities: QueuePairCapabilities {
-                max_send_requests: 1 + self.below(12) as usize,
-                max_receive_requests: 1 + self.below(12) as usize,
-            },
+            ..QueuePairConfig::new(
+                DOMAIN,
+                a,
+                QueuePairCapabilities {
+                    max_send_requests: 1 + self.below(12) as usize,
+                    max_receive_requests: 1 + self.below(12) as usize,
+                },
+            )
         };
         let device = &mut self.devices[device];
         if let Ok(qpn) = device.endpoint.create_queue_pair(&config) {

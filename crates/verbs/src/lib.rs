@@ -37,6 +37,6 @@ pub use millstream_roce::{
     Access, AsyncEvent, Attribute, Completion, CompletionOperation, CompletionStatus, Counters,
     CreateError, MAX_SCATTER_GATHER, ModifyError, Piece, PostError, QueuePairAttributes,
     QueuePairCapabilities, QueuePairState, ReceiveRequest, RegionError, ScatterGather,
-    SendOperation, SendRequest, encode_rnr_timer,
+    SendOperation, SendRequest, Transport, attributes_of_transition, encode_rnr_timer,
 };
 pub use millstream_wire::{Mtu, Psn, Qpn};

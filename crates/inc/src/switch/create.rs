@@ -109,15 +109,14 @@ impl SwitchNode {
             let Some(communicator) = self.endpoint.memory_mut().get_mut(index) else { break };
             let receives: [_; RECEIVES_PER_CHILD] =
                 core::array::from_fn(|buffer| communicator.receive_request(number, buffer));
-            let config = QueuePairConfig {
-                domain: communicator.children[number].domain,
-                send_completions: queue,
-                receive_completions: queue,
-                capabilities: QueuePairCapabilities {
+            let config = QueuePairConfig::new(
+                communicator.children[number].domain,
+                queue,
+                QueuePairCapabilities {
                     max_send_requests: spec.send_requests() as usize,
                     max_receive_requests: RECEIVES_PER_CHILD,
                 },
-            };
+            );
             let qpn = self.endpoint.create_queue_pair(&config)?;
             self.edges.insert(qpn, (index, number));
             if let Some(communicator) = self.endpoint.memory_mut().get_mut(index) {

@@ -53,15 +53,11 @@ impl Host {
             (worker.required_send_requests() as usize, worker.required_receive_requests() as usize);
         let queue = endpoint.create_completion_queue(sends + receives).unwrap();
         let qpn = endpoint
-            .create_queue_pair(&QueuePairConfig {
-                domain: DOMAIN,
-                send_completions: queue,
-                receive_completions: queue,
-                capabilities: QueuePairCapabilities {
-                    max_send_requests: sends,
-                    max_receive_requests: receives,
-                },
-            })
+            .create_queue_pair(&QueuePairConfig::new(
+                DOMAIN,
+                queue,
+                QueuePairCapabilities { max_send_requests: sends, max_receive_requests: receives },
+            ))
             .unwrap();
         Self {
             address,

@@ -53,6 +53,7 @@ pub(crate) struct Options {
     pub(crate) max_message_length: u32,
     pub(crate) completions: usize,
     pub(crate) work_requests: usize,
+    pub(crate) partition_keys: &'static [u16],
 }
 
 impl Default for Options {
@@ -70,6 +71,7 @@ impl Default for Options {
             max_message_length: 1 << 30,
             completions: 4096,
             work_requests: 256,
+            partition_keys: &[0xffff],
         }
     }
 }
@@ -88,21 +90,21 @@ impl Pair {
             let address = IpAddr::from([10, 0, 0, n]);
             let config = EndpointConfig {
                 icrc: options.icrc,
+                partition_keys: options.partition_keys.to_vec(),
                 max_window: options.max_window,
                 max_message_length: options.max_message_length,
                 ..EndpointConfig::new(address, n.into())
             };
             let mut endpoint = Endpoint::new(config, OwnedMemory::new(64));
             let queue = endpoint.create_completion_queue(options.completions).unwrap();
-            let config = QueuePairConfig {
-                domain: DOMAIN,
-                send_completions: queue,
-                receive_completions: queue,
-                capabilities: QueuePairCapabilities {
+            let config = QueuePairConfig::new(
+                DOMAIN,
+                queue,
+                QueuePairCapabilities {
                     max_send_requests: options.work_requests,
                     max_receive_requests: options.work_requests,
                 },
-            };
+            );
             let qpn = endpoint.create_queue_pair(&config).unwrap();
             let inbound = VecDeque::new();
             Host { endpoint, address, queue, qpn, completions: Vec::new(), inbound }

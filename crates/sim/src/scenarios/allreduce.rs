@@ -336,12 +336,7 @@ impl Builder {
         let depth = capabilities.max_send_requests + capabilities.max_receive_requests;
         let completions =
             endpoint.create_completion_queue(depth).expect("one completion queue fits");
-        let config = QueuePairConfig {
-            domain: DOMAIN,
-            send_completions: completions,
-            receive_completions: completions,
-            capabilities,
-        };
+        let config = QueuePairConfig::new(DOMAIN, completions, capabilities);
         let qpn: Qpn = endpoint.create_queue_pair(&config).expect("one queue pair fits");
         let psn = Psn::new(Rng::new(seed).bits() as u32);
         let child = ChildSpec { rank, address, qpn, psn };

@@ -432,15 +432,14 @@ impl Builder {
     }
 
     fn queue_pair(&mut self, options: &TransferOptions) -> Qpn {
-        let config = QueuePairConfig {
-            domain: DOMAIN,
-            send_completions: self.completions,
-            receive_completions: self.completions,
-            capabilities: QueuePairCapabilities {
+        let config = QueuePairConfig::new(
+            DOMAIN,
+            self.completions,
+            QueuePairCapabilities {
                 max_send_requests: options.send_depth,
                 max_receive_requests: options.receive_depth,
             },
-        };
+        );
         self.peer.endpoint_mut().create_queue_pair(&config).expect("the options fit a device")
     }
 

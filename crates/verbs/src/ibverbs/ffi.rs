@@ -315,6 +315,7 @@ pub(super) mod qp_mask {
     use std::ffi::c_int;
 
     pub(in super::super) const STATE: c_int = 1;
+    pub(in super::super) const EN_SQD_ASYNC_NOTIFY: c_int = 1 << 2;
     pub(in super::super) const ACCESS_FLAGS: c_int = 1 << 3;
     pub(in super::super) const PKEY_INDEX: c_int = 1 << 4;
     pub(in super::super) const PORT: c_int = 1 << 5;

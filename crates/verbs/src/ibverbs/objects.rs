@@ -491,8 +491,8 @@ impl QueuePair {
         })
     }
 
-    /// The state, as a number of `ibv_qp_state`.
-    pub(super) fn state(&self) -> Result<c_int, Errno> {
+    /// The state, as a number of `ibv_qp_state`, and whether its send queue is draining.
+    pub(super) fn state(&self) -> Result<(c_int, bool), Errno> {
         let mut attributes = ffi::QpAttr::default();
         let mut initial = MaybeUninit::<ffi::QpInitAttr>::zeroed();
         // SAFETY: live; the others are places for the results.
@@ -504,7 +504,7 @@ impl QueuePair {
                 initial.as_mut_ptr(),
             )
         })?;
-        Ok(attributes.qp_state)
+        Ok((attributes.qp_state, attributes.sq_draining != 0))
     }
 
     /// Posts requests, and links them to that end; on error says how many were accepted.

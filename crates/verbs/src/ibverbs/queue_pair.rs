@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use millstream_roce::{
     Attribute, CompletionOperation, CreateError, ModifyError, Piece, PostError,
     QueuePairAttributes, QueuePairCapabilities, QueuePairState, ReceiveRequest, SendOperation,
-    SendRequest,
+    SendRequest, Transport,
 };
 use millstream_wire::{Mtu, Qpn};
 
@@ -152,9 +152,14 @@ impl QueuePair {
         }
         // It can fail without a completion, as a responder does.
         match self.pair.state() {
-            Ok(SQE | ERR) => QueuePairState::Error,
+            Ok((SQE | ERR, _)) => QueuePairState::Error,
             _ => brought_to,
         }
+    }
+
+    /// Whether it is in SQD and still finishes requests.
+    fn is_draining(&self) -> bool {
+        matches!(self.pair.state(), Ok((_, true)))
     }
 
     pub(crate) fn modify(&self, attributes: &QueuePairAttributes) -> Result<(), ModifyError> {
@@ -163,8 +168,12 @@ impl QueuePair {
         }
         let mut state = lock(&self.state);
         let from = self.state_from(*state);
-        let to = attributes.check(from, self.device.address())?;
+        let to = attributes.check(Transport::ReliableConnection, from, self.device.address())?;
         self.check_path_mtu(attributes)?;
+        let closes = matches!(to, QueuePairState::Reset | QueuePairState::Error);
+        if from == QueuePairState::SendQueueDrained && !closes && self.is_draining() {
+            return Err(ModifyError::Draining(self.number()));
+        }
         let (native, mask) = self.translate(attributes, from, to);
         match to {
             // Completions that it has had stay; the device may drop them at the reset.
@@ -180,7 +189,7 @@ impl QueuePair {
                 self.work.reset();
                 self.reads.store(false, Ordering::Release);
             }
-            QueuePairState::ReadyToSend => {
+            QueuePairState::ReadyToSend | QueuePairState::SendQueueDrained => {
                 if let Some(depth) = attributes.initiator_depth {
                     self.reads.store(depth > 0, Ordering::Release);
                 }
@@ -219,6 +228,14 @@ impl QueuePair {
         if (from, to) == (QueuePairState::Reset, QueuePairState::Initialized) {
             native.port_num = self.device.port();
             mask |= qp_mask::PKEY_INDEX | qp_mask::PORT;
+        }
+        if let Some(index) = attributes.partition_key_index {
+            native.pkey_index = index;
+            mask |= qp_mask::PKEY_INDEX;
+        }
+        if from != to && to == QueuePairState::SendQueueDrained {
+            native.en_sqd_async_notify = 1;
+            mask |= qp_mask::EN_SQD_ASYNC_NOTIFY;
         }
         if let Some(access) = attributes.access {
             native.qp_access_flags = access.bits();
@@ -273,9 +290,7 @@ impl QueuePair {
 
     pub(crate) fn post_send(&self, requests: &[SendRequest]) -> Result<(), (usize, PostError)> {
         let _alone = lock(&self.sending);
-        let state = self.posting_state(|state| {
-            matches!(state, QueuePairState::ReadyToSend | QueuePairState::Error)
-        })?;
+        let state = self.posting_state(|state| state.takes_sends())?;
         let longest = self.device.attributes().max_message_length;
         let check = |request: &SendRequest| {
             let length = request.pieces.length();
@@ -283,7 +298,7 @@ impl QueuePair {
                 return Err(PostError::TooLong { length, limit: longest });
             }
             let read = matches!(request.operation, SendOperation::Read { .. });
-            if read && state == QueuePairState::ReadyToSend && !self.reads.load(Ordering::Acquire) {
+            if read && state != QueuePairState::Error && !self.reads.load(Ordering::Acquire) {
                 return Err(PostError::NoReads(self.number()));
             }
             Ok(())
@@ -512,6 +527,8 @@ const fn state_number(state: QueuePairState) -> i32 {
         QueuePairState::Initialized => 1,
         QueuePairState::ReadyToReceive => 2,
         QueuePairState::ReadyToSend => 3,
+        QueuePairState::SendQueueDrained => 4,
+        QueuePairState::SendQueueError => SQE,
         QueuePairState::Error => ERR,
     }
 }

@@ -35,10 +35,8 @@ impl QueuePair {
             }
         }
         let config = QueuePairConfig {
-            domain: domain.id,
-            send_completions: send_completions.id(),
             receive_completions: receive_completions.id(),
-            capabilities,
+            ..QueuePairConfig::new(domain.id, send_completions.id(), capabilities)
         };
         let number = device.lock().ok_or(CreateError::DeviceFailed)?.create_queue_pair(&config)?;
         let completions = [send_completions, receive_completions].map(Arc::clone);
