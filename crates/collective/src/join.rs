@@ -97,11 +97,11 @@ pub(crate) fn join(config: &JoinConfig) -> Result<Joined, JoinError> {
         control_key: control.operand().local_key,
         control_address: control.operand().address,
     })?;
-    let capabilities = QueuePairCapabilities {
-        max_send_requests: worker.required_send_requests() as usize,
-        max_receive_requests: worker.required_receive_requests() as usize,
-    };
-    let QueuePairCapabilities { max_send_requests, max_receive_requests } = capabilities;
+    let capabilities = QueuePairCapabilities::new(
+        worker.required_send_requests() as usize,
+        worker.required_receive_requests() as usize,
+    );
+    let QueuePairCapabilities { max_send_requests, max_receive_requests, .. } = capabilities;
     let slot = EngineSlot::default();
     let completions = completion_queue(device, max_send_requests + max_receive_requests, &slot)?;
     let pair = domain.create_queue_pair(&completions, &completions, capabilities)?;

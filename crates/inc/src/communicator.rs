@@ -443,11 +443,8 @@ impl Communicator {
             immediate: Some(Answer::result(segment).to_immediate()),
         };
         Some(SendRequest {
-            id: Tag::Result.id(child),
-            operation,
-            pieces: ScatterGather::one(piece),
-            signaled: true,
             solicited: true,
+            ..SendRequest::new(Tag::Result.id(child), operation, ScatterGather::one(piece))
         })
     }
 
@@ -456,11 +453,12 @@ impl Communicator {
         let pieces =
             if piece.length == 0 { ScatterGather::EMPTY } else { ScatterGather::one(piece) };
         SendRequest {
-            id: tag.id(child),
-            operation: SendOperation::Send { immediate: Some(answer.to_immediate()) },
-            pieces,
-            signaled: true,
             solicited: true,
+            ..SendRequest::new(
+                tag.id(child),
+                SendOperation::Send { immediate: Some(answer.to_immediate()) },
+                pieces,
+            )
         }
     }
 

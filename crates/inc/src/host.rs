@@ -284,7 +284,7 @@ impl HostWorker {
         self.sends += 1;
         let pieces =
             if piece.length == 0 { ScatterGather::EMPTY } else { ScatterGather::one(piece) };
-        Command::Send(SendRequest { id, operation, pieces, signaled: true, solicited: false })
+        Command::Send(SendRequest::new(id, operation, pieces))
     }
 
     const fn control_piece(&self, offset: usize, length: usize) -> Piece {

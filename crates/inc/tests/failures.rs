@@ -160,13 +160,7 @@ fn misbehave(network: &mut Network, rank: usize, requests: &[Rude]) {
             }
             Rude::Read(_) => SendOperation::Read { remote_address, remote_key },
         };
-        let request = SendRequest {
-            id: RAW | number as u64,
-            operation,
-            pieces: ScatterGather::one(piece),
-            signaled: true,
-            solicited: false,
-        };
+        let request = SendRequest::new(RAW | number as u64, operation, ScatterGather::one(piece));
         host.endpoint.post_send(network.now, host.qpn, &request).unwrap();
     }
     network.service(rank);

@@ -34,11 +34,7 @@ fn host(number: u8, icrc: IcrcCheck, length: usize) -> Host {
     let key = memory.register(DOMAIN, ADDRESS, access, vec![number; length]).expect("a region");
     let mut endpoint = Endpoint::new(config, memory);
     let queue = endpoint.create_completion_queue(4096).expect("a completion queue");
-    let config = QueuePairConfig::new(
-        DOMAIN,
-        queue,
-        QueuePairCapabilities { max_send_requests: DEPTH, max_receive_requests: DEPTH },
-    );
+    let config = QueuePairConfig::new(DOMAIN, queue, QueuePairCapabilities::new(DEPTH, DEPTH));
     let qpn = endpoint.create_queue_pair(&config).expect("a queue pair");
     Host { endpoint, address, queue, qpn, key }
 }
@@ -132,13 +128,7 @@ fn stream(name: &str, operation: fn(u32) -> SendOperation, length: usize, mtu: M
     let mut hosts = [1, 2].map(|number| host(number, icrc, length));
     connect(&mut hosts, mtu);
     let piece = Piece { key: hosts[0].key, address: ADDRESS, length: length as u32 };
-    let request = SendRequest {
-        id: 1,
-        operation: operation(hosts[1].key),
-        pieces: ScatterGather::one(piece),
-        signaled: true,
-        solicited: false,
-    };
+    let request = SendRequest::new(1, operation(hosts[1].key), ScatterGather::one(piece));
     let mut datagram = Vec::with_capacity(8192);
     let mut completions: Vec<Completion> = Vec::with_capacity(DEPTH);
     let total = (1_usize << 30).min(length * 400_000) / length;
@@ -174,8 +164,7 @@ fn garbage(name: &str, length: usize, spoil: fn(&mut Vec<u8>)) {
     let (now, key) = (Instant::ZERO, hosts[1].key);
     let piece = Piece { key: hosts[0].key, address: ADDRESS, length: length as u32 };
     let pieces = ScatterGather::one(piece);
-    let request =
-        SendRequest { id: 1, operation: write(key), pieces, signaled: true, solicited: false };
+    let request = SendRequest::new(1, write(key), pieces);
     let [sender, receiver] = &mut hosts;
     sender.endpoint.post_send(now, sender.qpn, &request).expect("room in the queue");
     let mut transmit = Transmit::new();

@@ -26,6 +26,18 @@ pub struct Completion {
     pub immediate: Option<u32>,
 }
 
+impl Completion {
+    /// A completion of 0 bytes that carries nothing else.
+    pub const fn new(
+        id: u64,
+        qpn: Qpn,
+        status: CompletionStatus,
+        operation: CompletionOperation,
+    ) -> Self {
+        Self { id, qpn, status, operation, length: 0, immediate: None }
+    }
+}
+
 /// What a completion is of.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum CompletionOperation {

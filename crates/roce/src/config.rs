@@ -76,6 +76,13 @@ pub struct QueuePairCapabilities {
     pub max_receive_requests: usize,
 }
 
+impl QueuePairCapabilities {
+    /// Two queues of these lengths, and nothing else.
+    pub const fn new(max_send_requests: usize, max_receive_requests: usize) -> Self {
+        Self { max_send_requests, max_receive_requests }
+    }
+}
+
 /// What a queue pair is made with.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct QueuePairConfig {

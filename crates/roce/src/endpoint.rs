@@ -157,7 +157,8 @@ impl<M: Memory> Endpoint<M> {
     /// Makes a queue pair in state RESET.
     pub fn create_queue_pair(&mut self, config: &QueuePairConfig) -> Result<Qpn, CreateError> {
         let limit = self.shared.config.max_work_requests;
-        let QueuePairCapabilities { max_send_requests, max_receive_requests } = config.capabilities;
+        let QueuePairCapabilities { max_send_requests, max_receive_requests, .. } =
+            config.capabilities;
         for (what, value) in [
             ("max_send_requests", max_send_requests),
             ("max_receive_requests", max_receive_requests),

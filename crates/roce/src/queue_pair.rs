@@ -205,14 +205,12 @@ impl QueuePair {
 
     pub(crate) fn flush_receives<M: Memory>(&mut self, shared: &mut Shared<M>) {
         while let Some(request) = self.responder.take_receive() {
-            let completion = Completion {
-                id: request.id,
-                qpn: self.qpn,
-                status: CompletionStatus::Flushed,
-                operation: crate::CompletionOperation::Receive,
-                length: 0,
-                immediate: None,
-            };
+            let completion = Completion::new(
+                request.id,
+                self.qpn,
+                CompletionStatus::Flushed,
+                crate::CompletionOperation::Receive,
+            );
             shared.complete(self.receive_completions, completion);
         }
     }

@@ -96,7 +96,7 @@ impl SendWork {
             SendOperation::Read { .. } => CompletionOperation::Read,
         };
         let length = self.length as u32;
-        Completion { id: self.request.id, qpn, status, operation, length, immediate: None }
+        Completion { length, ..Completion::new(self.request.id, qpn, status, operation) }
     }
 }
 

@@ -374,12 +374,9 @@ impl QueuePair {
             _ => CompletionOperation::Receive,
         };
         let completion = Completion {
-            id: request.id,
-            qpn: self.qpn,
-            status,
-            operation,
             length: length as u32,
             immediate: packet.extended.immediate.map(|immediate| immediate.0),
+            ..Completion::new(request.id, self.qpn, status, operation)
         };
         shared.complete(self.receive_completions, completion);
     }

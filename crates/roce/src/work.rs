@@ -122,6 +122,14 @@ pub struct SendRequest {
     pub solicited: bool,
 }
 
+impl SendRequest {
+    /// A signaled request that asks for nothing else. What differs is said with
+    /// `SendRequest { solicited: true, ..SendRequest::new(id, operation, pieces) }`.
+    pub const fn new(id: u64, operation: SendOperation, pieces: ScatterGather) -> Self {
+        Self { id, operation, pieces, signaled: true, solicited: false }
+    }
+}
+
 /// A work request for the receive queue.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct ReceiveRequest {

@@ -76,7 +76,7 @@ impl Traffic {
         ];
         let request = |operation| {
             let pieces = ScatterGather::one(piece(source, LOCAL, LENGTH));
-            SendRequest { id: 1, operation, pieces, signaled: true, solicited: false }
+            SendRequest::new(1, operation, pieces)
         };
         let pieces = ScatterGather::one(piece(target, REMOTE, LENGTH));
         Self {

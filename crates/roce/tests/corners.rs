@@ -159,7 +159,7 @@ fn a_send_queue_filled_and_drained_again_and_again() {
         }
         let pieces = ScatterGather::one(piece(source, LOCAL, 1));
         let operation = write(target);
-        let request = SendRequest { id: 0, operation, pieces, signaled: true, solicited: false };
+        let request = SendRequest::new(0, operation, pieces);
         let host = &mut pair.hosts[0];
         let full = host.endpoint.post_send(pair.now, host.qpn, &request);
         assert_eq!(full, Err(PostError::QueueFull { limit: 5 }));
@@ -185,8 +185,7 @@ fn messages_that_are_too_long_are_not_accepted() {
         (vec![piece(source, LOCAL, u32::MAX as usize); 4], 4 * u64::from(u32::MAX)),
     ] {
         let pieces = ScatterGather::new(&pieces).unwrap();
-        let request =
-            SendRequest { id: 1, operation: SEND, pieces, signaled: true, solicited: false };
+        let request = SendRequest::new(1, SEND, pieces);
         let host = &mut pair.hosts[0];
         let refused = host.endpoint.post_send(pair.now, host.qpn, &request);
         assert_eq!(refused, Err(PostError::TooLong { length, limit: 600 }));
@@ -201,7 +200,7 @@ fn no_reads_without_initiator_depth() {
     let target = pair.register(1, REMOTE, vec![0; 64]);
     let pieces = ScatterGather::one(piece(source, LOCAL, 64));
     let operation = read(target);
-    let request = SendRequest { id: 1, operation, pieces, signaled: true, solicited: false };
+    let request = SendRequest::new(1, operation, pieces);
     let host = &mut pair.hosts[0];
     let refused = host.endpoint.post_send(pair.now, host.qpn, &request);
     assert_eq!(refused, Err(PostError::NoReads(host.qpn)));
@@ -440,7 +439,7 @@ fn queue_pairs_take_turns() {
     let config = millstream_roce::QueuePairConfig::new(
         DOMAIN,
         host.queue,
-        millstream_roce::QueuePairCapabilities { max_send_requests: 8, max_receive_requests: 8 },
+        millstream_roce::QueuePairCapabilities::new(8, 8),
     );
     let peer = pair.hosts[1].address;
     let host = &mut pair.hosts[0];
@@ -455,7 +454,7 @@ fn queue_pairs_take_turns() {
     }
     let pieces = ScatterGather::one(piece(source, LOCAL, 256 * 200));
     let operation = write(1);
-    let request = SendRequest { id: 1, operation, pieces, signaled: true, solicited: false };
+    let request = SendRequest::new(1, operation, pieces);
     // One whose place another takes leaves no turn behind.
     let gone = host.endpoint.create_queue_pair(&config).unwrap();
     for attributes in connect(&Options::default(), 0, peer, millstream_wire::Qpn::new(0x9009)) {
@@ -507,7 +506,7 @@ fn the_solicited_event_bit() {
     {
         pair.receive(1, 1, &[piece(target, REMOTE, 600)]);
         let pieces = ScatterGather::one(piece(source, LOCAL, length));
-        let request = SendRequest { id: 1, operation, pieces, signaled: true, solicited: true };
+        let request = SendRequest { solicited: true, ..SendRequest::new(1, operation, pieces) };
         let host = &mut pair.hosts[0];
         host.endpoint.post_send(pair.now, host.qpn, &request).unwrap();
     }

@@ -110,10 +110,10 @@ impl Fuzz {
             ..QueuePairConfig::new(
                 DOMAIN,
                 a,
-                QueuePairCapabilities {
-                    max_send_requests: 1 + self.below(12) as usize,
-                    max_receive_requests: 1 + self.below(12) as usize,
-                },
+                QueuePairCapabilities::new(
+                    1 + self.below(12) as usize,
+                    1 + self.below(12) as usize,
+                ),
             )
         };
         let device = &mut self.devices[device];
@@ -219,7 +219,7 @@ impl Fuzz {
         };
         let pieces = self.pieces(device);
         let signaled = self.below(4) > 0;
-        let request = SendRequest { id: self.id(), operation, pieces, signaled, solicited: false };
+        let request = SendRequest { signaled, ..SendRequest::new(self.id(), operation, pieces) };
         let device = &mut self.devices[device];
         let state = device.endpoint.queue_pair_state(qpn);
         match device.endpoint.post_send(self.now, qpn, &request) {

@@ -200,11 +200,7 @@ fn a_random_peer_hurts_only_itself() {
 
 fn other_connection(pair: &mut Pair) -> Qpn {
     let host = &mut pair.hosts[1];
-    let config = QueuePairConfig::new(
-        DOMAIN,
-        host.queue,
-        QueuePairCapabilities { max_send_requests: 1, max_receive_requests: 1 },
-    );
+    let config = QueuePairConfig::new(DOMAIN, host.queue, QueuePairCapabilities::new(1, 1));
     let other = host.endpoint.create_queue_pair(&config).unwrap();
     let peer = pair.hosts[0].address;
     for attributes in connect(&Options::default(), 1, peer, Qpn::new(0x4242)) {

@@ -316,11 +316,7 @@ fn congestion_notifications_only_count() {
 fn another_queue_pair_of_the_device_is_not_touched() {
     let mut pair = Pair::with(options());
     let host = &mut pair.hosts[1];
-    let config = QueuePairConfig::new(
-        common::DOMAIN,
-        host.queue,
-        QueuePairCapabilities { max_send_requests: 8, max_receive_requests: 8 },
-    );
+    let config = QueuePairConfig::new(common::DOMAIN, host.queue, QueuePairCapabilities::new(8, 8));
     let other = host.endpoint.create_queue_pair(&config).unwrap();
     // The other one is connected to another peer.
     for attributes in connect(&options(), 1, IpAddr::from([10, 0, 0, 9]), Qpn::new(0x1234)) {

@@ -74,11 +74,7 @@ fn ip_version_6_is_always_checked_exactly() {
         let config = EndpointConfig { icrc: check, ..EndpointConfig::new(local, 1) };
         let mut endpoint = Endpoint::new(config, OwnedMemory::new(1));
         let queue = endpoint.create_completion_queue(1).unwrap();
-        let config = QueuePairConfig::new(
-            common::DOMAIN,
-            queue,
-            QueuePairCapabilities { max_send_requests: 1, max_receive_requests: 1 },
-        );
+        let config = QueuePairConfig::new(common::DOMAIN, queue, QueuePairCapabilities::new(1, 1));
         let qpn = endpoint.create_queue_pair(&config).unwrap();
         let options = Options { psn: [200, FIRST], access: everything(), ..Options::default() };
         for attributes in connect(&options, 0, remote, Qpn::new(0x77)) {

@@ -122,12 +122,9 @@ fn send_and_immediate_of_every_length() {
             (102, CompletionOperation::ReceiveWrite, Some(0xdead_beef)),
         ]
         .map(|(id, operation, immediate)| Completion {
-            id,
-            qpn,
-            status: CompletionStatus::Success,
-            operation,
             length: length as u32,
             immediate,
+            ..Completion::new(id, qpn, CompletionStatus::Success, operation)
         });
         assert_eq!(pair.completions(1), expected);
     }
@@ -256,11 +253,8 @@ fn unsignaled_requests_complete_silently() {
     let pieces = millstream_roce::ScatterGather::one(piece(source, LOCAL, 64));
     let operation = write(target, 0, None);
     let request = millstream_roce::SendRequest {
-        id: 1,
-        operation,
-        pieces,
         signaled: false,
-        solicited: false,
+        ..millstream_roce::SendRequest::new(1, operation, pieces)
     };
     let (now, qpn) = (pair.now, pair.hosts[0].qpn);
     pair.hosts[0].endpoint.post_send(now, qpn, &request).unwrap();

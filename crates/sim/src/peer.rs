@@ -343,11 +343,12 @@ impl Sending {
             _ => (self.source, self.remote_target),
         };
         SendRequest {
-            id: index as u64,
-            operation: operation.request(remote.address, remote.key, index as u32),
-            pieces: operation.gather(local.key, local.address),
             signaled: operation.signaled,
-            solicited: false,
+            ..SendRequest::new(
+                index as u64,
+                operation.request(remote.address, remote.key, index as u32),
+                operation.gather(local.key, local.address),
+            )
         }
     }
 }

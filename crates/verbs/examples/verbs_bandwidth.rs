@@ -30,8 +30,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         // touched meanwhile.
         let region = unsafe { domain.register_memory(buffer.as_mut_ptr(), BUFFER, access)? };
         let completions = device.create_completion_queue(4096)?;
-        let capabilities =
-            QueuePairCapabilities { max_send_requests: OUTSTANDING, max_receive_requests: 1 };
+        let capabilities = QueuePairCapabilities::new(OUTSTANDING, 1);
         let pair = domain.create_queue_pair(&completions, &completions, capabilities)?;
         devices.push((device, region, completions, pair));
     }
@@ -59,13 +58,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 SendOperation::Write { remote_address, remote_key, immediate: None }
             };
             let pieces = ScatterGather::one(piece);
-            requests.push(SendRequest {
-                id: 0,
-                operation,
-                pieces,
-                signaled: true,
-                solicited: false,
-            });
+            requests.push(SendRequest::new(0, operation, pieces));
         }
         a.3.post_send(&requests).map_err(|(_, error)| error)?;
         posted += requests.len();

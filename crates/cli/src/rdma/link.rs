@@ -59,8 +59,7 @@ impl Link {
         let completions = device
             .create_completion_queue(RECEIVE_BUFFERS + 1)
             .with_context(|| format!("cannot make a completion queue on {name}"))?;
-        let capabilities =
-            QueuePairCapabilities { max_send_requests: 1, max_receive_requests: RECEIVE_BUFFERS };
+        let capabilities = QueuePairCapabilities::new(1, RECEIVE_BUFFERS);
         let pair = domain
             .create_queue_pair(&completions, &completions, capabilities)
             .with_context(|| format!("cannot make a queue pair on {name}"))?;
@@ -119,13 +118,11 @@ impl Link {
             bail!("the message before is still being sent");
         }
         fill(&mut self.send.memory.bytes_mut()[..self.size]);
-        let request = SendRequest {
-            id: SEND,
-            operation: SendOperation::Send { immediate: None },
-            pieces: self.send.pieces(self.size),
-            signaled: true,
-            solicited: false,
-        };
+        let request = SendRequest::new(
+            SEND,
+            SendOperation::Send { immediate: None },
+            self.send.pieces(self.size),
+        );
         self.pair.post_send(&[request]).map_err(|(_, error)| error).context("cannot send")?;
         self.send.lent = true;
         Ok(())

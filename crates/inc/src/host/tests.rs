@@ -47,14 +47,7 @@ fn next_send(worker: &mut HostWorker) -> Option<(u64, u64, u64)> {
 }
 
 fn completion(id: u64, operation: CompletionOperation) -> Completion {
-    Completion {
-        id,
-        qpn: millstream_wire::Qpn::new(2),
-        status: CompletionStatus::Success,
-        operation,
-        length: 0,
-        immediate: None,
-    }
+    Completion::new(id, millstream_wire::Qpn::new(2), CompletionStatus::Success, operation)
 }
 
 fn sent(worker: &mut HostWorker, id: u64) {

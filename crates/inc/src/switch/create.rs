@@ -112,10 +112,7 @@ impl SwitchNode {
             let config = QueuePairConfig::new(
                 communicator.children[number].domain,
                 queue,
-                QueuePairCapabilities {
-                    max_send_requests: spec.send_requests() as usize,
-                    max_receive_requests: RECEIVES_PER_CHILD,
-                },
+                QueuePairCapabilities::new(spec.send_requests() as usize, RECEIVES_PER_CHILD),
             );
             let qpn = self.endpoint.create_queue_pair(&config)?;
             self.edges.insert(qpn, (index, number));

@@ -56,7 +56,7 @@ impl Host {
             .create_queue_pair(&QueuePairConfig::new(
                 DOMAIN,
                 queue,
-                QueuePairCapabilities { max_send_requests: sends, max_receive_requests: receives },
+                QueuePairCapabilities::new(sends, receives),
             ))
             .unwrap();
         Self {

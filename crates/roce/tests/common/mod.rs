@@ -100,10 +100,7 @@ impl Pair {
             let config = QueuePairConfig::new(
                 DOMAIN,
                 queue,
-                QueuePairCapabilities {
-                    max_send_requests: options.work_requests,
-                    max_receive_requests: options.work_requests,
-                },
+                QueuePairCapabilities::new(options.work_requests, options.work_requests),
             );
             let qpn = endpoint.create_queue_pair(&config).unwrap();
             let inbound = VecDeque::new();
@@ -137,7 +134,7 @@ impl Pair {
         pieces: &[Piece],
     ) {
         let pieces = ScatterGather::new(pieces).unwrap();
-        let request = SendRequest { id, operation, pieces, signaled: true, solicited: false };
+        let request = SendRequest::new(id, operation, pieces);
         let host = &mut self.hosts[host];
         host.endpoint.post_send(self.now, host.qpn, &request).unwrap();
     }

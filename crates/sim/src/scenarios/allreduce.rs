@@ -329,10 +329,10 @@ impl Builder {
             control_address,
         })
         .expect("segment and window are in range");
-        let capabilities = QueuePairCapabilities {
-            max_send_requests: worker.required_send_requests() as usize,
-            max_receive_requests: worker.required_receive_requests() as usize,
-        };
+        let capabilities = QueuePairCapabilities::new(
+            worker.required_send_requests() as usize,
+            worker.required_receive_requests() as usize,
+        );
         let depth = capabilities.max_send_requests + capabilities.max_receive_requests;
         let completions =
             endpoint.create_completion_queue(depth).expect("one completion queue fits");

@@ -435,10 +435,7 @@ impl Builder {
         let config = QueuePairConfig::new(
             DOMAIN,
             self.completions,
-            QueuePairCapabilities {
-                max_send_requests: options.send_depth,
-                max_receive_requests: options.receive_depth,
-            },
+            QueuePairCapabilities::new(options.send_depth, options.receive_depth),
         );
         self.peer.endpoint_mut().create_queue_pair(&config).expect("the options fit a device")
     }

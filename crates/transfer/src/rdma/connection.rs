@@ -53,8 +53,7 @@ impl Unconnected {
         count: usize,
         send_requests: usize,
     ) -> Result<Self, FailureReason> {
-        let capabilities =
-            QueuePairCapabilities { max_send_requests: send_requests, max_receive_requests: 1 };
+        let capabilities = QueuePairCapabilities::new(send_requests, 1);
         let mut queue_pairs = Vec::with_capacity(count);
         for _ in 0..count {
             let completions = &device.completions;

@@ -256,22 +256,13 @@ impl Endpoint {
     fn request(&self, slot: u32, slice: &InFlight) -> SendRequest {
         let InFlight { task, slice, local_key, remote_key, .. } = slice;
         let (remote_address, remote_key) = (slice.target, *remote_key);
-        SendRequest {
-            id: u64::from(self.number) << 32 | u64::from(slot),
-            operation: match task.opcode() {
-                Opcode::Read => SendOperation::Read { remote_address, remote_key },
-                Opcode::Write => {
-                    SendOperation::Write { remote_address, remote_key, immediate: None }
-                }
-            },
-            pieces: ScatterGather::one(Piece {
-                key: *local_key,
-                address: slice.source,
-                length: slice.length,
-            }),
-            signaled: true,
-            solicited: false,
-        }
+        let operation = match task.opcode() {
+            Opcode::Read => SendOperation::Read { remote_address, remote_key },
+            Opcode::Write => SendOperation::Write { remote_address, remote_key, immediate: None },
+        };
+        let piece = Piece { key: *local_key, address: slice.source, length: slice.length };
+        let id = u64::from(self.number) << 32 | u64::from(slot);
+        SendRequest::new(id, operation, ScatterGather::one(piece))
     }
 
     /// The queue pair did not take these requests: it has failed meanwhile, or its device has.
@@ -448,10 +439,5 @@ fn is_permanent(status: CompletionStatus) -> bool {
     )
 }
 
-const IDLE_REQUEST: SendRequest = SendRequest {
-    id: 0,
-    operation: SendOperation::Send { immediate: None },
-    pieces: ScatterGather::EMPTY,
-    signaled: true,
-    solicited: false,
-};
+const IDLE_REQUEST: SendRequest =
+    SendRequest::new(0, SendOperation::Send { immediate: None }, ScatterGather::EMPTY);

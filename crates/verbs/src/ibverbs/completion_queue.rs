@@ -237,12 +237,8 @@ fn flush(owners: &Owners, taken: &mut VecDeque<Completion>) {
     for owner in owners.iter() {
         while let Some(Posted { id, operation, length }) = owner.queue().complete_oldest() {
             taken.push_back(Completion {
-                id,
-                qpn: owner.work.qpn,
-                status: CompletionStatus::Flushed,
-                operation,
                 length,
-                immediate: None,
+                ..Completion::new(id, owner.work.qpn, CompletionStatus::Flushed, operation)
             });
         }
     }
@@ -252,14 +248,11 @@ fn completion(owner: &Owner, posted: &Posted, entry: &ffi::Wc) -> Completion {
     let status = status(entry.status);
     let success = status == CompletionStatus::Success;
     let with_immediate = success && owner.receives && entry.wc_flags & ffi::WC_WITH_IMM != 0;
+    let operation = match entry.opcode {
+        ffi::WC_RECV_RDMA_WITH_IMM if success => CompletionOperation::ReceiveWrite,
+        _ => posted.operation,
+    };
     Completion {
-        id: posted.id,
-        qpn: owner.work.qpn,
-        status,
-        operation: match entry.opcode {
-            ffi::WC_RECV_RDMA_WITH_IMM if success => CompletionOperation::ReceiveWrite,
-            _ => posted.operation,
-        },
         // Of sends, only READs have a length in `entry`; on errors, nothing has.
         length: match (success, owner.receives) {
             (true, true) => entry.byte_len,
@@ -267,6 +260,7 @@ fn completion(owner: &Owner, posted: &Posted, entry: &ffi::Wc) -> Completion {
             (_, false) => posted.length,
         },
         immediate: with_immediate.then(|| u32::from_be(entry.imm_data)),
+        ..Completion::new(posted.id, owner.work.qpn, status, operation)
     }
 }
 

@@ -92,7 +92,7 @@ impl QueuePair {
             .as_ref()
             .map_err(|&code| CreateError::System { call: "ibv_alloc_pd", code })?;
         let limits = device.attributes();
-        let QueuePairCapabilities { max_send_requests, max_receive_requests } = capabilities;
+        let QueuePairCapabilities { max_send_requests, max_receive_requests, .. } = capabilities;
         for (what, value) in [
             ("max_send_requests", max_send_requests),
             ("max_receive_requests", max_receive_requests),

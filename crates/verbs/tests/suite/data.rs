@@ -119,7 +119,7 @@ fn pieces_are_gathered_and_scattered() {
     let pieces = ScatterGather::new(&into).unwrap();
     b.pair.post_receive(&[ReceiveRequest { id: 1, pieces }]).unwrap();
     let pieces = ScatterGather::new(&from).unwrap();
-    let message = SendRequest { id: 2, operation: SEND, pieces, signaled: true, solicited: true };
+    let message = SendRequest { solicited: true, ..SendRequest::new(2, SEND, pieces) };
     a.pair.post_send(&[message]).unwrap();
     assert_eq!(next_good(&a.completions, 1)[0].length, 3901);
     assert_eq!(next_good(&b.completions, 1)[0].length, 3901);

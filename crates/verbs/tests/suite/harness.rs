@@ -13,8 +13,7 @@ use millstream_verbs::{
 /// For what must happen. Emulated machines are slow.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-pub(crate) const CAPABILITIES: QueuePairCapabilities =
-    QueuePairCapabilities { max_send_requests: 64, max_receive_requests: 64 };
+pub(crate) const CAPABILITIES: QueuePairCapabilities = QueuePairCapabilities::new(64, 64);
 
 pub(crate) const ALL_ACCESS: Access =
     Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
@@ -194,7 +193,7 @@ pub(crate) const SEND: SendOperation = SendOperation::Send { immediate: None };
 
 pub(crate) fn request(id: u64, operation: SendOperation, piece: Piece) -> SendRequest {
     let pieces = ScatterGather::one(piece);
-    SendRequest { id, operation, pieces, signaled: true, solicited: false }
+    SendRequest::new(id, operation, pieces)
 }
 
 /// Waits for so many completions.
