@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::mem::MaybeUninit;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -11,6 +13,7 @@ use millstream_roce::{
 };
 
 use super::device::Device;
+use super::objects::Errno;
 use super::work::{self, Owner, Owners, Posted};
 use super::{ffi, lock, objects};
 use crate::CompletionHandler;
@@ -32,7 +35,11 @@ pub(crate) struct CompletionQueue {
     /// How often the device has announced completions, or that it failed.
     announcements: Mutex<u64>,
     announced: Condvar,
-    handler: Option<Mutex<CompletionHandler>>,
+    /// A queue pair that completes here was stopped: what is outstanding on it has to be flushed.
+    flush_due: AtomicBool,
+    has_handler: bool,
+    /// `None` when there is none, or when it panicked.
+    handler: Mutex<Option<CompletionHandler>>,
     queue: Arc<objects::CompletionQueue>,
 }
 
@@ -71,11 +78,13 @@ impl CompletionQueue {
             }),
             announcements: Mutex::new(0),
             announced: Condvar::new(),
-            handler: handler.map(Mutex::new),
+            flush_due: AtomicBool::new(false),
+            has_handler: handler.is_some(),
+            handler: Mutex::new(handler),
             queue: Arc::new(queue),
         });
         device.registry().enter(number, &queue);
-        if queue.handler.is_some() {
+        if queue.has_handler {
             queue.request_announcement();
         }
         Ok(queue)
@@ -94,10 +103,14 @@ impl CompletionQueue {
     }
 
     pub(crate) fn poll(&self, out: &mut Vec<Completion>, limit: usize) -> usize {
-        if self.handler.is_some() { 0 } else { self.take(out, limit) }
+        if self.has_handler { 0 } else { self.take(out, limit) }
     }
 
     pub(crate) fn wait(&self, timeout: Duration) -> bool {
+        if self.has_handler {
+            // Nothing to poll ever comes, and what a handler is for must not be taken from it.
+            return false;
+        }
         // A time that a clock cannot tell is never reached.
         let deadline = Instant::now().checked_add(timeout);
         let left = || match deadline {
@@ -108,10 +121,14 @@ impl CompletionQueue {
             if self.fill() {
                 return true;
             }
-            if self.device.failed() || left().is_zero() {
+            let seen = *lock(&self.announcements);
+            // Once a device that failed is quiet, all that is outstanding is flushed.
+            if self.device.registry().is_quiet() {
+                return self.fill();
+            }
+            if left().is_zero() {
                 return false;
             }
-            let seen = *lock(&self.announcements);
             self.request_announcement();
             // An announcement is of what comes after it was asked for: look once more.
             if self.fill() {
@@ -135,25 +152,47 @@ impl CompletionQueue {
         self.announced.notify_all();
     }
 
+    /// What is outstanding on a stopped queue pair has to be flushed into this queue.
+    pub(super) fn flush(&self) {
+        self.flush_due.store(true, Ordering::Release);
+        self.announce();
+        if self.has_handler {
+            self.device.registry().wake();
+        }
+    }
+
+    /// Whether the handler has to run without an announcement of the device's.
+    pub(super) fn is_handler_due(&self) -> bool {
+        self.has_handler && self.flush_due.load(Ordering::Acquire)
+    }
+
     /// Runs the handler once, if there is one and it has something to do; returns whether there may
     /// be more. `completions` is scratch.
     pub(super) fn handle(&self, completions: &mut Vec<Completion>) -> bool {
-        let Some(handler) = &self.handler else { return false };
+        let mut slot = lock(&self.handler);
+        let Some(handler) = &mut *slot else { return false };
         // Asked for before the look, so that what comes after the look is announced.
         self.request_announcement();
         completions.clear();
         let count = self.take(completions, HANDLER_BATCH);
-        if count > 0 {
-            lock(handler)(completions);
+        if count > 0 && catch_unwind(AssertUnwindSafe(|| handler(completions))).is_err() {
+            // What it owns may be half done, and it is not called again. That it may panic once
+            // more while it is dropped is the last of it.
+            let handler = slot.take();
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(handler)));
+            drop(slot);
+            self.device.registry().fail("a completion handler panicked".into());
+            return false;
         }
         count == HANDLER_BATCH
     }
 
     /// Takes what there is, so that it outlives the queue pair that it is of.
-    pub(super) fn settle(&self) {
+    pub(super) fn settle(&self) -> Result<(), Errno> {
         let mut inbox = lock(&self.inbox);
         let Inbox { taken, owners } = &mut *inbox;
-        while self.collect(owners, BATCH, |completion| taken.push_back(completion)) == BATCH {}
+        while self.collect(owners, BATCH, |completion| taken.push_back(completion))? == BATCH {}
+        Ok(())
     }
 
     /// Expects completions of this queue from now on; they name it by the key returned.
@@ -178,16 +217,23 @@ impl CompletionQueue {
         let mut inbox = lock(&self.inbox);
         let Inbox { taken, owners } = &mut *inbox;
         out.extend(taken.drain(..limit.min(taken.len())));
+        let mut broken = None;
         while out.len() - start < limit {
             let wanted = BATCH.min(limit - (out.len() - start));
-            if self.collect(owners, wanted, |completion| out.push(completion)) < wanted {
-                break;
+            match self.collect(owners, wanted, |completion| out.push(completion)) {
+                Ok(count) if count == wanted => {}
+                other => {
+                    broken = other.err();
+                    break;
+                }
             }
         }
-        if out.len() - start < limit && self.device.failed() {
-            flush(owners, taken);
+        if out.len() - start < limit {
+            self.flush_stopped(owners, taken);
             out.extend(taken.drain(..(limit - (out.len() - start)).min(taken.len())));
         }
+        drop(inbox);
+        self.report(broken);
         out.len() - start
     }
 
@@ -195,51 +241,68 @@ impl CompletionQueue {
     fn fill(&self) -> bool {
         let mut inbox = lock(&self.inbox);
         let Inbox { taken, owners } = &mut *inbox;
+        let mut broken = None;
         while taken.is_empty() {
-            if self.collect(owners, BATCH, |completion| taken.push_back(completion)) < BATCH {
-                break;
+            match self.collect(owners, BATCH, |completion| taken.push_back(completion)) {
+                Ok(BATCH) => {}
+                other => {
+                    broken = other.err();
+                    break;
+                }
             }
         }
-        if taken.is_empty() && self.device.failed() {
-            flush(owners, taken);
+        if taken.is_empty() {
+            self.flush_stopped(owners, taken);
         }
-        !taken.is_empty()
+        let found = !taken.is_empty();
+        drop(inbox);
+        self.report(broken);
+        found
     }
 
     /// Takes up to `limit` completions from the device and gives those of queues that are known
     /// to `sink`; returns how many were taken.
-    fn collect(&self, owners: &Owners, limit: usize, mut sink: impl FnMut(Completion)) -> usize {
+    fn collect(
+        &self,
+        owners: &Owners,
+        limit: usize,
+        mut sink: impl FnMut(Completion),
+    ) -> Result<usize, Errno> {
         let mut batch = [MaybeUninit::uninit(); BATCH];
-        match self.queue.poll(&mut batch[..limit]) {
-            Ok(entries) => {
-                for entry in entries {
-                    let (key, sequence) = work::parts(entry.wr_id);
-                    let Some(owner) = owners.get(key) else { continue };
-                    let Some(posted) = owner.queue().complete(sequence) else { continue };
-                    let completion = completion(owner, &posted, entry);
-                    if completion.status != CompletionStatus::Success {
-                        self.device.registry().pair_failed(&owner.work);
-                    }
-                    sink(completion);
-                }
-                entries.len()
+        let entries = self.queue.poll(&mut batch[..limit])?;
+        for entry in entries {
+            let (key, sequence) = work::parts(entry.wr_id);
+            let Some(owner) = owners.get(key) else { continue };
+            let Some(posted) = owner.queue().complete(sequence) else { continue };
+            let completion = completion(owner, &posted, entry);
+            if completion.status != CompletionStatus::Success {
+                self.device.registry().pair_failed(&owner.work);
             }
-            Err(code) => {
-                self.device.registry().fail_by("ibv_poll_cq", code);
-                0
+            sink(completion);
+        }
+        Ok(entries.len())
+    }
+
+    /// Completes what is outstanding on queue pairs that were stopped: the device will not.
+    fn flush_stopped(&self, owners: &Owners, taken: &mut VecDeque<Completion>) {
+        if !self.flush_due.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        for owner in owners.iter().filter(|owner| owner.work.stopped()) {
+            while let Some(Posted { id, operation, length }) = owner.queue().complete_oldest() {
+                taken.push_back(Completion {
+                    length,
+                    ..Completion::new(id, owner.work.qpn, CompletionStatus::Flushed, operation)
+                });
             }
         }
     }
-}
 
-/// On a device that failed: what is outstanding will not complete, so it is completed here.
-fn flush(owners: &Owners, taken: &mut VecDeque<Completion>) {
-    for owner in owners.iter() {
-        while let Some(Posted { id, operation, length }) = owner.queue().complete_oldest() {
-            taken.push_back(Completion {
-                length,
-                ..Completion::new(id, owner.work.qpn, CompletionStatus::Flushed, operation)
-            });
+    /// A queue that cannot be polled is the end of its device. The inbox must be free: queue pairs
+    /// are stopped, for which queues are settled.
+    fn report(&self, broken: Option<Errno>) {
+        if let Some(code) = broken {
+            self.device.registry().fail_by("ibv_poll_cq", code);
         }
     }
 }

@@ -91,20 +91,13 @@ impl Device {
         name: &str,
         config: &IbverbsConfig,
     ) -> Result<Self, IbverbsError> {
-        let failed = |call| {
-            move |code: Errno| IbverbsError::System {
-                device: name.to_owned(),
-                call,
-                source: io::Error::from_raw_os_error(code),
-            }
-        };
-        let context = Arc::new(list.open(index).map_err(failed("ibv_open_device"))?);
-        let limits = context.attributes().map_err(failed("ibv_query_device"))?;
+        let context = list.open(index).map_err(failed(name, "ibv_open_device"))?;
+        let limits = context.attributes().map_err(failed(name, "ibv_query_device"))?;
         let (device, port, ports) = (name.to_owned(), config.port, limits.phys_port_cnt);
         if port == 0 || port > ports {
             return Err(IbverbsError::NoSuchPort { device, port, ports });
         }
-        let state = context.port(port).map_err(failed("ibv_query_port"))?;
+        let state = context.port(port).map_err(failed(name, "ibv_query_port"))?;
         if state.link_layer != ffi::LINK_LAYER_ETHERNET {
             return Err(IbverbsError::NotEthernet { device, port });
         }
@@ -119,9 +112,21 @@ impl Device {
         }
         let gid = choose_gid(&context, name, port, &state, config.gid_index)?;
 
-        let channel = Channel::create(&context).map_err(failed("ibv_create_comp_channel"))?;
+        Self::start(Arc::new(context), name, gid, config, &limits, &state)
+    }
+
+    /// Starts to use an open device whose port works.
+    pub(super) fn start(
+        context: Arc<Context>,
+        name: &str,
+        gid: Entry,
+        config: &IbverbsConfig,
+        limits: &ffi::DeviceAttr,
+        state: &ffi::PortAttr,
+    ) -> Result<Self, IbverbsError> {
+        let channel = Channel::create(&context).map_err(failed(name, "ibv_create_comp_channel"))?;
         for descriptor in [channel.descriptor(), context.event_descriptor()] {
-            objects::set_nonblocking(descriptor).map_err(failed("fcntl"))?;
+            objects::set_nonblocking(descriptor).map_err(failed(name, "fcntl"))?;
         }
         let channel = Arc::new(channel);
         let thread_name = format!("ibverbs-{name}");
@@ -134,11 +139,11 @@ impl Device {
                 },
             )?;
         Ok(Self {
-            name: device,
-            port,
+            name: name.to_owned(),
+            port: config.port,
             gid,
             relaxed_ordering: config.relaxed_ordering,
-            attributes: attributes(&limits, &state),
+            attributes: attributes(limits, state),
             max_completions: count(limits.max_cqe),
             registry,
             _events: events,
@@ -224,6 +229,15 @@ impl Device {
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Device").field(&self.name).finish()
+    }
+}
+
+/// Makes the error of a call that failed.
+fn failed(device: &str, call: &'static str) -> impl FnOnce(Errno) -> IbverbsError {
+    move |code| IbverbsError::System {
+        device: device.to_owned(),
+        call,
+        source: io::Error::from_raw_os_error(code),
     }
 }
 

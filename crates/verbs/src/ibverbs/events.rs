@@ -1,18 +1,19 @@
 //! The thread of a device: it hears of completions and events, wakes who waits, runs handlers.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{self, PipeReader, PipeWriter, Write};
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::{self, JoinHandle};
 
-use millstream_roce::{AsyncEvent, CompletionQueueId};
+use millstream_roce::{AsyncEvent, Completion};
 
 use super::completion_queue::{CompletionQueue, HANDLER_BATCH};
 use super::lock;
 use super::objects::{self, Channel, Context, DeviceEvent, Errno};
+use super::queue_pair::Pair;
 use super::work::Work;
 
 /// Events kept for an application that does not ask for them.
@@ -22,11 +23,15 @@ const MAX_EVENTS: usize = 1024;
 pub(super) struct Registry {
     /// By the number of their identifier.
     queues: Mutex<Vec<Option<Weak<CompletionQueue>>>>,
-    pairs: Mutex<HashMap<u32, Weak<Work>>>,
+    pairs: Mutex<HashMap<u32, Weak<Pair>>>,
     events: Mutex<VecDeque<AsyncEvent>>,
     failure: OnceLock<String>,
+    /// It has failed, and touches no request any more.
+    quiet: AtomicBool,
     stopping: AtomicBool,
     wake: PipeWriter,
+    /// A byte is in the pipe: one at a time, so that writing never blocks.
+    waking: AtomicBool,
 }
 
 impl Registry {
@@ -57,12 +62,24 @@ impl Registry {
         lock(&self.queues).iter().flatten().filter_map(Weak::upgrade).collect()
     }
 
-    pub(super) fn enter_pair(&self, work: &Arc<Work>) {
-        lock(&self.pairs).insert(work.qpn.value(), Arc::downgrade(work));
+    /// Knows a queue pair from now on; `false` when the device has failed, and the queue pair
+    /// must not be used.
+    pub(super) fn enter_pair(&self, pair: &Arc<Pair>) -> bool {
+        let mut pairs = lock(&self.pairs);
+        // Who fails looks at the pairs after the reason is known.
+        if self.failure.get().is_some() {
+            return false;
+        }
+        pairs.insert(pair.work.qpn.value(), Arc::downgrade(pair));
+        true
     }
 
     pub(super) fn release_pair(&self, work: &Work) {
         lock(&self.pairs).remove(&work.qpn.value());
+    }
+
+    fn all_pairs(&self) -> Vec<Arc<Pair>> {
+        lock(&self.pairs).values().filter_map(Weak::upgrade).collect()
     }
 
     /// A queue pair failed: the application hears of it, once.
@@ -88,14 +105,27 @@ impl Registry {
         self.failure.get().map(String::as_str)
     }
 
-    /// The device does not work any more: whoever waits for it is told. The first reason counts.
+    /// The device failed, and whatever it was given is completed or will be flushed.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.quiet.load(Ordering::Acquire)
+    }
+
+    /// The device does not work any more: its queue pairs are stopped, so that what they were given
+    /// can be handed back, and whoever waits for it is told. The first reason counts.
+    ///
+    /// The caller holds no poster and no inbox.
     pub(super) fn fail(&self, reason: String) {
-        if self.failure.set(reason).is_ok() {
-            for queue in self.all_queues() {
-                queue.announce();
-            }
-            self.wake();
+        if self.failure.set(reason).is_err() {
+            return;
         }
+        for pair in self.all_pairs() {
+            pair.stop();
+        }
+        self.quiet.store(true, Ordering::Release);
+        for queue in self.all_queues() {
+            queue.announce();
+        }
+        self.wake();
     }
 
     /// As [`Registry::fail`], when a call failed that should not.
@@ -103,26 +133,57 @@ impl Registry {
         self.fail(format!("{call} failed: {}", io::Error::from_raw_os_error(code)));
     }
 
-    fn wake(&self) {
-        // The thread reads it only to end, and a pipe that is gone has no thread any more.
-        let _ = (&self.wake).write(&[0]);
-    }
-
-    fn handle(&self, event: DeviceEvent) {
-        match event {
-            DeviceEvent::QueuePair(number) => {
-                let work = lock(&self.pairs).get(&number).and_then(Weak::upgrade);
-                if let Some(work) = work {
-                    self.pair_failed(&work);
-                }
-            }
-            DeviceEvent::CompletionQueue(number) => {
-                self.event(AsyncEvent::CompletionQueueOverrun(CompletionQueueId(number)));
-            }
-            DeviceEvent::DeviceFatal => self.fail("the device reported a fatal error".into()),
-            DeviceEvent::Other(kind) => tracing::debug!("event {kind} (of ibv_event_type)"),
+    /// Has the thread look what there is to do besides the device's announcements.
+    pub(super) fn wake(&self) {
+        if !self.waking.swap(true, Ordering::AcqRel) {
+            // A pipe that is gone has no thread any more.
+            let _ = (&self.wake).write(&[0]);
         }
     }
+
+    /// What an event is of, while that surely exists.
+    fn look_up(&self, event: DeviceEvent) -> Happened {
+        match event {
+            DeviceEvent::QueuePairFatal(number) => {
+                let pair = lock(&self.pairs).get(&number).and_then(Weak::upgrade);
+                pair.map_or(Happened::Nothing, Happened::PairFailed)
+            }
+            DeviceEvent::CompletionQueueError(number) => {
+                self.queue(number).map_or(Happened::Nothing, Happened::QueueFailed)
+            }
+            DeviceEvent::DeviceFatal => Happened::DeviceFailed,
+            DeviceEvent::Other(kind) => {
+                tracing::debug!("event {kind} (of ibv_event_type)");
+                Happened::Nothing
+            }
+        }
+    }
+
+    fn react(&self, happened: Happened) {
+        match happened {
+            Happened::PairFailed(pair) => self.pair_failed(&pair.work),
+            Happened::QueueFailed(queue) => {
+                self.event(AsyncEvent::CompletionQueueOverrun(queue.id()));
+                // It may have lost completions and, on real hardware, gets none any more.
+                for pair in self.all_pairs() {
+                    if pair.completes_into(&queue) {
+                        self.pair_failed(&pair.work);
+                        pair.stop();
+                    }
+                }
+            }
+            Happened::DeviceFailed => self.fail("the device reported a fatal error".into()),
+            Happened::Nothing => {}
+        }
+    }
+}
+
+/// What an event of the device was of.
+enum Happened {
+    PairFailed(Arc<Pair>),
+    QueueFailed(Arc<CompletionQueue>),
+    DeviceFailed,
+    Nothing,
 }
 
 /// The thread, which ends when this is dropped.
@@ -144,8 +205,10 @@ impl Events {
             pairs: Mutex::default(),
             events: Mutex::default(),
             failure: OnceLock::new(),
+            quiet: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             wake,
+            waking: AtomicBool::new(false),
         });
         let listener = Listener { context, channel, registry: Arc::clone(&registry), woken };
         let thread = thread::Builder::new().name(name).spawn(move || listener.run())?;
@@ -174,28 +237,24 @@ struct Listener {
 }
 
 impl Listener {
-    fn run(self) {
+    fn run(mut self) {
         let mut completions = Vec::with_capacity(HANDLER_BATCH);
-        let ended = catch_unwind(AssertUnwindSafe(|| {
-            if let Err((call, code)) = self.listen(&mut completions) {
-                self.registry.fail_by(call, code);
+        // Handlers catch their panics themselves: this is for ours.
+        let ended = catch_unwind(AssertUnwindSafe(|| self.listen(&mut completions)));
+        match ended {
+            Ok(Ok(())) => {}
+            Ok(Err((call, code))) => self.registry.fail_by(call, code),
+            Err(_) => self.registry.fail("the device's thread panicked".into()),
+        }
+        if self.registry.is_quiet() {
+            // The last that handlers hear: what will never complete.
+            for queue in self.registry.all_queues() {
+                while queue.handle(&mut completions) {}
             }
-            if self.registry.failure().is_some() {
-                // The last that handlers hear: what will never complete.
-                for queue in self.registry.all_queues() {
-                    while queue.handle(&mut completions) {}
-                }
-            }
-        }));
-        if ended.is_err() {
-            self.registry.fail("a completion handler panicked".into());
         }
     }
 
-    fn listen(
-        &self,
-        completions: &mut Vec<millstream_roce::Completion>,
-    ) -> Result<(), (&'static str, Errno)> {
+    fn listen(&mut self, completions: &mut Vec<Completion>) -> Result<(), (&'static str, Errno)> {
         let sources = [
             self.channel.descriptor().as_raw_fd(),
             self.context.event_descriptor().as_raw_fd(),
@@ -206,16 +265,21 @@ impl Listener {
         loop {
             let [announced, happened, woken] = objects::readable(sources, busy.is_empty())
                 .map_err(|code| ("poll of a device's descriptors", code))?;
-            if woken
-                && (self.registry.stopping.load(Ordering::Acquire)
-                    || self.registry.failure().is_some())
-            {
-                return Ok(());
+            if woken {
+                self.awake();
+                if self.registry.stopping.load(Ordering::Acquire) || self.registry.is_quiet() {
+                    return Ok(());
+                }
+                let all = self.registry.all_queues();
+                all.into_iter().filter(|queue| queue.is_handler_due()).for_each(|queue| {
+                    add(&mut busy, queue);
+                });
             }
             if happened {
-                let next = || self.context.next_event();
+                let look_up = |event| self.registry.look_up(event);
+                let next = || self.context.next_event(look_up);
                 while let Some(event) = next().map_err(|code| ("ibv_get_async_event", code))? {
-                    self.registry.handle(event);
+                    self.registry.react(event);
                 }
             }
             if announced {
@@ -223,13 +287,26 @@ impl Listener {
                 while let Some(number) = next().map_err(|code| ("ibv_get_cq_event", code))? {
                     let Some(queue) = self.registry.queue(number) else { continue };
                     queue.announce();
-                    if !busy.iter().any(|other| Arc::ptr_eq(other, &queue)) {
-                        busy.push(queue);
-                    }
+                    add(&mut busy, queue);
                 }
             }
             // Each in turn, so that one that is always busy does not keep the others waiting.
             busy.retain(|queue| queue.handle(completions));
         }
+    }
+
+    /// Takes the byte out of the pipe. What was asked for before the next is written is looked for
+    /// after this.
+    fn awake(&mut self) {
+        // There is one: the pipe was readable. A pipe that cannot be read wakes for ever, which
+        // ends when the device is closed.
+        let _ = self.woken.read(&mut [0]);
+        self.registry.waking.store(false, Ordering::Release);
+    }
+}
+
+fn add(busy: &mut Vec<Arc<CompletionQueue>>, queue: Arc<CompletionQueue>) {
+    if !busy.iter().any(|other| Arc::ptr_eq(other, &queue)) {
+        busy.push(queue);
     }
 }

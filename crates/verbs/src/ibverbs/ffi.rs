@@ -43,6 +43,19 @@ pub(super) struct ContextOps {
     _after_post_recv: [Unused; 5],
 }
 
+#[cfg(test)]
+impl ContextOps {
+    pub(super) const EMPTY: Self = Self {
+        _before_poll_cq: [std::ptr::null_mut(); 11],
+        poll_cq: None,
+        req_notify_cq: None,
+        _before_post_send: [std::ptr::null_mut(); 12],
+        post_send: None,
+        post_recv: None,
+        _after_post_recv: [std::ptr::null_mut(); 5],
+    };
+}
+
 #[repr(C)]
 pub(super) struct DeviceAttr {
     pub(super) fw_ver: [u8; 64],
@@ -370,8 +383,10 @@ macro_rules! functions {
             /// Newer than the rest.
             pub(super) ibv_reg_mr_iova2:
                 Option<unsafe extern "C" fn(*mut Pd, *mut c_void, usize, u64, c_uint) -> *mut Mr>,
-            /// Keeps what the pointers point to.
-            _library: libloading::Library,
+            /// Older than kernels that give a child process copies of registered pages.
+            pub(super) ibv_fork_init: Option<unsafe extern "C" fn() -> c_int>,
+            /// Keeps what the pointers point to. None in tests, whose functions are their own.
+            pub(super) _library: Option<libloading::Library>,
         }
 
         impl Library {
@@ -396,7 +411,11 @@ macro_rules! functions {
                     ibv_reg_mr_iova2: unsafe { library.get("ibv_reg_mr_iova2") }
                         .ok()
                         .map(|found| *found),
-                    _library: library,
+                    // SAFETY: as above.
+                    ibv_fork_init: unsafe { library.get("ibv_fork_init") }
+                        .ok()
+                        .map(|found| *found),
+                    _library: Some(library),
                 })
             }
         }
@@ -439,6 +458,17 @@ impl Library {
             return Ok(library);
         }
         let library = Self::load_from(LIBRARY)?;
+        if let Some(initialize) = library.ibv_fork_init {
+            // Before the first registration. Without it, a child process on Linux before 5.12
+            // takes away the pages that devices work on: the parent's next write makes a copy that
+            // they do not know. Where the kernel copies for the child, it does nothing.
+            //
+            // SAFETY: takes nothing, and may be called any number of times.
+            let code = unsafe { initialize() };
+            if code != 0 {
+                tracing::warn!("ibv_fork_init failed with error {code}: do not start processes");
+            }
+        }
         // Where another thread was first, the second copy is the same library, counted once more.
         Ok(LOADED.get_or_init(|| library))
     }

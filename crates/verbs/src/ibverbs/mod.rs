@@ -10,6 +10,8 @@ mod completion_queue;
 mod device;
 mod error;
 mod events;
+#[cfg(test)]
+mod fake;
 mod ffi;
 mod gid;
 mod memory_region;

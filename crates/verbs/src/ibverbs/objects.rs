@@ -11,9 +11,11 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::time::Duration;
 
 use super::error::IbverbsError;
 use super::ffi::{self, Library};
+use super::work::Refused;
 
 /// An error number, as a call returned or left it.
 pub(super) type Errno = i32;
@@ -117,14 +119,23 @@ unsafe impl Sync for Context {}
 /// Something that happened to a device.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum DeviceEvent {
-    CompletionQueue(u32),
-    QueuePair(u32),
+    /// To the completion queue with this number.
+    CompletionQueueError(u32),
+    /// To the queue pair with this number: it is in the error state.
+    QueuePairFatal(u32),
     DeviceFatal,
     /// What needs no reaction: ports, addresses and connections that change.
     Other(u32),
 }
 
 impl Context {
+    /// # Safety
+    /// `context` is one of `library`, open, and given to nothing else.
+    #[cfg(test)]
+    pub(super) unsafe fn of(library: &'static Library, context: NonNull<ffi::Context>) -> Self {
+        Self { library, context }
+    }
+
     pub(super) fn attributes(&self) -> Result<ffi::DeviceAttr, Errno> {
         let mut attributes = MaybeUninit::zeroed();
         // SAFETY: live; the call fills a structure of this layout.
@@ -162,8 +173,14 @@ impl Context {
         unsafe { BorrowedFd::borrow_raw((*self.context.as_ptr()).async_fd) }
     }
 
-    /// Takes the next event; `None` when there is none now, on a descriptor that does not block.
-    pub(super) fn next_event(&self) -> Result<Option<DeviceEvent>, Errno> {
+    /// Takes the next event and returns what `look_up` makes of it; `None` when there is none now,
+    /// on a descriptor that does not block. While `look_up` runs, what the event is of exists, and
+    /// its number means nothing else: its destruction waits for the acknowledgement. So it must not
+    /// destroy anything itself.
+    pub(super) fn next_event<T>(
+        &self,
+        look_up: impl FnOnce(DeviceEvent) -> T,
+    ) -> Result<Option<T>, Errno> {
         let mut event = ffi::AsyncEvent { element: ptr::null_mut(), event_type: 0 };
         // SAFETY: live; `event` is a place for the result.
         let got = check(unsafe {
@@ -179,19 +196,20 @@ impl Context {
                 // SAFETY: for this type the element is a completion queue. Its destruction waits
                 // for the acknowledgement below, so it is live.
                 let context = unsafe { (*event.element.cast::<ffi::Cq>()).cq_context };
-                DeviceEvent::CompletionQueue(context.addr() as u32)
+                DeviceEvent::CompletionQueueError(context.addr() as u32)
             }
             ffi::EVENT_QP_FATAL | ffi::EVENT_QP_REQ_ERR | ffi::EVENT_QP_ACCESS_ERR => {
                 // SAFETY: for these types the element is a queue pair. Its destruction waits for
                 // the acknowledgement below, so it is live.
-                DeviceEvent::QueuePair(unsafe { (*event.element.cast::<ffi::Qp>()).qp_num })
+                DeviceEvent::QueuePairFatal(unsafe { (*event.element.cast::<ffi::Qp>()).qp_num })
             }
             ffi::EVENT_DEVICE_FATAL => DeviceEvent::DeviceFatal,
             other => DeviceEvent::Other(other),
         };
+        let found = look_up(what);
         // SAFETY: the event was got above and is acknowledged once.
         unsafe { (self.library.ibv_ack_async_event)(&raw mut event) };
-        Ok(Some(what))
+        Ok(Some(found))
     }
 }
 
@@ -280,10 +298,42 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // SAFETY: live, and not used after this. The device forgets the memory first.
-        destroyed("ibv_dereg_mr", unsafe {
-            (self.domain.context.library.ibv_dereg_mr)(self.region.as_ptr())
-        });
+        for attempt in 1.. {
+            // SAFETY: live, and not used after this succeeds. The device forgets the memory first.
+            let result =
+                check(unsafe { (self.domain.context.library.ibv_dereg_mr)(self.region.as_ptr()) });
+            let Err(code) = result else { return };
+            match after_refusal(code, attempt) {
+                AfterRefusal::Gone => return destroyed("ibv_dereg_mr", code),
+                AfterRefusal::Again => std::thread::sleep(Duration::from_millis(1)),
+                AfterRefusal::Abort => {
+                    // The owner is about to give the memory to something else.
+                    let error = io::Error::from_raw_os_error(code);
+                    eprintln!("ibv_dereg_mr failed: {error}: a device can still write to memory");
+                    std::process::abort();
+                }
+            }
+        }
+    }
+}
+
+/// What to do about memory that a device was not made to forget.
+#[derive(Debug, Eq, PartialEq)]
+enum AfterRefusal {
+    /// Nothing: the device was taken away, and the kernel has undone its registrations.
+    Gone,
+    /// Try again: a call is in the way, or a signal was.
+    Again,
+    /// Nothing helps.
+    Abort,
+}
+
+/// What to do when deregistering was refused with this error, so many times in a row.
+fn after_refusal(code: Errno, attempts: u32) -> AfterRefusal {
+    match code {
+        libc::EIO | libc::ENODEV => AfterRefusal::Gone,
+        libc::EBUSY | libc::EINTR | libc::EAGAIN if attempts < 1000 => AfterRefusal::Again,
+        _ => AfterRefusal::Abort,
     }
 }
 
@@ -507,36 +557,30 @@ impl QueuePair {
         Ok((attributes.qp_state, attributes.sq_draining != 0))
     }
 
-    /// Posts requests, and links them to that end; on error says how many were accepted.
+    /// Posts requests, and links them to that end.
     ///
     /// # Safety
     /// Each request's `sg_list` points to `num_sge` pieces, or `num_sge` is 0.
-    pub(super) unsafe fn post_send(
-        &self,
-        requests: &mut [ffi::SendWr],
-    ) -> Result<(), (usize, Errno)> {
-        let post = self.ops().post_send.ok_or((0, libc::ENOSYS))?;
+    pub(super) unsafe fn post_send(&self, requests: &mut [ffi::SendWr]) -> Result<(), Refused> {
+        let post = self.ops().post_send.ok_or(NOT_THERE)?;
         let (first, count) = (link(requests), requests.len());
         let mut bad = ptr::null_mut();
         // SAFETY: live; the requests are linked, and drivers copy them before they return.
         let result = check(unsafe { post(self.pair.as_ptr(), first, &raw mut bad) });
-        result.map_err(|code| (accepted(first, bad, count), code))
+        result.map_err(|code| Refused { accepted: accepted(first, bad, count), code })
     }
 
-    /// Posts requests, and links them to that end; on error says how many were accepted.
+    /// Posts requests, and links them to that end.
     ///
     /// # Safety
     /// Each request's `sg_list` points to `num_sge` pieces, or `num_sge` is 0.
-    pub(super) unsafe fn post_receive(
-        &self,
-        requests: &mut [ffi::RecvWr],
-    ) -> Result<(), (usize, Errno)> {
-        let post = self.ops().post_recv.ok_or((0, libc::ENOSYS))?;
+    pub(super) unsafe fn post_receive(&self, requests: &mut [ffi::RecvWr]) -> Result<(), Refused> {
+        let post = self.ops().post_recv.ok_or(NOT_THERE)?;
         let (first, count) = (link(requests), requests.len());
         let mut bad = ptr::null_mut();
         // SAFETY: live; the requests are linked, and drivers copy them before they return.
         let result = check(unsafe { post(self.pair.as_ptr(), first, &raw mut bad) });
-        result.map_err(|code| (accepted(first, bad, count), code))
+        result.map_err(|code| Refused { accepted: accepted(first, bad, count), code })
     }
 
     fn ops(&self) -> &ffi::ContextOps {
@@ -578,11 +622,15 @@ fn link<R: Listed>(requests: &mut [R]) -> *mut R {
     next
 }
 
+/// A driver without the function.
+const NOT_THERE: Refused = Refused { accepted: Some(0), code: libc::ENOSYS };
+
 /// How many of `count` requests from `first` on come before `bad`, the one that was refused.
-fn accepted<T>(first: *mut T, bad: *mut T, count: usize) -> usize {
+/// `None` when that is none of them: rxe's driver has put all of them into the queue when ringing
+/// the doorbell fails, and names none.
+fn accepted<T>(first: *mut T, bad: *mut T, count: usize) -> Option<usize> {
     let distance = bad.addr().wrapping_sub(first.addr()) / size_of::<T>();
-    // A driver that names none of them has accepted none.
-    if distance < count { distance } else { 0 }
+    (distance < count).then_some(distance)
 }
 
 impl Drop for QueuePair {
@@ -599,6 +647,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn memory_that_a_device_may_still_write_to_is_not_given_back() {
+        assert_eq!(after_refusal(libc::EIO, 1), AfterRefusal::Gone);
+        assert_eq!(after_refusal(libc::EBUSY, 999), AfterRefusal::Again);
+        assert_eq!(after_refusal(libc::EBUSY, 1000), AfterRefusal::Abort);
+        assert_eq!(after_refusal(libc::EINVAL, 1), AfterRefusal::Abort);
+    }
+
+    #[test]
     fn results_of_both_kinds() {
         assert_eq!(check(0), Ok(()));
         assert_eq!(check(libc::EINVAL), Err(libc::EINVAL));
@@ -609,8 +665,8 @@ mod tests {
     fn requests_before_the_refused_one_were_accepted() {
         let mut requests = [0_u64; 4];
         let first = requests.as_mut_ptr();
-        assert_eq!(accepted(first, &raw mut requests[0], 4), 0);
-        assert_eq!(accepted(first, &raw mut requests[3], 4), 3);
-        assert_eq!(accepted(first, ptr::null_mut(), 4), 0);
+        assert_eq!(accepted(first, &raw mut requests[0], 4), Some(0));
+        assert_eq!(accepted(first, &raw mut requests[3], 4), Some(3));
+        assert_eq!(accepted(first, ptr::null_mut(), 4), None);
     }
 }

@@ -1,14 +1,15 @@
 //! Queue pairs of the system's devices.
 
+mod posting;
+
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use millstream_roce::{
-    Attribute, CompletionOperation, CreateError, ModifyError, Piece, PostError,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairState, ReceiveRequest, SendOperation,
-    SendRequest, Transport,
+    Attribute, CreateError, ModifyError, QueuePairAttributes, QueuePairCapabilities,
+    QueuePairState, Transport,
 };
 use millstream_wire::{Mtu, Qpn};
 
@@ -17,12 +18,8 @@ use super::device::Device;
 use super::ffi::{self, qp_mask};
 use super::memory_region::ProtectionDomain;
 use super::objects::Errno;
-use super::work::{self, Owner, Posted, Work, WorkQueue};
+use super::work::{Owner, Work};
 use super::{lock, objects};
-use crate::MAX_SCATTER_GATHER;
-
-/// Requests handed to the device at a time.
-const BATCH: usize = 16;
 
 /// Routers that a packet may pass.
 const HOP_LIMIT: u8 = 64;
@@ -30,20 +27,59 @@ const HOP_LIMIT: u8 = 64;
 /// A reliable-connection queue pair.
 pub(crate) struct QueuePair {
     device: Arc<Device>,
-    work: Arc<Work>,
     capabilities: QueuePairCapabilities,
     /// The state that it was brought to; it may have failed since.
     state: Mutex<QueuePairState>,
     /// Whether it was connected with room for READs.
     reads: AtomicBool,
-    /// Held while requests are handed over, so that they are noted in the order that the device
-    /// gets them in. Completing needs neither.
-    sending: Mutex<()>,
-    receiving: Mutex<()>,
     // Dropped in this order: completions of a queue pair are awaited as long as it exists.
-    pair: objects::QueuePair,
+    pair: Arc<Pair>,
     send_owner: Registration,
     receive_owner: Registration,
+}
+
+/// The part of a queue pair that its device's thread knows.
+pub(super) struct Pair {
+    pub(super) work: Arc<Work>,
+    native: objects::QueuePair,
+    /// Of sends and of receives.
+    completions: [Arc<CompletionQueue>; 2],
+}
+
+impl Pair {
+    pub(super) fn completes_into(&self, queue: &Arc<CompletionQueue>) -> bool {
+        self.completions.iter().any(|other| Arc::ptr_eq(other, queue))
+    }
+
+    /// Makes sure that the device works on no request any more, and has those that are outstanding
+    /// flushed. The caller holds no poster and no inbox.
+    pub(super) fn stop(&self) {
+        self.work.stop(|| {
+            // What has completed has; a reset may drop it from the queues. If one of them cannot
+            // be polled, what is in it is lost.
+            let _ = self.settle();
+            // Unlike the error state, which makes the device give up in its own time, a reset is
+            // complete when the call returns.
+            let native = ffi::QpAttr { qp_state: RESET, ..ffi::QpAttr::default() };
+            if let Err(code) = self.native.modify(&native, qp_mask::STATE) {
+                // A device that is gone does nothing any more either.
+                let error = std::io::Error::from_raw_os_error(code);
+                tracing::warn!("queue pair {} cannot be stopped: {error}", self.work.qpn);
+            }
+        });
+        self.queues().for_each(CompletionQueue::flush);
+    }
+
+    /// Takes the completions that there are, so that they outlive the queue pair.
+    fn settle(&self) -> Result<(), Errno> {
+        self.queues().try_for_each(CompletionQueue::settle)
+    }
+
+    fn queues(&self) -> impl Iterator<Item = &CompletionQueue> {
+        let [send, receive] = &self.completions;
+        let other = (!Arc::ptr_eq(send, receive)).then_some(receive);
+        std::iter::once(send).chain(other).map(Arc::as_ref)
+    }
 }
 
 /// A queue's place among those that complete into a completion queue.
@@ -110,26 +146,27 @@ impl QueuePair {
             max_recv_sge: pieces,
             max_inline_data: 0,
         };
-        let pair = objects::QueuePair::create(
+        let native = objects::QueuePair::create(
             pd,
             send_completions.object(),
             receive_completions.object(),
             cap,
         )
         .map_err(|code| CreateError::System { call: "ibv_create_qp", code })?;
-        let qpn = Qpn::new(pair.number());
+        let qpn = Qpn::new(native.number());
         let work = Arc::new(Work::new(qpn, max_send_requests, max_receive_requests));
         let send_owner = Registration::new(send_completions, &work, false)?;
         let receive_owner = Registration::new(receive_completions, &work, true)?;
-        device.registry().enter_pair(&work);
+        let completions = [send_completions, receive_completions].map(Arc::clone);
+        let pair = Arc::new(Pair { work, native, completions });
+        if !device.registry().enter_pair(&pair) {
+            return Err(CreateError::DeviceFailed);
+        }
         Ok(Self {
             device: Arc::clone(device),
-            work,
             capabilities,
             state: Mutex::default(),
             reads: AtomicBool::new(false),
-            sending: Mutex::default(),
-            receiving: Mutex::default(),
             pair,
             send_owner,
             receive_owner,
@@ -137,7 +174,11 @@ impl QueuePair {
     }
 
     pub(crate) fn number(&self) -> Qpn {
-        self.work.qpn
+        self.work().qpn
+    }
+
+    fn work(&self) -> &Work {
+        &self.pair.work
     }
 
     pub(crate) fn state(&self) -> QueuePairState {
@@ -147,11 +188,11 @@ impl QueuePair {
 
     /// The state now, when it was brought to this one.
     fn state_from(&self, brought_to: QueuePairState) -> QueuePairState {
-        if self.work.failed() {
+        if self.work().failed() {
             return QueuePairState::Error;
         }
         // It can fail without a completion, as a responder does.
-        match self.pair.state() {
+        match self.pair.native.state() {
             Ok((SQE | ERR, _)) => QueuePairState::Error,
             _ => brought_to,
         }
@@ -159,14 +200,21 @@ impl QueuePair {
 
     /// Whether it is in SQD and still finishes requests.
     fn is_draining(&self) -> bool {
-        matches!(self.pair.state(), Ok((_, true)))
+        matches!(self.pair.native.state(), Ok((_, true)))
     }
 
     pub(crate) fn modify(&self, attributes: &QueuePairAttributes) -> Result<(), ModifyError> {
-        if self.device.failed() {
-            return Err(ModifyError::DeviceFailed);
-        }
+        // Nothing is posted meanwhile: a device that is given a request in the middle of a
+        // transition may neither refuse nor complete it.
+        let (mut send, mut receive) = (self.work().send.poster(), self.work().receive.poster());
         let mut state = lock(&self.state);
+        if self.device.failed() {
+            // It is stopped already, or is about to be, which is as good as an error state.
+            return match attributes.state {
+                Some(QueuePairState::Error) => Ok(()),
+                _ => Err(ModifyError::DeviceFailed),
+            };
+        }
         let from = self.state_from(*state);
         let to = attributes.check(Transport::ReliableConnection, from, self.device.address())?;
         self.check_path_mtu(attributes)?;
@@ -175,18 +223,21 @@ impl QueuePair {
             return Err(ModifyError::Draining(self.number()));
         }
         let (native, mask) = self.translate(attributes, from, to);
-        match to {
+        if to == QueuePairState::Reset {
             // Completions that it has had stay; the device may drop them at the reset.
-            QueuePairState::Reset => self.settle(),
-            QueuePairState::Error => self.work.close(),
-            _ => {}
+            let settled = self.pair.settle();
+            settled.map_err(|code| ModifyError::System { call: "ibv_poll_cq", code })?;
         }
-        self.pair
-            .modify(&native, mask)
-            .map_err(|code| ModifyError::System { call: "ibv_modify_qp", code })?;
+        let told_before = to == QueuePairState::Error && self.work().close();
+        self.pair.native.modify(&native, mask).map_err(|code| {
+            if to == QueuePairState::Error && !told_before {
+                self.work().reopen();
+            }
+            ModifyError::System { call: "ibv_modify_qp", code }
+        })?;
         match to {
             QueuePairState::Reset => {
-                self.work.reset();
+                self.work().reset(&mut send, &mut receive);
                 self.reads.store(false, Ordering::Release);
             }
             QueuePairState::ReadyToSend | QueuePairState::SendQueueDrained => {
@@ -287,243 +338,16 @@ impl QueuePair {
         }
         (native, mask)
     }
-
-    pub(crate) fn post_send(&self, requests: &[SendRequest]) -> Result<(), (usize, PostError)> {
-        let _alone = lock(&self.sending);
-        let state = self.posting_state(|state| state.takes_sends())?;
-        let longest = self.device.attributes().max_message_length;
-        let check = |request: &SendRequest| {
-            let length = request.pieces.length();
-            if length > longest.into() {
-                return Err(PostError::TooLong { length, limit: longest });
-            }
-            let read = matches!(request.operation, SendOperation::Read { .. });
-            if read && state != QueuePairState::Error && !self.reads.load(Ordering::Acquire) {
-                return Err(PostError::NoReads(self.number()));
-            }
-            Ok(())
-        };
-        let limit = self.capabilities.max_send_requests;
-        in_batches(requests, &self.work.send, limit, check, |batch, sequence| {
-            self.hand_over_sends(batch, sequence)
-        })
-    }
-
-    fn hand_over_sends(
-        &self,
-        batch: &[SendRequest],
-        sequence: u32,
-    ) -> Result<(), (usize, PostError)> {
-        let mut pieces = [[ffi::Sge::default(); MAX_SCATTER_GATHER]; BATCH];
-        let mut native = [EMPTY_SEND; BATCH];
-        let native = &mut native[..batch.len()];
-        for (index, request) in batch.iter().enumerate() {
-            let list = &mut pieces[index];
-            let num_sge = gather(request.pieces.pieces(), list);
-            let sequence = sequence.wrapping_add(index as u32);
-            let entry = &mut native[index];
-            entry.wr_id = work::number(self.send_owner.key, sequence);
-            entry.sg_list = list.as_mut_ptr();
-            entry.num_sge = num_sge;
-            let (opcode, remote, immediate) = match request.operation {
-                SendOperation::Send { immediate: None } => (ffi::WR_SEND, None, None),
-                SendOperation::Send { immediate } => (ffi::WR_SEND_WITH_IMM, None, immediate),
-                SendOperation::Write { remote_address, remote_key, immediate } => {
-                    let opcode = match immediate {
-                        None => ffi::WR_RDMA_WRITE,
-                        Some(_) => ffi::WR_RDMA_WRITE_WITH_IMM,
-                    };
-                    (opcode, Some((remote_address, remote_key)), immediate)
-                }
-                SendOperation::Read { remote_address, remote_key } => {
-                    (ffi::WR_RDMA_READ, Some((remote_address, remote_key)), None)
-                }
-            };
-            entry.opcode = opcode;
-            if let Some((remote_addr, rkey)) = remote {
-                entry.rdma = ffi::Rdma { remote_addr, rkey };
-            }
-            entry.imm_data = immediate.unwrap_or(0).to_be();
-            if request.signaled {
-                entry.send_flags |= ffi::SEND_SIGNALED;
-            }
-            if request.solicited {
-                entry.send_flags |= ffi::SEND_SOLICITED;
-            }
-        }
-        self.work.send.post(batch.iter().map(|request| Posted {
-            id: request.id,
-            operation: match request.operation {
-                SendOperation::Send { .. } => CompletionOperation::Send,
-                SendOperation::Write { .. } => CompletionOperation::Write,
-                SendOperation::Read { .. } => CompletionOperation::Read,
-            },
-            length: request.pieces.length() as u32,
-        }));
-        // SAFETY: each `sg_list` is the entry of `pieces` with `num_sge` of them.
-        let result = unsafe { self.pair.post_send(native) };
-        result.map_err(|(accepted, code)| {
-            self.work.send.retract((batch.len() - accepted) as u32);
-            let limit = self.capabilities.max_send_requests;
-            (accepted, post_error("ibv_post_send", code, limit))
-        })
-    }
-
-    pub(crate) fn post_receive(
-        &self,
-        requests: &[ReceiveRequest],
-    ) -> Result<(), (usize, PostError)> {
-        let _alone = lock(&self.receiving);
-        self.posting_state(|state| state != QueuePairState::Reset)?;
-        let limit = self.capabilities.max_receive_requests;
-        let posted = in_batches(
-            requests,
-            &self.work.receive,
-            limit,
-            |_| Ok(()),
-            |batch, sequence| self.hand_over_receives(batch, sequence),
-        );
-        // Looked at after posting: one that failed meanwhile may have missed the new requests.
-        if self.work.failed() || *lock(&self.state) == QueuePairState::Error {
-            self.flush_receives();
-        }
-        posted
-    }
-
-    /// Receives that are posted in the error state are flushed at once (IBTA 10.8.3.1). Some
-    /// devices, rxe among them, do not look at the queue again by themselves; a second transition
-    /// to the error state makes them.
-    fn flush_receives(&self) {
-        let native = ffi::QpAttr { qp_state: ERR, ..ffi::QpAttr::default() };
-        if let Err(code) = self.pair.modify(&native, qp_mask::STATE) {
-            tracing::debug!("{:?}: flushing receives failed with error {code}", self.number());
-        }
-    }
-
-    fn hand_over_receives(
-        &self,
-        batch: &[ReceiveRequest],
-        sequence: u32,
-    ) -> Result<(), (usize, PostError)> {
-        let mut pieces = [[ffi::Sge::default(); MAX_SCATTER_GATHER]; BATCH];
-        let mut native = [EMPTY_RECEIVE; BATCH];
-        let native = &mut native[..batch.len()];
-        for (index, request) in batch.iter().enumerate() {
-            let list = &mut pieces[index];
-            let num_sge = gather(request.pieces.pieces(), list);
-            let sequence = sequence.wrapping_add(index as u32);
-            let entry = &mut native[index];
-            entry.wr_id = work::number(self.receive_owner.key, sequence);
-            entry.sg_list = list.as_mut_ptr();
-            entry.num_sge = num_sge;
-        }
-        self.work.receive.post(batch.iter().map(|request| Posted {
-            id: request.id,
-            operation: CompletionOperation::Receive,
-            length: 0,
-        }));
-        // SAFETY: each `sg_list` is the entry of `pieces` with `num_sge` of them.
-        let result = unsafe { self.pair.post_receive(native) };
-        result.map_err(|(accepted, code)| {
-            self.work.receive.retract((batch.len() - accepted) as u32);
-            let limit = self.capabilities.max_receive_requests;
-            (accepted, post_error("ibv_post_recv", code, limit))
-        })
-    }
-
-    /// The state for a request that is posted now, if requests of its kind are `allowed` in it.
-    fn posting_state(
-        &self,
-        allowed: impl Fn(QueuePairState) -> bool,
-    ) -> Result<QueuePairState, (usize, PostError)> {
-        if self.device.failed() {
-            return Err((0, PostError::DeviceFailed));
-        }
-        let brought_to = *lock(&self.state);
-        let state = if self.work.failed() { QueuePairState::Error } else { brought_to };
-        if allowed(state) {
-            Ok(state)
-        } else {
-            Err((0, PostError::State { qpn: self.number(), state }))
-        }
-    }
-
-    fn settle(&self) {
-        self.send_owner.queue.settle();
-        if !Arc::ptr_eq(&self.send_owner.queue, &self.receive_owner.queue) {
-            self.receive_owner.queue.settle();
-        }
-    }
 }
-
-/// Posts requests in batches, as long as they pass `check` and `queue` has room; on error says how
-/// many were accepted before.
-fn in_batches<R>(
-    requests: &[R],
-    queue: &WorkQueue,
-    limit: usize,
-    check: impl Fn(&R) -> Result<(), PostError>,
-    mut post: impl FnMut(&[R], u32) -> Result<(), (usize, PostError)>,
-) -> Result<(), (usize, PostError)> {
-    let mut done = 0;
-    for batch in requests.chunks(BATCH) {
-        let (sequence, room) = queue.next();
-        let mut refused = batch.iter().enumerate().find_map(|(i, r)| Some((i, check(r).err()?)));
-        if refused.map_or(batch.len(), |(index, _)| index) > room {
-            refused = Some((room, PostError::QueueFull { limit }));
-        }
-        let good = &batch[..refused.map_or(batch.len(), |(index, _)| index)];
-        if !good.is_empty() {
-            post(good, sequence).map_err(|(accepted, error)| (done + accepted, error))?;
-        }
-        if let Some((index, error)) = refused {
-            return Err((done + index, error));
-        }
-        done += batch.len();
-    }
-    Ok(())
-}
-
-/// Copies the pieces that have bytes; returns how many. To some devices a length of 0 means 2^31.
-fn gather(pieces: &[Piece], list: &mut [ffi::Sge; MAX_SCATTER_GATHER]) -> i32 {
-    let mut count = 0;
-    for (piece, entry) in pieces.iter().filter(|piece| piece.length > 0).zip(list) {
-        *entry = ffi::Sge { addr: piece.address, length: piece.length, lkey: piece.key };
-        count += 1;
-    }
-    count
-}
-
-fn post_error(call: &'static str, code: Errno, limit: usize) -> PostError {
-    match code {
-        // The driver's queue is full.
-        libc::ENOMEM => PostError::QueueFull { limit },
-        _ => PostError::System { call, code },
-    }
-}
-
-const EMPTY_SEND: ffi::SendWr = ffi::SendWr {
-    wr_id: 0,
-    next: std::ptr::null_mut(),
-    sg_list: std::ptr::null_mut(),
-    num_sge: 0,
-    opcode: 0,
-    send_flags: 0,
-    imm_data: 0,
-    rdma: ffi::Rdma { remote_addr: 0, rkey: 0 },
-    _rest: [0; 9],
-};
-
-const EMPTY_RECEIVE: ffi::RecvWr =
-    ffi::RecvWr { wr_id: 0, next: std::ptr::null_mut(), sg_list: std::ptr::null_mut(), num_sge: 0 };
 
 /// Of `ibv_qp_state`.
+const RESET: i32 = 0;
 const SQE: i32 = 5;
 const ERR: i32 = 6;
 
 const fn state_number(state: QueuePairState) -> i32 {
     match state {
-        QueuePairState::Reset => 0,
+        QueuePairState::Reset => RESET,
         QueuePairState::Initialized => 1,
         QueuePairState::ReadyToReceive => 2,
         QueuePairState::ReadyToSend => 3,
@@ -560,65 +384,9 @@ impl fmt::Debug for QueuePair {
 impl Drop for QueuePair {
     fn drop(&mut self) {
         // Completions that it has had stay.
-        self.settle();
-        self.device.registry().release_pair(&self.work);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn batches_stop_at_the_first_refusal_and_count_what_was_accepted() {
-        let requests: Vec<u32> = (0..40).collect();
-        let (limit, bad_request) = (64, PostError::NoReads(Qpn::new(1)));
-        for bad in [0, 1, 15, 16, 33, 39, 40] {
-            let work = Work::new(Qpn::new(7), limit, 1);
-            let check = |&request: &u32| if request == bad { Err(bad_request) } else { Ok(()) };
-            let mut posted = Vec::new();
-            let result = in_batches(&requests, &work.send, limit, check, |batch, _| {
-                assert!(!batch.is_empty() && batch.len() <= BATCH);
-                posted.extend_from_slice(batch);
-                Ok(())
-            });
-            assert_eq!(posted, (0..bad).collect::<Vec<_>>());
-            assert_eq!(result, if bad == 40 { Ok(()) } else { Err((bad as usize, bad_request)) });
+        if let Err(code) = self.pair.settle() {
+            self.device.registry().fail_by("ibv_poll_cq", code);
         }
-        let work = Work::new(Qpn::new(7), limit, 1);
-        let refuse_third =
-            |batch: &[u32], _| if batch[0] == 16 { Err((3, bad_request)) } else { Ok(()) };
-        let result = in_batches(&requests, &work.send, limit, |_| Ok(()), refuse_third);
-        assert_eq!(result, Err((19, bad_request)));
-    }
-
-    #[test]
-    fn batches_stop_when_the_queue_is_full() {
-        for limit in [1, 16, 33, 40] {
-            let work = Work::new(Qpn::new(7), limit, 1);
-            let post = |batch: &[u32], sequence| {
-                assert_eq!((sequence, sequence), (batch[0], work.send.next().0));
-                let operation = CompletionOperation::Send;
-                work.send.post(batch.iter().map(|_| Posted { id: 0, operation, length: 0 }));
-                Ok(())
-            };
-            let requests: Vec<u32> = (0..40).collect();
-            let result = in_batches(&requests, &work.send, limit, |_| Ok(()), post);
-            let full = Err((limit, PostError::QueueFull { limit }));
-            assert_eq!(result, if limit == 40 { Ok(()) } else { full });
-            assert_eq!(work.send.next(), (limit as u32, 0));
-            // A batch that nothing of is accepted is not handed over at all.
-            let full = Err((0, PostError::QueueFull { limit }));
-            let never = |_: &[u32], _| unreachable!();
-            assert_eq!(in_batches(&[1], &work.send, limit, |_| Ok(()), never), full);
-        }
-    }
-
-    #[test]
-    fn pieces_without_bytes_are_left_out() {
-        let piece = |key, length| Piece { key, address: 0x1000, length };
-        let mut list = [ffi::Sge::default(); MAX_SCATTER_GATHER];
-        let count = gather(&[piece(1, 0), piece(2, 5), piece(3, 0), piece(4, 6)], &mut list);
-        assert_eq!((count, list[0].lkey, list[1].lkey, list[1].length), (2, 2, 4, 6));
+        self.device.registry().release_pair(self.work());
     }
 }

@@ -5,11 +5,13 @@
 //! numbers of our own, by which the caller's number, the operation and the length are found again.
 //! That also knows what is outstanding when a device dies.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use millstream_roce::CompletionOperation;
 use millstream_wire::Qpn;
+
+use super::lock;
 
 /// What the completions of a queue pair need to know of it.
 #[derive(Debug)]
@@ -21,6 +23,8 @@ pub(super) struct Work {
     failed: AtomicBool,
     /// The application has been told by an event.
     reported: AtomicBool,
+    /// The device completes nothing of it any more: what is outstanding is completed here.
+    stopped: AtomicBool,
 }
 
 impl Work {
@@ -31,6 +35,7 @@ impl Work {
             receive: WorkQueue::new(max_receive_requests),
             failed: AtomicBool::new(false),
             reported: AtomicBool::new(false),
+            stopped: AtomicBool::new(false),
         }
     }
 
@@ -48,17 +53,42 @@ impl Work {
         !self.reported.swap(true, Ordering::AcqRel)
     }
 
-    /// The application itself brings the queue pair to the error state.
-    pub(super) fn close(&self) {
-        self.reported.store(true, Ordering::Release);
+    /// The application itself brings the queue pair to the error state; returns whether it was
+    /// told of a failure before.
+    pub(super) fn close(&self) -> bool {
+        self.reported.swap(true, Ordering::AcqRel)
     }
 
-    /// The queue pair was reset: nothing is outstanding, nothing failed.
-    pub(super) fn reset(&self) {
-        self.send.forget();
-        self.receive.forget();
+    /// It could not after all.
+    pub(super) fn reopen(&self) {
+        self.reported.store(false, Ordering::Release);
+    }
+
+    pub(super) fn stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
+    /// From now on nothing is handed to the device: requests are noted only. Then `quiesce` makes
+    /// sure that it does not touch those that it has.
+    pub(super) fn stop(&self, quiesce: impl FnOnce()) {
+        let (mut send, mut receive) = (self.send.poster(), self.receive.poster());
+        *send.shut = true;
+        *receive.shut = true;
+        quiesce();
+        self.set_failed();
+        self.stopped.store(true, Ordering::Release);
+    }
+
+    /// The queue pair was reset: nothing is outstanding, nothing failed. The posters of both
+    /// queues are held by the caller.
+    pub(super) fn reset<'a>(&self, send: &mut Poster<'a>, receive: &mut Poster<'a>) {
+        for (queue, poster) in [(&self.send, send), (&self.receive, receive)] {
+            while queue.complete_oldest().is_some() {}
+            *poster.shut = false;
+        }
         self.failed.store(false, Ordering::Release);
         self.reported.store(false, Ordering::Release);
+        self.stopped.store(false, Ordering::Release);
     }
 }
 
@@ -70,16 +100,41 @@ pub(super) struct Posted {
     pub(super) length: u32,
 }
 
+/// Why a device did not take requests.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Refused {
+    /// How many of them it did take. `None`: it does not say, so that it may have any of them.
+    pub(super) accepted: Option<usize>,
+    /// Its error number.
+    pub(super) code: i32,
+}
+
+/// What became of requests that were to be handed over.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Handover {
+    /// The device has them.
+    Taken,
+    /// The device has so many of them, and refused the next with this error number.
+    Refused(usize, i32),
+    /// They are noted, and the device is not asked any more: they are to be flushed.
+    Shut,
+    /// They are noted, and the device may have any of them: they are to be flushed when it is made
+    /// sure that it works on none. Its error number.
+    Unknown(i32),
+}
+
 /// The requests of one queue: a ring of them, by a sequence number that wraps.
 ///
-/// One thread at a time posts, and one at a time completes: locks around them see to that. The two
-/// meet only here, in `posted` and `completed`.
+/// One thread at a time posts, the one with the [`Poster`]. Completing needs no lock.
 #[derive(Debug)]
 pub(super) struct WorkQueue {
     limit: u32,
     slots: Box<[Slot]>,
-    posted: AtomicU32,
-    completed: AtomicU32,
+    /// The sequence number of the next request in the upper half, of the oldest that is
+    /// outstanding in the lower. They change together or not at all: one that is completed and one
+    /// that is taken back are never the same.
+    numbers: AtomicU64,
+    shut: Mutex<bool>,
 }
 
 #[derive(Debug, Default)]
@@ -106,69 +161,146 @@ impl WorkQueue {
         Self {
             limit,
             slots: (0..slots).map(|_| Slot::default()).collect(),
-            posted: AtomicU32::new(0),
-            completed: AtomicU32::new(0),
+            numbers: AtomicU64::new(0),
+            shut: Mutex::new(false),
         }
     }
 
-    /// The sequence number of the next request, and how many there is room for.
-    pub(super) fn next(&self) -> (u32, usize) {
-        let posted = self.posted.load(Ordering::Relaxed);
-        let outstanding = posted.wrapping_sub(self.completed.load(Ordering::Acquire));
-        (posted, self.limit.saturating_sub(outstanding) as usize)
+    /// The right to post, which one thread has at a time: requests are noted in the order that the
+    /// device gets them in.
+    pub(super) fn poster(&self) -> Poster<'_> {
+        Poster { queue: self, shut: lock(&self.shut) }
     }
 
-    /// Notes the requests that follow, before they are handed over: they may complete at once.
-    /// There must be room for them.
-    pub(super) fn post(&self, requests: impl Iterator<Item = Posted>) {
-        let mut sequence = self.posted.load(Ordering::Relaxed);
-        for Posted { id, operation, length } in requests {
-            let number = OPERATIONS.iter().position(|&other| other == operation).unwrap_or(0);
-            let slot = self.slot(sequence);
-            slot.id.store(id, Ordering::Relaxed);
-            slot.what.store((number as u64) << 32 | u64::from(length), Ordering::Relaxed);
-            sequence = sequence.wrapping_add(1);
-        }
-        self.posted.store(sequence, Ordering::Release);
-    }
-
-    /// Takes back the newest `count` requests, which were not accepted.
-    pub(super) fn retract(&self, count: u32) {
-        self.posted
-            .store(self.posted.load(Ordering::Relaxed).wrapping_sub(count), Ordering::Release);
+    /// The sequence numbers of the next request and of the oldest that is outstanding.
+    fn numbers(&self) -> (u32, u32) {
+        halves(self.numbers.load(Ordering::Acquire))
     }
 
     /// The request with this sequence number; it and all before it are done. `None` when no such
     /// request is outstanding, as with what a reset queue pair left in a completion queue.
     pub(super) fn complete(&self, sequence: u32) -> Option<Posted> {
-        let completed = self.completed.load(Ordering::Relaxed);
-        let outstanding = self.posted.load(Ordering::Acquire).wrapping_sub(completed);
-        if sequence.wrapping_sub(completed) >= outstanding {
-            return None;
+        let mut numbers = self.numbers.load(Ordering::Acquire);
+        loop {
+            let (posted, completed) = halves(numbers);
+            if sequence.wrapping_sub(completed) >= posted.wrapping_sub(completed) {
+                return None;
+            }
+            let found = self.slot(sequence).read();
+            let done = join(posted, sequence.wrapping_add(1));
+            match self.numbers.compare_exchange_weak(
+                numbers,
+                done,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            ) {
+                Ok(_) => return Some(found),
+                Err(other) => numbers = other,
+            }
         }
-        let slot = self.slot(sequence);
-        let what = slot.what.load(Ordering::Relaxed);
-        let posted = Posted {
-            id: slot.id.load(Ordering::Relaxed),
-            operation: OPERATIONS[(what >> 32) as usize % OPERATIONS.len()],
-            length: what as u32,
-        };
-        self.completed.store(sequence.wrapping_add(1), Ordering::Release);
-        Some(posted)
     }
 
     /// The oldest request that is outstanding, which is done thereby.
     pub(super) fn complete_oldest(&self) -> Option<Posted> {
-        self.complete(self.completed.load(Ordering::Relaxed))
-    }
-
-    fn forget(&self) {
-        self.completed.store(self.posted.load(Ordering::Acquire), Ordering::Release);
+        loop {
+            let (posted, completed) = self.numbers();
+            if posted == completed {
+                return None;
+            }
+            if let Some(found) = self.complete(completed) {
+                return Some(found);
+            }
+        }
     }
 
     fn slot(&self, sequence: u32) -> &Slot {
         &self.slots[sequence as usize & (self.slots.len() - 1)]
     }
+}
+
+impl Slot {
+    fn write(&self, Posted { id, operation, length }: Posted) {
+        let number = OPERATIONS.iter().position(|&other| other == operation).unwrap_or(0);
+        self.id.store(id, Ordering::Relaxed);
+        self.what.store(join(number as u32, length), Ordering::Relaxed);
+    }
+
+    fn read(&self) -> Posted {
+        let (number, length) = halves(self.what.load(Ordering::Relaxed));
+        let operation = OPERATIONS[number as usize % OPERATIONS.len()];
+        Posted { id: self.id.load(Ordering::Relaxed), operation, length }
+    }
+}
+
+/// The right to post to a queue.
+#[derive(Debug)]
+pub(super) struct Poster<'a> {
+    queue: &'a WorkQueue,
+    shut: MutexGuard<'a, bool>,
+}
+
+impl Poster<'_> {
+    /// Whether nothing is handed to the device any more.
+    pub(super) fn is_shut(&self) -> bool {
+        *self.shut
+    }
+
+    /// The sequence number of the next request, and how many there is room for.
+    pub(super) fn next(&self) -> (u32, usize) {
+        let (posted, completed) = self.queue.numbers();
+        let outstanding = posted.wrapping_sub(completed);
+        (posted, self.queue.limit.saturating_sub(outstanding) as usize)
+    }
+
+    /// Notes the requests, for which there must be room, and has `post` hand them over. They may
+    /// complete before that returns.
+    pub(super) fn hand_over(
+        &mut self,
+        requests: impl Iterator<Item = Posted>,
+        post: impl FnOnce() -> Result<(), Refused>,
+    ) -> Handover {
+        let queue = self.queue;
+        let (posted, _) = queue.numbers();
+        let mut sequence = posted;
+        for request in requests {
+            queue.slot(sequence).write(request);
+            sequence = sequence.wrapping_add(1);
+        }
+        let count = sequence.wrapping_sub(posted);
+        // The upper half wraps out of the word.
+        queue.numbers.fetch_add(join(count, 0), Ordering::Release);
+        if *self.shut {
+            return Handover::Shut;
+        }
+        match post() {
+            Ok(()) => Handover::Taken,
+            Err(Refused { accepted: None, code }) => Handover::Unknown(code),
+            Err(Refused { accepted: Some(accepted), code }) => {
+                let rest = count.saturating_sub(accepted.try_into().unwrap_or(u32::MAX));
+                let rest = self.take_back(rest);
+                Handover::Refused((count - rest) as usize, code)
+            }
+        }
+    }
+
+    /// Takes back the newest `count` requests, as far as they did not complete; returns how many.
+    fn take_back(&self, count: u32) -> u32 {
+        let taken = |(posted, completed): (u32, u32)| count.min(posted.wrapping_sub(completed));
+        let before =
+            self.queue.numbers.fetch_update(Ordering::AcqRel, Ordering::Acquire, |numbers| {
+                let (posted, completed) = halves(numbers);
+                Some(join(posted.wrapping_sub(taken((posted, completed))), completed))
+            });
+        before.map_or(0, |numbers| taken(halves(numbers)))
+    }
+}
+
+const fn join(upper: u32, lower: u32) -> u64 {
+    (upper as u64) << 32 | lower as u64
+}
+
+const fn halves(word: u64) -> (u32, u32) {
+    ((word >> 32) as u32, word as u32)
 }
 
 /// The queues whose requests complete into one completion queue, by a key that is not used again
@@ -235,12 +367,12 @@ impl Owners {
 
 /// The number that a request is posted under: whose, and which.
 pub(super) const fn number(key: u32, sequence: u32) -> u64 {
-    (key as u64) << 32 | sequence as u64
+    join(key, sequence)
 }
 
 /// The key and the sequence number in a [`number`].
 pub(super) const fn parts(number: u64) -> (u32, u32) {
-    ((number >> 32) as u32, number as u32)
+    halves(number)
 }
 
 #[cfg(test)]
@@ -252,17 +384,26 @@ mod tests {
         Posted { id, operation, length: id as u32 * 3 }
     }
 
+    /// Notes requests that the device takes all.
+    fn post(queue: &WorkQueue, requests: impl Iterator<Item = Posted>) {
+        assert_eq!(queue.poster().hand_over(requests, || Ok(())), Handover::Taken);
+    }
+
+    fn drained(queue: &WorkQueue) -> Vec<Posted> {
+        // Bounded, so that a queue that never ends is a failure.
+        std::iter::from_fn(|| queue.complete_oldest()).take(100).collect()
+    }
+
     #[test]
     fn requests_are_found_by_their_number_across_the_wrap() {
         let queue = WorkQueue::new(5);
         for start in [0, u32::MAX - 7] {
-            queue.posted.store(start, Ordering::Relaxed);
-            queue.completed.store(start, Ordering::Relaxed);
+            queue.numbers.store(join(start, start), Ordering::Relaxed);
             for round in 0..8_u32 {
-                let (first, room) = queue.next();
+                let (first, room) = queue.poster().next();
                 assert_eq!((first, room), (start.wrapping_add(round * 3), 5));
-                queue.post((0..3).map(|i| posted(u64::from(round * 3 + i))));
-                assert_eq!(queue.next().1, 2);
+                post(&queue, (0..3).map(|i| posted(u64::from(round * 3 + i))));
+                assert_eq!(queue.poster().next().1, 2);
                 // The first of the three was not signaled.
                 for i in [1, 2] {
                     let found = queue.complete(first.wrapping_add(i));
@@ -274,25 +415,110 @@ mod tests {
 
     #[test]
     fn what_is_not_outstanding_is_not_found() {
-        let queue = WorkQueue::new(4);
-        queue.post((0..4).map(posted));
-        queue.retract(2);
-        assert_eq!(queue.next(), (2, 2));
+        let work = Work::new(Qpn::new(7), 4, 1);
+        let queue = &work.send;
+        let refused = Refused { accepted: Some(2), code: 12 };
+        let handover = queue.poster().hand_over((0..4).map(posted), || Err(refused));
+        assert_eq!(handover, Handover::Refused(2, 12));
+        assert_eq!(queue.poster().next(), (2, 2));
         assert_eq!(queue.complete(2), None);
         assert_eq!(queue.complete(0), Some(posted(0)));
         assert_eq!(queue.complete(0), None);
-        queue.forget();
+        work.reset(&mut work.send.poster(), &mut work.receive.poster());
         assert_eq!(queue.complete(1), None);
-        assert_eq!(queue.next(), (2, 4));
+        assert_eq!(queue.poster().next(), (2, 4));
     }
 
     #[test]
     fn a_dead_device_leaves_its_requests_in_order() {
         let queue = WorkQueue::new(4);
-        queue.post((0..3).map(posted));
+        post(&queue, (0..3).map(posted));
         queue.complete(0);
-        let rest: Vec<_> = std::iter::from_fn(|| queue.complete_oldest()).collect();
-        assert_eq!(rest, [posted(1), posted(2)]);
+        assert_eq!(drained(&queue), [posted(1), posted(2)]);
+    }
+
+    #[test]
+    fn a_request_that_completed_is_not_taken_back_too() {
+        // How many complete before the device says that it has taken so many of the four.
+        for (completed, accepted) in [(0, 0), (4, 0), (3, 1), (4, 4), (2, 3)] {
+            for start in [0, u32::MAX - 1] {
+                let queue = WorkQueue::new(8);
+                queue.numbers.store(join(start, start), Ordering::Relaxed);
+                let mut reported = Vec::new();
+                let handover = queue.poster().hand_over((0..4).map(posted), || {
+                    reported.extend((0..completed).filter_map(|_| queue.complete_oldest()));
+                    Err(Refused { accepted: Some(accepted), code: 5 })
+                });
+                // Those that the caller is told of as accepted are those that complete.
+                let told = accepted.max(completed);
+                assert_eq!(handover, Handover::Refused(told, 5));
+                reported.extend(drained(&queue));
+                assert_eq!(reported, (0..told as u64).map(posted).collect::<Vec<_>>());
+                assert_eq!(queue.poster().next(), (start.wrapping_add(told as u32), 8));
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_device_may_have_taken_is_kept_until_it_is_flushed() {
+        let queue = WorkQueue::new(4);
+        let refused = Refused { accepted: None, code: 5 };
+        let handover = queue.poster().hand_over((0..3).map(posted), || Err(refused));
+        assert_eq!(handover, Handover::Unknown(5));
+        // The device had taken the first.
+        assert_eq!(queue.complete(0), Some(posted(0)));
+        assert_eq!(drained(&queue), [posted(1), posted(2)]);
+    }
+
+    #[test]
+    fn what_is_posted_to_a_stopped_queue_pair_is_only_noted() {
+        let work = Work::new(Qpn::new(7), 4, 4);
+        post(&work.send, (0..1).map(posted));
+        work.stop(|| assert!(!work.stopped()));
+        assert!(work.failed() && work.stopped() && work.send.poster().is_shut());
+        let never = || unreachable!();
+        assert_eq!(work.send.poster().hand_over((1..3).map(posted), never), Handover::Shut);
+        assert_eq!(drained(&work.send), [posted(0), posted(1), posted(2)]);
+        work.reset(&mut work.send.poster(), &mut work.receive.poster());
+        assert!(!work.failed() && !work.stopped());
+        post(&work.receive, (0..1).map(posted));
+    }
+
+    #[test]
+    fn every_request_ends_once_however_posts_and_completions_meet() {
+        // One thread posts and is refused now and then; one completes what it is given.
+        let (queue, done) = (&WorkQueue::new(64), &AtomicBool::new(false));
+        let rounds = 20_000;
+        let (accepted, completed) = std::thread::scope(|scope| {
+            let poster = scope.spawn(move || {
+                let mut accepted = 0;
+                for round in 0..rounds {
+                    let mut poster = queue.poster();
+                    let count = poster.next().1.min(3);
+                    let requests = (0..count as u64).map(|i| posted(accepted as u64 + i));
+                    let refused = Refused { accepted: Some(round % 3), code: 5 };
+                    let result = || if round % 2 == 0 { Err(refused) } else { Ok(()) };
+                    accepted += match poster.hand_over(requests, result) {
+                        Handover::Refused(count, _) => count,
+                        _ => count,
+                    };
+                }
+                done.store(true, Ordering::Release);
+                accepted
+            });
+            let completer = scope.spawn(move || {
+                let mut ids = Vec::new();
+                loop {
+                    let last = done.load(Ordering::Acquire);
+                    ids.extend(std::iter::from_fn(|| queue.complete_oldest()).map(|p| p.id));
+                    if last {
+                        return ids;
+                    }
+                }
+            });
+            (poster.join().unwrap(), completer.join().unwrap())
+        });
+        assert!(completed.into_iter().eq(0..accepted as u64), "{accepted}");
     }
 
     #[test]
@@ -315,9 +541,10 @@ mod tests {
         let work = Work::new(Qpn::new(7), 1, 1);
         work.set_failed();
         assert!(work.failed() && work.to_report() && !work.to_report());
-        work.reset();
+        let reset = || work.reset(&mut work.send.poster(), &mut work.receive.poster());
+        reset();
         assert!(!work.failed() && work.to_report());
-        work.reset();
+        reset();
         work.close();
         assert!(!work.to_report());
     }

@@ -1,0 +1,288 @@
+//! What a device does at the worst moment, and that every request ends exactly once all the same.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+use millstream_roce::{
+    AsyncEvent, Completion, CompletionStatus, ModifyError, PostError, QueuePairAttributes,
+    QueuePairCapabilities, QueuePairState, ReceiveRequest, ScatterGather, SendOperation,
+    SendRequest,
+};
+use millstream_wire::{Mtu, Psn, Qpn};
+
+use super::*;
+use crate::ibverbs::{CompletionQueue, ProtectionDomain, QueuePair};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn requests(ids: std::ops::Range<u64>) -> Vec<SendRequest> {
+    let operation = SendOperation::Send { immediate: None };
+    ids.map(|id| SendRequest::new(id, operation, ScatterGather::EMPTY)).collect()
+}
+
+fn to(state: QueuePairState) -> QueuePairAttributes {
+    QueuePairAttributes { state: Some(state), ..QueuePairAttributes::default() }
+}
+
+impl Fake {
+    fn connected(&self, queue: &Arc<CompletionQueue>) -> QueuePair {
+        let domain = ProtectionDomain::allocate(&self.device);
+        let capabilities = QueuePairCapabilities::new(64, 64);
+        let pair = QueuePair::create(&domain, queue, queue, capabilities).unwrap();
+        connect(&pair);
+        pair
+    }
+
+    fn queue(&self) -> Arc<CompletionQueue> {
+        CompletionQueue::create(&self.device, 256, None).unwrap()
+    }
+
+    /// A queue whose handler sends everything to the receiver.
+    fn handled(&self) -> (Arc<CompletionQueue>, mpsc::Receiver<Completion>) {
+        let (sender, receiver) = mpsc::channel();
+        let handler = Box::new(move |completions: &[Completion]| {
+            completions.iter().for_each(|completion| sender.send(*completion).unwrap());
+        });
+        (CompletionQueue::create(&self.device, 256, Some(handler)).unwrap(), receiver)
+    }
+
+    fn wait_for_failure(&self) {
+        while !self.device.registry().is_quiet() {
+            std::thread::yield_now();
+        }
+    }
+}
+
+fn connect(pair: &QueuePair) {
+    let access = millstream_roce::Access::REMOTE_WRITE;
+    let init = QueuePairAttributes { access: Some(access), ..to(QueuePairState::Initialized) };
+    let receive = QueuePairAttributes {
+        remote_address: Some(std::net::Ipv4Addr::LOCALHOST.into()),
+        path_mtu: Some(Mtu::B1024),
+        destination_qpn: Some(Qpn::new(1)),
+        receive_psn: Some(Psn::new(0)),
+        responder_resources: Some(1),
+        minimum_rnr_timer: Some(12),
+        ..to(QueuePairState::ReadyToReceive)
+    };
+    let send = QueuePairAttributes {
+        send_psn: Some(Psn::new(0)),
+        timeout: Some(14),
+        retry_count: Some(7),
+        rnr_retry: Some(7),
+        initiator_depth: Some(1),
+        ..to(QueuePairState::ReadyToSend)
+    };
+    for attributes in [init, receive, send] {
+        pair.modify(&attributes).unwrap();
+    }
+}
+
+fn drained(queue: &CompletionQueue) -> Vec<(u64, CompletionStatus)> {
+    let mut out = Vec::new();
+    // Bounded: what repeats itself for ever is a failure.
+    while out.len() < 1000 && queue.poll(&mut out, 16) > 0 {}
+    out.iter().map(|completion| (completion.id, completion.status)).collect()
+}
+
+/// How a device can fail in the middle of a post, and what the caller of the post is told.
+fn failures() -> Vec<(Answer, bool)> {
+    let answers = [Answer::All, Answer::Refuse(0, 5), Answer::Refuse(2, 5), Answer::Doorbell(5)];
+    answers.iter().flat_map(|&answer| [false, true].map(|dead| (answer, dead))).collect()
+}
+
+#[test]
+fn a_request_posted_as_the_device_fails_ends_once() {
+    for (answer, dead) in failures() {
+        let fake = Fake::open();
+        let queue = fake.queue();
+        let pair = fake.connected(&queue);
+        pair.post_send(&requests(0..2)).unwrap();
+        *lock(&fake.script.answer) = answer;
+        fake.script.dead.store(dead, Ordering::SeqCst);
+        let (device, polled) = (Arc::clone(&fake.device), Arc::clone(&queue));
+        *lock(&fake.script.in_post) = Some(Box::new(move || {
+            // Another thread hears of the failure, and polls what there is to poll.
+            let failed = Arc::clone(&device);
+            std::thread::spawn(move || device.registry().fail("gone".into()));
+            while !failed.failed() {
+                std::thread::yield_now();
+            }
+            let mut out = Vec::new();
+            polled.poll(&mut out, 100);
+            assert_eq!(out, [], "{answer:?}: flushed while the device has them");
+        }));
+        let accepted = match pair.post_send(&requests(2..5)) {
+            Ok(()) => 3,
+            Err((accepted, _)) => accepted as u64,
+        };
+        fake.wait_for_failure();
+        assert_eq!(pair.post_send(&requests(7..8)), Err((0, PostError::DeviceFailed)));
+        let expected: Vec<_> =
+            (0..2 + accepted).map(|id| (id, CompletionStatus::Flushed)).collect();
+        assert_eq!(drained(&queue), expected, "{answer:?}, dead: {dead}");
+        assert!(!queue.wait(PATIENCE));
+    }
+}
+
+#[test]
+fn a_handler_hears_of_requests_posted_as_the_device_fails() {
+    for (answer, dead) in failures() {
+        let fake = Fake::open();
+        let (queue, received) = fake.handled();
+        let pair = fake.connected(&queue);
+        *lock(&fake.script.answer) = answer;
+        fake.script.dead.store(dead, Ordering::SeqCst);
+        let device = Arc::clone(&fake.device);
+        *lock(&fake.script.in_post) = Some(Box::new(move || {
+            let failed = Arc::clone(&device);
+            std::thread::spawn(move || device.registry().fail("gone".into()));
+            while !failed.failed() {
+                std::thread::yield_now();
+            }
+        }));
+        let accepted = match pair.post_send(&requests(0..3)) {
+            Ok(()) => 3,
+            Err((accepted, _)) => accepted as u64,
+        };
+        for id in 0..accepted {
+            let completion = received.recv_timeout(PATIENCE).unwrap();
+            assert_eq!((completion.id, completion.status), (id, CompletionStatus::Flushed));
+        }
+        drop((pair, queue, fake));
+        // The device's thread has ended: nothing comes twice.
+        assert!(received.recv_timeout(PATIENCE).is_err());
+    }
+}
+
+#[test]
+fn requests_are_handed_back_when_the_device_does_not_touch_them_any_more() {
+    let fake = Fake::open();
+    let queue = fake.queue();
+    let pair = fake.connected(&queue);
+    let number = pair.number().value();
+    pair.post_send(&requests(0..4)).unwrap();
+    pair.post_receive(&[ReceiveRequest { id: 9, pieces: ScatterGather::EMPTY }]).unwrap();
+    fake.complete_sends(number, 1);
+    fake.event(ffi::EVENT_DEVICE_FATAL, None);
+    fake.wait_for_failure();
+    assert_eq!(fake.state(number), RESET);
+    assert_eq!(pair.state(), QueuePairState::Error);
+    // What had completed stays so, though a reset drops completions from the queue.
+    let flushed = |id| (id, CompletionStatus::Flushed);
+    let expected = [(0, CompletionStatus::Success), flushed(1), flushed(2), flushed(3), flushed(9)];
+    assert_eq!(drained(&queue), expected);
+    // Whoever wants to be sure is not refused.
+    assert_eq!(pair.modify(&to(QueuePairState::Error)), Ok(()));
+    let refused = pair.modify(&to(QueuePairState::Initialized));
+    assert_eq!(refused, Err(ModifyError::DeviceFailed));
+    assert!(fake.device.failure().unwrap().contains("fatal"));
+}
+
+#[test]
+fn a_queue_that_overran_stops_its_queue_pairs_and_no_others() {
+    let fake = Fake::open();
+    let (queue, other_queue) = (fake.queue(), fake.queue());
+    let (pair, other) = (fake.connected(&queue), fake.connected(&other_queue));
+    let number = pair.number();
+    pair.post_send(&requests(0..3)).unwrap();
+    other.post_send(&requests(5..6)).unwrap();
+    fake.queue_error(number.value());
+    assert!(queue.wait(PATIENCE));
+    let flushed = |id| (id, CompletionStatus::Flushed);
+    assert_eq!(drained(&queue), [0, 1, 2].map(flushed));
+    assert_eq!(fake.device.poll_event(), Some(AsyncEvent::CompletionQueueOverrun(queue.id())));
+    assert_eq!(fake.device.poll_event(), Some(AsyncEvent::QueuePairFatal(number)));
+    assert_eq!(fake.device.poll_event(), None);
+    // As in any error state: requests are taken and flushed.
+    pair.post_send(&requests(3..5)).unwrap();
+    assert!(queue.wait(PATIENCE));
+    assert_eq!(drained(&queue), [3, 4].map(flushed));
+    assert_eq!(other.state(), QueuePairState::ReadyToSend);
+    fake.complete_sends(other.number().value(), 1);
+    assert_eq!(drained(&other_queue), [(5, CompletionStatus::Success)]);
+    // A reset makes it work again.
+    pair.modify(&to(QueuePairState::Reset)).unwrap();
+    connect(&pair);
+    pair.post_send(&requests(6..7)).unwrap();
+    fake.complete_sends(number.value(), 1);
+    assert_eq!(drained(&queue), [(6, CompletionStatus::Success)]);
+}
+
+#[test]
+fn a_handler_hears_of_requests_posted_to_a_stopped_queue_pair() {
+    let fake = Fake::open();
+    let (queue, received) = fake.handled();
+    let pair = fake.connected(&queue);
+    pair.post_send(&requests(0..1)).unwrap();
+    fake.queue_error(pair.number().value());
+    assert_eq!(received.recv_timeout(PATIENCE).unwrap().id, 0);
+    for id in 1..4 {
+        pair.post_send(&requests(id..id + 1)).unwrap();
+        let completion = received.recv_timeout(PATIENCE).unwrap();
+        assert_eq!((completion.id, completion.status), (id, CompletionStatus::Flushed));
+    }
+}
+
+#[test]
+fn a_panic_of_one_handler_leaves_the_others_with_all_their_completions() {
+    let fake = Fake::open();
+    let (queue, received) = fake.handled();
+    let pair = fake.connected(&queue);
+    pair.post_send(&requests(0..2)).unwrap();
+    let handler = Box::new(|_: &[Completion]| panic!("on purpose"));
+    let bad_queue = CompletionQueue::create(&fake.device, 16, Some(handler)).unwrap();
+    let bad = fake.connected(&bad_queue);
+    bad.post_send(&requests(0..1)).unwrap();
+    fake.complete_sends(bad.number().value(), 1);
+    for id in 0..2 {
+        let completion = received.recv_timeout(PATIENCE).unwrap();
+        assert_eq!((completion.id, completion.status), (id, CompletionStatus::Flushed));
+    }
+    assert!(fake.device.failure().unwrap().contains("panicked"));
+}
+
+#[test]
+fn an_event_is_of_the_queue_pair_that_it_was_of() {
+    let fake = Fake::open();
+    let queue = fake.queue();
+    let pair = fake.connected(&queue);
+    let number = pair.number();
+    // Between the acknowledgement and the end of that call, another takes its number.
+    let (acknowledged, wait_acknowledged) = mpsc::channel();
+    let (replaced, wait_replaced) = mpsc::channel();
+    *lock(&fake.script.after_acknowledgement) = Some(Box::new(move || {
+        acknowledged.send(()).unwrap();
+        wait_replaced.recv_timeout(PATIENCE).unwrap();
+    }));
+    fake.event(ffi::EVENT_QP_FATAL, Some(number.value()));
+    wait_acknowledged.recv_timeout(PATIENCE).unwrap();
+    drop(pair);
+    let other = fake.connected(&queue);
+    replaced.send(()).unwrap();
+    // One after the other: when this is known, the event before it has been dealt with.
+    fake.event(ffi::EVENT_DEVICE_FATAL, None);
+    fake.wait_for_failure();
+    let events: Vec<_> = std::iter::from_fn(|| fake.device.poll_event()).collect();
+    assert!(number != other.number() || events.is_empty(), "{events:?}");
+    drop(other);
+}
+
+#[test]
+fn an_error_that_is_refused_leaves_failures_to_be_told() {
+    let fake = Fake::open();
+    let queue = fake.queue();
+    let pair = fake.connected(&queue);
+    fake.script.dead.store(true, Ordering::SeqCst);
+    let refused = pair.modify(&to(QueuePairState::Error));
+    assert!(matches!(refused, Err(ModifyError::System { .. })), "{refused:?}");
+    fake.script.dead.store(false, Ordering::SeqCst);
+    fake.event(ffi::EVENT_QP_FATAL, Some(pair.number().value()));
+    let event = loop {
+        match fake.device.poll_event() {
+            Some(event) => break event,
+            None => std::thread::yield_now(),
+        }
+    };
+    assert_eq!(event, AsyncEvent::QueuePairFatal(pair.number()));
+}

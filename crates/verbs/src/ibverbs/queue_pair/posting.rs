@@ -1,0 +1,359 @@
+//! Posting requests to the queue pairs of the system's devices.
+
+use std::sync::atomic::Ordering;
+
+use millstream_roce::{
+    CompletionOperation, Piece, PostError, QueuePairState, ReceiveRequest, SendOperation,
+    SendRequest,
+};
+
+use super::super::completion_queue::CompletionQueue;
+use super::super::ffi::{self, qp_mask};
+use super::super::lock;
+use super::super::objects::Errno;
+use super::super::work::{self, Handover, Posted, Poster};
+use super::{ERR, QueuePair};
+use crate::MAX_SCATTER_GATHER;
+
+/// Requests handed to the device at a time.
+const BATCH: usize = 16;
+
+impl QueuePair {
+    pub(crate) fn post_send(&self, requests: &[SendRequest]) -> Result<(), (usize, PostError)> {
+        let mut poster = self.work().send.poster();
+        let state = self.posting_state(QueuePairState::takes_sends)?;
+        let longest = self.device.attributes().max_message_length;
+        let check = |request: &SendRequest| {
+            let length = request.pieces.length();
+            if length > longest.into() {
+                return Err(PostError::TooLong { length, limit: longest });
+            }
+            let read = matches!(request.operation, SendOperation::Read { .. });
+            if read && state != QueuePairState::Error && !self.reads.load(Ordering::Acquire) {
+                return Err(PostError::NoReads(self.number()));
+            }
+            Ok(())
+        };
+        let limit = self.capabilities.max_send_requests;
+        let posted = in_batches(requests, &mut poster, limit, check, |poster, batch| {
+            self.hand_over_sends(poster, batch)
+        });
+        drop(poster);
+        self.conclude("ibv_post_send", limit, requests.len(), posted)
+    }
+
+    fn hand_over_sends(&self, poster: &mut Poster<'_>, batch: &[SendRequest]) -> Handover {
+        let (sequence, _) = poster.next();
+        let mut pieces = [[ffi::Sge::default(); MAX_SCATTER_GATHER]; BATCH];
+        let mut native = [EMPTY_SEND; BATCH];
+        let native = &mut native[..batch.len()];
+        for (index, request) in batch.iter().enumerate() {
+            let list = &mut pieces[index];
+            let num_sge = gather(request.pieces.pieces(), list);
+            let sequence = sequence.wrapping_add(index as u32);
+            let entry = &mut native[index];
+            entry.wr_id = work::number(self.send_owner.key, sequence);
+            entry.sg_list = list.as_mut_ptr();
+            entry.num_sge = num_sge;
+            let (opcode, remote, immediate) = match request.operation {
+                SendOperation::Send { immediate: None } => (ffi::WR_SEND, None, None),
+                SendOperation::Send { immediate } => (ffi::WR_SEND_WITH_IMM, None, immediate),
+                SendOperation::Write { remote_address, remote_key, immediate } => {
+                    let opcode = match immediate {
+                        None => ffi::WR_RDMA_WRITE,
+                        Some(_) => ffi::WR_RDMA_WRITE_WITH_IMM,
+                    };
+                    (opcode, Some((remote_address, remote_key)), immediate)
+                }
+                SendOperation::Read { remote_address, remote_key } => {
+                    (ffi::WR_RDMA_READ, Some((remote_address, remote_key)), None)
+                }
+            };
+            entry.opcode = opcode;
+            if let Some((remote_addr, rkey)) = remote {
+                entry.rdma = ffi::Rdma { remote_addr, rkey };
+            }
+            entry.imm_data = immediate.unwrap_or(0).to_be();
+            if request.signaled {
+                entry.send_flags |= ffi::SEND_SIGNALED;
+            }
+            if request.solicited {
+                entry.send_flags |= ffi::SEND_SOLICITED;
+            }
+        }
+        let noted = batch.iter().map(|request| Posted {
+            id: request.id,
+            operation: match request.operation {
+                SendOperation::Send { .. } => CompletionOperation::Send,
+                SendOperation::Write { .. } => CompletionOperation::Write,
+                SendOperation::Read { .. } => CompletionOperation::Read,
+            },
+            length: request.pieces.length() as u32,
+        });
+        // SAFETY: each `sg_list` is the entry of `pieces` with `num_sge` of them.
+        poster.hand_over(noted, || unsafe { self.pair.native.post_send(native) })
+    }
+
+    pub(crate) fn post_receive(
+        &self,
+        requests: &[ReceiveRequest],
+    ) -> Result<(), (usize, PostError)> {
+        let mut poster = self.work().receive.poster();
+        self.posting_state(|state| state != QueuePairState::Reset)?;
+        let limit = self.capabilities.max_receive_requests;
+        let posted = in_batches(
+            requests,
+            &mut poster,
+            limit,
+            |_| Ok(()),
+            |poster, batch| self.hand_over_receives(poster, batch),
+        );
+        // Looked at after posting: one that failed meanwhile may have missed the new requests.
+        if !poster.is_shut()
+            && (self.work().failed() || *lock(&self.state) == QueuePairState::Error)
+        {
+            self.flush_receives();
+        }
+        drop(poster);
+        self.conclude("ibv_post_recv", limit, requests.len(), posted)
+    }
+
+    /// Receives that are posted in the error state are flushed at once (IBTA 10.8.3.1). Some
+    /// devices, rxe among them, do not look at the queue again by themselves; a second transition
+    /// to the error state makes them.
+    fn flush_receives(&self) {
+        let native = ffi::QpAttr { qp_state: ERR, ..ffi::QpAttr::default() };
+        if let Err(code) = self.pair.native.modify(&native, qp_mask::STATE) {
+            tracing::debug!("{:?}: flushing receives failed with error {code}", self.number());
+        }
+    }
+
+    /// What the caller, who holds no poster any more, is told of `count` requests.
+    fn conclude(
+        &self,
+        call: &'static str,
+        limit: usize,
+        count: usize,
+        Batches { accepted, shut, ended }: Batches,
+    ) -> Result<(), (usize, PostError)> {
+        if shut {
+            self.pair.queues().for_each(CompletionQueue::flush);
+        }
+        let error = match ended {
+            None => return Ok(()),
+            Some(Ended::Refused(error)) => error,
+            // The driver's queue is full.
+            Some(Ended::Device(libc::ENOMEM)) => PostError::QueueFull { limit },
+            Some(Ended::Device(code)) => PostError::System { call, code },
+            Some(Ended::Unknown(code)) => {
+                // Which of them it has is certain only once it works on none.
+                self.device.registry().fail_by(call, code);
+                PostError::DeviceFailed
+            }
+        };
+        // Those that the device may have end in a flush: all were accepted.
+        if accepted == count { Ok(()) } else { Err((accepted, error)) }
+    }
+
+    fn hand_over_receives(&self, poster: &mut Poster<'_>, batch: &[ReceiveRequest]) -> Handover {
+        let (sequence, _) = poster.next();
+        let mut pieces = [[ffi::Sge::default(); MAX_SCATTER_GATHER]; BATCH];
+        let mut native = [EMPTY_RECEIVE; BATCH];
+        let native = &mut native[..batch.len()];
+        for (index, request) in batch.iter().enumerate() {
+            let list = &mut pieces[index];
+            let num_sge = gather(request.pieces.pieces(), list);
+            let sequence = sequence.wrapping_add(index as u32);
+            let entry = &mut native[index];
+            entry.wr_id = work::number(self.receive_owner.key, sequence);
+            entry.sg_list = list.as_mut_ptr();
+            entry.num_sge = num_sge;
+        }
+        let noted = batch.iter().map(|request| Posted {
+            id: request.id,
+            operation: CompletionOperation::Receive,
+            length: 0,
+        });
+        // SAFETY: each `sg_list` is the entry of `pieces` with `num_sge` of them.
+        poster.hand_over(noted, || unsafe { self.pair.native.post_receive(native) })
+    }
+
+    /// The state for a request that is posted now, if requests of its kind are `allowed` in it.
+    fn posting_state(
+        &self,
+        allowed: impl Fn(QueuePairState) -> bool,
+    ) -> Result<QueuePairState, (usize, PostError)> {
+        if self.device.failed() {
+            return Err((0, PostError::DeviceFailed));
+        }
+        let brought_to = *lock(&self.state);
+        let state = if self.work().failed() { QueuePairState::Error } else { brought_to };
+        if allowed(state) {
+            Ok(state)
+        } else {
+            Err((0, PostError::State { qpn: self.number(), state }))
+        }
+    }
+}
+
+/// How far posting a list of requests came.
+#[derive(Debug, Eq, PartialEq)]
+struct Batches {
+    /// So many end in completions.
+    accepted: usize,
+    /// Some were only noted.
+    shut: bool,
+    /// Why it ended early.
+    ended: Option<Ended>,
+}
+
+#[derive(Debug, Eq, PartialEq)]
+enum Ended {
+    /// Before the device was asked.
+    Refused(PostError),
+    /// By the device, with this error number.
+    Device(Errno),
+    /// By the device, which may work on any of the accepted ones.
+    Unknown(Errno),
+}
+
+/// Posts requests in batches, as long as they pass `check` and the queue, of `limit`, has room.
+fn in_batches<R>(
+    requests: &[R],
+    poster: &mut Poster<'_>,
+    limit: usize,
+    check: impl Fn(&R) -> Result<(), PostError>,
+    mut post: impl FnMut(&mut Poster<'_>, &[R]) -> Handover,
+) -> Batches {
+    let (mut accepted, mut shut) = (0, false);
+    for batch in requests.chunks(BATCH) {
+        let (_, room) = poster.next();
+        let mut refused = batch.iter().enumerate().find_map(|(i, r)| Some((i, check(r).err()?)));
+        if refused.map_or(batch.len(), |(index, _)| index) > room {
+            refused = Some((room, PostError::QueueFull { limit }));
+        }
+        let good = &batch[..refused.map_or(batch.len(), |(index, _)| index)];
+        if !good.is_empty() {
+            let ended = match post(poster, good) {
+                Handover::Refused(count, code) => {
+                    accepted += count;
+                    return Batches { accepted, shut, ended: Some(Ended::Device(code)) };
+                }
+                Handover::Unknown(code) => Some(Ended::Unknown(code)),
+                Handover::Taken => None,
+                Handover::Shut => {
+                    shut = true;
+                    None
+                }
+            };
+            accepted += good.len();
+            if ended.is_some() {
+                return Batches { accepted, shut, ended };
+            }
+        }
+        if let Some((_, error)) = refused {
+            return Batches { accepted, shut, ended: Some(Ended::Refused(error)) };
+        }
+    }
+    Batches { accepted, shut, ended: None }
+}
+
+/// Copies the pieces that have bytes; returns how many. To some devices a length of 0 means 2^31.
+fn gather(pieces: &[Piece], list: &mut [ffi::Sge; MAX_SCATTER_GATHER]) -> i32 {
+    let mut count = 0;
+    for (piece, entry) in pieces.iter().filter(|piece| piece.length > 0).zip(list) {
+        *entry = ffi::Sge { addr: piece.address, length: piece.length, lkey: piece.key };
+        count += 1;
+    }
+    count
+}
+
+const EMPTY_SEND: ffi::SendWr = ffi::SendWr {
+    wr_id: 0,
+    next: std::ptr::null_mut(),
+    sg_list: std::ptr::null_mut(),
+    num_sge: 0,
+    opcode: 0,
+    send_flags: 0,
+    imm_data: 0,
+    rdma: ffi::Rdma { remote_addr: 0, rkey: 0 },
+    _rest: [0; 9],
+};
+
+const EMPTY_RECEIVE: ffi::RecvWr =
+    ffi::RecvWr { wr_id: 0, next: std::ptr::null_mut(), sg_list: std::ptr::null_mut(), num_sge: 0 };
+
+#[cfg(test)]
+mod tests {
+    use millstream_wire::Qpn;
+
+    use super::super::super::work::Work;
+    use super::*;
+
+    #[test]
+    fn batches_stop_at_the_first_refusal_and_count_what_was_accepted() {
+        let requests: Vec<u32> = (0..40).collect();
+        let (limit, bad_request) = (64, PostError::NoReads(Qpn::new(1)));
+        let result = |accepted, ended| Batches { accepted, shut: false, ended };
+        for bad in [0, 1, 15, 16, 33, 39, 40] {
+            let work = Work::new(Qpn::new(7), limit, 1);
+            let check = |&request: &u32| if request == bad { Err(bad_request) } else { Ok(()) };
+            let mut posted = Vec::new();
+            let batches =
+                in_batches(&requests, &mut work.send.poster(), limit, check, |_, batch| {
+                    assert!(!batch.is_empty() && batch.len() <= BATCH);
+                    posted.extend_from_slice(batch);
+                    Handover::Taken
+                });
+            assert_eq!(posted, (0..bad).collect::<Vec<_>>());
+            let ended = (bad < 40).then_some(Ended::Refused(bad_request));
+            assert_eq!(batches, result(bad as usize, ended));
+        }
+        // What the device says in the second batch.
+        for (handover, expected) in [
+            (Handover::Refused(3, 5), result(19, Some(Ended::Device(5)))),
+            (Handover::Unknown(5), result(32, Some(Ended::Unknown(5)))),
+            (Handover::Shut, Batches { shut: true, ..result(40, None) }),
+        ] {
+            let work = Work::new(Qpn::new(7), limit, 1);
+            let post = |_: &mut Poster<'_>, batch: &[u32]| {
+                if batch[0] == 16 { handover } else { Handover::Taken }
+            };
+            let batches = in_batches(&requests, &mut work.send.poster(), limit, |_| Ok(()), post);
+            assert_eq!(batches, expected);
+        }
+    }
+
+    #[test]
+    fn batches_stop_when_the_queue_is_full() {
+        for limit in [1, 16, 33, 40] {
+            let work = Work::new(Qpn::new(7), limit, 1);
+            let mut poster = work.send.poster();
+            let post = |poster: &mut Poster<'_>, batch: &[u32]| {
+                assert_eq!(poster.next().0, batch[0]);
+                let operation = CompletionOperation::Send;
+                let noted = batch.iter().map(|_| Posted { id: 0, operation, length: 0 });
+                poster.hand_over(noted, || Ok(()))
+            };
+            let requests: Vec<u32> = (0..40).collect();
+            let batches = in_batches(&requests, &mut poster, limit, |_| Ok(()), post);
+            let full = Some(Ended::Refused(PostError::QueueFull { limit }));
+            let ended = if limit == 40 { None } else { full };
+            assert_eq!(batches, Batches { accepted: limit, shut: false, ended });
+            assert_eq!(poster.next(), (limit as u32, 0));
+            // A batch that nothing of is accepted is not handed over at all.
+            let never = |_: &mut Poster<'_>, _: &[u32]| unreachable!();
+            let full = Some(Ended::Refused(PostError::QueueFull { limit }));
+            let batches = in_batches(&[1], &mut poster, limit, |_| Ok(()), never);
+            assert_eq!(batches, Batches { accepted: 0, shut: false, ended: full });
+        }
+    }
+
+    #[test]
+    fn pieces_without_bytes_are_left_out() {
+        let piece = |key, length| Piece { key, address: 0x1000, length };
+        let mut list = [ffi::Sge::default(); MAX_SCATTER_GATHER];
+        let count = gather(&[piece(1, 0), piece(2, 5), piece(3, 0), piece(4, 6)], &mut list);
+        assert_eq!((count, list[0].lkey, list[1].lkey, list[1].length), (2, 2, 4, 6));
+    }
+}
