@@ -34,6 +34,7 @@ mod replies;
 mod requester;
 mod responder;
 mod rnr;
+mod round_trip;
 mod time;
 mod timers;
 mod transitions;

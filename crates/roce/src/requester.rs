@@ -20,6 +20,7 @@ use crate::endpoint::Shared;
 use crate::memory::Memory;
 use crate::queue_pair::{QueuePair, header};
 use crate::rnr::rnr_wait;
+use crate::round_trip::RoundTrip;
 use crate::window::Window;
 use crate::work::{ScatterGather, SendOperation, SendRequest};
 use crate::{Instant, Transmit};
@@ -62,9 +63,21 @@ pub(crate) struct Requester {
     deadline: Option<Instant>,
     /// When the peer last moved us forward, or the first packet in flight was sent.
     last_progress: Instant,
-    /// The loss at this number was already acted on.
-    recovered: Option<u64>,
+    /// The loss at this number was acted on, at this time.
+    recovered: Option<(u64, Instant)>,
     window: Window,
+    round_trip: RoundTrip,
+    /// What to send again to learn what became of what is in flight.
+    probe: Option<Probe>,
+}
+
+/// A packet that is sent again after a silence, though it may only be slow. With the oldest the
+/// peer has what it misses, if that was lost; whether more was, its answer to the newest says: an
+/// acknowledgement of all, or a NAK of the next loss, even from a peer that reported one before.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Probe {
+    Oldest,
+    Newest,
 }
 
 /// A posted request and its numbers.
@@ -122,6 +135,8 @@ impl Requester {
             last_progress: Instant::ZERO,
             recovered: None,
             window: Window::new(1),
+            round_trip: RoundTrip::new(),
+            probe: None,
         }
     }
 
@@ -146,6 +161,7 @@ impl Requester {
         self.reads.clear();
         self.rnr_until = None;
         self.deadline = None;
+        self.probe = None;
     }
 
     /// Begins no more requests.
@@ -191,10 +207,24 @@ impl Requester {
         self.next - self.unacknowledged
     }
 
+    /// Index in `queue` of the request that holds a number.
+    fn index_of(&self, psn: u64) -> usize {
+        self.queue.partition_point(|work| work.end() <= psn)
+    }
+
+    /// Whether the oldest and the newest packet in flight may be sent again without harm. A READ
+    /// may not: the answer may be long, and Linux rxe forgets how a READ began once the end of it
+    /// was asked for again.
+    fn can_probe(&self) -> bool {
+        let harmless = |psn| self.queue.get(self.index_of(psn)).is_some_and(|work| !work.is_read());
+        self.in_flight() > 0 && harmless(self.unacknowledged) && harmless(self.next - 1)
+    }
+
     /// Sends again from `psn` on.
     fn go_back(&mut self, psn: u64) {
         self.next = psn;
-        self.cursor = self.queue.partition_point(|work| work.end() <= psn);
+        self.probe = None;
+        self.cursor = self.index_of(psn);
         while self.reads.back().is_some_and(|&end| end > psn) {
             self.reads.pop_back();
         }
@@ -205,19 +235,48 @@ impl Requester {
         self.rnr_retries_used = 0;
         // Whatever the peer was not ready for, it has taken since.
         self.rnr_until = None;
-        self.window.acknowledged(now, self.unacknowledged, packets as u32);
+        self.window.acknowledged(packets as u32);
+        self.round_trip.acknowledged(now, self.unacknowledged);
         self.next = self.next.max(self.unacknowledged);
+        self.probe = None;
         while self.reads.front().is_some_and(|&end| end <= self.unacknowledged) {
             self.reads.pop_front();
         }
         self.arm(now);
     }
 
+    /// A NAK that comes so late can be about what was sent again. One that was on its way before
+    /// is not counted twice.
+    fn forget_recovery(&mut self, now: Instant) {
+        let answers = |(_, sent_at): (u64, Instant)| {
+            self.round_trip.is_possible(now.saturating_duration_since(sent_at))
+        };
+        if self.recovered.is_some_and(answers) {
+            self.recovered = None;
+        }
+    }
+
+    /// The peer is still sending what was in flight before it got to know of a loss: the answer to
+    /// what was sent again comes after that.
+    fn heard(&mut self, now: Instant) {
+        if let (Some(_), Some(timeout)) = (self.deadline, self.timeout) {
+            let next = now + self.round_trip.timeout(timeout);
+            self.deadline = Some(next.min(self.last_progress + self.patience(timeout)));
+        }
+    }
+
+    /// The silence after which the peer is taken for dead. It is measured, not timeouts counted:
+    /// probes may come sooner than the timeout (they cost a packet), but the peer gets all of the
+    /// time that it was promised.
+    fn patience(&self, timeout: Duration) -> Duration {
+        timeout * (u32::from(self.retry_count) + 1)
+    }
+
     /// Starts the clock for the oldest packet in flight, or stops it.
     fn arm(&mut self, now: Instant) {
         let waiting = self.sent > self.unacknowledged;
         self.deadline = match self.timeout {
-            Some(timeout) if waiting => Some(now + self.window.retransmission_timeout(timeout)),
+            Some(timeout) if waiting => Some(now + self.round_trip.timeout(timeout)),
             _ => None,
         };
     }
@@ -252,6 +311,7 @@ impl QueuePair {
             Some(Syndrome::Nak(NakCode::PsnSequenceError)) => {
                 shared.counters.naks_received += 1;
                 self.acknowledged(now, shared, psn);
+                self.requester.forget_recovery(now);
                 self.lost(now, shared, psn);
             }
             Some(Syndrome::ReceiverNotReady { timer }) => {
@@ -329,13 +389,14 @@ impl QueuePair {
         // flight behind a packet that the peer was not ready for is no loss: it is sent again
         // after the wait anyhow.
         if psn != requester.unacknowledged
-            || requester.recovered == Some(psn)
+            || requester.recovered.is_some_and(|(at, _)| at == psn)
             || requester.rnr_until.is_some()
         {
             return;
         }
-        requester.recovered = Some(psn);
-        requester.window.lost(requester.sent - psn);
+        requester.recovered = Some((psn, now));
+        requester.window.lost(requester.sent - psn, requester.round_trip.is_queueing());
+        requester.round_trip.lost();
         requester.go_back(psn);
         requester.arm(now);
         shared.counters.retransmissions += 1;
@@ -364,7 +425,7 @@ impl QueuePair {
         requester.go_back(psn);
         // The peer is alive: silence is counted anew from when we ask again.
         requester.deadline = None;
-        requester.window.forget_sample();
+        requester.round_trip.forget_samples();
         shared.counters.retransmissions += 1;
     }
 
@@ -386,6 +447,7 @@ impl QueuePair {
         if self.requester.unacknowledged != psn {
             let missing = self.requester.unacknowledged;
             self.lost(now, shared, missing);
+            self.requester.heard(now);
             return;
         }
         let mtu = self.path.mtu.bytes() as u64;
@@ -423,17 +485,23 @@ impl QueuePair {
         if at > now {
             return;
         }
-        // Silence is measured, not timeouts counted: probes may come sooner than the timeout
-        // (they cost one packet), but the peer gets all of the time that it was promised.
-        let patience = timeout * (u32::from(requester.retry_count) + 1);
+        let patience = requester.patience(timeout);
         if now >= requester.last_progress + patience {
             self.fail_fatally(shared, Some(CompletionStatus::RetryExceeded));
             return;
         }
         requester.recovered = None;
-        requester.window.timed_out(requester.sent - requester.unacknowledged);
-        requester.go_back(requester.unacknowledged);
-        let next = now + requester.window.retransmission_timeout(timeout);
+        requester.round_trip.timed_out();
+        let in_flight = requester.sent - requester.unacknowledged;
+        let persistent = requester.window.timed_out(in_flight);
+        if persistent || !requester.can_probe() {
+            requester.window.collapse(in_flight);
+            requester.round_trip.forget_samples();
+            requester.go_back(requester.unacknowledged);
+        } else {
+            requester.probe = Some(Probe::Oldest);
+        }
+        let next = now + requester.round_trip.timeout(timeout);
         requester.deadline = Some(next.min(requester.last_progress + patience));
         shared.counters.retransmissions += 1;
         shared.counters.timeouts += 1;
@@ -447,20 +515,25 @@ impl QueuePair {
         transmit: &mut Transmit,
     ) -> bool {
         let requester = &mut self.requester;
-        let psn = requester.next;
-        let end = requester.stop_at.unwrap_or(requester.posted);
-        if requester.rnr_until.is_some() || psn >= end {
+        if requester.rnr_until.is_some() {
             return false;
         }
+        let end = requester.stop_at.unwrap_or(requester.posted);
+        let probe = requester.probe;
         let in_flight = requester.in_flight();
         let allowed = u64::from(requester.window.size());
-        if in_flight >= allowed {
-            return false;
-        }
-        while requester.queue.get(requester.cursor).is_some_and(|work| work.end() <= psn) {
+        let psn = match probe {
+            Some(Probe::Oldest) => requester.unacknowledged,
+            Some(Probe::Newest) => requester.next - 1,
+            None if requester.next >= end || in_flight >= allowed => return false,
+            None => requester.next,
+        };
+        while requester.queue.get(requester.cursor).is_some_and(|work| work.end() <= requester.next)
+        {
             requester.cursor += 1;
         }
-        let Some(work) = requester.queue.get(requester.cursor) else { return false };
+        let at = if probe.is_some() { requester.index_of(psn) } else { requester.cursor };
+        let Some(work) = requester.queue.get(at) else { return false };
         if work.broken {
             self.fail_broken(shared);
             return false;
@@ -483,7 +556,7 @@ impl QueuePair {
         let (opcode, extended, payload) = packet_of(work, offset, mtu, packets, ends);
         let readable = |piece: &crate::Piece| shared.memory.bytes(piece).is_ok();
         if !payload.pieces().iter().all(readable) {
-            requester.queue[requester.cursor].broken = true;
+            requester.queue[at].broken = true;
             self.fail_broken(shared);
             return false;
         }
@@ -491,7 +564,8 @@ impl QueuePair {
         bth.acknowledge_request = ends
             || work.is_read()
             || psn.is_multiple_of(ACKNOWLEDGE_INTERVAL)
-            || in_flight + 1 >= allowed;
+            || in_flight + 1 >= allowed
+            || probe.is_some();
         // Only what takes a receive request raises an event (IBTA 9.2.3).
         let takes_receive = opcode.operation() == Operation::Send || extended.immediate.is_some();
         bth.solicited_event = ends && takes_receive && work.request.solicited;
@@ -501,6 +575,11 @@ impl QueuePair {
         transmit.set(self.path.remote_address, &headers[..length], payload, pad);
         shared.counters.payload_bytes_sent += payload.length();
 
+        if let Some(probe) = probe {
+            let more = probe == Probe::Oldest && in_flight > 1;
+            requester.probe = more.then_some(Probe::Newest);
+            return true;
+        }
         if work.is_read() {
             requester.reads.push_back(psn + packets);
         }
@@ -510,7 +589,9 @@ impl QueuePair {
         }
         requester.next = psn + packets;
         requester.sent = requester.sent.max(requester.next);
-        requester.window.sent(now, requester.next, fresh && bth.acknowledge_request);
+        if fresh && bth.acknowledge_request {
+            requester.round_trip.sent(now, requester.next);
+        }
         if requester.deadline.is_none() {
             requester.arm(now);
         }

@@ -28,6 +28,10 @@ pub(crate) struct Responder {
     pub(crate) replies: Replies,
     /// A NAK for the current gap is out: the next packets of the gap get none (IBTA 9.7.5.2.8).
     gap_reported: bool,
+    /// The latest number that arrived behind the gap.
+    behind_gap: u64,
+    /// What is behind the gap is out of sequence by our own doing: the requester was asked to wait.
+    not_ready: bool,
     pub(crate) minimum_rnr_timer: u8,
 }
 
@@ -69,6 +73,8 @@ impl Responder {
             incoming: None,
             replies: Replies::default(),
             gap_reported: false,
+            behind_gap: 0,
+            not_ready: false,
             minimum_rnr_timer: 0,
         }
     }
@@ -121,13 +127,19 @@ impl QueuePair {
         }
         if psn > expected {
             shared.counters.out_of_sequence += 1;
-            if !self.responder.gap_reported {
+            // Numbers that start again say that the requester has gone back, and that what it sent
+            // again is lost too: to it, this is another gap.
+            let gone_back = psn <= self.responder.behind_gap;
+            if !self.responder.gap_reported || gone_back && !self.responder.not_ready {
                 self.responder.gap_reported = true;
+                self.responder.not_ready = false;
                 self.responder.ask_again(Syndrome::Nak(NakCode::PsnSequenceError));
             }
+            self.responder.behind_gap = psn;
             return;
         }
         self.responder.gap_reported = false;
+        self.responder.not_ready = false;
         match self.execute(shared, packet) {
             Ok(packets) => {
                 shared.counters.payload_bytes_received += packet.payload.len() as u64;
@@ -141,8 +153,8 @@ impl QueuePair {
                 }
             }
             Err(Refusal::NotReady) => {
-                // What follows this packet is out of sequence by our own doing: no NAK for it.
                 self.responder.gap_reported = true;
+                self.responder.not_ready = true;
                 let timer = self.responder.minimum_rnr_timer;
                 self.responder.ask_again(Syndrome::ReceiverNotReady { timer });
             }

@@ -1,22 +1,16 @@
-//! How much a requester keeps in flight, and how long it waits for an answer.
+//! How much a requester keeps in flight.
 //!
 //! InfiniBand leaves congestion control to the fabric. Over ordinary networks and socket buffers
 //! packets are lost when too many are under way, and go-back-N makes every loss costly. So the
-//! window follows TCP's rules: slow start, additive increase, halving on a reported loss, one
-//! packet after a timeout (RFC 5681); the probe timer follows RFC 6298.
-
-use core::time::Duration;
-
-use crate::Instant;
+//! window follows TCP's rules: slow start, additive increase, a cut on a loss (RFC 5681, by the
+//! factors of RFC 9438 where packets hardly queue), one packet when the peer stays silent.
 
 /// The smallest window after a reported loss, in packets.
 const MINIMUM: u32 = 4;
 
-/// Probes are not sent sooner than this: a machine that schedules other work is not a loss.
-const MINIMUM_PROBE: Duration = Duration::from_millis(4);
-
-/// The first probe, before any round trip was measured.
-const INITIAL_PROBE: Duration = Duration::from_millis(40);
+/// Silences in a row after which the path is taken to be congested: one or two are a probe that
+/// was lost too (RFC 9002, 7.6).
+const PERSISTENT: u32 = 3;
 
 #[derive(Debug)]
 pub(crate) struct Window {
@@ -25,28 +19,15 @@ pub(crate) struct Window {
     slow_start_threshold: u32,
     /// Packets acknowledged since the window last grew by one.
     credit: u32,
-    smoothed: Option<Duration>,
-    variation: Duration,
-    /// Doublings of the probe timer since the peer last answered.
-    backoff: u32,
-    /// A packet under measurement: one past its number, and when it was sent.
-    sample: Option<(u64, Instant)>,
+    /// Timeouts since the peer last moved us forward.
+    silences: u32,
 }
 
 impl Window {
     pub(crate) fn new(limit: u32) -> Self {
         // With none in flight nothing would ever move.
         let limit = limit.max(1);
-        Self {
-            size: limit.min(64),
-            limit,
-            slow_start_threshold: limit,
-            credit: 0,
-            smoothed: None,
-            variation: Duration::ZERO,
-            backoff: 0,
-            sample: None,
-        }
+        Self { size: limit.min(64), limit, slow_start_threshold: limit, credit: 0, silences: 0 }
     }
 
     /// Packets that may be in flight.
@@ -54,21 +35,9 @@ impl Window {
         self.size
     }
 
-    /// A packet was sent; `end` is one past its number. Only packets that are sent for the first
-    /// time and ask for an answer are measured (Karn's rule).
-    pub(crate) fn sent(&mut self, now: Instant, end: u64, measurable: bool) {
-        if measurable && self.sample.is_none() {
-            self.sample = Some((end, now));
-        }
-    }
-
-    /// Everything before `end` is acknowledged, `packets` more than before.
-    pub(crate) fn acknowledged(&mut self, now: Instant, end: u64, packets: u32) {
-        self.backoff = 0;
-        if let Some((_, at)) = self.sample.filter(|&(measured, _)| measured <= end) {
-            self.sample = None;
-            self.measured(now.saturating_duration_since(at));
-        }
+    /// The peer acknowledged this many more packets.
+    pub(crate) fn acknowledged(&mut self, packets: u32) {
+        self.silences = 0;
         if self.size < self.slow_start_threshold {
             self.size = self.size.saturating_add(packets).min(self.limit);
             return;
@@ -80,54 +49,37 @@ impl Window {
         }
     }
 
-    fn measured(&mut self, round_trip: Duration) {
-        match self.smoothed {
-            None => {
-                self.smoothed = Some(round_trip);
-                self.variation = round_trip / 2;
-            }
-            Some(smoothed) => {
-                self.variation = (self.variation * 3 + smoothed.abs_diff(round_trip)) / 4;
-                self.smoothed = Some((smoothed * 7 + round_trip) / 8);
-            }
-        }
-    }
-
-    /// What is under measurement will be sent again or late.
-    pub(crate) fn forget_sample(&mut self) {
-        self.sample = None;
-    }
-
-    /// The peer reported a loss.
-    pub(crate) fn lost(&mut self, in_flight: u64) {
-        self.shrink(in_flight);
+    /// The peer reported a loss. Where packets hardly queue on their way, there is less reason to
+    /// think that there were too many of them.
+    pub(crate) fn lost(&mut self, in_flight: u64, queueing: bool) {
+        self.shrink(in_flight, if queueing { 5 } else { 7 });
         self.size = self.slow_start_threshold;
     }
 
-    /// The peer was silent.
-    pub(crate) fn timed_out(&mut self, in_flight: u64) {
+    /// The peer was silent. Returns whether it was for so long that what is in flight must be given
+    /// up, and sent again one by one.
+    pub(crate) fn timed_out(&mut self, in_flight: u64) -> bool {
+        self.silences = self.silences.saturating_add(1);
+        let persistent = self.silences >= PERSISTENT;
+        if persistent {
+            self.collapse(in_flight);
+        }
+        persistent
+    }
+
+    /// Starts again with one packet.
+    pub(crate) fn collapse(&mut self, in_flight: u64) {
         // Only the first silence says something about the window; later ones repeat it.
-        if self.backoff == 0 {
-            self.shrink(in_flight);
+        if self.size > 1 {
+            self.shrink(in_flight, 5);
         }
         self.size = 1;
-        self.backoff += 1;
     }
 
-    fn shrink(&mut self, in_flight: u64) {
-        self.sample = None;
+    fn shrink(&mut self, in_flight: u64, tenths: u64) {
         self.credit = 0;
-        let half = u32::try_from(in_flight / 2).unwrap_or(u32::MAX);
-        self.slow_start_threshold = half.max(MINIMUM).min(self.limit);
-    }
-
-    /// How long to wait before sending again; never more than the transport timeout.
-    pub(crate) fn retransmission_timeout(&self, timeout: Duration) -> Duration {
-        let base = match self.smoothed {
-            None => INITIAL_PROBE,
-            Some(smoothed) => (smoothed + self.variation * 4).max(MINIMUM_PROBE),
-        };
-        base.saturating_mul(1 << self.backoff.min(16)).min(timeout)
+        let part = u32::try_from(in_flight.saturating_mul(tenths) / 10).unwrap_or(u32::MAX);
+        self.slow_start_threshold = part.max(MINIMUM).min(self.limit);
     }
 }
 
@@ -135,27 +87,33 @@ impl Window {
 mod tests {
     use super::*;
 
-    const TIMEOUT: Duration = Duration::from_millis(500);
-
     #[test]
-    fn halves_on_loss_and_grows_back_one_packet_a_round_trip() {
+    fn shrinks_on_loss_and_grows_back_one_packet_a_round_trip() {
         let mut window = Window::new(256);
-        window.lost(100);
+        window.lost(100, true);
         assert_eq!(window.size(), 50);
-        for _ in 0..50 {
-            window.acknowledged(Instant::ZERO, 0, 1);
+        window.lost(100, false);
+        assert_eq!(window.size(), 70);
+        for _ in 0..70 {
+            window.acknowledged(1);
         }
-        assert_eq!(window.size(), 51);
+        assert_eq!(window.size(), 71);
     }
 
     #[test]
-    fn one_packet_after_silence_then_slow_start_to_half() {
+    fn one_packet_after_a_long_silence_then_slow_start() {
         let mut window = Window::new(256);
-        window.timed_out(100);
-        window.timed_out(100);
-        assert_eq!(window.size(), 1);
+        let size = window.size();
+        for _ in 1..PERSISTENT {
+            assert!(!window.timed_out(100));
+            assert_eq!(window.size(), size, "a probe takes nothing from the window");
+        }
+        for _ in 0..3 {
+            assert!(window.timed_out(100));
+            assert_eq!(window.size(), 1);
+        }
         for _ in 0..100 {
-            window.acknowledged(Instant::ZERO, 0, 1);
+            window.acknowledged(1);
         }
         assert!((50..54).contains(&window.size()), "{}", window.size());
     }
@@ -164,25 +122,10 @@ mod tests {
     fn never_beyond_its_limit() {
         let mut window = Window::new(3);
         for _ in 0..1000 {
-            window.acknowledged(Instant::ZERO, 0, 100);
+            window.acknowledged(100);
         }
         assert_eq!(window.size(), 3);
-        window.lost(1000);
+        window.lost(1000, false);
         assert!(window.size() <= 3);
-    }
-
-    #[test]
-    fn probes_back_off_up_to_the_timeout() {
-        let mut window = Window::new(256);
-        assert_eq!(window.retransmission_timeout(TIMEOUT), INITIAL_PROBE);
-        window.sent(Instant::ZERO, 1, true);
-        window.acknowledged(Instant::from_nanos(100_000), 1, 1);
-        assert_eq!(window.retransmission_timeout(TIMEOUT), MINIMUM_PROBE);
-        window.timed_out(1);
-        assert_eq!(window.retransmission_timeout(TIMEOUT), MINIMUM_PROBE * 2);
-        for _ in 0..100 {
-            window.timed_out(1);
-        }
-        assert_eq!(window.retransmission_timeout(TIMEOUT), TIMEOUT);
     }
 }

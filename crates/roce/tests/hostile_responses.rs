@@ -185,6 +185,42 @@ fn a_storm_of_sequence_naks_goes_back_once() {
     assert_eq!(victim.ends(), [(1, CompletionStatus::RetryExceeded)]);
 }
 
+/// A NAK of a packet that was sent again is news when it comes a round trip later, and an echo
+/// before.
+#[test]
+fn what_was_sent_again_may_be_lost_again() {
+    let mut victim = Victim::new(&[SEND, write()], 256 * 4);
+    let round_trip = Duration::from_millis(1);
+    victim.pair.now = victim.pair.now + round_trip;
+    victim.acknowledge(FIRST, Syndrome::ACK_UNLIMITED);
+    victim.acknowledge(FIRST + 3, Syndrome::ACK_UNLIMITED);
+    let lost = FIRST + 5;
+    victim.acknowledge(lost, SEQUENCE);
+    assert_eq!(victim.sent(), [lost, lost + 1, lost + 2]);
+    victim.pair.now = victim.pair.now + round_trip / 2;
+    victim.acknowledge(lost, SEQUENCE);
+    assert_eq!(victim.sent(), [0; 0]);
+    victim.pair.now = victim.pair.now + round_trip;
+    victim.acknowledge(lost, SEQUENCE);
+    assert_eq!(victim.sent(), [lost, lost + 1, lost + 2]);
+    assert_eq!((victim.counters().retransmissions, victim.counters().timeouts), (2, 0));
+}
+
+/// The oldest fills a gap, and the newest makes the peer say whether there is another.
+#[test]
+fn silence_is_probed_with_two_packets() {
+    let mut victim = Victim::with(Options { timeout: 20, ..Options::default() }, &[SEND], 256 * 9);
+    assert_eq!(next_sent(&mut victim), [FIRST, FIRST + 8]);
+    // Nothing was lost: the peer is slow.
+    victim.acknowledge(FIRST + 8, Syndrome::ACK_UNLIMITED);
+    assert_eq!(victim.ends(), [(1, CompletionStatus::Success)]);
+    assert_eq!(victim.sent(), [0; 0]);
+    // Of one packet there is one.
+    post(&mut victim, 2);
+    assert_eq!(victim.sent(), [FIRST + 9]);
+    assert_eq!(next_sent(&mut victim), [FIRST + 9]);
+}
+
 #[test]
 fn a_storm_of_receiver_not_ready_counts_once_a_wait() {
     let mut victim = Victim::with(Options { rnr_retry: 2, ..Options::default() }, &[SEND], 64);

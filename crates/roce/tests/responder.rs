@@ -51,6 +51,26 @@ fn one_nak_for_a_gap() {
     assert_eq!(pair.short_answers(1), expected);
 }
 
+/// A requester that has gone back shows it by the numbers that start again. Without its first
+/// packet this is another gap, and without a NAK it would have to wait for a timeout.
+#[test]
+fn a_gap_is_reported_again_when_the_requester_has_gone_back() {
+    let (mut pair, key) = pair_with(4);
+    let sequence = nak(FIRST, NakCode::PsnSequenceError);
+    for psn in [1, 2, 3, 4] {
+        write(&mut pair, FIRST + psn, key);
+    }
+    assert_eq!(pair.short_answers(1), [sequence]);
+    for psn in [5, 6] {
+        write(&mut pair, FIRST + psn, key);
+        assert_eq!(pair.short_answers(1), [], "what was under way says nothing new");
+    }
+    write(&mut pair, FIRST + 1, key);
+    assert_eq!(pair.short_answers(1), [sequence]);
+    write(&mut pair, FIRST + 2, key);
+    assert_eq!(pair.short_answers(1), []);
+}
+
 #[test]
 fn repeats_are_acknowledged_again_and_not_executed() {
     let (mut pair, key) = pair_with(4);

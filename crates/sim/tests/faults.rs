@@ -167,6 +167,55 @@ fn a_lost_packet_costs_one_nak_and_no_timeout() {
     assert_eq!((requester.retransmissions, requester.timeouts), (1, 0));
 }
 
+/// The packet is lost, and so is the first packet that is sent after its loss was reported.
+#[test]
+fn a_repeat_that_is_lost_costs_another_nak_and_no_timeout() {
+    let options = TransferOptions { kinds: vec![Kind::Write], ..slow_transfer() };
+    let mut transfer = Transfer::new(&options);
+    let (mut count, mut lost) = (0, Vec::new());
+    transfer.simulation.add_rule(move |info: &PacketInfo<'_>| {
+        let Some(packet) = info.packet else { return Verdict::Pass };
+        if packet.opcode.operation() != Operation::Write {
+            return Verdict::Pass;
+        }
+        count += 1;
+        if count == 50 || lost == [packet.bth.psn] {
+            lost.push(packet.bth.psn);
+            return Verdict::Drop;
+        }
+        Verdict::Pass
+    });
+    transfer.run();
+    transfer.expect_no_failure();
+    passed(&transfer);
+    let requester = transfer.simulation.machine(transfer.hosts[0]).counters();
+    assert_eq!((requester.naks_received, requester.retransmissions), (2, 2));
+    assert_eq!(requester.timeouts, 0);
+}
+
+/// A peer that answered within microseconds and then takes 8 ms, as one that is emulated does: the
+/// timer learns of it from a few needless probes.
+#[test]
+fn a_peer_that_becomes_slow_is_not_flooded() {
+    let mut transfer = Transfer::new(&TransferOptions {
+        kinds: vec![Kind::Write],
+        max_length: 4096,
+        send_depth: 1,
+        ..slow_transfer()
+    });
+    let mut count = 0;
+    transfer.simulation.add_rule(move |info: &PacketInfo<'_>| {
+        let answer = info.packet.is_some_and(|p| p.opcode.operation() == Operation::Acknowledge);
+        count += u32::from(answer);
+        if answer && count > 20 { Verdict::Delay(8 * MILLISECOND) } else { Verdict::Pass }
+    });
+    transfer.run();
+    transfer.expect_no_failure();
+    passed(&transfer);
+    let requester = transfer.simulation.machine(transfer.hosts[0]).counters();
+    assert!((1..16).contains(&requester.timeouts), "{requester:?}");
+}
+
 #[test]
 fn a_lost_acknowledgement_costs_nothing_when_a_later_one_comes() {
     let transfer = scripted(&[Kind::Write], |operation, index| match (operation, index) {

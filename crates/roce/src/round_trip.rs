@@ -1,0 +1,193 @@
+//! How long an answer takes, and how long to wait for one before probing.
+//!
+//! The estimate is that of RFC 6298. A probe costs a packet or two and changes nothing else, so its
+//! timer may be short, as in RFC 8985 (tail loss probes); what is short must know a slow peer from
+//! a lost packet, so the backoff stays until an answer was measured that no probe blurs (Karn's
+//! algorithm).
+
+use core::time::Duration;
+use std::collections::VecDeque;
+
+use crate::Instant;
+
+/// Probes are not sent sooner than this: a peer that is about to be scheduled is not a loss.
+const MINIMUM: Duration = Duration::from_micros(250);
+
+/// The first probe, before any round trip was measured.
+const INITIAL: Duration = Duration::from_millis(20);
+
+/// Packets under measurement at a time. One a round trip would be enough for steady state, but a
+/// window that doubles every round trip doubles the time that packets queue.
+const SAMPLES: usize = 16;
+
+#[derive(Debug)]
+pub(crate) struct RoundTrip {
+    smoothed: Option<Duration>,
+    variation: Duration,
+    /// The shortest one: without queues on the way.
+    shortest: Option<Duration>,
+    /// Doublings of the timer since an answer was last measured.
+    backoff: u32,
+    /// Oldest first.
+    samples: VecDeque<Sample>,
+}
+
+/// A packet under measurement.
+#[derive(Clone, Copy, Debug)]
+struct Sample {
+    /// One past its number.
+    end: u64,
+    sent_at: Instant,
+    /// Something was sent twice since: which of the two was answered, nobody knows.
+    blurred: bool,
+}
+
+impl RoundTrip {
+    pub(crate) fn new() -> Self {
+        Self {
+            smoothed: None,
+            variation: Duration::ZERO,
+            shortest: None,
+            backoff: 0,
+            samples: VecDeque::with_capacity(SAMPLES),
+        }
+    }
+
+    /// A packet was sent; `end` is one past its number. It must be sent for the first time, and ask
+    /// for an answer.
+    pub(crate) fn sent(&mut self, now: Instant, end: u64) {
+        if self.samples.len() < SAMPLES {
+            self.samples.push_back(Sample { end, sent_at: now, blurred: false });
+        }
+    }
+
+    /// Everything before `end` is acknowledged.
+    pub(crate) fn acknowledged(&mut self, now: Instant, end: u64) {
+        // One answer to many packets is an answer to the last of them.
+        let mut answered = None;
+        while self.samples.front().is_some_and(|sample| sample.end <= end) {
+            answered = self.samples.pop_front();
+        }
+        if let Some(sample) = answered.filter(|sample| !sample.blurred) {
+            self.backoff = 0;
+            self.measured(now.saturating_duration_since(sample.sent_at));
+        }
+    }
+
+    fn measured(&mut self, round_trip: Duration) {
+        self.shortest = Some(self.shortest.map_or(round_trip, |least| least.min(round_trip)));
+        match self.smoothed {
+            None => {
+                self.smoothed = Some(round_trip);
+                self.variation = round_trip / 2;
+            }
+            Some(smoothed) => {
+                self.variation = (self.variation * 3 + smoothed.abs_diff(round_trip)) / 4;
+                self.smoothed = Some((smoothed * 7 + round_trip) / 8);
+            }
+        }
+    }
+
+    /// What is under measurement will be sent again or late.
+    pub(crate) fn forget_samples(&mut self) {
+        self.samples.clear();
+    }
+
+    /// The peer says that something was lost: then it is not slow. What is sent again queues behind
+    /// what is still in flight.
+    pub(crate) fn lost(&mut self) {
+        self.samples.clear();
+        self.backoff = u32::from(self.is_queueing());
+    }
+
+    /// The peer was silent for [`RoundTrip::timeout`].
+    pub(crate) fn timed_out(&mut self) {
+        self.backoff += 1;
+        self.samples.iter_mut().for_each(|sample| sample.blurred = true);
+    }
+
+    /// Whether an answer can come after so short a time.
+    pub(crate) fn is_possible(&self, elapsed: Duration) -> bool {
+        self.smoothed.is_some_and(|usual| elapsed >= usual + self.variation)
+    }
+
+    /// Whether packets spend most of their time in queues.
+    pub(crate) fn is_queueing(&self) -> bool {
+        matches!((self.smoothed, self.shortest), (Some(now), Some(least)) if now > least * 3 / 2)
+    }
+
+    /// How long to wait for an answer before probing; never more than `limit`.
+    pub(crate) fn timeout(&self, limit: Duration) -> Duration {
+        let base = match self.smoothed {
+            None => INITIAL,
+            Some(smoothed) => (smoothed + self.variation * 4).max(MINIMUM),
+        };
+        base.saturating_mul(1 << self.backoff.min(16)).min(limit)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: Duration = Duration::from_millis(500);
+
+    fn at(micros: u64) -> Instant {
+        Instant::from_nanos(micros * 1000)
+    }
+
+    fn measured(micros: u64) -> RoundTrip {
+        let mut round_trip = RoundTrip::new();
+        round_trip.sent(at(0), 1);
+        round_trip.acknowledged(at(micros), 1);
+        round_trip
+    }
+
+    #[test]
+    fn probes_back_off_up_to_the_limit() {
+        let mut round_trip = RoundTrip::new();
+        assert_eq!(round_trip.timeout(LIMIT), INITIAL);
+        round_trip.sent(at(0), 1);
+        round_trip.acknowledged(at(50), 1);
+        assert_eq!(round_trip.timeout(LIMIT), MINIMUM);
+        round_trip.timed_out();
+        assert_eq!(round_trip.timeout(LIMIT), MINIMUM * 2);
+        for _ in 0..100 {
+            round_trip.timed_out();
+        }
+        assert_eq!(round_trip.timeout(LIMIT), LIMIT);
+    }
+
+    #[test]
+    fn the_variation_counts_four_times() {
+        assert_eq!(measured(10_000).timeout(LIMIT), Duration::from_millis(30));
+    }
+
+    /// A peer that has become slow: probes are sent until one of its answers is measured.
+    #[test]
+    fn a_backoff_lasts_until_an_answer_is_measured() {
+        let mut round_trip = measured(100);
+        let short = round_trip.timeout(LIMIT);
+        round_trip.sent(at(1000), 2);
+        for _ in 0..5 {
+            round_trip.timed_out();
+        }
+        round_trip.acknowledged(at(9000), 2);
+        assert_eq!(round_trip.timeout(LIMIT), short * 32, "an answer to whichever copy");
+        round_trip.sent(at(10_000), 3);
+        round_trip.acknowledged(at(18_000), 3);
+        let long = round_trip.timeout(LIMIT);
+        assert!((8_000..32_000).contains(&long.as_micros()), "{long:?}");
+    }
+
+    #[test]
+    fn a_loss_is_no_slowness() {
+        let mut round_trip = measured(100);
+        let short = round_trip.timeout(LIMIT);
+        for _ in 0..5 {
+            round_trip.timed_out();
+        }
+        round_trip.lost();
+        assert_eq!(round_trip.timeout(LIMIT), short);
+    }
+}
