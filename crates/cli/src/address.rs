@@ -29,19 +29,19 @@ pub(crate) fn resolve(text: &str) -> anyhow::Result<SocketAddr> {
     addresses.next().with_context(explain)
 }
 
-/// Opens a soft device on `bind`, or else on an address that leads to `peer`.
+/// Opens a soft device on `bind`, or else on an address that leads to `peer`, configured as
+/// `config` says for that address.
 pub(crate) fn open_device(
     bind: Option<IpAddr>,
     peer: IpAddr,
-    segmentation_offload: bool,
+    config: impl Fn(IpAddr) -> SoftConfig,
 ) -> anyhow::Result<Device> {
     for _ in 0..ATTEMPTS {
         let address = match bind {
             Some(address) => address,
             None => towards(peer)?,
         };
-        let config = SoftConfig { segmentation_offload, ..SoftConfig::new(address) };
-        match Device::open_soft(&config) {
+        match Device::open_soft(&config(address)) {
             Err(OpenError::PortInUse { .. }) if bind.is_none() && peer.is_loopback() => {}
             result => return Ok(result?),
         }

@@ -7,6 +7,7 @@ use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use hdrhistogram::Histogram;
 use millstream_collective::{Buffer, Communicator, DataType, Element, JoinConfig, ReduceOperation};
+use millstream_verbs::SoftConfig;
 use serde::{Deserialize, Serialize};
 
 use crate::failure::{not_yet, usage};
@@ -138,8 +139,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let room = Vec::<i32>::new().try_reserve_exact(count.saturating_mul(2));
     room.with_context(|| format!("no memory for two vectors of {} bytes", arguments.vector.size))?;
     let controller = address::resolve(&arguments.controller)?;
-    let device =
-        address::open_device(arguments.bind, controller.ip(), !arguments.no_segmentation_offload)?;
+    let device = address::open_device(arguments.bind, controller.ip(), |address| SoftConfig {
+        segmentation_offload: !arguments.no_segmentation_offload,
+        ..SoftConfig::new(address)
+    })?;
     let config = JoinConfig::new(controller, &arguments.group, world, rank, &device);
     let mut communicator = Communicator::join(&config)
         .with_context(|| format!("rank {rank} of {world} cannot join group {}", arguments.group))?;

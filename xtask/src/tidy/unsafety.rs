@@ -11,7 +11,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("crates/collective/src/memory.rs", "registered vectors, and slices for one call"),
     ("crates/transfer/src/memory.rs", "registered buffers that callers own"),
     ("crates/cli/src/process.rs", "signals"),
-    ("crates/cli/src/rdma/link.rs", "registered memory of a pingpong"),
+    ("crates/cli/src/rdma/memory.rs", "registered memory that is copied to and from"),
     ("crates/collective/src/memory.rs", "registered vectors"),
     ("crates/collective/src/communicator.rs", "vectors that a switch writes to during a call"),
     ("crates/control/src/data_plane.rs", "the promise that a driver asks of a switch's memory"),

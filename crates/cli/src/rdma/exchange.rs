@@ -1,7 +1,8 @@
-//! How two sides of a pingpong find each other: the TCP exchange of libibverbs' examples.
+//! How the two sides find each other: the TCP exchange of libibverbs' examples.
 //!
 //! The client connects and sends its queue pair's address, the server answers with its own, the
-//! client says `done`. An address is 52 bytes: `LID:QPN:PSN:GID` in hexadecimal and a NUL.
+//! client says `done`. An address is 52 bytes: `LID:QPN:PSN:GID` in hexadecimal and a NUL. The TCP
+//! connection is left to the caller.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -34,6 +35,17 @@ impl QueuePairAddress {
             IpAddr::V6(address) => address,
         };
         Self { lid: 0, qpn, psn, gid }
+    }
+
+    /// As libibverbs' examples show it.
+    pub(super) fn describe(&self) -> String {
+        let (lid, qpn, psn) = (self.lid, self.qpn.value(), self.psn.value());
+        // As `inet_ntop` writes it.
+        let gid = match self.gid.to_canonical() {
+            IpAddr::V4(address) => format!("::ffff:{address}"),
+            IpAddr::V6(address) => address.to_string(),
+        };
+        format!("LID 0x{lid:04x}, QPN 0x{qpn:06x}, PSN 0x{psn:06x}, GID {gid}")
     }
 
     /// The IP address behind its GID.
@@ -82,7 +94,8 @@ pub(super) struct Client {
 }
 
 impl Client {
-    pub(super) fn connect(host: &str, port: u16) -> anyhow::Result<Self> {
+    /// Connects to a server of `command`.
+    pub(super) fn connect(command: &str, host: &str, port: u16) -> anyhow::Result<Self> {
         let addresses: Vec<SocketAddr> = (host, port)
             .to_socket_addrs()
             .with_context(|| format!("cannot find the address of {host}"))?
@@ -95,7 +108,7 @@ impl Client {
             }
         }
         Err(failure).with_context(|| {
-            format!("cannot connect to {host}, TCP port {port}: does a pingpong server run there?")
+            format!("cannot connect to {host}, TCP port {port}: does a {command} server run there?")
         })
     }
 
@@ -104,11 +117,14 @@ impl Client {
     }
 
     /// Gives our address for the peer's.
-    pub(super) fn exchange(mut self, ours: &QueuePairAddress) -> anyhow::Result<QueuePairAddress> {
+    pub(super) fn exchange(
+        mut self,
+        ours: &QueuePairAddress,
+    ) -> anyhow::Result<(QueuePairAddress, TcpStream)> {
         self.stream.write_all(&ours.emit()).context("cannot send our address to the server")?;
         let theirs = receive_address(&mut self.stream, "server")?;
         self.stream.write_all(DONE).context("cannot send `done` to the server")?;
-        Ok(theirs)
+        Ok((theirs, self.stream))
     }
 }
 
@@ -150,11 +166,14 @@ impl Server {
 
 impl Waiting {
     /// Gives our address, once our queue pair can receive.
-    pub(super) fn answer(mut self, ours: &QueuePairAddress) -> anyhow::Result<()> {
+    pub(super) fn answer(mut self, ours: &QueuePairAddress) -> anyhow::Result<TcpStream> {
         self.stream.write_all(&ours.emit()).context("cannot send our address to the client")?;
         let mut done = [0; DONE.len()];
         self.stream.read_exact(&mut done).context("the client did not say `done`")?;
-        if done == *DONE { Ok(()) } else { bail!("the client said {done:x?} for `done`") }
+        if done != *DONE {
+            bail!("the client said {done:x?} for `done`");
+        }
+        Ok(self.stream)
     }
 }
 
@@ -167,7 +186,9 @@ fn with_timeouts(stream: TcpStream) -> anyhow::Result<TcpStream> {
 fn receive_address(stream: &mut TcpStream, who: &str) -> anyhow::Result<QueuePairAddress> {
     let mut message = [0; LENGTH];
     stream.read_exact(&mut message).with_context(|| {
-        format!("the {who} did not send the {LENGTH} bytes of its address: is it a pingpong?")
+        format!(
+            "the {who} did not send the {LENGTH} bytes of its address: is it of the same command?"
+        )
     })?;
     QueuePairAddress::parse(&message).with_context(|| {
         let text = String::from_utf8_lossy(&message).into_owned();

@@ -22,18 +22,34 @@ pub(super) enum Side {
 
 /// Fills `message` with what `side` sends in exchange number `exchange`.
 pub(super) fn fill(message: &mut [u8], side: Side, exchange: u32) {
-    let salt = exchange.wrapping_mul(2) | u32::from(side == Side::Server);
-    let mut state = salt.wrapping_mul(0x9e37_79b9) ^ 0x6d69_6c6c;
-    for page in message.chunks_mut(PAGE) {
-        for piece in page.chunks_mut(4) {
-            // xorshift32: the state is never 0, as the step is one to one and 0 maps to itself.
-            state = state.max(1);
-            state ^= state << 13;
-            state ^= state >> 17;
-            state ^= state << 5;
-            piece.copy_from_slice(&state.to_le_bytes()[..piece.len()]);
+    Filling::new(side, exchange).fill(message);
+}
+
+/// The bytes of a message, from the first on.
+pub(super) struct Filling {
+    state: u32,
+}
+
+impl Filling {
+    pub(super) fn new(side: Side, exchange: u32) -> Self {
+        let salt = exchange.wrapping_mul(2) | u32::from(side == Side::Server);
+        Self { state: salt.wrapping_mul(0x9e37_79b9) ^ 0x6d69_6c6c }
+    }
+
+    /// Writes the next bytes: whole pages, but for the last part of a message.
+    pub(super) fn fill(&mut self, part: &mut [u8]) {
+        for page in part.chunks_mut(PAGE) {
+            for piece in page.chunks_mut(4) {
+                // xorshift32: the state is never 0, as the step is one to one and 0 maps to itself.
+                let mut state = self.state.max(1);
+                state ^= state << 13;
+                state ^= state >> 17;
+                state ^= state << 5;
+                self.state = state;
+                piece.copy_from_slice(&state.to_le_bytes()[..piece.len()]);
+            }
+            page[0] = 0;
         }
-        page[0] = 0;
     }
 }
 

@@ -3,19 +3,21 @@
 //! The client sends first; each side sends its next message when the one before is acknowledged
 //! and the peer's has come. Every byte that comes is checked.
 
-use std::net::{IpAddr, Ipv6Addr};
-use std::time::{Duration, Instant, SystemTime};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use clap::Args;
 use millstream_verbs::{Device, Mtu, Psn};
 
-use super::Arguments;
+use super::connection::{self, Remote};
+use super::device::{Choice, Chosen};
 use super::exchange::{Client, QueuePairAddress, Server};
-use super::link::{Event, Link, Remote};
+use super::link::{Event, Link};
 use super::pattern::{Checker, Side, fill};
-use crate::address;
 use crate::failure::usage;
 use crate::output::line;
+use crate::units;
 
 /// For the next message or acknowledgement.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -24,10 +26,30 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// message again after its timeout of 67 ms, and without an answer would do so for ever.
 const LINGER: Duration = Duration::from_millis(200);
 
+/// Arguments of `rdma pingpong`. The short ones are those of `ibv_rc_pingpong`.
+#[derive(Args, Debug)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    device: Choice,
+    /// Bytes in a message
+    #[arg(short, long, value_name = "S", default_value = "4096", value_parser = units::size)]
+    size: u64,
+    /// Number of exchanges
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1000)]
+    iters: u32,
+    /// TCP port on which the two sides find each other
+    #[arg(short, long, default_value_t = 18515)]
+    port: u16,
+    /// Path MTU: 256, 512, 1024, 2048 or 4096
+    #[arg(short, long, value_name = "M", default_value_t = 1024)]
+    mtu: usize,
+    /// The server to connect to; without it, be the server
+    #[arg(value_name = "HOST")]
+    host: Option<String>,
+}
+
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let mtu = Mtu::from_bytes(arguments.mtu).ok_or_else(|| {
-        usage(format!("--mtu {}: it is 256, 512, 1024, 2048 or 4096", arguments.mtu))
-    })?;
+    let mtu = connection::path_mtu(arguments.mtu)?;
     if arguments.iters == 0 {
         return Err(usage("--iters 0: there must be at least one exchange"));
     }
@@ -35,33 +57,27 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let size = arguments.size;
         return Err(usage(format!("--size {size}: a message has at most 2^30 bytes")));
     }
-    let bind = arguments.address()?;
-    let open = |peer| address::open_device(bind, peer, !arguments.no_segmentation_offload);
-    let psn = initial_psn();
+    let chosen = arguments.device.resolve()?;
+    let psn = connection::initial_psn();
     let size = arguments.size as usize;
+    let open = |peer| prepare(&chosen, None, peer, size);
     let (device, link, side, remote) = match &arguments.host {
         Some(host) => {
-            let client = Client::connect(host, arguments.port)?;
-            let device = open(client.peer()?)?;
-            let link = Link::new(&device, size)?;
+            let client = Client::connect("pingpong", host, arguments.port)?;
+            let (device, link) = open(client.peer()?)?;
             let ours = introduce(&device, &link, psn);
-            let theirs = client.exchange(&ours)?;
+            let (theirs, _) = client.exchange(&ours)?;
             let remote = remote(&device, &theirs, mtu)?;
-            link.connect(&remote, psn).context("cannot connect to the server's queue pair")?;
+            link.connect(&remote, psn)?;
             (device, link, Side::Client, remote)
         }
         None => {
-            // With --bind, a mistake shows now, not when a client comes.
-            let early = bind.map(open).transpose()?;
-            let waiting = Server::listen(bind, arguments.port)?.accept()?;
-            let device = match early {
-                Some(device) => device,
-                None => open(waiting.client.address()?)?,
-            };
-            let link = Link::new(&device, size)?;
+            let early = chosen.open_early()?;
+            let waiting = Server::listen(chosen.address(), arguments.port)?.accept()?;
+            let (device, link) = prepare(&chosen, early, waiting.client.address()?, size)?;
             let ours = introduce(&device, &link, psn);
             let remote = remote(&device, &waiting.client, mtu)?;
-            link.connect(&remote, psn).context("cannot connect to the client's queue pair")?;
+            link.connect(&remote, psn)?;
             waiting.answer(&ours)?;
             (device, link, Side::Server, remote)
         }
@@ -73,38 +89,34 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     })
 }
 
+/// The device, unless it is open already, and a queue pair on it.
+fn prepare(
+    chosen: &Chosen,
+    early: Option<Device>,
+    peer: IpAddr,
+    size: usize,
+) -> anyhow::Result<(Device, Link)> {
+    let device = match early {
+        Some(device) => device,
+        None => chosen.open(peer)?,
+    };
+    let link = Link::new(&device, size, chosen.busy_poll)?;
+    Ok((device, link))
+}
+
 /// Our queue pair's address, which is shown.
 fn introduce(device: &Device, link: &Link, psn: Psn) -> QueuePairAddress {
     let ours = QueuePairAddress::new(device.address(), link.number(), psn);
-    line(&format!("  local address:  {}", describe(&ours)));
+    line(&format!("  local address:  {}", ours.describe()));
     ours
 }
 
 /// The peer's side of the connection, which is shown.
 fn remote(device: &Device, theirs: &QueuePairAddress, mtu: Mtu) -> anyhow::Result<Remote> {
-    line(&format!("  remote address: {}", describe(theirs)));
-    let peer = theirs.address()?;
-    let largest = device.path_mtu(peer).with_context(|| format!("there is no way to {peer}"))?;
-    if mtu > largest {
-        return Err(usage(format!(
-            "--mtu {mtu}: packets to {peer} hold at most {largest} bytes, as the interface's MTU is"
-        )));
-    }
-    Ok(Remote { address: peer, qpn: theirs.qpn, psn: theirs.psn, path_mtu: mtu })
-}
-
-fn describe(address: &QueuePairAddress) -> String {
-    let QueuePairAddress { lid, qpn, psn, gid } = *address;
-    let (qpn, psn) = (qpn.value(), psn.value());
-    format!("LID 0x{lid:04x}, QPN 0x{qpn:06x}, PSN 0x{psn:06x}, GID {}", gid_text(gid))
-}
-
-/// As `inet_ntop` writes it.
-fn gid_text(gid: Ipv6Addr) -> String {
-    match gid.to_canonical() {
-        IpAddr::V4(address) => format!("::ffff:{address}"),
-        IpAddr::V6(address) => address.to_string(),
-    }
+    line(&format!("  remote address: {}", theirs.describe()));
+    let address = theirs.address()?;
+    connection::check_path_mtu(device, address, mtu)?;
+    Ok(Remote { address, qpn: theirs.qpn, psn: theirs.psn, path_mtu: mtu, reads: 1 })
 }
 
 /// Sends and receives `iters` messages of `size` bytes, and says how fast.
@@ -123,7 +135,7 @@ fn converse(mut link: Link, side: Side, size: usize, iters: u32) -> anyhow::Resu
         match link.next(PATIENCE)? {
             Some(Event::Sent) => sent += 1,
             Some(Event::Received(message)) => {
-                let bytes = link.message(message);
+                let bytes = link.message(message)?;
                 if received == iters {
                     bail!("the peer sent more than {iters} messages");
                 }
@@ -163,12 +175,4 @@ fn converse(mut link: Link, side: Side, size: usize, iters: u32) -> anyhow::Resu
         }
     }
     Ok(())
-}
-
-/// A number that nobody can guess from the last one.
-fn initial_psn() -> Psn {
-    use std::hash::{BuildHasher, RandomState};
-    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    // RandomState takes its keys from the operating system.
-    Psn::new(RandomState::new().hash_one(time) as u32)
 }

@@ -1,0 +1,104 @@
+//! How queue pairs of these commands are connected.
+
+use std::net::IpAddr;
+use std::time::SystemTime;
+
+use anyhow::Context;
+use millstream_verbs::{
+    Access, Device, Mtu, Psn, Qpn, QueuePair, QueuePairAttributes, QueuePairState,
+};
+
+use crate::failure::usage;
+
+/// 4.096 us * 2^14 = 67 ms for an acknowledgement, as in libibverbs' examples and perftest.
+const TIMEOUT: u8 = 14;
+/// With it, a silent peer is given up after half a second. Not the 7 of libibverbs' examples: the
+/// kernel's soft-RoCE takes that for "for ever".
+const RETRIES: u8 = 6;
+/// A peer that has posted no receive is waited for without end, so whoever waits has a limit.
+const RECEIVER_NOT_READY_RETRIES: u8 = 7;
+/// 0.64 ms between tries to send to a peer that has posted no receive.
+const RECEIVER_NOT_READY_TIMER: u8 = 12;
+
+/// The peer's side of a connection, and how the way there is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Remote {
+    pub(super) address: IpAddr,
+    pub(super) qpn: Qpn,
+    /// The first packet sequence number that it sends.
+    pub(super) psn: Psn,
+    pub(super) path_mtu: Mtu,
+    /// READs and atomic operations at a time, either way.
+    pub(super) reads: u8,
+}
+
+/// Lets a new queue pair take receive requests.
+pub(super) fn initialize(pair: &QueuePair, access: Access) -> anyhow::Result<()> {
+    pair.modify(&QueuePairAttributes {
+        state: Some(QueuePairState::Initialized),
+        access: Some(access),
+        ..Default::default()
+    })
+    .context("cannot initialize a queue pair")
+}
+
+/// Connects a queue pair that was initialized. `psn` is the first packet sequence number that we
+/// send.
+pub(super) fn connect(pair: &QueuePair, remote: &Remote, psn: Psn) -> anyhow::Result<()> {
+    let attributes = QueuePairAttributes {
+        state: Some(QueuePairState::ReadyToReceive),
+        remote_address: Some(remote.address),
+        path_mtu: Some(remote.path_mtu),
+        destination_qpn: Some(remote.qpn),
+        receive_psn: Some(remote.psn),
+        responder_resources: Some(remote.reads),
+        minimum_rnr_timer: Some(RECEIVER_NOT_READY_TIMER),
+        ..Default::default()
+    };
+    let connected = pair.modify(&attributes).and_then(|()| {
+        pair.modify(&QueuePairAttributes {
+            state: Some(QueuePairState::ReadyToSend),
+            send_psn: Some(psn),
+            timeout: Some(TIMEOUT),
+            retry_count: Some(RETRIES),
+            rnr_retry: Some(RECEIVER_NOT_READY_RETRIES),
+            initiator_depth: Some(remote.reads),
+            ..Default::default()
+        })
+    });
+    connected.with_context(|| {
+        let (local, address, qpn) = (pair.number().value(), remote.address, remote.qpn.value());
+        format!("cannot connect queue pair {local:#08x} to {qpn:#08x} of {address}")
+    })
+}
+
+/// The path MTU that `bytes` is.
+pub(super) fn path_mtu(bytes: usize) -> anyhow::Result<Mtu> {
+    Mtu::from_bytes(bytes)
+        .ok_or_else(|| usage(format!("--mtu {bytes}: it is 256, 512, 1024, 2048 or 4096")))
+}
+
+/// The largest path MTU to `peer`.
+pub(super) fn largest_path_mtu(device: &Device, peer: IpAddr) -> anyhow::Result<Mtu> {
+    device.path_mtu(peer).with_context(|| format!("there is no way to {peer}"))
+}
+
+/// Refuses a path MTU that the way to `peer` cannot carry.
+pub(super) fn check_path_mtu(device: &Device, peer: IpAddr, wanted: Mtu) -> anyhow::Result<()> {
+    let largest = largest_path_mtu(device, peer)?;
+    if wanted > largest {
+        return Err(usage(format!(
+            "--mtu {wanted}: packets to {peer} hold at most {largest} bytes, as the interface's \
+             MTU is"
+        )));
+    }
+    Ok(())
+}
+
+/// A number that nobody can guess from the last one.
+pub(super) fn initial_psn() -> Psn {
+    use std::hash::{BuildHasher, RandomState};
+    let time = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    // RandomState takes its keys from the operating system.
+    Psn::new(RandomState::new().hash_one(time) as u32)
+}

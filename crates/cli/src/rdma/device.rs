@@ -1,0 +1,132 @@
+//! Which device a command of `rdma` uses: which provider, which address, which driver.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::Args;
+use millstream_verbs::{Device, IbverbsConfig, SoftConfig};
+
+use crate::address;
+use crate::failure::usage;
+
+/// How long a soft device's thread looks for work before it sleeps, with `--busy-poll`. Longer than
+/// any round trip, so that it sleeps only when the other side does nothing.
+const BUSY_POLL: Duration = Duration::from_millis(10);
+
+/// The options that choose a device.
+#[derive(Args, Debug)]
+pub(super) struct Choice {
+    /// Device: soft-ADDRESS, or one of the system's such as mlx5_0 or rxe0 [default: soft]
+    #[arg(short, long, value_name = "D", conflicts_with = "bind")]
+    device: Option<String>,
+    /// Local address of a soft device [default: one that leads to the peer]
+    #[arg(long, value_name = "IP")]
+    bind: Option<IpAddr>,
+    /// Entry of the GID table of one of the system's devices [default: the best of RoCE v2]
+    #[arg(short = 'x', long, value_name = "INDEX")]
+    gid_index: Option<u8>,
+    /// Look for work all the time instead of sleeping: less latency, for a processor or two
+    #[arg(long)]
+    busy_poll: bool,
+    /// Send every packet of a soft device as its own datagram, as captures want it
+    #[arg(long)]
+    no_segmentation_offload: bool,
+}
+
+/// What [`Choice`] comes to.
+#[derive(Clone, Debug)]
+pub(super) struct Chosen {
+    kind: Kind,
+    /// Threads look for work all the time.
+    pub(super) busy_poll: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Kind {
+    /// A soft device on this address, or on one that leads to the peer.
+    Soft {
+        address: Option<IpAddr>,
+        segmentation_offload: bool,
+    },
+    System(IbverbsConfig),
+}
+
+impl Choice {
+    /// Threads look for work all the time.
+    pub(super) fn busy_poll(&self) -> bool {
+        self.busy_poll
+    }
+
+    /// What was chosen, or which options do not go together.
+    pub(super) fn resolve(&self) -> anyhow::Result<Chosen> {
+        let kind = match self.device.as_deref().map(|name| (name, address::of_device(name))) {
+            Some((name, None)) if name.starts_with("soft-") => {
+                return Err(usage(format!(
+                    "--device {name}: soft devices are named soft-ADDRESS, such as soft-127.0.0.2"
+                )));
+            }
+            Some((name, None)) => {
+                if self.no_segmentation_offload {
+                    return Err(usage(format!(
+                        "--no-segmentation-offload is for soft devices, and {name} is not one"
+                    )));
+                }
+                Kind::System(IbverbsConfig {
+                    name: Some(name.to_owned()),
+                    gid_index: self.gid_index,
+                    ..IbverbsConfig::default()
+                })
+            }
+            soft => {
+                if let Some(index) = self.gid_index {
+                    return Err(usage(format!(
+                        "--gid-index {index}: a soft device has one address; choose it with --bind"
+                    )));
+                }
+                let address = soft.and_then(|(_, address)| address).or(self.bind);
+                let segmentation_offload = !self.no_segmentation_offload;
+                Kind::Soft { address, segmentation_offload }
+            }
+        };
+        Ok(Chosen { kind, busy_poll: self.busy_poll })
+    }
+}
+
+impl Chosen {
+    /// Opens it if it is clear which one without knowing the peer. A mistake shows now then, and
+    /// not when a client comes.
+    pub(super) fn open_early(&self) -> anyhow::Result<Option<Device>> {
+        match self.kind {
+            Kind::Soft { address: None, .. } => Ok(None),
+            // The peer does not matter.
+            Kind::Soft { address: Some(address), .. } => self.open(address).map(Some),
+            Kind::System(_) => self.open(IpAddr::from([0; 4])).map(Some),
+        }
+    }
+
+    /// Opens it, to talk to `peer`.
+    pub(super) fn open(&self, peer: IpAddr) -> anyhow::Result<Device> {
+        match &self.kind {
+            Kind::System(config) => {
+                let name = config.name.as_deref().unwrap_or_default();
+                Device::open_ibverbs(config).with_context(|| format!("cannot open {name}"))
+            }
+            Kind::Soft { address, segmentation_offload } => {
+                address::open_device(*address, peer, |address| SoftConfig {
+                    segmentation_offload: *segmentation_offload,
+                    busy_poll: if self.busy_poll { BUSY_POLL } else { Duration::ZERO },
+                    ..SoftConfig::new(address)
+                })
+            }
+        }
+    }
+
+    /// The local address that was asked for: where a server listens.
+    pub(super) fn address(&self) -> Option<IpAddr> {
+        match self.kind {
+            Kind::Soft { address, .. } => address,
+            Kind::System(_) => None,
+        }
+    }
+}

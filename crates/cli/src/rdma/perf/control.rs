@@ -1,0 +1,222 @@
+//! What the two sides of a test tell each other besides RDMA: lines of JSON over the TCP connection
+//! on which they exchanged their addresses.
+
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use serde::{Deserialize, Serialize};
+use socket2::{SockRef, TcpKeepalive};
+
+use super::agreement::Description;
+use super::figures::Outcome;
+
+/// For the other side's next line, when it has nothing else to do.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// No side says more at a time.
+const LINE_MAX: usize = 1 << 20;
+/// A machine that is gone says nothing; this long after the last sign of life we ask for one, and
+/// then each [`ASK_EVERY`], [`ASK_TIMES`] times.
+const ASK_AFTER: Duration = Duration::from_secs(5);
+const ASK_EVERY: Duration = Duration::from_secs(2);
+const ASK_TIMES: u32 = 5;
+
+/// A line.
+#[derive(Debug, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Message {
+    /// First, each side says what it is about to do.
+    Test(Description),
+    /// Each side is ready for messages of this size.
+    Ready { size: u32 },
+    /// The client has done its part and measured this; it has checked so many bytes.
+    Measured { outcome: Outcome, checked: u64 },
+    /// The server has got all of it; it has checked so many bytes.
+    Checked { bytes: u64 },
+    /// The sender gives up, and says why.
+    Failed { why: String },
+}
+
+/// The connection to the other side.
+pub(super) struct Control {
+    stream: TcpStream,
+    /// What was read, and is no line yet.
+    unread: Vec<u8>,
+    peer: &'static str,
+}
+
+impl Control {
+    /// `peer` is what the other side is called.
+    pub(super) fn new(stream: TcpStream, peer: &'static str) -> anyhow::Result<Self> {
+        let keepalive = TcpKeepalive::new()
+            .with_time(ASK_AFTER)
+            .with_interval(ASK_EVERY)
+            .with_retries(ASK_TIMES);
+        SockRef::from(&stream).set_tcp_keepalive(&keepalive).context("cannot set a timeout")?;
+        stream.set_nodelay(true).context("cannot send lines at once")?;
+        Ok(Self { stream, unread: Vec::new(), peer })
+    }
+
+    /// What the other side is called.
+    pub(super) fn peer(&self) -> &'static str {
+        self.peer
+    }
+
+    pub(super) fn send(&mut self, message: &Message) -> anyhow::Result<()> {
+        let mut line = serde_json::to_vec(message).context("a message is no JSON")?;
+        line.push(b'\n');
+        self.stream.write_all(&line).with_context(|| {
+            format!("cannot tell the {} anything: it has closed the connection", self.peer)
+        })
+    }
+
+    /// The next line, soon.
+    pub(super) fn receive(&mut self) -> anyhow::Result<Message> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                bail!("the {} has said nothing for {PATIENCE:?}: has it stopped?", self.peer);
+            }
+            if let Some(message) = self.receive_within(left)? {
+                return Ok(message);
+            }
+        }
+    }
+
+    /// The next line, however long that takes, as long as the other side's machine is there.
+    pub(super) fn receive_eventually(&mut self) -> anyhow::Result<Message> {
+        loop {
+            if let Some(message) = self.receive_within(PATIENCE)? {
+                return Ok(message);
+            }
+        }
+    }
+
+    /// The next line, if it is there already.
+    pub(super) fn poll(&mut self) -> anyhow::Result<Option<Message>> {
+        self.stream.set_nonblocking(true).context("cannot look for a line")?;
+        let message = self.read();
+        self.stream.set_nonblocking(false).context("cannot wait for lines")?;
+        message
+    }
+
+    /// Why the other side gave up, if it has just said so.
+    pub(super) fn complaint(&mut self) -> Option<anyhow::Error> {
+        match self.poll() {
+            Err(error) => error.is::<GaveUp>().then_some(error),
+            Ok(_) => None,
+        }
+    }
+
+    fn receive_within(&mut self, timeout: Duration) -> anyhow::Result<Option<Message>> {
+        self.stream.set_read_timeout(Some(timeout)).context("cannot set a timeout")?;
+        self.read()
+    }
+
+    /// Reads once, or more often until there is a line; `None` when nothing comes.
+    fn read(&mut self) -> anyhow::Result<Option<Message>> {
+        let peer = self.peer;
+        let mut bytes = [0; 4096];
+        loop {
+            if let Some(end) = self.unread.iter().position(|&byte| byte == b'\n') {
+                let line: Vec<u8> = self.unread.drain(..=end).collect();
+                return parse(&line, peer).map(Some);
+            }
+            if self.unread.len() > LINE_MAX {
+                bail!("the {peer} has sent a line of more than {LINE_MAX} bytes");
+            }
+            match self.stream.read(&mut bytes) {
+                Ok(0) => bail!(
+                    "the {peer} has closed the connection before the test was over: it says why"
+                ),
+                Ok(count) => self.unread.extend_from_slice(&bytes[..count]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+                    ) && error.raw_os_error() != Some(libc::ETIMEDOUT) =>
+                {
+                    return Ok(None);
+                }
+                Err(error) => {
+                    return Err(error).with_context(|| format!("the {peer} is gone"));
+                }
+            }
+        }
+    }
+}
+
+/// The other side gave up, and said why.
+#[derive(Debug, thiserror::Error)]
+#[error("the {peer} gave up: {why}")]
+pub(super) struct GaveUp {
+    peer: &'static str,
+    why: String,
+}
+
+fn parse(line: &[u8], peer: &'static str) -> anyhow::Result<Message> {
+    match serde_json::from_slice(line) {
+        Ok(Message::Failed { why }) => {
+            // It is shown on a terminal, and not ours.
+            let why = why.chars().filter(|char| !char.is_control()).take(1000).collect();
+            Err(GaveUp { peer, why }.into())
+        }
+        Ok(message) => Ok(message),
+        Err(_) => {
+            let start = String::from_utf8_lossy(&line[..line.len().min(60)]).into_owned();
+            bail!("the {peer} said {start:?}: is it of the same version of millstream?")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::TcpListener;
+
+    use super::*;
+
+    fn pair() -> (Control, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (other, _) = listener.accept().unwrap();
+        (Control::new(stream, "server").unwrap(), other)
+    }
+
+    #[test]
+    fn lines_come_one_by_one_however_they_were_cut() {
+        let (mut control, mut other) = pair();
+        assert!(control.poll().unwrap().is_none());
+        other.write_all(b"{\"ready\":{\"si").unwrap();
+        assert!(control.poll().unwrap().is_none());
+        other.write_all(b"ze\":17}}\n{\"checked\":{\"bytes\":5}}\n").unwrap();
+        assert!(matches!(control.receive().unwrap(), Message::Ready { size: 17 }));
+        assert!(matches!(control.poll().unwrap(), Some(Message::Checked { bytes: 5 })));
+        drop(other);
+        assert!(control.receive().unwrap_err().to_string().contains("closed the connection"));
+    }
+
+    #[test]
+    fn a_side_that_gives_up_says_why() {
+        let (mut control, other) = pair();
+        let mut other = Control::new(other, "client").unwrap();
+        other.send(&Message::Failed { why: "no\x1b memory".to_owned() }).unwrap();
+        let error = control.receive_eventually().unwrap_err();
+        assert_eq!(error.to_string(), "the server gave up: no memory");
+    }
+
+    #[test]
+    fn garbage_is_told_and_bounded() {
+        let (mut control, mut other) = pair();
+        other.write_all(b"HTTP/1.1 200 OK\r\n").unwrap();
+        let error = control.receive().unwrap_err().to_string();
+        assert!(error.contains("HTTP/1.1 200 OK"), "{error}");
+        let flood = std::thread::spawn(move || while other.write_all(&[b'x'; 65536]).is_ok() {});
+        let error = control.receive().unwrap_err().to_string();
+        assert!(error.contains("more than"), "{error}");
+        drop(control);
+        flood.join().unwrap();
+    }
+}
