@@ -6,9 +6,9 @@ use core::net::IpAddr;
 use std::collections::{BTreeMap, VecDeque};
 
 use millstream_roce::{
-    AsyncEvent, Completion, CompletionOperation, CompletionQueueId, CompletionStatus, Counters,
-    DatagramMeta, Endpoint, EndpointConfig, IcrcCheck, Instant, Node, Piece, QueuePairAttributes,
-    QueuePairState, Transmit,
+    Completion, CompletionOperation, CompletionQueueId, CompletionStatus, Counters, DatagramMeta,
+    Endpoint, EndpointConfig, IcrcCheck, Instant, Node, Piece, QueuePairAttributes, QueuePairState,
+    Transmit,
 };
 use millstream_wire::Qpn;
 
@@ -293,7 +293,7 @@ impl SwitchNode {
     fn settle(&mut self, now: Instant) {
         while let Some(event) = self.endpoint.poll_event() {
             // Overruns cannot be: a completion queue has room for all requests that it serves.
-            if let AsyncEvent::QueuePairFatal(qpn) = event
+            if let Some(qpn) = event.failed_queue_pair()
                 && let Some(&(index, child)) = self.edges.get(&qpn)
             {
                 self.drain(now, index);

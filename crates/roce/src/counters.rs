@@ -39,6 +39,8 @@ pub struct Counters {
     pub retransmissions: u64,
     /// Of those, timeouts.
     pub timeouts: u64,
+    /// Events that were lost because nobody took those before them.
+    pub events_lost: u64,
     /// Congestion notifications that arrived.
     pub congestion_notifications: u64,
 }

@@ -9,7 +9,8 @@ use crate::attributes::{Attribute, ModifyError, QueuePairAttributes, QueuePairSt
 use crate::completion::{Completion, CompletionQueue, CompletionQueueId, CompletionStatus};
 use crate::config::{EndpointConfig, QueuePairCapabilities, QueuePairConfig};
 use crate::counters::Counters;
-use crate::error::{AsyncEvent, CreateError, PostError};
+use crate::error::{CreateError, PostError};
+use crate::events::{AsyncEvent, Events};
 use crate::icrc_check::Solvers;
 use crate::memory::Memory;
 use crate::node::{DatagramMeta, Node, Transmit};
@@ -20,9 +21,6 @@ use crate::work::{Piece, ReceiveRequest, SendOperation, SendRequest};
 /// Packets that one queue pair sends before the next has its turn: what a segmented send holds.
 pub(crate) const BURST: u32 = 16;
 
-/// Events kept for an application that does not ask for them.
-const MAX_EVENTS: usize = 1024;
-
 /// What queue pairs share.
 #[derive(Debug)]
 pub(crate) struct Shared<M> {
@@ -30,7 +28,7 @@ pub(crate) struct Shared<M> {
     pub(crate) memory: M,
     pub(crate) counters: Counters,
     completion_queues: Vec<Option<CompletionQueue>>,
-    events: VecDeque<AsyncEvent>,
+    events: Events,
     /// Some completion queue lost a completion.
     overrun: bool,
 }
@@ -53,8 +51,8 @@ impl<M> Shared<M> {
     }
 
     pub(crate) fn event(&mut self, event: AsyncEvent) {
-        if self.events.len() < MAX_EVENTS {
-            self.events.push_back(event);
+        if !self.events.push(event) {
+            self.counters.events_lost += 1;
         }
     }
 }
@@ -71,6 +69,8 @@ pub struct Endpoint<M> {
     timers: Timers,
     solvers: Solvers,
     random: u64,
+    /// [`Endpoint::fail_all`] was called.
+    failed: bool,
 }
 
 /// Queue pair numbers: the low bits are the index, the rest is random, so that packets for a
@@ -87,7 +87,7 @@ impl<M: Memory> Endpoint<M> {
                 memory,
                 counters: Counters::default(),
                 completion_queues: Vec::new(),
-                events: VecDeque::new(),
+                events: Events::default(),
                 overrun: false,
             },
             queue_pairs: Vec::new(),
@@ -97,6 +97,7 @@ impl<M: Memory> Endpoint<M> {
             timers: Timers::default(),
             solvers: Solvers::default(),
             random,
+            failed: false,
         }
     }
 
@@ -323,8 +324,11 @@ impl<M: Memory> Endpoint<M> {
     }
 
     /// Takes every queue pair to the error state: when a driver can no longer send or receive,
-    /// whoever waits for a completion gets one.
+    /// whoever waits for a completion gets one. The first time is an event.
     pub fn fail_all(&mut self) {
+        if !core::mem::replace(&mut self.failed, true) {
+            self.shared.event(AsyncEvent::DeviceFatal);
+        }
         for pair in self.queue_pairs.iter_mut().flatten() {
             pair.fail_fatally(&mut self.shared, None);
         }
@@ -332,7 +336,12 @@ impl<M: Memory> Endpoint<M> {
 
     /// The next event that was not asked for.
     pub fn poll_event(&mut self) -> Option<AsyncEvent> {
-        self.shared.events.pop_front()
+        self.shared.events.pop()
+    }
+
+    /// How many events wait.
+    pub fn events_waiting(&self) -> usize {
+        self.shared.events.len()
     }
 
     fn index(&self, qpn: Qpn) -> Option<usize> {
@@ -450,6 +459,7 @@ impl<M: Memory> Node for Endpoint<M> {
             self.shared.counters.congestion_notifications += 1;
             return;
         }
+        pair.communicate(&mut self.shared);
         if packet.opcode.is_response() {
             pair.handle_response(now, &mut self.shared, &packet);
         } else {

@@ -1,4 +1,4 @@
-//! Why an endpoint did not do what it was asked, and what it tells without being asked.
+//! Why an endpoint did not do what it was asked.
 
 use millstream_wire::Qpn;
 use thiserror::Error;
@@ -87,16 +87,4 @@ pub enum PostError {
         /// Its error number.
         code: i32,
     },
-}
-
-/// Something that happened without being asked for.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum AsyncEvent {
-    /// A queue pair failed; its completions say why.
-    QueuePairFatal(Qpn),
-    /// In SQD, the last request that was begun is done: attributes can be changed, and the queue
-    /// pair can go back to RTS.
-    SendQueueDrained(Qpn),
-    /// A completion was lost because the queue was full: queue pairs that complete into it fail.
-    CompletionQueueOverrun(CompletionQueueId),
 }

@@ -24,6 +24,7 @@ mod config;
 mod counters;
 mod endpoint;
 mod error;
+mod events;
 mod icrc_check;
 mod memory;
 mod node;
@@ -46,7 +47,8 @@ pub use completion::{Completion, CompletionOperation, CompletionQueueId, Complet
 pub use config::{EndpointConfig, QueuePairCapabilities, QueuePairConfig, Transport};
 pub use counters::Counters;
 pub use endpoint::Endpoint;
-pub use error::{AsyncEvent, CreateError, PostError};
+pub use error::{CreateError, PostError};
+pub use events::AsyncEvent;
 pub use icrc_check::IcrcCheck;
 pub use memory::{AccessDenied, AccessKind, Destination, Memory, RemoteAccess};
 pub use node::{DatagramMeta, Identification, Node, Transmit};

@@ -9,7 +9,7 @@ use crate::attributes::{QueuePairAttributes, QueuePairState};
 use crate::completion::{Completion, CompletionQueueId, CompletionStatus};
 use crate::config::{QueuePairCapabilities, QueuePairConfig};
 use crate::endpoint::{BURST, Shared};
-use crate::error::AsyncEvent;
+use crate::events::AsyncEvent;
 use crate::memory::Memory;
 use crate::requester::Requester;
 use crate::responder::Responder;
@@ -53,6 +53,8 @@ pub(crate) struct QueuePair {
     answers_in_a_row: u32,
     /// Requests that may then go out before the next answer.
     requests_owed: u32,
+    /// The application knows that the peer talks to it.
+    established: bool,
     /// The application knows that the send queue is drained.
     drained: bool,
     /// In the endpoint's list of queue pairs that may have something to send.
@@ -75,6 +77,7 @@ impl QueuePair {
             responder: Responder::new(config.capabilities.max_receive_requests),
             answers_in_a_row: 0,
             requests_owed: 0,
+            established: false,
             drained: false,
             ready: false,
         }
@@ -132,10 +135,19 @@ impl QueuePair {
                 self.drained = false;
                 self.requester.drain();
             }
+            QueuePairState::ReadyToReceive => self.established = false,
             QueuePairState::ReadyToSend => self.requester.resume(),
             _ => {}
         }
         self.state = to;
+    }
+
+    /// A packet arrived: in RTR the application learns by it that its peer is there, once.
+    pub(crate) fn communicate<M>(&mut self, shared: &mut Shared<M>) {
+        if self.state == QueuePairState::ReadyToReceive && !self.established {
+            self.established = true;
+            shared.event(AsyncEvent::CommunicationEstablished(self.qpn));
+        }
     }
 
     /// Whether it is in SQD and still finishes requests.
@@ -179,11 +191,12 @@ impl QueuePair {
         }
     }
 
-    /// Like [`QueuePair::fail_fatally`], but what is to be said to the peer is said.
-    pub(crate) fn fail_but_answer<M: Memory>(&mut self, shared: &mut Shared<M>) {
+    /// Like [`QueuePair::fail_fatally`], but what is to be said to the peer is said, and the
+    /// application hears `event`.
+    pub(crate) fn fail_but_answer<M: Memory>(&mut self, shared: &mut Shared<M>, event: AsyncEvent) {
         if self.state != QueuePairState::Error {
             self.fail(shared, None);
-            shared.event(AsyncEvent::QueuePairFatal(self.qpn));
+            shared.event(event);
         }
     }
 

@@ -10,6 +10,7 @@ use millstream_wire::{
 
 use crate::completion::{Completion, CompletionOperation, CompletionStatus};
 use crate::endpoint::Shared;
+use crate::events::AsyncEvent;
 use crate::memory::{AccessDenied, AccessKind, Destination, Memory, RemoteAccess};
 use crate::queue_pair::{QueuePair, header};
 use crate::replies::{ReadReply, Replies, Reply};
@@ -158,12 +159,15 @@ impl QueuePair {
                 let timer = self.responder.minimum_rnr_timer;
                 self.responder.ask_again(Syndrome::ReceiverNotReady { timer });
             }
-            Err(Refusal::Nak(code)) => self.refuse(shared, psn, code),
+            Err(Refusal::Nak(code)) => {
+                let event = self.event_of(code);
+                self.refuse(shared, psn, code, event);
+            }
             Err(Refusal::Receive(status, code)) => {
                 if let Some(request) = self.responder.take_receive() {
                     self.complete_receive(shared, request, status, packet, 0);
                 }
-                self.refuse(shared, psn, code);
+                self.refuse(shared, psn, code, AsyncEvent::QueuePairFatal(self.qpn));
             }
         }
     }
@@ -394,10 +398,25 @@ impl QueuePair {
     }
 
     /// Answers with a fatal NAK, after all that was to be said before, and goes to the error state.
-    fn refuse<M: Memory>(&mut self, shared: &mut Shared<M>, psn: u64, code: NakCode) {
+    fn refuse<M: Memory>(
+        &mut self,
+        shared: &mut Shared<M>,
+        psn: u64,
+        code: NakCode,
+        event: AsyncEvent,
+    ) {
         let msn = self.responder.message_number();
         self.responder.replies.refuse(psn, msn, Syndrome::Nak(code));
-        self.fail_but_answer(shared);
+        self.fail_but_answer(shared, event);
+    }
+
+    /// What the application hears of a request that was refused so, when no completion says it.
+    const fn event_of(&self, code: NakCode) -> AsyncEvent {
+        match code {
+            NakCode::RemoteAccessError => AsyncEvent::QueuePairAccessError(self.qpn),
+            NakCode::InvalidRequest => AsyncEvent::QueuePairRequestError(self.qpn),
+            _ => AsyncEvent::QueuePairFatal(self.qpn),
+        }
     }
 
     /// Writes the next answer, if any.
@@ -434,7 +453,8 @@ impl QueuePair {
                         self.responder.replies.pop();
                     } else {
                         self.responder.replies.clear();
-                        self.refuse(shared, read.psn, NakCode::RemoteAccessError);
+                        let code = NakCode::RemoteAccessError;
+                        self.refuse(shared, read.psn, code, self.event_of(code));
                     }
                 }
             }

@@ -39,7 +39,12 @@ fn refused(mut pair: Pair, keys: &[u32], packets: &[Forge], code: NakCode, what:
     assert_eq!(pair.snapshot(1, keys), before, "{what}");
     let qpn = pair.hosts[1].qpn;
     let event = pair.hosts[1].endpoint.poll_event();
-    assert_eq!(event, Some(AsyncEvent::QueuePairFatal(qpn)), "{what}");
+    let expected = match code {
+        NakCode::RemoteAccessError => AsyncEvent::QueuePairAccessError(qpn),
+        NakCode::InvalidRequest => AsyncEvent::QueuePairRequestError(qpn),
+        _ => AsyncEvent::QueuePairFatal(qpn),
+    };
+    assert_eq!(event, Some(expected), "{what}");
     // Nothing follows: the queue pair is closed.
     last.inject(&mut pair);
     assert_eq!(pair.answers(1), [], "{what}");

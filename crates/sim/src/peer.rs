@@ -4,9 +4,9 @@ use core::time::Duration;
 use std::collections::{BTreeMap, VecDeque};
 
 use millstream_roce::{
-    Completion, CompletionOperation, CompletionQueueId, CompletionStatus, Counters, DatagramMeta,
-    Endpoint, EndpointConfig, Instant, Node, OwnedMemory, Piece, PostError, ReceiveRequest,
-    ScatterGather, SendRequest, Transmit,
+    AsyncEvent, Completion, CompletionOperation, CompletionQueueId, CompletionStatus, Counters,
+    DatagramMeta, Endpoint, EndpointConfig, Instant, Node, OwnedMemory, Piece, PostError,
+    ReceiveRequest, ScatterGather, SendRequest, Transmit,
 };
 use millstream_wire::Qpn;
 
@@ -377,7 +377,8 @@ impl Machine for Peer {
             }
         }
         while let Some(event) = self.endpoint.poll_event() {
-            let expected = matches!(event, millstream_roce::AsyncEvent::QueuePairFatal(_));
+            let established = matches!(event, AsyncEvent::CommunicationEstablished(_));
+            let expected = event.failed_queue_pair().is_some() || established;
             if !expected {
                 self.news.push(News::Wrong(format!("{event:?}")));
             }

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use millstream_net::DriverCounters;
 use millstream_roce::{AsyncEvent, Counters, CreateError};
@@ -108,9 +109,16 @@ impl Device {
         either!(&self.device, device => device.driver_counters())
     }
 
-    /// The next event that nobody asked for: a queue pair that failed, a queue that overran.
+    /// The next event that nobody asked for: a queue pair that failed, a queue that overran. A
+    /// device keeps 1024 of them for who does not look, and counts the rest as lost.
     pub fn poll_event(&self) -> Option<AsyncEvent> {
         either!(&self.device, device => device.poll_event())
+    }
+
+    /// Waits for the next event, at most `timeout`. Returns `None` at once when there is none and
+    /// the device has failed.
+    pub fn wait_event(&self, timeout: Duration) -> Option<AsyncEvent> {
+        either!(&self.device, device => device.wait_event(timeout))
     }
 
     /// Why the device does not work any more, if so.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use millstream_net::DriverCounters;
 use millstream_roce::{AsyncEvent, Counters};
@@ -187,6 +188,10 @@ impl Device {
 
     pub(crate) fn poll_event(&self) -> Option<AsyncEvent> {
         self.registry.poll_event()
+    }
+
+    pub(crate) fn wait_event(&self, timeout: Duration) -> Option<AsyncEvent> {
+        self.registry.wait_event(timeout)
     }
 
     pub(crate) fn failure(&self) -> Option<String> {

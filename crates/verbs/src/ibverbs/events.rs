@@ -5,8 +5,9 @@ use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
+use std::time::Duration;
 
 use millstream_roce::{AsyncEvent, Completion};
 
@@ -25,6 +26,8 @@ pub(super) struct Registry {
     queues: Mutex<Vec<Option<Weak<CompletionQueue>>>>,
     pairs: Mutex<HashMap<u32, Weak<Pair>>>,
     events: Mutex<VecDeque<AsyncEvent>>,
+    /// There is an event, or the device has failed.
+    happened: Condvar,
     failure: OnceLock<String>,
     /// It has failed, and touches no request any more.
     quiet: AtomicBool,
@@ -84,9 +87,13 @@ impl Registry {
 
     /// A queue pair failed: the application hears of it, once.
     pub(super) fn pair_failed(&self, work: &Work) {
+        self.pair_failed_by(work, AsyncEvent::QueuePairFatal(work.qpn));
+    }
+
+    fn pair_failed_by(&self, work: &Work, event: AsyncEvent) {
         work.set_failed();
         if work.to_report() {
-            self.event(AsyncEvent::QueuePairFatal(work.qpn));
+            self.event(event);
         }
     }
 
@@ -94,11 +101,18 @@ impl Registry {
         let mut events = lock(&self.events);
         if events.len() < MAX_EVENTS {
             events.push_back(event);
+            self.happened.notify_one();
         }
     }
 
     pub(super) fn poll_event(&self) -> Option<AsyncEvent> {
         lock(&self.events).pop_front()
+    }
+
+    pub(super) fn wait_event(&self, timeout: Duration) -> Option<AsyncEvent> {
+        let nothing = |events: &mut VecDeque<_>| events.is_empty() && self.failure.get().is_none();
+        let waited = self.happened.wait_timeout_while(lock(&self.events), timeout, nothing);
+        waited.unwrap_or_else(PoisonError::into_inner).0.pop_front()
     }
 
     pub(super) fn failure(&self) -> Option<&str> {
@@ -118,6 +132,8 @@ impl Registry {
         if self.failure.set(reason).is_err() {
             return;
         }
+        self.event(AsyncEvent::DeviceFatal);
+        self.happened.notify_all();
         for pair in self.all_pairs() {
             pair.stop();
         }
@@ -144,9 +160,10 @@ impl Registry {
     /// What an event is of, while that surely exists.
     fn look_up(&self, event: DeviceEvent) -> Happened {
         match event {
-            DeviceEvent::QueuePairFatal(number) => {
-                let pair = lock(&self.pairs).get(&number).and_then(Weak::upgrade);
-                pair.map_or(Happened::Nothing, Happened::PairFailed)
+            DeviceEvent::QueuePair(event) => {
+                let Some(qpn) = event.failed_queue_pair() else { return Happened::Told(event) };
+                let pair = lock(&self.pairs).get(&qpn.value()).and_then(Weak::upgrade);
+                pair.map_or(Happened::Nothing, |pair| Happened::PairFailed(pair, event))
             }
             DeviceEvent::CompletionQueueError(number) => {
                 self.queue(number).map_or(Happened::Nothing, Happened::QueueFailed)
@@ -161,7 +178,8 @@ impl Registry {
 
     fn react(&self, happened: Happened) {
         match happened {
-            Happened::PairFailed(pair) => self.pair_failed(&pair.work),
+            Happened::PairFailed(pair, event) => self.pair_failed_by(&pair.work, event),
+            Happened::Told(event) => self.event(event),
             Happened::QueueFailed(queue) => {
                 self.event(AsyncEvent::CompletionQueueOverrun(queue.id()));
                 // It may have lost completions and, on real hardware, gets none any more.
@@ -180,7 +198,9 @@ impl Registry {
 
 /// What an event of the device was of.
 enum Happened {
-    PairFailed(Arc<Pair>),
+    PairFailed(Arc<Pair>, AsyncEvent),
+    /// Something that only the application has to know.
+    Told(AsyncEvent),
     QueueFailed(Arc<CompletionQueue>),
     DeviceFailed,
     Nothing,
@@ -204,6 +224,7 @@ impl Events {
             queues: Mutex::default(),
             pairs: Mutex::default(),
             events: Mutex::default(),
+            happened: Condvar::new(),
             failure: OnceLock::new(),
             quiet: AtomicBool::new(false),
             stopping: AtomicBool::new(false),

@@ -369,6 +369,8 @@ pub(super) const EVENT_CQ_ERR: u32 = 0;
 pub(super) const EVENT_QP_FATAL: u32 = 1;
 pub(super) const EVENT_QP_REQ_ERR: u32 = 2;
 pub(super) const EVENT_QP_ACCESS_ERR: u32 = 3;
+pub(super) const EVENT_COMM_EST: u32 = 4;
+pub(super) const EVENT_SQ_DRAINED: u32 = 5;
 pub(super) const EVENT_DEVICE_FATAL: u32 = 8;
 
 /// The name to load. The number is that of the library's interface; a name without it belongs to

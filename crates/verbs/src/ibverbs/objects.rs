@@ -13,6 +13,9 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_roce::AsyncEvent;
+use millstream_wire::Qpn;
+
 use super::error::IbverbsError;
 use super::ffi::{self, Library};
 use super::work::Refused;
@@ -121,8 +124,8 @@ unsafe impl Sync for Context {}
 pub(super) enum DeviceEvent {
     /// To the completion queue with this number.
     CompletionQueueError(u32),
-    /// To the queue pair with this number: it is in the error state.
-    QueuePairFatal(u32),
+    /// To the queue pair that the event names.
+    QueuePair(AsyncEvent),
     DeviceFatal,
     /// What needs no reaction: ports, addresses and connections that change.
     Other(u32),
@@ -198,10 +201,21 @@ impl Context {
                 let context = unsafe { (*event.element.cast::<ffi::Cq>()).cq_context };
                 DeviceEvent::CompletionQueueError(context.addr() as u32)
             }
-            ffi::EVENT_QP_FATAL | ffi::EVENT_QP_REQ_ERR | ffi::EVENT_QP_ACCESS_ERR => {
+            ffi::EVENT_QP_FATAL
+            | ffi::EVENT_QP_REQ_ERR
+            | ffi::EVENT_QP_ACCESS_ERR
+            | ffi::EVENT_COMM_EST
+            | ffi::EVENT_SQ_DRAINED => {
                 // SAFETY: for these types the element is a queue pair. Its destruction waits for
                 // the acknowledgement below, so it is live.
-                DeviceEvent::QueuePairFatal(unsafe { (*event.element.cast::<ffi::Qp>()).qp_num })
+                let qpn = Qpn::new(unsafe { (*event.element.cast::<ffi::Qp>()).qp_num });
+                DeviceEvent::QueuePair(match event.event_type {
+                    ffi::EVENT_QP_REQ_ERR => AsyncEvent::QueuePairRequestError(qpn),
+                    ffi::EVENT_QP_ACCESS_ERR => AsyncEvent::QueuePairAccessError(qpn),
+                    ffi::EVENT_COMM_EST => AsyncEvent::CommunicationEstablished(qpn),
+                    ffi::EVENT_SQ_DRAINED => AsyncEvent::SendQueueDrained(qpn),
+                    _ => AsyncEvent::QueuePairFatal(qpn),
+                })
             }
             ffi::EVENT_DEVICE_FATAL => DeviceEvent::DeviceFatal,
             other => DeviceEvent::Other(other),

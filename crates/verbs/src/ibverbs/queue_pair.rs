@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use millstream_roce::{
-    Attribute, CreateError, ModifyError, QueuePairAttributes, QueuePairCapabilities,
+    Access, Attribute, CreateError, ModifyError, QueuePairAttributes, QueuePairCapabilities,
     QueuePairState, Transport,
 };
 use millstream_wire::{Mtu, Qpn};
@@ -228,12 +228,18 @@ impl QueuePair {
             let settled = self.pair.settle();
             settled.map_err(|code| ModifyError::System { call: "ibv_poll_cq", code })?;
         }
+        if (from, to) == (QueuePairState::Reset, QueuePairState::Error) {
+            // Possible by the specification, and not by the kernel's table.
+            let access = Some(Access::empty());
+            let closed = QueuePairAttributes { access, ..QueuePairAttributes::default() };
+            let (native, mask) = self.translate(&closed, from, QueuePairState::Initialized);
+            self.modify_native(&native, mask)?;
+        }
         let told_before = to == QueuePairState::Error && self.work().close();
-        self.pair.native.modify(&native, mask).map_err(|code| {
+        self.modify_native(&native, mask).inspect_err(|_| {
             if to == QueuePairState::Error && !told_before {
                 self.work().reopen();
             }
-            ModifyError::System { call: "ibv_modify_qp", code }
         })?;
         match to {
             QueuePairState::Reset => {
@@ -249,6 +255,11 @@ impl QueuePair {
         }
         *state = to;
         Ok(())
+    }
+
+    fn modify_native(&self, native: &ffi::QpAttr, mask: i32) -> Result<(), ModifyError> {
+        let call = "ibv_modify_qp";
+        self.pair.native.modify(native, mask).map_err(|code| ModifyError::System { call, code })
     }
 
     /// Devices refuse a path MTU beyond the port's without saying why; the kernel's own takes it,

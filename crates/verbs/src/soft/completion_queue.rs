@@ -1,13 +1,13 @@
 //! Completion queues of soft devices: polled, waited for, or handled as completions come.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use millstream_roce::{Completion, CompletionQueueId, CreateError};
 
 use super::device::Device;
+use super::waiters::Waiters;
 use crate::CompletionHandler;
 
 /// A completion queue.
@@ -19,9 +19,7 @@ pub(crate) struct CompletionQueue {
 /// What the progress thread needs of a queue.
 pub(super) struct Notice {
     pub(super) id: CompletionQueueId,
-    waiters: AtomicUsize,
-    lock: Mutex<()>,
-    arrived: Condvar,
+    waiters: Waiters,
     handler: Option<Mutex<CompletionHandler>>,
 }
 
@@ -34,13 +32,8 @@ impl CompletionQueue {
         let mut endpoint = device.lock().ok_or(CreateError::DeviceFailed)?;
         let id = endpoint.create_completion_queue(capacity)?;
         endpoint.release_without_waking();
-        let notice = Arc::new(Notice {
-            id,
-            waiters: AtomicUsize::new(0),
-            lock: Mutex::new(()),
-            arrived: Condvar::new(),
-            handler: handler.map(Mutex::new),
-        });
+        let notice =
+            Arc::new(Notice { id, waiters: Waiters::default(), handler: handler.map(Mutex::new) });
         device.notices().push(Arc::clone(&notice));
         Ok(Self { device: Arc::clone(device), notice })
     }
@@ -57,30 +50,14 @@ impl CompletionQueue {
     }
 
     pub(crate) fn wait(&self, timeout: Duration) -> bool {
-        let Self { device, notice } = self;
-        // A time that a clock cannot tell is never reached.
-        let deadline = Instant::now().checked_add(timeout);
-        let mut guard = notice.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        // Counted before the first look: whoever adds a completion after that look sees us.
-        notice.waiters.fetch_add(1, Ordering::SeqCst);
-        let found = loop {
-            let endpoint = device.lock_regardless();
-            let waiting = endpoint.completions_waiting(notice.id);
+        let look = || {
+            let endpoint = self.device.lock_regardless();
+            let waiting = endpoint.completions_waiting(self.id());
             endpoint.release_without_waking();
-            if waiting > 0 {
-                break true;
-            }
-            let left = deadline.map_or(Duration::MAX, |deadline| {
-                deadline.saturating_duration_since(Instant::now())
-            });
-            if left.is_zero() || device.failure().is_some() {
-                break false;
-            }
-            let waited = notice.arrived.wait_timeout(guard, left);
-            guard = waited.unwrap_or_else(PoisonError::into_inner).0;
+            (waiting > 0).then_some(())
         };
-        notice.waiters.fetch_sub(1, Ordering::SeqCst);
-        found
+        let over = || self.device.failure().is_some();
+        self.notice.waiters.wait(timeout, look, over).is_some()
     }
 
     pub(crate) fn id(&self) -> CompletionQueueId {
@@ -113,11 +90,7 @@ impl Notice {
 
     /// Wakes who waits for this queue.
     pub(super) fn wake(&self) {
-        if self.waiters.load(Ordering::SeqCst) > 0 {
-            // Taking the lock makes sure that a waiter that has looked is waiting by now.
-            drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
-            self.arrived.notify_all();
-        }
+        self.waiters.wake();
     }
 
     /// Runs the handler, if there is one.

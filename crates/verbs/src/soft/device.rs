@@ -14,6 +14,7 @@ use millstream_wire::Mtu;
 
 use super::completion_queue::Notice;
 use super::host_memory::HostMemory;
+use super::waiters::Waiters;
 use crate::{DeviceAttributes, OpenError};
 
 /// Completions handed to a handler at a time.
@@ -61,8 +62,12 @@ pub(crate) struct Device {
     _progress: Progress<Endpoint<HostMemory>>,
 }
 
+/// Who hears of what.
 #[derive(Default)]
-struct Notices(Mutex<Vec<Arc<Notice>>>);
+struct Notices {
+    queues: Mutex<Vec<Arc<Notice>>>,
+    events: Waiters,
+}
 
 impl Device {
     /// Opens a soft device on a local address.
@@ -142,6 +147,11 @@ impl Device {
         self.lock_regardless().poll_event()
     }
 
+    pub(crate) fn wait_event(&self, timeout: Duration) -> Option<AsyncEvent> {
+        let over = || self.shared.failure().is_some();
+        self.notices.events.wait(timeout, || self.poll_event(), over)
+    }
+
     pub(crate) fn allocate_domain(&self) -> ProtectionDomainId {
         ProtectionDomainId(self.next_domain.fetch_add(1, Ordering::Relaxed))
     }
@@ -170,7 +180,7 @@ impl Device {
     }
 
     pub(super) fn notices(&self) -> MutexGuard<'_, Vec<Arc<Notice>>> {
-        self.notices.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.notices.queues.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -197,7 +207,7 @@ impl Deliverer {
 
     fn deliver(&mut self, shared: &Shared<Endpoint<HostMemory>>) {
         let Some(notices) = self.notices.upgrade() else { return };
-        let queues = notices.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let queues = notices.queues.lock().unwrap_or_else(PoisonError::into_inner);
         self.queues.extend(queues.iter().cloned());
         drop(queues);
         loop {
@@ -219,7 +229,11 @@ impl Deliverer {
                     endpoint.completions_waiting(queue.id)
                 });
             }
+            let eventful = endpoint.events_waiting() > 0 || shared.failure().is_some();
             drop(endpoint);
+            if eventful {
+                notices.events.wake();
+            }
             let mut rest = self.completions.as_slice();
             let mut full = false;
             for (queue, &count) in self.queues.iter().zip(&self.counts) {

@@ -5,6 +5,7 @@ mod device;
 mod host_memory;
 mod memory_region;
 mod queue_pair;
+mod waiters;
 
 pub use device::SoftConfig;
 

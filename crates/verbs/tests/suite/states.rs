@@ -1,14 +1,17 @@
 //! Queue pairs go through their states with the attributes that each step needs, and no others.
 
+use std::time::Duration;
+
 use millstream_verbs::{
-    Access, Attribute, CompletionOperation, CompletionStatus, CreateError, ModifyError, Mtu,
-    PostError, QueuePairAttributes, QueuePairCapabilities, QueuePairState as State, ReceiveRequest,
-    ScatterGather, SendRequest,
+    Access, AsyncEvent, Attribute, CompletionOperation, CompletionStatus, CreateError, ModifyError,
+    Mtu, PostError, QueuePairAttributes, QueuePairCapabilities, QueuePairState as State,
+    ReceiveRequest, ScatterGather, SendRequest,
 };
 
 use crate::harness::{
-    CAPABILITIES, Connection, SEND, USUAL, connect, connect_one, next, next_good, open, piece,
-    read_from, register, request, to, to_init, to_rtr, to_rts, two, two_with, write_to,
+    CAPABILITIES, Connection, PATIENCE, SEND, USUAL, connect, connect_one, is_rxe, next, next_good,
+    open, piece, read_from, register, request, to, to_init, to_rtr, to_rts, two, two_with,
+    write_to,
 };
 
 #[test]
@@ -145,6 +148,69 @@ fn a_queue_pair_is_reset_and_connected_again() {
     assert_eq!(a.pair.state(), State::ReadyToSend);
     drop((source_region, target_region));
     assert_eq!(target, source);
+}
+
+#[test]
+fn a_send_queue_drains_and_sends_again() {
+    let [a, b] = two();
+    let (mut source, mut target) = (vec![1; 100_000], vec![0; 100_000]);
+    let source_region = register(&a, &mut source);
+    let target_region = register(&b, &mut target);
+    let write = |id| request(id, write_to(&target_region, 0), piece(&source_region, 0, 100_000));
+    a.pair.post_send(&[write(1), write(2)]).unwrap();
+    a.pair.modify(&to(State::SendQueueDrained)).unwrap();
+    assert_eq!(a.pair.state(), State::SendQueueDrained);
+    let drained = AsyncEvent::SendQueueDrained(a.pair.number());
+    assert_eq!(a.device.wait_event(PATIENCE), Some(drained));
+    // It takes requests and keeps them, and it receives.
+    a.pair.post_send(&[write(3)]).unwrap();
+    let empty = millstream_verbs::Piece::default();
+    a.pair.post_receive(&[ReceiveRequest { id: 9, pieces: ScatterGather::EMPTY }]).unwrap();
+    b.pair.post_send(&[request(8, SEND, empty)]).unwrap();
+    next_good(&b.completions, 1);
+    let patient = QueuePairAttributes { retry_count: Some(5), ..Default::default() };
+    a.pair.modify(&patient).unwrap();
+    a.pair.modify(&to(State::ReadyToSend)).unwrap();
+    // The kernel's soft-RoCE begins the one that waits when it gets another.
+    a.pair.post_send(&[write(4)]).unwrap();
+    let mut done: Vec<_> = next_good(&a.completions, 5).iter().map(|c| c.id).collect();
+    done.sort_unstable();
+    assert_eq!(done, [1, 2, 3, 4, 9]);
+    assert_eq!(a.device.poll_event(), None);
+    drop((source_region, target_region));
+    assert_eq!(target, source);
+}
+
+#[test]
+fn the_first_packet_before_ready_to_send_is_an_event() {
+    let [a, b] = [open(), open()];
+    a.pair.modify(&to_init()).unwrap();
+    a.pair.modify(&to_rtr(&a.device, b.device.address(), &b.pair)).unwrap();
+    a.pair.post_receive(&[ReceiveRequest { id: 1, pieces: ScatterGather::EMPTY }]).unwrap();
+    connect_one((&b.pair, &b.device), (&a.pair, &a.device), USUAL);
+    assert_eq!(a.device.wait_event(Duration::ZERO), None);
+    b.pair.post_send(&[request(2, SEND, millstream_verbs::Piece::default())]).unwrap();
+    // The kernel's soft-RoCE does not tell.
+    if !is_rxe(&a.device) {
+        let established = AsyncEvent::CommunicationEstablished(a.pair.number());
+        assert_eq!(a.device.wait_event(PATIENCE), Some(established));
+    }
+    next_good(&b.completions, 1);
+}
+
+#[test]
+fn an_error_is_possible_from_every_state() {
+    for steps in 0..4 {
+        let [a, b] = [open(), open()];
+        let all = [to_init(), to_rtr(&a.device, b.device.address(), &b.pair), to_rts(USUAL)];
+        all[..steps].iter().for_each(|attributes| a.pair.modify(attributes).unwrap());
+        a.pair.modify(&to(State::Error)).unwrap();
+        assert_eq!(a.pair.state(), State::Error);
+        a.pair.post_receive(&[ReceiveRequest { id: 1, pieces: ScatterGather::EMPTY }]).unwrap();
+        assert_eq!(next(&a.completions, 1)[0].status, CompletionStatus::Flushed);
+        a.pair.modify(&to(State::Reset)).unwrap();
+        assert_eq!(a.pair.state(), State::Reset);
+    }
 }
 
 #[test]
