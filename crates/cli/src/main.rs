@@ -19,6 +19,7 @@ mod process;
 mod rdma;
 mod sim;
 mod switch;
+mod topology;
 mod units;
 mod unready;
 
@@ -60,7 +61,7 @@ enum Command {
     /// Serve segment descriptors over HTTP
     MetadataServer(unready::MetadataServer),
     /// Show NICs, NUMA nodes, GPUs and their distances
-    Topology(unready::Topology),
+    Topology(topology::Arguments),
     /// Show every setting and where it came from
     Config(unready::Config),
     /// Run a scenario in the seeded network simulator
@@ -112,7 +113,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
         Command::Switch(arguments) => switch::run(arguments),
         Command::Allreduce(arguments) => allreduce::run(arguments),
         Command::MetadataServer(arguments) => arguments.run(),
-        Command::Topology(arguments) => arguments.run(),
+        Command::Topology(arguments) => topology::run(arguments),
         Command::Config(arguments) => arguments.run(),
         Command::Sim(arguments) => sim::run(arguments),
         Command::Rdma(command) => rdma::run(command),

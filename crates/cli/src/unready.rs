@@ -2,7 +2,6 @@
 //! wrong one is told from a right one, and the answer is exit status 2.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 
 use clap::Args;
 
@@ -22,25 +21,6 @@ impl MetadataServer {
         Err(not_yet(&format!(
             "this version cannot serve metadata{place}; nodes find each other with --metadata p2p"
         )))
-    }
-}
-
-/// Arguments of `topology`.
-#[derive(Args, Debug)]
-pub(crate) struct Topology {
-    /// Read this tree instead of /sys
-    #[arg(long, value_name = "ROOT")]
-    sysfs: Option<PathBuf>,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
-}
-
-impl Topology {
-    pub(crate) fn run(&self) -> anyhow::Result<()> {
-        let root = self.sysfs.as_deref().map_or("/sys".into(), |root| root.to_string_lossy());
-        let form = if self.json { " as JSON" } else { "" };
-        Err(not_yet(&format!("this version cannot show the topology of {root}{form}")))
     }
 }
 

@@ -53,8 +53,6 @@ fn what_is_not_there_yet_says_so() {
     for arguments in [
         &["metadata-server"][..],
         &["metadata-server", "--listen", "127.0.0.1:1"],
-        &["topology", "--json"],
-        &["topology", "--sysfs", "/sys"],
         &["config"],
         &["rdma", "atomic"],
         &["sim", "--scenario", "a/file.toml"],

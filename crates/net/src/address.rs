@@ -1,8 +1,9 @@
 //! Which local address to bind.
 
-use std::io;
+use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
+use std::{io, ptr};
 
 use millstream_wire::ROCE_PORT;
 
@@ -37,6 +38,52 @@ pub fn path_mtu(local: IpAddr, peer: IpAddr) -> io::Result<usize> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(mtu.unsigned_abs() as usize) }
 }
 
+/// The addresses of this machine's interfaces, each with the name of its interface.
+pub fn local_addresses() -> io::Result<Vec<(String, IpAddr)>> {
+    let mut list = ptr::null_mut();
+    // SAFETY: fills in a pointer, which is freed below.
+    if unsafe { libc::getifaddrs(&raw mut list) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut addresses = Vec::new();
+    let mut next = list;
+    // SAFETY: an entry of the list, or null at its end. Nothing of it is kept.
+    while let Some(entry) = unsafe { next.as_ref() } {
+        // SAFETY: the address of an entry is null or complete for its family.
+        if let Some(address) = unsafe { ip_address(entry.ifa_addr) } {
+            // SAFETY: names end with a zero.
+            let name = unsafe { CStr::from_ptr(entry.ifa_name) };
+            addresses.push((name.to_string_lossy().into_owned(), address));
+        }
+        next = entry.ifa_next;
+    }
+    // SAFETY: it came from `getifaddrs`, and is not used any more.
+    unsafe { libc::freeifaddrs(list) };
+    Ok(addresses)
+}
+
+/// The IP address in a socket address; `None` when it is of another family.
+///
+/// # Safety
+/// `address` must be null or point to a socket address that is complete for its family.
+unsafe fn ip_address(address: *const libc::sockaddr) -> Option<IpAddr> {
+    // SAFETY: the caller's promise; every address begins with its family.
+    let family = unsafe { address.as_ref() }?.sa_family;
+    match libc::c_int::from(family) {
+        libc::AF_INET => {
+            // SAFETY: it is of this family, so as long as this; perhaps not as aligned.
+            let v4 = unsafe { ptr::read_unaligned(address.cast::<libc::sockaddr_in>()) };
+            Some(Ipv4Addr::from_bits(u32::from_be(v4.sin_addr.s_addr)).into())
+        }
+        libc::AF_INET6 => {
+            // SAFETY: as above.
+            let v6 = unsafe { ptr::read_unaligned(address.cast::<libc::sockaddr_in6>()) };
+            Some(Ipv6Addr::from(v6.sin6_addr.s6_addr).into())
+        }
+        _ => None,
+    }
+}
+
 /// The first of 127.0.0.1, 127.0.0.2, ... on which UDP `port` is free now; `None` when 254 are
 /// taken. Another process may take it before the caller does: then opening fails with
 /// [`crate::OpenError::PortInUse`], and the caller asks again.
@@ -46,4 +93,16 @@ pub fn first_free_loopback(port: u16) -> Option<Ipv4Addr> {
 
 fn is_free(address: Ipv4Addr, port: u16) -> bool {
     UdpSocket::bind((address, port)).is_ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_is_among_the_addresses() {
+        let addresses = local_addresses().unwrap();
+        let loopback = ("lo".to_owned(), IpAddr::from([127, 0, 0, 1]));
+        assert!(addresses.contains(&loopback), "{addresses:?}");
+    }
 }

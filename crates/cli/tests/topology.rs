@@ -1,0 +1,85 @@
+//! `topology`: of this machine, and of a tree of files.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::symlink;
+
+use common::{Folder, run};
+
+#[test]
+fn this_machine_has_loopback_and_the_soft_provider() {
+    let object = run(&["topology", "--json"]).success().json();
+    assert_eq!(object["providers"]["soft"]["usable"], true);
+    let ibverbs = &object["providers"]["ibverbs"];
+    assert!(ibverbs["usable"].is_boolean());
+    assert!(!ibverbs["detail"].as_str().unwrap().is_empty(), "it says why, or what there is");
+    let interfaces = object["interfaces"].as_array().unwrap();
+    let loopback = interfaces.iter().find(|it| it["name"] == "lo").expect("lo");
+    assert_eq!((&loopback["mtu"], &loopback["path_mtu"]), (&65536.into(), &4096.into()));
+    let devices = loopback["soft_devices"].as_array().unwrap();
+    let device = devices.iter().find(|it| it["name"] == "soft-127.0.0.1").unwrap();
+    assert_eq!((&device["driver"], &device["usable"]), (&"udp".into(), &true.into()));
+    let text = run(&["topology"]).success().stdout;
+    assert!(text.contains("\n    --device soft-127.0.0.1: driver udp, with"), "{text}");
+}
+
+#[test]
+fn another_tree_says_nothing_of_this_machine() {
+    let tree = Folder::new();
+    let device = tree.path().join("devices/pci0000:3a/0000:3b:00.0");
+    let port = device.join("infiniband/mlx5_0/ports/1");
+    for folder in ["gids", "gid_attrs/types", "gid_attrs/ndevs"] {
+        fs::create_dir_all(port.join(folder)).unwrap();
+    }
+    for (file, text) in [
+        ("state", "1: DOWN"),
+        ("gids/3", "0000:0000:0000:0000:0000:ffff:0a00:0007"),
+        ("gid_attrs/types/3", "RoCE v2"),
+        ("gid_attrs/ndevs/3", "eth9"),
+    ] {
+        fs::write(port.join(file), text).unwrap();
+    }
+    fs::write(device.join("numa_node"), "1").unwrap();
+    for (folder, name, target) in [
+        ("class/infiniband", "mlx5_0", device.join("infiniband/mlx5_0")),
+        ("devices/pci0000:3a/0000:3b:00.0/infiniband/mlx5_0", "device", device.clone()),
+        ("bus/pci/devices", "0000:3b:00.0", device.clone()),
+    ] {
+        fs::create_dir_all(tree.path().join(folder)).unwrap();
+        symlink(target, tree.path().join(folder).join(name)).unwrap();
+    }
+    let eth9 = tree.path().join("class/net/eth9");
+    fs::create_dir_all(&eth9).unwrap();
+    fs::write(eth9.join("mtu"), "1500").unwrap();
+    let root = tree.path().to_str().unwrap();
+
+    let object = run(&["topology", "--json", "--sysfs", root]).success().json();
+    assert!(object.get("providers").is_none(), "that is of this machine");
+    let found = &object["rdma_devices"][0];
+    assert_eq!((&found["name"], &found["pci"]), (&"mlx5_0".into(), &"0000:3b:00.0".into()));
+    assert_eq!(found["numa_node"], 1);
+    let gid = &found["ports"][0]["gids"][0];
+    assert_eq!((&gid["index"], &gid["address"]), (&3.into(), &"10.0.0.7".into()));
+    assert_eq!(object["interfaces"][0]["path_mtu"], 1024);
+    assert_eq!(object["interfaces"][0]["soft_devices"].as_array().unwrap().len(), 0);
+
+    let text = run(&["topology", "--sysfs", root]).success().stdout;
+    for expected in [
+        "  mlx5_0: PCI 0000:3b:00.0, NUMA node 1\n    port 1: DOWN, unknown, unknown\n",
+        "      --gid-index 3: RoCE v2, 10.0.0.7 (eth9)\n",
+        "  eth9: unknown, MTU 1500: path MTU 1024\n",
+        "NUMA nodes: none\nGPUs: none\n",
+    ] {
+        assert!(text.contains(expected), "{expected:?} is not in {text}");
+    }
+}
+
+#[test]
+fn what_is_no_tree_is_an_error() {
+    let folder = Folder::new();
+    let root = folder.path().to_str().unwrap();
+    let output = run(&["topology", "--sysfs", root]);
+    let sentence = output.failure(1);
+    assert!(sentence.contains(root) && sentence.contains("/sys"), "{sentence}");
+}

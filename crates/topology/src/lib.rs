@@ -1,0 +1,69 @@
+//! What of a machine matters to moving bytes: RDMA devices, network interfaces, NUMA nodes, GPUs,
+//! and how far they are from each other, as the kernel tells it in files (sysfs).
+//!
+//! The root of the tree is an argument, so that other machines' trees can be looked at too.
+//!
+//! ```no_run
+//! let topology = millstream_topology::Topology::read("/sys".as_ref())?;
+//! for gpu in &topology.gpus {
+//!     println!("{}: {:?}", gpu.pci.address(), topology.distances(gpu));
+//! }
+//! # Ok::<(), millstream_topology::ReadError>(())
+//! ```
+
+#![forbid(unsafe_code)]
+
+mod distance;
+mod gpu;
+mod interface;
+mod numa;
+mod pci;
+mod rdma;
+mod sysfs;
+
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+pub use distance::Distance;
+pub use gpu::Gpu;
+pub use interface::Interface;
+pub use numa::NumaNode;
+pub use pci::{PciAddress, PciPath};
+pub use rdma::{GidEntry, Port, RdmaDevice};
+
+/// What a sysfs tree tells. What it does not tell is left out: no file is needed.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Topology {
+    /// By name.
+    pub rdma_devices: Vec<RdmaDevice>,
+    /// By name.
+    pub interfaces: Vec<Interface>,
+    /// By number.
+    pub numa_nodes: Vec<NumaNode>,
+    /// By PCI address.
+    pub gpus: Vec<Gpu>,
+}
+
+/// Why a tree could not be read.
+#[derive(Debug, Error)]
+#[error("{} is no sysfs tree: it has no folder `class`; the machine's own is /sys", root.display())]
+pub struct ReadError {
+    /// Where it should be.
+    pub root: PathBuf,
+}
+
+impl Topology {
+    /// Reads the tree below `root`.
+    pub fn read(root: &Path) -> Result<Self, ReadError> {
+        if !root.join("class").is_dir() {
+            return Err(ReadError { root: root.to_owned() });
+        }
+        Ok(Self {
+            rdma_devices: rdma::read(root),
+            interfaces: interface::read(root),
+            numa_nodes: numa::read(root),
+            gpus: gpu::read(root),
+        })
+    }
+}

@@ -1,0 +1,91 @@
+//! RDMA devices: `class/infiniband`.
+
+use std::net::Ipv6Addr;
+use std::path::Path;
+
+use crate::pci::PciPath;
+use crate::sysfs::{names, numa_node, number, text};
+
+/// A device, such as `mlx5_0` or `rxe0`.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct RdmaDevice {
+    /// Its name.
+    pub name: String,
+    /// Where it is; soft-RoCE is nowhere.
+    pub pci: Option<PciPath>,
+    /// The NUMA node that it is at.
+    pub numa_node: Option<u32>,
+    /// Its ports, by number.
+    pub ports: Vec<Port>,
+}
+
+/// A port of a device.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Port {
+    /// From 1.
+    pub number: u32,
+    /// `ACTIVE` or what else it is.
+    pub state: Option<String>,
+    /// `Ethernet` or `InfiniBand`.
+    pub link_layer: Option<String>,
+    /// As the kernel writes it: `100 Gb/sec (4X EDR)`.
+    pub rate: Option<String>,
+    /// The entries of its table that are in use.
+    pub gids: Vec<GidEntry>,
+}
+
+/// A GID of a port.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct GidEntry {
+    /// Its index in the table: what `--gid-index` and `MC_GID_INDEX` mean.
+    pub index: u32,
+    /// The GID; of RoCEv2, an IP address.
+    pub gid: Ipv6Addr,
+    /// It is of RoCEv2.
+    pub version_2: bool,
+    /// The network interface whose address it is.
+    pub interface: Option<String>,
+}
+
+pub(crate) fn read(root: &Path) -> Vec<RdmaDevice> {
+    let class = root.join("class/infiniband");
+    let device = |name: String| {
+        let folder = class.join(&name);
+        let (device, ports) = (folder.join("device"), folder.join("ports"));
+        let port = |number: String| read_port(&ports.join(&number), number.parse().ok()?);
+        RdmaDevice {
+            // Soft-RoCE has a link to the device of its network interface in some kernels.
+            pci: PciPath::of(&device),
+            numa_node: numa_node(&device),
+            ports: names(&ports).into_iter().filter_map(port).collect(),
+            name,
+        }
+    };
+    names(&class).into_iter().map(device).collect()
+}
+
+fn read_port(folder: &Path, number: u32) -> Option<Port> {
+    let attributes = folder.join("gid_attrs");
+    let gid = |index: String| {
+        // An empty entry's kind cannot be read.
+        let kind = text(&attributes.join("types").join(&index))?;
+        let gid = self::number::<Ipv6Addr>(&folder.join("gids").join(&index))?;
+        let interface = text(&attributes.join("ndevs").join(&index));
+        let index = index.parse().ok()?;
+        let used = !gid.is_unspecified();
+        used.then_some(GidEntry { index, gid, version_2: kind == "RoCE v2", interface })
+    };
+    // `4: ACTIVE`
+    let state = text(&folder.join("state"));
+    let state = state.map(|state| match state.split_once(": ") {
+        Some((_, word)) => word.to_owned(),
+        None => state,
+    });
+    Some(Port {
+        number,
+        state,
+        link_layer: text(&folder.join("link_layer")),
+        rate: text(&folder.join("rate")),
+        gids: names(&folder.join("gids")).into_iter().filter_map(gid).collect(),
+    })
+}
