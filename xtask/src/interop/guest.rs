@@ -88,11 +88,14 @@ impl Guest {
         Ok(Running { guest: self, number })
     }
 
-    /// Copies a program to where commands run, and returns its name there.
+    /// Copies a program to where commands run, unless it is there, and returns its name there.
     pub(super) fn lend(&self, program: &Path) -> Result<String> {
         let name = program.file_name().context("the program's path ends in no name")?;
-        fs::copy(program, self.share.join(name))
-            .with_context(|| format!("cannot copy {}", program.display()))?;
+        let target = self.share.join(name);
+        if !target.exists() {
+            fs::copy(program, target)
+                .with_context(|| format!("cannot copy {}", program.display()))?;
+        }
         Ok(name.to_string_lossy().into_owned())
     }
 

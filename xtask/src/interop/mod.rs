@@ -14,27 +14,56 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use self::guest::Guest;
-use self::row::{Peer, Row};
+use self::row::{Row, Side, Talk};
 use crate::lab::Lab;
 use crate::{install, process};
 
 /// 1 MiB at the default path MTU of 1024 is 1024 packets a message: wrong order, a lost ACK or a
-/// wrong MSN show up within few of them.
+/// wrong MSN show up within few of them. `--all` is 2 bytes to 8 MiB.
 const ROWS: &[Row] = &[
-    Row { name: "kernel to itself, 1000 B", peer: Peer::Itself, size: 1000, iterations: 100 },
     Row {
-        name: "kernel sends to us, 1000 B",
-        peer: Peer::GuestClient,
-        size: 1000,
-        iterations: 500,
+        name: "kernel to itself, 1000 B",
+        talk: Talk::Itself { options: "--size=1000 --iters=100" },
     },
-    Row { name: "we send to kernel, 1000 B", peer: Peer::GuestServer, size: 1000, iterations: 500 },
-    Row { name: "kernel sends to us, 1 MiB", peer: Peer::GuestClient, size: MIB, iterations: 10 },
-    Row { name: "we send to kernel, 1 MiB", peer: Peer::GuestServer, size: MIB, iterations: 10 },
-    Row { name: "kernel as device, verbs suite", peer: Peer::Suite, size: 0, iterations: 0 },
+    pingpong("kernel sends to us, 1000 B", Side::Client, "--size=1000 --iters=500", ""),
+    pingpong("we send to kernel, 1000 B", Side::Server, "--size=1000 --iters=500", ""),
+    pingpong("kernel sends to us, 1 MiB", Side::Client, "--size=1048576 --iters=10", ""),
+    pingpong("we send to kernel, 1 MiB", Side::Server, "--size=1048576 --iters=10", ""),
+    pingpong(
+        "kernel sends to us, path MTU 256, receive depth 2",
+        Side::Client,
+        "--size=30000 --iters=50 --mtu=256",
+        "--rx-depth=2",
+    ),
+    pingpong(
+        "we send to kernel, path MTU 512, receive depth 2",
+        Side::Server,
+        "--size=30000 --iters=50 --mtu=512",
+        "--rx-depth=2",
+    ),
+    test("we WRITE to kernel, all sizes", Side::Server, "write-bw --all --iters=3"),
+    test("kernel WRITEs to us, all sizes", Side::Client, "write-bw --all --iters=3"),
+    test("we READ from kernel, all sizes", Side::Server, "read-bw --all --iters=3"),
+    test("kernel READs from us, all sizes", Side::Client, "read-bw --all --iters=3"),
+    test("we SEND to kernel, all sizes", Side::Server, "send-bw --all --iters=3"),
+    test("kernel SENDs to us, all sizes", Side::Client, "send-bw --all --iters=3"),
+    test("WRITE with immediate, to and fro", Side::Server, "write-bw --latency --iters=200"),
+    test("four queue pairs", Side::Client, "write-bw --qps=4 --size=3000 --iters=100 --mtu=256"),
+    Row { name: "kernel as device, verbs suite", talk: Talk::Suite },
 ];
 
-const MIB: u32 = 1 << 20;
+const fn pingpong(
+    name: &'static str,
+    kernel: Side,
+    options: &'static str,
+    theirs: &'static str,
+) -> Row {
+    Row { name, talk: Talk::Pingpong { kernel, options, theirs } }
+}
+
+const fn test(name: &'static str, kernel: Side, command: &'static str) -> Row {
+    Row { name, talk: Talk::Test { kernel, command } }
+}
 
 /// What the command line asks for.
 pub(crate) struct Options {

@@ -1,4 +1,5 @@
-//! One conversation with the kernel: libibverbs' `ibv_rc_pingpong` there, `rdma pingpong` here.
+//! One conversation with the kernel: libibverbs' `ibv_rc_pingpong` there and `rdma pingpong` here,
+//! or the same test of ours there on the kernel's device and here on a soft one.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -12,7 +13,7 @@ use super::device;
 use super::guest::{GUEST, Guest, OURS, Running, TAP};
 use crate::lab::{self, Lab};
 
-/// The TCP port on which both pingpongs exchange their queue pairs' addresses.
+/// The TCP port on which both sides exchange their queue pairs' addresses.
 const PORT: u16 = 18515;
 /// For a conversation. The kernel's side never gives up by itself when its peer is silent.
 const LIMIT: Duration = Duration::from_secs(60);
@@ -23,44 +24,78 @@ const POLL: Duration = Duration::from_millis(10);
 
 pub(super) struct Row {
     pub(super) name: &'static str,
-    pub(super) peer: Peer,
-    /// Bytes of a message.
-    pub(super) size: u32,
-    pub(super) iterations: u32,
+    pub(super) talk: Talk,
+}
+
+/// Who talks to whom, and how.
+pub(super) enum Talk {
+    /// `ibv_rc_pingpong` with itself, both in the guest: if this row fails, the fault is not in our
+    /// stack.
+    Itself { options: &'static str },
+    /// `ibv_rc_pingpong` in the guest and ours here. `options` go to both, `theirs` to the
+    /// original only.
+    Pingpong { kernel: Side, options: &'static str, theirs: &'static str },
+    /// A test of ours on both sides: there on the kernel's device, here on a soft one.
+    Test { kernel: Side, command: &'static str },
+    /// Our own test suite in the guest.
+    Suite,
 }
 
 /// What the kernel's side is.
-pub(super) enum Peer {
-    /// Server and client both: if this row fails, the fault is not in our stack.
-    Itself,
-    GuestClient,
-    GuestServer,
-    /// Our own test suite, which has sizes and iterations of its own.
-    Suite,
+#[derive(Clone, Copy)]
+pub(super) enum Side {
+    Client,
+    Server,
 }
 
 impl Row {
     /// Runs the row. What both sides print goes to `STEM.ours.log` and `STEM.kernel.log`, the
     /// packets' heads to `STEM.pcap`.
     pub(super) fn run(&self, lab: &Lab, guest: &mut Guest, ours: &Path, stem: &Path) -> Result<()> {
-        let theirs = format!(
-            "ibv_rc_pingpong -d rxe0 -g $RXE_GID_INDEX -c -s {} -n {}",
-            self.size, self.iterations
-        );
-        let log = stem.with_extension("ours.log");
-        let _ = fs::remove_file(&log);
         let capture = Process(start_capture(lab, &stem.with_extension("pcap"))?);
-        let result = match self.peer {
-            Peer::Itself => {
+        let original = "ibv_rc_pingpong -d rxe0 -g $RXE_GID_INDEX -c";
+        let result = match self.talk {
+            Talk::Itself { options } => {
                 let listening = "until grep -q ':4853 .* 0A ' /proc/net/tcp /proc/net/tcp6; do usleep 20000; done";
+                let theirs = format!("{original} {options}");
                 let both = format!(
                     "{theirs} >/dev/null & server=$!\n{listening}\n{theirs} {GUEST} && wait $server"
                 );
                 self.alone(guest.start(&both)?, stem)
             }
-            Peer::Suite => device::run(guest, stem),
-            Peer::GuestClient => {
-                let mut server = Process(self.start_ours(lab, ours, &log, None)?);
+            Talk::Suite => device::run(guest, stem),
+            Talk::Pingpong { kernel, options, theirs } => {
+                let theirs = format!("{original} {options} {theirs}");
+                self.talk(lab, guest, ours, stem, kernel, &theirs, &format!("pingpong {options}"))
+            }
+            Talk::Test { kernel, command } => {
+                let program = guest.lend(ours)?;
+                let theirs = format!("./{program} rdma {command} --device rxe0");
+                self.talk(lab, guest, ours, stem, kernel, &theirs, command)
+            }
+        };
+        drop(capture);
+        result
+    }
+
+    /// Lets `theirs` in the guest and ours, with these words for `rdma`, talk to each other.
+    #[expect(clippy::too_many_arguments, reason = "the two sides and where they are")]
+    fn talk(
+        &self,
+        lab: &Lab,
+        guest: &mut Guest,
+        ours: &Path,
+        stem: &Path,
+        kernel: Side,
+        theirs: &str,
+        words: &str,
+    ) -> Result<()> {
+        let log = stem.with_extension("ours.log");
+        let _ = fs::remove_file(&log);
+        let start = |host| start_ours(lab, ours, &log, words, host).map(Process);
+        let result = match kernel {
+            Side::Client => {
+                let mut server = start(None)?;
                 let listening = await_that(LISTEN_LIMIT, || {
                     server.ended().is_some() || lab::listens(server.0.id(), PORT)
                 });
@@ -73,13 +108,12 @@ impl Row {
                     }
                 }
             }
-            Peer::GuestServer => {
+            Side::Server => {
                 let server = guest.start(&format!("exec {theirs}"))?;
                 if await_that(LISTEN_LIMIT, || server.listens() || server.status().is_some())
                     && server.status().is_none()
                 {
-                    let client = Process(self.start_ours(lab, ours, &log, Some(GUEST))?);
-                    conclude(server, client, stem)
+                    conclude(server, start(Some(GUEST))?, stem)
                 } else {
                     server.stop()?;
                     Err(anyhow::anyhow!(
@@ -89,7 +123,6 @@ impl Row {
                 }
             }
         };
-        drop(capture);
         result.map_err(|error| match fs::read_to_string(&log) {
             Ok(text) if !text.trim().is_empty() => {
                 error.context(format!("ours said: {}", tail(&text)))
@@ -98,22 +131,29 @@ impl Row {
         })
     }
 
-    fn start_ours(&self, lab: &Lab, ours: &Path, log: &Path, host: Option<&str>) -> Result<Child> {
-        let log = File::create(log)?;
-        lab.command(ours)
-            .args(["rdma", "pingpong", "--bind", OURS])
-            .args(["--size", &self.size.to_string(), "--iters", &self.iterations.to_string()])
-            .args(host)
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .with_context(|| format!("cannot start {}", ours.display()))
-    }
-
     fn alone(&self, both: Running<'_>, stem: &Path) -> Result<()> {
         await_that(LIMIT, || both.status().is_some());
         finish(&both, stem)
     }
+}
+
+fn start_ours(
+    lab: &Lab,
+    ours: &Path,
+    log: &Path,
+    words: &str,
+    host: Option<&str>,
+) -> Result<Child> {
+    let log = File::create(log)?;
+    lab.command(ours)
+        .arg("rdma")
+        .args(words.split_whitespace())
+        .args(["--bind", OURS])
+        .args(host)
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+        .with_context(|| format!("cannot start {}", ours.display()))
 }
 
 /// Waits for both sides, and fails unless both exit with 0.
