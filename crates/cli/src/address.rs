@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
 use anyhow::{Context, bail};
 use millstream_net::address::{first_free_loopback, local_address_for};
-use millstream_verbs::{Device, OpenError, SoftConfig};
+use millstream_verbs::{Device, IbverbsConfig, OpenError, Provider, SoftConfig};
 
 /// The UDP port of RoCEv2.
 pub(crate) const ROCE_PORT: u16 = millstream_wire::ROCE_PORT;
@@ -20,6 +20,18 @@ pub(crate) fn towards(peer: IpAddr) -> anyhow::Result<IpAddr> {
         return Ok(address.context("UDP port 4791 is in use on all of 127.0.0.1 to .254")?.into());
     }
     local_address_for(peer).with_context(|| format!("no local address leads to {peer}"))
+}
+
+/// As [`towards`]; on loopback the first of the system's RDMA devices that works, when that provider
+/// is asked for: none of them has a loopback address.
+pub(crate) fn of_provider_towards(
+    provider: Option<Provider>,
+    peer: IpAddr,
+) -> anyhow::Result<IpAddr> {
+    if provider == Some(Provider::Ibverbs) && peer.is_loopback() {
+        return Ok(Device::open_ibverbs(&IbverbsConfig::from_environment()?)?.address());
+    }
+    towards(peer)
 }
 
 /// The address of `HOST:PORT`.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, ToSocketAddrs};
 use anyhow::{Context, bail};
 use millstream_metadata::HostPort;
 use millstream_transfer::{Config, InstallError, RdmaConfig, Segment, TransferEngine};
-use millstream_verbs::OpenError;
+use millstream_verbs::{DeviceError, OpenError, Provider};
 
 use crate::address;
 use crate::failure::{not_yet, usage};
@@ -18,8 +18,8 @@ const DEFAULT_PORT: u16 = millstream_metadata::DEFAULT_HANDSHAKE_PORT;
 /// A way for bytes to move that this version has.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Protocol {
-    /// RDMA over soft devices.
-    Rdma,
+    /// RDMA: over soft devices, over the system's, or over what there is.
+    Rdma(Option<Provider>),
     /// Within one process.
     Local,
 }
@@ -27,11 +27,12 @@ pub(crate) enum Protocol {
 /// Reads a value of `--protocol`.
 pub(crate) fn protocol(name: &str) -> anyhow::Result<Protocol> {
     match name {
-        // Nothing but soft devices so far.
-        "rdma" | "rdma:soft" => Ok(Protocol::Rdma),
+        "rdma" => Ok(Protocol::Rdma(None)),
+        "rdma:soft" => Ok(Protocol::Rdma(Some(Provider::Soft))),
+        "rdma:ibverbs" => Ok(Protocol::Rdma(Some(Provider::Ibverbs))),
         "local" => Ok(Protocol::Local),
-        "rdma:ibverbs" | "tcp" | "shm" | "nvmeof" | "auto" => Err(not_yet(&format!(
-            "this version has no protocol {name}, only rdma, rdma:soft and local"
+        "tcp" | "shm" | "nvmeof" | "auto" => Err(not_yet(&format!(
+            "this version has no protocol {name}, only rdma, rdma:soft, rdma:ibverbs and local"
         ))),
         _ => Err(usage(format!(
             "there is no protocol {name}: it is rdma, rdma:soft, rdma:ibverbs, tcp, local, shm, \
@@ -62,27 +63,41 @@ pub(crate) fn start(
     peer: IpAddr,
     segmentation_offload: bool,
 ) -> anyhow::Result<TransferEngine> {
+    let provider = provider(protocols)?;
     for _ in 0..ATTEMPTS {
         let found;
         let addresses = match bind {
             [] => {
-                found = [address::towards(peer)?];
+                found = [address::of_provider_towards(provider.flatten(), peer)?];
                 &found[..]
             }
             given => given,
         };
         let engine = TransferEngine::new(Config::new(addresses[0]))?;
-        if !protocols.contains(&Protocol::Rdma) {
-            return Ok(engine);
-        }
-        let config = RdmaConfig { segmentation_offload, ..RdmaConfig::new(addresses) };
+        let Some(provider) = provider else { return Ok(engine) };
+        let config = RdmaConfig { provider, segmentation_offload, ..RdmaConfig::new(addresses) };
         match engine.install_rdma(config) {
             Ok(()) => return Ok(engine),
-            Err(InstallError::Open(OpenError::PortInUse { .. })) if bind.is_empty() => {}
+            Err(InstallError::Open(DeviceError::Soft(OpenError::PortInUse { .. })))
+                if bind.is_empty() => {}
             Err(error) => return Err(error.into()),
         }
     }
     bail!("other processes keep taking the free addresses of 127.0.0.x: choose one with --bind")
+}
+
+/// Whether RDMA is among the protocols, and if so, which provider is asked for.
+#[expect(clippy::option_option, reason = "not asked for, any, or one of them")]
+fn provider(protocols: &[Protocol]) -> anyhow::Result<Option<Option<Provider>>> {
+    let mut found = None;
+    for protocol in protocols {
+        if let Protocol::Rdma(provider) = protocol
+            && found.replace(*provider).is_some_and(|other| other != *provider)
+        {
+            return Err(usage("--protocol: an engine has one provider of rdma".to_owned()));
+        }
+    }
+    Ok(found)
 }
 
 /// An engine and the segment that a command works on.

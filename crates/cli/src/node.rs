@@ -26,10 +26,11 @@ pub(crate) struct Arguments {
     /// Where segments are found: p2p
     #[arg(long, value_name = "URI")]
     metadata: String,
-    /// How bytes move: rdma, rdma:soft, local
+    /// How bytes move: rdma, rdma:soft, rdma:ibverbs, local
     #[arg(long, value_name = "P", value_delimiter = ',', required = true)]
     protocol: Vec<String>,
-    /// Local address, each an RDMA device [default: the first free one of 127.0.0.1 and up]
+    /// Local address, each an RDMA device [default: the first free one of 127.0.0.1 and up; with
+    /// rdma:ibverbs, the first device that works]
     #[arg(long, value_name = "IP")]
     bind: Vec<IpAddr>,
     /// Bytes of memory to serve

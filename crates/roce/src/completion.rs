@@ -5,6 +5,9 @@ use std::collections::VecDeque;
 use millstream_wire::Qpn;
 use thiserror::Error;
 
+/// The most completions that a completion queue of an endpoint holds.
+pub const MAX_COMPLETIONS: usize = 1 << 20;
+
 /// A completion queue of an endpoint.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct CompletionQueueId(pub u32);

@@ -6,7 +6,9 @@ use millstream_wire::{Mtu, Opcode, Operation, Packet, ParseError, Qpn};
 
 use crate::Instant;
 use crate::attributes::{Attribute, ModifyError, QueuePairAttributes, QueuePairState};
-use crate::completion::{Completion, CompletionQueue, CompletionQueueId, CompletionStatus};
+use crate::completion::{
+    Completion, CompletionQueue, CompletionQueueId, CompletionStatus, MAX_COMPLETIONS,
+};
 use crate::config::{EndpointConfig, QueuePairCapabilities, QueuePairConfig};
 use crate::counters::Counters;
 use crate::error::{CreateError, PostError};
@@ -126,10 +128,9 @@ impl<M: Memory> Endpoint<M> {
         &mut self,
         capacity: usize,
     ) -> Result<CompletionQueueId, CreateError> {
-        const LIMIT: usize = 1 << 20;
-        if capacity == 0 || capacity > LIMIT {
-            let what = "completion queue capacity";
-            return Err(CreateError::OutOfRange { what, value: capacity, limit: LIMIT });
+        if capacity == 0 || capacity > MAX_COMPLETIONS {
+            let (what, limit) = ("completion queue capacity", MAX_COMPLETIONS);
+            return Err(CreateError::OutOfRange { what, value: capacity, limit });
         }
         let queues = &mut self.shared.completion_queues;
         let limit = self.shared.config.max_completion_queues;

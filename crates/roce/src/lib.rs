@@ -43,7 +43,9 @@ mod window;
 mod work;
 
 pub use attributes::{Attribute, ModifyError, QueuePairAttributes, QueuePairState};
-pub use completion::{Completion, CompletionOperation, CompletionQueueId, CompletionStatus};
+pub use completion::{
+    Completion, CompletionOperation, CompletionQueueId, CompletionStatus, MAX_COMPLETIONS,
+};
 pub use config::{EndpointConfig, QueuePairCapabilities, QueuePairConfig, Transport};
 pub use counters::Counters;
 pub use endpoint::Endpoint;

@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use millstream_metadata::{ClientConfig, ServerConfig};
+use millstream_verbs::Provider;
 
 /// What an engine is made with.
 #[derive(Clone, Debug)]
@@ -41,14 +42,17 @@ impl Config {
     }
 }
 
-/// What the transport `rdma` over soft devices is installed with.
+/// What the transport `rdma` is installed with.
 #[derive(Clone, Debug)]
 pub struct RdmaConfig {
-    /// The local addresses: one soft device on each.
+    /// The local addresses: a device for each.
     pub addresses: Vec<IpAddr>,
-    /// Use the kernel's segmentation offload where it has it.
+    /// What does the work: soft devices, or the system's RDMA devices with these addresses. With
+    /// `None`, the system's where it has one with the address, else a soft one.
+    pub provider: Option<Provider>,
+    /// Use the kernel's segmentation offload where it has it. Soft devices only.
     pub segmentation_offload: bool,
-    /// How long a device's thread looks for work before it sleeps.
+    /// How long a soft device's thread looks for work before it sleeps.
     pub busy_poll: Duration,
     /// Queue pairs between two NICs (`MC_NUM_QP_PER_EP`): 1 to 16.
     pub queue_pairs_per_endpoint: usize,
@@ -61,17 +65,19 @@ pub struct RdmaConfig {
     /// counts as gone after 8 of them: with 16, after 2.1 s. A busy machine may well let a
     /// process wait for a second.
     pub acknowledge_timeout: u8,
-    /// The most peer NICs that each local device connects to.
+    /// The most peer NICs that each local device connects to. Fewer where the device's completion
+    /// queues do not hold `send_queue_depth` completions for each queue pair.
     pub max_endpoints: usize,
     /// The most endpoints of peers that this engine lets connect to it.
     pub max_accepted: usize,
 }
 
 impl RdmaConfig {
-    /// The defaults, with soft devices on these addresses.
+    /// The defaults, with devices on these addresses.
     pub fn new(addresses: &[IpAddr]) -> Self {
         Self {
             addresses: addresses.to_vec(),
+            provider: None,
             segmentation_offload: true,
             busy_poll: Duration::ZERO,
             queue_pairs_per_endpoint: 1,

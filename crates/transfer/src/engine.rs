@@ -343,15 +343,11 @@ impl Inner {
         let regions = self.memory.regions.read().unwrap_or_else(PoisonError::into_inner);
         for (addr, length, region) in regions.iter().filter(|(_, _, region)| region.remote) {
             let keys = keyed.and_then(|index| region.registrations.get(index));
-            let keys: Vec<u32> = keys.map(|keys| keys.keys.to_vec()).unwrap_or_default();
+            let (lkey, rkey) = keys
+                .map(|keys| (keys.keys.to_vec(), keys.remote_keys.to_vec()))
+                .unwrap_or_default();
             let name = region.location.clone();
-            descriptor.buffers.push(BufferDesc {
-                name,
-                addr,
-                length,
-                rkey: keys.clone(),
-                lkey: keys,
-            });
+            descriptor.buffers.push(BufferDesc { name, addr, length, rkey, lkey });
         }
         drop(regions);
         self.store.publish_segment(&descriptor)?;

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_metadata::{CallErrorKind, NameError, StoreError};
-use millstream_verbs::{CompletionStatus, CreateError, ModifyError, OpenError, PostError};
+use millstream_verbs::{CompletionStatus, CreateError, DeviceError, ModifyError, PostError};
 use thiserror::Error;
 
 use crate::{Batch, SegmentId};
@@ -105,6 +105,9 @@ pub enum InstallError {
     /// An address was given twice.
     #[error("{0} is given twice: there is one device for each address")]
     DuplicateAddress(IpAddr),
+    /// Two addresses are of one device.
+    #[error("two of the addresses are of the device {0}: give one of them")]
+    DuplicateDevice(String),
     /// A value of the configuration is out of range.
     #[error("{name} = {value} is out of range: {min} to {max}")]
     OutOfRange {
@@ -119,7 +122,7 @@ pub enum InstallError {
     },
     /// A device could not be opened.
     #[error(transparent)]
-    Open(#[from] OpenError),
+    Open(#[from] DeviceError),
     /// A device lacks something.
     #[error("device {device}: {error}")]
     Create {
@@ -144,6 +147,7 @@ impl InstallError {
             | Self::TooLate
             | Self::NoAddress
             | Self::DuplicateAddress(_)
+            | Self::DuplicateDevice(_)
             | Self::OutOfRange { .. } => code::INVALID_ARGUMENT,
             Self::Open(_) => code::DEVICE_NOT_FOUND,
             Self::Create { .. } | Self::Thread(_) => code::CONTEXT,

@@ -29,7 +29,8 @@ impl Transport for LocalTransport {
     }
 
     fn register(&self, _memory: &RawMemory, _remote: bool) -> Result<Registration, String> {
-        Ok(Registration { keys: Arc::new([]), _guard: Box::new(()) })
+        let (keys, remote_keys) = (Arc::new([]), Arc::new([]));
+        Ok(Registration { keys, remote_keys, _guard: Box::new(()) })
     }
 
     fn describe(&self, _descriptor: &mut SegmentDesc) {}

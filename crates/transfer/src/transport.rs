@@ -40,8 +40,10 @@ pub(crate) struct Work {
 /// What a transport keeps with a piece of registered memory. Dropping it takes the registration
 /// back, and returns when the transport does not touch the memory any more.
 pub(crate) struct Registration {
-    /// One for each of the transport's devices.
+    /// For work requests here, one for each of the transport's devices.
     pub(crate) keys: Arc<[u32]>,
+    /// For the requests of peers.
+    pub(crate) remote_keys: Arc<[u32]>,
     pub(crate) _guard: Box<dyn Send + Sync>,
 }
 

@@ -29,6 +29,8 @@ pub struct DeviceAttributes {
     pub max_work_requests: usize,
     /// Pieces in a work request.
     pub max_scatter_gather: usize,
+    /// Completions that a completion queue holds.
+    pub max_completions: usize,
     /// Memory regions.
     pub max_memory_regions: usize,
     /// Bytes in a message.

@@ -9,13 +9,14 @@
 //!   library is loaded when the first such device is asked for, so nothing needs it at build time.
 //!
 //! ```no_run
-//! use millstream_verbs::{Device, SoftConfig};
-//! let device = Device::open_soft(&SoftConfig::new("127.0.0.2".parse()?))?;
+//! use millstream_verbs::Device;
+//! let device = Device::open("soft-127.0.0.2")?; // or "mlx5_0", "rxe0"
 //! let domain = device.allocate_protection_domain();
 //! let completions = device.create_completion_queue(256)?;
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod choice;
 mod completion_queue;
 mod device;
 mod ibverbs;
@@ -24,6 +25,7 @@ mod provider;
 mod queue_pair;
 mod soft;
 
+pub use choice::{DeviceChoice, DeviceConfig, DeviceError};
 pub use completion_queue::{CompletionHandler, CompletionQueue};
 pub use device::{Device, DeviceAttributes, OpenError};
 pub use ibverbs::{IbverbsConfig, IbverbsError};

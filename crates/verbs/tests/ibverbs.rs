@@ -1,7 +1,11 @@
 //! What only devices of the system have: names, ports, a GID table. Each test says something on
 //! every machine, with and without such devices.
 
-use millstream_verbs::{Device, IbverbsConfig, IbverbsError, Provider};
+use std::net::IpAddr;
+
+use millstream_verbs::{
+    Device, DeviceChoice, DeviceConfig, DeviceError, IbverbsConfig, IbverbsError, Provider,
+};
 
 fn named(name: &str) -> IbverbsConfig {
     IbverbsConfig { name: Some(name.to_owned()), ..IbverbsConfig::default() }
@@ -63,6 +67,51 @@ fn a_port_or_gid_that_is_not_there_is_refused_by_its_number() {
             let config = IbverbsConfig { gid_index: Some(index), ..named(&name) };
             let device = Device::open_ibverbs(&config).unwrap();
             assert!(!device.address().is_unspecified());
+        }
+    }
+}
+
+#[test]
+fn a_device_is_chosen_by_its_name() {
+    let error = Device::open("soft-somewhere").unwrap_err();
+    assert!(matches!(error, DeviceError::SoftName(_)), "{error}");
+    // Not of this machine: an error of the soft provider, which is what matters here.
+    let error = Device::open("soft-192.0.2.1").unwrap_err();
+    assert!(matches!(error, DeviceError::Soft(_)), "{error}");
+    let error = Device::open("no-such-device").unwrap_err();
+    assert!(matches!(error, DeviceError::Ibverbs(_)), "{error}");
+    for name in Device::list_ibverbs().unwrap_or_default() {
+        if let Ok(device) = Device::open(&name) {
+            assert_eq!((device.name(), device.provider()), (name.as_str(), Provider::Ibverbs));
+        }
+    }
+}
+
+#[test]
+fn a_device_is_chosen_by_its_address() {
+    let chosen = |address, provider| {
+        let choice = DeviceChoice::Address(address, provider);
+        Device::open_chosen(&DeviceConfig::new(choice).unwrap())
+    };
+    // Of documentation, so that no device has it.
+    let nobody = IpAddr::from([192, 0, 2, 1]);
+    let error = chosen(nobody, Some(Provider::Ibverbs)).unwrap_err();
+    match Device::list_ibverbs() {
+        Ok(names) if !names.is_empty() => {
+            let text = error.to_string();
+            assert!(names.iter().all(|name| text.contains(name)), "{text}");
+        }
+        _ => assert!(matches!(error, DeviceError::Ibverbs(_)), "{error}"),
+    }
+    // Any provider: the soft one is what is left.
+    let error = chosen(nobody, None).unwrap_err();
+    assert!(matches!(error, DeviceError::Soft(_)), "{error}");
+    for name in Device::list_ibverbs().unwrap_or_default() {
+        let Ok(device) = Device::open(&name) else { continue };
+        for provider in [None, Some(Provider::Ibverbs)] {
+            let found = chosen(device.address(), provider).unwrap();
+            assert_eq!(found.provider(), Provider::Ibverbs);
+            assert_eq!(found.address(), device.address());
         }
     }
 }

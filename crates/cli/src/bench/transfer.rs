@@ -34,7 +34,7 @@ pub(crate) struct Arguments {
     /// Where segments are found: p2p
     #[arg(long, value_name = "URI")]
     metadata: String,
-    /// How bytes move: rdma, rdma:soft, local
+    /// How bytes move: rdma, rdma:soft, rdma:ibverbs, local
     #[arg(long, value_name = "P")]
     protocol: String,
     /// Local address [default: one that leads to the segment]

@@ -158,16 +158,23 @@ impl Peer {
 }
 
 impl Connection {
-    /// Ends all that is under way: it completes as flushed, and no memory is touched for it any
-    /// more.
+    /// Has all that is under way end: it completes as flushed, at the latest.
     pub(super) fn close(&self) {
-        let error = QueuePairAttributes {
-            state: Some(QueuePairState::Error),
-            ..QueuePairAttributes::default()
-        };
+        self.bring_to(QueuePairState::Error);
+    }
+
+    /// Ends all that is under way, without completions. When this returns, no memory is touched
+    /// for it any more, as it may be in the error state until the last completion.
+    pub(super) fn halt(&self) {
+        self.bring_to(QueuePairState::Reset);
+    }
+
+    fn bring_to(&self, state: QueuePairState) {
+        let attributes =
+            QueuePairAttributes { state: Some(state), ..QueuePairAttributes::default() };
         for queue_pair in &self.queue_pairs {
-            // Every state leads to ERR; a failed device has ended everything already.
-            let _ = queue_pair.modify(&error);
+            // Every state leads to both; a failed device has ended everything already.
+            let _ = queue_pair.modify(&attributes);
         }
     }
 

@@ -3,7 +3,9 @@
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 use millstream_metadata::Gid;
-use millstream_verbs::{Completion, CompletionQueue, Device, ProtectionDomain, SoftConfig};
+use millstream_verbs::{
+    Completion, CompletionQueue, Device, DeviceChoice, DeviceConfig, ProtectionDomain,
+};
 
 use super::endpoint::{Endpoint, Finished};
 use crate::{InstallError, RdmaConfig};
@@ -25,16 +27,18 @@ impl LocalDevice {
         address: std::net::IpAddr,
         config: &RdmaConfig,
     ) -> Result<Self, InstallError> {
-        let device = Device::open_soft(&SoftConfig {
-            segmentation_offload: config.segmentation_offload,
-            busy_poll: config.busy_poll,
-            ..SoftConfig::new(address)
-        })?;
+        let mut chosen = DeviceConfig::new(DeviceChoice::Address(address, config.provider))?;
+        chosen.soft.segmentation_offload = config.segmentation_offload;
+        chosen.soft.busy_poll = config.busy_poll;
+        let device = Device::open_chosen(&chosen)?;
         let endpoints = Arc::new(EndpointTable::default());
         let table = Arc::clone(&endpoints);
         let mut finished = Vec::new();
-        let capacity =
-            config.max_endpoints * config.queue_pairs_per_endpoint * config.send_queue_depth;
+        let (capacity, max_endpoints) = completions_for(
+            config.max_endpoints,
+            config.queue_pairs_per_endpoint * config.send_queue_depth,
+            device.attributes().max_completions,
+        );
         // One queue for all endpoints: the device looks into each of its queues in every round.
         let completions = device
             .create_completion_queue_with_handler(
@@ -43,7 +47,6 @@ impl LocalDevice {
             )
             .map_err(|error| InstallError::Create { device: device.name().to_owned(), error })?;
         let domain = device.allocate_protection_domain();
-        let max_endpoints = config.max_endpoints;
         Ok(Self { device, domain, completions, endpoints, max_endpoints })
     }
 
@@ -80,5 +83,26 @@ impl EndpointTable {
                 endpoint.completed(run, finished);
             }
         }
+    }
+}
+
+/// How many completions a queue must hold so that it never overruns, and for how many endpoints
+/// that is: at most so many, of which each has up to `each` outstanding. At least one, as the
+/// device refuses what it cannot hold.
+fn completions_for(max_endpoints: usize, each: usize, limit: usize) -> (usize, usize) {
+    let endpoints = max_endpoints.min(limit / each).max(1);
+    (endpoints * each, endpoints)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_are_as_many_as_their_completions_fit() {
+        assert_eq!(completions_for(1024, 128, 1 << 20), (131_072, 1024));
+        // The kernel's soft-RoCE.
+        assert_eq!(completions_for(1024, 128, 32_767), (32_640, 255));
+        assert_eq!(completions_for(1024, 4096, 1000), (4096, 1));
     }
 }

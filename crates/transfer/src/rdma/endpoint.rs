@@ -191,7 +191,7 @@ impl Endpoint {
         drop(state);
         let goodbye = connection.map(|connection| {
             // Before the tasks are told: from here on nothing touches their memory.
-            connection.close();
+            connection.halt();
             HandShakeDesc { qp_num: connection.numbers(), disconnect: true, ..self.greeting() }
         });
         dropped.fail(&self.error(FailureReason::ShutDown));

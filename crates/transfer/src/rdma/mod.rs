@@ -112,6 +112,13 @@ impl RdmaTransport {
         }
         let open = |&address: &IpAddr| LocalDevice::open(address, &config).map(Arc::new);
         let devices = config.addresses.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        // Peers know a device by its name, and one of the system's may have several addresses.
+        for (index, device) in devices.iter().enumerate() {
+            let name = device.device.name();
+            if devices[..index].iter().any(|other| other.device.name() == name) {
+                return Err(InstallError::DuplicateDevice(name.to_owned()));
+            }
+        }
         Ok(Self {
             accepted: Accepted::new(config.max_accepted, config.acknowledge_timeout),
             config,
@@ -259,7 +266,8 @@ impl Transport for RdmaTransport {
         };
         let regions = self.devices.iter().map(register).collect::<Result<Vec<_>, _>>()?;
         let keys = regions.iter().map(MemoryRegion::key).collect();
-        Ok(Registration { keys, _guard: Box::new(regions) })
+        let remote_keys = regions.iter().map(MemoryRegion::remote_key).collect();
+        Ok(Registration { keys, remote_keys, _guard: Box::new(regions) })
     }
 
     fn describe(&self, descriptor: &mut SegmentDesc) {
@@ -268,7 +276,7 @@ impl Transport for RdmaTransport {
             let name = device.device.name().to_owned();
             descriptor.devices.push(DeviceDesc { name, lid: 0, gid: device.gid() });
         }
-        // Soft devices are as near to all memory.
+        // All are taken to be as near to all memory.
         let names = descriptor.devices.iter().map(|device| device.name.clone()).collect();
         descriptor.priority_matrix.insert("cpu:0".to_owned(), (names, Vec::new()));
     }

@@ -57,7 +57,7 @@ impl CompletionQueue {
         if device.failed() {
             return Err(CreateError::DeviceFailed);
         }
-        let limit = device.max_completions();
+        let limit = device.attributes().max_completions;
         if capacity == 0 || capacity > limit {
             let what = "completion queue capacity";
             return Err(CreateError::OutOfRange { what, value: capacity, limit });

@@ -27,6 +27,8 @@ pub struct IbverbsConfig {
     /// The entry of the port's GID table that names the device (`MC_GID_INDEX`). Without one, the
     /// best of RoCEv2: an IPv4 address before an IPv6 address before a link-local one.
     pub gid_index: Option<u8>,
+    /// The address that the entry must be of.
+    pub address: Option<IpAddr>,
     /// Let writes to memory overtake each other on their way through PCI Express, where the device
     /// can. Completions are never overtaken, so only who looks at the bytes before a completion
     /// announces them can tell.
@@ -35,7 +37,31 @@ pub struct IbverbsConfig {
 
 impl Default for IbverbsConfig {
     fn default() -> Self {
-        Self { name: None, port: 1, gid_index: None, relaxed_ordering: true }
+        Self { name: None, port: 1, gid_index: None, address: None, relaxed_ordering: true }
+    }
+}
+
+impl IbverbsConfig {
+    /// The defaults, with what the environment says: `MC_GID_INDEX`, 0 to 255, or -1 for the best.
+    pub fn from_environment() -> Result<Self, IbverbsError> {
+        let value = std::env::var_os(GID_INDEX);
+        let gid_index =
+            gid_index(value.as_deref().map(|value| value.to_string_lossy()).as_deref())?;
+        Ok(Self { gid_index, ..Self::default() })
+    }
+}
+
+const GID_INDEX: &str = "MC_GID_INDEX";
+
+/// What a value of [`GID_INDEX`] means.
+fn gid_index(value: Option<&str>) -> Result<Option<u8>, IbverbsError> {
+    match value {
+        None | Some("-1") => Ok(None),
+        Some(value) => value.parse().map(Some).map_err(|_| IbverbsError::Environment {
+            variable: GID_INDEX,
+            value: value.to_owned(),
+            range: "0 to 255, or -1 for the best of RoCE v2",
+        }),
     }
 }
 
@@ -55,7 +81,6 @@ pub(crate) struct Device {
     gid: Entry,
     relaxed_ordering: bool,
     attributes: DeviceAttributes,
-    max_completions: usize,
     registry: Arc<Registry>,
     /// Ends its thread, which uses the two below.
     _events: Events,
@@ -69,15 +94,21 @@ impl Device {
         let list = DeviceList::get()?;
         let names = list.names();
         let Some(name) = &config.name else {
-            // The first that works, or else why the first does not.
-            let mut first = None;
+            // The first that works, or else why none does.
+            let mut errors = Vec::new();
             for (index, name) in names.iter().enumerate() {
                 match Self::open_one(&list, index, name, config) {
                     Ok(device) => return Ok(device),
-                    Err(error) => drop(first.get_or_insert(error)),
+                    Err(error) => errors.push(error),
                 }
             }
-            return Err(first.unwrap_or(IbverbsError::NoDevice));
+            return Err(match config.address {
+                Some(address) if !errors.is_empty() => {
+                    let reasons = errors.iter().map(ToString::to_string).collect();
+                    IbverbsError::UnknownAddress { address, reasons }
+                }
+                _ => errors.into_iter().next().unwrap_or(IbverbsError::NoDevice),
+            });
         };
         match names.iter().position(|other| other == name) {
             Some(index) => Self::open_one(&list, index, name, config),
@@ -111,7 +142,7 @@ impl Device {
             };
             return Err(IbverbsError::PortDown { device, port, state });
         }
-        let gid = choose_gid(&context, name, port, &state, config.gid_index)?;
+        let gid = choose_gid(&context, name, &state, config)?;
 
         Self::start(Arc::new(context), name, gid, config, &limits, &state)
     }
@@ -145,7 +176,6 @@ impl Device {
             gid,
             relaxed_ordering: config.relaxed_ordering,
             attributes: attributes(limits, state),
-            max_completions: count(limits.max_cqe),
             registry,
             _events: events,
             channel,
@@ -214,10 +244,6 @@ impl Device {
         self.relaxed_ordering
     }
 
-    pub(super) fn max_completions(&self) -> usize {
-        self.max_completions
-    }
-
     pub(super) fn registry(&self) -> &Registry {
         &self.registry
     }
@@ -258,6 +284,7 @@ fn attributes(limits: &ffi::DeviceAttr, port: &ffi::PortAttr) -> DeviceAttribute
         max_completion_queues: count(limits.max_cq),
         max_work_requests: count(limits.max_qp_wr),
         max_scatter_gather: count(limits.max_sge).min(crate::MAX_SCATTER_GATHER),
+        max_completions: count(limits.max_cqe),
         max_memory_regions: count(limits.max_mr),
         max_message_length: port.max_msg_sz,
         // As many as attributes can ask for.
@@ -268,10 +295,10 @@ fn attributes(limits: &ffi::DeviceAttr, port: &ffi::PortAttr) -> DeviceAttribute
 fn choose_gid(
     context: &Context,
     name: &str,
-    port: u8,
     state: &ffi::PortAttr,
-    wanted: Option<u8>,
+    config: &IbverbsConfig,
 ) -> Result<Entry, IbverbsError> {
+    let port = config.port;
     let files = sysfs::Port::new(name, port);
     // A queue pair names an entry by a byte.
     let length = state.gid_tbl_len.clamp(0, 256) as u16;
@@ -283,11 +310,33 @@ fn choose_gid(
             Some(Entry { index, gid, version_2 })
         })
         .collect();
-    let device = || name.to_owned();
-    gid::choose(&entries, wanted).map_err(|refusal| match refusal {
-        Refusal::None => IbverbsError::NoGid { device: device(), port },
-        Refusal::Unsuitable { index, found, usable } => {
-            IbverbsError::UnsuitableGid { device: device(), port, index, found, usable }
+    let device = name.to_owned();
+    gid::choose(&entries, config.gid_index, config.address).map_err(|refusal| match refusal {
+        Refusal::None => IbverbsError::NoGid { device, port },
+        Refusal::Index { index, found, usable } => {
+            IbverbsError::UnsuitableGid { device, port, index, found, usable }
+        }
+        Refusal::Address { address, usable } => {
+            IbverbsError::OtherAddress { device, port, address, usable }
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_gid_index_of_the_environment() {
+        for (value, expected) in
+            [(None, None), (Some("-1"), None), (Some("0"), Some(0)), (Some("255"), Some(255))]
+        {
+            assert_eq!(gid_index(value).unwrap(), expected);
+        }
+        for bad in ["", "256", "-2", "three", "1 "] {
+            let error = gid_index(Some(bad)).unwrap_err().to_string();
+            let start = format!("MC_GID_INDEX={bad}: it is 0 to 255");
+            assert!(error.starts_with(&start), "{error}");
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Why a device of the system cannot be used.
 
 use std::io;
+use std::net::IpAddr;
 
 use thiserror::Error;
 
@@ -29,12 +30,45 @@ pub enum IbverbsError {
     )]
     NoDevice,
     /// No device has this name.
-    #[error("there is no RDMA device {name}: there is {}", available.join(", "))]
+    #[error(
+        "there is no RDMA device {name}: there is {} (soft devices are named soft-ADDRESS)",
+        available.join(", ")
+    )]
     UnknownDevice {
         /// The name asked for.
         name: String,
         /// Those that there are.
         available: Vec<String>,
+    },
+    /// No device has this address.
+    #[error("no RDMA device has the address {address} for RoCE v2: {}", reasons.join("; "))]
+    UnknownAddress {
+        /// The address asked for.
+        address: IpAddr,
+        /// Of each device, why it does not do.
+        reasons: Vec<String>,
+    },
+    /// The device does not have this address.
+    #[error("port {port} of {device} has not the address {address} for RoCE v2, but {usable:?}")]
+    OtherAddress {
+        /// The device.
+        device: String,
+        /// The port.
+        port: u8,
+        /// The address asked for.
+        address: IpAddr,
+        /// Those that it has.
+        usable: Vec<IpAddr>,
+    },
+    /// A variable of the environment has a value that it cannot have.
+    #[error("{variable}={value}: it is {range}")]
+    Environment {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        value: String,
+        /// What it may be.
+        range: &'static str,
     },
     /// The device does not have so many ports.
     #[error("{device} has no port {port}: it has ports 1 to {ports}")]
@@ -74,7 +108,7 @@ pub enum IbverbsError {
     },
     /// The GID asked for does not do.
     #[error(
-        "GID {index} of port {port} of {device} is {found}: RoCE v2 GIDs there are {usable:?}; \
+        "GID {index} of port {port} of {device} is {found}: usable there are {usable:?}; \
          is MC_GID_INDEX right?"
     )]
     UnsuitableGid {

@@ -33,24 +33,42 @@ pub(super) enum Refusal {
     /// There is no RoCEv2 entry.
     None,
     /// The one asked for does not do.
-    Unsuitable { index: u8, found: &'static str, usable: Vec<u8> },
+    Index { index: u8, found: &'static str, usable: Vec<u8> },
+    /// None has the address asked for.
+    Address { address: IpAddr, usable: Vec<IpAddr> },
 }
 
-/// The entry asked for, or else the best one, the first among equals.
-pub(super) fn choose(entries: &[Entry], wanted: Option<u8>) -> Result<Entry, Refusal> {
+/// The entry with this index, or else the best one, the first among equals, of those with this
+/// address.
+pub(super) fn choose(
+    entries: &[Entry],
+    index: Option<u8>,
+    address: Option<IpAddr>,
+) -> Result<Entry, Refusal> {
+    let address = address.map(|address| address.to_canonical());
+    let fits = |entry: &Entry| address.is_none_or(|address| entry.address() == address);
     let usable = || entries.iter().filter(|entry| entry.version_2);
-    let best = usable().min_by_key(|entry| entry.rank()).ok_or(Refusal::None)?;
-    let Some(index) = wanted else { return Ok(*best) };
-    let refusal = |found| Refusal::Unsuitable {
-        index,
-        found,
-        usable: usable().map(|entry| entry.index).collect(),
-    };
-    match entries.iter().find(|entry| entry.index == index) {
-        Some(entry) if entry.version_2 => Ok(*entry),
-        Some(_) => Err(refusal("a RoCE v1 GID")),
-        None => Err(refusal("empty")),
+    if usable().next().is_none() {
+        return Err(Refusal::None);
     }
+    let Some(index) = index else {
+        let best = usable().filter(|entry| fits(entry)).min_by_key(|entry| entry.rank());
+        // Without an address all fit, so that there was one.
+        return best.copied().ok_or_else(|| {
+            address.map_or(Refusal::None, |address| Refusal::Address {
+                address,
+                usable: usable().map(Entry::address).collect(),
+            })
+        });
+    };
+    let found = match entries.iter().find(|entry| entry.index == index) {
+        Some(entry) if entry.version_2 && fits(entry) => return Ok(*entry),
+        Some(entry) if entry.version_2 => "of another address than the one asked for",
+        Some(_) => "a RoCE v1 GID",
+        None => "empty",
+    };
+    let usable = usable().filter(|entry| fits(entry)).map(|entry| entry.index).collect();
+    Err(Refusal::Index { index, found, usable })
 }
 
 #[cfg(test)]
@@ -81,22 +99,41 @@ mod tests {
     fn version_2_and_ipv4_come_first() {
         let mut entries = table();
         for expected in [3, 6, 5, 1] {
-            let chosen = choose(&entries, None).unwrap();
+            let chosen = choose(&entries, None, None).unwrap();
             assert_eq!(chosen.index, expected);
             entries.retain(|entry| entry.index != expected);
         }
-        assert_eq!(choose(&entries, None), Err(Refusal::None));
+        assert_eq!(choose(&entries, None, None), Err(Refusal::None));
     }
 
     #[test]
     fn a_wanted_entry_is_taken_or_refused_with_those_that_do() {
         let entries = table();
-        assert_eq!(choose(&entries, Some(5)).unwrap().address().to_string(), "2001:db8::7");
+        assert_eq!(choose(&entries, Some(5), None).unwrap().address().to_string(), "2001:db8::7");
         for (index, found) in [(2, "a RoCE v1 GID"), (4, "empty"), (255, "empty")] {
             let usable = vec![1, 3, 5, 6];
-            let refusal = Refusal::Unsuitable { index, found, usable };
-            assert_eq!(choose(&entries, Some(index)), Err(refusal));
+            let refusal = Refusal::Index { index, found, usable };
+            assert_eq!(choose(&entries, Some(index), None), Err(refusal));
         }
+    }
+
+    #[test]
+    fn an_address_chooses_among_those_that_do() {
+        let entries = table();
+        let chosen =
+            |address: &str| choose(&entries, None, address.parse().ok()).map(|entry| entry.index);
+        assert_eq!(chosen("10.0.0.8"), Ok(6));
+        assert_eq!(chosen("::ffff:10.0.0.8"), Ok(6));
+        // Not the RoCEv1 entry that is as good.
+        assert_eq!(chosen("fe80::1"), Ok(1));
+        let Err(Refusal::Address { address, usable }) = chosen("10.0.0.9") else { panic!() };
+        assert_eq!((address, usable.len()), ("10.0.0.9".parse().unwrap(), 4));
+        // An index must agree with it.
+        let address = "10.0.0.8".parse().ok();
+        assert_eq!(choose(&entries, Some(6), address).unwrap().index, 6);
+        let found = "of another address than the one asked for";
+        let refusal = Refusal::Index { index: 3, found, usable: vec![6] };
+        assert_eq!(choose(&entries, Some(3), address), Err(refusal));
     }
 
     #[test]

@@ -204,17 +204,19 @@ impl QueuePair {
     }
 
     pub(crate) fn modify(&self, attributes: &QueuePairAttributes) -> Result<(), ModifyError> {
-        // Nothing is posted meanwhile: a device that is given a request in the middle of a
-        // transition may neither refuse nor complete it.
-        let (mut send, mut receive) = (self.work().send.poster(), self.work().receive.poster());
-        let mut state = lock(&self.state);
         if self.device.failed() {
-            // It is stopped already, or is about to be, which is as good as an error state.
+            // What is under way ends here at the latest, which is what an error state and a reset
+            // are for.
+            self.pair.stop();
             return match attributes.state {
                 Some(QueuePairState::Error) => Ok(()),
                 _ => Err(ModifyError::DeviceFailed),
             };
         }
+        // Nothing is posted meanwhile: a device that is given a request in the middle of a
+        // transition may neither refuse nor complete it.
+        let (mut send, mut receive) = (self.work().send.poster(), self.work().receive.poster());
+        let mut state = lock(&self.state);
         let from = self.state_from(*state);
         let to = attributes.check(Transport::ReliableConnection, from, self.device.address())?;
         self.check_path_mtu(attributes)?;

@@ -8,7 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use millstream_net::{DriverCounters, Guard, Progress, ProgressConfig, Shared};
 use millstream_roce::{
-    AsyncEvent, Completion, Counters, Endpoint, EndpointConfig, IcrcCheck, ProtectionDomainId,
+    AsyncEvent, Completion, Counters, Endpoint, EndpointConfig, IcrcCheck, MAX_COMPLETIONS,
+    ProtectionDomainId,
 };
 use millstream_wire::Mtu;
 
@@ -119,6 +120,7 @@ impl Device {
             max_completion_queues: config.max_completion_queues,
             max_work_requests: config.max_work_requests,
             max_scatter_gather: crate::MAX_SCATTER_GATHER,
+            max_completions: MAX_COMPLETIONS,
             max_memory_regions: MAX_MEMORY_REGIONS,
             max_message_length: config.max_message_length,
             max_reads: 128,
