@@ -3,6 +3,7 @@
 //! A child gets SIGKILL from the kernel when its parent dies, however that dies. When we are told
 //! to stop (SIGINT, SIGTERM, SIGHUP), children are stopped and scratch folders removed first.
 
+pub(crate) use millstream_net::baseline::processor_time;
 use std::collections::VecDeque;
 use std::ffi::OsStr;
 use std::io::{self, BufRead, BufReader, Read};
@@ -142,21 +143,6 @@ fn stop_all(children: &[u32]) {
         thread::sleep(POLL);
     }
     children.iter().for_each(|&child| send_signal(child, libc::SIGKILL));
-}
-
-/// Processor time that this process has used, in user and kernel mode.
-pub(crate) fn processor_time() -> Duration {
-    // SAFETY: a zeroed `rusage` is a valid one, and the pointer is to it.
-    let usage = unsafe {
-        let mut usage = std::mem::zeroed::<libc::rusage>();
-        libc::getrusage(libc::RUSAGE_SELF, &raw mut usage);
-        usage
-    };
-    let duration = |time: libc::timeval| {
-        Duration::from_secs(time.tv_sec.unsigned_abs())
-            + Duration::from_micros(time.tv_usec.unsigned_abs())
-    };
-    duration(usage.ru_utime) + duration(usage.ru_stime)
 }
 
 /// A folder of our own for temporary files, removed with all that is in it when dropped.

@@ -16,6 +16,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
          {lost} lost)",
         report.gb_per_s()
     );
-    println!("memory copy: {:.3} GB/s", memory_copy(duration));
+    println!("memory copy: {:.3} GB/s", memory_copy(duration).gb_per_s());
     Ok(())
 }

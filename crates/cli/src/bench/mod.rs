@@ -1,6 +1,7 @@
 //! `bench`: measurements.
 
 mod allreduce;
+mod rdma;
 mod transfer;
 
 use clap::Subcommand;
@@ -10,6 +11,8 @@ use clap::Subcommand;
 pub(crate) enum Command {
     /// Measure reads and writes of a segment
     Transfer(transfer::Arguments),
+    /// Measure WRITE, READ and SEND between two soft devices, beside plain UDP and TCP
+    Rdma(rdma::Arguments),
     /// Measure AllReduce over local processes
     Allreduce(allreduce::Arguments),
 }
@@ -18,6 +21,7 @@ pub(crate) enum Command {
 pub(crate) fn run(command: &Command) -> anyhow::Result<()> {
     match command {
         Command::Transfer(arguments) => transfer::run(arguments),
+        Command::Rdma(arguments) => rdma::run(arguments),
         Command::Allreduce(arguments) => allreduce::run(arguments),
     }
 }

@@ -299,7 +299,7 @@ fn measure_baseline(gb_per_s: f64) -> anyhow::Result<Baseline> {
     Ok(Baseline {
         udp_stream_gb_per_s,
         udp_segmentation_offload: stream.segmentation_offload,
-        memory_copy_gb_per_s: baseline::memory_copy(BASELINE),
+        memory_copy_gb_per_s: baseline::memory_copy(BASELINE).gb_per_s(),
         ratio_to_udp_stream: gb_per_s / udp_stream_gb_per_s,
     })
 }

@@ -1,5 +1,4 @@
-//! What this machine can do without us, as a measure of what we do: a plain UDP stream over
-//! loopback, and a copy of memory.
+//! A stream of datagrams with segmentation offload.
 
 use std::hint::black_box;
 use std::io::{self, IoSlice};
@@ -10,13 +9,11 @@ use std::time::{Duration, Instant};
 
 use socket2::SockAddr;
 
+use super::{MEMORY_LENGTH, Usage};
 use crate::DriverCounters;
 use crate::udp::{
     MAX_MESSAGE_LENGTH, MAX_SEGMENTS, OpenError, ReceiveBatch, SocketConfig, UdpSocket,
 };
-
-/// Where received bytes go, and what is copied: much larger than the caches.
-const MEMORY_LENGTH: usize = 64 << 20;
 
 /// How many bytes may be under way.
 const WINDOW: u64 = 2 << 20;
@@ -34,6 +31,8 @@ pub struct StreamReport {
     pub bytes: u64,
     /// In this time.
     pub elapsed: Duration,
+    /// Processor time of this process for it.
+    pub cpu: Duration,
     /// Bytes that were sent and did not arrive.
     pub lost: u64,
     /// Bytes of each datagram.
@@ -87,14 +86,15 @@ fn stream(
     let (source, mut destination) = (vec![1; MEMORY_LENGTH], vec![2; MEMORY_LENGTH]);
     thread::scope(|scope| {
         let receiving = scope.spawn(|| receive_all(&receiver, &mut destination, &stop));
-        let start = Instant::now();
+        let usage = Usage::start();
         let sent = send_for(duration, &sender, &receiver, &source, segment);
         stop.store(true, Ordering::Release);
         let received = receiving.join().map_err(|_panic| io::Error::other("receiver panicked"))?;
         let (bytes, end) = received?;
         Ok(StreamReport {
             bytes,
-            elapsed: end.saturating_duration_since(start),
+            elapsed: end.saturating_duration_since(usage.started_at()),
+            cpu: usage.cpu(),
             lost: sent?.saturating_sub(bytes),
             segment,
             segmentation_offload: sender.info().segmentation && receiver.info().coalescing,
@@ -183,24 +183,6 @@ fn receive_all(
     }
 }
 
-/// Copies 64 MiB from one place to another, again and again for `duration`, on this thread; returns
-/// gigabytes (10^9) copied per second.
-pub fn memory_copy(duration: Duration) -> f64 {
-    let source = vec![1_u8; MEMORY_LENGTH];
-    let mut destination = vec![2_u8; MEMORY_LENGTH];
-    let start = Instant::now();
-    let mut bytes = 0;
-    loop {
-        destination.copy_from_slice(black_box(&source));
-        black_box(&mut destination);
-        bytes += MEMORY_LENGTH;
-        let elapsed = start.elapsed();
-        if elapsed >= duration {
-            return bytes as f64 / elapsed.as_secs_f64() / 1e9;
-        }
-    }
-}
-
 fn address_of(socket: &UdpSocket) -> SockAddr {
     let info = socket.info();
     SocketAddr::new(info.address, info.port).into()
@@ -244,10 +226,5 @@ mod tests {
             let error = udp_stream(Duration::ZERO, segment).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{segment}");
         }
-    }
-
-    #[test]
-    fn memory_is_copied_at_least_once() {
-        assert!(memory_copy(Duration::ZERO) > 0.0);
     }
 }

@@ -1,0 +1,203 @@
+//! One side of a measurement: a soft device, a buffer that requests and the peer use, and a queue
+//! pair.
+
+use std::net::IpAddr;
+use std::sync::{Arc, OnceLock, Weak};
+
+use anyhow::Context;
+use millstream_verbs::{
+    Access, Completion, CompletionQueue, CompletionStatus, Device, MemoryRegion, Piece, Psn, Qpn,
+    QueuePair, QueuePairAttributes, QueuePairCapabilities, QueuePairState, ReceiveRequest,
+    ScatterGather, SoftConfig,
+};
+
+/// READs outstanding.
+const READS: u8 = 16;
+/// The first packet sequence number of both sides.
+const PSN: u32 = 0;
+
+/// A side. Fields are dropped in this order: the memory last, when no region names it.
+pub(super) struct Host {
+    pair: Arc<OnceLock<QueuePair>>,
+    /// Completions of what is posted here; those of receives go to a handler.
+    pub(super) completions: CompletionQueue,
+    _receives: CompletionQueue,
+    region: MemoryRegion,
+    pub(super) device: Device,
+    memory: Arc<Memory>,
+}
+
+/// Where a host's buffer is, as its peer names it.
+#[derive(Clone, Copy)]
+pub(super) struct Remote {
+    pub(super) address: u64,
+    pub(super) key: u32,
+}
+
+impl Host {
+    /// Opens a device whose queue pair holds `depth` requests, and as many messages of `size`
+    /// bytes that come, for which room is made again on the device's own thread.
+    pub(super) fn open(
+        config: &SoftConfig,
+        memory: &Arc<Memory>,
+        size: usize,
+        depth: usize,
+    ) -> anyhow::Result<Self> {
+        let device = Device::open_soft(config)?;
+        let domain = device.allocate_protection_domain();
+        let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+        // SAFETY: the memory is mapped until the last `Host` that has it is dropped, after its
+        // region. There are no references to its bytes: nothing but devices touches them.
+        let region = unsafe { domain.register_memory(memory.0.cast(), memory.length(), access) };
+        let region = region.context("cannot register memory")?;
+        let completions = device.create_completion_queue(2 * depth)?;
+        let pair = Arc::new(OnceLock::new());
+        let receives = device.create_completion_queue_with_handler(
+            2 * depth,
+            Box::new(receiver(&pair, &region, memory.length(), size)),
+        )?;
+        let capabilities = QueuePairCapabilities::new(depth, depth);
+        let new = domain.create_queue_pair(&completions, &receives, capabilities)?;
+        new.modify(&QueuePairAttributes {
+            state: Some(QueuePairState::Initialized),
+            access: Some(Access::REMOTE_READ | Access::REMOTE_WRITE),
+            ..Default::default()
+        })?;
+        for slot in 0..depth {
+            let request = receive(&region, memory.length(), size, slot as u64);
+            new.post_receive(&[request]).map_err(|(_, error)| error)?;
+        }
+        let _ = pair.set(new);
+        let memory = Arc::clone(memory);
+        Ok(Self { pair, completions, _receives: receives, region, device, memory })
+    }
+
+    pub(super) fn pair(&self) -> anyhow::Result<&QueuePair> {
+        self.pair.get().context("a host without a queue pair")
+    }
+
+    fn number(&self) -> anyhow::Result<Qpn> {
+        Ok(self.pair()?.number())
+    }
+
+    pub(super) fn remote(&self) -> Remote {
+        Remote { address: self.region.address(), key: self.region.remote_key() }
+    }
+
+    /// The `index`th block of `size` bytes of the buffer, which goes round: its offset.
+    pub(super) fn offset(&self, size: usize, index: u64) -> u64 {
+        offset(self.memory.length(), size, index)
+    }
+
+    pub(super) fn piece(&self, size: usize, index: u64) -> ScatterGather {
+        piece(&self.region, self.memory.length(), size, index)
+    }
+
+    /// Connects both queue pairs.
+    pub(super) fn connect(&self, peer: &Self) -> anyhow::Result<()> {
+        for (near, far) in [(self, peer), (peer, self)] {
+            let pair = near.pair()?;
+            pair.modify(&QueuePairAttributes {
+                state: Some(QueuePairState::ReadyToReceive),
+                remote_address: Some(far.device.address()),
+                path_mtu: Some(near.device.path_mtu(far.device.address())?),
+                destination_qpn: Some(far.number()?),
+                receive_psn: Some(Psn::new(PSN)),
+                responder_resources: Some(READS),
+                minimum_rnr_timer: Some(1),
+                ..Default::default()
+            })?;
+            pair.modify(&QueuePairAttributes {
+                state: Some(QueuePairState::ReadyToSend),
+                send_psn: Some(Psn::new(PSN)),
+                timeout: Some(17),
+                retry_count: Some(7),
+                rnr_retry: Some(7),
+                initiator_depth: Some(READS),
+                ..Default::default()
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// Makes room for another message for each that came.
+fn receiver(
+    pair: &Arc<OnceLock<QueuePair>>,
+    region: &MemoryRegion,
+    length: usize,
+    size: usize,
+) -> impl FnMut(&[Completion]) + Send + use<> {
+    // The queue pair keeps the completion queue, and with it this.
+    let pair: Weak<OnceLock<QueuePair>> = Arc::downgrade(pair);
+    let (key, address) = (region.key(), region.address());
+    let mut next = 0;
+    move |completions| {
+        let Some(pair) = pair.upgrade() else { return };
+        let Some(pair) = pair.get() else { return };
+        for completion in completions {
+            if completion.status != CompletionStatus::Success {
+                continue;
+            }
+            let at = address + offset(length, size, next);
+            let pieces = ScatterGather::one(Piece { key, address: at, length: size as u32 });
+            next += 1;
+            // There is room where one has just completed, unless the pair has failed.
+            let _ = pair.post_receive(&[ReceiveRequest { id: 0, pieces }]);
+        }
+    }
+}
+
+fn receive(region: &MemoryRegion, length: usize, size: usize, index: u64) -> ReceiveRequest {
+    ReceiveRequest { id: 0, pieces: piece(region, length, size, index) }
+}
+
+fn piece(region: &MemoryRegion, length: usize, size: usize, index: u64) -> ScatterGather {
+    let address = region.address() + offset(length, size, index);
+    ScatterGather::one(Piece { key: region.key(), address, length: size as u32 })
+}
+
+fn offset(length: usize, size: usize, index: u64) -> u64 {
+    let blocks = (length / size).max(1) as u64;
+    index % blocks * size as u64
+}
+
+/// Bytes behind a raw pointer, so that no reference to them exists.
+pub(super) struct Memory(*mut [u8]);
+
+// SAFETY: it owns the bytes, and nothing but devices touches them.
+unsafe impl Send for Memory {}
+// SAFETY: as above; a shared reference gives no access to the bytes.
+unsafe impl Sync for Memory {}
+
+impl Memory {
+    /// Bytes that are not zero: a page of zeros may be shared by all.
+    pub(super) fn new(length: usize) -> anyhow::Result<Arc<Self>> {
+        let mut bytes = Vec::new();
+        bytes
+            .try_reserve_exact(length)
+            .with_context(|| format!("there is no memory for a buffer of {length} bytes"))?;
+        bytes.resize(length, 0x5a_u8);
+        Ok(Arc::new(Self(Box::into_raw(bytes.into_boxed_slice()))))
+    }
+
+    const fn length(&self) -> usize {
+        self.0.len()
+    }
+}
+
+impl Drop for Memory {
+    fn drop(&mut self) {
+        // SAFETY: it came from a box in `new`, and this is the only place that frees it.
+        drop(unsafe { Box::from_raw(self.0) });
+    }
+}
+
+/// What a host is opened with.
+pub(super) fn config(address: IpAddr, options: &super::Arguments) -> SoftConfig {
+    SoftConfig {
+        segmentation_offload: !options.no_segmentation_offload,
+        busy_poll: options.spin(),
+        ..SoftConfig::new(address)
+    }
+}

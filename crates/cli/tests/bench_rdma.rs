@@ -1,0 +1,64 @@
+//! `bench rdma`: every measurement is made, and says what it is of.
+
+mod common;
+
+use common::{address, run};
+use serde_json::Value;
+
+fn positive(value: &Value, fields: &[&str]) {
+    for field in fields {
+        let number = value[field].as_f64();
+        assert!(number.is_some_and(|number| number > 0.0), "{field} in {value}");
+    }
+}
+
+#[test]
+fn every_operation_is_measured_at_every_size_beside_the_kernel() {
+    let arguments = ["bench", "rdma", "--duration=30ms", "--size=1000,64KiB", "--json"];
+    let report = run(&arguments).success().json();
+    let measured: Vec<(&str, u64)> = report["bandwidth"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|one| {
+            positive(one, &["gb_per_s", "cpu_s_per_gb", "depth", "ratio_to_udp", "ratio_to_tcp"]);
+            (one["op"].as_str().unwrap(), one["size"].as_u64().unwrap())
+        })
+        .collect();
+    let of = |size| ["write", "read", "send"].map(|op| (op, size));
+    assert_eq!(measured, [of(1000), of(65_536)].concat());
+    for stream in ["udp_stream", "tcp_stream", "memory_copy"] {
+        positive(&report[stream], &["gb_per_s", "cpu_s_per_gb"]);
+    }
+    for latency in ["write_latency", "udp_ping_pong"] {
+        positive(&report[latency], &["p50_us", "p99_us", "round_trips"]);
+    }
+    positive(&report, &["latency_ratio_to_udp", "seconds_each"]);
+}
+
+#[test]
+fn the_table_names_its_rows() {
+    let (bind, peer) = (address(), address());
+    let arguments = ["bench", "rdma", "--duration=10ms", "--size=64KiB", "--bind", &bind];
+    let output = run(&[&arguments[..], &["--peer", &peer]].concat()).success();
+    for row in ["WRITE 64 KiB", "READ 64 KiB", "SEND 64 KiB", "plain UDP", "TCP", "memory copy"] {
+        assert!(
+            output.stdout.lines().any(|line| line.starts_with(row)),
+            "{row}: {}",
+            output.stdout
+        );
+    }
+}
+
+#[test]
+fn what_cannot_be_measured_is_a_usage_error() {
+    for (arguments, word) in [
+        (&["--size=0"][..], "--size"),
+        (&["--size=65MiB"], "--size"),
+        (&["--bind=127.0.0.1"], "--peer"),
+        (&["--bind=127.0.0.1", "--peer=127.0.0.1"], "--peer"),
+    ] {
+        let output = run(&[&["bench", "rdma", "--duration=1ms"], arguments].concat());
+        assert!(output.failure(2).contains(word), "{}", output.stderr);
+    }
+}
