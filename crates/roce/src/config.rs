@@ -4,7 +4,7 @@ use core::net::IpAddr;
 
 use millstream_wire::DEFAULT_PARTITION_KEY;
 
-use crate::{CompletionQueueId, IcrcCheck, ProtectionDomainId};
+use crate::{CompletionQueueId, IcrcCheck, ProtectionDomainId, SharedReceiveQueueId};
 
 /// What an endpoint is made with.
 #[derive(Clone, Debug)]
@@ -23,6 +23,8 @@ pub struct EndpointConfig {
     pub max_queue_pairs: usize,
     /// At most so many completion queues.
     pub max_completion_queues: usize,
+    /// At most so many shared receive queues.
+    pub max_shared_receive_queues: usize,
     /// At most so many work requests in each queue of a queue pair.
     pub max_work_requests: usize,
     /// At most so many bytes in a message: 2^30, half of what InfiniBand allows, so that the
@@ -43,6 +45,7 @@ impl EndpointConfig {
             icrc: IcrcCheck::AnyIdentification,
             max_queue_pairs: 4096,
             max_completion_queues: 4096,
+            max_shared_receive_queues: 1024,
             max_work_requests: 16_384,
             max_message_length: 1 << 30,
             max_window: 128,
@@ -96,6 +99,9 @@ pub struct QueuePairConfig {
     pub receive_completions: CompletionQueueId,
     /// How much it can hold.
     pub capabilities: QueuePairCapabilities,
+    /// Where receive requests come from, when not from a queue of its own. Then
+    /// `max_receive_requests` says nothing.
+    pub shared_receive_queue: Option<SharedReceiveQueueId>,
 }
 
 impl QueuePairConfig {
@@ -111,6 +117,7 @@ impl QueuePairConfig {
             send_completions: completions,
             receive_completions: completions,
             capabilities,
+            shared_receive_queue: None,
         }
     }
 }

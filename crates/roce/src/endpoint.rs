@@ -17,6 +17,7 @@ use crate::icrc_check::Solvers;
 use crate::memory::Memory;
 use crate::node::{DatagramMeta, Node, Transmit};
 use crate::queue_pair::QueuePair;
+use crate::receives::{Receives, SharedReceiveQueues};
 use crate::timers::Timers;
 use crate::work::{Piece, ReceiveRequest, SendOperation, SendRequest};
 
@@ -30,6 +31,7 @@ pub(crate) struct Shared<M> {
     pub(crate) memory: M,
     pub(crate) counters: Counters,
     completion_queues: Vec<Option<CompletionQueue>>,
+    pub(crate) receive_queues: SharedReceiveQueues,
     events: Events,
     /// Some completion queue lost a completion.
     overrun: bool,
@@ -62,7 +64,7 @@ impl<M> Shared<M> {
 /// One RoCEv2 device as a state machine. See the crate's documentation for how to drive it.
 #[derive(Debug)]
 pub struct Endpoint<M> {
-    shared: Shared<M>,
+    pub(crate) shared: Shared<M>,
     queue_pairs: Vec<Option<Box<QueuePair>>>,
     free: Vec<u32>,
     /// Queue pairs that may have something to send, each once (its `ready` flag).
@@ -89,6 +91,7 @@ impl<M: Memory> Endpoint<M> {
                 memory,
                 counters: Counters::default(),
                 completion_queues: Vec::new(),
+                receive_queues: SharedReceiveQueues::default(),
                 events: Events::default(),
                 overrun: false,
             },
@@ -165,9 +168,15 @@ impl<M: Memory> Endpoint<M> {
             ("max_send_requests", max_send_requests),
             ("max_receive_requests", max_receive_requests),
         ] {
-            if value == 0 || value > limit {
+            let unused = what == "max_receive_requests" && config.shared_receive_queue.is_some();
+            if !unused && (value == 0 || value > limit) {
                 return Err(CreateError::OutOfRange { what, value, limit });
             }
+        }
+        if let Some(id) = config.shared_receive_queue
+            && !self.shared.receive_queues.contains(id)
+        {
+            return Err(CreateError::UnknownSharedReceiveQueue(id));
         }
         for id in [config.send_completions, config.receive_completions] {
             if !matches!(self.shared.completion_queues.get(id.0 as usize), Some(Some(_))) {
@@ -294,9 +303,7 @@ impl<M: Memory> Endpoint<M> {
         if pair.state == QueuePairState::Reset {
             return Err(PostError::State { qpn, state: pair.state });
         }
-        if !pair.responder.post(*request) {
-            return Err(PostError::QueueFull { limit: pair.capabilities.max_receive_requests });
-        }
+        pair.responder.receives.post(qpn, *request)?;
         if pair.state == QueuePairState::Error {
             pair.flush_receives(&mut self.shared);
         }
@@ -343,6 +350,11 @@ impl<M: Memory> Endpoint<M> {
     /// How many events wait.
     pub fn events_waiting(&self) -> usize {
         self.shared.events.len()
+    }
+
+    /// What the queue pairs take their receive requests from.
+    pub(crate) fn receives_of_queue_pairs(&self) -> impl Iterator<Item = &Receives> {
+        self.queue_pairs.iter().flatten().map(|pair| &pair.responder.receives)
     }
 
     fn index(&self, qpn: Qpn) -> Option<usize> {

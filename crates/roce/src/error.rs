@@ -3,9 +3,9 @@
 use millstream_wire::Qpn;
 use thiserror::Error;
 
-use crate::{CompletionQueueId, QueuePairState};
+use crate::{CompletionQueueId, QueuePairState, SharedReceiveQueueId};
 
-/// Why a queue could not be made or removed.
+/// Why a queue could not be made, changed or removed.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 pub enum CreateError {
     /// The device has as many as it can.
@@ -29,6 +29,15 @@ pub enum CreateError {
     /// There is no such completion queue.
     #[error("there is no completion queue {0:?}")]
     UnknownCompletionQueue(CompletionQueueId),
+    /// There is no such shared receive queue.
+    #[error("there is no shared receive queue {0:?}")]
+    UnknownSharedReceiveQueue(SharedReceiveQueueId),
+    /// The shared receive queue has queue pairs.
+    #[error("shared receive queue {0:?} still serves queue pairs")]
+    SharedReceiveQueueInUse(SharedReceiveQueueId),
+    /// The device does not offer it; an [`crate::Endpoint`] offers everything.
+    #[error("the device does not offer {0}")]
+    Unsupported(&'static str),
     /// The device no longer works.
     #[error("the device no longer works")]
     DeviceFailed,
@@ -65,6 +74,12 @@ pub enum PostError {
         /// How many it holds.
         limit: usize,
     },
+    /// The queue pair takes its receive requests from a shared queue.
+    #[error("queue pair {0} has no receive queue of its own: post to its shared receive queue")]
+    SharedReceives(Qpn),
+    /// There is no such shared receive queue.
+    #[error("there is no shared receive queue {0:?}")]
+    UnknownSharedReceiveQueue(SharedReceiveQueueId),
     /// The message is too long.
     #[error("a message of {length} bytes is longer than the {limit} bytes that a message may have")]
     TooLong {

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use millstream_wire::Qpn;
 
-use crate::CompletionQueueId;
+use crate::{CompletionQueueId, SharedReceiveQueueId};
 
 /// Something that happened without being asked for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -26,6 +26,12 @@ pub enum AsyncEvent {
     QueuePairAccessError(Qpn),
     /// A completion was lost because the queue was full: queue pairs that complete into it fail.
     CompletionQueueOverrun(CompletionQueueId),
+    /// A queue pair of a shared receive queue is in the error state and takes nothing from the
+    /// queue any more: it can be destroyed, and no request goes with it.
+    LastReceiveRequest(Qpn),
+    /// A shared receive queue holds fewer requests than the limit that was set. Set it again to
+    /// hear of it again.
+    SharedReceiveLimit(SharedReceiveQueueId),
     /// The device no longer works, and all its queue pairs have failed.
     DeviceFatal,
 }

@@ -11,6 +11,7 @@ use crate::config::{QueuePairCapabilities, QueuePairConfig};
 use crate::endpoint::{BURST, Shared};
 use crate::events::AsyncEvent;
 use crate::memory::Memory;
+use crate::receives::Receives;
 use crate::requester::Requester;
 use crate::responder::Responder;
 use crate::{Access, EndpointConfig, Instant, ProtectionDomainId, Transmit, Transport};
@@ -74,7 +75,11 @@ impl QueuePair {
             access: Access::empty(),
             path: Path::nowhere(endpoint),
             requester: Requester::new(config.capabilities.max_send_requests),
-            responder: Responder::new(config.capabilities.max_receive_requests),
+            responder: Responder::new(Receives::new(
+                config.domain,
+                config.capabilities.max_receive_requests,
+                config.shared_receive_queue,
+            )),
             answers_in_a_row: 0,
             requests_owed: 0,
             established: false,
@@ -169,7 +174,9 @@ impl QueuePair {
         self.access = Access::empty();
         self.path = Path::nowhere(endpoint);
         self.requester = Requester::new(self.capabilities.max_send_requests);
-        self.responder = Responder::new(self.capabilities.max_receive_requests);
+        let (max, shared) =
+            (self.capabilities.max_receive_requests, self.responder.receives.shared());
+        self.responder = Responder::new(Receives::new(self.domain, max, shared));
     }
 
     /// Goes to the error state because the application wants it.
@@ -214,12 +221,17 @@ impl QueuePair {
         }
         self.flush_receives(shared);
         self.requester.stop();
+        // The queue pair takes no more of the shared queue: whoever destroys it has waited for
+        // this (IBTA 11.6.3.1).
+        if self.responder.receives.shared().is_some() {
+            shared.event(AsyncEvent::LastReceiveRequest(self.qpn));
+        }
     }
 
     pub(crate) fn flush_receives<M: Memory>(&mut self, shared: &mut Shared<M>) {
-        while let Some(request) = self.responder.take_receive() {
+        while let Some(receive) = self.responder.receives.take_own() {
             let completion = Completion::new(
-                request.id,
+                receive.request.id,
                 self.qpn,
                 CompletionStatus::Flushed,
                 crate::CompletionOperation::Receive,

@@ -19,6 +19,7 @@ use crate::completion::{Completion, CompletionOperation, CompletionStatus};
 use crate::endpoint::Shared;
 use crate::memory::Memory;
 use crate::queue_pair::{QueuePair, header};
+use crate::responder::scatter;
 use crate::rnr::rnr_wait;
 use crate::round_trip::RoundTrip;
 use crate::window::Window;
@@ -462,7 +463,7 @@ impl QueuePair {
             self.fail_fatally(shared, Some(CompletionStatus::BadResponse));
             return;
         }
-        if self.scatter(shared, &work.request.pieces, offset, packet.payload).is_err() {
+        if scatter(shared, self.domain, &work.request.pieces, offset, packet.payload).is_err() {
             self.fail_fatally(shared, Some(CompletionStatus::LocalProtection));
             return;
         }

@@ -1,8 +1,6 @@
 //! The responder half of a queue pair: executes requests in order, once each, and answers them
 //! (IBTA 9.7.3 to 9.7.5).
 
-use std::collections::VecDeque;
-
 use millstream_wire::{
     Aeth, Bth, ExtendedHeaders, MAX_HEADER_LENGTH, NakCode, Opcode, Operation, Packet, Position,
     Psn, Syndrome,
@@ -13,9 +11,10 @@ use crate::endpoint::Shared;
 use crate::events::AsyncEvent;
 use crate::memory::{AccessDenied, AccessKind, Destination, Memory, RemoteAccess};
 use crate::queue_pair::{QueuePair, header};
+use crate::receives::{Receive, Receives};
 use crate::replies::{ReadReply, Replies, Reply};
-use crate::work::{Piece, ReceiveRequest, ScatterGather};
-use crate::{Access, Transmit};
+use crate::work::{Piece, ScatterGather};
+use crate::{Access, ProtectionDomainId, Transmit};
 
 #[derive(Debug)]
 pub(crate) struct Responder {
@@ -23,8 +22,7 @@ pub(crate) struct Responder {
     expected: u64,
     /// Messages completed; its low 24 bits are the MSN.
     messages: u64,
-    receives: VecDeque<ReceiveRequest>,
-    max_receives: usize,
+    pub(crate) receives: Receives,
     incoming: Option<Incoming>,
     pub(crate) replies: Replies,
     /// A NAK for the current gap is out: the next packets of the gap get none (IBTA 9.7.5.2.8).
@@ -65,12 +63,11 @@ impl From<AccessDenied> for Refusal {
 const INVALID: Refusal = Refusal::Nak(NakCode::InvalidRequest);
 
 impl Responder {
-    pub(crate) fn new(max_receives: usize) -> Self {
+    pub(crate) fn new(receives: Receives) -> Self {
         Self {
             expected: 0,
             messages: 0,
-            receives: VecDeque::with_capacity(max_receives),
-            max_receives,
+            receives,
             incoming: None,
             replies: Replies::default(),
             gap_reported: false,
@@ -83,18 +80,6 @@ impl Responder {
     /// Expects this number first. One lap is added so that numbers before it exist too.
     pub(crate) fn start(&mut self, psn: Psn) {
         self.expected = u64::from(Psn::COUNT) + u64::from(psn.value());
-    }
-
-    pub(crate) fn post(&mut self, request: ReceiveRequest) -> bool {
-        let room = self.receives.len() < self.max_receives;
-        if room {
-            self.receives.push_back(request);
-        }
-        room
-    }
-
-    pub(crate) fn take_receive(&mut self) -> Option<ReceiveRequest> {
-        self.receives.pop_front()
     }
 
     fn message_number(&self) -> Psn {
@@ -164,8 +149,8 @@ impl QueuePair {
                 self.refuse(shared, psn, code, event);
             }
             Err(Refusal::Receive(status, code)) => {
-                if let Some(request) = self.responder.take_receive() {
-                    self.complete_receive(shared, request, status, packet, 0);
+                if let Some(receive) = self.responder.receives.take(shared) {
+                    self.complete_receive(shared, receive, status, packet, 0);
                 }
                 self.refuse(shared, psn, code, AsyncEvent::QueuePairFatal(self.qpn));
             }
@@ -239,13 +224,14 @@ impl QueuePair {
         if packet.extended.invalidate.is_some() {
             return Err(INVALID);
         }
-        let request = *self.responder.receives.front().ok_or(Refusal::NotReady)?;
+        let receive = self.responder.receives.claim(shared).ok_or(Refusal::NotReady)?;
+        let pieces = receive.request.pieces;
         let offset = match self.responder.incoming {
             Some(Incoming::Send { offset }) => offset,
             _ => 0,
         };
         let end = offset + packet.payload.len() as u64;
-        let limit = request.pieces.length().min(shared.config.max_message_length.into());
+        let limit = pieces.length().min(shared.config.max_message_length.into());
         if end > limit {
             let status = CompletionStatus::LocalLength;
             return Err(Refusal::Receive(status, NakCode::InvalidRequest));
@@ -255,11 +241,11 @@ impl QueuePair {
             let status = CompletionStatus::LocalProtection;
             Refusal::Receive(status, NakCode::RemoteOperationalError)
         };
-        self.scatter(shared, &request.pieces, offset, packet.payload).map_err(failed)?;
+        scatter(shared, receive.domain, &pieces, offset, packet.payload).map_err(failed)?;
         if packet.opcode.position().ends() {
             self.responder.incoming = None;
-            self.responder.take_receive();
-            self.complete_receive(shared, request, CompletionStatus::Success, packet, end);
+            self.responder.receives.take(shared);
+            self.complete_receive(shared, receive, CompletionStatus::Success, packet, end);
         } else {
             self.responder.incoming = Some(Incoming::Send { offset: end });
         }
@@ -273,7 +259,7 @@ impl QueuePair {
     ) -> Result<u64, Refusal> {
         let ends = packet.opcode.position().ends();
         // An immediate takes a receive request: without one the packet must leave no trace.
-        if packet.extended.immediate.is_some() && self.responder.receives.is_empty() {
+        if packet.extended.immediate.is_some() && self.responder.receives.next(shared).is_none() {
             return Err(Refusal::NotReady);
         }
         let (access, offset) = match (self.responder.incoming, packet.extended.reth) {
@@ -316,9 +302,9 @@ impl QueuePair {
         }
         self.responder.incoming = None;
         if packet.extended.immediate.is_some()
-            && let Some(request) = self.responder.take_receive()
+            && let Some(receive) = self.responder.receives.take(shared)
         {
-            self.complete_receive(shared, request, CompletionStatus::Success, packet, end);
+            self.complete_receive(shared, receive, CompletionStatus::Success, packet, end);
         }
         Ok(1)
     }
@@ -359,28 +345,10 @@ impl QueuePair {
         }
     }
 
-    /// Writes `payload` into local pieces, `offset` bytes from their start.
-    pub(crate) fn scatter<M: Memory>(
-        &self,
-        shared: &mut Shared<M>,
-        pieces: &ScatterGather,
-        offset: u64,
-        mut payload: &[u8],
-    ) -> Result<(), AccessDenied> {
-        for piece in pieces.part(offset, payload.len() as u64).pieces() {
-            let (now, rest) = payload.split_at(piece.length as usize);
-            let Piece { key, address, .. } = *piece;
-            let destination = Destination::Local { domain: self.domain, key, address };
-            shared.memory.write(&destination, now)?;
-            payload = rest;
-        }
-        Ok(())
-    }
-
     fn complete_receive<M: Memory>(
         &self,
         shared: &mut Shared<M>,
-        request: ReceiveRequest,
+        receive: Receive,
         status: CompletionStatus,
         packet: &Packet<'_>,
         length: u64,
@@ -392,7 +360,7 @@ impl QueuePair {
         let completion = Completion {
             length: length as u32,
             immediate: packet.extended.immediate.map(|immediate| immediate.0),
-            ..Completion::new(request.id, self.qpn, status, operation)
+            ..Completion::new(receive.request.id, self.qpn, status, operation)
         };
         shared.complete(self.receive_completions, completion);
     }
@@ -504,4 +472,21 @@ impl QueuePair {
         transmit.set(self.path.remote_address, &headers[..header_length], payload, pad);
         true
     }
+}
+
+/// Writes `payload` into local pieces of a domain, `offset` bytes from their start.
+pub(crate) fn scatter<M: Memory>(
+    shared: &mut Shared<M>,
+    domain: ProtectionDomainId,
+    pieces: &ScatterGather,
+    offset: u64,
+    mut payload: &[u8],
+) -> Result<(), AccessDenied> {
+    for piece in pieces.part(offset, payload.len() as u64).pieces() {
+        let (now, rest) = payload.split_at(piece.length as usize);
+        let Piece { key, address, .. } = *piece;
+        shared.memory.write(&Destination::Local { domain, key, address }, now)?;
+        payload = rest;
+    }
+    Ok(())
 }

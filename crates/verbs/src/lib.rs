@@ -23,6 +23,7 @@ mod ibverbs;
 mod memory_region;
 mod provider;
 mod queue_pair;
+mod shared_receive_queue;
 mod soft;
 
 pub use choice::{DeviceChoice, DeviceConfig, DeviceError};
@@ -31,7 +32,8 @@ pub use device::{Device, DeviceAttributes, OpenError};
 pub use ibverbs::{IbverbsConfig, IbverbsError};
 pub use memory_region::{MemoryRegion, ProtectionDomain};
 pub use provider::Provider;
-pub use queue_pair::QueuePair;
+pub use queue_pair::{QueuePair, QueuePairOptions};
+pub use shared_receive_queue::SharedReceiveQueue;
 pub use soft::SoftConfig;
 
 pub use millstream_net::DriverCounters;
@@ -39,6 +41,7 @@ pub use millstream_roce::{
     Access, AsyncEvent, Attribute, Completion, CompletionOperation, CompletionStatus, Counters,
     CreateError, MAX_SCATTER_GATHER, ModifyError, Piece, PostError, QueuePairAttributes,
     QueuePairCapabilities, QueuePairState, ReceiveRequest, RegionError, ScatterGather,
-    SendOperation, SendRequest, Transport, attributes_of_transition, encode_rnr_timer,
+    SendOperation, SendRequest, SharedReceiveQueueId, Transport, attributes_of_transition,
+    encode_rnr_timer,
 };
 pub use millstream_wire::{Mtu, Psn, Qpn};

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use millstream_roce::{Access, CreateError, QueuePairCapabilities, RegionError};
+use millstream_roce::{Access, CreateError, QueuePairCapabilities, RegionError, Transport};
 
 use crate::completion_queue::CompletionQueue;
 use crate::device::Device;
 use crate::provider::{Provided, either};
-use crate::queue_pair::QueuePair;
+use crate::queue_pair::{QueuePair, QueuePairOptions};
+use crate::shared_receive_queue::SharedReceiveQueue;
 use crate::{ibverbs, soft};
 
 /// A protection domain: memory regions serve only the queue pairs made in the same one.
@@ -65,31 +66,77 @@ impl ProtectionDomain {
         Ok(MemoryRegion { region, address: address.addr() as u64, length })
     }
 
-    /// Makes a queue pair in state RESET.
+    /// Makes a reliable-connection queue pair in state RESET.
     pub fn create_queue_pair(
         &self,
         send_completions: &CompletionQueue,
         receive_completions: &CompletionQueue,
         capabilities: QueuePairCapabilities,
     ) -> Result<QueuePair, CreateError> {
-        let pair = match (&self.domain, &send_completions.queue, &receive_completions.queue) {
-            (Provided::Soft(domain), Provided::Soft(send), Provided::Soft(receive)) => {
-                Provided::Soft(soft::QueuePair::create(domain, send, receive, capabilities)?)
-            }
-            (Provided::Ibverbs(domain), Provided::Ibverbs(send), Provided::Ibverbs(receive)) => {
-                Provided::Ibverbs(ibverbs::QueuePair::create(domain, send, receive, capabilities)?)
-            }
-            // One of the queues is of another provider, and so of another device.
-            (domain, send, _) => {
-                let foreign = match (domain, send) {
-                    (Provided::Soft(_), Provided::Soft(_))
-                    | (Provided::Ibverbs(_), Provided::Ibverbs(_)) => receive_completions,
-                    _ => send_completions,
+        let options = QueuePairOptions::new(send_completions, capabilities);
+        self.create_queue_pair_with(&QueuePairOptions { receive_completions, ..options })
+    }
+
+    /// Makes a queue pair of any kind in state RESET.
+    pub fn create_queue_pair_with(
+        &self,
+        options: &QueuePairOptions<'_>,
+    ) -> Result<QueuePair, CreateError> {
+        let QueuePairOptions { send_completions, receive_completions, shared_receives, .. } =
+            *options;
+        let foreign = |queue: &CompletionQueue| CreateError::UnknownCompletionQueue(queue.id());
+        let pair = match &self.domain {
+            Provided::Soft(domain) => {
+                let own = |queue: &CompletionQueue| match &queue.queue {
+                    Provided::Soft(queue) => Ok(Arc::clone(queue)),
+                    Provided::Ibverbs(_) => Err(foreign(queue)),
                 };
-                return Err(CreateError::UnknownCompletionQueue(foreign.id()));
+                let shared = shared_receives.map(|queue| Arc::clone(queue.soft()));
+                Provided::Soft(soft::QueuePair::create(
+                    domain,
+                    [own(send_completions)?, own(receive_completions)?],
+                    shared,
+                    options,
+                )?)
+            }
+            Provided::Ibverbs(domain) => {
+                let own = |queue: &'_ CompletionQueue| match &queue.queue {
+                    Provided::Ibverbs(queue) => Ok(Arc::clone(queue)),
+                    Provided::Soft(_) => Err(foreign(queue)),
+                };
+                let (send, receive) = (own(send_completions)?, own(receive_completions)?);
+                if let Some(queue) = shared_receives {
+                    return Err(CreateError::UnknownSharedReceiveQueue(queue.id()));
+                }
+                if options.transport != Transport::ReliableConnection {
+                    return Err(CreateError::Unsupported("unreliable datagrams"));
+                }
+                let capabilities = options.capabilities;
+                Provided::Ibverbs(ibverbs::QueuePair::create(
+                    domain,
+                    &send,
+                    &receive,
+                    capabilities,
+                )?)
             }
         };
         Ok(QueuePair { pair })
+    }
+
+    /// Makes a receive queue of so many requests for several queue pairs. The pieces of its
+    /// requests are of regions of this domain, whatever domain the queue pairs are of.
+    pub fn create_shared_receive_queue(
+        &self,
+        capacity: usize,
+    ) -> Result<SharedReceiveQueue, CreateError> {
+        let queue = match &self.domain {
+            Provided::Soft(domain) => {
+                let queue = soft::SharedReceiveQueue::create(domain, capacity)?;
+                Provided::Soft(Arc::new(queue))
+            }
+            Provided::Ibverbs(_) => return Err(CreateError::Unsupported("shared receive queues")),
+        };
+        Ok(SharedReceiveQueue { queue })
     }
 }
 

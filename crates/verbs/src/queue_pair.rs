@@ -1,14 +1,49 @@
 //! Queue pairs.
 
 use millstream_roce::{
-    ModifyError, PostError, QueuePairAttributes, QueuePairState, ReceiveRequest, SendRequest,
+    ModifyError, PostError, QueuePairAttributes, QueuePairCapabilities, QueuePairState,
+    ReceiveRequest, SendRequest, Transport,
 };
 use millstream_wire::Qpn;
 
+use crate::completion_queue::CompletionQueue;
 use crate::provider::{Provided, either};
+use crate::shared_receive_queue::SharedReceiveQueue;
 use crate::{ibverbs, soft};
 
-/// A reliable-connection queue pair. Dropping it closes it: its outstanding requests end without
+/// What a queue pair is made with.
+#[derive(Clone, Copy, Debug)]
+pub struct QueuePairOptions<'a> {
+    /// The service that it offers.
+    pub transport: Transport,
+    /// Where send requests complete.
+    pub send_completions: &'a CompletionQueue,
+    /// Where receive requests complete.
+    pub receive_completions: &'a CompletionQueue,
+    /// How much it can hold.
+    pub capabilities: QueuePairCapabilities,
+    /// Where receive requests come from, when not from a queue of its own. Then
+    /// `max_receive_requests` says nothing.
+    pub shared_receives: Option<&'a SharedReceiveQueue>,
+}
+
+impl<'a> QueuePairOptions<'a> {
+    /// A reliable connection that completes everything into one queue.
+    pub const fn new(
+        completions: &'a CompletionQueue,
+        capabilities: QueuePairCapabilities,
+    ) -> Self {
+        Self {
+            transport: Transport::ReliableConnection,
+            send_completions: completions,
+            receive_completions: completions,
+            capabilities,
+            shared_receives: None,
+        }
+    }
+}
+
+/// A queue pair. Dropping it closes it: its outstanding requests end without
 /// completions. Those that it had before can still be polled.
 #[derive(Debug)]
 pub struct QueuePair {

@@ -5,6 +5,7 @@ mod device;
 mod host_memory;
 mod memory_region;
 mod queue_pair;
+mod shared_receive_queue;
 mod waiters;
 
 pub use device::SoftConfig;
@@ -13,3 +14,4 @@ pub(crate) use completion_queue::CompletionQueue;
 pub(crate) use device::Device;
 pub(crate) use memory_region::{MemoryRegion, ProtectionDomain};
 pub(crate) use queue_pair::QueuePair;
+pub(crate) use shared_receive_queue::SharedReceiveQueue;

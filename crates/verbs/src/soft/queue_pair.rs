@@ -3,44 +3,57 @@
 use std::sync::Arc;
 
 use millstream_roce::{
-    CreateError, ModifyError, PostError, QueuePairAttributes, QueuePairCapabilities,
-    QueuePairConfig, QueuePairState, ReceiveRequest, SendRequest,
+    CreateError, ModifyError, PostError, QueuePairAttributes, QueuePairConfig, QueuePairState,
+    ReceiveRequest, SendRequest,
 };
 use millstream_wire::Qpn;
 
 use super::completion_queue::CompletionQueue;
 use super::device::Device;
 use super::memory_region::ProtectionDomain;
+use super::shared_receive_queue::SharedReceiveQueue;
+use crate::QueuePairOptions;
 
-/// A reliable-connection queue pair.
+/// A queue pair.
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     device: Arc<Device>,
     number: Qpn,
     /// Completion queues live as long as a queue pair completes into them.
     _completions: [Arc<CompletionQueue>; 2],
+    /// And shared receive queues as long as one takes from them.
+    _shared_receives: Option<Arc<SharedReceiveQueue>>,
 }
 
 impl QueuePair {
+    /// The queues are those of the options: send and receive completions, shared receives.
     pub(crate) fn create(
         domain: &ProtectionDomain,
-        send_completions: &Arc<CompletionQueue>,
-        receive_completions: &Arc<CompletionQueue>,
-        capabilities: QueuePairCapabilities,
+        completions: [Arc<CompletionQueue>; 2],
+        shared_receives: Option<Arc<SharedReceiveQueue>>,
+        options: &QueuePairOptions<'_>,
     ) -> Result<Self, CreateError> {
         let device = Arc::clone(&domain.device);
-        for queue in [send_completions, receive_completions] {
-            if !Arc::ptr_eq(queue.device(), &device) {
-                return Err(CreateError::UnknownCompletionQueue(queue.id()));
-            }
+        if let Some(queue) = completions.iter().find(|queue| !Arc::ptr_eq(queue.device(), &device))
+        {
+            return Err(CreateError::UnknownCompletionQueue(queue.id()));
         }
+        if let Some(queue) = shared_receives.as_ref()
+            && !Arc::ptr_eq(queue.device(), &device)
+        {
+            return Err(CreateError::UnknownSharedReceiveQueue(queue.id()));
+        }
+        let [send_completions, receive_completions] = completions.each_ref().map(|q| q.id());
         let config = QueuePairConfig {
-            receive_completions: receive_completions.id(),
-            ..QueuePairConfig::new(domain.id, send_completions.id(), capabilities)
+            domain: domain.id,
+            transport: options.transport,
+            send_completions,
+            receive_completions,
+            capabilities: options.capabilities,
+            shared_receive_queue: shared_receives.as_ref().map(|queue| queue.id()),
         };
         let number = device.lock().ok_or(CreateError::DeviceFailed)?.create_queue_pair(&config)?;
-        let completions = [send_completions, receive_completions].map(Arc::clone);
-        Ok(Self { device, number, _completions: completions })
+        Ok(Self { device, number, _completions: completions, _shared_receives: shared_receives })
     }
 
     pub(crate) fn number(&self) -> Qpn {

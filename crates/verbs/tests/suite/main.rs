@@ -8,5 +8,6 @@
 mod data;
 mod errors;
 mod harness;
+mod shared_receives;
 mod states;
 mod waiting;
