@@ -62,6 +62,16 @@ impl Checker {
             .retain(|(source, destination, _), _| *source != address && *destination != address);
     }
 
+    /// Forgets what a machine sent: it starts anew. Its peers do not, until they know.
+    pub(crate) fn forget_sender(&mut self, address: IpAddr) {
+        self.flows.retain(|(source, _, _), _| *source != address);
+    }
+
+    /// Forgets one flow.
+    pub(crate) fn forget_flow(&mut self, source: IpAddr, destination: IpAddr, qpn: Qpn) {
+        self.flows.remove(&(source, destination, qpn));
+    }
+
     /// Looks at a datagram as a machine sends it.
     pub(crate) fn sent(&mut self, datagram: &Datagram) -> Result<(), String> {
         let packet = Packet::parse(&datagram.payload)

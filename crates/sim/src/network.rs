@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use millstream_roce::{Instant, Transmit};
-use millstream_wire::ROCE_PORT;
+use millstream_wire::{Qpn, ROCE_PORT};
 
 use crate::checker::Checker;
 use crate::event::EventQueue;
@@ -77,6 +77,8 @@ enum Event {
     /// What has gathered at a machine is taken.
     Take(NodeId),
     Wake(NodeId),
+    /// Nothing, but time moves here.
+    Alarm,
     Change(Change),
 }
 
@@ -246,6 +248,34 @@ impl<'a, M: Machine> Simulation<'a, M> {
         self.events.push(at, Event::Change(Change::Restart(node)));
     }
 
+    /// Cuts a link now, or heals it.
+    pub fn set_cut(&mut self, link: LinkId, cut: bool) {
+        self.change(if cut { Change::Cut(link) } else { Change::Heal(link) });
+    }
+
+    /// Stops a machine now, or starts it again.
+    pub fn set_up(&mut self, node: NodeId, up: bool) {
+        self.change(if up { Change::Restart(node) } else { Change::Crash(node) });
+    }
+
+    /// What a link is like from now on.
+    pub fn set_link(&mut self, link: LinkId, options: LinkOptions) {
+        self.links[link.0].options = options;
+    }
+
+    /// Lets [`Simulation::run_until`] ask again at this time.
+    pub fn alarm(&mut self, at: Instant) {
+        self.events.push(at.max(self.now), Event::Alarm);
+    }
+
+    /// Writes a line of the caller's to the log, if there is one. `note` is not called otherwise.
+    pub fn note(&mut self, note: impl FnOnce() -> String) {
+        if let Some(log) = &mut self.log {
+            let result = writeln!(log, "{:>16} {:>8} {}", self.now.to_string(), "", note());
+            self.keep_error(result);
+        }
+    }
+
     /// Now.
     pub const fn now(&self) -> Instant {
         self.now
@@ -309,6 +339,13 @@ impl<'a, M: Machine> Simulation<'a, M> {
     /// Forgets what the checker knows of the connections of a machine: they start anew.
     pub fn forget_connections(&mut self, node: NodeId) {
         self.checker.forget(self.places[node.0].address);
+    }
+
+    /// Forgets what the checker knows of a queue pair's packets to the one with this number: it
+    /// starts anew.
+    pub fn forget_flow(&mut self, from: NodeId, to: NodeId, destination: Qpn) {
+        let [source, target] = [from, to].map(|node| self.places[node.0].address);
+        self.checker.forget_flow(source, target, destination);
     }
 
     /// Ends the run: flushes the outputs, or returns the first error that one of them had.

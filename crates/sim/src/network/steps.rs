@@ -25,6 +25,7 @@ impl<M: Machine> Simulation<'_, M> {
             Event::Deliver(node, datagram) => self.deliver(node, datagram),
             Event::Take(node) => self.take(node),
             Event::Wake(node) => self.wake(node),
+            Event::Alarm => {}
             Event::Change(change) => self.change(change),
         }
         true
@@ -74,7 +75,7 @@ impl<M: Machine> Simulation<'_, M> {
         self.settle(node);
     }
 
-    fn change(&mut self, change: Change) {
+    pub(super) fn change(&mut self, change: Change) {
         match change {
             Change::Cut(link) => {
                 self.links[link.0].cut = true;
@@ -96,7 +97,7 @@ impl<M: Machine> Simulation<'_, M> {
                 place.up = true;
                 place.machine.restart(self.now);
                 let address = place.address;
-                self.checker.forget(address);
+                self.checker.forget_sender(address);
                 self.record(Happening::Restarted, Subject::Machine(address));
                 self.settle(node);
             }
@@ -256,7 +257,7 @@ impl<M: Machine> Simulation<'_, M> {
         }
     }
 
-    fn keep_error(&mut self, result: io::Result<()>) {
+    pub(super) fn keep_error(&mut self, result: io::Result<()>) {
         if let Err(error) = result {
             self.output_error.get_or_insert(error);
         }
