@@ -26,6 +26,8 @@ pub(crate) fn line(text: &str) {
 /// One line on a terminal that says how far long work is. Nothing where stderr is no terminal.
 pub(crate) struct Progress {
     what: &'static str,
+    /// What is counted, and how many of it a displayed unit has.
+    unit: (&'static str, f64),
     total: u64,
     done: u64,
     start: Instant,
@@ -38,21 +40,27 @@ impl Progress {
 
     /// For `total` bytes of something.
     pub(crate) fn new(what: &'static str, total: u64) -> Self {
-        let terminal = io::stderr().is_terminal();
-        Self { what, total, done: 0, start: Instant::now(), shown: None, terminal }
+        Self { unit: ("GB", 1e9), ..Self::counting(what, total) }
     }
 
-    /// So many more bytes are done.
-    pub(crate) fn advance(&mut self, bytes: u64) {
-        self.done += bytes;
+    /// For `total` of something.
+    pub(crate) fn counting(what: &'static str, total: u64) -> Self {
+        let terminal = io::stderr().is_terminal();
+        let unit = (what, 1.0);
+        Self { what, unit, total, done: 0, start: Instant::now(), shown: None, terminal }
+    }
+
+    /// So many more are done.
+    pub(crate) fn advance(&mut self, count: u64) {
+        self.done += count;
         if !self.terminal || self.shown.is_some_and(|shown| shown.elapsed() < Self::INTERVAL) {
             return;
         }
         self.shown = Some(Instant::now());
         let share = if self.total == 0 { 1.0 } else { self.done as f64 / self.total as f64 };
-        let rate = self.done as f64 / self.start.elapsed().as_secs_f64().max(1e-9) / 1e9;
-        let what = self.what;
-        let _ = write!(io::stderr(), "\r{what} {:3.0} %  {rate:.2} GB/s\x1b[K", share * 100.0);
+        let rate = self.done as f64 / self.start.elapsed().as_secs_f64().max(1e-9) / self.unit.1;
+        let (what, unit) = (self.what, self.unit.0);
+        let _ = write!(io::stderr(), "\r{what} {:3.0} %  {rate:.2} {unit}/s\x1b[K", share * 100.0);
     }
 }
 

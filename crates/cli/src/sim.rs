@@ -1,5 +1,7 @@
 //! `sim`: scenarios in the seeded network simulator.
 
+mod chaos;
+
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -17,7 +19,7 @@ use crate::{output, units};
 /// Arguments of `sim`. What is not given is the scenario's own choice.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// Which scenario: allreduce, transfer, swarm or grid
+    /// Which scenario: allreduce, transfer, swarm, grid or rc-chaos
     #[arg(long, value_name = "NAME|FILE", default_value = NAMES[0])]
     scenario: String,
     /// The seed of the first run
@@ -47,6 +49,12 @@ pub(crate) struct Arguments {
     /// How many allreduces, or messages of a connection
     #[arg(long, value_name = "I")]
     iters: Option<u32>,
+    /// Threads that rc-chaos runs on; all cores, if not given. They do not change what it finds
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
+    jobs: Option<u64>,
+    /// Trouble that rc-chaos leaves out, as a failure's shortest replay says
+    #[arg(long, value_name = "WHAT", value_delimiter = ',')]
+    without: Vec<String>,
     /// Record the packets of the first run, for tshark and its like
     #[arg(long, value_name = "FILE")]
     pcap: Option<PathBuf>,
@@ -102,6 +110,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let last = arguments.seed.checked_add(arguments.runs - 1);
     let last = last.ok_or_else(|| usage("--seed and --runs: the last seed is beyond 2^64 - 1"))?;
+    if name == "rc-chaos" {
+        return chaos::campaign(arguments);
+    }
+    if arguments.jobs.is_some() || !arguments.without.is_empty() {
+        return Err(usage("--jobs and --without are for the scenario rc-chaos"));
+    }
     let mut pcap = arguments.pcap.as_deref().map(Recording::create).transpose()?;
     let mut log = arguments.log.as_deref().map(Recording::create).transpose()?;
     let mut summary = Summary { scenario: name.to_owned(), passed: true, runs: Vec::new() };
@@ -168,9 +182,23 @@ fn text(report: &Report, many: bool) -> String {
     )
 }
 
+impl Packets {
+    fn of(network: &NetworkCounts) -> Self {
+        Self {
+            sent: network.sent,
+            delivered: network.delivered,
+            lost: network.lost,
+            overflowed: network.overflowed,
+            partitioned: network.partitioned,
+            duplicated: network.duplicated,
+            held_back: network.held_back,
+            corrupted: network.corrupted,
+        }
+    }
+}
+
 impl Run {
     fn of(report: &Report) -> Self {
-        let network = &report.network;
         Self {
             seed: report.seed,
             digest: report.digest.to_string(),
@@ -179,16 +207,7 @@ impl Run {
             bytes: report.bytes,
             virtual_time_s: report.virtual_time.as_secs_f64(),
             bits_per_s: report.throughput(),
-            packets: Packets {
-                sent: network.sent,
-                delivered: network.delivered,
-                lost: network.lost,
-                overflowed: network.overflowed,
-                partitioned: network.partitioned,
-                duplicated: network.duplicated,
-                held_back: network.held_back,
-                corrupted: network.corrupted,
-            },
+            packets: Packets::of(&report.network),
             violations: report.violations.iter().map(ToString::to_string).collect(),
         }
     }

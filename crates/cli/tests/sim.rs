@@ -50,6 +50,37 @@ fn every_scenario_runs_and_every_run_has_its_own_seed() {
 }
 
 #[test]
+fn a_chaos_campaign_is_the_same_on_any_number_of_threads() {
+    let campaign = |jobs: &str| {
+        let arguments = ["sim", "--scenario=rc-chaos", "--runs=200", "--seed=5", "--json", jobs];
+        let mut report = run(&arguments).success().json();
+        assert_eq!((&report["passed"], &report["runs"]), (&true.into(), &200.into()), "{report}");
+        assert_eq!(report["failures"], serde_json::json!([]));
+        for timing in ["seconds", "runs_per_s", "jobs"] {
+            report[timing].take();
+        }
+        report
+    };
+    let first = campaign("--jobs=1");
+    assert!(first["happened"]["crashes"].as_u64().unwrap() > 0, "{first}");
+    assert_eq!(first, campaign("--jobs=3"));
+}
+
+#[test]
+fn a_chaos_run_can_be_made_smaller_and_recorded() {
+    let folder = Folder::new();
+    let (pcap, log) = (folder.file("pcap"), folder.file("log"));
+    let seed = ["sim", "--scenario=rc-chaos", "--seed=4", "--without=crash,loss", "--iters=2"];
+    run(&[&seed[..], &["--pcap", &pcap, "--log", &log]].concat()).success();
+    assert!(std::fs::read(pcap).unwrap().len() > 1000);
+    assert!(std::fs::read_to_string(log).unwrap().contains("post stream"));
+    let output = run(&["sim", "--scenario=rc-chaos", "--without=rain"]);
+    assert!(output.failure(2).contains("blackout"), "{}", output.stderr);
+    run(&["sim", "--scenario=rc-chaos", "--loss=1%"]).failure(2);
+    run(&["sim", "--scenario=swarm", "--jobs=2"]).failure(2);
+}
+
+#[test]
 fn recordings_that_cannot_be_written_are_told() {
     let output = run(&["sim", "--pcap", "no/such/folder"]);
     assert!(output.failure(1).contains("no/such/folder"), "{}", output.stderr);

@@ -2,6 +2,7 @@
 
 pub mod allreduce;
 pub mod grid;
+pub mod rc_chaos;
 mod report;
 pub mod swarm;
 pub mod transfer;
@@ -15,7 +16,8 @@ pub use report::{NetworkCounts, Report};
 use crate::{ConnectionOptions, LinkOptions, Machine, Probability, Simulation};
 
 /// The scenarios that [`run`] knows, the default one first.
-pub const NAMES: [&str; 4] = ["allreduce", "transfer", "swarm", "grid"];
+pub const NAMES: [&str; 5] = ["allreduce", "transfer", "swarm", "grid", RC_CHAOS];
+const RC_CHAOS: &str = "rc-chaos";
 
 /// Connections that survive 8.6 s of silence, where half a second is usual: of packets and answers
 /// that are both lost one time in five, ten in a row are, sooner or later.
@@ -140,6 +142,7 @@ pub fn run_with_outputs(
         "transfer" => transfer::scenario(parameters, outputs),
         "swarm" => swarm::scenario(parameters, outputs),
         "grid" => grid::scenario(parameters, &outputs),
+        RC_CHAOS => rc_chaos::scenario(parameters, outputs),
         _ => Err(ScenarioError::Unknown(name.into())),
     }
 }

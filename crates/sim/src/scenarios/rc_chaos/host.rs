@@ -1,0 +1,323 @@
+//! A host of a chaos run: a device, and an application that does as the director says and tells
+//! what it sees.
+
+use core::time::Duration;
+
+use millstream_roce::{
+    AsyncEvent, Completion, CompletionQueueId, Counters, DatagramMeta, Endpoint, EndpointConfig,
+    Identification, Instant, Node, Piece, Transmit,
+};
+use millstream_wire::icrc::{self, Addresses, Addressing};
+use millstream_wire::{Bth, ICRC_LENGTH, Qpn, ROCE_PORT};
+
+use super::memory::WatchedMemory;
+use crate::Machine;
+
+/// How a host's application treats its completion queues.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Polling {
+    /// How long completions wait before it looks.
+    pub(super) interval: Duration,
+    /// How many it takes at a look.
+    pub(super) batch: usize,
+    /// Completions that a queue holds.
+    pub(super) capacity: usize,
+    /// Receives complete into a queue of their own.
+    pub(super) separate: bool,
+}
+
+/// What the application has seen since the last look.
+#[derive(Debug, Default)]
+pub(super) struct Seen {
+    pub(super) completions: Vec<Completion>,
+    pub(super) events: Vec<AsyncEvent>,
+    /// What must not be.
+    pub(super) faults: Vec<String>,
+}
+
+/// A host.
+#[derive(Debug)]
+pub(super) struct Host {
+    endpoint: Endpoint<WatchedMemory>,
+    config: EndpointConfig,
+    polling: Polling,
+    /// Where sends and receives complete.
+    queues: [CompletionQueueId; 2],
+    pub(super) seen: Seen,
+    next_poll: Option<Instant>,
+    /// It does not look at its queues before this.
+    pub(super) paused_until: Instant,
+    /// Whether packets come in that are not as they were sent.
+    checks_integrity: bool,
+    /// Queue pairs that something was done to since the queues were empty; `None` stands for all.
+    touched: Vec<Option<Qpn>>,
+    /// Counters of the lives before a crash.
+    past: Vec<Counters>,
+}
+
+impl Host {
+    /// Regions on a device at most.
+    const REGIONS: usize = 256;
+
+    pub(super) fn new(config: EndpointConfig, polling: Polling, checks_integrity: bool) -> Self {
+        let (endpoint, queues) = start(&config, &polling);
+        Self {
+            endpoint,
+            config,
+            polling,
+            queues,
+            seen: Seen::default(),
+            next_poll: None,
+            paused_until: Instant::ZERO,
+            checks_integrity,
+            touched: Vec::new(),
+            past: Vec::new(),
+        }
+    }
+
+    /// Where sends and receives complete.
+    pub(super) const fn queues(&self) -> [CompletionQueueId; 2] {
+        self.queues
+    }
+
+    pub(super) const fn endpoint(&self) -> &Endpoint<WatchedMemory> {
+        &self.endpoint
+    }
+
+    /// The device, to do something to this queue pair, or to none.
+    pub(super) fn endpoint_mut(&mut self, qpn: Option<Qpn>) -> &mut Endpoint<WatchedMemory> {
+        if qpn.is_some() {
+            self.touch(qpn);
+        }
+        &mut self.endpoint
+    }
+
+    /// What the device counted, in all of its lives.
+    pub(super) fn counters(&self) -> impl Iterator<Item = &Counters> {
+        self.past.iter().chain([self.endpoint.counters()])
+    }
+
+    /// Whether there is something to look at.
+    pub(super) fn has_news(&self) -> bool {
+        let Seen { completions, events, faults } = &self.seen;
+        !completions.is_empty()
+            || !events.is_empty()
+            || !faults.is_empty()
+            || !self.endpoint.memory().effects.is_empty()
+    }
+
+    /// Polls everything, however busy it is.
+    pub(super) fn drain(&mut self) {
+        self.poll(usize::MAX);
+        self.next_poll = None;
+    }
+
+    /// From now on it looks at once.
+    pub(super) fn attend(&mut self) {
+        self.polling.interval = Duration::ZERO;
+        self.paused_until = Instant::ZERO;
+        self.drain();
+    }
+
+    /// The completion queues that are made next hold so many.
+    pub(super) const fn set_capacity(&mut self, capacity: usize) {
+        self.polling.capacity = capacity;
+    }
+
+    /// Makes new completion queues in place of ones that lost completions. No queue pair may use
+    /// the old ones.
+    pub(super) fn renew_queues(&mut self) -> Result<(), String> {
+        self.drain();
+        let mut old = self.queues.to_vec();
+        old.dedup();
+        for queue in old {
+            self.endpoint.destroy_completion_queue(queue).map_err(|error| error.to_string())?;
+        }
+        self.queues = make_queues(&mut self.endpoint, &self.polling);
+        Ok(())
+    }
+
+    fn touch(&mut self, qpn: Option<Qpn>) {
+        if !self.touched.contains(&qpn) {
+            self.touched.push(qpn);
+        }
+    }
+
+    fn waiting(&self) -> usize {
+        let [first, second] = self.queues.map(|queue| self.endpoint.completions_waiting(queue));
+        if self.queues[0] == self.queues[1] { first } else { first + second }
+    }
+
+    fn poll(&mut self, limit: usize) {
+        let before = self.seen.completions.len();
+        let mut left = limit;
+        for queue in self.queues {
+            left -= self.endpoint.poll_completions(queue, &mut self.seen.completions, left);
+        }
+        for completion in &self.seen.completions[before..] {
+            let qpn = Some(completion.qpn);
+            if !self.touched.contains(&None) && !self.touched.contains(&qpn) {
+                let what = format!("a completion of a queue pair left alone: {completion:?}");
+                self.seen.faults.push(what);
+            }
+        }
+        if self.waiting() == 0 {
+            self.touched.clear();
+        }
+    }
+
+    /// A packet that is not as it was sent may be counted, and nothing else.
+    fn refuses(&mut self, now: Instant, meta: &DatagramMeta, datagram: &[u8]) {
+        let before = *self.endpoint.counters();
+        self.endpoint.handle_datagram(now, meta, datagram);
+        let after = *self.endpoint.counters();
+        let dropped = |counters: &Counters| {
+            counters.dropped_malformed
+                + counters.dropped_icrc
+                + counters.dropped_opcode
+                + counters.dropped_qpn
+                + counters.dropped_source
+                + counters.dropped_partition_key
+                + counters.dropped_state
+        };
+        let expected = Counters {
+            packets_received: before.packets_received + 1,
+            dropped_malformed: after.dropped_malformed,
+            dropped_icrc: after.dropped_icrc,
+            dropped_opcode: after.dropped_opcode,
+            dropped_qpn: after.dropped_qpn,
+            dropped_source: after.dropped_source,
+            dropped_partition_key: after.dropped_partition_key,
+            dropped_state: after.dropped_state,
+            ..before
+        };
+        if after != expected || dropped(&after) != dropped(&before) + 1 {
+            let what = format!(
+                "a corrupted packet of {} bytes was not just dropped and counted: {before:?} \
+                 became {after:?}",
+                datagram.len()
+            );
+            self.seen.faults.push(what);
+        }
+    }
+}
+
+/// A device without queue pairs, and its completion queues.
+fn start(
+    config: &EndpointConfig,
+    polling: &Polling,
+) -> (Endpoint<WatchedMemory>, [CompletionQueueId; 2]) {
+    let mut endpoint = Endpoint::new(config.clone(), WatchedMemory::new(Host::REGIONS));
+    let queues = make_queues(&mut endpoint, polling);
+    (endpoint, queues)
+}
+
+fn make_queues(
+    endpoint: &mut Endpoint<WatchedMemory>,
+    polling: &Polling,
+) -> [CompletionQueueId; 2] {
+    let mut queue = || {
+        let queue = endpoint.create_completion_queue(polling.capacity);
+        queue.expect("an endpoint has room for two completion queues")
+    };
+    let first = queue();
+    [first, if polling.separate { queue() } else { first }]
+}
+
+/// Whether a datagram is as it was sent.
+fn is_intact(meta: &DatagramMeta, datagram: &[u8]) -> bool {
+    let (Identification::Known(identification) | Identification::Guessed(identification)) =
+        meta.identification;
+    let Some((_, icrc)) = datagram.split_last_chunk::<ICRC_LENGTH>() else { return false };
+    if datagram.len() < Bth::LENGTH + ICRC_LENGTH {
+        return false;
+    }
+    let addresses = Addresses::unfragmented(meta.source, meta.destination, identification);
+    addresses.is_some_and(|addresses| {
+        let source_port = meta.source_port;
+        let addressing = Addressing { addresses, source_port, destination_port: ROCE_PORT };
+        icrc::of_datagram(&addressing, datagram) == u32::from_le_bytes(*icrc)
+    })
+}
+
+/// The queue pair that a datagram is addressed to.
+fn destination(datagram: &[u8]) -> Option<Qpn> {
+    let bytes = datagram.get(5..8)?;
+    Some(Qpn::new(u32::from_be_bytes([0, bytes[0], bytes[1], bytes[2]])))
+}
+
+impl Node for Host {
+    fn handle_datagram(&mut self, now: Instant, meta: &DatagramMeta, datagram: &[u8]) {
+        let waiting = self.waiting();
+        let qpn = destination(datagram);
+        self.endpoint.memory_mut().serving = qpn;
+        if self.checks_integrity && !is_intact(meta, datagram) {
+            self.refuses(now, meta, datagram);
+        } else {
+            self.endpoint.handle_datagram(now, meta, datagram);
+        }
+        self.endpoint.memory_mut().serving = None;
+        if self.waiting() > waiting {
+            self.touch(qpn);
+        }
+    }
+
+    fn handle_timeout(&mut self, now: Instant) {
+        let waiting = self.waiting();
+        self.endpoint.handle_timeout(now);
+        if self.waiting() > waiting {
+            self.touch(None);
+        }
+    }
+
+    fn poll_timeout(&mut self) -> Option<Instant> {
+        self.endpoint.poll_timeout()
+    }
+
+    fn poll_transmit(&mut self, now: Instant, transmit: &mut Transmit) -> bool {
+        let waiting = self.waiting();
+        let sends = self.endpoint.poll_transmit(now, transmit);
+        if self.waiting() > waiting {
+            self.touch(None);
+        }
+        sends
+    }
+
+    fn bytes(&self, piece: &Piece) -> Option<&[u8]> {
+        self.endpoint.bytes(piece)
+    }
+}
+
+impl Machine for Host {
+    fn run(&mut self, now: Instant) {
+        while let Some(event) = self.endpoint.poll_event() {
+            self.seen.events.push(event);
+        }
+        if self.next_poll.is_none() && self.waiting() > 0 {
+            self.next_poll = Some((now + self.polling.interval).max(self.paused_until));
+        }
+        if self.next_poll.is_some_and(|at| at <= now) {
+            let at_once = self.polling.interval.is_zero();
+            self.poll(if at_once { usize::MAX } else { self.polling.batch });
+            let more = self.waiting() > 0;
+            self.next_poll = more.then(|| now + self.polling.interval);
+        }
+    }
+
+    fn poll_wake(&mut self) -> Option<Instant> {
+        // What failed while it was sent has completed after the application's last look.
+        let unseen = self.next_poll.is_none() && self.waiting() > 0;
+        self.next_poll.or(unseen.then_some(Instant::ZERO))
+    }
+
+    /// The process is gone, and all that it knew.
+    fn restart(&mut self, _now: Instant) {
+        self.past.push(*self.endpoint.counters());
+        self.config.seed = self.config.seed.wrapping_add(1);
+        (self.endpoint, self.queues) = start(&self.config, &self.polling);
+        self.seen = Seen::default();
+        self.next_poll = None;
+        self.paused_until = Instant::ZERO;
+        self.touched.clear();
+    }
+}

@@ -1,0 +1,69 @@
+//! A memory that writes down what is done to it, so that each effect can be held against what was
+//! to happen next.
+
+use millstream_roce::{
+    AccessDenied, Destination, Memory, OwnedMemory, Piece, ProtectionDomainId, RemoteAccess,
+};
+use millstream_wire::Qpn;
+
+/// Bytes that were written.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Effect {
+    /// The queue pair whose packet did it.
+    pub(super) qpn: Option<Qpn>,
+    /// A remote named the place, as for a WRITE; else a work request of ours did.
+    pub(super) remote: bool,
+    /// Key of the region.
+    pub(super) key: u32,
+    /// Virtual address of the first byte.
+    pub(super) address: u64,
+    /// Bytes.
+    pub(super) length: u32,
+}
+
+/// Owned regions, and what was written into them since the last look.
+#[derive(Debug)]
+pub(super) struct WatchedMemory {
+    pub(super) regions: OwnedMemory,
+    pub(super) effects: Vec<Effect>,
+    /// The queue pair that the packet in hand is addressed to.
+    pub(super) serving: Option<Qpn>,
+}
+
+impl WatchedMemory {
+    pub(super) fn new(capacity: usize) -> Self {
+        Self { regions: OwnedMemory::new(capacity), effects: Vec::new(), serving: None }
+    }
+}
+
+impl Memory for WatchedMemory {
+    fn authorize(&mut self, access: &RemoteAccess) -> Result<(), AccessDenied> {
+        self.regions.authorize(access)
+    }
+
+    fn write(&mut self, destination: &Destination, payload: &[u8]) -> Result<(), AccessDenied> {
+        self.regions.write(destination, payload)?;
+        let (_, key, address, _) = destination.place();
+        self.effects.push(Effect {
+            qpn: self.serving,
+            remote: matches!(destination, Destination::Remote { .. }),
+            key,
+            address,
+            length: payload.len() as u32,
+        });
+        Ok(())
+    }
+
+    fn bytes(&self, piece: &Piece) -> Result<&[u8], AccessDenied> {
+        self.regions.bytes(piece)
+    }
+
+    fn check_local(
+        &self,
+        domain: ProtectionDomainId,
+        piece: &Piece,
+        write: bool,
+    ) -> Result<(), AccessDenied> {
+        self.regions.check_local(domain, piece, write)
+    }
+}

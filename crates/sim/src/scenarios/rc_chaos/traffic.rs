@@ -1,0 +1,173 @@
+//! Posting, and the memory that requests name.
+
+use millstream_roce::{Access, ReceiveRequest, ScatterGather, SendOperation, SendRequest};
+
+use super::director::{Action, DOMAIN, Director, Network};
+use super::operation::{Kind, Operation};
+use super::stream::Stream;
+use super::world::{Role, duration};
+use crate::NodeId;
+
+impl Director {
+    pub(super) fn post(&mut self, network: &mut Network<'_>, index: usize) {
+        loop {
+            let connection = &self.connections[index / 2];
+            let end = connection.ends[index % 2];
+            let stream = &mut self.streams[index];
+            let (Some(qpn), true) = (end.qpn, end.up) else { return };
+            if stream.next >= stream.allowed {
+                return;
+            }
+            if stream.outstanding() >= stream.plan.send_depth {
+                stream.blocked = true;
+                return;
+            }
+            // Somebody must hear of its end: nobody would post more else.
+            let last = stream.next + 1 == stream.allowed
+                || stream.outstanding() + 1 == stream.plan.send_depth;
+            let operation = &mut stream.plan.operations[stream.next];
+            operation.signaled |= last;
+            let operation = *operation;
+            let request = request(stream, &operation);
+            let host = NodeId(connection.hosts[index % 2]);
+            let (life, bound) = (connection.life, connection.bound(operation.length));
+            let now = network.now();
+            let result = network.with_machine(host, |host, now| {
+                host.endpoint_mut(Some(qpn)).post_send(now, qpn, &request)
+            });
+            if let Err(error) = result {
+                return self.violate(network, index, &format!("post_send: {error}"));
+            }
+            let number = stream.next;
+            network.note(|| format!("post stream {index} request {number}: {operation:?}"));
+            stream.posted(now);
+            stream.deadline = stream.deadline.max(now) + bound;
+            if operation.is_short() {
+                self.connections[index / 2].excuses.short = true;
+            }
+            if operation.signaled {
+                let bound = Action::Bound { stream: index, operation: number, life };
+                let deadline = self.streams[index].deadline;
+                self.plan(network, deadline, bound);
+            }
+            self.tally.one(match operation.kind {
+                Kind::Send | Kind::SendImmediate => "posted: SEND",
+                Kind::Write => "posted: WRITE",
+                Kind::WriteImmediate => "posted: WRITE with immediate",
+                Kind::Read => "posted: READ",
+            });
+            let pace = self.streams[index].plan.pace;
+            if !pace.is_zero() {
+                let pause = duration(&mut self.rng, pace);
+                return self.plan_after(network, pause, Action::Post(index));
+            }
+        }
+    }
+
+    pub(super) fn post_receives(&mut self, network: &mut Network<'_>, index: usize) {
+        let connection = &self.connections[index / 2];
+        let end = connection.ends[1 - index % 2];
+        let (Some(qpn), true) = (end.qpn, end.up && !end.broken) else { return };
+        let host = NodeId(connection.hosts[1 - index % 2]);
+        let stream = &mut self.streams[index];
+        if stream.starved_until > network.now() {
+            return;
+        }
+        while stream.receives < stream.plan.receive_depth {
+            let Some((id, operation)) = stream.next_receive() else { return };
+            let region = &stream.regions[Role::Target as usize];
+            let pieces = match operation.kind.is_send() {
+                true => {
+                    let address = region.address + u64::from(operation.offset);
+                    let length = operation.arrival_length();
+                    operation.receive_layout.pieces(region.key, address, length)
+                }
+                false => ScatterGather::EMPTY,
+            };
+            let request = ReceiveRequest { id, pieces };
+            let result = network.with_machine(host, |host, _| {
+                host.endpoint_mut(Some(qpn)).post_receive(qpn, &request)
+            });
+            match result {
+                Ok(()) => stream.receive_posted(),
+                Err(error) => {
+                    return self.violate(network, index, &format!("post_receive: {error}"));
+                }
+            }
+        }
+    }
+
+    pub(super) fn register(&mut self, network: &mut Network<'_>, stream: usize, role: Role) {
+        let host = self.host_of(stream, role);
+        if !network.is_up(NodeId(host)) {
+            return;
+        }
+        let kept = self.streams[stream].regions[role as usize].absent.take();
+        let bytes = kept.unwrap_or_else(|| self.streams[stream].content(role));
+        let access = match role {
+            Role::Source => Access::empty(),
+            Role::Sink => Access::LOCAL_WRITE,
+            Role::Target => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+            Role::Readable => Access::REMOTE_READ,
+        };
+        let region = &mut self.streams[stream].regions[role as usize];
+        let memory = network.machine_mut(NodeId(host)).endpoint_mut(None).memory_mut();
+        match memory.regions.register(DOMAIN, region.address, access, bytes) {
+            Ok(key) => {
+                region.key = key;
+                self.keys[host].push((key, stream, role));
+            }
+            Err(error) => self.violate(network, stream, &format!("register: {error}")),
+        }
+    }
+
+    pub(super) fn deregister(
+        &mut self,
+        network: &mut Network<'_>,
+        stream: usize,
+        role: Role,
+    ) -> bool {
+        let host = self.host_of(stream, role);
+        let region = &mut self.streams[stream].regions[role as usize];
+        if !network.is_up(NodeId(host)) || region.absent.is_some() {
+            return false;
+        }
+        let key = region.key;
+        let result = network.with_machine(NodeId(host), |host, _| {
+            host.endpoint_mut(None).memory_mut().regions.deregister(key)
+        });
+        match result {
+            Ok(bytes) => region.absent = Some(bytes),
+            Err(error) => self.violate(network, stream, &format!("deregister: {error}")),
+        }
+        self.keys[host].retain(|(other, ..)| *other != key);
+        self.connections[stream / 2].excuses.absent[role as usize] = true;
+        true
+    }
+}
+
+/// What to post.
+fn request(stream: &Stream, operation: &Operation) -> SendRequest {
+    let (local, remote) = match operation.kind.reads() {
+        true => (Role::Sink, Role::Readable),
+        false => (Role::Source, Role::Target),
+    };
+    let [local, remote] = [local, remote].map(|role| &stream.regions[role as usize]);
+    let offset = u64::from(operation.offset);
+    let (remote_address, remote_key) = (remote.address + offset, remote.key);
+    let immediate = stream.immediate(stream.next);
+    let immediate = operation.kind.has_immediate().then_some(immediate);
+    let what = match operation.kind {
+        Kind::Send | Kind::SendImmediate => SendOperation::Send { immediate },
+        Kind::Write | Kind::WriteImmediate => {
+            SendOperation::Write { remote_address, remote_key, immediate }
+        }
+        Kind::Read => SendOperation::Read { remote_address, remote_key },
+    };
+    let pieces = operation.layout.pieces(local.key, local.address + offset, operation.length);
+    SendRequest {
+        signaled: operation.signaled,
+        solicited: operation.solicited,
+        ..SendRequest::new(stream.id(stream.next), what, pieces)
+    }
+}

@@ -1,0 +1,469 @@
+//! What a run is like, drawn from its seed: hosts, links, connections, traffic, disturbances.
+
+use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use core::time::Duration;
+
+use millstream_roce::RNR_TIMERS;
+use millstream_wire::{Mtu, Psn};
+
+use super::host::Polling;
+use super::operation::{Kind, Operation};
+use crate::{ConnectionOptions, HostOptions, IdentificationSource, LinkOptions, Probability, Rng};
+
+/// A class of trouble, which a replay can leave out to find what a failure needs.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Trouble {
+    /// Packets that are lost.
+    Loss,
+    /// Packets that arrive twice.
+    Duplicate,
+    /// Packets that later ones overtake.
+    Reorder,
+    /// Packets with a flipped bit.
+    Corrupt,
+    /// Links cut for a while.
+    Blackout,
+    /// Queue pairs reset, destroyed or taken to the error state, and connected anew.
+    Reset,
+    /// Hosts that lose everything and start again.
+    Crash,
+    /// Memory regions deregistered and registered anew.
+    Deregister,
+    /// Access rights taken from a queue pair.
+    Revoke,
+    /// Receive requests that are not posted.
+    Starve,
+    /// Completion queues that nobody polls.
+    Pause,
+    /// Send queues drained, and resumed.
+    Drain,
+    /// Receive requests too short for what comes.
+    Short,
+}
+
+impl Trouble {
+    /// All of them.
+    pub const ALL: [Self; 13] = [
+        Self::Loss,
+        Self::Duplicate,
+        Self::Reorder,
+        Self::Corrupt,
+        Self::Blackout,
+        Self::Reset,
+        Self::Crash,
+        Self::Deregister,
+        Self::Revoke,
+        Self::Starve,
+        Self::Pause,
+        Self::Drain,
+        Self::Short,
+    ];
+
+    /// Its name on a command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Loss => "loss",
+            Self::Duplicate => "duplicate",
+            Self::Reorder => "reorder",
+            Self::Corrupt => "corrupt",
+            Self::Blackout => "blackout",
+            Self::Reset => "reset",
+            Self::Crash => "crash",
+            Self::Deregister => "deregister",
+            Self::Revoke => "revoke",
+            Self::Starve => "starve",
+            Self::Pause => "pause",
+            Self::Drain => "drain",
+            Self::Short => "short",
+        }
+    }
+
+    /// The trouble of this name.
+    pub fn from_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|trouble| trouble.name() == name)
+    }
+}
+
+/// How a connection is taken down.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Lowering {
+    /// To RESET: outstanding requests vanish, the queue pair keeps its number.
+    Reset,
+    /// To the error state first: outstanding requests are flushed.
+    Flush,
+    /// Destroyed: the next one has another number.
+    Destroy,
+}
+
+/// Memory of a stream, by what it is for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Role {
+    /// The initiator's bytes for SEND and WRITE.
+    Source,
+    /// Where the initiator's READs go.
+    Sink,
+    /// Where its SENDs and WRITEs go.
+    Target,
+    /// What its READs read.
+    Readable,
+}
+
+impl Role {
+    pub(super) const ALL: [Self; 4] = [Self::Source, Self::Sink, Self::Target, Self::Readable];
+
+    /// Whether it lies at the initiator.
+    pub(super) const fn is_local(self) -> bool {
+        matches!(self, Self::Source | Self::Sink)
+    }
+}
+
+/// Something that happens to a run.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Disturbance {
+    /// The links between the hosts of a connection are cut: forward, backward, or both.
+    Blackout {
+        connection: usize,
+        directions: [bool; 2],
+        share_of_patience: u32,
+    },
+    /// A connection is taken down, this end first.
+    Reset {
+        connection: usize,
+        first: usize,
+        lowering: Lowering,
+    },
+    /// An end is taken to the error state, and the other not told.
+    Fail {
+        connection: usize,
+        end: usize,
+    },
+    Crash {
+        host: usize,
+        down: Duration,
+    },
+    Deregister {
+        stream: usize,
+        role: Role,
+        absent: Duration,
+    },
+    /// An end grants no remote access for a while.
+    Revoke {
+        connection: usize,
+        end: usize,
+        absent: Duration,
+    },
+    Starve {
+        stream: usize,
+        duration: Duration,
+    },
+    Pause {
+        host: usize,
+        duration: Duration,
+    },
+    /// An end goes to SQD, and some time after it is drained back to RTS.
+    Drain {
+        connection: usize,
+        end: usize,
+    },
+}
+
+impl Disturbance {
+    /// Its class.
+    pub(super) const fn trouble(&self) -> Trouble {
+        match self {
+            Self::Blackout { .. } => Trouble::Blackout,
+            Self::Reset { .. } | Self::Fail { .. } => Trouble::Reset,
+            Self::Crash { .. } => Trouble::Crash,
+            Self::Deregister { .. } => Trouble::Deregister,
+            Self::Revoke { .. } => Trouble::Revoke,
+            Self::Starve { .. } => Trouble::Starve,
+            Self::Pause { .. } => Trouble::Pause,
+            Self::Drain { .. } => Trouble::Drain,
+        }
+    }
+}
+
+/// One direction of a connection.
+#[derive(Clone, Debug)]
+pub(super) struct StreamPlan {
+    pub(super) operations: Vec<Operation>,
+    /// Send requests posted and not known to be complete, at most.
+    pub(super) send_depth: usize,
+    /// Receive requests posted at the other end, at most.
+    pub(super) receive_depth: usize,
+    /// The longest pause before the next request is posted.
+    pub(super) pace: Duration,
+    /// How long a receive request is posted after one was consumed.
+    pub(super) receive_lag: Duration,
+}
+
+/// A connection between two hosts.
+#[derive(Clone, Debug)]
+pub(super) struct ConnectionPlan {
+    pub(super) hosts: [usize; 2],
+    pub(super) first_psns: [Psn; 2],
+    pub(super) streams: [StreamPlan; 2],
+}
+
+/// A host.
+#[derive(Clone, Debug)]
+pub(super) struct HostPlan {
+    pub(super) address: IpAddr,
+    pub(super) options: HostOptions,
+    pub(super) polling: Polling,
+    /// Completions that may wait at a time.
+    pub(super) enough: usize,
+    pub(super) max_window: u32,
+    pub(super) seed: u64,
+}
+
+/// A whole run.
+#[derive(Clone, Debug)]
+pub(super) struct World {
+    pub(super) hosts: Vec<HostPlan>,
+    pub(super) link: LinkOptions,
+    pub(super) connections: Vec<ConnectionPlan>,
+    /// In order of time.
+    pub(super) disturbances: Vec<(Duration, Disturbance)>,
+    /// Completion queues may be too small for what completes.
+    pub(super) may_overrun: bool,
+    /// Decides what is drawn as the run goes on.
+    pub(super) rng: Rng,
+}
+
+impl World {
+    /// The world of a seed.
+    pub(super) fn draw(seed: u64) -> Self {
+        let mut rng = Rng::fork(seed, 0xc4a0);
+        let rng = &mut rng;
+        // One run in ten has no trouble at all, and nothing may fail in it.
+        let calm = rng.below(10) == 0;
+        let may_overrun = !calm && rng.below(20) == 0;
+        let host_count = *pick(rng, &[2, 2, 2, 2, 3, 3, 4]);
+        let horizon = Duration::from_micros(*pick(rng, &[200, 1000, 5000, 20_000]));
+        // A few runs move much, most little, so that there can be many.
+        let big = rng.below(1000) == 0;
+        let link = draw_link(rng, calm, big);
+        let connections: Vec<ConnectionPlan> = (0..*pick(rng, &[1, 1, 2, 2, 3, 4]))
+            .map(|_| draw_connection(rng, host_count, horizon, calm, big))
+            .collect();
+        let ipv6 = rng.below(4) == 0;
+        let hosts = (0..host_count)
+            .map(|host| draw_host(rng, host, ipv6, may_overrun, &connections))
+            .collect();
+        let count = if calm { 0 } else { *pick(rng, &[0, 1, 2, 3, 5, 8]) };
+        let mut disturbances: Vec<(Duration, Disturbance)> = (0..count)
+            .map(|_| (duration(rng, horizon), draw_disturbance(rng, host_count, connections.len())))
+            .collect();
+        disturbances.sort_by_key(|&(at, _)| at);
+        let rng = Rng::fork(seed, 0xc4a1);
+        Self { hosts, link, connections, disturbances, may_overrun, rng }
+    }
+
+    /// Leaves out a class of trouble.
+    pub(super) fn remove(&mut self, trouble: Trouble) {
+        let link = &mut self.link;
+        match trouble {
+            Trouble::Loss => link.loss = Probability::NEVER,
+            Trouble::Duplicate => link.duplicate = Probability::NEVER,
+            Trouble::Reorder => link.reorder = Probability::NEVER,
+            Trouble::Corrupt => link.corrupt = Probability::NEVER,
+            Trouble::Short => {
+                for stream in self.connections.iter_mut().flat_map(|plan| &mut plan.streams) {
+                    stream.operations.iter_mut().for_each(|operation| operation.short = false);
+                }
+            }
+            _ => self.disturbances.retain(|(_, what)| what.trouble() != trouble),
+        }
+    }
+
+    /// The longest time that a packet and its answer take, in both directions' queues.
+    pub(super) fn round_trip(&self) -> Duration {
+        let link = &self.link;
+        let queue = link.rate.map_or(Duration::ZERO, |rate| {
+            let nanos = u128::from(link.queue_bytes + 10_000) * 8_000_000_000 / u128::from(rate);
+            Duration::from_nanos(nanos as u64)
+        });
+        let one_way = queue + link.latency * 2 + link.jitter * 2 + link.reorder_delay;
+        let coalescing = self.hosts.iter().map(|host| host.options.coalescing).max();
+        2 * (one_way + coalescing.unwrap_or_default())
+    }
+
+    /// Whether the link itself loses, changes or delays packets.
+    pub(super) fn is_faulty(&self) -> bool {
+        let LinkOptions { loss, duplicate, reorder, corrupt, .. } = self.link;
+        [loss, duplicate, reorder, corrupt].iter().any(|&fault| fault != Probability::NEVER)
+    }
+}
+
+/// The rules of a connection's next life.
+pub(super) fn draw_rules(rng: &mut Rng) -> ConnectionOptions {
+    let rnr_timer = rng.between(1, 14) as u8;
+    debug_assert!(RNR_TIMERS[usize::from(rnr_timer)] <= 1280);
+    ConnectionOptions {
+        path_mtu: *pick(rng, &Mtu::ALL),
+        timeout: rng.between(8, 14) as u8,
+        retry_count: rng.below(8) as u8,
+        rnr_retry: *pick(rng, &[0, 1, 3, 6, 7, 7, 7]),
+        minimum_rnr_timer: rnr_timer,
+        reads: *pick(rng, &[1, 1, 2, 4, 16]),
+    }
+}
+
+fn draw_link(rng: &mut Rng, calm: bool, big: bool) -> LinkOptions {
+    let fault = |rng: &mut Rng| {
+        let some = rng.below(2) == 0;
+        let per_mille = *pick(rng, &[1, 5, 10, 20, 50, 100, 200, 300]);
+        let limit = if big { 10 } else { 1000 };
+        let fault = Probability::per_mille(per_mille.min(limit));
+        if some && !calm { fault } else { Probability::NEVER }
+    };
+    LinkOptions {
+        rate: *pick(rng, &[None, Some(100_000_000), Some(1 << 30), Some(100_000_000_000)]),
+        latency: Duration::from_micros(rng.between(1, 200)),
+        jitter: Duration::from_micros(rng.below(100)),
+        queue_bytes: if calm { 64 << 20 } else { *pick(rng, &[10_000, 100_000, 4 << 20]) },
+        mark_bytes: Some(*pick(rng, &[0, 20_000])),
+        loss: fault(rng),
+        duplicate: fault(rng),
+        reorder: fault(rng),
+        reorder_delay: Duration::from_micros(rng.below(1000)),
+        corrupt: fault(rng),
+    }
+}
+
+fn draw_host(
+    rng: &mut Rng,
+    host: usize,
+    ipv6: bool,
+    may_overrun: bool,
+    connections: &[ConnectionPlan],
+) -> HostPlan {
+    // Room for exactly what may complete: with fewer, completions would be lost.
+    let mut capacity = 0;
+    for connection in connections {
+        for end in (0..2).filter(|&end| connection.hosts[end] == host) {
+            let [own, other] = [end, 1 - end].map(|end| &connection.streams[end]);
+            capacity += own.send_depth + other.receive_depth;
+        }
+    }
+    let enough = capacity.max(1);
+    let few = rng.between(1, 8) as usize;
+    let polling = Polling {
+        interval: Duration::from_micros(*pick(rng, &[0, 0, 0, 5, 100, 1000])),
+        batch: *pick(rng, &[1, 4, 64]),
+        capacity: if may_overrun { enough.min(few) } else { enough },
+        separate: rng.below(2) == 0,
+    };
+    let address = match ipv6 {
+        true => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1 + host as u16).into(),
+        false => Ipv4Addr::new(10, 0, 0, 1 + host as u8).into(),
+    };
+    let identification = *pick(rng, &[IdentificationSource::Zero, IdentificationSource::Counter]);
+    HostPlan {
+        address,
+        options: HostOptions {
+            source_port: rng.between(1, 0xffff) as u16,
+            identification,
+            sees_ip_header: true,
+            coalescing: Duration::from_micros(*pick(rng, &[0, 0, 0, 5, 50])),
+        },
+        polling,
+        enough,
+        max_window: *pick(rng, &[1, 2, 8, 32, 128]),
+        seed: rng.bits(),
+    }
+}
+
+fn draw_connection(
+    rng: &mut Rng,
+    hosts: usize,
+    horizon: Duration,
+    calm: bool,
+    big: bool,
+) -> ConnectionPlan {
+    let first = rng.below(hosts as u64) as usize;
+    let second = (first + rng.between(1, hosts as u64 - 1) as usize) % hosts;
+    ConnectionPlan {
+        hosts: [first, second],
+        first_psns: core::array::from_fn(|_| {
+            let wraps = rng.below(2) == 0;
+            let before = rng.between(1, 200) as u32;
+            let random = Psn::new(rng.bits() as u32);
+            if wraps { Psn::new(Psn::COUNT - before) } else { random }
+        }),
+        streams: core::array::from_fn(|_| draw_stream(rng, horizon, calm, big)),
+    }
+}
+
+fn draw_stream(rng: &mut Rng, horizon: Duration, calm: bool, big: bool) -> StreamPlan {
+    let count = rng.below(if big { 4 } else { 25 }) as usize;
+    let operations = (0..count)
+        .map(|_| {
+            let kind = *pick(rng, &Kind::ALL);
+            let operation = Operation::new(kind, draw_length(rng, big), rng);
+            let short = !calm && rng.below(300) == 0;
+            Operation { short: short && kind.takes_receive(), ..operation }
+        })
+        .collect();
+    let slow = rng.below(3) > 0;
+    StreamPlan {
+        operations,
+        send_depth: *pick(rng, &[1, 2, 4, 16]),
+        receive_depth: *pick(rng, &[1, 2, 8, 16]),
+        pace: if slow { 2 * horizon / (1 + count as u32) } else { Duration::ZERO },
+        receive_lag: Duration::from_micros(*pick(rng, &[0, 0, 0, 10, 500])),
+    }
+}
+
+fn draw_length(rng: &mut Rng, big: bool) -> u32 {
+    if big && rng.below(2) == 0 {
+        return rng.between(100_000, 4 << 20) as u32;
+    }
+    let length = match rng.below(16) {
+        0 => 0,
+        1..5 => rng.between(1, 64),
+        // Around multiples of a path MTU.
+        5..8 => (pick(rng, &Mtu::ALL).bytes() as u64 * rng.below(4) + rng.below(3)).max(1) - 1,
+        8..13 => rng.below(5000),
+        13..15 => rng.below(16_000),
+        _ => rng.below(60_000),
+    };
+    length as u32
+}
+
+fn draw_disturbance(rng: &mut Rng, hosts: usize, connections: usize) -> Disturbance {
+    let connection = rng.below(connections as u64) as usize;
+    let stream = rng.below(2 * connections as u64) as usize;
+    let host = rng.below(hosts as u64) as usize;
+    let end = rng.below(2) as usize;
+    let time = Duration::from_micros(*pick(rng, &[1, 50, 300, 3000]));
+    match rng.below(18) {
+        0..3 => Disturbance::Blackout {
+            connection,
+            directions: *pick(rng, &[[true, true], [true, true], [true, false], [false, true]]),
+            share_of_patience: *pick(rng, &[2, 10, 50, 150]),
+        },
+        3..6 => Disturbance::Reset {
+            connection,
+            first: end,
+            lowering: *pick(rng, &[Lowering::Reset, Lowering::Flush, Lowering::Destroy]),
+        },
+        6 => Disturbance::Fail { connection, end },
+        7 => Disturbance::Crash { host, down: time },
+        8..11 => Disturbance::Deregister { stream, role: *pick(rng, &Role::ALL), absent: time },
+        11 => Disturbance::Revoke { connection, end, absent: time },
+        12..14 => Disturbance::Starve { stream, duration: time },
+        14..16 => Disturbance::Pause { host, duration: time },
+        _ => Disturbance::Drain { connection, end },
+    }
+}
+
+pub(super) fn pick<'o, T>(rng: &mut Rng, options: &'o [T]) -> &'o T {
+    &options[rng.below(options.len() as u64) as usize]
+}
+
+/// Up to so long.
+pub(super) fn duration(rng: &mut Rng, limit: Duration) -> Duration {
+    Duration::from_nanos(rng.between(0, limit.as_nanos() as u64))
+}
