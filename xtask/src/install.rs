@@ -33,7 +33,7 @@ const QEMU: Need = Need {
 pub(crate) const FOR_TESTS: &[Need] = &[TSHARK, TCPDUMP, IP, QEMU];
 
 /// What `cargo xtask interop` needs.
-pub(crate) const FOR_INTEROP: &[Need] = &[TCPDUMP, IP, QEMU];
+pub(crate) const FOR_INTEROP: &[Need] = &[TSHARK, IP, QEMU];
 
 /// Installs the packages of `needs` that are missing, and returns the ones still missing after it.
 pub(crate) fn ensure(needs: &'static [Need]) -> Vec<&'static Need> {

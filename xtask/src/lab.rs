@@ -58,10 +58,6 @@ impl Lab {
         Ok(lab)
     }
 
-    pub(crate) fn namespace(&self) -> &str {
-        &self.namespace
-    }
-
     /// A folder that is removed with the namespace.
     pub(crate) fn scratch(&self) -> &Path {
         &self.scratch

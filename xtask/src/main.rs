@@ -27,7 +27,7 @@ usage: cargo xtask TASK
       --list             print the rows and stop
 
 MILLSTREAM_REQUIRE=all makes every skipped test or row a failure.
-MILLSTREAM_RXE_VM names the rxe-vm tool, MILLSTREAM_BIN a millstream binary built already.
+MILLSTREAM_BIN names a millstream that was built already.
 ";
 
 fn main() -> ExitCode {

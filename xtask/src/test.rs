@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{install, licences, process, tidy};
+use crate::{install, interop, licences, process, tidy};
 
 /// One step: its name, and what it does.
 type Step = (&'static str, fn() -> Result<()>);
@@ -19,6 +19,7 @@ const STEPS: &[Step] = &[
     ("clippy", clippy),
     ("documentation", documentation),
     ("doc tests", || process::run(process::cargo().args(["test", "--workspace", "--doc"]))),
+    ("interop", interop),
     ("tests", tests),
 ];
 
@@ -67,6 +68,10 @@ fn documentation() -> Result<()> {
     process::run(
         command.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"),
     )
+}
+
+fn interop() -> Result<()> {
+    interop::run(&interop::Options::default())
 }
 
 fn tests() -> Result<()> {

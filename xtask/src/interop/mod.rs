@@ -1,69 +1,32 @@
 //! `cargo xtask interop`: our stack against the Linux kernel's, message by message.
 //!
-//! The kernel's soft-RoCE (rxe) runs in a guest that is one tap device away. Each row of [`ROWS`]
-//! is one conversation, reported by itself; one boot serves all of them. The last has the kernel as
-//! our device instead of our peer.
+//! The kernel's soft-RoCE (rxe) runs in a guest, and every packet to and from it passes a relay. Each
+//! row is one conversation, reported by itself; one boot serves all of them.
 
+mod capture;
 mod device;
 mod guest;
+mod image;
+mod matrix;
+mod programs;
+mod relay;
 mod row;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use self::guest::Guest;
-use self::row::{Row, Side, Talk};
+use self::guest::{Guest, MTU};
+use self::image::Image;
+use self::matrix::Field;
+use self::relay::Relay;
+use self::row::Row;
 use crate::lab::Lab;
 use crate::{install, process};
 
-/// 1 MiB at the default path MTU of 1024 is 1024 packets a message: wrong order, a lost ACK or a
-/// wrong MSN show up within few of them. `--all` is 2 bytes to 8 MiB.
-const ROWS: &[Row] = &[
-    Row {
-        name: "kernel to itself, 1000 B",
-        talk: Talk::Itself { options: "--size=1000 --iters=100" },
-    },
-    pingpong("kernel sends to us, 1000 B", Side::Client, "--size=1000 --iters=500", ""),
-    pingpong("we send to kernel, 1000 B", Side::Server, "--size=1000 --iters=500", ""),
-    pingpong("kernel sends to us, 1 MiB", Side::Client, "--size=1048576 --iters=10", ""),
-    pingpong("we send to kernel, 1 MiB", Side::Server, "--size=1048576 --iters=10", ""),
-    pingpong(
-        "kernel sends to us, path MTU 256, receive depth 2",
-        Side::Client,
-        "--size=30000 --iters=50 --mtu=256",
-        "--rx-depth=2",
-    ),
-    pingpong(
-        "we send to kernel, path MTU 512, receive depth 2",
-        Side::Server,
-        "--size=30000 --iters=50 --mtu=512",
-        "--rx-depth=2",
-    ),
-    test("we WRITE to kernel, all sizes", Side::Server, "write-bw --all --iters=3"),
-    test("kernel WRITEs to us, all sizes", Side::Client, "write-bw --all --iters=3"),
-    test("we READ from kernel, all sizes", Side::Server, "read-bw --all --iters=3"),
-    test("kernel READs from us, all sizes", Side::Client, "read-bw --all --iters=3"),
-    test("we SEND to kernel, all sizes", Side::Server, "send-bw --all --iters=3"),
-    test("kernel SENDs to us, all sizes", Side::Client, "send-bw --all --iters=3"),
-    test("WRITE with immediate, to and fro", Side::Server, "write-bw --latency --iters=200"),
-    test("four queue pairs", Side::Client, "write-bw --qps=4 --size=3000 --iters=100 --mtu=256"),
-    Row { name: "kernel as device, verbs suite", talk: Talk::Suite },
-];
-
-const fn pingpong(
-    name: &'static str,
-    kernel: Side,
-    options: &'static str,
-    theirs: &'static str,
-) -> Row {
-    Row { name, talk: Talk::Pingpong { kernel, options, theirs } }
-}
-
-const fn test(name: &'static str, kernel: Side, command: &'static str) -> Row {
-    Row { name, talk: Talk::Test { kernel, command } }
-}
+/// What the rows of the matrix are called while there is no peer to list them.
+const MATRIX: &str = "conformance cases";
 
 /// What the command line asks for.
 pub(crate) struct Options {
@@ -72,11 +35,17 @@ pub(crate) struct Options {
     list: bool,
 }
 
+impl Default for Options {
+    /// Every row. Emulation is the default though /dev/kvm may exist: a nested KVM can hang for ever
+    /// in the guest's first instructions, and emulated the guest boots in two seconds anyway.
+    fn default() -> Self {
+        Self { only: String::new(), accelerator: "tcg".to_owned(), list: false }
+    }
+}
+
 impl Options {
     pub(crate) fn parse(arguments: &[String]) -> Result<Self> {
-        // Emulation is the default though /dev/kvm may exist: a nested KVM can hang for ever in
-        // the guest's first instructions, and emulated the guest boots in two seconds anyway.
-        let mut options = Self { only: String::new(), accelerator: "tcg".to_owned(), list: false };
+        let mut options = Self::default();
         let mut rest = arguments.iter();
         while let Some(argument) = rest.next() {
             let mut value = || rest.next().with_context(|| format!("{argument} needs a value"));
@@ -104,84 +73,140 @@ enum Outcome {
     Skipped(String),
 }
 
+#[derive(Debug)]
 struct Report {
-    name: &'static str,
+    name: String,
     outcome: Outcome,
     time: Duration,
 }
 
+/// A verdict on the packets of the matrix.
+type Referee = (&'static str, fn(&Path) -> Result<()>);
+
+const REFEREES: &[Referee] = &[
+    ("udp, capture: tshark dissects every packet", capture::dissected),
+    ("udp, capture: the ICRC of every packet is right", capture::icrc),
+];
+
+/// What is to be run.
+struct Rows {
+    conversations: Vec<&'static Row>,
+    matrix: Vec<matrix::Row>,
+    referees: Vec<&'static Referee>,
+}
+
+impl Rows {
+    /// Those whose names contain `text`.
+    fn choose(text: &str, peer: &Path) -> Result<Self> {
+        let wanted = |name: &str| name.contains(text);
+        let rows = Self {
+            conversations: row::ROWS.iter().filter(|row| wanted(row.name)).collect(),
+            matrix: matrix::rows(peer)?.into_iter().filter(|row| wanted(&row.name)).collect(),
+            referees: REFEREES.iter().filter(|row| wanted(row.0)).collect(),
+        };
+        if rows.names().next().is_none() {
+            bail!("no row's name contains {text:?}");
+        }
+        Ok(rows)
+    }
+
+    fn names(&self) -> impl Iterator<Item = &str> {
+        let conversations = self.conversations.iter().map(|row| row.name);
+        let matrix = self.matrix.iter().map(|row| row.name.as_str());
+        conversations.chain(matrix).chain(self.referees.iter().map(|row| row.0))
+    }
+}
+
 /// Runs the rows and prints what became of each.
 pub(crate) fn run(options: &Options) -> Result<()> {
-    let rows: Vec<&Row> = ROWS.iter().filter(|row| row.name.contains(&options.only)).collect();
-    if rows.is_empty() {
-        bail!("no row's name contains {:?}", options.only);
-    }
     if options.list {
-        rows.iter().for_each(|row| println!("{}", row.name));
+        let rows = Rows::choose(&options.only, &programs::peer()?)?;
+        rows.names().for_each(|name| println!("{name}"));
         return Ok(());
     }
     let reports = match obstacle() {
-        Ok(tool) => run_rows(&rows, options, &tool)?,
-        Err(reason) => rows
-            .iter()
-            .map(|row| {
-                let outcome = Outcome::Skipped(reason.clone());
-                Report { name: row.name, outcome, time: Duration::ZERO }
-            })
-            .collect(),
+        None => run_rows(options)?,
+        Some(reason) => {
+            let referees = REFEREES.iter().map(|row| row.0);
+            let names = row::ROWS.iter().map(|row| row.name).chain([MATRIX]).chain(referees);
+            let skipped = |name: &str| Report {
+                name: name.to_owned(),
+                outcome: Outcome::Skipped(reason.clone()),
+                time: Duration::ZERO,
+            };
+            names.map(skipped).collect()
+        }
     };
     summarize(&reports, process::everything_required())
 }
 
-/// The path of the rxe-vm tool, or why no row can run on this machine.
-fn obstacle() -> Result<PathBuf, String> {
-    let tool = std::env::var_os("MILLSTREAM_RXE_VM").map_or_else(
-        || process::repository_root().join("../shared/tools/rxe-vm/rxe-vm"),
-        PathBuf::from,
-    );
-    if !tool.is_file() {
-        return Err(format!("no rxe-vm at {} (MILLSTREAM_RXE_VM names it)", tool.display()));
-    }
+/// Why no row can run on this machine, if so.
+fn obstacle() -> Option<String> {
     if !process::is_root() {
-        return Err("network namespaces and taps need root".to_owned());
+        return Some("network namespaces and taps need root".to_owned());
     }
-    if !PathBuf::from("/dev/net/tun").exists() {
-        return Err("this kernel has no /dev/net/tun".to_owned());
+    if !Path::new("/dev/net/tun").exists() {
+        return Some("this kernel has no /dev/net/tun".to_owned());
     }
-    match install::ensure(install::FOR_INTEROP).first() {
-        Some(need) => Err(format!("{} is not installed", need.program)),
-        None => Ok(tool),
-    }
+    let missing = install::ensure(install::FOR_INTEROP);
+    missing.first().map(|need| format!("{} is not installed", need.program))
 }
 
-fn run_rows(rows: &[&Row], options: &Options, tool: &Path) -> Result<Vec<Report>> {
-    let binary = match std::env::var_os("MILLSTREAM_BIN") {
-        Some(path) => PathBuf::from(path),
-        None => {
-            let arguments = ["build", "--release", "-p", "millstream"];
-            process::run(process::cargo().args(arguments))?;
-            process::target_directory().join("release/millstream")
-        }
+fn run_rows(options: &Options) -> Result<Vec<Report>> {
+    let peer = programs::peer()?;
+    let rows = Rows::choose(&options.only, &peer)?;
+    // All is built before the guest boots: it would have to share the processor.
+    let cable = programs::relay()?;
+    let tools = match rows.conversations.is_empty() {
+        true => None,
+        false => Some((programs::millstream()?, programs::suite()?)),
     };
     let logs = process::target_directory().join("interop");
     std::fs::create_dir_all(&logs)?;
+    let image = Image::ensure()?;
     let lab = Lab::new()?;
-    let mut guest = Guest::boot(tool, &options.accelerator, &lab)?;
+    let mut relay = Relay::start(&lab, &cable, MTU)?;
+    let mut guest = Guest::boot(&image, &options.accelerator, &lab, &relay)?;
     let mut reports = Vec::new();
-    for row in rows {
-        let start = Instant::now();
-        let stem = logs.join(row.name.replace([',', ' '], "-").replace("--", "-"));
-        let outcome = match row.run(&lab, &mut guest, &binary, &stem) {
-            Ok(()) => Outcome::Passed,
-            Err(error) => Outcome::Failed(format!("{error:#}")),
-        };
-        eprintln!("xtask: {}: {}", row.name, outcome.word());
-        reports.push(Report { name: row.name, outcome, time: start.elapsed() });
+    let mut report = |report: Report| {
+        let Report { name, outcome, time } = &report;
+        eprintln!("xtask: {name}: {}, {time:.1?}", outcome.word());
+        reports.push(report);
+    };
+    if let Some((ours, suite)) = &tools {
+        for row in &rows.conversations {
+            report(attempt(row.name, &logs, |stem| {
+                let capture = stem.with_extension("pcap");
+                relay.command(&format!("capture {}", capture.display()))?;
+                let result = row.run(&lab, &mut guest, ours, suite, stem);
+                relay.command("capture-end")?;
+                result
+            }));
+        }
+    }
+    let capture = logs.join("matrix.pcap");
+    relay.command(&format!("capture {}", capture.display()))?;
+    let field = Field { lab: &lab, guest: &mut guest, relay: &relay, logs: &logs };
+    matrix::run(field, &peer, &rows.matrix, &mut report)?;
+    relay.command("capture-end")?;
+    for (name, judge) in &rows.referees {
+        report(attempt(name, &logs, |_| judge(&capture)));
     }
     if reports.iter().any(|report| matches!(report.outcome, Outcome::Failed(_))) {
         eprintln!("xtask: what both sides printed, and the packets: {}", logs.display());
     }
     Ok(reports)
+}
+
+/// Runs one row, whose files begin with the path that it is given.
+fn attempt(name: &str, logs: &Path, run: impl FnOnce(&Path) -> Result<()>) -> Report {
+    let start = Instant::now();
+    let stem = logs.join(name.replace([',', ' '], "-").replace("--", "-"));
+    let outcome = match run(&stem) {
+        Ok(()) => Outcome::Passed,
+        Err(error) => Outcome::Failed(format!("{error:#}")),
+    };
+    Report { name: name.to_owned(), outcome, time: start.elapsed() }
 }
 
 impl Outcome {
@@ -223,7 +248,7 @@ mod tests {
     use super::*;
 
     fn report(outcome: Outcome) -> Report {
-        Report { name: "row", outcome, time: Duration::ZERO }
+        Report { name: "row".to_owned(), outcome, time: Duration::ZERO }
     }
 
     #[test]
@@ -249,9 +274,9 @@ mod tests {
 
     #[test]
     fn rows_have_names_of_their_own() {
-        let mut names: Vec<&str> = ROWS.iter().map(|row| row.name).collect();
+        let mut names: Vec<&str> = row::ROWS.iter().map(|row| row.name).collect();
         names.sort_unstable();
         names.dedup();
-        assert_eq!(names.len(), ROWS.len());
+        assert_eq!(names.len(), row::ROWS.len());
     }
 }

@@ -3,14 +3,14 @@
 
 use std::fs::{self, File};
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::Child;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
 use super::device;
-use super::guest::{GUEST, Guest, OURS, Running, TAP};
+use super::guest::{GUEST, Guest, OURS, Running};
 use crate::lab::{self, Lab};
 
 /// The TCP port on which both sides exchange their queue pairs' addresses.
@@ -22,13 +22,60 @@ const CLOSING_LIMIT: Duration = Duration::from_secs(10);
 const LISTEN_LIMIT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(10);
 
+/// 1 MiB at the default path MTU of 1024 is 1024 packets a message: wrong order, a lost ACK or a
+/// wrong MSN show up within few of them. `--all` is 2 bytes to 8 MiB.
+pub(super) const ROWS: &[Row] = &[
+    Row {
+        name: "kernel to itself, 1000 B",
+        talk: Talk::Itself { options: "--size=1000 --iters=100" },
+    },
+    pingpong("kernel sends to us, 1000 B", Side::Client, "--size=1000 --iters=500", ""),
+    pingpong("we send to kernel, 1000 B", Side::Server, "--size=1000 --iters=500", ""),
+    pingpong("kernel sends to us, 1 MiB", Side::Client, "--size=1048576 --iters=10", ""),
+    pingpong("we send to kernel, 1 MiB", Side::Server, "--size=1048576 --iters=10", ""),
+    pingpong(
+        "kernel sends to us, path MTU 256, receive depth 2",
+        Side::Client,
+        "--size=30000 --iters=50 --mtu=256",
+        "--rx-depth=2",
+    ),
+    pingpong(
+        "we send to kernel, path MTU 512, receive depth 2",
+        Side::Server,
+        "--size=30000 --iters=50 --mtu=512",
+        "--rx-depth=2",
+    ),
+    test("we WRITE to kernel, all sizes", Side::Server, "write-bw --all --iters=3"),
+    test("kernel WRITEs to us, all sizes", Side::Client, "write-bw --all --iters=3"),
+    test("we READ from kernel, all sizes", Side::Server, "read-bw --all --iters=3"),
+    test("kernel READs from us, all sizes", Side::Client, "read-bw --all --iters=3"),
+    test("we SEND to kernel, all sizes", Side::Server, "send-bw --all --iters=3"),
+    test("kernel SENDs to us, all sizes", Side::Client, "send-bw --all --iters=3"),
+    test("WRITE with immediate, to and fro", Side::Server, "write-bw --latency --iters=200"),
+    test("four queue pairs", Side::Client, "write-bw --qps=4 --size=3000 --iters=100 --mtu=256"),
+    Row { name: "kernel as device, verbs suite", talk: Talk::Suite },
+];
+
+const fn pingpong(
+    name: &'static str,
+    kernel: Side,
+    options: &'static str,
+    theirs: &'static str,
+) -> Row {
+    Row { name, talk: Talk::Pingpong { kernel, options, theirs } }
+}
+
+const fn test(name: &'static str, kernel: Side, command: &'static str) -> Row {
+    Row { name, talk: Talk::Test { kernel, command } }
+}
+
 pub(super) struct Row {
     pub(super) name: &'static str,
-    pub(super) talk: Talk,
+    talk: Talk,
 }
 
 /// Who talks to whom, and how.
-pub(super) enum Talk {
+enum Talk {
     /// `ibv_rc_pingpong` with itself, both in the guest: if this row fails, the fault is not in our
     /// stack.
     Itself { options: &'static str },
@@ -43,18 +90,23 @@ pub(super) enum Talk {
 
 /// What the kernel's side is.
 #[derive(Clone, Copy)]
-pub(super) enum Side {
+enum Side {
     Client,
     Server,
 }
 
 impl Row {
-    /// Runs the row. What both sides print goes to `STEM.ours.log` and `STEM.kernel.log`, the
-    /// packets' heads to `STEM.pcap`.
-    pub(super) fn run(&self, lab: &Lab, guest: &mut Guest, ours: &Path, stem: &Path) -> Result<()> {
-        let capture = Process(start_capture(lab, &stem.with_extension("pcap"))?);
+    /// Runs the row. What both sides print goes to `STEM.ours.log` and `STEM.kernel.log`.
+    pub(super) fn run(
+        &self,
+        lab: &Lab,
+        guest: &mut Guest,
+        ours: &Path,
+        suite: &Path,
+        stem: &Path,
+    ) -> Result<()> {
         let original = "ibv_rc_pingpong -d rxe0 -g $RXE_GID_INDEX -c";
-        let result = match self.talk {
+        match self.talk {
             Talk::Itself { options } => {
                 let listening = "until grep -q ':4853 .* 0A ' /proc/net/tcp /proc/net/tcp6; do usleep 20000; done";
                 let theirs = format!("{original} {options}");
@@ -63,7 +115,7 @@ impl Row {
                 );
                 self.alone(guest.start(&both)?, stem)
             }
-            Talk::Suite => device::run(guest, stem),
+            Talk::Suite => device::run(guest, suite, stem),
             Talk::Pingpong { kernel, options, theirs } => {
                 let theirs = format!("{original} {options} {theirs}");
                 self.talk(lab, guest, ours, stem, kernel, &theirs, &format!("pingpong {options}"))
@@ -73,9 +125,7 @@ impl Row {
                 let theirs = format!("./{program} rdma {command} --device rxe0");
                 self.talk(lab, guest, ours, stem, kernel, &theirs, command)
             }
-        };
-        drop(capture);
-        result
+        }
     }
 
     /// Lets `theirs` in the guest and ours, with these words for `rdma`, talk to each other.
@@ -187,10 +237,10 @@ pub(super) fn finish(kernel: &Running<'_>, stem: &Path) -> Result<()> {
 }
 
 /// A child that does not outlive its row.
-struct Process(Child);
+pub(super) struct Process(pub(super) Child);
 
 impl Process {
-    fn ended(&mut self) -> Option<std::process::ExitStatus> {
+    pub(super) fn ended(&mut self) -> Option<std::process::ExitStatus> {
         self.0.try_wait().ok().flatten()
     }
 }
@@ -201,23 +251,6 @@ impl Drop for Process {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
-}
-
-/// Records the heads of the packets on the link, so that a failed row can be read.
-fn start_capture(lab: &Lab, path: &Path) -> Result<Child> {
-    let _ = fs::remove_file(path);
-    let child = lab
-        .command("tcpdump")
-        .args(["--immediate-mode", "-U", "-n", "-s", "160", "-Z", "root", "-i", TAP, "-w"])
-        .arg(path)
-        .args(["udp port 4791 or icmp"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .context("cannot start tcpdump")?;
-    // The file's header is there when it records. A row without a capture is still a row.
-    await_that(Duration::from_secs(3), || fs::metadata(path).is_ok_and(|file| file.len() >= 24));
-    Ok(child)
 }
 
 /// Whether `condition` became true in time.
@@ -233,7 +266,7 @@ pub(super) fn await_that(limit: Duration, mut condition: impl FnMut() -> bool) -
 }
 
 /// The last lines of a log, as one.
-fn tail(text: &str) -> String {
+pub(super) fn tail(text: &str) -> String {
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     lines[lines.len().saturating_sub(3)..].join(" | ")
 }

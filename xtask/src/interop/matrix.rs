@@ -1,0 +1,162 @@
+//! The conformance cases: the example `interop_peer` here, on our stack, and in the guest, on the
+//! kernel's.
+//!
+//! One pair of processes goes through all cases. Ours leads, and prints a line for each.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::mpsc;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::guest::{Guest, OURS};
+use super::relay::Relay;
+use super::row::{Process, await_that, finish, tail};
+use super::{Outcome, Report};
+use crate::lab::Lab;
+use crate::process;
+
+/// For one case: more than its own waits may take.
+const CASE_LIMIT: Duration = Duration::from_secs(150);
+/// For the guest's side, once ours is done.
+const CLOSING_LIMIT: Duration = Duration::from_secs(20);
+
+/// One case, with one side as the requester.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct Row {
+    /// What the peer calls it: our role, a tab, the case.
+    line: String,
+    pub(super) name: String,
+}
+
+impl Row {
+    fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split('\t');
+        let (role, case) = words.next().zip(words.next())?;
+        let requester = match role {
+            "requester" => "ours",
+            "responder" => "kernel's",
+            _ => return None,
+        };
+        Some(Self { line: format!("{role}\t{case}"), name: format!("udp, {requester}: {case}") })
+    }
+}
+
+/// All the cases that `peer` has.
+pub(super) fn rows(peer: &Path) -> Result<Vec<Row>> {
+    let text = process::output(Command::new(peer).arg("list"))?;
+    text.lines()
+        .map(|line| Row::parse(line).with_context(|| format!("the peer lists {line:?}")))
+        .collect()
+}
+
+/// Where the cases run.
+pub(super) struct Field<'a> {
+    pub(super) lab: &'a Lab,
+    pub(super) guest: &'a mut Guest,
+    pub(super) relay: &'a Relay,
+    /// The folder for what both sides print.
+    pub(super) logs: &'a Path,
+}
+
+/// Runs these cases and gives each one's report to `report`, as it ends.
+pub(super) fn run(
+    field: Field<'_>,
+    peer: &Path,
+    rows: &[Row],
+    mut report: impl FnMut(Report),
+) -> Result<()> {
+    if rows.is_empty() {
+        return Ok(());
+    }
+    let Field { lab, guest, relay, logs } = field;
+    let stem = logs.join("matrix");
+    let wanted = lab.scratch().join("rows");
+    fs::write(&wanted, rows.iter().map(|row| format!("{}\n", row.line)).collect::<String>())?;
+    let log = stem.with_extension("ours.log");
+    let mut command = lab.command(peer);
+    command.args(["lead", OURS, "--relay"]).arg(relay.control()).arg("--rows").arg(&wanted);
+    command.stdout(Stdio::piped()).stderr(File::create(&log)?);
+    let mut ours = Process(command.spawn().context("cannot start the peer")?);
+    let output = ours.0.stdout.take().context("the peer has no output")?;
+    let (sender, lines) = mpsc::channel();
+    // Ends with the peer, or with this function.
+    std::thread::spawn(move || {
+        let lines = BufReader::new(output).lines().map_while(Result::ok);
+        lines.take_while(|line| sender.send(line.clone()).is_ok()).for_each(drop);
+    });
+    let program = guest.lend(peer)?;
+    let theirs = guest.start(&format!("exec ./{program} join {OURS}"))?;
+
+    let mut left = rows.iter();
+    while let Ok(line) = lines.recv_timeout(CASE_LIMIT) {
+        let Some((row, found)) = Row::parse(&line).and_then(|row| Some((row, judge(&line)?)))
+        else {
+            eprintln!("xtask: the peer says {line:?}");
+            continue;
+        };
+        // Cases run in order; one that was passed over is reported below.
+        match left.next() {
+            Some(expected) if *expected == row => {}
+            other => anyhow::bail!("the peer ran {row:?} where {other:?} is next"),
+        }
+        let (outcome, time) = found;
+        report(Report { name: row.name, outcome, time });
+    }
+    let ended = await_that(CLOSING_LIMIT, || ours.ended().is_some() && theirs.status().is_some());
+    let status = ours.ended();
+    let theirs = finish(&theirs, &stem);
+    let said = fs::read_to_string(&log).unwrap_or_default();
+    for row in left {
+        let why = format!("it was not reached: our side ended with {status:?}: {}", tail(&said));
+        report(Report {
+            name: row.name.clone(),
+            outcome: Outcome::Failed(why),
+            time: Duration::ZERO,
+        });
+    }
+    match status {
+        Some(status) if status.success() && ended => theirs,
+        _ => theirs.and_then(|()| anyhow::bail!("our side ended with {status:?}: {}", tail(&said))),
+    }
+}
+
+/// How a case ended, by the line about it.
+fn judge(line: &str) -> Option<(Outcome, Duration)> {
+    let mut words = line.split('\t').skip(2);
+    let (word, time) = (words.next()?, words.next()?);
+    let reason = words.next()?.to_owned();
+    let outcome = match word {
+        "passed" => Outcome::Passed,
+        "failed" => Outcome::Failed(reason),
+        "skipped" => Outcome::Skipped(reason),
+        _ => return None,
+    };
+    Some((outcome, Duration::from_millis(time.parse().ok()?)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_peers_lines_become_rows() {
+        let line = "requester\tSEND, 16 MiB\tfailed\t1500\tno completion";
+        let row = Row::parse(line).unwrap();
+        assert_eq!(row.name, "udp, ours: SEND, 16 MiB");
+        assert_eq!(row, Row::parse("requester\tSEND, 16 MiB\trelay").unwrap());
+        let failed = Outcome::Failed("no completion".to_owned());
+        assert_eq!(judge(line), Some((failed, Duration::from_millis(1500))));
+        assert_eq!(
+            judge("responder\tREAD\tpassed\t7\t"),
+            Some((Outcome::Passed, Duration::from_millis(7)))
+        );
+        for wrong in ["", "thread panicked", "nobody\tREAD\tpassed\t7\t"] {
+            assert_eq!(Row::parse(wrong), None);
+        }
+        assert_eq!(judge("requester\tREAD\tunknown\t7\t"), None);
+    }
+}

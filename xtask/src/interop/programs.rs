@@ -1,0 +1,71 @@
+//! The programs that take part in the conversations, built by cargo.
+//!
+//! Unoptimized builds have assertions and overflow checks, and the emulated side is slower anyway.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use anyhow::{Context, Result};
+use serde_json::Value;
+
+use crate::process;
+
+/// One side of the conformance cases.
+pub(super) fn peer() -> Result<PathBuf> {
+    example("millstream-verbs", "interop_peer")
+}
+
+/// The cable to the guest.
+pub(super) fn relay() -> Result<PathBuf> {
+    example("millstream-net", "interop_relay")
+}
+
+/// The test suite of `millstream-verbs`.
+pub(super) fn suite() -> Result<PathBuf> {
+    build(&["test", "--no-run", "--package", "millstream-verbs", "--test", "suite"], "suite")
+}
+
+/// The command line, or the one that `MILLSTREAM_BIN` names.
+pub(super) fn millstream() -> Result<PathBuf> {
+    match std::env::var_os("MILLSTREAM_BIN") {
+        Some(path) => Ok(PathBuf::from(path)),
+        None => build(&["build", "--package", "millstream"], "millstream"),
+    }
+}
+
+fn example(package: &str, name: &str) -> Result<PathBuf> {
+    build(&["build", "--package", package, "--example", name], name)
+}
+
+fn build(arguments: &[&str], target: &str) -> Result<PathBuf> {
+    let mut cargo: Command = process::cargo();
+    let messages = process::output(cargo.args(arguments).arg("--message-format=json"))?;
+    messages
+        .lines()
+        .find_map(|message| executable(message, target))
+        .with_context(|| format!("cargo named no executable of {target}"))
+}
+
+/// The executable that one of cargo's messages is about, if it is the target's.
+fn executable(message: &str, target: &str) -> Option<PathBuf> {
+    let message: Value = serde_json::from_str(message).ok()?;
+    let wanted = message["target"]["name"] == target;
+    message["executable"].as_str().filter(|_| wanted).map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_suite_is_found_among_cargos_messages() {
+        let library = r#"{"reason":"compiler-artifact","target":{"name":"x"},"executable":null}"#;
+        let other = r#"{"reason":"compiler-artifact","target":{"name":"x"},"executable":"/t/x"}"#;
+        let suite =
+            r#"{"reason":"compiler-artifact","target":{"name":"suite"},"executable":"/t/s"}"#;
+        let found = |message| executable(message, "suite");
+        let messages = [library, "not JSON", other, suite];
+        assert_eq!(messages.into_iter().find_map(found), Some(PathBuf::from("/t/s")));
+        assert_eq!(found(other), None);
+    }
+}
