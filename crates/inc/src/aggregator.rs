@@ -134,7 +134,7 @@ impl Memory for Aggregator {
         let RemoteAccess { address, key, length, .. } = *access;
         let result = match access.kind {
             AccessKind::Write => communicator.authorize(child, address, key, length),
-            AccessKind::Read => Err(AccessDenied::InvalidRequest),
+            AccessKind::Read | AccessKind::Atomic => Err(AccessDenied::InvalidRequest),
         };
         if result.is_err() {
             self.mark(edge.communicator, Progress::Ready);

@@ -50,6 +50,10 @@ pub enum CompletionOperation {
     Write,
     /// A READ.
     Read,
+    /// A compare-and-swap.
+    CompareSwap,
+    /// A fetch-and-add.
+    FetchAdd,
     /// A receive that took a SEND.
     Receive,
     /// A receive that was consumed by a WRITE with immediate.

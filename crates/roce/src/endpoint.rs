@@ -19,7 +19,7 @@ use crate::node::{DatagramMeta, Node, Transmit};
 use crate::queue_pair::QueuePair;
 use crate::receives::{Receives, SharedReceiveQueues};
 use crate::timers::Timers;
-use crate::work::{Piece, ReceiveRequest, SendOperation, SendRequest};
+use crate::work::{ATOMIC_LENGTH, Piece, ReceiveRequest, SendRequest};
 
 /// Packets that one queue pair sends before the next has its turn: what a segmented send holds.
 pub(crate) const BURST: u32 = 16;
@@ -274,12 +274,15 @@ impl<M: Memory> Endpoint<M> {
         if pair.requester.is_full() {
             return Err(PostError::QueueFull { limit: pair.capabilities.max_send_requests });
         }
-        let read = matches!(request.operation, SendOperation::Read { .. });
-        if read && pair.requester.initiator_depth == 0 && state.sends() {
+        if request.operation.is_atomic() && length != ATOMIC_LENGTH.into() {
+            return Err(PostError::AtomicLength { length });
+        }
+        let fetches = request.operation.fetches();
+        if fetches && pair.requester.initiator_depth == 0 && state.sends() {
             return Err(PostError::NoReads(qpn));
         }
         let allowed = |piece: &Piece| {
-            piece.length == 0 || shared.memory.check_local(pair.domain, piece, read).is_ok()
+            piece.length == 0 || shared.memory.check_local(pair.domain, piece, fetches).is_ok()
         };
         let broken = !request.pieces.pieces().iter().all(allowed);
         pair.requester.post(*request, pair.path.mtu, broken);

@@ -88,12 +88,30 @@ pub enum PostError {
         /// The most there is.
         limit: u32,
     },
+    /// The result of an atomic operation does not fit its pieces.
+    #[error(
+        "an atomic operation has a result of 8 bytes, and the pieces of the work request hold \
+         {length}"
+    )]
+    AtomicLength {
+        /// Bytes of the pieces.
+        length: u64,
+    },
     /// The device no longer works.
     #[error("the device no longer works")]
     DeviceFailed,
-    /// READs were posted on a queue pair connected with `initiator_depth` 0.
-    #[error("queue pair {0} was connected with initiator_depth 0: it cannot READ")]
+    /// READs or atomic operations were posted on a queue pair connected with `initiator_depth` 0.
+    #[error(
+        "queue pair {0} was connected with initiator_depth 0: it can do no READs and no atomic \
+         operations"
+    )]
     NoReads(Qpn),
+    /// The device does not do this; an [`crate::Endpoint`] does all.
+    #[error("the device does not offer {what}")]
+    Unsupported {
+        /// What was asked for.
+        what: &'static str,
+    },
     /// A device of the system refused; an [`crate::Endpoint`] never does.
     #[error("{call} failed: {}", std::io::Error::from_raw_os_error(*code))]
     System {

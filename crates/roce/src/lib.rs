@@ -53,7 +53,7 @@ pub use endpoint::Endpoint;
 pub use error::{CreateError, PostError};
 pub use events::AsyncEvent;
 pub use icrc_check::IcrcCheck;
-pub use memory::{AccessDenied, AccessKind, Destination, Memory, RemoteAccess};
+pub use memory::{AccessDenied, AccessKind, AtomicOperation, Destination, Memory, RemoteAccess};
 pub use node::{DatagramMeta, Identification, Node, Transmit};
 pub use owned_memory::OwnedMemory;
 pub use receives::SharedReceiveQueueId;
@@ -62,5 +62,6 @@ pub use rnr::{RNR_TIMERS, encode_rnr_timer};
 pub use time::Instant;
 pub use transitions::attributes_of_transition;
 pub use work::{
-    MAX_SCATTER_GATHER, Piece, ReceiveRequest, ScatterGather, SendOperation, SendRequest,
+    ATOMIC_LENGTH, MAX_SCATTER_GATHER, Piece, ReceiveRequest, ScatterGather, SendOperation,
+    SendRequest,
 };

@@ -12,9 +12,11 @@ pub enum AccessKind {
     Write,
     /// RDMA READ.
     Read,
+    /// An atomic operation on 8 bytes.
+    Atomic,
 }
 
-/// A remote's request for memory, as its RETH states it.
+/// A remote's request for memory, as its RETH or AtomicETH states it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct RemoteAccess {
     /// The local queue pair that it came in on.
@@ -29,6 +31,35 @@ pub struct RemoteAccess {
     pub address: u64,
     /// Bytes of the whole message.
     pub length: u32,
+}
+
+/// An atomic operation on 8 bytes, as an unsigned number in this machine's byte order.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum AtomicOperation {
+    /// The value becomes `swap` if it is `compare`.
+    CompareSwap {
+        /// What is expected.
+        compare: u64,
+        /// What replaces it.
+        swap: u64,
+    },
+    /// `add` is added, modulo 2^64.
+    FetchAdd {
+        /// What is added.
+        add: u64,
+    },
+}
+
+impl AtomicOperation {
+    /// What `value` becomes.
+    #[must_use]
+    pub const fn apply(self, value: u64) -> u64 {
+        match self {
+            Self::CompareSwap { compare, swap } if value == compare => swap,
+            Self::CompareSwap { .. } => value,
+            Self::FetchAdd { add } => value.wrapping_add(add),
+        }
+    }
 }
 
 /// Where the payload of one packet goes.
@@ -59,6 +90,7 @@ impl RemoteAccess {
         match self.kind {
             AccessKind::Write => Access::REMOTE_WRITE,
             AccessKind::Read => Access::REMOTE_READ,
+            AccessKind::Atomic => Access::REMOTE_ATOMIC,
         }
     }
 }
@@ -98,6 +130,17 @@ pub trait Memory {
 
     /// Takes the payload of one packet.
     fn write(&mut self, destination: &Destination, payload: &[u8]) -> Result<(), AccessDenied>;
+
+    /// Does an atomic operation and returns the value from before. Asked once for each operation:
+    /// a repeated request is answered from what was returned. The address is a multiple of 8, the
+    /// length is 8. A memory that does not implement this refuses every one.
+    fn atomic(
+        &mut self,
+        _access: &RemoteAccess,
+        _operation: AtomicOperation,
+    ) -> Result<u64, AccessDenied> {
+        Err(AccessDenied::InvalidRequest)
+    }
 
     /// The bytes of a local piece, to be sent. For a READ response the piece lies within what
     /// [`Memory::authorize`] admitted.

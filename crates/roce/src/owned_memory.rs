@@ -1,6 +1,6 @@
 //! A memory whose regions own their bytes: for tests, the simulator and small tools.
 
-use crate::memory::{AccessDenied, Destination, Memory, RemoteAccess};
+use crate::memory::{AccessDenied, AtomicOperation, Destination, Memory, RemoteAccess};
 use crate::region::{Access, ProtectionDomainId, RegionError, RegionTable};
 use crate::work::Piece;
 
@@ -57,6 +57,23 @@ impl Memory for OwnedMemory {
         let offset = region.offset(address, length).ok_or(AccessDenied::Protection)? as usize;
         region.backing[offset..offset + payload.len()].copy_from_slice(payload);
         Ok(())
+    }
+
+    fn atomic(
+        &mut self,
+        access: &RemoteAccess,
+        operation: AtomicOperation,
+    ) -> Result<u64, AccessDenied> {
+        self.authorize(access)?;
+        let region = self.regions.get_mut(access.key).ok_or(AccessDenied::Protection)?;
+        let offset = region.offset(access.address, access.length.into());
+        let (value, _) = offset
+            .and_then(|offset| region.backing.get_mut(offset as usize..))
+            .and_then(<[u8]>::split_first_chunk_mut)
+            .ok_or(AccessDenied::Protection)?;
+        let original = u64::from_ne_bytes(*value);
+        *value = operation.apply(original).to_ne_bytes();
+        Ok(original)
     }
 
     fn bytes(&self, piece: &Piece) -> Result<&[u8], AccessDenied> {

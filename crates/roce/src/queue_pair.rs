@@ -3,7 +3,7 @@
 use core::net::IpAddr;
 use core::time::Duration;
 
-use millstream_wire::{Mtu, Opcode, Psn, Qpn};
+use millstream_wire::{Bth, ExtendedHeaders, MAX_HEADER_LENGTH, Mtu, Opcode, Psn, Qpn};
 
 use crate::attributes::{QueuePairAttributes, QueuePairState};
 use crate::completion::{Completion, CompletionQueueId, CompletionStatus};
@@ -14,7 +14,9 @@ use crate::memory::Memory;
 use crate::receives::Receives;
 use crate::requester::Requester;
 use crate::responder::Responder;
-use crate::{Access, EndpointConfig, Instant, ProtectionDomainId, Transmit, Transport};
+use crate::{
+    Access, EndpointConfig, Instant, ProtectionDomainId, ScatterGather, Transmit, Transport,
+};
 
 /// Where packets go, and the rules that both ends agreed on.
 #[derive(Clone, Copy, Debug)]
@@ -34,6 +36,20 @@ impl Path {
             mtu: Mtu::default(),
             partition_key: endpoint.partition_key(0).unwrap_or_default(),
         }
+    }
+
+    /// Writes a packet to the other end.
+    pub(crate) fn write(
+        &self,
+        bth: &Bth,
+        extended: &ExtendedHeaders,
+        payload: ScatterGather,
+        transmit: &mut Transmit,
+    ) {
+        let mut headers = [0; MAX_HEADER_LENGTH];
+        headers[..Bth::LENGTH].copy_from_slice(&bth.to_bytes());
+        let length = Bth::LENGTH + extended.emit(&mut headers[Bth::LENGTH..]);
+        transmit.set(self.remote_address, &headers[..length], payload, bth.pad_count);
     }
 }
 
@@ -275,18 +291,12 @@ impl QueuePair {
 }
 
 /// The header that starts a packet of `payload` bytes, with the pad count it needs.
-pub(crate) fn header(
-    path: &Path,
-    opcode: Opcode,
-    psn: Psn,
-    payload: u64,
-) -> (millstream_wire::Bth, u8) {
-    let pad = (payload.wrapping_neg() & 3) as u8;
-    let mut bth = millstream_wire::Bth::new(opcode as u8, path.destination_qpn, psn);
-    bth.pad_count = pad;
+pub(crate) fn header(path: &Path, opcode: Opcode, psn: Psn, payload: u64) -> Bth {
+    let mut bth = Bth::new(opcode as u8, path.destination_qpn, psn);
+    bth.pad_count = (payload.wrapping_neg() & 3) as u8;
     bth.partition_key = path.partition_key;
     // "Migrated": the state of a path that no alternate path is armed for (IBTA 17.2.8.1), and what
     // adapters send. The kernel's soft-RoCE sends 0; nobody who has no alternate path looks at it.
     bth.migration_request = true;
-    (bth, pad)
+    bth
 }

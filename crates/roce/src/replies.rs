@@ -1,11 +1,11 @@
 //! What a responder still has to say, in the order in which it must be said (IBTA 9.7.3 to 9.7.5),
-//! and the READs that a requester may ask for again.
+//! and the READs and atomic operations that a requester may ask for again.
 
 use std::collections::VecDeque;
 
 use millstream_wire::{Mtu, Psn, Syndrome};
 
-use crate::memory::RemoteAccess;
+use crate::memory::{AtomicOperation, RemoteAccess};
 
 /// Answers, beside those to READs, that wait at most. The driver takes them out between batches of
 /// arrivals, and acknowledgements merge: only a flood of repeats comes to this.
@@ -20,6 +20,8 @@ pub(crate) enum Reply {
     Negative { psn: u64, msn: Psn, syndrome: Syndrome },
     /// The rest of a READ response.
     Read(ReadReply),
+    /// The result of an atomic operation.
+    Atomic(AtomicReply),
 }
 
 /// The rest of a READ response.
@@ -31,17 +33,39 @@ pub(crate) struct ReadReply {
     pub(crate) access: RemoteAccess,
     /// Bytes that are out.
     pub(crate) offset: u32,
-    /// It was executed before: it takes nothing from what new READs may use.
+    /// It was executed before: it takes nothing from what new ones may use.
     pub(crate) repeated: bool,
 }
 
-/// Answers that are not out, and recent READs.
+/// The result of an atomic operation.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct AtomicReply {
+    pub(crate) psn: u64,
+    pub(crate) msn: Psn,
+    pub(crate) access: RemoteAccess,
+    pub(crate) operation: AtomicOperation,
+    /// What was there before.
+    pub(crate) original: u64,
+    /// As of a READ.
+    pub(crate) repeated: bool,
+}
+
+/// What can be asked for again: READs are executed again, atomic operations are not.
+#[derive(Clone, Copy, Debug)]
+enum Executed {
+    Read(ReadReply),
+    Atomic(AtomicReply),
+}
+
+/// Answers that are not out, and recent READs and atomic operations.
 #[derive(Debug, Default)]
 pub(crate) struct Replies {
     queue: VecDeque<Reply>,
-    /// The latest READs as they came, oldest first: what may be asked for again.
-    executed: VecDeque<ReadReply>,
-    /// READs at a time: that many new ones wait, as many repeats, and as many are remembered.
+    /// The latest READs and atomic operations as they came, oldest first: what may be asked for
+    /// again.
+    executed: VecDeque<Executed>,
+    /// READs and atomic operations at a time: that many new ones wait, as many repeats, and as many
+    /// are remembered. A requester has no more unanswered, so what it repeats is remembered.
     pub(crate) resources: usize,
 }
 
@@ -96,19 +120,29 @@ impl Replies {
         self.queue.push_back(Reply::Negative { psn, msn, syndrome });
     }
 
-    /// Whether one more new READ may be executed.
+    /// Whether one more new READ or atomic operation may be executed.
     pub(crate) fn has_resources(&self) -> bool {
-        self.reads(false) < self.resources
+        self.waiting(false) < self.resources
     }
 
     /// Answers a new READ. The caller has checked [`Replies::has_resources`].
     pub(crate) fn read(&mut self, psn: u64, msn: Psn, access: RemoteAccess) {
         let read = ReadReply { psn, msn, access, offset: 0, repeated: false };
         self.queue.push_back(Reply::Read(read));
+        self.remember(Executed::Read(read));
+    }
+
+    /// Answers a new atomic operation. The caller has checked [`Replies::has_resources`].
+    pub(crate) fn atomic(&mut self, reply: AtomicReply) {
+        self.queue.push_back(Reply::Atomic(reply));
+        self.remember(Executed::Atomic(reply));
+    }
+
+    fn remember(&mut self, executed: Executed) {
         if self.executed.len() >= self.resources {
             self.executed.pop_front();
         }
-        self.executed.push_back(read);
+        self.executed.push_back(executed);
     }
 
     /// Whether a repeated READ is to be answered: it asks for all or the end of one that was
@@ -118,8 +152,12 @@ impl Replies {
             Reply::Read(read) => read.covers(psn, mtu),
             _ => false,
         };
-        self.reads(true) < self.resources
-            && self.executed.iter().any(|read| read.includes(psn, access, mtu))
+        let included = |executed: &Executed| match executed {
+            Executed::Read(read) => read.includes(psn, access, mtu),
+            Executed::Atomic(_) => false,
+        };
+        self.waiting(true) < self.resources
+            && self.executed.iter().any(included)
             && !self.queue.iter().any(waits)
     }
 
@@ -129,10 +167,40 @@ impl Replies {
         self.queue.push_back(Reply::Read(read));
     }
 
-    /// READ responses that are not all out yet: new ones or repeats.
-    fn reads(&self, wanted: bool) -> usize {
-        let is_wanted =
-            |reply: &&Reply| matches!(reply, Reply::Read(read) if read.repeated == wanted);
+    /// Answers a repeated atomic operation with what was found when it was executed (IBTA
+    /// 9.7.5.1.4). What is not remembered, or is another operation, gets no answer: to execute it
+    /// would be to execute it twice.
+    pub(crate) fn repeat_atomic(
+        &mut self,
+        psn: u64,
+        msn: Psn,
+        access: &RemoteAccess,
+        operation: AtomicOperation,
+    ) {
+        let same = |executed: &Executed| match executed {
+            Executed::Atomic(atomic)
+                if (atomic.psn, atomic.access, atomic.operation) == (psn, *access, operation) =>
+            {
+                Some(*atomic)
+            }
+            _ => None,
+        };
+        let waits = |reply: &Reply| matches!(reply, Reply::Atomic(atomic) if atomic.psn == psn);
+        if self.waiting(true) < self.resources
+            && !self.queue.iter().any(waits)
+            && let Some(atomic) = self.executed.iter().find_map(same)
+        {
+            self.queue.push_back(Reply::Atomic(AtomicReply { msn, repeated: true, ..atomic }));
+        }
+    }
+
+    /// Answers to READs and atomic operations that are not all out yet: new ones or repeats.
+    fn waiting(&self, wanted: bool) -> usize {
+        let is_wanted = |reply: &&Reply| match reply {
+            Reply::Read(ReadReply { repeated, .. })
+            | Reply::Atomic(AtomicReply { repeated, .. }) => *repeated == wanted,
+            Reply::Acknowledge { .. } | Reply::Negative { .. } => false,
+        };
         self.queue.iter().filter(is_wanted).count()
     }
 

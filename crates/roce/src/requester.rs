@@ -11,11 +11,11 @@ use std::collections::VecDeque;
 use core::time::Duration;
 
 use millstream_wire::{
-    Bth, ExtendedHeaders, ImmDt, MAX_HEADER_LENGTH, Mtu, NakCode, Opcode, Operation, Packet,
-    Position, Psn, Qpn, Reth, Syndrome,
+    AtomicEth, ExtendedHeaders, ImmDt, Mtu, NakCode, Opcode, Operation, Packet, Position, Psn, Qpn,
+    Reth, Syndrome,
 };
 
-use crate::completion::{Completion, CompletionOperation, CompletionStatus};
+use crate::completion::{Completion, CompletionStatus};
 use crate::endpoint::Shared;
 use crate::memory::Memory;
 use crate::queue_pair::{QueuePair, header};
@@ -50,8 +50,8 @@ pub(crate) struct Requester {
     stop_at: Option<u64>,
     /// Index in `queue` of the request that holds `next`.
     cursor: usize,
-    /// READ requests in flight, as one past the last number of each.
-    reads: VecDeque<u64>,
+    /// Requests for READs and atomic operations in flight, as one past the last number of each.
+    fetches: VecDeque<u64>,
     pub(crate) initiator_depth: usize,
     /// Silence that is tolerated `retry_count` + 1 times; `None` = for ever.
     pub(crate) timeout: Option<Duration>,
@@ -99,16 +99,12 @@ impl SendWork {
         self.first + self.packets
     }
 
-    fn is_read(&self) -> bool {
-        matches!(self.request.operation, SendOperation::Read { .. })
+    fn fetches(&self) -> bool {
+        self.request.operation.fetches()
     }
 
     pub(crate) fn completion(&self, qpn: Qpn, status: CompletionStatus) -> Completion {
-        let operation = match self.request.operation {
-            SendOperation::Send { .. } => CompletionOperation::Send,
-            SendOperation::Write { .. } => CompletionOperation::Write,
-            SendOperation::Read { .. } => CompletionOperation::Read,
-        };
+        let operation = self.request.operation.completes_as();
         let length = self.length as u32;
         Completion { length, ..Completion::new(self.request.id, qpn, status, operation) }
     }
@@ -125,7 +121,7 @@ impl Requester {
             posted: 0,
             stop_at: None,
             cursor: 0,
-            reads: VecDeque::new(),
+            fetches: VecDeque::new(),
             initiator_depth: 0,
             timeout: None,
             retry_count: 0,
@@ -159,7 +155,7 @@ impl Requester {
         self.unacknowledged = self.posted;
         self.sent = self.posted;
         self.cursor = 0;
-        self.reads.clear();
+        self.fetches.clear();
         self.rnr_until = None;
         self.deadline = None;
         self.probe = None;
@@ -217,7 +213,10 @@ impl Requester {
     /// may not: the answer may be long, and Linux rxe forgets how a READ began once the end of it
     /// was asked for again.
     fn can_probe(&self) -> bool {
-        let harmless = |psn| self.queue.get(self.index_of(psn)).is_some_and(|work| !work.is_read());
+        let harmless = |psn| {
+            let work = self.queue.get(self.index_of(psn));
+            work.is_some_and(|work| !matches!(work.request.operation, SendOperation::Read { .. }))
+        };
         self.in_flight() > 0 && harmless(self.unacknowledged) && harmless(self.next - 1)
     }
 
@@ -226,8 +225,8 @@ impl Requester {
         self.next = psn;
         self.probe = None;
         self.cursor = self.index_of(psn);
-        while self.reads.back().is_some_and(|&end| end > psn) {
-            self.reads.pop_back();
+        while self.fetches.back().is_some_and(|&end| end > psn) {
+            self.fetches.pop_back();
         }
     }
 
@@ -240,8 +239,8 @@ impl Requester {
         self.round_trip.acknowledged(now, self.unacknowledged);
         self.next = self.next.max(self.unacknowledged);
         self.probe = None;
-        while self.reads.front().is_some_and(|&end| end <= self.unacknowledged) {
-            self.reads.pop_front();
+        while self.fetches.front().is_some_and(|&end| end <= self.unacknowledged) {
+            self.fetches.pop_front();
         }
         self.arm(now);
     }
@@ -299,12 +298,11 @@ impl QueuePair {
             return;
         }
         let syndrome = match packet.opcode.operation() {
-            Operation::ReadResponse => {
-                self.read_response_arrived(now, shared, packet, psn);
+            Operation::ReadResponse | Operation::AtomicAcknowledge => {
+                self.data_arrived(now, shared, packet, psn);
                 return;
             }
             Operation::Acknowledge => packet.extended.aeth.map(|aeth| aeth.syndrome()),
-            // An atomic's answer: none was asked for.
             _ => None,
         };
         match syndrome {
@@ -340,13 +338,13 @@ impl QueuePair {
         }
     }
 
-    /// Everything before `end` has been executed; READs also need their data.
+    /// Everything before `end` has been executed; READs and atomic operations also need their data.
     fn acknowledged<M: Memory>(&mut self, now: Instant, shared: &mut Shared<M>, end: u64) {
         let before = self.requester.unacknowledged;
         let mut missing = None;
         while self.requester.unacknowledged < end {
             let Some(work) = self.requester.queue.front() else { break };
-            if work.is_read() {
+            if work.fetches() {
                 // Executed, but its data has not come: the response was lost.
                 missing = Some(self.requester.unacknowledged);
                 break;
@@ -430,7 +428,8 @@ impl QueuePair {
         shared.counters.retransmissions += 1;
     }
 
-    fn read_response_arrived<M: Memory>(
+    /// Takes a packet of a READ response, or the answer to an atomic operation.
+    fn data_arrived<M: Memory>(
         &mut self,
         now: Instant,
         shared: &mut Shared<M>,
@@ -440,7 +439,10 @@ impl QueuePair {
         // A response acknowledges all requests before its own.
         let index = self.requester.queue.partition_point(|work| work.end() <= psn);
         let Some(work) = self.requester.queue.get(index).copied() else { return };
-        if !work.is_read() {
+        // An atomic operation is answered by one number, which becomes 8 bytes of this machine.
+        let original = packet.extended.atomic_ack.map(|ack| ack.original.to_ne_bytes());
+        let data = original.as_ref().map_or(packet.payload, <[u8; 8]>::as_slice);
+        if !work.fetches() || work.request.operation.is_atomic() != original.is_some() {
             self.fail_fatally(shared, Some(CompletionStatus::BadResponse));
             return;
         }
@@ -456,18 +458,18 @@ impl QueuePair {
         let offset = index * mtu;
         let positive =
             packet.extended.aeth.is_none_or(|aeth| matches!(aeth.syndrome(), Syndrome::Ack { .. }));
-        if packet.payload.len() as u64 != (work.length - offset).min(mtu)
+        if data.len() as u64 != (work.length - offset).min(mtu)
             || !fits_chunk(packet.opcode.position(), index, work.packets)
             || !positive
         {
             self.fail_fatally(shared, Some(CompletionStatus::BadResponse));
             return;
         }
-        if scatter(shared, self.domain, &work.request.pieces, offset, packet.payload).is_err() {
+        if scatter(shared, self.domain, &work.request.pieces, offset, data).is_err() {
             self.fail_fatally(shared, Some(CompletionStatus::LocalProtection));
             return;
         }
-        shared.counters.payload_bytes_received += packet.payload.len() as u64;
+        shared.counters.payload_bytes_received += data.len() as u64;
         self.requester.unacknowledged = psn + 1;
         if self.requester.unacknowledged == work.end() {
             self.complete_oldest(shared);
@@ -542,10 +544,11 @@ impl QueuePair {
         let index = psn - work.first;
         let mtu = self.path.mtu.bytes() as u64;
         let offset = index * mtu;
-        let packets = if work.is_read() {
+        let fetches = work.fetches();
+        let packets = if fetches {
             let packets = (READ_CHUNK - index % READ_CHUNK).min(work.end() - psn);
-            // A depth of 0 can be set in SQD, when READs wait already: one at a time, then.
-            let depth = requester.reads.len() >= requester.initiator_depth.max(1);
+            // A depth of 0 can be set in SQD, when some wait already: one at a time, then.
+            let depth = requester.fetches.len() >= requester.initiator_depth.max(1);
             if depth || (in_flight > 0 && in_flight + packets > allowed) {
                 return false;
             }
@@ -561,19 +564,16 @@ impl QueuePair {
             self.fail_broken(shared);
             return false;
         }
-        let (mut bth, pad) = header(&self.path, opcode, Psn::from_extended(psn), payload.length());
+        let mut bth = header(&self.path, opcode, Psn::from_extended(psn), payload.length());
         bth.acknowledge_request = ends
-            || work.is_read()
+            || fetches
             || psn.is_multiple_of(ACKNOWLEDGE_INTERVAL)
             || in_flight + 1 >= allowed
             || probe.is_some();
         // Only what takes a receive request raises an event (IBTA 9.2.3).
         let takes_receive = opcode.operation() == Operation::Send || extended.immediate.is_some();
         bth.solicited_event = ends && takes_receive && work.request.solicited;
-        let mut headers = [0; MAX_HEADER_LENGTH];
-        headers[..Bth::LENGTH].copy_from_slice(&bth.to_bytes());
-        let length = Bth::LENGTH + extended.emit(&mut headers[Bth::LENGTH..]);
-        transmit.set(self.path.remote_address, &headers[..length], payload, pad);
+        self.path.write(&bth, &extended, payload, transmit);
         shared.counters.payload_bytes_sent += payload.length();
 
         if let Some(probe) = probe {
@@ -581,8 +581,8 @@ impl QueuePair {
             requester.probe = more.then_some(Probe::Newest);
             return true;
         }
-        if work.is_read() {
-            requester.reads.push_back(psn + packets);
+        if fetches {
+            requester.fetches.push_back(psn + packets);
         }
         let fresh = psn >= requester.sent;
         if requester.sent == requester.unacknowledged {
@@ -652,6 +652,18 @@ fn packet_of(
             let length = (work.length - offset).min(packets * mtu);
             extended.reth = reth(remote_address.wrapping_add(offset), remote_key, length);
             return (Opcode::RcReadRequest, extended, ScatterGather::EMPTY);
+        }
+        SendOperation::CompareSwap { remote_address, remote_key, compare, swap } => {
+            let virtual_address = remote_address;
+            extended.atomic =
+                Some(AtomicEth { virtual_address, remote_key, swap_or_add: swap, compare });
+            return (Opcode::RcCompareSwap, extended, ScatterGather::EMPTY);
+        }
+        SendOperation::FetchAdd { remote_address, remote_key, add } => {
+            let virtual_address = remote_address;
+            extended.atomic =
+                Some(AtomicEth { virtual_address, remote_key, swap_or_add: add, compare: 0 });
+            return (Opcode::RcFetchAdd, extended, ScatterGather::EMPTY);
         }
     };
     (opcode, extended, work.request.pieces.part(offset, mtu))

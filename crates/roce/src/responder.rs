@@ -2,18 +2,18 @@
 //! (IBTA 9.7.3 to 9.7.5).
 
 use millstream_wire::{
-    Aeth, Bth, ExtendedHeaders, MAX_HEADER_LENGTH, NakCode, Opcode, Operation, Packet, Position,
-    Psn, Syndrome,
+    Aeth, AtomicAckEth, AtomicEth, ExtendedHeaders, NakCode, Opcode, Operation, Packet, Position,
+    Psn, Reth, Syndrome,
 };
 
 use crate::completion::{Completion, CompletionOperation, CompletionStatus};
 use crate::endpoint::Shared;
 use crate::events::AsyncEvent;
-use crate::memory::{AccessDenied, AccessKind, Destination, Memory, RemoteAccess};
+use crate::memory::{AccessDenied, AccessKind, AtomicOperation, Destination, Memory, RemoteAccess};
 use crate::queue_pair::{QueuePair, header};
 use crate::receives::{Receive, Receives};
-use crate::replies::{ReadReply, Replies, Reply};
-use crate::work::{Piece, ScatterGather};
+use crate::replies::{AtomicReply, ReadReply, Replies, Reply};
+use crate::work::{ATOMIC_LENGTH, Piece, ScatterGather};
 use crate::{Access, ProtectionDomainId, Transmit};
 
 #[derive(Debug)]
@@ -133,8 +133,11 @@ impl QueuePair {
                 if packet.opcode.position().ends() {
                     self.responder.messages += 1;
                 }
-                let read = packet.opcode.operation() == Operation::ReadRequest;
-                if packet.bth.acknowledge_request && !read {
+                let answered = matches!(
+                    packet.opcode.operation(),
+                    Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd
+                );
+                if packet.bth.acknowledge_request && !answered {
                     self.responder.acknowledge();
                 }
             }
@@ -164,6 +167,11 @@ impl QueuePair {
         packet: &Packet<'_>,
         psn: u64,
     ) {
+        if let Some((access, operation)) = self.atomic_operation(packet) {
+            let msn = self.responder.message_number();
+            self.responder.replies.repeat_atomic(psn, msn, &access, operation);
+            return;
+        }
         let Some(reth) = packet.extended.reth.filter(|_| packet.opcode == Opcode::RcReadRequest)
         else {
             self.responder.acknowledge();
@@ -210,7 +218,8 @@ impl QueuePair {
             Operation::Send => self.execute_send(shared, packet),
             Operation::Write => self.execute_write(shared, packet),
             Operation::ReadRequest => self.execute_read(shared, packet),
-            // Atomics and anything else that is not offered.
+            Operation::CompareSwap | Operation::FetchAdd => self.execute_atomic(shared, packet),
+            // Anything else that is not offered.
             _ => Err(INVALID),
         }
     }
@@ -334,7 +343,44 @@ impl QueuePair {
         Ok(self.path.mtu.packets(access.length.into()))
     }
 
-    fn remote_access(&self, kind: AccessKind, reth: &millstream_wire::Reth) -> RemoteAccess {
+    fn execute_atomic<M: Memory>(
+        &mut self,
+        shared: &mut Shared<M>,
+        packet: &Packet<'_>,
+    ) -> Result<u64, Refusal> {
+        let (access, operation) = self.atomic_operation(packet).ok_or(INVALID)?;
+        // The address must be naturally aligned (IBTA 9.4.5).
+        let aligned = access.address.is_multiple_of(ATOMIC_LENGTH.into());
+        if !packet.payload.is_empty() || !aligned {
+            return Err(INVALID);
+        }
+        if !self.access.contains(access.right()) {
+            return Err(Refusal::Nak(NakCode::RemoteAccessError));
+        }
+        if !self.responder.replies.has_resources() {
+            return Err(INVALID);
+        }
+        let original = shared.memory.atomic(&access, operation)?;
+        let psn = self.responder.expected;
+        let msn = Psn::from_extended(self.responder.messages + 1);
+        let reply = AtomicReply { psn, msn, access, operation, original, repeated: false };
+        self.responder.replies.atomic(reply);
+        Ok(1)
+    }
+
+    /// The atomic operation that a packet asks for.
+    fn atomic_operation(&self, packet: &Packet<'_>) -> Option<(RemoteAccess, AtomicOperation)> {
+        let AtomicEth { virtual_address, remote_key, swap_or_add, compare } =
+            packet.extended.atomic?;
+        let operation = match packet.opcode.operation() {
+            Operation::CompareSwap => AtomicOperation::CompareSwap { compare, swap: swap_or_add },
+            _ => AtomicOperation::FetchAdd { add: swap_or_add },
+        };
+        let reth = Reth { virtual_address, remote_key, dma_length: ATOMIC_LENGTH };
+        Some((self.remote_access(AccessKind::Atomic, &reth), operation))
+    }
+
+    fn remote_access(&self, kind: AccessKind, reth: &Reth) -> RemoteAccess {
         RemoteAccess {
             qpn: self.qpn,
             domain: self.domain,
@@ -411,6 +457,11 @@ impl QueuePair {
                     self.acknowledgement(psn, Aeth::new(syndrome, msn), transmit);
                     return true;
                 }
+                Some(Reply::Atomic(atomic)) => {
+                    self.responder.replies.pop();
+                    self.atomic_acknowledgement(&atomic, transmit);
+                    return true;
+                }
                 Some(Reply::Read(read)) => {
                     if self.read_response(shared, &read, transmit) {
                         return true;
@@ -430,12 +481,20 @@ impl QueuePair {
     }
 
     fn acknowledgement(&self, psn: u64, aeth: Aeth, transmit: &mut Transmit) {
-        let psn = Psn::from_extended(psn);
-        let (bth, _) = header(&self.path, Opcode::RcAcknowledge, psn, 0);
-        let mut headers = [0; Bth::LENGTH + Aeth::LENGTH];
-        headers[..Bth::LENGTH].copy_from_slice(&bth.to_bytes());
-        headers[Bth::LENGTH..].copy_from_slice(&aeth.to_bytes());
-        transmit.set(self.path.remote_address, &headers, ScatterGather::EMPTY, 0);
+        let bth = header(&self.path, Opcode::RcAcknowledge, Psn::from_extended(psn), 0);
+        let extended = ExtendedHeaders { aeth: Some(aeth), ..ExtendedHeaders::default() };
+        self.path.write(&bth, &extended, ScatterGather::EMPTY, transmit);
+    }
+
+    fn atomic_acknowledgement(&self, atomic: &AtomicReply, transmit: &mut Transmit) {
+        let opcode = Opcode::RcAtomicAcknowledge;
+        let bth = header(&self.path, opcode, Psn::from_extended(atomic.psn), 0);
+        let extended = ExtendedHeaders {
+            aeth: Some(Aeth::new(Syndrome::ACK_UNLIMITED, atomic.msn)),
+            atomic_ack: Some(AtomicAckEth { original: atomic.original }),
+            ..ExtendedHeaders::default()
+        };
+        self.path.write(&bth, &extended, ScatterGather::EMPTY, transmit);
     }
 
     /// Writes the next packet of the READ response at the head of the replies.
@@ -459,17 +518,14 @@ impl QueuePair {
             (false, true) => Opcode::RcReadResponseLast,
         };
         self.responder.replies.advance(length);
-        let (bth, pad) = header(&self.path, opcode, Psn::from_extended(psn), length.into());
+        let bth = header(&self.path, opcode, Psn::from_extended(psn), length.into());
         let extended = ExtendedHeaders {
             aeth: opcode.has_aeth().then(|| Aeth::new(Syndrome::ACK_UNLIMITED, msn)),
             ..ExtendedHeaders::default()
         };
-        let mut headers = [0; MAX_HEADER_LENGTH];
-        headers[..Bth::LENGTH].copy_from_slice(&bth.to_bytes());
-        let header_length = Bth::LENGTH + extended.emit(&mut headers[Bth::LENGTH..]);
         shared.counters.payload_bytes_sent += u64::from(length);
         let payload = if length > 0 { ScatterGather::one(piece) } else { ScatterGather::EMPTY };
-        transmit.set(self.path.remote_address, &headers[..header_length], payload, pad);
+        self.path.write(&bth, &extended, payload, transmit);
         true
     }
 }

@@ -1,5 +1,7 @@
 //! Work requests: what is posted to a queue pair.
 
+use crate::completion::CompletionOperation;
+
 /// The most pieces that one work request gathers from or scatters to.
 pub const MAX_SCATTER_GATHER: usize = 4;
 
@@ -105,6 +107,55 @@ pub enum SendOperation {
         /// The peer's key of the region.
         remote_key: u32,
     },
+    /// The peer's 8 bytes, compared and swapped in one step: they become `swap` if they are
+    /// `compare`. What they were before goes into the local pieces.
+    CompareSwap {
+        /// Virtual address at the peer, a multiple of 8.
+        remote_address: u64,
+        /// The peer's key of the region.
+        remote_key: u32,
+        /// What is expected.
+        compare: u64,
+        /// What replaces it.
+        swap: u64,
+    },
+    /// Added to the peer's 8 bytes in one step, modulo 2^64. What they were before goes into the
+    /// local pieces.
+    FetchAdd {
+        /// Virtual address at the peer, a multiple of 8.
+        remote_address: u64,
+        /// The peer's key of the region.
+        remote_key: u32,
+        /// What is added.
+        add: u64,
+    },
+}
+
+/// Bytes of what an atomic operation works on, and of its result.
+pub const ATOMIC_LENGTH: u32 = 8;
+
+impl SendOperation {
+    /// Whether it is an atomic operation.
+    pub const fn is_atomic(&self) -> bool {
+        matches!(self, Self::CompareSwap { .. } | Self::FetchAdd { .. })
+    }
+
+    /// Whether it brings bytes of the peer: it writes into the local pieces, and counts against
+    /// `initiator_depth` and the peer's `responder_resources`.
+    pub const fn fetches(&self) -> bool {
+        matches!(self, Self::Read { .. }) || self.is_atomic()
+    }
+
+    /// What its completion is of.
+    pub const fn completes_as(&self) -> CompletionOperation {
+        match self {
+            Self::Send { .. } => CompletionOperation::Send,
+            Self::Write { .. } => CompletionOperation::Write,
+            Self::Read { .. } => CompletionOperation::Read,
+            Self::CompareSwap { .. } => CompletionOperation::CompareSwap,
+            Self::FetchAdd { .. } => CompletionOperation::FetchAdd,
+        }
+    }
 }
 
 /// A work request for the send queue.
@@ -114,7 +165,8 @@ pub struct SendRequest {
     pub id: u64,
     /// What to do.
     pub operation: SendOperation,
-    /// The local bytes: source of SEND and WRITE, target of READ.
+    /// The local bytes: source of SEND and WRITE, target of READ and of the result of an atomic
+    /// operation, which takes exactly [`ATOMIC_LENGTH`] bytes and is in this machine's byte order.
     pub pieces: ScatterGather,
     /// Whether success makes a completion; failure always does.
     pub signaled: bool,

@@ -73,9 +73,12 @@ impl Traffic {
             SendOperation::Read { remote_address, remote_key },
             SendOperation::Send { immediate: Some(1) },
             SendOperation::Write { remote_address, remote_key, immediate: Some(2) },
+            SendOperation::FetchAdd { remote_address, remote_key, add: 3 },
+            SendOperation::CompareSwap { remote_address, remote_key, compare: 1, swap: 2 },
         ];
-        let request = |operation| {
-            let pieces = ScatterGather::one(piece(source, LOCAL, LENGTH));
+        let request = |operation: SendOperation| {
+            let length = if operation.is_atomic() { 8 } else { LENGTH };
+            let pieces = ScatterGather::one(piece(source, LOCAL, length));
             SendRequest::new(1, operation, pieces)
         };
         let pieces = ScatterGather::one(piece(target, REMOTE, LENGTH));
@@ -99,10 +102,10 @@ impl Traffic {
         }
         self.completions.clear();
         let mut posted = 0;
-        while self.completions.len() < 6 {
+        while self.completions.len() < 8 {
             self.flush();
             let next = self.pair.hosts.iter_mut().filter_map(|h| h.endpoint.poll_timeout()).min();
-            if self.completions.len() < 6 {
+            if self.completions.len() < 8 {
                 self.pair.now = next.expect("a deadline while requests are open");
                 self.pair.hosts.iter_mut().for_each(|h| h.endpoint.handle_timeout(self.pair.now));
                 if posted < 2 {

@@ -21,7 +21,10 @@ fn options() -> Options {
     Options { timeout: 14, ..Options::default() }
 }
 
-/// Posts a WRITE, a READ and a SEND, runs to the end, and checks every byte and completion.
+const START: u64 = 0x1122_3344_5566_7788;
+
+/// Posts a WRITE, a READ, a fetch-and-add, a SEND, a compare-and-swap and one more fetch-and-add,
+/// runs to the end, and checks every byte and completion: no atomic operation is done twice.
 fn exchange(options: Options, wire: Wire, what: &str) -> Pair {
     let mut pair = Pair::with(options);
     pair.wire = wire;
@@ -29,6 +32,8 @@ fn exchange(options: Options, wire: Wire, what: &str) -> Pair {
     let readable = pair.register(1, REMOTE, pattern(READ, 2));
     let target = pair.register(1, REMOTE * 2, vec![0; WRITE + SEND + 1]);
     let back = pair.register(0, LOCAL * 2, vec![0; READ + 1]);
+    let counter = pair.register(1, REMOTE * 3, START.to_ne_bytes().to_vec());
+    let originals = pair.register(0, LOCAL * 3, vec![0; 24]);
     pair.receive(1, 9, &[piece(target, REMOTE * 2 + WRITE as u64, SEND)]);
     let write =
         SendOperation::Write { remote_address: REMOTE * 2, remote_key: target, immediate: None };
@@ -36,11 +41,21 @@ fn exchange(options: Options, wire: Wire, what: &str) -> Pair {
     let send = SendOperation::Send { immediate: None };
     pair.post(0, 1, write, &[piece(source, LOCAL, WRITE)]);
     pair.post(0, 2, read, &[piece(back, LOCAL * 2, READ)]);
-    pair.post(0, 3, send, &[piece(source, LOCAL + WRITE as u64, SEND)]);
+    let (remote_address, remote_key) = (REMOTE * 3, counter);
+    let add = |add| SendOperation::FetchAdd { remote_address, remote_key, add };
+    let (compare, swap) = (START + 5, 77);
+    let compare_swap = SendOperation::CompareSwap { remote_address, remote_key, compare, swap };
+    let original = |index: u64| piece(originals, LOCAL * 3 + 8 * index, 8);
+    pair.post(0, 3, add(5), &[original(0)]);
+    pair.post(0, 4, send, &[piece(source, LOCAL + WRITE as u64, SEND)]);
+    pair.post(0, 5, compare_swap, &[original(1)]);
+    pair.post(0, 6, add(1), &[original(2)]);
     pair.run(Duration::from_secs(10));
     let ok = CompletionStatus::Success;
     let ends: Vec<_> = pair.completions(0).iter().map(|c| (c.id, c.status)).collect();
-    assert_eq!(ends, [1, 2, 3].map(|id| (id, ok)), "{what}");
+    assert_eq!(ends, [1, 2, 3, 4, 5, 6].map(|id| (id, ok)), "{what}");
+    assert_eq!(pair.region(1, counter), 78_u64.to_ne_bytes(), "{what}");
+    assert_eq!(pair.region(0, originals), [START, START + 5, 77].map(u64::to_ne_bytes).concat());
     let received: Vec<_> = pair.completions(1).iter().map(|c| (c.id, c.status, c.length)).collect();
     assert_eq!(received, [(9, ok, SEND as u32)], "{what}");
     let sent = [&pattern(WRITE + SEND, 1)[..], &[0]].concat();
@@ -73,7 +88,7 @@ fn datagrams() -> usize {
     });
     exchange(options(), wire, "clean");
     let count = *count.borrow();
-    assert!(count >= 14, "5 + 1 + 5 + 3 and at least one acknowledgement: {count}");
+    assert!(count >= 20, "5 + 1 + 5 + 2 + 3 + 2 + 2 and at least one acknowledgement: {count}");
     count
 }
 

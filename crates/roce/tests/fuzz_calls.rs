@@ -212,12 +212,24 @@ impl Fuzz {
         let remote_key = keys[self.lcg.below(keys.len() as u32) as usize];
         let remote_address = ADDRESS + u64::from(self.below(LENGTH as u32 / 2));
         let immediate = (self.below(3) == 0).then_some(7);
-        let operation = match self.below(3) {
+        let aligned = remote_address & !7;
+        let operation = match self.below(5) {
             0 => SendOperation::Send { immediate },
             1 => SendOperation::Write { remote_address, remote_key, immediate },
-            _ => SendOperation::Read { remote_address, remote_key },
+            2 => SendOperation::Read { remote_address, remote_key },
+            3 => SendOperation::FetchAdd { remote_address: aligned, remote_key, add: 1 },
+            _ => {
+                let (compare, swap) = (u64::from(self.below(2)), self.next_id);
+                SendOperation::CompareSwap { remote_address: aligned, remote_key, compare, swap }
+            }
         };
-        let pieces = self.pieces(device);
+        let pieces = if operation.is_atomic() && self.below(20) > 0 {
+            let keys = &self.devices[device].keys;
+            let key = keys[self.lcg.below(keys.len() as u32) as usize];
+            ScatterGather::one(piece(key, ADDRESS + u64::from(self.lcg.below(LENGTH as u32)), 8))
+        } else {
+            self.pieces(device)
+        };
         let signaled = self.below(4) > 0;
         let request = SendRequest { signaled, ..SendRequest::new(self.id(), operation, pieces) };
         let device = &mut self.devices[device];
@@ -235,7 +247,10 @@ impl Fuzz {
             Err(PostError::QueueFull { limit }) => {
                 assert!(device.ledgers[&qpn].sends.len() >= limit);
             }
-            Err(PostError::NoReads(_)) => assert!(matches!(operation, SendOperation::Read { .. })),
+            Err(PostError::NoReads(_)) => assert!(operation.fetches()),
+            Err(PostError::AtomicLength { length }) => {
+                assert!(operation.is_atomic() && length != 8 && length == pieces.length());
+            }
             Err(error) => panic!("{error}"),
         }
     }
@@ -356,7 +371,7 @@ fn check_off(ledger: &mut Ledger, completion: &Completion) {
         O::Receive | O::ReceiveWrite => {
             assert_eq!(ledger.receives.pop_front(), Some(completion.id), "{completion:?}");
         }
-        O::Send | O::Write | O::Read => loop {
+        O::Send | O::Write | O::Read | O::CompareSwap | O::FetchAdd => loop {
             let (id, signaled) = ledger.sends.pop_front().expect("a request for each completion");
             if id == completion.id {
                 assert!(signaled || !success, "{completion:?}");

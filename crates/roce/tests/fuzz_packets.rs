@@ -43,7 +43,7 @@ impl Fuzz {
             // Posted receives write into it, remotes may not.
             region(DOMAIN.0, 3, local).unwrap(),
         ];
-        let open = region(DOMAIN.0, 4, local | Access::REMOTE_WRITE | Access::REMOTE_READ).unwrap();
+        let open = region(DOMAIN.0, 4, everything()).unwrap();
         Self { lcg: Lcg(seed), pair, open, guarded, psn: START[0] }
     }
 
@@ -69,12 +69,13 @@ impl Fuzz {
         if self.below(16) == 0 {
             let address = REMOTE + 4 * LENGTH as u64;
             let (remote_address, remote_key) = (LOCAL, 0x100);
-            let operation = match self.below(3) {
+            let operation = match self.below(4) {
                 0 => SendOperation::Send { immediate: None },
                 1 => SendOperation::Write { remote_address, remote_key, immediate: None },
+                2 => SendOperation::FetchAdd { remote_address, remote_key, add: 1 },
                 _ => SendOperation::Read { remote_address, remote_key },
             };
-            let length = self.pick(&[0, 4, 256, 700]);
+            let length = if operation.is_atomic() { 8 } else { self.pick(&[0, 4, 256, 700]) };
             self.pair.post(1, 2000, operation, &[piece(self.open, address, length)]);
         }
     }
@@ -105,7 +106,9 @@ impl Fuzz {
             forge = forge.reth(address, key, dma);
         }
         if opcode.has_atomic() {
-            forge = forge.atomic(place, key);
+            let inside = REMOTE + 4 * LENGTH as u64 + u64::from(self.below(64)) * 8;
+            let address = if self.below(2) == 0 { inside } else { place };
+            forge = forge.atomic(address, key);
         }
         if opcode.has_aeth() {
             let byte = self.pick(&[0x1f, 0x1f, 0x1f, 0x00, 0x21, 0x60, 0x61, 0x62, 0x63, 0x7f]);

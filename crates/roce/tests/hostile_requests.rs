@@ -51,13 +51,14 @@ fn refused(mut pair: Pair, keys: &[u32], packets: &[Forge], code: NakCode, what:
     assert_eq!(pair.snapshot(1, keys), before, "{what}");
 }
 
-/// WRITE and READ requests for these bytes of a key.
-fn both(pair: &Pair, address: u64, key: u32, length: u32) -> [Forge; 2] {
+/// WRITE and READ requests for these bytes of a key, and an atomic one for the first 8.
+fn each(pair: &Pair, address: u64, key: u32, length: u32) -> [Forge; 3] {
     let payload = vec![0xee; (length as usize).min(MTU)];
     let write = if length as usize <= MTU { Opcode::RcWriteOnly } else { Opcode::RcWriteFirst };
     [
         forge(pair, write, 0).reth(address, key, length).payload(&payload),
         forge(pair, Opcode::RcReadRequest, 0).reth(address, key, length),
+        forge(pair, Opcode::RcFetchAdd, 0).atomic(address, key),
     ]
 }
 
@@ -84,7 +85,7 @@ fn outside_the_region() {
             let below = pair.register(1, REMOTE - 4096, pattern(4096, 1));
             let key = pair.register(1, REMOTE, pattern(LENGTH, 2));
             let above = pair.register(1, end, pattern(4096, 3));
-            let packet = both(&pair, address, key, length)[which].clone();
+            let packet = each(&pair, address, key, length)[which].clone();
             let what = format!("{address:#x} {length} {which}");
             refused(pair, &[below, key, above], &[packet], NakCode::RemoteAccessError, &what);
         }
@@ -98,7 +99,7 @@ fn the_edges_of_the_region_are_inside() {
     {
         let mut pair = pair_with(everything());
         let key = pair.register(1, REMOTE, pattern(LENGTH, 2));
-        let [write, _] = both(&pair, address, key, length);
+        let [write, ..] = each(&pair, address, key, length);
         write.acknowledge_request().inject(&mut pair);
         assert_eq!(pair.short_answers(1), [ack(FIRST)]);
         let start = (address - REMOTE) as usize;
@@ -133,11 +134,11 @@ fn keys_that_open_nothing() {
         }),
     ];
     for (what, spoil) in table {
-        for which in 0..2 {
+        for which in 0..3 {
             let mut pair = pair_with(everything());
             let key = pair.register(1, REMOTE, pattern(LENGTH, 2));
             let spoiled = spoil(&mut pair, key);
-            let packet = both(&pair, REMOTE, spoiled, 64)[which].clone();
+            let packet = each(&pair, REMOTE, spoiled, 64)[which].clone();
             let keys = [key, key ^ 3, spoiled];
             refused(pair, &keys, &[packet], NakCode::RemoteAccessError, what);
         }
@@ -158,12 +159,16 @@ fn rights_that_were_not_given() {
         (all - Access::REMOTE_READ, all, 1),
         (Access::empty(), all, 0),
         (Access::empty(), all, 1),
+        (all, all - Access::REMOTE_ATOMIC, 2),
+        (all, Access::empty(), 2),
+        (all - Access::REMOTE_ATOMIC, all, 2),
+        (Access::empty(), all, 2),
     ] {
         for length in [64, 1024] {
             let mut pair = pair_with(queue_pair);
             let memory = pair.hosts[1].endpoint.memory_mut();
             let key = memory.register(DOMAIN, REMOTE, region, pattern(LENGTH, 2)).unwrap();
-            let packet = both(&pair, REMOTE, key, length)[which].clone();
+            let packet = each(&pair, REMOTE, key, length)[which].clone();
             let what = format!("{queue_pair:?} {region:?} {which}");
             refused(pair, &[key], &[packet], NakCode::RemoteAccessError, &what);
         }
@@ -217,8 +222,10 @@ fn malformed_sequences() {
         ("READ of 2 GiB", &[(O::RcReadRequest, 1 << 31, 0)]),
         ("READ of 4 GiB - 1", &[(O::RcReadRequest, u32::MAX, 0)]),
         ("READ of more than a message may have", &[(O::RcReadRequest, (1 << 30) + 1, 0)]),
-        ("compare and swap", &[(O::RcCompareSwap, 0, 0)]),
-        ("fetch and add", &[(O::RcFetchAdd, 0, 0)]),
+        ("compare and swap with payload", &[(O::RcCompareSwap, 0, 4)]),
+        ("fetch and add with payload", &[(O::RcFetchAdd, 0, 8)]),
+        ("compare and swap in a WRITE", &[(O::RcWriteFirst, 600, 256), (O::RcCompareSwap, 0, 0)]),
+        ("fetch and add in a WRITE", &[(O::RcWriteFirst, 600, 256), (O::RcFetchAdd, 0, 0)]),
     ];
     assert_eq!(mtu, 256);
     for (what, row) in table {

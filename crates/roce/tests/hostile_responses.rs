@@ -89,6 +89,10 @@ const fn write() -> SendOperation {
     SendOperation::Write { remote_address: REMOTE, remote_key: 1, immediate: None }
 }
 
+const fn fetch_add() -> SendOperation {
+    SendOperation::FetchAdd { remote_address: REMOTE, remote_key: 1, add: 1 }
+}
+
 const fn read() -> SendOperation {
     SendOperation::Read { remote_address: REMOTE, remote_key: 1 }
 }
@@ -459,32 +463,39 @@ fn read_responses_that_contradict_the_request() {
 #[test]
 fn responses_of_the_wrong_kind() {
     let ack = Syndrome::ACK_UNLIMITED;
-    // Data for a WRITE, an atomic's answer for a WRITE and for a READ.
+    // Data for a WRITE, an atomic's answer for a WRITE and for a READ, and data for an atomic.
     for (operation, opcode, payload) in [
         (write(), Opcode::RcReadResponseOnly, 4),
         (write(), Opcode::RcReadResponseMiddle, 256),
         (write(), Opcode::RcAtomicAcknowledge, 0),
         (read(), Opcode::RcAtomicAcknowledge, 0),
+        (fetch_add(), Opcode::RcReadResponseOnly, 8),
+        (fetch_add(), Opcode::RcReadResponseFirst, 256),
     ] {
-        let mut victim = Victim::new(&[operation], 4);
+        let mut victim = Victim::new(&[operation], 8);
         victim.respond(opcode, FIRST, ack, &vec![0xee; payload]);
         assert_eq!(victim.ends(), [(1, CompletionStatus::BadResponse)], "{opcode:?}");
-        assert_eq!(victim.pair.region(0, victim.key), pattern(20, 4));
+        assert_eq!(victim.pair.region(0, victim.key), pattern(24, 4));
     }
 }
 
 #[test]
-fn a_read_response_must_be_positive() {
+fn data_must_come_with_a_positive_answer() {
     for syndrome in [
         SEQUENCE,
         Syndrome::Nak(NakCode::RemoteAccessError),
         Syndrome::ReceiverNotReady { timer: 1 },
         Syndrome::Reserved(0x40),
     ] {
-        let mut victim = Victim::new(&[read()], 4);
-        victim.respond(Opcode::RcReadResponseOnly, FIRST, syndrome, b"evil");
-        assert_eq!(victim.ends(), [(1, CompletionStatus::BadResponse)], "{syndrome:?}");
-        assert_eq!(victim.pair.region(0, victim.key), pattern(20, 4));
+        for (operation, opcode, payload) in [
+            (read(), Opcode::RcReadResponseOnly, &b"evil....."[..8]),
+            (fetch_add(), Opcode::RcAtomicAcknowledge, &[]),
+        ] {
+            let mut victim = Victim::new(&[operation], 8);
+            victim.respond(opcode, FIRST, syndrome, payload);
+            assert_eq!(victim.ends(), [(1, CompletionStatus::BadResponse)], "{syndrome:?}");
+            assert_eq!(victim.pair.region(0, victim.key), pattern(24, 4));
+        }
     }
 }
 

@@ -35,8 +35,22 @@ pub struct DeviceAttributes {
     pub max_memory_regions: usize,
     /// Bytes in a message.
     pub max_message_length: u32,
-    /// READs outstanding on a queue pair, either way.
+    /// READs and atomic operations outstanding on a queue pair, either way.
     pub max_reads: u8,
+    /// Among whom atomic operations are atomic.
+    pub atomicity: Atomicity,
+}
+
+/// Among whom the atomic operations of remotes on a device's memory are atomic (`ibv_atomic_cap`).
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Atomicity {
+    /// There are no atomic operations: posting one is an error.
+    None,
+    /// Among those that come through the same device.
+    Device,
+    /// Among all devices and processors: also with what programs here do by
+    /// [`std::sync::atomic::AtomicU64`]. Soft devices offer this; they are processors.
+    Global,
 }
 
 /// An RDMA device. Clones are handles to the same device; it closes with the last handle, region,

@@ -28,7 +28,7 @@ mod soft;
 
 pub use choice::{DeviceChoice, DeviceConfig, DeviceError};
 pub use completion_queue::{CompletionHandler, CompletionQueue};
-pub use device::{Device, DeviceAttributes, OpenError};
+pub use device::{Atomicity, Device, DeviceAttributes, OpenError};
 pub use ibverbs::{IbverbsConfig, IbverbsError};
 pub use memory_region::{MemoryRegion, ProtectionDomain};
 pub use provider::Provider;
@@ -38,10 +38,10 @@ pub use soft::SoftConfig;
 
 pub use millstream_net::DriverCounters;
 pub use millstream_roce::{
-    Access, AsyncEvent, Attribute, Completion, CompletionOperation, CompletionStatus, Counters,
-    CreateError, MAX_SCATTER_GATHER, ModifyError, Piece, PostError, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairState, ReceiveRequest, RegionError, ScatterGather,
-    SendOperation, SendRequest, SharedReceiveQueueId, Transport, attributes_of_transition,
-    encode_rnr_timer,
+    ATOMIC_LENGTH, Access, AsyncEvent, Attribute, Completion, CompletionOperation,
+    CompletionStatus, Counters, CreateError, MAX_SCATTER_GATHER, ModifyError, Piece, PostError,
+    QueuePairAttributes, QueuePairCapabilities, QueuePairState, ReceiveRequest, RegionError,
+    ScatterGather, SendOperation, SendRequest, SharedReceiveQueueId, Transport,
+    attributes_of_transition, encode_rnr_timer,
 };
 pub use millstream_wire::{Mtu, Psn, Qpn};

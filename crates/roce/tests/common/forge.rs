@@ -2,8 +2,8 @@
 
 use millstream_roce::{Completion, Counters, Node, QueuePairState, Transmit};
 use millstream_wire::{
-    Aeth, AtomicEth, Bth, ExtendedHeaders, Ieth, ImmDt, NakCode, Opcode, Packet, Psn, Reth,
-    Syndrome,
+    Aeth, AtomicAckEth, AtomicEth, Bth, ExtendedHeaders, Ieth, ImmDt, NakCode, Opcode, Packet, Psn,
+    Reth, Syndrome,
 };
 
 use super::{Pair, sign};
@@ -46,9 +46,24 @@ impl Forge {
         self
     }
 
-    pub(crate) fn atomic(mut self, virtual_address: u64, remote_key: u32) -> Self {
+    pub(crate) fn atomic(self, virtual_address: u64, remote_key: u32) -> Self {
+        self.atomic_of(virtual_address, remote_key, 0, 1)
+    }
+
+    pub(crate) fn atomic_of(
+        mut self,
+        virtual_address: u64,
+        remote_key: u32,
+        compare: u64,
+        swap_or_add: u64,
+    ) -> Self {
         self.extended.atomic =
-            Some(AtomicEth { virtual_address, remote_key, swap_or_add: 1, compare: 0 });
+            Some(AtomicEth { virtual_address, remote_key, swap_or_add, compare });
+        self
+    }
+
+    pub(crate) fn original(mut self, original: u64) -> Self {
+        self.extended.atomic_ack = Some(AtomicAckEth { original });
         self
     }
 
@@ -90,6 +105,8 @@ pub(crate) struct Answer {
     pub(crate) syndrome: Option<Syndrome>,
     pub(crate) msn: Option<u32>,
     pub(crate) payload: usize,
+    /// Of an answer to an atomic operation: the value from before.
+    pub(crate) original: Option<u64>,
 }
 
 pub(crate) const fn nak(psn: u32, code: NakCode) -> (Opcode, u32, Option<Syndrome>) {
@@ -124,6 +141,7 @@ impl Pair {
                 syndrome: packet.extended.aeth.map(|aeth| aeth.syndrome()),
                 msn: packet.extended.aeth.map(|aeth| aeth.msn.value()),
                 payload: packet.payload.len(),
+                original: packet.extended.atomic_ack.map(|ack| ack.original),
             });
             assert!(answers.len() < 1_000_000, "no end of answers");
         }

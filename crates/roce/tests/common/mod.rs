@@ -77,7 +77,7 @@ impl Default for Options {
 }
 
 pub(crate) fn everything() -> Access {
-    Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ
+    Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC
 }
 
 impl Pair {

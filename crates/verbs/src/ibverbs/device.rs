@@ -15,7 +15,7 @@ use super::events::{Events, Registry};
 use super::gid::{self, Entry, Refusal};
 use super::objects::{self, Channel, Context, DeviceList, Errno};
 use super::{ffi, sysfs};
-use crate::DeviceAttributes;
+use crate::{Atomicity, DeviceAttributes};
 
 /// What a device of the system is opened with.
 #[derive(Clone, Debug)]
@@ -289,6 +289,12 @@ fn attributes(limits: &ffi::DeviceAttr, port: &ffi::PortAttr) -> DeviceAttribute
         max_message_length: port.max_msg_sz,
         // As many as attributes can ask for.
         max_reads: reads.min(128) as u8,
+        // By the numbers of `ibv_atomic_cap`.
+        atomicity: match limits.atomic_cap {
+            1 => Atomicity::Device,
+            2 => Atomicity::Global,
+            _ => Atomicity::None,
+        },
     }
 }
 

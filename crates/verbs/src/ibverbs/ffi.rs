@@ -205,7 +205,7 @@ pub(super) struct Sge {
     pub(super) lkey: u32,
 }
 
-/// `ibv_send_wr`. `wr` is a union in C, of which only `rdma` is used.
+/// `ibv_send_wr`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(super) struct SendWr {
@@ -217,8 +217,16 @@ pub(super) struct SendWr {
     pub(super) send_flags: c_uint,
     /// Network byte order.
     pub(super) imm_data: u32,
+    pub(super) wr: Wr,
+    pub(super) _rest: [u64; 7],
+}
+
+/// What only some operations have: a union in C too.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) union Wr {
     pub(super) rdma: Rdma,
-    pub(super) _rest: [u64; 9],
+    pub(super) atomic: Atomic,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -228,11 +236,22 @@ pub(super) struct Rdma {
     pub(super) rkey: u32,
 }
 
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(super) struct Atomic {
+    pub(super) remote_addr: u64,
+    pub(super) compare_add: u64,
+    pub(super) swap: u64,
+    pub(super) rkey: u32,
+}
+
 pub(super) const WR_RDMA_WRITE: u32 = 0;
 pub(super) const WR_RDMA_WRITE_WITH_IMM: u32 = 1;
 pub(super) const WR_SEND: u32 = 2;
 pub(super) const WR_SEND_WITH_IMM: u32 = 3;
 pub(super) const WR_RDMA_READ: u32 = 4;
+pub(super) const WR_ATOMIC_CMP_AND_SWP: u32 = 5;
+pub(super) const WR_ATOMIC_FETCH_AND_ADD: u32 = 6;
 
 pub(super) const SEND_SIGNALED: c_uint = 1 << 1;
 pub(super) const SEND_SOLICITED: c_uint = 1 << 2;
@@ -543,7 +562,12 @@ const _: () = {
     assert!(offset_of!(SendWr, opcode) == 28);
     assert!(offset_of!(SendWr, send_flags) == 32);
     assert!(offset_of!(SendWr, imm_data) == 36);
-    assert!(offset_of!(SendWr, rdma) == 40);
+    assert!(offset_of!(SendWr, wr) == 40);
+    assert!(offset_of!(SendWr, _rest) == 72);
+    assert!(offset_of!(Rdma, rkey) == 8);
+    assert!(offset_of!(Atomic, compare_add) == 8);
+    assert!(offset_of!(Atomic, swap) == 16);
+    assert!(offset_of!(Atomic, rkey) == 24);
     assert!(offset_of!(Rdma, rkey) == 8);
     assert!(size_of::<RecvWr>() == 32);
     assert!(offset_of!(RecvWr, sg_list) == 16);

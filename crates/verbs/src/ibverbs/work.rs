@@ -145,10 +145,12 @@ struct Slot {
 }
 
 /// [`CompletionOperation`]s by the number that they have in a [`Slot`].
-const OPERATIONS: [CompletionOperation; 4] = [
+const OPERATIONS: [CompletionOperation; 6] = [
     CompletionOperation::Send,
     CompletionOperation::Write,
     CompletionOperation::Read,
+    CompletionOperation::CompareSwap,
+    CompletionOperation::FetchAdd,
     CompletionOperation::Receive,
 ];
 

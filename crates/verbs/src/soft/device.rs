@@ -16,7 +16,7 @@ use millstream_wire::Mtu;
 use super::completion_queue::Notice;
 use super::host_memory::HostMemory;
 use super::waiters::Waiters;
-use crate::{DeviceAttributes, OpenError};
+use crate::{Atomicity, DeviceAttributes, OpenError};
 
 /// Completions handed to a handler at a time.
 const HANDLER_BATCH: usize = 256;
@@ -124,6 +124,7 @@ impl Device {
             max_memory_regions: MAX_MEMORY_REGIONS,
             max_message_length: config.max_message_length,
             max_reads: 128,
+            atomicity: Atomicity::Global,
         }
     }
 

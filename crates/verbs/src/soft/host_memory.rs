@@ -1,8 +1,10 @@
 //! The memory of a process as an endpoint sees it: regions that the application registered.
 
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use millstream_roce::{
-    Access, AccessDenied, Destination, Memory, Piece, ProtectionDomainId, RegionError, RegionTable,
-    RemoteAccess,
+    Access, AccessDenied, AtomicOperation, Destination, Memory, Piece, ProtectionDomainId,
+    RegionError, RegionTable, RemoteAccess,
 };
 
 /// Registered regions of this process. A region's virtual address is its real address.
@@ -57,6 +59,28 @@ impl Memory for HostMemory {
             std::ptr::copy_nonoverlapping(payload.as_ptr(), target, payload.len());
         }
         Ok(())
+    }
+
+    fn atomic(
+        &mut self,
+        access: &RemoteAccess,
+        operation: AtomicOperation,
+    ) -> Result<u64, AccessDenied> {
+        self.authorize(access)?;
+        let target = std::ptr::with_exposed_provenance_mut::<u64>(access.address as usize);
+        if access.length as usize != size_of::<u64>() || !target.is_aligned() {
+            return Err(AccessDenied::InvalidRequest);
+        }
+        // SAFETY: `authorize` found these 8 bytes inside a registered region that grants atomic
+        // operations; `register`'s caller promised that such bytes are mapped and writable, and not
+        // accessed in conflict. The pointer is aligned.
+        let value = unsafe { AtomicU64::from_ptr(target) };
+        Ok(match operation {
+            AtomicOperation::CompareSwap { compare, swap } => value
+                .compare_exchange(compare, swap, Ordering::SeqCst, Ordering::SeqCst)
+                .unwrap_or_else(|other| other),
+            AtomicOperation::FetchAdd { add } => value.fetch_add(add, Ordering::SeqCst),
+        })
     }
 
     fn bytes(&self, piece: &Piece) -> Result<&[u8], AccessDenied> {

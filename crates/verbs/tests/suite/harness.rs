@@ -15,8 +15,10 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) const CAPABILITIES: QueuePairCapabilities = QueuePairCapabilities::new(64, 64);
 
-pub(crate) const ALL_ACCESS: Access =
-    Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
+pub(crate) const ALL_ACCESS: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC);
 
 /// Numbers close to their wrap.
 const FIRST_PSN: Psn = Psn::new(0xff_fff0);

@@ -5,6 +5,7 @@
 //! `MILLSTREAM_TEST_DEVICE` names, or the first that works, with the GID of `MC_GID_INDEX`, or the
 //! best. `cargo xtask interop` runs this binary on the kernel's soft-RoCE.
 
+mod atomics;
 mod data;
 mod errors;
 mod harness;

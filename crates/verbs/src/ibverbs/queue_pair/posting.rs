@@ -3,8 +3,8 @@
 use std::sync::atomic::Ordering;
 
 use millstream_roce::{
-    CompletionOperation, Piece, PostError, QueuePairState, ReceiveRequest, SendOperation,
-    SendRequest,
+    ATOMIC_LENGTH, CompletionOperation, Piece, PostError, QueuePairState, ReceiveRequest,
+    SendOperation, SendRequest,
 };
 
 use super::super::completion_queue::CompletionQueue;
@@ -13,7 +13,7 @@ use super::super::lock;
 use super::super::objects::Errno;
 use super::super::work::{self, Handover, Posted, Poster};
 use super::{ERR, QueuePair};
-use crate::MAX_SCATTER_GATHER;
+use crate::{Atomicity, MAX_SCATTER_GATHER};
 
 /// Requests handed to the device at a time.
 const BATCH: usize = 16;
@@ -28,8 +28,17 @@ impl QueuePair {
             if length > longest.into() {
                 return Err(PostError::TooLong { length, limit: longest });
             }
-            let read = matches!(request.operation, SendOperation::Read { .. });
-            if read && state != QueuePairState::Error && !self.reads.load(Ordering::Acquire) {
+            let atomic = request.operation.is_atomic();
+            if atomic && length != ATOMIC_LENGTH.into() {
+                return Err(PostError::AtomicLength { length });
+            }
+            if atomic && self.device.attributes().atomicity == Atomicity::None {
+                return Err(PostError::Unsupported { what: "atomic operations" });
+            }
+            if request.operation.fetches()
+                && state != QueuePairState::Error
+                && !self.reads.load(Ordering::Acquire)
+            {
                 return Err(PostError::NoReads(self.number()));
             }
             Ok(())
@@ -55,24 +64,41 @@ impl QueuePair {
             entry.wr_id = work::number(self.send_owner.key, sequence);
             entry.sg_list = list.as_mut_ptr();
             entry.num_sge = num_sge;
-            let (opcode, remote, immediate) = match request.operation {
-                SendOperation::Send { immediate: None } => (ffi::WR_SEND, None, None),
-                SendOperation::Send { immediate } => (ffi::WR_SEND_WITH_IMM, None, immediate),
-                SendOperation::Write { remote_address, remote_key, immediate } => {
+            let (opcode, immediate) = match request.operation {
+                SendOperation::Send { immediate: None } => (ffi::WR_SEND, None),
+                SendOperation::Send { immediate } => (ffi::WR_SEND_WITH_IMM, immediate),
+                SendOperation::Write { remote_address: remote_addr, remote_key, immediate } => {
+                    entry.wr.rdma = ffi::Rdma { remote_addr, rkey: remote_key };
                     let opcode = match immediate {
                         None => ffi::WR_RDMA_WRITE,
                         Some(_) => ffi::WR_RDMA_WRITE_WITH_IMM,
                     };
-                    (opcode, Some((remote_address, remote_key)), immediate)
+                    (opcode, immediate)
                 }
-                SendOperation::Read { remote_address, remote_key } => {
-                    (ffi::WR_RDMA_READ, Some((remote_address, remote_key)), None)
+                SendOperation::Read { remote_address: remote_addr, remote_key } => {
+                    entry.wr.rdma = ffi::Rdma { remote_addr, rkey: remote_key };
+                    (ffi::WR_RDMA_READ, None)
+                }
+                SendOperation::CompareSwap { remote_address, remote_key, compare, swap } => {
+                    entry.wr.atomic = ffi::Atomic {
+                        remote_addr: remote_address,
+                        compare_add: compare,
+                        swap,
+                        rkey: remote_key,
+                    };
+                    (ffi::WR_ATOMIC_CMP_AND_SWP, None)
+                }
+                SendOperation::FetchAdd { remote_address, remote_key, add } => {
+                    entry.wr.atomic = ffi::Atomic {
+                        remote_addr: remote_address,
+                        compare_add: add,
+                        swap: 0,
+                        rkey: remote_key,
+                    };
+                    (ffi::WR_ATOMIC_FETCH_AND_ADD, None)
                 }
             };
             entry.opcode = opcode;
-            if let Some((remote_addr, rkey)) = remote {
-                entry.rdma = ffi::Rdma { remote_addr, rkey };
-            }
             entry.imm_data = immediate.unwrap_or(0).to_be();
             if request.signaled {
                 entry.send_flags |= ffi::SEND_SIGNALED;
@@ -83,11 +109,7 @@ impl QueuePair {
         }
         let noted = batch.iter().map(|request| Posted {
             id: request.id,
-            operation: match request.operation {
-                SendOperation::Send { .. } => CompletionOperation::Send,
-                SendOperation::Write { .. } => CompletionOperation::Write,
-                SendOperation::Read { .. } => CompletionOperation::Read,
-            },
+            operation: request.operation.completes_as(),
             length: request.pieces.length() as u32,
         });
         // SAFETY: each `sg_list` is the entry of `pieces` with `num_sge` of them.
@@ -276,8 +298,8 @@ const EMPTY_SEND: ffi::SendWr = ffi::SendWr {
     opcode: 0,
     send_flags: 0,
     imm_data: 0,
-    rdma: ffi::Rdma { remote_addr: 0, rkey: 0 },
-    _rest: [0; 9],
+    wr: ffi::Wr { atomic: ffi::Atomic { remote_addr: 0, compare_add: 0, swap: 0, rkey: 0 } },
+    _rest: [0; 7],
 };
 
 const EMPTY_RECEIVE: ffi::RecvWr =
