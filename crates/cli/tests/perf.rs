@@ -137,6 +137,31 @@ fn all_sizes_are_measured_and_checked() {
 }
 
 #[test]
+fn atomic_operations_are_each_checked_and_so_is_the_counter() {
+    for op in ["--op=fetch-add", "--op=compare-swap"] {
+        for (more, operations) in [
+            (&["--iters=300", "--qps=3", "--tx-depth=7"][..], 900_u64),
+            (&["--iters=50", "--latency"], 50),
+        ] {
+            for object in both_json("atomic", &[&[op], more].concat()) {
+                let result = &object["results"][0];
+                assert_eq!(
+                    (&result["size"], &result["iterations"]),
+                    (&8.into(), &operations.into())
+                );
+                let counters = object["queue_pairs"].as_u64().unwrap() * 8;
+                assert_eq!(result["checked_bytes"], operations * 8 + counters);
+            }
+        }
+    }
+    let [server, client] = both("atomic", &["--duration=50ms"]);
+    for output in [server.success(), client.success()] {
+        assert!(output.stdout.contains("Atomic FETCH_AND_ADD BW Test"), "{}", output.stdout);
+        assert!(row(&output)[1] > 0.0);
+    }
+}
+
+#[test]
 fn a_duration_bounds_the_test_and_both_sides_count_the_same() {
     for arguments in [&["--duration=100ms", "--size=4KiB"][..], &["--duration=50ms", "--latency"]] {
         for test in TESTS {
@@ -189,6 +214,7 @@ fn sides_that_differ_both_say_in_what() {
         ("write-bw", &["--iters=7"], "the length is --iters 5000 here, --iters 7 there"),
         ("write-bw", &["--qps=2"], "--qps is 1 here, 2 there"),
         ("write-bw", &["--all"], "--size is 65536 here, --all there"),
+        ("atomic", &[], "the test is write-bw here, fetch-add-bw there"),
     ] {
         let bind = address();
         let server = server("write-bw", &bind, &[]);

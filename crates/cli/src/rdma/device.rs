@@ -23,7 +23,8 @@ pub(super) struct Choice {
     /// Local address of a soft device [default: one that leads to the peer]
     #[arg(long, value_name = "IP")]
     bind: Option<IpAddr>,
-    /// Entry of the GID table of one of the system's devices [default: the best of RoCE v2]
+    /// Entry of the GID table of one of the system's devices [default: MC_GID_INDEX, or the best of
+    /// RoCE v2]
     #[arg(short = 'x', long, value_name = "INDEX")]
     gid_index: Option<u8>,
     /// Look for work all the time instead of sleeping: less latency, for a processor or two
@@ -72,10 +73,11 @@ impl Choice {
                         "--no-segmentation-offload is for soft devices, and {name} is not one"
                     )));
                 }
+                let default = IbverbsConfig::from_environment()?;
                 Kind::System(IbverbsConfig {
                     name: Some(name.to_owned()),
-                    gid_index: self.gid_index,
-                    ..IbverbsConfig::default()
+                    gid_index: self.gid_index.or(default.gid_index),
+                    ..default
                 })
             }
             soft => {

@@ -89,7 +89,7 @@ impl Link {
         fill(&mut self.message);
         self.send.write(0, &self.message)?;
         let operation = SendOperation::Send { immediate: None };
-        let request = SendRequest::new(SEND, operation, self.send.pieces(self.size as u32));
+        let request = SendRequest::new(SEND, operation, self.send.pieces(0, self.size as u32));
         self.pair.post_send(&[request]).map_err(|(_, error)| error).context("cannot send")
     }
 
@@ -124,8 +124,10 @@ impl Link {
     /// Lets the next message come into the buffer of one that was looked at.
     pub(super) fn post_receive(&mut self, message: ReceivedMessage) -> anyhow::Result<()> {
         let buffer = &self.receive[message.buffer];
-        let request =
-            ReceiveRequest { id: message.buffer as u64, pieces: buffer.pieces(self.size as u32) };
+        let request = ReceiveRequest {
+            id: message.buffer as u64,
+            pieces: buffer.pieces(0, self.size as u32),
+        };
         self.pair.post_receive(&[request]).map_err(|(_, error)| error).context("cannot receive")
     }
 }

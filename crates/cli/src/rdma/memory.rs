@@ -37,15 +37,16 @@ impl Buffer {
         Ok(Self { region, memory })
     }
 
-    /// The list that names its first `length` bytes in a work request.
-    pub(super) fn pieces(&self, length: u32) -> ScatterGather {
-        let piece = Piece { key: self.region.key(), address: self.region.address(), length };
+    /// The list that names `length` of its bytes in a work request.
+    pub(super) fn pieces(&self, offset: usize, length: u32) -> ScatterGather {
+        let address = self.region.address() + offset as u64;
+        let piece = Piece { key: self.region.key(), address, length };
         if length == 0 { ScatterGather::EMPTY } else { ScatterGather::one(piece) }
     }
 
     /// The list that names all of it.
     pub(super) fn whole(&self) -> ScatterGather {
-        self.pieces(self.memory.layout.size() as u32)
+        self.pieces(0, self.memory.layout.size() as u32)
     }
 
     /// The virtual address of its first byte.

@@ -12,8 +12,6 @@ mod pingpong;
 
 use clap::Subcommand;
 
-use crate::failure::not_yet;
-
 /// The commands of `rdma`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -26,7 +24,7 @@ pub(crate) enum Command {
     /// Measure RDMA READ
     ReadBw(perf::Arguments),
     /// Measure atomic operations
-    Atomic(perf::Arguments),
+    Atomic(perf::AtomicArguments),
 }
 
 /// Runs a command of `rdma`.
@@ -36,6 +34,6 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<()> {
         Command::SendBw(arguments) => perf::run(perf::Operation::Send, arguments),
         Command::WriteBw(arguments) => perf::run(perf::Operation::Write, arguments),
         Command::ReadBw(arguments) => perf::run(perf::Operation::Read, arguments),
-        Command::Atomic(_) => Err(not_yet("this version has no rdma atomic")),
+        Command::Atomic(arguments) => perf::run_atomic(arguments),
     }
 }

@@ -23,6 +23,8 @@ struct Progress {
     completed: u64,
     /// The last request that will complete.
     signaled: u64,
+    /// Requests whose results were checked.
+    checked: u64,
 }
 
 /// Of how many requests one completes. Never so few that the queue runs empty meanwhile.
@@ -85,6 +87,12 @@ pub(super) fn request(
             lane.completed = number;
             Ok(())
         })?;
+        if plan.verify && plan.test.operation.is_atomic() {
+            for (index, lane) in progress.iter_mut().enumerate() {
+                lanes.check_results(index, lane.checked + 1..=lane.completed)?;
+                lane.checked = lane.completed;
+            }
+        }
         last = Instant::now();
         timeline.completed(last, completed);
     }

@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use millstream_verbs::{
-    Access, Completion, CompletionStatus, Device, Psn, Qpn, QueuePair, QueuePairCapabilities,
-    ReceiveRequest, ScatterGather, SendOperation, SendRequest,
+    ATOMIC_LENGTH, Access, Atomicity, Completion, CompletionStatus, Device, Psn, Qpn, QueuePair,
+    QueuePairCapabilities, ReceiveRequest, ScatterGather, SendOperation, SendRequest,
 };
 
 use super::agreement::Address;
@@ -39,6 +39,7 @@ pub(super) struct Lanes {
     completions: Completions,
     device: Device,
     test: Test,
+    send_depth: u64,
     receive_depth: usize,
     batch: Vec<SendRequest>,
 }
@@ -70,6 +71,9 @@ impl Lanes {
     pub(super) fn new(device: Device, plan: &Plan) -> anyhow::Result<Self> {
         let count = plan.queue_pairs;
         let needs = plan.test.needs(plan.side);
+        if plan.test.operation.is_atomic() && device.attributes().atomicity == Atomicity::None {
+            bail!("{} has no atomic operations: use another device", device.name());
+        }
         let receive_depth = if needs.receives { plan.receive_depth } else { 0 };
         let capacity = count * (plan.send_depth + receive_depth);
         let completions = Completions::new(&device, capacity, plan.busy_poll)?;
@@ -85,8 +89,10 @@ impl Lanes {
                 )
             })?;
             connection::initialize(&pair, needs.remote)?;
+            // Each atomic operation that is under way has its own place for the result.
+            let slots = if plan.test.operation.is_atomic() { plan.send_depth } else { 1 };
             let memory = |access: Option<Access>| {
-                let buffer = |access| Buffer::new(&domain, plan.largest() as usize, access);
+                let buffer = |access| Buffer::new(&domain, plan.largest() as usize * slots, access);
                 access.map(buffer).transpose()
             };
             anyhow::Ok(Lane {
@@ -101,7 +107,8 @@ impl Lanes {
         };
         let lanes = (0..count).map(lane).collect::<anyhow::Result<_>>()?;
         let batch = Vec::with_capacity(POST_MAX);
-        Ok(Self { lanes, completions, device, test: plan.test, receive_depth, batch })
+        let (test, send_depth) = (plan.test, plan.send_depth as u64);
+        Ok(Self { lanes, completions, device, test, send_depth, receive_depth, batch })
     }
 
     pub(super) fn device(&self) -> &Device {
@@ -117,7 +124,9 @@ impl Lanes {
         let address = |lane: &Lane| {
             let exposed = match self.test.operation {
                 Operation::Send => None,
-                Operation::Write => lane.target.as_ref(),
+                Operation::Write | Operation::FetchAdd | Operation::CompareSwap => {
+                    lane.target.as_ref()
+                }
                 Operation::Read => lane.source.as_ref(),
             };
             let (key, address) =
@@ -148,13 +157,9 @@ impl Lanes {
         signaled: impl Fn(u64) -> bool,
     ) -> anyhow::Result<()> {
         let lane = &self.lanes[index];
-        let buffer = match self.test.operation {
-            Operation::Send | Operation::Write => &lane.source,
-            Operation::Read => &lane.target,
-        };
-        let pieces = buffer.as_ref().map_or(ScatterGather::EMPTY, |buffer| buffer.pieces(size));
         let (remote_address, remote_key) = (lane.remote_address, lane.remote_key);
-        let operation = match self.test.operation {
+        let depth = self.send_depth;
+        let operation = |number: u64| match self.test.operation {
             Operation::Send => SendOperation::Send { immediate: None },
             Operation::Write => {
                 // The latency of a WRITE ends when the peer's processor learns of it.
@@ -162,6 +167,17 @@ impl Lanes {
                 SendOperation::Write { remote_address, remote_key, immediate }
             }
             Operation::Read => SendOperation::Read { remote_address, remote_key },
+            Operation::FetchAdd => SendOperation::FetchAdd { remote_address, remote_key, add: 1 },
+            Operation::CompareSwap => {
+                let (compare, swap) = (number - 1, number);
+                SendOperation::CompareSwap { remote_address, remote_key, compare, swap }
+            }
+        };
+        let pieces = |number: u64| match (self.test.operation, &lane.source, &lane.target) {
+            (Operation::Send | Operation::Write, Some(source), _) => source.pieces(0, size),
+            (Operation::Read, _, Some(target)) => target.pieces(0, size),
+            (_, _, Some(target)) => target.pieces(slot(number, depth), size),
+            _ => ScatterGather::EMPTY,
         };
         let mut numbers = posted + 1..=posted + count;
         loop {
@@ -169,7 +185,8 @@ impl Lanes {
             self.batch.extend(numbers.by_ref().take(POST_MAX).map(|number| {
                 let id = (index as u64) << LANE_SHIFT | number & NUMBER_MASK;
                 let signaled = signaled(number);
-                SendRequest { signaled, ..SendRequest::new(id, operation, pieces) }
+                let request = SendRequest::new(id, operation(number), pieces(number));
+                SendRequest { signaled, ..request }
             }));
             if self.batch.is_empty() {
                 return Ok(());
@@ -279,8 +296,51 @@ impl Lanes {
         anyhow!("{what}: {}{advice}", cause.status)
     }
 
+    /// Checks what the lane's atomic operations with these numbers have returned. Each was to find
+    /// what the one before has left.
+    pub(super) fn check_results(
+        &self,
+        index: usize,
+        numbers: std::ops::RangeInclusive<u64>,
+    ) -> anyhow::Result<()> {
+        let target = self.lanes[index].target.as_ref().context("there are no results")?;
+        for number in numbers {
+            let mut result = [0; ATOMIC_LENGTH as usize];
+            target.read(slot(number, self.send_depth), &mut result)?;
+            let (found, expected) = (u64::from_ne_bytes(result), number - 1);
+            if found != expected {
+                bail!("atomic operation {number} found {found}, not {expected}");
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks that the counters add up to `operations`; returns how many bytes they are.
+    pub(super) fn check_counters(&self, operations: u64) -> anyhow::Result<u64> {
+        let mut sum = 0_u64;
+        for lane in &self.lanes {
+            let mut counter = [0; ATOMIC_LENGTH as usize];
+            lane.target.as_ref().context("there is no counter")?.read(0, &mut counter)?;
+            sum = sum.wrapping_add(u64::from_ne_bytes(counter));
+        }
+        if sum != operations {
+            bail!("the counters add up to {sum} after {operations} operations");
+        }
+        Ok(self.lanes.len() as u64 * u64::from(ATOMIC_LENGTH))
+    }
+
     /// Writes what a test of this size moves, and wipes where it goes to.
     pub(super) fn prepare(&self, size: u32, side: Side) -> anyhow::Result<()> {
+        if self.test.operation.is_atomic() {
+            // Results that never came are not taken for right, and counters start at 0.
+            let (byte, length) = match side {
+                Side::Client => (NOTHING, ATOMIC_LENGTH as usize * self.send_depth as usize),
+                Side::Server => (0, ATOMIC_LENGTH as usize),
+            };
+            let bytes = vec![byte; length];
+            let mut targets = self.lanes.iter().filter_map(|lane| lane.target.as_ref());
+            return targets.try_for_each(|target| target.write(0, &bytes));
+        }
         let mut chunk = vec![0; CHUNK.min(size as usize)];
         for (index, lane) in self.lanes.iter().enumerate() {
             if let Some(source) = &lane.source {
@@ -325,6 +385,11 @@ impl Lanes {
         }
         Ok(bytes)
     }
+}
+
+/// Where the result of an atomic operation goes: each that is under way has its own place.
+fn slot(number: u64, send_depth: u64) -> usize {
+    ((number - 1) % send_depth) as usize * ATOMIC_LENGTH as usize
 }
 
 /// What a message of a lane holds: another one for each lane and size.

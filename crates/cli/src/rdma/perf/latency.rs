@@ -55,6 +55,9 @@ pub(super) fn request(
         if ping_pong {
             lanes.post_receives()?;
         }
+        if plan.verify && plan.test.operation.is_atomic() {
+            lanes.check_results(LANE, number..=number)?;
+        }
     }
     let seconds = (last - start).as_secs_f64();
     let latency = Some(latencies.summarize());

@@ -1,5 +1,5 @@
-//! `rdma send-bw`, `write-bw`, `read-bw`: bandwidth and latency between two of us, measured and
-//! shown as perftest's `ib_send_bw`, `ib_write_lat` and so on do.
+//! `rdma send-bw`, `write-bw`, `read-bw`, `atomic`: bandwidth and latency between two of us,
+//! measured and shown as perftest's `ib_send_bw`, `ib_write_lat` and so on do.
 //!
 //! The two sides find each other as pingpongs do, then say in a line of JSON each what they are
 //! about to do ([`agreement`]), and connect the queue pairs only when that is the same.
@@ -17,11 +17,12 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use clap::Args;
-use millstream_verbs::{Mtu, Psn, Qpn};
+use clap::{Args, ValueEnum};
+use millstream_verbs::{ATOMIC_LENGTH, Mtu, Psn, Qpn};
 
 use self::agreement::{Description, Disagreement};
 use self::control::{Control, Message};
+use self::figures::Outcome;
 use self::lanes::Lanes;
 use self::report::Report;
 pub(super) use self::test::Operation;
@@ -48,7 +49,7 @@ pub(crate) struct Arguments {
     /// Measure latency, one message at a time, instead of bandwidth
     #[arg(long)]
     latency: bool,
-    /// Bytes of a message [default: 64KiB; with --latency 2]
+    /// Bytes of a message [default: 64KiB; with --latency 2; atomic operations have 8]
     #[arg(short, long, value_name = "S", value_parser = units::size, conflicts_with = "all")]
     size: Option<u64>,
     /// All sizes from 2 bytes to 8 MiB
@@ -89,6 +90,33 @@ pub(crate) struct Arguments {
     host: Option<String>,
 }
 
+/// Arguments of `rdma atomic`.
+#[derive(Args, Debug)]
+pub(crate) struct AtomicArguments {
+    /// What to do with the server's counter
+    #[arg(long, value_enum, default_value = "fetch-add")]
+    op: AtomicOperation,
+    #[command(flatten)]
+    others: Arguments,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum AtomicOperation {
+    /// Add 1 to it
+    FetchAdd,
+    /// Replace what it should be by the next number
+    CompareSwap,
+}
+
+/// Runs a test of atomic operations.
+pub(super) fn run_atomic(arguments: &AtomicArguments) -> anyhow::Result<()> {
+    let operation = match arguments.op {
+        AtomicOperation::FetchAdd => Operation::FetchAdd,
+        AtomicOperation::CompareSwap => Operation::CompareSwap,
+    };
+    run(operation, &arguments.others)
+}
+
 /// Runs a test, as the client or the server.
 pub(super) fn run(operation: Operation, arguments: &Arguments) -> anyhow::Result<()> {
     let plan = arguments.plan(operation)?;
@@ -119,6 +147,10 @@ impl Arguments {
     fn plan(&self, operation: Operation) -> anyhow::Result<Plan> {
         let test = Test { operation, latency: self.latency };
         let sizes = match self.size {
+            None | Some(8) if operation.is_atomic() && !self.all => vec![ATOMIC_LENGTH],
+            _ if operation.is_atomic() => {
+                return Err(usage("rdma atomic: atomic operations have 8 bytes: --size 8"));
+            }
             _ if self.all => ALL.map(|power| 1 << power).collect(),
             Some(size) if (1..=1 << 30).contains(&size) => vec![size as u32],
             Some(size) => {
@@ -174,7 +206,7 @@ struct Meeting {
 }
 
 fn meet_server(plan: &Plan, chosen: &Chosen, host: &str, port: u16) -> anyhow::Result<Meeting> {
-    let client = Client::connect(&plan.test.name(), host, port)?;
+    let client = Client::connect(plan.test.command(), host, port)?;
     let lanes = Lanes::new(chosen.open(client.peer()?)?, plan)?;
     let (theirs, stream) = client.exchange(&first(&lanes)?)?;
     Meeting::new(lanes, stream, theirs, "server")
@@ -296,14 +328,22 @@ fn measure(
     }
     report.table();
     let cpu = process::processor_time();
-    let check = |lanes: &Lanes| if plan.verify { lanes.check(size, theirs) } else { Ok(0) };
+    let check = |lanes: &Lanes, outcome: &Outcome| match plan.side {
+        _ if !plan.verify => Ok(0),
+        // The client has looked at each result as it came.
+        Side::Client if plan.test.operation.is_atomic() => {
+            Ok(outcome.iterations.saturating_mul(size.into()))
+        }
+        Side::Server if plan.test.operation.is_atomic() => lanes.check_counters(outcome.iterations),
+        _ => lanes.check(size, theirs),
+    };
     if plan.side == Side::Client {
         let outcome = match plan.test.latency {
             true => latency::request(lanes, plan, size, control)?,
             false => bandwidth::request(lanes, plan, size, control)?,
         };
         let cpu = process::processor_time() - cpu;
-        let checked = check(lanes)?;
+        let checked = check(lanes, &outcome)?;
         control.send(&Message::Measured { outcome: outcome.clone(), checked })?;
         let Message::Checked { bytes } = control.receive_eventually()? else {
             bail!("the server did not say whether it got all");
@@ -319,7 +359,7 @@ fn measure(
     let Message::Measured { outcome, checked } = message else {
         bail!("the client did not say what it has measured");
     };
-    let bytes = check(lanes)?;
+    let bytes = check(lanes, &outcome)?;
     control.send(&Message::Checked { bytes })?;
     report.result(size, &outcome, cpu.as_secs_f64(), checked.saturating_add(bytes));
     Ok(())

@@ -219,7 +219,7 @@ fn header(plan: &Plan, device: &Device, mtu: Mtu) -> Vec<String> {
     }
     lines.push(format!(" Mtu             : {mtu}[B]"));
     lines.push(format!(" Link type       : {link}"));
-    if plan.test.operation == Operation::Read {
+    if plan.test.operation == Operation::Read || plan.test.operation.is_atomic() {
         let reads = device.attributes().max_reads.min(super::READS_MAX);
         lines.push(format!(" Outstand reads  : {reads}"));
     }
@@ -227,7 +227,11 @@ fn header(plan: &Plan, device: &Device, mtu: Mtu) -> Vec<String> {
         Amount::Iterations(iterations) => format!("{iterations} iterations"),
         Amount::Duration(duration) => format!("{duration:?}"),
     };
-    let verified = if plan.verify { "data checked at the end" } else { "data not checked" };
+    let verified = match (plan.verify, plan.test.operation.is_atomic()) {
+        (true, true) => "each result and the counters checked",
+        (true, false) => "data checked at the end",
+        (false, _) => "data not checked",
+    };
     lines.push(format!(" Each size       : {amount}, {verified}"));
     lines.push(" Data ex. method : Ethernet".to_owned());
     lines.push(RULE.to_owned());

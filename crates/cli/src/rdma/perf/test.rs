@@ -12,6 +12,8 @@ pub(in crate::rdma) enum Operation {
     Send,
     Write,
     Read,
+    FetchAdd,
+    CompareSwap,
 }
 
 /// A test.
@@ -60,13 +62,31 @@ pub(super) struct Needs {
     pub(super) receives: bool,
 }
 
+impl Operation {
+    pub(super) fn is_atomic(self) -> bool {
+        matches!(self, Self::FetchAdd | Self::CompareSwap)
+    }
+}
+
 impl Test {
+    /// The command that runs it.
+    pub(super) fn command(self) -> &'static str {
+        match self.operation {
+            Operation::Send => "send-bw",
+            Operation::Write => "write-bw",
+            Operation::Read => "read-bw",
+            Operation::FetchAdd | Operation::CompareSwap => "atomic",
+        }
+    }
+
     /// What both sides call it.
     pub(super) fn name(self) -> String {
         let operation = match self.operation {
             Operation::Send => "send",
             Operation::Write => "write",
             Operation::Read => "read",
+            Operation::FetchAdd => "fetch-add",
+            Operation::CompareSwap => "compare-swap",
         };
         format!("{operation}-{}", if self.latency { "lat" } else { "bw" })
     }
@@ -79,6 +99,8 @@ impl Test {
             Operation::Write if self.latency => "RDMA_Write_imm",
             Operation::Write => "RDMA_Write",
             Operation::Read => "RDMA_Read",
+            Operation::FetchAdd => "Atomic FETCH_AND_ADD",
+            Operation::CompareSwap => "Atomic CMP_AND_SWAP",
         };
         format!("{operation} {} Test", if self.latency { "Latency" } else { "BW" })
     }
@@ -95,7 +117,9 @@ impl Test {
         if requests {
             match self.operation {
                 Operation::Send | Operation::Write => needs.source = Some(Access::empty()),
-                Operation::Read => needs.target = Some(Access::LOCAL_WRITE),
+                Operation::Read | Operation::FetchAdd | Operation::CompareSwap => {
+                    needs.target = Some(Access::LOCAL_WRITE);
+                }
             }
         }
         if responds {
@@ -112,6 +136,10 @@ impl Test {
                 Operation::Read => {
                     needs.source = Some(Access::REMOTE_READ);
                     needs.remote = Access::REMOTE_READ;
+                }
+                Operation::FetchAdd | Operation::CompareSwap => {
+                    needs.target = Some(Access::LOCAL_WRITE | Access::REMOTE_ATOMIC);
+                    needs.remote = Access::REMOTE_ATOMIC;
                 }
             }
         }
