@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millstream_roce::{Access, CreateError, QueuePairCapabilities, RegionError, Transport};
+use millstream_roce::{Access, CreateError, QueuePairCapabilities, RegionError};
 
 use crate::completion_queue::CompletionQueue;
 use crate::device::Device;
@@ -85,37 +85,39 @@ impl ProtectionDomain {
         let QueuePairOptions { send_completions, receive_completions, shared_receives, .. } =
             *options;
         let foreign = |queue: &CompletionQueue| CreateError::UnknownCompletionQueue(queue.id());
+        let foreign_shared =
+            |queue: &SharedReceiveQueue| CreateError::UnknownSharedReceiveQueue(queue.id());
         let pair = match &self.domain {
             Provided::Soft(domain) => {
                 let own = |queue: &CompletionQueue| match &queue.queue {
                     Provided::Soft(queue) => Ok(Arc::clone(queue)),
                     Provided::Ibverbs(_) => Err(foreign(queue)),
                 };
-                let shared = shared_receives.map(|queue| Arc::clone(queue.soft()));
-                Provided::Soft(soft::QueuePair::create(
-                    domain,
-                    [own(send_completions)?, own(receive_completions)?],
-                    shared,
-                    options,
-                )?)
+                let own_shared = |queue: &SharedReceiveQueue| match &queue.queue {
+                    Provided::Soft(queue) => Ok(Arc::clone(queue)),
+                    Provided::Ibverbs(_) => Err(foreign_shared(queue)),
+                };
+                let completions = [own(send_completions)?, own(receive_completions)?];
+                let shared = shared_receives.map(own_shared).transpose()?;
+                Provided::Soft(soft::QueuePair::create(domain, completions, shared, options)?)
             }
             Provided::Ibverbs(domain) => {
-                let own = |queue: &'_ CompletionQueue| match &queue.queue {
+                let own = |queue: &CompletionQueue| match &queue.queue {
                     Provided::Ibverbs(queue) => Ok(Arc::clone(queue)),
                     Provided::Soft(_) => Err(foreign(queue)),
                 };
-                let (send, receive) = (own(send_completions)?, own(receive_completions)?);
-                if let Some(queue) = shared_receives {
-                    return Err(CreateError::UnknownSharedReceiveQueue(queue.id()));
-                }
-                if options.transport != Transport::ReliableConnection {
-                    return Err(CreateError::Unsupported("unreliable datagrams"));
-                }
-                let capabilities = options.capabilities;
+                let own_shared = |queue: &SharedReceiveQueue| match &queue.queue {
+                    Provided::Ibverbs(queue) => Ok(Arc::clone(queue)),
+                    Provided::Soft(_) => Err(foreign_shared(queue)),
+                };
+                let completions = [own(send_completions)?, own(receive_completions)?];
+                let shared = shared_receives.map(own_shared).transpose()?;
+                let QueuePairOptions { transport, capabilities, .. } = *options;
                 Provided::Ibverbs(ibverbs::QueuePair::create(
                     domain,
-                    &send,
-                    &receive,
+                    completions,
+                    shared,
+                    transport,
                     capabilities,
                 )?)
             }
@@ -134,7 +136,10 @@ impl ProtectionDomain {
                 let queue = soft::SharedReceiveQueue::create(domain, capacity)?;
                 Provided::Soft(Arc::new(queue))
             }
-            Provided::Ibverbs(_) => return Err(CreateError::Unsupported("shared receive queues")),
+            Provided::Ibverbs(domain) => {
+                let queue = ibverbs::SharedReceiveQueue::create(domain, capacity)?;
+                Provided::Ibverbs(Arc::new(queue))
+            }
         };
         Ok(SharedReceiveQueue { queue })
     }

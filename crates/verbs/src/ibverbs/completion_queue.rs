@@ -11,10 +11,12 @@ use std::time::{Duration, Instant};
 use millstream_roce::{
     Completion, CompletionOperation, CompletionQueueId, CompletionStatus, CreateError,
 };
+use millstream_wire::Qpn;
 
 use super::device::Device;
 use super::objects::Errno;
-use super::work::{self, Owner, Owners, Posted};
+use super::shared_receive_queue::SharedWork;
+use super::work::{self, Owner, Owners, Posted, Work};
 use super::{ffi, lock, objects};
 use crate::CompletionHandler;
 
@@ -45,7 +47,15 @@ pub(crate) struct CompletionQueue {
 
 struct Inbox {
     taken: VecDeque<Completion>,
+    senders: Senders,
+}
+
+/// Whose completions come.
+#[derive(Default)]
+struct Senders {
     owners: Owners,
+    /// Shared receive queues of queue pairs that complete here, and of how many.
+    shared: Vec<(Arc<SharedWork>, usize)>,
 }
 
 impl CompletionQueue {
@@ -74,7 +84,7 @@ impl CompletionQueue {
             number,
             inbox: Mutex::new(Inbox {
                 taken: VecDeque::with_capacity(BATCH),
-                owners: Owners::default(),
+                senders: Senders::default(),
             }),
             announcements: Mutex::new(0),
             announced: Condvar::new(),
@@ -190,19 +200,37 @@ impl CompletionQueue {
     /// Takes what there is, so that it outlives the queue pair that it is of.
     pub(super) fn settle(&self) -> Result<(), Errno> {
         let mut inbox = lock(&self.inbox);
-        let Inbox { taken, owners } = &mut *inbox;
-        while self.collect(owners, BATCH, |completion| taken.push_back(completion))? == BATCH {}
+        let Inbox { taken, senders } = &mut *inbox;
+        while self.collect(senders, BATCH, |completion| taken.push_back(completion))? == BATCH {}
         Ok(())
     }
 
     /// Expects completions of this queue from now on; they name it by the key returned.
     pub(super) fn add_owner(&self, owner: Owner) -> Option<u32> {
-        lock(&self.inbox).owners.insert(owner)
+        lock(&self.inbox).senders.owners.insert(owner)
     }
 
     /// Completions by this key are dropped from now on.
     pub(super) fn remove_owner(&self, key: u32) {
-        lock(&self.inbox).owners.remove(key);
+        lock(&self.inbox).senders.owners.remove(key);
+    }
+
+    /// Expects completions of a queue pair that takes from this queue.
+    pub(super) fn add_shared(&self, work: &Arc<SharedWork>) {
+        let shared = &mut lock(&self.inbox).senders.shared;
+        match shared.iter_mut().find(|(known, _)| Arc::ptr_eq(known, work)) {
+            Some((_, count)) => *count += 1,
+            None => shared.push((Arc::clone(work), 1)),
+        }
+    }
+
+    /// One such queue pair less.
+    pub(super) fn remove_shared(&self, work: &Arc<SharedWork>) {
+        let shared = &mut lock(&self.inbox).senders.shared;
+        shared.retain_mut(|(known, count)| {
+            *count -= usize::from(Arc::ptr_eq(known, work));
+            *count > 0
+        });
     }
 
     fn request_announcement(&self) {
@@ -215,12 +243,12 @@ impl CompletionQueue {
     fn take(&self, out: &mut Vec<Completion>, limit: usize) -> usize {
         let start = out.len();
         let mut inbox = lock(&self.inbox);
-        let Inbox { taken, owners } = &mut *inbox;
+        let Inbox { taken, senders } = &mut *inbox;
         out.extend(taken.drain(..limit.min(taken.len())));
         let mut broken = None;
         while out.len() - start < limit {
             let wanted = BATCH.min(limit - (out.len() - start));
-            match self.collect(owners, wanted, |completion| out.push(completion)) {
+            match self.collect(senders, wanted, |completion| out.push(completion)) {
                 Ok(count) if count == wanted => {}
                 other => {
                     broken = other.err();
@@ -229,7 +257,7 @@ impl CompletionQueue {
             }
         }
         if out.len() - start < limit {
-            self.flush_stopped(owners, taken);
+            self.flush_stopped(&senders.owners, taken);
             out.extend(taken.drain(..(limit - (out.len() - start)).min(taken.len())));
         }
         drop(inbox);
@@ -240,10 +268,10 @@ impl CompletionQueue {
     /// Whether there is something to poll.
     fn fill(&self) -> bool {
         let mut inbox = lock(&self.inbox);
-        let Inbox { taken, owners } = &mut *inbox;
+        let Inbox { taken, senders } = &mut *inbox;
         let mut broken = None;
         while taken.is_empty() {
-            match self.collect(owners, BATCH, |completion| taken.push_back(completion)) {
+            match self.collect(senders, BATCH, |completion| taken.push_back(completion)) {
                 Ok(BATCH) => {}
                 other => {
                     broken = other.err();
@@ -252,7 +280,7 @@ impl CompletionQueue {
             }
         }
         if taken.is_empty() {
-            self.flush_stopped(owners, taken);
+            self.flush_stopped(&senders.owners, taken);
         }
         let found = !taken.is_empty();
         drop(inbox);
@@ -264,19 +292,19 @@ impl CompletionQueue {
     /// to `sink`; returns how many were taken.
     fn collect(
         &self,
-        owners: &Owners,
+        senders: &Senders,
         limit: usize,
         mut sink: impl FnMut(Completion),
     ) -> Result<usize, Errno> {
         let mut batch = [MaybeUninit::uninit(); BATCH];
         let entries = self.queue.poll(&mut batch[..limit])?;
         for entry in entries {
-            let (key, sequence) = work::parts(entry.wr_id);
-            let Some(owner) = owners.get(key) else { continue };
-            let Some(posted) = owner.queue().complete(sequence) else { continue };
-            let completion = completion(owner, &posted, entry);
-            if completion.status != CompletionStatus::Success {
-                self.device.registry().pair_failed(&owner.work);
+            let Some((qpn, receives, posted)) = senders.complete(entry) else { continue };
+            let completion = completion(qpn, receives, &posted, entry);
+            if completion.status != CompletionStatus::Success
+                && let Some(work) = senders.work(qpn)
+            {
+                self.device.registry().pair_failed(work);
             }
             sink(completion);
         }
@@ -307,23 +335,43 @@ impl CompletionQueue {
     }
 }
 
-fn completion(owner: &Owner, posted: &Posted, entry: &ffi::Wc) -> Completion {
+impl Senders {
+    /// The queue pair and request that a completion is of, and whether it is a receive. `None` when
+    /// it is of a queue pair that is gone.
+    fn complete(&self, entry: &ffi::Wc) -> Option<(Qpn, bool, Posted)> {
+        let (key, sequence) = work::parts(entry.wr_id);
+        if key & work::SHARED != 0 {
+            let number = key & !work::SHARED;
+            let (shared, _) = self.shared.iter().find(|(shared, _)| shared.number == number)?;
+            return Some((Qpn::new(entry.qp_num), true, shared.complete(sequence)?));
+        }
+        let owner = self.owners.get(key)?;
+        Some((owner.work.qpn, owner.receives, owner.queue().complete(sequence)?))
+    }
+
+    fn work(&self, qpn: Qpn) -> Option<&Work> {
+        let owner = self.owners.iter().find(|owner| owner.work.qpn == qpn)?;
+        Some(&owner.work)
+    }
+}
+
+fn completion(qpn: Qpn, receives: bool, posted: &Posted, entry: &ffi::Wc) -> Completion {
     let status = status(entry.status);
     let success = status == CompletionStatus::Success;
-    let with_immediate = success && owner.receives && entry.wc_flags & ffi::WC_WITH_IMM != 0;
+    let with_immediate = success && receives && entry.wc_flags & ffi::WC_WITH_IMM != 0;
     let operation = match entry.opcode {
         ffi::WC_RECV_RDMA_WITH_IMM if success => CompletionOperation::ReceiveWrite,
         _ => posted.operation,
     };
     Completion {
         // Of sends, only READs have a length in `entry`; on errors, nothing has.
-        length: match (success, owner.receives) {
+        length: match (success, receives) {
             (true, true) => entry.byte_len,
             (false, true) => 0,
             (_, false) => posted.length,
         },
         immediate: with_immediate.then(|| u32::from_be(entry.imm_data)),
-        ..Completion::new(posted.id, owner.work.qpn, status, operation)
+        ..Completion::new(posted.id, qpn, status, operation)
     }
 }
 

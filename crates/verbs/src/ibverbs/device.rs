@@ -81,6 +81,7 @@ pub(crate) struct Device {
     gid: Entry,
     relaxed_ordering: bool,
     attributes: DeviceAttributes,
+    max_shared_receives: usize,
     registry: Arc<Registry>,
     /// Ends its thread, which uses the two below.
     _events: Events,
@@ -176,6 +177,7 @@ impl Device {
             gid,
             relaxed_ordering: config.relaxed_ordering,
             attributes: attributes(limits, state),
+            max_shared_receives: if limits.max_srq > 0 { count(limits.max_srq_wr) } else { 0 },
             registry,
             _events: events,
             channel,
@@ -242,6 +244,11 @@ impl Device {
 
     pub(super) fn relaxed_ordering(&self) -> bool {
         self.relaxed_ordering
+    }
+
+    /// Requests in a shared receive queue; 0 when there are none of these.
+    pub(super) fn max_shared_receives(&self) -> usize {
+        self.max_shared_receives
     }
 
     pub(super) fn registry(&self) -> &Registry {

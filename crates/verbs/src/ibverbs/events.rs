@@ -4,18 +4,18 @@ use std::collections::{HashMap, VecDeque};
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use millstream_roce::{AsyncEvent, Completion};
+use millstream_roce::{AsyncEvent, Completion, SharedReceiveQueueId};
 
 use super::completion_queue::{CompletionQueue, HANDLER_BATCH};
 use super::lock;
 use super::objects::{self, Channel, Context, DeviceEvent, Errno};
 use super::queue_pair::Pair;
-use super::work::Work;
+use super::work::{SHARED, Work};
 
 /// Events kept for an application that does not ask for them.
 const MAX_EVENTS: usize = 1024;
@@ -25,6 +25,8 @@ pub(super) struct Registry {
     /// By the number of their identifier.
     queues: Mutex<Vec<Option<Weak<CompletionQueue>>>>,
     pairs: Mutex<HashMap<u32, Weak<Pair>>>,
+    /// How many shared receive queues there were. Their numbers are not used again.
+    shared: AtomicU32,
     events: Mutex<VecDeque<AsyncEvent>>,
     /// There is an event, or the device has failed.
     happened: Condvar,
@@ -63,6 +65,11 @@ impl Registry {
 
     fn all_queues(&self) -> Vec<Arc<CompletionQueue>> {
         lock(&self.queues).iter().flatten().filter_map(Weak::upgrade).collect()
+    }
+
+    /// A number for a shared receive queue.
+    pub(super) fn next_shared(&self) -> u32 {
+        self.shared.fetch_add(1, Ordering::Relaxed) & !SHARED
     }
 
     /// Knows a queue pair from now on; `false` when the device has failed, and the queue pair
@@ -168,6 +175,12 @@ impl Registry {
             DeviceEvent::CompletionQueueError(number) => {
                 self.queue(number).map_or(Happened::Nothing, Happened::QueueFailed)
             }
+            // These numbers are not used again.
+            DeviceEvent::SharedReceivesError(number) => Happened::SharedReceivesFailed(number),
+            DeviceEvent::SharedReceivesLimit(number) => {
+                let queue = SharedReceiveQueueId(number);
+                Happened::Told(AsyncEvent::SharedReceiveLimit(queue))
+            }
             DeviceEvent::DeviceFatal => Happened::DeviceFailed,
             DeviceEvent::Other(kind) => {
                 tracing::debug!("event {kind} (of ibv_event_type)");
@@ -183,15 +196,21 @@ impl Registry {
             Happened::QueueFailed(queue) => {
                 self.event(AsyncEvent::CompletionQueueOverrun(queue.id()));
                 // It may have lost completions and, on real hardware, gets none any more.
-                for pair in self.all_pairs() {
-                    if pair.completes_into(&queue) {
-                        self.pair_failed(&pair.work);
-                        pair.stop();
-                    }
-                }
+                self.stop_pairs(|pair| pair.completes_into(&queue));
+            }
+            Happened::SharedReceivesFailed(queue) => {
+                self.stop_pairs(|pair| pair.takes_from(queue));
             }
             Happened::DeviceFailed => self.fail("the device reported a fatal error".into()),
             Happened::Nothing => {}
+        }
+    }
+
+    /// Ends the queue pairs that cannot go on.
+    fn stop_pairs(&self, hit: impl Fn(&Pair) -> bool) {
+        for pair in self.all_pairs().into_iter().filter(|pair| hit(pair)) {
+            self.pair_failed(&pair.work);
+            pair.stop();
         }
     }
 }
@@ -202,6 +221,8 @@ enum Happened {
     /// Something that only the application has to know.
     Told(AsyncEvent),
     QueueFailed(Arc<CompletionQueue>),
+    /// By its number.
+    SharedReceivesFailed(u32),
     DeviceFailed,
     Nothing,
 }
@@ -223,6 +244,7 @@ impl Events {
         let registry = Arc::new(Registry {
             queues: Mutex::default(),
             pairs: Mutex::default(),
+            shared: AtomicU32::new(0),
             events: Mutex::default(),
             happened: Condvar::new(),
             failure: OnceLock::new(),

@@ -224,6 +224,9 @@ fn library() -> &'static Library {
         ibv_ack_cq_events: ack_cq_events,
         ibv_create_cq: create_cq,
         ibv_destroy_cq: destroy_cq,
+        ibv_create_srq: unused::create_srq,
+        ibv_modify_srq: unused::modify_srq,
+        ibv_destroy_srq: unused::destroy_srq,
         ibv_create_qp: create_qp,
         ibv_modify_qp: modify_qp,
         ibv_query_qp: query_qp,
@@ -265,6 +268,22 @@ mod unused {
         _: usize,
         _: c_int,
     ) -> *mut ffi::Mr {
+        unreachable!()
+    }
+    pub(super) unsafe extern "C" fn create_srq(
+        _: *mut ffi::Pd,
+        _: *mut ffi::SrqInitAttr,
+    ) -> *mut ffi::Srq {
+        unreachable!()
+    }
+    pub(super) unsafe extern "C" fn modify_srq(
+        _: *mut ffi::Srq,
+        _: *mut ffi::SrqAttr,
+        _: c_int,
+    ) -> c_int {
+        unreachable!()
+    }
+    pub(super) unsafe extern "C" fn destroy_srq(_: *mut ffi::Srq) -> c_int {
         unreachable!()
     }
     pub(super) unsafe extern "C" fn dereg_mr(_: *mut ffi::Mr) -> c_int {

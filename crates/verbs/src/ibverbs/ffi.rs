@@ -35,7 +35,10 @@ pub(super) struct ContextOps {
     _before_poll_cq: [Unused; 11],
     pub(super) poll_cq: Option<unsafe extern "C" fn(*mut Cq, c_int, *mut Wc) -> c_int>,
     pub(super) req_notify_cq: Option<unsafe extern "C" fn(*mut Cq, c_int) -> c_int>,
-    _before_post_send: [Unused; 12],
+    _before_post_srq_recv: [Unused; 7],
+    pub(super) post_srq_recv:
+        Option<unsafe extern "C" fn(*mut Srq, *mut RecvWr, *mut *mut RecvWr) -> c_int>,
+    _before_post_send: [Unused; 4],
     pub(super) post_send:
         Option<unsafe extern "C" fn(*mut Qp, *mut SendWr, *mut *mut SendWr) -> c_int>,
     pub(super) post_recv:
@@ -49,7 +52,9 @@ impl ContextOps {
         _before_poll_cq: [std::ptr::null_mut(); 11],
         poll_cq: None,
         req_notify_cq: None,
-        _before_post_send: [std::ptr::null_mut(); 12],
+        _before_post_srq_recv: [std::ptr::null_mut(); 7],
+        post_srq_recv: None,
+        _before_post_send: [std::ptr::null_mut(); 4],
         post_send: None,
         post_recv: None,
         _after_post_recv: [std::ptr::null_mut(); 5],
@@ -280,11 +285,35 @@ pub(super) struct QpInitAttr {
     pub(super) qp_context: *mut c_void,
     pub(super) send_cq: *mut Cq,
     pub(super) recv_cq: *mut Cq,
-    pub(super) srq: *mut c_void,
+    pub(super) srq: *mut Srq,
     pub(super) cap: QpCap,
     pub(super) qp_type: c_int,
     pub(super) sq_sig_all: c_int,
 }
+
+/// `ibv_srq`, up to what is used.
+#[repr(C)]
+pub(super) struct Srq {
+    pub(super) context: *mut Context,
+    pub(super) srq_context: *mut c_void,
+}
+
+#[repr(C)]
+pub(super) struct SrqInitAttr {
+    pub(super) srq_context: *mut c_void,
+    pub(super) attr: SrqAttr,
+}
+
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(super) struct SrqAttr {
+    pub(super) max_wr: u32,
+    pub(super) max_sge: u32,
+    pub(super) srq_limit: u32,
+}
+
+/// `IBV_SRQ_LIMIT` of `ibv_srq_attr_mask`.
+pub(super) const SRQ_LIMIT: c_int = 1 << 1;
 
 /// `IBV_QPT_RC`.
 pub(super) const QP_TYPE_RC: c_int = 2;
@@ -372,7 +401,7 @@ pub(super) struct Qp {
     pub(super) pd: *mut Pd,
     pub(super) send_cq: *mut Cq,
     pub(super) recv_cq: *mut Cq,
-    pub(super) srq: *mut c_void,
+    pub(super) srq: *mut Srq,
     pub(super) handle: u32,
     pub(super) qp_num: u32,
 }
@@ -391,6 +420,9 @@ pub(super) const EVENT_QP_ACCESS_ERR: u32 = 3;
 pub(super) const EVENT_COMM_EST: u32 = 4;
 pub(super) const EVENT_SQ_DRAINED: u32 = 5;
 pub(super) const EVENT_DEVICE_FATAL: u32 = 8;
+pub(super) const EVENT_SRQ_ERR: u32 = 14;
+pub(super) const EVENT_SRQ_LIMIT_REACHED: u32 = 15;
+pub(super) const EVENT_QP_LAST_WQE_REACHED: u32 = 16;
 
 /// The name to load. The number is that of the library's interface; a name without it belongs to
 /// development packages.
@@ -464,6 +496,9 @@ functions! {
     ibv_ack_cq_events(*mut Cq, c_uint);
     ibv_create_cq(*mut Context, c_int, *mut c_void, *mut CompChannel, c_int) -> *mut Cq;
     ibv_destroy_cq(*mut Cq) -> c_int;
+    ibv_create_srq(*mut Pd, *mut SrqInitAttr) -> *mut Srq;
+    ibv_modify_srq(*mut Srq, *mut SrqAttr, c_int) -> c_int;
+    ibv_destroy_srq(*mut Srq) -> c_int;
     ibv_create_qp(*mut Pd, *mut QpInitAttr) -> *mut Qp;
     ibv_modify_qp(*mut Qp, *mut QpAttr, c_int) -> c_int;
     ibv_query_qp(*mut Qp, *mut QpAttr, c_int, *mut QpInitAttr) -> c_int;
@@ -507,6 +542,7 @@ const _: () = {
     assert!(size_of::<ContextOps>() == 256);
     assert!(offset_of!(ContextOps, poll_cq) == 88);
     assert!(offset_of!(ContextOps, req_notify_cq) == 96);
+    assert!(offset_of!(ContextOps, post_srq_recv) == 160);
     assert!(offset_of!(ContextOps, post_send) == 200);
     assert!(offset_of!(ContextOps, post_recv) == 208);
 
@@ -572,6 +608,11 @@ const _: () = {
     assert!(size_of::<RecvWr>() == 32);
     assert!(offset_of!(RecvWr, sg_list) == 16);
     assert!(offset_of!(RecvWr, num_sge) == 24);
+
+    assert!(offset_of!(Srq, srq_context) == 8);
+    assert!(size_of::<SrqInitAttr>() == 24);
+    assert!(offset_of!(SrqInitAttr, attr) == 8);
+    assert!(size_of::<SrqAttr>() == 12);
 
     assert!(size_of::<QpCap>() == 20);
     assert!(size_of::<QpInitAttr>() == 64);

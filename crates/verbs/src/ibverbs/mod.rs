@@ -17,6 +17,8 @@ mod gid;
 mod memory_region;
 mod objects;
 mod queue_pair;
+mod receive_batch;
+mod shared_receive_queue;
 mod sysfs;
 mod work;
 
@@ -27,6 +29,7 @@ pub(crate) use completion_queue::CompletionQueue;
 pub(crate) use device::{Device, list};
 pub(crate) use memory_region::{MemoryRegion, ProtectionDomain};
 pub(crate) use queue_pair::QueuePair;
+pub(crate) use shared_receive_queue::SharedReceiveQueue;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -18,6 +18,7 @@ use super::device::Device;
 use super::ffi::{self, qp_mask};
 use super::memory_region::ProtectionDomain;
 use super::objects::Errno;
+use super::shared_receive_queue::SharedReceiveQueue;
 use super::work::{Owner, Work};
 use super::{lock, objects};
 
@@ -36,6 +37,7 @@ pub(crate) struct QueuePair {
     pair: Arc<Pair>,
     send_owner: Registration,
     receive_owner: Registration,
+    shared_receives: Option<SharedRegistration>,
 }
 
 /// The part of a queue pair that its device's thread knows.
@@ -44,11 +46,17 @@ pub(super) struct Pair {
     native: objects::QueuePair,
     /// Of sends and of receives.
     completions: [Arc<CompletionQueue>; 2],
+    /// The number of the shared receive queue that it takes from.
+    shared_receives: Option<u32>,
 }
 
 impl Pair {
     pub(super) fn completes_into(&self, queue: &Arc<CompletionQueue>) -> bool {
         self.completions.iter().any(|other| Arc::ptr_eq(other, queue))
+    }
+
+    pub(super) fn takes_from(&self, shared_receive_queue: u32) -> bool {
+        self.shared_receives == Some(shared_receive_queue)
     }
 
     /// Makes sure that the device works on no request any more, and has those that are outstanding
@@ -107,19 +115,47 @@ impl Drop for Registration {
     }
 }
 
+/// The place of a shared receive queue among those that complete into a completion queue.
+struct SharedRegistration {
+    completions: Arc<CompletionQueue>,
+    queue: Arc<SharedReceiveQueue>,
+}
+
+impl SharedRegistration {
+    fn new(completions: &Arc<CompletionQueue>, queue: Arc<SharedReceiveQueue>) -> Self {
+        completions.add_shared(queue.work());
+        Self { completions: Arc::clone(completions), queue }
+    }
+}
+
+impl Drop for SharedRegistration {
+    fn drop(&mut self) {
+        self.completions.remove_shared(self.queue.work());
+    }
+}
+
 impl QueuePair {
+    /// With the queues where sends and receives complete.
     pub(crate) fn create(
         domain: &ProtectionDomain,
-        send_completions: &Arc<CompletionQueue>,
-        receive_completions: &Arc<CompletionQueue>,
+        completions: [Arc<CompletionQueue>; 2],
+        shared_receives: Option<Arc<SharedReceiveQueue>>,
+        transport: Transport,
         capabilities: QueuePairCapabilities,
     ) -> Result<Self, CreateError> {
         let device = &domain.device;
-        for queue in [send_completions, receive_completions] {
-            if !Arc::ptr_eq(queue.device(), device) {
-                return Err(CreateError::UnknownCompletionQueue(queue.id()));
-            }
+        if let Some(queue) = completions.iter().find(|queue| !Arc::ptr_eq(queue.device(), device)) {
+            return Err(CreateError::UnknownCompletionQueue(queue.id()));
         }
+        if let Some(queue) = shared_receives.as_ref()
+            && !Arc::ptr_eq(queue.device(), device)
+        {
+            return Err(CreateError::UnknownSharedReceiveQueue(queue.id()));
+        }
+        if transport != Transport::ReliableConnection {
+            return Err(CreateError::Unsupported("unreliable datagrams"));
+        }
+        let [send_completions, receive_completions] = &completions;
         if device.failed() {
             return Err(CreateError::DeviceFailed);
         }
@@ -128,13 +164,16 @@ impl QueuePair {
             .as_ref()
             .map_err(|&code| CreateError::System { call: "ibv_alloc_pd", code })?;
         let limits = device.attributes();
-        let QueuePairCapabilities { max_send_requests, max_receive_requests, .. } = capabilities;
-        for (what, value) in [
-            ("max_send_requests", max_send_requests),
-            ("max_receive_requests", max_receive_requests),
+        let max_send_requests = capabilities.max_send_requests;
+        // With a shared queue it has none of its own.
+        let own_receives = shared_receives.is_none();
+        let max_receive_requests = if own_receives { capabilities.max_receive_requests } else { 0 };
+        for (what, value, least) in [
+            ("max_send_requests", max_send_requests, 1),
+            ("max_receive_requests", max_receive_requests, usize::from(own_receives)),
         ] {
             let limit = limits.max_work_requests;
-            if value == 0 || value > limit {
+            if value < least || value > limit {
                 return Err(CreateError::OutOfRange { what, value, limit });
             }
         }
@@ -150,6 +189,7 @@ impl QueuePair {
             pd,
             send_completions.object(),
             receive_completions.object(),
+            shared_receives.as_ref().map(|queue| queue.object()),
             cap,
         )
         .map_err(|code| CreateError::System { call: "ibv_create_qp", code })?;
@@ -157,8 +197,10 @@ impl QueuePair {
         let work = Arc::new(Work::new(qpn, max_send_requests, max_receive_requests));
         let send_owner = Registration::new(send_completions, &work, false)?;
         let receive_owner = Registration::new(receive_completions, &work, true)?;
-        let completions = [send_completions, receive_completions].map(Arc::clone);
-        let pair = Arc::new(Pair { work, native, completions });
+        let number = shared_receives.as_ref().map(|queue| queue.id().0);
+        let shared_receives =
+            shared_receives.map(|queue| SharedRegistration::new(receive_completions, queue));
+        let pair = Arc::new(Pair { work, native, completions, shared_receives: number });
         if !device.registry().enter_pair(&pair) {
             return Err(CreateError::DeviceFailed);
         }
@@ -170,6 +212,7 @@ impl QueuePair {
             pair,
             send_owner,
             receive_owner,
+            shared_receives,
         })
     }
 

@@ -313,11 +313,17 @@ pub(super) struct Owners {
     free: Vec<u16>,
 }
 
+/// The highest generation: [`SHARED`] is not among the bits of a key.
+const GENERATIONS: u16 = u16::MAX >> 1;
+
 #[derive(Debug)]
 struct OwnerSlot {
     generation: u16,
     owner: Option<Owner>,
 }
+
+/// Of the keys of [`number`]s: it is of a shared receive queue, whose number follows.
+pub(super) const SHARED: u32 = 1 << 31;
 
 /// One queue of a queue pair.
 #[derive(Clone, Debug)]
@@ -357,7 +363,7 @@ impl Owners {
         if self.get(key).is_some() {
             let slot = &mut self.slots[key as usize & 0xffff];
             slot.owner = None;
-            slot.generation = slot.generation.wrapping_add(1);
+            slot.generation = slot.generation.wrapping_add(1) & GENERATIONS;
             self.free.push(key as u16);
         }
     }

@@ -8,8 +8,8 @@ use millstream_verbs::{
 };
 
 use crate::harness::{
-    ALL_ACCESS, Connection, End, USUAL, connect, next, next_good, open, piece, register, request,
-    two, two_with,
+    ALL_ACCESS, Connection, End, USUAL, connect, is_rxe, next, next_good, open, piece, register,
+    request, two, two_with,
 };
 
 /// 8-byte numbers that outlive their region, and that others may change at any time.
@@ -223,7 +223,13 @@ fn atomic_operations_need_an_aligned_address_and_the_right() {
                 signaled: false,
                 ..request(1, operation, piece(&result_region, 0, 8))
             };
-            a.pair.post_send(&[operation]).unwrap();
+            let posted = a.pair.post_send(&[operation]);
+            // The library of the kernel's soft-RoCE looks at the address before it sends.
+            if is_rxe(&a.device) && !offset.is_multiple_of(8) {
+                assert!(matches!(posted, Err((0, PostError::System { .. }))), "{posted:?}");
+                continue;
+            }
+            posted.unwrap();
             let failed = next(&a.completions, 1)[0];
             assert_eq!(failed.status, expected, "{access:?} {offset}");
             drop((target_region, result_region));

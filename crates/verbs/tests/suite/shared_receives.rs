@@ -6,8 +6,8 @@ use millstream_verbs::{
 };
 
 use crate::harness::{
-    CAPABILITIES, End, PATIENCE, SEND, USUAL, connect, next, next_good, open, pattern, piece,
-    register, request, to,
+    CAPABILITIES, End, PATIENCE, SEND, USUAL, connect, is_rxe, next, next_good, open, pattern,
+    piece, register, request, to,
 };
 
 /// A queue of 16 at `end`; `None`, with a word, where the device offers none.
@@ -80,8 +80,11 @@ fn the_limit_and_the_last_request_are_events() {
     // The one that is left stays for the other queue pair.
     let gone = &pairs[0][1];
     gone.modify(&to(QueuePairState::Error)).unwrap();
-    let last = AsyncEvent::LastReceiveRequest(gone.number());
-    assert_eq!(b.device.wait_event(PATIENCE), Some(last));
+    // The kernel's soft-RoCE has no such event when there is nothing to flush.
+    if !is_rxe(&b.device) {
+        let last = AsyncEvent::LastReceiveRequest(gone.number());
+        assert_eq!(b.device.wait_event(PATIENCE), Some(last));
+    }
     pairs[1][0].post_send(&[message]).unwrap();
     let received = next(&b.completions, 1)[0];
     assert_eq!((received.id, received.qpn), (3, pairs[1][1].number()));

@@ -6,7 +6,7 @@ use std::time::Duration;
 use millstream_roce::{
     AsyncEvent, Completion, CompletionStatus, ModifyError, PostError, QueuePairAttributes,
     QueuePairCapabilities, QueuePairState, ReceiveRequest, ScatterGather, SendOperation,
-    SendRequest,
+    SendRequest, Transport,
 };
 use millstream_wire::{Mtu, Psn, Qpn};
 
@@ -28,7 +28,9 @@ impl Fake {
     fn connected(&self, queue: &Arc<CompletionQueue>) -> QueuePair {
         let domain = ProtectionDomain::allocate(&self.device);
         let capabilities = QueuePairCapabilities::new(64, 64);
-        let pair = QueuePair::create(&domain, queue, queue, capabilities).unwrap();
+        let completions = [queue, queue].map(Arc::clone);
+        let transport = Transport::ReliableConnection;
+        let pair = QueuePair::create(&domain, completions, None, transport, capabilities).unwrap();
         connect(&pair);
         pair
     }

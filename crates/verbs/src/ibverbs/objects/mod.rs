@@ -6,8 +6,10 @@
 //! asks; that is the reason that makes most calls sound, and `SAFETY: live` names it.
 
 mod queue_pair;
+mod shared_receive_queue;
 
 pub(super) use queue_pair::QueuePair;
+pub(super) use shared_receive_queue::SharedReceiveQueue;
 
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::io;
@@ -129,6 +131,10 @@ pub(super) enum DeviceEvent {
     CompletionQueueError(u32),
     /// To the queue pair that the event names.
     QueuePair(AsyncEvent),
+    /// To the shared receive queue with this number: it does not work any more.
+    SharedReceivesError(u32),
+    /// To the shared receive queue with this number: its limit was reached.
+    SharedReceivesLimit(u32),
     DeviceFatal,
     /// What needs no reaction: ports, addresses and connections that change.
     Other(u32),
@@ -208,7 +214,8 @@ impl Context {
             | ffi::EVENT_QP_REQ_ERR
             | ffi::EVENT_QP_ACCESS_ERR
             | ffi::EVENT_COMM_EST
-            | ffi::EVENT_SQ_DRAINED => {
+            | ffi::EVENT_SQ_DRAINED
+            | ffi::EVENT_QP_LAST_WQE_REACHED => {
                 // SAFETY: for these types the element is a queue pair. Its destruction waits for
                 // the acknowledgement below, so it is live.
                 let qpn = Qpn::new(unsafe { (*event.element.cast::<ffi::Qp>()).qp_num });
@@ -217,8 +224,19 @@ impl Context {
                     ffi::EVENT_QP_ACCESS_ERR => AsyncEvent::QueuePairAccessError(qpn),
                     ffi::EVENT_COMM_EST => AsyncEvent::CommunicationEstablished(qpn),
                     ffi::EVENT_SQ_DRAINED => AsyncEvent::SendQueueDrained(qpn),
+                    ffi::EVENT_QP_LAST_WQE_REACHED => AsyncEvent::LastReceiveRequest(qpn),
                     _ => AsyncEvent::QueuePairFatal(qpn),
                 })
+            }
+            ffi::EVENT_SRQ_ERR | ffi::EVENT_SRQ_LIMIT_REACHED => {
+                // SAFETY: for these types the element is a shared receive queue. Its destruction
+                // waits for the acknowledgement below, so it is live.
+                let context = unsafe { (*event.element.cast::<ffi::Srq>()).srq_context };
+                let number = context.addr() as u32;
+                match event.event_type {
+                    ffi::EVENT_SRQ_ERR => DeviceEvent::SharedReceivesError(number),
+                    _ => DeviceEvent::SharedReceivesLimit(number),
+                }
             }
             ffi::EVENT_DEVICE_FATAL => DeviceEvent::DeviceFatal,
             other => DeviceEvent::Other(other),

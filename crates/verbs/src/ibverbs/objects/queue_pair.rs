@@ -7,13 +7,14 @@ use std::sync::Arc;
 
 use super::super::ffi;
 use super::super::work::Refused;
-use super::{CompletionQueue, Domain, Errno, check, created, destroyed};
+use super::{CompletionQueue, Domain, Errno, SharedReceiveQueue, check, created, destroyed};
 
 /// A queue pair.
 pub(in super::super) struct QueuePair {
     domain: Arc<Domain>,
     pair: NonNull<ffi::Qp>,
     _completions: [Arc<CompletionQueue>; 2],
+    _shared_receives: Option<Arc<SharedReceiveQueue>>,
 }
 
 // SAFETY: as for `Context`.
@@ -26,13 +27,14 @@ impl QueuePair {
         domain: &Arc<Domain>,
         send: &Arc<CompletionQueue>,
         receive: &Arc<CompletionQueue>,
+        shared_receives: Option<&Arc<SharedReceiveQueue>>,
         capabilities: ffi::QpCap,
     ) -> Result<Self, Errno> {
         let mut attributes = ffi::QpInitAttr {
             qp_context: ptr::null_mut(),
             send_cq: send.queue.as_ptr(),
             recv_cq: receive.queue.as_ptr(),
-            srq: ptr::null_mut(),
+            srq: shared_receives.map_or(ptr::null_mut(), |shared| shared.queue.as_ptr()),
             cap: capabilities,
             qp_type: ffi::QP_TYPE_RC,
             sq_sig_all: 0,
@@ -43,7 +45,12 @@ impl QueuePair {
             (library.ibv_create_qp)(domain.domain.as_ptr(), &raw mut attributes)
         })?;
         let completions = [send, receive].map(Arc::clone);
-        Ok(Self { domain: Arc::clone(domain), pair, _completions: completions })
+        Ok(Self {
+            domain: Arc::clone(domain),
+            pair,
+            _completions: completions,
+            _shared_receives: shared_receives.cloned(),
+        })
     }
 
     pub(in super::super) fn number(&self) -> u32 {
@@ -120,7 +127,7 @@ impl QueuePair {
 }
 
 /// A work request as the library takes it: one of a list.
-trait Listed {
+pub(super) trait Listed {
     fn next(&mut self) -> &mut *mut Self;
 }
 
@@ -137,7 +144,7 @@ impl Listed for ffi::RecvWr {
 }
 
 /// Makes a list of the requests, in their order; returns the first.
-fn link<R: Listed>(requests: &mut [R]) -> *mut R {
+pub(super) fn link<R: Listed>(requests: &mut [R]) -> *mut R {
     let first = requests.as_mut_ptr();
     let mut next = ptr::null_mut();
     for index in (0..requests.len()).rev() {
@@ -152,12 +159,12 @@ fn link<R: Listed>(requests: &mut [R]) -> *mut R {
 }
 
 /// A driver without the function.
-const NOT_THERE: Refused = Refused { accepted: Some(0), code: libc::ENOSYS };
+pub(super) const NOT_THERE: Refused = Refused { accepted: Some(0), code: libc::ENOSYS };
 
 /// How many of `count` requests from `first` on come before `bad`, the one that was refused.
 /// `None` when that is none of them: rxe's driver has put all of them into the queue when ringing
 /// the doorbell fails, and names none.
-fn accepted<T>(first: *mut T, bad: *mut T, count: usize) -> Option<usize> {
+pub(super) fn accepted<T>(first: *mut T, bad: *mut T, count: usize) -> Option<usize> {
     let distance = bad.addr().wrapping_sub(first.addr()) / size_of::<T>();
     (distance < count).then_some(distance)
 }

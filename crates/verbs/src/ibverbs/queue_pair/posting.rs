@@ -3,20 +3,21 @@
 use std::sync::atomic::Ordering;
 
 use millstream_roce::{
-    ATOMIC_LENGTH, CompletionOperation, Piece, PostError, QueuePairState, ReceiveRequest,
-    SendOperation, SendRequest,
+    ATOMIC_LENGTH, CompletionOperation, PostError, QueuePairState, ReceiveRequest, SendOperation,
+    SendRequest,
 };
 
 use super::super::completion_queue::CompletionQueue;
 use super::super::ffi::{self, qp_mask};
 use super::super::lock;
 use super::super::objects::Errno;
+use super::super::receive_batch::{self, gather};
 use super::super::work::{self, Handover, Posted, Poster};
 use super::{ERR, QueuePair};
 use crate::{Atomicity, MAX_SCATTER_GATHER};
 
 /// Requests handed to the device at a time.
-const BATCH: usize = 16;
+const BATCH: usize = receive_batch::LENGTH;
 
 impl QueuePair {
     pub(crate) fn post_send(&self, requests: &[SendRequest]) -> Result<(), (usize, PostError)> {
@@ -120,6 +121,9 @@ impl QueuePair {
         &self,
         requests: &[ReceiveRequest],
     ) -> Result<(), (usize, PostError)> {
+        if self.shared_receives.is_some() {
+            return Err((0, PostError::SharedReceives(self.number())));
+        }
         let mut poster = self.work().receive.poster();
         self.posting_state(|state| state != QueuePairState::Reset)?;
         let limit = self.capabilities.max_receive_requests;
@@ -179,25 +183,22 @@ impl QueuePair {
 
     fn hand_over_receives(&self, poster: &mut Poster<'_>, batch: &[ReceiveRequest]) -> Handover {
         let (sequence, _) = poster.next();
-        let mut pieces = [[ffi::Sge::default(); MAX_SCATTER_GATHER]; BATCH];
-        let mut native = [EMPTY_RECEIVE; BATCH];
-        let native = &mut native[..batch.len()];
-        for (index, request) in batch.iter().enumerate() {
-            let list = &mut pieces[index];
-            let num_sge = gather(request.pieces.pieces(), list);
-            let sequence = sequence.wrapping_add(index as u32);
-            let entry = &mut native[index];
-            entry.wr_id = work::number(self.receive_owner.key, sequence);
-            entry.sg_list = list.as_mut_ptr();
-            entry.num_sge = num_sge;
-        }
         let noted = batch.iter().map(|request| Posted {
             id: request.id,
             operation: CompletionOperation::Receive,
             length: 0,
         });
-        // SAFETY: each `sg_list` is the entry of `pieces` with `num_sge` of them.
-        poster.hand_over(noted, || unsafe { self.pair.native.post_receive(native) })
+        poster.hand_over(noted, || {
+            receive_batch::with(
+                batch,
+                |index| {
+                    let sequence = sequence.wrapping_add(index as u32);
+                    work::number(self.receive_owner.key, sequence)
+                },
+                // SAFETY: the lists are those of the batch.
+                |native| unsafe { self.pair.native.post_receive(native) },
+            )
+        })
     }
 
     /// The state for a request that is posted now, if requests of its kind are `allowed` in it.
@@ -280,16 +281,6 @@ fn in_batches<R>(
     Batches { accepted, shut, ended: None }
 }
 
-/// Copies the pieces that have bytes; returns how many. To some devices a length of 0 means 2^31.
-fn gather(pieces: &[Piece], list: &mut [ffi::Sge; MAX_SCATTER_GATHER]) -> i32 {
-    let mut count = 0;
-    for (piece, entry) in pieces.iter().filter(|piece| piece.length > 0).zip(list) {
-        *entry = ffi::Sge { addr: piece.address, length: piece.length, lkey: piece.key };
-        count += 1;
-    }
-    count
-}
-
 const EMPTY_SEND: ffi::SendWr = ffi::SendWr {
     wr_id: 0,
     next: std::ptr::null_mut(),
@@ -301,9 +292,6 @@ const EMPTY_SEND: ffi::SendWr = ffi::SendWr {
     wr: ffi::Wr { atomic: ffi::Atomic { remote_addr: 0, compare_add: 0, swap: 0, rkey: 0 } },
     _rest: [0; 7],
 };
-
-const EMPTY_RECEIVE: ffi::RecvWr =
-    ffi::RecvWr { wr_id: 0, next: std::ptr::null_mut(), sg_list: std::ptr::null_mut(), num_sge: 0 };
 
 #[cfg(test)]
 mod tests {
@@ -369,13 +357,5 @@ mod tests {
             let batches = in_batches(&[1], &mut poster, limit, |_| Ok(()), never);
             assert_eq!(batches, Batches { accepted: 0, shut: false, ended: full });
         }
-    }
-
-    #[test]
-    fn pieces_without_bytes_are_left_out() {
-        let piece = |key, length| Piece { key, address: 0x1000, length };
-        let mut list = [ffi::Sge::default(); MAX_SCATTER_GATHER];
-        let count = gather(&[piece(1, 0), piece(2, 5), piece(3, 0), piece(4, 6)], &mut list);
-        assert_eq!((count, list[0].lkey, list[1].lkey, list[1].length), (2, 2, 4, 6));
     }
 }
