@@ -3,7 +3,7 @@
 use std::ffi::CStr;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
-use std::{io, ptr};
+use std::{fs, io, ptr};
 
 use millstream_wire::ROCE_PORT;
 
@@ -62,6 +62,19 @@ pub fn local_addresses() -> io::Result<Vec<(String, IpAddr)>> {
     Ok(addresses)
 }
 
+/// The MTU of the interface that has this address, in bytes of IP packet; `None` when none lists
+/// it, as for all of 127/8 but its first.
+pub fn interface_mtu(local: IpAddr) -> io::Result<Option<usize>> {
+    let Some((name, _)) = local_addresses()?.into_iter().find(|(_, address)| *address == local)
+    else {
+        return Ok(None);
+    };
+    let text = fs::read_to_string(format!("/sys/class/net/{name}/mtu"))?;
+    let mtu =
+        text.trim().parse().map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error));
+    mtu.map(Some)
+}
+
 /// The IP address in a socket address; `None` when it is of another family.
 ///
 /// # Safety
@@ -104,5 +117,16 @@ mod tests {
         let addresses = local_addresses().unwrap();
         let loopback = ("lo".to_owned(), IpAddr::from([127, 0, 0, 1]));
         assert!(addresses.contains(&loopback), "{addresses:?}");
+    }
+
+    #[test]
+    fn an_interface_tells_its_mtu() {
+        let loopback = IpAddr::from([127, 0, 0, 1]);
+        // Towards itself the path is the interface, less what an IP packet cannot hold.
+        let path = path_mtu(loopback, loopback).unwrap();
+        let mtu = interface_mtu(loopback).unwrap().unwrap();
+        assert_eq!(mtu.min(usize::from(u16::MAX)), path);
+        // TEST-NET-1 is nobody's.
+        assert_eq!(interface_mtu(IpAddr::from([192, 0, 2, 1])).unwrap(), None);
     }
 }

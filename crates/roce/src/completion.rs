@@ -27,6 +27,9 @@ pub struct Completion {
     pub length: u32,
     /// The immediate data of a receive.
     pub immediate: Option<u32>,
+    /// The queue pair that a datagram came from. Its device's address is in the header that the
+    /// receive buffer starts with, which `length` counts.
+    pub source: Option<Qpn>,
 }
 
 impl Completion {
@@ -37,7 +40,7 @@ impl Completion {
         status: CompletionStatus,
         operation: CompletionOperation,
     ) -> Self {
-        Self { id, qpn, status, operation, length: 0, immediate: None }
+        Self { id, qpn, status, operation, length: 0, immediate: None, source: None }
     }
 }
 

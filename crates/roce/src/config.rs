@@ -30,6 +30,9 @@ pub struct EndpointConfig {
     /// At most so many bytes in a message: 2^30, half of what InfiniBand allows, so that the
     /// packets of a message at the smallest path MTU stay within a quarter of the number circle.
     pub max_message_length: u32,
+    /// At most so many bytes in a datagram: what one packet holds, 4096, or less where the link
+    /// takes no such packets.
+    pub max_datagram_length: u32,
     /// At most so many packets of 4096 bytes in flight on a queue pair: what a receiver's socket
     /// buffer holds. Smaller path MTUs are allowed up to four times as many. At least 1.
     pub max_window: u32,
@@ -48,6 +51,7 @@ impl EndpointConfig {
             max_shared_receive_queues: 1024,
             max_work_requests: 16_384,
             max_message_length: 1 << 30,
+            max_datagram_length: 4096,
             max_window: 128,
         }
     }

@@ -22,6 +22,10 @@ pub struct Counters {
     pub dropped_source: u64,
     /// Dropped: wrong partition key.
     pub dropped_partition_key: u64,
+    /// Dropped: a datagram with another queue key than that of its queue pair.
+    pub dropped_queue_key: u64,
+    /// Dropped: a datagram for which no receive request was posted that it fits into.
+    pub dropped_no_receive: u64,
     /// Dropped: the queue pair is not in a state that receives.
     pub dropped_state: u64,
     /// Dropped: responses that match nothing outstanding.

@@ -9,7 +9,7 @@ use crate::attributes::{Attribute, ModifyError, QueuePairAttributes, QueuePairSt
 use crate::completion::{
     Completion, CompletionQueue, CompletionQueueId, CompletionStatus, MAX_COMPLETIONS,
 };
-use crate::config::{EndpointConfig, QueuePairCapabilities, QueuePairConfig};
+use crate::config::{EndpointConfig, QueuePairCapabilities, QueuePairConfig, Transport};
 use crate::counters::Counters;
 use crate::error::{CreateError, PostError};
 use crate::events::{AsyncEvent, Events};
@@ -267,6 +267,14 @@ impl<M: Memory> Endpoint<M> {
         if !state.takes_sends() {
             return Err(PostError::State { qpn, state });
         }
+        if pair.transport == Transport::UnreliableDatagram {
+            pair.post_datagram(shared, request)?;
+            self.after_change(index);
+            return Ok(());
+        }
+        if request.datagram.is_some() {
+            return Err(PostError::DestinationNotAllowed(qpn));
+        }
         let (length, limit) = (request.pieces.length(), shared.config.max_message_length);
         if length > limit.into() {
             return Err(PostError::TooLong { length, limit });
@@ -411,7 +419,9 @@ impl<M: Memory> Endpoint<M> {
         packet: &Packet<'_>,
     ) -> Option<usize> {
         let counters = &mut self.shared.counters;
+        let is_datagram = packet.opcode.has_deth();
         if !packet.opcode.is_reliable_connection()
+            && !is_datagram
             && packet.opcode != Opcode::CongestionNotification
         {
             counters.dropped_opcode += 1;
@@ -434,17 +444,26 @@ impl<M: Memory> Endpoint<M> {
         let counters = &mut self.shared.counters;
         let pair = self.queue_pairs[index].as_ref()?;
         let state = pair.state;
+        if is_datagram != (pair.transport == Transport::UnreliableDatagram) {
+            counters.dropped_opcode += 1;
+            return None;
+        }
         if !state.receives() || (packet.opcode.is_response() && !state.sends()) {
             counters.dropped_state += 1;
             return None;
         }
-        if pair.path.remote_address != meta.source || meta.destination != self.shared.config.address
-        {
+        // A datagram may come from anyone; multicast is not offered.
+        let from_peer = is_datagram || pair.path.remote_address == meta.source;
+        if !from_peer || meta.destination != self.shared.config.address {
             counters.dropped_source += 1;
             return None;
         }
         if !partition_keys_match(packet.bth.partition_key, pair.path.partition_key) {
             counters.dropped_partition_key += 1;
+            return None;
+        }
+        if is_datagram && !pair.takes_queue_key(packet) {
+            counters.dropped_queue_key += 1;
             return None;
         }
         if !self.solvers.icrc_matches(self.shared.config.icrc, meta, datagram, packet.icrc) {
@@ -476,7 +495,9 @@ impl<M: Memory> Node for Endpoint<M> {
             return;
         }
         pair.communicate(&mut self.shared);
-        if packet.opcode.is_response() {
+        if packet.opcode.has_deth() {
+            pair.receive_datagram(&mut self.shared, meta, datagram.len(), &packet);
+        } else if packet.opcode.is_response() {
             pair.handle_response(now, &mut self.shared, &packet);
         } else {
             pair.handle_request(&mut self.shared, &packet);
@@ -489,6 +510,7 @@ impl<M: Memory> Node for Endpoint<M> {
             let index = index as usize;
             let Some(pair) = self.queue_pairs[index].as_mut() else { continue };
             if pair.deadline().is_some_and(|deadline| deadline <= now) {
+                pair.complete_datagrams(&mut self.shared);
                 pair.handle_deadline(now, &mut self.shared);
                 self.after_change(index);
             } else {

@@ -1,5 +1,7 @@
 //! Why an endpoint did not do what it was asked.
 
+use core::net::IpAddr;
+
 use millstream_wire::Qpn;
 use thiserror::Error;
 
@@ -80,6 +82,23 @@ pub enum PostError {
     /// There is no such shared receive queue.
     #[error("there is no shared receive queue {0:?}")]
     UnknownSharedReceiveQueue(SharedReceiveQueueId),
+    /// A queue pair for datagrams sends messages, and nothing else.
+    #[error("queue pair {0} is for unreliable datagrams: it can SEND, and nothing else")]
+    NotADatagram(Qpn),
+    /// A datagram has to say who it is for.
+    #[error("queue pair {0} is for unreliable datagrams: a request must say who it is for")]
+    DestinationMissing(Qpn),
+    /// A connection has one peer.
+    #[error("queue pair {0} is connected: a request cannot be for someone else")]
+    DestinationNotAllowed(Qpn),
+    /// The destination's address is of another family than the device's.
+    #[error("the address {remote} is not of the same family as the device's {local}")]
+    AddressFamily {
+        /// The device's address.
+        local: IpAddr,
+        /// The address given.
+        remote: IpAddr,
+    },
     /// The message is too long.
     #[error("a message of {length} bytes is longer than the {limit} bytes that a message may have")]
     TooLong {

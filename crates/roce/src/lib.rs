@@ -1,4 +1,4 @@
-//! The RoCEv2 reliable-connection endpoint as a pure state machine.
+//! The RoCEv2 endpoint, reliable connections and unreliable datagrams, as a pure state machine.
 //!
 //! An [`Endpoint`] is one device: queue pairs, completion queues and the protocol between them.
 //! Bytes, time and randomness go in; bytes, deadlines, completions and events come out. It owns no
@@ -22,6 +22,7 @@ mod attributes;
 mod completion;
 mod config;
 mod counters;
+mod datagrams;
 mod endpoint;
 mod error;
 mod events;
@@ -49,6 +50,7 @@ pub use completion::{
 };
 pub use config::{EndpointConfig, QueuePairCapabilities, QueuePairConfig, Transport};
 pub use counters::Counters;
+pub use datagrams::{DatagramDestination, GLOBAL_ROUTE_HEADER_LENGTH};
 pub use endpoint::Endpoint;
 pub use error::{CreateError, PostError};
 pub use events::AsyncEvent;

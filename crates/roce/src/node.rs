@@ -39,7 +39,9 @@ pub trait Node {
     /// what is not for this node changes only counters.
     fn handle_datagram(&mut self, now: Instant, meta: &DatagramMeta, datagram: &[u8]);
 
-    /// Acts on deadlines that have passed. Early calls are harmless.
+    /// Acts on deadlines that have passed. Early calls are harmless, as long as all that
+    /// [`Node::poll_transmit`] has returned is sent by then, or will never be: the bytes of a
+    /// datagram that is not acknowledged are its owner's again after this.
     fn handle_timeout(&mut self, now: Instant);
 
     /// When [`Node::handle_timeout`] must be called next, if nothing else happens.

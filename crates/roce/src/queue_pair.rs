@@ -8,6 +8,7 @@ use millstream_wire::{Bth, ExtendedHeaders, MAX_HEADER_LENGTH, Mtu, Opcode, Psn,
 use crate::attributes::{QueuePairAttributes, QueuePairState};
 use crate::completion::{Completion, CompletionQueueId, CompletionStatus};
 use crate::config::{QueuePairCapabilities, QueuePairConfig};
+use crate::datagrams::Datagrams;
 use crate::endpoint::{BURST, Shared};
 use crate::events::AsyncEvent;
 use crate::memory::Memory;
@@ -66,6 +67,8 @@ pub(crate) struct QueuePair {
     pub(crate) path: Path,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
+    /// Of a queue pair for datagrams, in place of the requester.
+    pub(crate) datagrams: Option<Datagrams>,
     /// Answers sent since the last request, up to [`BURST`].
     answers_in_a_row: u32,
     /// Requests that may then go out before the next answer.
@@ -90,7 +93,8 @@ impl QueuePair {
             state: QueuePairState::Reset,
             access: Access::empty(),
             path: Path::nowhere(endpoint),
-            requester: Requester::new(config.capabilities.max_send_requests),
+            requester: new_requester(config.transport, &config.capabilities),
+            datagrams: new_datagrams(config.transport, &config.capabilities),
             responder: Responder::new(Receives::new(
                 config.domain,
                 config.capabilities.max_receive_requests,
@@ -134,6 +138,10 @@ impl QueuePair {
         if let Some(psn) = attributes.send_psn {
             self.requester.start(psn, path.mtu, endpoint.max_window);
         }
+        if let Some(datagrams) = &mut self.datagrams {
+            datagrams.next_psn = attributes.send_psn.unwrap_or(datagrams.next_psn);
+            datagrams.queue_key = attributes.queue_key.unwrap_or(datagrams.queue_key);
+        }
         if let Some(timeout) = attributes.timeout {
             self.requester.timeout =
                 (timeout > 0).then(|| Duration::from_nanos(4096 << u64::from(timeout)));
@@ -165,7 +173,8 @@ impl QueuePair {
 
     /// A packet arrived: in RTR the application learns by it that its peer is there, once.
     pub(crate) fn communicate<M>(&mut self, shared: &mut Shared<M>) {
-        if self.state == QueuePairState::ReadyToReceive && !self.established {
+        let connected = self.transport == Transport::ReliableConnection;
+        if connected && self.state == QueuePairState::ReadyToReceive && !self.established {
             self.established = true;
             shared.event(AsyncEvent::CommunicationEstablished(self.qpn));
         }
@@ -173,7 +182,11 @@ impl QueuePair {
 
     /// Whether it is in SQD and still finishes requests.
     pub(crate) fn is_draining(&self) -> bool {
-        self.state == QueuePairState::SendQueueDrained && !self.requester.is_drained()
+        self.state == QueuePairState::SendQueueDrained
+            && match &self.datagrams {
+                None => !self.requester.is_drained(),
+                Some(datagrams) => datagrams.is_sending(),
+            }
     }
 
     /// Tells the application when the send queue is drained, once.
@@ -189,7 +202,8 @@ impl QueuePair {
         self.state = QueuePairState::Reset;
         self.access = Access::empty();
         self.path = Path::nowhere(endpoint);
-        self.requester = Requester::new(self.capabilities.max_send_requests);
+        self.requester = new_requester(self.transport, &self.capabilities);
+        self.datagrams = new_datagrams(self.transport, &self.capabilities);
         let (max, shared) =
             (self.capabilities.max_receive_requests, self.responder.receives.shared());
         self.responder = Responder::new(Receives::new(self.domain, max, shared));
@@ -235,6 +249,7 @@ impl QueuePair {
             shared.complete(self.send_completions, work.completion(self.qpn, status));
             status = CompletionStatus::Flushed;
         }
+        self.flush_datagrams(shared, status);
         self.flush_receives(shared);
         self.requester.stop();
         // The queue pair takes no more of the shared queue: whoever destroys it has waited for
@@ -264,6 +279,9 @@ impl QueuePair {
         shared: &mut Shared<M>,
         transmit: &mut Transmit,
     ) -> bool {
+        if self.datagrams.is_some() {
+            return self.transmit_datagram(now, shared, transmit);
+        }
         if self.answers_in_a_row < BURST {
             // A queue pair that has just failed still says why.
             if self.respond(shared, transmit) {
@@ -286,7 +304,26 @@ impl QueuePair {
 
     /// When something must happen without further input.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.requester.deadline()
+        match &self.datagrams {
+            None => self.requester.deadline(),
+            Some(datagrams) => datagrams.deadline(),
+        }
+    }
+}
+
+/// The queue of requests that are acknowledged.
+fn new_requester(transport: Transport, capabilities: &QueuePairCapabilities) -> Requester {
+    Requester::new(match transport {
+        Transport::ReliableConnection => capabilities.max_send_requests,
+        Transport::UnreliableDatagram => 0,
+    })
+}
+
+/// The queue of those that are not.
+fn new_datagrams(transport: Transport, capabilities: &QueuePairCapabilities) -> Option<Datagrams> {
+    match transport {
+        Transport::ReliableConnection => None,
+        Transport::UnreliableDatagram => Some(Datagrams::new(capabilities.max_send_requests)),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Work requests: what is posted to a queue pair.
 
 use crate::completion::CompletionOperation;
+use crate::datagrams::DatagramDestination;
 
 /// The most pieces that one work request gathers from or scatters to.
 pub const MAX_SCATTER_GATHER: usize = 4;
@@ -172,13 +173,15 @@ pub struct SendRequest {
     pub signaled: bool,
     /// Ask for a solicited event at the receiver.
     pub solicited: bool,
+    /// Who it is for: on a queue pair for datagrams always, on a connection never.
+    pub datagram: Option<DatagramDestination>,
 }
 
 impl SendRequest {
     /// A signaled request that asks for nothing else. What differs is said with
     /// `SendRequest { solicited: true, ..SendRequest::new(id, operation, pieces) }`.
     pub const fn new(id: u64, operation: SendOperation, pieces: ScatterGather) -> Self {
-        Self { id, operation, pieces, signaled: true, solicited: false }
+        Self { id, operation, pieces, signaled: true, solicited: false, datagram: None }
     }
 }
 

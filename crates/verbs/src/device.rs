@@ -33,8 +33,10 @@ pub struct DeviceAttributes {
     pub max_completions: usize,
     /// Memory regions.
     pub max_memory_regions: usize,
-    /// Bytes in a message.
+    /// Bytes in a message of a connection.
     pub max_message_length: u32,
+    /// Bytes in an unreliable datagram.
+    pub max_datagram_length: u32,
     /// READs and atomic operations outstanding on a queue pair, either way.
     pub max_reads: u8,
     /// Among whom atomic operations are atomic.

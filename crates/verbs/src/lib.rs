@@ -39,9 +39,9 @@ pub use soft::SoftConfig;
 pub use millstream_net::DriverCounters;
 pub use millstream_roce::{
     ATOMIC_LENGTH, Access, AsyncEvent, Attribute, Completion, CompletionOperation,
-    CompletionStatus, Counters, CreateError, MAX_SCATTER_GATHER, ModifyError, Piece, PostError,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairState, ReceiveRequest, RegionError,
-    ScatterGather, SendOperation, SendRequest, SharedReceiveQueueId, Transport,
-    attributes_of_transition, encode_rnr_timer,
+    CompletionStatus, Counters, CreateError, DatagramDestination, GLOBAL_ROUTE_HEADER_LENGTH,
+    MAX_SCATTER_GATHER, ModifyError, Piece, PostError, QueuePairAttributes, QueuePairCapabilities,
+    QueuePairState, ReceiveRequest, RegionError, ScatterGather, SendOperation, SendRequest,
+    SharedReceiveQueueId, Transport, attributes_of_transition, encode_rnr_timer,
 };
 pub use millstream_wire::{Mtu, Psn, Qpn};

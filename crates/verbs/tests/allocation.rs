@@ -112,13 +112,7 @@ fn no_packet_costs_an_allocation() {
         SendOperation::Send { immediate: None },
         SendOperation::Write { remote_address, remote_key, immediate: Some(7) },
     ]
-    .map(|operation| SendRequest {
-        id: 1,
-        operation,
-        pieces: a.pieces(),
-        signaled: true,
-        solicited: false,
-    });
+    .map(|operation| SendRequest::new(1, operation, a.pieces()));
     let receives = [ReceiveRequest { id: 2, pieces: b.pieces() }; 2];
     let mut out = Vec::with_capacity(DEPTH);
     let mut rounds = |count| {

@@ -2,8 +2,8 @@
 
 use millstream_roce::{Completion, Counters, Node, QueuePairState, Transmit};
 use millstream_wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, ExtendedHeaders, Ieth, ImmDt, NakCode, Opcode, Packet, Psn,
-    Reth, Syndrome,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, ExtendedHeaders, Ieth, ImmDt, NakCode, Opcode,
+    Packet, Psn, Qpn, Reth, Syndrome,
 };
 
 use super::{Pair, sign};
@@ -64,6 +64,12 @@ impl Forge {
 
     pub(crate) fn original(mut self, original: u64) -> Self {
         self.extended.atomic_ack = Some(AtomicAckEth { original });
+        self
+    }
+
+    pub(crate) fn deth(mut self, queue_key: u32, source: u32) -> Self {
+        let source_qpn = Qpn::new(source);
+        self.extended.deth = Some(Deth { queue_key, reserved: 0, source_qpn });
         self
     }
 

@@ -294,6 +294,7 @@ fn attributes(limits: &ffi::DeviceAttr, port: &ffi::PortAttr) -> DeviceAttribute
         max_completions: count(limits.max_cqe),
         max_memory_regions: count(limits.max_mr),
         max_message_length: port.max_msg_sz,
+        max_datagram_length: 0,
         // As many as attributes can ask for.
         max_reads: reads.min(128) as u8,
         // By the numbers of `ibv_atomic_cap`.

@@ -11,7 +11,7 @@ use millstream_roce::{
     AsyncEvent, Completion, Counters, Endpoint, EndpointConfig, IcrcCheck, MAX_COMPLETIONS,
     ProtectionDomainId,
 };
-use millstream_wire::Mtu;
+use millstream_wire::{DEFAULT_PARTITION_KEY, Mtu};
 
 use super::completion_queue::Notice;
 use super::host_memory::HostMemory;
@@ -36,6 +36,9 @@ pub struct SoftConfig {
     pub busy_poll: Duration,
     /// At most so many packets of 4096 bytes in flight on a queue pair.
     pub max_window: u32,
+    /// The partitions that it is in: queue pairs name one by its index. The top bit of a key is set
+    /// for full members.
+    pub partition_keys: Vec<u16>,
 }
 
 impl SoftConfig {
@@ -47,6 +50,7 @@ impl SoftConfig {
             icrc: IcrcCheck::AnyIdentification,
             busy_poll: Duration::ZERO,
             max_window: EndpointConfig::new(address, 0).max_window,
+            partition_keys: vec![DEFAULT_PARTITION_KEY],
         }
     }
 }
@@ -77,6 +81,8 @@ impl Device {
         let endpoint_config = EndpointConfig {
             icrc: config.icrc,
             max_window: config.max_window,
+            partition_keys: config.partition_keys.clone(),
+            max_datagram_length: max_datagram_length(config.address),
             ..EndpointConfig::new(config.address, seed())
         };
         let endpoint = Endpoint::new(endpoint_config, HostMemory::new(MAX_MEMORY_REGIONS));
@@ -123,6 +129,7 @@ impl Device {
             max_completions: MAX_COMPLETIONS,
             max_memory_regions: MAX_MEMORY_REGIONS,
             max_message_length: config.max_message_length,
+            max_datagram_length: config.max_datagram_length,
             max_reads: 128,
             atomicity: Atomicity::Global,
         }
@@ -258,6 +265,12 @@ impl Deliverer {
         }
         self.queues.clear();
     }
+}
+
+/// What one packet of the address's interface holds; 4096 bytes when that is not known.
+fn max_datagram_length(address: IpAddr) -> u32 {
+    let link = millstream_net::address::interface_mtu(address).ok().flatten();
+    link.map_or(Some(Mtu::B4096), Mtu::fitting).map_or(0, |mtu| mtu.bytes() as u32)
 }
 
 /// A seed for queue pair numbers: different for each device and start.

@@ -7,6 +7,7 @@
 
 mod atomics;
 mod data;
+mod datagrams;
 mod errors;
 mod harness;
 mod shared_receives;

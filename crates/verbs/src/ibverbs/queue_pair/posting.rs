@@ -25,6 +25,9 @@ impl QueuePair {
         let state = self.posting_state(QueuePairState::takes_sends)?;
         let longest = self.device.attributes().max_message_length;
         let check = |request: &SendRequest| {
+            if request.datagram.is_some() {
+                return Err(PostError::DestinationNotAllowed(self.number()));
+            }
             let length = request.pieces.length();
             if length > longest.into() {
                 return Err(PostError::TooLong { length, limit: longest });
