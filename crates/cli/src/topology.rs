@@ -11,6 +11,7 @@ use millstream_topology::{Gpu, Interface, PciPath, RdmaDevice, Topology};
 use millstream_verbs::{Device, Mtu};
 use serde::Serialize;
 
+use crate::address::ROCE_PORT;
 use crate::output::{self, line};
 use crate::units;
 
@@ -157,7 +158,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 fn providers() -> Providers {
-    let soft = "our own RoCEv2 over the system's sockets, on every address below";
+    let soft = "our own RoCEv2 over the system's sockets";
     let ibverbs = match Device::list_ibverbs() {
         Ok(names) if names.is_empty() => Provider {
             usable: false,
@@ -211,21 +212,26 @@ fn interface(interface: &Interface, addresses: &[(String, IpAddr)]) -> Interface
     }
 }
 
-/// Tries to open a socket as a soft device does, on any free port.
+/// Tries to open a socket as a soft device does: on any free port for what the kernel can do, and
+/// for a moment on that of RoCE, which another process may have, or the kernel's own RoCE.
 fn soft_device(address: IpAddr) -> SoftReport {
-    let socket = UdpSocket::open(&SocketConfig {
-        address,
-        port: 0,
-        segmentation_offload: true,
-        buffer_length: SocketConfig::DEFAULT_BUFFER_LENGTH,
-    });
+    let open = |port| {
+        UdpSocket::open(&SocketConfig {
+            address,
+            port,
+            segmentation_offload: true,
+            buffer_length: SocketConfig::DEFAULT_BUFFER_LENGTH,
+        })
+    };
+    let segmentation_offload = open(0).is_ok_and(|socket| socket.info().segmentation);
+    let problem = open(ROCE_PORT).err().map(|error| error.to_string());
     SoftReport {
         name: format!("soft-{address}"),
         address,
         driver: "udp",
-        segmentation_offload: socket.as_ref().is_ok_and(|socket| socket.info().segmentation),
-        usable: socket.is_ok(),
-        problem: socket.err().map(|error| error.to_string()),
+        segmentation_offload,
+        usable: problem.is_none(),
+        problem,
     }
 }
 

@@ -177,7 +177,7 @@ impl Row {
         if let Some(it) = &self.latency_us {
             return format!(
                 " {size:<7} {iterations:<11}    {:<7.2}        {:<7.2}      {:<7.2}            \
-                 {:<7.2}        {:<7.2}         {:<7.2}                {:<7.2}",
+                 {:<7.2}        {:<7.2}         {:<7.2}                {:.2}",
                 it.min, it.max, it.typical, it.average, it.standard_deviation, it.p99, it.p999
             );
         }
