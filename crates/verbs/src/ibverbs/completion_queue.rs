@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use millstream_roce::{
-    Completion, CompletionOperation, CompletionQueueId, CompletionStatus, CreateError,
+    Completion, CompletionOperation, CompletionQueueId, CompletionStatus, CreateError, Transport,
 };
 use millstream_wire::Qpn;
 
@@ -56,6 +56,8 @@ struct Senders {
     owners: Owners,
     /// Shared receive queues of queue pairs that complete here, and of how many.
     shared: Vec<(Arc<SharedWork>, usize)>,
+    /// There were queue pairs for datagrams.
+    datagrams: bool,
 }
 
 impl CompletionQueue {
@@ -207,7 +209,9 @@ impl CompletionQueue {
 
     /// Expects completions of this queue from now on; they name it by the key returned.
     pub(super) fn add_owner(&self, owner: Owner) -> Option<u32> {
-        lock(&self.inbox).senders.owners.insert(owner)
+        let senders = &mut lock(&self.inbox).senders;
+        senders.datagrams |= owner.work.transport == Transport::UnreliableDatagram;
+        senders.owners.insert(owner)
     }
 
     /// Completions by this key are dropped from now on.
@@ -300,11 +304,18 @@ impl CompletionQueue {
         let entries = self.queue.poll(&mut batch[..limit])?;
         for entry in entries {
             let Some((qpn, receives, posted)) = senders.complete(entry) else { continue };
-            let completion = completion(qpn, receives, &posted, entry);
-            if completion.status != CompletionStatus::Success
-                && let Some(work) = senders.work(qpn)
-            {
-                self.device.registry().pair_failed(work);
+            let mut completion = completion(qpn, receives, &posted, entry);
+            if completion.status != CompletionStatus::Success {
+                // Which leaves a connection in the error state, and datagrams in one that only the
+                // device knows.
+                match senders.work(qpn) {
+                    Some(work) if work.transport == Transport::ReliableConnection => {
+                        self.device.registry().pair_failed(work);
+                    }
+                    _ => {}
+                }
+            } else if receives && senders.receives_datagrams(qpn) {
+                completion.source = Some(Qpn::new(entry.src_qp));
             }
             sink(completion);
         }
@@ -347,6 +358,12 @@ impl Senders {
         }
         let owner = self.owners.get(key)?;
         Some((owner.work.qpn, owner.receives, owner.queue().complete(sequence)?))
+    }
+
+    fn receives_datagrams(&self, qpn: Qpn) -> bool {
+        // Connections need no search.
+        self.datagrams
+            && self.work(qpn).is_some_and(|work| work.transport == Transport::UnreliableDatagram)
     }
 
     fn work(&self, qpn: Qpn) -> Option<&Work> {

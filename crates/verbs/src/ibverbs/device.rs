@@ -200,14 +200,10 @@ impl Device {
     /// Devices know one path MTU for all peers: the port's.
     pub(crate) fn path_mtu(&self, _peer: IpAddr) -> io::Result<Mtu> {
         let state = self.context.port(self.port).map_err(io::Error::from_raw_os_error)?;
-        usize::try_from(state.active_mtu - 1)
-            .ok()
-            .and_then(|index| Mtu::ALL.get(index))
-            .copied()
-            .ok_or_else(|| {
-                let text = format!("{} reports the path MTU {}", self.name, state.active_mtu);
-                io::Error::new(io::ErrorKind::InvalidData, text)
-            })
+        mtu(state.active_mtu).ok_or_else(|| {
+            let text = format!("{} reports the path MTU {}", self.name, state.active_mtu);
+            io::Error::new(io::ErrorKind::InvalidData, text)
+        })
     }
 
     pub(crate) fn counters(&self) -> Counters {
@@ -279,6 +275,12 @@ fn failed(device: &str, call: &'static str) -> impl FnOnce(Errno) -> IbverbsErro
     }
 }
 
+/// By the numbers of `ibv_mtu`.
+fn mtu(number: i32) -> Option<Mtu> {
+    let index = usize::try_from(number).ok()?.checked_sub(1)?;
+    Mtu::ALL.get(index).copied()
+}
+
 /// The library's numbers are signed, and some drivers say -1 where they know none.
 fn count(number: i32) -> usize {
     usize::try_from(number).unwrap_or(0)
@@ -294,7 +296,7 @@ fn attributes(limits: &ffi::DeviceAttr, port: &ffi::PortAttr) -> DeviceAttribute
         max_completions: count(limits.max_cqe),
         max_memory_regions: count(limits.max_mr),
         max_message_length: port.max_msg_sz,
-        max_datagram_length: 0,
+        max_datagram_length: mtu(port.active_mtu).map_or(0, |mtu| mtu.bytes() as u32),
         // As many as attributes can ask for.
         max_reads: reads.min(128) as u8,
         // By the numbers of `ibv_atomic_cap`.

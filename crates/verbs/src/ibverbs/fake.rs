@@ -224,6 +224,8 @@ fn library() -> &'static Library {
         ibv_ack_cq_events: ack_cq_events,
         ibv_create_cq: create_cq,
         ibv_destroy_cq: destroy_cq,
+        ibv_create_ah: unused::create_ah,
+        ibv_destroy_ah: unused::destroy_ah,
         ibv_create_srq: unused::create_srq,
         ibv_modify_srq: unused::modify_srq,
         ibv_destroy_srq: unused::destroy_srq,
@@ -268,6 +270,15 @@ mod unused {
         _: usize,
         _: c_int,
     ) -> *mut ffi::Mr {
+        unreachable!()
+    }
+    pub(super) unsafe extern "C" fn create_ah(
+        _: *mut ffi::Pd,
+        _: *mut ffi::AhAttr,
+    ) -> *mut ffi::Ah {
+        unreachable!()
+    }
+    pub(super) unsafe extern "C" fn destroy_ah(_: *mut ffi::Ah) -> c_int {
         unreachable!()
     }
     pub(super) unsafe extern "C" fn create_srq(

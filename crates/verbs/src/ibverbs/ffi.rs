@@ -232,6 +232,22 @@ pub(super) struct SendWr {
 pub(super) union Wr {
     pub(super) rdma: Rdma,
     pub(super) atomic: Atomic,
+    pub(super) ud: Ud,
+}
+
+/// Of a datagram.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(super) struct Ud {
+    pub(super) ah: *mut Ah,
+    pub(super) remote_qpn: u32,
+    pub(super) remote_qkey: u32,
+}
+
+/// `ibv_ah`: only the library looks inside.
+#[repr(C)]
+pub(super) struct Ah {
+    _opaque: [u8; 0],
 }
 
 #[derive(Clone, Copy, Default)]
@@ -317,6 +333,8 @@ pub(super) const SRQ_LIMIT: c_int = 1 << 1;
 
 /// `IBV_QPT_RC`.
 pub(super) const QP_TYPE_RC: c_int = 2;
+/// `IBV_QPT_UD`.
+pub(super) const QP_TYPE_UD: c_int = 4;
 
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
@@ -380,6 +398,7 @@ pub(super) mod qp_mask {
     pub(in super::super) const ACCESS_FLAGS: c_int = 1 << 3;
     pub(in super::super) const PKEY_INDEX: c_int = 1 << 4;
     pub(in super::super) const PORT: c_int = 1 << 5;
+    pub(in super::super) const QKEY: c_int = 1 << 6;
     pub(in super::super) const AV: c_int = 1 << 7;
     pub(in super::super) const PATH_MTU: c_int = 1 << 8;
     pub(in super::super) const TIMEOUT: c_int = 1 << 9;
@@ -496,6 +515,8 @@ functions! {
     ibv_ack_cq_events(*mut Cq, c_uint);
     ibv_create_cq(*mut Context, c_int, *mut c_void, *mut CompChannel, c_int) -> *mut Cq;
     ibv_destroy_cq(*mut Cq) -> c_int;
+    ibv_create_ah(*mut Pd, *mut AhAttr) -> *mut Ah;
+    ibv_destroy_ah(*mut Ah) -> c_int;
     ibv_create_srq(*mut Pd, *mut SrqInitAttr) -> *mut Srq;
     ibv_modify_srq(*mut Srq, *mut SrqAttr, c_int) -> c_int;
     ibv_destroy_srq(*mut Srq) -> c_int;
@@ -604,6 +625,8 @@ const _: () = {
     assert!(offset_of!(Atomic, compare_add) == 8);
     assert!(offset_of!(Atomic, swap) == 16);
     assert!(offset_of!(Atomic, rkey) == 24);
+    assert!(offset_of!(Ud, remote_qpn) == 8);
+    assert!(offset_of!(Ud, remote_qkey) == 12);
     assert!(offset_of!(Rdma, rkey) == 8);
     assert!(size_of::<RecvWr>() == 32);
     assert!(offset_of!(RecvWr, sg_list) == 16);

@@ -6,6 +6,7 @@
 //! handlers ([`events`]), the same checks of attributes and requests, and completions for what a
 //! device that is gone will never complete.
 
+mod address_handles;
 mod completion_queue;
 mod device;
 mod error;

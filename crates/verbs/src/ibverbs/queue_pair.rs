@@ -13,6 +13,8 @@ use millstream_roce::{
 };
 use millstream_wire::{Mtu, Qpn};
 
+use self::posting::BATCH;
+use super::address_handles::AddressHandles;
 use super::completion_queue::CompletionQueue;
 use super::device::Device;
 use super::ffi::{self, qp_mask};
@@ -25,7 +27,7 @@ use super::{lock, objects};
 /// Routers that a packet may pass.
 const HOP_LIMIT: u8 = 64;
 
-/// A reliable-connection queue pair.
+/// A queue pair.
 pub(crate) struct QueuePair {
     device: Arc<Device>,
     capabilities: QueuePairCapabilities,
@@ -35,6 +37,9 @@ pub(crate) struct QueuePair {
     reads: AtomicBool,
     // Dropped in this order: completions of a queue pair are awaited as long as it exists.
     pair: Arc<Pair>,
+    /// Of datagrams.
+    destinations: Mutex<AddressHandles<objects::AddressHandle>>,
+    domain: Arc<objects::Domain>,
     send_owner: Registration,
     receive_owner: Registration,
     shared_receives: Option<SharedRegistration>,
@@ -152,9 +157,6 @@ impl QueuePair {
         {
             return Err(CreateError::UnknownSharedReceiveQueue(queue.id()));
         }
-        if transport != Transport::ReliableConnection {
-            return Err(CreateError::Unsupported("unreliable datagrams"));
-        }
         let [send_completions, receive_completions] = &completions;
         if device.failed() {
             return Err(CreateError::DeviceFailed);
@@ -190,11 +192,16 @@ impl QueuePair {
             send_completions.object(),
             receive_completions.object(),
             shared_receives.as_ref().map(|queue| queue.object()),
+            match transport {
+                Transport::ReliableConnection => ffi::QP_TYPE_RC,
+                Transport::UnreliableDatagram => ffi::QP_TYPE_UD,
+            },
             cap,
         )
         .map_err(|code| CreateError::System { call: "ibv_create_qp", code })?;
         let qpn = Qpn::new(native.number());
-        let work = Arc::new(Work::new(qpn, max_send_requests, max_receive_requests));
+        let work = Work::new(qpn, max_send_requests, max_receive_requests);
+        let work = Arc::new(work.of(transport));
         let send_owner = Registration::new(send_completions, &work, false)?;
         let receive_owner = Registration::new(receive_completions, &work, true)?;
         let number = shared_receives.as_ref().map(|queue| queue.id().0);
@@ -210,6 +217,8 @@ impl QueuePair {
             state: Mutex::default(),
             reads: AtomicBool::new(false),
             pair,
+            destinations: Mutex::new(AddressHandles::new(max_send_requests + BATCH)),
+            domain: Arc::clone(pd),
             send_owner,
             receive_owner,
             shared_receives,
@@ -236,6 +245,9 @@ impl QueuePair {
         }
         // It can fail without a completion, as a responder does.
         match self.pair.native.state() {
+            Ok((SQE, _)) if self.work().transport == Transport::UnreliableDatagram => {
+                QueuePairState::SendQueueError
+            }
             Ok((SQE | ERR, _)) => QueuePairState::Error,
             _ => brought_to,
         }
@@ -261,7 +273,7 @@ impl QueuePair {
         let (mut send, mut receive) = (self.work().send.poster(), self.work().receive.poster());
         let mut state = lock(&self.state);
         let from = self.state_from(*state);
-        let to = attributes.check(Transport::ReliableConnection, from, self.device.address())?;
+        let to = attributes.check(self.work().transport, from, self.device.address())?;
         self.check_path_mtu(attributes)?;
         let closes = matches!(to, QueuePairState::Reset | QueuePairState::Error);
         if from == QueuePairState::SendQueueDrained && !closes && self.is_draining() {
@@ -275,8 +287,15 @@ impl QueuePair {
         }
         if (from, to) == (QueuePairState::Reset, QueuePairState::Error) {
             // Possible by the specification, and not by the kernel's table.
-            let access = Some(Access::empty());
-            let closed = QueuePairAttributes { access, ..QueuePairAttributes::default() };
+            let closed = match self.work().transport {
+                Transport::ReliableConnection => QueuePairAttributes {
+                    access: Some(Access::empty()),
+                    ..QueuePairAttributes::default()
+                },
+                Transport::UnreliableDatagram => {
+                    QueuePairAttributes { queue_key: Some(0), ..QueuePairAttributes::default() }
+                }
+            };
             let (native, mask) = self.translate(&closed, from, QueuePairState::Initialized);
             self.modify_native(&native, mask)?;
         }
@@ -323,6 +342,17 @@ impl QueuePair {
         }
     }
 
+    /// The way to a device.
+    fn way_to(&self, remote: IpAddr) -> ffi::AhAttr {
+        let grh = ffi::GlobalRoute {
+            dgid: ffi::Gid(gid_of(remote)),
+            sgid_index: self.device.gid_index(),
+            hop_limit: HOP_LIMIT,
+            ..ffi::GlobalRoute::default()
+        };
+        ffi::AhAttr { grh, is_global: 1, port_num: self.device.port(), ..ffi::AhAttr::default() }
+    }
+
     /// As the library takes them. Port, partition and address vector are what is fixed here.
     fn translate(
         &self,
@@ -344,19 +374,16 @@ impl QueuePair {
             native.en_sqd_async_notify = 1;
             mask |= qp_mask::EN_SQD_ASYNC_NOTIFY;
         }
+        if let Some(key) = attributes.queue_key {
+            native.qkey = key;
+            mask |= qp_mask::QKEY;
+        }
         if let Some(access) = attributes.access {
             native.qp_access_flags = access.bits();
             mask |= qp_mask::ACCESS_FLAGS;
         }
         if let Some(remote) = attributes.remote_address {
-            let grh = ffi::GlobalRoute {
-                dgid: ffi::Gid(gid_of(remote)),
-                sgid_index: self.device.gid_index(),
-                hop_limit: HOP_LIMIT,
-                ..ffi::GlobalRoute::default()
-            };
-            let port_num = self.device.port();
-            native.ah_attr = ffi::AhAttr { grh, is_global: 1, port_num, ..ffi::AhAttr::default() };
+            native.ah_attr = self.way_to(remote);
             mask |= qp_mask::AV;
         }
         if let Some(mtu) = attributes.path_mtu {

@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use millstream_roce::CompletionOperation;
+use millstream_roce::{CompletionOperation, Transport};
 use millstream_wire::Qpn;
 
 use super::lock;
@@ -17,6 +17,7 @@ use super::lock;
 #[derive(Debug)]
 pub(super) struct Work {
     pub(super) qpn: Qpn,
+    pub(super) transport: Transport,
     pub(super) send: WorkQueue,
     pub(super) receive: WorkQueue,
     /// A request completed in error, which leaves a reliable connection in the error state.
@@ -31,12 +32,18 @@ impl Work {
     pub(super) fn new(qpn: Qpn, max_send_requests: usize, max_receive_requests: usize) -> Self {
         Self {
             qpn,
+            transport: Transport::ReliableConnection,
             send: WorkQueue::new(max_send_requests),
             receive: WorkQueue::new(max_receive_requests),
             failed: AtomicBool::new(false),
             reported: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
         }
+    }
+
+    /// The same for another transport than a reliable connection.
+    pub(super) fn of(self, transport: Transport) -> Self {
+        Self { transport, ..self }
     }
 
     pub(super) fn failed(&self) -> bool {
@@ -245,6 +252,11 @@ impl Poster<'_> {
     /// Whether nothing is handed to the device any more.
     pub(super) fn is_shut(&self) -> bool {
         *self.shut
+    }
+
+    /// The sequence number of the oldest request that is outstanding, or else of the next.
+    pub(super) fn oldest(&self) -> u32 {
+        self.queue.numbers().1
     }
 
     /// The sequence number of the next request, and how many there is room for.

@@ -5,9 +5,11 @@
 //! Whatever is called, the argument is a live object that its owner here holds, as the library
 //! asks; that is the reason that makes most calls sound, and `SAFETY: live` names it.
 
+mod address_handle;
 mod queue_pair;
 mod shared_receive_queue;
 
+pub(super) use address_handle::AddressHandle;
 pub(super) use queue_pair::QueuePair;
 pub(super) use shared_receive_queue::SharedReceiveQueue;
 

@@ -28,6 +28,7 @@ impl QueuePair {
         send: &Arc<CompletionQueue>,
         receive: &Arc<CompletionQueue>,
         shared_receives: Option<&Arc<SharedReceiveQueue>>,
+        qp_type: c_int,
         capabilities: ffi::QpCap,
     ) -> Result<Self, Errno> {
         let mut attributes = ffi::QpInitAttr {
@@ -36,7 +37,7 @@ impl QueuePair {
             recv_cq: receive.queue.as_ptr(),
             srq: shared_receives.map_or(ptr::null_mut(), |shared| shared.queue.as_ptr()),
             cap: capabilities,
-            qp_type: ffi::QP_TYPE_RC,
+            qp_type,
             sq_sig_all: 0,
         };
         // SAFETY: live, the queues too.

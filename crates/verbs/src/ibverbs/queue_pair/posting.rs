@@ -1,42 +1,49 @@
 //! Posting requests to the queue pairs of the system's devices.
 
+use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 
 use millstream_roce::{
-    ATOMIC_LENGTH, CompletionOperation, PostError, QueuePairState, ReceiveRequest, SendOperation,
-    SendRequest,
+    ATOMIC_LENGTH, CompletionOperation, DatagramDestination, PostError, QueuePairState,
+    ReceiveRequest, SendOperation, SendRequest, Transport,
 };
 
 use super::super::completion_queue::CompletionQueue;
 use super::super::ffi::{self, qp_mask};
 use super::super::lock;
-use super::super::objects::Errno;
+use super::super::objects::{self, Errno};
 use super::super::receive_batch::{self, gather};
 use super::super::work::{self, Handover, Posted, Poster};
 use super::{ERR, QueuePair};
 use crate::{Atomicity, MAX_SCATTER_GATHER};
 
 /// Requests handed to the device at a time.
-const BATCH: usize = receive_batch::LENGTH;
+pub(super) const BATCH: usize = receive_batch::LENGTH;
 
 impl QueuePair {
     pub(crate) fn post_send(&self, requests: &[SendRequest]) -> Result<(), (usize, PostError)> {
         let mut poster = self.work().send.poster();
         let state = self.posting_state(QueuePairState::takes_sends)?;
-        let longest = self.device.attributes().max_message_length;
-        let check = |request: &SendRequest| {
+        let limits = self.device.attributes();
+        let datagrams = self.work().transport == Transport::UnreliableDatagram;
+        let check = |poster: &Poster<'_>, request: &SendRequest, sequence| {
+            let length = request.pieces.length();
+            if datagrams {
+                let to = self.check_datagram(request, length, limits.max_datagram_length)?;
+                return self.prepare(to, sequence, poster.oldest());
+            }
             if request.datagram.is_some() {
                 return Err(PostError::DestinationNotAllowed(self.number()));
             }
-            let length = request.pieces.length();
-            if length > longest.into() {
-                return Err(PostError::TooLong { length, limit: longest });
+            let limit = limits.max_message_length;
+            if length > limit.into() {
+                return Err(PostError::TooLong { length, limit });
             }
             let atomic = request.operation.is_atomic();
             if atomic && length != ATOMIC_LENGTH.into() {
                 return Err(PostError::AtomicLength { length });
             }
-            if atomic && self.device.attributes().atomicity == Atomicity::None {
+            if atomic && limits.atomicity == Atomicity::None {
                 return Err(PostError::Unsupported { what: "atomic operations" });
             }
             if request.operation.fetches()
@@ -55,11 +62,41 @@ impl QueuePair {
         self.conclude("ibv_post_send", limit, requests.len(), posted)
     }
 
+    /// Whether it is a datagram, and where to.
+    fn check_datagram(
+        &self,
+        request: &SendRequest,
+        length: u64,
+        limit: u32,
+    ) -> Result<IpAddr, PostError> {
+        let destination = request.datagram.ok_or(PostError::DestinationMissing(self.number()))?;
+        if !matches!(request.operation, SendOperation::Send { .. }) {
+            return Err(PostError::NotADatagram(self.number()));
+        }
+        if length > limit.into() {
+            return Err(PostError::TooLong { length, limit });
+        }
+        let (local, remote) = (self.device.address(), destination.address);
+        if local.is_ipv4() != remote.is_ipv4() {
+            return Err(PostError::AddressFamily { local, remote });
+        }
+        Ok(remote)
+    }
+
+    /// Makes sure that there is an address handle for the request with this sequence number.
+    fn prepare(&self, to: IpAddr, sequence: u32, oldest: u32) -> Result<(), PostError> {
+        let make = || objects::AddressHandle::create(&self.domain, &self.way_to(to));
+        lock(&self.destinations)
+            .prepare(to, sequence, oldest, make)
+            .map_err(|code| PostError::System { call: "ibv_create_ah", code })
+    }
+
     fn hand_over_sends(&self, poster: &mut Poster<'_>, batch: &[SendRequest]) -> Handover {
         let (sequence, _) = poster.next();
         let mut pieces = [[ffi::Sge::default(); MAX_SCATTER_GATHER]; BATCH];
         let mut native = [EMPTY_SEND; BATCH];
         let native = &mut native[..batch.len()];
+        let destinations = lock(&self.destinations);
         for (index, request) in batch.iter().enumerate() {
             let list = &mut pieces[index];
             let num_sge = gather(request.pieces.pieces(), list);
@@ -102,6 +139,12 @@ impl QueuePair {
                     (ffi::WR_ATOMIC_FETCH_AND_ADD, None)
                 }
             };
+            if let Some(DatagramDestination { address, qpn, queue_key }) = request.datagram {
+                // Prepared when the request was checked.
+                let handle = destinations.get(address);
+                let ah = handle.map_or(std::ptr::null_mut(), objects::AddressHandle::as_ptr);
+                entry.wr.ud = ffi::Ud { ah, remote_qpn: qpn.value(), remote_qkey: queue_key };
+            }
             entry.opcode = opcode;
             entry.imm_data = immediate.unwrap_or(0).to_be();
             if request.signaled {
@@ -134,7 +177,7 @@ impl QueuePair {
             requests,
             &mut poster,
             limit,
-            |_| Ok(()),
+            |_, _, _| Ok(()),
             |poster, batch| self.hand_over_receives(poster, batch),
         );
         // Looked at after posting: one that failed meanwhile may have missed the new requests.
@@ -243,18 +286,22 @@ enum Ended {
     Unknown(Errno),
 }
 
-/// Posts requests in batches, as long as they pass `check` and the queue, of `limit`, has room.
+/// Posts requests in batches, as long as they pass `check`, which is told the sequence number that
+/// they would get, and the queue, of `limit`, has room.
 fn in_batches<R>(
     requests: &[R],
     poster: &mut Poster<'_>,
     limit: usize,
-    check: impl Fn(&R) -> Result<(), PostError>,
+    mut check: impl FnMut(&Poster<'_>, &R, u32) -> Result<(), PostError>,
     mut post: impl FnMut(&mut Poster<'_>, &[R]) -> Handover,
 ) -> Batches {
     let (mut accepted, mut shut) = (0, false);
     for batch in requests.chunks(BATCH) {
-        let (_, room) = poster.next();
-        let mut refused = batch.iter().enumerate().find_map(|(i, r)| Some((i, check(r).err()?)));
+        let (first, room) = poster.next();
+        let mut refused = batch.iter().enumerate().find_map(|(i, request)| {
+            let sequence = first.wrapping_add(i as u32);
+            Some((i, check(poster, request, sequence).err()?))
+        });
         if refused.map_or(batch.len(), |(index, _)| index) > room {
             refused = Some((room, PostError::QueueFull { limit }));
         }
@@ -310,7 +357,9 @@ mod tests {
         let result = |accepted, ended| Batches { accepted, shut: false, ended };
         for bad in [0, 1, 15, 16, 33, 39, 40] {
             let work = Work::new(Qpn::new(7), limit, 1);
-            let check = |&request: &u32| if request == bad { Err(bad_request) } else { Ok(()) };
+            let check = |_: &Poster<'_>, &request: &u32, _| {
+                if request == bad { Err(bad_request) } else { Ok(()) }
+            };
             let mut posted = Vec::new();
             let batches =
                 in_batches(&requests, &mut work.send.poster(), limit, check, |_, batch| {
@@ -332,7 +381,8 @@ mod tests {
             let post = |_: &mut Poster<'_>, batch: &[u32]| {
                 if batch[0] == 16 { handover } else { Handover::Taken }
             };
-            let batches = in_batches(&requests, &mut work.send.poster(), limit, |_| Ok(()), post);
+            let batches =
+                in_batches(&requests, &mut work.send.poster(), limit, |_, _, _| Ok(()), post);
             assert_eq!(batches, expected);
         }
     }
@@ -349,7 +399,7 @@ mod tests {
                 poster.hand_over(noted, || Ok(()))
             };
             let requests: Vec<u32> = (0..40).collect();
-            let batches = in_batches(&requests, &mut poster, limit, |_| Ok(()), post);
+            let batches = in_batches(&requests, &mut poster, limit, |_, _, _| Ok(()), post);
             let full = Some(Ended::Refused(PostError::QueueFull { limit }));
             let ended = if limit == 40 { None } else { full };
             assert_eq!(batches, Batches { accepted: limit, shut: false, ended });
@@ -357,7 +407,7 @@ mod tests {
             // A batch that nothing of is accepted is not handed over at all.
             let never = |_: &mut Poster<'_>, _: &[u32]| unreachable!();
             let full = Some(Ended::Refused(PostError::QueueFull { limit }));
-            let batches = in_batches(&[1], &mut poster, limit, |_| Ok(()), never);
+            let batches = in_batches(&[1], &mut poster, limit, |_, _, _| Ok(()), never);
             assert_eq!(batches, Batches { accepted: 0, shut: false, ended: full });
         }
     }
