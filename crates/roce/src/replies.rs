@@ -146,25 +146,42 @@ impl Replies {
     }
 
     /// Whether a repeated READ is to be answered: it asks for all or the end of one that was
-    /// executed, and no answer that still waits covers it.
+    /// executed.
     pub(crate) fn wants_repeat(&self, psn: u64, access: &RemoteAccess, mtu: Mtu) -> bool {
-        let waits = |reply: &Reply| match reply {
-            Reply::Read(read) => read.covers(psn, mtu),
-            _ => false,
-        };
-        let included = |executed: &Executed| match executed {
-            Executed::Read(read) => read.includes(psn, access, mtu),
-            Executed::Atomic(_) => false,
-        };
-        self.waiting(true) < self.resources
-            && self.executed.iter().any(included)
-            && !self.queue.iter().any(waits)
+        self.read_with(psn, access, mtu).is_some()
     }
 
-    /// Answers a repeated READ.
-    pub(crate) fn repeat(&mut self, psn: u64, msn: Psn, access: RemoteAccess) {
-        let read = ReadReply { psn, msn, access, offset: 0, repeated: true };
-        self.queue.push_back(Reply::Read(read));
+    /// Answers a repeated READ. Who asks for the end of one has what comes before it: where an
+    /// answer to the same READ still waits, it goes on from there, forward or back, so that repeats
+    /// do not add up to more than one answer. A requester that waits while old repeats are answered
+    /// asks again, and would never see the end of it.
+    pub(crate) fn repeat(&mut self, psn: u64, msn: Psn, access: RemoteAccess, mtu: Mtu) {
+        let Some(original) = self.read_with(psn, &access, mtu).copied() else { return };
+        let answer = ReadReply { psn, msn, access, offset: 0, repeated: true };
+        let has_room = self.waiting(true) < self.resources;
+        let waiting = self.queue.iter_mut().find_map(|reply| match reply {
+            Reply::Read(read) if original.covers(read.psn, mtu) => Some(read),
+            _ => None,
+        });
+        match waiting {
+            Some(waiting) if waiting.covers(psn, mtu) => {
+                waiting.offset += ((psn - waiting.psn) * mtu.bytes() as u64) as u32;
+                waiting.psn = psn;
+            }
+            Some(waiting) if waiting.end(mtu) <= answer.end(mtu) => {
+                *waiting = ReadReply { repeated: waiting.repeated, ..answer };
+            }
+            _ if has_room => self.queue.push_back(Reply::Read(answer)),
+            _ => {}
+        }
+    }
+
+    /// The READ that was executed and that such a repeat is a part of.
+    fn read_with(&self, psn: u64, access: &RemoteAccess, mtu: Mtu) -> Option<&ReadReply> {
+        self.executed.iter().find_map(|executed| match executed {
+            Executed::Read(read) if read.includes(psn, access, mtu) => Some(read),
+            _ => None,
+        })
     }
 
     /// Answers a repeated atomic operation with what was found when it was executed (IBTA
@@ -212,8 +229,13 @@ impl Replies {
 impl ReadReply {
     /// Whether a packet of the rest has this number.
     fn covers(&self, psn: u64, mtu: Mtu) -> bool {
+        (self.psn..self.end(mtu)).contains(&psn)
+    }
+
+    /// One past the number of its last packet.
+    fn end(&self, mtu: Mtu) -> u64 {
         let left = self.access.length - self.offset;
-        (self.psn..self.psn + mtu.packets(left.into())).contains(&psn)
+        self.psn + mtu.packets(left.into())
     }
 
     /// Whether `access`, asked for at `psn`, is all of this or a later part of it, at the place in

@@ -178,15 +178,14 @@ impl QueuePair {
             return;
         };
         // A READ is executed again (IBTA 9.7.5.1.2), perhaps only the end of it. What is no part
-        // of a READ that was executed, or may not be read any more, is dropped in silence. The
-        // requester retries what it misses, so a response still waiting makes this one needless.
+        // of a READ that was executed, or may not be read any more, is dropped in silence.
         let access = self.remote_access(AccessKind::Read, &reth);
         if self.responder.replies.wants_repeat(psn, &access, self.path.mtu)
             && self.access.contains(Access::REMOTE_READ)
             && (access.length == 0 || shared.memory.authorize(&access).is_ok())
         {
             let msn = self.responder.message_number();
-            self.responder.replies.repeat(psn, msn, access);
+            self.responder.replies.repeat(psn, msn, access, self.path.mtu);
         }
     }
 
