@@ -222,7 +222,7 @@ impl QueuePair {
         }
     }
 
-    /// Whether a datagram has the key of this queue pair (IBTA 9.6.1.4.1).
+    /// Whether a datagram has the key of this queue pair (IBTA 9.6.1.4).
     pub(crate) fn takes_queue_key(&self, packet: &Packet<'_>) -> bool {
         let (Some(datagrams), Some(deth)) = (&self.datagrams, packet.extended.deth) else {
             return false;

@@ -295,6 +295,45 @@ fn datagrams_for_a_connection_are_dropped() {
 }
 
 #[test]
+fn packets_of_a_connection_for_a_datagram_queue_pair_are_dropped() {
+    let mut scene = Scene::new();
+    scene.receive(1, 0, 5000);
+    let mut count = 0;
+    for &opcode in Opcode::ALL.iter().filter(|opcode| opcode.is_reliable_connection()) {
+        let mut forge = Forge::new(&scene.pair, 1, opcode, FIRST);
+        forge.bth.destination_qpn = scene.qpns[1];
+        forge.inject(&mut scene.pair);
+        count += 1;
+        assert_eq!(scene.pair.counters(1).dropped_opcode, count, "{opcode:?}");
+    }
+    assert_eq!(scene.pair.answers(1), []);
+    assert_eq!(scene.ends(1), []);
+    assert_eq!(scene.state(1), State::ReadyToSend);
+}
+
+#[test]
+fn every_flipped_bit_of_a_datagram_is_noticed() {
+    let mut scene = Scene::new();
+    scene.receive(1, 0, 5000);
+    let mut forge = Forge::new(&scene.pair, 1, Opcode::UdSendOnlyWithImmediate, 0)
+        .deth(KEY, 9)
+        .immediate(1)
+        .payload(b"good");
+    forge.bth.destination_qpn = scene.qpns[1];
+    let datagram = forge.datagram(&scene.pair);
+    // Byte 4 of the BTH is left out of the ICRC.
+    for bit in (0..datagram.len() * 8).filter(|bit| bit / 8 != 4) {
+        let mut damaged = datagram.clone();
+        damaged[bit / 8] ^= 1 << (bit % 8);
+        scene.pair.inject(1, &damaged);
+        assert_eq!(scene.ends(1), [], "bit {bit}");
+    }
+    assert!(scene.pair.counters(1).dropped_icrc > 100);
+    scene.pair.inject(1, &datagram);
+    assert_eq!(scene.ends(1), [(1, OK)]);
+}
+
+#[test]
 fn without_a_receive_a_datagram_is_lost_and_from_anyone_it_is_taken() {
     let mut scene = Scene::new();
     let mut forge = Forge::new(&scene.pair, 1, Opcode::UdSendOnly, 77).deth(KEY, 0x1234);

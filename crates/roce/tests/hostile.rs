@@ -313,6 +313,17 @@ fn congestion_notifications_only_count() {
 }
 
 #[test]
+fn congestion_notifications_of_others_are_dropped() {
+    let mut victim = Victim::new();
+    let forge = Forge::new(&victim.pair, 1, Opcode::CongestionNotification, 0);
+    let meta = DatagramMeta { source: IpAddr::from([10, 0, 0, 3]), ..victim.meta() };
+    let datagram = forge.datagram(&victim.pair);
+    victim.only_counts(&datagram, &meta, |c| c.dropped_source, "from a stranger");
+    assert_eq!(victim.pair.counters(1).congestion_notifications, 0);
+    victim.still_works();
+}
+
+#[test]
 fn another_queue_pair_of_the_device_is_not_touched() {
     let mut pair = Pair::with(options());
     let host = &mut pair.hosts[1];

@@ -7,6 +7,7 @@ mod arrows;
 mod documents;
 mod hygiene;
 mod manifest;
+mod proofs;
 mod sans_io;
 mod source;
 mod unsafety;
@@ -35,6 +36,7 @@ const RULES: &[Rule] = &[
     hygiene::whitespace,
     documents::named_paths,
     documents::links,
+    proofs::hostile_packets,
 ];
 
 /// Runs every rule on the repository.
