@@ -9,12 +9,15 @@
 
 pub mod address;
 pub mod baseline;
+mod batch;
 mod clock;
 mod counters;
+mod link;
 mod progress;
+mod socket;
 pub mod udp;
 
 pub use clock::now;
 pub use counters::DriverCounters;
 pub use progress::{Failure, Guard, Progress, ProgressConfig, Shared};
-pub use udp::{OpenError, SocketInfo};
+pub use socket::{OpenError, SocketConfig, SocketInfo};

@@ -10,10 +10,8 @@ use std::time::{Duration, Instant};
 use socket2::SockAddr;
 
 use super::{MEMORY_LENGTH, Usage};
-use crate::DriverCounters;
-use crate::udp::{
-    MAX_MESSAGE_LENGTH, MAX_SEGMENTS, OpenError, ReceiveBatch, SocketConfig, UdpSocket,
-};
+use crate::udp::{MAX_MESSAGE_LENGTH, MAX_SEGMENTS, ReceiveBatch, SocketConfig, UdpSocket};
+use crate::{DriverCounters, OpenError};
 
 /// How many bytes may be under way.
 const WINDOW: u64 = 2 << 20;

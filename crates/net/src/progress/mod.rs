@@ -1,6 +1,6 @@
 //! One thread that runs one node over one socket.
 
-mod driver;
+mod runner;
 mod sending;
 mod shared;
 mod wake;
@@ -14,8 +14,9 @@ use std::time::Duration;
 use millstream_roce::Node;
 use millstream_wire::ROCE_PORT;
 
-use crate::udp::{OpenError, SocketConfig, UdpSocket};
-use driver::Driver;
+use crate::udp::UdpSocket;
+use crate::{OpenError, SocketConfig};
+use runner::Runner;
 pub use shared::{Failure, Guard, Shared};
 use wake::Wake;
 
@@ -27,7 +28,7 @@ pub struct ProgressConfig {
     /// UDP port here and at every peer: [`ROCE_PORT`], but for tests. The ICRC is always computed
     /// with [`ROCE_PORT`] as the destination.
     pub port: u16,
-    /// Use UDP_SEGMENT and UDP_GRO where the kernel has them. Worth a factor of three or more.
+    /// Let the kernel segment and coalesce datagrams where it can (UDP_SEGMENT and UDP_GRO). Worth a factor of three or more.
     pub segmentation_offload: bool,
     /// How many bytes to ask for as receive and as send buffer of the socket.
     pub buffer_length: usize,
@@ -79,21 +80,22 @@ impl<N: Node + Send + 'static> Progress<N> {
         node: N,
         after_round: impl FnMut(&Shared<N>) + Send + 'static,
     ) -> Result<Self, OpenError> {
-        let socket = UdpSocket::open(&SocketConfig {
+        let socket_config = SocketConfig {
             address: config.address,
             port: config.port,
             segmentation_offload: config.segmentation_offload,
             buffer_length: config.buffer_length,
-        })?;
+        };
+        let socket = UdpSocket::open(&socket_config)?;
         let address = socket.info().address;
         let failed =
             |operation| move |source: io::Error| OpenError::System { address, operation, source };
         let wake = Wake::new().map_err(failed("eventfd"))?;
         let shared = Arc::new(Shared::new(node, wake, socket));
-        let driver = Driver::new(Arc::clone(&shared), config.busy_poll, after_round);
+        let runner = Runner::new(Arc::clone(&shared), config.busy_poll, after_round);
         let thread = thread::Builder::new()
             .name(config.name)
-            .spawn(move || driver.run())
+            .spawn(move || runner.run())
             .map_err(failed("starting a thread"))?;
         Ok(Self { shared, thread: Some(thread) })
     }

@@ -13,8 +13,8 @@ use thiserror::Error;
 
 use super::sending::Sending;
 use super::wake::{OTHER_THREAD, OWN_THREAD, Wake};
-use crate::DriverCounters;
-use crate::udp::{SocketInfo, UdpSocket};
+use crate::udp::UdpSocket;
+use crate::{DriverCounters, SocketInfo};
 
 /// Why a node no longer runs.
 #[derive(Clone, Debug, Error)]

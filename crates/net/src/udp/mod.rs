@@ -4,15 +4,14 @@
 //! the same if the socket is never connected and always sets don't-fragment: Linux then sends
 //! identification 0, and numbers the segments of a segmented message (UDP_SEGMENT) 0, 1, 2, ...
 //! (`ip_select_ident_segs` and `inet_gso_segment` in the kernel; seen on veth with 6.18).
-//! [`UdpSocket::send`] therefore computes each ICRC after it has grouped the datagrams.
+//! A batch to send therefore computes each ICRC after it has grouped the datagrams.
 
 mod control;
-mod group;
 mod receive;
 mod send;
 mod socket;
 
-pub use group::{MAX_MESSAGE_LENGTH, MAX_SEGMENTS};
+pub use crate::batch::{MAX_MESSAGE_LENGTH, MAX_SEGMENTS};
+pub use crate::socket::SocketConfig;
 pub use receive::ReceiveBatch;
-pub use send::SendBatch;
-pub use socket::{OpenError, SocketConfig, SocketInfo, UdpSocket};
+pub use socket::UdpSocket;

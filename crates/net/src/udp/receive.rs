@@ -10,9 +10,13 @@ use millstream_roce::{DatagramMeta, Identification};
 use super::control::{self, ControlBuffer, Received};
 use super::socket::UdpSocket;
 use crate::DriverCounters;
+use crate::link::{Incoming, Link};
 
 /// No UDP payload is longer, coalesced or not (65,527 over IPv6).
 const MESSAGE_LENGTH: usize = 1 << 16;
+
+/// Messages received at once. More would leave the cache before they are handled.
+const MESSAGES: usize = 8;
 
 /// Buffers for the messages of one system call, and what it put there.
 pub struct ReceiveBatch {
@@ -172,8 +176,30 @@ impl UdpSocket {
             }
             return Ok(0);
         };
-        batch.fill(count, self.address(), counters);
+        batch.fill(count, self.local_address(), counters);
         Ok(count)
+    }
+}
+
+impl Link for UdpSocket {
+    type Incoming = ReceiveBatch;
+
+    fn incoming(&self) -> ReceiveBatch {
+        ReceiveBatch::new(MESSAGES)
+    }
+
+    fn receive(
+        &self,
+        batch: &mut ReceiveBatch,
+        counters: &mut DriverCounters,
+    ) -> io::Result<usize> {
+        Self::receive(self, batch, counters)
+    }
+}
+
+impl Incoming for ReceiveBatch {
+    fn datagrams(&self) -> impl Iterator<Item = (DatagramMeta, &[u8])> {
+        Self::datagrams(self)
     }
 }
 

@@ -1,232 +1,65 @@
-//! Sending many datagrams, each gathered from where it lies, with one system call.
+//! Sending: what a UDP socket needs beside the datagrams, and single messages.
 
 use std::io::{self, IoSlice};
-use std::mem;
 use std::net::{IpAddr, SocketAddr};
-use std::ops::Range;
-use std::ptr;
-use std::slice;
-use std::time::Duration;
 
-use millstream_roce::{Instant, MAX_SCATTER_GATHER, Node, Transmit};
-use millstream_wire::ICRC_LENGTH;
 use socket2::{MsgHdr, SockAddr};
 
 use super::control::ControlBuffer;
-use super::group::group;
 use super::socket::UdpSocket;
-use crate::DriverCounters;
+use crate::batch::{Head, Sender};
 
-/// How long to wait for room in the send buffer before the datagrams are given up. It empties at
-/// the speed of the interface, so only one that stands still takes this long.
-const PATIENCE: Duration = Duration::from_millis(100);
-
-/// Headers, pieces, and the trailer.
-const MAX_IOVECS: usize = MAX_SCATTER_GATHER + 2;
-
-/// Datagrams to send, and the room to describe them to the kernel. Filled by
-/// [`SendBatch::collect`], emptied by [`UdpSocket::send`].
-pub struct SendBatch {
-    datagrams: Box<[Datagram]>,
-    count: usize,
-    messages: Vec<Message>,
-    /// Point into `datagrams` and at payload, in the order of `messages`.
-    iovecs: Vec<libc::iovec>,
-    /// Point into `messages` and `iovecs`.
-    headers: Vec<libc::mmsghdr>,
-}
-
-struct Datagram {
-    transmit: Transmit,
-    payload: [libc::iovec; MAX_SCATTER_GATHER],
-    payload_count: usize,
-    /// Padding and ICRC.
-    trailer: [u8; 3 + ICRC_LENGTH],
-    trailer_length: usize,
-    length: usize,
-}
-
-/// One message to the kernel: one datagram, or several that it makes by segmentation.
-struct Message {
-    datagrams: Range<usize>,
-    iovecs: Range<usize>,
+/// Where a message goes, and how long its segments are.
+pub(crate) struct UdpHead {
     destination: SockAddr,
     control: ControlBuffer,
     control_length: usize,
 }
 
-impl SendBatch {
-    /// Room for this many datagrams.
-    pub fn new(datagrams: usize) -> Self {
-        let datagram = || Datagram {
-            transmit: Transmit::new(),
-            payload: [NOTHING; MAX_SCATTER_GATHER],
-            payload_count: 0,
-            trailer: [0; 3 + ICRC_LENGTH],
-            trailer_length: 0,
-            length: 0,
-        };
-        Self {
-            datagrams: (0..datagrams).map(|_| datagram()).collect(),
-            count: 0,
-            messages: Vec::with_capacity(datagrams),
-            iovecs: Vec::with_capacity(datagrams * MAX_IOVECS),
-            headers: Vec::with_capacity(datagrams),
-        }
+impl Head for UdpHead {
+    fn bytes(&self) -> &[u8] {
+        &[]
     }
 
-    /// Takes what `node` has to send, until there is no more or the batch is full: then, and only
-    /// then, the result is `true`.
-    ///
-    /// # Safety
-    /// The bytes that `node` names ([`Node::bytes`]) must stay where they are, mapped and readable,
-    /// until [`UdpSocket::send`] has returned or the batch is dropped. They may change, as memory
-    /// that is shared with a device may; what arrives is then unspecified.
-    pub unsafe fn collect<N: Node>(
-        &mut self,
-        node: &mut N,
-        now: Instant,
-        counters: &mut DriverCounters,
-    ) -> bool {
-        while let Some(datagram) = self.datagrams.get_mut(self.count) {
-            if !node.poll_transmit(now, &mut datagram.transmit) {
-                return false;
-            }
-            if datagram.resolve(node) {
-                self.count += 1;
-            } else {
-                counters.withdrawn_datagrams += 1;
-            }
-        }
-        true
-    }
-
-    /// Whether there is nothing to send.
-    pub const fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    /// Describes these datagrams to the kernel, grouped into messages if it can segment them, and
-    /// computes their ICRCs.
-    fn plan(&mut self, datagrams: Range<usize>, segmentation: bool, source: IpAddr, port: u16) {
-        self.messages.clear();
-        self.iovecs.clear();
-        self.headers.clear();
-        let mut rest = datagrams.start;
-        while rest < datagrams.end {
-            let waiting = self.datagrams[rest..datagrams.end].iter();
-            let count = if segmentation {
-                group(waiting.map(|datagram| (datagram.transmit.destination, datagram.length)))
-            } else {
-                1
-            };
-            let first_iovec = self.iovecs.len();
-            let group = &mut self.datagrams[rest..rest + count];
-            for (index, datagram) in group.iter_mut().enumerate() {
-                // The kernel will number the segments so.
-                datagram.seal(source, port, index as u16);
-                datagram.gather(&mut self.iovecs);
-            }
-            let mut control = ControlBuffer::new();
-            let control_length =
-                // A group of more than one fits a message, so its datagrams fit 16 bits.
-                if count > 1 { control.set_segment(group[0].length as u16) } else { 0 };
-            self.messages.push(Message {
-                datagrams: rest..rest + count,
-                iovecs: first_iovec..self.iovecs.len(),
-                destination: SocketAddr::new(group[0].transmit.destination, port).into(),
-                control,
-                control_length,
-            });
-            rest += count;
-        }
-        // Nothing moves any more: now take the addresses.
-        for message in &mut self.messages {
-            let iovecs = &mut self.iovecs[message.iovecs.clone()];
-            // SAFETY: plain old data, of which zeros are a valid value.
-            let mut header: libc::mmsghdr = unsafe { mem::zeroed() };
-            header.msg_hdr.msg_name = message.destination.as_ptr().cast_mut().cast();
-            header.msg_hdr.msg_namelen = message.destination.len();
-            header.msg_hdr.msg_iov = iovecs.as_mut_ptr();
-            header.msg_hdr.msg_iovlen = iovecs.len() as _;
-            if message.control_length > 0 {
-                header.msg_hdr.msg_control = message.control.as_mut_ptr();
-                header.msg_hdr.msg_controllen = message.control_length as _;
-            }
-            self.headers.push(header);
+    fn describe(&mut self, header: &mut libc::msghdr) {
+        header.msg_name = self.destination.as_ptr().cast_mut().cast();
+        header.msg_namelen = self.destination.len();
+        if self.control_length > 0 {
+            header.msg_control = self.control.as_mut_ptr();
+            header.msg_controllen = self.control_length as _;
         }
     }
 }
 
-const NOTHING: libc::iovec = libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 };
+impl Sender for UdpSocket {
+    type Head = UdpHead;
 
-impl Datagram {
-    /// Finds the payload; `false` when its memory has gone.
-    fn resolve<N: Node>(&mut self, node: &N) -> bool {
-        self.payload_count = 0;
-        for piece in self.transmit.payload() {
-            let Some(bytes) = node.bytes(piece) else { return false };
-            if bytes.len() != piece.length as usize {
-                return false;
-            }
-            self.payload[self.payload_count] = iovec(bytes);
-            self.payload_count += 1;
-        }
-        self.length = self.transmit.datagram_length();
-        true
+    fn address(&self) -> IpAddr {
+        self.local_address()
     }
 
-    /// Writes padding and ICRC.
-    fn seal(&mut self, source: IpAddr, source_port: u16, identification: u16) {
-        let pieces = self.payload[..self.payload_count].iter().map(|piece| {
-            // SAFETY: `resolve` made it of a slice, which the caller of `SendBatch::collect`
-            // promised to keep.
-            unsafe { slice::from_raw_parts(piece.iov_base.cast::<u8>(), piece.iov_len) }
-        });
-        let icrc = self.transmit.icrc(source, source_port, identification, pieces);
-        let padding = self.transmit.padding();
-        self.trailer_length = padding.len() + icrc.len();
-        self.trailer[..padding.len()].copy_from_slice(padding);
-        self.trailer[padding.len()..self.trailer_length].copy_from_slice(&icrc);
+    fn port(&self) -> u16 {
+        self.local_port()
     }
 
-    fn gather(&self, iovecs: &mut Vec<libc::iovec>) {
-        iovecs.push(iovec(self.transmit.headers()));
-        iovecs.extend_from_slice(&self.payload[..self.payload_count]);
-        iovecs.push(iovec(&self.trailer[..self.trailer_length]));
+    fn segmentation(&self) -> bool {
+        self.segments()
     }
-}
 
-/// The kernel only reads through the iovecs of a sent message.
-const fn iovec(bytes: &[u8]) -> libc::iovec {
-    libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() }
+    fn give_up_segmentation(&self) {
+        self.stop_segmenting();
+    }
+
+    fn head(&self, destination: IpAddr, count: usize, segment: usize, _length: usize) -> UdpHead {
+        let mut control = ControlBuffer::new();
+        // A group of more than one fits a message, so its datagrams fit 16 bits.
+        let control_length = if count > 1 { control.set_segment(segment as u16) } else { 0 };
+        let destination = SocketAddr::new(destination, self.local_port()).into();
+        UdpHead { destination, control, control_length }
+    }
 }
 
 impl UdpSocket {
-    /// Sends what `batch` holds and empties it. A datagram that the kernel refuses is dropped and
-    /// counted, like one lost on the way. The errors returned are the socket's end.
-    pub fn send(&self, batch: &mut SendBatch, counters: &mut DriverCounters) -> io::Result<()> {
-        let (source, port) = (self.address(), self.port());
-        let end = mem::take(&mut batch.count);
-        let mut rest = 0;
-        while rest < end {
-            batch.plan(rest..end, self.segmentation(), source, port);
-            let Some(refused) = self.submit(batch, counters)? else { break };
-            // One at a time, the datagrams have identification 0, hence other ICRCs.
-            batch.plan(refused.clone(), false, source, port);
-            let sent_before = counters.sent_datagrams;
-            self.submit(batch, counters)?;
-            counters.segmentation_refusals += 1;
-            if counters.sent_datagrams - sent_before == refused.len() as u64 {
-                // Nothing was wrong with the datagrams.
-                self.give_up_segmentation();
-                tracing::warn!(address = %source, "the kernel refuses to segment: going on without");
-            }
-            rest = refused.end;
-        }
-        Ok(())
-    }
-
     /// Sends one message now, as datagrams of `segment` bytes if it is longer than that.
     pub(crate) fn send_message(
         &self,
@@ -244,94 +77,19 @@ impl UdpSocket {
         self.socket().sendmsg(&message, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)?;
         Ok(())
     }
-
-    /// Gives the planned messages to the kernel. It stops at a message that the kernel refuses to
-    /// segment, and returns its datagrams.
-    fn submit(
-        &self,
-        batch: &mut SendBatch,
-        counters: &mut DriverCounters,
-    ) -> io::Result<Option<Range<usize>>> {
-        let mut next = 0;
-        while next < batch.messages.len() {
-            let headers = &mut batch.headers[next..];
-            counters.send_calls += 1;
-            // SAFETY: the headers point at messages and iovecs of `batch`, which is borrowed, and
-            // those at datagrams of it and at payload that the caller of `SendBatch::collect`
-            // promised to keep. The kernel writes only `msg_len` of each header.
-            let sent = unsafe {
-                libc::sendmmsg(
-                    self.raw(),
-                    headers.as_mut_ptr(),
-                    headers.len() as libc::c_uint,
-                    libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
-                )
-            };
-            if let Ok(sent) = usize::try_from(sent) {
-                for message in &batch.messages[next..next + sent] {
-                    counters.sent_messages += 1;
-                    counters.sent_datagrams += message.datagrams.len() as u64;
-                    counters.sent_bytes += batch.iovecs[message.iovecs.clone()]
-                        .iter()
-                        .map(|iovec| iovec.iov_len as u64)
-                        .sum::<u64>();
-                }
-                next += sent;
-                continue;
-            }
-            let error = io::Error::last_os_error();
-            let refused = &batch.messages[next];
-            let datagrams = refused.datagrams.len() as u64;
-            match error.raw_os_error() {
-                Some(libc::EINTR) => {}
-                Some(libc::EAGAIN) => {
-                    counters.send_waits += 1;
-                    if !self.wait_writable(PATIENCE)? {
-                        let rest = &batch.messages[next..];
-                        counters.unsent_datagrams +=
-                            rest.iter().map(|message| message.datagrams.len() as u64).sum::<u64>();
-                        return Ok(None);
-                    }
-                }
-                Some(libc::EIO | libc::EINVAL | libc::EMSGSIZE | libc::EOPNOTSUPP)
-                    if datagrams > 1 =>
-                {
-                    return Ok(Some(refused.datagrams.clone()));
-                }
-                Some(libc::EMSGSIZE) => {
-                    if counters.too_long_datagrams == 0 {
-                        let length = batch.datagrams[refused.datagrams.start].length;
-                        let destination = refused.destination.as_socket().map(|to| to.ip());
-                        tracing::warn!(
-                            length,
-                            ?destination,
-                            "a datagram exceeds the MTU of its path: use a smaller path MTU"
-                        );
-                    }
-                    counters.too_long_datagrams += 1;
-                    next += 1;
-                }
-                Some(libc::EBADF | libc::ENOTSOCK | libc::ENOSYS) => return Err(error),
-                // No route, no buffers, no permission, an ICMP error of an earlier datagram, ...
-                _ => {
-                    counters.unsent_datagrams += datagrams;
-                    next += 1;
-                }
-            }
-        }
-        Ok(None)
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::net::Ipv4Addr;
 
-    use millstream_roce::{DatagramMeta, Piece, ScatterGather};
+    use millstream_roce::{DatagramMeta, Instant, Node, Piece, ScatterGather, Transmit};
     use millstream_wire::ROCE_PORT;
     use millstream_wire::icrc::{self, Addresses, Addressing};
 
     use super::*;
+    use crate::DriverCounters;
+    use crate::batch::SendBatch;
     use crate::udp::{ReceiveBatch, SocketConfig};
 
     /// Sends so many datagrams of 100 bytes of payload; of every third, the memory has gone.
@@ -381,10 +139,10 @@ mod tests {
     fn send_to_itself(socket: &UdpSocket, counters: &mut DriverCounters) -> Vec<u16> {
         let local = socket.info();
         let mut node = Sender { destination: local.address, left: 150 };
-        let mut batch = SendBatch::new(128);
+        let mut batch = SendBatch::<UdpHead>::new(128);
         // SAFETY: all bytes are static.
         assert!(!unsafe { batch.collect(&mut node, Instant::ZERO, counters) });
-        socket.send(&mut batch, counters).unwrap();
+        batch.send(socket, counters).unwrap();
         assert!(batch.is_empty());
         let mut identifications = Vec::new();
         let mut incoming = ReceiveBatch::new(8);
@@ -414,7 +172,7 @@ mod tests {
         let mut counters = DriverCounters::default();
         let identifications = send_to_itself(&socket, &mut counters);
         assert_eq!(counters.withdrawn_datagrams, 50);
-        if socket.segmentation() {
+        if socket.segments() {
             assert_eq!(identifications, (0..64).chain(0..36).collect::<Vec<_>>());
             assert_eq!((counters.send_calls, counters.sent_messages), (1, 2));
         } else {
@@ -426,7 +184,7 @@ mod tests {
     #[test]
     fn a_kernel_that_refuses_to_segment_gets_single_datagrams() {
         let socket = open(0, true);
-        if !socket.segmentation() {
+        if !socket.segments() {
             return;
         }
         // Segments need checksums of their own, so the kernel refuses to make any without.
@@ -437,7 +195,7 @@ mod tests {
             // singly at once.
             assert_eq!(send_to_itself(&socket, &mut counters), [0; 100]);
             assert_eq!((counters.send_calls, counters.segmentation_refusals), (calls, 1));
-            assert!(!socket.segmentation());
+            assert!(!socket.segments());
         }
         assert_eq!((counters.sent_datagrams, counters.sent_messages), (200, 200));
         assert_eq!(counters.unsent_datagrams, 0);
@@ -447,18 +205,18 @@ mod tests {
     fn families_do_not_mix() {
         let socket = open(0, true);
         let mut node = Sender { destination: std::net::Ipv6Addr::LOCALHOST.into(), left: 30 };
-        let mut batch = SendBatch::new(100);
+        let mut batch = SendBatch::<UdpHead>::new(100);
         let mut counters = DriverCounters::default();
         // SAFETY: all bytes are static.
         assert!(!unsafe { batch.collect(&mut node, Instant::ZERO, &mut counters) });
-        socket.send(&mut batch, &mut counters).unwrap();
+        batch.send(&socket, &mut counters).unwrap();
         assert_eq!((counters.sent_datagrams, counters.unsent_datagrams), (0, 20));
     }
 
     #[test]
     fn a_full_batch_leaves_the_rest_for_later() {
         let mut node = Sender { destination: Ipv4Addr::LOCALHOST.into(), left: 30 };
-        let mut batch = SendBatch::new(15);
+        let mut batch = SendBatch::<UdpHead>::new(15);
         let mut counters = DriverCounters::default();
         // SAFETY: all bytes are static.
         let full = unsafe { batch.collect(&mut node, Instant::ZERO, &mut counters) };

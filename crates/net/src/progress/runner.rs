@@ -1,6 +1,5 @@
 //! The progress thread: receive, let the node work, send.
 
-use std::os::fd::AsFd;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -12,16 +11,14 @@ use millstream_roce::{Instant, Node};
 use super::shared::{Failure, Shared};
 use super::wake::OTHER_THREAD;
 use crate::DriverCounters;
-use crate::udp::{ReceiveBatch, SendBatch};
-
-/// Messages received at once, of up to 64 KiB. More would leave the cache before they are handled.
-const RECEIVE_MESSAGES: usize = 8;
+use crate::batch::SendBatch;
+use crate::link::{Incoming, Link};
 
 /// Datagrams collected and sent at once: up to 512 KiB at the largest MTU, which bounds how long
 /// the node is held and how long [`Shared::quiesce`] waits.
 const SEND_DATAGRAMS: usize = 128;
 
-pub(super) struct Driver<N, F> {
+pub(super) struct Runner<N, F> {
     shared: Arc<Shared<N>>,
     after_round: F,
     busy_poll: Duration,
@@ -34,7 +31,7 @@ pub(super) struct Driver<N, F> {
     idle_since: Option<Instant>,
 }
 
-impl<N: Node, F: FnMut(&Shared<N>)> Driver<N, F> {
+impl<N: Node, F: FnMut(&Shared<N>)> Runner<N, F> {
     pub(super) fn new(shared: Arc<Shared<N>>, busy_poll: Duration, after_round: F) -> Self {
         Self {
             shared,
@@ -54,7 +51,7 @@ impl<N: Node, F: FnMut(&Shared<N>)> Driver<N, F> {
         precise_timers();
         let address = self.shared.address();
         // The node that a panic broke is not used again: its lock is poisoned.
-        let failure = match panic::catch_unwind(AssertUnwindSafe(|| self.rounds())) {
+        let failure = match panic::catch_unwind(AssertUnwindSafe(|| self.work())) {
             Ok(Ok(())) => Failure::Closed { address },
             Ok(Err(failure)) => failure,
             Err(_panic) => Failure::Panicked { address },
@@ -66,30 +63,36 @@ impl<N: Node, F: FnMut(&Shared<N>)> Driver<N, F> {
         let _ = panic::catch_unwind(AssertUnwindSafe(|| after_round(&shared)));
     }
 
-    fn rounds(&mut self) -> Result<(), Failure> {
-        let mut incoming = ReceiveBatch::new(RECEIVE_MESSAGES);
+    fn work(&mut self) -> Result<(), Failure> {
+        let shared = Arc::clone(&self.shared);
+        self.rounds(&shared.socket)
+    }
+
+    fn rounds<L: Link>(&mut self, link: &L) -> Result<(), Failure> {
+        let mut incoming = link.incoming();
         let mut outgoing = SendBatch::new(SEND_DATAGRAMS);
         while !self.shared.stop.load(Ordering::SeqCst) {
             let shared = &*self.shared;
-            let received = shared.socket.receive(&mut incoming, &mut self.counters);
+            let received = link.receive(&mut incoming, &mut self.counters);
             let received = received.map_err(failed(shared, "recvmmsg"))? > 0;
             let due = self.deadline.is_some_and(|deadline| deadline <= crate::now());
             if received || due || self.more || shared.wake.is_pending() {
                 self.idle_since = None;
-                self.round(&incoming, received, &mut outgoing)?;
+                self.round(link, &incoming, received, &mut outgoing)?;
             } else {
-                self.idle()?;
+                self.idle(link)?;
             }
         }
         Ok(())
     }
 
     /// Lets the node work with the lock held, then sends without it.
-    fn round(
+    fn round<L: Link>(
         &mut self,
-        incoming: &ReceiveBatch,
+        link: &L,
+        incoming: &L::Incoming,
         received: bool,
-        outgoing: &mut SendBatch,
+        outgoing: &mut SendBatch<L::Head>,
     ) -> Result<(), Failure> {
         let shared = &*self.shared;
         let panicked = |_| Failure::Panicked { address: shared.address() };
@@ -111,7 +114,7 @@ impl<N: Node, F: FnMut(&Shared<N>)> Driver<N, F> {
         drop(node);
         let requested = requests & OTHER_THREAD != 0;
         let eventful = received || due || requested || !outgoing.is_empty();
-        let sent = shared.socket.send(outgoing, &mut self.counters);
+        let sent = outgoing.send(link, &mut self.counters);
         drop(underway);
         sent.map_err(failed(shared, "sendmmsg"))?;
         self.counters.rounds += 1;
@@ -123,7 +126,7 @@ impl<N: Node, F: FnMut(&Shared<N>)> Driver<N, F> {
     }
 
     /// Spins for a while, if so configured, then sleeps until there is something to do.
-    fn idle(&mut self) -> Result<(), Failure> {
+    fn idle(&mut self, link: &impl Link) -> Result<(), Failure> {
         let now = crate::now();
         let idle_since = *self.idle_since.get_or_insert(now);
         if now.saturating_duration_since(idle_since) < self.busy_poll {
@@ -132,7 +135,7 @@ impl<N: Node, F: FnMut(&Shared<N>)> Driver<N, F> {
         }
         let shared = &*self.shared;
         let timeout = self.deadline.map(|deadline| deadline.saturating_duration_since(now));
-        let woken = shared.wake.sleep(shared.socket.as_fd(), timeout);
+        let woken = shared.wake.sleep(link.as_fd(), timeout);
         self.counters.sleeps += 1;
         self.counters.wakes += u64::from(woken.map_err(failed(shared, "ppoll"))?);
         Ok(())

@@ -1,0 +1,8 @@
+//! Batches of datagrams on their way out, whatever the socket.
+
+mod datagram;
+mod group;
+mod send;
+
+pub use group::{MAX_MESSAGE_LENGTH, MAX_SEGMENTS};
+pub(crate) use send::{Head, SendBatch, Sender};

@@ -1,0 +1,274 @@
+//! Sending many datagrams, each gathered from where it lies, with one system call.
+
+use std::io;
+use std::mem;
+use std::net::IpAddr;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
+
+use millstream_roce::{Instant, Node};
+
+use super::datagram::{Datagram, NOTHING, iovec};
+use super::group::group;
+use crate::DriverCounters;
+use crate::socket::wait;
+
+/// How long to wait for room in the send buffer before the datagrams are given up. It empties at
+/// the speed of the interface, so only one that stands still takes this long.
+const PATIENCE: Duration = Duration::from_millis(100);
+
+/// A socket that sends batches.
+pub(crate) trait Sender: AsFd {
+    /// What each message has beside its datagrams.
+    type Head: Head;
+
+    /// The local address.
+    fn address(&self) -> IpAddr;
+
+    /// The UDP port, here and at every peer.
+    fn port(&self) -> u16;
+
+    /// Whether the kernel segments messages.
+    fn segmentation(&self) -> bool;
+
+    /// The kernel refuses to segment: not to be asked again.
+    fn give_up_segmentation(&self);
+
+    /// What a message of `count` datagrams to `destination` needs, of which all but the last have
+    /// `segment` bytes, and all together `length`.
+    fn head(&self, destination: IpAddr, count: usize, segment: usize, length: usize) -> Self::Head;
+}
+
+/// What a message has beside its datagrams. It stays in place while pointers into it are in use.
+pub(crate) trait Head {
+    /// Bytes that precede the datagrams.
+    fn bytes(&self) -> &[u8];
+
+    /// Sets the address and the control message.
+    fn describe(&mut self, header: &mut libc::msghdr);
+}
+
+/// Datagrams to send, and the room to describe them to the kernel. Filled by
+/// [`SendBatch::collect`], emptied by [`SendBatch::send`].
+pub(crate) struct SendBatch<H> {
+    datagrams: Box<[Datagram]>,
+    count: usize,
+    messages: Vec<Message<H>>,
+    /// Point into `messages`, into `datagrams` and at payload, in the order of `messages`.
+    iovecs: Vec<libc::iovec>,
+    /// Point into `messages` and `iovecs`.
+    headers: Vec<libc::mmsghdr>,
+}
+
+/// One message to the kernel: one datagram, or several that it makes by segmentation.
+struct Message<H> {
+    datagrams: Range<usize>,
+    /// The first is for the head's bytes.
+    iovecs: Range<usize>,
+    head: H,
+}
+
+impl<H: Head> SendBatch<H> {
+    /// Room for this many datagrams.
+    pub(crate) fn new(datagrams: usize) -> Self {
+        Self {
+            datagrams: (0..datagrams).map(|_| Datagram::new()).collect(),
+            count: 0,
+            messages: Vec::with_capacity(datagrams),
+            iovecs: Vec::with_capacity(datagrams * (1 + Datagram::MAX_IOVECS)),
+            headers: Vec::with_capacity(datagrams),
+        }
+    }
+
+    /// Takes what `node` has to send, until there is no more or the batch is full: then, and only
+    /// then, the result is `true`.
+    ///
+    /// # Safety
+    /// The bytes that `node` names ([`Node::bytes`]) must stay where they are, mapped and readable,
+    /// until [`SendBatch::send`] has returned or the batch is dropped. They may change, as memory
+    /// that is shared with a device may; what arrives is then unspecified.
+    pub(crate) unsafe fn collect<N: Node>(
+        &mut self,
+        node: &mut N,
+        now: Instant,
+        counters: &mut DriverCounters,
+    ) -> bool {
+        while let Some(datagram) = self.datagrams.get_mut(self.count) {
+            if !node.poll_transmit(now, &mut datagram.transmit) {
+                return false;
+            }
+            if datagram.resolve(node) {
+                self.count += 1;
+            } else {
+                counters.withdrawn_datagrams += 1;
+            }
+        }
+        true
+    }
+
+    /// Whether there is nothing to send.
+    pub(crate) const fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// Sends what it holds over `socket`, and is empty then. A datagram that the kernel refuses is
+    /// dropped and counted, like one lost on the way. The errors returned are the socket's end.
+    pub(crate) fn send<S: Sender<Head = H>>(
+        &mut self,
+        socket: &S,
+        counters: &mut DriverCounters,
+    ) -> io::Result<()> {
+        let end = mem::take(&mut self.count);
+        let mut rest = 0;
+        while rest < end {
+            self.plan(rest..end, socket, socket.segmentation());
+            let Some(refused) = self.submit(socket, counters)? else { break };
+            // One at a time, the datagrams have identification 0, hence other ICRCs.
+            self.plan(refused.clone(), socket, false);
+            let sent_before = counters.sent_datagrams;
+            self.submit(socket, counters)?;
+            counters.segmentation_refusals += 1;
+            if counters.sent_datagrams - sent_before == refused.len() as u64 {
+                // Nothing was wrong with the datagrams.
+                socket.give_up_segmentation();
+                let address = socket.address();
+                tracing::warn!(%address, "the kernel refuses to segment: going on without");
+            }
+            rest = refused.end;
+        }
+        Ok(())
+    }
+
+    /// Describes these datagrams to the kernel, grouped into messages if it can segment them, and
+    /// computes their ICRCs.
+    fn plan<S: Sender<Head = H>>(
+        &mut self,
+        datagrams: Range<usize>,
+        socket: &S,
+        segmentation: bool,
+    ) {
+        self.messages.clear();
+        self.iovecs.clear();
+        self.headers.clear();
+        let (source, port) = (socket.address(), socket.port());
+        let mut rest = datagrams.start;
+        while rest < datagrams.end {
+            let waiting = self.datagrams[rest..datagrams.end].iter();
+            let count = if segmentation {
+                group(waiting.map(|datagram| (datagram.transmit.destination, datagram.length)))
+            } else {
+                1
+            };
+            let message = rest..rest + count;
+            rest += count;
+            let group = &mut self.datagrams[message.clone()];
+            let (destination, segment) = (group[0].transmit.destination, group[0].length);
+            let length = group.iter().map(|datagram| datagram.length).sum();
+            let head = socket.head(destination, count, segment, length);
+            let first_iovec = self.iovecs.len();
+            self.iovecs.push(NOTHING);
+            for (index, datagram) in group.iter_mut().enumerate() {
+                // The kernel will number the segments so.
+                datagram.seal(source, port, index as u16);
+                datagram.gather(&mut self.iovecs);
+            }
+            let iovecs = first_iovec..self.iovecs.len();
+            self.messages.push(Message { datagrams: message, iovecs, head });
+        }
+        // Nothing moves any more: now take the addresses.
+        for message in &mut self.messages {
+            // SAFETY: plain old data, of which zeros are a valid value.
+            let mut header: libc::mmsghdr = unsafe { mem::zeroed() };
+            message.head.describe(&mut header.msg_hdr);
+            let head = message.head.bytes();
+            let iovecs = &mut self.iovecs[message.iovecs.clone()];
+            iovecs[0] = iovec(head);
+            // Drivers without one do not make the kernel look at an empty piece.
+            let iovecs = if head.is_empty() { &mut iovecs[1..] } else { iovecs };
+            header.msg_hdr.msg_iov = iovecs.as_mut_ptr();
+            header.msg_hdr.msg_iovlen = iovecs.len() as _;
+            self.headers.push(header);
+        }
+    }
+
+    /// Gives the planned messages to the kernel. It stops at a message that the kernel refuses to
+    /// segment, and returns its datagrams.
+    fn submit<S: Sender<Head = H>>(
+        &mut self,
+        socket: &S,
+        counters: &mut DriverCounters,
+    ) -> io::Result<Option<Range<usize>>> {
+        let mut next = 0;
+        while next < self.messages.len() {
+            let headers = &mut self.headers[next..];
+            counters.send_calls += 1;
+            // SAFETY: the headers point at messages and iovecs of this batch, which is borrowed,
+            // and those at heads and datagrams of it and at payload that the caller of `collect`
+            // promised to keep. The kernel writes only `msg_len` of each header.
+            let sent = unsafe {
+                libc::sendmmsg(
+                    socket.as_fd().as_raw_fd(),
+                    headers.as_mut_ptr(),
+                    headers.len() as libc::c_uint,
+                    libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL,
+                )
+            };
+            if let Ok(sent) = usize::try_from(sent) {
+                for message in &self.messages[next..next + sent] {
+                    counters.sent_messages += 1;
+                    let datagrams = &self.datagrams[message.datagrams.clone()];
+                    counters.sent_datagrams += datagrams.len() as u64;
+                    counters.sent_bytes +=
+                        datagrams.iter().map(|datagram| datagram.length as u64).sum::<u64>();
+                }
+                next += sent;
+                continue;
+            }
+            let error = io::Error::last_os_error();
+            let refused = &self.messages[next];
+            let datagrams = refused.datagrams.len() as u64;
+            match error.raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EAGAIN) => {
+                    counters.send_waits += 1;
+                    if !wait(socket.as_fd(), libc::POLLOUT, PATIENCE)? {
+                        let rest = &self.messages[next..];
+                        counters.unsent_datagrams +=
+                            rest.iter().map(|message| message.datagrams.len() as u64).sum::<u64>();
+                        return Ok(None);
+                    }
+                }
+                Some(libc::EIO | libc::EINVAL | libc::EMSGSIZE | libc::EOPNOTSUPP)
+                    if datagrams > 1 =>
+                {
+                    return Ok(Some(refused.datagrams.clone()));
+                }
+                Some(libc::EMSGSIZE) => {
+                    let datagram = &self.datagrams[refused.datagrams.start];
+                    too_long(counters, 1, datagram.length, datagram.transmit.destination);
+                    next += 1;
+                }
+                Some(libc::EBADF | libc::ENOTSOCK | libc::ENOSYS) => return Err(error),
+                // No route, no buffers, no permission, an interface that is down, an ICMP error of
+                // an earlier datagram, ...
+                _ => {
+                    counters.unsent_datagrams += datagrams;
+                    next += 1;
+                }
+            }
+        }
+        Ok(None)
+    }
+}
+
+fn too_long(counters: &mut DriverCounters, count: usize, length: usize, destination: IpAddr) {
+    if counters.too_long_datagrams == 0 {
+        tracing::warn!(
+            length,
+            %destination,
+            "a datagram exceeds the MTU of its path: use a smaller path MTU"
+        );
+    }
+    counters.too_long_datagrams += count as u64;
+}

@@ -1,0 +1,163 @@
+//! What all sockets of devices have in common: configuration, errors, options, waiting.
+
+use std::io;
+use std::mem;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+use thiserror::Error;
+
+/// How to open a socket.
+#[derive(Clone, Debug)]
+pub struct SocketConfig {
+    /// The one local address. Not the unspecified one: the ICRC covers the address.
+    pub address: IpAddr,
+    /// UDP port here and at every peer: [`millstream_wire::ROCE_PORT`], but for tests.
+    pub port: u16,
+    /// Use UDP_SEGMENT and UDP_GRO where the kernel has them.
+    pub segmentation_offload: bool,
+    /// How many bytes to ask for as receive and as send buffer. What the system allows may be
+    /// less: see [`SocketInfo`].
+    pub buffer_length: usize,
+}
+
+impl SocketConfig {
+    /// What a peer may send before this side gets round to receiving, with the kernel's overhead.
+    pub const DEFAULT_BUFFER_LENGTH: usize = 16 << 20;
+}
+
+/// What a socket has got.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct SocketInfo {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its port, and that of every peer.
+    pub port: u16,
+    /// The kernel segments what we send (UDP_SEGMENT). Becomes `false` when it refuses to.
+    pub segmentation: bool,
+    /// The kernel coalesces what we receive (UDP_GRO).
+    pub coalescing: bool,
+    /// Bytes of receive buffer by the kernel's account (about half of it is payload). An
+    /// unprivileged process gets twice `net.core.rmem_max` at most: far less than a fast
+    /// peer has in flight where that is at its default of 208 KiB.
+    pub receive_buffer: usize,
+    /// Bytes of send buffer by the kernel's account.
+    pub send_buffer: usize,
+}
+
+/// Why a device could not be opened.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// The port is taken.
+    #[error(
+        "another process already has UDP port {port} of {address} (one device per address; the \
+         kernel's own RoCE takes all): use another address with --bind, such as 127.0.0.2"
+    )]
+    PortInUse {
+        /// The address.
+        address: IpAddr,
+        /// The port.
+        port: u16,
+    },
+    /// The address is none of this machine's.
+    #[error("no interface of this machine has the address {address}: see `ip address` for those")]
+    NotLocal {
+        /// The address.
+        address: IpAddr,
+    },
+    /// The address does not name one interface's address.
+    #[error(
+        "a device needs one address of one interface, and {address} is {what}: use another with \
+         --bind"
+    )]
+    Unsuitable {
+        /// The address.
+        address: IpAddr,
+        /// What it is.
+        what: &'static str,
+    },
+    /// A system call failed.
+    #[error("cannot open a device at {address}: {operation} failed")]
+    System {
+        /// The address.
+        address: IpAddr,
+        /// The call.
+        operation: &'static str,
+        /// Its error.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Why this is no address for a device, if so.
+pub(crate) fn unsuitable(address: IpAddr) -> Option<&'static str> {
+    if address.is_unspecified() {
+        return Some("the unspecified address");
+    }
+    if address.is_multicast() {
+        return Some("a multicast address");
+    }
+    match address {
+        IpAddr::V4(v4) if v4.is_broadcast() => Some("the broadcast address"),
+        // It would need the name of its interface, which packets cannot carry.
+        IpAddr::V6(v6) if v6.is_unicast_link_local() => Some("a link-local address"),
+        _ => None,
+    }
+}
+
+/// Asks for buffers of this many bytes, and takes what there is.
+pub(crate) fn set_buffers(
+    socket: &impl AsFd,
+    length: usize,
+) -> Result<(), (&'static str, io::Error)> {
+    let wanted = libc::c_int::try_from(length).unwrap_or(libc::c_int::MAX);
+    let set = |option| set_option(socket, libc::SOL_SOCKET, option, wanted);
+    // The first needs CAP_NET_ADMIN, the second is capped by net.core.{r,w}mem_max.
+    if set(libc::SO_RCVBUFFORCE).is_err() {
+        set(libc::SO_RCVBUF).map_err(|error| ("SO_RCVBUF", error))?;
+    }
+    if set(libc::SO_SNDBUFFORCE).is_err() {
+        set(libc::SO_SNDBUF).map_err(|error| ("SO_SNDBUF", error))?;
+    }
+    Ok(())
+}
+
+/// Sets an option that is an integer.
+pub(crate) fn set_option(
+    socket: &impl AsFd,
+    level: libc::c_int,
+    option: libc::c_int,
+    value: libc::c_int,
+) -> io::Result<()> {
+    // SAFETY: `value` is an integer of the length that is passed, alive during the call.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            level,
+            option,
+            (&raw const value).cast(),
+            mem::size_of_val(&value) as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Waits until one of `events` (of poll) is there; `false` when `timeout` passed first.
+pub(crate) fn wait(
+    socket: BorrowedFd<'_>,
+    events: libc::c_short,
+    timeout: Duration,
+) -> io::Result<bool> {
+    let mut poll = libc::pollfd { fd: socket.as_raw_fd(), events, revents: 0 };
+    let milliseconds = libc::c_int::try_from(timeout.as_millis()).unwrap_or(libc::c_int::MAX);
+    // SAFETY: one pollfd, alive during the call.
+    match unsafe { libc::poll(&raw mut poll, 1, milliseconds) } {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => match io::Error::last_os_error() {
+            error if error.kind() == io::ErrorKind::Interrupted => Ok(false),
+            error => Err(error),
+        },
+    }
+}
