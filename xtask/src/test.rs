@@ -20,6 +20,7 @@ const STEPS: &[Step] = &[
     ("documentation", documentation),
     ("doc tests", || process::run(process::cargo().args(["test", "--workspace", "--doc"]))),
     ("interop", interop),
+    ("verbs over packet sockets", verbs_over_packet_sockets),
     ("tests", tests),
 ];
 
@@ -74,8 +75,28 @@ fn interop() -> Result<()> {
     interop::run(&interop::Options::default())
 }
 
+/// What every provider must do, once more with the other driver of soft devices.
+fn verbs_over_packet_sockets() -> Result<()> {
+    if !process::is_root() {
+        let reason = "packet sockets need CAP_NET_RAW, and this is not root";
+        if process::everything_required() {
+            bail!("{reason}, and MILLSTREAM_REQUIRE=all");
+        }
+        eprintln!("xtask: skipped: {reason}");
+        return Ok(());
+    }
+    let mut command = process::cargo();
+    command.args(if has_nextest() { &["nextest", "run"][..] } else { &["test"] });
+    command.args(["-p", "millstream-verbs", "--test", "suite"]);
+    process::run(command.env("MILLSTREAM_TEST_DRIVER", "packet"))
+}
+
+fn has_nextest() -> bool {
+    process::succeeds(Command::new("cargo-nextest").args(["nextest", "--version"]))
+}
+
 fn tests() -> Result<()> {
-    if process::succeeds(Command::new("cargo-nextest").args(["nextest", "--version"])) {
+    if has_nextest() {
         return process::run(process::cargo().args(["nextest", "run", "--workspace"]));
     }
     eprintln!("xtask: cargo-nextest is not installed, so `cargo test` runs the tests");

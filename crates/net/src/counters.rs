@@ -20,6 +20,9 @@ pub struct DriverCounters {
     pub received_bytes: u64,
     /// Messages dropped because they were longer than any that can be sent to us.
     pub truncated_messages: u64,
+    /// Frames dropped because their headers contradict themselves, have a wrong checksum, or are
+    /// those of a fragment. Packet sockets only; a UDP socket does not see them.
+    pub refused_frames: u64,
     /// Datagrams that the kernel dropped because our receive buffer was full, as a 32-bit count
     /// that arrives with the next datagram. A coalesced run counts once.
     pub overflowed_messages: u64,
@@ -37,6 +40,10 @@ pub struct DriverCounters {
     pub send_waits: u64,
     /// Datagrams dropped because the kernel refused them: no route, no buffers, no permission.
     pub unsent_datagrams: u64,
+    /// Datagrams dropped because the way to their peer was not known: its link address is being
+    /// asked for, nobody answers, or no route leads there. Packet sockets only; with a UDP socket
+    /// the kernel waits for the answer.
+    pub unresolved_datagrams: u64,
     /// Datagrams dropped because they exceed the MTU of the path, which is never fragmented. Not
     /// zero: choose a smaller path MTU for the queue pair.
     pub too_long_datagrams: u64,

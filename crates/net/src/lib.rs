@@ -1,9 +1,9 @@
 //! Sockets and threads: where the state machines of `millstream_roce` meet the kernel.
 //!
-//! [`Progress`] runs one [`millstream_roce::Node`] over one UDP socket on one thread. Its parts
-//! are public too: [`udp`] is the socket, with segmentation offload (UDP_SEGMENT and UDP_GRO) where
-//! the kernel has it; [`address`] finds addresses to bind; [`baseline`] measures what the machine
-//! can do without us, for comparison.
+//! [`Progress`] runs one [`millstream_roce::Node`] over one socket on one thread. The socket is one
+//! of two kinds, see [`Driver`]: a UDP socket ([`udp`], public for those who measure), or a packet
+//! socket. Both use segmentation offload where the kernel has it. [`address`] finds addresses to
+//! bind; [`baseline`] measures what the machine can do without us, for comparison.
 //!
 //! The system calls are here, and all `unsafe` below the verbs.
 
@@ -11,13 +11,18 @@ pub mod address;
 pub mod baseline;
 mod batch;
 mod clock;
+mod control;
 mod counters;
+mod driver;
 mod link;
+mod packet;
 mod progress;
 mod socket;
 pub mod udp;
+mod wake;
 
 pub use clock::now;
 pub use counters::DriverCounters;
+pub use driver::{Driver, UnknownDriver};
 pub use progress::{Failure, Guard, Progress, ProgressConfig, Shared};
 pub use socket::{OpenError, SocketConfig, SocketInfo};

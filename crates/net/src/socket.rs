@@ -2,11 +2,14 @@
 
 use std::io;
 use std::mem;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::time::Duration;
 
+use socket2::{SockAddr, Socket};
 use thiserror::Error;
+
+use crate::Driver;
 
 /// How to open a socket.
 #[derive(Clone, Debug)]
@@ -15,7 +18,8 @@ pub struct SocketConfig {
     pub address: IpAddr,
     /// UDP port here and at every peer: [`millstream_wire::ROCE_PORT`], but for tests.
     pub port: u16,
-    /// Use UDP_SEGMENT and UDP_GRO where the kernel has them.
+    /// Let the kernel segment and coalesce where it can (UDP_SEGMENT and UDP_GRO). A packet socket
+    /// without it sends single datagrams, and still takes what others segment.
     pub segmentation_offload: bool,
     /// How many bytes to ask for as receive and as send buffer. What the system allows may be
     /// less: see [`SocketInfo`].
@@ -30,13 +34,15 @@ impl SocketConfig {
 /// What a socket has got.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct SocketInfo {
+    /// What kind of socket it is.
+    pub driver: Driver,
     /// Its address.
     pub address: IpAddr,
     /// Its port, and that of every peer.
     pub port: u16,
-    /// The kernel segments what we send (UDP_SEGMENT). Becomes `false` when it refuses to.
+    /// The kernel segments what we send. Becomes `false` when it refuses to.
     pub segmentation: bool,
-    /// The kernel coalesces what we receive (UDP_GRO).
+    /// What we receive may come coalesced, or as a peer on this machine left it to be segmented.
     pub coalescing: bool,
     /// Bytes of receive buffer by the kernel's account (about half of it is payload). An
     /// unprivileged process gets twice `net.core.rmem_max` at most: far less than a fast
@@ -77,6 +83,27 @@ pub enum OpenError {
         /// What it is.
         what: &'static str,
     },
+    /// A packet socket needs a capability that this process does not have.
+    #[error(
+        "the packet driver at {address} needs the capability CAP_NET_RAW, which this process does \
+         not have: run as root, give the program the capability (setcap cap_net_raw+ep), or use \
+         the udp driver, which needs none"
+    )]
+    NotPrivileged {
+        /// The address.
+        address: IpAddr,
+    },
+    /// The packet driver writes Ethernet headers.
+    #[error(
+        "the packet driver needs an Ethernet interface, and {interface}, which has {address}, is \
+         none: use the udp driver"
+    )]
+    NotEthernet {
+        /// The address.
+        address: IpAddr,
+        /// The interface's name.
+        interface: String,
+    },
     /// A system call failed.
     #[error("cannot open a device at {address}: {operation} failed")]
     System {
@@ -104,6 +131,16 @@ pub(crate) fn unsuitable(address: IpAddr) -> Option<&'static str> {
         IpAddr::V6(v6) if v6.is_unicast_link_local() => Some("a link-local address"),
         _ => None,
     }
+}
+
+/// Binds, and says what is wrong.
+pub(crate) fn bind(socket: &Socket, local: SocketAddr) -> Result<(), OpenError> {
+    let address = local.ip();
+    socket.bind(&SockAddr::from(local)).map_err(|source| match source.raw_os_error() {
+        Some(libc::EADDRINUSE) => OpenError::PortInUse { address, port: local.port() },
+        Some(libc::EADDRNOTAVAIL) => OpenError::NotLocal { address },
+        _ => OpenError::System { address, operation: "bind", source },
+    })
 }
 
 /// Asks for buffers of this many bytes, and takes what there is.

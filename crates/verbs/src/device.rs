@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_net::DriverCounters;
+use millstream_net::{Driver, DriverCounters};
 use millstream_roce::{AsyncEvent, Counters, CreateError};
 use millstream_wire::Mtu;
 
@@ -84,6 +84,14 @@ impl Device {
         match self.device {
             Provided::Soft(_) => Provider::Soft,
             Provided::Ibverbs(_) => Provider::Ibverbs,
+        }
+    }
+
+    /// What kind of socket carries a soft device; `None` for a device of the system.
+    pub fn driver(&self) -> Option<Driver> {
+        match &self.device {
+            Provided::Soft(device) => Some(device.driver()),
+            Provided::Ibverbs(_) => None,
         }
     }
 

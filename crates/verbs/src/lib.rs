@@ -2,9 +2,10 @@
 //! pairs, with the names and rules of verbs.
 //!
 //! Two providers do the work, behind the same types:
-//! - `soft`: the RoCEv2 endpoint of `millstream_roce` over the UDP sockets of `millstream_net`, with
-//!   one progress thread for each device. It needs no RDMA hardware and no privileges, and its
-//!   packets are plain RoCEv2.
+//! - `soft`: the RoCEv2 endpoint of `millstream_roce` over the sockets of `millstream_net`, with one
+//!   progress thread for each device. It needs no RDMA hardware, and its packets are plain RoCEv2.
+//!   Over UDP sockets it needs no privileges; over packet sockets ([`Driver::Packet`]) it needs
+//!   CAP_NET_RAW, and checks the whole ICRC.
 //! - `ibverbs`: the system's RDMA devices, real ones and the kernel's soft-RoCE, by libibverbs. The
 //!   library is loaded when the first such device is asked for, so nothing needs it at build time.
 //!
@@ -36,7 +37,7 @@ pub use queue_pair::{QueuePair, QueuePairOptions};
 pub use shared_receive_queue::SharedReceiveQueue;
 pub use soft::SoftConfig;
 
-pub use millstream_net::DriverCounters;
+pub use millstream_net::{Driver, DriverCounters, UnknownDriver};
 pub use millstream_roce::{
     ATOMIC_LENGTH, Access, AsyncEvent, Attribute, Completion, CompletionOperation,
     CompletionStatus, Counters, CreateError, DatagramDestination, GLOBAL_ROUTE_HEADER_LENGTH,

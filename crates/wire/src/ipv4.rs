@@ -2,8 +2,8 @@
 
 use core::net::Ipv4Addr;
 
-use crate::ParseError;
 use crate::error::prefix;
+use crate::{Checksum, ParseError};
 
 /// An IPv4 header without options, 20 bytes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -92,14 +92,9 @@ impl Ipv4Header {
 
     /// The checksum that the header should have (RFC 1071).
     pub fn computed_checksum(&self) -> u16 {
-        let bytes = Self { checksum: 0, ..*self }.to_bytes();
-        let sum: u32 = bytes
-            .chunks_exact(2)
-            .map(|word| u32::from(u16::from_be_bytes([word[0], word[1]])))
-            .sum();
-        // Twenty bytes sum to less than 2^20: two folds take the carries in.
-        let folded = (sum & 0xffff) + (sum >> 16);
-        !((folded & 0xffff) + (folded >> 16)) as u16
+        let mut checksum = Checksum::new();
+        checksum.update(&Self { checksum: 0, ..*self }.to_bytes());
+        checksum.finish()
     }
 }
 

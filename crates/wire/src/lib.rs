@@ -13,6 +13,7 @@
 mod aeth;
 mod atomic;
 mod bth;
+mod checksum;
 mod error;
 pub mod ethernet;
 #[doc(hidden)]
@@ -32,6 +33,7 @@ pub mod udp;
 pub use aeth::{Aeth, NakCode, Syndrome};
 pub use atomic::{AtomicAckEth, AtomicEth};
 pub use bth::Bth;
+pub use checksum::Checksum;
 pub use error::ParseError;
 pub use immediate::{Deth, Ieth, ImmDt};
 pub use mtu::Mtu;

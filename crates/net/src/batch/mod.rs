@@ -5,4 +5,4 @@ mod group;
 mod send;
 
 pub use group::{MAX_MESSAGE_LENGTH, MAX_SEGMENTS};
-pub(crate) use send::{Head, SendBatch, Sender};
+pub(crate) use send::{Head, Refusal, SendBatch, Sender};

@@ -37,7 +37,22 @@ pub(crate) trait Sender: AsFd {
 
     /// What a message of `count` datagrams to `destination` needs, of which all but the last have
     /// `segment` bytes, and all together `length`.
-    fn head(&self, destination: IpAddr, count: usize, segment: usize, length: usize) -> Self::Head;
+    fn head(
+        &self,
+        destination: IpAddr,
+        count: usize,
+        segment: usize,
+        length: usize,
+    ) -> Result<Self::Head, Refusal>;
+}
+
+/// Why a message cannot be sent.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Refusal {
+    /// Nobody knows the way to its destination yet, or there is none.
+    Unresolved,
+    /// Its datagrams exceed the MTU.
+    TooLong,
 }
 
 /// What a message has beside its datagrams. It stays in place while pointers into it are in use.
@@ -122,10 +137,10 @@ impl<H: Head> SendBatch<H> {
         let end = mem::take(&mut self.count);
         let mut rest = 0;
         while rest < end {
-            self.plan(rest..end, socket, socket.segmentation());
+            self.plan(rest..end, socket, socket.segmentation(), counters);
             let Some(refused) = self.submit(socket, counters)? else { break };
             // One at a time, the datagrams have identification 0, hence other ICRCs.
-            self.plan(refused.clone(), socket, false);
+            self.plan(refused.clone(), socket, false, counters);
             let sent_before = counters.sent_datagrams;
             self.submit(socket, counters)?;
             counters.segmentation_refusals += 1;
@@ -141,12 +156,13 @@ impl<H: Head> SendBatch<H> {
     }
 
     /// Describes these datagrams to the kernel, grouped into messages if it can segment them, and
-    /// computes their ICRCs.
+    /// computes their ICRCs. What cannot be sent is left out, and counted.
     fn plan<S: Sender<Head = H>>(
         &mut self,
         datagrams: Range<usize>,
         socket: &S,
         segmentation: bool,
+        counters: &mut DriverCounters,
     ) {
         self.messages.clear();
         self.iovecs.clear();
@@ -165,7 +181,19 @@ impl<H: Head> SendBatch<H> {
             let group = &mut self.datagrams[message.clone()];
             let (destination, segment) = (group[0].transmit.destination, group[0].length);
             let length = group.iter().map(|datagram| datagram.length).sum();
-            let head = socket.head(destination, count, segment, length);
+            let head = match socket.head(destination, count, segment, length) {
+                Ok(head) => head,
+                Err(Refusal::Unresolved) => {
+                    counters.unresolved_datagrams += count as u64;
+                    continue;
+                }
+                Err(Refusal::TooLong) => {
+                    // The first is the longest: another one may fit.
+                    too_long(counters, segment, destination);
+                    rest = message.start + 1;
+                    continue;
+                }
+            };
             let first_iovec = self.iovecs.len();
             self.iovecs.push(NOTHING);
             for (index, datagram) in group.iter_mut().enumerate() {
@@ -246,7 +274,7 @@ impl<H: Head> SendBatch<H> {
                 }
                 Some(libc::EMSGSIZE) => {
                     let datagram = &self.datagrams[refused.datagrams.start];
-                    too_long(counters, 1, datagram.length, datagram.transmit.destination);
+                    too_long(counters, datagram.length, datagram.transmit.destination);
                     next += 1;
                 }
                 Some(libc::EBADF | libc::ENOTSOCK | libc::ENOSYS) => return Err(error),
@@ -262,7 +290,7 @@ impl<H: Head> SendBatch<H> {
     }
 }
 
-fn too_long(counters: &mut DriverCounters, count: usize, length: usize, destination: IpAddr) {
+fn too_long(counters: &mut DriverCounters, length: usize, destination: IpAddr) {
     if counters.too_long_datagrams == 0 {
         tracing::warn!(
             length,
@@ -270,5 +298,5 @@ fn too_long(counters: &mut DriverCounters, count: usize, length: usize, destinat
             "a datagram exceeds the MTU of its path: use a smaller path MTU"
         );
     }
-    counters.too_long_datagrams += count as u64;
+    counters.too_long_datagrams += 1;
 }

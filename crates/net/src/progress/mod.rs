@@ -3,7 +3,7 @@
 mod runner;
 mod sending;
 mod shared;
-mod wake;
+mod socket;
 
 use std::io;
 use std::net::IpAddr;
@@ -14,21 +14,24 @@ use std::time::Duration;
 use millstream_roce::Node;
 use millstream_wire::ROCE_PORT;
 
-use crate::udp::UdpSocket;
-use crate::{OpenError, SocketConfig};
+use crate::wake::Wake;
+use crate::{Driver, OpenError, SocketConfig};
 use runner::Runner;
 pub use shared::{Failure, Guard, Shared};
-use wake::Wake;
+use socket::Socket;
 
 /// How to run a node.
 #[derive(Clone, Debug)]
 pub struct ProgressConfig {
     /// The one local address.
     pub address: IpAddr,
+    /// What kind of socket.
+    pub driver: Driver,
     /// UDP port here and at every peer: [`ROCE_PORT`], but for tests. The ICRC is always computed
     /// with [`ROCE_PORT`] as the destination.
     pub port: u16,
-    /// Let the kernel segment and coalesce datagrams where it can (UDP_SEGMENT and UDP_GRO). Worth a factor of three or more.
+    /// Let the kernel segment and coalesce datagrams where it can (UDP_SEGMENT and UDP_GRO, or
+    /// PACKET_VNET_HDR). Worth a factor of three or more.
     pub segmentation_offload: bool,
     /// How many bytes to ask for as receive and as send buffer of the socket.
     pub buffer_length: usize,
@@ -39,10 +42,11 @@ pub struct ProgressConfig {
 }
 
 impl ProgressConfig {
-    /// The defaults: with offload, without busy polling.
+    /// The defaults: a UDP socket with offload, without busy polling.
     pub fn new(address: IpAddr) -> Self {
         Self {
             address,
+            driver: Driver::Udp,
             port: ROCE_PORT,
             segmentation_offload: true,
             buffer_length: SocketConfig::DEFAULT_BUFFER_LENGTH,
@@ -86,7 +90,7 @@ impl<N: Node + Send + 'static> Progress<N> {
             segmentation_offload: config.segmentation_offload,
             buffer_length: config.buffer_length,
         };
-        let socket = UdpSocket::open(&socket_config)?;
+        let socket = Socket::open(config.driver, &socket_config)?;
         let address = socket.info().address;
         let failed =
             |operation| move |source: io::Error| OpenError::System { address, operation, source };

@@ -9,10 +9,11 @@ use std::{hint, io};
 use millstream_roce::{Instant, Node};
 
 use super::shared::{Failure, Shared};
-use super::wake::OTHER_THREAD;
+use super::socket::Socket;
 use crate::DriverCounters;
 use crate::batch::SendBatch;
 use crate::link::{Incoming, Link};
+use crate::wake::OTHER_THREAD;
 
 /// Datagrams collected and sent at once: up to 512 KiB at the largest MTU, which bounds how long
 /// the node is held and how long [`Shared::quiesce`] waits.
@@ -65,7 +66,10 @@ impl<N: Node, F: FnMut(&Shared<N>)> Runner<N, F> {
 
     fn work(&mut self) -> Result<(), Failure> {
         let shared = Arc::clone(&self.shared);
-        self.rounds(&shared.socket)
+        match &shared.socket {
+            Socket::Udp(socket) => self.rounds(socket),
+            Socket::Packet(socket) => self.rounds(socket),
+        }
     }
 
     fn rounds<L: Link>(&mut self, link: &L) -> Result<(), Failure> {

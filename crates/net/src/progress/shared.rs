@@ -7,13 +7,14 @@ use std::ops::{Deref, DerefMut};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use millstream_roce::Instant;
 use thiserror::Error;
 
 use super::sending::Sending;
-use super::wake::{OTHER_THREAD, OWN_THREAD, Wake};
-use crate::udp::UdpSocket;
+use super::socket::Socket;
+use crate::wake::{OTHER_THREAD, OWN_THREAD, Wake};
 use crate::{DriverCounters, SocketInfo};
 
 /// Why a node no longer runs.
@@ -48,7 +49,7 @@ pub enum Failure {
 pub struct Shared<N> {
     pub(super) node: Mutex<N>,
     pub(super) wake: Wake,
-    pub(super) socket: UdpSocket,
+    pub(super) socket: Socket,
     pub(super) sending: Sending,
     pub(super) stop: AtomicBool,
     counters: Mutex<DriverCounters>,
@@ -61,7 +62,7 @@ thread_local! {
 }
 
 impl<N> Shared<N> {
-    pub(super) fn new(node: N, wake: Wake, socket: UdpSocket) -> Self {
+    pub(super) fn new(node: N, wake: Wake, socket: Socket) -> Self {
         Self {
             node: Mutex::new(node),
             wake,
@@ -132,6 +133,19 @@ impl<N> Shared<N> {
     /// What the socket has got.
     pub fn socket_info(&self) -> SocketInfo {
         self.socket.info()
+    }
+
+    /// Waits until datagrams to `peer` can be sent, for this long at most; whether they can. A packet
+    /// socket has to find the way first, and does not keep datagrams meanwhile: the first of them
+    /// would be lost. With a UDP socket it is always so: there the kernel keeps them.
+    pub fn prepare(&self, peer: IpAddr, patience: Duration) -> bool {
+        self.socket.prepare(peer, patience)
+    }
+
+    /// As [`Shared::prepare`], but waits for a peer only once: for who sends without a connection, and
+    /// to somebody who may not be there.
+    pub fn introduce(&self, peer: IpAddr, patience: Duration) {
+        self.socket.introduce(peer, patience);
     }
 
     /// Why the node no longer runs; `None` while it does.

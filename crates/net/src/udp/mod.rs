@@ -6,7 +6,6 @@
 //! (`ip_select_ident_segs` and `inet_gso_segment` in the kernel; seen on veth with 6.18).
 //! A batch to send therefore computes each ICRC after it has grouped the datagrams.
 
-mod control;
 mod receive;
 mod send;
 mod socket;

@@ -7,9 +7,9 @@ use std::ptr;
 
 use millstream_roce::{DatagramMeta, Identification};
 
-use super::control::{self, ControlBuffer, Received};
 use super::socket::UdpSocket;
 use crate::DriverCounters;
+use crate::control::{self, ControlBuffer, Received};
 use crate::link::{Incoming, Link};
 
 /// No UDP payload is longer, coalesced or not (65,527 over IPv6).

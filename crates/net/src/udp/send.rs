@@ -5,9 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 
 use socket2::{MsgHdr, SockAddr};
 
-use super::control::ControlBuffer;
 use super::socket::UdpSocket;
-use crate::batch::{Head, Sender};
+use crate::batch::{Head, Refusal, Sender};
+use crate::control::ControlBuffer;
 
 /// Where a message goes, and how long its segments are.
 pub(crate) struct UdpHead {
@@ -50,12 +50,18 @@ impl Sender for UdpSocket {
         self.stop_segmenting();
     }
 
-    fn head(&self, destination: IpAddr, count: usize, segment: usize, _length: usize) -> UdpHead {
+    fn head(
+        &self,
+        destination: IpAddr,
+        count: usize,
+        segment: usize,
+        _length: usize,
+    ) -> Result<UdpHead, Refusal> {
         let mut control = ControlBuffer::new();
         // A group of more than one fits a message, so its datagrams fit 16 bits.
         let control_length = if count > 1 { control.set_segment(segment as u16) } else { 0 };
         let destination = SocketAddr::new(destination, self.local_port()).into();
-        UdpHead { destination, control, control_length }
+        Ok(UdpHead { destination, control, control_length })
     }
 }
 

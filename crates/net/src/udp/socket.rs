@@ -6,10 +6,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::{Domain, Protocol, Socket, Type};
 
+use crate::Driver;
 use crate::socket::{
-    OpenError, SocketConfig, SocketInfo, set_buffers, set_option, unsuitable, wait,
+    OpenError, SocketConfig, SocketInfo, bind, set_buffers, set_option, unsuitable, wait,
 };
 
 /// An unconnected, non-blocking UDP socket bound to one address, that sets don't-fragment.
@@ -62,12 +63,7 @@ impl UdpSocket {
             config.segmentation_offload && set(libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
         let coalescing =
             config.segmentation_offload && set(libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
-        let local = SockAddr::from(SocketAddr::new(address, config.port));
-        socket.bind(&local).map_err(|source| match source.raw_os_error() {
-            Some(libc::EADDRINUSE) => OpenError::PortInUse { address, port: config.port },
-            Some(libc::EADDRNOTAVAIL) => OpenError::NotLocal { address },
-            _ => OpenError::System { address, operation: "bind", source },
-        })?;
+        bind(&socket, SocketAddr::new(address, config.port))?;
         let bound = socket.local_addr().map_err(failed("getsockname"))?;
         let receive_buffer = socket.recv_buffer_size().map_err(failed("SO_RCVBUF"))?;
         let send_buffer = socket.send_buffer_size().map_err(failed("SO_SNDBUF"))?;
@@ -85,6 +81,7 @@ impl UdpSocket {
     /// What it has got.
     pub fn info(&self) -> SocketInfo {
         SocketInfo {
+            driver: Driver::Udp,
             address: self.address,
             port: self.port,
             segmentation: self.segments(),

@@ -2,6 +2,8 @@
 //! waiting for what the node does.
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod lab;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -29,6 +31,16 @@ pub(crate) fn skip(test: &str, needs: &str) {
     let required = std::env::var("MILLSTREAM_REQUIRE").is_ok_and(|value| value == "all");
     assert!(!required, "{test} needs {needs}, which is not to be had here");
     println!("skipped {test}: it needs {needs}");
+}
+
+/// Whether this process may open packet sockets. If not, the test is skipped.
+pub(crate) fn has_packet_sockets(test: &str) -> bool {
+    let domain = socket2::Domain::PACKET;
+    let has = socket2::Socket::new(domain, socket2::Type::RAW, None).is_ok();
+    if !has {
+        skip(test, "CAP_NET_RAW");
+    }
+    has
 }
 
 /// Whether this machine has ::1. If not, the test is skipped.
@@ -73,6 +85,15 @@ impl Signal {
     }
 }
 
+/// Returns when `condition` holds, of something that gives no signal.
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = SystemInstant::now() + Duration::from_secs(60);
+    while !condition() {
+        assert!(SystemInstant::now() < end, "still waiting for: {what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 const DATA: u8 = 0x0a;
 const ACKNOWLEDGEMENT: u8 = 0x11;
 const HEADER_LENGTH: usize = 12;
@@ -95,7 +116,9 @@ pub(crate) struct StreamNode {
     pub(crate) acknowledged: usize,
     /// How many have come, in order and undamaged.
     pub(crate) received: usize,
-    /// The highest guess of an identification.
+    /// Of how many datagrams the IP header was seen.
+    pub(crate) known: usize,
+    /// The highest identification, known or guessed.
     pub(crate) highest_identification: u16,
     pub(crate) congestion_experienced: usize,
     acknowledge: Option<IpAddr>,
@@ -103,6 +126,12 @@ pub(crate) struct StreamNode {
     pub(crate) deadlines: Vec<Instant>,
     /// Deadlines that have passed, and when they were noticed.
     pub(crate) fired: Vec<(Instant, Instant)>,
+    /// Guesses of an identification may be wrong: the kernel segmented what came, or coalesced it.
+    pub(crate) wrong_guesses: bool,
+    /// Send the last acknowledgement again, once for each time that somebody asks for a round.
+    pub(crate) repeat: bool,
+    /// Do not look at what is shorter.
+    pub(crate) ignore_shorter_than: usize,
     /// Panic at the next opportunity.
     pub(crate) panic: bool,
 }
@@ -123,11 +152,15 @@ impl StreamNode {
             sent: 0,
             acknowledged: 0,
             received: 0,
+            known: 0,
             highest_identification: 0,
             congestion_experienced: 0,
             acknowledge: None,
             deadlines: Vec::new(),
             fired: Vec::with_capacity(64),
+            wrong_guesses: false,
+            repeat: false,
+            ignore_shorter_than: 0,
             panic: false,
         }
     }
@@ -139,20 +172,33 @@ impl StreamNode {
     }
 
     fn check(&mut self, meta: &DatagramMeta, datagram: &[u8]) {
-        let Identification::Guessed(identification) = meta.identification else {
-            panic!("a UDP socket knows no identification");
+        let identification = match meta.identification {
+            Identification::Guessed(identification) => identification,
+            Identification::Known(identification) => {
+                self.known += 1;
+                identification
+            }
         };
         assert_eq!(meta.destination, self.address);
         self.highest_identification = self.highest_identification.max(identification);
         self.congestion_experienced += usize::from(meta.congestion_experienced);
-        let addressing = Addressing {
-            addresses: Addresses::unfragmented(meta.source, self.address, identification).unwrap(),
-            source_port: meta.source_port,
-            destination_port: ROCE_PORT,
+        let (body, received) = datagram.split_at(datagram.len() - ICRC_LENGTH);
+        let icrc = |identification| {
+            let addresses = Addresses::unfragmented(meta.source, self.address, identification);
+            let addressing = Addressing {
+                addresses: addresses.unwrap(),
+                source_port: meta.source_port,
+                destination_port: ROCE_PORT,
+            };
+            icrc::of_datagram(&addressing, datagram).to_le_bytes()
         };
-        let (body, icrc) = datagram.split_at(datagram.len() - ICRC_LENGTH);
-        let expected = icrc::of_datagram(&addressing, datagram).to_le_bytes();
-        assert_eq!(icrc, expected, "ICRC of a datagram of {} bytes", datagram.len());
+        let wrong_guess = self.wrong_guesses
+            && meta.identification == Identification::Guessed(identification)
+            && (0..64).any(|other| received == icrc(other));
+        if !wrong_guess {
+            let length = datagram.len();
+            assert_eq!(received, icrc(identification), "ICRC of a datagram of {length} bytes");
+        }
         let (headers, body) = body.split_at(HEADER_LENGTH);
         let number = u32::from_be_bytes(headers[8..].try_into().unwrap()) as usize;
         if headers[0] == ACKNOWLEDGEMENT {
@@ -174,10 +220,15 @@ impl StreamNode {
 
 impl Node for StreamNode {
     fn handle_datagram(&mut self, _now: Instant, meta: &DatagramMeta, datagram: &[u8]) {
-        self.check(meta, datagram);
+        if datagram.len() >= self.ignore_shorter_than {
+            self.check(meta, datagram);
+        }
     }
 
     fn handle_timeout(&mut self, now: Instant) {
+        if self.repeat {
+            self.acknowledge = Some(self.peer);
+        }
         assert!(!self.panic, "the test wants a panic");
         while let Some(deadline) = self.deadlines.pop_if(|deadline| *deadline <= now) {
             self.fired.push((deadline, now));

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use millstream_net::{DriverCounters, Guard, Progress, ProgressConfig, Shared};
+use millstream_net::{Driver, DriverCounters, Guard, Progress, ProgressConfig, Shared};
 use millstream_roce::{
     AsyncEvent, Completion, Counters, Endpoint, EndpointConfig, IcrcCheck, MAX_COMPLETIONS,
     ProtectionDomainId,
@@ -26,6 +26,8 @@ const HANDLER_BATCH: usize = 256;
 pub struct SoftConfig {
     /// The local address: one device for each address, and only one process can have it.
     pub address: IpAddr,
+    /// What kind of socket carries it.
+    pub driver: Driver,
     /// Use the kernel's segmentation offload where it has it. Off, every packet is its own
     /// datagram, as a capture or a middlebox may want.
     pub segmentation_offload: bool,
@@ -46,6 +48,7 @@ impl SoftConfig {
     pub fn new(address: IpAddr) -> Self {
         Self {
             address,
+            driver: Driver::Udp,
             segmentation_offload: true,
             icrc: IcrcCheck::AnyIdentification,
             busy_poll: Duration::ZERO,
@@ -54,6 +57,10 @@ impl SoftConfig {
         }
     }
 }
+
+/// How long connecting waits for the way to the peer. A neighbour answers in less than a
+/// millisecond; one that does not will be there later, or never.
+const RESOLUTION_PATIENCE: Duration = Duration::from_millis(100);
 
 const MAX_MEMORY_REGIONS: usize = 1 << 20;
 
@@ -87,6 +94,7 @@ impl Device {
         };
         let endpoint = Endpoint::new(endpoint_config, HostMemory::new(MAX_MEMORY_REGIONS));
         let progress_config = ProgressConfig {
+            driver: config.driver,
             segmentation_offload: config.segmentation_offload,
             busy_poll: config.busy_poll,
             name: name.clone(),
@@ -116,6 +124,28 @@ impl Device {
 
     pub(crate) fn address(&self) -> IpAddr {
         self.address
+    }
+
+    pub(crate) fn driver(&self) -> Driver {
+        self.shared.socket_info().driver
+    }
+
+    /// Looks for the way to a peer that will be sent to, as adapters do when a queue pair becomes
+    /// ready to receive. If it is not found in time, the first packets are lost and sent again;
+    /// but the refusal of a request is sent once only.
+    pub(super) fn prepare(&self, peer: IpAddr) {
+        let _ = self.shared.prepare(peer.to_canonical(), self.resolution_patience());
+    }
+
+    /// The same for who gets a datagram, which nobody sends again: as adapters do when an address
+    /// handle is made.
+    pub(super) fn introduce(&self, peer: IpAddr) {
+        self.shared.introduce(peer.to_canonical(), self.resolution_patience());
+    }
+
+    /// The progress thread waits for nothing.
+    fn resolution_patience(&self) -> Duration {
+        if self.shared.is_progress_thread() { Duration::ZERO } else { RESOLUTION_PATIENCE }
     }
 
     pub(crate) fn attributes(&self) -> DeviceAttributes {

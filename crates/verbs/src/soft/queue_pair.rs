@@ -67,16 +67,29 @@ impl QueuePair {
 
     pub(crate) fn modify(&self, attributes: &QueuePairAttributes) -> Result<(), ModifyError> {
         let mut endpoint = self.device.lock().ok_or(ModifyError::DeviceFailed)?;
-        endpoint.modify_queue_pair(self.device.now(), self.number, attributes)
+        endpoint.modify_queue_pair(self.device.now(), self.number, attributes)?;
+        drop(endpoint);
+        if let Some(peer) = attributes.remote_address {
+            self.device.prepare(peer);
+        }
+        Ok(())
     }
 
     pub(crate) fn post_send(&self, requests: &[SendRequest]) -> Result<(), (usize, PostError)> {
+        self.introduce(requests);
         let mut endpoint = self.device.lock().ok_or((0, PostError::DeviceFailed))?;
         let now = self.device.now();
         for (index, request) in requests.iter().enumerate() {
             endpoint.post_send(now, self.number, request).map_err(|error| (index, error))?;
         }
         Ok(())
+    }
+
+    /// Before the device is locked: it may take a while.
+    fn introduce(&self, requests: &[SendRequest]) {
+        for destination in requests.iter().filter_map(|request| request.datagram) {
+            self.device.introduce(destination.address);
+        }
     }
 
     pub(crate) fn post_receive(

@@ -39,8 +39,13 @@ fn open_device_with(segmentation_offload: bool) -> Device {
             assert!((1..255).contains(&host), "too many devices for one process");
             let process = std::process::id();
             let address = Ipv4Addr::new(127, 64 | (process >> 8) as u8 & 63, process as u8, host);
-            let config = SoftConfig { segmentation_offload, ..SoftConfig::new(address.into()) };
-            Device::open_soft(&config).unwrap()
+            let chosen = std::env::var("MILLSTREAM_TEST_DRIVER").unwrap_or_else(|_| "udp".into());
+            let driver = chosen.parse().unwrap_or_else(|error| panic!("{error}"));
+            let config =
+                SoftConfig { driver, segmentation_offload, ..SoftConfig::new(address.into()) };
+            let device = Device::open_soft(&config).unwrap_or_else(|error| panic!("{error}"));
+            assert_eq!(device.driver(), Some(driver));
+            device
         }
         "ibverbs" => {
             let name = std::env::var("MILLSTREAM_TEST_DEVICE").ok();

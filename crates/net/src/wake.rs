@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::Duration;
 
 /// Something was asked of the node by another thread.
-pub(super) const OTHER_THREAD: u8 = 1;
+pub(crate) const OTHER_THREAD: u8 = 1;
 /// Something was asked of the node by the progress thread itself, in the caller's hook.
-pub(super) const OWN_THREAD: u8 = 2;
+pub(crate) const OWN_THREAD: u8 = 2;
 
 /// One sleeper, any number of wakers.
 ///
@@ -17,14 +17,14 @@ pub(super) const OWN_THREAD: u8 = 2;
 /// `pending`. Both orders are sequentially consistent, so at least one of them sees the other: a
 /// waker either finds the sleeper asleep and writes the event, or the sleeper finds the request and
 /// stays awake.
-pub(super) struct Wake {
+pub(crate) struct Wake {
     pending: AtomicU8,
     asleep: AtomicBool,
     event: OwnedFd,
 }
 
 impl Wake {
-    pub(super) fn new() -> io::Result<Self> {
+    pub(crate) fn new() -> io::Result<Self> {
         // SAFETY: no pointers.
         let event = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
         if event < 0 {
@@ -37,7 +37,7 @@ impl Wake {
 
     /// Asks for a round. What it is about must have happened before, in a critical section of the
     /// node's lock.
-    pub(super) fn request(&self, who: u8) {
+    pub(crate) fn request(&self, who: u8) {
         self.pending.fetch_or(who, Ordering::SeqCst);
         // The load keeps the line shared while the sleeper is awake; the swap lets one waker write.
         if self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst) {
@@ -50,18 +50,18 @@ impl Wake {
 
     /// What was asked for since the last call. To be called with the node's lock held: then all
     /// that was asked for is visible in the node.
-    pub(super) fn take(&self) -> u8 {
+    pub(crate) fn take(&self) -> u8 {
         self.pending.swap(0, Ordering::SeqCst)
     }
 
     /// Whether something was asked for.
-    pub(super) fn is_pending(&self) -> bool {
+    pub(crate) fn is_pending(&self) -> bool {
         self.pending.load(Ordering::SeqCst) != 0
     }
 
     /// Sleeps until something is asked for, `socket` is readable, or `timeout` has passed. The
     /// result says whether another thread had to wake us.
-    pub(super) fn sleep(
+    pub(crate) fn sleep(
         &self,
         socket: BorrowedFd<'_>,
         timeout: Option<Duration>,

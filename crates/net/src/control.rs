@@ -5,38 +5,38 @@ use std::ptr;
 
 /// Room for all control messages of one message: three of 24 bytes are the most we ask for.
 #[repr(C, align(8))]
-pub(super) struct ControlBuffer([u8; 128]);
+pub(crate) struct ControlBuffer([u8; 128]);
 
 const _: () = assert!(mem::align_of::<ControlBuffer>() >= mem::align_of::<libc::cmsghdr>());
 
 /// What the kernel said of a received message.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub(super) struct Received {
+pub(crate) struct Received {
     /// The length of each datagram in it but the last; `None` when it is one datagram.
-    pub(super) segment: Option<usize>,
+    pub(crate) segment: Option<usize>,
     /// The congestion-experienced mark (RFC 3168).
-    pub(super) congestion_experienced: bool,
+    pub(crate) congestion_experienced: bool,
     /// Messages that the socket had dropped for want of buffer space when this one came.
-    pub(super) overflowed: Option<u32>,
+    pub(crate) overflowed: Option<u32>,
 }
 
 impl ControlBuffer {
-    pub(super) const LENGTH: usize = 128;
+    pub(crate) const LENGTH: usize = 128;
 
-    pub(super) const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self([0; Self::LENGTH])
     }
 
-    pub(super) const fn as_mut_ptr(&mut self) -> *mut libc::c_void {
+    pub(crate) const fn as_mut_ptr(&mut self) -> *mut libc::c_void {
         self.0.as_mut_ptr().cast()
     }
 
-    pub(super) const fn bytes(&self) -> &[u8; Self::LENGTH] {
+    pub(crate) const fn bytes(&self) -> &[u8; Self::LENGTH] {
         &self.0
     }
 
     /// Asks for segments of this many bytes; returns the length of the control messages.
-    pub(super) fn set_segment(&mut self, segment: u16) -> usize {
+    pub(crate) fn set_segment(&mut self, segment: u16) -> usize {
         const LENGTH: u32 = mem::size_of::<u16>() as u32;
         // SAFETY: CMSG_LEN, CMSG_SPACE and CMSG_DATA only compute. The buffer is aligned for a
         // `cmsghdr` and longer than CMSG_SPACE(2) (24 bytes); all bit patterns are valid for it.
@@ -55,7 +55,7 @@ impl ControlBuffer {
 ///
 /// # Safety
 /// `header` must be as `recvmsg` left it, with its control buffer still alive.
-pub(super) unsafe fn read(header: &libc::msghdr) -> Received {
+pub(crate) unsafe fn read(header: &libc::msghdr) -> Received {
     let mut received = Received::default();
     // SAFETY: the caller's promise is what CMSG_FIRSTHDR and CMSG_NXTHDR need; they return pointers
     // to whole headers within the buffer, or null.
