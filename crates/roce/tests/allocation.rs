@@ -7,11 +7,13 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::hint::black_box;
 
-use common::{Lcg, Options, Pair, meta, pattern, piece};
+use common::{DOMAIN, Lcg, Options, Pair, meta, pattern, piece};
 use millstream_roce::{
-    Completion, CompletionStatus, DatagramMeta, Identification, Node, ReceiveRequest,
-    ScatterGather, SendOperation, SendRequest, Transmit,
+    Completion, CompletionStatus, DatagramDestination, DatagramMeta, Identification, Instant, Node,
+    QueuePairAttributes, QueuePairCapabilities, QueuePairConfig, QueuePairState, ReceiveRequest,
+    ScatterGather, SendOperation, SendRequest, Transmit, Transport,
 };
+use millstream_wire::Psn;
 
 thread_local! {
     /// Allocations of this thread: the test harness has others, which allocate when they like.
@@ -168,6 +170,52 @@ fn no_packet_costs_an_allocation() {
         // With losses the receives are often there before the message is.
         assert!(naks >= if one_in == 0 { 400 } else { 20 }, "{naks}");
     }
+}
+
+#[test]
+fn no_datagram_costs_an_allocation() {
+    let mut traffic = Traffic::new(0, 0);
+    let [sender, receiver] = [0, 1].map(|side| {
+        let host = &mut traffic.pair.hosts[side];
+        let queue = host.endpoint.create_shared_receive_queue(DOMAIN, 8).unwrap();
+        let config = QueuePairConfig {
+            transport: Transport::UnreliableDatagram,
+            shared_receive_queue: Some(queue),
+            ..QueuePairConfig::new(DOMAIN, host.queue, QueuePairCapabilities::new(8, 0))
+        };
+        let qpn = host.endpoint.create_queue_pair(&config).unwrap();
+        for (state, queue_key, send_psn) in [
+            (QueuePairState::Initialized, Some(5), None),
+            (QueuePairState::ReadyToReceive, None, None),
+            (QueuePairState::ReadyToSend, None, Some(Psn::new(0))),
+        ] {
+            let state = Some(state);
+            let step = QueuePairAttributes { state, queue_key, send_psn, ..Default::default() };
+            host.endpoint.modify_queue_pair(Instant::ZERO, qpn, &step).unwrap();
+        }
+        (qpn, queue)
+    });
+    let address = traffic.pair.hosts[1].address;
+    let message = traffic.requests[0].pieces.part(0, 1000);
+    let request = SendRequest {
+        datagram: Some(DatagramDestination { address, qpn: receiver.0, queue_key: 5 }),
+        ..SendRequest::new(1, SendOperation::Send { immediate: None }, message)
+    };
+    let mut round = || {
+        let [a, b] = &mut traffic.pair.hosts;
+        for _ in 0..8 {
+            b.endpoint.post_shared_receive(receiver.1, &traffic.receive).unwrap();
+            a.endpoint.post_send(Instant::ZERO, sender.0, &request).unwrap();
+        }
+        traffic.completions.clear();
+        traffic.flush();
+        traffic.pair.hosts[0].endpoint.handle_timeout(traffic.pair.now);
+        traffic.flush();
+        assert_eq!(traffic.completions.len(), 16);
+        assert!(traffic.completions.iter().all(|c| c.status == CompletionStatus::Success));
+    };
+    (0..100).for_each(|_| round());
+    assert_eq!(allocations(|| (0..1000).for_each(|_| round())), 0);
 }
 
 /// Garbage costs nothing but the look at it.
