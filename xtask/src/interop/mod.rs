@@ -5,6 +5,7 @@
 
 mod capture;
 mod device;
+mod files;
 mod guest;
 mod image;
 mod matrix;

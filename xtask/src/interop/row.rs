@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::device;
+use super::files::Node;
 use super::guest::{GUEST, Guest, OURS, Running};
+use super::{device, files};
 use crate::lab::{self, Lab};
 
 /// The TCP port on which both sides exchange their queue pairs' addresses.
@@ -58,6 +59,9 @@ pub(super) const ROWS: &[Row] = &[
     test("WRITE with immediate, to and fro", Side::Server, "write-bw --latency --iters=200"),
     test("four queue pairs", Side::Client, "write-bw --qps=4 --size=3000 --iters=100 --mtu=256"),
     Row { name: "kernel as device, verbs suite", talk: Talk::Suite },
+    Row { name: "kernel as device, files to and fro", talk: Talk::Files(Node::Same) },
+    Row { name: "files into kernel's device and back", talk: Talk::Files(Node::Guest) },
+    Row { name: "files from kernel's device and back", talk: Talk::Files(Node::Ours) },
 ];
 
 const fn pingpong(
@@ -90,6 +94,8 @@ enum Talk {
     Test { kernel: Side, command: &'static str },
     /// Our own test suite in the guest.
     Suite,
+    /// Files between engines, one of them at least on the kernel's device.
+    Files(Node),
 }
 
 /// What the kernel's side is.
@@ -120,6 +126,7 @@ impl Row {
                 self.alone(guest.start(&both)?, stem)
             }
             Talk::Suite => device::run(guest, suite, stem),
+            Talk::Files(node) => files::run(lab, guest, ours, stem, node),
             Talk::Pingpong { kernel, options, theirs } => {
                 let theirs = format!("{original} {options} {theirs}");
                 self.talk(lab, guest, ours, stem, kernel, &theirs, &format!("pingpong {options}"))
