@@ -1,6 +1,9 @@
 //! Seeded random calls on two devices in any order, over a wire that loses, with invariants:
 //! every accepted signaled request completes exactly once unless its queue pair was destroyed or
 //! reset, in posting order; nothing panics; nothing is left at the end.
+//! Every failure of a queue pair makes one event.
+//!
+//! `MILLSTREAM_FUZZ_SEEDS=N` makes N sequences of calls in place of the usual number.
 
 mod common;
 
@@ -9,11 +12,11 @@ use std::net::IpAddr;
 
 use common::{DOMAIN, Lcg, Options, connect, everything, meta, pattern, piece};
 use millstream_roce::{
-    Completion, CompletionOperation, CompletionQueueId, CompletionStatus, DatagramDestination,
-    Endpoint, EndpointConfig, Instant, ModifyError, Node, OwnedMemory, PostError,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairConfig, QueuePairState, ReceiveRequest,
-    ScatterGather, SendOperation, SendRequest, SharedReceiveQueueId, Transmit, Transport,
-    attributes_of_transition,
+    AsyncEvent, Completion, CompletionOperation, CompletionQueueId, CompletionStatus,
+    DatagramDestination, Endpoint, EndpointConfig, Instant, ModifyError, Node, OwnedMemory,
+    PostError, QueuePairAttributes, QueuePairCapabilities, QueuePairConfig, QueuePairState,
+    ReceiveRequest, ScatterGather, SendOperation, SendRequest, SharedReceiveQueueId, Transmit,
+    Transport, attributes_of_transition,
 };
 use millstream_wire::{Psn, Qpn};
 
@@ -32,6 +35,8 @@ struct Ledger {
     datagrams: bool,
     /// It takes its receives from the device's shared queue.
     shares: bool,
+    /// It failed, and there was an event of it.
+    failed: bool,
 }
 
 struct Device {
@@ -209,6 +214,7 @@ impl Fuzz {
                 let ledger = device.ledgers.get_mut(&qpn).unwrap();
                 ledger.sends.clear();
                 ledger.receives.clear();
+                ledger.failed = false;
             }
         } else {
             assert_eq!(device.endpoint.queue_pair_state(qpn), before);
@@ -327,6 +333,19 @@ impl Fuzz {
         }
     }
 
+    /// One event for each failure.
+    fn hear(&mut self, device: usize) {
+        let device = &mut self.devices[device];
+        while let Some(event) = device.endpoint.poll_event() {
+            assert!(!matches!(event, AsyncEvent::DeviceFatal), "nobody said so");
+            // Of a queue pair that was destroyed since there is nothing to compare.
+            let ledger = event.failed_queue_pair().and_then(|qpn| device.ledgers.get_mut(&qpn));
+            if let Some(ledger) = ledger {
+                assert!(!std::mem::replace(&mut ledger.failed, true), "{event:?} twice");
+            }
+        }
+    }
+
     /// Deregisters a region, whatever is going on with it, and registers it anew.
     fn exchange_region(&mut self, device: usize) {
         let which = self.below(2) as usize;
@@ -337,6 +356,7 @@ impl Fuzz {
     }
 
     fn poll(&mut self, device: usize, limit: usize) {
+        self.hear(device);
         for which in 0..2 {
             let mut out = Vec::new();
             let device = &mut self.devices[device];
@@ -467,7 +487,7 @@ fn check_off(ledger: &mut Ledger, completion: &Completion) {
 #[test]
 fn random_calls_keep_the_books() {
     let (mut completed, mut succeeded) = (0, 0);
-    for seed in 0..600 {
+    for seed in 0..common::seeds(600) {
         let mut fuzz = Fuzz::new(seed);
         for _ in 0..800 {
             fuzz.step();

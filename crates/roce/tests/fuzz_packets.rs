@@ -1,5 +1,7 @@
 //! Seeded random packets that pass every check of the wire (ICRC, address, queue pair), near
 //! everything that the endpoint expects. Whatever a peer does, it hurts nobody but itself.
+//!
+//! `MILLSTREAM_FUZZ_SEEDS=N` makes N peers in place of the usual number.
 
 mod common;
 
@@ -162,7 +164,7 @@ fn a_random_peer_hurts_only_itself() {
     let mut alive = 0_u64;
     let mut naks = 0;
     let mut completions = 0;
-    for seed in 0..1500 {
+    for seed in 0..common::seeds(1500) {
         let mut fuzz = Fuzz::new(seed);
         // A second connection of the device, to somebody else, in the middle of a request.
         let other = other_connection(&mut fuzz.pair);

@@ -15,6 +15,12 @@ use millstream_roce::{
 };
 use millstream_wire::{Mtu, Packet, Psn, Qpn};
 
+/// How many seeds a fuzzing test tries: so many, unless `MILLSTREAM_FUZZ_SEEDS` says otherwise.
+pub(crate) fn seeds(usual: u64) -> u64 {
+    std::env::var("MILLSTREAM_FUZZ_SEEDS")
+        .map_or(usual, |count| count.parse().expect("MILLSTREAM_FUZZ_SEEDS is a number"))
+}
+
 pub(crate) const DOMAIN: ProtectionDomainId = ProtectionDomainId(1);
 
 pub(crate) struct Host {
