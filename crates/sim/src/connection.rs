@@ -40,6 +40,12 @@ impl Default for ConnectionOptions {
     }
 }
 
+/// Everything that a peer can do.
+pub(crate) const FULL_ACCESS: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_ATOMIC);
+
 /// The other end, and the numbers that the two agreed on.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Remote {
@@ -65,7 +71,7 @@ pub(crate) fn connect<M: Memory>(
     let steps = [
         QueuePairAttributes {
             state: Some(QueuePairState::Initialized),
-            access: Some(Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE),
+            access: Some(FULL_ACCESS),
             ..none
         },
         QueuePairAttributes {

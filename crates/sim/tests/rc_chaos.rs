@@ -32,6 +32,8 @@ fn whatever_happens() {
         "packets: late, of no queue pair",
         "packets: out of sequence",
         "packets: RNR NAKs",
+        "posted: compare-and-swap",
+        "posted: fetch-and-add",
         "posted: READ",
         "posted: SEND",
         "posted: WRITE",

@@ -21,6 +21,8 @@ pub(super) struct End {
     pub(super) reported: bool,
     /// It was taken down, and waits for the other and for the next life.
     pub(super) lowered: bool,
+    /// It grants no remote access.
+    pub(super) revoked: bool,
     /// Its send queue is being drained.
     pub(super) draining: bool,
 }
@@ -41,12 +43,17 @@ pub(super) struct Excuses {
     /// An end granted no remote access for a while.
     pub(super) revoked: bool,
     /// Regions of these roles were not registered for a while, of either stream.
-    pub(super) absent: [bool; 4],
+    pub(super) absent: [bool; Role::COUNT],
 }
 
 impl Excuses {
     const fn absent(&self, role: Role) -> bool {
         self.absent[role as usize]
+    }
+
+    /// Whether a region that remotes use was away.
+    const fn remote_absent(&self) -> bool {
+        self.absent(Role::Target) || self.absent(Role::Readable) || self.absent(Role::Counters)
     }
 }
 
@@ -131,9 +138,7 @@ impl Connection {
                 (excuses.link || excuses.gone) && waited >= self.patience()
             }
             CompletionStatus::ReceiverNotReadyExceeded => self.rules.rnr_retry < 7,
-            CompletionStatus::RemoteAccess => {
-                excuses.revoked || excuses.absent(Role::Target) || excuses.absent(Role::Readable)
-            }
+            CompletionStatus::RemoteAccess => excuses.revoked || excuses.remote_absent(),
             CompletionStatus::RemoteOperational => excuses.absent(Role::Target),
             CompletionStatus::RemoteInvalidRequest => excuses.short,
             CompletionStatus::LocalProtection => {
@@ -147,9 +152,7 @@ impl Connection {
     pub(super) fn excuses_event(&self, event: AsyncEvent) -> bool {
         match event {
             AsyncEvent::QueuePairAccessError(_) => {
-                let Excuses { revoked, .. } = self.excuses;
-                let absent = |role| self.excuses.absent(role);
-                revoked || absent(Role::Target) || absent(Role::Readable)
+                self.excuses.revoked || self.excuses.remote_absent()
             }
             // Nobody here breaks the protocol.
             AsyncEvent::QueuePairRequestError(_) => false,

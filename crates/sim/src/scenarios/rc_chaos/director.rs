@@ -4,7 +4,7 @@ use core::cmp::Reverse;
 use core::time::Duration;
 use std::collections::BinaryHeap;
 
-use millstream_roce::{Access, Instant, ProtectionDomainId, QueuePairState};
+use millstream_roce::{Instant, ProtectionDomainId, QueuePairState};
 
 use super::connection::{Connection, UsedNumbers};
 use super::host::Host;
@@ -12,11 +12,10 @@ use super::operation::{Kind, Operation};
 use super::stream::Stream;
 use super::tally::Tally;
 use super::world::{Lowering, Role, StreamPlan, World, duration};
+use crate::connection::FULL_ACCESS;
 use crate::{LinkId, LinkOptions, NodeId, Rng, Simulation};
 
 pub(super) const DOMAIN: ProtectionDomainId = ProtectionDomainId(1);
-pub(super) const ACCESS: Access =
-    Access::LOCAL_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_WRITE);
 
 pub(super) type Network<'a> = Simulation<'a, Host>;
 
@@ -114,12 +113,11 @@ impl Director {
             let regular = plan.operations.len();
             let mut rng = Rng::new(index as u64);
             plan.operations.extend(
-                [(Kind::Write, 300), (Kind::Send, 100), (Kind::Read, 5000)].map(
-                    |(kind, length)| Operation {
+                [(Kind::Write, 300), (Kind::Send, 100), (Kind::Read, 5000), (Kind::FetchAdd, 8)]
+                    .map(|(kind, length)| Operation {
                         signaled: true,
                         ..Operation::new(kind, length, &mut rng)
-                    },
-                ),
+                    }),
             );
             let mut stream = Stream::new(index, plan);
             stream.allow(regular);
@@ -280,7 +278,7 @@ impl Director {
                 }
                 self.pending -= 1;
                 if self.connections[connection].life == life {
-                    self.set_access(network, connection, end, ACCESS);
+                    self.set_access(network, connection, end, FULL_ACCESS);
                 }
             }
             Action::Resume { connection, end, life } => {

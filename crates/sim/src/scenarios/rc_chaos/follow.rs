@@ -107,6 +107,10 @@ impl Director {
         let stream = &mut self.streams[index];
         let end = if role == Role::Sink { index % 2 } else { 1 - index % 2 };
         let mut result = Ok(());
+        // A message that was admitted before goes on.
+        if effect.remote && self.connections[index / 2].ends[end].revoked && stream.is_at_start() {
+            result = Err(format!("written without the right to: {effect:?}"));
+        }
         if effect.qpn != self.connections[index / 2].ends[end].qpn {
             result = Err(format!("a packet for another queue pair wrote here: {effect:?}"));
         }
@@ -115,7 +119,10 @@ impl Director {
         let bytes = memory.regions.region(effect.key).unwrap_or_default();
         let bytes = bytes.get(place as usize..).and_then(|rest| rest.get(..effect.length as usize));
         result = result.and_then(|()| match bytes {
-            Some(bytes) => stream.written(role, effect.remote, place, bytes),
+            Some(bytes) => match effect.atomic {
+                Some((operation, original)) => stream.changed(role, place, operation, original),
+                None => stream.written(role, effect.remote, place, bytes),
+            },
             None => Err(format!("written outside of the region: {effect:?}")),
         });
         if let Err(what) = result {

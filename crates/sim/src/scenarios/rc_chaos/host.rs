@@ -4,8 +4,8 @@
 use core::time::Duration;
 
 use millstream_roce::{
-    AsyncEvent, Completion, CompletionQueueId, Counters, DatagramMeta, Endpoint, EndpointConfig,
-    Identification, Instant, Node, Piece, Transmit,
+    AsyncEvent, Completion, CompletionQueueId, Counters, CreateError, DatagramMeta, Endpoint,
+    EndpointConfig, Identification, Instant, Node, Piece, QueuePairConfig, Transmit,
 };
 use millstream_wire::icrc::{self, Addresses, Addressing};
 use millstream_wire::{Bth, ICRC_LENGTH, Qpn, ROCE_PORT};
@@ -49,6 +49,8 @@ pub(super) struct Host {
     pub(super) paused_until: Instant,
     /// Whether packets come in that are not as they were sent.
     checks_integrity: bool,
+    /// The queue pairs that there are.
+    live: Vec<Qpn>,
     /// Queue pairs that something was done to since the queues were empty; `None` stands for all.
     touched: Vec<Option<Qpn>>,
     /// Counters of the lives before a crash.
@@ -70,6 +72,7 @@ impl Host {
             next_poll: None,
             paused_until: Instant::ZERO,
             checks_integrity,
+            live: Vec::new(),
             touched: Vec::new(),
             past: Vec::new(),
         }
@@ -90,6 +93,19 @@ impl Host {
             self.touch(qpn);
         }
         &mut self.endpoint
+    }
+
+    /// Makes a queue pair.
+    pub(super) fn create(&mut self, config: &QueuePairConfig) -> Result<Qpn, CreateError> {
+        let qpn = self.endpoint.create_queue_pair(config)?;
+        self.live.push(qpn);
+        Ok(qpn)
+    }
+
+    /// Removes a queue pair; `false` when there is none of this number.
+    pub(super) fn destroy(&mut self, qpn: Qpn) -> bool {
+        self.live.retain(|&other| other != qpn);
+        self.endpoint.destroy_queue_pair(qpn)
     }
 
     /// What the device counted, in all of its lives.
@@ -166,7 +182,8 @@ impl Host {
         }
     }
 
-    /// A packet that is not as it was sent may be counted, and nothing else.
+    /// A packet that is not as it was sent, or for a queue pair of the past, may be counted, and
+    /// nothing else.
     fn refuses(&mut self, now: Instant, meta: &DatagramMeta, datagram: &[u8]) {
         let before = *self.endpoint.counters();
         self.endpoint.handle_datagram(now, meta, datagram);
@@ -193,7 +210,7 @@ impl Host {
         };
         if after != expected || dropped(&after) != dropped(&before) + 1 {
             let what = format!(
-                "a corrupted packet of {} bytes was not just dropped and counted: {before:?} \
+                "a packet of {} bytes, corrupted or for nobody here, was not just dropped and counted: {before:?} \
                  became {after:?}",
                 datagram.len()
             );
@@ -251,7 +268,8 @@ impl Node for Host {
         let waiting = self.waiting();
         let qpn = destination(datagram);
         self.endpoint.memory_mut().serving = qpn;
-        if self.checks_integrity && !is_intact(meta, datagram) {
+        let is_ours = qpn.is_some_and(|qpn| self.live.contains(&qpn));
+        if !is_ours || self.checks_integrity && !is_intact(meta, datagram) {
             self.refuses(now, meta, datagram);
         } else {
             self.endpoint.handle_datagram(now, meta, datagram);
@@ -319,5 +337,6 @@ impl Machine for Host {
         self.next_poll = None;
         self.paused_until = Instant::ZERO;
         self.touched.clear();
+        self.live.clear();
     }
 }

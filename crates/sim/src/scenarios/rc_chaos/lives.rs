@@ -19,8 +19,8 @@ const AFTERTHOUGHTS: usize = 2;
 impl Director {
     /// Both ends are down: plans to raise them, under new rules.
     pub(super) fn begin_life(&mut self, network: &mut Network<'_>, index: usize) {
-        let trouble = self.world.is_faulty();
-        let calm = !trouble && self.world.disturbances.is_empty();
+        let loses = self.world.loses();
+        let calm = !loses && self.world.disturbances.is_empty();
         let round_trip = self.world.round_trip();
         let mut rules = draw_rules(&mut self.rng);
         let connection = &mut self.connections[index];
@@ -36,7 +36,7 @@ impl Director {
         connection.going_down = false;
         connection.excuses = Excuses::default();
         // Queues and delays can be longer than some are patient.
-        connection.excuses.link = trouble || connection.patience() < 4 * round_trip;
+        connection.excuses.link = loses || connection.patience() < 4 * round_trip;
         let first = connection.life == 1;
         let mut first_psns = self.world.connections[index].first_psns;
         if !first {
@@ -134,7 +134,7 @@ impl Director {
             receive_completions,
             ..QueuePairConfig::new(DOMAIN, send_completions, capabilities)
         };
-        match host.endpoint_mut(None).create_queue_pair(&config) {
+        match host.create(&config) {
             Ok(qpn) => connection.ends[end].qpn = Some(qpn),
             Err(error) => {
                 self.violate(network, 2 * index + end, &format!("create_queue_pair: {error}"));
@@ -228,7 +228,7 @@ impl Director {
             }
             if lowering == Lowering::Destroy {
                 let host = network.machine_mut(from);
-                if !host.endpoint_mut(Some(qpn)).destroy_queue_pair(qpn) {
+                if !host.destroy(qpn) {
                     result = Err("destroy_queue_pair: unknown".into());
                 }
                 self.connections[index].ends[end].qpn = None;
@@ -254,6 +254,7 @@ impl Director {
         end.up = false;
         end.broken = false;
         end.reported = false;
+        end.revoked = false;
         self.streams[sending].lower_initiator();
         self.streams[receiving].lower_responder();
         self.tally.one(match lowering {
@@ -289,7 +290,7 @@ impl Director {
                 // It may be down, and wait for its next life.
                 if let Some(qpn) = self.connections[index].ends[end].qpn.take() {
                     let host = network.machine_mut(NodeId(host));
-                    host.endpoint_mut(Some(qpn)).destroy_queue_pair(qpn);
+                    host.destroy(qpn);
                 }
                 let connection = &mut self.connections[index];
                 if !core::mem::replace(&mut connection.going_down, true) {

@@ -2,7 +2,8 @@
 //! to happen next.
 
 use millstream_roce::{
-    AccessDenied, Destination, Memory, OwnedMemory, Piece, ProtectionDomainId, RemoteAccess,
+    AccessDenied, AtomicOperation, Destination, Memory, OwnedMemory, Piece, ProtectionDomainId,
+    RemoteAccess,
 };
 use millstream_wire::Qpn;
 
@@ -19,6 +20,8 @@ pub(super) struct Effect {
     pub(super) address: u64,
     /// Bytes.
     pub(super) length: u32,
+    /// An atomic operation did it, and returned what was there.
+    pub(super) atomic: Option<(AtomicOperation, u64)>,
 }
 
 /// Owned regions, and what was written into them since the last look.
@@ -50,8 +53,26 @@ impl Memory for WatchedMemory {
             key,
             address,
             length: payload.len() as u32,
+            atomic: None,
         });
         Ok(())
+    }
+
+    fn atomic(
+        &mut self,
+        access: &RemoteAccess,
+        operation: AtomicOperation,
+    ) -> Result<u64, AccessDenied> {
+        let original = self.regions.atomic(access, operation)?;
+        self.effects.push(Effect {
+            qpn: self.serving,
+            remote: true,
+            key: access.key,
+            address: access.address,
+            length: access.length,
+            atomic: Some((operation, original)),
+        });
+        Ok(original)
     }
 
     fn bytes(&self, piece: &Piece) -> Result<&[u8], AccessDenied> {

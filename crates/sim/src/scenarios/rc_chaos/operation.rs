@@ -1,6 +1,6 @@
 //! One work request of a run: what it does, where its bytes lie, and what became of it.
 
-use millstream_roce::{Instant, Piece, ScatterGather};
+use millstream_roce::{ATOMIC_LENGTH, AtomicOperation, Instant, Piece, ScatterGather};
 
 use crate::Rng;
 
@@ -12,11 +12,20 @@ pub(super) enum Kind {
     Write,
     WriteImmediate,
     Read,
+    CompareSwap,
+    FetchAdd,
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 5] =
-        [Self::Send, Self::SendImmediate, Self::Write, Self::WriteImmediate, Self::Read];
+    pub(super) const ALL: [Self; 7] = [
+        Self::Send,
+        Self::SendImmediate,
+        Self::Write,
+        Self::WriteImmediate,
+        Self::Read,
+        Self::CompareSwap,
+        Self::FetchAdd,
+    ];
 
     /// Whether it takes a receive request at the other end.
     pub(super) const fn takes_receive(self) -> bool {
@@ -33,7 +42,11 @@ impl Kind {
 
     /// Whether its bytes come to the initiator.
     pub(super) const fn reads(self) -> bool {
-        matches!(self, Self::Read)
+        matches!(self, Self::Read) || self.is_atomic()
+    }
+
+    pub(super) const fn is_atomic(self) -> bool {
+        matches!(self, Self::CompareSwap | Self::FetchAdd)
     }
 }
 
@@ -121,13 +134,27 @@ pub(super) struct Operation {
     pub(super) applied: u32,
     /// They were there, and went with their host.
     pub(super) erased: bool,
+    /// What an atomic operation is to do, and to which counter.
+    pub(super) atomic: AtomicOperation,
+    pub(super) counter: usize,
+    /// What the counter was, once it is done.
+    pub(super) original: Option<u64>,
 }
+
+/// Counters of a stream.
+pub(super) const COUNTERS: usize = 2;
 
 impl Operation {
     pub(super) fn new(kind: Kind, length: u32, rng: &mut Rng) -> Self {
+        // Few values, so that many comparisons come out true.
+        let (small, other) = (rng.below(4), rng.below(4));
+        let atomic = match kind {
+            Kind::CompareSwap => AtomicOperation::CompareSwap { compare: small, swap: other },
+            _ => AtomicOperation::FetchAdd { add: if other == 0 { u64::MAX } else { small } },
+        };
         Self {
             kind,
-            length,
+            length: if kind.is_atomic() { ATOMIC_LENGTH } else { length },
             offset: 0,
             layout: Layout::draw(rng),
             receive_layout: Layout::draw(rng),
@@ -139,6 +166,9 @@ impl Operation {
             posted_at: Instant::ZERO,
             applied: 0,
             erased: false,
+            atomic,
+            counter: rng.below(COUNTERS as u64) as usize,
+            original: None,
         }
     }
 
@@ -146,7 +176,7 @@ impl Operation {
     pub(super) fn arrival_layout(&self) -> Layout {
         match self.kind {
             Kind::Send | Kind::SendImmediate => self.receive_layout,
-            Kind::Read => self.layout,
+            Kind::Read | Kind::CompareSwap | Kind::FetchAdd => self.layout,
             Kind::Write | Kind::WriteImmediate => Layout::ONE,
         }
     }

@@ -5,9 +5,11 @@
 //! operation of a run has bytes and places of its own: whatever is executed twice, late, out of
 //! order, in another life of the connection or on another queue pair is seen when it is written.
 
-use millstream_roce::{Completion, CompletionOperation, CompletionStatus, Instant};
+use millstream_roce::{
+    AtomicOperation, Completion, CompletionOperation, CompletionStatus, Instant,
+};
 
-use super::operation::{Kind, Operation, Outcome};
+use super::operation::{COUNTERS, Kind, Operation, Outcome};
 use super::pattern::Pattern;
 use super::world::{Role, StreamPlan};
 
@@ -36,7 +38,9 @@ pub(super) struct Stream {
     pub(super) plan: StreamPlan,
     /// How many requests may be posted for now.
     pub(super) allowed: usize,
-    pub(super) regions: [Region; 4],
+    pub(super) regions: [Region; Role::COUNT],
+    /// What atomic operations have made of the counters.
+    counters: [u64; COUNTERS],
     /// Bytes of the regions for SENDs and WRITEs, and for READs.
     lengths: [u32; 2],
 
@@ -74,8 +78,8 @@ pub(super) struct Stream {
 impl Stream {
     pub(super) fn new(index: usize, plan: StreamPlan) -> Self {
         let region = |role: usize| Region {
-            // Aligned to nothing, and far apart.
-            address: ((index as u64 * 4 + role as u64 + 1) << 32) + 13 + role as u64,
+            // Far apart, and aligned to nothing, but for the counters.
+            address: ((index as u64 * 8 + role as u64 + 1) << 32) + 12 + role as u64,
             key: 0,
             absent: None,
         };
@@ -84,6 +88,7 @@ impl Stream {
             allowed: plan.operations.len(),
             plan,
             regions: core::array::from_fn(region),
+            counters: [0; COUNTERS],
             lengths: [GAP; 2],
             sending_life: 0,
             next: 0,
@@ -129,6 +134,9 @@ impl Stream {
 
     /// What a region of this role holds now.
     pub(super) fn content(&self, role: Role) -> Vec<u8> {
+        if role == Role::Counters {
+            return self.counters.iter().flat_map(|counter| counter.to_ne_bytes()).collect();
+        }
         let reads = matches!(role, Role::Sink | Role::Readable);
         let mut bytes = vec![UNTOUCHED; self.lengths[usize::from(reads)] as usize];
         for (index, operation) in self.plan.operations.iter().enumerate() {
@@ -141,7 +149,17 @@ impl Stream {
                 Role::Source => fill(pattern, operation.layout.runs(operation.length), slot),
                 Role::Readable => pattern.fill(0, slot),
                 Role::Sink | Role::Target if operation.erased => {}
-                Role::Sink | Role::Target => {
+                Role::Sink if operation.kind.is_atomic() => {
+                    // It comes in one packet, which is written piece by piece.
+                    let value = operation.original.unwrap_or_default().to_ne_bytes();
+                    let mut value = &value[..operation.applied as usize];
+                    for (at, run) in operation.layout.runs(operation.length) {
+                        let (now, rest) = value.split_at(value.len().min(run as usize));
+                        slot[at as usize..][..now.len()].copy_from_slice(now);
+                        value = rest;
+                    }
+                }
+                Role::Sink | Role::Target | Role::Counters => {
                     let runs = operation.arrival_layout().runs(operation.arrival_length());
                     fill(pattern, prefix(runs, operation.applied), slot);
                 }
@@ -154,6 +172,10 @@ impl Stream {
     pub(super) fn erase(&mut self, role: Role) {
         let reads = match role {
             Role::Source | Role::Readable => return,
+            Role::Counters => {
+                self.counters = [0; COUNTERS];
+                return;
+            }
             Role::Sink => true,
             Role::Target => false,
         };
@@ -174,7 +196,7 @@ impl Stream {
         let (life, cursor) = match role {
             Role::Sink => (self.sending_life, &mut self.reading),
             Role::Target => (self.receiving_life, &mut self.executing),
-            Role::Source | Role::Readable => {
+            Role::Source | Role::Readable | Role::Counters => {
                 return Err(format!("{} bytes written into the {role:?} region", bytes.len()));
             }
         };
@@ -188,7 +210,9 @@ impl Stream {
                     self.next,
                 ));
             };
-            if operation.kind.reads() == reads && operation.length > 0 {
+            // An atomic operation is done at one end, and then its result written at the other.
+            let is_next = operation.kind.reads() == reads || operation.kind.is_atomic();
+            if is_next && operation.length > 0 {
                 break (cursor.0, operation);
             }
             *cursor = (cursor.0 + 1, 0);
@@ -200,7 +224,8 @@ impl Stream {
         let (at, left) = operation.arrival_layout().place(operation.arrival_length(), offset);
         let right_place = u64::from(operation.offset + at) == place
             && bytes.len() <= left as usize
-            && remote == matches!(operation.kind, Kind::Write | Kind::WriteImmediate);
+            && remote == matches!(operation.kind, Kind::Write | Kind::WriteImmediate)
+            && operation.kind.reads() == reads;
         if !right_place {
             return Err(format!(
                 "{} bytes written at {role:?} + {place}{}, where byte {offset} of request {index} \
@@ -212,8 +237,15 @@ impl Stream {
                 operation.offset + at,
             ));
         }
-        let pattern = Pattern::new(self.index, index, 0);
-        if let Some(wrong) = pattern.first_difference(offset.into(), bytes) {
+        let wrong = match (operation.kind.is_atomic(), operation.original) {
+            (false, _) => Pattern::new(self.index, index, 0).first_difference(offset.into(), bytes),
+            (true, None) => Some(0),
+            (true, Some(original)) => {
+                let right = &original.to_ne_bytes()[offset as usize..][..bytes.len()];
+                right.iter().zip(bytes).position(|(right, byte)| right != byte)
+            }
+        };
+        if let Some(wrong) = wrong {
             return Err(format!(
                 "byte {} of request {index} ({:?}, {} bytes) is wrong: {:#04x}",
                 offset as usize + wrong,
@@ -227,6 +259,50 @@ impl Stream {
         if operation.applied == operation.length {
             *cursor = (index + 1, 0);
         }
+        Ok(())
+    }
+
+    /// Whether what is written next is the first of its message.
+    pub(super) const fn is_at_start(&self) -> bool {
+        self.executing.1 == 0
+    }
+
+    /// An atomic operation was done at this offset of the counters, and returned `original`.
+    pub(super) fn changed(
+        &mut self,
+        role: Role,
+        place: u64,
+        atomic: AtomicOperation,
+        original: u64,
+    ) -> Result<(), String> {
+        let (life, posted) = (self.receiving_life, &mut self.plan.operations[..self.next]);
+        let (first, _) = self.executing;
+        let mut rest = (first..).zip(posted.get_mut(first..).unwrap_or_default());
+        let next = rest.find(|(_, next)| {
+            next.life != life || next.kind.is_atomic() || (!next.kind.reads() && next.length > 0)
+        });
+        let expected = next.as_ref().map(|(index, next)| (*index, next.kind));
+        let Some((index, operation)) = next.filter(|(_, next)| {
+            next.life == life
+                && next.kind.is_atomic()
+                && next.atomic == atomic
+                && next.counter as u64 * 8 == place
+                && role == Role::Counters
+        }) else {
+            return Err(format!(
+                "{atomic:?} done at {role:?} + {place}, where {expected:?} is next"
+            ));
+        };
+        if self.held.is_some_and(|held| index >= held) {
+            return Err(format!("request {index} is executed while the send queue is drained"));
+        }
+        let counter = &mut self.counters[operation.counter];
+        if *counter != original {
+            return Err(format!("{atomic:?} returned {original}, where {counter} is right"));
+        }
+        *counter = atomic.apply(original);
+        operation.original = Some(original);
+        self.executing = (index + 1, 0);
         Ok(())
     }
 
@@ -285,6 +361,8 @@ impl Stream {
             Kind::Send | Kind::SendImmediate => CompletionOperation::Send,
             Kind::Write | Kind::WriteImmediate => CompletionOperation::Write,
             Kind::Read => CompletionOperation::Read,
+            Kind::CompareSwap => CompletionOperation::CompareSwap,
+            Kind::FetchAdd => CompletionOperation::FetchAdd,
         };
         if !operation.signaled
             || completion.operation != right

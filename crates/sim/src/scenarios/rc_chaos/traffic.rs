@@ -1,6 +1,8 @@
 //! Posting, and the memory that requests name.
 
-use millstream_roce::{Access, ReceiveRequest, ScatterGather, SendOperation, SendRequest};
+use millstream_roce::{
+    Access, AtomicOperation, ReceiveRequest, ScatterGather, SendOperation, SendRequest,
+};
 
 use super::director::{Action, DOMAIN, Director, Network};
 use super::operation::{Kind, Operation};
@@ -55,6 +57,8 @@ impl Director {
                 Kind::Write => "posted: WRITE",
                 Kind::WriteImmediate => "posted: WRITE with immediate",
                 Kind::Read => "posted: READ",
+                Kind::CompareSwap => "posted: compare-and-swap",
+                Kind::FetchAdd => "posted: fetch-and-add",
             });
             let pace = self.streams[index].plan.pace;
             if !pace.is_zero() {
@@ -109,6 +113,7 @@ impl Director {
             Role::Sink => Access::LOCAL_WRITE,
             Role::Target => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
             Role::Readable => Access::REMOTE_READ,
+            Role::Counters => Access::LOCAL_WRITE | Access::REMOTE_ATOMIC,
         };
         let region = &mut self.streams[stream].regions[role as usize];
         let memory = network.machine_mut(NodeId(host)).endpoint_mut(None).memory_mut();
@@ -148,13 +153,15 @@ impl Director {
 
 /// What to post.
 fn request(stream: &Stream, operation: &Operation) -> SendRequest {
-    let (local, remote) = match operation.kind.reads() {
-        true => (Role::Sink, Role::Readable),
-        false => (Role::Source, Role::Target),
+    let (local, remote) = match operation.kind {
+        Kind::Read => (Role::Sink, Role::Readable),
+        Kind::CompareSwap | Kind::FetchAdd => (Role::Sink, Role::Counters),
+        _ => (Role::Source, Role::Target),
     };
     let [local, remote] = [local, remote].map(|role| &stream.regions[role as usize]);
     let offset = u64::from(operation.offset);
-    let (remote_address, remote_key) = (remote.address + offset, remote.key);
+    let at_remote = if operation.kind.is_atomic() { operation.counter as u64 * 8 } else { offset };
+    let (remote_address, remote_key) = (remote.address + at_remote, remote.key);
     let immediate = stream.immediate(stream.next);
     let immediate = operation.kind.has_immediate().then_some(immediate);
     let what = match operation.kind {
@@ -163,6 +170,14 @@ fn request(stream: &Stream, operation: &Operation) -> SendRequest {
             SendOperation::Write { remote_address, remote_key, immediate }
         }
         Kind::Read => SendOperation::Read { remote_address, remote_key },
+        Kind::CompareSwap | Kind::FetchAdd => match operation.atomic {
+            AtomicOperation::CompareSwap { compare, swap } => {
+                SendOperation::CompareSwap { remote_address, remote_key, compare, swap }
+            }
+            AtomicOperation::FetchAdd { add } => {
+                SendOperation::FetchAdd { remote_address, remote_key, add }
+            }
+        },
     };
     let pieces = operation.layout.pieces(local.key, local.address + offset, operation.length);
     SendRequest {

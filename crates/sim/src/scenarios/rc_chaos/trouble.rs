@@ -79,6 +79,7 @@ impl Director {
         if state != Some(QueuePairState::ReadyToSend) {
             return;
         }
+        self.connections[index].ends[end].revoked = access == Access::LOCAL_WRITE;
         let attributes = QueuePairAttributes { access: Some(access), ..Default::default() };
         let result = network.with_machine(host, |host, now| {
             host.endpoint_mut(Some(qpn)).modify_queue_pair(now, qpn, &attributes)

@@ -106,10 +106,14 @@ pub(super) enum Role {
     Target,
     /// What its READs read.
     Readable,
+    /// What its atomic operations work on.
+    Counters,
 }
 
 impl Role {
-    pub(super) const ALL: [Self; 4] = [Self::Source, Self::Sink, Self::Target, Self::Readable];
+    pub(super) const COUNT: usize = 5;
+    pub(super) const ALL: [Self; Self::COUNT] =
+        [Self::Source, Self::Sink, Self::Target, Self::Readable, Self::Counters];
 
     /// Whether it lies at the initiator.
     pub(super) const fn is_local(self) -> bool {
@@ -289,10 +293,11 @@ impl World {
         2 * (one_way + coalescing.unwrap_or_default())
     }
 
-    /// Whether the link itself loses, changes or delays packets.
-    pub(super) fn is_faulty(&self) -> bool {
-        let LinkOptions { loss, duplicate, reorder, corrupt, .. } = self.link;
-        [loss, duplicate, reorder, corrupt].iter().any(|&fault| fault != Probability::NEVER)
+    /// Whether packets do not arrive, by the link's own doing. That some are doubled or late is no
+    /// reason to give up.
+    pub(super) fn loses(&self) -> bool {
+        let LinkOptions { loss, corrupt, .. } = self.link;
+        [loss, corrupt].iter().any(|&fault| fault != Probability::NEVER)
     }
 }
 
