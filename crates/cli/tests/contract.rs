@@ -30,7 +30,7 @@ fn help_lists_every_command_and_each_has_its_own() {
     }
     for (group, commands) in [
         ("bench", &["transfer", "allreduce"][..]),
-        ("rdma", &["pingpong", "send-bw", "write-bw", "read-bw", "atomic"]),
+        ("rdma", &["pingpong", "ud-pingpong", "send-bw", "write-bw", "read-bw", "atomic"]),
     ] {
         let help = run(&[group, "--help"]).success().stdout;
         for command in commands {
@@ -110,6 +110,8 @@ fn bad_usage_is_told_in_one_sentence() {
         (vec!["rdma", "pingpong", "--mtu=1500"], "1024"),
         (vec!["rdma", "pingpong", "--iters=0"], "--iters"),
         (vec!["rdma", "pingpong", "--size=2GiB"], "--size"),
+        (vec!["rdma", "ud-pingpong", "--size=4097"], "4096 bytes"),
+        (vec!["rdma", "ud-pingpong", "--mtu=1024"], "--mtu"),
         (vec!["rdma", "pingpong", "--device=soft-mlx5_0"], "soft-127.0.0.2"),
         (vec!["rdma", "pingpong", "--device=soft-127.0.0.1", "--gid-index=1"], "--bind"),
         (vec!["rdma", "write-bw", "--device=mlx5_0", "--no-segmentation-offload"], "mlx5_0"),

@@ -12,8 +12,12 @@ const PORT: &str = "18515";
 
 /// A server on `bind` that listens.
 fn server(bind: &str, more: &[&str]) -> Running {
+    server_of("pingpong", bind, more)
+}
+
+fn server_of(pingpong: &str, bind: &str, more: &[&str]) -> Running {
     let mut command = millstream();
-    command.args(["rdma", "pingpong", "--bind", bind, "--port", PORT]).args(more);
+    command.args(["rdma", pingpong, "--bind", bind, "--port", PORT]).args(more);
     let mut server = Running::start("server", &mut command);
     // Trying to connect would be taken for a client.
     eventually("the server listens", || {
@@ -24,11 +28,15 @@ fn server(bind: &str, more: &[&str]) -> Running {
 }
 
 fn both(arguments: &[&str]) -> [Output; 2] {
+    both_of("pingpong", arguments)
+}
+
+fn both_of(pingpong: &str, arguments: &[&str]) -> [Output; 2] {
     let bind = address();
-    let server = server(&bind, arguments);
+    let server = server_of(pingpong, &bind, arguments);
     let client_bind = address();
     let mut command = millstream();
-    command.args(["rdma", "pingpong", "--bind", &client_bind, "--port", PORT]).args(arguments);
+    command.args(["rdma", pingpong, "--bind", &client_bind, "--port", PORT]).args(arguments);
     let client = Running::start("client", command.arg(&bind)).output();
     [server.output(), client]
 }
@@ -47,6 +55,17 @@ fn every_byte_of_every_message_is_checked() {
             let checked = format!("{} bytes checked", size * iterations);
             assert!(lines[4].starts_with(&checked), "{lines:?}");
             assert!(size < 100 || lines[4].ends_with("millstream's pattern"), "{lines:?}");
+        }
+    }
+}
+
+#[test]
+fn datagrams_are_checked_too() {
+    for size in [0, 1, 1000, 4096] {
+        for output in both_of("ud-pingpong", &["--iters=50", "--size", &size.to_string()]) {
+            let output = output.success();
+            let checked = format!("{} bytes checked", size * 50);
+            assert!(output.stdout.contains(&checked), "{}", output.stdout);
         }
     }
 }

@@ -46,6 +46,8 @@ pub(super) const ROWS: &[Row] = &[
         "--size=30000 --iters=50 --mtu=512",
         "--rx-depth=2",
     ),
+    datagrams("kernel sends datagrams to us", Side::Client, "--size=1000 --iters=200"),
+    datagrams("we send datagrams to kernel", Side::Server, "--size=1024 --iters=200"),
     test("we WRITE to kernel, all sizes", Side::Server, "write-bw --all --iters=3"),
     test("kernel WRITEs to us, all sizes", Side::Client, "write-bw --all --iters=3"),
     test("we READ from kernel, all sizes", Side::Server, "read-bw --all --iters=3"),
@@ -73,6 +75,10 @@ const fn pingpong(
     Row { name, talk: Talk::Pingpong { kernel, options, theirs } }
 }
 
+const fn datagrams(name: &'static str, kernel: Side, options: &'static str) -> Row {
+    Row { name, talk: Talk::Datagrams { kernel, options } }
+}
+
 const fn test(name: &'static str, kernel: Side, command: &'static str) -> Row {
     Row { name, talk: Talk::Test { kernel, command } }
 }
@@ -90,6 +96,8 @@ enum Talk {
     /// `ibv_rc_pingpong` in the guest and ours here. `options` go to both, `theirs` to the
     /// original only.
     Pingpong { kernel: Side, options: &'static str, theirs: &'static str },
+    /// `ibv_ud_pingpong` in the guest and ours here, with the same options.
+    Datagrams { kernel: Side, options: &'static str },
     /// A test of ours on both sides: there on the kernel's device, here on a soft one.
     Test { kernel: Side, command: &'static str },
     /// Our own test suite in the guest.
@@ -115,7 +123,8 @@ impl Row {
         suite: &Path,
         stem: &Path,
     ) -> Result<()> {
-        let original = "ibv_rc_pingpong -d rxe0 -g $RXE_GID_INDEX -c";
+        let device = "-d rxe0 -g $RXE_GID_INDEX -c";
+        let original = format!("ibv_rc_pingpong {device}");
         match self.talk {
             Talk::Itself { options } => {
                 let listening = "until grep -q ':4853 .* 0A ' /proc/net/tcp /proc/net/tcp6; do usleep 20000; done";
@@ -130,6 +139,11 @@ impl Row {
             Talk::Pingpong { kernel, options, theirs } => {
                 let theirs = format!("{original} {options} {theirs}");
                 self.talk(lab, guest, ours, stem, kernel, &theirs, &format!("pingpong {options}"))
+            }
+            Talk::Datagrams { kernel, options } => {
+                let theirs = format!("ibv_ud_pingpong {device} {options}");
+                let words = format!("ud-pingpong {options}");
+                self.talk(lab, guest, ours, stem, kernel, &theirs, &words)
             }
             Talk::Test { kernel, command } => {
                 let program = guest.lend(ours)?;

@@ -20,6 +20,9 @@ const RECEIVER_NOT_READY_RETRIES: u8 = 7;
 /// 0.64 ms between tries to send to a peer that has posted no receive.
 const RECEIVER_NOT_READY_TIMER: u8 = 12;
 
+/// The key of datagrams, as in libibverbs' examples.
+pub(super) const QUEUE_KEY: u32 = 0x1111_1111;
+
 /// The peer's side of a connection, and how the way there is.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Remote {
@@ -40,6 +43,27 @@ pub(super) fn initialize(pair: &QueuePair, access: Access) -> anyhow::Result<()>
         ..Default::default()
     })
     .context("cannot initialize a queue pair")
+}
+
+/// Lets a new queue pair for datagrams take receive requests.
+pub(super) fn initialize_datagrams(pair: &QueuePair) -> anyhow::Result<()> {
+    pair.modify(&QueuePairAttributes {
+        state: Some(QueuePairState::Initialized),
+        queue_key: Some(QUEUE_KEY),
+        ..Default::default()
+    })
+    .context("cannot initialize a queue pair")
+}
+
+/// Lets a queue pair for datagrams receive and send.
+pub(super) fn start_datagrams(pair: &QueuePair, psn: Psn) -> anyhow::Result<()> {
+    let state = |state| QueuePairAttributes { state: Some(state), ..Default::default() };
+    pair.modify(&state(QueuePairState::ReadyToReceive))
+        .and_then(|()| {
+            let send = state(QueuePairState::ReadyToSend);
+            pair.modify(&QueuePairAttributes { send_psn: Some(psn), ..send })
+        })
+        .context("cannot let a queue pair send")
 }
 
 /// Connects a queue pair that was initialized. `psn` is the first packet sequence number that we

@@ -1,12 +1,13 @@
-//! One connected queue pair with a buffer to send from and two to receive into.
+//! One queue pair of a pingpong, with a buffer to send from and two to receive into.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use millstream_verbs::{
-    Access, Completion, CompletionStatus, Device, Psn, Qpn, QueuePair, QueuePairCapabilities,
-    ReceiveRequest, SendOperation, SendRequest,
+    Access, Completion, CompletionStatus, DatagramDestination, Device, GLOBAL_ROUTE_HEADER_LENGTH,
+    Psn, Qpn, QueuePair, QueuePairCapabilities, QueuePairOptions, ReceiveRequest, SendOperation,
+    SendRequest, Transport,
 };
 
 use super::completions::Completions;
@@ -24,6 +25,10 @@ pub(super) struct Link {
     pair: QueuePair,
     completions: Completions,
     ready: VecDeque<Completion>,
+    /// Where datagrams go, if it sends such.
+    destination: Option<DatagramDestination>,
+    /// Bytes before a message in a receive buffer: the header of its datagram.
+    header: usize,
     send: Buffer,
     receive: [Buffer; RECEIVE_BUFFERS],
     /// The message that is written or looked at.
@@ -49,21 +54,41 @@ pub(super) struct ReceivedMessage {
 
 impl Link {
     /// A queue pair that is not connected, with all receives posted.
-    pub(super) fn new(device: &Device, size: usize, busy_poll: bool) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        device: &Device,
+        transport: Transport,
+        size: usize,
+        busy_poll: bool,
+    ) -> anyhow::Result<Self> {
         let name = device.name();
         let domain = device.allocate_protection_domain();
         let completions = Completions::new(device, RECEIVE_BUFFERS + 1, busy_poll)?;
         let capabilities = QueuePairCapabilities::new(1, RECEIVE_BUFFERS);
+        let options = QueuePairOptions {
+            transport,
+            ..QueuePairOptions::new(completions.queue(), capabilities)
+        };
         let pair = domain
-            .create_queue_pair(completions.queue(), completions.queue(), capabilities)
+            .create_queue_pair_with(&options)
             .with_context(|| format!("cannot make a queue pair on {name}"))?;
-        connection::initialize(&pair, Access::empty())?;
-        let [send, first, second] =
-            [(); 3].map(|()| Buffer::new(&domain, size, Access::LOCAL_WRITE));
+        let header = match transport {
+            Transport::ReliableConnection => {
+                connection::initialize(&pair, Access::empty())?;
+                0
+            }
+            Transport::UnreliableDatagram => {
+                connection::initialize_datagrams(&pair)?;
+                GLOBAL_ROUTE_HEADER_LENGTH
+            }
+        };
+        let buffer = |length| Buffer::new(&domain, length, Access::LOCAL_WRITE);
+        let [send, first, second] = [size, header + size, header + size].map(buffer);
         let mut link = Self {
             pair,
             completions,
             ready: VecDeque::with_capacity(RECEIVE_BUFFERS + 1),
+            destination: None,
+            header,
             send: send?,
             receive: [first?, second?],
             message: vec![0; size],
@@ -79,9 +104,18 @@ impl Link {
         self.pair.number()
     }
 
-    /// Connects it. `psn` is the first packet sequence number that we send.
-    pub(super) fn connect(&self, remote: &Remote, psn: Psn) -> anyhow::Result<()> {
-        connection::connect(&self.pair, remote, psn)
+    /// Connects it, or lets it send its datagrams there. `psn` is the first packet sequence number
+    /// that we send.
+    pub(super) fn connect(&mut self, remote: &Remote, psn: Psn) -> anyhow::Result<()> {
+        if self.header == 0 {
+            return connection::connect(&self.pair, remote, psn);
+        }
+        self.destination = Some(DatagramDestination {
+            address: remote.address,
+            qpn: remote.qpn,
+            queue_key: connection::QUEUE_KEY,
+        });
+        connection::start_datagrams(&self.pair, psn)
     }
 
     /// Sends a message that `fill` writes. The one before it must be acknowledged.
@@ -89,7 +123,9 @@ impl Link {
         fill(&mut self.message);
         self.send.write(0, &self.message)?;
         let operation = SendOperation::Send { immediate: None };
-        let request = SendRequest::new(SEND, operation, self.send.pieces(0, self.size as u32));
+        let pieces = self.send.pieces(0, self.size as u32);
+        let datagram = self.destination;
+        let request = SendRequest { datagram, ..SendRequest::new(SEND, operation, pieces) };
         self.pair.post_send(&[request]).map_err(|(_, error)| error).context("cannot send")
     }
 
@@ -106,7 +142,8 @@ impl Link {
         if completion.id == SEND {
             return Ok(Some(Event::Sent));
         }
-        let (buffer, length) = (completion.id as usize, completion.length as usize);
+        let buffer = completion.id as usize;
+        let length = (completion.length as usize).saturating_sub(self.header);
         if buffer >= RECEIVE_BUFFERS {
             bail!("a completion of no request: {completion:?}");
         }
@@ -117,17 +154,15 @@ impl Link {
     pub(super) fn message(&mut self, message: ReceivedMessage) -> anyhow::Result<&[u8]> {
         let bytes = self.message.get_mut(..message.length);
         let bytes = bytes.context("a message is longer than its buffer")?;
-        self.receive[message.buffer].read(0, bytes)?;
+        self.receive[message.buffer].read(self.header, bytes)?;
         Ok(bytes)
     }
 
     /// Lets the next message come into the buffer of one that was looked at.
     pub(super) fn post_receive(&mut self, message: ReceivedMessage) -> anyhow::Result<()> {
         let buffer = &self.receive[message.buffer];
-        let request = ReceiveRequest {
-            id: message.buffer as u64,
-            pieces: buffer.pieces(0, self.size as u32),
-        };
+        let pieces = buffer.pieces(0, (self.header + self.size) as u32);
+        let request = ReceiveRequest { id: message.buffer as u64, pieces };
         self.pair.post_receive(&[request]).map_err(|(_, error)| error).context("cannot receive")
     }
 }

@@ -17,6 +17,8 @@ use clap::Subcommand;
 pub(crate) enum Command {
     /// Send messages to and fro, checking every byte; a peer of ibv_rc_pingpong
     Pingpong(pingpong::Arguments),
+    /// Send datagrams to and fro, checking every byte; a peer of ibv_ud_pingpong
+    UdPingpong(pingpong::Common),
     /// Measure SEND
     SendBw(perf::Arguments),
     /// Measure RDMA WRITE
@@ -31,6 +33,7 @@ pub(crate) enum Command {
 pub(crate) fn run(command: &Command) -> anyhow::Result<()> {
     match command {
         Command::Pingpong(arguments) => pingpong::run(arguments),
+        Command::UdPingpong(arguments) => pingpong::run_datagrams(arguments),
         Command::SendBw(arguments) => perf::run(perf::Operation::Send, arguments),
         Command::WriteBw(arguments) => perf::run(perf::Operation::Write, arguments),
         Command::ReadBw(arguments) => perf::run(perf::Operation::Read, arguments),

@@ -1,4 +1,5 @@
-//! `rdma pingpong`: a peer of libibverbs' `ibv_rc_pingpong`, in both roles.
+//! `rdma pingpong` and `rdma ud-pingpong`: peers of libibverbs' `ibv_rc_pingpong` and
+//! `ibv_ud_pingpong`, in both roles.
 //!
 //! The client sends first; each side sends its next message when the one before is acknowledged
 //! and the peer's has come. Every byte that comes is checked.
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use millstream_verbs::{Device, Mtu, Psn};
+use millstream_verbs::{Device, Mtu, Psn, Transport};
 
 use super::connection::{self, Remote};
 use super::device::{Choice, Chosen};
@@ -29,54 +30,84 @@ const LINGER: Duration = Duration::from_millis(200);
 /// Arguments of `rdma pingpong`. The short ones are those of `ibv_rc_pingpong`.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
+    /// Path MTU: 256, 512, 1024, 2048 or 4096
+    #[arg(short, long, value_name = "M", default_value_t = 1024)]
+    mtu: usize,
+    #[command(flatten)]
+    common: Common,
+}
+
+/// Arguments of both pingpongs, and all of `rdma ud-pingpong`.
+#[derive(Args, Debug)]
+pub(crate) struct Common {
     #[command(flatten)]
     device: Choice,
-    /// Bytes in a message
-    #[arg(short, long, value_name = "S", default_value = "4096", value_parser = units::size)]
-    size: u64,
+    /// Bytes in a message [default: 4096; of a datagram 1024]
+    #[arg(short, long, value_name = "S", value_parser = units::size)]
+    size: Option<u64>,
     /// Number of exchanges
     #[arg(short = 'n', long, value_name = "N", default_value_t = 1000)]
     iters: u32,
     /// TCP port on which the two sides find each other
     #[arg(short, long, default_value_t = 18515)]
     port: u16,
-    /// Path MTU: 256, 512, 1024, 2048 or 4096
-    #[arg(short, long, value_name = "M", default_value_t = 1024)]
-    mtu: usize,
     /// The server to connect to; without it, be the server
     #[arg(value_name = "HOST")]
     host: Option<String>,
 }
 
+/// How messages go.
+#[derive(Clone, Copy)]
+enum Way {
+    /// Over a connection, in packets of this size.
+    Connected(Mtu),
+    /// As datagrams of one packet.
+    Datagrams,
+}
+
+/// Runs `rdma pingpong`.
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mtu = connection::path_mtu(arguments.mtu)?;
+    play("pingpong", Way::Connected(mtu), 4096, &arguments.common)
+}
+
+/// Runs `rdma ud-pingpong`.
+pub(super) fn run_datagrams(arguments: &Common) -> anyhow::Result<()> {
+    play("ud-pingpong", Way::Datagrams, 1024, arguments)
+}
+
+fn play(command: &str, way: Way, default_size: u64, arguments: &Common) -> anyhow::Result<()> {
     if arguments.iters == 0 {
         return Err(usage("--iters 0: there must be at least one exchange"));
     }
-    if arguments.size > 1 << 30 {
-        let size = arguments.size;
-        return Err(usage(format!("--size {size}: a message has at most 2^30 bytes")));
+    let size = arguments.size.unwrap_or(default_size);
+    let limit = match way {
+        Way::Connected(_) => 1 << 30,
+        Way::Datagrams => Mtu::B4096.bytes() as u64,
+    };
+    if size > limit {
+        return Err(usage(format!("--size {size}: a message has at most {limit} bytes")));
     }
     let chosen = arguments.device.resolve()?;
     let psn = connection::initial_psn();
-    let size = arguments.size as usize;
-    let open = |peer| prepare(&chosen, None, peer, size);
+    let size = size as usize;
     let (device, link, side, remote) = match &arguments.host {
         Some(host) => {
-            let client = Client::connect("pingpong", host, arguments.port)?;
-            let (device, link) = open(client.peer()?)?;
+            let client = Client::connect(command, host, arguments.port)?;
+            let (device, mut link) = prepare(&chosen, None, client.peer()?, way, size)?;
             let ours = introduce(&device, &link, psn);
             let (theirs, _) = client.exchange(&ours)?;
-            let remote = remote(&device, &theirs, mtu)?;
+            let remote = remote(&device, &theirs, way, size)?;
             link.connect(&remote, psn)?;
             (device, link, Side::Client, remote)
         }
         None => {
             let early = chosen.open_early()?;
             let waiting = Server::listen(chosen.address(), arguments.port)?.accept()?;
-            let (device, link) = prepare(&chosen, early, waiting.client.address()?, size)?;
+            let peer = waiting.client.address()?;
+            let (device, mut link) = prepare(&chosen, early, peer, way, size)?;
             let ours = introduce(&device, &link, psn);
-            let remote = remote(&device, &waiting.client, mtu)?;
+            let remote = remote(&device, &waiting.client, way, size)?;
             link.connect(&remote, psn)?;
             waiting.answer(&ours)?;
             (device, link, Side::Server, remote)
@@ -85,7 +116,11 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     converse(link, side, size, arguments.iters).with_context(|| {
         let (address, qpn) = (remote.address, remote.qpn.value());
         let failure = device.failure().map_or_else(String::new, |why| format!("{why}: "));
-        format!("{failure}the pingpong with {address}, queue pair {qpn:#08x}, failed")
+        let lost = match way {
+            Way::Connected(_) => "",
+            Way::Datagrams => " (a datagram that is lost is not sent again)",
+        };
+        format!("{failure}the {command} with {address}, queue pair {qpn:#08x}, failed{lost}")
     })
 }
 
@@ -94,13 +129,18 @@ fn prepare(
     chosen: &Chosen,
     early: Option<Device>,
     peer: IpAddr,
+    way: Way,
     size: usize,
 ) -> anyhow::Result<(Device, Link)> {
     let device = match early {
         Some(device) => device,
         None => chosen.open(peer)?,
     };
-    let link = Link::new(&device, size, chosen.busy_poll)?;
+    let transport = match way {
+        Way::Connected(_) => Transport::ReliableConnection,
+        Way::Datagrams => Transport::UnreliableDatagram,
+    };
+    let link = Link::new(&device, transport, size, chosen.busy_poll)?;
     Ok((device, link))
 }
 
@@ -111,12 +151,31 @@ fn introduce(device: &Device, link: &Link, psn: Psn) -> QueuePairAddress {
     ours
 }
 
-/// The peer's side of the connection, which is shown.
-fn remote(device: &Device, theirs: &QueuePairAddress, mtu: Mtu) -> anyhow::Result<Remote> {
+/// The peer's side, which is shown.
+fn remote(
+    device: &Device,
+    theirs: &QueuePairAddress,
+    way: Way,
+    size: usize,
+) -> anyhow::Result<Remote> {
     line(&format!("  remote address: {}", theirs.describe()));
     let address = theirs.address()?;
-    connection::check_path_mtu(device, address, mtu)?;
-    Ok(Remote { address, qpn: theirs.qpn, psn: theirs.psn, path_mtu: mtu, reads: 1 })
+    let path_mtu = match way {
+        Way::Connected(mtu) => {
+            connection::check_path_mtu(device, address, mtu)?;
+            mtu
+        }
+        Way::Datagrams => {
+            let largest = connection::largest_path_mtu(device, address)?;
+            if size > largest.bytes() {
+                return Err(usage(format!(
+                    "--size {size}: a datagram to {address} holds at most {largest} bytes"
+                )));
+            }
+            largest
+        }
+    };
+    Ok(Remote { address, qpn: theirs.qpn, psn: theirs.psn, path_mtu, reads: 1 })
 }
 
 /// Sends and receives `iters` messages of `size` bytes, and says how fast.
