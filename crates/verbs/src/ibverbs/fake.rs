@@ -43,6 +43,8 @@ pub(super) struct Script {
     pub(super) answer: Mutex<Answer>,
     /// Before a post returns, when the requests are in the device's queue.
     pub(super) in_post: Hook,
+    /// Before each reset of a queue pair.
+    pub(super) before_reset: Mutex<Option<Box<dyn FnMut() + Send>>>,
     /// After an event was acknowledged, before that call returns.
     pub(super) after_acknowledgement: Hook,
     /// Nothing works any more.
@@ -95,6 +97,7 @@ impl Fake {
         let script = Arc::new(Script {
             answer: Mutex::new(Answer::All),
             in_post: Hook::default(),
+            before_reset: Mutex::default(),
             after_acknowledgement: Hook::default(),
             dead: AtomicBool::new(false),
             pairs: Mutex::default(),
@@ -496,6 +499,11 @@ unsafe extern "C" fn modify_qp(pair: *mut ffi::Qp, attr: *mut ffi::QpAttr, _: c_
         unsafe { (script_of((*pair).context), &*pair.cast::<Pair>(), (*attr).qp_state) };
     if script.dead.load(Ordering::SeqCst) {
         return libc::EIO;
+    }
+    if to == RESET
+        && let Some(hook) = &mut *lock(&script.before_reset)
+    {
+        hook();
     }
     pair.state.store(to, Ordering::SeqCst);
     for (work, queue) in pair.work.iter().zip([pair.base.send_cq, pair.base.recv_cq]) {

@@ -182,6 +182,25 @@ fn requests_are_handed_back_when_the_device_does_not_touch_them_any_more() {
 }
 
 #[test]
+fn queue_pairs_of_one_queue_are_flushed_each_after_its_own_reset() {
+    let fake = Fake::open();
+    let queue = fake.queue();
+    let pairs = [fake.connected(&queue), fake.connected(&queue), fake.connected(&queue)];
+    for (pair, id) in pairs.iter().zip(0..) {
+        pair.post_send(&requests(id..id + 1)).unwrap();
+    }
+    let (polled, stopped) = (Arc::clone(&queue), Arc::new(Mutex::new(Vec::new())));
+    let seen = Arc::clone(&stopped);
+    *lock(&fake.script.before_reset) = Some(Box::new(move || {
+        lock(&seen).push(drained(&polled).len());
+    }));
+    fake.device.registry().fail("gone".into());
+    // Before the first reset nothing, before each other what the one before it left.
+    assert_eq!(*lock(&stopped), [0, 1, 1]);
+    assert_eq!(drained(&queue).len(), 1);
+}
+
+#[test]
 fn a_queue_that_overran_stops_its_queue_pairs_and_no_others() {
     let fake = Fake::open();
     let (queue, other_queue) = (fake.queue(), fake.queue());
@@ -280,11 +299,6 @@ fn an_error_that_is_refused_leaves_failures_to_be_told() {
     assert!(matches!(refused, Err(ModifyError::System { .. })), "{refused:?}");
     fake.script.dead.store(false, Ordering::SeqCst);
     fake.event(ffi::EVENT_QP_FATAL, Some(pair.number().value()));
-    let event = loop {
-        match fake.device.poll_event() {
-            Some(event) => break event,
-            None => std::thread::yield_now(),
-        }
-    };
-    assert_eq!(event, AsyncEvent::QueuePairFatal(pair.number()));
+    let event = fake.device.wait_event(PATIENCE);
+    assert_eq!(event, Some(AsyncEvent::QueuePairFatal(pair.number())));
 }
