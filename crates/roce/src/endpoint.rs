@@ -19,7 +19,7 @@ use crate::node::{DatagramMeta, Node, Transmit};
 use crate::queue_pair::QueuePair;
 use crate::receives::{Receives, SharedReceiveQueues};
 use crate::timers::Timers;
-use crate::work::{ATOMIC_LENGTH, Piece, ReceiveRequest, SendRequest};
+use crate::work::{Piece, ReceiveRequest, SendRequest};
 
 /// Packets that one queue pair sends before the next has its turn: what a segmented send holds.
 pub(crate) const BURST: u32 = 16;
@@ -282,9 +282,7 @@ impl<M: Memory> Endpoint<M> {
         if pair.requester.is_full() {
             return Err(PostError::QueueFull { limit: pair.capabilities.max_send_requests });
         }
-        if request.operation.is_atomic() && length != ATOMIC_LENGTH.into() {
-            return Err(PostError::AtomicLength { length });
-        }
+        request.operation.check_atomic(length)?;
         let fetches = request.operation.fetches();
         if fetches && pair.requester.initiator_depth == 0 && state.sends() {
             return Err(PostError::NoReads(qpn));

@@ -116,6 +116,13 @@ pub enum PostError {
         /// Bytes of the pieces.
         length: u64,
     },
+    /// The remote address of an atomic operation is not naturally aligned. The peer would refuse it
+    /// (IBTA 9.4.5), and some devices do at once.
+    #[error("the remote address {address:#x} of an atomic operation is no multiple of 8")]
+    AtomicAlignment {
+        /// The remote address.
+        address: u64,
+    },
     /// The device no longer works.
     #[error("the device no longer works")]
     DeviceFailed,

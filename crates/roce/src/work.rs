@@ -2,6 +2,7 @@
 
 use crate::completion::CompletionOperation;
 use crate::datagrams::DatagramDestination;
+use crate::error::PostError;
 
 /// The most pieces that one work request gathers from or scatters to.
 pub const MAX_SCATTER_GATHER: usize = 4;
@@ -145,6 +146,24 @@ impl SendOperation {
     /// `initiator_depth` and the peer's `responder_resources`.
     pub const fn fetches(&self) -> bool {
         matches!(self, Self::Read { .. }) || self.is_atomic()
+    }
+
+    /// Whether an atomic operation is one: its result has pieces of [`ATOMIC_LENGTH`] bytes in
+    /// all, its address is aligned. Every provider asks this first, so that all of them refuse
+    /// alike.
+    pub const fn check_atomic(&self, length: u64) -> Result<(), PostError> {
+        let (Self::CompareSwap { remote_address: address, .. }
+        | Self::FetchAdd { remote_address: address, .. }) = *self
+        else {
+            return Ok(());
+        };
+        if length != ATOMIC_LENGTH as u64 {
+            return Err(PostError::AtomicLength { length });
+        }
+        if !address.is_multiple_of(ATOMIC_LENGTH as u64) {
+            return Err(PostError::AtomicAlignment { address });
+        }
+        Ok(())
     }
 
     /// What its completion is of.

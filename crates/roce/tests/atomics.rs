@@ -141,7 +141,14 @@ fn the_result_goes_into_pieces_of_eight_bytes_together() {
     expected[1..4].copy_from_slice(&original[..3]);
     expected[10..15].copy_from_slice(&original[3..]);
     assert_eq!(pair.region(0, result), expected);
-    // Anything but 8 bytes is refused, and nothing is posted.
+    // Anything but 8 bytes is refused, and an address that is not aligned; nothing is posted.
+    let host = &mut pair.hosts[0];
+    for address in [REMOTE + 1, REMOTE + 4, u64::MAX] {
+        let pieces = ScatterGather::one(piece(result, LOCAL, 8));
+        let request = SendRequest::new(2, fetch_add(counter, address, 1), pieces);
+        let refused = host.endpoint.post_send(pair.now, host.qpn, &request);
+        assert_eq!(refused, Err(PostError::AtomicAlignment { address }));
+    }
     for length in [0, 7, 9, 16] {
         let pieces = ScatterGather::one(piece(result, LOCAL, length));
         let request = SendRequest::new(2, fetch_add(counter, REMOTE, 1), pieces);

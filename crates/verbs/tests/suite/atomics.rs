@@ -166,7 +166,7 @@ fn the_program_may_add_at_the_same_time() {
 }
 
 #[test]
-fn a_result_has_eight_bytes() {
+fn a_result_has_eight_bytes_and_an_address_is_aligned() {
     let [a, b] = two();
     if !offered(&a) {
         return;
@@ -178,6 +178,15 @@ fn a_result_has_eight_bytes() {
         let result = piece(&result_region, 0, length);
         let refused = a.pair.post_send(&[request(1, fetch_add(&target_region, 0, 1), result)]);
         assert_eq!(refused, Err((0, PostError::AtomicLength { length: length as u64 })));
+    }
+    for offset in [1, 4, 7] {
+        let address = target_region.address() + offset;
+        for operation in
+            [fetch_add(&target_region, offset, 1), compare_swap(&target_region, offset, 7, 1)]
+        {
+            let refused = a.pair.post_send(&[request(1, operation, piece(&result_region, 0, 8))]);
+            assert_eq!(refused, Err((0, PostError::AtomicAlignment { address })));
+        }
     }
     drop((target_region, result_region));
     assert_eq!(values(&target), [7]);
@@ -197,11 +206,9 @@ fn a_queue_pair_without_initiator_depth_does_no_atomics() {
 }
 
 #[test]
-fn atomic_operations_need_an_aligned_address_and_the_right() {
+fn atomic_operations_need_the_right_and_stay_inside() {
     let without = ALL_ACCESS - Access::REMOTE_ATOMIC;
     for (access, offset, expected) in [
-        (ALL_ACCESS, 4, CompletionStatus::RemoteInvalidRequest),
-        (ALL_ACCESS, 1, CompletionStatus::RemoteInvalidRequest),
         (without, 0, CompletionStatus::RemoteAccess),
         (ALL_ACCESS, 16, CompletionStatus::RemoteAccess),
         (ALL_ACCESS, u64::MAX - 7, CompletionStatus::RemoteAccess),

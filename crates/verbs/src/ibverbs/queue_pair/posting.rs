@@ -4,8 +4,8 @@ use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 
 use millstream_roce::{
-    ATOMIC_LENGTH, CompletionOperation, DatagramDestination, PostError, QueuePairState,
-    ReceiveRequest, SendOperation, SendRequest, Transport,
+    CompletionOperation, DatagramDestination, PostError, QueuePairState, ReceiveRequest,
+    SendOperation, SendRequest, Transport,
 };
 
 use super::super::completion_queue::CompletionQueue;
@@ -39,11 +39,8 @@ impl QueuePair {
             if length > limit.into() {
                 return Err(PostError::TooLong { length, limit });
             }
-            let atomic = request.operation.is_atomic();
-            if atomic && length != ATOMIC_LENGTH.into() {
-                return Err(PostError::AtomicLength { length });
-            }
-            if atomic && limits.atomicity == Atomicity::None {
+            request.operation.check_atomic(length)?;
+            if request.operation.is_atomic() && limits.atomicity == Atomicity::None {
                 return Err(PostError::Unsupported { what: "atomic operations" });
             }
             if request.operation.fetches()
