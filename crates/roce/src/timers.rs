@@ -23,16 +23,23 @@ impl Timers {
         let slot = index as usize;
         if slot >= self.live.len() {
             self.live.resize(slot + 1, None);
+            // As many as there can be: however the dead pile up, no more room is needed.
+            self.heap.reserve(self.limit().saturating_sub(self.heap.len()));
         }
         if self.live[slot].is_some_and(|entry| entry <= at) {
             return;
         }
         self.live[slot] = Some(at);
-        if self.heap.len() >= 4 * self.live.len() + 64 {
+        if self.heap.len() >= self.limit() {
             let live = &self.live;
             self.heap.retain(|Reverse((at, index))| live[*index as usize] == Some(*at));
         }
         self.heap.push(Reverse((at, index)));
+    }
+
+    /// How many entries, live and dead, there are at most.
+    fn limit(&self) -> usize {
+        4 * self.live.len() + 64
     }
 
     /// The time of the earliest entry.
