@@ -177,6 +177,20 @@ fn the_congestion_mark_is_seen() {
 }
 
 #[test]
+fn what_is_sent_can_be_marked_if_so_configured() {
+    let open = |address| {
+        let (port, buffer_length) = (0, 1 << 16);
+        let config = SocketConfig { address, port, segmentation_offload: true, buffer_length };
+        UdpSocket::open(&config).unwrap()
+    };
+    let sender = open(std::net::Ipv4Addr::LOCALHOST.into());
+    let traffic_class = || socket2::SockRef::from(&sender).tos_v4().unwrap();
+    assert_eq!(traffic_class(), 0);
+    sender.set_congestion_marks().unwrap();
+    assert_eq!(traffic_class(), 0b10);
+}
+
+#[test]
 fn what_a_full_receive_buffer_dropped_is_counted() {
     const SENT: u64 = 200;
     let receiver = UdpSocket::open(&SocketConfig {

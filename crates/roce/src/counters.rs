@@ -47,4 +47,6 @@ pub struct Counters {
     pub events_lost: u64,
     /// Congestion notifications that arrived.
     pub congestion_notifications: u64,
+    /// And that were sent.
+    pub congestion_notifications_sent: u64,
 }

@@ -490,7 +490,12 @@ impl<M: Memory> Node for Endpoint<M> {
         let Some(pair) = self.queue_pairs[index].as_mut() else { return };
         if packet.opcode.operation() == Operation::CongestionNotification {
             self.shared.counters.congestion_notifications += 1;
+            pair.congestion.notified(now);
             return;
+        }
+        let reliable = pair.transport == Transport::ReliableConnection;
+        if meta.congestion_experienced && reliable && !packet.payload.is_empty() {
+            pair.congestion.marked(now);
         }
         pair.communicate(&mut self.shared);
         if packet.opcode.has_deth() {
@@ -508,6 +513,7 @@ impl<M: Memory> Node for Endpoint<M> {
             let index = index as usize;
             let Some(pair) = self.queue_pairs[index].as_mut() else { continue };
             if pair.deadline().is_some_and(|deadline| deadline <= now) {
+                pair.congestion.wait_is_over(now);
                 pair.complete_datagrams(&mut self.shared);
                 pair.handle_deadline(now, &mut self.shared);
                 self.after_change(index);

@@ -21,6 +21,7 @@
 mod attributes;
 mod completion;
 mod config;
+mod congestion;
 mod counters;
 mod datagrams;
 mod endpoint;

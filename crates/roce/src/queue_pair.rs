@@ -8,6 +8,7 @@ use millstream_wire::{Bth, ExtendedHeaders, MAX_HEADER_LENGTH, Mtu, Opcode, Psn,
 use crate::attributes::{QueuePairAttributes, QueuePairState};
 use crate::completion::{Completion, CompletionQueueId, CompletionStatus};
 use crate::config::{QueuePairCapabilities, QueuePairConfig};
+use crate::congestion::Congestion;
 use crate::datagrams::Datagrams;
 use crate::endpoint::{BURST, Shared};
 use crate::events::AsyncEvent;
@@ -69,6 +70,7 @@ pub(crate) struct QueuePair {
     pub(crate) responder: Responder,
     /// Of a queue pair for datagrams, in place of the requester.
     pub(crate) datagrams: Option<Datagrams>,
+    pub(crate) congestion: Congestion,
     /// Answers sent since the last request, up to [`BURST`].
     answers_in_a_row: u32,
     /// Requests that may then go out before the next answer.
@@ -100,6 +102,7 @@ impl QueuePair {
                 config.capabilities.max_receive_requests,
                 config.shared_receive_queue,
             )),
+            congestion: Congestion::default(),
             answers_in_a_row: 0,
             requests_owed: 0,
             established: false,
@@ -207,6 +210,7 @@ impl QueuePair {
         let (max, shared) =
             (self.capabilities.max_receive_requests, self.responder.receives.shared());
         self.responder = Responder::new(Receives::new(self.domain, max, shared));
+        self.congestion = Congestion::default();
     }
 
     /// Goes to the error state because the application wants it.
@@ -282,6 +286,43 @@ impl QueuePair {
         if self.datagrams.is_some() {
             return self.transmit_datagram(now, shared, transmit);
         }
+        if self.congestion.take_notification() {
+            self.notify(transmit);
+            shared.counters.congestion_notifications_sent += 1;
+            return true;
+        }
+        let sent = self.transmit_paced(now, shared, transmit);
+        if sent && !transmit.payload().is_empty() {
+            self.congestion.sent(now, transmit.datagram_length() as u64);
+        }
+        sent
+    }
+
+    /// Tells the peer that its packets meet congestion (RoCEv2, annex A17.9.3): 16 reserved bytes
+    /// follow the header.
+    fn notify(&self, transmit: &mut Transmit) {
+        let opcode = Opcode::CongestionNotification;
+        let mut bth = header(&self.path, opcode, Psn::default(), 0);
+        bth.becn = true;
+        let mut headers = [0; millstream_wire::Bth::LENGTH + 16];
+        headers[..millstream_wire::Bth::LENGTH].copy_from_slice(&bth.to_bytes());
+        transmit.set(self.path.remote_address, &headers, ScatterGather::EMPTY, 0);
+    }
+
+    fn transmit_paced<M: Memory>(
+        &mut self,
+        now: Instant,
+        shared: &mut Shared<M>,
+        transmit: &mut Transmit,
+    ) -> bool {
+        let paced = !self.congestion.allows(now);
+        // What is no data always may.
+        if paced && (self.responder.replies.is_data_next() || !self.respond(shared, transmit)) {
+            return false;
+        }
+        if paced {
+            return true;
+        }
         if self.answers_in_a_row < BURST {
             // A queue pair that has just failed still says why.
             if self.respond(shared, transmit) {
@@ -305,7 +346,10 @@ impl QueuePair {
     /// When something must happen without further input.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match &self.datagrams {
-            None => self.requester.deadline(),
+            None => {
+                let deadlines = [self.requester.deadline(), self.congestion.deadline()];
+                deadlines.into_iter().flatten().min()
+            }
             Some(datagrams) => datagrams.deadline(),
         }
     }

@@ -75,6 +75,11 @@ impl Replies {
         self.queue.front().copied()
     }
 
+    /// Whether the next answer is data.
+    pub(crate) fn is_data_next(&self) -> bool {
+        matches!(self.queue.front(), Some(Reply::Read(_)))
+    }
+
     /// The next answer is out.
     pub(crate) fn pop(&mut self) {
         self.queue.pop_front();

@@ -30,6 +30,8 @@ pub(super) struct Outline {
     pub(super) destination: IpAddr,
     /// Of both ends.
     pub(super) port: u16,
+    /// The IP header's byte of that name, or type of service.
+    pub(super) traffic_class: u8,
     /// All datagrams have this length, but for the last, which may be shorter.
     pub(super) segment: usize,
     /// Of all datagrams.
@@ -56,7 +58,7 @@ impl Outline {
     /// interface to complete. IPv4's identification is 0, and the kernel numbers segments from
     /// there: as with a UDP socket, so that receivers who do not see it can guess it.
     pub(super) fn write(&self, bytes: &mut [u8; MAX_HEADERS]) -> Option<usize> {
-        let Self { source, destination, port, segment, length, .. } = *self;
+        let Self { source, destination, port, traffic_class, segment, length, .. } = *self;
         packet_length(destination, length)?;
         let udp_length = (UdpHeader::LENGTH + length) as u16;
         let (ip_length, ether_type) = match destination {
@@ -92,7 +94,7 @@ impl Outline {
         match (source, destination) {
             (IpAddr::V4(source), IpAddr::V4(destination)) => {
                 let mut header = Ipv4Header {
-                    type_of_service: 0,
+                    type_of_service: traffic_class,
                     total_length: Ipv4Header::LENGTH as u16 + udp_length,
                     identification: 0,
                     flags: DONT_FRAGMENT,
@@ -106,7 +108,7 @@ impl Outline {
                 put(&header.to_bytes());
             }
             (IpAddr::V6(source), IpAddr::V6(destination)) => put(&Ipv6Header {
-                traffic_class: 0,
+                traffic_class,
                 flow_label: 0,
                 payload_length: udp_length,
                 next_header: udp::PROTOCOL,
@@ -335,6 +337,7 @@ mod tests {
             source: datagrams.meta.source,
             destination: datagrams.meta.destination,
             port: ROCE_PORT,
+            traffic_class: 0,
             segment: datagrams.length,
             length: datagrams.length,
         }
@@ -372,6 +375,7 @@ mod tests {
                     source,
                     destination,
                     port: ROCE_PORT,
+                    traffic_class: 0b11,
                     segment,
                     length,
                 };
@@ -383,6 +387,7 @@ mod tests {
                 let frame = [head, &vec![7; length]].concat();
                 let datagrams = parse(&frame, offload, destination, ROCE_PORT).unwrap();
                 assert_eq!((datagrams.length, datagrams.segment), (length, segment));
+                assert!(datagrams.meta.congestion_experienced, "the traffic class is there");
                 let lengths: Vec<_> = datagrams.of(&frame).map(|(_, bytes)| bytes.len()).collect();
                 assert_eq!(lengths.len(), length.div_ceil(segment));
                 assert_eq!(lengths.iter().sum::<usize>(), length);
@@ -407,6 +412,7 @@ mod tests {
             source: v6(1),
             destination: v6(2),
             port: ROCE_PORT,
+            traffic_class: 0,
             segment: 33,
             length: 33,
         };

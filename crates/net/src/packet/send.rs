@@ -62,6 +62,7 @@ impl Sender for PacketSocket {
             source: self.local_address(),
             destination,
             port: self.local_port(),
+            traffic_class: self.traffic_class(),
             segment,
             length,
         };

@@ -14,7 +14,7 @@ use super::resolver::Resolver;
 use super::{filter, interface, offload};
 use crate::Driver;
 use crate::socket::{
-    OpenError, SocketConfig, SocketInfo, bind, set_buffers, set_option, unsuitable,
+    ECT0, OpenError, SocketConfig, SocketInfo, bind, set_buffers, set_option, unsuitable,
 };
 
 /// A packet socket that sends and receives the RoCEv2 packets of one address.
@@ -23,6 +23,7 @@ pub(crate) struct PacketSocket {
     resolver: Resolver,
     address: IpAddr,
     port: u16,
+    traffic_class: u8,
     segmentation: AtomicBool,
     /// The kernel tells how a frame is segmented.
     described: bool,
@@ -56,6 +57,7 @@ impl PacketSocket {
             resolver,
             address,
             port,
+            traffic_class: 0,
             segmentation: AtomicBool::new(described && config.segmentation_offload),
             described,
             receive_buffer,
@@ -73,6 +75,15 @@ impl PacketSocket {
             receive_buffer: self.receive_buffer,
             send_buffer: self.send_buffer,
         }
+    }
+
+    /// Marks all that is sent from now on as able to carry congestion marks.
+    pub(crate) fn set_congestion_marks(&mut self) {
+        self.traffic_class = ECT0;
+    }
+
+    pub(super) const fn traffic_class(&self) -> u8 {
+        self.traffic_class
     }
 
     /// Whether the way to `peer` is known within this time.

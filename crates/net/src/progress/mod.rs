@@ -35,6 +35,9 @@ pub struct ProgressConfig {
     pub segmentation_offload: bool,
     /// How many bytes to ask for as receive and as send buffer of the socket.
     pub buffer_length: usize,
+    /// Let the network mark what is sent when it is congested (ECN), in place of dropping it. The
+    /// peers tell of marks, and the node slows down.
+    pub congestion_marks: bool,
     /// How long to look for work before sleeping. Takes a whole core; saves the time of waking up.
     pub busy_poll: Duration,
     /// Name of the thread, of which the system shows 15 bytes.
@@ -50,6 +53,7 @@ impl ProgressConfig {
             port: ROCE_PORT,
             segmentation_offload: true,
             buffer_length: SocketConfig::DEFAULT_BUFFER_LENGTH,
+            congestion_marks: false,
             busy_poll: Duration::ZERO,
             name: "progress".to_owned(),
         }
@@ -90,10 +94,13 @@ impl<N: Node + Send + 'static> Progress<N> {
             segmentation_offload: config.segmentation_offload,
             buffer_length: config.buffer_length,
         };
-        let socket = Socket::open(config.driver, &socket_config)?;
+        let mut socket = Socket::open(config.driver, &socket_config)?;
         let address = socket.info().address;
         let failed =
             |operation| move |source: io::Error| OpenError::System { address, operation, source };
+        if config.congestion_marks {
+            socket.set_congestion_marks().map_err(failed("setting the traffic class"))?;
+        }
         let wake = Wake::new().map_err(failed("eventfd"))?;
         let shared = Arc::new(Shared::new(node, wake, socket));
         let runner = Runner::new(Arc::clone(&shared), config.busy_poll, after_round);

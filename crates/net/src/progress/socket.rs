@@ -1,5 +1,6 @@
 //! The socket of a device: of one kind or the other.
 
+use std::io;
 use std::net::IpAddr;
 use std::time::Duration;
 
@@ -18,6 +19,14 @@ impl Socket {
             Driver::Udp => Self::Udp(UdpSocket::open(config)?),
             Driver::Packet => Self::Packet(PacketSocket::open(config)?),
         })
+    }
+
+    pub(super) fn set_congestion_marks(&mut self) -> io::Result<()> {
+        match self {
+            Self::Udp(socket) => socket.set_congestion_marks()?,
+            Self::Packet(socket) => socket.set_congestion_marks(),
+        }
+        Ok(())
     }
 
     pub(super) fn prepare(&self, peer: IpAddr, patience: Duration) -> bool {

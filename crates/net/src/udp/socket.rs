@@ -10,7 +10,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::Driver;
 use crate::socket::{
-    OpenError, SocketConfig, SocketInfo, bind, set_buffers, set_option, unsuitable, wait,
+    ECT0, OpenError, SocketConfig, SocketInfo, bind, set_buffers, set_option, unsuitable, wait,
 };
 
 /// An unconnected, non-blocking UDP socket bound to one address, that sets don't-fragment.
@@ -123,6 +123,15 @@ impl UdpSocket {
 
     pub(super) fn raw(&self) -> libc::c_int {
         self.socket.as_raw_fd()
+    }
+
+    /// Marks all that is sent from now on as able to carry congestion marks: ECT(0), RFC 3168.
+    pub fn set_congestion_marks(&self) -> io::Result<()> {
+        let class = libc::c_int::from(ECT0);
+        match self.address {
+            IpAddr::V4(_) => set_option(&self.socket, libc::IPPROTO_IP, libc::IP_TOS, class),
+            IpAddr::V6(_) => set_option(&self.socket, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, class),
+        }
     }
 
     #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Whole runs with names, parameters and a report.
 
 pub mod allreduce;
+pub mod congestion;
 pub mod grid;
 pub mod rc_chaos;
 mod report;
@@ -16,7 +17,7 @@ pub use report::{NetworkCounts, Report};
 use crate::{ConnectionOptions, LinkOptions, Machine, Probability, Simulation};
 
 /// The scenarios that [`run`] knows, the default one first.
-pub const NAMES: [&str; 5] = ["allreduce", "transfer", "swarm", "grid", RC_CHAOS];
+pub const NAMES: [&str; 6] = ["allreduce", "transfer", "swarm", "grid", RC_CHAOS, "congestion"];
 const RC_CHAOS: &str = "rc-chaos";
 
 /// Connections that survive 8.6 s of silence, where half a second is usual: of packets and answers
@@ -142,6 +143,7 @@ pub fn run_with_outputs(
         "transfer" => transfer::scenario(parameters, outputs),
         "swarm" => swarm::scenario(parameters, outputs),
         "grid" => grid::scenario(parameters, &outputs),
+        "congestion" => congestion::scenario(parameters, &outputs),
         RC_CHAOS => rc_chaos::scenario(parameters, outputs),
         _ => Err(ScenarioError::Unknown(name.into())),
     }

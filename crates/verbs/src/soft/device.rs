@@ -33,6 +33,10 @@ pub struct SoftConfig {
     pub segmentation_offload: bool,
     /// How the ICRC of arriving packets is checked.
     pub icrc: IcrcCheck,
+    /// Let the network mark what is sent when it is congested (ECN), in place of dropping it. Off by
+    /// default: it pays where many connections share a link, and costs where few do
+    /// (docs/congestion.md). Marks and notifications of peers are answered either way.
+    pub congestion_marks: bool,
     /// How long the progress thread looks for work before it sleeps. Lower latency for a busy
     /// processor.
     pub busy_poll: Duration,
@@ -51,6 +55,7 @@ impl SoftConfig {
             driver: Driver::Udp,
             segmentation_offload: true,
             icrc: IcrcCheck::AnyIdentification,
+            congestion_marks: false,
             busy_poll: Duration::ZERO,
             max_window: EndpointConfig::new(address, 0).max_window,
             partition_keys: vec![DEFAULT_PARTITION_KEY],
@@ -96,6 +101,7 @@ impl Device {
         let progress_config = ProgressConfig {
             driver: config.driver,
             segmentation_offload: config.segmentation_offload,
+            congestion_marks: config.congestion_marks,
             busy_poll: config.busy_poll,
             name: name.clone(),
             ..ProgressConfig::new(config.address)
