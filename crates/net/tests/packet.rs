@@ -7,15 +7,19 @@ use std::os::fd::AsRawFd;
 use std::time::Duration;
 
 use common::lab::{HERE, HERE_V6, LINK_HERE, LINK_THERE, Lab, Namespace, THERE, THERE_V6};
-use common::{Signal, StreamNode, address, config, eventually, has_packet_sockets, start};
+use common::{
+    PATIENCE, Signal, StreamNode, address, config, eventually, has_packet_sockets, start,
+};
 use millstream_net::{Driver, DriverCounters, OpenError, Progress, ProgressConfig};
-use millstream_wire::ROCE_PORT;
+use millstream_roce::{
+    Endpoint, EndpointConfig, OwnedMemory, ProtectionDomainId, QueuePairAttributes,
+    QueuePairCapabilities, QueuePairConfig, QueuePairState, Transport,
+};
+use millstream_wire::icrc::{self, Addresses, Addressing};
 use millstream_wire::ipv4::Ipv4Header;
 use millstream_wire::udp::UdpHeader;
+use millstream_wire::{ICRC_LENGTH, Qpn, ROCE_PORT};
 use socket2::{Domain, SockAddr, Socket, Type};
-
-/// Only to end a test that hangs.
-const PATIENCE: Duration = Duration::from_secs(60);
 
 /// One end of a conversation.
 #[derive(Clone, Copy)]
@@ -126,6 +130,19 @@ fn packet_sockets_talk_to_each_other() {
 }
 
 #[test]
+fn segments_and_checksums_are_made_where_the_wire_needs_them() {
+    let test = "segments_and_checksums_are_made_where_the_wire_needs_them";
+    let Some(lab) = Lab::new(test, 1500) else { return };
+    lab.as_on_copper();
+    for (here, there) in FAMILIES {
+        for ends in [[packet(here), packet(there)], [packet(here), udp(there)]] {
+            let [sees, _] = talk(&lab, ends);
+            assert_eq!(sees.received_messages, sees.received_datagrams);
+        }
+    }
+}
+
+#[test]
 fn packet_sockets_talk_to_udp_sockets() {
     let Some(lab) = Lab::new("packet_sockets_talk_to_udp_sockets", 1500) else { return };
     for (here, there) in FAMILIES {
@@ -200,17 +217,26 @@ fn routers_are_asked_for_in_place_of_who_is_behind_them() {
     talk(&lab, [packet(HERE), packet(Ipv4Addr::new(10, 77, 0, 1).into())]);
 }
 
-/// Sends a frame with one UDP datagram from `there` to `here`, with this VLAN tag, if any.
+/// Sends a frame with a UDP datagram that is no packet from `there` to `here`, with this VLAN tag, if
+/// any.
 fn send_frame(lab: &Lab, tag: Option<u16>, change: impl FnOnce(&mut Ipv4Header)) {
+    send_datagram(lab, tag, &[0; 20], change);
+}
+
+fn send_datagram(
+    lab: &Lab,
+    tag: Option<u16>,
+    datagram: &[u8],
+    change: impl FnOnce(&mut Ipv4Header),
+) {
     let (IpAddr::V4(source), IpAddr::V4(destination)) = (THERE, HERE) else {
         unreachable!("addresses of this family")
     };
-    let datagram = [0; 20];
     let length = (UdpHeader::LENGTH + datagram.len()) as u16;
     let mut ip = Ipv4Header {
         type_of_service: 0,
         total_length: Ipv4Header::LENGTH as u16 + length,
-        identification: 77,
+        identification: IDENTIFICATION,
         flags: 0x4000,
         time_to_live: 3,
         protocol: 17,
@@ -220,7 +246,8 @@ fn send_frame(lab: &Lab, tag: Option<u16>, change: impl FnOnce(&mut Ipv4Header))
     };
     ip.checksum = ip.computed_checksum();
     change(&mut ip);
-    let udp = UdpHeader { source_port: 50_000, destination_port: ROCE_PORT, length, checksum: 0 };
+    let udp =
+        UdpHeader { source_port: SOURCE_PORT, destination_port: ROCE_PORT, length, checksum: 0 };
     let mut frame = [LINK_HERE, LINK_THERE].concat();
     if let Some(tag) = tag {
         frame.extend([0x81, 0x00]);
@@ -246,6 +273,83 @@ fn send_frame(lab: &Lab, tag: Option<u16>, change: impl FnOnce(&mut Ipv4Header))
         };
         assert_eq!(socket.send_to(&frame, &to.unwrap().1).unwrap(), frame.len());
     });
+}
+
+/// Of [`send_datagram`].
+const IDENTIFICATION: u16 = 77;
+const SOURCE_PORT: u16 = 50_000;
+
+/// An endpoint with one queue pair that anyone may send datagrams to.
+fn open_endpoint() -> (Endpoint<OwnedMemory>, Qpn) {
+    const KEY: u32 = 0x1111_1111;
+    let mut endpoint = Endpoint::new(EndpointConfig::new(HERE, 1), OwnedMemory::new(1));
+    let queue = endpoint.create_completion_queue(16).unwrap();
+    let capabilities = QueuePairCapabilities::new(1, 1);
+    let config = QueuePairConfig {
+        transport: Transport::UnreliableDatagram,
+        ..QueuePairConfig::new(ProtectionDomainId(1), queue, capabilities)
+    };
+    let pair = endpoint.create_queue_pair(&config).unwrap();
+    for (state, queue_key) in
+        [(QueuePairState::Initialized, Some(KEY)), (QueuePairState::ReadyToReceive, None)]
+    {
+        let attributes =
+            QueuePairAttributes { state: Some(state), queue_key, ..QueuePairAttributes::default() };
+        endpoint.modify_queue_pair(millstream_net::now(), pair, &attributes).unwrap();
+    }
+    (endpoint, pair)
+}
+
+/// A datagram to that queue pair, with the ICRC of this identification.
+fn sealed(pair: Qpn, identification: u16) -> Vec<u8> {
+    let [_, q0, q1, q2] = pair.value().to_be_bytes();
+    // BTH: UD SEND Only, partition key, queue pair, PSN; DETH: queue key, source; eight bytes.
+    let mut datagram = vec![0x64, 0, 0xff, 0xff, 0, q0, q1, q2, 0, 0, 0, 0];
+    datagram.extend([0x11, 0x11, 0x11, 0x11, 0, 0, 0, 2]);
+    datagram.extend(b"in order");
+    datagram.extend([0; ICRC_LENGTH]);
+    let addressing = Addressing {
+        addresses: Addresses::unfragmented(THERE, HERE, identification).unwrap(),
+        source_port: SOURCE_PORT,
+        destination_port: ROCE_PORT,
+    };
+    let icrc = icrc::of_datagram(&addressing, &datagram).to_le_bytes();
+    let body = datagram.len() - ICRC_LENGTH;
+    datagram[body..].copy_from_slice(&icrc);
+    datagram
+}
+
+#[test]
+fn the_icrc_is_checked_whole() {
+    let Some(lab) = Lab::new("the_icrc_is_checked_whole", 1500) else { return };
+    for (driver, wrong_ones) in [(Driver::Packet, 2), (Driver::Udp, 1)] {
+        let signal = Signal::default();
+        let (endpoint, pair) = open_endpoint();
+        let device = lab.here.run({
+            let hook = signal.hook();
+            // SAFETY: it names no memory.
+            move || unsafe {
+                Progress::start(End { driver, ..packet(HERE) }.config(), endpoint, hook)
+            }
+        });
+        let device = device.unwrap();
+        let counters = || *device.shared().lock_without_waking().unwrap().counters();
+        let mut arrived = 0;
+        let mut send = |datagram: &[u8]| {
+            arrived += 1;
+            send_datagram(&lab, None, datagram, |_| ());
+            signal.wait_until("the datagram", || counters().packets_received == arrived);
+            counters().dropped_icrc
+        };
+        assert_eq!(send(&sealed(pair, IDENTIFICATION)), 0);
+        let mut damaged = sealed(pair, IDENTIFICATION);
+        damaged[20] ^= 1;
+        assert_eq!(send(&damaged), 1);
+        // Right for another identification, as if the network had changed that. Who does not see it
+        // cannot tell.
+        assert_eq!(send(&sealed(pair, IDENTIFICATION + 1)), wrong_ones);
+        assert_eq!(send(&sealed(pair, IDENTIFICATION)), wrong_ones);
+    }
 }
 
 #[test]

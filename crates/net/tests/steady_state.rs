@@ -6,8 +6,8 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use common::{Signal, StreamNode, address, config};
-use millstream_net::{Progress, ProgressConfig, Shared};
+use common::{PATIENCE, Signal, StreamNode, address, config, has_packet_sockets};
+use millstream_net::{Driver, Progress, ProgressConfig, Shared};
 
 struct Counting;
 
@@ -48,7 +48,7 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-fn run(segmentation_offload: bool) {
+fn run(driver: Driver, segmentation_offload: bool) {
     const WARM_UP: usize = 2_000;
     const MEASURED: usize = 50_000;
     let (here, there) = (address(), address());
@@ -60,11 +60,14 @@ fn run(segmentation_offload: bool) {
             WATCHED.set(true);
             notify(shared);
         };
-        let config = ProgressConfig { segmentation_offload, ..config(own) };
+        let config = ProgressConfig { driver, segmentation_offload, ..config(own) };
         // SAFETY: the memory of a `StreamNode` is never changed, and lives as long as the node.
         unsafe { Progress::start(config, node, hook) }.unwrap()
     };
     let (sender, receiver) = (run(here, there), run(there, here));
+    for (node, peer) in [(&sender, there), (&receiver, here)] {
+        assert!(node.shared().prepare(peer, PATIENCE));
+    }
     let send = |total| {
         sender.shared().lock().unwrap().total = total;
         signal.wait_until("all datagrams", || {
@@ -82,8 +85,13 @@ fn run(segmentation_offload: bool) {
 #[test]
 fn the_progress_threads_do_not_allocate() {
     // One after the other, as the count is global.
-    run(true);
-    run(false);
+    let packet = has_packet_sockets("the_progress_threads_do_not_allocate over packet sockets");
+    for driver in [Driver::Udp, Driver::Packet] {
+        if driver == Driver::Udp || packet {
+            run(driver, true);
+            run(driver, false);
+        }
+    }
     // Proof that the count works.
     WATCHED.set(true);
     COUNTING.store(true, Ordering::SeqCst);

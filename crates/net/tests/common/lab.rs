@@ -56,6 +56,27 @@ impl Namespace {
     }
 }
 
+/// Makes the kernel complete the checksums of what leaves by `wire`, and segment it, as for an
+/// interface that can do neither.
+fn disable_offload() {
+    /// From the kernel's `ethtool.h` and `sockios.h`.
+    const ETHTOOL_STXCSUM: u32 = 0x17;
+    const SIOCETHTOOL: libc::c_ulong = 0x8946;
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+    let mut value = [ETHTOOL_STXCSUM, 0];
+    // SAFETY: plain old data, of which zeros are a valid value; the request takes a name and a
+    // pointer to two words, which live during the call.
+    let result = unsafe {
+        let mut about: libc::ifreq = std::mem::zeroed();
+        for (to, from) in about.ifr_name.iter_mut().zip(b"wire") {
+            *to = *from as libc::c_char;
+        }
+        about.ifr_ifru.ifru_data = value.as_mut_ptr().cast();
+        libc::ioctl(std::os::fd::AsRawFd::as_raw_fd(&socket), SIOCETHTOOL as _, &raw mut about)
+    };
+    assert_eq!(result, 0, "{}", io::Error::last_os_error());
+}
+
 impl Drop for Namespace {
     fn drop(&mut self) {
         drop(self.jobs.take());
@@ -112,5 +133,12 @@ impl Lab {
             host.ip("link set wire up");
         }
         Some(Self { here, there })
+    }
+
+    /// What crosses the wire is as it would be on a real one: segmented, with all its checksums.
+    pub(crate) fn as_on_copper(&self) {
+        for place in [&self.here, &self.there] {
+            place.run(disable_offload);
+        }
     }
 }

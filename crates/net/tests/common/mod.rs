@@ -52,6 +52,9 @@ pub(crate) fn has_ipv6(test: &str) -> bool {
     has
 }
 
+/// Only to end a test that hangs.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Waits for rounds of progress threads.
 #[derive(Clone, Default)]
 pub(crate) struct Signal(Arc<(Mutex<u64>, Condvar)>);
@@ -70,8 +73,7 @@ impl Signal {
 
     /// Returns when `condition` holds, which is looked at after each round.
     pub(crate) fn wait_until(&self, what: &str, mut condition: impl FnMut() -> bool) {
-        // Only to end a test that hangs.
-        let end = SystemInstant::now() + Duration::from_secs(60);
+        let end = SystemInstant::now() + PATIENCE;
         let mut seen = *self.0.0.lock().unwrap();
         while !condition() {
             let left = end.saturating_duration_since(SystemInstant::now());
@@ -87,7 +89,7 @@ impl Signal {
 
 /// Returns when `condition` holds, of something that gives no signal.
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let end = SystemInstant::now() + Duration::from_secs(60);
+    let end = SystemInstant::now() + PATIENCE;
     while !condition() {
         assert!(SystemInstant::now() < end, "still waiting for: {what}");
         std::thread::sleep(Duration::from_millis(1));
