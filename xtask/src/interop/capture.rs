@@ -25,13 +25,17 @@ const PACKETS_MIN: u64 = 5000;
 /// Fails when tshark finds a RoCE packet that it takes for something else, or that is malformed.
 pub(super) fn dissected(path: &Path) -> Result<()> {
     let wrong = format!(
-        "udp.dstport == {ROCE_PORT} && (!infiniband || _ws.malformed || _ws.expert.severity >= \"Error\")"
+        "udp.dstport == {ROCE_PORT} && udp.length > {} && (!infiniband || _ws.malformed || _ws.expert.severity >= \"Error\")",
+        UdpHeader::LENGTH
     );
     let mut tshark = Command::new("tshark");
-    // Names are not resolved, and no configuration of the user's is read. RPC over RDMA is guessed
-    // from payloads, and then short ones count as malformed.
-    tshark.args(["-n", "-C", "Default", "--disable-protocol", "rpcordma", "-r"]);
-    tshark.arg(path).args(["-Y", &wrong]);
+    // Names are not resolved, and no configuration of the user's is read.
+    tshark.args(["-n", "-C", "Default", "-Y", &wrong]);
+    // Guessed from payloads, of which short ones then count as malformed.
+    for guess in ["rpcordma", "infiniband.eoib"] {
+        tshark.args(["--disable-protocol", guess]);
+    }
+    tshark.arg("-r").arg(path);
     let found = process::output(&mut tshark)?;
     if let Some(first) = found.lines().next() {
         bail!("tshark objects to {} packets, first: {first}", found.lines().count());
@@ -78,7 +82,8 @@ fn check(frame: &[u8]) -> Option<(Ipv4Addr, bool)> {
         return None;
     }
     let (header, payload) = UdpHeader::parse(datagram).ok()?;
-    if header.destination_port != ROCE_PORT {
+    // The packet driver has the kernel look for a neighbour by a datagram with nothing in it.
+    if header.destination_port != ROCE_PORT || payload.is_empty() {
         return None;
     }
     let Ipv4Header { source, destination, identification, flags, .. } = ip;

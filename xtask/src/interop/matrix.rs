@@ -24,6 +24,9 @@ const CASE_LIMIT: Duration = Duration::from_secs(150);
 /// For the guest's side, once ours is done.
 const CLOSING_LIMIT: Duration = Duration::from_secs(20);
 
+/// The drivers of our side.
+pub(super) const DRIVERS: [&str; 2] = ["udp", "packet"];
+
 /// One case, with one side as the requester.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Row {
@@ -33,7 +36,7 @@ pub(super) struct Row {
 }
 
 impl Row {
-    fn parse(line: &str) -> Option<Self> {
+    fn parse(driver: &str, line: &str) -> Option<Self> {
         let mut words = line.split('\t');
         let (role, case) = words.next().zip(words.next())?;
         let requester = match role {
@@ -41,15 +44,18 @@ impl Row {
             "responder" => "kernel's",
             _ => return None,
         };
-        Some(Self { line: format!("{role}\t{case}"), name: format!("udp, {requester}: {case}") })
+        Some(Self {
+            line: format!("{role}\t{case}"),
+            name: format!("{driver}, {requester}: {case}"),
+        })
     }
 }
 
-/// All the cases that `peer` has.
-pub(super) fn rows(peer: &Path) -> Result<Vec<Row>> {
-    let text = process::output(Command::new(peer).arg("list"))?;
+/// All the cases that `peer` has for a driver.
+pub(super) fn rows(peer: &Path, driver: &str) -> Result<Vec<Row>> {
+    let text = process::output(Command::new(peer).args(["list", driver]))?;
     text.lines()
-        .map(|line| Row::parse(line).with_context(|| format!("the peer lists {line:?}")))
+        .map(|line| Row::parse(driver, line).with_context(|| format!("the peer lists {line:?}")))
         .collect()
 }
 
@@ -58,6 +64,8 @@ pub(super) struct Field<'a> {
     pub(super) lab: &'a Lab,
     pub(super) guest: &'a mut Guest,
     pub(super) relay: &'a Relay,
+    /// Of our side.
+    pub(super) driver: &'a str,
     /// The folder for what both sides print.
     pub(super) logs: &'a Path,
 }
@@ -72,13 +80,17 @@ pub(super) fn run(
     if rows.is_empty() {
         return Ok(());
     }
-    let Field { lab, guest, relay, logs } = field;
-    let stem = logs.join("matrix");
+    let Field { lab, guest, relay, driver, logs } = field;
+    let stem = logs.join(format!("cases-{driver}"));
     let wanted = lab.scratch().join("rows");
     fs::write(&wanted, rows.iter().map(|row| format!("{}\n", row.line)).collect::<String>())?;
     let log = stem.with_extension("ours.log");
     let mut command = lab.command(peer);
-    command.args(["lead", OURS, "--relay"]).arg(relay.control()).arg("--rows").arg(&wanted);
+    command
+        .args(["lead", OURS, "--driver", driver, "--relay"])
+        .arg(relay.control())
+        .arg("--rows")
+        .arg(&wanted);
     command.stdout(Stdio::piped()).stderr(File::create(&log)?);
     let mut ours = Process(command.spawn().context("cannot start the peer")?);
     let output = ours.0.stdout.take().context("the peer has no output")?;
@@ -93,7 +105,8 @@ pub(super) fn run(
 
     let mut left = rows.iter();
     while let Ok(line) = lines.recv_timeout(CASE_LIMIT) {
-        let Some((row, found)) = Row::parse(&line).and_then(|row| Some((row, judge(&line)?)))
+        let Some((row, found)) =
+            Row::parse(driver, &line).and_then(|row| Some((row, judge(&line)?)))
         else {
             eprintln!("xtask: the peer says {line:?}");
             continue;
@@ -145,9 +158,9 @@ mod tests {
     #[test]
     fn the_peers_lines_become_rows() {
         let line = "requester\tSEND, 16 MiB\tfailed\t1500\tno completion";
-        let row = Row::parse(line).unwrap();
+        let row = Row::parse("udp", line).unwrap();
         assert_eq!(row.name, "udp, ours: SEND, 16 MiB");
-        assert_eq!(row, Row::parse("requester\tSEND, 16 MiB\trelay").unwrap());
+        assert_eq!(row, Row::parse("udp", "requester\tSEND, 16 MiB").unwrap());
         let failed = Outcome::Failed("no completion".to_owned());
         assert_eq!(judge(line), Some((failed, Duration::from_millis(1500))));
         assert_eq!(
@@ -155,7 +168,7 @@ mod tests {
             Some((Outcome::Passed, Duration::from_millis(7)))
         );
         for wrong in ["", "thread panicked", "nobody\tREAD\tpassed\t7\t"] {
-            assert_eq!(Row::parse(wrong), None);
+            assert_eq!(Row::parse("udp", wrong), None);
         }
         assert_eq!(judge("requester\tREAD\tunknown\t7\t"), None);
     }

@@ -82,28 +82,40 @@ struct Report {
 }
 
 /// A verdict on the packets of the matrix.
-type Referee = (&'static str, fn(&Path) -> Result<()>);
+type Referee = fn(&Path) -> Result<()>;
 
-const REFEREES: &[Referee] = &[
-    ("udp, capture: tshark dissects every packet", capture::dissected),
-    ("udp, capture: the ICRC of every packet is right", capture::icrc),
+const REFEREES: [(&str, Referee); 2] = [
+    ("capture: tshark dissects every packet", capture::dissected),
+    ("capture: the ICRC of every packet is right", capture::icrc),
 ];
 
 /// What is to be run.
 struct Rows {
     conversations: Vec<&'static Row>,
-    matrix: Vec<matrix::Row>,
-    referees: Vec<&'static Referee>,
+    matrix: Vec<Cases>,
+}
+
+/// The cases of one of our drivers.
+struct Cases {
+    driver: &'static str,
+    rows: Vec<matrix::Row>,
+    referees: Vec<(String, Referee)>,
 }
 
 impl Rows {
     /// Those whose names contain `text`.
     fn choose(text: &str, peer: &Path) -> Result<Self> {
         let wanted = |name: &str| name.contains(text);
+        let cases = |driver| {
+            let mut rows = matrix::rows(peer, driver)?;
+            rows.retain(|row| wanted(&row.name));
+            let referees = REFEREES.map(|(what, judge)| (format!("{driver}, {what}"), judge));
+            let referees = referees.into_iter().filter(|(name, _)| wanted(name)).collect();
+            Ok(Cases { driver, rows, referees })
+        };
         let rows = Self {
             conversations: row::ROWS.iter().filter(|row| wanted(row.name)).collect(),
-            matrix: matrix::rows(peer)?.into_iter().filter(|row| wanted(&row.name)).collect(),
-            referees: REFEREES.iter().filter(|row| wanted(row.0)).collect(),
+            matrix: matrix::DRIVERS.into_iter().map(cases).collect::<Result<_>>()?,
         };
         if rows.names().next().is_none() {
             bail!("no row's name contains {text:?}");
@@ -113,8 +125,14 @@ impl Rows {
 
     fn names(&self) -> impl Iterator<Item = &str> {
         let conversations = self.conversations.iter().map(|row| row.name);
-        let matrix = self.matrix.iter().map(|row| row.name.as_str());
-        conversations.chain(matrix).chain(self.referees.iter().map(|row| row.0))
+        conversations.chain(self.matrix.iter().flat_map(Cases::names))
+    }
+}
+
+impl Cases {
+    fn names(&self) -> impl Iterator<Item = &str> {
+        let rows = self.rows.iter().map(|row| row.name.as_str());
+        rows.chain(self.referees.iter().map(|(name, _)| name.as_str()))
     }
 }
 
@@ -128,8 +146,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let reports = match obstacle() {
         None => run_rows(options)?,
         Some(reason) => {
-            let referees = REFEREES.iter().map(|row| row.0);
-            let names = row::ROWS.iter().map(|row| row.name).chain([MATRIX]).chain(referees);
+            let names = row::ROWS.iter().map(|row| row.name).chain([MATRIX]);
             let skipped = |name: &str| Report {
                 name: name.to_owned(),
                 outcome: Outcome::Skipped(reason.clone()),
@@ -185,13 +202,16 @@ fn run_rows(options: &Options) -> Result<Vec<Report>> {
             }));
         }
     }
-    let capture = logs.join("matrix.pcap");
-    relay.command(&format!("capture {}", capture.display()))?;
-    let field = Field { lab: &lab, guest: &mut guest, relay: &relay, logs: &logs };
-    matrix::run(field, &peer, &rows.matrix, &mut report)?;
-    relay.command("capture-end")?;
-    for (name, judge) in &rows.referees {
-        report(attempt(name, &logs, |_| judge(&capture)));
+    for cases in &rows.matrix {
+        let driver = cases.driver;
+        let capture = logs.join(format!("cases-{driver}.pcap"));
+        relay.command(&format!("capture {}", capture.display()))?;
+        let field = Field { lab: &lab, guest: &mut guest, relay: &relay, driver, logs: &logs };
+        matrix::run(field, &peer, &cases.rows, &mut report)?;
+        relay.command("capture-end")?;
+        for (name, judge) in &cases.referees {
+            report(attempt(name, &logs, |_| judge(&capture)));
+        }
     }
     if reports.iter().any(|report| matches!(report.outcome, Outcome::Failed(_))) {
         eprintln!("xtask: what both sides printed, and the packets: {}", logs.display());

@@ -60,6 +60,8 @@ pub(super) const ROWS: &[Row] = &[
     test("kernel swaps our counter", Side::Client, "atomic --op=compare-swap"),
     test("WRITE with immediate, to and fro", Side::Server, "write-bw --latency --iters=200"),
     test("four queue pairs", Side::Client, "write-bw --qps=4 --size=3000 --iters=100 --mtu=256"),
+    test("our atomics at the kernel", Side::Server, "atomic --qps=4 --iters=300"),
+    test("the kernel's atomics here", Side::Client, "atomic --qps=4 --iters=300"),
     Row { name: "kernel as device, verbs suite", talk: Talk::Suite },
     Row { name: "kernel as device, files to and fro", talk: Talk::Files(Node::Same) },
     Row { name: "files into kernel's device and back", talk: Talk::Files(Node::Guest) },

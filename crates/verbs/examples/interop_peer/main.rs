@@ -7,8 +7,8 @@
 //! `--rows` names a file with the cases to run, in the words of `list`: a role, a tab, a name.
 //!
 //! ```text
-//! interop_peer list
-//! interop_peer lead LISTEN_ADDRESS [--relay SOCKET] [--rows FILE]
+//! interop_peer list DRIVER
+//! interop_peer lead LISTEN_ADDRESS [--driver DRIVER] [--relay SOCKET] [--rows FILE]
 //! interop_peer join LEADER_ADDRESS [--device NAME]
 //! ```
 
@@ -23,7 +23,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use millstream_verbs::{Device, IbverbsConfig, SoftConfig};
+use millstream_verbs::{Device, Driver, IbverbsConfig, IcrcCheck, SoftConfig};
 
 use peer::Outcome;
 
@@ -45,29 +45,35 @@ fn main() -> ExitCode {
 fn run(arguments: &[String]) -> Result<()> {
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match words.as_slice() {
-        ["list"] => {
-            for entry in peer::entries() {
-                let needs = if entry.needs_relay { "relay" } else { "" };
-                println!("{}\t{}\t{needs}", entry.role, entry.name);
+        ["list", driver] => {
+            let driver: Driver = driver.parse()?;
+            for entry in peer::entries().iter().filter(|entry| entry.runs_with(driver, true)) {
+                println!("{}\t{}", entry.role, entry.name);
             }
             Ok(())
         }
         ["lead", address, options @ ..] => lead(address.parse()?, options),
         ["join", leader, options @ ..] => join(leader.parse()?, options),
-        _ => bail!("usage: interop_peer list | lead ADDRESS | join ADDRESS"),
+        _ => bail!("usage: interop_peer list DRIVER | lead ADDRESS | join ADDRESS"),
     }
 }
 
 fn lead(address: IpAddr, options: &[&str]) -> Result<()> {
-    let (mut relay, mut rows) = (None, None);
+    let (mut driver, mut relay, mut rows) = (Driver::Udp, None, None);
     for option in options.chunks(2) {
         match option {
+            ["--driver", name] => driver = name.parse()?,
             ["--relay", path] => relay = Some(Path::new(*path)),
             ["--rows", path] => rows = Some(fs::read_to_string(path)?),
             other => bail!("lead has no option {other:?}"),
         }
     }
-    let device = Device::open_soft(&SoftConfig::new(address))?;
+    let mut config = SoftConfig { driver, ..SoftConfig::new(address) };
+    if driver == Driver::Packet {
+        // It sees what the ICRC covers.
+        config.icrc = IcrcCheck::Exact;
+    }
+    let device = Device::open_soft(&config)?;
     let listener = TcpListener::bind((address, PORT)).context("cannot listen")?;
     let (stream, _) = listener.accept()?;
     let wanted = |name: &str, role| {

@@ -5,9 +5,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use millstream_verbs::{
-    Access, Completion, CompletionQueue, Device, Mtu, Piece, ProtectionDomain, Psn, Qpn, QueuePair,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairState, ReceiveRequest, ScatterGather,
-    SendRequest,
+    Access, Completion, CompletionQueue, DatagramDestination, Device, Mtu, Piece, ProtectionDomain,
+    Psn, Qpn, QueuePair, QueuePairAttributes, QueuePairCapabilities, QueuePairOptions,
+    QueuePairState, ReceiveRequest, ScatterGather, SendRequest, SharedReceiveQueue, Transport,
 };
 
 use super::arena::Arena;
@@ -22,8 +22,10 @@ const GLANCE: Duration = Duration::from_millis(100);
 /// Requests in each queue.
 pub(crate) const DEPTH: usize = 128;
 
-pub(crate) const ALL_ACCESS: Access =
-    Access::LOCAL_WRITE.union(Access::REMOTE_WRITE).union(Access::REMOTE_READ);
+pub(crate) const ALL_ACCESS: Access = Access::LOCAL_WRITE
+    .union(Access::REMOTE_WRITE)
+    .union(Access::REMOTE_READ)
+    .union(Access::REMOTE_ATOMIC);
 
 /// What a case connects its queue pairs with. Where the two sides differ, it says so.
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +40,11 @@ pub(crate) struct Settings {
     pub(crate) pair_access: Access,
     /// What the responder's memory lets the requester do.
     pub(crate) region_access: Access,
-    /// READs at a time.
+    /// READs and atomic operations at a time.
     pub(crate) reads: u8,
+    pub(crate) transport: Transport,
+    /// Whether receives come from a shared queue.
+    pub(crate) shared_receives: bool,
     /// Bytes of each side's source and of its target.
     pub(crate) arena: usize,
 }
@@ -55,10 +60,14 @@ impl Settings {
         pair_access: ALL_ACCESS,
         region_access: ALL_ACCESS,
         reads: 16,
+        transport: Transport::ReliableConnection,
+        shared_receives: false,
         arena: 64 << 10,
     };
 }
 
+/// Of both sides, for datagrams.
+const QUEUE_KEY: u32 = 0x1234_5678;
 /// 0.64 ms.
 const RNR_TIMER: u8 = 12;
 /// The seeds of the letters in the sources of the requester and of the responder.
@@ -81,6 +90,7 @@ pub(crate) struct Remote {
 pub(crate) struct Link<'a> {
     // Dropped from the top: the queue pair before its memory.
     pub(crate) pair: Option<QueuePair>,
+    shared_receives: Option<SharedReceiveQueue>,
     completions: CompletionQueue,
     /// Polled, and not asked for yet.
     ready: Vec<Completion>,
@@ -106,7 +116,16 @@ impl<'a> Link<'a> {
         let domain = device.allocate_protection_domain();
         let completions = device.create_completion_queue(2 * DEPTH)?;
         let capabilities = QueuePairCapabilities::new(DEPTH, DEPTH);
-        let pair = domain.create_queue_pair(&completions, &completions, capabilities)?;
+        let shared_receives = match settings.shared_receives {
+            true => Some(domain.create_shared_receive_queue(DEPTH)?),
+            false => None,
+        };
+        let options = QueuePairOptions {
+            transport: settings.transport,
+            shared_receives: shared_receives.as_ref(),
+            ..QueuePairOptions::new(&completions, capabilities)
+        };
+        let pair = domain.create_queue_pair_with(&options)?;
         let arena = make_arena(&domain, role, &settings)?;
         let ours = format!(
             "{} {:x} {:x} {:x} {:x} {:x}",
@@ -122,6 +141,7 @@ impl<'a> Link<'a> {
         let limit = device.path_mtu(remote.address)?;
         let link = Self {
             pair: Some(pair),
+            shared_receives,
             completions,
             ready: Vec::new(),
             arena,
@@ -141,33 +161,59 @@ impl<'a> Link<'a> {
     }
 
     fn bring_up(&self) -> Result<()> {
-        let settings = &self.settings;
         let pair = self.pair()?;
-        pair.modify(&QueuePairAttributes {
-            state: Some(QueuePairState::Initialized),
-            access: Some(settings.pair_access),
-            ..QueuePairAttributes::default()
-        })?;
-        pair.modify(&QueuePairAttributes {
-            state: Some(QueuePairState::ReadyToReceive),
-            remote_address: Some(self.remote.address),
-            path_mtu: Some(settings.path_mtu),
-            destination_qpn: Some(self.remote.number),
-            receive_psn: Some(settings.first_psn),
-            responder_resources: Some(settings.reads),
-            minimum_rnr_timer: Some(RNR_TIMER),
-            ..QueuePairAttributes::default()
-        })?;
-        pair.modify(&QueuePairAttributes {
-            state: Some(QueuePairState::ReadyToSend),
-            send_psn: Some(settings.first_psn),
-            timeout: Some(settings.timeout),
-            retry_count: Some(settings.retry_count),
-            rnr_retry: Some(settings.rnr_retry),
-            initiator_depth: Some(settings.reads),
-            ..QueuePairAttributes::default()
-        })?;
+        let transitions = match self.settings.transport {
+            Transport::ReliableConnection => self.for_connection(),
+            Transport::UnreliableDatagram => self.for_datagrams(),
+        };
+        let states = [
+            QueuePairState::Initialized,
+            QueuePairState::ReadyToReceive,
+            QueuePairState::ReadyToSend,
+        ];
+        for (state, attributes) in states.into_iter().zip(transitions) {
+            pair.modify(&QueuePairAttributes { state: Some(state), ..attributes })?;
+        }
         Ok(())
+    }
+
+    /// What each of the three transitions needs.
+    fn for_connection(&self) -> [QueuePairAttributes; 3] {
+        let settings = &self.settings;
+        [
+            QueuePairAttributes {
+                access: Some(settings.pair_access),
+                ..QueuePairAttributes::default()
+            },
+            QueuePairAttributes {
+                remote_address: Some(self.remote.address),
+                path_mtu: Some(settings.path_mtu),
+                destination_qpn: Some(self.remote.number),
+                receive_psn: Some(settings.first_psn),
+                responder_resources: Some(settings.reads),
+                minimum_rnr_timer: Some(RNR_TIMER),
+                ..QueuePairAttributes::default()
+            },
+            QueuePairAttributes {
+                send_psn: Some(settings.first_psn),
+                timeout: Some(settings.timeout),
+                retry_count: Some(settings.retry_count),
+                rnr_retry: Some(settings.rnr_retry),
+                initiator_depth: Some(settings.reads),
+                ..QueuePairAttributes::default()
+            },
+        ]
+    }
+
+    fn for_datagrams(&self) -> [QueuePairAttributes; 3] {
+        [
+            QueuePairAttributes { queue_key: Some(QUEUE_KEY), ..QueuePairAttributes::default() },
+            QueuePairAttributes::default(),
+            QueuePairAttributes {
+                send_psn: Some(self.settings.first_psn),
+                ..QueuePairAttributes::default()
+            },
+        ]
     }
 
     pub(crate) fn pair(&self) -> Result<&QueuePair> {
@@ -191,14 +237,24 @@ impl<'a> Link<'a> {
     }
 
     pub(crate) fn post_send(&self, request: SendRequest) -> Result<()> {
+        let datagram = (self.settings.transport == Transport::UnreliableDatagram).then_some(
+            DatagramDestination {
+                address: self.remote.address,
+                qpn: self.remote.number,
+                queue_key: QUEUE_KEY,
+            },
+        );
+        let request = SendRequest { datagram, ..request };
         self.pair()?.post_send(&[request]).map_err(|(_, error)| anyhow!(error).context("post_send"))
     }
 
     pub(crate) fn post_receive(&self, id: u64, pieces: ScatterGather) -> Result<()> {
-        let request = ReceiveRequest { id, pieces };
-        self.pair()?
-            .post_receive(&[request])
-            .map_err(|(_, error)| anyhow!(error).context("post_receive"))
+        let request = [ReceiveRequest { id, pieces }];
+        let posted = match &self.shared_receives {
+            Some(queue) => queue.post_receive(&request),
+            None => self.pair()?.post_receive(&request),
+        };
+        posted.map_err(|(_, error)| anyhow!(error).context("post_receive"))
     }
 
     /// The next completion. Fails when the peer has given up, or when none comes.

@@ -15,7 +15,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use millstream_verbs::Device;
+use millstream_verbs::{Device, Driver};
 
 use self::cases::Case;
 use self::control::Control;
@@ -74,15 +74,24 @@ pub(crate) struct Entry {
     pub(crate) name: String,
     /// The leader's.
     pub(crate) role: Role,
-    /// Whether it can be run only with a relay on the link.
-    pub(crate) needs_relay: bool,
+    needs_relay: bool,
+    needs_whole_icrc: bool,
+}
+
+impl Entry {
+    /// Whether the leader can run it on a device with this driver, with or without a relay on the
+    /// link.
+    pub(crate) fn runs_with(&self, driver: Driver, relay: bool) -> bool {
+        (driver == Driver::Packet || !self.needs_whole_icrc) && (relay || !self.needs_relay)
+    }
 }
 
 /// What [`lead`] can run, in its order.
 pub(crate) fn entries() -> Vec<Entry> {
     let entry = |case: &Case, role| {
         let needs_relay = case.faults.is_some();
-        Entry { name: case.name.clone(), role, needs_relay }
+        let needs_whole_icrc = case.whole_icrc;
+        Entry { name: case.name.clone(), role, needs_relay, needs_whole_icrc }
     };
     let cases = cases::all();
     cases.iter().flat_map(|case| ROLES.map(|role| entry(case, role))).collect()
@@ -114,8 +123,14 @@ pub(crate) fn lead(
                 }
             }
             let start = Instant::now();
+            let dropped = device.counters().dropped_icrc;
             let ours = conduct(&case, role, device, &mut control, relay.as_mut());
             let theirs = control.end(&describe(&ours))?;
+            let dropped = device.counters().dropped_icrc - dropped;
+            let ours = ours.and_then(|()| match case.faults {
+                None if dropped > 0 => bail!("{dropped} packets of the peer had a wrong ICRC"),
+                _ => Ok(()),
+            });
             let ours = match (relay.as_mut(), case.faults) {
                 (Some(relay), Some(faults)) => {
                     let counters = relay.command("counters")?;

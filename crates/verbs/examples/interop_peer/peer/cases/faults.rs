@@ -16,6 +16,7 @@ pub(crate) fn cases() -> Vec<Case> {
     let long = |kind| transfer::layout([Message::new(kind, 2 << 20)]);
     let both = transfer::mixture(23, 200, 20_000);
     let arena = 2 * transfer::extent(&both);
+    let corrupted = mixture(25);
     let dying = Settings { retry_count: 2, ..settings };
     vec![
         Case::transfer("all kinds, 1 % lost", settings, mixture(21))
@@ -40,8 +41,26 @@ pub(crate) fn cases() -> Vec<Case> {
             mixture(24),
         )
         .with("corrupt 20 to-guest seed 7", &["corrupted"]),
+        Case {
+            whole_icrc: true,
+            ..Case::new(
+                "all kinds, 2 % of payloads corrupted from the kernel",
+                Settings { arena: transfer::extent(&corrupted), ..settings },
+                move |link| noticed(link, &corrupted),
+            )
+        }
+        .with("corrupt 20 from-guest seed 8", &["corrupted"]),
         Case::new("every ICRC wrong", dying, nothing_arrives).with("wrong-icrc", &["corrupted"]),
     ]
+}
+
+/// What is corrupted is counted by who sees the whole ICRC, and sent again.
+fn noticed(link: &mut Link<'_>, messages: &[Message]) -> Result<()> {
+    let before = link.device.counters().dropped_icrc;
+    transfer::one_way(link, messages)?;
+    let dropped = link.device.counters().dropped_icrc - before;
+    ensure!(link.relay.is_none() || dropped > 0, "no packet was dropped for its ICRC");
+    Ok(())
 }
 
 /// The counter-proof to every other case: what has no right ICRC does nothing.

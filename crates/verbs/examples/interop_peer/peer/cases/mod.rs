@@ -1,5 +1,7 @@
 //! The table of cases.
 
+mod atomics;
+mod datagrams;
 mod death;
 mod faults;
 mod receiver;
@@ -21,6 +23,8 @@ pub(crate) struct Case {
     pub(crate) settings: Settings,
     /// What befalls packets. Without a relay the case cannot be run.
     pub(crate) faults: Option<Faults>,
+    /// Whether the leader's device must check the whole ICRC.
+    pub(crate) whole_icrc: bool,
     pub(crate) run: Run,
 }
 
@@ -38,7 +42,7 @@ impl Case {
         settings: Settings,
         run: impl Fn(&mut Link<'_>) -> Result<()> + 'static,
     ) -> Self {
-        Self { name: name.into(), settings, faults: None, run: Box::new(run) }
+        Self { name: name.into(), settings, faults: None, whole_icrc: false, run: Box::new(run) }
     }
 
     /// Moves these messages; the memory is as large as they need.
@@ -63,6 +67,8 @@ pub(crate) fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     cases.extend(sizes());
     cases.extend(kinds());
+    cases.extend(atomics::cases());
+    cases.extend(datagrams::cases());
     cases.extend(receiver::cases());
     cases.extend(refusals::cases());
     cases.extend(death::cases());
@@ -141,6 +147,9 @@ fn kinds() -> Vec<Case> {
         let messages = transfer::layout(across(kind));
         cases.push(Case::transfer(format!("PSN wrap amid {word}"), later, messages));
     }
+    let shared = Settings { shared_receives: true, ..settings };
+    let from_shared = transfer::mixture(12, 200, 20_000);
+    cases.push(Case::transfer("all kinds, shared receive queue", shared, from_shared));
     let both = transfer::mixture(11, 200, 20_000);
     let arena = 2 * transfer::extent(&both);
     cases.push(Case::new(
