@@ -8,10 +8,9 @@ use clap::Args;
 use millstream_net::address;
 use millstream_net::udp::{SocketConfig, UdpSocket};
 use millstream_topology::{Gpu, Interface, PciPath, RdmaDevice, Topology};
-use millstream_verbs::{Device, Mtu};
+use millstream_verbs::{Device, Driver, Mtu, SoftConfig};
 use serde::Serialize;
 
-use crate::address::ROCE_PORT;
 use crate::output::{self, line};
 use crate::units;
 
@@ -98,9 +97,15 @@ struct InterfaceReport {
 struct SoftReport {
     name: String,
     address: IpAddr,
-    driver: &'static str,
     /// The kernel cuts what we send, and joins what we receive.
     segmentation_offload: bool,
+    /// The one that is used unless another is asked for comes first.
+    drivers: Vec<DriverReport>,
+}
+
+#[derive(Serialize)]
+struct DriverReport {
+    name: &'static str,
     usable: bool,
     /// Why not, if so.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -212,26 +217,26 @@ fn interface(interface: &Interface, addresses: &[(String, IpAddr)]) -> Interface
     }
 }
 
-/// Tries to open a socket as a soft device does: on any free port for what the kernel can do, and
-/// for a moment on that of RoCE, which another process may have, or the kernel's own RoCE.
+/// Tries what a soft device on this address would do. For a moment it has the port of RoCE, which
+/// another process may have, or the kernel's own RoCE.
 fn soft_device(address: IpAddr) -> SoftReport {
-    let open = |port| {
-        UdpSocket::open(&SocketConfig {
-            address,
-            port,
-            segmentation_offload: true,
-            buffer_length: SocketConfig::DEFAULT_BUFFER_LENGTH,
-        })
+    let driver = |driver: Driver| {
+        let config = SoftConfig { driver, ..SoftConfig::new(address) };
+        let problem = Device::open_soft(&config).err().map(|error| error.to_string());
+        DriverReport { name: driver.name(), usable: problem.is_none(), problem }
     };
-    let segmentation_offload = open(0).is_ok_and(|socket| socket.info().segmentation);
-    let problem = open(ROCE_PORT).err().map(|error| error.to_string());
+    // On any free port.
+    let socket = UdpSocket::open(&SocketConfig {
+        address,
+        port: 0,
+        segmentation_offload: true,
+        buffer_length: SocketConfig::DEFAULT_BUFFER_LENGTH,
+    });
     SoftReport {
         name: format!("soft-{address}"),
         address,
-        driver: "udp",
-        segmentation_offload,
-        usable: problem.is_none(),
-        problem,
+        segmentation_offload: socket.is_ok_and(|socket| socket.info().segmentation),
+        drivers: [Driver::Udp, Driver::Packet].map(driver).into(),
     }
 }
 
@@ -348,12 +353,17 @@ impl InterfaceReport {
         let node = at_node(self.numa_node);
         lines.push(format!("  {}: {state}, {mtu}{speed}{node}", self.name));
         for soft in &self.soft_devices {
-            let how = match (&soft.problem, soft.segmentation_offload) {
-                (Some(problem), _) => format!("not usable: {problem}"),
-                (None, true) => format!("driver {}, with segmentation offload", soft.driver),
-                (None, false) => format!("driver {}, without segmentation offload", soft.driver),
-            };
-            lines.push(format!("    --device {}: {how}", soft.name));
+            let offload = if soft.segmentation_offload { "with" } else { "without" };
+            lines.push(format!("    --device {}: {offload} segmentation offload", soft.name));
+            for driver in &soft.drivers {
+                let default =
+                    if driver.name == Driver::default().name() { " (default)" } else { "" };
+                let how = match &driver.problem {
+                    Some(problem) => format!("not usable: {problem}"),
+                    None => "usable".to_owned(),
+                };
+                lines.push(format!("      --driver {}{default}: {how}", driver.name));
+            }
         }
     }
 }

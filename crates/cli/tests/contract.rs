@@ -115,6 +115,8 @@ fn bad_usage_is_told_in_one_sentence() {
         (vec!["rdma", "pingpong", "--device=soft-mlx5_0"], "soft-127.0.0.2"),
         (vec!["rdma", "pingpong", "--device=soft-127.0.0.1", "--gid-index=1"], "--bind"),
         (vec!["rdma", "write-bw", "--device=mlx5_0", "--no-segmentation-offload"], "mlx5_0"),
+        (vec!["rdma", "write-bw", "--device=mlx5_0", "--driver=udp"], "mlx5_0"),
+        (vec!["rdma", "write-bw", "--driver=raw"], "udp or packet"),
         (vec!["rdma", "write-bw", "--size=0"], "--size 0"),
         (vec!["rdma", "write-bw", "--size=2GiB"], "--size"),
         (vec!["rdma", "write-bw", "--size=2", "--all"], "--all"),

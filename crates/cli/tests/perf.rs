@@ -5,7 +5,7 @@ mod common;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 
-use common::{Output, Running, address, eventually, millstream, run};
+use common::{Output, Running, address, eventually, millstream, run, skip};
 use serde_json::Value;
 
 const PORT: &str = "18515";
@@ -193,6 +193,19 @@ fn threads_that_look_for_work_all_the_time_do_the_same() {
     let arguments = ["--busy-poll", "--latency", "--iters=20"];
     for object in both_json("write-bw", &arguments) {
         assert_eq!(object["results"][0]["checked_bytes"], 4, "2 bytes on each side");
+    }
+}
+
+#[test]
+fn the_packet_driver_works_or_says_what_it_needs() {
+    let [server, client] = both("write-bw", &["--driver=packet", "--iters=50", "--json"]);
+    if !server.status.success() {
+        assert!(server.failure(1).contains("CAP_NET_RAW"), "{}", server.stderr);
+        return skip("packet sockets need CAP_NET_RAW");
+    }
+    for object in [server.json(), client.success().json()] {
+        assert_eq!((&object["driver"], &object["provider"]), (&"packet".into(), &"soft".into()));
+        assert_eq!(object["results"][0]["checked_bytes"], 65536);
     }
 }
 

@@ -20,8 +20,13 @@ fn this_machine_has_loopback_and_the_soft_provider() {
     assert_eq!((&loopback["mtu"], &loopback["path_mtu"]), (&65536.into(), &4096.into()));
     let devices = loopback["soft_devices"].as_array().unwrap();
     let device = devices.iter().find(|it| it["name"] == "soft-127.0.0.1").unwrap();
-    assert_eq!(device["driver"], "udp");
-    assert!(device["usable"].is_boolean(), "another process may have it");
+    assert!(device["segmentation_offload"].is_boolean());
+    for (driver, name) in device["drivers"].as_array().unwrap().iter().zip(["udp", "packet"]) {
+        assert_eq!(driver["name"], name);
+        // Another process may have the port.
+        let usable = driver["usable"].as_bool().unwrap();
+        assert_eq!(driver.get("problem").is_none(), usable, "{driver}");
+    }
     let text = run(&["topology"]).success().stdout;
     assert!(text.contains("\n    --device soft-127.0.0.1: "), "{text}");
 }
@@ -37,8 +42,10 @@ fn an_address_in_use_is_told() {
     let interfaces = object["interfaces"].as_array().unwrap();
     let loopback = interfaces.iter().find(|it| it["name"] == "lo").expect("lo");
     let device = &loopback["soft_devices"][0];
-    assert_eq!((&device["name"], &device["usable"]), (&"soft-127.0.0.1".into(), &false.into()));
-    assert!(device["problem"].as_str().unwrap().contains("UDP port 4791"), "{device}");
+    assert_eq!(device["name"], "soft-127.0.0.1");
+    let udp = &device["drivers"][0];
+    assert_eq!((&udp["name"], &udp["usable"]), (&"udp".into(), &false.into()));
+    assert!(udp["problem"].as_str().unwrap().contains("UDP port 4791"), "{device}");
 }
 
 #[test]

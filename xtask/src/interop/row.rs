@@ -46,6 +46,8 @@ pub(super) const ROWS: &[Row] = &[
         "--size=30000 --iters=50 --mtu=512",
         "--rx-depth=2",
     ),
+    packet("kernel sends to us, packet driver", Side::Client, "--size=100000 --iters=50"),
+    packet("we send to kernel, packet driver", Side::Server, "--size=100000 --iters=50"),
     datagrams("kernel sends datagrams to us", Side::Client, "--size=1000 --iters=200"),
     datagrams("we send datagrams to kernel", Side::Server, "--size=1024 --iters=200"),
     test("we WRITE to kernel, all sizes", Side::Server, "write-bw --all --iters=3"),
@@ -74,7 +76,12 @@ const fn pingpong(
     options: &'static str,
     theirs: &'static str,
 ) -> Row {
-    Row { name, talk: Talk::Pingpong { kernel, options, theirs } }
+    Row { name, talk: Talk::Pingpong { kernel, options, theirs, driver: "udp" } }
+}
+
+/// Our side over packet sockets.
+const fn packet(name: &'static str, kernel: Side, options: &'static str) -> Row {
+    Row { name, talk: Talk::Pingpong { kernel, options, theirs: "", driver: "packet" } }
 }
 
 const fn datagrams(name: &'static str, kernel: Side, options: &'static str) -> Row {
@@ -96,8 +103,8 @@ enum Talk {
     /// stack.
     Itself { options: &'static str },
     /// `ibv_rc_pingpong` in the guest and ours here. `options` go to both, `theirs` to the
-    /// original only.
-    Pingpong { kernel: Side, options: &'static str, theirs: &'static str },
+    /// original only; ours uses `driver`.
+    Pingpong { kernel: Side, options: &'static str, theirs: &'static str, driver: &'static str },
     /// `ibv_ud_pingpong` in the guest and ours here, with the same options.
     Datagrams { kernel: Side, options: &'static str },
     /// A test of ours on both sides: there on the kernel's device, here on a soft one.
@@ -138,9 +145,10 @@ impl Row {
             }
             Talk::Suite => device::run(guest, suite, stem),
             Talk::Files(node) => files::run(lab, guest, ours, stem, node),
-            Talk::Pingpong { kernel, options, theirs } => {
+            Talk::Pingpong { kernel, options, theirs, driver } => {
                 let theirs = format!("{original} {options} {theirs}");
-                self.talk(lab, guest, ours, stem, kernel, &theirs, &format!("pingpong {options}"))
+                let words = format!("pingpong {options} --driver {driver}");
+                self.talk(lab, guest, ours, stem, kernel, &theirs, &words)
             }
             Talk::Datagrams { kernel, options } => {
                 let theirs = format!("ibv_ud_pingpong {device} {options}");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::Context;
 use clap::Args;
-use millstream_verbs::{Device, IbverbsConfig, SoftConfig};
+use millstream_verbs::{Device, Driver, IbverbsConfig, SoftConfig};
 
 use crate::address;
 use crate::failure::usage;
@@ -23,6 +23,10 @@ pub(super) struct Choice {
     /// Local address of a soft device [default: one that leads to the peer]
     #[arg(long, value_name = "IP")]
     bind: Option<IpAddr>,
+    /// How a soft device sends: udp, which needs no privileges, or packet, which needs CAP_NET_RAW
+    /// and checks the whole invariant CRC [default: udp]
+    #[arg(long, value_name = "DRIVER")]
+    driver: Option<Driver>,
     /// Entry of the GID table of one of the system's devices [default: MC_GID_INDEX, or the best of
     /// RoCE v2]
     #[arg(short = 'x', long, value_name = "INDEX")]
@@ -48,6 +52,7 @@ enum Kind {
     /// A soft device on this address, or on one that leads to the peer.
     Soft {
         address: Option<IpAddr>,
+        driver: Driver,
         segmentation_offload: bool,
     },
     System(IbverbsConfig),
@@ -68,10 +73,15 @@ impl Choice {
                 )));
             }
             Some((name, None)) => {
-                if self.no_segmentation_offload {
-                    return Err(usage(format!(
-                        "--no-segmentation-offload is for soft devices, and {name} is not one"
-                    )));
+                for (option, given) in [
+                    ("--no-segmentation-offload", self.no_segmentation_offload),
+                    ("--driver", self.driver.is_some()),
+                ] {
+                    if given {
+                        return Err(usage(format!(
+                            "{option} is for soft devices, and {name} is not one"
+                        )));
+                    }
                 }
                 let default = IbverbsConfig::from_environment()?;
                 Kind::System(IbverbsConfig {
@@ -88,7 +98,8 @@ impl Choice {
                 }
                 let address = soft.and_then(|(_, address)| address).or(self.bind);
                 let segmentation_offload = !self.no_segmentation_offload;
-                Kind::Soft { address, segmentation_offload }
+                let driver = self.driver.unwrap_or_default();
+                Kind::Soft { address, driver, segmentation_offload }
             }
         };
         Ok(Chosen { kind, busy_poll: self.busy_poll })
@@ -114,8 +125,9 @@ impl Chosen {
                 let name = config.name.as_deref().unwrap_or_default();
                 Device::open_ibverbs(config).with_context(|| format!("cannot open {name}"))
             }
-            Kind::Soft { address, segmentation_offload } => {
+            Kind::Soft { address, driver, segmentation_offload } => {
                 address::open_device(*address, peer, |address| SoftConfig {
+                    driver: *driver,
                     segmentation_offload: *segmentation_offload,
                     busy_poll: if self.busy_poll { BUSY_POLL } else { Duration::ZERO },
                     ..SoftConfig::new(address)

@@ -118,13 +118,13 @@ impl Checker {
         Ok(())
     }
 
-    /// What the peer is, in words.
-    pub(super) fn peer(&self) -> &'static str {
+    /// What the peer has sent, in words, if the original is called `original`.
+    pub(super) fn bytes_of(&self, original: &str) -> String {
         match self.candidates[..] {
-            [Peer::Millstream] => "millstream's pattern",
-            [Peer::Original { page: None }] => "ibv_rc_pingpong's bytes",
-            [Peer::Original { page: Some(_) }] => "ibv_rc_pingpong's bytes, validating",
-            _ => "what any pingpong would have sent",
+            [Peer::Millstream] => "millstream's pattern".to_owned(),
+            [Peer::Original { page: None }] => format!("{original}'s bytes"),
+            [Peer::Original { page: Some(_) }] => format!("{original}'s bytes, validating"),
+            _ => "what any pingpong would have sent".to_owned(),
         }
     }
 }
@@ -189,8 +189,8 @@ mod tests {
             }
             assert_eq!(client.bytes_checked, 50 * size as u64);
             if size > 4 {
-                assert_eq!(client.peer(), "millstream's pattern");
-                assert_eq!(server.peer(), "millstream's pattern");
+                assert_eq!(client.bytes_of("x"), "millstream's pattern");
+                assert_eq!(server.bytes_of("x"), "millstream's pattern");
             }
         }
     }
@@ -207,6 +207,9 @@ mod tests {
                 for exchange in 0..5 {
                     server.check(&buffer, exchange).unwrap();
                     fill(&mut buffer, Side::Server, exchange);
+                }
+                if size > 4 && page.is_none() {
+                    assert_eq!(server.bytes_of("original"), "original's bytes");
                 }
             }
             let mut client = Checker::new(Side::Client, size);

@@ -113,7 +113,11 @@ fn play(command: &str, way: Way, default_size: u64, arguments: &Common) -> anyho
             (device, link, Side::Server, remote)
         }
     };
-    converse(link, side, size, arguments.iters).with_context(|| {
+    let original = match way {
+        Way::Connected(_) => "ibv_rc_pingpong",
+        Way::Datagrams => "ibv_ud_pingpong",
+    };
+    converse(link, side, size, arguments.iters, original).with_context(|| {
         let (address, qpn) = (remote.address, remote.qpn.value());
         let failure = device.failure().map_or_else(String::new, |why| format!("{why}: "));
         let lost = match way {
@@ -179,7 +183,13 @@ fn remote(
 }
 
 /// Sends and receives `iters` messages of `size` bytes, and says how fast.
-fn converse(mut link: Link, side: Side, size: usize, iters: u32) -> anyhow::Result<()> {
+fn converse(
+    mut link: Link,
+    side: Side,
+    size: usize,
+    iters: u32,
+    original: &str,
+) -> anyhow::Result<()> {
     let mut checker = Checker::new(side, size);
     // Messages that were posted, acknowledged, and received and checked.
     let (mut posted, mut sent, mut received) = (0, 0, 0);
@@ -224,7 +234,8 @@ fn converse(mut link: Link, side: Side, size: usize, iters: u32) -> anyhow::Resu
     let (rate, latency) = (bytes as f64 * 8.0 / seconds / 1e6, seconds * 1e6 / f64::from(iters));
     line(&format!("{bytes} bytes in {seconds:.2} seconds = {rate:.2} Mbit/sec"));
     line(&format!("{iters} iters in {seconds:.2} seconds = {latency:.2} usec/iter"));
-    line(&format!("{} bytes checked: all are {}", checker.bytes_checked, checker.peer()));
+    let (checked, whose) = (checker.bytes_checked, checker.bytes_of(original));
+    line(&format!("{checked} bytes checked: all are {whose}"));
     // A message that comes now is one too many, but the peer is told by its own counting.
     let end = Instant::now() + LINGER;
     while let Some(left) = end.checked_duration_since(Instant::now()) {

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use millstream_verbs::{Device, Mtu, Provider};
+use millstream_verbs::{Device, Driver, Mtu};
 use serde::Serialize;
 
 use super::agreement::Address;
@@ -33,6 +33,9 @@ struct Object {
     side: &'static str,
     device: String,
     provider: String,
+    /// Of a soft device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    driver: Option<&'static str>,
     address: IpAddr,
     peer: IpAddr,
     queue_pairs: usize,
@@ -83,6 +86,7 @@ impl Report {
             side: side(plan.side),
             device: device.name().to_owned(),
             provider: device.provider().to_string(),
+            driver: device.driver().map(Driver::name),
             address: device.address(),
             peer,
             queue_pairs: plan.queue_pairs,
@@ -196,9 +200,9 @@ impl Row {
 }
 
 fn header(plan: &Plan, device: &Device, mtu: Mtu) -> Vec<String> {
-    let link = match device.provider() {
-        Provider::Soft => "Ethernet (soft, over UDP)",
-        Provider::Ibverbs => "Ethernet",
+    let link = match device.driver() {
+        Some(driver) => format!("Ethernet (soft, driver {driver})"),
+        None => "Ethernet".to_owned(),
     };
     let mut lines = vec![
         RULE.to_owned(),
