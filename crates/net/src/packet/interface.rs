@@ -20,8 +20,6 @@ pub(super) struct Interface {
     pub(super) link_address: [u8; 6],
     /// The longest IP packet.
     pub(super) mtu: usize,
-    /// Its state.
-    pub(super) up: bool,
 }
 
 impl Interface {
@@ -51,23 +49,13 @@ impl Interface {
             if result < 0 { Err(io::Error::last_os_error()) } else { Ok(about.ifr_ifru) }
         };
         // SAFETY: the kernel filled in that part of the union for which it was asked.
-        let (address, mtu, flags) = unsafe {
-            (
-                ask(libc::SIOCGIFHWADDR)?.ifru_hwaddr,
-                ask(libc::SIOCGIFMTU)?.ifru_mtu,
-                ask(libc::SIOCGIFFLAGS)?.ifru_flags,
-            )
-        };
+        let (address, mtu) =
+            unsafe { (ask(libc::SIOCGIFHWADDR)?.ifru_hwaddr, ask(libc::SIOCGIFMTU)?.ifru_mtu) };
         let mut link_address = [0; 6];
         for (to, from) in link_address.iter_mut().zip(address.sa_data) {
             *to = from as u8;
         }
-        Ok(Self {
-            kind: address.sa_family,
-            link_address,
-            mtu: usize::try_from(mtu).unwrap_or(0),
-            up: i32::from(flags) & libc::IFF_UP != 0,
-        })
+        Ok(Self { kind: address.sa_family, link_address, mtu: usize::try_from(mtu).unwrap_or(0) })
     }
 }
 
@@ -139,7 +127,7 @@ mod tests {
         let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
         let (name, interface) = owner(&socket, Ipv4Addr::LOCALHOST.into()).unwrap().unwrap();
         assert_eq!(interface.kind, LOOPBACK);
-        assert!(interface.has_ethernet_headers() && interface.up);
+        assert!(interface.has_ethernet_headers());
         assert_eq!(interface.link_address, [0; 6]);
         // SAFETY: a name that ends with a zero.
         let index = unsafe { libc::if_nametoindex(std::ffi::CString::new(name).unwrap().as_ptr()) };
