@@ -62,7 +62,7 @@ pub(super) enum Action {
     Silence {
         stream: usize,
         life: u32,
-        ended: usize,
+        operation: usize,
     },
     /// By now this request must have ended.
     Bound {
@@ -287,12 +287,12 @@ impl Director {
                     self.resume(network, connection, end);
                 }
             }
-            Action::Silence { stream, life, ended } => {
+            Action::Silence { stream, life, operation } => {
                 let Connection { life: now, ends, .. } = &self.connections[stream / 2];
                 let model = &self.streams[stream];
                 let end = ends[stream % 2];
                 let waits = end.up && !end.broken && *now == life;
-                if waits && model.ended == ended && model.outstanding() > 0 {
+                if waits && model.ended <= operation {
                     let patience = self.connections[stream / 2].patience();
                     let what = format!("has not failed after more than {patience:?} of silence");
                     self.violate(network, stream, &what);

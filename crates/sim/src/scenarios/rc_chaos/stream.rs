@@ -122,6 +122,11 @@ impl Stream {
         self.next - self.ended
     }
 
+    /// The last request that is not known to be complete, and whose completion will tell.
+    pub(super) fn last_signaled(&self) -> Option<usize> {
+        (self.ended..self.next).rev().find(|&index| self.plan.operations[index].signaled)
+    }
+
     pub(super) const fn is_idle(&self) -> bool {
         self.next >= self.allowed && self.outstanding() == 0
     }

@@ -171,9 +171,10 @@ impl Director {
         }
         let (life, after) = (self.connections[index].life, self.connections[index].patience());
         for stream in [2 * index, 2 * index + 1] {
-            let ended = self.streams[stream].ended;
-            if self.connections[index].is_up() && self.streams[stream].outstanding() > 0 {
-                let check = Action::Silence { stream, life, ended };
+            // What success does not tell of may be done.
+            let waits = self.streams[stream].last_signaled();
+            if let Some(operation) = waits.filter(|_| self.connections[index].is_up()) {
+                let check = Action::Silence { stream, life, operation };
                 self.plan_after(network, after + slack, check);
             }
         }
