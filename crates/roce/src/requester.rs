@@ -46,6 +46,8 @@ pub(crate) struct Requester {
     sent: u64,
     /// One past the last posted request's range.
     posted: u64,
+    /// One past the range of the last READ or atomic operation that was posted.
+    fetches_end: u64,
     /// In SQD, one past the last number that is sent: the end of the last request that was begun.
     stop_at: Option<u64>,
     /// Index in `queue` of the request that holds `next`.
@@ -90,6 +92,9 @@ pub(crate) struct SendWork {
     /// How many numbers it takes.
     packets: u64,
     length: u64,
+    /// It is not begun before all numbers below this are acknowledged. Fenced requests wait so for
+    /// the READs and atomic operations before them (IBTA 10.8.3.3).
+    after: u64,
     /// Its local memory is not what it should be: it fails when its turn to complete comes.
     broken: bool,
 }
@@ -119,6 +124,7 @@ impl Requester {
             next: 0,
             sent: 0,
             posted: 0,
+            fetches_end: 0,
             stop_at: None,
             cursor: 0,
             fetches: VecDeque::new(),
@@ -185,8 +191,19 @@ impl Requester {
     pub(crate) fn post(&mut self, request: SendRequest, mtu: Mtu, broken: bool) {
         let length = request.pieces.length();
         let packets = mtu.packets(length);
-        self.queue.push_back(SendWork { request, first: self.posted, packets, length, broken });
+        let after = if request.fence { self.fetches_end } else { 0 };
+        self.queue.push_back(SendWork {
+            request,
+            first: self.posted,
+            packets,
+            length,
+            after,
+            broken,
+        });
         self.posted += packets;
+        if request.operation.fetches() {
+            self.fetches_end = self.posted;
+        }
     }
 
     pub(crate) fn take_oldest(&mut self) -> Option<SendWork> {
@@ -541,6 +558,9 @@ impl QueuePair {
             self.fail_broken(shared);
             return false;
         }
+        if requester.unacknowledged < work.after {
+            return false;
+        }
         let index = psn - work.first;
         let mtu = self.path.mtu.bytes() as u64;
         let offset = index * mtu;
@@ -549,7 +569,8 @@ impl QueuePair {
             let packets = (READ_CHUNK - index % READ_CHUNK).min(work.end() - psn);
             // A depth of 0 can be set in SQD, when some wait already: one at a time, then.
             let depth = requester.fetches.len() >= requester.initiator_depth.max(1);
-            if depth || (in_flight > 0 && in_flight + packets > allowed) {
+            // A probe is of one that is counted already.
+            if probe.is_none() && (depth || (in_flight > 0 && in_flight + packets > allowed)) {
                 return false;
             }
             packets

@@ -192,6 +192,10 @@ pub struct SendRequest {
     pub signaled: bool,
     /// Ask for a solicited event at the receiver.
     pub solicited: bool,
+    /// Begin it only when all READs and atomic operations that were posted before it are complete:
+    /// their results are in place by then, and what it changes at the peer they do not see
+    /// (IBTA 10.8.3.3). Datagrams have nothing to wait for.
+    pub fence: bool,
     /// Who it is for: on a queue pair for datagrams always, on a connection never.
     pub datagram: Option<DatagramDestination>,
 }
@@ -200,7 +204,15 @@ impl SendRequest {
     /// A signaled request that asks for nothing else. What differs is said with
     /// `SendRequest { solicited: true, ..SendRequest::new(id, operation, pieces) }`.
     pub const fn new(id: u64, operation: SendOperation, pieces: ScatterGather) -> Self {
-        Self { id, operation, pieces, signaled: true, solicited: false, datagram: None }
+        Self {
+            id,
+            operation,
+            pieces,
+            signaled: true,
+            solicited: false,
+            fence: false,
+            datagram: None,
+        }
     }
 }
 

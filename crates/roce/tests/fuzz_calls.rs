@@ -275,6 +275,7 @@ impl Fuzz {
         let signaled = self.below(4) > 0;
         let mut request =
             SendRequest { signaled, ..SendRequest::new(self.id(), operation, pieces) };
+        request.fence = self.below(4) == 0;
         let datagrams = self.devices[device].ledgers.get(&qpn).is_some_and(|l| l.datagrams);
         if datagrams && self.below(10) > 0 {
             request.operation = SendOperation::Send { immediate };

@@ -274,6 +274,7 @@ pub(super) const WR_RDMA_READ: u32 = 4;
 pub(super) const WR_ATOMIC_CMP_AND_SWP: u32 = 5;
 pub(super) const WR_ATOMIC_FETCH_AND_ADD: u32 = 6;
 
+pub(super) const SEND_FENCE: c_uint = 1 << 0;
 pub(super) const SEND_SIGNALED: c_uint = 1 << 1;
 pub(super) const SEND_SOLICITED: c_uint = 1 << 2;
 

@@ -176,6 +176,32 @@ fn only_signaled_requests_complete_and_all_of_them_in_order() {
     assert_eq!(target, source);
 }
 
+/// What was read is sent on: a fenced SEND waits until it is there. Without the fence the bytes of
+/// the round before would go out.
+#[test]
+fn a_fenced_send_passes_on_what_was_read_before_it() {
+    let [a, b] = two();
+    let length = 50_000;
+    let mut here = vec![0; length];
+    let here_region = register(&a, &mut here);
+    for round in 0..20 {
+        let (mut source, mut target) = (pattern(length, round), vec![0; length]);
+        let (source_region, target_region) = (register(&b, &mut source), register(&b, &mut target));
+        let id = u64::from(round);
+        let pieces = ScatterGather::one(piece(&target_region, 0, length));
+        b.pair.post_receive(&[ReceiveRequest { id, pieces }]).unwrap();
+        let bytes = piece(&here_region, 0, length);
+        let read = request(id, read_from(&source_region), bytes);
+        let send = SendRequest { fence: true, ..request(id, SEND, bytes) };
+        a.pair.post_send(&[read, send]).unwrap();
+        next_good(&a.completions, 2);
+        next_good(&b.completions, 1);
+        drop((source_region, target_region));
+        assert!(target == source, "round {round}");
+    }
+    drop(here_region);
+}
+
 #[test]
 fn a_full_queue_takes_more_after_completions() {
     let [a, b] = two();

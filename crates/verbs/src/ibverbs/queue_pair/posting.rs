@@ -147,6 +147,9 @@ impl QueuePair {
             if request.signaled {
                 entry.send_flags |= ffi::SEND_SIGNALED;
             }
+            if request.fence {
+                entry.send_flags |= ffi::SEND_FENCE;
+            }
             if request.solicited {
                 entry.send_flags |= ffi::SEND_SOLICITED;
             }
