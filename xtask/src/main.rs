@@ -25,6 +25,7 @@ usage: cargo xtask TASK
       --only TEXT        only the rows whose name contains TEXT
       --accel tcg|kvm    how qemu runs the guest (tcg)
       --list             print the rows and stop
+      --bench            print figures of our stack beside the kernel's, and run no row
 
 MILLSTREAM_REQUIRE=all makes every skipped test or row a failure.
 MILLSTREAM_BIN names a millstream that was built already.

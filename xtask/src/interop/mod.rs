@@ -3,6 +3,7 @@
 //! The kernel's soft-RoCE (rxe) runs in a guest, and every packet to and from it passes a relay. Each
 //! row is one conversation, reported by itself; one boot serves all of them.
 
+mod bench;
 mod capture;
 mod device;
 mod files;
@@ -34,13 +35,14 @@ pub(crate) struct Options {
     only: String,
     accelerator: String,
     list: bool,
+    bench: bool,
 }
 
 impl Default for Options {
     /// Every row. Emulation is the default though /dev/kvm may exist: a nested KVM can hang for ever
     /// in the guest's first instructions, and emulated the guest boots in two seconds anyway.
     fn default() -> Self {
-        Self { only: String::new(), accelerator: "tcg".to_owned(), list: false }
+        Self { only: String::new(), accelerator: "tcg".to_owned(), list: false, bench: false }
     }
 }
 
@@ -59,6 +61,7 @@ impl Options {
                     }
                 }
                 "--list" => options.list = true,
+                "--bench" => options.bench = true,
                 _ => bail!("interop has no option {argument}"),
             }
         }
@@ -143,7 +146,14 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         rows.names().for_each(|name| println!("{name}"));
         return Ok(());
     }
-    let reports = match obstacle() {
+    let obstacle = obstacle();
+    if options.bench {
+        return match obstacle {
+            None => measure(options),
+            Some(reason) => bail!("interop --bench: {reason}"),
+        };
+    }
+    let reports = match obstacle {
         None => run_rows(options)?,
         Some(reason) => {
             let names = row::ROWS.iter().map(|row| row.name).chain([MATRIX]);
@@ -217,6 +227,18 @@ fn run_rows(options: &Options) -> Result<Vec<Report>> {
         eprintln!("xtask: what both sides printed, and the packets: {}", logs.display());
     }
     Ok(reports)
+}
+
+/// Prints figures of our stack beside the kernel's.
+fn measure(options: &Options) -> Result<()> {
+    let (ours, cable) = (programs::fast_millstream()?, programs::relay()?);
+    let logs = process::target_directory().join("interop");
+    std::fs::create_dir_all(&logs)?;
+    let image = Image::ensure()?;
+    let lab = Lab::new()?;
+    let relay = Relay::start(&lab, &cable, MTU)?;
+    let mut guest = Guest::boot(&image, &options.accelerator, &lab, &relay)?;
+    bench::run(&lab, &mut guest, &ours, &logs)
 }
 
 /// Runs one row, whose files begin with the path that it is given.

@@ -33,6 +33,14 @@ pub(super) fn millstream() -> Result<PathBuf> {
     }
 }
 
+/// The same, optimized: for figures.
+pub(super) fn fast_millstream() -> Result<PathBuf> {
+    match std::env::var_os("MILLSTREAM_BIN") {
+        Some(path) => Ok(PathBuf::from(path)),
+        None => build(&["build", "--release", "--package", "millstream"], "millstream"),
+    }
+}
+
 fn example(package: &str, name: &str) -> Result<PathBuf> {
     build(&["build", "--package", package, "--example", name], name)
 }

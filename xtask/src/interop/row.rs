@@ -148,25 +148,38 @@ impl Row {
             Talk::Pingpong { kernel, options, theirs, driver } => {
                 let theirs = format!("{original} {options} {theirs}");
                 let words = format!("pingpong {options} --driver {driver}");
-                self.talk(lab, guest, ours, stem, kernel, &theirs, &words)
+                Self::talk(lab, guest, ours, stem, kernel, &theirs, &words)
             }
             Talk::Datagrams { kernel, options } => {
                 let theirs = format!("ibv_ud_pingpong {device} {options}");
                 let words = format!("ud-pingpong {options}");
-                self.talk(lab, guest, ours, stem, kernel, &theirs, &words)
+                Self::talk(lab, guest, ours, stem, kernel, &theirs, &words)
             }
             Talk::Test { kernel, command } => {
                 let program = guest.lend(ours)?;
                 let theirs = format!("./{program} rdma {command} --device rxe0");
-                self.talk(lab, guest, ours, stem, kernel, &theirs, command)
+                Self::talk(lab, guest, ours, stem, kernel, &theirs, command)
             }
         }
     }
 
+    /// Runs a test of ours with a server on the guest's `device` and a client here, whose output
+    /// goes to `STEM.ours.log`.
+    pub(super) fn measure(
+        lab: &Lab,
+        guest: &mut Guest,
+        ours: &Path,
+        stem: &Path,
+        device: &str,
+        command: &str,
+    ) -> Result<()> {
+        let program = guest.lend(ours)?;
+        let theirs = format!("./{program} rdma {command} {device}");
+        Self::talk(lab, guest, ours, stem, Side::Server, &theirs, command)
+    }
+
     /// Lets `theirs` in the guest and ours, with these words for `rdma`, talk to each other.
-    #[expect(clippy::too_many_arguments, reason = "the two sides and where they are")]
     fn talk(
-        &self,
         lab: &Lab,
         guest: &mut Guest,
         ours: &Path,
