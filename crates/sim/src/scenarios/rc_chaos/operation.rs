@@ -124,6 +124,8 @@ pub(super) struct Operation {
     pub(super) receive_layout: Layout,
     pub(super) signaled: bool,
     pub(super) solicited: bool,
+    /// It waits for READs and atomic operations before it.
+    pub(super) fence: bool,
     /// The receive request for it is too short.
     pub(super) short: bool,
     pub(super) outcome: Outcome,
@@ -160,6 +162,7 @@ impl Operation {
             receive_layout: Layout::draw(rng),
             signaled: rng.below(4) > 0,
             solicited: rng.below(8) == 0,
+            fence: rng.below(4) == 0,
             short: false,
             outcome: Outcome::Planned,
             life: 0,

@@ -225,7 +225,7 @@ impl Stream {
         if !reads && self.held.is_some_and(|held| index >= held) {
             return Err(format!("request {index} is executed while the send queue is drained"));
         }
-        let offset = cursor.1;
+        let (fence, offset) = (operation.fence, cursor.1);
         let (at, left) = operation.arrival_layout().place(operation.arrival_length(), offset);
         let right_place = u64::from(operation.offset + at) == place
             && bytes.len() <= left as usize
@@ -264,7 +264,19 @@ impl Stream {
         if operation.applied == operation.length {
             *cursor = (index + 1, 0);
         }
-        Ok(())
+        if fence && !reads { self.keeps_fence(index) } else { Ok(()) }
+    }
+
+    /// A fenced request was begun: everything that fetches before it must have its data.
+    fn keeps_fence(&self, fenced: usize) -> Result<(), String> {
+        let life = self.plan.operations[fenced].life;
+        let waits = |operation: &&Operation| {
+            operation.life == life && operation.kind.reads() && operation.applied < operation.length
+        };
+        match self.plan.operations[..fenced].iter().find(waits) {
+            None => Ok(()),
+            Some(before) => Err(format!("fenced request {fenced} is executed before {before:?}")),
+        }
     }
 
     /// Whether what is written next is the first of its message.
@@ -307,8 +319,9 @@ impl Stream {
         }
         *counter = atomic.apply(original);
         operation.original = Some(original);
+        let fence = operation.fence;
         self.executing = (index + 1, 0);
-        Ok(())
+        if fence { self.keeps_fence(index) } else { Ok(()) }
     }
 
     // ---- Completions.

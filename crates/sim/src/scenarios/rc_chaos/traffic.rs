@@ -183,6 +183,7 @@ fn request(stream: &Stream, operation: &Operation) -> SendRequest {
     SendRequest {
         signaled: operation.signaled,
         solicited: operation.solicited,
+        fence: operation.fence,
         ..SendRequest::new(stream.id(stream.next), what, pieces)
     }
 }
