@@ -27,6 +27,8 @@ pub struct Completion {
     pub length: u32,
     /// The immediate data of a receive.
     pub immediate: Option<u32>,
+    /// The key that a received SEND has invalidated: remotes have no access by it any more.
+    pub invalidated: Option<u32>,
     /// The queue pair that a datagram came from. Its device's address is in the header that the
     /// receive buffer starts with, which `length` counts.
     pub source: Option<Qpn>,
@@ -40,7 +42,16 @@ impl Completion {
         status: CompletionStatus,
         operation: CompletionOperation,
     ) -> Self {
-        Self { id, qpn, status, operation, length: 0, immediate: None, source: None }
+        Self {
+            id,
+            qpn,
+            status,
+            operation,
+            length: 0,
+            immediate: None,
+            invalidated: None,
+            source: None,
+        }
     }
 }
 

@@ -81,12 +81,14 @@ pub struct QueuePairCapabilities {
     pub max_send_requests: usize,
     /// Receive requests that are not consumed.
     pub max_receive_requests: usize,
+    /// Bytes that a send request can bring with it, up to [`crate::MAX_INLINE`].
+    pub max_inline: usize,
 }
 
 impl QueuePairCapabilities {
     /// Two queues of these lengths, and nothing else.
     pub const fn new(max_send_requests: usize, max_receive_requests: usize) -> Self {
-        Self { max_send_requests, max_receive_requests }
+        Self { max_send_requests, max_receive_requests, max_inline: 0 }
     }
 }
 

@@ -15,6 +15,7 @@ use crate::attributes::QueuePairState;
 use crate::completion::{Completion, CompletionOperation, CompletionStatus};
 use crate::endpoint::Shared;
 use crate::error::PostError;
+use crate::inline::{InlineData, InlineSlot};
 use crate::memory::Memory;
 use crate::node::{DatagramMeta, Identification, Transmit};
 use crate::queue_pair::QueuePair;
@@ -45,6 +46,7 @@ pub struct DatagramDestination {
 pub(crate) struct Datagrams {
     queue: VecDeque<Work>,
     max_queue: usize,
+    inline: InlineData,
     /// So many at the head of the queue were handed to the driver. Their bytes are the
     /// application's again when the driver comes back, see [`crate::Node::handle_timeout`].
     sent: usize,
@@ -58,23 +60,27 @@ pub(crate) struct Datagrams {
 struct Work {
     request: SendRequest,
     destination: DatagramDestination,
+    length: u64,
+    /// Its bytes, when it brought them along.
+    inline: Option<InlineSlot>,
     /// Its local memory is not what it should be: it fails when its turn comes.
     broken: bool,
 }
 
 impl Work {
     fn completion(&self, qpn: Qpn, status: CompletionStatus) -> Completion {
-        let length = self.request.pieces.length() as u32;
+        let length = self.length as u32;
         let operation = CompletionOperation::Send;
         Completion { length, ..Completion::new(self.request.id, qpn, status, operation) }
     }
 }
 
 impl Datagrams {
-    pub(crate) fn new(max_queue: usize) -> Self {
+    pub(crate) fn new(max_queue: usize, max_inline: usize) -> Self {
         Self {
             queue: VecDeque::with_capacity(max_queue),
             max_queue,
+            inline: InlineData::new(max_queue, max_inline),
             sent: 0,
             sent_at: None,
             next_psn: Psn::new(0),
@@ -98,6 +104,7 @@ impl QueuePair {
         &mut self,
         shared: &mut Shared<M>,
         request: &SendRequest,
+        inline: Option<&[u8]>,
     ) -> Result<(), PostError> {
         let (qpn, domain) = (self.qpn, self.domain);
         let Some(datagrams) = &mut self.datagrams else { return Err(PostError::Unknown(qpn)) };
@@ -120,7 +127,10 @@ impl QueuePair {
             piece.length == 0 || shared.memory.check_local(domain, piece, false).is_ok()
         };
         let broken = !request.pieces.pieces().iter().all(allowed);
-        datagrams.queue.push_back(Work { request: *request, destination, broken });
+        let inline = inline.map(|bytes| datagrams.inline.keep(bytes));
+        let length = inline.map_or(length, InlineSlot::length);
+        let request = *request;
+        datagrams.queue.push_back(Work { request, destination, length, inline, broken });
         if !self.state.sends() {
             // SQE and ERR: accepted, and flushed at once.
             self.flush_datagrams(shared, CompletionStatus::Flushed);
@@ -168,7 +178,7 @@ impl QueuePair {
             immediate: immediate.map(ImmDt),
             ..ExtendedHeaders::default()
         };
-        let length = pieces.length();
+        let length = work.length;
         let pad_count = (length.wrapping_neg() & 3) as u8;
         let bth = Bth {
             solicited_event: work.request.solicited,
@@ -179,8 +189,11 @@ impl QueuePair {
         let mut headers = [0; MAX_HEADER_LENGTH];
         headers[..Bth::LENGTH].copy_from_slice(&bth.to_bytes());
         let header_length = Bth::LENGTH + extended.emit(&mut headers[Bth::LENGTH..]);
-        let payload = if length > 0 { pieces } else { ScatterGather::EMPTY };
+        let payload = if pieces.length() > 0 { pieces } else { ScatterGather::EMPTY };
         transmit.set(address, &headers[..header_length], payload, pad_count);
+        if let Some(slot) = work.inline {
+            transmit.put_inline(datagrams.inline.get(slot));
+        }
         shared.counters.payload_bytes_sent += length;
         datagrams.next_psn = datagrams.next_psn.add(1);
         datagrams.sent += 1;

@@ -14,6 +14,7 @@ use crate::counters::Counters;
 use crate::error::{CreateError, PostError};
 use crate::events::{AsyncEvent, Events};
 use crate::icrc_check::Solvers;
+use crate::inline::MAX_INLINE;
 use crate::memory::Memory;
 use crate::node::{DatagramMeta, Node, Transmit};
 use crate::queue_pair::QueuePair;
@@ -173,6 +174,10 @@ impl<M: Memory> Endpoint<M> {
                 return Err(CreateError::OutOfRange { what, value, limit });
             }
         }
+        let (value, limit) = (config.capabilities.max_inline, MAX_INLINE);
+        if value > limit {
+            return Err(CreateError::OutOfRange { what: "max_inline", value, limit });
+        }
         if let Some(id) = config.shared_receive_queue
             && !self.shared.receive_queues.contains(id)
         {
@@ -258,6 +263,30 @@ impl<M: Memory> Endpoint<M> {
         qpn: Qpn,
         request: &SendRequest,
     ) -> Result<(), PostError> {
+        self.post(qpn, request, None)
+    }
+
+    /// Appends a request to the send queue that brings its bytes along, and has no pieces. They are
+    /// copied, and need no region.
+    pub fn post_send_inline(
+        &mut self,
+        _now: Instant,
+        qpn: Qpn,
+        request: &SendRequest,
+        bytes: &[u8],
+    ) -> Result<(), PostError> {
+        let index = self.index(qpn).ok_or(PostError::Unknown(qpn))?;
+        let limit = self.queue_pairs[index].as_ref().map_or(0, |p| p.capabilities.max_inline);
+        request.check_inline(qpn, bytes, limit)?;
+        self.post(qpn, request, Some(bytes))
+    }
+
+    fn post(
+        &mut self,
+        qpn: Qpn,
+        request: &SendRequest,
+        inline: Option<&[u8]>,
+    ) -> Result<(), PostError> {
         let index = self.index(qpn).ok_or(PostError::Unknown(qpn))?;
         let Some(pair) = self.queue_pairs[index].as_mut() else {
             return Err(PostError::Unknown(qpn));
@@ -268,7 +297,7 @@ impl<M: Memory> Endpoint<M> {
             return Err(PostError::State { qpn, state });
         }
         if pair.transport == Transport::UnreliableDatagram {
-            pair.post_datagram(shared, request)?;
+            pair.post_datagram(shared, request, inline)?;
             self.after_change(index);
             return Ok(());
         }
@@ -291,7 +320,7 @@ impl<M: Memory> Endpoint<M> {
             piece.length == 0 || shared.memory.check_local(pair.domain, piece, fetches).is_ok()
         };
         let broken = !request.pieces.pieces().iter().all(allowed);
-        pair.requester.post(*request, pair.path.mtu, broken);
+        pair.requester.post(*request, inline, pair.path.mtu, broken);
         if state == QueuePairState::Error {
             // IBTA 10.8.3.1: accepted, and flushed at once.
             while let Some(work) = pair.requester.take_oldest() {

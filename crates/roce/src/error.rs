@@ -123,6 +123,19 @@ pub enum PostError {
         /// The remote address.
         address: u64,
     },
+    /// There are more inline bytes than the queue pair was made for.
+    #[error(
+        "{length} inline bytes are more than the {limit} (max_inline) that the queue pair takes"
+    )]
+    InlineTooLong {
+        /// What was posted.
+        length: usize,
+        /// The most there may be.
+        limit: usize,
+    },
+    /// Inline bytes were posted with pieces too, or with a request that brings bytes here.
+    #[error("queue pair {0}: only SEND and WRITE can be inline, and have no other pieces then")]
+    NotInline(Qpn),
     /// The device no longer works.
     #[error("the device no longer works")]
     DeviceFailed,

@@ -142,6 +142,12 @@ pub trait Memory {
         Err(AccessDenied::InvalidRequest)
     }
 
+    /// Takes the rights of remotes to a region away, as a SEND from a remote asks (IBTA 9.4.1.1.1).
+    /// A memory that does not implement this refuses.
+    fn invalidate(&mut self, _domain: ProtectionDomainId, _key: u32) -> Result<(), AccessDenied> {
+        Err(AccessDenied::InvalidRequest)
+    }
+
     /// The bytes of a local piece, to be sent. For a READ response the piece lies within what
     /// [`Memory::authorize`] admitted.
     fn bytes(&self, piece: &Piece) -> Result<&[u8], AccessDenied>;

@@ -5,6 +5,7 @@ use core::net::IpAddr;
 use millstream_wire::icrc::{Addresses, Addressing, Icrc};
 use millstream_wire::{ICRC_LENGTH, MAX_HEADER_LENGTH, ROCE_PORT};
 
+use crate::inline::MAX_INLINE;
 use crate::work::{MAX_SCATTER_GATHER, Piece};
 use crate::{Instant, ScatterGather};
 
@@ -61,8 +62,8 @@ pub trait Node {
 pub struct Transmit {
     /// Receiver's address; the port is [`ROCE_PORT`].
     pub destination: IpAddr,
-    headers: [u8; MAX_HEADER_LENGTH],
-    header_length: u8,
+    headers: [u8; MAX_HEADER_LENGTH + MAX_INLINE],
+    header_length: u16,
     pad_count: u8,
     payload: ScatterGather,
 }
@@ -72,7 +73,7 @@ impl Transmit {
     pub const fn new() -> Self {
         Self {
             destination: IpAddr::V4(core::net::Ipv4Addr::UNSPECIFIED),
-            headers: [0; MAX_HEADER_LENGTH],
+            headers: [0; MAX_HEADER_LENGTH + MAX_INLINE],
             header_length: 0,
             pad_count: 0,
             payload: ScatterGather::EMPTY,
@@ -92,12 +93,22 @@ impl Transmit {
     ) {
         self.destination = destination;
         self.headers[..headers.len()].copy_from_slice(headers);
-        self.header_length = headers.len() as u8;
+        self.header_length = headers.len() as u16;
         self.payload = payload;
         self.pad_count = pad_count;
     }
 
-    /// The transport headers, from the BTH on.
+    /// Adds payload that lies here, between the headers and the rest of the payload.
+    ///
+    /// # Panics
+    /// When there is more of it than [`MAX_INLINE`].
+    pub(crate) fn put_inline(&mut self, bytes: &[u8]) {
+        let start = usize::from(self.header_length);
+        self.headers[start..start + bytes.len()].copy_from_slice(bytes);
+        self.header_length += bytes.len() as u16;
+    }
+
+    /// The transport headers, from the BTH on, and the inline payload if there is any.
     pub fn headers(&self) -> &[u8] {
         &self.headers[..self.header_length.into()]
     }

@@ -76,6 +76,10 @@ impl Memory for OwnedMemory {
         Ok(original)
     }
 
+    fn invalidate(&mut self, domain: ProtectionDomainId, key: u32) -> Result<(), AccessDenied> {
+        self.regions.invalidate(domain, key)
+    }
+
     fn bytes(&self, piece: &Piece) -> Result<&[u8], AccessDenied> {
         let region = self.regions.get(piece.key).ok_or(AccessDenied::Protection)?;
         let offset =

@@ -357,17 +357,21 @@ impl QueuePair {
 
 /// The queue of requests that are acknowledged.
 fn new_requester(transport: Transport, capabilities: &QueuePairCapabilities) -> Requester {
-    Requester::new(match transport {
-        Transport::ReliableConnection => capabilities.max_send_requests,
-        Transport::UnreliableDatagram => 0,
-    })
+    match transport {
+        Transport::ReliableConnection => {
+            Requester::new(capabilities.max_send_requests, capabilities.max_inline)
+        }
+        Transport::UnreliableDatagram => Requester::new(0, 0),
+    }
 }
 
 /// The queue of those that are not.
 fn new_datagrams(transport: Transport, capabilities: &QueuePairCapabilities) -> Option<Datagrams> {
     match transport {
         Transport::ReliableConnection => None,
-        Transport::UnreliableDatagram => Some(Datagrams::new(capabilities.max_send_requests)),
+        Transport::UnreliableDatagram => {
+            Some(Datagrams::new(capabilities.max_send_requests, capabilities.max_inline))
+        }
     }
 }
 

@@ -17,6 +17,9 @@ bitflags! {
         const REMOTE_READ = 1 << 2;
         /// Remotes may do atomic operations on it.
         const REMOTE_ATOMIC = 1 << 3;
+        /// Remotes may end all access of remotes to it, by a SEND that invalidates. On soft devices
+        /// only: libibverbs has no such bit, as there only memory windows can be invalidated.
+        const REMOTE_INVALIDATE = 1 << 31;
     }
 }
 
@@ -86,6 +89,10 @@ pub enum RegionError {
     /// Remote write and atomic rights need the local write right (IBTA 10.6.3.1).
     #[error("remote write or atomic access needs LOCAL_WRITE")]
     LocalWriteMissing,
+    /// A device of the system lets remotes invalidate memory windows only, no regions; a
+    /// [`RegionTable`] does.
+    #[error("only soft devices let remotes invalidate a region")]
+    InvalidationUnsupported,
     /// The table is full.
     #[error("no more than {0} memory regions can be registered on one device")]
     TooMany(usize),
@@ -184,6 +191,15 @@ impl<T> RegionTable<T> {
             .filter(|region| region.access.contains(access))
             .filter(|region| region.offset(address, length).is_some())
             .ok_or(AccessDenied::Protection)
+    }
+
+    /// Ends all access of remotes to a region that lets them do so (IBTA 10.6.6.2). Work requests of
+    /// its owner go on.
+    pub fn invalidate(&mut self, domain: ProtectionDomainId, key: u32) -> Result<(), AccessDenied> {
+        let region = self.get_mut(key).filter(|region| region.domain == domain);
+        let region = region.filter(|region| region.access.contains(Access::REMOTE_INVALIDATE));
+        region.ok_or(AccessDenied::Protection)?.access &= Access::LOCAL_WRITE;
+        Ok(())
     }
 
     /// How many regions there are.

@@ -11,12 +11,13 @@ use std::collections::VecDeque;
 use core::time::Duration;
 
 use millstream_wire::{
-    AtomicEth, ExtendedHeaders, ImmDt, Mtu, NakCode, Opcode, Operation, Packet, Position, Psn, Qpn,
-    Reth, Syndrome,
+    AtomicEth, ExtendedHeaders, Ieth, ImmDt, Mtu, NakCode, Opcode, Operation, Packet, Position,
+    Psn, Qpn, Reth, Syndrome,
 };
 
 use crate::completion::{Completion, CompletionStatus};
 use crate::endpoint::Shared;
+use crate::inline::{InlineData, InlineSlot};
 use crate::memory::Memory;
 use crate::queue_pair::{QueuePair, header};
 use crate::responder::scatter;
@@ -38,6 +39,7 @@ pub(crate) struct Requester {
     /// Requests that are not complete, oldest first. Their number ranges follow each other.
     queue: VecDeque<SendWork>,
     max_queue: usize,
+    inline: InlineData,
     /// The oldest number that is not acknowledged.
     unacknowledged: u64,
     /// The next number to send; behind `sent` when going back.
@@ -95,6 +97,8 @@ pub(crate) struct SendWork {
     /// It is not begun before all numbers below this are acknowledged. Fenced requests wait so for
     /// the READs and atomic operations before them (IBTA 10.8.3.3).
     after: u64,
+    /// Its bytes, when it brought them along.
+    inline: Option<InlineSlot>,
     /// Its local memory is not what it should be: it fails when its turn to complete comes.
     broken: bool,
 }
@@ -116,10 +120,11 @@ impl SendWork {
 }
 
 impl Requester {
-    pub(crate) fn new(max_queue: usize) -> Self {
+    pub(crate) fn new(max_queue: usize, max_inline: usize) -> Self {
         Self {
             queue: VecDeque::with_capacity(max_queue),
             max_queue,
+            inline: InlineData::new(max_queue, max_inline),
             unacknowledged: 0,
             next: 0,
             sent: 0,
@@ -187,19 +192,19 @@ impl Requester {
         self.queue.len() >= self.max_queue
     }
 
-    /// Appends a request; the caller has checked that there is room.
-    pub(crate) fn post(&mut self, request: SendRequest, mtu: Mtu, broken: bool) {
-        let length = request.pieces.length();
-        let packets = mtu.packets(length);
+    /// Appends a request, perhaps with its bytes; the caller has checked that there is room.
+    pub(crate) fn post(
+        &mut self,
+        request: SendRequest,
+        inline: Option<&[u8]>,
+        mtu: Mtu,
+        broken: bool,
+    ) {
+        let inline = inline.map(|bytes| self.inline.keep(bytes));
+        let length = inline.map_or(request.pieces.length(), InlineSlot::length);
+        let (first, packets) = (self.posted, mtu.packets(length));
         let after = if request.fence { self.fetches_end } else { 0 };
-        self.queue.push_back(SendWork {
-            request,
-            first: self.posted,
-            packets,
-            length,
-            after,
-            broken,
-        });
+        self.queue.push_back(SendWork { request, first, packets, length, inline, after, broken });
         self.posted += packets;
         if request.operation.fetches() {
             self.fetches_end = self.posted;
@@ -585,7 +590,9 @@ impl QueuePair {
             self.fail_broken(shared);
             return false;
         }
-        let mut bth = header(&self.path, opcode, Psn::from_extended(psn), payload.length());
+        let inline = work.inline.map_or(&[][..], |slot| requester.inline.get(slot));
+        let length = payload.length() + inline.len() as u64;
+        let mut bth = header(&self.path, opcode, Psn::from_extended(psn), length);
         bth.acknowledge_request = ends
             || fetches
             || psn.is_multiple_of(ACKNOWLEDGE_INTERVAL)
@@ -595,7 +602,8 @@ impl QueuePair {
         let takes_receive = opcode.operation() == Operation::Send || extended.immediate.is_some();
         bth.solicited_event = ends && takes_receive && work.request.solicited;
         self.path.write(&bth, &extended, payload, transmit);
-        shared.counters.payload_bytes_sent += payload.length();
+        transmit.put_inline(inline);
+        shared.counters.payload_bytes_sent += length;
 
         if let Some(probe) = probe {
             let more = probe == Probe::Oldest && in_flight > 1;
@@ -653,6 +661,15 @@ fn packet_of(
                 (false, false, _) => Opcode::RcSendMiddle,
                 (false, true, false) => Opcode::RcSendLast,
                 (false, true, true) => Opcode::RcSendLastWithImmediate,
+            }
+        }
+        SendOperation::SendInvalidate { remote_key } => {
+            extended.invalidate = ends.then_some(Ieth(remote_key));
+            match (starts, ends) {
+                (true, true) => Opcode::RcSendOnlyWithInvalidate,
+                (true, false) => Opcode::RcSendFirst,
+                (false, false) => Opcode::RcSendMiddle,
+                (false, true) => Opcode::RcSendLastWithInvalidate,
             }
         }
         SendOperation::Write { remote_address, remote_key, immediate: value } => {

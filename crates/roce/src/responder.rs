@@ -228,10 +228,6 @@ impl QueuePair {
         shared: &mut Shared<M>,
         packet: &Packet<'_>,
     ) -> Result<u64, Refusal> {
-        // Invalidation is not offered (IBTA 9.9.6: a responder without it refuses).
-        if packet.extended.invalidate.is_some() {
-            return Err(INVALID);
-        }
         let receive = self.responder.receives.claim(shared).ok_or(Refusal::NotReady)?;
         let pieces = receive.request.pieces;
         let offset = match self.responder.incoming {
@@ -251,6 +247,15 @@ impl QueuePair {
         };
         scatter(shared, receive.domain, &pieces, offset, packet.payload).map_err(failed)?;
         if packet.opcode.position().ends() {
+            // A key that may not be invalidated ends the message here, and at the peer (IBTA
+            // 9.9.6.3.1 wants no answer; the peer would learn of it by a timeout).
+            let denied = |_| {
+                let status = CompletionStatus::LocalProtection;
+                Refusal::Receive(status, NakCode::RemoteAccessError)
+            };
+            if let Some(key) = packet.extended.invalidate {
+                shared.memory.invalidate(self.domain, key.0).map_err(denied)?;
+            }
             self.responder.incoming = None;
             self.responder.receives.take(shared);
             self.complete_receive(shared, receive, CompletionStatus::Success, packet, end);
@@ -405,6 +410,7 @@ impl QueuePair {
         let completion = Completion {
             length: length as u32,
             immediate: packet.extended.immediate.map(|immediate| immediate.0),
+            invalidated: packet.extended.invalidate.map(|key| key.0),
             ..Completion::new(receive.request.id, self.qpn, status, operation)
         };
         shared.complete(self.receive_completions, completion);

@@ -1,5 +1,7 @@
 //! Work requests: what is posted to a queue pair.
 
+use millstream_wire::Qpn;
+
 use crate::completion::CompletionOperation;
 use crate::datagrams::DatagramDestination;
 use crate::error::PostError;
@@ -93,6 +95,12 @@ pub enum SendOperation {
         /// Delivered in the peer's completion.
         immediate: Option<u32>,
     },
+    /// A message into the peer's next receive request, which also takes the right to a region
+    /// away from all remotes.
+    SendInvalidate {
+        /// The peer's key of the region.
+        remote_key: u32,
+    },
     /// Local pieces into the peer's memory.
     Write {
         /// Virtual address at the peer.
@@ -169,7 +177,7 @@ impl SendOperation {
     /// What its completion is of.
     pub const fn completes_as(&self) -> CompletionOperation {
         match self {
-            Self::Send { .. } => CompletionOperation::Send,
+            Self::Send { .. } | Self::SendInvalidate { .. } => CompletionOperation::Send,
             Self::Write { .. } => CompletionOperation::Write,
             Self::Read { .. } => CompletionOperation::Read,
             Self::CompareSwap { .. } => CompletionOperation::CompareSwap,
@@ -213,6 +221,23 @@ impl SendRequest {
             fence: false,
             datagram: None,
         }
+    }
+
+    /// Whether it can have these bytes inline on a queue pair that takes up to `limit`. Every
+    /// provider asks this first, so that all of them refuse alike.
+    pub const fn check_inline(
+        &self,
+        qpn: Qpn,
+        bytes: &[u8],
+        limit: usize,
+    ) -> Result<(), PostError> {
+        if self.operation.fetches() || self.pieces.count > 0 {
+            return Err(PostError::NotInline(qpn));
+        }
+        if bytes.len() > limit {
+            return Err(PostError::InlineTooLong { length: bytes.len(), limit });
+        }
+        Ok(())
     }
 }
 

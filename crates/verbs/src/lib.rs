@@ -41,7 +41,7 @@ pub use millstream_net::{Driver, DriverCounters, UnknownDriver};
 pub use millstream_roce::{
     ATOMIC_LENGTH, Access, AsyncEvent, Attribute, Completion, CompletionOperation,
     CompletionStatus, Counters, CreateError, DatagramDestination, GLOBAL_ROUTE_HEADER_LENGTH,
-    IcrcCheck, MAX_SCATTER_GATHER, ModifyError, Piece, PostError, QueuePairAttributes,
+    IcrcCheck, MAX_INLINE, MAX_SCATTER_GATHER, ModifyError, Piece, PostError, QueuePairAttributes,
     QueuePairCapabilities, QueuePairState, ReceiveRequest, RegionError, ScatterGather,
     SendOperation, SendRequest, SharedReceiveQueueId, Transport, attributes_of_transition,
     encode_rnr_timer,

@@ -76,6 +76,13 @@ impl QueuePair {
         either!(&self.pair, pair => pair.post_send(requests))
     }
 
+    /// Appends a request to the send queue that brings its bytes along, and has no pieces. They are
+    /// copied, and need no region: at most [`QueuePairCapabilities::max_inline`] of them, which is 0
+    /// unless the queue pair was made with more.
+    pub fn post_send_inline(&self, request: &SendRequest, bytes: &[u8]) -> Result<(), PostError> {
+        either!(&self.pair, pair => pair.post_send_inline(request, bytes))
+    }
+
     /// Appends requests to the receive queue, in order. On error, the number that were accepted
     /// before the one that was not.
     pub fn post_receive(&self, requests: &[ReceiveRequest]) -> Result<(), (usize, PostError)> {

@@ -59,6 +59,7 @@ pub(crate) struct Options {
     pub(crate) max_message_length: u32,
     pub(crate) completions: usize,
     pub(crate) work_requests: usize,
+    pub(crate) max_inline: usize,
     pub(crate) partition_keys: &'static [u16],
 }
 
@@ -77,6 +78,7 @@ impl Default for Options {
             max_message_length: 1 << 30,
             completions: 4096,
             work_requests: 256,
+            max_inline: 0,
             partition_keys: &[0xffff],
         }
     }
@@ -103,11 +105,11 @@ impl Pair {
             };
             let mut endpoint = Endpoint::new(config, OwnedMemory::new(64));
             let queue = endpoint.create_completion_queue(options.completions).unwrap();
-            let config = QueuePairConfig::new(
-                DOMAIN,
-                queue,
-                QueuePairCapabilities::new(options.work_requests, options.work_requests),
-            );
+            let capabilities = QueuePairCapabilities {
+                max_inline: options.max_inline,
+                ..QueuePairCapabilities::new(options.work_requests, options.work_requests)
+            };
+            let config = QueuePairConfig::new(DOMAIN, queue, capabilities);
             let qpn = endpoint.create_queue_pair(&config).unwrap();
             let inbound = VecDeque::new();
             Host { endpoint, address, queue, qpn, completions: Vec::new(), inbound }

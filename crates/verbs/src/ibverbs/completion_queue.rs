@@ -376,6 +376,7 @@ fn completion(qpn: Qpn, receives: bool, posted: &Posted, entry: &ffi::Wc) -> Com
     let status = status(entry.status);
     let success = status == CompletionStatus::Success;
     let with_immediate = success && receives && entry.wc_flags & ffi::WC_WITH_IMM != 0;
+    let with_key = success && receives && entry.wc_flags & ffi::WC_WITH_INV != 0;
     let operation = match entry.opcode {
         ffi::WC_RECV_RDMA_WITH_IMM if success => CompletionOperation::ReceiveWrite,
         _ => posted.operation,
@@ -388,6 +389,7 @@ fn completion(qpn: Qpn, receives: bool, posted: &Posted, entry: &ffi::Wc) -> Com
             (_, false) => posted.length,
         },
         immediate: with_immediate.then(|| u32::from_be(entry.imm_data)),
+        invalidated: with_key.then_some(entry.imm_data),
         ..Completion::new(posted.id, qpn, status, operation)
     }
 }

@@ -201,6 +201,7 @@ pub(super) struct Wc {
 
 pub(super) const WC_RECV_RDMA_WITH_IMM: u32 = 129;
 pub(super) const WC_WITH_IMM: c_uint = 1 << 1;
+pub(super) const WC_WITH_INV: c_uint = 1 << 3;
 
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
@@ -220,7 +221,7 @@ pub(super) struct SendWr {
     pub(super) num_sge: c_int,
     pub(super) opcode: u32,
     pub(super) send_flags: c_uint,
-    /// Network byte order.
+    /// Network byte order. (Or the key that a SEND invalidates, in the machine's.)
     pub(super) imm_data: u32,
     pub(super) wr: Wr,
     pub(super) _rest: [u64; 7],
@@ -273,10 +274,12 @@ pub(super) const WR_SEND_WITH_IMM: u32 = 3;
 pub(super) const WR_RDMA_READ: u32 = 4;
 pub(super) const WR_ATOMIC_CMP_AND_SWP: u32 = 5;
 pub(super) const WR_ATOMIC_FETCH_AND_ADD: u32 = 6;
+pub(super) const WR_SEND_WITH_INV: u32 = 9;
 
 pub(super) const SEND_FENCE: c_uint = 1 << 0;
 pub(super) const SEND_SIGNALED: c_uint = 1 << 1;
 pub(super) const SEND_SOLICITED: c_uint = 1 << 2;
+pub(super) const SEND_INLINE: c_uint = 1 << 3;
 
 #[derive(Clone, Copy)]
 #[repr(C)]

@@ -44,6 +44,9 @@ impl MemoryRegion {
         access: Access,
     ) -> Result<Self, RegionError> {
         access.check_region(address.expose_provenance() as u64, length as u64)?;
+        if access.contains(Access::REMOTE_INVALIDATE) {
+            return Err(RegionError::InvalidationUnsupported);
+        }
         let device = &domain.device;
         let pd = domain
             .domain

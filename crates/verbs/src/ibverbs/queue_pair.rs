@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use millstream_roce::{
-    Access, Attribute, CreateError, ModifyError, QueuePairAttributes, QueuePairCapabilities,
-    QueuePairState, Transport,
+    Access, Attribute, CreateError, MAX_INLINE, ModifyError, QueuePairAttributes,
+    QueuePairCapabilities, QueuePairState, Transport,
 };
 use millstream_wire::{Mtu, Qpn};
 
@@ -179,13 +179,17 @@ impl QueuePair {
                 return Err(CreateError::OutOfRange { what, value, limit });
             }
         }
+        let (value, limit) = (capabilities.max_inline, MAX_INLINE);
+        if value > limit {
+            return Err(CreateError::OutOfRange { what: "max_inline", value, limit });
+        }
         let pieces = limits.max_scatter_gather as u32;
         let cap = ffi::QpCap {
             max_send_wr: max_send_requests as u32,
             max_recv_wr: max_receive_requests as u32,
             max_send_sge: pieces,
             max_recv_sge: pieces,
-            max_inline_data: 0,
+            max_inline_data: capabilities.max_inline as u32,
         };
         let native = objects::QueuePair::create(
             pd,
@@ -379,7 +383,7 @@ impl QueuePair {
             mask |= qp_mask::QKEY;
         }
         if let Some(access) = attributes.access {
-            native.qp_access_flags = access.bits();
+            native.qp_access_flags = access.difference(Access::REMOTE_INVALIDATE).bits();
             mask |= qp_mask::ACCESS_FLAGS;
         }
         if let Some(remote) = attributes.remote_address {

@@ -83,6 +83,10 @@ impl Memory for HostMemory {
         })
     }
 
+    fn invalidate(&mut self, domain: ProtectionDomainId, key: u32) -> Result<(), AccessDenied> {
+        self.regions.invalidate(domain, key)
+    }
+
     fn bytes(&self, piece: &Piece) -> Result<&[u8], AccessDenied> {
         let region = self.regions.get(piece.key).ok_or(AccessDenied::Protection)?;
         region.offset(piece.address, piece.length.into()).ok_or(AccessDenied::Protection)?;

@@ -85,6 +85,16 @@ impl QueuePair {
         Ok(())
     }
 
+    pub(crate) fn post_send_inline(
+        &self,
+        request: &SendRequest,
+        bytes: &[u8],
+    ) -> Result<(), PostError> {
+        self.introduce(std::slice::from_ref(request));
+        let mut endpoint = self.device.lock().ok_or(PostError::DeviceFailed)?;
+        endpoint.post_send_inline(self.device.now(), self.number, request, bytes)
+    }
+
     /// Before the device is locked: it may take a while.
     fn introduce(&self, requests: &[SendRequest]) {
         for destination in requests.iter().filter_map(|request| request.datagram) {

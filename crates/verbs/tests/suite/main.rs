@@ -12,6 +12,7 @@ mod data;
 mod datagrams;
 mod errors;
 mod harness;
+mod requests;
 mod shared_receives;
 mod states;
 mod waiting;

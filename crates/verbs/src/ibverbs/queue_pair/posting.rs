@@ -22,6 +22,24 @@ pub(super) const BATCH: usize = receive_batch::LENGTH;
 
 impl QueuePair {
     pub(crate) fn post_send(&self, requests: &[SendRequest]) -> Result<(), (usize, PostError)> {
+        self.post(requests, None)
+    }
+
+    pub(crate) fn post_send_inline(
+        &self,
+        request: &SendRequest,
+        bytes: &[u8],
+    ) -> Result<(), PostError> {
+        request.check_inline(self.number(), bytes, self.capabilities.max_inline)?;
+        self.post(std::slice::from_ref(request), Some(bytes)).map_err(|(_, error)| error)
+    }
+
+    /// Posts requests, or one with its inline bytes.
+    fn post(
+        &self,
+        requests: &[SendRequest],
+        inline: Option<&[u8]>,
+    ) -> Result<(), (usize, PostError)> {
         let mut poster = self.work().send.poster();
         let state = self.posting_state(QueuePairState::takes_sends)?;
         let limits = self.device.attributes();
@@ -53,7 +71,7 @@ impl QueuePair {
         };
         let limit = self.capabilities.max_send_requests;
         let posted = in_batches(requests, &mut poster, limit, check, |poster, batch| {
-            self.hand_over_sends(poster, batch)
+            self.hand_over_sends(poster, batch, inline)
         });
         drop(poster);
         self.conclude("ibv_post_send", limit, requests.len(), posted)
@@ -88,7 +106,12 @@ impl QueuePair {
             .map_err(|code| PostError::System { call: "ibv_create_ah", code })
     }
 
-    fn hand_over_sends(&self, poster: &mut Poster<'_>, batch: &[SendRequest]) -> Handover {
+    fn hand_over_sends(
+        &self,
+        poster: &mut Poster<'_>,
+        batch: &[SendRequest],
+        inline: Option<&[u8]>,
+    ) -> Handover {
         let (sequence, _) = poster.next();
         let mut pieces = [[ffi::Sge::default(); MAX_SCATTER_GATHER]; BATCH];
         let mut native = [EMPTY_SEND; BATCH];
@@ -96,7 +119,13 @@ impl QueuePair {
         let destinations = lock(&self.destinations);
         for (index, request) in batch.iter().enumerate() {
             let list = &mut pieces[index];
-            let num_sge = gather(request.pieces.pieces(), list);
+            let mut num_sge = gather(request.pieces.pieces(), list);
+            if let Some(bytes) = inline {
+                // Read before `ibv_post_send` returns; no key is looked at.
+                let (addr, length) = (bytes.as_ptr().expose_provenance() as u64, bytes.len());
+                list[0] = ffi::Sge { addr, length: length as u32, lkey: 0 };
+                num_sge = 1;
+            }
             let sequence = sequence.wrapping_add(index as u32);
             let entry = &mut native[index];
             entry.wr_id = work::number(self.send_owner.key, sequence);
@@ -105,6 +134,7 @@ impl QueuePair {
             let (opcode, immediate) = match request.operation {
                 SendOperation::Send { immediate: None } => (ffi::WR_SEND, None),
                 SendOperation::Send { immediate } => (ffi::WR_SEND_WITH_IMM, immediate),
+                SendOperation::SendInvalidate { .. } => (ffi::WR_SEND_WITH_INV, None),
                 SendOperation::Write { remote_address: remote_addr, remote_key, immediate } => {
                     entry.wr.rdma = ffi::Rdma { remote_addr, rkey: remote_key };
                     let opcode = match immediate {
@@ -143,12 +173,18 @@ impl QueuePair {
                 entry.wr.ud = ffi::Ud { ah, remote_qpn: qpn.value(), remote_qkey: queue_key };
             }
             entry.opcode = opcode;
-            entry.imm_data = immediate.unwrap_or(0).to_be();
-            if request.signaled {
-                entry.send_flags |= ffi::SEND_SIGNALED;
+            entry.imm_data = match request.operation {
+                SendOperation::SendInvalidate { remote_key } => remote_key,
+                _ => immediate.unwrap_or(0).to_be(),
+            };
+            if inline.is_some() {
+                entry.send_flags |= ffi::SEND_INLINE;
             }
             if request.fence {
                 entry.send_flags |= ffi::SEND_FENCE;
+            }
+            if request.signaled {
+                entry.send_flags |= ffi::SEND_SIGNALED;
             }
             if request.solicited {
                 entry.send_flags |= ffi::SEND_SOLICITED;
@@ -157,7 +193,7 @@ impl QueuePair {
         let noted = batch.iter().map(|request| Posted {
             id: request.id,
             operation: request.operation.completes_as(),
-            length: request.pieces.length() as u32,
+            length: inline.map_or(request.pieces.length(), |bytes| bytes.len() as u64) as u32,
         });
         // SAFETY: each `sg_list` is the entry of `pieces` with `num_sge` of them.
         poster.hand_over(noted, || unsafe { self.pair.native.post_send(native) })
