@@ -134,8 +134,13 @@ impl Asker {
         let mut peers = Vec::new();
         let mut asked_all = None;
         let mut doubt = false;
-        while !self.shared.stop.load(Ordering::SeqCst) {
+        loop {
+            // First, so that whoever asks for the end afterwards finds this thread asleep or keeps
+            // it from sleeping.
             self.shared.wake.take();
+            if self.shared.stop.load(Ordering::SeqCst) {
+                return;
+            }
             doubt |= self.notices.take();
             let now = crate::now();
             let quiet_until = asked_all.map(|asked| asked + QUIET);
