@@ -139,13 +139,13 @@ impl Congestion {
     pub(crate) fn sent(&mut self, now: Instant, bytes: u64) {
         self.meter.add(now, bytes);
         if let Some(limit) = &mut self.limit {
-            // What was not used while a batch gathered, or the timer was late, may leave at once.
-            // Not more: after a rest of any length, two batches.
-            let credit = 2 * limit.time_of(BATCH).min(LONGEST_GATHER);
-            let unused = now.saturating_duration_since(limit.next);
-            let start = limit.next + unused.saturating_sub(credit);
-            limit.next = start + limit.time_of(bytes);
+            limit.next = limit.next_after(now, bytes);
         }
+    }
+
+    /// Whether a packet of so many bytes, if it left now, would be the last for a while.
+    pub(crate) fn pauses_after(&self, now: Instant, bytes: u64) -> bool {
+        self.limit.is_some_and(|limit| limit.next_after(now, bytes) > now)
     }
 
     /// When something may leave again, if it must wait.
@@ -181,6 +181,15 @@ impl Congestion {
 }
 
 impl Limit {
+    /// When the next packet may leave if one of so many bytes leaves now.
+    fn next_after(&self, now: Instant, bytes: u64) -> Instant {
+        // What was not used while a batch gathered, or the timer was late, may leave at once. Not
+        // more: after a rest of any length, two batches.
+        let credit = 2 * self.time_of(BATCH).min(LONGEST_GATHER);
+        let unused = now.saturating_duration_since(self.next);
+        self.next + unused.saturating_sub(credit) + self.time_of(bytes)
+    }
+
     /// How long so many bytes take.
     fn time_of(&self, bytes: u64) -> Duration {
         Duration::from_nanos(bytes.saturating_mul(1_000_000_000) / self.rate.max(1))

@@ -11,8 +11,8 @@ use std::collections::VecDeque;
 use core::time::Duration;
 
 use millstream_wire::{
-    AtomicEth, ExtendedHeaders, Ieth, ImmDt, Mtu, NakCode, Opcode, Operation, Packet, Position,
-    Psn, Qpn, Reth, Syndrome,
+    AtomicEth, ExtendedHeaders, ICRC_LENGTH, Ieth, ImmDt, MAX_HEADER_LENGTH, Mtu, NakCode, Opcode,
+    Operation, Packet, Position, Psn, Qpn, Reth, Syndrome,
 };
 
 use crate::completion::{Completion, CompletionStatus};
@@ -33,6 +33,9 @@ const READ_CHUNK: u64 = 16;
 
 /// An acknowledgement is asked for at least every so many packets.
 const ACKNOWLEDGE_INTERVAL: u64 = 16;
+
+/// A packet's bytes beside its payload, at most.
+const HEADERS: u64 = (MAX_HEADER_LENGTH + 3 + ICRC_LENGTH) as u64;
 
 #[derive(Debug)]
 pub(crate) struct Requester {
@@ -515,6 +518,13 @@ impl QueuePair {
             self.fail_fatally(shared, Some(CompletionStatus::RetryExceeded));
             return;
         }
+        // What asks again has not left yet, for want of rate: it is not the peer who is silent.
+        let asks = requester.probe.is_some() || requester.next == requester.unacknowledged;
+        if let Some(until) = self.congestion.deadline().filter(|_| asks) {
+            let next = until + requester.round_trip.timeout(timeout);
+            requester.deadline = Some(next.min(requester.last_progress + patience));
+            return;
+        }
         requester.recovered = None;
         requester.round_trip.timed_out();
         let in_flight = requester.sent - requester.unacknowledged;
@@ -597,6 +607,7 @@ impl QueuePair {
             || fetches
             || psn.is_multiple_of(ACKNOWLEDGE_INTERVAL)
             || in_flight + 1 >= allowed
+            || self.congestion.pauses_after(now, payload.length() + HEADERS)
             || probe.is_some();
         // Only what takes a receive request raises an event (IBTA 9.2.3).
         let takes_receive = opcode.operation() == Operation::Send || extended.immediate.is_some();

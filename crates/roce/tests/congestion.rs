@@ -5,9 +5,9 @@ mod common;
 use std::time::Duration;
 
 use common::forge::Forge;
-use common::{Options, Pair, everything, meta, pattern, piece};
-use millstream_roce::{Node, SendOperation};
-use millstream_wire::{Opcode, Syndrome};
+use common::{Host, Options, Pair, everything, meta, pattern, piece};
+use millstream_roce::{CompletionStatus, Node, SendOperation};
+use millstream_wire::{Mtu, Opcode, Syndrome};
 
 const FIRST: u32 = 100;
 const ADDRESS: u64 = 0x1000_0000;
@@ -25,6 +25,94 @@ fn inject_marked(pair: &mut Pair, forge: &Forge) {
     let mut meta = meta(pair.hosts[0].address, pair.hosts[1].address);
     meta.congestion_experienced = true;
     pair.hosts[1].endpoint.handle_datagram(pair.now, &meta, &datagram);
+}
+
+/// What [`Pair::step`] does, or at most the 50 microseconds to the next of the notifications that
+/// keep host 0 at its lowest rate.
+fn step_slowly(pair: &mut Pair) {
+    Forge::new(pair, 0, Opcode::CongestionNotification, 0).inject(pair);
+    let until = pair.now + Duration::from_micros(50);
+    let soon = |host: &mut Host| {
+        let arrival = host.inbound.front().map(|(at, _)| *at);
+        [arrival, host.endpoint.poll_timeout()].into_iter().flatten().any(|at| at <= until)
+    };
+    if pair.hosts.iter_mut().any(soon) {
+        pair.step();
+    } else {
+        pair.now = until;
+    }
+}
+
+/// Between one packet and the next that the rate allows, a peer that answers at once is silent.
+/// That is neither a loss nor its death.
+#[test]
+fn a_low_rate_is_not_taken_for_silence() {
+    for (timeout, retry_count) in [(14, 7), (10, 2)] {
+        let mtu = Mtu::B4096;
+        let mut pair = Pair::with(Options { mtu, timeout, retry_count, ..Options::default() });
+        let local = pair.register(0, ADDRESS, pattern(1 << 20, 1));
+        let remote = pair.register(1, ADDRESS, pattern(1 << 20, 2));
+        let operation =
+            SendOperation::Write { remote_address: ADDRESS, remote_key: remote, immediate: None };
+        // The time of a round trip is known.
+        pair.post(0, 1, operation, &[piece(local, ADDRESS, 4096)]);
+        pair.run(Duration::from_secs(1));
+        (0..100).for_each(|_| step_slowly(&mut pair));
+        pair.post(0, 2, operation, &[piece(local, ADDRESS, 256 << 10)]);
+        pair.step();
+        while pair.hosts[0].completions.len() < 2 {
+            step_slowly(&mut pair);
+        }
+        let statuses = pair.completions(0).into_iter().map(|completion| completion.status);
+        assert_eq!(statuses.collect::<Vec<_>>(), [CompletionStatus::Success; 2]);
+        assert_eq!((pair.counters(0).retransmissions, pair.counters(0).timeouts), (0, 0));
+    }
+}
+
+/// While what asks again waits for its turn, the peer's silence does not grow.
+#[test]
+fn a_lost_answer_at_a_low_rate_is_one_silence() {
+    let mut pair = Pair::with(Options { mtu: Mtu::B4096, timeout: 14, ..Options::default() });
+    let local = pair.register(0, ADDRESS, pattern(1 << 20, 1));
+    let remote = pair.register(1, ADDRESS, pattern(1 << 20, 2));
+    let operation =
+        SendOperation::Write { remote_address: ADDRESS, remote_key: remote, immediate: None };
+    pair.post(0, 1, operation, &[piece(local, ADDRESS, 4096)]);
+    pair.run(Duration::from_secs(1));
+    (0..100).for_each(|_| step_slowly(&mut pair));
+    let mut answers = 0;
+    pair.wire = Box::new(move |to, datagram| {
+        answers += usize::from(to == 0);
+        let lost = to == 0 && answers == 1;
+        (!lost).then(|| datagram.to_vec()).into_iter().collect()
+    });
+    pair.post(0, 2, operation, &[piece(local, ADDRESS, 256 << 10)]);
+    pair.step();
+    while pair.hosts[0].completions.len() < 2 {
+        step_slowly(&mut pair);
+    }
+    assert_eq!((pair.counters(0).retransmissions, pair.counters(0).timeouts), (1, 1));
+}
+
+/// However low the rate, a peer that is dead is found to be.
+#[test]
+fn a_low_rate_does_not_hide_a_dead_peer() {
+    let mut pair = Pair::with(Options { mtu: Mtu::B4096, ..Options::default() });
+    let local = pair.register(0, ADDRESS, pattern(1 << 20, 1));
+    let operation =
+        SendOperation::Write { remote_address: ADDRESS, remote_key: 1, immediate: None };
+    (0..100).for_each(|_| step_slowly(&mut pair));
+    pair.wire = Box::new(|_, _| Vec::new());
+    pair.post(0, 1, operation, &[piece(local, ADDRESS, 256 << 10)]);
+    let start = pair.now;
+    pair.step();
+    while pair.hosts[0].completions.is_empty() {
+        step_slowly(&mut pair);
+    }
+    assert_eq!(pair.completions(0)[0].status, CompletionStatus::RetryExceeded);
+    // Eight times 4.2 ms.
+    let silence = pair.now.saturating_duration_since(start);
+    assert!(silence < Duration::from_millis(34), "{silence:?}");
 }
 
 fn write(pair: &Pair, key: u32, psn: u32) -> Forge {
