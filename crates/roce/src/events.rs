@@ -59,9 +59,10 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Adds an event; `false` when it is lost for want of room.
+    /// Adds an event; `false` when it is lost for want of room. The end of the device, of which
+    /// there is one, has room always.
     pub(crate) fn push(&mut self, event: AsyncEvent) -> bool {
-        let room = self.queue.len() < LIMIT;
+        let room = self.queue.len() < LIMIT || event == AsyncEvent::DeviceFatal;
         if room {
             self.queue.push_back(event);
         }
@@ -87,8 +88,8 @@ mod tests {
         let event = |number| AsyncEvent::QueuePairFatal(Qpn::new(number));
         let kept = (0..2000).filter(|&number| events.push(event(number))).count();
         assert_eq!((kept, events.len()), (LIMIT, LIMIT));
+        assert!(events.push(AsyncEvent::DeviceFatal), "there is none after it");
         assert_eq!(events.pop(), Some(event(0)));
-        assert!(events.push(AsyncEvent::DeviceFatal));
         assert_eq!(std::iter::from_fn(|| events.pop()).last(), Some(AsyncEvent::DeviceFatal));
     }
 }
