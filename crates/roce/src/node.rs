@@ -64,6 +64,8 @@ pub struct Transmit {
     pub destination: IpAddr,
     headers: [u8; MAX_HEADER_LENGTH + MAX_INLINE],
     header_length: u16,
+    /// So many bytes at the end of `headers` are payload.
+    inline_length: u16,
     pad_count: u8,
     payload: ScatterGather,
 }
@@ -75,6 +77,7 @@ impl Transmit {
             destination: IpAddr::V4(core::net::Ipv4Addr::UNSPECIFIED),
             headers: [0; MAX_HEADER_LENGTH + MAX_INLINE],
             header_length: 0,
+            inline_length: 0,
             pad_count: 0,
             payload: ScatterGather::EMPTY,
         }
@@ -94,6 +97,7 @@ impl Transmit {
         self.destination = destination;
         self.headers[..headers.len()].copy_from_slice(headers);
         self.header_length = headers.len() as u16;
+        self.inline_length = 0;
         self.payload = payload;
         self.pad_count = pad_count;
     }
@@ -106,6 +110,12 @@ impl Transmit {
         let start = usize::from(self.header_length);
         self.headers[start..start + bytes.len()].copy_from_slice(bytes);
         self.header_length += bytes.len() as u16;
+        self.inline_length += bytes.len() as u16;
+    }
+
+    /// Whether it carries data, of one kind or the other.
+    pub(crate) fn has_payload(&self) -> bool {
+        self.inline_length > 0 || !self.payload.pieces().is_empty()
     }
 
     /// The transport headers, from the BTH on, and the inline payload if there is any.

@@ -292,7 +292,7 @@ impl QueuePair {
             return true;
         }
         let sent = self.transmit_paced(now, shared, transmit);
-        if sent && !transmit.payload().is_empty() {
+        if sent && transmit.has_payload() {
             self.congestion.sent(now, transmit.datagram_length() as u64);
         }
         sent

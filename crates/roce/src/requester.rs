@@ -607,7 +607,7 @@ impl QueuePair {
             || fetches
             || psn.is_multiple_of(ACKNOWLEDGE_INTERVAL)
             || in_flight + 1 >= allowed
-            || self.congestion.pauses_after(now, payload.length() + HEADERS)
+            || self.congestion.pauses_after(now, length + HEADERS)
             || probe.is_some();
         // Only what takes a receive request raises an event (IBTA 9.2.3).
         let takes_receive = opcode.operation() == Operation::Send || extended.immediate.is_some();

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::forge::Forge;
 use common::{Host, Options, Pair, everything, meta, pattern, piece};
-use millstream_roce::{CompletionStatus, Node, SendOperation};
+use millstream_roce::{CompletionStatus, Node, ScatterGather, SendOperation, SendRequest};
 use millstream_wire::{Mtu, Opcode, Syndrome};
 
 const FIRST: u32 = 100;
@@ -92,6 +92,23 @@ fn a_lost_answer_at_a_low_rate_is_one_silence() {
         step_slowly(&mut pair);
     }
     assert_eq!((pair.counters(0).retransmissions, pair.counters(0).timeouts), (1, 1));
+}
+
+/// Inline bytes are data like others.
+#[test]
+fn inline_data_is_slowed_down_too() {
+    let options = Options { mtu: Mtu::B4096, max_inline: 256, ..Options::default() };
+    let mut pair = Pair::with(options);
+    (0..100).for_each(|_| step_slowly(&mut pair));
+    let operation =
+        SendOperation::Write { remote_address: ADDRESS, remote_key: 1, immediate: None };
+    for id in 0..100 {
+        let request = SendRequest::new(id, operation, ScatterGather::EMPTY);
+        let Host { endpoint, qpn, .. } = &mut pair.hosts[0];
+        endpoint.post_send_inline(pair.now, *qpn, &request, &[0x5a; 256]).unwrap();
+    }
+    let sent = pair.answers(0).len();
+    assert!((1..16).contains(&sent), "{sent}");
 }
 
 /// However low the rate, a peer that is dead is found to be.
