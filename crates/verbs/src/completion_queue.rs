@@ -26,7 +26,8 @@ impl CompletionQueue {
     }
 
     /// Waits until there is a completion to poll, at most `timeout`; returns whether there is one.
-    /// Returns `false` at once when the device has failed, see [`crate::Device::failure`].
+    /// Returns `false` at once when the device has failed, see [`crate::Device::failure`], and for a
+    /// queue with a handler.
     pub fn wait(&self, timeout: Duration) -> bool {
         either!(&self.queue, queue => queue.wait(timeout))
     }

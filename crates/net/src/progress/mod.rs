@@ -75,7 +75,7 @@ impl<N: Node + Send + 'static> Progress<N> {
     /// node; and once more when the thread ends, whatever the reason, so that it can wake those who
     /// wait for the node ([`Shared::failure`] is set then). When it uses [`Shared::lock`], another
     /// round follows, but no other call of it unless something of the above happens: what it wants
-    /// to handle, it must handle to the end.
+    /// to handle, it must handle to the end, or ask for by [`Shared::call_again`].
     ///
     /// # Safety
     /// The thread reads the memory behind [`Node::bytes`] after it has released the node's lock. All

@@ -112,6 +112,12 @@ impl<N> Shared<N> {
         Guard { node, request: None }
     }
 
+    /// Asks for a round after which the hook is called, whatever happens in it: for a hook that has
+    /// more to do, and lets packets have their turn.
+    pub fn call_again(&self) {
+        self.wake.request(OTHER_THREAD);
+    }
+
     /// The time, by the clock that the node is given. Take it while holding the node: its time must
     /// not go backwards.
     pub fn now(&self) -> Instant {

@@ -1,6 +1,7 @@
 //! Completion queues of soft devices: polled, waited for, or handled as completions come.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -19,6 +20,8 @@ pub(crate) struct CompletionQueue {
 /// What the progress thread needs of a queue.
 pub(super) struct Notice {
     pub(super) id: CompletionQueueId,
+    /// The queue is no more, and its number may be another's. Set and read with the endpoint locked.
+    gone: AtomicBool,
     waiters: Waiters,
     handler: Option<Mutex<CompletionHandler>>,
 }
@@ -32,8 +35,12 @@ impl CompletionQueue {
         let mut endpoint = device.lock().ok_or(CreateError::DeviceFailed)?;
         let id = endpoint.create_completion_queue(capacity)?;
         endpoint.release_without_waking();
-        let notice =
-            Arc::new(Notice { id, waiters: Waiters::default(), handler: handler.map(Mutex::new) });
+        let notice = Arc::new(Notice {
+            id,
+            gone: AtomicBool::new(false),
+            waiters: Waiters::default(),
+            handler: handler.map(Mutex::new),
+        });
         device.notices().push(Arc::clone(&notice));
         Ok(Self { device: Arc::clone(device), notice })
     }
@@ -50,6 +57,9 @@ impl CompletionQueue {
     }
 
     pub(crate) fn wait(&self, timeout: Duration) -> bool {
+        if self.notice.handler.is_some() {
+            return false;
+        }
         let look = || {
             let endpoint = self.device.lock_regardless();
             let waiting = endpoint.completions_waiting(self.id());
@@ -78,14 +88,21 @@ impl fmt::Debug for CompletionQueue {
 impl Drop for CompletionQueue {
     fn drop(&mut self) {
         self.device.notices().retain(|notice| !Arc::ptr_eq(notice, &self.notice));
+        let mut endpoint = self.device.lock_regardless();
+        self.notice.gone.store(true, Ordering::Relaxed);
         // No queue pair is left that uses it: they hold clones of the handle.
-        let _ = self.device.lock_regardless().destroy_completion_queue(self.notice.id);
+        let _ = endpoint.destroy_completion_queue(self.notice.id);
     }
 }
 
 impl Notice {
     pub(super) fn has_handler(&self) -> bool {
         self.handler.is_some()
+    }
+
+    /// Whether the queue is no more. To be asked with the endpoint locked.
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone.load(Ordering::Relaxed)
     }
 
     /// Wakes who waits for this queue.

@@ -21,6 +21,9 @@ use crate::{Atomicity, DeviceAttributes, OpenError};
 /// Completions handed to a handler at a time.
 const HANDLER_BATCH: usize = 256;
 
+/// So often handlers are called before the next packets have their turn.
+const HANDLER_PASSES: u32 = 8;
+
 /// What a soft device is opened with.
 #[derive(Clone, Debug)]
 pub struct SoftConfig {
@@ -256,6 +259,7 @@ impl Deliverer {
         let queues = notices.queues.lock().unwrap_or_else(PoisonError::into_inner);
         self.queues.extend(queues.iter().cloned());
         drop(queues);
+        let mut passes = 0;
         loop {
             self.completions.clear();
             self.counts.clear();
@@ -269,7 +273,9 @@ impl Deliverer {
                 }
             };
             for queue in &self.queues {
-                self.counts.push(if queue.has_handler() {
+                self.counts.push(if queue.is_gone() {
+                    0
+                } else if queue.has_handler() {
                     endpoint.poll_completions(queue.id, &mut self.completions, HANDLER_BATCH)
                 } else {
                     endpoint.completions_waiting(queue.id)
@@ -281,7 +287,7 @@ impl Deliverer {
                 notices.events.wake();
             }
             let mut rest = self.completions.as_slice();
-            let mut full = false;
+            let mut handled = false;
             for (queue, &count) in self.queues.iter().zip(&self.counts) {
                 if count == 0 && shared.failure().is_none() {
                     continue;
@@ -290,12 +296,19 @@ impl Deliverer {
                     let (now, later) = rest.split_at(count);
                     queue.handle(now);
                     rest = later;
-                    full |= count == HANDLER_BATCH;
+                    handled |= count > 0;
                 } else {
                     queue.wake();
                 }
             }
-            if !full {
+            // There may be more, also by what a handler did: requests that it had flushed make no
+            // packet that would bring us here again.
+            if !handled {
+                break;
+            }
+            passes += 1;
+            if passes == HANDLER_PASSES && shared.failure().is_none() {
+                shared.call_again();
                 break;
             }
         }

@@ -5,12 +5,13 @@ use std::thread;
 use std::time::Duration;
 
 use millstream_verbs::{
-    Completion, CompletionStatus, Piece, QueuePair, ReceiveRequest, ScatterGather, SendOperation,
+    Completion, CompletionStatus, Piece, QueuePair, QueuePairState, ReceiveRequest, ScatterGather,
+    SendOperation,
 };
 
 use crate::harness::{
     CAPABILITIES, End, PATIENCE, SEND, USUAL, connect, next_good, open_device, piece, register,
-    request, two, write_to,
+    request, to, to_init, two, write_to,
 };
 
 const EMPTY: Piece = Piece { key: 0, address: 0, length: 0 };
@@ -122,6 +123,74 @@ fn a_handler_gets_completions_and_may_post_more() {
     assert_eq!(queue.poll(&mut Vec::new(), 10), 0);
     drop((source_region, target_region));
     assert_eq!(target, source);
+}
+
+/// With no packet and no deadline to follow, only the handler's own call can bring the rest about.
+#[test]
+fn a_handler_that_fails_its_queue_pair_hears_of_the_flush() {
+    let [a, b] = two();
+    let (sender, receiver) = mpsc::channel();
+    let pair: Arc<OnceLock<QueuePair>> = Arc::default();
+    let failing = Arc::clone(&pair);
+    let handler = Box::new(move |completions: &[Completion]| {
+        for completion in completions {
+            if completion.status == CompletionStatus::Success {
+                failing.get().unwrap().modify(&to(QueuePairState::Error)).unwrap();
+            }
+            sender.send((completion.id, completion.status)).unwrap();
+        }
+    });
+    let queue = b.device.create_completion_queue_with_handler(16, handler).unwrap();
+    let handled = b.domain.create_queue_pair(&queue, &queue, CAPABILITIES).unwrap();
+    let other = a.domain.create_queue_pair(&a.completions, &a.completions, CAPABILITIES).unwrap();
+    connect((&handled, &b.device), (&other, &a.device), USUAL);
+    pair.set(handled).unwrap();
+    pair.get().unwrap().post_receive(&[receive(0), receive(1)]).unwrap();
+    other.post_send(&[request(0, SEND, EMPTY)]).unwrap();
+    for expected in [(0, CompletionStatus::Success), (1, CompletionStatus::Flushed)] {
+        assert_eq!(receiver.recv_timeout(PATIENCE), Ok(expected));
+    }
+    next_good(&a.completions, 1);
+}
+
+/// A queue that is made while a handler runs may take the place of one that goes meanwhile.
+#[test]
+fn a_queue_that_goes_while_a_handler_runs_hears_nothing_of_its_successor() {
+    let [a, b] = two();
+    let (entered, running) = mpsc::channel();
+    let (go, wait_to_go) = mpsc::channel();
+    let busy = b.device.create_completion_queue_with_handler(
+        16,
+        Box::new(move |_: &[Completion]| {
+            entered.send(()).unwrap();
+            wait_to_go.recv().unwrap();
+        }),
+    );
+    let busy = busy.unwrap();
+    let (sender, receiver) = mpsc::channel();
+    let named = |name: &'static str| {
+        let sender = sender.clone();
+        let handler = Box::new(move |completions: &[Completion]| {
+            completions.iter().for_each(|it| sender.send((name, it.id)).unwrap());
+        });
+        b.device.create_completion_queue_with_handler(16, handler).unwrap()
+    };
+    let old = named("old");
+    let handled = b.domain.create_queue_pair(&busy, &busy, CAPABILITIES).unwrap();
+    let other = a.domain.create_queue_pair(&a.completions, &a.completions, CAPABILITIES).unwrap();
+    connect((&handled, &b.device), (&other, &a.device), USUAL);
+    handled.post_receive(&[receive(0)]).unwrap();
+    other.post_send(&[request(0, SEND, EMPTY)]).unwrap();
+    running.recv_timeout(PATIENCE).unwrap();
+    drop(old);
+    let new = named("new");
+    let flushed = b.domain.create_queue_pair(&new, &new, CAPABILITIES).unwrap();
+    flushed.modify(&to_init()).unwrap();
+    flushed.post_receive(&[receive(7)]).unwrap();
+    flushed.modify(&to(QueuePairState::Error)).unwrap();
+    go.send(()).unwrap();
+    assert_eq!(receiver.recv_timeout(PATIENCE), Ok(("new", 7)));
+    next_good(&a.completions, 1);
 }
 
 #[test]
