@@ -8,8 +8,8 @@ use millstream_verbs::{
 };
 
 use crate::harness::{
-    ALL_ACCESS, Connection, End, USUAL, connect, is_rxe, next, next_good, open, piece, register,
-    request, two, two_with,
+    ALL_ACCESS, Connection, End, USUAL, connect, is_rxe, next, next_good, not_offered, open, piece,
+    register, request, two, two_with,
 };
 
 /// 8-byte numbers that outlive their region, and that others may change at any time.
@@ -47,6 +47,7 @@ fn offered(end: &End) -> bool {
     if end.device.attributes().atomicity != Atomicity::None {
         return true;
     }
+    not_offered(&end.device, "atomic operations");
     let (remote_address, remote_key) = (0, 0);
     let operation = SendOperation::FetchAdd { remote_address, remote_key, add: 1 };
     let mut bytes = vec![0; 8];

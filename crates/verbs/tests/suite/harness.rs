@@ -62,6 +62,14 @@ pub(crate) fn is_rxe(device: &Device) -> bool {
     device.provider() == Provider::Ibverbs && device.name().starts_with("rxe")
 }
 
+/// Says what a device does without. Soft devices and soft-RoCE offer everything: there the test must
+/// not pass for want of what it tests.
+pub(crate) fn not_offered(device: &Device, what: &str) {
+    let name = device.name();
+    assert!(device.provider() == Provider::Ibverbs && !is_rxe(device), "{name} offers no {what}");
+    println!("not offered by {name}: {what}");
+}
+
 /// One end. Fields are dropped from the top: the queue pair first.
 pub(crate) struct End {
     pub(crate) pair: QueuePair,

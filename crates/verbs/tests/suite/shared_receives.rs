@@ -6,8 +6,8 @@ use millstream_verbs::{
 };
 
 use crate::harness::{
-    CAPABILITIES, End, PATIENCE, SEND, USUAL, connect, is_rxe, next, next_good, open, pattern,
-    piece, register, request, to,
+    CAPABILITIES, End, PATIENCE, SEND, USUAL, connect, is_rxe, next, next_good, not_offered, open,
+    pattern, piece, register, request, to,
 };
 
 /// A queue of 16 at `end`; `None`, with a word, where the device offers none.
@@ -15,7 +15,7 @@ fn shared(end: &End) -> Option<SharedReceiveQueue> {
     match end.domain.create_shared_receive_queue(16) {
         Ok(queue) => Some(queue),
         Err(CreateError::Unsupported(what)) => {
-            println!("not offered by {}: {what}", end.device.name());
+            not_offered(&end.device, what);
             None
         }
         Err(error) => panic!("{error}"),
