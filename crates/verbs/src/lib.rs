@@ -43,7 +43,6 @@ pub use millstream_roce::{
     CompletionStatus, Counters, CreateError, DatagramDestination, GLOBAL_ROUTE_HEADER_LENGTH,
     IcrcCheck, MAX_INLINE, MAX_SCATTER_GATHER, ModifyError, Piece, PostError, QueuePairAttributes,
     QueuePairCapabilities, QueuePairState, ReceiveRequest, RegionError, ScatterGather,
-    SendOperation, SendRequest, SharedReceiveQueueId, Transport, attributes_of_transition,
-    encode_rnr_timer,
+    SendOperation, SendRequest, SharedReceiveQueueId, Transport, encode_rnr_timer,
 };
 pub use millstream_wire::{Mtu, Psn, Qpn};
