@@ -19,7 +19,7 @@ use crate::{output, units};
 /// Arguments of `sim`. What is not given is the scenario's own choice.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// Which scenario: allreduce, transfer, swarm, grid or rc-chaos
+    /// Which scenario: allreduce, transfer, swarm, grid, rc-chaos or congestion
     #[arg(long, value_name = "NAME|FILE", default_value = NAMES[0])]
     scenario: String,
     /// The seed of the first run
