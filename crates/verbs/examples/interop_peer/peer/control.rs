@@ -93,6 +93,8 @@ impl Control {
                     _ => self.early.push_back(line),
                 },
                 Err(TryRecvError::Empty) => break,
+                // What it said before it went is still to be heard.
+                Err(TryRecvError::Disconnected) if !self.early.is_empty() => break,
                 Err(TryRecvError::Disconnected) => bail!("the peer is gone"),
             }
         }

@@ -29,9 +29,6 @@ pub(crate) enum Role {
     Responder,
 }
 
-/// Each case is run with the leader in each of them.
-const ROLES: [Role; 2] = [Role::Requester, Role::Responder];
-
 impl Role {
     fn other(self) -> Self {
         match self {
@@ -94,7 +91,7 @@ pub(crate) fn entries() -> Vec<Entry> {
         Entry { name: case.name.clone(), role, needs_relay, needs_whole_icrc }
     };
     let cases = cases::all();
-    cases.iter().flat_map(|case| ROLES.map(|role| entry(case, role))).collect()
+    cases.iter().flat_map(|case| case.roles.iter().map(|&role| entry(case, role))).collect()
 }
 
 /// Runs the cases for which `wanted` says so, and reports each. `relay` is the socket of a relay on
@@ -109,7 +106,7 @@ pub(crate) fn lead(
     let mut relay = relay.map(Relay::connect).transpose()?;
     let mut control = Control::new(stream)?;
     for case in cases::all() {
-        for role in ROLES.into_iter().filter(|&role| wanted(&case.name, role)) {
+        for &role in case.roles.iter().filter(|&&role| wanted(&case.name, role)) {
             if case.faults.is_some() && relay.is_none() {
                 let outcome = Outcome::Skipped("there is no relay on the link".to_owned());
                 report(Report { name: case.name.clone(), role, outcome, time: Duration::ZERO });

@@ -4,6 +4,7 @@ mod atomics;
 mod datagrams;
 mod death;
 mod faults;
+mod fences;
 mod receiver;
 mod refusals;
 mod transfer;
@@ -12,7 +13,10 @@ use anyhow::Result;
 use millstream_verbs::{Mtu, Psn};
 
 use self::transfer::{Kind, Message};
+use super::Role;
 use super::link::{Link, Settings};
+
+const ROLES: [Role; 2] = [Role::Requester, Role::Responder];
 
 /// What both sides do with a queue pair that is connected.
 type Run = Box<dyn Fn(&mut Link<'_>) -> Result<()>>;
@@ -25,6 +29,8 @@ pub(crate) struct Case {
     pub(crate) faults: Option<Faults>,
     /// Whether the leader's device must check the whole ICRC.
     pub(crate) whole_icrc: bool,
+    /// The leader's roles in it.
+    pub(crate) roles: &'static [Role],
     pub(crate) run: Run,
 }
 
@@ -42,7 +48,14 @@ impl Case {
         settings: Settings,
         run: impl Fn(&mut Link<'_>) -> Result<()> + 'static,
     ) -> Self {
-        Self { name: name.into(), settings, faults: None, whole_icrc: false, run: Box::new(run) }
+        Self {
+            name: name.into(),
+            settings,
+            faults: None,
+            whole_icrc: false,
+            roles: &ROLES,
+            run: Box::new(run),
+        }
     }
 
     /// Moves these messages; the memory is as large as they need.
@@ -69,6 +82,7 @@ pub(crate) fn all() -> Vec<Case> {
     cases.extend(kinds());
     cases.extend(atomics::cases());
     cases.extend(datagrams::cases());
+    cases.extend(fences::cases());
     cases.extend(receiver::cases());
     cases.extend(refusals::cases());
     cases.extend(death::cases());
