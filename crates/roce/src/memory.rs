@@ -124,8 +124,9 @@ pub enum AccessDenied {
 /// once each. It never trusts a remote: every byte it reads or writes for one goes through here,
 /// and an implementation must refuse whatever the remote was not given.
 pub trait Memory {
-    /// Admits a WRITE or READ as a whole, before its first byte moves. A message of zero bytes is
-    /// admitted without checks of key or address (IBTA 9.7.4.1.4), so it is not asked about.
+    /// Admits a WRITE or READ as a whole, before its first byte moves, and each part of a READ again
+    /// before it is sent. A message of zero bytes is admitted without checks of key or address
+    /// (IBTA 9.7.4.1.4), so it is not asked about.
     fn authorize(&mut self, access: &RemoteAccess) -> Result<(), AccessDenied>;
 
     /// Takes the payload of one packet.
@@ -148,8 +149,8 @@ pub trait Memory {
         Err(AccessDenied::InvalidRequest)
     }
 
-    /// The bytes of a local piece, to be sent. For a READ response the piece lies within what
-    /// [`Memory::authorize`] admitted.
+    /// The bytes of a local piece, to be sent. For a READ response the piece is what
+    /// [`Memory::authorize`] has just admitted.
     fn bytes(&self, piece: &Piece) -> Result<&[u8], AccessDenied>;
 
     /// Whether a local piece may be used by work requests of `domain`, for reading or (`write`)

@@ -11,9 +11,9 @@ pub struct OwnedMemory {
 }
 
 impl OwnedMemory {
-    /// An empty memory for at most `capacity` regions.
+    /// An empty memory for at most `capacity` regions. Its keys are the same every time.
     pub fn new(capacity: usize) -> Self {
-        Self { regions: RegionTable::new(capacity) }
+        Self { regions: RegionTable::new(capacity, 0) }
     }
 
     /// Registers `bytes` as if they lay at `address`; returns the key.

@@ -118,6 +118,7 @@ pub struct RegionTable<T> {
     slots: Vec<Slot<T>>,
     free: Vec<u32>,
     capacity: usize,
+    seed: u64,
 }
 
 #[derive(Debug)]
@@ -128,9 +129,12 @@ struct Slot<T> {
 }
 
 impl<T> RegionTable<T> {
-    /// An empty table for at most `capacity` regions (and 2^24 - 1).
-    pub fn new(capacity: usize) -> Self {
-        Self { slots: Vec::new(), free: Vec::new(), capacity: capacity.min((1 << 24) - 1) }
+    /// An empty table for at most `capacity` regions (and 2^24 - 1). By the seed its keys differ
+    /// from those of other tables, so that a key from before a restart seldom opens anything. It
+    /// is no secret: 8 bits of a key are what an attacker has to guess.
+    pub fn new(capacity: usize, seed: u64) -> Self {
+        let capacity = capacity.min((1 << 24) - 1);
+        Self { slots: Vec::new(), free: Vec::new(), capacity, seed }
     }
 
     /// Registers a region and returns its key, which is never 0.
@@ -146,8 +150,11 @@ impl<T> RegionTable<T> {
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.slots.len() < self.capacity => {
-                self.slots.push(Slot { generation: 0, region: None });
-                self.slots.len() as u32 - 1
+                let index = self.slots.len() as u32;
+                // Odd multipliers spread the seed and the index into the top bits (Knuth 6.4).
+                let mixed = (self.seed ^ u64::from(index)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                self.slots.push(Slot { generation: (mixed >> 56) as u8, region: None });
+                index
             }
             None => return Err(RegionError::TooMany(self.capacity)),
         };
@@ -227,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_key_opens_its_own_region_only() {
-        let mut table = RegionTable::new(2);
+        let mut table = RegionTable::new(2, 7);
         let all = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         let key = table.register(DOMAIN, 0x1000, 0x100, all, ()).unwrap();
         assert!(table.check(DOMAIN, key, 0x1000, 0x100, Access::REMOTE_WRITE).is_ok());
@@ -253,7 +260,7 @@ mod tests {
 
     #[test]
     fn an_old_key_does_not_open_a_new_region() {
-        let mut table = RegionTable::new(1);
+        let mut table = RegionTable::new(1, 7);
         let old = table.register(DOMAIN, 0, 8, Access::empty(), ()).unwrap();
         assert_eq!(table.register(DOMAIN, 0, 8, Access::empty(), ()), Err(RegionError::TooMany(1)));
         table.deregister(old).unwrap();
@@ -265,8 +272,21 @@ mod tests {
     }
 
     #[test]
+    fn keys_differ_from_table_to_table() {
+        let keys = |seed| {
+            let mut table = RegionTable::new(4, seed);
+            [(); 4].map(|()| table.register(DOMAIN, 0, 8, Access::empty(), ()).unwrap())
+        };
+        let distinct: std::collections::HashSet<_> = (0..64).flat_map(keys).collect();
+        // 256 keys of 1024 possible ones: more than 200 are expected to differ.
+        assert!(distinct.len() > 180, "{}", distinct.len());
+        assert_eq!(keys(5), keys(5));
+        assert!(keys(5).iter().zip(1..).all(|(key, index)| key >> 8 == index));
+    }
+
+    #[test]
     fn bad_regions_are_refused() {
-        let mut table = RegionTable::new(1);
+        let mut table = RegionTable::new(1, 7);
         let mut register =
             |address, length, access| table.register(DOMAIN, address, length, access, ());
         assert_eq!(register(0, 0, Access::empty()), Err(RegionError::Empty));

@@ -407,10 +407,11 @@ impl QueuePair {
             Operation::Write => CompletionOperation::ReceiveWrite,
             _ => CompletionOperation::Receive,
         };
+        let success = status == CompletionStatus::Success;
         let completion = Completion {
             length: length as u32,
             immediate: packet.extended.immediate.map(|immediate| immediate.0),
-            invalidated: packet.extended.invalidate.map(|key| key.0),
+            invalidated: packet.extended.invalidate.filter(|_| success).map(|key| key.0),
             ..Completion::new(receive.request.id, self.qpn, status, operation)
         };
         shared.complete(self.receive_completions, completion);
@@ -511,9 +512,14 @@ impl QueuePair {
     ) -> bool {
         let ReadReply { psn, msn, access, offset, .. } = *read;
         let length = (access.length - offset).min(self.path.mtu.bytes() as u32);
-        let piece =
-            Piece { key: access.key, address: access.address.wrapping_add(offset.into()), length };
-        if length > 0 && shared.memory.bytes(&piece).is_err() {
+        let address = access.address.wrapping_add(offset.into());
+        let piece = Piece { key: access.key, address, length };
+        // Asked again for each packet: the region may be gone by now, or its rights, or another may
+        // have its key.
+        let part = RemoteAccess { address, length, ..access };
+        if length > 0
+            && (shared.memory.authorize(&part).is_err() || shared.memory.bytes(&piece).is_err())
+        {
             return false;
         }
         let opcode = match (offset == 0, offset + length == access.length) {

@@ -66,7 +66,7 @@ struct Traffic {
 
 impl Traffic {
     fn new(one_in: u32, identification: u16) -> Self {
-        let mut pair = Pair::with(Options { timeout: 14, ..Options::default() });
+        let mut pair = Pair::with(Options { timeout: 14, max_inline: 100, ..Options::default() });
         let source = pair.register(0, LOCAL, pattern(LENGTH, 1));
         let target = pair.register(1, REMOTE, vec![0; LENGTH]);
         let (remote_address, remote_key) = (REMOTE, target);
@@ -102,12 +102,17 @@ impl Traffic {
             let host = &mut self.pair.hosts[0];
             host.endpoint.post_send(self.pair.now, host.qpn, request).unwrap();
         }
+        let (remote_address, remote_key) = (REMOTE, self.receive.pieces.pieces()[0].key);
+        let operation = SendOperation::Write { remote_address, remote_key, immediate: None };
+        let request = SendRequest::new(1, operation, ScatterGather::EMPTY);
+        let host = &mut self.pair.hosts[0];
+        host.endpoint.post_send_inline(self.pair.now, host.qpn, &request, &[7; 100]).unwrap();
         self.completions.clear();
         let mut posted = 0;
-        while self.completions.len() < 8 {
+        while self.completions.len() < 9 {
             self.flush();
             let next = self.pair.hosts.iter_mut().filter_map(|h| h.endpoint.poll_timeout()).min();
-            if self.completions.len() < 8 {
+            if self.completions.len() < 9 {
                 self.pair.now = next.expect("a deadline while requests are open");
                 self.pair.hosts.iter_mut().for_each(|h| h.endpoint.handle_timeout(self.pair.now));
                 if posted < 2 {

@@ -38,7 +38,11 @@ fn datagram_pair(pair: &mut Pair, host: usize) -> Qpn {
     let host = &mut pair.hosts[host];
     let config = QueuePairConfig {
         transport: Transport::UnreliableDatagram,
-        ..QueuePairConfig::new(DOMAIN, host.queue, QueuePairCapabilities::new(16, 16))
+        ..QueuePairConfig::new(
+            DOMAIN,
+            host.queue,
+            QueuePairCapabilities { max_inline: 200, ..QueuePairCapabilities::new(16, 16) },
+        )
     };
     let qpn = host.endpoint.create_queue_pair(&config).unwrap();
     for state in [State::Initialized, State::ReadyToReceive, State::ReadyToSend] {
@@ -593,4 +597,29 @@ fn connections_send_between_bursts_of_datagrams() {
             scene.post(&request).unwrap();
         }
     }
+}
+
+#[test]
+fn inline_data_is_copied_into_the_datagram() {
+    let mut scene = Scene::new();
+    for (id, length) in [(1, 0), (2, 1), (3, 199), (4, 200)] {
+        let at = id as usize * 300;
+        scene.receive(id, at, 300);
+        let request = SendRequest { pieces: ScatterGather::EMPTY, ..scene.request(id, 0) };
+        let mut data = pattern(length, id as u8);
+        let (now, qpn) = (scene.pair.now, scene.qpns[0]);
+        let endpoint = &mut scene.pair.hosts[0].endpoint;
+        endpoint.post_send_inline(now, qpn, &request, &data).unwrap();
+        data.fill(0);
+        scene.run();
+        assert_eq!(scene.ends(0), [(id, CompletionStatus::Success)]);
+        assert_eq!(scene.ends(1), [(id, CompletionStatus::Success)]);
+        let arrived = &scene.target()[at + millstream_roce::GLOBAL_ROUTE_HEADER_LENGTH..][..length];
+        assert_eq!(arrived, pattern(length, id as u8));
+    }
+    let request = SendRequest { pieces: ScatterGather::EMPTY, ..scene.request(5, 0) };
+    let (now, qpn) = (scene.pair.now, scene.qpns[0]);
+    let endpoint = &mut scene.pair.hosts[0].endpoint;
+    let refused = endpoint.post_send_inline(now, qpn, &request, &[0; 201]);
+    assert_eq!(refused, Err(PostError::InlineTooLong { length: 201, limit: 200 }));
 }

@@ -12,7 +12,7 @@ use std::net::IpAddr;
 
 use common::{DOMAIN, Lcg, Options, connect, everything, meta, pattern, piece};
 use millstream_roce::{
-    AsyncEvent, Completion, CompletionOperation, CompletionQueueId, CompletionStatus,
+    Access, AsyncEvent, Completion, CompletionOperation, CompletionQueueId, CompletionStatus,
     DatagramDestination, Endpoint, EndpointConfig, Instant, ModifyError, Node, OwnedMemory,
     PostError, QueuePairAttributes, QueuePairCapabilities, QueuePairConfig, QueuePairState,
     ReceiveRequest, ScatterGather, SendOperation, SendRequest, SharedReceiveQueueId, Transmit,
@@ -73,7 +73,8 @@ impl Fuzz {
             let queues = [0, 1].map(|_| endpoint.create_completion_queue(1000).unwrap());
             let shared = endpoint.create_shared_receive_queue(DOMAIN, 12).unwrap();
             let memory = endpoint.memory_mut();
-            let register = |_| memory.register(DOMAIN, ADDRESS, everything(), pattern(LENGTH, n));
+            let register =
+                |which| memory.register(DOMAIN, ADDRESS, rights(which), pattern(LENGTH, n));
             let keys = (0..2).map(register).collect::<Result<_, _>>().unwrap();
             Device {
                 endpoint,
@@ -134,10 +135,13 @@ impl Fuzz {
             ..QueuePairConfig::new(
                 DOMAIN,
                 a,
-                QueuePairCapabilities::new(
-                    1 + self.below(12) as usize,
-                    1 + self.below(12) as usize,
-                ),
+                QueuePairCapabilities {
+                    max_inline: 100,
+                    ..QueuePairCapabilities::new(
+                        1 + self.below(12) as usize,
+                        1 + self.below(12) as usize,
+                    )
+                },
             )
         };
         let device = &mut self.devices[device];
@@ -259,6 +263,7 @@ impl Fuzz {
             0 => SendOperation::Send { immediate },
             1 => SendOperation::Write { remote_address, remote_key, immediate },
             2 => SendOperation::Read { remote_address, remote_key },
+            3 if self.below(4) == 0 => SendOperation::SendInvalidate { remote_key },
             3 => SendOperation::FetchAdd { remote_address: aligned, remote_key, add: 1 },
             _ => {
                 let (compare, swap) = (u64::from(self.below(2)), self.next_id);
@@ -282,9 +287,17 @@ impl Fuzz {
             let (address, qpn) = (self.devices[1 - device].address, self.some_pair(1 - device));
             request.datagram = Some(DatagramDestination { address, qpn, queue_key: QUEUE_KEY });
         }
+        let inline = (self.below(6) == 0).then(|| pattern(self.below(110) as usize, 1));
+        if inline.is_some() && self.below(20) > 0 {
+            request.pieces = ScatterGather::EMPTY;
+        }
         let device = &mut self.devices[device];
         let state = device.endpoint.queue_pair_state(qpn);
-        match device.endpoint.post_send(self.now, qpn, &request) {
+        let posted = match &inline {
+            Some(data) => device.endpoint.post_send_inline(self.now, qpn, &request, data),
+            None => device.endpoint.post_send(self.now, qpn, &request),
+        };
+        match posted {
             Ok(()) => {
                 let ledger = device.ledgers.get_mut(&qpn).unwrap();
                 ledger.sends.push_back((request.id, signaled));
@@ -298,6 +311,13 @@ impl Fuzz {
             }
             Err(PostError::QueueFull { limit }) => {
                 assert!(device.ledgers[&qpn].sends.len() >= limit);
+            }
+            Err(PostError::InlineTooLong { length, limit: 100 }) => {
+                assert!(length > 100 && inline.is_some_and(|data| data.len() == length));
+            }
+            Err(PostError::NotInline(_)) => {
+                assert!(inline.is_some());
+                assert!(request.operation.fetches() || !request.pieces.pieces().is_empty());
             }
             Err(PostError::NoReads(_)) => assert!(operation.fetches()),
             Err(PostError::AtomicLength { length }) => {
@@ -353,7 +373,7 @@ impl Fuzz {
         let device = &mut self.devices[device];
         let memory = device.endpoint.memory_mut();
         let bytes = memory.deregister(device.keys[which]).unwrap();
-        device.keys[which] = memory.register(DOMAIN, ADDRESS, everything(), bytes).unwrap();
+        device.keys[which] = memory.register(DOMAIN, ADDRESS, rights(which), bytes).unwrap();
     }
 
     fn poll(&mut self, device: usize, limit: usize) {
@@ -464,6 +484,11 @@ fn enable_datagrams(psn: u32) -> [QueuePairAttributes; 3] {
         send_psn,
         ..Default::default()
     })
+}
+
+/// The second region of a device can be invalidated.
+fn rights(which: usize) -> Access {
+    if which == 1 { everything() | Access::REMOTE_INVALIDATE } else { everything() }
 }
 
 /// The completion must be of the oldest request of its queue; unsignaled ones before it are done.

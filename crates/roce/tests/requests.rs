@@ -178,6 +178,7 @@ fn what_may_not_be_invalidated_is_not() {
         assert_eq!(statuses(&pair.completions(0)), [(1, CompletionStatus::RemoteAccess)]);
         let received = pair.completions(1);
         assert_eq!(statuses(&received), [(10, CompletionStatus::LocalProtection)]);
+        assert_eq!(received[0].invalidated, None);
         assert_eq!(pair.state(1), QueuePairState::Error);
         let memory = pair.hosts[1].endpoint.memory_mut();
         assert_eq!(memory.region(target).unwrap(), vec![3; 1000]);

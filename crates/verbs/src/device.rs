@@ -31,6 +31,9 @@ pub struct DeviceAttributes {
     pub max_scatter_gather: usize,
     /// Completions that a completion queue holds.
     pub max_completions: usize,
+    /// Bytes that a send request can bring with it, see [`crate::QueuePair::post_send_inline`]. A
+    /// device of the system may refuse to make a queue pair that takes so many.
+    pub max_inline: usize,
     /// Memory regions.
     pub max_memory_regions: usize,
     /// Bytes in a message of a connection.

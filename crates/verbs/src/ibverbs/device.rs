@@ -294,6 +294,8 @@ fn attributes(limits: &ffi::DeviceAttr, port: &ffi::PortAttr) -> DeviceAttribute
         max_work_requests: count(limits.max_qp_wr),
         max_scatter_gather: count(limits.max_sge).min(crate::MAX_SCATTER_GATHER),
         max_completions: count(limits.max_cqe),
+        // Devices tell it only by refusing a queue pair.
+        max_inline: millstream_roce::MAX_INLINE,
         max_memory_regions: count(limits.max_mr),
         max_message_length: port.max_msg_sz,
         max_datagram_length: mtu(port.active_mtu).map_or(0, |mtu| mtu.bytes() as u32),

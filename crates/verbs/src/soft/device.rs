@@ -100,7 +100,8 @@ impl Device {
             max_datagram_length: max_datagram_length(config.address),
             ..EndpointConfig::new(config.address, seed())
         };
-        let endpoint = Endpoint::new(endpoint_config, HostMemory::new(MAX_MEMORY_REGIONS));
+        let memory = HostMemory::new(MAX_MEMORY_REGIONS, endpoint_config.seed);
+        let endpoint = Endpoint::new(endpoint_config, memory);
         let progress_config = ProgressConfig {
             driver: config.driver,
             segmentation_offload: config.segmentation_offload,
@@ -166,6 +167,7 @@ impl Device {
             max_work_requests: config.max_work_requests,
             max_scatter_gather: crate::MAX_SCATTER_GATHER,
             max_completions: MAX_COMPLETIONS,
+            max_inline: millstream_roce::MAX_INLINE,
             max_memory_regions: MAX_MEMORY_REGIONS,
             max_message_length: config.max_message_length,
             max_datagram_length: config.max_datagram_length,
@@ -322,7 +324,7 @@ fn max_datagram_length(address: IpAddr) -> u32 {
     link.map_or(Some(Mtu::B4096), Mtu::fitting).map_or(0, |mtu| mtu.bytes() as u32)
 }
 
-/// A seed for queue pair numbers: different for each device and start.
+/// A seed for queue pair numbers and keys: different for each device and start.
 fn seed() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -18,8 +18,8 @@ pub(super) struct HostMemory {
 }
 
 impl HostMemory {
-    pub(super) fn new(capacity: usize) -> Self {
-        Self { regions: RegionTable::new(capacity) }
+    pub(super) fn new(capacity: usize, seed: u64) -> Self {
+        Self { regions: RegionTable::new(capacity, seed) }
     }
 
     /// # Safety

@@ -10,6 +10,7 @@
 mod atomics;
 mod data;
 mod datagrams;
+mod deregistration;
 mod errors;
 mod harness;
 mod requests;
