@@ -3,8 +3,8 @@
 //! that crash, memory that goes away, receivers that starve, completions that nobody polls. A run
 //! is drawn from its seed alone, and small, so that there can be very many.
 //!
-//! A reference model ([`stream`]) says at any time which byte may appear where; every effect on
-//! memory and every completion is held against it as it happens. Failures must have a reason that
+//! A reference model (the module `stream`) says at any time which byte may appear where; every effect
+//! on memory and every completion is held against it as it happens. Failures must have a reason that
 //! the run gave. When all has ended, trouble stops, every connection must carry a last message each
 //! way, the network must come to rest, and all memory is compared.
 
