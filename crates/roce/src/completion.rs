@@ -118,19 +118,32 @@ pub enum CompletionStatus {
 pub(crate) struct CompletionQueue {
     entries: VecDeque<Completion>,
     capacity: usize,
+    /// Completions that were ever taken out.
+    taken: u64,
+    /// Completions up to the last one that its sender solicited, or that is of a failure.
+    solicited: u64,
     /// A completion was lost: the queue and everything on it is in error.
     overrun: bool,
 }
 
 impl CompletionQueue {
     pub(crate) fn new(capacity: usize) -> Self {
-        Self { entries: VecDeque::with_capacity(capacity), capacity, overrun: false }
+        Self {
+            entries: VecDeque::with_capacity(capacity),
+            capacity,
+            taken: 0,
+            solicited: 0,
+            overrun: false,
+        }
     }
 
     /// Adds a completion; `false` when it was lost for want of room, for the first time.
-    pub(crate) fn push(&mut self, completion: Completion) -> bool {
+    pub(crate) fn push(&mut self, completion: Completion, solicited: bool) -> bool {
         if self.entries.len() < self.capacity {
             self.entries.push_back(completion);
+            if solicited || completion.status != CompletionStatus::Success {
+                self.solicited = self.taken + self.entries.len() as u64;
+            }
             return true;
         }
         core::mem::replace(&mut self.overrun, true)
@@ -139,7 +152,13 @@ impl CompletionQueue {
     pub(crate) fn poll(&mut self, out: &mut Vec<Completion>, limit: usize) -> usize {
         let count = limit.min(self.entries.len());
         out.extend(self.entries.drain(..count));
+        self.taken += count as u64;
         count
+    }
+
+    /// Whether a completion waits that was solicited, or is of a failure.
+    pub(crate) fn has_solicited(&self) -> bool {
+        self.solicited > self.taken
     }
 
     pub(crate) fn is_overrun(&self) -> bool {

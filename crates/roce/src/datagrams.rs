@@ -279,7 +279,8 @@ impl QueuePair {
             source: packet.extended.deth.map(|deth| deth.source_qpn),
             ..Completion::new(receive.request.id, self.qpn, status, operation)
         };
-        shared.complete(self.receive_completions, completion);
+        let solicited = packet.bth.solicited_event;
+        shared.complete_receive(self.receive_completions, completion, solicited);
         if delivered {
             shared.counters.payload_bytes_received += packet.payload.len() as u64;
         } else {

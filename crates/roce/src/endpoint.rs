@@ -40,9 +40,19 @@ pub(crate) struct Shared<M> {
 
 impl<M> Shared<M> {
     pub(crate) fn complete(&mut self, queue: CompletionQueueId, completion: Completion) {
+        self.complete_receive(queue, completion, false);
+    }
+
+    /// With whether the sender asked for a solicited event.
+    pub(crate) fn complete_receive(
+        &mut self,
+        queue: CompletionQueueId,
+        completion: Completion,
+        solicited: bool,
+    ) {
         let queue_entry = self.completion_queues.get_mut(queue.0 as usize);
         if let Some(Some(entry)) = queue_entry
-            && !entry.push(completion)
+            && !entry.push(completion, solicited)
         {
             self.overrun = true;
             self.event(AsyncEvent::CompletionQueueOverrun(queue));
@@ -366,6 +376,15 @@ impl<M: Memory> Endpoint<M> {
         match self.shared.completion_queues.get(queue.0 as usize) {
             Some(Some(queue)) => queue.len(),
             _ => 0,
+        }
+    }
+
+    /// Whether a completion waits in a queue that raises a solicited event: of a receive whose
+    /// sender asked for one ([`SendRequest::solicited`]), or of a request that failed (IBTA 11.4.2.2).
+    pub fn solicited_waiting(&self, queue: CompletionQueueId) -> bool {
+        match self.shared.completion_queues.get(queue.0 as usize) {
+            Some(Some(queue)) => queue.has_solicited(),
+            _ => false,
         }
     }
 

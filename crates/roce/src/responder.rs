@@ -414,7 +414,8 @@ impl QueuePair {
             invalidated: packet.extended.invalidate.filter(|_| success).map(|key| key.0),
             ..Completion::new(receive.request.id, self.qpn, status, operation)
         };
-        shared.complete(self.receive_completions, completion);
+        let solicited = packet.bth.solicited_event;
+        shared.complete_receive(self.receive_completions, completion, solicited);
     }
 
     /// Answers with a fatal NAK, after all that was to be said before, and goes to the error state.

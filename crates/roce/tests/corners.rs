@@ -522,3 +522,59 @@ fn the_solicited_event_bit() {
     ];
     assert_eq!(*seen.borrow(), expected);
 }
+
+/// What the receiver is woken for: the last packet of a message says it (IBTA 9.2.3), of those that
+/// take a receive; and failures (IBTA 11.4.2.2).
+#[test]
+fn solicited_completions_are_known_until_they_are_polled() {
+    let mut pair = Pair::new();
+    let source = pair.register(0, LOCAL, pattern(600, 1));
+    let target = pair.register(1, REMOTE, vec![0; 600]);
+    let with_immediate =
+        SendOperation::Write { remote_address: REMOTE, remote_key: target, immediate: Some(1) };
+    let solicited = |pair: &Pair| {
+        let host = &pair.hosts[1];
+        host.endpoint.solicited_waiting(host.queue)
+    };
+    // Completions stay where they are: the harness polls them away.
+    let send = |pair: &mut Pair, operation, solicited| {
+        pair.receive(1, 1, &[piece(target, REMOTE, 600)]);
+        let pieces = ScatterGather::one(piece(source, LOCAL, 600));
+        let request = SendRequest { solicited, ..SendRequest::new(1, operation, pieces) };
+        let host = &mut pair.hosts[0];
+        host.endpoint.post_send(pair.now, host.qpn, &request).unwrap();
+        let mut transmit = Transmit::new();
+        while pair.hosts[0].endpoint.poll_transmit(pair.now, &mut transmit) {
+            let (host, mut datagram) = (&pair.hosts[0], Vec::new());
+            assert!(transmit.assemble(&host.endpoint, host.address, 4791, 0, &mut datagram));
+            pair.inject(1, &datagram);
+        }
+    };
+    let poll = |pair: &mut Pair, count| {
+        let host = &mut pair.hosts[1];
+        host.endpoint.poll_completions(host.queue, &mut Vec::new(), count)
+    };
+    for operation in [SEND, with_immediate] {
+        send(&mut pair, operation, false);
+        assert!(!solicited(&pair), "{operation:?}");
+        send(&mut pair, operation, true);
+        send(&mut pair, operation, false);
+        assert!(solicited(&pair), "{operation:?}");
+        assert_eq!(poll(&mut pair, 1), 1);
+        assert!(solicited(&pair), "{operation:?}");
+        assert_eq!(poll(&mut pair, 1), 1);
+        assert!(!solicited(&pair), "{operation:?}");
+        assert_eq!(poll(&mut pair, 5), 1);
+    }
+    // What takes no receive raises nothing.
+    let (count, write) = (poll(&mut pair, 5), write(target));
+    send(&mut pair, write, true);
+    assert!(count == 0 && !solicited(&pair));
+    let attributes = QueuePairAttributes {
+        state: Some(QueuePairState::Error),
+        ..QueuePairAttributes::default()
+    };
+    let host = &mut pair.hosts[1];
+    host.endpoint.modify_queue_pair(pair.now, host.qpn, &attributes).unwrap();
+    assert!(solicited(&pair));
+}

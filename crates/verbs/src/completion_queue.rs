@@ -32,6 +32,14 @@ impl CompletionQueue {
         either!(&self.queue, queue => queue.wait(timeout))
     }
 
+    /// As [`CompletionQueue::wait`], but sleeps on while nothing comes that somebody should be woken
+    /// for: receives whose sender asked for a solicited event, and requests that failed. Take all
+    /// completions before: a device of the system returns at once when any is there, soft ones only
+    /// when such a one is.
+    pub fn wait_solicited(&self, timeout: Duration) -> bool {
+        either!(&self.queue, queue => queue.wait_solicited(timeout))
+    }
+
     pub(crate) fn id(&self) -> millstream_roce::CompletionQueueId {
         either!(&self.queue, queue => queue.id())
     }

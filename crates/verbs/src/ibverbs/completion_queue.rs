@@ -97,7 +97,7 @@ impl CompletionQueue {
         });
         device.registry().enter(number, &queue);
         if queue.has_handler {
-            queue.request_announcement();
+            queue.request_announcement(false);
         }
         Ok(queue)
     }
@@ -119,6 +119,14 @@ impl CompletionQueue {
     }
 
     pub(crate) fn wait(&self, timeout: Duration) -> bool {
+        self.wait_for(timeout, false)
+    }
+
+    pub(crate) fn wait_solicited(&self, timeout: Duration) -> bool {
+        self.wait_for(timeout, true)
+    }
+
+    fn wait_for(&self, timeout: Duration, only_solicited: bool) -> bool {
         if self.has_handler {
             // Nothing to poll ever comes, and what a handler is for must not be taken from it.
             return false;
@@ -141,7 +149,7 @@ impl CompletionQueue {
             if left().is_zero() {
                 return false;
             }
-            self.request_announcement();
+            self.request_announcement(only_solicited);
             // An announcement is of what comes after it was asked for: look once more.
             if self.fill() {
                 return true;
@@ -184,7 +192,7 @@ impl CompletionQueue {
         let mut slot = lock(&self.handler);
         let Some(handler) = &mut *slot else { return false };
         // Asked for before the look, so that what comes after the look is announced.
-        self.request_announcement();
+        self.request_announcement(false);
         completions.clear();
         let count = self.take(completions, HANDLER_BATCH);
         if count > 0 && catch_unwind(AssertUnwindSafe(|| handler(completions))).is_err() {
@@ -237,8 +245,8 @@ impl CompletionQueue {
         });
     }
 
-    fn request_announcement(&self) {
-        if let Err(code) = self.queue.request_notification() {
+    fn request_announcement(&self, only_solicited: bool) {
+        if let Err(code) = self.queue.request_notification(only_solicited) {
             self.device.registry().fail_by("ibv_req_notify_cq", code);
         }
     }

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use millstream_roce::{Completion, CompletionQueueId, CreateError};
+use millstream_roce::{Completion, CompletionQueueId, CreateError, Endpoint};
 
 use super::device::Device;
+use super::host_memory::HostMemory;
 use super::waiters::Waiters;
 use crate::CompletionHandler;
 
@@ -23,6 +24,7 @@ pub(super) struct Notice {
     /// The queue is no more, and its number may be another's. Set and read with the endpoint locked.
     gone: AtomicBool,
     waiters: Waiters,
+    solicited_waiters: Waiters,
     handler: Option<Mutex<CompletionHandler>>,
 }
 
@@ -39,6 +41,7 @@ impl CompletionQueue {
             id,
             gone: AtomicBool::new(false),
             waiters: Waiters::default(),
+            solicited_waiters: Waiters::default(),
             handler: handler.map(Mutex::new),
         });
         device.notices().push(Arc::clone(&notice));
@@ -57,17 +60,32 @@ impl CompletionQueue {
     }
 
     pub(crate) fn wait(&self, timeout: Duration) -> bool {
+        let some = |endpoint: &Endpoint<_>, id| endpoint.completions_waiting(id) > 0;
+        self.wait_for(timeout, &self.notice.waiters, some)
+    }
+
+    pub(crate) fn wait_solicited(&self, timeout: Duration) -> bool {
+        let some = |endpoint: &Endpoint<_>, id| endpoint.solicited_waiting(id);
+        self.wait_for(timeout, &self.notice.solicited_waiters, some)
+    }
+
+    fn wait_for(
+        &self,
+        timeout: Duration,
+        waiters: &Waiters,
+        some: impl Fn(&Endpoint<HostMemory>, CompletionQueueId) -> bool,
+    ) -> bool {
         if self.notice.handler.is_some() {
             return false;
         }
         let look = || {
             let endpoint = self.device.lock_regardless();
-            let waiting = endpoint.completions_waiting(self.id());
+            let found = some(&endpoint, self.id());
             endpoint.release_without_waking();
-            (waiting > 0).then_some(())
+            found.then_some(())
         };
         let over = || self.device.failure().is_some();
-        self.notice.waiters.wait(timeout, look, over).is_some()
+        waiters.wait(timeout, look, over).is_some()
     }
 
     pub(crate) fn id(&self) -> CompletionQueueId {
@@ -105,9 +123,12 @@ impl Notice {
         self.gone.load(Ordering::Relaxed)
     }
 
-    /// Wakes who waits for this queue.
-    pub(super) fn wake(&self) {
+    /// Wakes who waits for this queue, and who waits for something solicited if that is there.
+    pub(super) fn wake(&self, solicited: bool) {
         self.waiters.wake();
+        if solicited {
+            self.solicited_waiters.wake();
+        }
     }
 
     /// Runs the handler, if there is one.

@@ -247,8 +247,9 @@ struct Deliverer {
     /// This round's queues, so that no lock is held while handlers run.
     queues: Vec<Arc<Notice>>,
     completions: Vec<Completion>,
-    /// For each queue of the round, how many of `completions` are its own.
-    counts: Vec<usize>,
+    /// For each queue of the round, how many of `completions` are its own, or how many wait in it;
+    /// and whether one of those is solicited.
+    counts: Vec<(usize, bool)>,
 }
 
 impl Deliverer {
@@ -275,12 +276,13 @@ impl Deliverer {
                 }
             };
             for queue in &self.queues {
+                let id = queue.id;
                 self.counts.push(if queue.is_gone() {
-                    0
+                    (0, false)
                 } else if queue.has_handler() {
-                    endpoint.poll_completions(queue.id, &mut self.completions, HANDLER_BATCH)
+                    (endpoint.poll_completions(id, &mut self.completions, HANDLER_BATCH), false)
                 } else {
-                    endpoint.completions_waiting(queue.id)
+                    (endpoint.completions_waiting(id), endpoint.solicited_waiting(id))
                 });
             }
             let eventful = endpoint.events_waiting() > 0 || shared.failure().is_some();
@@ -290,7 +292,7 @@ impl Deliverer {
             }
             let mut rest = self.completions.as_slice();
             let mut handled = false;
-            for (queue, &count) in self.queues.iter().zip(&self.counts) {
+            for (queue, &(count, solicited)) in self.queues.iter().zip(&self.counts) {
                 if count == 0 && shared.failure().is_none() {
                     continue;
                 }
@@ -300,7 +302,7 @@ impl Deliverer {
                     rest = later;
                     handled |= count > 0;
                 } else {
-                    queue.wake();
+                    queue.wake(solicited || shared.failure().is_some());
                 }
             }
             // There may be more, also by what a handler did: requests that it had flushed make no

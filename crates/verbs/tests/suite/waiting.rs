@@ -5,13 +5,13 @@ use std::thread;
 use std::time::Duration;
 
 use millstream_verbs::{
-    Completion, CompletionStatus, Piece, QueuePair, QueuePairState, ReceiveRequest, ScatterGather,
-    SendOperation,
+    Completion, CompletionStatus, Piece, Provider, QueuePair, QueuePairState, ReceiveRequest,
+    ScatterGather, SendOperation, SendRequest,
 };
 
 use crate::harness::{
-    CAPABILITIES, End, PATIENCE, SEND, USUAL, connect, next_good, open_device, piece, register,
-    request, to, to_init, two, write_to,
+    CAPABILITIES, End, PATIENCE, SEND, USUAL, connect, next, next_good, open_device, piece,
+    register, request, to, to_init, two, write_to,
 };
 
 const EMPTY: Piece = Piece { key: 0, address: 0, length: 0 };
@@ -46,6 +46,45 @@ fn waiters_wake_when_a_completion_arrives() {
         assert_eq!(out[0].id, round);
         next_good(&a.completions, 1);
     }
+}
+
+/// Who waits for solicited events sleeps through what nobody asked to be woken for.
+#[test]
+fn a_solicited_event_wakes_who_waits_for_one() {
+    let [a, b] = two();
+    let soft = b.device.provider() == Provider::Soft;
+    let send = |id, solicited| SendRequest {
+        solicited,
+        ..SendRequest::new(id, SEND, ScatterGather::EMPTY)
+    };
+    let mut received = Vec::new();
+    for round in 0..10 {
+        b.pair.post_receive(&[0, 1, 2, 3].map(receive)).unwrap();
+        a.pair.post_send(&[send(1, false), send(2, false)]).unwrap();
+        next_good(&a.completions, 2);
+        assert!(b.completions.wait(PATIENCE));
+        // They are there, but nobody is to be woken. Devices of the system do not tell which
+        // completions are solicited, so they return for any.
+        assert_eq!(b.completions.wait_solicited(Duration::ZERO), !soft);
+        thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                while received.len() < 4 * (round + 1) {
+                    assert!(b.completions.wait_solicited(PATIENCE));
+                    let count = b.completions.poll(&mut received, 16);
+                    assert!(count == 4 || !soft, "{count}: it was woken for the others");
+                }
+            });
+            a.pair.post_send(&[send(3, false), send(4, true)]).unwrap();
+            waiter.join().unwrap();
+        });
+        next_good(&a.completions, 2);
+    }
+    assert!(received.iter().all(|c| c.status == CompletionStatus::Success));
+    // A failure wakes too: nobody solicits those.
+    b.pair.post_receive(&[receive(9)]).unwrap();
+    b.pair.modify(&to(QueuePairState::Error)).unwrap();
+    assert!(b.completions.wait_solicited(PATIENCE));
+    assert_eq!(next(&b.completions, 1)[0].status, CompletionStatus::Flushed);
 }
 
 #[test]

@@ -503,11 +503,12 @@ impl CompletionQueue {
         Ok(unsafe { std::slice::from_raw_parts(out.as_ptr().cast(), count) })
     }
 
-    /// Asks for one announcement, when the next completion is added.
-    pub(super) fn request_notification(&self) -> Result<(), Errno> {
+    /// Asks for one announcement, when the next completion is added; or the next that is of a
+    /// failure or that its sender solicited.
+    pub(super) fn request_notification(&self, only_solicited: bool) -> Result<(), Errno> {
         let request = self.ops().req_notify_cq.ok_or(libc::ENOSYS)?;
-        // SAFETY: live. 0: not only for solicited completions.
-        check(unsafe { request(self.queue.as_ptr(), 0) })
+        // SAFETY: live.
+        check(unsafe { request(self.queue.as_ptr(), only_solicited.into()) })
     }
 
     fn ops(&self) -> &ffi::ContextOps {
