@@ -94,11 +94,22 @@ impl Transmit {
         payload: ScatterGather,
         pad_count: u8,
     ) {
+        self.gather(destination, headers, payload.pieces().iter().copied(), pad_count);
+    }
+
+    /// As [`Transmit::set`], with pieces that are not in a list. There are not too many.
+    pub(crate) fn gather(
+        &mut self,
+        destination: IpAddr,
+        headers: &[u8],
+        payload: impl Iterator<Item = Piece>,
+        pad_count: u8,
+    ) {
         self.destination = destination;
         self.headers[..headers.len()].copy_from_slice(headers);
         self.header_length = headers.len() as u16;
         self.inline_length = 0;
-        self.payload = payload;
+        self.payload.set(payload);
         self.pad_count = pad_count;
     }
 

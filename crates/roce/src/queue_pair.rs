@@ -17,7 +17,7 @@ use crate::receives::Receives;
 use crate::requester::Requester;
 use crate::responder::Responder;
 use crate::{
-    Access, EndpointConfig, Instant, ProtectionDomainId, ScatterGather, Transmit, Transport,
+    Access, EndpointConfig, Instant, Piece, ProtectionDomainId, ScatterGather, Transmit, Transport,
 };
 
 /// Where packets go, and the rules that both ends agreed on.
@@ -45,13 +45,13 @@ impl Path {
         &self,
         bth: &Bth,
         extended: &ExtendedHeaders,
-        payload: ScatterGather,
+        payload: impl Iterator<Item = Piece>,
         transmit: &mut Transmit,
     ) {
         let mut headers = [0; MAX_HEADER_LENGTH];
         headers[..Bth::LENGTH].copy_from_slice(&bth.to_bytes());
         let length = Bth::LENGTH + extended.emit(&mut headers[Bth::LENGTH..]);
-        transmit.set(self.remote_address, &headers[..length], payload, bth.pad_count);
+        transmit.gather(self.remote_address, &headers[..length], payload, bth.pad_count);
     }
 }
 

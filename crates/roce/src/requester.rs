@@ -24,7 +24,7 @@ use crate::responder::scatter;
 use crate::rnr::rnr_wait;
 use crate::round_trip::RoundTrip;
 use crate::window::Window;
-use crate::work::{ScatterGather, SendOperation, SendRequest};
+use crate::work::{SendOperation, SendRequest};
 use crate::{Instant, Transmit};
 
 /// READ responses asked for by one request packet. Bounds how much one lost request costs, and how
@@ -463,7 +463,7 @@ impl QueuePair {
     ) {
         // A response acknowledges all requests before its own.
         let index = self.requester.queue.partition_point(|work| work.end() <= psn);
-        let Some(work) = self.requester.queue.get(index).copied() else { return };
+        let Some(work) = self.requester.queue.get(index) else { return };
         // An atomic operation is answered by one number, which becomes 8 bytes of this machine.
         let original = packet.extended.atomic_ack.map(|ack| ack.original.to_ne_bytes());
         let data = original.as_ref().map_or(packet.payload, <[u8; 8]>::as_slice);
@@ -471,15 +471,18 @@ impl QueuePair {
             self.fail_fatally(shared, Some(CompletionStatus::BadResponse));
             return;
         }
-        self.acknowledged(now, shared, work.first);
+        let first = work.first;
+        self.acknowledged(now, shared, first);
         if self.requester.unacknowledged != psn {
             let missing = self.requester.unacknowledged;
             self.lost(now, shared, missing);
             self.requester.heard(now);
             return;
         }
+        // So all before it is complete.
+        let Some(work) = self.requester.queue.front() else { return };
         let mtu = self.path.mtu.bytes() as u64;
-        let index = psn - work.first;
+        let index = psn - first;
         let offset = index * mtu;
         let positive =
             packet.extended.aeth.is_none_or(|aeth| matches!(aeth.syndrome(), Syndrome::Ack { .. }));
@@ -490,13 +493,14 @@ impl QueuePair {
             self.fail_fatally(shared, Some(CompletionStatus::BadResponse));
             return;
         }
+        let end = work.end();
         if scatter(shared, self.domain, &work.request.pieces, offset, data).is_err() {
             self.fail_fatally(shared, Some(CompletionStatus::LocalProtection));
             return;
         }
         shared.counters.payload_bytes_received += data.len() as u64;
         self.requester.unacknowledged = psn + 1;
-        if self.requester.unacknowledged == work.end() {
+        if self.requester.unacknowledged == end {
             self.complete_oldest(shared);
         }
         self.requester.progress(now, 1);
@@ -593,15 +597,15 @@ impl QueuePair {
             1
         };
         let ends = psn + packets == work.end();
-        let (opcode, extended, payload) = packet_of(work, offset, mtu, packets, ends);
-        let readable = |piece: &crate::Piece| shared.memory.bytes(piece).is_ok();
-        if !payload.pieces().iter().all(readable) {
+        let (opcode, extended) = packet_of(work, offset, mtu, packets, ends);
+        let payload = || work.request.pieces.parts(offset, if fetches { 0 } else { mtu });
+        if !payload().all(|piece| shared.memory.bytes(&piece).is_ok()) {
             requester.queue[at].broken = true;
             self.fail_broken(shared);
             return false;
         }
         let inline = work.inline.map_or(&[][..], |slot| requester.inline.get(slot));
-        let length = payload.length() + inline.len() as u64;
+        let length = if fetches { 0 } else { (work.length - offset).min(mtu) };
         let mut bth = header(&self.path, opcode, Psn::from_extended(psn), length);
         bth.acknowledge_request = ends
             || fetches
@@ -612,7 +616,7 @@ impl QueuePair {
         // Only what takes a receive request raises an event (IBTA 9.2.3).
         let takes_receive = opcode.operation() == Operation::Send || extended.immediate.is_some();
         bth.solicited_event = ends && takes_receive && work.request.solicited;
-        self.path.write(&bth, &extended, payload, transmit);
+        self.path.write(&bth, &extended, payload(), transmit);
         transmit.put_inline(inline);
         shared.counters.payload_bytes_sent += length;
 
@@ -648,14 +652,14 @@ fn fits_chunk(position: Position, index: u64, packets: u64) -> bool {
     (position.starts() || !starts) && position.ends() == ends
 }
 
-/// Opcode, headers and payload of the packet that starts `offset` bytes into a request.
+/// Opcode and headers of the packet that starts `offset` bytes into a request.
 fn packet_of(
     work: &SendWork,
     offset: u64,
     mtu: u64,
     packets: u64,
     ends: bool,
-) -> (Opcode, ExtendedHeaders, ScatterGather) {
+) -> (Opcode, ExtendedHeaders) {
     let starts = offset == 0;
     let mut extended = ExtendedHeaders::default();
     let reth = |virtual_address: u64, remote_key, dma_length: u64| {
@@ -700,20 +704,20 @@ fn packet_of(
         SendOperation::Read { remote_address, remote_key } => {
             let length = (work.length - offset).min(packets * mtu);
             extended.reth = reth(remote_address.wrapping_add(offset), remote_key, length);
-            return (Opcode::RcReadRequest, extended, ScatterGather::EMPTY);
+            Opcode::RcReadRequest
         }
         SendOperation::CompareSwap { remote_address, remote_key, compare, swap } => {
             let virtual_address = remote_address;
             extended.atomic =
                 Some(AtomicEth { virtual_address, remote_key, swap_or_add: swap, compare });
-            return (Opcode::RcCompareSwap, extended, ScatterGather::EMPTY);
+            Opcode::RcCompareSwap
         }
         SendOperation::FetchAdd { remote_address, remote_key, add } => {
             let virtual_address = remote_address;
             extended.atomic =
                 Some(AtomicEth { virtual_address, remote_key, swap_or_add: add, compare: 0 });
-            return (Opcode::RcFetchAdd, extended, ScatterGather::EMPTY);
+            Opcode::RcFetchAdd
         }
     };
-    (opcode, extended, work.request.pieces.part(offset, mtu))
+    (opcode, extended)
 }

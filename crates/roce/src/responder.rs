@@ -1,6 +1,8 @@
 //! The responder half of a queue pair: executes requests in order, once each, and answers them
 //! (IBTA 9.7.3 to 9.7.5).
 
+use core::iter;
+
 use millstream_wire::{
     Aeth, AtomicAckEth, AtomicEth, ExtendedHeaders, NakCode, Opcode, Operation, Packet, Position,
     Psn, Reth, Syndrome,
@@ -490,7 +492,7 @@ impl QueuePair {
     fn acknowledgement(&self, psn: u64, aeth: Aeth, transmit: &mut Transmit) {
         let bth = header(&self.path, Opcode::RcAcknowledge, Psn::from_extended(psn), 0);
         let extended = ExtendedHeaders { aeth: Some(aeth), ..ExtendedHeaders::default() };
-        self.path.write(&bth, &extended, ScatterGather::EMPTY, transmit);
+        self.path.write(&bth, &extended, iter::empty(), transmit);
     }
 
     fn atomic_acknowledgement(&self, atomic: &AtomicReply, transmit: &mut Transmit) {
@@ -501,7 +503,7 @@ impl QueuePair {
             atomic_ack: Some(AtomicAckEth { original: atomic.original }),
             ..ExtendedHeaders::default()
         };
-        self.path.write(&bth, &extended, ScatterGather::EMPTY, transmit);
+        self.path.write(&bth, &extended, iter::empty(), transmit);
     }
 
     /// Writes the next packet of the READ response at the head of the replies.
@@ -536,8 +538,8 @@ impl QueuePair {
             ..ExtendedHeaders::default()
         };
         shared.counters.payload_bytes_sent += u64::from(length);
-        let payload = if length > 0 { ScatterGather::one(piece) } else { ScatterGather::EMPTY };
-        self.path.write(&bth, &extended, payload, transmit);
+        let payload = Some(piece).filter(|piece| piece.length > 0);
+        self.path.write(&bth, &extended, payload.into_iter(), transmit);
         true
     }
 }
@@ -550,9 +552,8 @@ pub(crate) fn scatter<M: Memory>(
     offset: u64,
     mut payload: &[u8],
 ) -> Result<(), AccessDenied> {
-    for piece in pieces.part(offset, payload.len() as u64).pieces() {
-        let (now, rest) = payload.split_at(piece.length as usize);
-        let Piece { key, address, .. } = *piece;
+    for Piece { key, address, length } in pieces.parts(offset, payload.len() as u64) {
+        let (now, rest) = payload.split_at(length as usize);
         shared.memory.write(&Destination::Local { domain, key, address }, now)?;
         payload = rest;
     }

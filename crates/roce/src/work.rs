@@ -7,7 +7,7 @@ use crate::datagrams::DatagramDestination;
 use crate::error::PostError;
 
 /// The most pieces that one work request gathers from or scatters to.
-pub const MAX_SCATTER_GATHER: usize = 4;
+pub const MAX_SCATTER_GATHER: usize = 16;
 
 /// A run of bytes in a registered memory region.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -62,28 +62,39 @@ impl ScatterGather {
     #[must_use]
     pub fn part(&self, offset: u64, length: u64) -> Self {
         let mut part = Self::EMPTY;
-        let mut skip = offset;
-        let mut left = length;
-        for piece in self.pieces() {
-            let available = u64::from(piece.length);
-            if skip >= available {
-                skip -= available;
-                continue;
-            }
-            let take = left.min(available - skip);
-            if take == 0 {
-                break;
-            }
-            part.pieces[usize::from(part.count)] = Piece {
-                key: piece.key,
-                address: piece.address.wrapping_add(skip),
-                length: take as u32,
-            };
-            part.count += 1;
-            skip = 0;
-            left -= take;
-        }
+        part.set(self.parts(offset, length));
         part
+    }
+
+    /// The pieces of [`ScatterGather::part`].
+    pub(crate) fn parts(&self, offset: u64, length: u64) -> impl Iterator<Item = Piece> {
+        let mut pieces = self.pieces().iter();
+        let (mut skip, mut left) = (offset, length);
+        core::iter::from_fn(move || {
+            loop {
+                let &Piece { key, address, length } = pieces.next().filter(|_| left > 0)?;
+                let available = u64::from(length);
+                if skip >= available {
+                    skip -= available;
+                    continue;
+                }
+                let take = left.min(available - skip);
+                let address = address.wrapping_add(skip);
+                skip = 0;
+                left -= take;
+                return Some(Piece { key, address, length: take as u32 });
+            }
+        })
+    }
+
+    /// Becomes the list of these pieces, of which there are not too many. Written in place, as the
+    /// whole list is long to copy.
+    pub(crate) fn set(&mut self, pieces: impl Iterator<Item = Piece>) {
+        self.count = 0;
+        for (place, piece) in self.pieces.iter_mut().zip(pieces) {
+            *place = piece;
+            self.count += 1;
+        }
     }
 }
 

@@ -238,7 +238,7 @@ impl Fuzz {
     }
 
     fn pieces(&mut self, device: usize) -> ScatterGather {
-        let count = self.below(4) as usize;
+        let count = if self.below(10) == 0 { self.below(17) } else { self.below(4) } as usize;
         let pieces: Vec<_> = (0..count)
             .map(|_| {
                 let keys = &self.devices[device].keys;
@@ -314,6 +314,9 @@ impl Fuzz {
             }
             Err(PostError::InlineTooLong { length, limit: 100 }) => {
                 assert!(length > 100 && inline.is_some_and(|data| data.len() == length));
+            }
+            Err(PostError::TooLong { length, limit }) => {
+                assert!(datagrams && length > limit.into());
             }
             Err(PostError::NotInline(_)) => {
                 assert!(inline.is_some());

@@ -1,8 +1,11 @@
 //! What one side of a connection is going to do: work requests, drawn at random from a seed.
 
-use millstream_roce::{MAX_SCATTER_GATHER, Piece, ScatterGather, SendOperation};
+use millstream_roce::{Piece, ScatterGather, SendOperation};
 
 use crate::Rng;
+
+/// Pieces of an operation: a part of what seeds mean, and so not the endpoint's limit.
+const MAX_PIECES: usize = 4;
 
 /// A kind of work request.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -59,8 +62,8 @@ impl Operation {
 
     /// Its bytes in a buffer at this address, in as many pieces as it says.
     pub(crate) fn gather(&self, key: u32, address: u64) -> ScatterGather {
-        let mut list = [Piece::default(); MAX_SCATTER_GATHER];
-        let count = self.pieces.clamp(1, MAX_SCATTER_GATHER);
+        let mut list = [Piece::default(); MAX_PIECES];
+        let count = self.pieces.clamp(1, MAX_PIECES);
         let share = self.length / count as u32;
         for (i, piece) in list[..count].iter_mut().enumerate() {
             let before = share * i as u32;
@@ -117,7 +120,7 @@ impl Plan {
                 kind: kinds[rng.below(kinds.len() as u64) as usize],
                 offset: 0,
                 length: if unit > 1 { length.max(1).next_multiple_of(unit) } else { length },
-                pieces: 1 + rng.below(MAX_SCATTER_GATHER as u64) as usize,
+                pieces: 1 + rng.below(MAX_PIECES as u64) as usize,
                 signaled: rng.below(4) > 0 || last,
             });
         }

@@ -115,7 +115,6 @@ fn pieces_are_gathered_and_scattered() {
         .map(|(offset, length)| piece(&source_region, offset, length));
     let into = [(0, 1), (100, 2900), (7000, 1000), (50, 0)]
         .map(|(offset, length)| piece(&target_region, offset, length));
-    assert_eq!(from.len(), MAX_SCATTER_GATHER);
     let pieces = ScatterGather::new(&into).unwrap();
     b.pair.post_receive(&[ReceiveRequest { id: 1, pieces }]).unwrap();
     let pieces = ScatterGather::new(&from).unwrap();
@@ -130,6 +129,53 @@ fn pieces_are_gathered_and_scattered() {
     expected[100..3000].copy_from_slice(&message[1..2901]);
     expected[7000..8000].copy_from_slice(&message[2901..]);
     assert_eq!(target, expected);
+}
+
+/// As many pieces as a request may have, on both sides, of every operation that has them.
+#[test]
+fn a_request_has_as_many_pieces_as_the_device_says() {
+    let [a, b] = two();
+    let most = a.device.attributes().max_scatter_gather;
+    assert!((1..=MAX_SCATTER_GATHER).contains(&most), "{most}");
+    let (mut source, mut target) = (pattern(16_384, 2), vec![0; 16_384]);
+    let (mut written, mut back) = (vec![0; 16_384], vec![0; 16_384]);
+    let [source_region, back_region] = [&mut source, &mut back].map(|bytes| register(&a, bytes));
+    let [target_region, written_region] =
+        [&mut target, &mut written].map(|bytes| register(&b, bytes));
+    // Each of its own length, with gaps between them.
+    let lengths = (0..most).map(|index| 1 + index * 60);
+    let pieces = |region| {
+        let pieces: Vec<_> = lengths
+            .clone()
+            .enumerate()
+            .map(|(index, length)| piece(region, index * 1024, length))
+            .collect();
+        ScatterGather::new(&pieces).unwrap()
+    };
+    let total: usize = lengths.clone().sum();
+    b.pair.post_receive(&[ReceiveRequest { id: 1, pieces: pieces(&target_region) }]).unwrap();
+    let requests = [
+        SendRequest::new(1, SEND, pieces(&source_region)),
+        SendRequest::new(2, write_to(&written_region, 0), pieces(&source_region)),
+        SendRequest {
+            fence: true,
+            ..SendRequest::new(3, read_from(&written_region), pieces(&back_region))
+        },
+    ];
+    a.pair.post_send(&requests).unwrap();
+    let sent = next_good(&a.completions, 3);
+    assert!(sent.iter().all(|c| c.length as usize == total), "{sent:?}");
+    assert_eq!(next_good(&b.completions, 1)[0].length as usize, total);
+    drop([source_region, target_region, written_region, back_region]);
+    let mut whole = Vec::new();
+    let mut expected = vec![0; 16_384];
+    for (index, length) in lengths.enumerate() {
+        let bytes = &source[index * 1024..][..length];
+        whole.extend_from_slice(bytes);
+        expected[index * 1024..][..length].copy_from_slice(bytes);
+    }
+    assert!(target == expected && back == expected);
+    assert!(written[..total] == whole);
 }
 
 #[test]
