@@ -42,6 +42,8 @@ pub(super) struct Excuses {
     pub(super) short: bool,
     /// An end granted no remote access for a while.
     pub(super) revoked: bool,
+    /// A key was named that an earlier request invalidates, or that may not be invalidated.
+    pub(super) invalidated: bool,
     /// Regions of these roles were not registered for a while, of either stream.
     pub(super) absent: [bool; Role::COUNT],
 }
@@ -49,6 +51,11 @@ pub(super) struct Excuses {
 impl Excuses {
     const fn absent(&self, role: Role) -> bool {
         self.absent[role as usize]
+    }
+
+    /// Whether remotes may be refused.
+    const fn refused(&self) -> bool {
+        self.revoked || self.invalidated || self.remote_absent()
     }
 
     /// Whether a region that remotes use was away.
@@ -132,14 +139,15 @@ impl Connection {
                     || excuses.overrun
                     || excuses.short
                     || excuses.revoked
+                    || excuses.invalidated
                     || excuses.absent.contains(&true)
             }
             CompletionStatus::RetryExceeded => {
                 (excuses.link || excuses.gone) && waited >= self.patience()
             }
             CompletionStatus::ReceiverNotReadyExceeded => self.rules.rnr_retry < 7,
-            CompletionStatus::RemoteAccess => excuses.revoked || excuses.remote_absent(),
-            CompletionStatus::RemoteOperational => excuses.absent(Role::Target),
+            CompletionStatus::RemoteAccess => excuses.refused(),
+            CompletionStatus::RemoteOperational => excuses.absent(Role::Inbox),
             CompletionStatus::RemoteInvalidRequest => excuses.short,
             CompletionStatus::LocalProtection => {
                 excuses.absent(Role::Source) || excuses.absent(Role::Sink)
@@ -151,9 +159,7 @@ impl Connection {
     /// Whether a queue pair may fail so.
     pub(super) fn excuses_event(&self, event: AsyncEvent) -> bool {
         match event {
-            AsyncEvent::QueuePairAccessError(_) => {
-                self.excuses.revoked || self.excuses.remote_absent()
-            }
+            AsyncEvent::QueuePairAccessError(_) => self.excuses.refused(),
             // Nobody here breaks the protocol.
             AsyncEvent::QueuePairRequestError(_) => false,
             // A completion has the reason.
@@ -166,7 +172,11 @@ impl Connection {
         match status {
             CompletionStatus::Success => true,
             CompletionStatus::LocalLength => self.excuses.short,
-            CompletionStatus::LocalProtection => self.excuses.absent(Role::Target),
+            // A key that may not be invalidated, too.
+            CompletionStatus::LocalProtection => {
+                let Excuses { invalidated, .. } = self.excuses;
+                self.excuses.absent(Role::Inbox) || self.excuses.remote_absent() || invalidated
+            }
             // Receives are flushed when either half of their queue pair fails; the half that did
             // has its own reason.
             CompletionStatus::Flushed => self.ends.iter().any(|end| end.broken),

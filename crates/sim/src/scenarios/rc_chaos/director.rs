@@ -47,6 +47,12 @@ pub(super) enum Action {
         stream: usize,
         role: Role,
     },
+    /// Gives an invalidated region a new key.
+    Revive {
+        stream: usize,
+        role: Role,
+        key: u32,
+    },
     Grant {
         connection: usize,
         end: usize,
@@ -116,6 +122,7 @@ impl Director {
                 [(Kind::Write, 300), (Kind::Send, 100), (Kind::Read, 5000), (Kind::FetchAdd, 8)]
                     .map(|(kind, length)| Operation {
                         signaled: true,
+                        reckless: false,
                         ..Operation::new(kind, length, &mut rng)
                     }),
             );
@@ -267,6 +274,12 @@ impl Director {
                 self.pending -= 1;
                 if self.streams[stream].regions[role as usize].absent.is_some() {
                     self.register(network, stream, role);
+                }
+            }
+            Action::Revive { stream, role, key } => {
+                let region = &self.streams[stream].regions[role as usize];
+                if region.dead && region.key == key {
+                    self.revive(network, stream, role);
                 }
             }
             Action::Grant { connection, end, life } => {

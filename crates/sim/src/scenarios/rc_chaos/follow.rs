@@ -5,10 +5,10 @@ use millstream_wire::Qpn;
 
 use super::director::{Action, Director, Network};
 use super::host::Seen;
-use super::memory::Effect;
+use super::memory::{Effect, What};
 use super::stream::Stream;
 use super::tally::{receive_status, send_status};
-use super::world::Role;
+use super::world::{Role, duration};
 use crate::{Happening, NodeId};
 
 impl Director {
@@ -108,8 +108,12 @@ impl Director {
         let end = if role == Role::Sink { index % 2 } else { 1 - index % 2 };
         let mut result = Ok(());
         // A message that was admitted before goes on.
-        if effect.remote && self.connections[index / 2].ends[end].revoked && stream.is_at_start() {
+        let asks = effect.remote && effect.what != What::Invalidate;
+        if asks && self.connections[index / 2].ends[end].revoked && stream.is_at_start() {
             result = Err(format!("written without the right to: {effect:?}"));
+        }
+        if effect.remote && stream.regions[role as usize].dead {
+            result = Err(format!("done by a key that was invalidated: {effect:?}"));
         }
         if effect.qpn != self.connections[index / 2].ends[end].qpn {
             result = Err(format!("a packet for another queue pair wrote here: {effect:?}"));
@@ -119,14 +123,23 @@ impl Director {
         let bytes = memory.regions.region(effect.key).unwrap_or_default();
         let bytes = bytes.get(place as usize..).and_then(|rest| rest.get(..effect.length as usize));
         result = result.and_then(|()| match bytes {
-            Some(bytes) => match effect.atomic {
-                Some((operation, original)) => stream.changed(role, place, operation, original),
-                None => stream.written(role, effect.remote, place, bytes),
+            _ if effect.what == What::Invalidate => stream.invalidated(role),
+            Some(bytes) => match effect.what {
+                What::Atomic(operation, original) => {
+                    stream.changed(role, place, operation, original)
+                }
+                _ => stream.written(role, effect.remote, place, bytes),
             },
             None => Err(format!("written outside of the region: {effect:?}")),
         });
         if let Err(what) = result {
             self.violate(network, index, &what);
+        } else if effect.what == What::Invalidate {
+            // Its owner hears of it, and tells the initiator a new key.
+            self.tally.one("regions invalidated");
+            let pause = duration(&mut self.rng, core::time::Duration::from_micros(100));
+            let action = Action::Revive { stream: index, role, key: effect.key };
+            self.plan_after(network, pause, action);
         }
     }
 
@@ -164,7 +177,9 @@ impl Director {
             Err(what) => return self.violate(network, stream, &what),
             Ok(operation) => {
                 let waited = now.saturating_duration_since(operation.posted_at);
-                if !self.connections[index].excuses_send(status, waited) {
+                // What brings its bytes along needs no region.
+                let local = operation.inline && status == CompletionStatus::LocalProtection;
+                if local || !self.connections[index].excuses_send(status, waited) {
                     let what = format!(
                         "no reason for {completion:?} of {operation:?} after {waited:?}: {:?} {:?}",
                         self.connections[index].rules, self.connections[index].excuses

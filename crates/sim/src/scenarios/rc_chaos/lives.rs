@@ -47,15 +47,21 @@ impl Director {
                 }
             }
         }
-        let connection = &mut self.connections[index];
-        connection.psns = first_psns;
+        self.connections[index].psns = first_psns;
         for stream in [2 * index, 2 * index + 1] {
+            for role in Role::ALL {
+                if self.streams[stream].regions[role as usize].dead {
+                    self.revive(network, stream, role);
+                }
+            }
             self.streams[stream].begin(network.now());
+            let connection = &mut self.connections[index];
             for role in Role::ALL {
                 let region = &self.streams[stream].regions[role as usize];
                 connection.excuses.absent[role as usize] |= region.absent.is_some();
             }
         }
+        let connection = &mut self.connections[index];
         if self.links.iter().any(|&((from, to), _, cuts)| {
             cuts > 0 && connection.hosts.contains(&from) && connection.hosts.contains(&to)
         }) {
@@ -129,7 +135,11 @@ impl Director {
         let [own, other] = [end, 1 - end].map(|end| &self.streams[2 * index + end].plan);
         let host = network.machine_mut(NodeId(connection.hosts[end]));
         let [send_completions, receive_completions] = host.queues();
-        let capabilities = QueuePairCapabilities::new(own.send_depth, other.receive_depth);
+        let brought = own.operations.iter().filter(|operation| operation.inline);
+        let capabilities = QueuePairCapabilities {
+            max_inline: brought.map(|operation| operation.length as usize).max().unwrap_or(0),
+            ..QueuePairCapabilities::new(own.send_depth, other.receive_depth)
+        };
         let config = QueuePairConfig {
             receive_completions,
             ..QueuePairConfig::new(DOMAIN, send_completions, capabilities)

@@ -7,7 +7,7 @@ use millstream_roce::{
 };
 use millstream_wire::Qpn;
 
-/// Bytes that were written.
+/// Something that was done to memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Effect {
     /// The queue pair whose packet did it.
@@ -20,8 +20,19 @@ pub(super) struct Effect {
     pub(super) address: u64,
     /// Bytes.
     pub(super) length: u32,
-    /// An atomic operation did it, and returned what was there.
-    pub(super) atomic: Option<(AtomicOperation, u64)>,
+    /// What it was.
+    pub(super) what: What,
+}
+
+/// What was done to memory.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum What {
+    /// Bytes were written.
+    Write,
+    /// An atomic operation, which returned what was there.
+    Atomic(AtomicOperation, u64),
+    /// Remotes have no access any more.
+    Invalidate,
 }
 
 /// Owned regions, and what was written into them since the last look.
@@ -53,7 +64,7 @@ impl Memory for WatchedMemory {
             key,
             address,
             length: payload.len() as u32,
-            atomic: None,
+            what: What::Write,
         });
         Ok(())
     }
@@ -70,9 +81,22 @@ impl Memory for WatchedMemory {
             key: access.key,
             address: access.address,
             length: access.length,
-            atomic: Some((operation, original)),
+            what: What::Atomic(operation, original),
         });
         Ok(original)
+    }
+
+    fn invalidate(&mut self, domain: ProtectionDomainId, key: u32) -> Result<(), AccessDenied> {
+        self.regions.invalidate(domain, key)?;
+        self.effects.push(Effect {
+            qpn: self.serving,
+            remote: true,
+            key,
+            address: 0,
+            length: 0,
+            what: What::Invalidate,
+        });
+        Ok(())
     }
 
     fn bytes(&self, piece: &Piece) -> Result<&[u8], AccessDenied> {

@@ -11,6 +11,7 @@
 mod campaign;
 mod connection;
 mod director;
+mod execution;
 mod follow;
 mod host;
 mod lives;

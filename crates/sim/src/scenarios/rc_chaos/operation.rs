@@ -1,7 +1,10 @@
 //! One work request of a run: what it does, where its bytes lie, and what became of it.
 
-use millstream_roce::{ATOMIC_LENGTH, AtomicOperation, Instant, Piece, ScatterGather};
+use millstream_roce::{
+    ATOMIC_LENGTH, AtomicOperation, Instant, MAX_INLINE, MAX_SCATTER_GATHER, Piece, ScatterGather,
+};
 
+use super::world::{Role, pick};
 use crate::Rng;
 
 /// What a work request does.
@@ -9,6 +12,8 @@ use crate::Rng;
 pub(super) enum Kind {
     Send,
     SendImmediate,
+    /// It ends the access of remotes to a region of the target.
+    SendInvalidate,
     Write,
     WriteImmediate,
     Read,
@@ -17,9 +22,10 @@ pub(super) enum Kind {
 }
 
 impl Kind {
-    pub(super) const ALL: [Self; 7] = [
+    pub(super) const ALL: [Self; 8] = [
         Self::Send,
         Self::SendImmediate,
+        Self::SendInvalidate,
         Self::Write,
         Self::WriteImmediate,
         Self::Read,
@@ -29,11 +35,11 @@ impl Kind {
 
     /// Whether it takes a receive request at the other end.
     pub(super) const fn takes_receive(self) -> bool {
-        matches!(self, Self::Send | Self::SendImmediate | Self::WriteImmediate)
+        self.is_send() || matches!(self, Self::WriteImmediate)
     }
 
     pub(super) const fn is_send(self) -> bool {
-        matches!(self, Self::Send | Self::SendImmediate)
+        matches!(self, Self::Send | Self::SendImmediate | Self::SendInvalidate)
     }
 
     pub(super) const fn has_immediate(self) -> bool {
@@ -51,7 +57,7 @@ impl Kind {
 }
 
 /// How a list of pieces lies in its slot: `count` runs of about the same length, in the order of
-/// the message or in the reverse.
+/// the message or in the reverse. Of a short message some are empty.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Layout {
     pub(super) count: u8,
@@ -59,11 +65,12 @@ pub(super) struct Layout {
 }
 
 impl Layout {
-    const ONE: Self = Self { count: 1, reversed: false };
+    pub(super) const ONE: Self = Self { count: 1, reversed: false };
 
-    fn draw(rng: &mut Rng) -> Self {
+    pub(super) fn draw(rng: &mut Rng) -> Self {
         let several = rng.below(3) == 0;
-        let layout = Self { count: rng.between(1, 4) as u8, reversed: rng.below(2) == 0 };
+        let most = *pick(rng, &[4, MAX_SCATTER_GATHER as u64]);
+        let layout = Self { count: rng.between(1, most) as u8, reversed: rng.below(2) == 0 };
         if several { layout } else { Self::ONE }
     }
 
@@ -91,7 +98,7 @@ impl Layout {
 
     /// The pieces of a slot at this address.
     pub(super) fn pieces(self, key: u32, address: u64, length: u32) -> ScatterGather {
-        let mut list = [Piece::default(); 4];
+        let mut list = [Piece::default(); MAX_SCATTER_GATHER];
         for (piece, (at, run)) in list.iter_mut().zip(self.runs(length)) {
             *piece = Piece { key, address: address + u64::from(at), length: run };
         }
@@ -116,8 +123,8 @@ pub(super) enum Outcome {
 pub(super) struct Operation {
     pub(super) kind: Kind,
     pub(super) length: u32,
-    /// Where its slot is in the regions of its stream.
-    pub(super) offset: u32,
+    /// Where its slot is in its region at the initiator, and in that at the target.
+    pub(super) offsets: [u32; 2],
     /// How the initiator's bytes lie.
     pub(super) layout: Layout,
     /// How the receive request's bytes lie.
@@ -128,6 +135,20 @@ pub(super) struct Operation {
     pub(super) fence: bool,
     /// The receive request for it is too short.
     pub(super) short: bool,
+    /// It brings its bytes along.
+    pub(super) inline: bool,
+    /// Which region a SEND with invalidate is to invalidate. Of [`Role::Inbox`], remotes may not.
+    pub(super) invalidates: Role,
+    /// It names a key that no region has.
+    pub(super) unknown_key: bool,
+    /// It is posted whatever becomes of the region that it names.
+    pub(super) reckless: bool,
+    /// The key that it names.
+    pub(super) key: u32,
+    /// A request before it invalidates that key.
+    pub(super) doomed: bool,
+    /// The region that it was to invalidate is invalidated.
+    pub(super) invalidated: bool,
     pub(super) outcome: Outcome,
     /// The life of the connection that it was posted in.
     pub(super) life: u32,
@@ -154,16 +175,31 @@ impl Operation {
             Kind::CompareSwap => AtomicOperation::CompareSwap { compare: small, swap: other },
             _ => AtomicOperation::FetchAdd { add: if other == 0 { u64::MAX } else { small } },
         };
+        let length = if kind.is_atomic() { ATOMIC_LENGTH } else { length };
+        let reckless = rng.below(20) == 0;
+        let wrong_key = kind == Kind::SendInvalidate && rng.below(40) == 0;
+        let invalidates = match wrong_key {
+            true => Role::Inbox,
+            false => *pick(rng, &[Role::Target, Role::Readable, Role::Counters]),
+        };
         Self {
             kind,
-            length: if kind.is_atomic() { ATOMIC_LENGTH } else { length },
-            offset: 0,
+            length,
+            offsets: [0; 2],
             layout: Layout::draw(rng),
             receive_layout: Layout::draw(rng),
             signaled: rng.below(4) > 0,
             solicited: rng.below(8) == 0,
-            fence: rng.below(4) == 0,
+            // What is read must be there before nobody may read it any more.
+            fence: rng.below(4) == 0 || kind == Kind::SendInvalidate && !reckless,
             short: false,
+            inline: !kind.reads() && length as usize <= MAX_INLINE && rng.below(2) == 0,
+            invalidates,
+            unknown_key: rng.below(2) == 0 && wrong_key,
+            reckless,
+            key: 0,
+            doomed: false,
+            invalidated: false,
             outcome: Outcome::Planned,
             life: 0,
             posted_at: Instant::ZERO,
@@ -175,10 +211,58 @@ impl Operation {
         }
     }
 
+    /// Names no key that is not to be named.
+    pub(super) fn heed(&mut self) {
+        self.reckless = false;
+        self.unknown_key = false;
+        self.fence |= self.kind == Kind::SendInvalidate;
+        if self.invalidates == Role::Inbox {
+            self.invalidates = Role::Target;
+        }
+    }
+
+    /// The initiator's memory that it names.
+    pub(super) const fn local(&self) -> Option<Role> {
+        match self.kind {
+            Kind::Read | Kind::CompareSwap | Kind::FetchAdd => Some(Role::Sink),
+            _ if self.inline => None,
+            _ => Some(Role::Source),
+        }
+    }
+
+    /// The target's memory that it works on.
+    pub(super) const fn remote(&self) -> Role {
+        match self.kind {
+            Kind::Send | Kind::SendImmediate | Kind::SendInvalidate => Role::Inbox,
+            Kind::Write | Kind::WriteImmediate => Role::Target,
+            Kind::Read => Role::Readable,
+            Kind::CompareSwap | Kind::FetchAdd => Role::Counters,
+        }
+    }
+
+    /// The target's memory whose key it names, if it names one.
+    pub(super) const fn names(&self) -> Option<Role> {
+        match self.kind {
+            Kind::Send | Kind::SendImmediate => None,
+            Kind::SendInvalidate => Some(self.invalidates),
+            _ => Some(self.remote()),
+        }
+    }
+
+    /// Whether it must fail for the key that it names.
+    pub(super) fn has_wrong_key(&self) -> bool {
+        self.kind == Kind::SendInvalidate && self.invalidates == Role::Inbox
+    }
+
+    /// Whether everything that it was to do at the target is done.
+    pub(super) fn is_done(&self) -> bool {
+        self.applied == self.length && (self.kind != Kind::SendInvalidate || self.invalidated)
+    }
+
     /// Where its bytes arrive: how they lie there.
     pub(super) fn arrival_layout(&self) -> Layout {
         match self.kind {
-            Kind::Send | Kind::SendImmediate => self.receive_layout,
+            Kind::Send | Kind::SendImmediate | Kind::SendInvalidate => self.receive_layout,
             Kind::Read | Kind::CompareSwap | Kind::FetchAdd => self.layout,
             Kind::Write | Kind::WriteImmediate => Layout::ONE,
         }
@@ -201,7 +285,7 @@ mod tests {
 
     #[test]
     fn runs_cover_the_slot() {
-        for count in 1..=4 {
+        for count in [1, 2, 3, 4, 16] {
             for reversed in [false, true] {
                 let layout = Layout { count, reversed };
                 for length in [0, 1, 3, 4, 10, 1000] {

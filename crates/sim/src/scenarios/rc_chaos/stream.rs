@@ -3,18 +3,15 @@
 //! Requests are executed in the order in which they were posted, each packet once. So at any time
 //! there is exactly one place where the next byte may appear, and one byte that it may be. Every
 //! operation of a run has bytes and places of its own: whatever is executed twice, late, out of
-//! order, in another life of the connection or on another queue pair is seen when it is written.
+//! order, in another life of the connection or on another queue pair is seen when it is written
+//! (the module `execution`).
 
-use millstream_roce::{
-    AtomicOperation, Completion, CompletionOperation, CompletionStatus, Instant,
-};
+use millstream_roce::{Completion, CompletionOperation, CompletionStatus, Instant};
 
 use super::operation::{COUNTERS, Kind, Operation, Outcome};
 use super::pattern::Pattern;
 use super::world::{Role, StreamPlan};
 
-/// What regions are filled with: what must still be there where nothing was to be written.
-const UNTOUCHED: u8 = 0xa5;
 /// Bytes between slots that nobody may touch; odd, so that slots have every alignment.
 const GAP: u32 = 5;
 /// Set in the number of a receive request.
@@ -28,6 +25,10 @@ pub(super) struct Region {
     pub(super) key: u32,
     /// Its bytes, while it is not registered.
     pub(super) absent: Option<Vec<u8>>,
+    /// A request to invalidate it was posted.
+    pub(super) dying: bool,
+    /// It is invalidated.
+    pub(super) dead: bool,
 }
 
 /// One direction of a connection: requests of the initiator, and their execution.
@@ -40,12 +41,12 @@ pub(super) struct Stream {
     pub(super) allowed: usize,
     pub(super) regions: [Region; Role::COUNT],
     /// What atomic operations have made of the counters.
-    counters: [u64; COUNTERS],
-    /// Bytes of the regions for SENDs and WRITEs, and for READs.
-    lengths: [u32; 2],
+    pub(super) counters: [u64; COUNTERS],
+    /// Bytes of the regions.
+    pub(super) lengths: [u32; Role::COUNT],
 
     // The initiator.
-    sending_life: u32,
+    pub(super) sending_life: u32,
     /// The next request to post.
     pub(super) next: usize,
     /// All requests before this one have ended.
@@ -53,7 +54,7 @@ pub(super) struct Stream {
     /// A request of this life failed.
     failed: bool,
     /// The next byte that a READ brings: operation and offset.
-    reading: (usize, u32),
+    pub(super) reading: (usize, u32),
     /// The initiator waits for completions before it posts more.
     pub(super) blocked: bool,
     /// The send queue is drained: this request and what follows must wait.
@@ -62,9 +63,9 @@ pub(super) struct Stream {
     pub(super) deadline: Instant,
 
     // The responder.
-    receiving_life: u32,
+    pub(super) receiving_life: u32,
     /// The next byte that a SEND or WRITE brings: operation and offset.
-    executing: (usize, u32),
+    pub(super) executing: (usize, u32),
     /// The operation that the next receive request is for, or one before it.
     receive_next: usize,
     /// The operation whose receive request completes next, or one before it.
@@ -79,9 +80,11 @@ impl Stream {
     pub(super) fn new(index: usize, plan: StreamPlan) -> Self {
         let region = |role: usize| Region {
             // Far apart, and aligned to nothing, but for the counters.
-            address: ((index as u64 * 8 + role as u64 + 1) << 32) + 12 + role as u64,
+            address: ((index as u64 * 8 + role as u64 + 1) << 32) + 11 + role as u64,
             key: 0,
             absent: None,
+            dying: false,
+            dead: false,
         };
         let mut stream = Self {
             index,
@@ -89,7 +92,7 @@ impl Stream {
             plan,
             regions: core::array::from_fn(region),
             counters: [0; COUNTERS],
-            lengths: [GAP; 2],
+            lengths: [GAP; Role::COUNT],
             sending_life: 0,
             next: 0,
             ended: 0,
@@ -106,9 +109,13 @@ impl Stream {
             starved_until: Instant::ZERO,
         };
         for operation in &mut stream.plan.operations {
-            let length = &mut stream.lengths[usize::from(operation.kind.reads())];
-            operation.offset = *length;
-            *length += operation.length + GAP;
+            let places = [operation.local(), Some(operation.remote())];
+            for (offset, role) in operation.offsets.iter_mut().zip(places) {
+                let Some(role) = role else { continue };
+                let length = &mut stream.lengths[role as usize];
+                *offset = *length;
+                *length += operation.length + GAP;
+            }
         }
         stream
     }
@@ -135,195 +142,6 @@ impl Stream {
         Pattern::new(self.index, operation, 0)
     }
 
-    // ---- Memory.
-
-    /// What a region of this role holds now.
-    pub(super) fn content(&self, role: Role) -> Vec<u8> {
-        if role == Role::Counters {
-            return self.counters.iter().flat_map(|counter| counter.to_ne_bytes()).collect();
-        }
-        let reads = matches!(role, Role::Sink | Role::Readable);
-        let mut bytes = vec![UNTOUCHED; self.lengths[usize::from(reads)] as usize];
-        for (index, operation) in self.plan.operations.iter().enumerate() {
-            if operation.kind.reads() != reads {
-                continue;
-            }
-            let slot = &mut bytes[operation.offset as usize..][..operation.length as usize];
-            let pattern = self.pattern(index);
-            match role {
-                Role::Source => fill(pattern, operation.layout.runs(operation.length), slot),
-                Role::Readable => pattern.fill(0, slot),
-                Role::Sink | Role::Target if operation.erased => {}
-                Role::Sink if operation.kind.is_atomic() => {
-                    // It comes in one packet, which is written piece by piece.
-                    let value = operation.original.unwrap_or_default().to_ne_bytes();
-                    let mut value = &value[..operation.applied as usize];
-                    for (at, run) in operation.layout.runs(operation.length) {
-                        let (now, rest) = value.split_at(value.len().min(run as usize));
-                        slot[at as usize..][..now.len()].copy_from_slice(now);
-                        value = rest;
-                    }
-                }
-                Role::Sink | Role::Target | Role::Counters => {
-                    let runs = operation.arrival_layout().runs(operation.arrival_length());
-                    fill(pattern, prefix(runs, operation.applied), slot);
-                }
-            }
-        }
-        bytes
-    }
-
-    /// The host of a region is gone, and what was written into it.
-    pub(super) fn erase(&mut self, role: Role) {
-        let reads = match role {
-            Role::Source | Role::Readable => return,
-            Role::Counters => {
-                self.counters = [0; COUNTERS];
-                return;
-            }
-            Role::Sink => true,
-            Role::Target => false,
-        };
-        for operation in &mut self.plan.operations {
-            operation.erased |= operation.kind.reads() == reads && operation.applied > 0;
-        }
-    }
-
-    /// Bytes appeared in a region, at this offset.
-    pub(super) fn written(
-        &mut self,
-        role: Role,
-        remote: bool,
-        place: u64,
-        bytes: &[u8],
-    ) -> Result<(), String> {
-        let reads = role == Role::Sink;
-        let (life, cursor) = match role {
-            Role::Sink => (self.sending_life, &mut self.reading),
-            Role::Target => (self.receiving_life, &mut self.executing),
-            Role::Source | Role::Readable | Role::Counters => {
-                return Err(format!("{} bytes written into the {role:?} region", bytes.len()));
-            }
-        };
-        let posted = &mut self.plan.operations[..self.next];
-        let (index, operation) = loop {
-            let Some(operation) = posted.get_mut(cursor.0).filter(|next| next.life == life) else {
-                return Err(format!(
-                    "{} bytes written at {role:?} + {place}, where all {} requests of life {life} \
-                     were executed before",
-                    bytes.len(),
-                    self.next,
-                ));
-            };
-            // An atomic operation is done at one end, and then its result written at the other.
-            let is_next = operation.kind.reads() == reads || operation.kind.is_atomic();
-            if is_next && operation.length > 0 {
-                break (cursor.0, operation);
-            }
-            *cursor = (cursor.0 + 1, 0);
-        };
-        if !reads && self.held.is_some_and(|held| index >= held) {
-            return Err(format!("request {index} is executed while the send queue is drained"));
-        }
-        let (fence, offset) = (operation.fence, cursor.1);
-        let (at, left) = operation.arrival_layout().place(operation.arrival_length(), offset);
-        let right_place = u64::from(operation.offset + at) == place
-            && bytes.len() <= left as usize
-            && remote == matches!(operation.kind, Kind::Write | Kind::WriteImmediate)
-            && operation.kind.reads() == reads;
-        if !right_place {
-            return Err(format!(
-                "{} bytes written at {role:?} + {place}{}, where byte {offset} of request {index} \
-                 ({:?}, {} bytes) is next, at + {}",
-                bytes.len(),
-                if remote { " by a WRITE" } else { "" },
-                operation.kind,
-                operation.length,
-                operation.offset + at,
-            ));
-        }
-        let wrong = match (operation.kind.is_atomic(), operation.original) {
-            (false, _) => Pattern::new(self.index, index, 0).first_difference(offset.into(), bytes),
-            (true, None) => Some(0),
-            (true, Some(original)) => {
-                let right = &original.to_ne_bytes()[offset as usize..][..bytes.len()];
-                right.iter().zip(bytes).position(|(right, byte)| right != byte)
-            }
-        };
-        if let Some(wrong) = wrong {
-            return Err(format!(
-                "byte {} of request {index} ({:?}, {} bytes) is wrong: {:#04x}",
-                offset as usize + wrong,
-                operation.kind,
-                operation.length,
-                bytes[wrong],
-            ));
-        }
-        cursor.1 += bytes.len() as u32;
-        operation.applied = cursor.1;
-        if operation.applied == operation.length {
-            *cursor = (index + 1, 0);
-        }
-        if fence && !reads { self.keeps_fence(index) } else { Ok(()) }
-    }
-
-    /// A fenced request was begun: everything that fetches before it must have its data.
-    fn keeps_fence(&self, fenced: usize) -> Result<(), String> {
-        let life = self.plan.operations[fenced].life;
-        let waits = |operation: &&Operation| {
-            operation.life == life && operation.kind.reads() && operation.applied < operation.length
-        };
-        match self.plan.operations[..fenced].iter().find(waits) {
-            None => Ok(()),
-            Some(before) => Err(format!("fenced request {fenced} is executed before {before:?}")),
-        }
-    }
-
-    /// Whether what is written next is the first of its message.
-    pub(super) const fn is_at_start(&self) -> bool {
-        self.executing.1 == 0
-    }
-
-    /// An atomic operation was done at this offset of the counters, and returned `original`.
-    pub(super) fn changed(
-        &mut self,
-        role: Role,
-        place: u64,
-        atomic: AtomicOperation,
-        original: u64,
-    ) -> Result<(), String> {
-        let (life, posted) = (self.receiving_life, &mut self.plan.operations[..self.next]);
-        let (first, _) = self.executing;
-        let mut rest = (first..).zip(posted.get_mut(first..).unwrap_or_default());
-        let next = rest.find(|(_, next)| {
-            next.life != life || next.kind.is_atomic() || (!next.kind.reads() && next.length > 0)
-        });
-        let expected = next.as_ref().map(|(index, next)| (*index, next.kind));
-        let Some((index, operation)) = next.filter(|(_, next)| {
-            next.life == life
-                && next.kind.is_atomic()
-                && next.atomic == atomic
-                && next.counter as u64 * 8 == place
-                && role == Role::Counters
-        }) else {
-            return Err(format!(
-                "{atomic:?} done at {role:?} + {place}, where {expected:?} is next"
-            ));
-        };
-        if self.held.is_some_and(|held| index >= held) {
-            return Err(format!("request {index} is executed while the send queue is drained"));
-        }
-        let counter = &mut self.counters[operation.counter];
-        if *counter != original {
-            return Err(format!("{atomic:?} returned {original}, where {counter} is right"));
-        }
-        *counter = atomic.apply(original);
-        operation.original = Some(original);
-        let fence = operation.fence;
-        self.executing = (index + 1, 0);
-        if fence { self.keeps_fence(index) } else { Ok(()) }
-    }
-
     // ---- Completions.
 
     /// The number of a request.
@@ -337,6 +155,13 @@ impl Stream {
         operation.outcome = Outcome::Posted;
         operation.life = self.sending_life;
         operation.posted_at = now;
+        if let Some(role) = operation.names() {
+            let region = &mut self.regions[role as usize];
+            let invalidates = operation.kind == Kind::SendInvalidate;
+            // Of nothing, the key does not matter.
+            operation.doomed = region.dying && (operation.length > 0 || invalidates);
+            region.dying |= invalidates && !operation.has_wrong_key();
+        }
         self.next += 1;
     }
 
@@ -376,7 +201,7 @@ impl Stream {
         self.succeed(index)?;
         let operation = &self.plan.operations[index];
         let right = match operation.kind {
-            Kind::Send | Kind::SendImmediate => CompletionOperation::Send,
+            Kind::Send | Kind::SendImmediate | Kind::SendInvalidate => CompletionOperation::Send,
             Kind::Write | Kind::WriteImmediate => CompletionOperation::Write,
             Kind::Read => CompletionOperation::Read,
             Kind::CompareSwap => CompletionOperation::CompareSwap,
@@ -409,12 +234,16 @@ impl Stream {
     fn succeed(&mut self, index: usize) -> Result<(), String> {
         let operation = &mut self.plan.operations[index];
         operation.outcome = Outcome::Succeeded;
-        if operation.applied == operation.length {
+        if operation.is_done() && !operation.doomed {
             return Ok(());
         }
         Err(format!(
-            "request {index} ({:?}) succeeded with {} of {} bytes in place",
-            operation.kind, operation.applied, operation.length
+            "request {index} ({:?}) succeeded with {} of {} bytes in place{}{}",
+            operation.kind,
+            operation.applied,
+            operation.length,
+            if operation.invalidated { ", its region invalidated" } else { "" },
+            if operation.doomed { ", by a key that was invalidated" } else { "" },
         ))
     }
 
@@ -475,12 +304,15 @@ impl Stream {
             _ => CompletionOperation::Receive,
         };
         let immediate = operation.kind.has_immediate().then_some(self.immediate(index));
+        let invalidated = (operation.kind == Kind::SendInvalidate).then_some(operation.key);
         if index >= self.next
             || operation.life != self.receiving_life
-            || operation.applied != operation.length
+            || !operation.is_done()
             || completion.operation != right
             || completion.length != operation.length
             || completion.immediate != immediate
+            || completion.invalidated != invalidated
+            || completion.source.is_some()
         {
             return Err(format!("{completion:?} for {operation:?}"));
         }
@@ -519,25 +351,8 @@ impl Stream {
         self.receive_next = self.next;
         self.receive_ended = self.next;
         self.deadline = now;
+        for region in &mut self.regions {
+            region.dying = false;
+        }
     }
-}
-
-fn fill(pattern: Pattern, runs: impl Iterator<Item = (u32, u32)>, slot: &mut [u8]) {
-    let mut offset = 0;
-    for (at, length) in runs {
-        pattern.fill(offset, &mut slot[at as usize..][..length as usize]);
-        offset += u64::from(length);
-    }
-}
-
-/// The runs of the first `length` bytes.
-fn prefix(
-    runs: impl Iterator<Item = (u32, u32)>,
-    mut length: u32,
-) -> impl Iterator<Item = (u32, u32)> {
-    runs.map(move |(at, run)| {
-        let taken = run.min(length);
-        length -= taken;
-        (at, taken)
-    })
 }

@@ -1,7 +1,9 @@
 //! Posting, and the memory that requests name.
 
+use core::time::Duration;
+
 use millstream_roce::{
-    Access, AtomicOperation, ReceiveRequest, ScatterGather, SendOperation, SendRequest,
+    Access, AtomicOperation, MAX_INLINE, ReceiveRequest, ScatterGather, SendOperation, SendRequest,
 };
 
 use super::director::{Action, DOMAIN, Director, Network};
@@ -29,14 +31,49 @@ impl Director {
                 || stream.outstanding() + 1 == stream.plan.send_depth;
             let operation = &mut stream.plan.operations[stream.next];
             operation.signaled |= last;
+            let names = operation.names().map(|role| &stream.regions[role as usize]);
+            operation.key = names.map_or(0, |region| region.key);
+            if operation.unknown_key {
+                operation.key ^= 0x80;
+            }
+            let doomed = names.is_some_and(|region| region.dying);
+            // Whoever knows that a key will be invalidated waits for the next, but for some.
+            if doomed && !operation.reckless {
+                return;
+            }
             let operation = *operation;
+            let excuses = &mut self.connections[index / 2].excuses;
+            excuses.invalidated |= doomed || operation.has_wrong_key();
+            if operation.kind == Kind::SendInvalidate && !operation.fence {
+                // A READ before it may be refused, or not be answered again.
+                let reads = &stream.plan.operations[stream.ended..stream.next];
+                let reading = reads.iter().any(|operation| operation.kind == Kind::Read);
+                excuses.invalidated |= reading;
+                excuses.link |= reading;
+            }
+            let connection = &self.connections[index / 2];
             let request = request(stream, &operation);
+            let mut inline = [0; MAX_INLINE];
+            let inline =
+                &mut inline[..if operation.inline { operation.length as usize } else { 0 }];
+            stream.pattern(stream.next).fill(0, inline);
             let host = NodeId(connection.hosts[index % 2]);
             let (life, bound) = (connection.life, connection.bound(operation.length));
             let now = network.now();
             let result = network.with_machine(host, |host, now| {
-                host.endpoint_mut(Some(qpn)).post_send(now, qpn, &request)
+                let endpoint = host.endpoint_mut(Some(qpn));
+                match operation.inline {
+                    true => endpoint.post_send_inline(now, qpn, &request, inline),
+                    false => endpoint.post_send(now, qpn, &request),
+                }
             });
+            for (is_one, name) in [
+                (operation.inline, "posted: inline"),
+                (doomed, "posted: key that is being invalidated"),
+                (operation.has_wrong_key(), "posted: key that may not be invalidated"),
+            ] {
+                self.tally.add(name, u64::from(is_one));
+            }
             if let Err(error) = result {
                 return self.violate(network, index, &format!("post_send: {error}"));
             }
@@ -54,6 +91,7 @@ impl Director {
             }
             self.tally.one(match operation.kind {
                 Kind::Send | Kind::SendImmediate => "posted: SEND",
+                Kind::SendInvalidate => "posted: SEND with invalidate",
                 Kind::Write => "posted: WRITE",
                 Kind::WriteImmediate => "posted: WRITE with immediate",
                 Kind::Read => "posted: READ",
@@ -79,10 +117,10 @@ impl Director {
         }
         while stream.receives < stream.plan.receive_depth {
             let Some((id, operation)) = stream.next_receive() else { return };
-            let region = &stream.regions[Role::Target as usize];
+            let region = &stream.regions[Role::Inbox as usize];
             let pieces = match operation.kind.is_send() {
                 true => {
-                    let address = region.address + u64::from(operation.offset);
+                    let address = region.address + u64::from(operation.offsets[1]);
                     let length = operation.arrival_length();
                     operation.receive_layout.pieces(region.key, address, length)
                 }
@@ -108,21 +146,32 @@ impl Director {
         }
         let kept = self.streams[stream].regions[role as usize].absent.take();
         let bytes = kept.unwrap_or_else(|| self.streams[stream].content(role));
+        let remote = Access::REMOTE_INVALIDATE;
         let access = match role {
             Role::Source => Access::empty(),
-            Role::Sink => Access::LOCAL_WRITE,
-            Role::Target => Access::LOCAL_WRITE | Access::REMOTE_WRITE,
-            Role::Readable => Access::REMOTE_READ,
-            Role::Counters => Access::LOCAL_WRITE | Access::REMOTE_ATOMIC,
+            Role::Sink | Role::Inbox => Access::LOCAL_WRITE,
+            Role::Target => remote | Access::LOCAL_WRITE | Access::REMOTE_WRITE,
+            Role::Readable => remote | Access::REMOTE_READ,
+            Role::Counters => remote | Access::LOCAL_WRITE | Access::REMOTE_ATOMIC,
         };
         let region = &mut self.streams[stream].regions[role as usize];
         let memory = network.machine_mut(NodeId(host)).endpoint_mut(None).memory_mut();
         match memory.regions.register(DOMAIN, region.address, access, bytes) {
             Ok(key) => {
                 region.key = key;
+                (region.dying, region.dead) = (false, false);
                 self.keys[host].push((key, stream, role));
+                // Some requests may have waited for the key.
+                self.plan_after(network, Duration::ZERO, Action::Post(stream));
             }
             Err(error) => self.violate(network, stream, &format!("register: {error}")),
+        }
+    }
+
+    /// Gives an invalidated region, which its owner still uses, a new key.
+    pub(super) fn revive(&mut self, network: &mut Network<'_>, stream: usize, role: Role) {
+        if self.withdraw(network, stream, role) {
+            self.register(network, stream, role);
         }
     }
 
@@ -132,6 +181,12 @@ impl Director {
         stream: usize,
         role: Role,
     ) -> bool {
+        let done = self.withdraw(network, stream, role);
+        self.connections[stream / 2].excuses.absent[role as usize] |= done;
+        done
+    }
+
+    fn withdraw(&mut self, network: &mut Network<'_>, stream: usize, role: Role) -> bool {
         let host = self.host_of(stream, role);
         let region = &mut self.streams[stream].regions[role as usize];
         if !network.is_up(NodeId(host)) || region.absent.is_some() {
@@ -146,26 +201,21 @@ impl Director {
             Err(error) => self.violate(network, stream, &format!("deregister: {error}")),
         }
         self.keys[host].retain(|(other, ..)| *other != key);
-        self.connections[stream / 2].excuses.absent[role as usize] = true;
         true
     }
 }
 
 /// What to post.
 fn request(stream: &Stream, operation: &Operation) -> SendRequest {
-    let (local, remote) = match operation.kind {
-        Kind::Read => (Role::Sink, Role::Readable),
-        Kind::CompareSwap | Kind::FetchAdd => (Role::Sink, Role::Counters),
-        _ => (Role::Source, Role::Target),
-    };
-    let [local, remote] = [local, remote].map(|role| &stream.regions[role as usize]);
-    let offset = u64::from(operation.offset);
-    let at_remote = if operation.kind.is_atomic() { operation.counter as u64 * 8 } else { offset };
-    let (remote_address, remote_key) = (remote.address + at_remote, remote.key);
+    let [here, there] = operation.offsets.map(u64::from);
+    let there = if operation.kind.is_atomic() { operation.counter as u64 * 8 } else { there };
+    let remote_address = stream.regions[operation.remote() as usize].address + there;
+    let remote_key = operation.key;
     let immediate = stream.immediate(stream.next);
     let immediate = operation.kind.has_immediate().then_some(immediate);
     let what = match operation.kind {
         Kind::Send | Kind::SendImmediate => SendOperation::Send { immediate },
+        Kind::SendInvalidate => SendOperation::SendInvalidate { remote_key },
         Kind::Write | Kind::WriteImmediate => {
             SendOperation::Write { remote_address, remote_key, immediate }
         }
@@ -179,7 +229,10 @@ fn request(stream: &Stream, operation: &Operation) -> SendRequest {
             }
         },
     };
-    let pieces = operation.layout.pieces(local.key, local.address + offset, operation.length);
+    let pieces = operation.local().map_or(ScatterGather::EMPTY, |role| {
+        let local = &stream.regions[role as usize];
+        operation.layout.pieces(local.key, local.address + here, operation.length)
+    });
     SendRequest {
         signaled: operation.signaled,
         solicited: operation.solicited,

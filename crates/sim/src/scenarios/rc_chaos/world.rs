@@ -39,11 +39,13 @@ pub enum Trouble {
     Drain,
     /// Receive requests too short for what comes.
     Short,
+    /// Keys that are about to be invalidated, or may not be.
+    Keys,
 }
 
 impl Trouble {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Loss,
         Self::Duplicate,
         Self::Reorder,
@@ -57,6 +59,7 @@ impl Trouble {
         Self::Pause,
         Self::Drain,
         Self::Short,
+        Self::Keys,
     ];
 
     /// Its name on a command line.
@@ -75,6 +78,7 @@ impl Trouble {
             Self::Pause => "pause",
             Self::Drain => "drain",
             Self::Short => "short",
+            Self::Keys => "keys",
         }
     }
 
@@ -102,7 +106,9 @@ pub(super) enum Role {
     Source,
     /// Where the initiator's READs go.
     Sink,
-    /// Where its SENDs and WRITEs go.
+    /// Where its SENDs go.
+    Inbox,
+    /// Where its WRITEs go.
     Target,
     /// What its READs read.
     Readable,
@@ -111,9 +117,9 @@ pub(super) enum Role {
 }
 
 impl Role {
-    pub(super) const COUNT: usize = 5;
+    pub(super) const COUNT: usize = 6;
     pub(super) const ALL: [Self; Self::COUNT] =
-        [Self::Source, Self::Sink, Self::Target, Self::Readable, Self::Counters];
+        [Self::Source, Self::Sink, Self::Inbox, Self::Target, Self::Readable, Self::Counters];
 
     /// Whether it lies at the initiator.
     pub(super) const fn is_local(self) -> bool {
@@ -277,6 +283,11 @@ impl World {
                     stream.operations.iter_mut().for_each(|operation| operation.short = false);
                 }
             }
+            Trouble::Keys => {
+                for stream in self.connections.iter_mut().flat_map(|plan| &mut plan.streams) {
+                    stream.operations.iter_mut().for_each(Operation::heed);
+                }
+            }
             _ => self.disturbances.retain(|(_, what)| what.trouble() != trouble),
         }
     }
@@ -406,7 +417,10 @@ fn draw_stream(rng: &mut Rng, horizon: Duration, calm: bool, big: bool) -> Strea
     let operations = (0..count)
         .map(|_| {
             let kind = *pick(rng, &Kind::ALL);
-            let operation = Operation::new(kind, draw_length(rng, big), rng);
+            let mut operation = Operation::new(kind, draw_length(rng, big), rng);
+            if calm {
+                operation.heed();
+            }
             let short = !calm && rng.below(300) == 0;
             Operation { short: short && kind.takes_receive(), ..operation }
         })
