@@ -6,7 +6,9 @@ use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
-use common::lab::{HERE, HERE_V6, LINK_HERE, LINK_THERE, Lab, Namespace, THERE, THERE_V6};
+use common::lab::{
+    HERE, HERE_V6, LINK_HERE, LINK_THERE, Lab, Namespace, THERE, THERE_V6, while_nothing_spawns,
+};
 use common::{
     PATIENCE, Signal, StreamNode, address, config, eventually, has_packet_sockets, start,
 };
@@ -63,7 +65,7 @@ fn run(place: &Namespace, own: End, peer: IpAddr, signal: &Signal) -> Progress<S
         node.window = 100;
         // Without the offload, the kernel segments what a peer left unsegmented.
         node.wrong_guesses = own.driver == Driver::Udp;
-        start(own.config(), node, &signal)
+        while_nothing_spawns(|| start(own.config(), node, &signal))
     })
 }
 
@@ -172,7 +174,7 @@ fn devices_on_one_machine_talk_over_loopback() {
             let end = End { segmentation_offload: offload, ..packet(own) };
             let mut node = StreamNode::new(own, peer, &mixed_lengths(4096));
             node.window = 100;
-            common::start(end.config(), node, &signal)
+            while_nothing_spawns(|| common::start(end.config(), node, &signal))
         };
         exchange([&start(a, b), &start(b, a)], &signal);
     }
@@ -327,10 +329,9 @@ fn the_icrc_is_checked_whole() {
         let (endpoint, pair) = open_endpoint();
         let device = lab.here.run({
             let hook = signal.hook();
+            let config = End { driver, ..packet(HERE) }.config();
             // SAFETY: it names no memory.
-            move || unsafe {
-                Progress::start(End { driver, ..packet(HERE) }.config(), endpoint, hook)
-            }
+            move || while_nothing_spawns(|| unsafe { Progress::start(config, endpoint, hook) })
         });
         let device = device.unwrap();
         let counters = || *device.shared().lock_without_waking().unwrap().counters();
@@ -512,7 +513,7 @@ fn datagrams_that_exceed_the_mtu_are_counted() {
             move || {
                 // 20 + 8 + 12 + 1356 + 4 = 1400 bytes of packet, and one word more.
                 let node = StreamNode::new(HERE, THERE, &[1356, 1360, 1360, 1356]);
-                start(end.config(), node, &signal)
+                while_nothing_spawns(|| start(end.config(), node, &signal))
             }
         });
         assert!(device.shared().prepare(THERE, PATIENCE), "the way");

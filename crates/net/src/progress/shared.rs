@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 use std::io;
+use std::mem;
 use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
 use std::ptr;
@@ -204,7 +205,8 @@ pub struct Guard<'a, N> {
 impl<N> Guard<'_, N> {
     /// Lets the progress thread sleep on, as nothing was asked of the node after all.
     pub fn release_without_waking(mut self) {
-        self.request = None;
+        // To drop it is to wake.
+        mem::forget(self.request.take());
     }
 }
 

@@ -3,13 +3,25 @@
 use std::fs;
 use std::io;
 use std::net::IpAddr;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::mpsc::{self, Sender};
+use std::sync::{Mutex, PoisonError};
 use std::thread::{self, JoinHandle};
 
 use super::skip;
 
 type Job = Box<dyn FnOnce() + Send>;
+
+/// Between fork and exec a child has all sockets of the process, of which this test or another has
+/// perhaps just closed one: then its port is in use. Who opens a port for the second time holds
+/// this meanwhile.
+static SPAWNING: Mutex<()> = Mutex::new(());
+
+/// Does something while no child is between fork and exec.
+pub(crate) fn while_nothing_spawns<T>(work: impl FnOnce() -> T) -> T {
+    let _guard = SPAWNING.lock().unwrap_or_else(PoisonError::into_inner);
+    work()
+}
 
 /// A thread in a network namespace of its own. What it opens and starts is there, too.
 pub(crate) struct Namespace {
@@ -49,7 +61,10 @@ impl Namespace {
     pub(crate) fn ip(&self, arguments: &str) {
         let arguments: Vec<String> = arguments.split(' ').map(str::to_owned).collect();
         self.run(move || {
-            let output = Command::new("ip").args(&arguments).output().expect("ip runs");
+            let mut ip = Command::new("ip");
+            ip.args(&arguments).stdout(Stdio::null()).stderr(Stdio::piped());
+            let child = while_nothing_spawns(|| ip.spawn()).expect("ip runs");
+            let output = child.wait_with_output().expect("ip ends");
             let error = String::from_utf8_lossy(&output.stderr);
             assert!(output.status.success(), "ip {arguments:?}: {error}");
         });
@@ -104,7 +119,7 @@ pub(crate) const THERE_V6: IpAddr =
 impl Lab {
     /// Makes it, with this MTU. `None`, and the test is skipped, where it cannot be had.
     pub(crate) fn new(test: &str, mtu: usize) -> Option<Self> {
-        if Command::new("ip").arg("-V").output().is_err() {
+        if while_nothing_spawns(|| Command::new("ip").arg("-V").output()).is_err() {
             skip(test, "ip (iproute2)");
             return None;
         }
