@@ -4,6 +4,7 @@ use std::io;
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use socket2::{SockAddr, Socket};
@@ -53,6 +54,72 @@ pub struct SocketInfo {
     pub receive_buffer: usize,
     /// Bytes of send buffer by the kernel's account.
     pub send_buffer: usize,
+}
+
+/// What a socket is bound to, and what the kernel does for it.
+#[derive(Debug)]
+pub(crate) struct Bound {
+    driver: Driver,
+    address: IpAddr,
+    port: u16,
+    segmentation: AtomicBool,
+    coalescing: bool,
+    receive_buffer: usize,
+    send_buffer: usize,
+}
+
+impl Bound {
+    /// Of a socket whose buffers have their final lengths.
+    pub(crate) fn new(
+        driver: Driver,
+        socket: &Socket,
+        local: SocketAddr,
+        segmentation: bool,
+        coalescing: bool,
+    ) -> Result<Self, OpenError> {
+        let address = local.ip();
+        let failed = |operation| move |source| OpenError::System { address, operation, source };
+        Ok(Self {
+            driver,
+            address,
+            port: local.port(),
+            segmentation: AtomicBool::new(segmentation),
+            coalescing,
+            receive_buffer: socket.recv_buffer_size().map_err(failed("SO_RCVBUF"))?,
+            send_buffer: socket.send_buffer_size().map_err(failed("SO_SNDBUF"))?,
+        })
+    }
+
+    pub(crate) fn info(&self) -> SocketInfo {
+        SocketInfo {
+            driver: self.driver,
+            address: self.address,
+            port: self.port,
+            segmentation: self.segments(),
+            coalescing: self.coalescing,
+            receive_buffer: self.receive_buffer,
+            send_buffer: self.send_buffer,
+        }
+    }
+
+    pub(crate) const fn address(&self) -> IpAddr {
+        self.address
+    }
+
+    /// The UDP port, here and at every peer.
+    pub(crate) const fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Whether the kernel segments messages.
+    pub(crate) fn segments(&self) -> bool {
+        self.segmentation.load(Ordering::Relaxed)
+    }
+
+    /// The kernel refuses to segment: not to be asked again.
+    pub(crate) fn stop_segmenting(&self) {
+        self.segmentation.store(false, Ordering::Relaxed);
+    }
 }
 
 /// Why a device could not be opened.
@@ -144,6 +211,17 @@ pub(crate) fn bind(socket: &Socket, local: SocketAddr) -> Result<(), OpenError> 
         Some(libc::EADDRNOTAVAIL) => OpenError::NotLocal { address },
         _ => OpenError::System { address, operation: "bind", source },
     })
+}
+
+/// The address and port that a socket has got, of which the port may have been left to the system.
+pub(crate) fn local(socket: &Socket, asked: SocketAddr) -> Result<SocketAddr, OpenError> {
+    let address = asked.ip();
+    let bound = socket.local_addr().map_err(|source| OpenError::System {
+        address,
+        operation: "getsockname",
+        source,
+    })?;
+    Ok(SocketAddr::new(address, bound.as_socket().map_or(asked.port(), |bound| bound.port())))
 }
 
 /// Asks for buffers of this many bytes, and takes what there is.

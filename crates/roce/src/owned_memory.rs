@@ -45,8 +45,7 @@ impl OwnedMemory {
 
 impl Memory for OwnedMemory {
     fn authorize(&mut self, access: &RemoteAccess) -> Result<(), AccessDenied> {
-        let RemoteAccess { domain, key, address, length, .. } = *access;
-        self.regions.check(domain, key, address, length.into(), access.right()).map(drop)
+        self.regions.authorize(access)
     }
 
     fn write(&mut self, destination: &Destination, payload: &[u8]) -> Result<(), AccessDenied> {
@@ -81,9 +80,7 @@ impl Memory for OwnedMemory {
     }
 
     fn bytes(&self, piece: &Piece) -> Result<&[u8], AccessDenied> {
-        let region = self.regions.get(piece.key).ok_or(AccessDenied::Protection)?;
-        let offset =
-            region.offset(piece.address, piece.length.into()).ok_or(AccessDenied::Protection)?;
+        let (region, offset) = self.regions.locate(piece)?;
         Ok(&region.backing[offset as usize..][..piece.length as usize])
     }
 
@@ -93,7 +90,6 @@ impl Memory for OwnedMemory {
         piece: &Piece,
         write: bool,
     ) -> Result<(), AccessDenied> {
-        let right = if write { Access::LOCAL_WRITE } else { Access::empty() };
-        self.regions.check(domain, piece.key, piece.address, piece.length.into(), right).map(drop)
+        self.regions.check_local(domain, piece, write)
     }
 }

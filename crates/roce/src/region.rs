@@ -3,7 +3,8 @@
 use bitflags::bitflags;
 use thiserror::Error;
 
-use crate::memory::AccessDenied;
+use crate::memory::{AccessDenied, RemoteAccess};
+use crate::work::Piece;
 
 bitflags! {
     /// What may be done with a region (`IBV_ACCESS_*`, same values).
@@ -198,6 +199,30 @@ impl<T> RegionTable<T> {
             .filter(|region| region.access.contains(access))
             .filter(|region| region.offset(address, length).is_some())
             .ok_or(AccessDenied::Protection)
+    }
+
+    /// Whether a remote may have all of what it asks for: [`crate::Memory::authorize`].
+    pub fn authorize(&self, access: &RemoteAccess) -> Result<(), AccessDenied> {
+        let RemoteAccess { domain, key, address, length, .. } = *access;
+        self.check(domain, key, address, length.into(), access.right()).map(drop)
+    }
+
+    /// Whether work requests of `domain` may use a piece: [`crate::Memory::check_local`].
+    pub fn check_local(
+        &self,
+        domain: ProtectionDomainId,
+        piece: &Piece,
+        write: bool,
+    ) -> Result<(), AccessDenied> {
+        let right = if write { Access::LOCAL_WRITE } else { Access::empty() };
+        self.check(domain, piece.key, piece.address, piece.length.into(), right).map(drop)
+    }
+
+    /// The region of a piece, whose rights were checked before, and the piece's offset in it.
+    pub fn locate(&self, piece: &Piece) -> Result<(&Region<T>, u64), AccessDenied> {
+        let region = self.get(piece.key).ok_or(AccessDenied::Protection)?;
+        let offset = region.offset(piece.address, piece.length.into());
+        Ok((region, offset.ok_or(AccessDenied::Protection)?))
     }
 
     /// Ends all access of remotes to a region that lets them do so (IBTA 10.6.6.2). Work requests of

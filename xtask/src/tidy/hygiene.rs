@@ -52,7 +52,7 @@ pub(super) fn machine_paths(tree: &Tree) -> Vec<Problem> {
     for (path, text) in tree.iter() {
         for machine_path in MACHINE_PATHS {
             for (at, _) in text.match_indices(machine_path) {
-                // `src/work/a.rs` and `./work/a` are paths of a repository.
+                // With a name or a dot before it, it is the end of a path in the repository.
                 let before = text[..at].chars().next_back();
                 if before.is_none_or(|c| !c.is_alphanumeric() && !['_', '-', '.', '}'].contains(&c))
                 {

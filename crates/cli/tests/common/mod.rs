@@ -235,7 +235,7 @@ pub(crate) fn transfer(command: &[&str], segment: &str, more: &[&str]) -> Output
     Running::start(command[0], &mut process).output()
 }
 
-/// Waits until something is so.
+/// Waits until something is so that gives no sign when it becomes so: another process's state.
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {

@@ -12,7 +12,7 @@ use millstream_roce::{Instant, Node};
 use super::datagram::{Datagram, NOTHING, iovec};
 use super::group::group;
 use crate::DriverCounters;
-use crate::socket::wait;
+use crate::socket::{Bound, wait};
 
 /// How long to wait for room in the send buffer before the datagrams are given up. It empties at
 /// the speed of the interface, so only one that stands still takes this long.
@@ -23,17 +23,8 @@ pub(crate) trait Sender: AsFd {
     /// What each message has beside its datagrams.
     type Head: Head;
 
-    /// The local address.
-    fn address(&self) -> IpAddr;
-
-    /// The UDP port, here and at every peer.
-    fn port(&self) -> u16;
-
-    /// Whether the kernel segments messages.
-    fn segmentation(&self) -> bool;
-
-    /// The kernel refuses to segment: not to be asked again.
-    fn give_up_segmentation(&self);
+    /// What it is bound to.
+    fn bound(&self) -> &Bound;
 
     /// What a message of `count` datagrams to `destination` needs, of which all but the last have
     /// `segment` bytes, and all together `length`.
@@ -137,7 +128,7 @@ impl<H: Head> SendBatch<H> {
         let end = mem::take(&mut self.count);
         let mut rest = 0;
         while rest < end {
-            self.plan(rest..end, socket, socket.segmentation(), counters);
+            self.plan(rest..end, socket, socket.bound().segments(), counters);
             let Some(refused) = self.submit(socket, counters)? else { break };
             // One at a time, the datagrams have identification 0, hence other ICRCs.
             self.plan(refused.clone(), socket, false, counters);
@@ -146,8 +137,8 @@ impl<H: Head> SendBatch<H> {
             counters.segmentation_refusals += 1;
             if counters.sent_datagrams - sent_before == refused.len() as u64 {
                 // Nothing was wrong with the datagrams.
-                socket.give_up_segmentation();
-                let address = socket.address();
+                socket.bound().stop_segmenting();
+                let address = socket.bound().address();
                 tracing::warn!(%address, "the kernel refuses to segment: going on without");
             }
             rest = refused.end;
@@ -167,7 +158,7 @@ impl<H: Head> SendBatch<H> {
         self.messages.clear();
         self.iovecs.clear();
         self.headers.clear();
-        let (source, port) = (socket.address(), socket.port());
+        let (source, port) = (socket.bound().address(), socket.bound().port());
         let mut rest = datagrams.start;
         while rest < datagrams.end {
             let waiting = self.datagrams[rest..datagrams.end].iter();

@@ -13,7 +13,7 @@ use super::offload::{self, Offload};
 use super::socket::PacketSocket;
 use crate::DriverCounters;
 use crate::control::{self, ControlBuffer};
-use crate::link::{Incoming, Link};
+use crate::link::{Incoming, Link, receive_messages};
 
 /// Frames received at once. One may hold 64 KiB, and more of those would leave the cache before they
 /// are handled; but one may as well be single.
@@ -134,32 +134,10 @@ impl Link for PacketSocket {
     fn receive(&self, batch: &mut PacketBatch, counters: &mut DriverCounters) -> io::Result<usize> {
         batch.filled = 0;
         batch.arm();
-        counters.receive_calls += 1;
-        // SAFETY: the headers, their number, and all that `arm` pointed them at live in `batch`,
-        // which is borrowed exclusively during the call.
-        let count = unsafe {
-            libc::recvmmsg(
-                self.raw(),
-                batch.headers.as_mut_ptr(),
-                batch.headers.len() as libc::c_uint,
-                libc::MSG_DONTWAIT,
-                ptr::null_mut(),
-            )
-        };
-        let Ok(count) = usize::try_from(count) else {
-            let error = io::Error::last_os_error();
-            match error.raw_os_error() {
-                Some(libc::EAGAIN | libc::EINTR) => {}
-                Some(libc::EBADF | libc::ENOTSOCK | libc::EFAULT | libc::ENOSYS) => {
-                    return Err(error);
-                }
-                // An interface went down (ENETDOWN), or a frame is segmented in a way that the
-                // kernel cannot describe (EINVAL): reported once each.
-                _ => counters.receive_errors += 1,
-            }
-            return Ok(0);
-        };
-        batch.fill(count, self.local_address(), self.local_port(), counters);
+        // SAFETY: all that `arm` pointed the headers at lives in `batch`, which is borrowed
+        // exclusively during the call.
+        let count = unsafe { receive_messages(self, &mut batch.headers, counters)? };
+        batch.fill(count, self.bound().address(), self.bound().port(), counters);
         Ok(count)
     }
 }

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use super::frame::{MAX_HEADERS, Outline, packet_length};
 use super::socket::PacketSocket;
 use crate::batch::{Head, Refusal, Sender};
+use crate::socket::Bound;
 
 /// The headers of a message, and where it goes.
 pub(crate) struct PacketHead {
@@ -28,20 +29,8 @@ impl Head for PacketHead {
 impl Sender for PacketSocket {
     type Head = PacketHead;
 
-    fn address(&self) -> IpAddr {
-        self.local_address()
-    }
-
-    fn port(&self) -> u16 {
-        self.local_port()
-    }
-
-    fn segmentation(&self) -> bool {
-        self.segments()
-    }
-
-    fn give_up_segmentation(&self) {
-        self.stop_segmenting();
+    fn bound(&self) -> &Bound {
+        Self::bound(self)
     }
 
     fn head(
@@ -59,9 +48,9 @@ impl Sender for PacketSocket {
         let outline = Outline {
             link_destination: way.link_destination,
             link_source: way.link_source,
-            source: self.local_address(),
+            source: self.bound().address(),
             destination,
-            port: self.local_port(),
+            port: self.bound().port(),
             traffic_class: self.traffic_class(),
             segment,
             length,

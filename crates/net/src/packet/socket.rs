@@ -3,8 +3,7 @@
 use std::io;
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use millstream_wire::ethernet;
@@ -14,21 +13,16 @@ use super::resolver::Resolver;
 use super::{filter, interface, offload};
 use crate::Driver;
 use crate::socket::{
-    ECT0, OpenError, SocketConfig, SocketInfo, bind, set_buffers, set_option, unsuitable,
+    Bound, ECT0, OpenError, SocketConfig, SocketInfo, bind, local, set_buffers, set_option,
+    unsuitable,
 };
 
 /// A packet socket that sends and receives the RoCEv2 packets of one address.
 pub(crate) struct PacketSocket {
     socket: Socket,
+    bound: Bound,
     resolver: Resolver,
-    address: IpAddr,
-    port: u16,
     traffic_class: u8,
-    segmentation: AtomicBool,
-    /// The kernel tells how a frame is segmented.
-    described: bool,
-    receive_buffer: usize,
-    send_buffer: usize,
 }
 
 impl PacketSocket {
@@ -38,43 +32,26 @@ impl PacketSocket {
             return Err(OpenError::Unsuitable { address, what });
         }
         let failed = |operation| move |source| OpenError::System { address, operation, source };
+        // Whether the kernel tells how a frame is segmented.
         let described = offload::kernel_has_udp_segments();
         // First, as the less privileged: who can have none of it hears of that.
-        let holder = hold_port(address, config.port, described)?;
-        let bound = holder.local_addr().map_err(failed("getsockname"))?;
-        let port = bound.as_socket().map_or(config.port, |bound| bound.port());
+        let asked = SocketAddr::new(address, config.port);
+        let holder = hold_port(asked, described)?;
+        let local = local(&holder, asked)?;
         let owner = interface::owner(&holder, address).map_err(failed("getifaddrs"))?;
         if let Some((interface, _)) = owner.filter(|(_, owner)| !owner.has_ethernet_headers()) {
             return Err(OpenError::NotEthernet { address, interface });
         }
-        let socket = packet_socket(address, port, config.buffer_length)?;
-        let receive_buffer = socket.recv_buffer_size().map_err(failed("SO_RCVBUF"))?;
-        let send_buffer = socket.send_buffer_size().map_err(failed("SO_SNDBUF"))?;
-        let resolver =
-            Resolver::start(address, port, holder).map_err(failed("looking for neighbours"))?;
-        Ok(Self {
-            socket,
-            resolver,
-            address,
-            port,
-            traffic_class: 0,
-            segmentation: AtomicBool::new(described && config.segmentation_offload),
-            described,
-            receive_buffer,
-            send_buffer,
-        })
+        let socket = packet_socket(local, config.buffer_length)?;
+        let segmentation = described && config.segmentation_offload;
+        let bound = Bound::new(Driver::Packet, &socket, local, segmentation, described)?;
+        let resolver = Resolver::start(address, local.port(), holder)
+            .map_err(failed("looking for neighbours"))?;
+        Ok(Self { socket, bound, resolver, traffic_class: 0 })
     }
 
     pub(crate) fn info(&self) -> SocketInfo {
-        SocketInfo {
-            driver: Driver::Packet,
-            address: self.address,
-            port: self.port,
-            segmentation: self.segments(),
-            coalescing: self.described,
-            receive_buffer: self.receive_buffer,
-            send_buffer: self.send_buffer,
-        }
+        self.bound.info()
     }
 
     /// Marks all that is sent from now on as able to carry congestion marks.
@@ -96,28 +73,12 @@ impl PacketSocket {
         self.resolver.introduce(peer, patience);
     }
 
-    pub(super) fn segments(&self) -> bool {
-        self.segmentation.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn stop_segmenting(&self) {
-        self.segmentation.store(false, Ordering::Relaxed);
-    }
-
-    pub(super) const fn local_address(&self) -> IpAddr {
-        self.address
-    }
-
-    pub(super) const fn local_port(&self) -> u16 {
-        self.port
+    pub(super) const fn bound(&self) -> &Bound {
+        &self.bound
     }
 
     pub(super) const fn resolver(&self) -> &Resolver {
         &self.resolver
-    }
-
-    pub(super) fn raw(&self) -> libc::c_int {
-        self.socket.as_raw_fd()
     }
 }
 
@@ -136,9 +97,9 @@ pub(super) const fn ether_type(address: IpAddr) -> u16 {
 }
 
 /// A UDP socket that has the port and takes nothing.
-fn hold_port(address: IpAddr, port: u16, coalesced: bool) -> Result<Socket, OpenError> {
+fn hold_port(local: SocketAddr, coalesced: bool) -> Result<Socket, OpenError> {
+    let address = local.ip();
     let failed = |operation| move |source| OpenError::System { address, operation, source };
-    let local = SocketAddr::new(address, port);
     let socket = Socket::new(Domain::for_address(local), Type::DGRAM, Some(Protocol::UDP))
         .map_err(failed("socket"))?;
     socket.set_nonblocking(true).map_err(failed("O_NONBLOCK"))?;
@@ -155,7 +116,8 @@ fn hold_port(address: IpAddr, port: u16, coalesced: bool) -> Result<Socket, Open
     Ok(socket)
 }
 
-fn packet_socket(address: IpAddr, port: u16, buffer_length: usize) -> Result<Socket, OpenError> {
+fn packet_socket(local: SocketAddr, buffer_length: usize) -> Result<Socket, OpenError> {
+    let address = local.ip();
     let failed = |operation| move |source| OpenError::System { address, operation, source };
     // Of no protocol until it is bound: nothing comes before the filter is there.
     let socket = Socket::new(Domain::PACKET, Type::RAW, None).map_err(|source| {
@@ -165,7 +127,9 @@ fn packet_socket(address: IpAddr, port: u16, buffer_length: usize) -> Result<Soc
         }
     })?;
     socket.set_nonblocking(true).map_err(failed("O_NONBLOCK"))?;
-    socket.attach_filter(&filter::ours(address, port)).map_err(failed("SO_ATTACH_FILTER"))?;
+    socket
+        .attach_filter(&filter::ours(address, local.port()))
+        .map_err(failed("SO_ATTACH_FILTER"))?;
     set_option(&socket, libc::SOL_PACKET, libc::PACKET_VNET_HDR, 1)
         .map_err(failed("PACKET_VNET_HDR"))?;
     // Counts what the kernel drops; without it, losses are only harder to explain.
@@ -177,17 +141,17 @@ fn packet_socket(address: IpAddr, port: u16, buffer_length: usize) -> Result<Soc
     let interface = if address.is_loopback() { loopback.cast_signed() } else { 0 };
     // SAFETY: the storage is longer than a `sockaddr_ll` and as aligned, and zeros, but for what is
     // set, are right for it.
-    let local = unsafe {
+    let place = unsafe {
         SockAddr::try_init(|storage, length| {
-            let local = storage.cast::<libc::sockaddr_ll>();
-            (*local).sll_family = libc::AF_PACKET as libc::c_ushort;
-            (*local).sll_protocol = ether_type(address).to_be();
-            (*local).sll_ifindex = interface;
+            let place = storage.cast::<libc::sockaddr_ll>();
+            (*place).sll_family = libc::AF_PACKET as libc::c_ushort;
+            (*place).sll_protocol = ether_type(address).to_be();
+            (*place).sll_ifindex = interface;
             *length = mem::size_of::<libc::sockaddr_ll>() as libc::socklen_t;
             io::Result::Ok(())
         })
     };
-    let ((), local) = local.map_err(failed("bind"))?;
-    socket.bind(&local).map_err(failed("bind"))?;
+    let ((), place) = place.map_err(failed("bind"))?;
+    socket.bind(&place).map_err(failed("bind"))?;
     Ok(socket)
 }

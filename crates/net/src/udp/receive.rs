@@ -10,7 +10,7 @@ use millstream_roce::{DatagramMeta, Identification};
 use super::socket::UdpSocket;
 use crate::DriverCounters;
 use crate::control::{self, ControlBuffer, Received};
-use crate::link::{Incoming, Link};
+use crate::link::{Incoming, Link, receive_messages};
 
 /// No UDP payload is longer, coalesced or not (65,527 over IPv6).
 const MESSAGE_LENGTH: usize = 1 << 16;
@@ -152,31 +152,10 @@ impl UdpSocket {
     ) -> io::Result<usize> {
         batch.filled = 0;
         batch.arm();
-        counters.receive_calls += 1;
-        // SAFETY: the headers, their number, and all that `arm` pointed them at live in `batch`,
-        // which is borrowed exclusively during the call.
-        let count = unsafe {
-            libc::recvmmsg(
-                self.raw(),
-                batch.headers.as_mut_ptr(),
-                batch.headers.len() as libc::c_uint,
-                libc::MSG_DONTWAIT,
-                ptr::null_mut(),
-            )
-        };
-        let Ok(count) = usize::try_from(count) else {
-            let error = io::Error::last_os_error();
-            match error.raw_os_error() {
-                Some(libc::EAGAIN | libc::EINTR) => {}
-                Some(libc::EBADF | libc::ENOTSOCK | libc::EFAULT | libc::EINVAL | libc::ENOSYS) => {
-                    return Err(error);
-                }
-                // Pending errors of the network are reported once each.
-                _ => counters.receive_errors += 1,
-            }
-            return Ok(0);
-        };
-        batch.fill(count, self.local_address(), counters);
+        // SAFETY: all that `arm` pointed the headers at lives in `batch`, which is borrowed
+        // exclusively during the call.
+        let count = unsafe { receive_messages(self, &mut batch.headers, counters)? };
+        batch.fill(count, self.bound().address(), counters);
         Ok(count)
     }
 }

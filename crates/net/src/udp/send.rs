@@ -8,6 +8,7 @@ use socket2::{MsgHdr, SockAddr};
 use super::socket::UdpSocket;
 use crate::batch::{Head, Refusal, Sender};
 use crate::control::ControlBuffer;
+use crate::socket::Bound;
 
 /// Where a message goes, and how long its segments are.
 pub(crate) struct UdpHead {
@@ -34,20 +35,8 @@ impl Head for UdpHead {
 impl Sender for UdpSocket {
     type Head = UdpHead;
 
-    fn address(&self) -> IpAddr {
-        self.local_address()
-    }
-
-    fn port(&self) -> u16 {
-        self.local_port()
-    }
-
-    fn segmentation(&self) -> bool {
-        self.segments()
-    }
-
-    fn give_up_segmentation(&self) {
-        self.stop_segmenting();
+    fn bound(&self) -> &Bound {
+        Self::bound(self)
     }
 
     fn head(
@@ -60,7 +49,7 @@ impl Sender for UdpSocket {
         let mut control = ControlBuffer::new();
         // A group of more than one fits a message, so its datagrams fit 16 bits.
         let control_length = if count > 1 { control.set_segment(segment as u16) } else { 0 };
-        let destination = SocketAddr::new(destination, self.local_port()).into();
+        let destination = SocketAddr::new(destination, self.bound().port()).into();
         Ok(UdpHead { destination, control, control_length })
     }
 }
@@ -178,7 +167,7 @@ mod tests {
         let mut counters = DriverCounters::default();
         let identifications = send_to_itself(&socket, &mut counters);
         assert_eq!(counters.withdrawn_datagrams, 50);
-        if socket.segments() {
+        if socket.info().segmentation {
             assert_eq!(identifications, (0..64).chain(0..36).collect::<Vec<_>>());
             assert_eq!((counters.send_calls, counters.sent_messages), (1, 2));
         } else {
@@ -190,7 +179,7 @@ mod tests {
     #[test]
     fn a_kernel_that_refuses_to_segment_gets_single_datagrams() {
         let socket = open(0, true);
-        if !socket.segments() {
+        if !socket.info().segmentation {
             return;
         }
         // Segments need checksums of their own, so the kernel refuses to make any without.
@@ -201,7 +190,7 @@ mod tests {
             // singly at once.
             assert_eq!(send_to_itself(&socket, &mut counters), [0; 100]);
             assert_eq!((counters.send_calls, counters.segmentation_refusals), (calls, 1));
-            assert!(!socket.segments());
+            assert!(!socket.info().segmentation);
         }
         assert_eq!((counters.sent_datagrams, counters.sent_messages), (200, 200));
         assert_eq!(counters.unsent_datagrams, 0);

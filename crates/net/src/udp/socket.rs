@@ -2,27 +2,22 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::Driver;
 use crate::socket::{
-    ECT0, OpenError, SocketConfig, SocketInfo, bind, set_buffers, set_option, unsuitable, wait,
+    Bound, ECT0, OpenError, SocketConfig, SocketInfo, bind, local, set_buffers, set_option,
+    unsuitable, wait,
 };
 
 /// An unconnected, non-blocking UDP socket bound to one address, that sets don't-fragment.
 #[derive(Debug)]
 pub struct UdpSocket {
     socket: Socket,
-    address: IpAddr,
-    port: u16,
-    segmentation: AtomicBool,
-    coalescing: bool,
-    receive_buffer: usize,
-    send_buffer: usize,
+    bound: Bound,
 }
 
 impl UdpSocket {
@@ -33,11 +28,11 @@ impl UdpSocket {
             return Err(OpenError::Unsuitable { address, what });
         }
         let failed = |operation| move |source| OpenError::System { address, operation, source };
-        let domain = Domain::for_address(SocketAddr::new(address, config.port));
+        let asked = SocketAddr::new(address, config.port);
         // socket2 sets close-on-exec. Neither SO_REUSEADDR nor SO_REUSEPORT: two processes on one
         // port would take each other's packets.
-        let socket =
-            Socket::new(domain, Type::DGRAM, Some(Protocol::UDP)).map_err(failed("socket"))?;
+        let socket = Socket::new(Domain::for_address(asked), Type::DGRAM, Some(Protocol::UDP))
+            .map_err(failed("socket"))?;
         socket.set_nonblocking(true).map_err(failed("O_NONBLOCK"))?;
         let set = |level, option, value| set_option(&socket, level, option, value);
         match address {
@@ -63,32 +58,15 @@ impl UdpSocket {
             config.segmentation_offload && set(libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
         let coalescing =
             config.segmentation_offload && set(libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
-        bind(&socket, SocketAddr::new(address, config.port))?;
-        let bound = socket.local_addr().map_err(failed("getsockname"))?;
-        let receive_buffer = socket.recv_buffer_size().map_err(failed("SO_RCVBUF"))?;
-        let send_buffer = socket.send_buffer_size().map_err(failed("SO_SNDBUF"))?;
-        Ok(Self {
-            address,
-            port: bound.as_socket().map_or(config.port, |bound| bound.port()),
-            segmentation: AtomicBool::new(segmentation),
-            coalescing,
-            receive_buffer,
-            send_buffer,
-            socket,
-        })
+        bind(&socket, asked)?;
+        let local = local(&socket, asked)?;
+        let bound = Bound::new(Driver::Udp, &socket, local, segmentation, coalescing)?;
+        Ok(Self { socket, bound })
     }
 
     /// What it has got.
     pub fn info(&self) -> SocketInfo {
-        SocketInfo {
-            driver: Driver::Udp,
-            address: self.address,
-            port: self.port,
-            segmentation: self.segments(),
-            coalescing: self.coalescing,
-            receive_buffer: self.receive_buffer,
-            send_buffer: self.send_buffer,
-        }
+        self.bound.info()
     }
 
     /// Waits until something can be received; `false` when `timeout` passed first.
@@ -101,34 +79,18 @@ impl UdpSocket {
         wait(self.as_fd(), libc::POLLOUT, timeout)
     }
 
-    pub(super) fn segments(&self) -> bool {
-        self.segmentation.load(Ordering::Relaxed)
-    }
-
-    pub(super) fn stop_segmenting(&self) {
-        self.segmentation.store(false, Ordering::Relaxed);
-    }
-
-    pub(super) const fn local_address(&self) -> IpAddr {
-        self.address
-    }
-
-    pub(super) const fn local_port(&self) -> u16 {
-        self.port
+    pub(super) const fn bound(&self) -> &Bound {
+        &self.bound
     }
 
     pub(super) const fn socket(&self) -> &Socket {
         &self.socket
     }
 
-    pub(super) fn raw(&self) -> libc::c_int {
-        self.socket.as_raw_fd()
-    }
-
     /// Marks all that is sent from now on as able to carry congestion marks: ECT(0), RFC 3168.
     pub fn set_congestion_marks(&self) -> io::Result<()> {
         let class = libc::c_int::from(ECT0);
-        match self.address {
+        match self.bound.address() {
             IpAddr::V4(_) => set_option(&self.socket, libc::IPPROTO_IP, libc::IP_TOS, class),
             IpAddr::V6(_) => set_option(&self.socket, libc::IPPROTO_IPV6, libc::IPV6_TCLASS, class),
         }

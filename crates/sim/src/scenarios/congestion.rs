@@ -8,9 +8,9 @@ use millstream_roce::Counters;
 use millstream_wire::Mtu;
 
 use super::transfer::{Transfer, TransferOptions};
-use super::{NetworkCounts, Outputs, Parameters, Report, ScenarioError};
+use super::{Outputs, Parameters, Report, ScenarioError};
 use crate::plan::Kind;
-use crate::{ConnectionOptions, Digest, LinkOptions};
+use crate::{ConnectionOptions, LinkOptions};
 
 /// Connections that send at the same time.
 const CONNECTIONS: [usize; 5] = [1, 2, 8, 32, 64];
@@ -32,27 +32,17 @@ pub(super) fn scenario(
     if outputs.pcap.is_some() || outputs.log.is_some() {
         return Err(ScenarioError::NoOutput("congestion"));
     }
-    let mut report = Report {
-        scenario: "congestion",
-        seed: parameters.seed,
-        digest: Digest::new(),
-        what: format!(
-            "{} MiB in WRITEs of {} KiB over connections that share one link: {} Gbit/s, {} us, a \
+    let what = format!(
+        "{} MiB in WRITEs of {} KiB over connections that share one link: {} Gbit/s, {} us, a \
              queue of {} KiB, marks from {} KiB on",
-            BYTES >> 20,
-            MESSAGE_BYTES >> 10,
-            RATE / 1_000_000_000,
-            LATENCY.as_micros(),
-            QUEUE_BYTES >> 10,
-            MARK_BYTES >> 10
-        ),
-        bytes: 0,
-        virtual_time: Duration::ZERO,
-        network: NetworkCounts::default(),
-        devices: Vec::new(),
-        violations: Vec::new(),
-        table: None,
-    };
+        BYTES >> 20,
+        MESSAGE_BYTES >> 10,
+        RATE / 1_000_000_000,
+        LATENCY.as_micros(),
+        QUEUE_BYTES >> 10,
+        MARK_BYTES >> 10
+    );
+    let mut report = Report::of_many("congestion", parameters.seed, what);
     let mut table = String::new();
     for marks in [false, true] {
         let title = if marks { "with marks" } else { "without marks" };
@@ -107,7 +97,5 @@ fn row(table: &mut String, report: &mut Report, connections: usize, marks: bool)
         counters.congestion_notifications,
         resent * 100 / one.bytes.max(1)
     );
-    report.digest.merge(one.digest);
-    report.network.add(&one.network);
-    report.violations.extend(one.violations);
+    report.absorb(one);
 }

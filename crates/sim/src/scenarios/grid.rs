@@ -7,9 +7,9 @@ use core::time::Duration;
 use millstream_wire::Mtu;
 
 use super::transfer::{Transfer, TransferOptions};
-use super::{NetworkCounts, Outputs, Parameters, Report, ScenarioError};
+use super::{Outputs, Parameters, Report, ScenarioError};
 use crate::plan::Kind;
-use crate::{ConnectionOptions, Digest, LinkOptions, Probability};
+use crate::{ConnectionOptions, LinkOptions, Probability};
 
 /// Packets lost, in a thousand.
 const LOSSES_PER_MILLE: [u32; 7] = [0, 1, 3, 10, 30, 100, 200];
@@ -31,23 +31,13 @@ pub(super) fn scenario(
     if outputs.pcap.is_some() || outputs.log.is_some() {
         return Err(ScenarioError::NoOutput("grid"));
     }
-    let mut report = Report {
-        scenario: "grid",
-        seed: parameters.seed,
-        digest: Digest::new(),
-        what: format!(
-            "one connection, {MESSAGES} messages of {} KiB, path MTU 4096, {} Gbit/s, {} us each way",
-            MESSAGE_BYTES >> 10,
-            RATE / 1_000_000_000,
-            LATENCY.as_micros()
-        ),
-        bytes: 0,
-        virtual_time: Duration::ZERO,
-        network: NetworkCounts::default(),
-        devices: Vec::new(),
-        violations: Vec::new(),
-        table: None,
-    };
+    let what = format!(
+        "one connection, {MESSAGES} messages of {} KiB, path MTU 4096, {} Gbit/s, {} us each way",
+        MESSAGE_BYTES >> 10,
+        RATE / 1_000_000_000,
+        LATENCY.as_micros()
+    );
+    let mut report = Report::of_many("grid", parameters.seed, what);
     let table = [Kind::Write, Kind::Read].map(|kind| table(&mut report, kind));
     report.table = Some(table.concat());
     Ok(report)
@@ -100,9 +90,7 @@ fn cell(report: &mut Report, kind: Kind, loss: Probability, window: u32) -> u64 
         transfer.expect_no_failure();
         let one = transfer.report("grid", options.seed);
         throughput += one.throughput() / SEEDS;
-        report.digest.merge(one.digest);
-        report.network.add(&one.network);
-        report.violations.extend(one.violations);
+        report.absorb(one);
     }
     throughput
 }

@@ -33,6 +33,29 @@ pub struct Report {
 }
 
 impl Report {
+    /// The report of a scenario of many runs, before the first.
+    pub(super) fn of_many(scenario: &'static str, seed: u64, what: String) -> Self {
+        Self {
+            scenario,
+            seed,
+            digest: Digest::new(),
+            what,
+            bytes: 0,
+            virtual_time: Duration::ZERO,
+            network: NetworkCounts::default(),
+            devices: Vec::new(),
+            violations: Vec::new(),
+            table: None,
+        }
+    }
+
+    /// Takes in one of many runs.
+    pub(super) fn absorb(&mut self, one: Self) {
+        self.digest.merge(one.digest);
+        self.network.add(&one.network);
+        self.violations.extend(one.violations);
+    }
+
     /// Whether everything is as it should be.
     pub const fn passed(&self) -> bool {
         self.violations.is_empty()

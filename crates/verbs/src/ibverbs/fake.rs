@@ -564,21 +564,8 @@ unsafe extern "C" fn post_send(
     first: *mut ffi::SendWr,
     bad: *mut *mut ffi::SendWr,
 ) -> c_int {
-    let mut list = Vec::new();
-    let mut next = first;
-    // SAFETY: a list that ends with null.
-    while let Some(request) = unsafe { next.as_ref() } {
-        list.push((next, request.wr_id));
-        next = request.next;
-    }
-    let numbers: Vec<u64> = list.iter().map(|(_, number)| *number).collect();
-    // SAFETY: live.
-    let (named, code) = take(unsafe { &*pair.cast::<Pair>() }, false, &numbers);
-    if let Some(index) = named {
-        // SAFETY: a place for it.
-        unsafe { *bad = list[index].0 };
-    }
-    code
+    // SAFETY: a live pair, a list that ends with null, a place for one of it.
+    unsafe { post(pair, false, first, bad, |request| (request.wr_id, request.next)) }
 }
 
 unsafe extern "C" fn post_recv(
@@ -586,19 +573,35 @@ unsafe extern "C" fn post_recv(
     first: *mut ffi::RecvWr,
     bad: *mut *mut ffi::RecvWr,
 ) -> c_int {
-    let mut list = Vec::new();
+    // SAFETY: as above.
+    unsafe { post(pair, true, first, bad, |request| (request.wr_id, request.next)) }
+}
+
+/// Posts a list of requests, each of which has a number and a next one.
+///
+/// # Safety
+/// The queue pair is live, the list ends with null, and there is a place for the one that was bad.
+unsafe fn post<R>(
+    pair: *mut ffi::Qp,
+    receives: bool,
+    first: *mut R,
+    bad: *mut *mut R,
+    read: impl Fn(&R) -> (u64, *mut R),
+) -> c_int {
+    let (mut places, mut numbers) = (Vec::new(), Vec::new());
     let mut next = first;
-    // SAFETY: a list that ends with null.
+    // SAFETY: the list ends with null.
     while let Some(request) = unsafe { next.as_ref() } {
-        list.push((next, request.wr_id));
-        next = request.next;
+        places.push(next);
+        let (number, after) = read(request);
+        numbers.push(number);
+        next = after;
     }
-    let numbers: Vec<u64> = list.iter().map(|(_, number)| *number).collect();
     // SAFETY: live.
-    let (named, code) = take(unsafe { &*pair.cast::<Pair>() }, true, &numbers);
+    let (named, code) = take(unsafe { &*pair.cast::<Pair>() }, receives, &numbers);
     if let Some(index) = named {
         // SAFETY: a place for it.
-        unsafe { *bad = list[index].0 };
+        unsafe { *bad = places[index] };
     }
     code
 }

@@ -43,8 +43,7 @@ impl HostMemory {
 
 impl Memory for HostMemory {
     fn authorize(&mut self, access: &RemoteAccess) -> Result<(), AccessDenied> {
-        let RemoteAccess { domain, key, address, length, .. } = *access;
-        self.regions.check(domain, key, address, length.into(), access.right()).map(drop)
+        self.regions.authorize(access)
     }
 
     fn write(&mut self, destination: &Destination, payload: &[u8]) -> Result<(), AccessDenied> {
@@ -88,8 +87,7 @@ impl Memory for HostMemory {
     }
 
     fn bytes(&self, piece: &Piece) -> Result<&[u8], AccessDenied> {
-        let region = self.regions.get(piece.key).ok_or(AccessDenied::Protection)?;
-        region.offset(piece.address, piece.length.into()).ok_or(AccessDenied::Protection)?;
+        self.regions.locate(piece)?;
         // SAFETY: the range lies inside a registered region, which its owner keeps mapped. Others
         // may write to it meanwhile, as with any RDMA source: what is sent is then unspecified, and
         // the receiver's ICRC check drops a packet whose bytes changed while it was made. The
@@ -106,7 +104,6 @@ impl Memory for HostMemory {
         piece: &Piece,
         write: bool,
     ) -> Result<(), AccessDenied> {
-        let right = if write { Access::LOCAL_WRITE } else { Access::empty() };
-        self.regions.check(domain, piece.key, piece.address, piece.length.into(), right).map(drop)
+        self.regions.check_local(domain, piece, write)
     }
 }

@@ -7,7 +7,7 @@ use anyhow::bail;
 use super::control::{Control, Message};
 use super::figures::{Outcome, Timeline};
 use super::lanes::{Done, Lanes};
-use super::test::{Amount, Plan};
+use super::test::Plan;
 
 /// Above this size each request completes by itself, as in perftest.
 const MODERATED_MAX: u32 = 8192;
@@ -42,10 +42,7 @@ pub(super) fn request(
     let moderation = moderation(plan, size);
     let depth = plan.send_depth as u64;
     let start = Instant::now();
-    let (limit, deadline) = match plan.amount {
-        Amount::Iterations(iterations) => (iterations, None),
-        Amount::Duration(duration) => (u64::MAX, start.checked_add(duration)),
-    };
+    let (limit, deadline) = plan.amount.limits(start);
     let mut progress = vec![Progress::default(); lanes.count()];
     let mut timeline = Timeline::new(start);
     let (mut posted, mut completed) = (0, 0);

@@ -7,7 +7,7 @@ use anyhow::bail;
 use super::control::{Control, Message};
 use super::figures::{Latencies, Outcome};
 use super::lanes::{Done, Lanes};
-use super::test::{Amount, Plan};
+use super::test::Plan;
 
 /// Where the answer is a message, requests need no completions, but to make room in the queue.
 const MODERATION: u64 = 32;
@@ -27,10 +27,7 @@ pub(super) fn request(
     let ping_pong = plan.test.is_ping_pong();
     let mut latencies = Latencies::new(if ping_pong { 0.5 } else { 1.0 })?;
     let start = Instant::now();
-    let (limit, deadline) = match plan.amount {
-        Amount::Iterations(iterations) => (iterations, None),
-        Amount::Duration(duration) => (u64::MAX, start.checked_add(duration)),
-    };
+    let (limit, deadline) = plan.amount.limits(start);
     let mut number = 0;
     let mut last = start;
     while number < limit && deadline.is_none_or(|deadline| last < deadline) {

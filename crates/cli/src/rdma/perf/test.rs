@@ -1,6 +1,6 @@
 //! Which test, and who does what in it.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millstream_verbs::{Access, Mtu};
 
@@ -30,6 +30,16 @@ pub(super) enum Amount {
     /// So many messages of each queue pair.
     Iterations(u64),
     Duration(Duration),
+}
+
+impl Amount {
+    /// Of a test that starts now: after how many messages it ends at the latest, and when.
+    pub(super) fn limits(self, start: Instant) -> (u64, Option<Instant>) {
+        match self {
+            Self::Iterations(iterations) => (iterations, None),
+            Self::Duration(duration) => (u64::MAX, start.checked_add(duration)),
+        }
+    }
 }
 
 /// All that a side has to know.

@@ -342,6 +342,7 @@ impl Drop for Region {
             let Err(code) = result else { return };
             match after_refusal(code, attempt) {
                 AfterRefusal::Gone => return destroyed("ibv_dereg_mr", code),
+                // What holds it back is in the device, and says nothing when it is done.
                 AfterRefusal::Again => std::thread::sleep(Duration::from_millis(1)),
                 AfterRefusal::Abort => {
                     // The owner is about to give the memory to something else.
