@@ -168,4 +168,8 @@ impl CompletionQueue {
     pub(crate) fn len(&self) -> usize {
         self.entries.len()
     }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
 }

@@ -88,6 +88,11 @@ impl Datagrams {
         }
     }
 
+    /// Datagrams that are not complete.
+    pub(crate) fn usage(&self) -> usize {
+        self.queue.len()
+    }
+
     /// Whether the driver has datagrams that are not complete.
     pub(crate) fn is_sending(&self) -> bool {
         self.sent > 0

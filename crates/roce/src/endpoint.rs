@@ -65,6 +65,12 @@ impl<M> Shared<M> {
         entry.is_some_and(CompletionQueue::is_overrun)
     }
 
+    /// Completions that wait, and the room for them.
+    pub(crate) fn completion_usage(&self) -> (usize, usize) {
+        let queues = || self.completion_queues.iter().flatten();
+        (queues().map(CompletionQueue::len).sum(), queues().map(CompletionQueue::capacity).sum())
+    }
+
     pub(crate) fn event(&mut self, event: AsyncEvent) {
         if !self.events.push(event) {
             self.counters.events_lost += 1;
@@ -81,7 +87,7 @@ pub struct Endpoint<M> {
     /// Queue pairs that may have something to send, each once (its `ready` flag).
     ready: VecDeque<u32>,
     burst: u32,
-    timers: Timers,
+    pub(crate) timers: Timers,
     solvers: Solvers,
     random: u64,
     /// [`Endpoint::fail_all`] was called.
@@ -409,9 +415,13 @@ impl<M: Memory> Endpoint<M> {
         self.shared.events.len()
     }
 
+    pub(crate) fn queue_pairs(&self) -> impl Iterator<Item = &QueuePair> {
+        self.queue_pairs.iter().flatten().map(|pair| &**pair)
+    }
+
     /// What the queue pairs take their receive requests from.
     pub(crate) fn receives_of_queue_pairs(&self) -> impl Iterator<Item = &Receives> {
-        self.queue_pairs.iter().flatten().map(|pair| &pair.responder.receives)
+        self.queue_pairs().map(|pair| &pair.responder.receives)
     }
 
     fn index(&self, qpn: Qpn) -> Option<usize> {

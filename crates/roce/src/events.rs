@@ -50,7 +50,7 @@ impl AsyncEvent {
 }
 
 /// Events kept for an application that does not ask for them.
-const LIMIT: usize = 1024;
+pub(crate) const LIMIT: usize = 1024;
 
 /// Events in order, bounded.
 #[derive(Debug, Default)]

@@ -43,6 +43,7 @@ mod round_trip;
 mod time;
 mod timers;
 mod transitions;
+mod usage;
 mod window;
 mod work;
 
@@ -66,6 +67,7 @@ pub use region::{Access, ProtectionDomainId, Region, RegionError, RegionTable};
 pub use rnr::{RNR_TIMERS, encode_rnr_timer};
 pub use time::Instant;
 pub use transitions::attributes_of_transition;
+pub use usage::Usage;
 pub use work::{
     ATOMIC_LENGTH, MAX_SCATTER_GATHER, Piece, ReceiveRequest, ScatterGather, SendOperation,
     SendRequest,

@@ -75,6 +75,12 @@ impl Receives {
         Self { own: Queue::new(domain, capacity), shared, claimed: None }
     }
 
+    /// How many it has, and can have.
+    pub(crate) fn usage(&self) -> (usize, usize) {
+        let claimed = usize::from(self.claimed.is_some());
+        (self.own.requests.len() + claimed, self.own.capacity + 1)
+    }
+
     /// The queue that it shares.
     pub(crate) fn shared(&self) -> Option<SharedReceiveQueueId> {
         self.shared
@@ -139,6 +145,15 @@ impl SharedReceiveQueues {
 
     fn get_mut(&mut self, id: SharedReceiveQueueId) -> Option<&mut SharedReceiveQueue> {
         self.queues.get_mut(id.0 as usize)?.as_mut()
+    }
+
+    /// How many requests they have, and can have.
+    pub(crate) fn usage(&self) -> (usize, usize) {
+        let queues = || self.queues.iter().flatten().map(|entry| &entry.queue);
+        (
+            queues().map(|queue| queue.requests.len()).sum(),
+            queues().map(|queue| queue.capacity).sum(),
+        )
     }
 
     pub(crate) fn contains(&self, id: SharedReceiveQueueId) -> bool {
@@ -222,6 +237,11 @@ impl<M: Memory> Endpoint<M> {
         }
         entry.limit = limit;
         Ok(())
+    }
+
+    /// How many requests wait in a shared receive queue.
+    pub fn shared_receives_waiting(&self, id: SharedReceiveQueueId) -> usize {
+        self.shared.receive_queues.get(id).map_or(0, |entry| entry.queue.requests.len())
     }
 
     /// Appends a request to a shared receive queue.

@@ -70,6 +70,17 @@ pub(crate) struct Replies {
 }
 
 impl Replies {
+    /// Answers that are not out, and what is remembered.
+    pub(crate) fn usage(&self) -> (usize, usize) {
+        (self.queue.len(), self.executed.len())
+    }
+
+    /// How many both can be: new READs and repeats come on top of what waits, and the last word on
+    /// top of all.
+    pub(crate) fn limits(&self) -> (usize, usize) {
+        (MAX_WAITING + 4 * self.resources + 1, self.resources)
+    }
+
     /// The next answer.
     pub(crate) fn next(&self) -> Option<Reply> {
         self.queue.front().copied()

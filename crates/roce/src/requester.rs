@@ -191,6 +191,11 @@ impl Requester {
         self.stop_at.is_some_and(|end| self.unacknowledged >= end)
     }
 
+    /// Requests that are not complete, and fetches under way.
+    pub(crate) fn usage(&self) -> (usize, usize) {
+        (self.queue.len(), self.fetches.len())
+    }
+
     pub(crate) fn is_full(&self) -> bool {
         self.queue.len() >= self.max_queue
     }

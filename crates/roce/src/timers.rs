@@ -37,6 +37,11 @@ impl Timers {
         self.heap.push(Reverse((at, index)));
     }
 
+    /// How many entries there are, and may be.
+    pub(crate) fn usage(&self) -> (usize, usize) {
+        (self.heap.len(), self.limit())
+    }
+
     /// How many entries, live and dead, there are at most.
     fn limit(&self) -> usize {
         4 * self.live.len() + 64

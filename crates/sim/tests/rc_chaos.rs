@@ -55,6 +55,7 @@ fn whatever_happens() {
         "regions deregistered",
         "regions invalidated",
         "send queues drained",
+        "shared receive queues ran low",
         "send: flushed",
         "send: local protection error",
         "send: receiver not ready exceeded",

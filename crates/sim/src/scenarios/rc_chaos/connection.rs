@@ -19,6 +19,8 @@ pub(super) struct End {
     pub(super) broken: bool,
     /// Its device told that it failed.
     pub(super) reported: bool,
+    /// Its device told that it takes nothing more of the shared receive queue.
+    pub(super) took_last: bool,
     /// It was taken down, and waits for the other and for the next life.
     pub(super) lowered: bool,
     /// It grants no remote access.
@@ -120,6 +122,10 @@ impl Connection {
         let pause = self.rnr_wait() + self.patience();
         (self.patience() + pause * pauses) * packets + Duration::from_secs(1)
     }
+
+    /// How much longer it may take where others hold the requests of a shared receive queue, each for
+    /// as long as its own messages take.
+    pub(super) const SHARING: Duration = Duration::from_secs(1 << 20);
 
     /// Packets of a message.
     pub(super) fn packets(&self, length: u32) -> u64 {

@@ -9,6 +9,7 @@ use millstream_roce::{Instant, ProtectionDomainId, QueuePairState};
 use super::connection::{Connection, UsedNumbers};
 use super::host::Host;
 use super::operation::{Kind, Operation};
+use super::pool::Pool;
 use super::stream::Stream;
 use super::tally::Tally;
 use super::world::{Lowering, Role, StreamPlan, World, duration};
@@ -24,6 +25,8 @@ pub(super) type Network<'a> = Simulation<'a, Host>;
 pub(super) enum Action {
     Post(usize),
     PostReceives(usize),
+    /// Posts to the shared receive queue of a host.
+    FillPool(usize),
     Disturb(usize),
     /// Takes down an end, then the other.
     Lower {
@@ -97,6 +100,8 @@ pub(super) struct Director {
     pub(super) world: World,
     pub(super) connections: Vec<Connection>,
     pub(super) streams: Vec<Stream>,
+    /// Of the shared receive queues of hosts.
+    pub(super) pools: Vec<Option<Pool>>,
     /// Keys of the regions of each host, with whose they are.
     pub(super) keys: Vec<Vec<(u32, usize, Role)>>,
     pub(super) links: Vec<((usize, usize), LinkId, u32)>,
@@ -112,7 +117,12 @@ pub(super) struct Director {
 
 impl Director {
     pub(super) fn new(world: World, links: Vec<((usize, usize), LinkId)>) -> Self {
-        let rng = world.rng.clone();
+        let mut rng = world.rng.clone();
+        let pools = world.hosts.iter().enumerate().map(|(host, plan)| {
+            let address = ((0x1000 + host as u64) << 32) + 7;
+            plan.pool.clone().map(|plan| Pool::new(plan, address, &mut rng))
+        });
+        let pools = pools.collect();
         let connections = world.connections.iter().map(|plan| Connection::new(plan.hosts));
         let streams = world.connections.iter().flat_map(|plan| plan.streams.clone());
         let echoes = |index, mut plan: StreamPlan| {
@@ -133,6 +143,7 @@ impl Director {
         Self {
             connections: connections.collect(),
             streams: streams.enumerate().map(|(index, plan)| echoes(index, plan)).collect(),
+            pools,
             keys: vec![Vec::new(); world.hosts.len()],
             links: links.into_iter().map(|(pair, link)| (pair, link, 0)).collect(),
             world,
@@ -152,6 +163,9 @@ impl Director {
             for role in Role::ALL {
                 self.register(network, stream, role);
             }
+        }
+        for host in 0..self.world.hosts.len() {
+            self.start_pool(network, host);
         }
         for connection in 0..self.connections.len() {
             self.begin_life(network, connection);
@@ -236,6 +250,7 @@ impl Director {
                 }
             }
             Action::PostReceives(stream) => self.post_receives(network, stream),
+            Action::FillPool(host) => self.fill_pool(network, host),
             Action::Disturb(index) => {
                 self.pending -= 1;
                 self.disturb(network, self.world.disturbances[index].1);
@@ -261,6 +276,7 @@ impl Director {
             Action::Start(host) => {
                 self.pending -= 1;
                 network.set_up(NodeId(host), true);
+                self.start_pool(network, host);
                 for stream in 0..self.streams.len() {
                     for role in Role::ALL {
                         if self.host_of(stream, role) == host {
@@ -379,6 +395,10 @@ impl Director {
             self.streams[stream].allow(usize::MAX);
             self.streams[stream].starved_until = Instant::ZERO;
             self.streams[stream].plan.receive_lag = Duration::ZERO;
+            for pool in self.pools.iter_mut().flatten() {
+                pool.plan.lag = Duration::ZERO;
+                pool.starved_until = Instant::ZERO;
+            }
             self.post_receives(network, stream);
         }
         for stream in 0..self.streams.len() {
@@ -394,6 +414,7 @@ impl Director {
             }
         }
         for host in 0..self.world.hosts.len() {
+            self.close_host(network, host);
             for (key, stream, role) in self.keys[host].clone() {
                 let memory = network.machine(NodeId(host)).endpoint().memory();
                 let bytes = memory.regions.region(key).unwrap_or_default();

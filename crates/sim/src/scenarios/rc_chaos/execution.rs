@@ -4,6 +4,7 @@ use millstream_roce::AtomicOperation;
 
 use super::operation::{COUNTERS, Kind, Operation};
 use super::pattern::Pattern;
+use super::pool::Slot;
 use super::stream::Stream;
 use super::world::Role;
 
@@ -20,6 +21,9 @@ impl Stream {
         for (index, operation) in self.plan.operations.iter().enumerate() {
             let places = [operation.local(), Some(operation.remote())];
             let Some(side) = places.iter().position(|place| *place == Some(role)) else { continue };
+            if role == Role::Inbox && self.plan.shares {
+                continue;
+            }
             let offset = operation.offsets[side] as usize;
             let slot = &mut bytes[offset..][..operation.length as usize];
             let pattern = self.pattern(index);
@@ -57,13 +61,15 @@ impl Stream {
         }
     }
 
-    /// Bytes appeared in a region, at this offset.
+    /// Bytes appeared in a region, at this offset. `slot`: that of the message, if it is of a shared
+    /// receive queue.
     pub(super) fn written(
         &mut self,
         role: Role,
         remote: bool,
         place: u64,
         bytes: &[u8],
+        slot: Option<&Slot>,
     ) -> Result<(), String> {
         let reads = role == Role::Sink;
         let (life, cursor) = match role {
@@ -95,9 +101,19 @@ impl Stream {
             return Err(format!("request {index} is executed while the send queue is drained"));
         }
         let (fence, offset) = (operation.fence, cursor.1);
-        let (at, left) = operation.arrival_layout().place(operation.arrival_length(), offset);
-        let at = operation.offsets[usize::from(!reads)] + at;
+        let is_claimed = self.claims.back().is_some_and(|claim| claim.0 == index);
+        let (base, layout, length) = match slot {
+            Some(slot) => (slot.offset, slot.layout, slot.length),
+            None => {
+                let base = operation.offsets[usize::from(!reads)];
+                (base, operation.arrival_layout(), operation.arrival_length())
+            }
+        };
+        let (at, left) = layout.place(length, offset);
+        let at = base + at;
         let right_place = u64::from(at) == place
+            && slot.is_some() == (role == Role::Inbox && self.plan.shares)
+            && (slot.is_none() || is_claimed)
             && bytes.len() <= left as usize
             && remote == (role == Role::Target)
             && role == if reads { Role::Sink } else { operation.remote() }

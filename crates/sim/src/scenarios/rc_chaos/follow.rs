@@ -1,11 +1,15 @@
 //! What hosts saw, held against the model.
 
+use core::time::Duration;
+
 use millstream_roce::{AsyncEvent, Completion, CompletionStatus};
 use millstream_wire::Qpn;
 
 use super::director::{Action, Director, Network};
-use super::host::Seen;
+use super::host::{Look, Seen};
 use super::memory::{Effect, What};
+use super::operation::Operation;
+use super::pool::Pool;
 use super::stream::Stream;
 use super::tally::{receive_status, send_status};
 use super::world::{Role, duration};
@@ -23,7 +27,7 @@ impl Director {
 
     fn follow_host(&mut self, network: &mut Network<'_>, host: usize) {
         let machine = network.machine_mut(NodeId(host));
-        let Seen { completions, events, faults } = core::mem::take(&mut machine.seen);
+        let Seen { completions, events, faults, looks } = core::mem::take(&mut machine.seen);
         let mut effects = core::mem::take(&mut machine.endpoint_mut(None).memory_mut().effects);
         for fault in faults {
             network.violate(format!("host {host}: {fault}"));
@@ -35,9 +39,25 @@ impl Director {
         for effect in &effects {
             self.written(network, host, effect);
         }
+        let level = network.machine(NodeId(host)).level();
+        if let Some(pool) = self.pools[host].as_ref().filter(|pool| pool.posted() != level) {
+            let posted = pool.posted();
+            network.violate(format!(
+                "host {host}: {level} requests in the shared receive queue, where {posted} are right"
+            ));
+        }
+        let mut solicited = Vec::new();
         for completion in &completions {
             network.note(|| format!("host {host}: {completion:?}"));
-            self.completed(network, host, completion);
+            solicited.push(self.completed(network, host, completion));
+        }
+        for Look { found, left, solicited: said } in looks {
+            let one = solicited[found].contains(&true);
+            if one && !said || said && !one && left == 0 {
+                network.violate(format!(
+                    "host {host}: said that something solicited waits: {said}, where it is {one}"
+                ));
+            }
         }
         effects.clear();
         let machine = network.machine_mut(NodeId(host));
@@ -74,9 +94,19 @@ impl Director {
                 }
                 self.failed(network, index, end);
             }
-            AsyncEvent::CommunicationEstablished(_)
-            | AsyncEvent::LastReceiveRequest(_)
-            | AsyncEvent::SharedReceiveLimit(_) => {}
+            AsyncEvent::CommunicationEstablished(_) => {}
+            AsyncEvent::LastReceiveRequest(qpn) => {
+                let Some((index, end)) = self.find(host, qpn) else { return };
+                let stream = 2 * index + 1 - end;
+                let took_last = &mut self.connections[index].ends[end].took_last;
+                if core::mem::replace(took_last, true) || !self.streams[stream].plan.shares {
+                    self.violate(network, stream, &format!("no reason for {event:?}"));
+                }
+            }
+            AsyncEvent::SharedReceiveLimit(_) => {
+                self.tally.one("shared receive queues ran low");
+                self.plan_after(network, Duration::ZERO, Action::FillPool(host));
+            }
             AsyncEvent::DeviceFatal => network.violate(format!("host {host}: the device failed")),
             AsyncEvent::SendQueueDrained(qpn) => {
                 if let Some((index, end)) = self.find(host, qpn) {
@@ -93,12 +123,37 @@ impl Director {
                         connection.excuses.overrun = true;
                     }
                 }
-                self.plan_after(network, core::time::Duration::ZERO, Action::Renew(host));
+                self.plan_after(network, Duration::ZERO, Action::Renew(host));
             }
         }
     }
 
     fn written(&mut self, network: &mut Network<'_>, host: usize, effect: &Effect) {
+        if effect.what == What::Take {
+            return self.took(network, host, effect);
+        }
+        let pooled = self.pools[host].as_ref().filter(|pool| pool.key == effect.key);
+        if let Some(pool) = pooled {
+            let Some((index, end)) = effect.qpn.and_then(|qpn| self.find(host, qpn)) else {
+                return network.violate(format!("host {host}: nobody's packet did {effect:?}"));
+            };
+            let index = 2 * index + 1 - end;
+            let place = effect.address.wrapping_sub(pool.address);
+            let stream = &mut self.streams[index];
+            let slot = stream.claims.back().map(|&(_, slot)| pool.slot(slot));
+            let memory = network.machine(NodeId(host)).endpoint().memory();
+            let bytes = memory.regions.region(effect.key).unwrap_or_default();
+            let bytes = bytes.get(place as usize..);
+            let bytes = bytes.and_then(|rest| rest.get(..effect.length as usize));
+            let result = match bytes {
+                Some(bytes) => stream.written(Role::Inbox, effect.remote, place, bytes, slot),
+                None => Err(format!("written outside of the region: {effect:?}")),
+            };
+            if let Err(what) = result {
+                self.violate(network, index, &what);
+            }
+            return;
+        }
         let owner = self.keys[host].iter().find(|(key, ..)| *key == effect.key).copied();
         let Some((_, index, role)) = owner else {
             return network
@@ -128,7 +183,7 @@ impl Director {
                 What::Atomic(operation, original) => {
                     stream.changed(role, place, operation, original)
                 }
-                _ => stream.written(role, effect.remote, place, bytes),
+                _ => stream.written(role, effect.remote, place, bytes, None),
             },
             None => Err(format!("written outside of the region: {effect:?}")),
         });
@@ -137,15 +192,35 @@ impl Director {
         } else if effect.what == What::Invalidate {
             // Its owner hears of it, and tells the initiator a new key.
             self.tally.one("regions invalidated");
-            let pause = duration(&mut self.rng, core::time::Duration::from_micros(100));
+            let pause = duration(&mut self.rng, Duration::from_micros(100));
             let action = Action::Revive { stream: index, role, key: effect.key };
             self.plan_after(network, pause, action);
         }
     }
 
-    fn completed(&mut self, network: &mut Network<'_>, host: usize, completion: &Completion) {
+    /// A message took the oldest request of a shared receive queue.
+    fn took(&mut self, network: &mut Network<'_>, host: usize, effect: &Effect) {
+        let slot = self.pools[host].as_mut().and_then(Pool::take);
+        let pair = effect.qpn.and_then(|qpn| self.find(host, qpn));
+        let (Some((index, end)), Some(slot)) = (pair, slot) else {
+            return network.violate(format!("host {host}: a shared receive request for nobody"));
+        };
+        let stream = 2 * index + 1 - end;
+        if let Err(what) = self.streams[stream].took(slot) {
+            self.violate(network, stream, &what);
+        }
+    }
+
+    /// Whether the completion counts as solicited.
+    fn completed(
+        &mut self,
+        network: &mut Network<'_>,
+        host: usize,
+        completion: &Completion,
+    ) -> bool {
         let Some((index, end)) = self.find(host, completion.qpn) else {
-            return network.violate(format!("host {host}: of no queue pair: {completion:?}"));
+            network.violate(format!("host {host}: of no queue pair: {completion:?}"));
+            return false;
         };
         let status = completion.status;
         if network.count(Happening::Overflowed) > 0 {
@@ -153,28 +228,35 @@ impl Director {
         }
         let connection = &self.connections[index];
         let lossy = connection.excuses.overrun;
+        let failed = status != CompletionStatus::Success;
         if Stream::is_receive(completion) {
             let stream = 2 * index + 1 - end;
             self.tally.one(receive_status(status));
             let excused = connection.excuses_receive(status);
-            match self.streams[stream].received(completion, lossy) {
+            let mut solicited = false;
+            let received = match Pool::is_pooled(completion.id) {
+                true => self.received_shared(network, host, stream, completion, lossy),
+                false => self.streams[stream].received(completion, lossy),
+            };
+            match received {
                 Err(what) => self.violate(network, stream, &what),
                 Ok(operation) if !excused => {
                     let what = format!("no reason for {completion:?} of {operation:?}");
                     self.violate(network, stream, &what);
                 }
-                Ok(_) => {
+                Ok(operation) => {
+                    solicited = operation.solicited;
                     let lag = self.streams[stream].plan.receive_lag;
                     self.plan_after(network, lag, Action::PostReceives(stream));
                 }
             }
-            return;
+            return solicited || failed;
         }
         let stream = 2 * index + end;
         self.tally.one(send_status(status));
         let now = network.now();
         match self.streams[stream].completed(completion, lossy) {
-            Err(what) => return self.violate(network, stream, &what),
+            Err(what) => self.violate(network, stream, &what),
             Ok(operation) => {
                 let waited = now.saturating_duration_since(operation.posted_at);
                 // What brings its bytes along needs no region.
@@ -184,14 +266,40 @@ impl Director {
                         "no reason for {completion:?} of {operation:?} after {waited:?}: {:?} {:?}",
                         self.connections[index].rules, self.connections[index].excuses
                     );
-                    return self.violate(network, stream, &what);
+                    self.violate(network, stream, &what);
                 }
             }
         }
-        if status != CompletionStatus::Success {
+        if failed {
             self.failed(network, index, end);
         } else if core::mem::take(&mut self.streams[stream].blocked) {
-            self.plan_after(network, core::time::Duration::ZERO, Action::Post(stream));
+            self.plan_after(network, Duration::ZERO, Action::Post(stream));
+        }
+        failed
+    }
+
+    /// The request that a completion of a shared receive queue is for.
+    fn received_shared(
+        &mut self,
+        network: &mut Network<'_>,
+        host: usize,
+        stream: usize,
+        completion: &Completion,
+        lossy: bool,
+    ) -> Result<&Operation, String> {
+        loop {
+            let claim = self.streams[stream].next_claim();
+            let (Some((operation, slot)), Some(pool)) = (claim, &mut self.pools[host]) else {
+                return Err(format!("of no shared receive request: {completion:?}"));
+            };
+            let is_it = pool.is_of(slot, completion.id);
+            self.release(network, host, slot);
+            if is_it {
+                return self.streams[stream].received_for(completion, operation);
+            }
+            if !lossy {
+                return Err(format!("{completion:?}, where that of slot {slot} is next"));
+            }
         }
     }
 }

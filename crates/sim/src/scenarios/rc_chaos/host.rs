@@ -1,16 +1,19 @@
 //! A host of a chaos run: a device, and an application that does as the director says and tells
 //! what it sees.
 
+use core::ops::Range;
 use core::time::Duration;
 
 use millstream_roce::{
     AsyncEvent, Completion, CompletionQueueId, Counters, CreateError, DatagramMeta, Endpoint,
-    EndpointConfig, Identification, Instant, Node, Piece, QueuePairConfig, Transmit,
+    EndpointConfig, Identification, Instant, Node, Piece, QueuePairConfig, SharedReceiveQueueId,
+    Transmit,
 };
 use millstream_wire::icrc::{self, Addresses, Addressing};
 use millstream_wire::{Bth, ICRC_LENGTH, Qpn, ROCE_PORT};
 
-use super::memory::WatchedMemory;
+use super::director::DOMAIN;
+use super::memory::{Effect, WatchedMemory, What};
 use crate::Machine;
 
 /// How a host's application treats its completion queues.
@@ -24,12 +27,26 @@ pub(super) struct Polling {
     pub(super) capacity: usize,
     /// Receives complete into a queue of their own.
     pub(super) separate: bool,
+    /// Requests that a shared receive queue holds, where there is one.
+    pub(super) shared_receives: Option<usize>,
+}
+
+/// A look at a completion queue.
+#[derive(Clone, Debug)]
+pub(super) struct Look {
+    /// What it found, of all that was seen.
+    pub(super) found: Range<usize>,
+    /// How many it left there.
+    pub(super) left: usize,
+    /// Whether the queue said that something solicited waits.
+    pub(super) solicited: bool,
 }
 
 /// What the application has seen since the last look.
 #[derive(Debug, Default)]
 pub(super) struct Seen {
     pub(super) completions: Vec<Completion>,
+    pub(super) looks: Vec<Look>,
     pub(super) events: Vec<AsyncEvent>,
     /// What must not be.
     pub(super) faults: Vec<String>,
@@ -43,6 +60,9 @@ pub(super) struct Host {
     polling: Polling,
     /// Where sends and receives complete.
     queues: [CompletionQueueId; 2],
+    shared_receives: Option<SharedReceiveQueueId>,
+    /// With fewer requests in it there must be an event.
+    limit: usize,
     pub(super) seen: Seen,
     next_poll: Option<Instant>,
     /// It does not look at its queues before this.
@@ -62,9 +82,11 @@ impl Host {
     const REGIONS: usize = 256;
 
     pub(super) fn new(config: EndpointConfig, polling: Polling, checks_integrity: bool) -> Self {
-        let (endpoint, queues) = start(&config, &polling);
+        let (endpoint, queues, shared_receives) = start(&config, &polling);
         Self {
             endpoint,
+            shared_receives,
+            limit: 0,
             config,
             polling,
             queues,
@@ -81,6 +103,28 @@ impl Host {
     /// Where sends and receives complete.
     pub(super) const fn queues(&self) -> [CompletionQueueId; 2] {
         self.queues
+    }
+
+    /// The shared receive queue.
+    pub(super) const fn shared_receives(&self) -> Option<SharedReceiveQueueId> {
+        self.shared_receives
+    }
+
+    /// Requests in the shared receive queue.
+    pub(super) fn level(&self) -> usize {
+        self.shared_receives.map_or(0, |queue| self.endpoint.shared_receives_waiting(queue))
+    }
+
+    /// Asks to hear of it when the shared receive queue has fewer requests.
+    pub(super) fn set_limit(&mut self, limit: usize) -> Result<(), CreateError> {
+        self.limit = limit;
+        let queue = self.shared_receives;
+        queue.map_or(Ok(()), |queue| self.endpoint.set_shared_receive_limit(queue, limit))
+    }
+
+    /// Whether it has asked, and has not heard.
+    pub(super) const fn has_limit(&self) -> bool {
+        self.limit > 0
     }
 
     pub(super) const fn endpoint(&self) -> &Endpoint<WatchedMemory> {
@@ -115,10 +159,11 @@ impl Host {
 
     /// Whether there is something to look at.
     pub(super) fn has_news(&self) -> bool {
-        let Seen { completions, events, faults } = &self.seen;
+        let Seen { completions, events, faults, looks } = &self.seen;
         !completions.is_empty()
             || !events.is_empty()
             || !faults.is_empty()
+            || !looks.is_empty()
             || !self.endpoint.memory().effects.is_empty()
     }
 
@@ -144,13 +189,73 @@ impl Host {
     /// the old ones.
     pub(super) fn renew_queues(&mut self) -> Result<(), String> {
         self.drain();
-        let mut old = self.queues.to_vec();
-        old.dedup();
-        for queue in old {
-            self.endpoint.destroy_completion_queue(queue).map_err(|error| error.to_string())?;
-        }
+        self.remove_queues()?;
         self.queues = make_queues(&mut self.endpoint, &self.polling);
         Ok(())
+    }
+
+    /// A packet for this queue pair came when the shared receive queue held `before` requests, and
+    /// this many effects were seen: what it took comes before what it wrote.
+    fn follow_level(&mut self, before: usize, effects: usize, qpn: Option<Qpn>) {
+        let after = self.level();
+        let seen = self.seen.events.len();
+        self.hear();
+        let heard = self.seen.events[seen..].iter();
+        let heard =
+            heard.filter(|event| matches!(event, AsyncEvent::SharedReceiveLimit(_))).count();
+        let low = after < before && after < self.limit;
+        if low {
+            self.limit = 0;
+        }
+        if heard != usize::from(low) || after > before || after + 1 < before {
+            self.seen.faults.push(format!(
+                "a packet made {after} of {before} shared receive requests, and {heard} events"
+            ));
+        }
+        if after < before {
+            let taken =
+                Effect { qpn, remote: false, key: 0, address: 0, length: 0, what: What::Take };
+            self.endpoint.memory_mut().effects.insert(effects, taken);
+        }
+    }
+
+    fn hear(&mut self) {
+        while let Some(event) = self.endpoint.poll_event() {
+            self.seen.events.push(event);
+        }
+    }
+
+    /// Whatever happens, it keeps no more than it may.
+    fn check_usage(&mut self) {
+        let (usage, limits) = (self.endpoint.usage(), self.endpoint.limits());
+        if !usage.is_within(&limits) {
+            self.seen.faults.push(format!("keeps {usage:?}, where {limits:?} is the limit"));
+        }
+    }
+
+    /// Destroys all that there is. `shared`: some queue pair uses the shared receive queue.
+    pub(super) fn remove_all(&mut self, shared: bool) -> Result<(), String> {
+        if let Some(queue) = self.shared_receives.filter(|_| shared) {
+            let early = self.endpoint.destroy_shared_receive_queue(queue);
+            if early != Err(CreateError::SharedReceiveQueueInUse(queue)) {
+                return Err(format!("the shared receive queue of queue pairs removed: {early:?}"));
+            }
+        }
+        for qpn in core::mem::take(&mut self.live) {
+            self.endpoint.destroy_queue_pair(qpn);
+        }
+        let shared = self.shared_receives.take();
+        let removed =
+            shared.map_or(Ok(()), |queue| self.endpoint.destroy_shared_receive_queue(queue));
+        removed.map_err(|error| error.to_string())?;
+        self.remove_queues()
+    }
+
+    fn remove_queues(&mut self) -> Result<(), String> {
+        let mut old = self.queues.to_vec();
+        old.dedup();
+        let remove = |queue| self.endpoint.destroy_completion_queue(queue);
+        old.into_iter().try_for_each(remove).map_err(|error| error.to_string())
     }
 
     fn touch(&mut self, qpn: Option<Qpn>) {
@@ -168,7 +273,14 @@ impl Host {
         let before = self.seen.completions.len();
         let mut left = limit;
         for queue in self.queues {
+            let solicited = self.endpoint.solicited_waiting(queue);
+            let first = self.seen.completions.len();
             left -= self.endpoint.poll_completions(queue, &mut self.seen.completions, left);
+            let found = first..self.seen.completions.len();
+            let waiting = self.endpoint.completions_waiting(queue);
+            if solicited || !found.is_empty() {
+                self.seen.looks.push(Look { found, left: waiting, solicited });
+            }
         }
         for completion in &self.seen.completions[before..] {
             let qpn = Some(completion.qpn);
@@ -223,10 +335,14 @@ impl Host {
 fn start(
     config: &EndpointConfig,
     polling: &Polling,
-) -> (Endpoint<WatchedMemory>, [CompletionQueueId; 2]) {
+) -> (Endpoint<WatchedMemory>, [CompletionQueueId; 2], Option<SharedReceiveQueueId>) {
     let mut endpoint = Endpoint::new(config.clone(), WatchedMemory::new(Host::REGIONS));
     let queues = make_queues(&mut endpoint, polling);
-    (endpoint, queues)
+    let shared = polling.shared_receives.map(|capacity| {
+        let queue = endpoint.create_shared_receive_queue(DOMAIN, capacity);
+        queue.expect("an endpoint has room for a shared receive queue")
+    });
+    (endpoint, queues, shared)
 }
 
 fn make_queues(
@@ -268,6 +384,7 @@ impl Node for Host {
         let waiting = self.waiting();
         let qpn = destination(datagram);
         self.endpoint.memory_mut().serving = qpn;
+        let (level, first) = (self.level(), self.endpoint.memory().effects.len());
         let is_ours = qpn.is_some_and(|qpn| self.live.contains(&qpn));
         if !is_ours || self.checks_integrity && !is_intact(meta, datagram) {
             self.refuses(now, meta, datagram);
@@ -278,6 +395,8 @@ impl Node for Host {
         if self.waiting() > waiting {
             self.touch(qpn);
         }
+        self.follow_level(level, first, qpn);
+        self.check_usage();
     }
 
     fn handle_timeout(&mut self, now: Instant) {
@@ -286,6 +405,7 @@ impl Node for Host {
         if self.waiting() > waiting {
             self.touch(None);
         }
+        self.check_usage();
     }
 
     fn poll_timeout(&mut self) -> Option<Instant> {
@@ -298,6 +418,7 @@ impl Node for Host {
         if self.waiting() > waiting {
             self.touch(None);
         }
+        self.check_usage();
         sends
     }
 
@@ -308,9 +429,7 @@ impl Node for Host {
 
 impl Machine for Host {
     fn run(&mut self, now: Instant) {
-        while let Some(event) = self.endpoint.poll_event() {
-            self.seen.events.push(event);
-        }
+        self.hear();
         if self.next_poll.is_none() && self.waiting() > 0 {
             self.next_poll = Some((now + self.polling.interval).max(self.paused_until));
         }
@@ -332,7 +451,8 @@ impl Machine for Host {
     fn restart(&mut self, _now: Instant) {
         self.past.push(*self.endpoint.counters());
         self.config.seed = self.config.seed.wrapping_add(1);
-        (self.endpoint, self.queues) = start(&self.config, &self.polling);
+        (self.endpoint, self.queues, self.shared_receives) = start(&self.config, &self.polling);
+        self.limit = 0;
         self.seen = Seen::default();
         self.next_poll = None;
         self.paused_until = Instant::ZERO;

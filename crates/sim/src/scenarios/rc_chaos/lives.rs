@@ -142,6 +142,7 @@ impl Director {
         };
         let config = QueuePairConfig {
             receive_completions,
+            shared_receive_queue: host.shared_receives().filter(|_| other.shares),
             ..QueuePairConfig::new(DOMAIN, send_completions, capabilities)
         };
         match host.create(&config) {
@@ -231,7 +232,11 @@ impl Director {
             let Connection { ends, excuses, .. } = &self.connections[index];
             if ends[end].broken && !excuses.overrun {
                 result = result.and(self.streams[sending].flushed());
-                let receives = self.streams[receiving].receives;
+                let stream = &self.streams[receiving];
+                if stream.plan.shares && !ends[end].took_last {
+                    result = Err("no event of the last receive request of a shared queue".into());
+                }
+                let receives = stream.receives + stream.claims.len();
                 if receives > 0 {
                     result = Err(format!("{receives} receives not flushed in the error state"));
                 }
@@ -264,8 +269,12 @@ impl Director {
         end.up = false;
         end.broken = false;
         end.reported = false;
+        end.took_last = false;
         end.revoked = false;
         self.streams[sending].lower_initiator();
+        while let Some((_, slot)) = self.streams[receiving].next_claim() {
+            self.release(network, from.0, slot);
+        }
         self.streams[receiving].lower_responder();
         self.tally.one(match lowering {
             Lowering::Reset => "queue pairs reset",

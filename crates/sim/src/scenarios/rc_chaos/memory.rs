@@ -33,6 +33,8 @@ pub(super) enum What {
     Atomic(AtomicOperation, u64),
     /// Remotes have no access any more.
     Invalidate,
+    /// A request of the shared receive queue was taken.
+    Take,
 }
 
 /// Owned regions, and what was written into them since the last look.

@@ -18,6 +18,8 @@ mod lives;
 mod memory;
 mod operation;
 mod pattern;
+mod pool;
+mod sharing;
 mod stream;
 mod tally;
 mod traffic;

@@ -6,10 +6,13 @@
 //! order, in another life of the connection or on another queue pair is seen when it is written
 //! (the module `execution`).
 
+use std::collections::VecDeque;
+
 use millstream_roce::{Completion, CompletionOperation, CompletionStatus, Instant};
 
 use super::operation::{COUNTERS, Kind, Operation, Outcome};
 use super::pattern::Pattern;
+use super::pool::Pool;
 use super::world::{Role, StreamPlan};
 
 /// Bytes between slots that nobody may touch; odd, so that slots have every alignment.
@@ -74,6 +77,10 @@ pub(super) struct Stream {
     pub(super) receives: usize,
     /// No receive requests are posted before this.
     pub(super) starved_until: Instant,
+    /// Of a shared receive queue: the request that comes next to one, or one before it,
+    pub(super) taking: usize,
+    /// and requests that have one, with which, until they complete.
+    pub(super) claims: VecDeque<(usize, usize)>,
 }
 
 impl Stream {
@@ -107,11 +114,16 @@ impl Stream {
             receive_ended: 0,
             receives: 0,
             starved_until: Instant::ZERO,
+            taking: 0,
+            claims: VecDeque::new(),
         };
+        let shares = stream.plan.shares;
         for operation in &mut stream.plan.operations {
             let places = [operation.local(), Some(operation.remote())];
             for (offset, role) in operation.offsets.iter_mut().zip(places) {
-                let Some(role) = role else { continue };
+                let Some(role) = role.filter(|&role| !shares || role != Role::Inbox) else {
+                    continue;
+                };
                 let length = &mut stream.lengths[role as usize];
                 *offset = *length;
                 *length += operation.length + GAP;
@@ -254,6 +266,21 @@ impl Stream {
         Some((id, &self.plan.operations[index]))
     }
 
+    /// A message took a request of the shared receive queue: this slot.
+    pub(super) fn took(&mut self, slot: usize) -> Result<(), String> {
+        let Some(operation) = self.next_taker(self.taking).filter(|_| self.plan.shares) else {
+            return Err("a receive request was taken for nothing that was posted".into());
+        };
+        self.taking = operation + 1;
+        self.claims.push_back((operation, slot));
+        Ok(())
+    }
+
+    /// The request whose receive request completes next, of a shared receive queue, and its slot.
+    pub(super) fn next_claim(&mut self) -> Option<(usize, usize)> {
+        self.claims.pop_front()
+    }
+
     fn next_taker(&self, from: usize) -> Option<usize> {
         let mut rest = (from..self.allowed).map(|index| (index, &self.plan.operations[index]));
         rest.find(|(_, operation)| operation.kind.takes_receive()).map(|(index, _)| index)
@@ -269,7 +296,7 @@ impl Stream {
 
     /// Whether a completion is of a receive request.
     pub(super) const fn is_receive(completion: &Completion) -> bool {
-        completion.id & RECEIVE != 0
+        completion.id & RECEIVE != 0 || Pool::is_pooled(completion.id)
     }
 
     /// A receive request of ours ended. `lossy`: completions before it may be lost.
@@ -278,11 +305,11 @@ impl Stream {
         completion: &Completion,
         lossy: bool,
     ) -> Result<&Operation, String> {
+        let index = completion.id as u32 as usize;
         let life = (completion.id & !RECEIVE) >> 32;
-        if life != u64::from(self.receiving_life) {
+        if life != u64::from(self.receiving_life) || self.plan.shares {
             return Err(format!("completion in life {}: {completion:?}", self.receiving_life));
         }
-        let index = completion.id as u32 as usize;
         let mut expected = self.next_taker(self.receive_ended);
         while lossy && expected.is_some_and(|expected| expected < index) {
             self.receives -= 1;
@@ -293,8 +320,17 @@ impl Stream {
                 "{completion:?} twice, or out of order, or of nothing posted: {expected:?} is next"
             ));
         }
-        self.receive_ended = index + 1;
         self.receives -= 1;
+        self.received_for(completion, index)
+    }
+
+    /// The receive request for this request ended.
+    pub(super) fn received_for(
+        &mut self,
+        completion: &Completion,
+        index: usize,
+    ) -> Result<&Operation, String> {
+        self.receive_ended = index + 1;
         let operation = &self.plan.operations[index];
         if completion.status != CompletionStatus::Success {
             return Ok(operation);
@@ -350,6 +386,7 @@ impl Stream {
         self.executing = (self.next, 0);
         self.receive_next = self.next;
         self.receive_ended = self.next;
+        self.taking = self.next;
         self.deadline = now;
         for region in &mut self.regions {
             region.dying = false;

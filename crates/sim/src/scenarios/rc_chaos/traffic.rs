@@ -6,6 +6,7 @@ use millstream_roce::{
     Access, AtomicOperation, MAX_INLINE, ReceiveRequest, ScatterGather, SendOperation, SendRequest,
 };
 
+use super::connection::Connection;
 use super::director::{Action, DOMAIN, Director, Network};
 use super::operation::{Kind, Operation};
 use super::stream::Stream;
@@ -80,7 +81,8 @@ impl Director {
             let number = stream.next;
             network.note(|| format!("post stream {index} request {number}: {operation:?}"));
             stream.posted(now);
-            stream.deadline = stream.deadline.max(now) + bound;
+            let sharing = if stream.plan.shares { Connection::SHARING } else { Duration::ZERO };
+            stream.deadline = stream.deadline.max(now) + bound + sharing;
             if operation.is_short() {
                 self.connections[index / 2].excuses.short = true;
             }
@@ -112,6 +114,9 @@ impl Director {
         let (Some(qpn), true) = (end.qpn, end.up && !end.broken) else { return };
         let host = NodeId(connection.hosts[1 - index % 2]);
         let stream = &mut self.streams[index];
+        if stream.plan.shares {
+            return self.fill_pool(network, host.0);
+        }
         if stream.starved_until > network.now() {
             return;
         }

@@ -53,6 +53,11 @@ impl Director {
                 let until = network.after(duration);
                 self.streams[stream].starved_until = until;
                 self.plan(network, until, Action::PostReceives(stream));
+                let host = self.host_of(stream, Role::Inbox);
+                if let Some(pool) = &mut self.pools[host] {
+                    pool.starved_until = until;
+                    self.plan(network, until, Action::FillPool(host));
+                }
             }
             Disturbance::Pause { host, duration } => {
                 self.tally.one("completion queues left alone");
@@ -212,6 +217,9 @@ impl Director {
         self.tally.one("crashes");
         network.set_up(NodeId(host), false);
         self.keys[host].clear();
+        if let Some(pool) = &mut self.pools[host] {
+            pool.clear();
+        }
         for stream in 0..self.streams.len() {
             for role in Role::ALL {
                 if self.host_of(stream, role) == host {

@@ -8,6 +8,7 @@ use millstream_wire::{Mtu, Psn};
 
 use super::host::Polling;
 use super::operation::{Kind, Operation};
+use super::pool::PoolPlan;
 use crate::{ConnectionOptions, HostOptions, IdentificationSource, LinkOptions, Probability, Rng};
 
 /// A class of trouble, which a replay can leave out to find what a failure needs.
@@ -205,6 +206,8 @@ pub(super) struct StreamPlan {
     pub(super) pace: Duration,
     /// How long a receive request is posted after one was consumed.
     pub(super) receive_lag: Duration,
+    /// Its messages go into the shared receive queue of their host.
+    pub(super) shares: bool,
 }
 
 /// A connection between two hosts.
@@ -225,6 +228,8 @@ pub(super) struct HostPlan {
     pub(super) enough: usize,
     pub(super) max_window: u32,
     pub(super) seed: u64,
+    /// The buffers of its shared receive queue.
+    pub(super) pool: Option<PoolPlan>,
 }
 
 /// A whole run.
@@ -254,13 +259,18 @@ impl World {
         // A few runs move much, most little, so that there can be many.
         let big = rng.below(1000) == 0;
         let link = draw_link(rng, calm, big);
-        let connections: Vec<ConnectionPlan> = (0..*pick(rng, &[1, 1, 2, 2, 3, 4]))
+        let mut connections: Vec<ConnectionPlan> = (0..*pick(rng, &[1, 1, 2, 2, 3, 4]))
             .map(|_| draw_connection(rng, host_count, horizon, calm, big))
             .collect();
         let ipv6 = rng.below(4) == 0;
-        let hosts = (0..host_count)
+        let mut hosts: Vec<HostPlan> = (0..host_count)
             .map(|host| draw_host(rng, host, ipv6, may_overrun, &connections))
             .collect();
+        if !big {
+            for (index, host) in hosts.iter_mut().enumerate() {
+                draw_sharing(rng, index, host, &mut connections);
+            }
+        }
         let count = if calm { 0 } else { *pick(rng, &[0, 1, 2, 3, 5, 8]) };
         let mut disturbances: Vec<(Duration, Disturbance)> = (0..count)
             .map(|_| (duration(rng, horizon), draw_disturbance(rng, host_count, connections.len())))
@@ -370,6 +380,7 @@ fn draw_host(
         batch: *pick(rng, &[1, 4, 64]),
         capacity: if may_overrun { enough.min(few) } else { enough },
         separate: rng.below(2) == 0,
+        shared_receives: None,
     };
     let address = match ipv6 {
         true => Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, 1 + host as u16).into(),
@@ -388,7 +399,42 @@ fn draw_host(
         enough,
         max_window: *pick(rng, &[1, 2, 8, 32, 128]),
         seed: rng.bits(),
+        pool: None,
     }
+}
+
+/// Some hosts have a shared receive queue, and some of their connections use it.
+fn draw_sharing(
+    rng: &mut Rng,
+    index: usize,
+    host: &mut HostPlan,
+    connections: &mut [ConnectionPlan],
+) {
+    const LONGEST: u32 = 5000;
+    if rng.below(2) == 0 {
+        return;
+    }
+    let mut pool = PoolPlan::draw(rng);
+    pool.length = 100;
+    for connection in connections {
+        for end in (0..2).filter(|&end| connection.hosts[end] == index) {
+            let stream = &mut connection.streams[1 - end];
+            stream.shares = rng.below(4) > 0;
+            for operation in stream.operations.iter_mut().filter(|_| stream.shares) {
+                operation.short = false;
+                if operation.kind.is_send() {
+                    operation.length = operation.length.min(LONGEST);
+                    pool.length = pool.length.max(operation.length);
+                }
+            }
+        }
+    }
+    host.enough += pool.depth;
+    host.polling.shared_receives = Some(pool.depth);
+    if host.polling.capacity + pool.depth == host.enough {
+        host.polling.capacity = host.enough;
+    }
+    host.pool = Some(pool);
 }
 
 fn draw_connection(
@@ -432,6 +478,7 @@ fn draw_stream(rng: &mut Rng, horizon: Duration, calm: bool, big: bool) -> Strea
         receive_depth: *pick(rng, &[1, 2, 8, 16]),
         pace: if slow { 2 * horizon / (1 + count as u32) } else { Duration::ZERO },
         receive_lag: Duration::from_micros(*pick(rng, &[0, 0, 0, 10, 500])),
+        shares: false,
     }
 }
 
