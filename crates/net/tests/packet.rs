@@ -208,6 +208,13 @@ fn devices_of_one_interface_do_not_hear_each_other() {
         run(&lab.here, packet(other(3)), HERE, &signal),
     ];
     exchange([&both[0], &both[1]], &signal);
+    drop(both);
+    // So does each reach itself.
+    let alone = run(&lab.here, packet(HERE), HERE, &signal);
+    let node = alone.shared();
+    assert!(node.prepare(HERE, PATIENCE), "the way to itself");
+    node.lock().unwrap().total += 100;
+    signal.wait_until("what it sent", || node.lock_without_waking().unwrap().received == 100);
 }
 
 #[test]
@@ -387,9 +394,15 @@ fn headers_that_are_wrong_are_refused_and_counted() {
         ip.checksum = ip.computed_checksum();
     });
     eventually("the second", || counters().refused_frames == 2);
+    // As if it were from here: the kernel calls it a martian, and drops it for UDP sockets.
+    send_frame(&lab, None, |ip| {
+        ip.source = ip.destination;
+        ip.checksum = ip.computed_checksum();
+    });
+    eventually("the third", || counters().refused_frames == 3);
     send_frame(&lab, None, |_| ());
     signal.wait_until("a good one", || counters().received_datagrams == 1);
-    assert_eq!(counters().refused_frames, 2);
+    assert_eq!(counters().refused_frames, 3);
 }
 
 #[test]

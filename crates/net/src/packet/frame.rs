@@ -20,6 +20,10 @@ const DONT_FRAGMENT: u16 = 0x4000;
 
 const TIME_TO_LIVE: u8 = 64;
 
+/// The link address of the loopback interface. No other has it, and what is not for an interface's
+/// own address does not get here.
+const LOOPBACK: [u8; 6] = [0; 6];
+
 /// What tells one frame's headers from another's.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Outline {
@@ -223,6 +227,8 @@ pub(super) fn parse(
         || source.is_multicast()
         // Only from this machine to itself; the kernel calls anything else a martian.
         || source.is_loopback() != destination.is_loopback()
+        // Who sends to itself does so on the loopback interface, which has no link address.
+        || (source == local && ethernet.destination != LOOPBACK)
     {
         return Err(Rejected::Address);
     }
@@ -455,6 +461,7 @@ mod tests {
         let total = u16::from_be_bytes([good[16], good[17]]);
         let [longer0, longer1] = (good.len() as u16 - 14 + 1).to_be_bytes();
         let [udp0, udp1] = (total - 20 + 1).to_be_bytes();
+        let own_source = [0, 1, 2, 3].map(|byte| (26 + byte, good[30 + byte]));
         for (changes, expected, what) in [
             (&[][..], None, "nothing"),
             (&[(15, 0xff)], None, "type of service"),
@@ -481,6 +488,7 @@ mod tests {
             (&[(26, 224)], Some(Rejected::Address), "from a group"),
             (&[(26, 0), (27, 0), (28, 0), (29, 0)], Some(Rejected::Address), "from nobody"),
             (&[(26, 255), (27, 255), (28, 255), (29, 255)], Some(Rejected::Address), "from all"),
+            (&own_source[..], Some(Rejected::Address), "from ourselves, over a wire"),
             (&[(40, 1)], Some(Rejected::Checksum), "a wrong UDP checksum"),
         ] {
             let frame = changed(changes);
@@ -494,6 +502,9 @@ mod tests {
             // Cut short; padding at the end, as Ethernet has it for short frames, is no harm.
             assert!(parse(&good[..length], Offload::default(), local, ROCE_PORT).is_err());
         }
+        let mut over_loopback = changed(&own_source);
+        over_loopback[..6].fill(0);
+        assert!(parse(&over_loopback, Offload::default(), local, ROCE_PORT).is_ok());
         let padded = [good, &[0; 9]].concat();
         assert_eq!(
             parse(&padded, Offload::default(), local, ROCE_PORT),
