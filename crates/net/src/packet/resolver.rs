@@ -169,6 +169,9 @@ impl Asker {
     /// Asks for the way to a peer.
     fn resolve(&mut self, peer: IpAddr) -> Answer {
         self.ask(peer).unwrap_or_else(|error| {
+            if is_passing(&error) {
+                return Answer::Failed;
+            }
             if !mem::replace(&mut self.warned, true) {
                 let address = self.source;
                 tracing::warn!(%address, %peer, %error, "no way leads to a peer");
@@ -229,5 +232,54 @@ impl Asker {
     fn provoke(&self, peer: IpAddr) {
         // What the kernel says of it does not matter: the neighbour table will tell.
         let _ = self.socket.send_to(&[], &SocketAddr::new(peer, self.port).into());
+    }
+}
+
+/// Whether an error is about the asking, and not an answer: the kernel has no memory or no time.
+fn is_passing(error: &io::Error) -> bool {
+    let kind = error.kind();
+    matches!(kind, io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut | io::ErrorKind::Interrupted)
+        || matches!(error.raw_os_error(), Some(libc::ENOBUFS | libc::ENOMEM | libc::EBUSY))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::sync::mpsc;
+
+    use socket2::{Domain, Type};
+
+    use super::*;
+
+    #[test]
+    fn what_the_kernel_has_no_time_for_is_no_answer() {
+        for code in [libc::EAGAIN, libc::EINTR, libc::ENOBUFS, libc::ENOMEM, libc::EBUSY] {
+            assert!(is_passing(&io::Error::from_raw_os_error(code)), "{code}");
+        }
+        for code in [libc::ENETUNREACH, libc::EHOSTUNREACH, libc::EINVAL, libc::ENODEV] {
+            assert!(!is_passing(&io::Error::from_raw_os_error(code)), "{code}");
+        }
+        assert!(!is_passing(&io::Error::other("an interface without Ethernet headers")));
+    }
+
+    /// Whatever the thread is about to do when it is asked to end, it does.
+    #[test]
+    fn a_resolver_ends_at_once() {
+        /// So many find the thread between two of its instructions, whichever two.
+        const ATTEMPTS: u32 = 3000;
+        let (done, is_done) = mpsc::channel();
+        thread::spawn(move || {
+            for attempt in 0..ATTEMPTS {
+                let socket = Socket::new(Domain::IPV4, Type::DGRAM, None).unwrap();
+                let resolver = Resolver::start(Ipv4Addr::LOCALHOST.into(), 4791, socket).unwrap();
+                for _ in 0..attempt % 300 * 10 {
+                    std::hint::spin_loop();
+                }
+                drop(resolver);
+            }
+            // Nobody listens any more when the test has failed.
+            let _ = done.send(());
+        });
+        is_done.recv_timeout(Duration::from_secs(60)).expect("a resolver that was dropped hangs");
     }
 }

@@ -18,6 +18,9 @@ pub(super) const REFRESH: Duration = Duration::from_secs(10);
 /// How often an unknown one is asked for again: as the kernel's neighbour table does.
 pub(super) const RETRY: Duration = Duration::from_secs(1);
 
+/// How soon the kernel is asked again when it had no answer.
+pub(super) const AGAIN: Duration = Duration::from_millis(50);
+
 /// How frames get to a peer.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Way {
@@ -47,6 +50,8 @@ pub(super) enum Answer {
     Nowhere,
     /// The kernel is finding out. A way that was known is as good as before.
     Unsure,
+    /// The kernel could not be asked, which says nothing about the peer.
+    Failed,
 }
 
 /// A bounded memory of peers.
@@ -144,6 +149,10 @@ impl Table {
             Answer::Way(way) => Some(way),
             Answer::Nowhere => None,
             Answer::Unsure => peer.way,
+            Answer::Failed => {
+                peer.next = Some(now + AGAIN);
+                return;
+            }
         };
         // However often things change, who is not used is forgotten at its time.
         if peer.next.is_none() || peer.way.is_some() != way.is_some() {
@@ -298,6 +307,26 @@ mod tests {
         table.doubt();
         table.answer(peer(1), Answer::Way(WAY), now);
         assert_eq!(due(&mut table, now), [peer(1)]);
+    }
+
+    #[test]
+    fn a_question_that_fails_changes_nothing_and_is_asked_again_soon() {
+        let mut table = Table::new(4);
+        let mut now = Instant::ZERO;
+        table.look_up(peer(1));
+        for _ in 0..3 {
+            asked(&mut table, now, Answer::Failed);
+            assert_eq!(table.look_up(peer(1)), UNKNOWN);
+            assert_eq!(table.next_due(), Some(now + AGAIN));
+            now = now + AGAIN;
+        }
+        asked(&mut table, now, Answer::Way(WAY));
+        assert_eq!(table.look_up(peer(1)), KNOWN);
+        now = now + REFRESH;
+        asked(&mut table, now, Answer::Failed);
+        assert_eq!(table.look_up(peer(1)), KNOWN, "as good as before");
+        asked(&mut table, now + AGAIN, Answer::Nowhere);
+        assert_eq!(table.look_up(peer(1)), UNKNOWN);
     }
 
     #[test]
