@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use self::bench::Bench;
 use self::guest::{Guest, MTU};
 use self::image::Image;
 use self::matrix::Field;
@@ -238,7 +239,7 @@ fn measure(options: &Options) -> Result<()> {
     let lab = Lab::new()?;
     let relay = Relay::start(&lab, &cable, MTU)?;
     let mut guest = Guest::boot(&image, &options.accelerator, &lab, &relay)?;
-    bench::run(&lab, &mut guest, &ours, &logs)
+    Bench { lab: &lab, guest: &mut guest, ours: &ours, logs: &logs }.run(&options.only)
 }
 
 /// Runs one row, whose files begin with the path that it is given.

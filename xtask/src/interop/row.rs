@@ -163,19 +163,17 @@ impl Row {
         }
     }
 
-    /// Runs a test of ours with a server on the guest's `device` and a client here, whose output
-    /// goes to `STEM.ours.log`.
+    /// Runs a test of ours with the command line `theirs` as the server in the guest, and a client
+    /// here, whose output goes to `STEM.ours.log`.
     pub(super) fn measure(
         lab: &Lab,
         guest: &mut Guest,
         ours: &Path,
         stem: &Path,
-        device: &str,
+        theirs: &str,
         command: &str,
     ) -> Result<()> {
-        let program = guest.lend(ours)?;
-        let theirs = format!("./{program} rdma {command} {device}");
-        Self::talk(lab, guest, ours, stem, Side::Server, &theirs, command)
+        Self::talk(lab, guest, ours, stem, Side::Server, theirs, command)
     }
 
     /// Lets `theirs` in the guest and ours, with these words for `rdma`, talk to each other.
