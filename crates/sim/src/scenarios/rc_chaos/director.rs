@@ -7,6 +7,7 @@ use std::collections::BinaryHeap;
 use millstream_roce::{Instant, ProtectionDomainId, QueuePairState};
 
 use super::connection::{Connection, UsedNumbers};
+use super::datagrams::{Message, Port, State};
 use super::host::Host;
 use super::operation::{Kind, Operation};
 use super::pool::Pool;
@@ -27,6 +28,23 @@ pub(super) enum Action {
     PostReceives(usize),
     /// Posts to the shared receive queue of a host.
     FillPool(usize),
+    /// The same, of a queue pair for datagrams.
+    FillPort(usize),
+    PostDatagrams(usize),
+    RaisePort {
+        port: usize,
+        life: u32,
+    },
+    /// Takes one whose send queue failed back to RTS.
+    RecoverPort {
+        port: usize,
+        life: u32,
+    },
+    /// The same, of one whose send queue is drained.
+    ResumePort {
+        port: usize,
+        life: u32,
+    },
     Disturb(usize),
     /// Takes down an end, then the other.
     Lower {
@@ -102,6 +120,11 @@ pub(super) struct Director {
     pub(super) streams: Vec<Stream>,
     /// Of the shared receive queues of hosts.
     pub(super) pools: Vec<Option<Pool>>,
+    pub(super) ports: Vec<Port>,
+    /// Datagrams that a host had no receive requests for.
+    pub(super) unreceived: Vec<u64>,
+    /// Hosts that lost completions, and have not begun anew.
+    pub(super) overrun: Vec<bool>,
     /// Keys of the regions of each host, with whose they are.
     pub(super) keys: Vec<Vec<(u32, usize, Role)>>,
     pub(super) links: Vec<((usize, usize), LinkId, u32)>,
@@ -123,6 +146,13 @@ impl Director {
             plan.pool.clone().map(|plan| Pool::new(plan, address, &mut rng))
         });
         let pools = pools.collect();
+        let ports = world.ports.iter().enumerate().map(|(index, plan)| {
+            let others = world.ports.iter().position(|other| other.host != plan.host);
+            let (mut plan, regular) = (plan.clone(), plan.messages.len());
+            plan.messages.push(Message::last(&mut rng, others.unwrap_or(index)));
+            Port::new(index, plan, regular, &mut rng)
+        });
+        let ports = ports.collect();
         let connections = world.connections.iter().map(|plan| Connection::new(plan.hosts));
         let streams = world.connections.iter().flat_map(|plan| plan.streams.clone());
         let echoes = |index, mut plan: StreamPlan| {
@@ -144,6 +174,9 @@ impl Director {
             connections: connections.collect(),
             streams: streams.enumerate().map(|(index, plan)| echoes(index, plan)).collect(),
             pools,
+            ports,
+            unreceived: vec![0; world.hosts.len()],
+            overrun: vec![false; world.hosts.len()],
             keys: vec![Vec::new(); world.hosts.len()],
             links: links.into_iter().map(|(pair, link)| (pair, link, 0)).collect(),
             world,
@@ -166,6 +199,7 @@ impl Director {
         }
         for host in 0..self.world.hosts.len() {
             self.start_pool(network, host);
+            self.start_ports(network, host);
         }
         for connection in 0..self.connections.len() {
             self.begin_life(network, connection);
@@ -221,7 +255,8 @@ impl Director {
             Phase::Traffic
                 if self.pending == 0
                     && self.streams.iter().all(Stream::is_idle)
-                    && self.connections.iter().all(Connection::is_up) =>
+                    && self.connections.iter().all(Connection::is_up)
+                    && self.ports_are_idle() =>
             {
                 // Queues that are too small are trouble too.
                 if core::mem::take(&mut self.world.may_overrun) {
@@ -236,9 +271,15 @@ impl Director {
                 let calm = self.world.round_trip();
                 self.plan_after(network, calm, Action::Recover);
             }
-            Phase::Echo if self.streams.iter().all(Stream::is_idle) => self.phase = Phase::Done,
+            Phase::Echo if self.streams.iter().all(Stream::is_idle) && self.ports_are_idle() => {
+                self.phase = Phase::Done;
+            }
             _ => {}
         }
+    }
+
+    fn ports_are_idle(&self) -> bool {
+        self.ports.iter().all(|port| port.is_idle() && port.state == State::Up && !port.send_error)
     }
 
     fn act(&mut self, network: &mut Network<'_>, action: Action) {
@@ -251,6 +292,11 @@ impl Director {
             }
             Action::PostReceives(stream) => self.post_receives(network, stream),
             Action::FillPool(host) => self.fill_pool(network, host),
+            Action::FillPort(port) => self.fill_port(network, port),
+            Action::PostDatagrams(port) => self.post_datagrams(network, port),
+            Action::RaisePort { port, life } => self.raise_port(network, port, life),
+            Action::RecoverPort { port, life } => self.recover_port(network, port, life),
+            Action::ResumePort { port, life } => self.resume_port(network, port, life),
             Action::Disturb(index) => {
                 self.pending -= 1;
                 self.disturb(network, self.world.disturbances[index].1);
@@ -277,6 +323,7 @@ impl Director {
                 self.pending -= 1;
                 network.set_up(NodeId(host), true);
                 self.start_pool(network, host);
+                self.start_ports(network, host);
                 for stream in 0..self.streams.len() {
                     for role in Role::ALL {
                         if self.host_of(stream, role) == host {
@@ -362,7 +409,7 @@ impl Director {
     /// Trouble is over: whatever is up must work.
     fn recover(&mut self, network: &mut Network<'_>) {
         let still = self.connections.iter().all(Connection::is_up) && self.pending == 0;
-        if !still || !self.streams.iter().all(Stream::is_idle) {
+        if !still || !self.streams.iter().all(Stream::is_idle) || !self.ports_are_idle() {
             self.phase = Phase::Traffic;
             return;
         }
@@ -396,13 +443,20 @@ impl Director {
             self.streams[stream].starved_until = Instant::ZERO;
             self.streams[stream].plan.receive_lag = Duration::ZERO;
             for pool in self.pools.iter_mut().flatten() {
-                pool.plan.lag = Duration::ZERO;
-                pool.starved_until = Instant::ZERO;
+                pool.open_all();
             }
             self.post_receives(network, stream);
         }
         for stream in 0..self.streams.len() {
             self.post(network, stream);
+        }
+        for index in 0..self.ports.len() {
+            self.ports[index].allowed = self.ports[index].plan.messages.len();
+            self.ports[index].pool.open_all();
+            self.fill_port(network, index);
+        }
+        for index in 0..self.ports.len() {
+            self.post_datagrams(network, index);
         }
     }
 
@@ -413,6 +467,7 @@ impl Director {
                 self.lower(network, index, end, Lowering::Flush);
             }
         }
+        self.close_ports(network);
         for host in 0..self.world.hosts.len() {
             self.close_host(network, host);
             for (key, stream, role) in self.keys[host].clone() {

@@ -83,6 +83,9 @@ impl Director {
             AsyncEvent::QueuePairFatal(qpn)
             | AsyncEvent::QueuePairRequestError(qpn)
             | AsyncEvent::QueuePairAccessError(qpn) => {
+                if let Some(port) = self.find_port(host, Some(qpn)) {
+                    return self.port_happened(network, port, event);
+                }
                 // It may have been destroyed since.
                 let Some((index, end)) = self.find(host, qpn) else { return };
                 self.tally.one("queue pairs failed");
@@ -96,6 +99,9 @@ impl Director {
             }
             AsyncEvent::CommunicationEstablished(_) => {}
             AsyncEvent::LastReceiveRequest(qpn) => {
+                if let Some(port) = self.find_port(host, Some(qpn)) {
+                    return self.port_happened(network, port, event);
+                }
                 let Some((index, end)) = self.find(host, qpn) else { return };
                 let stream = 2 * index + 1 - end;
                 let took_last = &mut self.connections[index].ends[end].took_last;
@@ -109,7 +115,9 @@ impl Director {
             }
             AsyncEvent::DeviceFatal => network.violate(format!("host {host}: the device failed")),
             AsyncEvent::SendQueueDrained(qpn) => {
-                if let Some((index, end)) = self.find(host, qpn) {
+                if let Some(port) = self.find_port(host, Some(qpn)) {
+                    self.port_happened(network, port, event);
+                } else if let Some((index, end)) = self.find(host, qpn) {
                     self.drained(network, index, end);
                 }
             }
@@ -118,6 +126,9 @@ impl Director {
                     network.violate(format!("host {host}: {queue:?} overran without need"));
                 }
                 self.tally.one("completion queues overrun");
+                self.overrun[host] = true;
+                let ports = self.ports.iter_mut().filter(|port| port.plan.host == host);
+                ports.for_each(|port| port.lossy = true);
                 for connection in &mut self.connections {
                     if connection.hosts.contains(&host) {
                         connection.excuses.overrun = true;
@@ -129,8 +140,14 @@ impl Director {
     }
 
     fn written(&mut self, network: &mut Network<'_>, host: usize, effect: &Effect) {
-        if effect.what == What::Take {
-            return self.took(network, host, effect);
+        match effect.what {
+            What::Take => return self.took(network, host, effect),
+            What::Sends(header) => return self.port_sends(network, host, &header),
+            What::Reached(header) => return self.port_is_reached(network, host, &header),
+            What::Write | What::Atomic(..) | What::Invalidate => {}
+        }
+        if self.port_writes(network, host, effect) {
+            return;
         }
         let pooled = self.pools[host].as_ref().filter(|pool| pool.key == effect.key);
         if let Some(pool) = pooled {
@@ -201,6 +218,12 @@ impl Director {
     /// A message took the oldest request of a shared receive queue.
     fn took(&mut self, network: &mut Network<'_>, host: usize, effect: &Effect) {
         let slot = self.pools[host].as_mut().and_then(Pool::take);
+        if let (Some(port), Some(slot)) = (self.find_port(host, effect.qpn), slot) {
+            if let Err(what) = self.ports[port].took(slot) {
+                self.violate_port(network, port, &what);
+            }
+            return;
+        }
         let pair = effect.qpn.and_then(|qpn| self.find(host, qpn));
         let (Some((index, end)), Some(slot)) = (pair, slot) else {
             return network.violate(format!("host {host}: a shared receive request for nobody"));
@@ -218,6 +241,9 @@ impl Director {
         host: usize,
         completion: &Completion,
     ) -> bool {
+        if let Some(port) = self.find_port(host, Some(completion.qpn)) {
+            return self.port_completed(network, port, completion);
+        }
         let Some((index, end)) = self.find(host, completion.qpn) else {
             network.violate(format!("host {host}: of no queue pair: {completion:?}"));
             return false;

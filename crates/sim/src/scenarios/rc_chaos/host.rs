@@ -12,6 +12,7 @@ use millstream_roce::{
 use millstream_wire::icrc::{self, Addresses, Addressing};
 use millstream_wire::{Bth, ICRC_LENGTH, Qpn, ROCE_PORT};
 
+use super::datagrams::Header;
 use super::director::DOMAIN;
 use super::memory::{Effect, WatchedMemory, What};
 use crate::Machine;
@@ -71,6 +72,8 @@ pub(super) struct Host {
     checks_integrity: bool,
     /// The queue pairs that there are.
     live: Vec<Qpn>,
+    /// Those for datagrams, with their queue keys.
+    datagram_pairs: Vec<(Qpn, u32)>,
     /// Queue pairs that something was done to since the queues were empty; `None` stands for all.
     touched: Vec<Option<Qpn>>,
     /// Counters of the lives before a crash.
@@ -95,6 +98,7 @@ impl Host {
             paused_until: Instant::ZERO,
             checks_integrity,
             live: Vec::new(),
+            datagram_pairs: Vec::new(),
             touched: Vec::new(),
             past: Vec::new(),
         }
@@ -146,9 +150,16 @@ impl Host {
         Ok(qpn)
     }
 
+    /// A queue pair for datagrams has this queue key.
+    pub(super) fn set_queue_key(&mut self, qpn: Qpn, key: u32) {
+        self.datagram_pairs.retain(|&(other, _)| other != qpn);
+        self.datagram_pairs.push((qpn, key));
+    }
+
     /// Removes a queue pair; `false` when there is none of this number.
     pub(super) fn destroy(&mut self, qpn: Qpn) -> bool {
         self.live.retain(|&other| other != qpn);
+        self.datagram_pairs.retain(|&(other, _)| other != qpn);
         self.endpoint.destroy_queue_pair(qpn)
     }
 
@@ -213,10 +224,13 @@ impl Host {
             ));
         }
         if after < before {
-            let taken =
-                Effect { qpn, remote: false, key: 0, address: 0, length: 0, what: What::Take };
+            let taken = Effect::of(What::Take, qpn);
             self.endpoint.memory_mut().effects.insert(effects, taken);
         }
+    }
+
+    fn tell(&mut self, what: What, qpn: Option<Qpn>) {
+        self.endpoint.memory_mut().effects.push(Effect::of(what, qpn));
     }
 
     fn hear(&mut self) {
@@ -225,8 +239,9 @@ impl Host {
         }
     }
 
-    /// Whatever happens, it keeps no more than it may.
-    fn check_usage(&mut self) {
+    /// Hears events, and whatever happens, it keeps no more than it may.
+    fn look(&mut self) {
+        self.hear();
         let (usage, limits) = (self.endpoint.usage(), self.endpoint.limits());
         if !usage.is_within(&limits) {
             self.seen.faults.push(format!("keeps {usage:?}, where {limits:?} is the limit"));
@@ -307,6 +322,7 @@ impl Host {
                 + counters.dropped_qpn
                 + counters.dropped_source
                 + counters.dropped_partition_key
+                + counters.dropped_queue_key
                 + counters.dropped_state
         };
         let expected = Counters {
@@ -317,6 +333,7 @@ impl Host {
             dropped_qpn: after.dropped_qpn,
             dropped_source: after.dropped_source,
             dropped_partition_key: after.dropped_partition_key,
+            dropped_queue_key: after.dropped_queue_key,
             dropped_state: after.dropped_state,
             ..before
         };
@@ -384,11 +401,21 @@ impl Node for Host {
         let waiting = self.waiting();
         let qpn = destination(datagram);
         self.endpoint.memory_mut().serving = qpn;
-        let (level, first) = (self.level(), self.endpoint.memory().effects.len());
-        let is_ours = qpn.is_some_and(|qpn| self.live.contains(&qpn));
+        let (level, mut first) = (self.level(), self.endpoint.memory().effects.len());
+        let header = Header::of(meta.source, datagram, datagram.len());
+        let port = self.datagram_pairs.iter().find(|(port, _)| Some(*port) == qpn).copied();
+        let is_ours = match (header, port) {
+            (Some(header), Some((_, queue_key))) => header.queue_key == queue_key,
+            (None, None) => qpn.is_some_and(|qpn| self.live.contains(&qpn)),
+            _ => false,
+        };
         if !is_ours || self.checks_integrity && !is_intact(meta, datagram) {
             self.refuses(now, meta, datagram);
         } else {
+            if let (Some(header), Some(_)) = (header, port) {
+                self.tell(What::Reached(header), qpn);
+            }
+            first = self.endpoint.memory().effects.len();
             self.endpoint.handle_datagram(now, meta, datagram);
         }
         self.endpoint.memory_mut().serving = None;
@@ -396,7 +423,7 @@ impl Node for Host {
             self.touch(qpn);
         }
         self.follow_level(level, first, qpn);
-        self.check_usage();
+        self.look();
     }
 
     fn handle_timeout(&mut self, now: Instant) {
@@ -405,7 +432,7 @@ impl Node for Host {
         if self.waiting() > waiting {
             self.touch(None);
         }
-        self.check_usage();
+        self.look();
     }
 
     fn poll_timeout(&mut self) -> Option<Instant> {
@@ -415,10 +442,14 @@ impl Node for Host {
     fn poll_transmit(&mut self, now: Instant, transmit: &mut Transmit) -> bool {
         let waiting = self.waiting();
         let sends = self.endpoint.poll_transmit(now, transmit);
+        let (to, length) = (transmit.destination, transmit.datagram_length());
+        if sends && let Some(header) = Header::of(to, transmit.headers(), length) {
+            self.tell(What::Sends(header), Some(header.source));
+        }
         if self.waiting() > waiting {
             self.touch(None);
         }
-        self.check_usage();
+        self.look();
         sends
     }
 
@@ -458,5 +489,6 @@ impl Machine for Host {
         self.paused_until = Instant::ZERO;
         self.touched.clear();
         self.live.clear();
+        self.datagram_pairs.clear();
     }
 }

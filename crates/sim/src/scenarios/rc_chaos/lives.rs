@@ -89,7 +89,7 @@ impl Director {
         if now != life || ends.iter().any(|end| end.lowered) {
             return;
         }
-        if !hosts.iter().all(|&host| network.is_up(NodeId(host))) {
+        if !hosts.iter().all(|&host| network.is_up(NodeId(host)) && !self.overrun[host]) {
             let pause = Duration::from_micros(200);
             let again = Action::Raise { connection: index, end, life };
             return self.plan_after(network, pause, again);
@@ -189,7 +189,7 @@ impl Director {
     }
 
     pub(super) fn draw_lowering(&mut self) -> Lowering {
-        [Lowering::Reset, Lowering::Flush, Lowering::Destroy][self.rng.below(3) as usize]
+        Lowering::ALL[self.rng.below(3) as usize]
     }
 
     /// Takes an end down.
@@ -320,7 +320,9 @@ impl Director {
                 }
             }
         }
+        self.renew_ports(network, host);
         let result = network.with_machine(NodeId(host), |host, _| host.renew_queues());
+        self.overrun[host] = false;
         if let Err(what) = result {
             network.violate(format!("host {host}: {what}"));
         }

@@ -7,6 +7,8 @@ use millstream_roce::{
 };
 use millstream_wire::Qpn;
 
+use super::datagrams::Header;
+
 /// Something that was done to memory.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Effect {
@@ -24,7 +26,14 @@ pub(super) struct Effect {
     pub(super) what: What,
 }
 
-/// What was done to memory.
+impl Effect {
+    /// Something that writes no memory.
+    pub(super) const fn of(what: What, qpn: Option<Qpn>) -> Self {
+        Self { qpn, remote: false, key: 0, address: 0, length: 0, what }
+    }
+}
+
+/// What was done to memory, or is to be.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum What {
     /// Bytes were written.
@@ -35,6 +44,9 @@ pub(super) enum What {
     Invalidate,
     /// A request of the shared receive queue was taken.
     Take,
+    /// Nothing yet: the device sends this datagram, or this one has reached it.
+    Sends(Header),
+    Reached(Header),
 }
 
 /// Owned regions, and what was written into them since the last look.

@@ -10,6 +10,7 @@
 
 mod campaign;
 mod connection;
+mod datagrams;
 mod director;
 mod execution;
 mod follow;
@@ -19,6 +20,7 @@ mod memory;
 mod operation;
 mod pattern;
 mod pool;
+mod ports;
 mod sharing;
 mod stream;
 mod tally;

@@ -1,5 +1,5 @@
-//! Receive buffers that are made for no message in particular: those of a shared receive queue.
-//! Whoever has a message takes the oldest.
+//! Receive buffers that are made for no message in particular: those of a shared receive queue, and
+//! those of a queue pair for datagrams. Whoever has a message takes the oldest.
 
 use core::time::Duration;
 use std::collections::VecDeque;
@@ -21,12 +21,16 @@ const GAP: u32 = 5;
 pub(super) struct PoolPlan {
     /// Receive requests that are posted at a time.
     pub(super) depth: usize,
+    /// How many more when trouble is over, and nobody may be short of them.
+    pub(super) spare: usize,
     /// Bytes that a slot must have.
     pub(super) length: u32,
     /// With fewer requests than this its owner wants to hear of it.
     pub(super) limit: usize,
     /// How long a slot is posted again after its message came.
     pub(super) lag: Duration,
+    /// Some slots have less room than others.
+    pub(super) uneven: bool,
 }
 
 impl PoolPlan {
@@ -34,9 +38,11 @@ impl PoolPlan {
         let depth = *pick(rng, &[1, 2, 4, 8]);
         Self {
             depth,
+            spare: 0,
             length: 0,
             limit: rng.below(depth as u64 + 1) as usize,
             lag: Duration::from_micros(*pick(rng, &[0, 0, 10, 200])),
+            uneven: false,
         }
     }
 }
@@ -76,8 +82,9 @@ pub(super) struct Pool {
 impl Pool {
     pub(super) fn new(plan: PoolPlan, address: u64, rng: &mut Rng) -> Self {
         let mut offset = GAP;
-        let slots = (0..plan.depth).map(|_| {
-            let length = plan.length;
+        let slots = (0..plan.depth + plan.spare).map(|_| {
+            let short = plan.uneven && rng.below(4) == 0;
+            let length = if short { plan.length / 4 } else { plan.length };
             let slot =
                 Slot { offset, length, layout: Layout::draw(rng), round: 0, state: State::Idle };
             offset += length + GAP;
@@ -86,6 +93,13 @@ impl Pool {
         let slots = slots.collect();
         let posted = VecDeque::new();
         Self { plan, address, key: 0, slots, posted, starved_until: Instant::ZERO }
+    }
+
+    /// Nobody may be short of receive requests from now on.
+    pub(super) fn open_all(&mut self) {
+        self.plan.depth = self.slots.len();
+        self.plan.lag = Duration::ZERO;
+        self.starved_until = Instant::ZERO;
     }
 
     /// What its region holds before anything comes.
@@ -105,7 +119,8 @@ impl Pool {
 
     /// The next receive request to post, and where in the region its bytes are.
     pub(super) fn next(&mut self) -> Option<(ReceiveRequest, core::ops::Range<usize>)> {
-        let index = self.slots.iter().position(|slot| slot.state == State::Idle)?;
+        let slots = &self.slots[..self.plan.depth];
+        let index = slots.iter().position(|slot| slot.state == State::Idle)?;
         let slot = &mut self.slots[index];
         slot.round += 1;
         slot.state = State::Posted;
@@ -115,6 +130,11 @@ impl Pool {
         let id = POOLED | u64::from(slot.round) << 16 | index as u64;
         let range = slot.offset as usize..(slot.offset + slot.length) as usize;
         Some((ReceiveRequest { id, pieces }, range))
+    }
+
+    /// The room of the request that is taken next.
+    pub(super) fn room(&self) -> Option<u32> {
+        self.posted.front().map(|&index| self.slots[index].length)
     }
 
     /// A message takes the oldest.

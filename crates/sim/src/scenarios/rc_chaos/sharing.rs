@@ -2,6 +2,7 @@
 
 use millstream_roce::{Access, Usage};
 
+use super::datagrams::Port;
 use super::director::{Action, DOMAIN, Director, Network};
 use super::execution::UNTOUCHED;
 use crate::NodeId;
@@ -62,6 +63,15 @@ impl Director {
         if usage != right {
             network.violate(format!("host {host}: keeps {usage:?} at rest"));
         }
+        let counters = network.machine(node).counters();
+        let unreceived: u64 = counters.map(|counters| counters.dropped_no_receive).sum();
+        if unreceived != self.unreceived[host] && self.tally.count("completion queues overrun") == 0
+        {
+            let right = self.unreceived[host];
+            network.violate(format!(
+                "host {host}: {unreceived} datagrams without a receive request, {right} are right"
+            ));
+        }
         if let Some(pool) = &self.pools[host] {
             let memory = network.machine(node).endpoint().memory();
             if !pool.is_untouched(memory.regions.region(pool.key).unwrap_or_default()) {
@@ -81,12 +91,14 @@ impl Director {
 
     /// Whether a queue pair of a host uses its shared receive queue.
     fn shares(&self, host: usize) -> bool {
-        self.connections.iter().enumerate().any(|(index, connection)| {
-            (0..2).any(|end| {
-                connection.hosts[end] == host
-                    && connection.ends[end].qpn.is_some()
-                    && self.streams[2 * index + 1 - end].plan.shares
+        let is_it = |port: &Port| port.plan.host == host && port.plan.shares && port.qpn.is_some();
+        self.ports.iter().any(is_it)
+            || self.connections.iter().enumerate().any(|(index, connection)| {
+                (0..2).any(|end| {
+                    connection.hosts[end] == host
+                        && connection.ends[end].qpn.is_some()
+                        && self.streams[2 * index + 1 - end].plan.shares
+                })
             })
-        })
     }
 }

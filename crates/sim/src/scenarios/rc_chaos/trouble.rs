@@ -65,6 +65,8 @@ impl Director {
                 network.machine_mut(NodeId(host)).paused_until = until;
             }
             Disturbance::Drain { connection, end } => self.drain(network, connection, end),
+            Disturbance::ResetPort { port, lowering } => self.lower_port(network, port, lowering),
+            Disturbance::DrainPort { port } => self.drain_port(network, port),
         }
     }
 
@@ -242,6 +244,8 @@ impl Director {
                 self.plan_lowering(network, index, 1 - end, lowering, after);
             }
         }
+        self.crash_ports(network, host);
+        self.overrun[host] = false;
         self.pending += 1;
         self.plan_after(network, down, Action::Start(host));
     }

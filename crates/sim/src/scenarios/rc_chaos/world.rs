@@ -6,6 +6,7 @@ use core::time::Duration;
 use millstream_roce::RNR_TIMERS;
 use millstream_wire::{Mtu, Psn};
 
+use super::datagrams::{Fault, Message, PortPlan};
 use super::host::Polling;
 use super::operation::{Kind, Operation};
 use super::pool::PoolPlan;
@@ -100,6 +101,10 @@ pub(super) enum Lowering {
     Destroy,
 }
 
+impl Lowering {
+    pub(super) const ALL: [Self; 3] = [Self::Reset, Self::Flush, Self::Destroy];
+}
+
 /// Memory of a stream, by what it is for.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Role {
@@ -176,6 +181,15 @@ pub(super) enum Disturbance {
         connection: usize,
         end: usize,
     },
+    /// A queue pair for datagrams is taken down.
+    ResetPort {
+        port: usize,
+        lowering: Lowering,
+    },
+    /// It goes to SQD for a while.
+    DrainPort {
+        port: usize,
+    },
 }
 
 impl Disturbance {
@@ -183,13 +197,13 @@ impl Disturbance {
     pub(super) const fn trouble(&self) -> Trouble {
         match self {
             Self::Blackout { .. } => Trouble::Blackout,
-            Self::Reset { .. } | Self::Fail { .. } => Trouble::Reset,
+            Self::Reset { .. } | Self::Fail { .. } | Self::ResetPort { .. } => Trouble::Reset,
             Self::Crash { .. } => Trouble::Crash,
             Self::Deregister { .. } => Trouble::Deregister,
             Self::Revoke { .. } => Trouble::Revoke,
             Self::Starve { .. } => Trouble::Starve,
             Self::Pause { .. } => Trouble::Pause,
-            Self::Drain { .. } => Trouble::Drain,
+            Self::Drain { .. } | Self::DrainPort { .. } => Trouble::Drain,
         }
     }
 }
@@ -232,12 +246,24 @@ pub(super) struct HostPlan {
     pub(super) pool: Option<PoolPlan>,
 }
 
+impl HostPlan {
+    /// So many more completions may wait at a time.
+    fn make_room(&mut self, completions: usize) {
+        if self.polling.capacity == self.enough {
+            self.polling.capacity += completions;
+        }
+        self.enough += completions;
+    }
+}
+
 /// A whole run.
 #[derive(Clone, Debug)]
 pub(super) struct World {
     pub(super) hosts: Vec<HostPlan>,
     pub(super) link: LinkOptions,
     pub(super) connections: Vec<ConnectionPlan>,
+    /// Queue pairs for datagrams.
+    pub(super) ports: Vec<PortPlan>,
     /// In order of time.
     pub(super) disturbances: Vec<(Duration, Disturbance)>,
     /// Completion queues may be too small for what completes.
@@ -275,9 +301,25 @@ impl World {
         let mut disturbances: Vec<(Duration, Disturbance)> = (0..count)
             .map(|_| (duration(rng, horizon), draw_disturbance(rng, host_count, connections.len())))
             .collect();
+        let ports = if big { Vec::new() } else { draw_ports(rng, horizon, calm, &mut hosts) };
+        for host in &mut hosts {
+            let Some(pool) = &mut host.pool else { continue };
+            pool.spare = 2 * connections.len() + ports.len();
+            let capacity = pool.depth + pool.spare;
+            host.polling.shared_receives = Some(capacity);
+            host.make_room(capacity);
+        }
+        for _ in 0..if calm || ports.is_empty() { 0 } else { rng.below(4) } {
+            let port = rng.below(ports.len() as u64) as usize;
+            let what = match rng.below(2) {
+                0 => Disturbance::DrainPort { port },
+                _ => Disturbance::ResetPort { port, lowering: *pick(rng, &Lowering::ALL) },
+            };
+            disturbances.push((duration(rng, horizon), what));
+        }
         disturbances.sort_by_key(|&(at, _)| at);
         let rng = Rng::fork(seed, 0xc4a1);
-        Self { hosts, link, connections, disturbances, may_overrun, rng }
+        Self { hosts, link, connections, ports, disturbances, may_overrun, rng }
     }
 
     /// Leaves out a class of trouble.
@@ -297,6 +339,9 @@ impl World {
                 for stream in self.connections.iter_mut().flat_map(|plan| &mut plan.streams) {
                     stream.operations.iter_mut().for_each(Operation::heed);
                 }
+                for port in &mut self.ports {
+                    port.messages.iter_mut().for_each(|message| message.fault = Fault::None);
+                }
             }
             _ => self.disturbances.retain(|(_, what)| what.trouble() != trouble),
         }
@@ -312,6 +357,11 @@ impl World {
         let one_way = queue + link.latency * 2 + link.jitter * 2 + link.reorder_delay;
         let coalescing = self.hosts.iter().map(|host| host.options.coalescing).max();
         2 * (one_way + coalescing.unwrap_or_default())
+    }
+
+    /// Whether packets arrive twice.
+    pub(super) fn doubles(&self) -> bool {
+        self.link.duplicate != Probability::NEVER
     }
 
     /// Whether packets do not arrive, by the link's own doing. That some are doubled or late is no
@@ -429,12 +479,42 @@ fn draw_sharing(
             }
         }
     }
-    host.enough += pool.depth;
-    host.polling.shared_receives = Some(pool.depth);
-    if host.polling.capacity + pool.depth == host.enough {
-        host.polling.capacity = host.enough;
-    }
     host.pool = Some(pool);
+}
+
+/// In half of the runs each host has one or two queue pairs for datagrams.
+fn draw_ports(
+    rng: &mut Rng,
+    horizon: Duration,
+    calm: bool,
+    hosts: &mut [HostPlan],
+) -> Vec<PortPlan> {
+    let mut ports = Vec::new();
+    if rng.below(2) == 0 {
+        return ports;
+    }
+    for (index, host) in hosts.iter_mut().enumerate() {
+        for _ in 0..rng.between(1, 2) {
+            let mut port = PortPlan::draw(rng, index, horizon);
+            port.shares = host.pool.is_some() && rng.below(2) == 0;
+            host.make_room(port.send_depth + port.pool.depth);
+            ports.push(port);
+        }
+    }
+    for index in 0..ports.len() {
+        let others = ports.iter().enumerate();
+        let others: Vec<usize> = others
+            .filter_map(|(other, port)| (port.host != ports[index].host).then_some(other))
+            .collect();
+        let count = rng.below(16);
+        ports[index].messages = (0..count)
+            .map(|_| {
+                let to = *pick(rng, &others);
+                Message::draw(rng, to, calm)
+            })
+            .collect();
+    }
+    ports
 }
 
 fn draw_connection(
@@ -510,11 +590,7 @@ fn draw_disturbance(rng: &mut Rng, hosts: usize, connections: usize) -> Disturba
             directions: *pick(rng, &[[true, true], [true, true], [true, false], [false, true]]),
             share_of_patience: *pick(rng, &[2, 10, 50, 150]),
         },
-        3..6 => Disturbance::Reset {
-            connection,
-            first: end,
-            lowering: *pick(rng, &[Lowering::Reset, Lowering::Flush, Lowering::Destroy]),
-        },
+        3..6 => Disturbance::Reset { connection, first: end, lowering: *pick(rng, &Lowering::ALL) },
         6 => Disturbance::Fail { connection, end },
         7 => Disturbance::Crash { host, down: time },
         8..11 => Disturbance::Deregister { stream, role: *pick(rng, &Role::ALL), absent: time },
