@@ -107,6 +107,13 @@ fn check_form(datagram: &Datagram, packet: &Packet<'_>) -> Result<(), String> {
     if packet.payload.len() > Mtu::B4096.bytes() {
         return Err(format!("sent a payload of {} bytes", packet.payload.len()));
     }
+    // Only what takes a receive request asks for a solicited event (IBTA 9.2.3).
+    let takes_receive = packet.opcode.operation() == Operation::Send
+        && packet.opcode.position().ends()
+        || packet.extended.immediate.is_some();
+    if packet.bth.solicited_event && !takes_receive {
+        return Err(format!("sent {:?} with the solicited event bit", packet.opcode));
+    }
     let Datagram { source, destination, source_port, identification, .. } = *datagram;
     let addresses = Addresses::unfragmented(source, destination, identification)
         .ok_or_else(|| format!("sent from {source} to {destination}: different families"))?;
@@ -217,7 +224,13 @@ fn content(packet: &Packet<'_>, payload: bool) -> u64 {
             .into_iter()
             .for_each(&mut add);
     }
+    if let Some(atomic) = packet.extended.atomic {
+        [atomic.virtual_address, atomic.remote_key.into(), atomic.swap_or_add, atomic.compare]
+            .into_iter()
+            .for_each(&mut add);
+    }
     add(packet.extended.immediate.map_or(u64::MAX, |immediate| immediate.0.into()));
+    add(packet.extended.invalidate.map_or(u64::MAX, |key| key.0.into()));
     add(packet.payload.len() as u64);
     let (words, rest) = if payload { packet.payload } else { &[] }.as_chunks::<8>();
     words.iter().for_each(|word| add(u64::from_le_bytes(*word)));
@@ -227,7 +240,7 @@ fn content(packet: &Packet<'_>, payload: bool) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use millstream_wire::{Bth, ExtendedHeaders, ImmDt, Reth};
+    use millstream_wire::{Bth, Deth, ExtendedHeaders, Ieth, ImmDt, Reth};
 
     use super::*;
 
@@ -366,6 +379,38 @@ mod tests {
         wrong.payload.truncate(15);
         objects(&[wrong], "malformed");
         objects(&[send(5, &[0; 4097])], "4097 bytes");
+    }
+
+    #[test]
+    fn only_what_takes_a_receive_request_is_solicited() {
+        for (opcode, words) in [
+            (Opcode::RcSendOnly, ""),
+            (Opcode::RcSendLastWithInvalidate, ""),
+            (Opcode::UdSendOnly, ""),
+            (Opcode::RcWriteOnlyWithImmediate, ""),
+            (Opcode::RcSendFirst, "solicited"),
+            (Opcode::RcWriteOnly, "solicited"),
+            (Opcode::RcReadRequest, "solicited"),
+        ] {
+            let mut datagram = datagram(opcode, 5, &[], |headers| {
+                headers.reth = opcode.has_reth().then_some(Reth {
+                    virtual_address: 0,
+                    remote_key: 0,
+                    dma_length: 0,
+                });
+                headers.immediate = opcode.has_immediate().then_some(ImmDt(1));
+                headers.invalidate = opcode.has_invalidate().then_some(Ieth(1));
+                headers.deth = opcode.has_deth().then_some(Deth {
+                    queue_key: 0,
+                    reserved: 0,
+                    source_qpn: QPN,
+                });
+            });
+            // The byte after the opcode has the bit at its top.
+            datagram.payload[1] |= 0x80;
+            seal(&mut datagram);
+            objects(&[datagram], words);
+        }
     }
 
     #[test]

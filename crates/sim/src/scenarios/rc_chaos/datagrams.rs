@@ -13,11 +13,11 @@ use millstream_roce::{
 };
 use millstream_wire::{Psn, Qpn};
 
+use super::draw::pick;
 use super::execution::UNTOUCHED;
 use super::operation::Layout;
 use super::pattern::Pattern;
 use super::pool::{Pool, PoolPlan, Slot};
-use super::world::pick;
 use crate::Rng;
 
 /// Bytes before what a datagram brings.

@@ -8,12 +8,13 @@ use millstream_roce::{Instant, ProtectionDomainId, QueuePairState};
 
 use super::connection::{Connection, UsedNumbers};
 use super::datagrams::{Message, Port, State};
+use super::draw::duration;
 use super::host::Host;
 use super::operation::{Kind, Operation};
 use super::pool::Pool;
 use super::stream::Stream;
 use super::tally::Tally;
-use super::world::{Lowering, Role, StreamPlan, World, duration};
+use super::world::{Lowering, Role, StreamPlan, World};
 use crate::connection::FULL_ACCESS;
 use crate::{LinkId, LinkOptions, NodeId, Rng, Simulation};
 

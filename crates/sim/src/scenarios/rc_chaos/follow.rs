@@ -6,13 +6,14 @@ use millstream_roce::{AsyncEvent, Completion, CompletionStatus};
 use millstream_wire::Qpn;
 
 use super::director::{Action, Director, Network};
+use super::draw::duration;
 use super::host::{Look, Seen};
 use super::memory::{Effect, What};
 use super::operation::Operation;
 use super::pool::Pool;
 use super::stream::Stream;
 use super::tally::{receive_status, send_status};
-use super::world::{Role, duration};
+use super::world::Role;
 use crate::{Happening, NodeId};
 
 impl Director {

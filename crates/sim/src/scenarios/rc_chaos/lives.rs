@@ -9,7 +9,8 @@ use millstream_wire::Psn;
 
 use super::connection::{Connection, Excuses};
 use super::director::{Action, DOMAIN, Director, Network, Phase};
-use super::world::{Lowering, Role, draw_rules, duration};
+use super::draw::{draw_rules, duration};
+use super::world::{Lowering, Role};
 use crate::NodeId;
 use crate::connection::{Remote, connect};
 

@@ -8,10 +8,12 @@
 //! the run gave. When all has ended, trouble stops, every connection must carry a last message each
 //! way, the network must come to rest, and all memory is compared.
 
+mod arrivals;
 mod campaign;
 mod connection;
 mod datagrams;
 mod director;
+mod draw;
 mod execution;
 mod follow;
 mod host;

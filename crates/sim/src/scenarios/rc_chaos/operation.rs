@@ -4,7 +4,8 @@ use millstream_roce::{
     ATOMIC_LENGTH, AtomicOperation, Instant, MAX_INLINE, MAX_SCATTER_GATHER, Piece, ScatterGather,
 };
 
-use super::world::{Role, pick};
+use super::draw::pick;
+use super::world::Role;
 use crate::Rng;
 
 /// What a work request does.

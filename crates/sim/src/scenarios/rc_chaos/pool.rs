@@ -6,9 +6,9 @@ use std::collections::VecDeque;
 
 use millstream_roce::{Instant, ReceiveRequest};
 
+use super::draw::pick;
 use super::execution::UNTOUCHED;
 use super::operation::Layout;
-use super::world::pick;
 use crate::Rng;
 
 /// Set in the number of a receive request of a pool.

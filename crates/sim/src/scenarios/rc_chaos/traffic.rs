@@ -8,9 +8,10 @@ use millstream_roce::{
 
 use super::connection::Connection;
 use super::director::{Action, DOMAIN, Director, Network};
+use super::draw::duration;
 use super::operation::{Kind, Operation};
 use super::stream::Stream;
-use super::world::{Role, duration};
+use super::world::Role;
 use crate::NodeId;
 
 impl Director {

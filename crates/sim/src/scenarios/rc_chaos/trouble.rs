@@ -6,7 +6,8 @@ use millstream_roce::{Access, QueuePairAttributes, QueuePairState};
 
 use super::connection::Connection;
 use super::director::{Action, Director, Network};
-use super::world::{Disturbance, Lowering, Role, duration};
+use super::draw::duration;
+use super::world::{Disturbance, Lowering, Role};
 use crate::NodeId;
 
 impl Director {
