@@ -2,7 +2,8 @@
 #
 # N.cmd appears (by rename): it is run, its output goes to N.out and its exit status to N.status.
 # N.listening appears when a TCP socket listens on the port of the pingpong's handshake.
-# N.stop asks to end the command, quit to end the guest.
+# N.stop asks to end the command, which may hang: N.state says where the guest is then. quit asks to
+# end the guest.
 cd /host || exit 1
 : >up
 n=0
@@ -22,6 +23,7 @@ while :; do
             : >$n.listening
         fi
         if [ -e $n.stop ]; then
+            [ -e $n.state ] || sh state.sh >$n.state 2>&1
             kill $(cat /tmp/$n.pid) 2>/dev/null
         fi
         usleep 50000

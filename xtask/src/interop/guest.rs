@@ -21,10 +21,14 @@ pub(super) const TAP: &str = "rxe0";
 pub(super) const MTU: u32 = 9000;
 
 const AGENT: &str = include_str!("agent.sh");
+const STATE: &str = include_str!("state.sh");
 /// A guest boots in two seconds on an idle machine: this is for a busy one.
 const BOOT_LIMIT: Duration = Duration::from_secs(90);
 const MEMORY_MIB: u32 = 512;
 const POLL: Duration = Duration::from_millis(20);
+
+/// To say what state it is in; a guest that hangs says nothing.
+const STATE_LIMIT: Duration = Duration::from_secs(10);
 
 /// What the kernel is told: to be quick, as it is emulated, and not to check what is not at stake.
 const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet panic=-1 mitigations=off nokaslr tsc=reliable \
@@ -52,6 +56,7 @@ impl Guest {
         let share = lab.scratch().join("share");
         fs::create_dir(&share)?;
         fs::write(share.join("agent.sh"), AGENT)?;
+        fs::write(share.join("state.sh"), STATE)?;
         fs::write(share.join("configuration"), format!("MTU={MTU}\nADDRESS={GUEST}/24\n"))?;
         let console = lab.scratch().join("guest.log");
         let log = File::create(&console)?;
@@ -114,6 +119,24 @@ impl Guest {
         Ok(name.to_string_lossy().into_owned())
     }
 
+    /// What the guest says of itself, to explain a failure. It needs no network, but a guest that
+    /// runs.
+    pub(super) fn state(&mut self) -> String {
+        let state = match self.start("sh state.sh") {
+            Ok(state) => state,
+            Err(error) => return format!("cannot ask the guest: {error:#}"),
+        };
+        let start = Instant::now();
+        while state.status().is_none() && start.elapsed() < STATE_LIMIT {
+            sleep(POLL);
+        }
+        let said = match state.status() {
+            Some(_) => state.output(),
+            None => format!("the guest does not answer within {STATE_LIMIT:?}"),
+        };
+        format!("{said}\n\nits console:\n{}", self.console_tail())
+    }
+
     fn has(&self, name: &str) -> bool {
         self.share.join(name).exists()
     }
@@ -158,8 +181,9 @@ impl Running<'_> {
         fs::write(self.guest.share.join(format!("{}.stop", self.number)), "")?;
         let start = Instant::now();
         while self.status().is_none() {
-            if start.elapsed() > Duration::from_secs(10) {
-                bail!("the guest does not answer: {}", self.guest.console_tail());
+            if start.elapsed() > STATE_LIMIT {
+                let console = self.guest.console_tail();
+                bail!("the guest does not answer within {STATE_LIMIT:?}; its console: {console:?}");
             }
             sleep(POLL);
         }
@@ -167,8 +191,16 @@ impl Running<'_> {
     }
 
     pub(super) fn output(&self) -> String {
-        let path = self.guest.share.join(format!("{}.out", self.number));
-        let bytes = fs::read(path).unwrap_or_default();
-        String::from_utf8_lossy(&bytes).into_owned()
+        self.read("out").unwrap_or_default()
+    }
+
+    /// What the guest said of itself before [`Running::stop`] ended the command.
+    pub(super) fn state(&self) -> Option<String> {
+        self.read("state")
+    }
+
+    fn read(&self, what: &str) -> Option<String> {
+        let bytes = fs::read(self.guest.share.join(format!("{}.{what}", self.number))).ok()?;
+        Some(String::from_utf8_lossy(&bytes).into_owned())
     }
 }

@@ -7,22 +7,22 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::sync::mpsc;
-use std::time::Duration;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
 use super::guest::{Guest, OURS};
 use super::relay::Relay;
 use super::row::{Process, await_that, finish, tail};
-use super::{Outcome, Report};
+use super::{Limit, Outcome, Report};
 use crate::lab::Lab;
 use crate::process;
 
 /// For one case: more than its own waits may take.
 const CASE_LIMIT: Duration = Duration::from_secs(150);
 /// For the guest's side, once ours is done.
-const CLOSING_LIMIT: Duration = Duration::from_secs(20);
+const CLOSING_LIMIT: Duration = Duration::from_secs(10);
 
 /// The drivers of our side.
 pub(super) const DRIVERS: [&str; 2] = ["udp", "packet"];
@@ -68,6 +68,8 @@ pub(super) struct Field<'a> {
     pub(super) driver: &'a str,
     /// The folder for what both sides print.
     pub(super) logs: &'a Path,
+    /// Of the whole run.
+    pub(super) limit: Limit,
 }
 
 /// Runs these cases and gives each one's report to `report`, as it ends.
@@ -80,11 +82,12 @@ pub(super) fn run(
     if rows.is_empty() {
         return Ok(());
     }
-    let Field { lab, guest, relay, driver, logs } = field;
+    let Field { lab, guest, relay, driver, logs, limit } = field;
     let stem = logs.join(format!("cases-{driver}"));
     let wanted = lab.scratch().join("rows");
     fs::write(&wanted, rows.iter().map(|row| format!("{}\n", row.line)).collect::<String>())?;
-    let log = stem.with_extension("ours.log");
+    let (log, state) = (stem.with_extension("ours.log"), stem.with_extension("guest.log"));
+    let _ = fs::remove_file(&state);
     let mut command = lab.command(peer);
     command
         .args(["lead", OURS, "--driver", driver, "--relay"])
@@ -104,7 +107,18 @@ pub(super) fn run(
     let theirs = guest.start(&format!("exec ./{program} join {OURS}"))?;
 
     let mut left = rows.iter();
-    while let Ok(line) = lines.recv_timeout(CASE_LIMIT) {
+    let mut failed = false;
+    let mut since = Instant::now();
+    // Why no more lines came.
+    let silence = loop {
+        let line = match lines.recv_timeout(CASE_LIMIT.min(limit.left())) {
+            Ok(line) => line,
+            Err(RecvTimeoutError::Disconnected) => break None,
+            Err(RecvTimeoutError::Timeout) if limit.left().is_zero() => break Some(limit.reason()),
+            Err(RecvTimeoutError::Timeout) => {
+                break Some(format!("it did not end within {CASE_LIMIT:?}"));
+            }
+        };
         let Some((row, found)) =
             Row::parse(driver, &line).and_then(|row| Some((row, judge(&line)?)))
         else {
@@ -117,23 +131,44 @@ pub(super) fn run(
             other => anyhow::bail!("the peer ran {row:?} where {other:?} is next"),
         }
         let (outcome, time) = found;
+        failed |= matches!(outcome, Outcome::Failed(_));
+        since = Instant::now();
         report(Report { name: row.name, outcome, time });
+    };
+    if silence.is_some() {
+        // It has had its time.
+        ours.0.kill()?;
     }
     let ended = await_that(CLOSING_LIMIT, || ours.ended().is_some() && theirs.status().is_some());
     let status = ours.ended();
     let theirs = finish(&theirs, &stem);
     let said = fs::read_to_string(&log).unwrap_or_default();
-    for row in left {
-        let why = format!("it was not reached: our side ended with {status:?}: {}", tail(&said));
+    let well = silence.is_none() && status.is_some_and(|status| status.success());
+    if (failed || !well || left.len() > 0) && !state.exists() {
+        fs::write(&state, guest.state())?;
+    }
+    let why = silence.unwrap_or_else(|| match status {
+        Some(status) => format!("our side ended with {status}"),
+        None => "our side did not end".to_owned(),
+    });
+    if let Some(row) = left.next() {
+        // The one that it was at.
         report(Report {
             name: row.name.clone(),
-            outcome: Outcome::Failed(why),
+            outcome: Outcome::Failed(format!("{why}: {}", tail(&said))),
+            time: since.elapsed(),
+        });
+    }
+    for row in left {
+        report(Report {
+            name: row.name.clone(),
+            outcome: Outcome::Failed("it was not reached: one before it did not end".to_owned()),
             time: Duration::ZERO,
         });
     }
-    match status {
-        Some(status) if status.success() && ended => theirs,
-        _ => theirs.and_then(|()| anyhow::bail!("our side ended with {status:?}: {}", tail(&said))),
+    match well && ended {
+        true => theirs,
+        false => theirs.and_then(|()| anyhow::bail!("{why}: {}", tail(&said))),
     }
 }
 

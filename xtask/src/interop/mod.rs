@@ -14,6 +14,7 @@ mod programs;
 mod relay;
 mod row;
 
+use std::cell::Cell;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -31,9 +32,32 @@ use crate::{install, process};
 /// What the rows of the matrix are called while there is no peer to list them.
 const MATRIX: &str = "conformance cases";
 
+/// For all rows: some five times of what a machine of two cores needs. What hangs ends by limits of
+/// its own; this is for a machine on which everything is slow.
+const RUN_LIMIT: Duration = Duration::from_secs(15 * 60);
+
+/// When the whole run must have ended.
+#[derive(Clone, Copy)]
+struct Limit(Instant);
+
+impl Limit {
+    fn start() -> Self {
+        Self(Instant::now() + RUN_LIMIT)
+    }
+
+    fn left(self) -> Duration {
+        self.0.saturating_duration_since(Instant::now())
+    }
+
+    fn reason(self) -> String {
+        format!("the whole run did not end within {RUN_LIMIT:?}")
+    }
+}
+
 /// What the command line asks for.
 pub(crate) struct Options {
     only: String,
+    repeat: u32,
     accelerator: String,
     list: bool,
     bench: bool,
@@ -43,7 +67,13 @@ impl Default for Options {
     /// Every row. Emulation is the default though /dev/kvm may exist: a nested KVM can hang for ever
     /// in the guest's first instructions, and emulated the guest boots in two seconds anyway.
     fn default() -> Self {
-        Self { only: String::new(), accelerator: "tcg".to_owned(), list: false, bench: false }
+        Self {
+            only: String::new(),
+            repeat: 1,
+            accelerator: "tcg".to_owned(),
+            list: false,
+            bench: false,
+        }
     }
 }
 
@@ -60,6 +90,11 @@ impl Options {
                     if !["tcg", "kvm"].contains(&options.accelerator.as_str()) {
                         bail!("--accel {}: it is tcg or kvm", options.accelerator);
                     }
+                }
+                "--repeat" => {
+                    let value = value()?;
+                    options.repeat =
+                        value.parse().with_context(|| format!("--repeat {value}: no number"))?;
                 }
                 "--list" => options.list = true,
                 "--bench" => options.bench = true,
@@ -197,14 +232,24 @@ fn run_rows(options: &Options) -> Result<Vec<Report>> {
     let mut relay = Relay::start(&lab, &cable, MTU)?;
     let mut guest = Guest::boot(&image, &options.accelerator, &lab, &relay)?;
     let mut reports = Vec::new();
+    let failed = Cell::new(false);
     let mut report = |report: Report| {
         let Report { name, outcome, time } = &report;
         eprintln!("xtask: {name}: {}, {time:.1?}", outcome.word());
+        failed.set(failed.get() || matches!(outcome, Outcome::Failed(_)));
         reports.push(report);
     };
-    if let Some((ours, suite)) = &tools {
+    let limit = Limit::start();
+    for _ in 0..options.repeat {
+        if failed.get() {
+            break;
+        }
         for row in &rows.conversations {
+            let Some((ours, suite)) = &tools else { break };
             report(attempt(row.name, &logs, |stem| {
+                if limit.left().is_zero() {
+                    bail!("it was not reached: {}", limit.reason());
+                }
                 let capture = stem.with_extension("pcap");
                 relay.command(&format!("capture {}", capture.display()))?;
                 let result = row.run(&lab, &mut guest, ours, suite, stem);
@@ -212,19 +257,27 @@ fn run_rows(options: &Options) -> Result<Vec<Report>> {
                 result
             }));
         }
-    }
-    for cases in &rows.matrix {
-        let driver = cases.driver;
-        let capture = logs.join(format!("cases-{driver}.pcap"));
-        relay.command(&format!("capture {}", capture.display()))?;
-        let field = Field { lab: &lab, guest: &mut guest, relay: &relay, driver, logs: &logs };
-        matrix::run(field, &peer, &cases.rows, &mut report)?;
-        relay.command("capture-end")?;
-        for (name, judge) in &cases.referees {
-            report(attempt(name, &logs, |_| judge(&capture)));
+        for cases in &rows.matrix {
+            let driver = cases.driver;
+            let capture = logs.join(format!("cases-{driver}.pcap"));
+            relay.command(&format!("capture {}", capture.display()))?;
+            let field =
+                Field { lab: &lab, guest: &mut guest, relay: &relay, driver, logs: &logs, limit };
+            let ended = matrix::run(field, &peer, &cases.rows, &mut report);
+            relay.command("capture-end")?;
+            if failed.get() && !cases.rows.is_empty() {
+                let last = logs.join(format!("cases-{driver}.last.pcap"));
+                relay.command(&format!("recent {}", last.display()))?;
+            }
+            if ended.is_err() {
+                report(attempt(&format!("{driver}: both sides end"), &logs, |_| ended));
+            }
+            for (name, judge) in &cases.referees {
+                report(attempt(name, &logs, |_| judge(&capture)));
+            }
         }
     }
-    if reports.iter().any(|report| matches!(report.outcome, Outcome::Failed(_))) {
+    if failed.get() {
         eprintln!("xtask: what both sides printed, and the packets: {}", logs.display());
     }
     Ok(reports)

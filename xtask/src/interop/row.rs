@@ -267,14 +267,17 @@ fn conclude(kernel: Running<'_>, mut ours: Process, stem: &Path) -> Result<()> {
     }
 }
 
-/// Saves what the kernel's side printed, ends it if it has not ended, and judges it.
+/// Saves what the kernel's side printed, ends it if it has not ended, and judges it. Where the guest
+/// was before it was ended goes to `STEM.guest.log`.
 pub(super) fn finish(kernel: &Running<'_>, stem: &Path) -> Result<()> {
     let status = kernel.status();
-    if status.is_none() {
-        kernel.stop()?;
-    }
+    let stopped = if status.is_none() { kernel.stop() } else { Ok(()) };
     let output = kernel.output();
     fs::write(stem.with_extension("kernel.log"), &output)?;
+    if let Some(state) = kernel.state() {
+        fs::write(stem.with_extension("guest.log"), state)?;
+    }
+    stopped?;
     match status {
         Some(0) => Ok(()),
         Some(status) => bail!("the kernel's side ended with {status}: {}", tail(&output)),

@@ -21,7 +21,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use capture::Capture;
+use capture::{Capture, Recent};
 use faults::{Direction, Faults};
 
 /// No frame is longer: the largest MTU there is, and the header.
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
 /// Ends when qemu does.
 fn run(tap: &str, frames: &str, control: &str) -> io::Result<()> {
     let tap = tap::open(tap)?;
-    let cable = Arc::new(Mutex::new(Cable::default()));
+    let cable = Arc::new(Mutex::new(Cable::new()));
     let commands = UnixListener::bind(control)?;
     let listener = UnixListener::bind(frames)?;
     println!("ready");
@@ -65,15 +65,20 @@ fn run(tap: &str, frames: &str, control: &str) -> io::Result<()> {
 }
 
 /// What frames meet on their way.
-#[derive(Default)]
 struct Cable {
     faults: Faults,
+    recent: Recent,
     capture: Option<Capture>,
     /// Frames pass by the capture.
     paused: bool,
 }
 
 impl Cable {
+    fn new() -> Self {
+        let (faults, recent) = (Faults::default(), Recent::new());
+        Self { faults, recent, capture: None, paused: false }
+    }
+
     /// Takes one frame, and gives those that leave to `send`.
     fn carry(
         &mut self,
@@ -82,6 +87,7 @@ impl Cable {
         mut send: impl FnMut(&[u8]) -> io::Result<()>,
     ) -> io::Result<()> {
         for _ in 0..self.faults.meet(direction, frame) {
+            self.recent.remember(frame);
             if let Some(capture) = self.capture.as_mut().filter(|_| !self.paused) {
                 capture.record(frame)?;
             }
@@ -90,7 +96,8 @@ impl Cable {
         Ok(())
     }
 
-    /// `capture FILE`, `capture-end`, `pause` and `record` for the capture in between, `counters`, or what RoCE packets meet from now on, see
+    /// `capture FILE`, `capture-end`, `pause` and `record` for the capture in between, `recent FILE`
+    /// to save the headers of the last frames, `counters`, or what RoCE packets meet from now on, see
     /// [`Faults::parse`].
     fn command(&mut self, command: &str) -> Result<String, String> {
         match command.split_once(' ').unwrap_or((command, "")) {
@@ -104,6 +111,7 @@ impl Cable {
                 let capture = self.capture.take().ok_or("there is no capture")?;
                 capture.finish().map_err(|error| error.to_string())?;
             }
+            ("recent", path) => self.recent.save(path).map_err(|error| error.to_string())?,
             ("counters", "") => return Ok(self.faults.counters()),
             _ => self.faults = Faults::parse(command)?,
         }

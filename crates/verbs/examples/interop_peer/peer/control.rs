@@ -8,13 +8,15 @@ use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::sync::mpsc::{self, Receiver, TryRecvError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
 /// What the peer has to say next takes at most this long: some of it is many megabytes of checking
 /// on an emulated machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(30);
+/// And how a case ended that has failed here: the peer hears of that at once, unless it is gone.
+const CLOSING_PATIENCE: Duration = Duration::from_secs(10);
 /// Lines are short.
 const LINE_MAX: usize = 4096;
 const END: &str = "end";
@@ -23,6 +25,8 @@ pub(crate) const OK: &str = "ok";
 
 pub(crate) struct Control {
     stream: TcpStream,
+    /// Since when the two talk: what is said goes to the log with its time.
+    start: Instant,
     lines: Receiver<String>,
     /// What the peer has said ahead of time.
     early: VecDeque<String>,
@@ -44,12 +48,13 @@ impl Control {
                 }
             }
         });
-        Ok(Self { stream, lines, early: VecDeque::new(), ended: None })
+        Ok(Self { stream, start: Instant::now(), lines, early: VecDeque::new(), ended: None })
     }
 
     /// Says `text` under `tag`.
     pub(crate) fn say(&mut self, tag: &str, text: &str) -> Result<()> {
         let line = format!("{tag} {}\n", text.replace(['\n', '\r'], " "));
+        self.log("says", &line);
         self.stream.write_all(line.as_bytes()).context("the peer is gone")
     }
 
@@ -63,6 +68,7 @@ impl Control {
                 Err(error) => bail!("the peer did not say {tag:?}: {error}"),
             },
         };
+        self.log("hears", &line);
         match line.split_once(' ') {
             Some((said, text)) if said == tag => Ok(text.to_owned()),
             Some((END, how)) => {
@@ -104,6 +110,11 @@ impl Control {
         }
     }
 
+    /// Tells the log: when a case hangs, it shows how far each side got.
+    fn log(&self, verb: &str, line: &str) {
+        eprintln!("{:8.3} s  {verb} {}", self.start.elapsed().as_secs_f64(), line.trim_end());
+    }
+
     /// Says how the case ended here, and returns how it ended there. Whatever the two still had to
     /// tell each other is forgotten.
     pub(crate) fn end(&mut self, how: &str) -> Result<String> {
@@ -112,8 +123,10 @@ impl Control {
         if let Some(how) = self.ended.take() {
             return Ok(how);
         }
+        let patience = if how == OK { PATIENCE } else { CLOSING_PATIENCE };
         loop {
-            let line = self.lines.recv_timeout(PATIENCE).context("the peer did not end")?;
+            let line = self.lines.recv_timeout(patience).context("the peer did not end")?;
+            self.log("hears", &line);
             if let Some((END, how)) = line.split_once(' ') {
                 return Ok(how.to_owned());
             }

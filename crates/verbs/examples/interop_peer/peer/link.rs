@@ -16,7 +16,7 @@ use super::relay::Relay;
 use super::{Role, Skip};
 
 /// For completions that must come; the peer may be an emulated machine that is busy.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(40);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// How often a wait looks at whether the peer has given up.
 const GLANCE: Duration = Duration::from_millis(100);
 /// Requests in each queue.

@@ -122,7 +122,9 @@ pub(crate) fn lead(
             let start = Instant::now();
             let dropped = device.counters().dropped_icrc;
             let ours = conduct(&case, role, device, &mut control, relay.as_mut());
-            let theirs = control.end(&describe(&ours))?;
+            let theirs = control.end(&describe(&ours)).with_context(|| {
+                format!("{role} of {:?}, which ended here as {:?}", case.name, describe(&ours))
+            })?;
             let dropped = device.counters().dropped_icrc - dropped;
             let ours = ours.and_then(|()| match case.faults {
                 None if dropped > 0 => bail!("{dropped} packets of the peer had a wrong ICRC"),
