@@ -33,9 +33,13 @@ impl CompletionQueue {
     }
 
     /// As [`CompletionQueue::wait`], but sleeps on while nothing comes that somebody should be woken
-    /// for: receives whose sender asked for a solicited event, and requests that failed. Take all
-    /// completions before: a device of the system returns at once when any is there, soft ones only
-    /// when such a one is.
+    /// for: receives whose sender asked for a solicited event, and requests that failed.
+    ///
+    /// Take all completions before, and take `true` as a reason to look, no more. Soft devices return
+    /// it only when such a completion waits. A device of the system says of no completion whether it
+    /// was solicited; it only wakes for those that come after it was asked to. So there `true` is
+    /// returned at once when any completion waits, and also when an unsolicited one comes just as the
+    /// device is asked, or while another thread is in [`CompletionQueue::wait`] for the same queue.
     pub fn wait_solicited(&self, timeout: Duration) -> bool {
         either!(&self.queue, queue => queue.wait_solicited(timeout))
     }
