@@ -45,6 +45,8 @@ pub(crate) struct Settings {
     pub(crate) transport: Transport,
     /// Whether receives come from a shared queue.
     pub(crate) shared_receives: bool,
+    /// Bytes that a request can bring along.
+    pub(crate) inline: usize,
     /// Bytes of each side's source and of its target.
     pub(crate) arena: usize,
 }
@@ -62,6 +64,7 @@ impl Settings {
         reads: 16,
         transport: Transport::ReliableConnection,
         shared_receives: false,
+        inline: 0,
         arena: 64 << 10,
     };
 }
@@ -115,7 +118,10 @@ impl<'a> Link<'a> {
     ) -> Result<Self> {
         let domain = device.allocate_protection_domain();
         let completions = device.create_completion_queue(2 * DEPTH)?;
-        let capabilities = QueuePairCapabilities::new(DEPTH, DEPTH);
+        let capabilities = QueuePairCapabilities {
+            max_inline: settings.inline,
+            ..QueuePairCapabilities::new(DEPTH, DEPTH)
+        };
         let shared_receives = match settings.shared_receives {
             true => Some(domain.create_shared_receive_queue(DEPTH)?),
             false => None,
@@ -246,6 +252,11 @@ impl<'a> Link<'a> {
         );
         let request = SendRequest { datagram, ..request };
         self.pair()?.post_send(&[request]).map_err(|(_, error)| anyhow!(error).context("post_send"))
+    }
+
+    /// Posts a request that brings these bytes along.
+    pub(crate) fn post_send_inline(&self, request: &SendRequest, bytes: &[u8]) -> Result<()> {
+        self.pair()?.post_send_inline(request, bytes).context("post_send_inline")
     }
 
     pub(crate) fn post_receive(&self, id: u64, pieces: ScatterGather) -> Result<()> {

@@ -5,12 +5,13 @@ mod datagrams;
 mod death;
 mod faults;
 mod fences;
+mod invalidation;
 mod receiver;
 mod refusals;
 mod transfer;
 
 use anyhow::Result;
-use millstream_verbs::{Mtu, Psn};
+use millstream_verbs::{MAX_SCATTER_GATHER, Mtu, Psn};
 
 use self::transfer::{Kind, Message};
 use super::Role;
@@ -83,12 +84,16 @@ pub(crate) fn all() -> Vec<Case> {
     cases.extend(atomics::cases());
     cases.extend(datagrams::cases());
     cases.extend(fences::cases());
+    cases.extend(invalidation::cases());
     cases.extend(receiver::cases());
     cases.extend(refusals::cases());
     cases.extend(death::cases());
     cases.extend(faults::cases());
     cases
 }
+
+/// The most bytes that a request brings along, where it does.
+const INLINE: usize = 128;
 
 const OPERATIONS: [(&str, Kind); 3] =
     [("SEND", Kind::Send), ("WRITE", Kind::Write), ("READ", Kind::Read)];
@@ -142,6 +147,23 @@ fn kinds() -> Vec<Case> {
             Message { local_pieces: local, receive_pieces: remote, ..Message::new(kind, length) }
         })
     });
+    // As many as a request has. Linux's soft-RoCE takes 32.
+    let most = MAX_SCATTER_GATHER;
+    let many_pieces = every_kind.into_iter().flat_map(|kind| {
+        [(most, most, 40), (most, 1, 1000), (1, most, 1023), (most, most, 70_000)].map(
+            |(local, remote, length)| Message {
+                local_pieces: local,
+                receive_pieces: remote,
+                ..Message::new(kind, length)
+            },
+        )
+    });
+    let inline = every_kind.into_iter().filter(|kind| *kind != Kind::Read).flat_map(|kind| {
+        let brought = |length| Message { inline: true, ..Message::new(kind, length) };
+        // One that is read from memory comes between them.
+        [brought(1), brought(3), brought(0), Message::new(kind, 100), brought(INLINE)]
+    });
+    let bringing = Settings { inline: INLINE, ..settings };
     let unsignaled = (0..200).map(|index| {
         let kind = every_kind[index % every_kind.len()];
         Message { signaled: index % 8 == 7, ..Message::new(kind, 40 * index) }
@@ -154,6 +176,8 @@ fn kinds() -> Vec<Case> {
     let mut cases = vec![
         Case::transfer("immediate data", settings, transfer::layout(immediates)),
         Case::transfer("several pieces", settings, transfer::layout(pieces)),
+        Case::transfer("16 pieces", settings, transfer::layout(many_pieces)),
+        Case::transfer("inline data", bringing, transfer::layout(inline)),
         Case::transfer("one in eight signaled", settings, transfer::layout(unsignaled)),
         Case::transfer("PSN wrap in the first message", wrapping, transfer::layout(at_the_wrap)),
     ];

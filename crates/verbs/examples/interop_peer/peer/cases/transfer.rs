@@ -30,11 +30,21 @@ pub(crate) struct Message {
     /// Of the receive request that a SEND goes to.
     pub(crate) receive_pieces: usize,
     pub(crate) signaled: bool,
+    /// The request brings its bytes along.
+    pub(crate) inline: bool,
 }
 
 impl Message {
     pub(crate) const fn new(kind: Kind, length: usize) -> Self {
-        Self { kind, length, offset: 0, local_pieces: 1, receive_pieces: 1, signaled: true }
+        Self {
+            kind,
+            length,
+            offset: 0,
+            local_pieces: 1,
+            receive_pieces: 1,
+            signaled: true,
+            inline: false,
+        }
     }
 
     fn end(&self) -> usize {
@@ -200,11 +210,7 @@ fn exchange(link: &mut Link<'_>, ours: &[Message], theirs: &[Message]) -> Result
     let (mut posted, mut completed, mut received) = (0, 0, 0);
     while completed < ours.len() || received < receives.len() {
         while posted < ours.len() && posted - completed < DEPTH {
-            let id = posted as u64;
-            let pieces = local_pieces(link, &ours[posted])?;
-            let operation = operation(link, &ours[posted]);
-            let signaled = signaled(posted);
-            link.post_send(SendRequest { signaled, ..SendRequest::new(id, operation, pieces) })?;
+            post(link, posted as u64, &ours[posted], signaled(posted))?;
             posted += 1;
         }
         let completion = link.completion()?;
@@ -230,6 +236,19 @@ fn exchange(link: &mut Link<'_>, ours: &[Message], theirs: &[Message]) -> Result
     link.control.meet("done")?;
     link.no_completion()?;
     link.arena.verify(our_seed, &target)
+}
+
+fn post(link: &Link<'_>, id: u64, message: &Message, signaled: bool) -> Result<()> {
+    let operation = operation(link, message);
+    if message.inline {
+        let (seed, _) = link.seeds();
+        // Gone once they are posted: whoever reads them later reads something else.
+        let bytes: Vec<u8> = letters(seed, message.offset, message.length).collect();
+        let request = SendRequest::new(id, operation, ScatterGather::EMPTY);
+        return link.post_send_inline(&SendRequest { signaled, ..request }, &bytes);
+    }
+    let pieces = local_pieces(link, message)?;
+    link.post_send(SendRequest { signaled, ..SendRequest::new(id, operation, pieces) })
 }
 
 fn operation(link: &Link<'_>, message: &Message) -> SendOperation {
