@@ -24,6 +24,8 @@ pub(crate) struct Responder {
     expected: u64,
     /// Messages completed; its low 24 bits are the MSN.
     messages: u64,
+    /// The number of the newest packet that an acknowledgement alone answers, and the MSN then.
+    acknowledged: (u64, Psn),
     pub(crate) receives: Receives,
     incoming: Option<Incoming>,
     pub(crate) replies: Replies,
@@ -69,6 +71,7 @@ impl Responder {
         Self {
             expected: 0,
             messages: 0,
+            acknowledged: (0, Psn::new(0)),
             receives,
             incoming: None,
             replies: Replies::default(),
@@ -82,15 +85,22 @@ impl Responder {
     /// Expects this number first. One lap is added so that numbers before it exist too.
     pub(crate) fn start(&mut self, psn: Psn) {
         self.expected = u64::from(Psn::COUNT) + u64::from(psn.value());
+        self.acknowledged = (self.expected - 1, self.message_number());
     }
 
     fn message_number(&self) -> Psn {
         Psn::from_extended(self.messages)
     }
 
-    /// Acknowledges everything before the next packet in order.
+    /// Acknowledges all packets of SENDs and WRITEs that were executed.
+    ///
+    /// READs and atomic operations after the newest of them are left out, though they were executed
+    /// too: only their answers acknowledge those, and a requester that lost one may take an
+    /// acknowledgement with its number for it. Linux's soft-RoCE does, and completes a READ whose
+    /// data never came.
     fn acknowledge(&mut self) {
-        self.replies.acknowledge(self.expected - 1, self.message_number());
+        let (psn, msn) = self.acknowledged;
+        self.replies.acknowledge(psn, msn);
     }
 
     /// Asks for the next packet in order again.
@@ -139,8 +149,12 @@ impl QueuePair {
                     packet.opcode.operation(),
                     Operation::ReadRequest | Operation::CompareSwap | Operation::FetchAdd
                 );
-                if packet.bth.acknowledge_request && !answered {
-                    self.responder.acknowledge();
+                if !answered {
+                    let newest = (self.responder.expected - 1, self.responder.message_number());
+                    self.responder.acknowledged = newest;
+                    if packet.bth.acknowledge_request {
+                        self.responder.acknowledge();
+                    }
                 }
             }
             Err(Refusal::NotReady) => {

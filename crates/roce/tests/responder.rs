@@ -86,6 +86,31 @@ fn repeats_are_acknowledged_again_and_not_executed() {
     assert_eq!(pair.counters(1).duplicates, 1);
 }
 
+/// Only its data answers a READ. Its number in an acknowledgement would tell a requester that lost
+/// the data that it has it: Linux's soft-RoCE believes that.
+#[test]
+fn a_repeat_does_not_acknowledge_a_read_that_came_after_it() {
+    let (mut pair, key) = pair_with(4);
+    let told = |pair: &mut Pair| {
+        let answers = pair.answers(1);
+        answers.iter().map(|a| (a.opcode, a.psn - FIRST, a.msn)).collect::<Vec<_>>()
+    };
+    write(&mut pair, FIRST, key);
+    read(&mut pair, FIRST + 1, key, 0, 100);
+    Forge::new(&pair, 1, Opcode::RcFetchAdd, FIRST + 2).atomic(REMOTE, key).inject(&mut pair);
+    let _ = told(&mut pair);
+    let first = (Opcode::RcAcknowledge, 0, Some(1));
+    write(&mut pair, FIRST, key);
+    assert_eq!(told(&mut pair), [first]);
+    write(&mut pair, FIRST + 3, key);
+    let second = (Opcode::RcAcknowledge, 3, Some(4));
+    assert_eq!(told(&mut pair), [second]);
+    read(&mut pair, FIRST + 4, key, 0, 100);
+    let _ = told(&mut pair);
+    write(&mut pair, FIRST, key);
+    assert_eq!(told(&mut pair), [second], "the newest that it may");
+}
+
 /// The message sequence number goes with the packet that is acknowledged, not with the moment at
 /// which the answer leaves.
 #[test]

@@ -34,7 +34,12 @@ pub(crate) struct Checker {
 struct Flow {
     /// In order, without overlap: each reaches to the start of the next.
     requests: VecDeque<Request>,
+    /// By acknowledgements alone.
     acknowledged: Option<Acknowledged>,
+    /// Also by NAKs, which tell of READs and atomic operations that were executed too. An
+    /// acknowledgement of a repeat may come after one of these and say less, since those have
+    /// answers of their own.
+    answered: Option<Acknowledged>,
 }
 
 /// A request packet that was sent.
@@ -182,17 +187,19 @@ impl Flow {
     }
 
     fn acknowledge(&mut self, psn: Psn, aeth: Aeth) -> Result<(), String> {
-        let near = self.acknowledged.map_or((BASE, BASE), |a| (a.expected_psn, a.msn));
+        let near = self.answered.map_or((BASE, BASE), |a| (a.expected_psn, a.msn));
         let psn = psn.extend(near.0);
-        let expected_psn = match aeth.syndrome() {
-            Syndrome::Ack { .. } => psn + 1,
-            Syndrome::ReceiverNotReady { .. } | Syndrome::Nak(NakCode::PsnSequenceError) => psn,
+        let (expected_psn, before) = match aeth.syndrome() {
+            Syndrome::Ack { .. } => (psn + 1, self.acknowledged),
+            Syndrome::ReceiverNotReady { .. } | Syndrome::Nak(NakCode::PsnSequenceError) => {
+                (psn, self.answered)
+            }
             // An error may be found in the middle of what was received, and ends the connection.
             Syndrome::Nak(_) => return Ok(()),
             Syndrome::Reserved(byte) => return Err(format!("sent reserved syndrome {byte:#04x}")),
         };
         let new = Acknowledged { expected_psn, msn: aeth.msn.extend(near.1) };
-        let old = self.acknowledged.replace(new).unwrap_or(new);
+        let old = before.unwrap_or(new);
         if new.expected_psn < old.expected_psn {
             return Err(format!(
                 "took back an acknowledgement: expected psn {} after {}",
@@ -206,6 +213,13 @@ impl Flow {
                 aeth.msn,
                 Psn::from_extended(old.msn)
             ));
+        }
+        if let Syndrome::Ack { .. } = aeth.syndrome() {
+            self.acknowledged = Some(new);
+        }
+        let is_newer = |old: Acknowledged| old.expected_psn <= new.expected_psn;
+        if self.answered.is_none_or(is_newer) {
+            self.answered = Some(new);
         }
         Ok(())
     }
@@ -323,6 +337,8 @@ mod tests {
         objects(&[read(5, 4096), send(9, b""), read(5, 4096), read(7, 2048), send(9, b"")], "");
         objects(&[read(5, 4096), read(7, 2048), read(9, 0), send(10, b"")], "");
         objects(&[ack(0xff_fffe, 7), answer(0xff_ffff, nak, 7), ack(1, 9), ack(1, 9)], "");
+        // A READ was executed between the two, and then an old WRITE was repeated.
+        objects(&[ack(5, 1), answer(9, nak, 2), ack(5, 1), answer(9, nak, 2), ack(9, 3)], "");
     }
 
     #[test]
@@ -360,6 +376,8 @@ mod tests {
         objects(&[ack(0, 1), ack(0xff_ffff, 1)], "took back an acknowledgement");
         objects(&[ack(5, 1), answer(5, nak, 1)], "took back an acknowledgement");
         objects(&[ack(5, 1), answer(5, not_ready, 1)], "took back an acknowledgement");
+        objects(&[ack(4, 1), answer(9, nak, 2), ack(5, 1), answer(8, nak, 2)], "took back");
+        objects(&[ack(5, 1), answer(9, nak, 2), ack(4, 1)], "took back an acknowledgement");
         objects(&[ack(5, 1), ack(6, 0)], "took back messages");
         objects(&[ack(5, 0), ack(6, 0xff_ffff)], "took back messages");
         objects(&[answer(5, Syndrome::Reserved(0x40), 0)], "reserved syndrome");
