@@ -1,8 +1,9 @@
 //! The guest: a stock Linux kernel with soft-RoCE, booted once for many commands.
 
+use std::cell::RefCell;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -37,7 +38,7 @@ const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet panic=-1 mitigations=off nok
 
 /// A running guest. It is told to power off when this is dropped.
 pub(super) struct Guest {
-    child: Child,
+    child: RefCell<Child>,
     share: PathBuf,
     console: PathBuf,
     commands: u32,
@@ -81,10 +82,10 @@ impl Guest {
             .stderr(log)
             .spawn()
             .context("cannot start qemu")?;
-        let mut guest = Self { child, share, console, commands: 0 };
+        let guest = Self { child: RefCell::new(child), share, console, commands: 0 };
         let start = Instant::now();
         while !guest.has("up") {
-            if let Some(status) = guest.child.try_wait()? {
+            if let Some(status) = guest.ended() {
                 bail!("the guest did not boot ({status}): {}", guest.console_tail());
             }
             if start.elapsed() > BOOT_LIMIT {
@@ -126,15 +127,33 @@ impl Guest {
             Ok(state) => state,
             Err(error) => return format!("cannot ask the guest: {error:#}"),
         };
-        let start = Instant::now();
-        while state.status().is_none() && start.elapsed() < STATE_LIMIT {
+        let (guest, start) = (state.guest, Instant::now());
+        let over = || start.elapsed() > STATE_LIMIT || guest.ended().is_some();
+        while state.status().is_none() && !over() {
             sleep(POLL);
         }
-        let said = match state.status() {
+        match state.status() {
             Some(_) => state.output(),
+            None => format!("{}\n{}", guest.silence(), guest.console()),
+        }
+    }
+
+    /// Why the guest says nothing more.
+    fn silence(&self) -> String {
+        match self.ended() {
+            Some(status) => format!("the guest has ended, qemu with {status}"),
             None => format!("the guest does not answer within {STATE_LIMIT:?}"),
-        };
-        format!("{said}\n\nits console:\n{}", self.console_tail())
+        }
+    }
+
+    /// How qemu ended, if it has.
+    fn ended(&self) -> Option<ExitStatus> {
+        self.child.borrow_mut().try_wait().ok().flatten()
+    }
+
+    /// What the guest's kernel said on its console: errors, and why it panicked.
+    fn console(&self) -> String {
+        String::from_utf8_lossy(&fs::read(&self.console).unwrap_or_default()).into_owned()
     }
 
     fn has(&self, name: &str) -> bool {
@@ -142,7 +161,7 @@ impl Guest {
     }
 
     fn console_tail(&self) -> String {
-        let text = fs::read_to_string(&self.console).unwrap_or_default();
+        let text = self.console();
         let lines: Vec<&str> = text.lines().rev().take(5).collect();
         lines.into_iter().rev().collect::<Vec<_>>().join(" | ")
     }
@@ -154,13 +173,14 @@ impl Drop for Guest {
         let _ = fs::write(self.share.join("quit"), "");
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(5) {
-            if let Ok(Some(_)) = self.child.try_wait() {
+            if self.ended().is_some() {
                 return;
             }
             sleep(POLL);
         }
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        let child = self.child.get_mut();
+        let _ = child.kill();
+        let _ = child.wait();
     }
 }
 
@@ -181,9 +201,9 @@ impl Running<'_> {
         fs::write(self.guest.share.join(format!("{}.stop", self.number)), "")?;
         let start = Instant::now();
         while self.status().is_none() {
-            if start.elapsed() > STATE_LIMIT {
-                let console = self.guest.console_tail();
-                bail!("the guest does not answer within {STATE_LIMIT:?}; its console: {console:?}");
+            if start.elapsed() > STATE_LIMIT || self.guest.ended().is_some() {
+                let (why, console) = (self.guest.silence(), self.guest.console_tail());
+                bail!("{why}; its console: {console:?}");
             }
             sleep(POLL);
         }
@@ -194,9 +214,11 @@ impl Running<'_> {
         self.read("out").unwrap_or_default()
     }
 
-    /// What the guest said of itself before [`Running::stop`] ended the command.
+    /// What the guest said of itself before [`Running::stop`] ended the command, or, when it could
+    /// not, what is on its console.
     pub(super) fn state(&self) -> Option<String> {
-        self.read("state")
+        let console = || (self.guest.ended().is_some()).then(|| self.guest.console());
+        self.read("state").or_else(console)
     }
 
     fn read(&self, what: &str) -> Option<String> {
