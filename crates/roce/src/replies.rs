@@ -24,6 +24,18 @@ pub(crate) enum Reply {
     Atomic(AtomicReply),
 }
 
+impl Reply {
+    /// Of an answer to a READ or an atomic operation, whether it was executed before.
+    const fn repeated(&self) -> Option<bool> {
+        match self {
+            Self::Read(ReadReply { repeated, .. }) | Self::Atomic(AtomicReply { repeated, .. }) => {
+                Some(*repeated)
+            }
+            Self::Acknowledge { .. } | Self::Negative { .. } => None,
+        }
+    }
+}
+
 /// The rest of a READ response.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct ReadReply {
@@ -67,6 +79,10 @@ pub(crate) struct Replies {
     /// READs and atomic operations at a time: that many new ones wait, as many repeats, and as many
     /// are remembered. A requester has no more unanswered, so what it repeats is remembered.
     pub(crate) resources: usize,
+    /// Answers to new READs and atomic operations that are not all out yet.
+    new_waiting: usize,
+    /// The same of repeated ones.
+    repeats_waiting: usize,
 }
 
 impl Replies {
@@ -93,7 +109,20 @@ impl Replies {
 
     /// The next answer is out.
     pub(crate) fn pop(&mut self) {
-        self.queue.pop_front();
+        match self.queue.pop_front().and_then(|reply| reply.repeated()) {
+            Some(true) => self.repeats_waiting -= 1,
+            Some(false) => self.new_waiting -= 1,
+            None => {}
+        }
+    }
+
+    fn push(&mut self, reply: Reply) {
+        match reply.repeated() {
+            Some(true) => self.repeats_waiting += 1,
+            Some(false) => self.new_waiting += 1,
+            None => {}
+        }
+        self.queue.push_back(reply);
     }
 
     /// The next answer is a READ response of which `length` more bytes are out.
@@ -102,7 +131,7 @@ impl Replies {
             read.psn += 1;
             read.offset += length;
             if read.offset >= read.access.length {
-                self.queue.pop_front();
+                self.pop();
             }
         }
     }
@@ -110,6 +139,8 @@ impl Replies {
     /// Nothing more is said.
     pub(crate) fn clear(&mut self) {
         self.queue.clear();
+        self.new_waiting = 0;
+        self.repeats_waiting = 0;
     }
 
     /// Acknowledges everything up to `psn`. Without room it is dropped: a requester asks again for
@@ -119,7 +150,7 @@ impl Replies {
         if let Some(last @ Reply::Acknowledge { .. }) = self.queue.back_mut() {
             *last = reply;
         } else if self.has_room() {
-            self.queue.push_back(reply);
+            self.push(reply);
         }
     }
 
@@ -127,30 +158,30 @@ impl Replies {
     pub(crate) fn ask_again(&mut self, psn: u64, msn: Psn, syndrome: Syndrome) {
         let reply = Reply::Negative { psn, msn, syndrome };
         if self.queue.back() != Some(&reply) && self.has_room() {
-            self.queue.push_back(reply);
+            self.push(reply);
         }
     }
 
     /// The last word of a queue pair.
     pub(crate) fn refuse(&mut self, psn: u64, msn: Psn, syndrome: Syndrome) {
-        self.queue.push_back(Reply::Negative { psn, msn, syndrome });
+        self.push(Reply::Negative { psn, msn, syndrome });
     }
 
     /// Whether one more new READ or atomic operation may be executed.
     pub(crate) fn has_resources(&self) -> bool {
-        self.waiting(false) < self.resources
+        self.new_waiting < self.resources
     }
 
     /// Answers a new READ. The caller has checked [`Replies::has_resources`].
     pub(crate) fn read(&mut self, psn: u64, msn: Psn, access: RemoteAccess) {
         let read = ReadReply { psn, msn, access, offset: 0, repeated: false };
-        self.queue.push_back(Reply::Read(read));
+        self.push(Reply::Read(read));
         self.remember(Executed::Read(read));
     }
 
     /// Answers a new atomic operation. The caller has checked [`Replies::has_resources`].
     pub(crate) fn atomic(&mut self, reply: AtomicReply) {
-        self.queue.push_back(Reply::Atomic(reply));
+        self.push(Reply::Atomic(reply));
         self.remember(Executed::Atomic(reply));
     }
 
@@ -174,7 +205,7 @@ impl Replies {
     pub(crate) fn repeat(&mut self, psn: u64, msn: Psn, access: RemoteAccess, mtu: Mtu) {
         let Some(original) = self.read_with(psn, &access, mtu).copied() else { return };
         let answer = ReadReply { psn, msn, access, offset: 0, repeated: true };
-        let has_room = self.waiting(true) < self.resources;
+        let has_room = self.has_room_to_repeat();
         let waiting = self.queue.iter_mut().find_map(|reply| match reply {
             Reply::Read(read) if original.covers(read.psn, mtu) => Some(read),
             _ => None,
@@ -187,7 +218,7 @@ impl Replies {
             Some(waiting) if waiting.end(mtu) <= answer.end(mtu) => {
                 *waiting = ReadReply { repeated: waiting.repeated, ..answer };
             }
-            _ if has_room => self.queue.push_back(Reply::Read(answer)),
+            _ if has_room => self.push(Reply::Read(answer)),
             _ => {}
         }
     }
@@ -219,22 +250,16 @@ impl Replies {
             _ => None,
         };
         let waits = |reply: &Reply| matches!(reply, Reply::Atomic(atomic) if atomic.psn == psn);
-        if self.waiting(true) < self.resources
+        if self.has_room_to_repeat()
             && !self.queue.iter().any(waits)
             && let Some(atomic) = self.executed.iter().find_map(same)
         {
-            self.queue.push_back(Reply::Atomic(AtomicReply { msn, repeated: true, ..atomic }));
+            self.push(Reply::Atomic(AtomicReply { msn, repeated: true, ..atomic }));
         }
     }
 
-    /// Answers to READs and atomic operations that are not all out yet: new ones or repeats.
-    fn waiting(&self, wanted: bool) -> usize {
-        let is_wanted = |reply: &&Reply| match reply {
-            Reply::Read(ReadReply { repeated, .. })
-            | Reply::Atomic(AtomicReply { repeated, .. }) => *repeated == wanted,
-            Reply::Acknowledge { .. } | Reply::Negative { .. } => false,
-        };
-        self.queue.iter().filter(is_wanted).count()
+    fn has_room_to_repeat(&self) -> bool {
+        self.repeats_waiting < self.resources
     }
 
     fn has_room(&self) -> bool {

@@ -27,9 +27,10 @@ use crate::window::Window;
 use crate::work::{SendOperation, SendRequest};
 use crate::{Instant, Transmit};
 
-/// READ responses asked for by one request packet. Bounds how much one lost request costs, and how
-/// far the answers of a long READ may run ahead of the window.
-const READ_CHUNK: u64 = 16;
+/// READ responses asked for by one request packet: a quarter of the largest window, within these
+/// bounds. That bounds how much one lost request costs, and how far the answers of a long READ may
+/// run ahead of the window; and few requests let the responder send its answers in large batches.
+const READ_CHUNK: (u64, u64) = (16, 32);
 
 /// An acknowledgement is asked for at least every so many packets.
 const ACKNOWLEDGE_INTERVAL: u64 = 16;
@@ -60,6 +61,8 @@ pub(crate) struct Requester {
     /// Requests for READs and atomic operations in flight, as one past the last number of each.
     fetches: VecDeque<u64>,
     pub(crate) initiator_depth: usize,
+    /// READ responses asked for by one request packet.
+    read_chunk: u64,
     /// Silence that is tolerated `retry_count` + 1 times; `None` = for ever.
     pub(crate) timeout: Option<Duration>,
     pub(crate) retry_count: u8,
@@ -137,6 +140,7 @@ impl Requester {
             cursor: 0,
             fetches: VecDeque::new(),
             initiator_depth: 0,
+            read_chunk: READ_CHUNK.0,
             timeout: None,
             retry_count: 0,
             rnr_retry: 0,
@@ -160,7 +164,9 @@ impl Requester {
         self.posted = first;
         // The limit is stated for the largest packets; what it protects is the receiver's buffer.
         let scale = (Mtu::B4096.bytes() / mtu.bytes()) as u32;
-        self.window = Window::new(max_window.saturating_mul(scale.min(4)));
+        let limit = max_window.saturating_mul(scale.min(4));
+        self.window = Window::new(limit);
+        self.read_chunk = (u64::from(limit) / 4).clamp(READ_CHUNK.0, READ_CHUNK.1);
     }
 
     /// Nothing more is sent.
@@ -248,6 +254,15 @@ impl Requester {
             work.is_some_and(|work| !matches!(work.request.operation, SendOperation::Read { .. }))
         };
         self.in_flight() > 0 && harmless(self.unacknowledged) && harmless(self.next - 1)
+    }
+
+    /// Whether a READ response may stand at this place in its message. Each request asks for the
+    /// rest of a chunk. Repeats of the middle of one come as First, Middle or Last, as the responder
+    /// likes.
+    fn fits_chunk(&self, position: Position, index: u64, packets: u64) -> bool {
+        let starts = index.is_multiple_of(self.read_chunk);
+        let ends = (index + 1).is_multiple_of(self.read_chunk) || index + 1 == packets;
+        (position.starts() || !starts) && position.ends() == ends
     }
 
     /// Sends again from `psn` on.
@@ -492,7 +507,7 @@ impl QueuePair {
         let positive =
             packet.extended.aeth.is_none_or(|aeth| matches!(aeth.syndrome(), Syndrome::Ack { .. }));
         if data.len() as u64 != (work.length - offset).min(mtu)
-            || !fits_chunk(packet.opcode.position(), index, work.packets)
+            || !self.requester.fits_chunk(packet.opcode.position(), index, work.packets)
             || !positive
         {
             self.fail_fatally(shared, Some(CompletionStatus::BadResponse));
@@ -590,7 +605,8 @@ impl QueuePair {
         let offset = index * mtu;
         let fetches = work.fetches();
         let packets = if fetches {
-            let packets = (READ_CHUNK - index % READ_CHUNK).min(work.end() - psn);
+            let chunk = requester.read_chunk;
+            let packets = (chunk - index % chunk).min(work.end() - psn);
             // A depth of 0 can be set in SQD, when some wait already: one at a time, then.
             let depth = requester.fetches.len() >= requester.initiator_depth.max(1);
             // A probe is of one that is counted already.
@@ -647,14 +663,6 @@ impl QueuePair {
         }
         true
     }
-}
-
-/// Whether a READ response may stand at this place in its message. Each request asks for the rest of
-/// a chunk. Repeats of the middle of one come as First, Middle or Last, as the responder likes.
-fn fits_chunk(position: Position, index: u64, packets: u64) -> bool {
-    let starts = index.is_multiple_of(READ_CHUNK);
-    let ends = (index + 1).is_multiple_of(READ_CHUNK) || index + 1 == packets;
-    (position.starts() || !starts) && position.ends() == ends
 }
 
 /// Opcode and headers of the packet that starts `offset` bytes into a request.

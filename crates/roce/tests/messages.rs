@@ -47,7 +47,7 @@ fn faulty(seed: u64, one_in: u32) -> Wire {
 
 /// Lengths around every edge of a packet and of a READ chunk.
 fn lengths(mtu: usize) -> Vec<usize> {
-    let chunk = 16 * mtu;
+    let chunk = 32 * mtu;
     vec![
         0,
         1,
@@ -88,6 +88,23 @@ fn write_and_read_of_every_length_and_mtu() {
             assert_eq!(&pair.region(0, back)[..length], data, "{mtu} {length}");
             assert_eq!(pair.hosts[0].endpoint.counters().retransmissions, 0, "{mtu} {length}");
         }
+    }
+}
+
+/// A request asks for a quarter of the largest window, within bounds: a small window is not overrun
+/// by more than 16 packets, and a large one does not take a request for every 16.
+#[test]
+fn a_read_is_asked_for_in_chunks_that_fit_the_window() {
+    // At this path MTU a window has four times as many packets.
+    for (max_window, chunk) in [(1, 16), (16, 16), (24, 24), (32, 32), (1024, 32)] {
+        let mut pair = Pair::with(Options { mtu: Mtu::B256, max_window, ..Options::default() });
+        let data = pattern(96 * 256, 4);
+        let source = pair.register(1, REMOTE, data.clone());
+        let target = pair.register(0, LOCAL, vec![0; data.len()]);
+        pair.post(0, 1, read(source, 0), &[piece(target, LOCAL, data.len())]);
+        pair.run(second(1));
+        assert_eq!(pair.region(0, target), data, "{max_window}");
+        assert_eq!(pair.counters(0).packets_sent, 96_u64.div_ceil(chunk), "{max_window}");
     }
 }
 
