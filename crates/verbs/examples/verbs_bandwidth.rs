@@ -91,7 +91,7 @@ fn connect(pair: &QueuePair, peer: &Device, peer_pair: &QueuePair) -> Result<(),
         path_mtu: Some(Mtu::B4096),
         destination_qpn: Some(peer_pair.number()),
         receive_psn: psn,
-        responder_resources: Some(16),
+        responder_resources: Some(128),
         minimum_rnr_timer: Some(12),
         ..none
     })?;
@@ -101,7 +101,7 @@ fn connect(pair: &QueuePair, peer: &Device, peer_pair: &QueuePair) -> Result<(),
         timeout: Some(17),
         retry_count: Some(7),
         rnr_retry: Some(7),
-        initiator_depth: Some(16),
+        initiator_depth: Some(128),
         ..none
     })?;
     Ok(())

@@ -11,8 +11,6 @@ use millstream_verbs::{
     ScatterGather, SoftConfig,
 };
 
-/// READs outstanding.
-const READS: u8 = 16;
 /// The first packet sequence number of both sides.
 const PSN: u32 = 0;
 
@@ -97,13 +95,14 @@ impl Host {
     pub(super) fn connect(&self, peer: &Self) -> anyhow::Result<()> {
         for (near, far) in [(self, peer), (peer, self)] {
             let pair = near.pair()?;
+            let [ours, theirs] = [near, far].map(|host| host.device.attributes().max_reads);
             pair.modify(&QueuePairAttributes {
                 state: Some(QueuePairState::ReadyToReceive),
                 remote_address: Some(far.device.address()),
                 path_mtu: Some(near.device.path_mtu(far.device.address())?),
                 destination_qpn: Some(far.number()?),
                 receive_psn: Some(Psn::new(PSN)),
-                responder_resources: Some(READS),
+                responder_resources: Some(ours),
                 minimum_rnr_timer: Some(1),
                 ..Default::default()
             })?;
@@ -113,7 +112,7 @@ impl Host {
                 timeout: Some(17),
                 retry_count: Some(7),
                 rnr_retry: Some(7),
-                initiator_depth: Some(READS),
+                initiator_depth: Some(theirs),
                 ..Default::default()
             })?;
         }
