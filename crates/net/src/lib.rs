@@ -13,6 +13,7 @@ mod batch;
 mod clock;
 mod control;
 mod counters;
+mod crc32;
 mod driver;
 mod link;
 mod packet;

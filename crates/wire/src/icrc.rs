@@ -13,6 +13,7 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use crate::Bth;
+use crate::crc32;
 use crate::ipv4::Ipv4Header;
 use crate::ipv6::Ipv6Header;
 use crate::udp::UdpHeader;
@@ -94,7 +95,7 @@ impl From<&Ipv6Header> for Addresses {
 
 /// A running ICRC: the headers are in, payload and padding follow.
 #[derive(Clone, Debug)]
-pub struct Icrc(crc32fast::Hasher);
+pub struct Icrc(u32);
 
 impl Icrc {
     /// Starts with the IP and UDP headers and the transport headers.
@@ -138,20 +139,18 @@ impl Icrc {
         let bth = ip_length + UDP;
         prefix[bth..bth + Bth::LENGTH].copy_from_slice(&headers[..Bth::LENGTH]);
         prefix[bth + 4] = 0xff;
-        let mut hasher = crc32fast::Hasher::new_with_initial(AFTER_ROUTE_HEADER);
-        hasher.update(&prefix[..bth + Bth::LENGTH]);
-        hasher.update(&headers[Bth::LENGTH..]);
-        Self(hasher)
+        let crc = crc32::update(AFTER_ROUTE_HEADER, &prefix[..bth + Bth::LENGTH]);
+        Self(crc32::update(crc, &headers[Bth::LENGTH..]))
     }
 
     /// Adds payload or padding.
     pub fn update(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
+        self.0 = crc32::update(self.0, bytes);
     }
 
     /// The value, to be stored little-endian.
-    pub fn finish(self) -> u32 {
-        self.0.finalize()
+    pub const fn finish(self) -> u32 {
+        self.0
     }
 }
 
@@ -228,15 +227,14 @@ impl Solver {
 fn difference(identification: u16, after: usize) -> u32 {
     const ZEROS: [u8; 256] = [0; 256];
     let crc = |first: [u8; 2]| {
-        let mut hasher = crc32fast::Hasher::new();
-        hasher.update(&first);
+        let mut crc = crc32::update(0, &first);
         let mut rest = after;
         while rest > 0 {
             let now = rest.min(ZEROS.len());
-            hasher.update(&ZEROS[..now]);
+            crc = crc32::update(crc, &ZEROS[..now]);
             rest -= now;
         }
-        hasher.finalize()
+        crc
     };
     crc(identification.to_be_bytes()) ^ crc([0, 0])
 }

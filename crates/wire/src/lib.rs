@@ -3,7 +3,8 @@
 //!
 //! Each header is one file with one plain struct. `parse` takes bytes and returns the struct or a
 //! [`ParseError`]; `to_bytes` gives back, byte for byte, what was parsed, reserved bits included.
-//! Nothing here allocates, panics on input, or keeps state.
+//! Nothing here allocates, panics on input, or keeps state, but for the choice of how CRCs are
+//! computed ([`crc32`]), which changes no result.
 //!
 //! [`Packet`] puts the transport headers together: it is what a UDP datagram to port
 //! [`ROCE_PORT`] holds.
@@ -14,6 +15,7 @@ mod aeth;
 mod atomic;
 mod bth;
 mod checksum;
+pub mod crc32;
 mod error;
 pub mod ethernet;
 #[doc(hidden)]

@@ -88,6 +88,7 @@ impl<N: Node + Send + 'static> Progress<N> {
         node: N,
         after_round: impl FnMut(&Shared<N>) + Send + 'static,
     ) -> Result<Self, OpenError> {
+        crate::crc32::choose();
         let socket_config = SocketConfig {
             address: config.address,
             port: config.port,
