@@ -127,4 +127,16 @@ mod tests {
         }
         assert_eq!(came_up, 100_000, "one live entry at a time");
     }
+
+    /// One that is armed for earlier and earlier, before any of it comes up.
+    #[test]
+    fn entries_that_are_replaced_are_bounded() {
+        let mut timers = Timers::default();
+        for earlier in 0..100_000 {
+            timers.arm(3, at(1_000_000 - earlier));
+            let (entries, limit) = timers.usage();
+            assert!(entries <= limit && limit < 100, "{entries} of {limit}");
+        }
+        assert_eq!(timers.next(), Some(at(900_001)));
+    }
 }

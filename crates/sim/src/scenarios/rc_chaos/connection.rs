@@ -201,17 +201,32 @@ impl Connection {
 pub(super) struct UsedNumbers(Vec<(Psn, u32)>);
 
 impl UsedNumbers {
-    /// The least distance between the numbers of two lives: more than all that is posted in one.
+    /// The distance between the numbers of two lives: more than all that is posted in one.
     const DISTANCE: i32 = 1 << 17;
 
     pub(super) fn add(&mut self, first: Psn, count: u64) {
         self.0.push((first, count.min(u64::from(Psn::COUNT)) as u32));
     }
 
-    pub(super) fn is_near(&self, psn: Psn) -> bool {
+    /// This number, or the first that `draw` gives, that is far from all of them. After very many
+    /// lives none is left, and then less must do.
+    pub(super) fn far_from(&self, mut psn: Psn, mut draw: impl FnMut() -> Psn) -> Psn {
+        const PATIENCE: u32 = 1000;
+        let mut distance = Self::DISTANCE;
+        loop {
+            for _ in 0..PATIENCE {
+                if !self.is_near(psn, distance) {
+                    return psn;
+                }
+                psn = draw();
+            }
+            distance /= 2;
+        }
+    }
+
+    fn is_near(&self, psn: Psn, distance: i32) -> bool {
         self.0.iter().any(|&(first, count)| {
-            psn.distance_from(first) > -Self::DISTANCE
-                && psn.distance_from(first.add(count)) < Self::DISTANCE
+            psn.distance_from(first) > -distance && psn.distance_from(first.add(count)) < distance
         })
     }
 }
@@ -225,10 +240,23 @@ mod tests {
         let mut used = UsedNumbers::default();
         used.add(Psn::new(Psn::COUNT - 10), 1000);
         for near in [Psn::COUNT - 10, Psn::COUNT - 1, 0, 989, 5000, Psn::COUNT - 100_000] {
-            assert!(used.is_near(Psn::new(near)), "{near}");
+            assert!(used.is_near(Psn::new(near), UsedNumbers::DISTANCE), "{near}");
         }
         for far in [1 << 20, 1 << 23, Psn::COUNT - (1 << 20)] {
-            assert!(!used.is_near(Psn::new(far)), "{far}");
+            assert!(!used.is_near(Psn::new(far), UsedNumbers::DISTANCE), "{far}");
+        }
+    }
+
+    #[test]
+    fn there_is_a_number_after_any_count_of_lives() {
+        let mut used = UsedNumbers::default();
+        let mut rng = crate::Rng::new(1);
+        let mut taken = Vec::new();
+        for _ in 0..200 {
+            let psn = used.far_from(Psn::default(), || Psn::new(rng.bits() as u32));
+            assert!(taken.iter().all(|old| psn.distance_from(*old).abs() > 1000));
+            used.add(psn, 500);
+            taken.push(psn);
         }
     }
 }

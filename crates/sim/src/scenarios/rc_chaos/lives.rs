@@ -42,10 +42,8 @@ impl Director {
         let mut first_psns = self.world.connections[index].first_psns;
         if !first {
             for psn in &mut first_psns {
-                *psn = Psn::new(Psn::COUNT - self.rng.between(1, 200) as u32);
-                while self.used.is_near(*psn) {
-                    *psn = Psn::new(self.rng.bits() as u32);
-                }
+                let wraps = Psn::new(Psn::COUNT - self.rng.between(1, 200) as u32);
+                *psn = self.used.far_from(wraps, || Psn::new(self.rng.bits() as u32));
             }
         }
         self.connections[index].psns = first_psns;
