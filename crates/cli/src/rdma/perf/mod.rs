@@ -34,8 +34,6 @@ use super::pattern::Side;
 use crate::failure::{sentence, usage};
 use crate::{process, units};
 
-/// READs and atomic operations that are asked for at a time: what perftest does by default.
-const READS_MAX: u8 = 16;
 const QUEUE_PAIRS_MAX: usize = 256;
 const DEPTH_MAX: usize = 16_384;
 /// The sizes of `--all`: 2 bytes to 8 MiB.
@@ -278,8 +276,8 @@ fn converse(
     let (json, gigabits) = (arguments.json, arguments.report_gbits);
     let mut report = Report::start(plan, lanes.device(), peer, path_mtu, json, gigabits);
     let gid = |address| QueuePairAddress::new(address, theirs.qpn, theirs.psn).gid;
-    report.addresses(plan.test, "local", gid(lanes.device().address()), &ours.queue_pairs);
-    report.addresses(plan.test, "remote", theirs.gid, &remote.queue_pairs);
+    report.addresses(plan.test, "local", gid(lanes.device().address()), &ours);
+    report.addresses(plan.test, "remote", theirs.gid, &remote);
     for &size in &plan.sizes {
         measure(plan, size, lanes, control, &mut report)?;
     }
@@ -299,7 +297,7 @@ fn describe(plan: &Plan, lanes: &Lanes, mtu: Mtu) -> Description {
         duration_ms,
         verify: plan.verify,
         mtu: mtu.bytes(),
-        reads: lanes.device().attributes().max_reads.min(READS_MAX),
+        reads: lanes.device().attributes().max_reads,
         queue_pairs: lanes.addresses(),
     }
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use millstream_verbs::{Device, Driver, Mtu};
 use serde::Serialize;
 
-use super::agreement::Address;
+use super::agreement::{Address, Description};
 use super::bandwidth;
 use super::figures::{Latency, Outcome};
 use super::test::{Amount, Operation, Plan, Test};
@@ -102,12 +102,12 @@ impl Report {
     }
 
     /// Prints where the queue pairs of one side are.
-    pub(super) fn addresses(&self, test: Test, whose: &str, gid: Ipv6Addr, addresses: &[Address]) {
+    pub(super) fn addresses(&self, test: Test, whose: &str, gid: Ipv6Addr, side: &Description) {
         if self.json {
             return;
         }
-        for address in addresses {
-            line(&queue_pair(test, whose, address));
+        for address in &side.queue_pairs {
+            line(&queue_pair(test, whose, address, side.reads));
             line(&format!(" GID: {}", gid_bytes(gid)));
         }
     }
@@ -224,7 +224,7 @@ fn header(plan: &Plan, device: &Device, mtu: Mtu) -> Vec<String> {
     lines.push(format!(" Mtu             : {mtu}[B]"));
     lines.push(format!(" Link type       : {link}"));
     if plan.test.operation == Operation::Read || plan.test.operation.is_atomic() {
-        let reads = device.attributes().max_reads.min(super::READS_MAX);
+        let reads = device.attributes().max_reads;
         lines.push(format!(" Outstand reads  : {reads}"));
     }
     let amount = match plan.amount {
@@ -242,11 +242,11 @@ fn header(plan: &Plan, device: &Device, mtu: Mtu) -> Vec<String> {
     lines
 }
 
-fn queue_pair(test: Test, whose: &str, address: &Address) -> String {
+fn queue_pair(test: Test, whose: &str, address: &Address, reads: u8) -> String {
     let Address { qpn, psn, key, address } = address;
     let mut text = format!(" {whose} address: LID 0000 QPN {qpn:#06x} PSN {psn:#08x}");
     if test.operation == Operation::Read {
-        text.push_str(&format!(" OUT {:#04x}", super::READS_MAX));
+        text.push_str(&format!(" OUT {reads:#04x}"));
     }
     if *address != 0 {
         text.push_str(&format!(" RKey {key:#010x} VAddr {address:#018x}"));
