@@ -1,7 +1,8 @@
 //! Seeded random calls on two devices in any order, over a wire that loses, with invariants:
 //! every accepted signaled request completes exactly once unless its queue pair was destroyed or
 //! reset, in posting order; nothing panics; nothing is left at the end.
-//! Every failure of a queue pair makes one event.
+//! Every failure of a queue pair makes one event. After each call, what a device keeps is within the
+//! limits that it states.
 //!
 //! `MILLSTREAM_FUZZ_SEEDS=N` makes N sequences of calls in place of the usual number.
 
@@ -16,7 +17,7 @@ use millstream_roce::{
     DatagramDestination, Endpoint, EndpointConfig, Instant, ModifyError, Node, OwnedMemory,
     PostError, QueuePairAttributes, QueuePairCapabilities, QueuePairConfig, QueuePairState,
     ReceiveRequest, ScatterGather, SendOperation, SendRequest, SharedReceiveQueueId, Transmit,
-    Transport, attributes_of_transition,
+    Transport, Usage, attributes_of_transition,
 };
 use millstream_wire::{Psn, Qpn};
 
@@ -119,6 +120,10 @@ impl Fuzz {
             61..70 => self.poll(device, 3),
             70..95 => self.deliver(),
             _ => self.wait(),
+        }
+        for device in &self.devices {
+            let (usage, limits) = (device.endpoint.usage(), device.endpoint.limits());
+            assert!(usage.is_within(&limits), "{usage:?} {limits:?}");
         }
     }
 
@@ -469,6 +474,7 @@ impl Fuzz {
             for queue in device.queues {
                 device.endpoint.destroy_completion_queue(queue).unwrap();
             }
+            assert_eq!(device.endpoint.usage(), Usage::default(), "seed {seed}");
         }
     }
 }
