@@ -109,11 +109,6 @@ fn sizes() -> Vec<Case> {
             let messages = transfer::layout(lengths.map(|length| Message::new(kind, length)));
             let name = format!("{word}, 0 B to 1 MiB, path MTU {mtu}");
             cases.push(Case::transfer(name, settings, messages));
-        }
-    }
-    for path_mtu in [Mtu::B1024, Mtu::B4096] {
-        for (word, kind) in OPERATIONS {
-            let settings = Settings { path_mtu, ..Settings::USUAL };
             let messages = transfer::layout([Message::new(kind, 16 << 20)]);
             let name = format!("{word}, 16 MiB, path MTU {path_mtu}");
             cases.push(Case::transfer(name, settings, messages));
