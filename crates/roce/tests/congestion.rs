@@ -43,21 +43,27 @@ fn step_slowly(pair: &mut Pair) {
     }
 }
 
+/// A pair of which host 0 is at its lowest rate and knows the time of a round trip; the key of its
+/// memory, and a WRITE to the peer's.
+fn slowed_down(options: Options) -> (Pair, u32, SendOperation) {
+    let mut pair = Pair::with(Options { mtu: Mtu::B4096, ..options });
+    let local = pair.register(0, ADDRESS, pattern(1 << 20, 1));
+    let remote = pair.register(1, ADDRESS, pattern(1 << 20, 2));
+    let operation =
+        SendOperation::Write { remote_address: ADDRESS, remote_key: remote, immediate: None };
+    pair.post(0, 1, operation, &[piece(local, ADDRESS, 4096)]);
+    pair.run(Duration::from_secs(1));
+    (0..100).for_each(|_| step_slowly(&mut pair));
+    (pair, local, operation)
+}
+
 /// Between one packet and the next that the rate allows, a peer that answers at once is silent.
 /// That is neither a loss nor its death.
 #[test]
 fn a_low_rate_is_not_taken_for_silence() {
     for (timeout, retry_count) in [(14, 7), (10, 2)] {
-        let mtu = Mtu::B4096;
-        let mut pair = Pair::with(Options { mtu, timeout, retry_count, ..Options::default() });
-        let local = pair.register(0, ADDRESS, pattern(1 << 20, 1));
-        let remote = pair.register(1, ADDRESS, pattern(1 << 20, 2));
-        let operation =
-            SendOperation::Write { remote_address: ADDRESS, remote_key: remote, immediate: None };
-        // The time of a round trip is known.
-        pair.post(0, 1, operation, &[piece(local, ADDRESS, 4096)]);
-        pair.run(Duration::from_secs(1));
-        (0..100).for_each(|_| step_slowly(&mut pair));
+        let options = Options { timeout, retry_count, ..Options::default() };
+        let (mut pair, local, operation) = slowed_down(options);
         pair.post(0, 2, operation, &[piece(local, ADDRESS, 256 << 10)]);
         pair.step();
         while pair.hosts[0].completions.len() < 2 {
@@ -72,14 +78,7 @@ fn a_low_rate_is_not_taken_for_silence() {
 /// While what asks again waits for its turn, the peer's silence does not grow.
 #[test]
 fn a_lost_answer_at_a_low_rate_is_one_silence() {
-    let mut pair = Pair::with(Options { mtu: Mtu::B4096, timeout: 14, ..Options::default() });
-    let local = pair.register(0, ADDRESS, pattern(1 << 20, 1));
-    let remote = pair.register(1, ADDRESS, pattern(1 << 20, 2));
-    let operation =
-        SendOperation::Write { remote_address: ADDRESS, remote_key: remote, immediate: None };
-    pair.post(0, 1, operation, &[piece(local, ADDRESS, 4096)]);
-    pair.run(Duration::from_secs(1));
-    (0..100).for_each(|_| step_slowly(&mut pair));
+    let (mut pair, local, operation) = slowed_down(Options { timeout: 14, ..Options::default() });
     let mut answers = 0;
     pair.wire = Box::new(move |to, datagram| {
         answers += usize::from(to == 0);

@@ -6,6 +6,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
+use common::operations::{REMOTE, SEND, read, write};
 use common::{DOMAIN, Lcg, Options, Pair, Wire, connect, pattern, piece};
 use millstream_roce::{
     AsyncEvent, CompletionStatus, Instant, Node, PostError, QueuePairAttributes, QueuePairState,
@@ -14,17 +15,7 @@ use millstream_roce::{
 use millstream_wire::{Mtu, Opcode, Operation, Packet};
 
 const LOCAL: u64 = 0x1000_0000;
-const REMOTE: u64 = 0x2000_0000_0000;
-const SEND: SendOperation = SendOperation::Send { immediate: None };
 const SUCCESS: CompletionStatus = CompletionStatus::Success;
-
-fn write(key: u32) -> SendOperation {
-    SendOperation::Write { remote_address: REMOTE, remote_key: key, immediate: None }
-}
-
-fn read(key: u32) -> SendOperation {
-    SendOperation::Read { remote_address: REMOTE, remote_key: key }
-}
 
 fn ends(pair: &mut Pair, host: usize) -> Vec<(u64, CompletionStatus)> {
     pair.poll(host);

@@ -6,6 +6,7 @@ mod common;
 use std::time::Duration;
 
 use common::forge::{Forge, nak};
+use common::operations::{REMOTE, SEND, fetch_add, read, write};
 use common::{DOMAIN, Lcg, Options, Pair, connect, everything, pattern, piece};
 use millstream_roce::{
     Access, CompletionStatus, Node, PostError, QueuePairAttributes, QueuePairCapabilities,
@@ -14,24 +15,10 @@ use millstream_roce::{
 use millstream_wire::{NakCode, Opcode, Qpn};
 
 const LOCAL: u64 = 0x1000_0000;
-const REMOTE: u64 = 0x2000_0000_0000;
 const FIRST: u32 = 100;
-const SEND: SendOperation = SendOperation::Send { immediate: None };
 
 fn pair() -> Pair {
     Pair::with(Options { psn: [FIRST, 200], timeout: 14, ..Options::default() })
-}
-
-fn write(remote_key: u32) -> SendOperation {
-    SendOperation::Write { remote_address: REMOTE, remote_key, immediate: None }
-}
-
-fn read(remote_key: u32) -> SendOperation {
-    SendOperation::Read { remote_address: REMOTE, remote_key }
-}
-
-fn fetch_add(remote_key: u32) -> SendOperation {
-    SendOperation::FetchAdd { remote_address: REMOTE, remote_key, add: 1 }
 }
 
 fn deregister(pair: &mut Pair, host: usize, key: u32) -> Vec<u8> {

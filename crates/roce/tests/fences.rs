@@ -7,26 +7,13 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use common::forge::Forge;
+use common::operations::{REMOTE, SEND, fetch_add, read, write};
 use common::{Lcg, Options, Pair, pattern, piece};
 use millstream_roce::{CompletionStatus, Piece, ScatterGather, SendOperation, SendRequest};
 use millstream_wire::{Opcode, Packet, Psn, Syndrome};
 
 const LOCAL: u64 = 0x1000_0000;
-const REMOTE: u64 = 0x2000_0000_0000;
 const FIRST: u32 = 100;
-const SEND: SendOperation = SendOperation::Send { immediate: None };
-
-fn write(remote_key: u32) -> SendOperation {
-    SendOperation::Write { remote_address: REMOTE, remote_key, immediate: None }
-}
-
-fn read(remote_key: u32) -> SendOperation {
-    SendOperation::Read { remote_address: REMOTE, remote_key }
-}
-
-fn fetch_add(remote_key: u32) -> SendOperation {
-    SendOperation::FetchAdd { remote_address: REMOTE, remote_key, add: 1 }
-}
 
 fn compare_swap(remote_key: u32) -> SendOperation {
     SendOperation::CompareSwap { remote_address: REMOTE, remote_key, compare: 0, swap: 1 }

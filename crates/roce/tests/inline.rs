@@ -5,15 +5,14 @@ mod common;
 use std::cell::RefCell;
 use std::rc::Rc;
 
+use common::operations::{REMOTE, SEND, write};
 use common::{Lcg, Options, Pair, pattern, piece};
 use millstream_roce::{
     CompletionStatus, MAX_INLINE, PostError, QueuePairAttributes, QueuePairState, ScatterGather,
     SendOperation, SendRequest,
 };
 
-const REMOTE: u64 = 0x2000_0000_0000;
 const LOCAL: u64 = 0x1000_0000;
-const SEND: SendOperation = SendOperation::Send { immediate: None };
 
 fn options() -> Options {
     Options { max_inline: MAX_INLINE, ..Options::default() }
@@ -26,10 +25,6 @@ fn post(pair: &mut Pair, request: &SendRequest, data: &[u8]) -> Result<(), PostE
 
 fn request(id: u64, operation: SendOperation) -> SendRequest {
     SendRequest::new(id, operation, ScatterGather::EMPTY)
-}
-
-fn write(remote_key: u32) -> SendOperation {
-    SendOperation::Write { remote_address: REMOTE, remote_key, immediate: None }
 }
 
 /// The peer cannot tell the difference.

@@ -134,24 +134,24 @@ impl Bench<'_> {
         let stem = self.logs.join("bench");
         let Work { test, size, messages, .. } = work;
         let command = format!("{test} --json --size={size} --iters={messages} --mtu={PATH_MTU}");
-        let server = "/tmp/millstream rdma";
+        let program = "/tmp/millstream rdma";
         let text = match work.ends {
             Ends::Cable => {
-                let server = format!("{server} {command} {}", stack.device(GUEST, "rxe0"));
+                let server = format!("{program} {command} {}", stack.device(GUEST, "rxe0"));
                 Row::measure(self.lab, self.guest, self.ours, &stem, &server, &command)?;
                 fs::read_to_string(stem.with_extension("ours.log"))?
             }
             Ends::Veth => {
                 let client = stack.device(ENDS[0], "rxe1");
-                let server_device = stack.device(ENDS[1], "rxe2");
+                let server = stack.device(ENDS[1], "rxe2");
                 let host = ENDS[1];
                 let both = format!(
                     "crossed() {{ cat /sys/class/net/veth1/statistics/[rt]x_bytes; }}\n\
                      before=$(crossed)\n\
-                     {server} {command} {server_device} >/dev/null & server=$!\n\
+                     {program} {command} {server} >/dev/null & server=$!\n\
                      until grep -q ':4853 .* 0A ' /proc/net/tcp /proc/net/tcp6 || \
                      [ ! -e /proc/$server ]; do usleep 20000; done\n\
-                     {server} {command} {client} {host} && wait $server || exit 1\n\
+                     {program} {command} {client} {host} && wait $server || exit 1\n\
                      echo crossed $before $(crossed)"
                 );
                 let both = self.guest.start(&both)?;

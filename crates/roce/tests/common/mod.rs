@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test file uses its own part")]
 
 pub(crate) mod forge;
+pub(crate) mod operations;
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
