@@ -599,6 +599,7 @@ impl<M: Memory> Node for Endpoint<M> {
                 self.arm(index as usize);
                 continue;
             }
+            transmit.source_qpn = pair.qpn;
             self.shared.counters.packets_sent += 1;
             self.burst += 1;
             if self.burst >= BURST {

@@ -3,7 +3,7 @@
 use core::net::IpAddr;
 
 use millstream_wire::icrc::{Addresses, Addressing, Icrc};
-use millstream_wire::{ICRC_LENGTH, MAX_HEADER_LENGTH, ROCE_PORT};
+use millstream_wire::{ICRC_LENGTH, MAX_HEADER_LENGTH, Qpn, ROCE_PORT};
 
 use crate::inline::MAX_INLINE;
 use crate::work::{MAX_SCATTER_GATHER, Piece};
@@ -62,6 +62,9 @@ pub trait Node {
 pub struct Transmit {
     /// Receiver's address; the port is [`ROCE_PORT`].
     pub destination: IpAddr,
+    /// The queue pair that sends it, which a packet of a reliable connection does not say; 0 for a
+    /// [`Node`] without queue pairs.
+    pub source_qpn: Qpn,
     headers: [u8; MAX_HEADER_LENGTH + MAX_INLINE],
     header_length: u16,
     /// So many bytes at the end of `headers` are payload.
@@ -75,6 +78,7 @@ impl Transmit {
     pub const fn new() -> Self {
         Self {
             destination: IpAddr::V4(core::net::Ipv4Addr::UNSPECIFIED),
+            source_qpn: Qpn::new(0),
             headers: [0; MAX_HEADER_LENGTH + MAX_INLINE],
             header_length: 0,
             inline_length: 0,

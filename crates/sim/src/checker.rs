@@ -21,13 +21,23 @@ const REMEMBERED: usize = 1 << 14;
 /// Where 64-bit numbers start, so that none falls below zero.
 const BASE: u64 = 1 << 32;
 
-/// Watches every flow. A flow is what one queue pair sends: sender, receiver, and the receiver's
-/// queue pair number name it, since a reliable connection is between two.
+/// Watches every flow.
 #[derive(Debug, Default)]
 pub(crate) struct Checker {
     /// See [`crate::Simulation::allow_changed_sources`].
     pub(crate) changed_sources: bool,
-    flows: BTreeMap<(IpAddr, IpAddr, Qpn), Flow>,
+    flows: BTreeMap<Name, Flow>,
+}
+
+/// What one queue pair sends to another.
+///
+/// The wire names the receiver's queue pair alone. Two of one sender may have the same receiver: one
+/// is connected to it, the other was connected to one of the receiving machine's former life that had
+/// the same number, and still tries.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+struct Name {
+    source: (IpAddr, Qpn),
+    destination: (IpAddr, Qpn),
 }
 
 #[derive(Debug, Default)]
@@ -64,27 +74,30 @@ impl Checker {
     /// Forgets the flows from and to a machine: its queue pairs start anew.
     pub(crate) fn forget(&mut self, address: IpAddr) {
         self.flows
-            .retain(|(source, destination, _), _| *source != address && *destination != address);
+            .retain(|name, _| name.source.0 != address && name.destination.0 != address);
     }
 
     /// Forgets what a machine sent: it starts anew. Its peers do not, until they know.
     pub(crate) fn forget_sender(&mut self, address: IpAddr) {
-        self.flows.retain(|(source, _, _), _| *source != address);
+        self.flows.retain(|name, _| name.source.0 != address);
     }
 
-    /// Forgets one flow.
-    pub(crate) fn forget_flow(&mut self, source: IpAddr, destination: IpAddr, qpn: Qpn) {
-        self.flows.remove(&(source, destination, qpn));
+    /// Forgets what a queue pair sent.
+    pub(crate) fn forget_queue_pair(&mut self, address: IpAddr, qpn: Qpn) {
+        self.flows.retain(|name, _| name.source != (address, qpn));
     }
 
-    /// Looks at a datagram as a machine sends it.
-    pub(crate) fn sent(&mut self, datagram: &Datagram) -> Result<(), String> {
+    /// Looks at a datagram as a queue pair of a machine sends it.
+    pub(crate) fn sent(&mut self, source: Qpn, datagram: &Datagram) -> Result<(), String> {
         let packet = Packet::parse(&datagram.payload)
             .map_err(|error| format!("sent a malformed packet: {error}"))?;
         check_form(datagram, &packet)?;
-        let key = (datagram.source, datagram.destination, packet.bth.destination_qpn);
+        let name = Name {
+            source: (datagram.source, source),
+            destination: (datagram.destination, packet.bth.destination_qpn),
+        };
         let content = content(&packet, !self.changed_sources);
-        let flow = self.flows.entry(key).or_default();
+        let flow = self.flows.entry(name).or_default();
         match packet.opcode.operation() {
             Operation::Acknowledge => match packet.extended.aeth {
                 Some(aeth) => flow.acknowledge(packet.bth.psn, aeth),
@@ -259,6 +272,7 @@ mod tests {
     use super::*;
 
     const QPN: Qpn = Qpn::new(0x1234);
+    const SOURCE: Qpn = Qpn::new(0x77);
 
     /// A datagram of one packet, with the right padding and ICRC.
     fn datagram(
@@ -321,9 +335,9 @@ mod tests {
         let mut checker = Checker::default();
         let (last, before) = datagrams.split_last().unwrap();
         for datagram in before {
-            assert_eq!(checker.sent(datagram), Ok(()));
+            assert_eq!(checker.sent(SOURCE, datagram), Ok(()));
         }
-        match checker.sent(last) {
+        match checker.sent(SOURCE, last) {
             Ok(()) => assert_eq!(words, "", "nothing was objected to"),
             Err(what) => assert!(!words.is_empty() && what.contains(words), "{what}"),
         }
@@ -363,9 +377,9 @@ mod tests {
     #[test]
     fn changed_sources_may_be_allowed() {
         let mut checker = Checker { changed_sources: true, ..Checker::default() };
-        assert_eq!(checker.sent(&send(5, b"a")), Ok(()));
-        assert_eq!(checker.sent(&send(5, b"b")), Ok(()));
-        assert!(checker.sent(&read(5, 1)).is_err());
+        assert_eq!(checker.sent(SOURCE, &send(5, b"a")), Ok(()));
+        assert_eq!(checker.sent(SOURCE, &send(5, b"b")), Ok(()));
+        assert!(checker.sent(SOURCE, &read(5, 1)).is_err());
     }
 
     #[test]
@@ -432,12 +446,25 @@ mod tests {
     }
 
     #[test]
+    fn each_queue_pair_has_its_own_numbers_whoever_it_sends_to() {
+        let mut checker = Checker::default();
+        let other = Qpn::new(0x78);
+        for psn in [5, 6] {
+            assert_eq!(checker.sent(SOURCE, &send(psn, b"a")), Ok(()));
+            assert_eq!(checker.sent(other, &send(psn + 1000, b"b")), Ok(()));
+        }
+        checker.forget_queue_pair(IpAddr::from([10, 0, 0, 1]), other);
+        assert_eq!(checker.sent(other, &send(77, b"b")), Ok(()));
+        assert!(checker.sent(SOURCE, &send(77, b"a")).is_err());
+    }
+
+    #[test]
     fn a_machine_that_starts_anew_may_start_anywhere() {
         let mut checker = Checker::default();
         for (number, address) in [[10, 0, 0, 1], [10, 0, 0, 2]].into_iter().enumerate() {
-            assert_eq!(checker.sent(&send(5 + 100 * number as u32, b"a")), Ok(()));
+            assert_eq!(checker.sent(SOURCE, &send(5 + 100 * number as u32, b"a")), Ok(()));
             checker.forget(address.into());
         }
-        assert_eq!(checker.sent(&send(77, b"a")), Ok(()));
+        assert_eq!(checker.sent(SOURCE, &send(77, b"a")), Ok(()));
     }
 }

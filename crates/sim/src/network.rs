@@ -125,7 +125,8 @@ pub struct Simulation<'a, M> {
     events_now: u32,
     next_number: u64,
     transmit: Transmit,
-    outbox: Vec<Datagram>,
+    /// Each with the queue pair that sent it.
+    outbox: Vec<(Qpn, Datagram)>,
     /// Buffers of datagrams that have arrived, for the next ones.
     spare: Vec<Vec<u8>>,
 }
@@ -341,11 +342,9 @@ impl<'a, M: Machine> Simulation<'a, M> {
         self.checker.forget(self.places[node.0].address);
     }
 
-    /// Forgets what the checker knows of a queue pair's packets to the one with this number: it
-    /// starts anew.
-    pub fn forget_flow(&mut self, from: NodeId, to: NodeId, destination: Qpn) {
-        let [source, target] = [from, to].map(|node| self.places[node.0].address);
-        self.checker.forget_flow(source, target, destination);
+    /// Forgets what the checker knows of what a queue pair sent: it starts anew.
+    pub fn forget_queue_pair(&mut self, node: NodeId, qpn: Qpn) {
+        self.checker.forget_queue_pair(self.places[node.0].address, qpn);
     }
 
     /// Ends the run: flushes the outputs, or returns the first error that one of them had.

@@ -134,7 +134,7 @@ impl<M: Machine> Simulation<'_, M> {
                 if source.is_ipv4() && options.identification == IdentificationSource::Counter {
                     place.next_identification = identification.wrapping_add(1);
                 }
-                self.outbox.push(Datagram {
+                let datagram = Datagram {
                     number: self.next_number,
                     source,
                     source_port,
@@ -142,15 +142,16 @@ impl<M: Machine> Simulation<'_, M> {
                     identification,
                     congestion_experienced: false,
                     payload,
-                });
+                };
+                self.outbox.push((self.transmit.source_qpn, datagram));
                 self.next_number += 1;
             }
             if self.outbox.is_empty() {
                 break;
             }
             let mut outbox = core::mem::take(&mut self.outbox);
-            for datagram in outbox.drain(..) {
-                if let Err(what) = self.checker.sent(&datagram) {
+            for (source, datagram) in outbox.drain(..) {
+                if let Err(what) = self.checker.sent(source, &datagram) {
                     self.violate(format!("{}: {what}", datagram.source));
                 }
                 self.send(node, datagram);

@@ -109,7 +109,7 @@ impl Director {
             receive_psn: psns[1 - end],
         };
         let rules = connection.rules;
-        network.forget_flow(NodeId(hosts[end]), NodeId(hosts[1 - end]), other);
+        network.forget_queue_pair(NodeId(hosts[end]), own);
         network.with_machine(NodeId(hosts[end]), |host, _| {
             connect(host.endpoint_mut(Some(own)), own, &remote, &rules);
         });
