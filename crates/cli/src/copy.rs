@@ -5,7 +5,6 @@
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -17,6 +16,7 @@ use serde::Serialize;
 use crate::engine::{self, Opened};
 use crate::failure::usage;
 use crate::output::{self, Progress};
+use crate::reach::{Patience, Reach};
 use crate::units;
 
 /// Bytes of a chunk, and how many are under way.
@@ -29,27 +29,19 @@ const STALL: Duration = Duration::from_secs(8);
 /// Arguments of `put` and `get`.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// Where segments are found: p2p
-    #[arg(long, value_name = "URI")]
-    metadata: String,
-    /// How bytes move: rdma, rdma:soft, rdma:ibverbs, local
-    #[arg(long, value_name = "P")]
-    protocol: String,
-    /// Local address [default: one that leads to the segment]
-    #[arg(long, value_name = "IP")]
-    bind: Option<IpAddr>,
+    #[command(flatten)]
+    reach: Reach,
     /// The segment; with --metadata p2p its HOST:PORT
     #[arg(long, value_name = "N")]
     segment: String,
     /// Where in the segment's buffer, from its start
-    #[arg(long, value_name = "O", value_parser = units::size)]
+    #[arg(long, value_name = "O", default_value = "0", value_parser = units::size)]
     offset: u64,
     /// Bytes to copy [default: all of the file, or up to the end of the buffer]
     #[arg(long, value_name = "L", value_parser = units::size)]
     length: Option<u64>,
-    /// Send every packet as its own datagram, as captures want it
-    #[arg(long)]
-    no_segmentation_offload: bool,
+    #[command(flatten)]
+    patience: Patience,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -115,13 +107,7 @@ fn copy(
 ) -> anyhow::Result<()> {
     let Arguments { offset, segment: name, .. } = arguments;
     let offset = *offset;
-    let opened = engine::open(
-        &arguments.metadata,
-        &arguments.protocol,
-        arguments.bind,
-        name,
-        !arguments.no_segmentation_offload,
-    )?;
+    let opened = engine::open(&arguments.reach, name)?;
     let available = opened.segment.buffers()[0].length.checked_sub(offset);
     let length = length.or(available).unwrap_or(0);
     let address = opened

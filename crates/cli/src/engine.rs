@@ -9,6 +9,7 @@ use millstream_verbs::{DeviceError, OpenError, Provider};
 
 use crate::address;
 use crate::failure::{not_yet, usage};
+use crate::reach::Reach;
 
 /// How often another free loopback address is tried when a process takes the one just found.
 const ATTEMPTS: usize = 16;
@@ -27,11 +28,12 @@ pub(crate) enum Protocol {
 /// Reads a value of `--protocol`.
 pub(crate) fn protocol(name: &str) -> anyhow::Result<Protocol> {
     match name {
-        "rdma" => Ok(Protocol::Rdma(None)),
+        // The only one that reaches another machine.
+        "auto" | "rdma" => Ok(Protocol::Rdma(None)),
         "rdma:soft" => Ok(Protocol::Rdma(Some(Provider::Soft))),
         "rdma:ibverbs" => Ok(Protocol::Rdma(Some(Provider::Ibverbs))),
         "local" => Ok(Protocol::Local),
-        "tcp" | "shm" | "nvmeof" | "auto" => Err(not_yet(&format!(
+        "tcp" | "shm" | "nvmeof" => Err(not_yet(&format!(
             "this version has no protocol {name}, only rdma, rdma:soft, rdma:ibverbs and local"
         ))),
         _ => Err(usage(format!(
@@ -107,20 +109,14 @@ pub(crate) struct Opened {
 }
 
 /// Starts an engine and opens a segment with it.
-pub(crate) fn open(
-    metadata: &str,
-    protocol_name: &str,
-    bind: Option<IpAddr>,
-    segment: &str,
-    segmentation_offload: bool,
-) -> anyhow::Result<Opened> {
-    check_metadata(metadata)?;
-    let protocol = protocol(protocol_name)?;
+pub(crate) fn open(reach: &Reach, segment: &str) -> anyhow::Result<Opened> {
+    check_metadata(&reach.metadata)?;
+    let protocol = protocol(&reach.protocol)?;
     let name = HostPort::parse_with_default(segment, DEFAULT_PORT)
         .map_err(|error| usage(format!("--segment {error}")))?;
     // Where the segment is says on which of our addresses it can be reached.
-    let peer = match bind {
-        Some(address) => address,
+    let peer = match reach.bind.first() {
+        Some(address) => *address,
         None => (name.host.as_str(), name.port)
             .to_socket_addrs()
             .with_context(|| format!("cannot find the address of segment {segment}"))?
@@ -128,8 +124,7 @@ pub(crate) fn open(
             .with_context(|| format!("the host of segment {segment} has no address"))?
             .ip(),
     };
-    let bind = bind.as_slice();
-    let engine = start(&[protocol], bind, peer, segmentation_offload)?;
+    let engine = start(&[protocol], &reach.bind, peer, !reach.no_segmentation_offload)?;
     let opened = engine.open_segment(segment)?;
     if opened.buffers().is_empty() {
         bail!("segment {segment} has no memory to read or write");

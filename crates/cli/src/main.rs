@@ -17,6 +17,7 @@ mod node;
 mod output;
 mod process;
 mod rdma;
+mod reach;
 mod sim;
 mod switch;
 mod topology;

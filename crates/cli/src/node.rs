@@ -24,10 +24,10 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "N")]
     name: String,
     /// Where segments are found: p2p
-    #[arg(long, value_name = "URI")]
+    #[arg(long, value_name = "URI", default_value = "p2p")]
     metadata: String,
-    /// How bytes move: rdma, rdma:soft, rdma:ibverbs, local
-    #[arg(long, value_name = "P", value_delimiter = ',', required = true)]
+    /// How bytes move: auto (which is rdma), rdma, rdma:soft, rdma:ibverbs, local
+    #[arg(long, value_name = "P", value_delimiter = ',', default_value = "auto")]
     protocol: Vec<String>,
     /// Local address, each an RDMA device [default: the first free one of 127.0.0.1 and up; with
     /// rdma:ibverbs, the first device that works]

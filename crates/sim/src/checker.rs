@@ -73,8 +73,7 @@ struct Acknowledged {
 impl Checker {
     /// Forgets the flows from and to a machine: its queue pairs start anew.
     pub(crate) fn forget(&mut self, address: IpAddr) {
-        self.flows
-            .retain(|name, _| name.source.0 != address && name.destination.0 != address);
+        self.flows.retain(|name, _| name.source.0 != address && name.destination.0 != address);
     }
 
     /// Forgets what a machine sent: it starts anew. Its peers do not, until they know.

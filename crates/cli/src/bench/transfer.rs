@@ -3,7 +3,6 @@
 //! Each thread submits a batch, waits until it is done, and submits the next. Blocks go round the
 //! segment's buffer, so that a large buffer does not stay in caches.
 
-use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -17,6 +16,7 @@ use serde::Serialize;
 
 use crate::engine::{self, Opened};
 use crate::failure::usage;
+use crate::reach::Reach;
 use crate::{output, process, units};
 
 /// For one batch. The engine gives up on a dead peer earlier.
@@ -31,15 +31,8 @@ const BASELINE: Duration = Duration::from_secs(2);
 /// Arguments of `bench transfer`.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// Where segments are found: p2p
-    #[arg(long, value_name = "URI")]
-    metadata: String,
-    /// How bytes move: rdma, rdma:soft, rdma:ibverbs, local
-    #[arg(long, value_name = "P")]
-    protocol: String,
-    /// Local address [default: one that leads to the segment]
-    #[arg(long, value_name = "IP")]
-    bind: Option<IpAddr>,
+    #[command(flatten)]
+    reach: Reach,
     /// The segment; with --metadata p2p its HOST:PORT
     #[arg(long, value_name = "N")]
     segment: String,
@@ -61,9 +54,6 @@ pub(crate) struct Arguments {
     /// Measure a plain UDP stream and a memory copy too, for comparison
     #[arg(long)]
     baseline: bool,
-    /// Send every packet as its own datagram, as captures want it
-    #[arg(long)]
-    no_segmentation_offload: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -123,13 +113,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let local = local.ok_or_else(|| {
         usage("--block-size x --batch-size x --threads: more than memory can be, or nothing")
     })?;
-    let opened = engine::open(
-        &arguments.metadata,
-        &arguments.protocol,
-        arguments.bind,
-        &arguments.segment,
-        !arguments.no_segmentation_offload,
-    )?;
+    let opened = engine::open(&arguments.reach, &arguments.segment)?;
     let available = opened.segment.buffers()[0].length;
     if arguments.block_size > available {
         return Err(usage(format!(

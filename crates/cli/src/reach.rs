@@ -1,0 +1,40 @@
+//! Arguments of commands that work on a segment: how it is found, how bytes move, and for how long
+//! to try.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use clap::Args;
+
+use crate::units;
+
+/// How segments are found, and how bytes move to and from them.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct Reach {
+    /// Where segments are found: p2p
+    #[arg(long, value_name = "URI", default_value = "p2p")]
+    pub(crate) metadata: String,
+    /// How bytes move: auto (which is rdma), rdma, rdma:soft, rdma:ibverbs, local
+    #[arg(long, value_name = "P", default_value = "auto")]
+    pub(crate) protocol: String,
+    /// Local address, each an RDMA device [default: one that leads to the segment]
+    #[arg(long, value_name = "IP")]
+    pub(crate) bind: Vec<IpAddr>,
+    /// Send every packet as its own datagram, as captures want it
+    #[arg(long)]
+    pub(crate) no_segmentation_offload: bool,
+}
+
+/// For how long a command tries.
+#[derive(Args, Clone, Copy, Debug)]
+pub(crate) struct Patience {
+    /// Fail when no byte has moved for so long
+    #[arg(long, value_name = "D", default_value = "30s", value_parser = units::duration)]
+    pub(crate) timeout: Duration,
+    /// Go on where it stopped so many times, when the peer or the way to it fails
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub(crate) retry: u32,
+    /// Wait up to so long for a peer that is not there yet, or an address that is in use
+    #[arg(long, value_name = "D", default_value = "0s", value_parser = units::duration)]
+    pub(crate) wait: Duration,
+}
