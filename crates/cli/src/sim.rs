@@ -4,6 +4,7 @@ mod chaos;
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail};
@@ -16,12 +17,18 @@ use serde::Serialize;
 use crate::failure::{not_yet, usage};
 use crate::{output, units};
 
+/// What there is to tell of a run that has no report.
+const PANICKED: &str = "panicked: its message is on stderr";
+
 /// Arguments of `sim`. What is not given is the scenario's own choice.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
     /// Which scenario: allreduce, transfer, swarm, grid, rc-chaos or congestion
     #[arg(long, value_name = "NAME|FILE", default_value = NAMES[0])]
     scenario: String,
+    /// Print the names of the scenarios, a line each, and run none
+    #[arg(long)]
+    list: bool,
     /// The seed of the first run
     #[arg(long, value_name = "S", default_value_t = 1)]
     seed: u64,
@@ -74,7 +81,7 @@ struct Summary {
     runs: Vec<Run>,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Run {
     seed: u64,
     /// The same for the same run, and only then.
@@ -88,7 +95,7 @@ struct Run {
     violations: Vec<String>,
 }
 
-#[derive(Serialize)]
+#[derive(Default, Serialize)]
 struct Packets {
     sent: u64,
     delivered: u64,
@@ -102,6 +109,10 @@ struct Packets {
 
 /// Runs `sim`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    if arguments.list {
+        NAMES.iter().for_each(|name| output::line(name));
+        return Ok(());
+    }
     let name = arguments.scenario.as_str();
     if !NAMES.contains(&name) && (name.contains(['/', '.']) || Path::new(name).exists()) {
         return Err(not_yet(&format!(
@@ -125,13 +136,21 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             pcap: pcap.as_mut().filter(|_| first).map(Recording::writer),
             log: log.as_mut().filter(|_| first).map(Recording::writer),
         };
-        let report =
-            run_with_outputs(name, &parameters(arguments, seed), outputs).map_err(|error| {
-                match error {
-                    ScenarioError::Output(_) => anyhow::Error::from(error),
-                    error => usage(error.to_string()),
-                }
-            })?;
+        let parameters = parameters(arguments, seed);
+        // A panic is what is looked for, not the end of the other runs.
+        let run = AssertUnwindSafe(|| run_with_outputs(name, &parameters, outputs));
+        let Ok(result) = catch_unwind(run) else {
+            summary.passed = false;
+            if !arguments.json {
+                output::line(&format!("seed {seed} {PANICKED}"));
+            }
+            summary.runs.push(Run::panicked(seed));
+            continue;
+        };
+        let report = result.map_err(|error| match error {
+            ScenarioError::Output(_) => anyhow::Error::from(error),
+            error => usage(error.to_string()),
+        })?;
         summary.passed &= report.passed();
         if !arguments.json {
             output::line(&text(&report, arguments.runs > 1));
@@ -198,6 +217,10 @@ impl Packets {
 }
 
 impl Run {
+    fn panicked(seed: u64) -> Self {
+        Self { seed, violations: vec![format!("the run {PANICKED}")], ..Self::default() }
+    }
+
     fn of(report: &Report) -> Self {
         Self {
             seed: report.seed,

@@ -81,6 +81,16 @@ fn a_chaos_run_can_be_made_smaller_and_recorded() {
 }
 
 #[test]
+fn the_list_of_scenarios_is_what_runs() {
+    let list = run(&["sim", "--list"]).success().stdout;
+    assert!(list.lines().any(|name| name == "rc-chaos"), "{list}");
+    for name in list.lines() {
+        let unknown = run(&["sim", "--scenario", name, "--seed=18446744073709551615", "--runs=2"]);
+        assert!(unknown.failure(2).contains("2^64"), "{name}: {}", unknown.stderr);
+    }
+}
+
+#[test]
 fn recordings_that_cannot_be_written_are_told() {
     let output = run(&["sim", "--pcap", "no/such/folder"]);
     assert!(output.failure(1).contains("no/such/folder"), "{}", output.stderr);

@@ -11,7 +11,7 @@ use millstream_sim::scenarios::Outputs;
 use millstream_sim::scenarios::rc_chaos::{Campaign, Options, Outcomes, Trouble, run, shrink};
 use serde::Serialize;
 
-use super::{Arguments, Packets, Recording};
+use super::{Arguments, PANICKED, Packets, Recording};
 use crate::failure::usage;
 use crate::output;
 
@@ -171,7 +171,7 @@ fn failure(template: &Options, seed: u64) -> anyhow::Result<Failure> {
     let again = std::panic::catch_unwind(|| run(&options, Outputs::default()));
     let replay = format!("millstream sim {options}");
     let Ok(outcomes) = again else {
-        let violations = vec!["the run panicked: its message is on stderr".to_owned()];
+        let violations = vec![format!("the run {PANICKED}")];
         let (shrunk, trace) = (replay.clone(), Vec::new());
         return Ok(Failure {
             seed,
