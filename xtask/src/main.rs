@@ -5,11 +5,13 @@
 
 #![forbid(unsafe_code)]
 
+mod campaign;
 mod install;
 mod interop;
 mod lab;
 mod licences;
 mod process;
+mod programs;
 mod test;
 mod tidy;
 
@@ -26,6 +28,11 @@ usage: cargo xtask TASK
       --accel tcg|kvm    how qemu runs the guest (tcg)
       --list             print the rows and stop
       --bench            print figures of our stack beside the kernel's, and run no row
+  campaign [OPTIONS]   run all simulations side by side, from seeds that were not tried before
+      --minutes N        for so long (10)
+      --runs R           so many of each scenario, in place of --minutes
+      --seed BASE        from this seed on, tried before or not; what was tried is not kept
+      --only SCENARIO    one scenario
 
 MILLSTREAM_REQUIRE=all makes every skipped test or row a failure.
 MILLSTREAM_BIN names a millstream that was built already.
@@ -44,6 +51,10 @@ fn main() -> ExitCode {
         ("interop", options) => match interop::Options::parse(options) {
             Ok(options) => interop::run(&options),
             Err(error) => return usage(&error.to_string()),
+        },
+        ("campaign", options) => match campaign::Options::parse(options) {
+            Ok(options) => campaign::run(&options),
+            Err(error) => return usage(&format!("{error:#}")),
         },
         ("help" | "--help" | "-h", _) => {
             print!("{USAGE}");

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{install, interop, licences, process, tidy};
+use crate::{campaign, install, interop, licences, process, tidy};
 
 /// One step: its name, and what it does.
 type Step = (&'static str, fn() -> Result<()>);
@@ -21,6 +21,7 @@ const STEPS: &[Step] = &[
     ("doc tests", || process::run(process::cargo().args(["test", "--workspace", "--doc"]))),
     ("interop", interop),
     ("verbs over packet sockets", verbs_over_packet_sockets),
+    ("seeds", campaign::run_of_commit),
     ("tests", tests),
 ];
 

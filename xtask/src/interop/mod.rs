@@ -10,7 +10,6 @@ mod files;
 mod guest;
 mod image;
 mod matrix;
-mod programs;
 mod relay;
 mod row;
 
@@ -27,7 +26,7 @@ use self::matrix::Field;
 use self::relay::Relay;
 use self::row::Row;
 use crate::lab::Lab;
-use crate::{install, process};
+use crate::{install, process, programs};
 
 /// What the rows of the matrix are called while there is no peer to list them.
 const MATRIX: &str = "conformance cases";

@@ -1,4 +1,4 @@
-//! The programs that take part in the conversations, built by cargo.
+//! The programs of this workspace that tasks run, built by cargo.
 //!
 //! Unoptimized builds have assertions and overflow checks, and the emulated side is slower anyway.
 
@@ -11,22 +11,22 @@ use serde_json::Value;
 use crate::process;
 
 /// One side of the conformance cases.
-pub(super) fn peer() -> Result<PathBuf> {
+pub(crate) fn peer() -> Result<PathBuf> {
     example("millstream-verbs", "interop_peer")
 }
 
 /// The cable to the guest.
-pub(super) fn relay() -> Result<PathBuf> {
+pub(crate) fn relay() -> Result<PathBuf> {
     example("millstream-net", "interop_relay")
 }
 
 /// The test suite of `millstream-verbs`.
-pub(super) fn suite() -> Result<PathBuf> {
+pub(crate) fn suite() -> Result<PathBuf> {
     build(&["test", "--no-run", "--package", "millstream-verbs", "--test", "suite"], "suite")
 }
 
 /// The command line, or the one that `MILLSTREAM_BIN` names.
-pub(super) fn millstream() -> Result<PathBuf> {
+pub(crate) fn millstream() -> Result<PathBuf> {
     match std::env::var_os("MILLSTREAM_BIN") {
         Some(path) => Ok(PathBuf::from(path)),
         None => build(&["build", "--package", "millstream"], "millstream"),
@@ -34,7 +34,7 @@ pub(super) fn millstream() -> Result<PathBuf> {
 }
 
 /// The same, optimized: for figures.
-pub(super) fn fast_millstream() -> Result<PathBuf> {
+pub(crate) fn fast_millstream() -> Result<PathBuf> {
     match std::env::var_os("MILLSTREAM_BIN") {
         Some(path) => Ok(PathBuf::from(path)),
         None => build(&["build", "--release", "--package", "millstream"], "millstream"),
