@@ -20,6 +20,19 @@ const RC_CHAOS: &[(&str, u64, &str, Option<u32>)] = &[
         Some(4),
     ),
     ("the same, of a host that always gives the same numbers again", 360, "", None),
+    (
+        "the same, and what the one that still tries sends has the packet sequence number that is \
+         expected of the other: the run must not draw it",
+        20_467_322,
+        "",
+        None,
+    ),
+    (
+        "the same",
+        20_467_322,
+        "loss,blackout,deregister,revoke,starve,pause,drain,short,keys",
+        Some(16),
+    ),
 ];
 
 /// Runs of the other scenarios: why, which, and the seed.

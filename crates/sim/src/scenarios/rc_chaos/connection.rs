@@ -15,6 +15,8 @@ pub(super) struct End {
     pub(super) qpn: Option<Qpn>,
     /// It is connected, in the present life.
     pub(super) up: bool,
+    /// The host and the queue pair that it is connected to, since it was raised.
+    pub(super) peer: Option<(usize, Qpn)>,
     /// It is in the error state.
     pub(super) broken: bool,
     /// Its device told that it failed.

@@ -96,6 +96,9 @@ impl Director {
         for end in 0..2 {
             self.provide_queue_pair(network, index, end);
         }
+        if self.connections[index].ends.iter().all(|end| !end.up) {
+            self.part_from_predecessors(index);
+        }
         let connection = &self.connections[index];
         let ([Some(own), Some(other)], psns) =
             ([end, 1 - end].map(|end| connection.ends[end].qpn), connection.psns)
@@ -116,9 +119,39 @@ impl Director {
         network.note(|| {
             format!("raise connection {index} end {end} life {life}: {remote:?} {rules:?}")
         });
-        self.connections[index].ends[end].up = true;
+        let raised = &mut self.connections[index].ends[end];
+        raised.up = true;
+        raised.peer = Some((hosts[1 - end], other));
         self.post_receives(network, 2 * index + (1 - end));
         self.post(network, 2 * index + end);
+    }
+
+    /// A host that came back may have given a queue pair the number of one that was connected to
+    /// another queue pair of our peer, which does not know yet and still sends. By their sequence
+    /// numbers alone are its packets told from ours, so ours must be far from those.
+    fn part_from_predecessors(&mut self, index: usize) {
+        let Connection { hosts, ends, mut psns, .. } = self.connections[index];
+        let mut near = false;
+        for end in 0..2 {
+            let peer = ends[1 - end].qpn.map(|qpn| (hosts[1 - end], qpn));
+            for (other, connection) in self.connections.iter().enumerate() {
+                let sends = |from: usize| {
+                    peer.is_some()
+                        && connection.hosts[from] == hosts[end]
+                        && connection.ends[from].peer == peer
+                };
+                if other != index && (0..2).any(sends) {
+                    connection.psns.iter().for_each(|&psn| self.used.add(psn, 0));
+                    near = true;
+                }
+            }
+        }
+        if near {
+            for psn in &mut psns {
+                *psn = self.used.far_from(*psn, || Psn::new(self.rng.bits() as u32));
+            }
+            self.connections[index].psns = psns;
+        }
     }
 
     pub(super) fn provide_queue_pair(
@@ -266,6 +299,7 @@ impl Director {
             self.pending -= 1;
         }
         end.up = false;
+        end.peer = None;
         end.broken = false;
         end.reported = false;
         end.took_last = false;
