@@ -61,6 +61,10 @@ pub struct RdmaConfig {
     /// How many connections in a row may break without a single slice done before the slices that
     /// wait for them fail, the first not counted.
     pub retry_count: u32,
+    /// For how long, since a slice was last done, more connections than `retry_count` may break,
+    /// and a peer that does not answer is asked again, before slices fail. A peer whose process is
+    /// gone, so that its host refuses the connection, is not waited for.
+    pub patience: Duration,
     /// The acknowledgement timeout of queue pairs as verbs code it: 4.096 us * 2^n, 1 to 31. A peer
     /// counts as gone after 8 of them: with 16, after 2.1 s. A busy machine may well let a
     /// process wait for a second.
@@ -83,6 +87,7 @@ impl RdmaConfig {
             queue_pairs_per_endpoint: 1,
             send_queue_depth: 128,
             retry_count: 1,
+            patience: Duration::ZERO,
             acknowledge_timeout: 16,
             max_endpoints: 1024,
             max_accepted: 1024,

@@ -505,6 +505,25 @@ pub enum FailureReason {
     PathMtu(String),
 }
 
+impl FailureReason {
+    /// Whether connecting again may well go better: the peer, or the way to it, did not answer.
+    pub(crate) fn may_pass(&self) -> bool {
+        match self {
+            Self::PathMtu(_) => true,
+            Self::Unreachable(kind) => matches!(
+                **kind,
+                CallErrorKind::Resolve(_)
+                    | CallErrorKind::Unreachable { .. }
+                    | CallErrorKind::Connect { .. }
+                    | CallErrorKind::NoReply { .. }
+                    | CallErrorKind::Closed
+                    | CallErrorKind::Io(_)
+            ),
+            _ => false,
+        }
+    }
+}
+
 /// Why [`crate::TransferEngine::submit_and_wait`] failed.
 #[derive(Debug, Error)]
 pub enum SubmitAndWaitError {

@@ -63,6 +63,12 @@ impl Segment {
         self.open.descriptor().protocol.clone()
     }
 
+    /// Which start of its process this is, as a random number, when it was opened or refreshed.
+    /// `None` where the peer does not say, as Mooncake does not.
+    pub fn incarnation(&self) -> Option<u64> {
+        self.open.descriptor().incarnation
+    }
+
     /// Its buffers, as they were when it was opened or refreshed.
     pub fn buffers(&self) -> Vec<SegmentBuffer> {
         let buffer = |buffer: &BufferDesc| SegmentBuffer {

@@ -4,6 +4,7 @@ mod common;
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use common::{LONG, address, contents, engine, engine_with, pattern, private, request, shared};
@@ -28,11 +29,16 @@ fn failure(engine: &TransferEngine, request: TransferRequest) -> TransferError {
 
 /// An engine whose queue pairs give up after 8 * 4 ms.
 fn impatient() -> TransferEngine {
+    with_patience(Duration::ZERO)
+}
+
+/// The same, which goes on connecting for so long.
+fn with_patience(patience: Duration) -> TransferEngine {
     let address = address();
     let mut config = Config::new(address);
     config.client.call_timeout = Duration::from_millis(200);
     let engine = TransferEngine::new(config).unwrap();
-    let rdma = RdmaConfig { acknowledge_timeout: 10, ..RdmaConfig::new(&[address]) };
+    let rdma = RdmaConfig { acknowledge_timeout: 10, patience, ..RdmaConfig::new(&[address]) };
     engine.install_rdma(rdma).unwrap();
     engine
 }
@@ -253,7 +259,8 @@ fn at_the_limit_the_oldest_connection_makes_room() {
 struct FakePeer {
     device: std::net::IpAddr,
     name: std::sync::OnceLock<String>,
-    answer: fn(&HandShakeDesc) -> Option<HandShakeDesc>,
+    answer: fn(&HandShakeDesc, u32) -> Option<HandShakeDesc>,
+    handshakes: AtomicU32,
 }
 
 impl Handler for FakePeer {
@@ -280,35 +287,48 @@ impl Handler for FakePeer {
             };
             descriptor.to_json()
         } else {
-            (self.answer)(&HandShakeDesc::from_json(&request.body).ok()?)?.to_json()
+            let before = self.handshakes.fetch_add(1, Ordering::Relaxed);
+            (self.answer)(&HandShakeDesc::from_json(&request.body).ok()?, before)?.to_json()
         };
         Some(Frame::new(request.frame_type, body))
     }
 }
 
-/// The failure of writing to a peer that answers like this.
-fn against(answer: fn(&HandShakeDesc) -> Option<HandShakeDesc>) -> TransferError {
+/// The failure of writing to a peer that answers like this. It is told how many handshakes came
+/// before.
+fn against(answer: fn(&HandShakeDesc, u32) -> Option<HandShakeDesc>) -> TransferError {
+    failure_of(&impatient(), answer)
+}
+
+fn failure_of(
+    initiator: &TransferEngine,
+    answer: fn(&HandShakeDesc, u32) -> Option<HandShakeDesc>,
+) -> TransferError {
     let device = address();
-    let peer = Arc::new(FakePeer { device, name: Default::default(), answer });
+    let peer = Arc::new(FakePeer {
+        device,
+        name: Default::default(),
+        answer,
+        handshakes: AtomicU32::new(0),
+    });
     let config = ServerConfig::default();
     let server =
         Server::start((device, 0).into(), config, Arc::clone(&peer) as Arc<dyn Handler>).unwrap();
     peer.name.set(server.address().to_string()).unwrap();
-    let initiator = impatient();
-    let local = private(&initiator, 4096);
+    let local = private(initiator, 4096);
     let segment = initiator.open_segment(&server.address().to_string()).unwrap();
-    failure(&initiator, request(Opcode::Write, (&local, 0), &segment, 0, 4096))
+    failure(initiator, request(Opcode::Write, (&local, 0), &segment, 0, 4096))
 }
 
 #[test]
 fn handshakes_that_go_wrong() {
-    let error = against(|_| None);
+    let error = against(|_, _| None);
     assert!(matches!(error.reason, FailureReason::Unreachable(_)), "{error}");
-    let error = against(|_| Some(HandShakeDesc::refusal("no")));
+    let error = against(|_, _| Some(HandShakeDesc::refusal("no")));
     assert!(error.to_string().ends_with("(nic fake_0): it refused to connect: no"), "{error}");
-    let error = against(|_| Some(HandShakeDesc::default()));
+    let error = against(|_, _| Some(HandShakeDesc::default()));
     assert!(error.to_string().contains("0 queue pairs where 1 were expected"), "{error}");
-    let error = against(|request| {
+    let error = against(|request, _| {
         Some(HandShakeDesc { qp_num: vec![7], path_mtu: Some(3), ..request.clone() })
     });
     assert!(error.to_string().contains("3 bytes are no path MTU"), "{error}");
@@ -317,13 +337,54 @@ fn handshakes_that_go_wrong() {
 #[test]
 fn a_peer_whose_queue_pair_does_not_answer_is_gone() {
     // It promises a queue pair where there is none.
-    let error = against(|request| {
+    let error = against(|request, _| {
         Some(HandShakeDesc { qp_num: vec![7], local_gid: None, ..request.clone() })
     });
     assert!(
         error.to_string().ends_with("retry count exceeded: the peer does not answer"),
         "{error}"
     );
+}
+
+#[test]
+fn patience_outlasts_handshakes_without_a_reply_and_connections_that_break() {
+    // The last answer is one that no patience helps against: it shows that all before were tried.
+    let answer: fn(&HandShakeDesc, u32) -> Option<HandShakeDesc> = |request, before| match before {
+        0..3 => None,
+        3..6 => Some(HandShakeDesc { qp_num: vec![7], local_gid: None, ..request.clone() }),
+        _ => Some(HandShakeDesc::refusal("enough")),
+    };
+    let error = failure_of(&with_patience(LONG), answer);
+    assert!(error.to_string().ends_with("it refused to connect: enough"), "{error}");
+    // Without patience, the first of each kind is the end.
+    let error = failure_of(&impatient(), answer);
+    assert!(matches!(error.reason, FailureReason::Unreachable(_)), "{error}");
+}
+
+#[test]
+fn patience_comes_to_an_end() {
+    let error = failure_of(&with_patience(Duration::from_millis(300)), |_, _| None);
+    assert!(matches!(error.reason, FailureReason::Unreachable(_)), "{error}");
+}
+
+#[test]
+fn a_patient_engine_stops_at_once() {
+    let initiator = with_patience(Duration::MAX);
+    let local = private(&initiator, 100);
+    let peer = engine(1);
+    let _remote = shared(&peer, 100);
+    // A handshake that is never answered: the port of a listener that accepts nothing.
+    let segment = initiator.open_segment(peer.name()).unwrap();
+    let address: SocketAddr = peer.name().parse().unwrap();
+    drop(peer);
+    let _silent = std::net::TcpListener::bind(address).unwrap();
+    let write = request(Opcode::Write, (&local, 0), &segment, 0, 100);
+    let batch = initiator.allocate_batch(1).unwrap();
+    initiator.submit(&batch, &[write]).unwrap();
+    drop(initiator);
+    let other = engine(1);
+    let error = other.status(&batch, 0).unwrap().error.unwrap();
+    assert!(matches!(error.reason, FailureReason::ShutDown), "{error}");
 }
 
 #[test]

@@ -5,16 +5,17 @@
 //!            work            handshake done          a work request failed
 //!   Idle ----------> Connecting -----------> Connected -----------> Draining
 //!    ^                   |                                             | nothing under way
-//!    |     failed        |             work left, may try again        |
+//!    | failed for good   |             work left, may try again        |
 //!    +-------------------+<--------------------------------------------+
 //! ```
 //!
 //! No lock is held while the device or a task is told something: each method decides under the
 //! lock and acts after it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
-use millstream_metadata::{Frame, FrameType, Gid, HandShakeDesc, NicPath};
+use millstream_metadata::{Client, ClientConfig, Frame, FrameType, Gid, HandShakeDesc, NicPath};
 use millstream_verbs::{
     Completion, CompletionStatus, Piece, PostError, ScatterGather, SendOperation, SendRequest,
 };
@@ -31,6 +32,9 @@ use crate::{FailureReason, Opcode, TransferError};
 /// Work requests handed to a queue pair at a time.
 const POST_BATCH: usize = 16;
 
+/// Between two attempts to connect: some fail at once, as while a link is down.
+const CONNECT_PAUSE: Duration = Duration::from_millis(100);
+
 /// What an endpoint is made with.
 pub(super) struct EndpointConfig {
     pub(super) context: Arc<RdmaContext>,
@@ -45,6 +49,7 @@ pub(super) struct EndpointConfig {
     pub(super) queue_pairs: usize,
     pub(super) depth: usize,
     pub(super) retry_count: u32,
+    pub(super) patience: Duration,
     pub(super) acknowledge_timeout: u8,
 }
 
@@ -53,6 +58,8 @@ pub(super) struct Endpoint {
     number: u32,
     config: EndpointConfig,
     state: Mutex<State>,
+    /// Told by `stop`.
+    stopped: Condvar,
 }
 
 struct State {
@@ -60,6 +67,8 @@ struct State {
     queue: SendQueue,
     /// Connections in a row that broke before a single slice was done.
     breaks: u32,
+    /// When a slice was last done, or the first of those that wait was added.
+    moved_at: Instant,
     /// Why the last one broke.
     reason: Option<FailureReason>,
     /// Which process was connected to before; `None` inside when it does not say.
@@ -96,11 +105,12 @@ impl Endpoint {
             phase: Phase::Idle,
             queue: SendQueue::new(config.queue_pairs, config.depth),
             breaks: 0,
+            moved_at: Instant::now(),
             reason: None,
             incarnation: None,
             segments: Vec::new(),
         };
-        Self { own, number, config, state: Mutex::new(state) }
+        Self { own, number, config, state: Mutex::new(state), stopped: Condvar::new() }
     }
 
     /// Notes that a segment is reached through here.
@@ -120,6 +130,9 @@ impl Endpoint {
         let foreign = matches!((state.incarnation, pending.incarnation),
             (Some(Some(connected)), Some(meant)) if connected != meant);
         let broken = if foreign { state.break_connection(None) } else { None };
+        if !state.queue.has_waiting() && state.queue.in_flight() == 0 {
+            state.moved_at = Instant::now();
+        }
         state.queue.push(pending);
         drop(state);
         if let Some(connection) = broken {
@@ -129,7 +142,7 @@ impl Endpoint {
 
     /// Begins to do what was added.
     pub(super) fn kick(&self) {
-        let next = self.lock().next(self.config.retry_count);
+        let next = self.lock().next(&self.config);
         self.act(next);
     }
 
@@ -160,7 +173,10 @@ impl Endpoint {
                 }
             }
         }
-        let next = state.next(self.config.retry_count);
+        if !finished.is_empty() {
+            state.moved_at = Instant::now();
+        }
+        let next = state.next(&self.config);
         let segments = if stale { state.segments.clone() } else { Vec::new() };
         drop(state);
         if let Some(connection) = broken {
@@ -181,6 +197,7 @@ impl Endpoint {
     /// peer to know.
     pub(super) fn stop(&self) -> Option<HandShakeDesc> {
         let mut state = self.lock();
+        self.stopped.notify_all();
         let connection = match std::mem::replace(&mut state.phase, Phase::Stopped) {
             Phase::Connected(connection) | Phase::Draining(connection) => Some(connection),
             _ => None,
@@ -278,7 +295,7 @@ impl Endpoint {
             state.breaks = u32::MAX - 1;
         }
         let broken = state.break_connection(Some(FailureReason::Post(error)));
-        let next = state.next(self.config.retry_count);
+        let next = state.next(&self.config);
         drop(state);
         if let Some(connection) = broken {
             connection.close();
@@ -291,7 +308,19 @@ impl Endpoint {
         if matches!(self.lock().phase, Phase::Stopped) {
             return;
         }
-        let established = self.establish();
+        let mut established = self.establish(&self.config.context.client);
+        while let Err(reason) = &established
+            && reason.may_pass()
+            && let Some(left) = self.pause()
+        {
+            tracing::info!(error = %self.error(reason.clone()), "not connected yet");
+            let limits = *self.config.context.client.config();
+            established = self.establish(&Client::new(ClientConfig {
+                connect_timeout: limits.connect_timeout.min(left),
+                call_timeout: limits.call_timeout.min(left),
+                ..limits
+            }));
+        }
         let mut state = self.lock();
         if !matches!(state.phase, Phase::Connecting) {
             return;
@@ -324,6 +353,21 @@ impl Endpoint {
         }
     }
 
+    /// Pauses before the next attempt to connect. Returns how much patience is left then; `None`
+    /// when that is none, or the endpoint was stopped.
+    fn pause(&self) -> Option<Duration> {
+        let left = |state: &State| {
+            let left = self.config.patience.checked_sub(state.moved_at.elapsed())?;
+            (!left.is_zero()).then_some(left)
+        };
+        let state = self.lock();
+        let pause = left(&state)?.min(CONNECT_PAUSE);
+        let connecting = |state: &mut State| matches!(state.phase, Phase::Connecting);
+        let waited = self.stopped.wait_timeout_while(state, pause, connecting);
+        let (mut state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if connecting(&mut state) { left(&state) } else { None }
+    }
+
     fn fail_waiting(&self, reason: FailureReason) {
         let mut state = self.lock();
         if matches!(state.phase, Phase::Connecting) {
@@ -348,7 +392,7 @@ impl Endpoint {
         }
     }
 
-    fn establish(&self) -> Result<(Connection, Option<u64>), FailureReason> {
+    fn establish(&self, client: &Client) -> Result<(Connection, Option<u64>), FailureReason> {
         let config = &self.config;
         let own_mtu = config
             .device
@@ -369,9 +413,7 @@ impl Endpoint {
             .address(&config.peer)
             .map_err(|error| nonsense(error.to_string()))?;
         let frame = Frame::new(FrameType::Connection, request.to_json());
-        let reply = config
-            .context
-            .client
+        let reply = client
             .call(&meta.address, &frame)
             .map_err(|error| FailureReason::Unreachable(Arc::new(error.kind)))?;
         let reply =
@@ -402,18 +444,19 @@ impl State {
         Some(connection)
     }
 
-    fn next(&mut self, retry_count: u32) -> Next {
+    fn next(&mut self, config: &EndpointConfig) -> Next {
         match &self.phase {
             Phase::Connected(_) => Next::Post,
             Phase::Draining(_) if self.queue.in_flight() == 0 => {
                 self.phase = Phase::Idle;
-                let hopeless = self.breaks > retry_count;
+                let hopeless =
+                    self.breaks > config.retry_count && self.moved_at.elapsed() >= config.patience;
                 match self.reason.take() {
                     Some(reason) if hopeless => {
                         self.breaks = 0;
                         Next::Fail(self.queue.drop_waiting(), reason)
                     }
-                    _ => self.next(retry_count),
+                    _ => self.next(config),
                 }
             }
             Phase::Idle if self.queue.has_waiting() => {

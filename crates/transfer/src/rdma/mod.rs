@@ -209,6 +209,7 @@ impl RdmaTransport {
             queue_pairs: self.config.queue_pairs_per_endpoint,
             depth: self.config.send_queue_depth,
             retry_count: self.config.retry_count,
+            patience: self.config.patience,
             acknowledge_timeout: self.config.acknowledge_timeout,
         };
         let endpoint = device.add(|number, own| Endpoint::new(number, own, config));
