@@ -132,6 +132,12 @@ impl TransferEngine {
         own.map(names).unwrap_or_default()
     }
 
+    /// How often its devices have sent or asked for packets again, because a peer reported a loss
+    /// or was silent: a measure of how bad the ways to peers are.
+    pub fn retransmissions(&self) -> u64 {
+        self.inner.transports().iter().map(|transport| transport.retransmissions()).sum()
+    }
+
     /// Unregisters the memory that was registered at this address. Returns once no transfer
     /// touches it any more; transfers that still need it fail.
     pub fn unregister_memory(&self, address: *mut u8) -> Result<(), RegisterError> {

@@ -67,6 +67,11 @@ pub(crate) trait Transport: Send + Sync {
         descriptor: &Arc<SegmentDesc>,
     ) -> Result<(), String>;
 
+    /// How often its devices repaired a loss.
+    fn retransmissions(&self) -> u64 {
+        0
+    }
+
     /// Begins to do this work. Does not wait for any of it.
     fn submit(&self, work: &[Work]);
 

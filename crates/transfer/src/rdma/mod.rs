@@ -290,6 +290,15 @@ impl Transport for RdmaTransport {
         self.paths(segment, descriptor).map(drop)
     }
 
+    fn retransmissions(&self) -> u64 {
+        // A device of the system counts the causes and not what it did about them.
+        let of = |device: &Arc<LocalDevice>| {
+            let counters = device.device.counters();
+            counters.retransmissions.max(counters.naks_received + counters.timeouts)
+        };
+        self.devices.iter().map(of).sum()
+    }
+
     fn submit(&self, work: &[Work]) {
         for run in work.chunk_by(|a, b| a.segment.id == b.segment.id) {
             let Work { segment, descriptor, .. } = &run[0];
