@@ -2,22 +2,40 @@
 
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use millstream_net::address::{first_free_loopback, local_address_for};
 use millstream_verbs::{Device, IbverbsConfig, OpenError, Provider, SoftConfig};
+use thiserror::Error;
 
 /// The UDP port of RoCEv2.
 pub(crate) const ROCE_PORT: u16 = millstream_wire::ROCE_PORT;
 
 /// How often another free loopback address is tried when a process takes the one just found.
-const ATTEMPTS: usize = 16;
+pub(crate) const ATTEMPTS: usize = 16;
+
+/// There is no loopback address left. Said of loopback only: elsewhere an address is not one of
+/// many, and [`OpenError::PortInUse`] says what to do.
+#[derive(Debug, Error)]
+pub(crate) enum NoneFree {
+    #[error(
+        "UDP port {ROCE_PORT} is in use on all of 127.0.0.1 to 127.0.0.254: give another address \
+         of 127.0.0.0/8 with --bind"
+    )]
+    Loopback,
+    #[error("other processes keep taking the free addresses of 127.0.0.x: choose one with --bind")]
+    Contended,
+}
+
+/// Whether [`towards`] chooses among many addresses for this peer.
+pub(crate) fn is_one_of_many(peer: IpAddr) -> bool {
+    peer.is_loopback() && peer.is_ipv4()
+}
 
 /// The address to use towards `peer`: on loopback the first that is free of 127.0.0.1 and up, else
 /// the one that the routing table says.
 pub(crate) fn towards(peer: IpAddr) -> anyhow::Result<IpAddr> {
-    if peer.is_loopback() && peer.is_ipv4() {
-        let address = first_free_loopback(ROCE_PORT);
-        return Ok(address.context("UDP port 4791 is in use on all of 127.0.0.1 to .254")?.into());
+    if is_one_of_many(peer) {
+        return Ok(first_free_loopback(ROCE_PORT).ok_or(NoneFree::Loopback)?.into());
     }
     local_address_for(peer).with_context(|| format!("no local address leads to {peer}"))
 }
@@ -54,11 +72,11 @@ pub(crate) fn open_device(
             None => towards(peer)?,
         };
         match Device::open_soft(&config(address)) {
-            Err(OpenError::PortInUse { .. }) if bind.is_none() && peer.is_loopback() => {}
+            Err(OpenError::PortInUse { .. }) if bind.is_none() && is_one_of_many(peer) => {}
             result => return Ok(result?),
         }
     }
-    bail!("other processes keep taking the free addresses of 127.0.0.x; choose one with --bind")
+    Err(NoneFree::Contended.into())
 }
 
 /// A soft device's name carries its address: `soft-127.0.0.2`.

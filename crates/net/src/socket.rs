@@ -127,8 +127,10 @@ impl Bound {
 pub enum OpenError {
     /// The port is taken.
     #[error(
-        "another process already has UDP port {port} of {address} (one device per address; the \
-         kernel's own RoCE takes all): use another address with --bind, such as 127.0.0.2"
+        "UDP port {port} of {address} is in use by another process: one process at a time uses an \
+         address (the kernel's own RoCE takes all of them): wait until it has ended, or give \
+         another address with --bind{}",
+        if address.is_loopback() && address.is_ipv4() { ", such as 127.0.0.2" } else { "" }
     )]
     PortInUse {
         /// The address.
