@@ -1,20 +1,26 @@
 //! Transfer engines as commands ask for them: protocols, metadata, local addresses.
 
+use std::io;
 use std::net::{IpAddr, ToSocketAddrs};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use millstream_metadata::HostPort;
-use millstream_transfer::{Config, InstallError, RdmaConfig, Segment, TransferEngine};
+use millstream_metadata::{CallErrorKind, HostPort, StoreError};
+use millstream_transfer::{
+    Config, InstallError, RdmaConfig, Segment, SegmentError, TransferEngine,
+};
 use millstream_verbs::{DeviceError, OpenError, Provider};
+use thiserror::Error;
 
-use crate::address;
-use crate::failure::{not_yet, usage};
-use crate::reach::Reach;
+use crate::address::{self, ATTEMPTS, NoneFree, is_one_of_many};
+use crate::failure::{self, not_yet, usage};
+use crate::output;
+use crate::reach::{Patience, Reach};
 
-/// How often another free loopback address is tried when a process takes the one just found.
-const ATTEMPTS: usize = 16;
-/// The port of a segment's name without one.
-const DEFAULT_PORT: u16 = millstream_metadata::DEFAULT_HANDSHAKE_PORT;
+/// How often it is tried whether what is waited for is there, and how often that is told.
+const WAIT_INTERVAL: Duration = Duration::from_millis(50);
+const TELL_INTERVAL: Duration = Duration::from_secs(10);
 
 /// A way for bytes to move that this version has.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -65,7 +71,19 @@ pub(crate) fn start(
     peer: IpAddr,
     segmentation_offload: bool,
 ) -> anyhow::Result<TransferEngine> {
+    start_patiently(protocols, bind, peer, segmentation_offload, Duration::ZERO)
+}
+
+/// The same, with patience with peers that do not answer.
+fn start_patiently(
+    protocols: &[Protocol],
+    bind: &[IpAddr],
+    peer: IpAddr,
+    segmentation_offload: bool,
+    patience: Duration,
+) -> anyhow::Result<TransferEngine> {
     let provider = provider(protocols)?;
+    check_addresses(bind)?;
     for _ in 0..ATTEMPTS {
         let found;
         let addresses = match bind {
@@ -77,15 +95,37 @@ pub(crate) fn start(
         };
         let engine = TransferEngine::new(Config::new(addresses[0]))?;
         let Some(provider) = provider else { return Ok(engine) };
-        let config = RdmaConfig { provider, segmentation_offload, ..RdmaConfig::new(addresses) };
+        let config =
+            RdmaConfig { provider, segmentation_offload, patience, ..RdmaConfig::new(addresses) };
         match engine.install_rdma(config) {
             Ok(()) => return Ok(engine),
             Err(InstallError::Open(DeviceError::Soft(OpenError::PortInUse { .. })))
-                if bind.is_empty() => {}
+                if bind.is_empty() && is_one_of_many(peer) => {}
+            Err(error @ InstallError::DuplicateDevice(_)) => {
+                return Err(usage(format!("--bind: {error}")));
+            }
             Err(error) => return Err(error.into()),
         }
     }
-    bail!("other processes keep taking the free addresses of 127.0.0.x: choose one with --bind")
+    Err(NoneFree::Contended.into())
+}
+
+/// Checks values of `--bind`.
+fn check_addresses(bind: &[IpAddr]) -> anyhow::Result<()> {
+    for (index, address) in bind.iter().enumerate() {
+        if address.is_unspecified() || address.is_multicast() {
+            return Err(usage(format!(
+                "--bind {address}: packets leave from one address of one interface, which \
+                 `ip address` shows"
+            )));
+        }
+        if bind[..index].contains(address) {
+            return Err(usage(format!(
+                "--bind {address} is given twice: there is one device for each address"
+            )));
+        }
+    }
+    Ok(())
 }
 
 /// Whether RDMA is among the protocols, and if so, which provider is asked for.
@@ -108,23 +148,105 @@ pub(crate) struct Opened {
     pub(crate) segment: Segment,
 }
 
+/// A local address or a peer that is not there now, and may be later.
+#[derive(Debug, Error)]
+#[error("cannot find the address of segment {segment}: {error}")]
+struct Unresolved {
+    segment: String,
+    error: io::Error,
+}
+
 /// Starts an engine and opens a segment with it.
 pub(crate) fn open(reach: &Reach, segment: &str) -> anyhow::Result<Opened> {
+    open_patiently(reach, segment, Duration::ZERO)
+}
+
+/// Checks the value of `--segment`.
+pub(crate) fn parse_segment(segment: &str) -> anyhow::Result<HostPort> {
+    segment.parse().map_err(|error| usage(format!("--segment {error}")))
+}
+
+/// Starts an engine and opens a segment with it, as soon as that is possible, for `patience.wait`.
+/// `command` tells what it waits for.
+pub(crate) fn open_when_there(
+    command: &str,
+    reach: &Reach,
+    segment: &str,
+    patience: &Patience,
+) -> anyhow::Result<Opened> {
+    let start = Instant::now();
+    let moving = patience.limit().unwrap_or(Duration::MAX);
+    let mut told: Option<Instant> = None;
+    loop {
+        let error = match open_patiently(reach, segment, moving) {
+            Err(error) if may_come(&error) => error,
+            result => return result,
+        };
+        let left = patience.wait.saturating_sub(start.elapsed());
+        if left.is_zero() {
+            let advice = match patience.wait.is_zero() {
+                true => "--wait waits for it".to_owned(),
+                false => format!("waited {:?} for it", patience.wait),
+            };
+            bail!("{} ({advice})", failure::sentence(&error));
+        }
+        if told.is_none_or(|told| told.elapsed() >= TELL_INTERVAL) {
+            told = Some(Instant::now());
+            let error = failure::sentence(&error);
+            output::complain(&format!(
+                "{command}: waiting for up to {:.0} s more: {error}",
+                left.as_secs_f64()
+            ));
+        }
+        // Nothing tells when a port becomes free, or a peer can be reached.
+        thread::sleep(WAIT_INTERVAL.min(left));
+    }
+}
+
+/// Whether this is about what may be there a moment later.
+fn may_come(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| {
+        if let Some(SegmentError::Store { error: StoreError::Call(error), .. }) =
+            cause.downcast_ref()
+        {
+            return matches!(
+                error.kind,
+                CallErrorKind::Resolve(_)
+                    | CallErrorKind::Refused { .. }
+                    | CallErrorKind::Unreachable { .. }
+                    | CallErrorKind::Connect { .. }
+                    | CallErrorKind::NoReply { .. }
+                    | CallErrorKind::Closed
+                    | CallErrorKind::Io(_)
+            );
+        }
+        let in_use = matches!(
+            cause.downcast_ref(),
+            Some(InstallError::Open(DeviceError::Soft(OpenError::PortInUse { .. })))
+        );
+        in_use || cause.is::<NoneFree>() || cause.is::<Unresolved>()
+    })
+}
+
+fn open_patiently(reach: &Reach, segment: &str, patience: Duration) -> anyhow::Result<Opened> {
     check_metadata(&reach.metadata)?;
     let protocol = protocol(&reach.protocol)?;
-    let name = HostPort::parse_with_default(segment, DEFAULT_PORT)
-        .map_err(|error| usage(format!("--segment {error}")))?;
+    let name = parse_segment(segment)?;
     // Where the segment is says on which of our addresses it can be reached.
     let peer = match reach.bind.first() {
         Some(address) => *address,
-        None => (name.host.as_str(), name.port)
-            .to_socket_addrs()
-            .with_context(|| format!("cannot find the address of segment {segment}"))?
-            .next()
-            .with_context(|| format!("the host of segment {segment} has no address"))?
-            .ip(),
+        None => {
+            let unresolved = |error| Unresolved { segment: segment.to_owned(), error };
+            let mut addresses =
+                (name.host.as_str(), name.port).to_socket_addrs().map_err(unresolved)?;
+            addresses
+                .next()
+                .with_context(|| format!("the host of segment {segment} has no address"))?
+                .ip()
+        }
     };
-    let engine = start(&[protocol], &reach.bind, peer, !reach.no_segmentation_offload)?;
+    let offload = !reach.no_segmentation_offload;
+    let engine = start_patiently(&[protocol], &reach.bind, peer, offload, patience)?;
     let opened = engine.open_segment(segment)?;
     if opened.buffers().is_empty() {
         bail!("segment {segment} has no memory to read or write");

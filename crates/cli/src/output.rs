@@ -1,9 +1,13 @@
 //! What goes to stdout: text, one JSON object, or a daemon's `ready` line. Logs go to stderr.
 
+use std::ffi::OsStr;
+use std::fmt::Write as _;
 use std::io::{self, IsTerminal, Write};
+use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
+use thiserror::Error;
 
 /// Prints one JSON object as one line. A closed stdout is not an error: nobody wants the answer.
 pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
@@ -21,6 +25,41 @@ pub(crate) fn ready(value: &impl Serialize) -> anyhow::Result<()> {
 pub(crate) fn line(text: &str) {
     let mut stdout = io::stdout().lock();
     let _ = writeln!(stdout, "{text}").and_then(|()| stdout.flush());
+}
+
+/// Stdout did not take what was written.
+#[derive(Debug, Error)]
+#[error("cannot write to stdout: {0}")]
+pub(crate) struct StdoutError(io::Error);
+
+/// Prints this, at once, though stdout may be a pipe.
+pub(crate) fn print(text: &str) -> Result<(), StdoutError> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()).map_err(StdoutError)
+}
+
+/// Writes a line to stderr, if that takes it: there is nowhere else to complain.
+pub(crate) fn complain(text: &str) {
+    let _ = writeln!(io::stderr().lock(), "{text}");
+}
+
+/// A name as it can be shown within a line: control characters, and bytes that are not UTF-8, are
+/// written out.
+pub(crate) fn escaped(name: impl AsRef<OsStr>) -> String {
+    let mut shown = String::new();
+    for chunk in name.as_ref().as_bytes().utf8_chunks() {
+        for c in chunk.valid().chars() {
+            match c.is_control() {
+                false => shown.push(c),
+                true => shown.extend(c.escape_default()),
+            }
+        }
+        for byte in chunk.invalid() {
+            // Writing to a string cannot fail.
+            let _ = write!(shown, "\\x{byte:02x}");
+        }
+    }
+    shown
 }
 
 /// One line on a terminal that says how far long work is. Nothing where stderr is no terminal.

@@ -26,15 +26,22 @@ pub(crate) struct Reach {
 }
 
 /// For how long a command tries.
-#[derive(Args, Clone, Copy, Debug)]
+#[derive(Args, Clone, Copy, Debug, Default)]
 pub(crate) struct Patience {
-    /// Fail when no byte has moved for so long
+    /// Fail when no byte has moved for so long, whoever holds it up; 0s waits for ever
     #[arg(long, value_name = "D", default_value = "30s", value_parser = units::duration)]
     pub(crate) timeout: Duration,
-    /// Go on where it stopped so many times, when the peer or the way to it fails
+    /// Go on where it stopped so many times, a second after the peer or the way to it failed
     #[arg(long, value_name = "N", default_value_t = 0)]
     pub(crate) retry: u32,
-    /// Wait up to so long for a peer that is not there yet, or an address that is in use
+    /// Wait up to so long for a peer that is not there yet, or a local address that is in use
     #[arg(long, value_name = "D", default_value = "0s", value_parser = units::duration)]
     pub(crate) wait: Duration,
+}
+
+impl Patience {
+    /// After how long without a byte to fail; `None` is never.
+    pub(crate) fn limit(&self) -> Option<Duration> {
+        (!self.timeout.is_zero()).then_some(self.timeout)
+    }
 }
