@@ -5,8 +5,11 @@
 
 pub(crate) use millstream_net::baseline::processor_time;
 use std::collections::VecDeque;
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -32,7 +35,7 @@ const LINES_KEPT: usize = 8;
 struct Belongings {
     /// Process ids of children that were not waited for yet.
     children: Vec<u32>,
-    /// Folders.
+    /// Folders and files.
     scratch: Vec<PathBuf>,
 }
 
@@ -77,8 +80,8 @@ impl StopSignals {
     }
 }
 
-/// From now on, a signal to stop first ends all children and removes all scratch folders, and then
-/// ends this process as the signal does by default. To be called before any thread is started.
+/// From now on, a signal to stop first ends all children and removes all scratch folders and
+/// temporary files, and then ends this process as the signal does by default. To be called before any thread is started.
 pub(crate) fn clean_up_when_told_to_stop() -> anyhow::Result<()> {
     let signals = StopSignals::hold();
     let watch = move || {
@@ -87,9 +90,12 @@ pub(crate) fn clean_up_when_told_to_stop() -> anyhow::Result<()> {
         // Held until the end: nobody starts another child.
         let belongings = belongings();
         stop_all(&belongings.children);
-        for folder in &belongings.scratch {
+        for path in &belongings.scratch {
             // It may be gone already.
-            let _ = std::fs::remove_dir_all(folder);
+            let _ = match path.is_dir() {
+                true => std::fs::remove_dir_all(path),
+                false => std::fs::remove_file(path),
+            };
         }
         die_of(signal);
     };
@@ -183,6 +189,67 @@ impl Drop for Scratch {
         belongings().scratch.retain(|path| *path != self.path);
         // Nothing can be done about what cannot be removed.
         let _ = std::fs::remove_dir_all(&self.path);
+    }
+}
+
+/// A file beside another one, which is to replace that one: removed when dropped.
+#[derive(Debug)]
+pub(crate) struct TemporaryFile {
+    path: PathBuf,
+}
+
+impl TemporaryFile {
+    /// Makes one beside `path`, with this mode or else as the umask says. Its name is that of `path`
+    /// with a dot before it and `.millstream-PROCESS-NUMBER` after it.
+    pub(crate) fn create_beside(path: &Path, mode: Option<u32>) -> io::Result<(Self, File)> {
+        let name = path.file_name().ok_or(io::ErrorKind::InvalidFilename)?.as_bytes();
+        // A name has at most 255 bytes.
+        let name = OsStr::from_bytes(&name[..name.len().min(200)]);
+        for number in 0..100 {
+            let mut hidden = OsString::from(".");
+            hidden.push(name);
+            hidden.push(format!(".millstream-{}-{number}", std::process::id()));
+            let path = path.with_file_name(hidden);
+            let mut belongings = belongings();
+            match OpenOptions::new().write(true).create_new(true).open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+                Ok(file) => {
+                    belongings.scratch.push(path.clone());
+                    drop(belongings);
+                    // Dropped, and so removed, if this fails.
+                    let own = Self { path };
+                    if let Some(mode) = mode {
+                        file.set_permissions(Permissions::from_mode(mode))?;
+                    }
+                    return Ok((own, file));
+                }
+            }
+        }
+        Err(io::ErrorKind::AlreadyExists.into())
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Gives it the name of another file, which is replaced if it is there.
+    pub(crate) fn rename(self, to: &Path) -> io::Result<()> {
+        // Under the lock: a signal finds either name, and removes only the temporary one.
+        let mut belongings = belongings();
+        std::fs::rename(&self.path, to)?;
+        belongings.scratch.retain(|path| *path != self.path);
+        drop(belongings);
+        std::mem::forget(self);
+        Ok(())
+    }
+}
+
+impl Drop for TemporaryFile {
+    fn drop(&mut self) {
+        belongings().scratch.retain(|path| *path != self.path);
+        // Nothing can be done about what cannot be removed.
+        let _ = std::fs::remove_file(&self.path);
     }
 }
 
