@@ -47,9 +47,9 @@ enum Command {
     /// Serve a segment of memory until SIGTERM
     Node(node::Arguments),
     /// Copy a file into a segment
-    Put(copy::Arguments),
+    Put(copy::put::Arguments),
     /// Copy a part of a segment into a file
-    Get(copy::Arguments),
+    Get(copy::get::Arguments),
     /// Measure
     #[command(subcommand)]
     Bench(bench::Command),
@@ -97,7 +97,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             process::step_back_when_told_to_stop();
-            eprintln!("millstream: {}", failure::sentence(&error));
+            output::complain(&format!("millstream: {}", failure::sentence(&error)));
             ExitCode::from(failure::exit_status(&error))
         }
     }
@@ -107,8 +107,8 @@ fn run(command: &Command) -> anyhow::Result<()> {
     match command {
         Command::Demo(arguments) => demo::run(arguments),
         Command::Node(arguments) => node::run(arguments),
-        Command::Put(arguments) => copy::put(arguments),
-        Command::Get(arguments) => copy::get(arguments),
+        Command::Put(arguments) => copy::put::run(arguments),
+        Command::Get(arguments) => copy::get::run(arguments),
         Command::Bench(command) => bench::run(command),
         Command::Controller(arguments) => controller::run(arguments),
         Command::Switch(arguments) => switch::run(arguments),

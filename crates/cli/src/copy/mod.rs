@@ -1,0 +1,165 @@
+//! `put` and `get`: copy a file into and out of a segment.
+//!
+//! The bytes go through a registered buffer of a few chunks ([`pipeline`]). A thread reads or writes
+//! the file ([`source`], [`target`]), so that whatever holds the copy up is seen here ([`watch`]).
+
+mod destination;
+pub(crate) mod get;
+mod pipeline;
+pub(crate) mod put;
+mod session;
+mod source;
+mod standard;
+mod target;
+mod watch;
+
+use std::path::Path;
+use std::time::Duration;
+
+use clap::Args;
+use serde::Serialize;
+
+use self::pipeline::{CHUNK, Pipeline};
+use self::session::Trouble;
+use self::watch::Watch;
+use crate::output::{self, Progress};
+use crate::reach::{Patience, Reach};
+use crate::units;
+
+/// Arguments that `put` and `get` have in common.
+#[derive(Args, Debug)]
+struct Common {
+    #[command(flatten)]
+    reach: Reach,
+    /// The segment; with --metadata p2p its HOST:PORT
+    #[arg(long, value_name = "N")]
+    segment: String,
+    /// Where in the segment's buffer, from its start
+    #[arg(long, value_name = "O", default_value = "0", value_parser = units::size)]
+    offset: u64,
+    /// Bytes to copy [default: all of the file, or up to the end of the buffer]
+    #[arg(long, value_name = "L", value_parser = units::size)]
+    length: Option<u64>,
+    #[command(flatten)]
+    patience: Patience,
+    /// Compare the CRC-32C of both ends afterwards: the bytes are read once more
+    #[arg(long)]
+    verify: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What was done.
+#[derive(Serialize)]
+struct Report<'a> {
+    file: String,
+    bytes: u64,
+    /// CRC-32C (Castagnoli) of the bytes copied.
+    crc32c: String,
+    /// Whether both ends were compared.
+    verified: bool,
+    seconds: f64,
+    gb_per_s: f64,
+    segment: &'a str,
+    offset: u64,
+}
+
+/// What a copy has come to.
+struct Done {
+    bytes: u64,
+    checksum: u32,
+    time: Duration,
+}
+
+impl Common {
+    /// Tells what was done: `what` is "into" or "out of". Standard output may have the bytes
+    /// themselves; then this goes to standard error.
+    fn report(&self, what: &str, path: &Path, done: &Done, on_error: bool) -> anyhow::Result<()> {
+        let Self { segment, offset, .. } = self;
+        let Done { bytes, checksum, time } = *done;
+        let gb_per_s = gb_per_s(bytes, time);
+        let text = if self.json {
+            serde_json::to_string(&Report {
+                file: path.to_string_lossy().into_owned(),
+                bytes,
+                crc32c: format!("{checksum:08x}"),
+                verified: self.verify,
+                seconds: time.as_secs_f64(),
+                gb_per_s,
+                segment,
+                offset: *offset,
+            })?
+        } else {
+            let name = output::escaped(path);
+            let verified = if self.verify { ", the same at both ends" } else { "" };
+            format!(
+                "{name}: {bytes} bytes {what} segment {segment} at offset {offset}, \
+                 CRC-32C {checksum:08x}{verified}, {:.2} s, {gb_per_s:.2} GB/s",
+                time.as_secs_f64()
+            )
+        };
+        if on_error {
+            output::complain(&text);
+        } else {
+            output::print(&(text + "\n"))?;
+        }
+        Ok(())
+    }
+}
+
+/// A rate that is a number, whatever the clock says.
+fn gb_per_s(bytes: u64, time: Duration) -> f64 {
+    bytes as f64 / time.max(Duration::from_nanos(1)).as_secs_f64() / 1e9
+}
+
+/// The CRC-32C of what the segment holds now. The pipeline reads, and has nothing under way.
+struct Reading {
+    length: u64,
+    checksum: u32,
+    chunk: Vec<u8>,
+}
+
+impl Reading {
+    fn of(length: u64) -> Self {
+        Self { length, checksum: 0, chunk: Vec::new() }
+    }
+
+    /// Goes on, and ends.
+    fn run(&mut self, pipeline: &mut Pipeline, watch: &mut Watch) -> Result<(), Trouble> {
+        while pipeline.finished() < self.length {
+            let left = self.length - pipeline.begun();
+            if left > 0 && !pipeline.is_full() {
+                pipeline.read(left.min(CHUNK as u64) as usize)?;
+                continue;
+            }
+            let arrived = pipeline.finish(watch)?;
+            pipeline.take(&arrived, &mut self.chunk)?;
+            self.checksum = crc32c::crc32c_append(self.checksum, &self.chunk);
+        }
+        Ok(())
+    }
+}
+
+/// How a failure of the peer begins.
+fn failed(command: &str, segment: &str, how_far: &str) -> String {
+    format!("{command}: segment {segment} failed after {how_far}")
+}
+
+/// A progress line, if it is known how much there is.
+fn progress(what: &'static str, total: Option<u64>) -> Option<Progress> {
+    total.map(|total| Progress::new(what, total))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stopped_clock_gives_a_number() {
+        for bytes in [0, 1, u64::MAX] {
+            assert!(gb_per_s(bytes, Duration::ZERO).is_finite());
+        }
+        assert!((gb_per_s(3_000_000_000, Duration::from_secs(2)) - 1.5).abs() < 1e-12);
+    }
+}
