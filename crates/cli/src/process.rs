@@ -55,14 +55,21 @@ pub(crate) struct StopSignals {
 impl StopSignals {
     /// Holds them back in this thread and those that it starts from now on. To be called before
     /// any thread is started, or a signal ends the process at once, as is its default.
+    ///
+    /// SIGHUP stays ignored if it was when this process was started: that is what `nohup` is for.
     pub(crate) fn hold() -> Self {
-        // SAFETY: `sigemptyset` initializes the set before it is read, and all pointers are to
-        // live locals or null where null is allowed.
+        // SAFETY: `sigemptyset` initializes the set before it is read, zeros are a valid
+        // `sigaction`, and all pointers are to live locals or null where null is allowed.
         let set = unsafe {
             let mut set = std::mem::zeroed::<libc::sigset_t>();
             libc::sigemptyset(&raw mut set);
-            for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+            for signal in [libc::SIGINT, libc::SIGTERM] {
                 libc::sigaddset(&raw mut set, signal);
+            }
+            let mut hangup = std::mem::zeroed::<libc::sigaction>();
+            libc::sigaction(libc::SIGHUP, std::ptr::null(), &raw mut hangup);
+            if hangup.sa_sigaction != libc::SIG_IGN {
+                libc::sigaddset(&raw mut set, libc::SIGHUP);
             }
             libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());
             set

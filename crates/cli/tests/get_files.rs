@@ -3,6 +3,7 @@
 mod common;
 
 use std::fs::{self, Permissions};
+use std::io::Read;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
@@ -116,6 +117,22 @@ fn told_to_stop_it_leaves_the_old_file_and_nothing_else() {
         assert_eq!(names, ["file"]);
         assert_eq!(output.stderr, "");
     }
+}
+
+#[test]
+fn nohup_outlives_a_hangup() {
+    let folder = Folder::new();
+    let fifo = folder.file("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let (_node, segment) = node("64MiB", &[]);
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' HUP; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_millstream"), "get"]);
+    let get = Running::start("get", command.args(towards(&segment)).arg(&fifo));
+    let mut reader = fs::File::open(&fifo).unwrap();
+    reader.read_exact(&mut [0]).unwrap();
+    get.signal("HUP");
+    assert_eq!(reader.read_to_end(&mut Vec::new()).unwrap(), (64 << 20) - 1);
+    get.output().success();
 }
 
 #[test]
