@@ -26,7 +26,7 @@ pub(crate) struct Reach {
 }
 
 /// For how long a command tries.
-#[derive(Args, Clone, Copy, Debug, Default)]
+#[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Patience {
     /// Fail when no byte has moved for so long, whoever holds it up; 0s waits for ever
     #[arg(long, value_name = "D", default_value = "30s", value_parser = units::duration)]

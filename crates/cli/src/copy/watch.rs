@@ -26,6 +26,8 @@ pub(super) struct Watch {
     /// How many bytes there are to copy, if that is known, and how many were.
     pub(super) total: Option<u64>,
     pub(super) done: u64,
+    /// The same with those of chunks that are under way, as of when it was last looked.
+    moved: u64,
     told_at: Option<Instant>,
     window: Option<Window>,
 }
@@ -59,7 +61,7 @@ enum Verdict {
 
 impl Watch {
     pub(super) fn new(command: &'static str, limit: Option<Duration>) -> Self {
-        Self { command, limit, total: None, done: 0, told_at: None, window: None }
+        Self { command, limit, total: None, done: 0, moved: 0, told_at: None, window: None }
     }
 
     /// Something is waited for from now on.
@@ -71,6 +73,7 @@ impl Watch {
     /// Tells that many packets are lost, when so many bytes have moved and so many losses were
     /// repaired in all by now.
     pub(super) fn pace(&mut self, moved: u64, losses: u64) {
+        self.moved = moved;
         if let Some(line) = self.judge_pace(Instant::now(), moved, losses) {
             output::complain(&line);
         }
@@ -78,7 +81,7 @@ impl Watch {
 
     /// How far it is: `12 MiB of 1 GiB done`.
     fn progress(&self) -> String {
-        let done = units::readable(self.done);
+        let done = units::readable(self.done.max(self.moved));
         match self.total {
             Some(total) => format!("{done} of {} done", units::readable(total)),
             None => format!("{done} done"),
