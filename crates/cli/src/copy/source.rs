@@ -139,8 +139,8 @@ impl Reader {
             match self.events.recv_timeout(wait.pause()) {
                 Ok(event) => return event,
                 Err(RecvTimeoutError::Timeout) => wait.look(self.count.load(Ordering::Relaxed))?,
-                // After the last event.
-                Err(RecvTimeoutError::Disconnected) => return Ok(Event::End),
+                // Only after a panic, which has said why.
+                Err(RecvTimeoutError::Disconnected) => bail!("reading was cut off"),
             }
         }
     }

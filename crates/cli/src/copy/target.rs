@@ -234,11 +234,10 @@ impl Writer {
     fn run(&mut self, command: Command) -> io::Result<Vec<u8>> {
         match command {
             Command::Write(mut chunk) => {
-                if self.sparse {
-                    self.write_sparse(&chunk)?
-                } else {
-                    self.write(&chunk)?
-                }
+                match self.sparse {
+                    true => self.write_sparse(&chunk),
+                    false => self.write(&chunk),
+                }?;
                 chunk.clear();
                 return Ok(chunk);
             }

@@ -138,7 +138,7 @@ impl Wait<'_> {
     /// How long to wait before looking.
     pub(super) fn pause(&self) -> Duration {
         let Some(limit) = self.watch.limit else { return LOOK_INTERVAL };
-        let left = (limit + self.slack).saturating_sub(self.moved_at.elapsed());
+        let left = limit.saturating_add(self.slack).saturating_sub(self.moved_at.elapsed());
         left.clamp(Duration::from_millis(1), LOOK_INTERVAL)
     }
 
@@ -175,7 +175,7 @@ impl Wait<'_> {
         let what = self.what;
         let left = self.watch.limit.map(|limit| limit.saturating_sub(silent).as_secs_f64());
         if let Some(limit) = self.watch.limit
-            && silent >= limit + self.slack
+            && silent >= limit.saturating_add(self.slack)
         {
             return Verdict::GiveUp(format!(
                 "nothing has moved for {limit:?}, waiting for {what} (--timeout says for how long)"
@@ -231,6 +231,15 @@ mod tests {
         for second in 1..100 {
             assert_eq!(wait.judge(start + seconds(2 * second), second), Verdict::Wait);
         }
+    }
+
+    #[test]
+    fn the_longest_limit_is_one() {
+        let mut watch = Watch::new("get", Some(Duration::MAX));
+        let mut wait = watch.wait_for("x").with_slack(seconds(1));
+        assert_eq!(wait.pause(), LOOK_INTERVAL);
+        let now = wait.moved_at;
+        assert_eq!(wait.judge(now, 0), Verdict::Wait);
     }
 
     #[test]
