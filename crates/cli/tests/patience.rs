@@ -262,7 +262,8 @@ fn an_address_that_is_in_use_is_waited_for() {
         process
     };
     // Holds the address until its input ends.
-    let mut holder = Copy::run(put(&["-"]).stdin(Stdio::piped()));
+    // The probes below may have it for a moment.
+    let mut holder = Copy::run(put(&["--wait=60s", "-"]).stdin(Stdio::piped()));
     let in_use = || run(&["put", "--bind", &bind, "--segment", &segment, "/proc/version"]);
     eventually("the address is held", || in_use().code() == Some(1));
     let output = in_use();
