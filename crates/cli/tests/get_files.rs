@@ -8,8 +8,11 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
 
 use common::{Folder, Running, bytes, eventually, millstream, node, skip, towards, transfer};
+use millstream_transfer::{Config, RdmaConfig, TransferEngine};
 
 /// Names in a folder.
 fn names(folder: &Path) -> Vec<String> {
@@ -141,6 +144,33 @@ fn killed_it_leaves_the_old_file_and_a_temporary_one() {
     assert_eq!(output.status.signal(), Some(9));
     assert_eq!(names.len(), 2);
     assert!(names[0].starts_with(".file.millstream-"), "{names:?}");
+}
+
+#[test]
+fn a_segment_that_changes_while_it_is_compared_leaves_the_old_file() {
+    let folder = Folder::new();
+    let file = folder.file("file");
+    fs::write(&file, "old").unwrap();
+    let address = common::address().parse().unwrap();
+    let engine = TransferEngine::new(Config::new(address)).unwrap();
+    engine.install_rdma(RdmaConfig::new(&[address])).unwrap();
+    let buffer = engine.allocate_buffer(10 << 20, "*", true).unwrap();
+    let done = AtomicBool::new(false);
+    let output = thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut count = 0_u64;
+            while !done.load(Ordering::Relaxed) {
+                count += 1;
+                buffer.write(0, &count.to_le_bytes()).unwrap();
+            }
+        });
+        let output = transfer(&["get"], engine.name(), &["--verify", &file]);
+        done.store(true, Ordering::Relaxed);
+        output
+    });
+    assert!(output.failure(1).contains("changed meanwhile: CRC-32C "), "{}", output.stderr);
+    assert_eq!(fs::read(&file).unwrap(), b"old");
+    assert_eq!(names(folder.path()), ["file"]);
 }
 
 #[test]

@@ -125,7 +125,7 @@ fn a_peer_that_stays_silent_ends_it() {
 #[test]
 fn get_goes_on_where_it_stopped() {
     let (get, node, rest) = get_from_a_node_that_stops(&["--timeout=1s", "--retry=50"]);
-    get.says("trying again, 50 times at most");
+    get.says("trying again (retry 1 of 50)");
     node.signal("CONT");
     let (status, said) = get.end();
     assert!(status.success(), "{said}");

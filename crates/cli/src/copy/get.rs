@@ -48,7 +48,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let opened = session.open()?;
     let length = length(&opened, common.offset, common.length)?;
-    watch.total = Some(length);
+    watch.restart(Some(length));
     let mut get = Get {
         target: Target::open(name, destination)?,
         pipeline: Pipeline::new(opened, Opcode::Read, common.offset)?,
@@ -179,30 +179,32 @@ impl Get {
         &mut self,
         session: &mut Session<'_>,
         offset: u64,
-        error: anyhow::Error,
+        mut error: anyhow::Error,
     ) -> anyhow::Result<()> {
-        self.pipeline.disconnect();
-        let Reopened { opened, restarted } = session.open_again(error)?;
-        if restarted {
-            // What it holds now need not go with what was read before.
-            if !self.target.restart(&mut self.watch)? {
-                bail!(
-                    "its node was restarted, and the {} bytes that {} has already cannot be taken \
-                     back",
-                    self.target.written(),
-                    self.target.name
-                );
+        loop {
+            self.pipeline.disconnect();
+            let Reopened { opened, restarted } = session.open_again(error)?;
+            if restarted {
+                // What it holds now need not go with what was read before.
+                if !self.target.restart(&mut self.watch)? {
+                    bail!(
+                        "its node was restarted, and the {} bytes that {} has already cannot be taken \
+                         back",
+                        self.target.written(),
+                        self.target.name
+                    );
+                }
+                self.length = length(&opened, offset, self.asked)?;
+                self.watch.restart(Some(self.length));
+                (self.checksum, self.reading) = (0, None);
+                self.pipeline.rewind();
+                self.progress = progress("get", Some(self.length));
             }
-            self.length = length(&opened, offset, self.asked)?;
-            self.watch.total = Some(self.length);
-            (self.watch.done, self.checksum, self.reading) = (0, 0, None);
-            self.pipeline.rewind();
-            self.progress = progress("get", Some(self.length));
-        }
-        match self.pipeline.reconnect(opened) {
-            // What is not submitted now fails again, and counts as another failure.
-            Ok(()) | Err(Trouble::Remote(_)) => Ok(()),
-            Err(Trouble::Local(error)) => Err(error),
+            match self.pipeline.reconnect(opened) {
+                Ok(()) => return Ok(()),
+                Err(Trouble::Local(error)) => return Err(error),
+                Err(Trouble::Remote(again)) => error = again,
+            }
         }
     }
 

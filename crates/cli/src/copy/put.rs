@@ -33,7 +33,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let source = Source::open(file, common.length, &mut watch)?;
     let opened = session.open()?;
     let room = room(&opened, common.offset, source.length)?;
-    watch.total = source.length;
+    watch.restart(source.length);
     let mut put = Put {
         pipeline: Pipeline::new(opened, Opcode::Write, common.offset)?,
         progress: progress("put", source.length),
@@ -154,32 +154,34 @@ impl Put {
         &mut self,
         session: &mut Session<'_>,
         offset: u64,
-        error: anyhow::Error,
+        mut error: anyhow::Error,
     ) -> anyhow::Result<()> {
-        self.pipeline.disconnect();
-        let Reopened { opened, restarted } = session.open_again(error)?;
-        if restarted {
-            let lost = self.watch.done;
-            if lost > 0 || self.reading.is_some() {
-                let name = self.source.name.clone();
-                if !self.source.restart(&mut self.watch)? {
-                    bail!(
-                        "its node was restarted, so the {lost} bytes that were written are lost, \
-                         and {name} cannot be read again"
-                    );
+        loop {
+            self.pipeline.disconnect();
+            let Reopened { opened, restarted } = session.open_again(error)?;
+            if restarted {
+                let lost = self.watch.done;
+                if lost > 0 || self.reading.is_some() {
+                    let name = self.source.name.clone();
+                    if !self.source.restart(&mut self.watch)? {
+                        bail!(
+                            "its node was restarted, so the {lost} bytes that were written are lost, \
+                             and {name} cannot be read again"
+                        );
+                    }
+                    (self.ended, self.excess, self.checksum) = (false, false, 0);
+                    self.watch.restart(self.source.length);
+                    self.reading = None;
+                    self.pipeline.turn(Opcode::Write);
+                    self.progress = progress("put", self.source.length);
                 }
-                (self.ended, self.excess, self.checksum) = (false, false, 0);
-                self.watch.done = 0;
-                self.reading = None;
-                self.pipeline.turn(Opcode::Write);
-                self.progress = progress("put", self.source.length);
+                self.room = room(&opened, offset, self.source.length)?;
             }
-            self.room = room(&opened, offset, self.source.length)?;
-        }
-        match self.pipeline.reconnect(opened) {
-            // What is not submitted now fails again, and counts as another failure.
-            Ok(()) | Err(Trouble::Remote(_)) => Ok(()),
-            Err(Trouble::Local(error)) => Err(error),
+            match self.pipeline.reconnect(opened) {
+                Ok(()) => return Ok(()),
+                Err(Trouble::Local(error)) => return Err(error),
+                Err(Trouble::Remote(again)) => error = again,
+            }
         }
     }
 

@@ -67,13 +67,13 @@ impl<'a> Session<'a> {
     pub(super) fn open_again(&mut self, mut error: anyhow::Error) -> anyhow::Result<Reopened> {
         let before = self.incarnation;
         while self.retries_left > 0 {
-            let Self { command, segment, retries_left, .. } = *self;
-            let error_text = failure::sentence(&error);
-            output::complain(&format!(
-                "{command}: segment {segment} failed: {error_text}; trying again, \
-                 {retries_left} times at most"
-            ));
             self.retries_left -= 1;
+            let Self { command, segment, patience: Patience { retry, .. }, .. } = *self;
+            let number = retry - self.retries_left;
+            output::complain(&format!(
+                "{command}: segment {segment} failed: {}; trying again (retry {number} of {retry})",
+                failure::sentence(&error)
+            ));
             // What has just failed is given the time to come back.
             thread::sleep(RETRY_PAUSE);
             match self.open() {

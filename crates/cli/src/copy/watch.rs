@@ -24,7 +24,7 @@ pub(super) struct Watch {
     /// How long nothing may move; `None` is for ever.
     limit: Option<Duration>,
     /// How many bytes there are to copy, if that is known, and how many were.
-    pub(super) total: Option<u64>,
+    total: Option<u64>,
     pub(super) done: u64,
     /// The same with those of chunks that are under way, as of when it was last looked.
     moved: u64,
@@ -62,6 +62,11 @@ enum Verdict {
 impl Watch {
     pub(super) fn new(command: &'static str, limit: Option<Duration>) -> Self {
         Self { command, limit, total: None, done: 0, moved: 0, told_at: None, window: None }
+    }
+
+    /// The copy starts again, of so many bytes.
+    pub(super) fn restart(&mut self, total: Option<u64>) {
+        (self.total, self.done, self.moved) = (total, 0, 0);
     }
 
     /// Something is waited for from now on.
