@@ -188,8 +188,8 @@ impl Get {
                 // What it holds now need not go with what was read before.
                 if !self.target.restart(&mut self.watch)? {
                     bail!(
-                        "its node was restarted, and the {} bytes that {} has already cannot be taken \
-                         back",
+                        "its node was restarted, and the {} bytes that {} has already cannot be \
+                         taken back",
                         self.target.written(),
                         self.target.name
                     );

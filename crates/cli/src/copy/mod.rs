@@ -1,7 +1,8 @@
 //! `put` and `get`: copy a file into and out of a segment.
 //!
-//! The bytes go through a registered buffer of a few chunks ([`pipeline`]). A thread reads or writes
-//! the file ([`source`], [`target`]), so that whatever holds the copy up is seen here ([`watch`]).
+//! The bytes go through a registered buffer of a few chunks ([`pipeline`]). A thread reads or
+//! writes the file ([`source`], [`target`]), so that whatever holds the copy up is seen here
+//! ([`watch`]).
 
 mod destination;
 pub(crate) mod get;

@@ -165,8 +165,8 @@ impl Put {
                     let name = self.source.name.clone();
                     if !self.source.restart(&mut self.watch)? {
                         bail!(
-                            "its node was restarted, so the {lost} bytes that were written are lost, \
-                             and {name} cannot be read again"
+                            "its node was restarted, so the {lost} bytes that were written are \
+                             lost, and {name} cannot be read again"
                         );
                     }
                     (self.ended, self.excess, self.checksum) = (false, false, 0);

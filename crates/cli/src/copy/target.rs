@@ -1,5 +1,5 @@
-//! What `get` writes. As reading in `put`, it is done by a thread of its own: whoever is to take the
-//! bytes can hold up a writer for ever.
+//! What `get` writes. As reading in `put`, it is done by a thread of its own: whoever is to take
+//! the bytes can hold up a writer for ever.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Seek, SeekFrom, Write};
