@@ -8,7 +8,9 @@ use millstream_wire::{Mtu, Psn, Qpn};
 
 use super::ConnectionId;
 use crate::plan::{SwitchId, Tree};
-use crate::protocol::{AbortReason, FromController, Plan, Refusal, SwitchChild, SwitchEdge};
+use crate::protocol::{
+    AbortReason, Awaited, FromController, Plan, Refusal, SwitchChild, SwitchEdge,
+};
 
 /// How far a group is (seed 3.1.3). A group that does not exist is IDLE there.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -102,23 +104,18 @@ impl Group {
         Some(self.tree.as_ref()?.nodes().first()?.switch)
     }
 
-    /// Why it could not be made in time. `switch` is the name of its switch.
-    pub(super) fn overdue(&self, switch: Option<&str>) -> Refusal {
-        let group = self.name.clone();
+    /// What it waits for. `switch` is the name of its switch.
+    pub(super) fn awaited(&self, switch: Option<&str>) -> Awaited {
         if !self.is_full() {
             let missing = (0..self.world).filter(|rank| !self.members.contains_key(rank));
-            return Refusal::Incomplete { group, world: self.world, missing: missing.collect() };
+            return Awaited::Ranks { missing: missing.collect() };
         }
-        let Some(switch) = switch else { return Refusal::NoSwitch { group } };
+        let Some(switch) = switch else { return Awaited::Switch };
         if !self.requested {
-            let connected = self.members.iter().filter(|(_, member)| member.end.is_none());
-            return Refusal::Unconnected {
-                group,
-                ranks: connected.map(|(&rank, _)| rank).collect(),
-            };
+            let unconnected = self.members.iter().filter(|(_, member)| member.end.is_none());
+            return Awaited::Connections { ranks: unconnected.map(|(&rank, _)| rank).collect() };
         }
-        let reason = "it did not answer in time".to_owned();
-        Refusal::SwitchFailed { name: switch.to_owned(), reason }
+        Awaited::Communicator { switch: switch.to_owned() }
     }
 
     /// The hosts as the switch needs to know them, and their smallest path MTU; `None` until all

@@ -25,7 +25,8 @@ use group::{End, Group, HostEnd};
 
 use crate::plan::SwitchId;
 use crate::protocol::{
-    AbortReason, FrameError, FromController, MAX_NAME_BYTES, Refusal, ToController, shortened,
+    AbortReason, Awaited, FrameError, FromController, MAX_NAME_BYTES, Refusal, ToController,
+    shortened,
 };
 
 /// What a controller is made with.
@@ -255,8 +256,7 @@ impl Controller {
         let overdue: Vec<GroupId> = self.groups.iter().filter_map(due).collect();
         for id in overdue {
             let Some(group) = self.groups.get(&id) else { continue };
-            let switch = group.switch().and_then(|id| self.switches.get(&id));
-            let refusal = group.overdue(switch.map(|switch| switch.name.as_str()));
+            let refusal = self.awaited(group).refusal(group.name.clone(), group.world);
             self.end_group(id, &End::Refused(refusal));
         }
     }
@@ -322,7 +322,7 @@ impl Controller {
 
     fn keep_alive(&mut self, now: Instant) {
         let misses = self.config.keep_alive_misses;
-        let mut silent = Vec::new();
+        let (mut silent, mut asked) = (Vec::new(), Vec::new());
         for (&id, connection) in &mut self.connections {
             match connection.role {
                 Role::New { until } if until <= now => {
@@ -342,10 +342,32 @@ impl Controller {
             connection.next_ping = now + self.config.keep_alive_interval;
             let message = FromController::Ping;
             self.outputs.push_back(Output::Send { connection: id, message });
+            if let Role::Host { group, .. } = connection.role {
+                asked.push((id, group));
+            }
+        }
+        for (connection, group) in asked {
+            self.tell_what_is_awaited(now, connection, group);
         }
         for (connection, detail) in silent {
             self.misbehaved(connection, detail.to_owned());
         }
+    }
+
+    /// What a group that is being made waits for.
+    fn awaited(&self, group: &Group) -> Awaited {
+        let switch = group.switch().and_then(|id| self.switches.get(&id));
+        group.awaited(switch.map(|switch| switch.name.as_str()))
+    }
+
+    /// Says to a host what its group waits for, if it does.
+    fn tell_what_is_awaited(&mut self, now: Instant, connection: ConnectionId, group: GroupId) {
+        let Some(group) = self.groups.get(&group) else { return };
+        let Some(deadline) = group.deadline else { return };
+        let left = deadline.saturating_duration_since(now);
+        let left_ms = left.as_millis().try_into().unwrap_or(u64::MAX);
+        let awaited = self.awaited(group);
+        self.send(connection, FromController::Waiting { awaited, left_ms });
     }
 
     fn set_role(&mut self, connection: ConnectionId, role: Role) {

@@ -14,6 +14,8 @@ struct World {
     now: Instant,
     told: BTreeMap<ConnectionId, Vec<FromController>>,
     closed: Vec<ConnectionId>,
+    /// What everyone was last told that it waits for, and how long it still does.
+    waiting: BTreeMap<ConnectionId, (String, u64)>,
 }
 
 impl World {
@@ -23,7 +25,13 @@ impl World {
 
     fn with(config: ControllerConfig) -> Self {
         let controller = Controller::new(config);
-        Self { controller, now: Instant::ZERO, told: BTreeMap::new(), closed: Vec::new() }
+        Self {
+            controller,
+            now: Instant::ZERO,
+            told: BTreeMap::new(),
+            closed: Vec::new(),
+            waiting: BTreeMap::new(),
+        }
     }
 
     fn settle(&mut self) {
@@ -32,6 +40,13 @@ impl World {
                 Output::Send { connection, message: FromController::Ping } => {
                     // Everyone in these tests is alive, unless the test says otherwise.
                     self.controller.handle_message(self.now, connection, ToController::Pong);
+                }
+                // Seen by the test that is about it.
+                Output::Send {
+                    connection,
+                    message: FromController::Waiting { awaited, left_ms },
+                } => {
+                    self.waiting.insert(connection, (awaited.to_string(), left_ms));
                 }
                 Output::Send { connection, message } => {
                     assert!(!self.closed.contains(&connection), "{connection:?} is closed");
@@ -279,6 +294,34 @@ fn who_does_not_come_in_time_is_named_to_all() {
     world.assert_quiet();
     // And the name is free.
     world.ready(10, "g", 2);
+}
+
+#[test]
+fn who_waits_is_told_for_what() {
+    let mut world = World::new();
+    let a = world.join(1, "g", 3, 0);
+    let told = |world: &mut World| {
+        world.waiting.clear();
+        world.pass(seconds(1.0));
+        std::mem::take(&mut world.waiting).into_iter().collect::<Vec<_>>()
+    };
+    assert_eq!(told(&mut world), [(a, ("ranks 1-2".to_owned(), 29_000))]);
+    let b = world.join(2, "g", 3, 1);
+    let rank = ("rank 2".to_owned(), 28_000);
+    assert_eq!(told(&mut world), [(a, rank.clone()), (b, rank)]);
+    let c = world.join(3, "g", 3, 2);
+    let switch = |left_ms| ("a switch".to_owned(), left_ms);
+    assert_eq!(told(&mut world), [a, b, c].map(|host| (host, switch(27_000))));
+    world.switch(SWITCH, "s", 1);
+    world.end(b);
+    let connections = ("ranks 0, 2 to connect".to_owned(), 26_000);
+    assert_eq!(told(&mut world), [a, b, c].map(|host| (host, connections.clone())));
+    world.end(a);
+    world.end(c);
+    let communicator = ("switch \"s\" to make the communicator".to_owned(), 25_000);
+    assert_eq!(told(&mut world), [a, b, c].map(|host| (host, communicator.clone())));
+    world.create();
+    assert_eq!(told(&mut world), []);
 }
 
 #[test]

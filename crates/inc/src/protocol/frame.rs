@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// The version of the protocol.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The longest JSON text of a frame. The longest message names 64 ranks in some 6 KiB; so many
 /// bytes at most does an unknown peer make us keep.
@@ -134,10 +134,10 @@ mod tests {
     #[test]
     fn the_layout_is_the_documented_one() {
         let bytes = encode(&ToController::Leave { collectives: 7 }).unwrap();
-        assert_eq!(bytes, frame(r#"{"version":1,"type":"leave","collectives":7}"#));
+        assert_eq!(bytes, frame(r#"{"version":2,"type":"leave","collectives":7}"#));
         assert_eq!(decode(&bytes), Ok(Some(ToController::Leave { collectives: 7 })));
         let bytes = encode(&ToController::Pong).unwrap();
-        assert_eq!(bytes, frame(r#"{"version":1,"type":"pong"}"#));
+        assert_eq!(bytes, frame(r#"{"version":2,"type":"pong"}"#));
         assert_eq!(decode(&bytes), Ok(Some(ToController::Pong)));
     }
 
@@ -165,26 +165,26 @@ mod tests {
         assert_eq!(decode(&frame("{}")[..5]), Ok(None));
         // What a web browser sends.
         assert_eq!(decode(b"GET / HTTP/1.1\r\n"), Err(FrameError::TooLong(0x4745_5420)));
-        assert_eq!(decode(&frame(r#"{"version":2,"kind":"new"}"#)), Err(FrameError::Version(2)));
+        assert_eq!(decode(&frame(r#"{"version":3,"kind":"new"}"#)), Err(FrameError::Version(3)));
         for json in [
             "",
             "{",
             "[]",
             "null",
             r#"{"type":"pong"}"#,
-            r#"{"version":1}"#,
-            r#"{"version":1,"type":"none"}"#,
-            r#"{"version":1,"type":"leave"}"#,
-            r#"{"version":1,"type":"leave","collectives":-1}"#,
-            r#"{"version":1,"type":"connect","qpn":16777216,"psn":0,"path_mtu":4096}"#,
-            r#"{"version":1,"type":"connect","qpn":1,"psn":0,"path_mtu":4096}"#,
-            r#"{"version":1,"type":"connect","qpn":17,"psn":16777216,"path_mtu":4096}"#,
-            r#"{"version":1,"type":"connect","qpn":17,"psn":0,"path_mtu":1500}"#,
+            r#"{"version":2}"#,
+            r#"{"version":2,"type":"none"}"#,
+            r#"{"version":2,"type":"leave"}"#,
+            r#"{"version":2,"type":"leave","collectives":-1}"#,
+            r#"{"version":2,"type":"connect","qpn":16777216,"psn":0,"path_mtu":4096}"#,
+            r#"{"version":2,"type":"connect","qpn":1,"psn":0,"path_mtu":4096}"#,
+            r#"{"version":2,"type":"connect","qpn":17,"psn":16777216,"path_mtu":4096}"#,
+            r#"{"version":2,"type":"connect","qpn":17,"psn":0,"path_mtu":1500}"#,
         ] {
             let result = decode(&frame(json));
             assert!(matches!(result, Err(FrameError::Message(_))), "{json}: {result:?}");
         }
-        let deep = format!(r#"{{"version":1,"type":{}"#, "[".repeat(MAX_FRAME_BYTES - 32));
+        let deep = format!(r#"{{"version":2,"type":{}"#, "[".repeat(MAX_FRAME_BYTES - 32));
         assert!(matches!(decode(&frame(&deep)), Err(FrameError::Message(_))));
     }
 

@@ -7,7 +7,7 @@ use millstream_wire::{Mtu, Psn, Qpn};
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::fields;
+use super::{Awaited, fields};
 use crate::slots::MAX_CHILDREN;
 
 /// What a switch or a host says to the controller.
@@ -117,6 +117,13 @@ pub enum FromController {
         segment_bytes: u32,
         /// Segments that a host may be ahead of its last result: what its queue pair must hold.
         window: u32,
+    },
+    /// To a host, with every [`FromController::Ping`] until the communicator is ready.
+    Waiting {
+        /// What its group waits for.
+        awaited: Awaited,
+        /// How long it still does.
+        left_ms: u64,
     },
     /// To a host: connect to the switch; the communicator is ready.
     Plan(Plan),
@@ -398,7 +405,7 @@ pub enum Refusal {
 }
 
 /// Prints ranks as people do: 0, 2-5.
-struct Ranks<'a>(&'a [u32]);
+pub(super) struct Ranks<'a>(pub(super) &'a [u32]);
 
 impl fmt::Display for Ranks<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -22,12 +22,15 @@
 //! ```
 //!
 //! The controller sends [`FromController::Ping`] to everyone, who answers
-//! [`ToController::Pong`]; who does not is taken for dead.
+//! [`ToController::Pong`]; who does not is taken for dead. Hosts whose group is being made are told
+//! at the same time what it waits for ([`FromController::Waiting`]).
 
+mod awaited;
 mod fields;
 mod frame;
 mod message;
 
+pub use awaited::Awaited;
 pub use frame::{FrameDecoder, FrameError, MAX_FRAME_BYTES, VERSION, encode};
 pub use message::{
     AbortReason, FromController, Hello, Plan, Refusal, SwitchChild, SwitchEdge, SwitchReport,

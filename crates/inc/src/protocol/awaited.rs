@@ -1,0 +1,81 @@
+//! What a group that is being made waits for.
+
+use core::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use super::message::{Ranks, Refusal};
+
+/// What a group lacks before its communicator is there.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum Awaited {
+    /// Ranks that have not joined.
+    Ranks {
+        /// Which.
+        missing: Vec<u32>,
+    },
+    /// A switch: none is registered.
+    Switch,
+    /// Ranks that have joined, and not made their end of the connection.
+    Connections {
+        /// Which.
+        ranks: Vec<u32>,
+    },
+    /// The switch that makes the communicator.
+    Communicator {
+        /// Its name.
+        switch: String,
+    },
+}
+
+impl Awaited {
+    /// What the ranks of a group are told when their time is up.
+    pub(crate) fn refusal(self, group: String, world: u32) -> Refusal {
+        match self {
+            Self::Ranks { missing } => Refusal::Incomplete { group, world, missing },
+            Self::Switch => Refusal::NoSwitch { group },
+            Self::Connections { ranks } => Refusal::Unconnected { group, ranks },
+            Self::Communicator { switch: name } => {
+                Refusal::SwitchFailed { name, reason: "it did not answer in time".to_owned() }
+            }
+        }
+    }
+}
+
+impl fmt::Display for Awaited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let plural = |ranks: &[u32]| if ranks.len() == 1 { "" } else { "s" };
+        match self {
+            Self::Ranks { missing } => write!(f, "rank{} {}", plural(missing), Ranks(missing)),
+            Self::Switch => f.write_str("a switch"),
+            Self::Connections { ranks } => {
+                write!(f, "rank{} {} to connect", plural(ranks), Ranks(ranks))
+            }
+            Self::Communicator { switch } => {
+                write!(f, "switch {switch:?} to make the communicator")
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_reads_as_what_one_waits_for() {
+        for (awaited, text) in [
+            (Awaited::Ranks { missing: vec![2] }, "rank 2"),
+            (Awaited::Ranks { missing: vec![0, 2, 3] }, "ranks 0, 2-3"),
+            (Awaited::Switch, "a switch"),
+            (Awaited::Connections { ranks: vec![1] }, "rank 1 to connect"),
+            (
+                Awaited::Communicator { switch: "s0".to_owned() },
+                "switch \"s0\" to make the communicator",
+            ),
+        ] {
+            assert_eq!(awaited.to_string(), text);
+        }
+    }
+}
