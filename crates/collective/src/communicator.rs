@@ -13,7 +13,7 @@ use millstream_verbs::ProtectionDomain;
 
 use crate::control::Sender;
 use crate::engine::Engine;
-use crate::join::{self, JoinConfig, Joined};
+use crate::join::{self, JoinConfig, Joined, Waiting};
 use crate::memory::{Borrowed, Buffer, Operand, Pending};
 use crate::watcher::Watcher;
 use crate::{CollectiveError, Element, JoinError};
@@ -44,7 +44,16 @@ pub struct Communicator {
 impl Communicator {
     /// Joins a group: returns when all its ranks have, and a switch serves them.
     pub fn join(config: &JoinConfig) -> Result<Self, JoinError> {
-        let Joined { engine, watcher, sender, domain, plan } = join::join(config)?;
+        Self::join_reporting(config, |_| {})
+    }
+
+    /// As [`Communicator::join`]. Calls `waiting` about every second while something is missing,
+    /// with what it is.
+    pub fn join_reporting(
+        config: &JoinConfig,
+        mut waiting: impl FnMut(&Waiting),
+    ) -> Result<Self, JoinError> {
+        let Joined { engine, watcher, sender, domain, plan } = join::join(config, &mut waiting)?;
         Ok(Self {
             engine,
             sender,

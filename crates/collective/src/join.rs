@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millstream_inc::protocol::{FromController, Hello, Plan, ToController};
+use millstream_inc::protocol::{Awaited, FromController, Hello, Plan, ToController};
 use millstream_inc::{HostConfig, HostWorker};
 use millstream_verbs::{Device, ProtectionDomain, Psn, QueuePairCapabilities};
 
@@ -17,6 +17,10 @@ use crate::{JoinError, LONGEST};
 
 /// How much longer than its own patience a rank waits for the controller to say what is missing.
 const GRACE: Duration = Duration::from_secs(3);
+
+/// The controller says every second what a rank waits for; who hears nothing for so long waits for
+/// the controller.
+const SILENCE: Duration = Duration::from_secs(2);
 
 /// What a rank joins with.
 #[derive(Clone, Debug)]
@@ -59,6 +63,15 @@ impl JoinConfig {
     }
 }
 
+/// What a rank waits for while it joins.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Waiting {
+    /// What its group lacks. `None` when the controller does not say: it is silent.
+    pub awaited: Option<Awaited>,
+    /// How long it still waits before it gives up.
+    pub left: Duration,
+}
+
 /// A connected rank.
 pub(crate) struct Joined {
     pub(crate) engine: Arc<Engine>,
@@ -68,13 +81,16 @@ pub(crate) struct Joined {
     pub(crate) plan: Plan,
 }
 
-pub(crate) fn join(config: &JoinConfig) -> Result<Joined, JoinError> {
+pub(crate) fn join(
+    config: &JoinConfig,
+    waiting: &mut dyn FnMut(&Waiting),
+) -> Result<Joined, JoinError> {
     let &JoinConfig { controller, ref device, timeout, .. } = config;
     let (sender, receiver) = control::connect(controller, timeout)
         .map_err(|source| JoinError::Unreachable { controller, source })?;
     let limit = timeout.saturating_add(GRACE).min(LONGEST);
     let deadline = Instant::now() + limit;
-    let mut talk = Talk { controller, sender, receiver, deadline, limit };
+    let mut talk = Talk { controller, sender, receiver, deadline, limit, waiting };
     talk.send(&ToController::Join(Hello {
         group: config.group.clone(),
         world: config.world,
@@ -124,15 +140,17 @@ pub(crate) fn join(config: &JoinConfig) -> Result<Joined, JoinError> {
 }
 
 /// The conversation until the plan is there.
-struct Talk {
+struct Talk<'a> {
     controller: SocketAddr,
     sender: Sender,
     receiver: Receiver,
     deadline: Instant,
     limit: Duration,
+    /// Called with what the rank waits for.
+    waiting: &'a mut dyn FnMut(&Waiting),
 }
 
-impl Talk {
+impl Talk<'_> {
     fn send(&self, message: &ToController) -> Result<(), JoinError> {
         let controller = self.controller;
         self.sender.send(message).map_err(|source| JoinError::Lost { controller, source })
@@ -141,10 +159,18 @@ impl Talk {
     fn next(&mut self) -> Result<FromController, JoinError> {
         let controller = self.controller;
         loop {
-            match self.receiver.receive(self.deadline) {
+            match self.receiver.receive(self.deadline.min(Instant::now() + SILENCE)) {
                 Ok(FromController::Ping) => self.send(&ToController::Pong)?,
+                Ok(FromController::Waiting { awaited, left_ms }) => {
+                    let left = Duration::from_millis(left_ms);
+                    (self.waiting)(&Waiting { awaited: Some(awaited), left });
+                }
                 Ok(FromController::Refused { reason }) => return Err(JoinError::Refused(reason)),
                 Ok(message) => return Ok(message),
+                Err(ReceiveError::TimedOut) if Instant::now() < self.deadline => {
+                    let left = self.deadline.saturating_duration_since(Instant::now());
+                    (self.waiting)(&Waiting { awaited: None, left });
+                }
                 Err(ReceiveError::TimedOut) => {
                     return Err(JoinError::Timeout { controller, limit: self.limit });
                 }

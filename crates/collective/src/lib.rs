@@ -45,8 +45,8 @@ const LONGEST: std::time::Duration = std::time::Duration::from_secs(100 * 365 * 
 pub use communicator::Communicator;
 pub use element::Element;
 pub use error::{CollectiveError, JoinError};
-pub use join::JoinConfig;
+pub use join::{JoinConfig, Waiting};
 pub use memory::Buffer;
 
-pub use millstream_inc::protocol::Refusal;
+pub use millstream_inc::protocol::{Awaited, DEFAULT_PORT, Refusal};
 pub use millstream_inc::{DataType, ReduceOperation};

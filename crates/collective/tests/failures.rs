@@ -3,12 +3,13 @@
 mod common;
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use common::{Cluster, PATIENCE, address, each, join_all, leave, start_controller};
 use millstream_collective::{
-    CollectiveError, Communicator, JoinConfig, JoinError, ReduceOperation, Refusal,
+    Awaited, CollectiveError, Communicator, JoinConfig, JoinError, ReduceOperation, Refusal,
+    Waiting,
 };
 use millstream_inc::protocol::{FrameDecoder, FromController, Hello, ToController, encode};
 use millstream_verbs::{Mtu, Psn, Qpn};
@@ -42,6 +43,7 @@ impl Dummy {
         loop {
             match self.decoder.next_message().unwrap() {
                 Some(FromController::Ping) => self.say(&ToController::Pong),
+                Some(FromController::Waiting { .. }) => {}
                 Some(message) => return message,
                 None => {
                     let mut bytes = [0; 4096];
@@ -232,6 +234,40 @@ fn without_all_ranks_joining_fails_and_names_the_missing() {
         error.to_string(),
         "group \"incomplete\" is incomplete: 2 of its 3 ranks did not join in time: 0, 2"
     );
+}
+
+#[test]
+fn who_waits_hears_for_whom() {
+    let cluster = Cluster::start(1);
+    let (heard, waiting) = std::sync::mpsc::channel();
+    let config = cluster.config("late", 3, 1);
+    let (first, others) = std::thread::scope(|scope| {
+        let first = scope.spawn(|| {
+            Communicator::join_reporting(&config, |waiting| heard.send(waiting.clone()).unwrap())
+        });
+        let Waiting { awaited, left } = waiting.recv_timeout(PATIENCE).unwrap();
+        assert_eq!(awaited, Some(Awaited::Ranks { missing: vec![0, 2] }));
+        assert!(left <= config.timeout && left > Duration::ZERO, "{left:?}");
+        let others = join_all([0, 2].map(|rank| cluster.config("late", 3, rank)).into());
+        (first.join().unwrap(), others)
+    });
+    let others = others.into_iter().map(Result::unwrap);
+    leave(others.chain([first.unwrap()]).collect());
+}
+
+#[test]
+fn a_controller_that_says_nothing_is_what_one_waits_for() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let cluster = Cluster::start(0);
+    let config = JoinConfig {
+        controller: listener.local_addr().unwrap(),
+        timeout: Duration::ZERO,
+        ..cluster.config("silence", 1, 0)
+    };
+    let mut heard = Vec::new();
+    let error = Communicator::join_reporting(&config, |waiting| heard.push(waiting.clone()));
+    assert!(matches!(error, Err(JoinError::Timeout { .. })), "{error:?}");
+    assert!(!heard.is_empty() && heard.iter().all(|waiting| waiting.awaited.is_none()));
 }
 
 #[test]

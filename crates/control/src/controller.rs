@@ -206,7 +206,7 @@ impl Daemon {
     fn send(&mut self, connection: ConnectionId, message: &FromController) {
         let Some(peer) = self.peers.get(&connection) else { return };
         match message {
-            FromController::Ping => {}
+            FromController::Ping | FromController::Waiting { .. } => {}
             FromController::Refused { reason } => {
                 let cause = match reason {
                     Refusal::Protocol { .. } => "protocol",

@@ -226,6 +226,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
             }
             FromController::Refused { reason } => return Err(SessionEnd::Refused(reason)),
             message @ (FromController::GroupReady { .. }
+            | FromController::Waiting { .. }
             | FromController::Plan(_)
             | FromController::Left { .. }
             | FromController::Abort { .. }
