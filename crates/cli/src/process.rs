@@ -13,7 +13,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -24,6 +24,8 @@ use anyhow::{Context, bail};
 /// How long a child has between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(2);
+/// How long a command that is told to stop may take to say what it has.
+const LAST_WORDS_TIME: Duration = Duration::from_secs(2);
 
 /// Lines of a child's stdout that wait to be read; the child waits when they are more.
 const LINES_WAITING: usize = 256;
@@ -41,7 +43,10 @@ struct Belongings {
 
 static BELONGINGS: Mutex<Belongings> =
     Mutex::new(Belongings { children: Vec::new(), scratch: Vec::new() });
-static INTERRUPTED: AtomicBool = AtomicBool::new(false);
+/// The signal that told us to stop; 0 if none has.
+static TOLD: AtomicI32 = AtomicI32::new(0);
+/// The command has something to say before it stops.
+static LAST_WORDS: AtomicBool = AtomicBool::new(false);
 
 fn belongings() -> MutexGuard<'static, Belongings> {
     BELONGINGS.lock().unwrap_or_else(PoisonError::into_inner)
@@ -85,37 +90,69 @@ impl StopSignals {
         unsafe { libc::sigwait(&raw const self.set, &raw mut signal) };
         signal
     }
+
+    /// Waits until one comes, or the time is over.
+    fn wait_for(&self, time: Duration) {
+        let time = libc::timespec {
+            tv_sec: time.as_secs() as libc::time_t,
+            tv_nsec: time.subsec_nanos().into(),
+        };
+        // SAFETY: `set` was initialized by `hold`, `time` is a live local, and null is allowed for
+        // what is not asked for.
+        unsafe { libc::sigtimedwait(&raw const self.set, std::ptr::null_mut(), &raw const time) };
+    }
 }
 
 /// From now on, a signal to stop first ends all children and removes all scratch folders and
-/// temporary files, and then ends this process as the signal does by default. To be called before any thread is started.
+/// temporary files, and then ends this process as the signal does by default. To be called before
+/// any thread is started.
 pub(crate) fn clean_up_when_told_to_stop() -> anyhow::Result<()> {
     let signals = StopSignals::hold();
     let watch = move || {
         let signal = signals.wait();
-        INTERRUPTED.store(true, Ordering::SeqCst);
-        // Held until the end: nobody starts another child.
-        let belongings = belongings();
-        stop_all(&belongings.children);
-        for path in &belongings.scratch {
-            // It may be gone already.
-            let _ = match path.is_dir() {
-                true => std::fs::remove_dir_all(path),
-                false => std::fs::remove_file(path),
-            };
+        TOLD.store(signal, Ordering::SeqCst);
+        if LAST_WORDS.load(Ordering::SeqCst) {
+            // Told again, nobody waits for words.
+            signals.wait_for(LAST_WORDS_TIME);
         }
-        die_of(signal);
+        clean_up_and_die(signal)
     };
     thread::Builder::new().name("signals".into()).spawn(watch).context("cannot start a thread")?;
     Ok(())
 }
 
-/// Never returns when a signal to stop is being acted on: what fails then fails because of it, and
-/// is not worth a message.
+/// From now on a signal to stop leaves the command a moment: it sees [`told_to_stop`], says what it
+/// has, and calls [`step_back_when_told_to_stop`].
+pub(crate) fn say_last_words_when_told_to_stop() {
+    LAST_WORDS.store(true, Ordering::SeqCst);
+}
+
+/// Whether a signal to stop has come.
+pub(crate) fn told_to_stop() -> bool {
+    TOLD.load(Ordering::SeqCst) != 0
+}
+
+/// Never returns when a signal to stop has come: what fails then fails because of it, and is not
+/// worth a message.
 pub(crate) fn step_back_when_told_to_stop() {
-    while INTERRUPTED.load(Ordering::SeqCst) {
-        thread::park();
+    match TOLD.load(Ordering::SeqCst) {
+        0 => {}
+        signal => clean_up_and_die(signal),
     }
+}
+
+fn clean_up_and_die(signal: i32) -> ! {
+    // Held until the end: nobody starts another child, and nobody else does this.
+    let belongings = belongings();
+    stop_all(&belongings.children);
+    for path in &belongings.scratch {
+        // It may be gone already.
+        let _ = match path.is_dir() {
+            true => std::fs::remove_dir_all(path),
+            false => std::fs::remove_file(path),
+        };
+    }
+    die_of(signal)
 }
 
 /// Ends this process by a signal's default action, so that our parent sees what happened.
@@ -368,8 +405,15 @@ impl Child {
         self.wait(Duration::ZERO).is_none()
     }
 
+    /// Fails with its last words if it has ended, which it should not have.
+    pub(crate) fn check(&mut self) -> anyhow::Result<()> {
+        match self.wait(Duration::ZERO) {
+            None => Ok(()),
+            Some(_) => Err(self.failed("ended while it was in use")),
+        }
+    }
+
     fn failed(&mut self, how: &str) -> anyhow::Error {
-        step_back_when_told_to_stop();
         // Its stderr is complete once its readers are done; it has ended, so they soon are.
         if self.status.is_some() {
             self.readers.drain(..).for_each(|reader| drop(reader.join()));
