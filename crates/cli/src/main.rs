@@ -14,6 +14,7 @@ mod demo;
 mod engine;
 mod failure;
 mod node;
+mod notice;
 mod output;
 mod process;
 mod rdma;

@@ -1,6 +1,7 @@
 //! `bench`: measurements.
 
 mod allreduce;
+pub(crate) mod figures;
 mod rdma;
 mod transfer;
 

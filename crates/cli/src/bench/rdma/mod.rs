@@ -14,6 +14,7 @@ use millstream_net::baseline;
 use millstream_verbs::{CompletionStatus, SendOperation, SendRequest};
 use serde::Serialize;
 
+use crate::bench::figures::per;
 use crate::failure::usage;
 use crate::{output, process, units};
 use host::{Host, Memory};
@@ -125,8 +126,8 @@ impl Stream {
     fn new(bytes: u64, elapsed: Duration, cpu: Duration) -> Self {
         let gigabytes = bytes as f64 / 1e9;
         Self {
-            gb_per_s: gigabytes / elapsed.as_secs_f64(),
-            cpu_s_per_gb: cpu.as_secs_f64() / gigabytes,
+            gb_per_s: per(gigabytes, elapsed.as_secs_f64()),
+            cpu_s_per_gb: per(cpu.as_secs_f64(), gigabytes),
         }
     }
 
@@ -149,6 +150,9 @@ struct Latency {
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(size) = arguments.size.iter().find(|&&size| size == 0 || size > BUFFER as u64) {
         return Err(usage(format!("--size {size}: choose 1 byte to 64MiB")));
+    }
+    if arguments.duration.is_zero() {
+        return Err(usage("--duration 0s: choose 1ms or more"));
     }
     let bench = Bench::new(arguments)?;
     let duration = arguments.duration;
@@ -175,14 +179,14 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (after, _) = udp_stream(duration)?;
     let udp_stream = before.mean(after);
     for one in &mut bandwidth {
-        one.ratio_to_udp = one.stream.gb_per_s / udp_stream.gb_per_s;
-        one.ratio_to_tcp = one.stream.gb_per_s / tcp_stream.gb_per_s;
+        one.ratio_to_udp = per(one.stream.gb_per_s, udp_stream.gb_per_s);
+        one.ratio_to_tcp = per(one.stream.gb_per_s, tcp_stream.gb_per_s);
     }
     let report = Report {
         seconds_each: duration.as_secs_f64(),
         busy_poll: arguments.busy_poll,
         bandwidth,
-        latency_ratio_to_udp: write_latency.p50_us / udp_ping_pong.p50_us,
+        latency_ratio_to_udp: per(write_latency.p50_us, udp_ping_pong.p50_us),
         write_latency,
         udp_ping_pong,
         udp_stream,
