@@ -15,6 +15,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+/// The command's file.
+pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_millstream");
+
 /// For anything that will happen, on a busy machine too.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -57,7 +60,7 @@ impl Output {
 
 /// The command, without arguments.
 pub(crate) fn millstream() -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_millstream"));
+    let mut command = Command::new(PROGRAM);
     command.env_remove("MILLSTREAM_LOG").stdin(Stdio::null());
     command
 }
@@ -242,6 +245,46 @@ pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
         assert!(start.elapsed() < PATIENCE, "{what}: not within {PATIENCE:?}");
         thread::sleep(Duration::from_millis(2));
     }
+}
+
+/// What `/proc` says of the processes that have not ended: process id, and from its state on, the
+/// fields of `stat`.
+fn processes() -> Vec<(u32, Vec<String>)> {
+    let process = |entry: fs::DirEntry| {
+        let id = entry.file_name().to_str()?.parse().ok()?;
+        let stat = fs::read_to_string(entry.path().join("stat")).ok()?;
+        // After the name, which may contain anything.
+        let fields = stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect();
+        Some((id, fields))
+    };
+    let all = fs::read_dir("/proc").unwrap().filter_map(|entry| process(entry.ok()?));
+    all.filter(|(_, fields): &(u32, Vec<String>)| fields[0] != "Z").collect()
+}
+
+/// The processes of a group that have not ended.
+pub(crate) fn processes_of_group(group: u32) -> Vec<u32> {
+    let group = group.to_string();
+    let members = processes().into_iter().filter(|(_, fields)| fields[2] == group);
+    members.map(|(id, _)| id).collect()
+}
+
+/// The child of a process that has these words among its arguments.
+pub(crate) fn child(parent: u32, words: &[&str]) -> Option<u32> {
+    let parent = parent.to_string();
+    let of_parent = processes().into_iter().filter(|(_, fields)| fields[1] == parent);
+    of_parent.map(|(id, _)| id).find(|id| {
+        let line = fs::read(format!("/proc/{id}/cmdline")).unwrap_or_default();
+        let arguments: Vec<&[u8]> = line.split(|&byte| byte == 0).collect();
+        arguments
+            .windows(words.len())
+            .any(|some| some == words.iter().map(|w| w.as_bytes()).collect::<Vec<_>>())
+    })
+}
+
+/// Time on processors that a process has used, in hundredths of a second.
+pub(crate) fn processor_ticks(process: u32) -> u64 {
+    let fields = processes().into_iter().find(|&(id, _)| id == process).unwrap().1;
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
 /// Says that a test cannot run, or fails where everything must.

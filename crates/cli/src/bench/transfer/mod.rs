@@ -1,0 +1,214 @@
+//! `bench transfer`: reads and writes of a segment, one row for each way and size.
+
+mod peer;
+mod report;
+mod row;
+
+use std::time::Duration;
+
+use anyhow::Context;
+use clap::{Args, ValueEnum};
+use millstream_transfer::Buffer;
+use serde::Serialize;
+
+use crate::engine::{self, Opened, Protocol};
+use crate::failure::usage;
+use crate::notice::Notice;
+use crate::reach::Reach;
+use crate::{process, units};
+use peer::Peer;
+use report::Row;
+use row::Shape;
+
+/// Block sizes of the table.
+const BLOCK_SIZES: [u64; 6] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
+/// The least and the most memory that our own peer serves: every request has a block of its own
+/// there as far as this goes.
+const PEER_BYTES: [u64; 2] = [64 << 20, 1 << 30];
+
+/// Arguments of `bench transfer`.
+#[derive(Args, Debug)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    reach: Reach,
+    /// The segment; with --metadata p2p its HOST:PORT [default: that of a node started for this]
+    #[arg(long, value_name = "N")]
+    segment: Option<String>,
+    /// What to do [default: write, then read]
+    #[arg(long, value_enum)]
+    op: Option<Operation>,
+    /// Bytes of a request [default: 4KiB to 4MiB in steps of four]
+    #[arg(long, value_name = "S", value_parser = units::size)]
+    block_size: Option<u64>,
+    /// Requests of a batch
+    #[arg(long, value_name = "B", default_value_t = 16, value_parser = clap::value_parser!(u32).range(1..=65536))]
+    batch_size: u32,
+    /// Threads that submit batches
+    #[arg(long, value_name = "T", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    threads: u32,
+    /// How long to measure each row
+    #[arg(long, value_name = "D", default_value = "1s", value_parser = units::duration)]
+    duration: Duration,
+    /// Measure a plain UDP stream and a memory copy too, for comparison
+    #[arg(long)]
+    baseline: bool,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+enum Operation {
+    /// Out of the segment
+    Read,
+    /// Into the segment
+    Write,
+    /// Reads and writes in turn
+    Mix,
+}
+
+impl Operation {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::Mix => "mix",
+        }
+    }
+}
+
+impl Arguments {
+    /// What is to be measured, row by row.
+    fn shapes(&self) -> Vec<Shape> {
+        let operations = match &self.op {
+            Some(op) => std::slice::from_ref(op),
+            None => &[Operation::Write, Operation::Read],
+        };
+        let sizes = match &self.block_size {
+            Some(size) => std::slice::from_ref(size),
+            None => &BLOCK_SIZES,
+        };
+        let &Self { batch_size, threads, duration, .. } = self;
+        let shape = |&op, &block_size| Shape { op, block_size, batch_size, threads, duration };
+        operations.iter().flat_map(|op| sizes.iter().map(move |size| shape(op, size))).collect()
+    }
+}
+
+pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let mut shapes = arguments.shapes();
+    if arguments.duration.is_zero() {
+        return Err(usage("--duration 0s: choose 1ms or more"));
+    }
+    let bytes = largest(&shapes)?;
+    // Before anything is started for it.
+    let room = Vec::<u8>::new().try_reserve_exact(bytes);
+    room.with_context(|| format!("no memory for the {bytes} bytes of all threads' batches"))?;
+    // Before there are threads.
+    process::clean_up_when_told_to_stop()?;
+    let (mut peer, segment) = match &arguments.segment {
+        Some(segment) => (None, segment.clone()),
+        None => {
+            let peer = start_peer(arguments, bytes as u64)?;
+            let segment = peer.segment.clone();
+            (Some(peer), segment)
+        }
+    };
+    let opened = engine::open(&arguments.reach, &segment)?;
+    let available = opened.segment.buffers()[0].length;
+    // Of the sizes that nobody asked for, those that fit.
+    shapes.retain(|shape| shape.block_size <= available);
+    if shapes.is_empty() {
+        let size = arguments.block_size.unwrap_or(BLOCK_SIZES[0]);
+        return Err(usage(format!(
+            "--block-size {size}: the buffer of segment {segment} has only {available} bytes"
+        )));
+    }
+    let buffer = allocate(&opened, largest(&shapes)?)?;
+    process::say_last_words_when_told_to_stop();
+    let rows = measure(arguments, &shapes, &opened, &buffer).map_err(|error| {
+        // How the peer ended says more than what was seen of it from here.
+        let ended = peer.as_mut().and_then(|peer| peer.check().err());
+        ended.unwrap_or_else(|| error.context(format!("segment {segment}")))
+    })?;
+    if arguments.json && !rows.is_empty() {
+        report::print_json(&rows, shapes.len() == 1, process::told_to_stop())?;
+    }
+    process::step_back_when_told_to_stop();
+    Ok(())
+}
+
+/// Bytes of the largest batches of all threads.
+fn largest(shapes: &[Shape]) -> anyhow::Result<usize> {
+    let bytes: Option<Vec<usize>> = shapes.iter().map(Shape::bytes).collect();
+    bytes.and_then(|bytes| bytes.into_iter().max()).ok_or_else(|| {
+        usage("--block-size x --batch-size x --threads: more than memory can be, or nothing")
+    })
+}
+
+/// Starts a node with memory for batches of so many bytes.
+fn start_peer(arguments: &Arguments, bytes: u64) -> anyhow::Result<Peer> {
+    let reach = &arguments.reach;
+    // Here, since it is this command line that is wrong.
+    engine::check_metadata(&reach.metadata)?;
+    if engine::protocol(&reach.protocol)? == Protocol::Local {
+        return Err(usage("--protocol local reaches no other process: measure rdma"));
+    }
+    let [least, most] = PEER_BYTES;
+    let block = arguments.block_size.unwrap_or_default();
+    let bytes = bytes.clamp(least, most.max(block));
+    let _notice = Notice::new(format!("starting a node with {}", units::readable(bytes)));
+    Peer::start(reach, bytes)
+}
+
+/// Memory for the requests of all threads, with something other than zeros, which the kernel may
+/// share.
+fn allocate(opened: &Opened, bytes: usize) -> anyhow::Result<Buffer> {
+    let size = units::readable(bytes as u64);
+    let _notice = Notice::new(format!("allocating and registering {size}"));
+    let buffer = opened.engine.allocate_buffer(bytes, "*", false)?;
+    let chunk: Vec<u8> =
+        (0..1 << 20).map(|index: u32| (index.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect();
+    for at in (0..bytes).step_by(chunk.len()) {
+        buffer.write(at, &chunk[..chunk.len().min(bytes - at)])?;
+    }
+    Ok(buffer)
+}
+
+/// Measures row by row, and shows each at once unless all are to be one object. Told to stop, it
+/// returns what it has.
+fn measure(
+    arguments: &Arguments,
+    shapes: &[Shape],
+    opened: &Opened,
+    buffer: &Buffer,
+) -> anyhow::Result<Vec<Row>> {
+    let text = !arguments.json;
+    if text {
+        report::print_header(&opened.segment, arguments.duration);
+    }
+    let mut rows = Vec::new();
+    for shape in shapes {
+        let done = match row::measure(opened, buffer, shape) {
+            Err(_) if process::told_to_stop() => break,
+            done => done?,
+        };
+        if done.requests > 0 {
+            let row = Row::new(shape, &done);
+            if text {
+                report::print_row(&row);
+            }
+            rows.push(row);
+        }
+        if process::told_to_stop() {
+            break;
+        }
+    }
+    if arguments.baseline && !process::told_to_stop() {
+        report::add_baseline(&mut rows)?;
+        if text {
+            report::print_baseline(&rows);
+        }
+    }
+    Ok(rows)
+}

@@ -1,0 +1,43 @@
+//! A node of our own to measure against.
+
+use std::time::Duration;
+
+use anyhow::Context;
+
+use crate::cluster::text;
+use crate::process::Child;
+use crate::reach::Reach;
+
+/// For the node to allocate its memory and serve it.
+const READY: Duration = Duration::from_secs(60);
+
+/// A child process that serves memory. Dropped, it ends.
+pub(super) struct Peer {
+    child: Child,
+    /// The name by which its segment is opened.
+    pub(super) segment: String,
+}
+
+impl Peer {
+    /// Starts a node that is reached as `reach` says, on an address that it finds, with so many
+    /// bytes of memory.
+    pub(super) fn start(reach: &Reach, bytes: u64) -> anyhow::Result<Self> {
+        let buffer = bytes.to_string();
+        let mut arguments = vec!["node", "--name=bench", "--buffer", &buffer];
+        arguments.extend(["--metadata", &reach.metadata, "--protocol", &reach.protocol]);
+        if reach.no_segmentation_offload {
+            arguments.push("--no-segmentation-offload");
+        }
+        let start = || {
+            let mut child = Child::start("the peer", arguments)?;
+            let ready = child.ready(READY)?;
+            anyhow::Ok(Self { segment: text(&ready, "segment")?.to_owned(), child })
+        };
+        start().context("cannot start a node to measure against (--segment names another)")
+    }
+
+    /// Why it is no more, if so.
+    pub(super) fn check(&mut self) -> anyhow::Result<()> {
+        self.child.check().with_context(|| format!("segment {}", self.segment))
+    }
+}

@@ -1,0 +1,168 @@
+//! `bench transfer` as perftest is used: without flags, with one row, interrupted, and with a peer
+//! that is not there or dies.
+
+mod common;
+
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::Command;
+use std::time::Duration;
+
+use common::{
+    Output, Running, address, child, eventually, millstream, node, processes_of_group,
+    processor_ticks, run, transfer,
+};
+use serde_json::Value;
+
+/// From the death of the peer to the error.
+const BOUND: Duration = Duration::from_secs(10);
+
+/// Starts a bench with its own peer, in a process group of its own.
+fn start(arguments: &[&str]) -> Running {
+    let mut command = millstream();
+    command.args(["bench", "transfer"]).args(arguments).process_group(0);
+    Running::start("bench transfer", &mut command)
+}
+
+/// Reads what is printed before the first row.
+fn skip_header(bench: &mut Running) -> String {
+    let segment = bench.line().split(' ').nth(1).unwrap().to_owned();
+    assert!(bench.line().starts_with("op "));
+    segment
+}
+
+fn assert_figures(row: &Value) {
+    for key in ["bytes", "seconds", "gb_per_s", "requests_per_s", "cpu_s_per_gb"] {
+        assert!(row[key].as_f64().is_some_and(|figure| figure > 0.0), "{key} in {row}");
+    }
+    for key in ["p50", "p99", "p999"] {
+        assert!(row["latency_us"][key].as_f64().is_some_and(|figure| figure > 0.0), "{row}");
+    }
+}
+
+#[test]
+fn without_flags_there_is_a_table_over_sizes_both_ways() {
+    let bench = start(&["--duration=1ms"]);
+    let group = bench.id();
+    let output = bench.output().success();
+    let lines: Vec<&str> = output.stdout.lines().collect();
+    assert!(lines[0].starts_with("segment 127.0.0."), "{}", lines[0]);
+    let columns: Vec<&str> = lines[1].split_whitespace().collect();
+    assert_eq!(columns[..5], ["op", "bytes", "batch", "threads", "requests"]);
+    let rows: Vec<String> = lines[2..]
+        .iter()
+        .map(|line| line.split_whitespace().take(3).collect::<Vec<_>>().join(" "))
+        .collect();
+    let sizes = ["4 KiB", "16 KiB", "64 KiB", "256 KiB", "1 MiB", "4 MiB"];
+    let of = |op: &str| sizes.map(|size| format!("{op} {size}"));
+    assert_eq!(rows, [of("write"), of("read")].concat());
+    assert_eq!(processes_of_group(group), [0; 0]);
+}
+
+#[test]
+fn several_rows_are_one_object_and_one_row_is_that_of_the_contract() {
+    let all = run(&["bench", "transfer", "--block-size=4KiB", "--duration=1ms", "--json"]);
+    let all = all.success().json();
+    let rows = all["rows"].as_array().unwrap();
+    assert_eq!([&rows[0]["op"], &rows[1]["op"]], ["write", "read"]);
+    assert!(all.get("interrupted").is_none());
+    rows.iter().for_each(assert_figures);
+    let one = ["--op=read", "--block-size=1MiB", "--threads=2", "--duration=1ms", "--json"];
+    let one = run(&[&["bench", "transfer"], &one[..]].concat()).success().json();
+    assert_eq!(one["block_size"], 1 << 20);
+    assert_figures(&one);
+}
+
+#[test]
+fn sizes_that_do_not_fit_a_segment_are_left_out() {
+    let (_node, segment) = node("64KiB", &[]);
+    let arguments = ["--duration=1ms", "--op=write", "--json"];
+    let table = transfer(&["bench", "transfer"], &segment, &arguments).success().json();
+    let rows = table["rows"].as_array().unwrap();
+    let sizes: Vec<u64> = rows.iter().map(|row| row["block_size"].as_u64().unwrap()).collect();
+    assert_eq!(sizes, [4 << 10, 16 << 10, 64 << 10]);
+    let (_node, segment) = node("1KiB", &[]);
+    let output = transfer(&["bench", "transfer"], &segment, &arguments);
+    assert!(output.failure(2).contains("has only 1024 bytes"), "{}", output.stderr);
+}
+
+#[test]
+fn what_cannot_be_measured_is_told() {
+    let check = |arguments: &[&str], code, expected: &str| {
+        let output = run(&[&["bench", "transfer"], arguments].concat());
+        let sentence = output.failure(code);
+        assert!(sentence.contains(expected), "{sentence}");
+    };
+    check(&["--duration=0s"], 2, "--duration 0s");
+    check(&["--block-size=0"], 2, "--block-size");
+    check(&["--protocol=local"], 2, "--protocol local");
+    check(&["--protocol=ip"], 2, "rdma:soft");
+    check(&["--threads=1024", "--batch-size=65536", "--block-size=1GiB"], 1, "no memory for");
+    check(&["--segment=nowhere:1"], 1, "nowhere:1");
+    let nobody = format!("{}:1", address());
+    check(&["--segment", &nobody], 1, &nobody);
+}
+
+#[test]
+fn a_peer_that_cannot_start_is_told_in_its_words() {
+    let mut command = millstream();
+    command.args(["bench", "transfer", "--protocol=rdma:ibverbs"]);
+    // Refused before the library is looked for, so on every machine.
+    let output = Running::start("bench", command.env("MC_GID_INDEX", "nonsense")).output();
+    let sentence = output.failure(1);
+    assert!(sentence.starts_with("cannot start a node to measure against"), "{sentence}");
+    assert!(sentence.contains("MC_GID_INDEX"), "{sentence}");
+}
+
+#[test]
+fn a_peer_that_is_killed_fails_the_bench_in_time_and_is_named() {
+    let mut bench = start(&["--op=write", "--block-size=64KiB", "--duration=600s"]);
+    let segment = skip_header(&mut bench);
+    eventually("it measures", || processor_ticks(bench.id()) > 20);
+    let peer = child(bench.id(), &["node"]).unwrap().to_string();
+    assert!(Command::new("kill").args(["-s", "KILL", &peer]).status().unwrap().success());
+    let output = bench.output_within(BOUND);
+    let sentence = output.failure(1);
+    assert!(sentence.contains(&segment) && sentence.contains("signal: 9"), "{sentence}");
+}
+
+/// Tells a bench to stop when it has measured something; returns what it printed.
+fn interrupted(mut arguments: Vec<&str>, signal: &str, whole_group: bool) -> Output {
+    arguments.extend(["--op=write", "--block-size=4KiB", "--duration=600s"]);
+    let bench = start(&arguments);
+    let group = bench.id();
+    eventually("it measures", || processor_ticks(group) > 30);
+    // What a terminal does, or what `kill` does.
+    let target = if whole_group { format!("-{group}") } else { group.to_string() };
+    let mut kill = Command::new("kill");
+    assert!(kill.args(["-s", signal, "--", &target]).status().unwrap().success());
+    let output = bench.output_within(BOUND);
+    let number = if signal == "INT" { 2 } else { 15 };
+    assert_eq!(output.status.signal(), Some(number), "{}", output.stderr);
+    assert_eq!(processes_of_group(group), [0; 0]);
+    assert!(output.stderr.is_empty(), "{}", output.stderr);
+    output
+}
+
+#[test]
+fn control_c_leaves_the_figures_so_far_and_nothing_else() {
+    for whole_group in [true, false] {
+        let output = interrupted(Vec::new(), "INT", whole_group);
+        let row = output.stdout.lines().nth(2).unwrap_or_else(|| panic!("{}", output.stdout));
+        let fields: Vec<&str> = row.split_whitespace().collect();
+        assert_eq!(fields[..3], ["write", "4", "KiB"]);
+        assert!(fields[5].parse::<u64>().unwrap() > 0, "{row}");
+    }
+    assert_figures(&interrupted(vec!["--json"], "TERM", false).json());
+    assert_figures(&interrupted(vec!["--json"], "INT", true).json());
+}
+
+#[test]
+fn the_machine_itself_can_be_measured_too() {
+    let arguments = ["--block-size=64KiB", "--duration=1ms", "--baseline", "--json"];
+    let table = run(&[&["bench", "transfer"], &arguments[..]].concat()).success().json();
+    for row in table["rows"].as_array().unwrap() {
+        for key in ["udp_stream_gb_per_s", "memory_copy_gb_per_s", "ratio_to_udp_stream"] {
+            assert!(row["baseline"][key].as_f64().unwrap() > 0.0, "{key} in {row}");
+        }
+    }
+}
