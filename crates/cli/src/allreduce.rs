@@ -1,17 +1,21 @@
 //! `allreduce`: one host of an AllReduce.
 
 use std::net::IpAddr;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use hdrhistogram::Histogram;
-use millstream_collective::{Buffer, Communicator, DataType, Element, JoinConfig, ReduceOperation};
+use millstream_collective::{
+    Awaited, Buffer, Communicator, DataType, Element, JoinConfig, JoinError, ReduceOperation,
+};
 use millstream_verbs::SoftConfig;
 use serde::{Deserialize, Serialize};
 
+use crate::bench::figures::per;
 use crate::failure::{not_yet, usage};
-use crate::{address, output, units};
+use crate::{address, controller, output, units};
 
 /// The most hosts in a group.
 pub(crate) const MAX_HOSTS: u32 = 64;
@@ -19,14 +23,21 @@ pub(crate) const MAX_HOSTS: u32 = 64;
 /// The longest latency, in nanoseconds, that is told from longer ones: an hour.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 
+/// How long a rank waits in silence before it says for what.
+const SILENCE: Duration = Duration::from_secs(2);
+/// How often it says so again while nothing changes.
+const REMINDER: Duration = Duration::from_secs(10);
+/// Between attempts to reach a controller that is not there yet.
+const RETRY: Duration = Duration::from_millis(100);
+
 /// Arguments of `allreduce`.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
     /// The controller's HOST:PORT
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", default_value = controller::DEFAULT)]
     controller: String,
     /// The group to take part in
-    #[arg(long, value_name = "G")]
+    #[arg(long, value_name = "G", default_value = "default")]
     group: String,
     /// Hosts in the group
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_HOSTS)))]
@@ -37,50 +48,67 @@ pub(crate) struct Arguments {
     /// Local address [default: one that leads to the controller]
     #[arg(long, value_name = "IP")]
     bind: Option<IpAddr>,
+    /// Bytes of the vector, several with commas between, one after the other
+    #[arg(long, value_name = "S,...", required = true, value_delimiter = ',', value_parser = units::size)]
+    size: Vec<u64>,
     #[command(flatten)]
-    vector: Vector,
-    /// How often
+    reduction: Reduction,
+    /// How often, for each size
     #[arg(long, value_name = "I", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
+    /// How often before that, without a figure
+    #[arg(long, value_name = "I", default_value_t = 0)]
+    warmup_iters: u32,
     /// Check every element of every result
     #[arg(long)]
     verify: bool,
+    /// Wait up to so long for a controller that is not there yet
+    #[arg(long, value_name = "D", default_value = "0s", value_parser = units::duration)]
+    wait: Duration,
+    /// Fail when other ranks or a switch are missing for so long, or an AllReduce takes longer
+    /// [default: 30s for ranks and a switch, 60s for an AllReduce]
+    #[arg(long, value_name = "D", value_parser = units::duration)]
+    timeout: Option<Duration>,
     /// Send every packet as its own datagram, as captures want it
     #[arg(long)]
     no_segmentation_offload: bool,
-    /// Print one JSON object
+    /// Print one JSON object for each size
     #[arg(long)]
     json: bool,
 }
 
-/// What is reduced, and how.
+/// How vectors are reduced.
 #[derive(Args, Clone, Debug)]
-pub(crate) struct Vector {
-    /// Bytes of the vector
-    #[arg(long, value_name = "S", value_parser = units::size)]
-    pub(crate) size: u64,
-    /// Type of the elements, such as int32
-    #[arg(long, value_name = "T")]
+pub(crate) struct Reduction {
+    /// Type of the elements
+    #[arg(long, value_name = "T", default_value = "int32")]
     pub(crate) dtype: String,
-    /// Operation, such as sum
-    #[arg(long, value_name = "O")]
+    /// Operation
+    #[arg(long, value_name = "O", default_value = "sum")]
     pub(crate) op: String,
     /// How vectors travel
-    #[arg(long, value_enum, default_value = "write")]
-    pub(crate) mode: Mode,
+    #[arg(long, value_enum, default_value = "write", hide = true)]
+    mode: Mode,
 }
 
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
-pub(crate) enum Mode {
+enum Mode {
     /// RDMA WRITE: the result lands where it belongs
     Write,
     /// SEND into receive requests
     Send,
 }
 
-impl Vector {
-    /// Checks that this version can do it; returns the number of elements.
-    pub(crate) fn check(&self) -> anyhow::Result<usize> {
+impl Default for Reduction {
+    fn default() -> Self {
+        Self { dtype: "int32".to_owned(), op: "sum".to_owned(), mode: Mode::Write }
+    }
+}
+
+impl Reduction {
+    /// Checks that this version can do it with vectors of so many bytes; returns the number of
+    /// elements.
+    pub(crate) fn elements(&self, size: u64) -> anyhow::Result<usize> {
         let data_type: DataType =
             self.dtype.parse().map_err(|error| usage(format!("--dtype: {error}")))?;
         let operation: ReduceOperation =
@@ -93,7 +121,6 @@ impl Vector {
         if self.mode == Mode::Send {
             return Err(not_yet("this version has no --mode send, only write"));
         }
-        let size = self.size;
         if !size.is_multiple_of(4) {
             return Err(usage(format!("--size {size}: elements of int32 have 4 bytes each")));
         }
@@ -101,7 +128,7 @@ impl Vector {
     }
 }
 
-/// What one host says at the end.
+/// What one host says of one size.
 #[derive(Debug, Deserialize, Serialize)]
 pub(crate) struct Report {
     pub(crate) rank: u32,
@@ -121,6 +148,7 @@ pub(crate) struct Report {
 
 #[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(crate) struct Latency {
+    pub(crate) mean: f64,
     pub(crate) p50: f64,
     pub(crate) p99: f64,
 }
@@ -134,18 +162,13 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             world - 1
         )));
     }
-    let count = arguments.vector.check()?;
+    let counts = arguments.size.iter().map(|&size| arguments.reduction.elements(size));
+    let counts = counts.collect::<anyhow::Result<Vec<usize>>>()?;
+    let largest = counts.iter().copied().max().unwrap_or_default();
     // Vectors that the system does not have the memory for are an error, not an abort.
-    let room = Vec::<i32>::new().try_reserve_exact(count.saturating_mul(2));
-    room.with_context(|| format!("no memory for two vectors of {} bytes", arguments.vector.size))?;
-    let controller = address::resolve(&arguments.controller)?;
-    let device = address::open_device(arguments.bind, controller.ip(), |address| SoftConfig {
-        segmentation_offload: !arguments.no_segmentation_offload,
-        ..SoftConfig::new(address)
-    })?;
-    let config = JoinConfig::new(controller, &arguments.group, world, rank, &device);
-    let mut communicator = Communicator::join(&config)
-        .with_context(|| format!("rank {rank} of {world} cannot join group {}", arguments.group))?;
+    let room = Vec::<i32>::new().try_reserve_exact(largest.saturating_mul(2));
+    room.with_context(|| format!("no memory for two vectors of {largest} elements"))?;
+    let mut communicator = join(arguments)?;
     if !arguments.json {
         let (name, address) = communicator.switch();
         let group = &arguments.group;
@@ -153,31 +176,103 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             "rank {rank} of {world} in group {group}, over switch {name} at {address}"
         ));
     }
-    let report = reduce(&mut communicator, arguments, count).with_context(|| {
-        let (name, address) = communicator.switch();
-        format!("the allreduce of rank {rank} over switch {name} at {address} failed")
-    })?;
-    drop(communicator);
-    if arguments.json {
-        output::json(&report)?;
-    } else {
-        output::line(&text(&report));
+    let (mut checked, mut wrong) = (0, 0);
+    for count in counts {
+        let report = reduce(&mut communicator, arguments, count).with_context(|| {
+            let (name, address) = communicator.switch();
+            format!("the allreduce of rank {rank} over switch {name} at {address} failed")
+        })?;
+        if arguments.json {
+            output::json(&report)?;
+        } else {
+            output::line(&text(&report));
+        }
+        checked += report.checked;
+        wrong += report.wrong;
     }
-    if report.wrong > 0 {
-        bail!("{} of {} elements are wrong", report.wrong, report.checked);
+    drop(communicator);
+    if wrong > 0 {
+        bail!("{wrong} of {checked} elements are wrong");
     }
     Ok(())
 }
 
-/// Does all iterations.
+/// Joins the group, and says what it waits for when that takes long.
+fn join(arguments: &Arguments) -> anyhow::Result<Communicator> {
+    let &Arguments { world, rank, wait, timeout, .. } = arguments;
+    let controller = address::resolve(&arguments.controller)?;
+    let device = address::open_device(arguments.bind, controller.ip(), |address| SoftConfig {
+        segmentation_offload: !arguments.no_segmentation_offload,
+        ..SoftConfig::new(address)
+    })?;
+    let mut config = JoinConfig::new(controller, &arguments.group, world, rank, &device);
+    config.timeout = timeout.unwrap_or(config.timeout);
+    config.call_timeout = timeout.unwrap_or(config.call_timeout);
+    let (start, mut announcer) = (Instant::now(), Announcer::new());
+    loop {
+        let joined = Communicator::join_reporting(&config, |waiting| {
+            announcer.say(&awaited(arguments, waiting.awaited.as_ref()), waiting.left);
+        });
+        match joined {
+            Err(JoinError::Unreachable { .. }) if start.elapsed() < wait => {
+                let what = format!("the controller at {controller}, which cannot be reached");
+                announcer.say(&what, wait.saturating_sub(start.elapsed()));
+                thread::sleep(RETRY.min(wait));
+            }
+            joined => {
+                return joined.with_context(|| {
+                    format!("rank {rank} of {world} cannot join group {}", arguments.group)
+                });
+            }
+        }
+    }
+}
+
+/// What a rank waits for, in words.
+fn awaited(arguments: &Arguments, awaited: Option<&Awaited>) -> String {
+    let Arguments { controller, group, world, .. } = arguments;
+    match awaited {
+        None => format!("an answer of the controller at {controller}"),
+        Some(ranks @ Awaited::Ranks { .. }) => format!("{ranks} of {world} in group {group}"),
+        Some(other) => format!("{other} for group {group}"),
+    }
+}
+
+/// Says on stderr what a rank waits for: not at once, when it changes, and now and then again.
+struct Announcer {
+    start: Instant,
+    said: Option<(String, Instant)>,
+}
+
+impl Announcer {
+    fn new() -> Self {
+        Self { start: Instant::now(), said: None }
+    }
+
+    fn say(&mut self, what: &str, left: Duration) {
+        let news = match &self.said {
+            None => self.start.elapsed() >= SILENCE,
+            Some((before, when)) => before != what || when.elapsed() >= REMINDER,
+        };
+        if news {
+            eprintln!("waiting for {what}; giving up in {} s", left.as_secs_f64().round());
+            self.said = Some((what.to_owned(), Instant::now()));
+        }
+    }
+}
+
+/// Does all iterations of one size.
 fn reduce(
     communicator: &mut Communicator,
     arguments: &Arguments,
     count: usize,
 ) -> anyhow::Result<Report> {
-    let Arguments { world, rank, iters, verify, .. } = *arguments;
+    let Arguments { world, rank, iters, warmup_iters, verify, .. } = *arguments;
     let mut source: Buffer<i32> = communicator.allocate(count)?;
     let mut result: Buffer<i32> = communicator.allocate(count)?;
+    for _ in 0..warmup_iters {
+        communicator.all_reduce_buffers(&source, &mut result, ReduceOperation::Sum)?;
+    }
     let mut latencies = Histogram::<u64>::new_with_bounds(1, LONGEST_NS, 3)?;
     let mut total = Duration::ZERO;
     let (mut checked, mut wrong) = (0, 0);
@@ -201,7 +296,8 @@ fn reduce(
         }
     }
     let bytes = count as u64 * u64::from(i32::DATA_TYPE.size());
-    let algbw_mb_per_s = bytes as f64 * f64::from(iters) / total.as_secs_f64() / 1e6;
+    let seconds = total.as_secs_f64();
+    let algbw_mb_per_s = per(bytes as f64 * f64::from(iters) / 1e6, seconds);
     let microseconds = |quantile| latencies.value_at_quantile(quantile) as f64 / 1e3;
     Ok(Report {
         rank,
@@ -210,7 +306,11 @@ fn reduce(
         iters,
         algbw_mb_per_s,
         busbw_mb_per_s: algbw_mb_per_s * 2.0 * f64::from(world - 1) / f64::from(world),
-        latency_us: Latency { p50: microseconds(0.5), p99: microseconds(0.99) },
+        latency_us: Latency {
+            mean: per(seconds * 1e6, iters.into()),
+            p50: microseconds(0.5),
+            p99: microseconds(0.99),
+        },
         checked,
         wrong,
     })
@@ -231,7 +331,7 @@ fn sum(iteration: u32, world: u32, index: usize) -> i32 {
 
 fn text(report: &Report) -> String {
     let Report { rank, world, bytes, iters, algbw_mb_per_s, latency_us, .. } = report;
-    let Latency { p50, p99 } = latency_us;
+    let Latency { p50, p99, .. } = latency_us;
     let checks = match (report.checked, report.wrong) {
         (0, _) => "not checked".to_owned(),
         (checked, wrong) => format!("{checked} elements checked, {wrong} wrong"),

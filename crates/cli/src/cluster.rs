@@ -1,18 +1,15 @@
 //! A controller, a switch and hosts as processes on this machine.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use serde_json::Value;
 
-use crate::address::towards;
-use crate::allreduce::{Report, Vector};
+use crate::allreduce::{Reduction, Report};
 use crate::process::Child;
 
 /// For a daemon to serve.
 const READY: Duration = Duration::from_secs(20);
-/// How often another address is tried when a process takes the one just found.
-const ATTEMPTS: usize = 8;
 
 /// Daemons that serve AllReduce. Dropping it stops them.
 pub(crate) struct Cluster {
@@ -24,38 +21,69 @@ pub(crate) struct Cluster {
     pub(crate) address: String,
 }
 
+/// What the hosts do.
+pub(crate) struct Job<'a> {
+    /// How many hosts there are.
+    pub(crate) hosts: u32,
+    /// Bytes of the vectors, one after the other.
+    pub(crate) sizes: &'a [u64],
+    pub(crate) reduction: &'a Reduction,
+    pub(crate) iters: u32,
+    pub(crate) warmup_iters: u32,
+    /// For all hosts' reports of one size.
+    pub(crate) patience: Duration,
+}
+
 impl Cluster {
     pub(crate) fn start() -> anyhow::Result<Self> {
         let mut controller =
             Child::start("the controller", ["controller", "--listen", "127.0.0.1:0"])?;
         let ready = controller.ready(READY)?;
         let listen = text(&ready, "listen")?.to_owned();
-        let mut attempt = 1;
-        loop {
-            let address = towards([127, 0, 0, 1].into())?.to_string();
-            let arguments = ["switch", "--controller", &listen, "--name", "s0", "--bind", &address];
-            let mut switch = Child::start("the switch", arguments)?;
-            match switch.ready(READY) {
-                Ok(_) => return Ok(Self { switch, controller, listen, address }),
-                // The address was free a moment ago.
-                Err(error) if attempt < ATTEMPTS && error.to_string().contains("UDP port") => {}
-                Err(error) => return Err(error),
-            }
-            attempt += 1;
-        }
+        let arguments = ["switch", "--controller", &listen, "--name", "s0"];
+        let mut switch = Child::start("the switch", arguments)?;
+        let address = text(&switch.ready(READY)?, "address")?.to_owned();
+        Ok(Self { switch, controller, listen, address })
     }
 
-    /// Runs an AllReduce of so many hosts, each a process; returns what each reports.
+    /// Runs the hosts, each a process, and calls `done` with their reports of each size.
     pub(crate) fn all_reduce(
         &mut self,
-        hosts: u32,
-        vector: &Vector,
-        iters: u32,
-        patience: Duration,
-    ) -> anyhow::Result<Vec<Report>> {
-        let (world, size, iters) = (hosts.to_string(), vector.size.to_string(), iters.to_string());
-        let mut children = Vec::new();
-        for rank in 0..hosts {
+        job: &Job<'_>,
+        done: impl FnMut(Vec<Report>),
+    ) -> anyhow::Result<()> {
+        let outcome = self.run_hosts(job, done);
+        // When a daemon has ended, that is why hosts fail.
+        self.controller.check()?;
+        self.switch.check()?;
+        outcome
+    }
+
+    fn run_hosts(&self, job: &Job<'_>, mut done: impl FnMut(Vec<Report>)) -> anyhow::Result<()> {
+        let mut hosts = self.start_hosts(job)?;
+        for _ in job.sizes {
+            let deadline = Instant::now() + job.patience;
+            let mut reports = Vec::new();
+            for (rank, host) in hosts.iter_mut().enumerate() {
+                let line = host.line(deadline.saturating_duration_since(Instant::now()))?;
+                let report = serde_json::from_str(&line)
+                    .with_context(|| format!("host {rank} printed no report: {line:?}"))?;
+                reports.push(report);
+            }
+            done(reports);
+        }
+        for host in hosts {
+            host.finish(job.patience)?;
+        }
+        Ok(())
+    }
+
+    fn start_hosts(&self, job: &Job<'_>) -> anyhow::Result<Vec<Child>> {
+        let [world, iters, warmup_iters] =
+            [job.hosts, job.iters, job.warmup_iters].map(|number| number.to_string());
+        let sizes: Vec<String> = job.sizes.iter().map(u64::to_string).collect();
+        let sizes = sizes.join(",");
+        let start = |rank: u32| {
             let rank = rank.to_string();
             let arguments = [
                 ["allreduce", "--json"],
@@ -63,23 +91,15 @@ impl Cluster {
                 ["--controller", &self.listen],
                 ["--world", &world],
                 ["--rank", &rank],
-                ["--size", &size],
-                ["--dtype", &vector.dtype],
-                ["--op", &vector.op],
+                ["--size", &sizes],
+                ["--dtype", &job.reduction.dtype],
+                ["--op", &job.reduction.op],
                 ["--iters", &iters],
+                ["--warmup-iters", &warmup_iters],
             ];
-            children.push(Child::start(format!("host {rank}"), arguments.as_flattened())?);
-        }
-        let mut reports = Vec::new();
-        for (rank, child) in children.into_iter().enumerate() {
-            let printed = child.finish(patience)?;
-            let report = serde_json::from_str(&printed)
-                .with_context(|| format!("host {rank} printed no report: {printed:?}"))?;
-            reports.push(report);
-        }
-        ensure!(self.controller.is_running(), "the controller ended while it was in use");
-        ensure!(self.switch.is_running(), "the switch ended while it was in use");
-        Ok(reports)
+            Child::start(format!("host {rank}"), arguments.as_flattened())
+        };
+        (0..job.hosts).map(start).collect()
     }
 }
 

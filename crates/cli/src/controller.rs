@@ -11,6 +11,9 @@ use serde::Serialize;
 use crate::failure::not_yet;
 use crate::output;
 
+/// Where hosts and switches look for one unless told otherwise.
+pub(crate) const DEFAULT: &str = "127.0.0.1:52200";
+
 /// Arguments of `controller`.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
@@ -18,7 +21,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "ADDR", default_value_t = ControllerConfig::DEFAULT_LISTEN)]
     listen: SocketAddr,
     /// The network: switches, hosts and the links between them
-    #[arg(long, value_name = "FILE.yaml")]
+    #[arg(long, value_name = "FILE.yaml", hide = true)]
     topology: Option<PathBuf>,
 }
 
@@ -41,4 +44,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     controller::run(ControllerConfig::new(arguments.listen), ready, terminated())?;
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_controller_is_found_where_it_listens() {
+        let default: SocketAddr = DEFAULT.parse().unwrap();
+        assert_eq!(default.port(), ControllerConfig::DEFAULT_LISTEN.port());
+    }
 }

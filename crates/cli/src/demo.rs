@@ -14,8 +14,8 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::address::ROCE_PORT;
-use crate::allreduce::{Mode, Report as HostReport, Vector};
-use crate::cluster::{Cluster, text};
+use crate::allreduce::{Reduction, Report as HostReport};
+use crate::cluster::{Cluster, Job, text};
 use crate::process::{self, Child, Scratch};
 use crate::{output, units};
 
@@ -122,7 +122,7 @@ fn transfer(
         ("put", original, "copied the file into the node's memory"),
         ("get", copy, "copied it back out"),
     ]) {
-        let common = ["--metadata", "p2p", "--protocol", "rdma:soft", "--segment", segment];
+            let common = ["--metadata", "p2p", "--protocol", "rdma:soft", "--segment", segment];
         let child = Child::start(
             command,
             [command]
@@ -142,7 +142,7 @@ fn transfer(
         });
         *checksum = text(&report, "crc32c")?.to_owned();
     }
-    ensure!(node.is_running(), "the node ended while it was in use");
+    node.check()?;
     rows.insert(
         0,
         served("node", format!("served {} as {segment}", units::readable(size)), 2 * size, start),
@@ -153,11 +153,19 @@ fn transfer(
 /// Has the hosts sum their vectors; returns how many elements were checked, and were all right.
 fn reduce(size: u64, rows: &mut Vec<Row>) -> anyhow::Result<u64> {
     let start = Instant::now();
-    let (dtype, op) = ("int32".to_owned(), "sum".to_owned());
-    let vector = Vector { size, dtype, op, mode: Mode::Write };
-    vector.check()?;
+    let reduction = Reduction::default();
+    reduction.elements(size)?;
     let mut cluster = Cluster::start()?;
-    let reports = cluster.all_reduce(HOSTS, &vector, 1, PATIENCE)?;
+    let job = Job {
+        hosts: HOSTS,
+        sizes: &[size],
+        reduction: &reduction,
+        iters: 1,
+        warmup_iters: 0,
+        patience: PATIENCE,
+    };
+    let mut reports = Vec::new();
+    cluster.all_reduce(&job, |all| reports = all)?;
     let Cluster { listen, address, .. } = &cluster;
     let did = format!("made the group, on TCP {listen}");
     rows.push(served("controller", did, 0, start));

@@ -26,6 +26,8 @@ const GRACE: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(2);
 /// How long a command that is told to stop may take to say what it has.
 const LAST_WORDS_TIME: Duration = Duration::from_secs(2);
+/// How often who waits for a line looks whether it is told to stop.
+const GLANCE: Duration = Duration::from_millis(20);
 
 /// Lines of a child's stdout that wait to be read; the child waits when they are more.
 const LINES_WAITING: usize = 256;
@@ -400,9 +402,24 @@ impl Child {
         }
     }
 
-    /// Whether it still runs.
-    pub(crate) fn is_running(&mut self) -> bool {
-        self.wait(Duration::ZERO).is_none()
+    /// The next line that it prints on stdout.
+    pub(crate) fn line(&mut self, timeout: Duration) -> anyhow::Result<String> {
+        let deadline = Instant::now() + timeout;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            match self.lines.recv_timeout(left.min(GLANCE)) {
+                Ok(line) => return Ok(line),
+                Err(_) if told_to_stop() => bail!("told to stop"),
+                Err(RecvTimeoutError::Timeout) if left.is_zero() => {
+                    bail!("{} printed nothing for {timeout:?}", self.name)
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    self.wait(GRACE);
+                    return Err(self.failed("failed"));
+                }
+            }
+        }
     }
 
     /// Fails with its last words if it has ended, which it should not have.

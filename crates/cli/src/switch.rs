@@ -3,24 +3,28 @@
 use std::net::{IpAddr, SocketAddr};
 
 use clap::Args;
-use millstream_control::switch::{self, SwitchConfig};
+use millstream_control::switch::{self, RunError, SwitchConfig};
 use millstream_control::terminated;
+use millstream_net::OpenError;
 use serde::Serialize;
 
-use crate::{address, output};
+use crate::{address, controller, output};
+
+/// How often another address is tried when a process takes the one just found.
+const ATTEMPTS: usize = 8;
 
 /// Arguments of `switch`.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
     /// The controller's HOST:PORT
-    #[arg(long, value_name = "ADDR")]
+    #[arg(long, value_name = "ADDR", default_value = controller::DEFAULT)]
     controller: String,
-    /// The switch's name
+    /// The switch's name [default: switch- and its address]
     #[arg(long, value_name = "S")]
-    name: String,
-    /// Local address
+    name: Option<String>,
+    /// Local address [default: one that leads to the controller]
     #[arg(long, value_name = "IP")]
-    bind: IpAddr,
+    bind: Option<IpAddr>,
     /// Send every packet as its own datagram, as captures want it
     #[arg(long)]
     no_segmentation_offload: bool,
@@ -39,15 +43,27 @@ struct Ready<'a> {
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let Arguments { controller, name, bind, no_segmentation_offload } = arguments;
     let controller = address::resolve(controller)?;
-    let ready = |address| {
-        // Printing a struct of names and addresses cannot fail.
-        let _ = output::ready(&Ready { name, controller, address });
-    };
     let segmentation_offload = !no_segmentation_offload;
-    let config = SwitchConfig {
-        segmentation_offload,
-        ..SwitchConfig::new(controller, name.as_str(), *bind)
-    };
-    switch::run(config, ready, terminated())?;
-    Ok(())
+    let mut attempt = 1;
+    loop {
+        let address = bind.map_or_else(|| address::towards(controller.ip()), Ok)?;
+        let name = name.clone().unwrap_or_else(|| format!("switch-{address}"));
+        let ready = |address| {
+            // Printing a struct of names and addresses cannot fail.
+            let _ = output::ready(&Ready { name: &name, controller, address });
+        };
+        let config = SwitchConfig {
+            segmentation_offload,
+            ..SwitchConfig::new(controller, name.as_str(), address)
+        };
+        match switch::run(config, ready, terminated()) {
+            // It was free a moment ago.
+            Err(RunError::Open(OpenError::PortInUse { .. }))
+                if bind.is_none() && attempt < ATTEMPTS =>
+            {
+                attempt += 1;
+            }
+            ended => return Ok(ended?),
+        }
+    }
 }

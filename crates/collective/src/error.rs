@@ -13,7 +13,10 @@ use thiserror::Error;
 #[derive(Debug, Error)]
 pub enum JoinError {
     /// The controller cannot be reached.
-    #[error("cannot reach the controller at {controller}: {source}")]
+    #[error(
+        "cannot reach the controller at {controller}: {source}: start one there with \
+         `millstream controller`"
+    )]
     Unreachable {
         /// Where it should be.
         controller: SocketAddr,

@@ -1,4 +1,4 @@
-//! `bench allreduce`: AllReduce over local processes.
+//! `bench allreduce`: AllReduce over local processes, one row for each size, as nccl-tests has it.
 
 use std::time::Duration;
 
@@ -6,39 +6,52 @@ use anyhow::bail;
 use clap::Args;
 use serde::Serialize;
 
-use crate::allreduce::{Latency, MAX_HOSTS, Report, Vector};
-use crate::cluster::Cluster;
+use super::figures::three_digits;
+use crate::allreduce::{Latency, MAX_HOSTS, Reduction, Report};
+use crate::cluster::{Cluster, Job};
 use crate::failure::{not_yet, usage};
 use crate::{output, process, units};
 
-/// For all hosts together: more than their own timeouts.
+/// For all hosts' reports of one size: more than their own timeouts.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Arguments of `bench allreduce`.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
     /// Host processes
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_HOSTS)))]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_HOSTS)))]
     hosts: u32,
     /// Hosts below one switch
-    #[arg(long, value_name = "F")]
+    #[arg(long, value_name = "F", hide = true)]
     fan_in: Option<u32>,
     /// Shape of the switches
-    #[arg(long, value_name = "SHAPE")]
+    #[arg(long, value_name = "SHAPE", hide = true)]
     switches: Option<String>,
+    /// Bytes of the vector, several with commas between
+    #[arg(
+        long,
+        value_name = "S,...",
+        default_value = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB",
+        value_delimiter = ',',
+        value_parser = units::size
+    )]
+    size: Vec<u64>,
     #[command(flatten)]
-    vector: Vector,
-    /// How often
-    #[arg(long, value_name = "I", value_parser = clap::value_parser!(u32).range(1..))]
+    reduction: Reduction,
+    /// How often, for each size
+    #[arg(long, value_name = "I", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..))]
     iters: u32,
+    /// How often before that, without a figure
+    #[arg(long, value_name = "I", default_value_t = 5)]
+    warmup_iters: u32,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// The slowest host's figures, and the wrong elements of all.
+/// What `--json` prints of a row: the slowest host's figures, and the wrong elements of all.
 #[derive(Serialize)]
-struct Summary {
+struct Row {
     hosts: u32,
     bytes: u64,
     iters: u32,
@@ -49,9 +62,62 @@ struct Summary {
     wrong: u64,
 }
 
+/// What `--json` prints of a table.
+#[derive(Serialize)]
+struct Table<'a> {
+    rows: &'a [Row],
+    /// There are fewer rows than were asked for.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    interrupted: bool,
+}
+
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let &Arguments { hosts, ref vector, iters, .. } = arguments;
-    vector.check()?;
+    check(arguments)?;
+    process::clean_up_when_told_to_stop()?;
+    let mut cluster = Cluster::start()?;
+    process::say_last_words_when_told_to_stop();
+    if !arguments.json {
+        print_header(arguments, &cluster);
+    }
+    let job = Job {
+        hosts: arguments.hosts,
+        sizes: &arguments.size,
+        reduction: &arguments.reduction,
+        iters: arguments.iters,
+        warmup_iters: arguments.warmup_iters,
+        patience: PATIENCE,
+    };
+    let mut rows = Vec::new();
+    let measured = cluster.all_reduce(&job, |reports| {
+        let row = Row::slowest(arguments.hosts, &reports);
+        if !arguments.json {
+            print(arguments, &row);
+        }
+        rows.push(row);
+    });
+    if !process::told_to_stop() {
+        measured?;
+    }
+    if arguments.json {
+        match &rows[..] {
+            [] => {}
+            [row] if arguments.size.len() == 1 => output::json(row)?,
+            rows => output::json(&Table { rows, interrupted: process::told_to_stop() })?,
+        }
+    }
+    process::step_back_when_told_to_stop();
+    let checked: u64 = rows.iter().map(|row| row.checked).sum();
+    match rows.iter().map(|row| row.wrong).sum() {
+        0 => Ok(()),
+        wrong => bail!("{wrong} of {checked} elements are wrong"),
+    }
+}
+
+fn check(arguments: &Arguments) -> anyhow::Result<()> {
+    for &size in &arguments.size {
+        arguments.reduction.elements(size)?;
+    }
+    let hosts = arguments.hosts;
     match arguments.fan_in {
         Some(0) => return Err(usage("--fan-in 0: a switch has one host at least")),
         Some(fan_in) if fan_in < hosts => {
@@ -64,47 +130,58 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(shape) = &arguments.switches {
         return Err(not_yet(&format!("this version has one switch: leave out --switches {shape}")));
     }
-    process::clean_up_when_told_to_stop()?;
-    let reports = Cluster::start()?.all_reduce(hosts, vector, iters, PATIENCE)?;
-    let summary = summarize(arguments, &reports);
-    if arguments.json {
-        output::json(&summary)?;
-    } else {
-        let Latency { p50, p99 } = summary.latency_us;
-        output::line(&format!(
-            "{hosts} hosts, {iters} x {}: {:.1} MB/s (bus {:.1} MB/s), {p50:.0} us (p99 {p99:.0} \
-             us); {} elements checked, {} wrong",
-            units::readable(vector.size),
-            summary.algbw_mb_per_s,
-            summary.busbw_mb_per_s,
-            summary.checked,
-            summary.wrong
-        ));
-    }
-    if summary.wrong > 0 {
-        bail!("{} of {} elements are wrong", summary.wrong, summary.checked);
-    }
     Ok(())
 }
 
-fn summarize(arguments: &Arguments, reports: &[Report]) -> Summary {
-    let least = |figure: fn(&Report) -> f64| {
-        reports.iter().map(figure).min_by(f64::total_cmp).unwrap_or_default()
-    };
-    let most = |figure: fn(&Report) -> f64| {
-        reports.iter().map(figure).max_by(f64::total_cmp).unwrap_or_default()
-    };
-    Summary {
-        hosts: arguments.hosts,
-        bytes: arguments.vector.size,
-        iters: arguments.iters,
-        algbw_mb_per_s: least(|report| report.algbw_mb_per_s),
-        busbw_mb_per_s: least(|report| report.busbw_mb_per_s),
-        latency_us: Latency {
-            p50: most(|report| report.latency_us.p50),
-            p99: most(|report| report.latency_us.p99),
-        },
-        checked: reports.iter().map(|report| report.checked).sum(),
-        wrong: reports.iter().map(|report| report.wrong).sum(),
+impl Row {
+    fn slowest(hosts: u32, reports: &[Report]) -> Self {
+        let least = |figure: fn(&Report) -> f64| {
+            reports.iter().map(figure).min_by(f64::total_cmp).unwrap_or_default()
+        };
+        let most = |figure: fn(&Report) -> f64| {
+            reports.iter().map(figure).max_by(f64::total_cmp).unwrap_or_default()
+        };
+        let first = reports.first();
+        Self {
+            hosts,
+            bytes: first.map_or(0, |report| report.bytes),
+            iters: first.map_or(0, |report| report.iters),
+            algbw_mb_per_s: least(|report| report.algbw_mb_per_s),
+            busbw_mb_per_s: least(|report| report.busbw_mb_per_s),
+            latency_us: Latency {
+                mean: most(|report| report.latency_us.mean),
+                p50: most(|report| report.latency_us.p50),
+                p99: most(|report| report.latency_us.p99),
+            },
+            checked: reports.iter().map(|report| report.checked).sum(),
+            wrong: reports.iter().map(|report| report.wrong).sum(),
+        }
     }
+}
+
+/// What all rows share, and the names of their columns.
+fn print_header(arguments: &Arguments, cluster: &Cluster) {
+    let Arguments { hosts, iters, warmup_iters, .. } = arguments;
+    output::line(&format!(
+        "{hosts} hosts over a switch at {}; {iters} iterations a row, after {warmup_iters} to warm \
+         up; the slowest host's figures",
+        cluster.address
+    ));
+    output::line(&format!(
+        "{:>9}{:>10}{:>7}{:>7}{:>10}{:>11}{:>11}{:>7}",
+        "size", "count", "type", "redop", "time us", "algbw GB/s", "busbw GB/s", "wrong"
+    ));
+}
+
+fn print(arguments: &Arguments, row: &Row) {
+    let Reduction { dtype, op, .. } = &arguments.reduction;
+    output::line(&format!(
+        "{:>9}{:>10}{dtype:>7}{op:>7}{:>10}{:>11}{:>11}{:>7}",
+        units::readable(row.bytes),
+        row.bytes / 4,
+        three_digits(row.latency_us.mean),
+        three_digits(row.algbw_mb_per_s / 1e3),
+        three_digits(row.busbw_mb_per_s / 1e3),
+        row.wrong
+    ));
 }

@@ -1,0 +1,94 @@
+//! `bench allreduce` as nccl-tests is used: without flags, with one row, and with a process that
+//! dies.
+
+mod common;
+
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::Command;
+use std::time::Duration;
+
+use common::{Running, child, millstream, processes_of_group, run};
+
+/// From the death of a process to the error.
+const BOUND: Duration = Duration::from_secs(10);
+
+/// Starts a bench in a process group of its own, and waits for its first row.
+fn start(arguments: &[&str]) -> Running {
+    let mut command = millstream();
+    command.args(["bench", "allreduce"]).args(arguments).process_group(0);
+    let mut bench = Running::start("bench allreduce", &mut command);
+    let [about, columns, row] = [bench.line(), bench.line(), bench.line()];
+    assert!(about.contains(" hosts over a switch at 127."), "{about}");
+    let columns: Vec<&str> = columns.split_whitespace().collect();
+    let expected =
+        "size count type redop time us algbw GB/s busbw GB/s wrong".split(' ').collect::<Vec<_>>();
+    assert_eq!(columns, expected);
+    assert!(row.ends_with(" 0"), "{row}");
+    bench
+}
+
+#[test]
+fn without_flags_there_is_a_table_over_sizes() {
+    let output = run(&["bench", "allreduce", "--iters=1", "--warmup-iters=1"]).success();
+    let rows: Vec<Vec<&str>> =
+        output.stdout.lines().skip(2).map(|row| row.split_whitespace().collect()).collect();
+    let sizes: Vec<String> = rows.iter().map(|row| row[..2].join(" ")).collect();
+    let expected = ["4 KiB", "16 KiB", "64 KiB", "256 KiB", "1 MiB", "4 MiB", "16 MiB"];
+    assert_eq!(sizes, expected);
+    for row in rows {
+        assert_eq!([row[3], row[4]], ["int32", "sum"]);
+        assert!(row[6].parse::<f64>().unwrap() > 0.0, "{row:?}");
+        assert_eq!(row[8], "0");
+    }
+}
+
+#[test]
+fn several_rows_are_one_object() {
+    let arguments = ["--hosts=2", "--size=4,0,64KiB", "--iters=2", "--json"];
+    let table = run(&[&["bench", "allreduce"], &arguments[..]].concat()).success().json();
+    let rows = table["rows"].as_array().unwrap();
+    for (row, bytes) in rows.iter().zip([4_u64, 0, 65_536]) {
+        assert_eq!(row["bytes"], bytes);
+        assert_eq!(row["checked"], 2 * 2 * bytes / 4);
+        for key in ["algbw_mb_per_s", "busbw_mb_per_s"] {
+            // A number also where there are no bytes.
+            assert_eq!(row[key].as_f64().unwrap() > 0.0, bytes > 0, "{key} in {row}");
+        }
+        assert!(row["latency_us"]["mean"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    assert_eq!(rows.len(), 3);
+}
+
+/// Kills a child in the second row; returns the sentence.
+fn killed(words: &[&str]) -> String {
+    let bench = start(&["--hosts=3", "--size=4,4MiB", "--iters=300", "--warmup-iters=0"]);
+    let group = bench.id();
+    let victim = child(group, words).unwrap().to_string();
+    assert!(Command::new("kill").args(["-s", "KILL", &victim]).status().unwrap().success());
+    let output = bench.output_within(BOUND);
+    assert_eq!(processes_of_group(group), [0; 0]);
+    output.failure(1).to_owned()
+}
+
+#[test]
+fn who_is_killed_is_named_in_time() {
+    let host = killed(&["--rank", "2"]);
+    assert!(host.contains("rank 2 is lost"), "{host}");
+    let switch = killed(&["switch"]);
+    assert!(switch.contains("the switch ended") && switch.contains("signal: 9"), "{switch}");
+}
+
+#[test]
+fn control_c_ends_it_with_the_rows_that_there_are() {
+    for whole_group in [true, false] {
+        let bench = start(&["--hosts=2", "--size=4,16MiB", "--iters=300", "--warmup-iters=0"]);
+        let group = bench.id();
+        let target = if whole_group { format!("-{group}") } else { group.to_string() };
+        let mut kill = Command::new("kill");
+        assert!(kill.args(["-s", "INT", "--", &target]).status().unwrap().success());
+        let output = bench.output_within(BOUND);
+        assert_eq!(output.status.signal(), Some(2), "{}", output.stderr);
+        assert!(output.stdout.is_empty() && output.stderr.is_empty(), "{}", output.stderr);
+        assert_eq!(processes_of_group(group), [0; 0]);
+    }
+}
