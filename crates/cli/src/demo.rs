@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::address::ROCE_PORT;
 use crate::allreduce::{Reduction, Report as HostReport};
 use crate::cluster::{Cluster, Job, text};
+use crate::notice::Step;
 use crate::process::{self, Child, Scratch};
 use crate::{output, units};
 
@@ -75,16 +76,19 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
 
     let (original, copy) = (scratch.path().join("original"), scratch.path().join("copy"));
+    let step = Step::new("making the file");
     let written = make_file(&original, arguments.file_size)
         .with_context(|| format!("cannot make a file in {}", scratch.path().display()))?;
+    drop(step);
     let size = units::readable(arguments.file_size);
     say(&format!("A file of {size} goes into a node's memory and back, over rdma:soft."));
     let [put, got] = transfer(&original, &copy, arguments.file_size, &mut processes)?;
+    let step = Step::new("comparing the copy with the file");
     ensure!(
         same_bytes(&original, &copy)? && put == written && got == written,
         "the copy differs: CRC-32C {written} was written, {put} put, {got} got"
     );
-    drop(scratch);
+    drop((step, scratch));
 
     let size = units::readable(arguments.vector_size);
     say(&format!("{HOSTS} hosts sum {size} of int32 each, in a switch whose memory adds."));
@@ -114,15 +118,18 @@ fn transfer(
     let start = Instant::now();
     let buffer = size.to_string();
     let arguments = ["node", "--name", "demo", "--metadata", "p2p", "--protocol", "rdma:soft"];
+    let step = Step::new("starting a node");
     let mut node = Child::start("the node", arguments.into_iter().chain(["--buffer", &buffer]))?;
     let ready = node.ready(PATIENCE)?;
+    drop(step);
     let segment = text(&ready, "segment")?;
     let mut checksums = [String::new(), String::new()];
     for (checksum, (command, file, did)) in checksums.iter_mut().zip([
         ("put", original, "copied the file into the node's memory"),
         ("get", copy, "copied it back out"),
     ]) {
-            let common = ["--metadata", "p2p", "--protocol", "rdma:soft", "--segment", segment];
+        let _step = Step::new(command);
+        let common = ["--metadata", "p2p", "--protocol", "rdma:soft", "--segment", segment];
         let child = Child::start(
             command,
             [command]
@@ -155,7 +162,9 @@ fn reduce(size: u64, rows: &mut Vec<Row>) -> anyhow::Result<u64> {
     let start = Instant::now();
     let reduction = Reduction::default();
     reduction.elements(size)?;
+    let step = Step::new("starting a controller and a switch");
     let mut cluster = Cluster::start()?;
+    drop(step);
     let job = Job {
         hosts: HOSTS,
         sizes: &[size],
@@ -164,8 +173,10 @@ fn reduce(size: u64, rows: &mut Vec<Row>) -> anyhow::Result<u64> {
         warmup_iters: 0,
         patience: PATIENCE,
     };
+    let step = Step::new("hosts sum their vectors");
     let mut reports = Vec::new();
     cluster.all_reduce(&job, |all| reports = all)?;
+    drop(step);
     let Cluster { listen, address, .. } = &cluster;
     let did = format!("made the group, on TCP {listen}");
     rows.push(served("controller", did, 0, start));

@@ -1,5 +1,6 @@
 //! Lines on stderr about what takes long, so that nobody takes it for dead.
 
+use std::io::{self, IsTerminal, Write};
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
@@ -25,5 +26,29 @@ impl Notice {
         // Without a thread there is no line, and the work is done all the same.
         let _ = thread::Builder::new().name("notice".into()).spawn(wait);
         Self { _done: done }
+    }
+}
+
+/// A line on a terminal that says what is being done, until it is dropped. Nothing where stderr is
+/// no terminal.
+pub(crate) struct Step {
+    shown: bool,
+}
+
+impl Step {
+    pub(crate) fn new(what: &str) -> Self {
+        let shown = io::stderr().is_terminal();
+        if shown {
+            let _ = write!(io::stderr(), "\r{what} ...\x1b[K");
+        }
+        Self { shown }
+    }
+}
+
+impl Drop for Step {
+    fn drop(&mut self) {
+        if self.shown {
+            let _ = write!(io::stderr(), "\r\x1b[K");
+        }
     }
 }

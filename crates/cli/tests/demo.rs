@@ -5,25 +5,13 @@ mod common;
 use std::fs;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 
-use common::{Folder, Running, eventually, millstream};
+use common::{Folder, Running, eventually, is_installed, millstream, processes_of_group, skip};
 
 /// Starts a demo in a process group of its own, with temporary files in `folder`.
 fn demo(folder: &Folder, arguments: &[&str]) -> Running {
     let mut command = millstream();
     command.arg("demo").args(arguments).env("TMPDIR", folder.path()).process_group(0);
     Running::start("demo", &mut command)
-}
-
-/// The processes of a group that have not ended.
-fn processes_of_group(group: u32) -> Vec<String> {
-    let status = |entry: fs::DirEntry| fs::read_to_string(entry.path().join("stat")).ok();
-    let entries = fs::read_dir("/proc").unwrap().filter_map(|entry| status(entry.ok()?));
-    let alive = |stat: &String| {
-        // After the name, which may contain anything: state, parent, group.
-        let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
-        fields[2] == group.to_string() && fields[0] != "Z"
-    };
-    entries.filter(alive).collect()
 }
 
 fn is_empty(folder: &Folder) -> bool {
@@ -46,7 +34,7 @@ fn the_main_job_is_done() {
     let expected =
         ["node", "put", "get", "controller", "switch", "host 0", "host 1", "host 2", "host 3"];
     assert_eq!(names, expected);
-    assert_eq!(processes_of_group(group), [""; 0]);
+    assert_eq!(processes_of_group(group), [0; 0]);
     assert!(is_empty(&folder));
 }
 
@@ -56,6 +44,21 @@ fn a_demo_for_people_ends_with_a_verdict() {
     let output = demo(&folder, &["--file-size=1MiB", "--vector-size=4"]).output().success();
     assert!(output.stdout.contains("the same"), "{}", output.stdout);
     assert!(output.stdout.contains("none wrong"), "{}", output.stdout);
+}
+
+#[test]
+fn a_demo_on_a_terminal_says_what_it_is_doing() {
+    if !is_installed("script") {
+        return skip("there is no terminal without `script` (Debian package bsdutils)");
+    }
+    let folder = Folder::new();
+    let command = format!("{} demo --file-size=1MiB --vector-size=4", common::PROGRAM);
+    let mut terminal = std::process::Command::new("script");
+    terminal.args(["--quiet", "--return", "--command", &command, "/dev/null"]);
+    let output = Running::start("script", terminal.env("TMPDIR", folder.path())).output().success();
+    for step in ["making the file ...", "put ...", "get ...", "hosts sum their vectors ..."] {
+        assert!(output.stdout.contains(step), "{step}: {:?}", output.stdout);
+    }
 }
 
 #[test]
@@ -69,7 +72,7 @@ fn control_c_leaves_nothing_behind() {
         let output = demo.output();
         let expected = if signal == "INT" { 2 } else { 15 };
         assert_eq!(output.status.signal(), Some(expected), "{}", output.stderr);
-        assert_eq!(processes_of_group(group), [""; 0]);
+        assert_eq!(processes_of_group(group), [0; 0]);
         assert!(is_empty(&folder));
     }
 }
