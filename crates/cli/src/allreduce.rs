@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bench::figures::per;
 use crate::failure::{not_yet, usage};
+use crate::note::note;
 use crate::{address, controller, output, units};
 
 /// The most hosts in a group.
@@ -255,7 +256,7 @@ impl Announcer {
             Some((before, when)) => before != what || when.elapsed() >= REMINDER,
         };
         if news {
-            eprintln!("waiting for {what}; giving up in {} s", left.as_secs_f64().round());
+            note(&format!("waiting for {what}; giving up in {:.0} s", left.as_secs_f64()));
             self.said = Some((what.to_owned(), Instant::now()));
         }
     }

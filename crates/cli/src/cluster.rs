@@ -50,7 +50,7 @@ impl Cluster {
     pub(crate) fn all_reduce(
         &mut self,
         job: &Job<'_>,
-        done: impl FnMut(Vec<Report>),
+        done: impl FnMut(Vec<Report>) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let outcome = self.run_hosts(job, done);
         // When a daemon has ended, that is why hosts fail.
@@ -59,7 +59,11 @@ impl Cluster {
         outcome
     }
 
-    fn run_hosts(&self, job: &Job<'_>, mut done: impl FnMut(Vec<Report>)) -> anyhow::Result<()> {
+    fn run_hosts(
+        &self,
+        job: &Job<'_>,
+        mut done: impl FnMut(Vec<Report>) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
         let mut hosts = self.start_hosts(job)?;
         for _ in job.sizes {
             let deadline = Instant::now() + job.patience;
@@ -70,7 +74,7 @@ impl Cluster {
                     .with_context(|| format!("host {rank} printed no report: {line:?}"))?;
                 reports.push(report);
             }
-            done(reports);
+            done(reports)?;
         }
         for host in hosts {
             host.finish(job.patience)?;

@@ -16,8 +16,8 @@ use serde_json::Value;
 use crate::address::ROCE_PORT;
 use crate::allreduce::{Reduction, Report as HostReport};
 use crate::cluster::{Cluster, Job, text};
-use crate::notice::Step;
 use crate::process::{self, Child, Scratch};
+use crate::step::Step;
 use crate::{output, units};
 
 const HOSTS: u32 = 4;
@@ -175,7 +175,10 @@ fn reduce(size: u64, rows: &mut Vec<Row>) -> anyhow::Result<u64> {
     };
     let step = Step::new("hosts sum their vectors");
     let mut reports = Vec::new();
-    cluster.all_reduce(&job, |all| reports = all)?;
+    cluster.all_reduce(&job, |all| {
+        reports = all;
+        Ok(())
+    })?;
     drop(step);
     let Cluster { listen, address, .. } = &cluster;
     let did = format!("made the group, on TCP {listen}");

@@ -61,4 +61,6 @@ fn what_cannot_be_measured_is_a_usage_error() {
         let output = run(&[&["bench", "rdma", "--duration=1ms"], arguments].concat());
         assert!(output.failure(2).contains(word), "{}", output.stderr);
     }
+    let output = run(&["bench", "rdma", "--duration=0s"]);
+    assert!(output.failure(2).contains("--duration 0s"), "{}", output.stderr);
 }

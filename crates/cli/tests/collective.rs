@@ -81,7 +81,7 @@ fn a_rank_that_waits_says_for_whom() {
     let waits = |output: &Output, what: &str| {
         let first = output.stderr.lines().next().unwrap();
         assert_eq!(output.code(), Some(1));
-        assert!(first.starts_with(&format!("waiting for {what}; giving up in ")), "{first}");
+        assert!(first.starts_with(&format!("note: waiting for {what}; giving up in ")), "{first}");
     };
     let ranks = [0, 2].map(|rank| host(&listen, 4, rank, &arguments));
     for rank in ranks {

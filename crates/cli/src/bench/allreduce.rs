@@ -77,7 +77,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut cluster = Cluster::start()?;
     process::say_last_words_when_told_to_stop();
     if !arguments.json {
-        print_header(arguments, &cluster);
+        print_header(arguments, &cluster)?;
     }
     let job = Job {
         hosts: arguments.hosts,
@@ -91,9 +91,10 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let measured = cluster.all_reduce(&job, |reports| {
         let row = Row::slowest(arguments.hosts, &reports);
         if !arguments.json {
-            print(arguments, &row);
+            print(arguments, &row)?;
         }
         rows.push(row);
+        Ok(())
     });
     if !process::told_to_stop() {
         measured?;
@@ -160,7 +161,7 @@ impl Row {
 }
 
 /// What all rows share, and the names of their columns.
-fn print_header(arguments: &Arguments, cluster: &Cluster) {
+fn print_header(arguments: &Arguments, cluster: &Cluster) -> anyhow::Result<()> {
     let Arguments { hosts, iters, warmup_iters, .. } = arguments;
     output::line(&format!(
         "{hosts} hosts over a switch at {}; {iters} iterations a row, after {warmup_iters} to warm \
@@ -171,9 +172,10 @@ fn print_header(arguments: &Arguments, cluster: &Cluster) {
         "{:>9}{:>10}{:>7}{:>7}{:>10}{:>11}{:>11}{:>7}",
         "size", "count", "type", "redop", "time us", "algbw GB/s", "busbw GB/s", "wrong"
     ));
+    Ok(())
 }
 
-fn print(arguments: &Arguments, row: &Row) {
+fn print(arguments: &Arguments, row: &Row) -> anyhow::Result<()> {
     let Reduction { dtype, op, .. } = &arguments.reduction;
     output::line(&format!(
         "{:>9}{:>10}{dtype:>7}{op:>7}{:>10}{:>11}{:>11}{:>7}",
@@ -184,4 +186,5 @@ fn print(arguments: &Arguments, row: &Row) {
         three_digits(row.busbw_mb_per_s / 1e3),
         row.wrong
     ));
+    Ok(())
 }

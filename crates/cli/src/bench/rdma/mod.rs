@@ -16,6 +16,7 @@ use serde::Serialize;
 
 use crate::bench::figures::per;
 use crate::failure::usage;
+use crate::step::Step;
 use crate::{output, process, units};
 use host::{Host, Memory};
 
@@ -156,14 +157,18 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let bench = Bench::new(arguments)?;
     let duration = arguments.duration;
+    let step = Step::new("a plain UDP stream");
     // Before and after, as the machine may have become faster or slower.
     let (before, segmentation_offload) = udp_stream(duration)?;
+    drop(step);
     let mut bandwidth = Vec::new();
     for &size in &arguments.size {
         for op in [Operation::Write, Operation::Read, Operation::Send] {
+            let _step = Step::new(&format!("{op:?} {}", units::readable(size)));
             bandwidth.push(bench.bandwidth(op, size as usize)?);
         }
     }
+    let _step = Step::new("latency, and what the kernel does");
     let write_latency = bench.write_latency()?;
     let ping_pong = baseline::udp_ping_pong(duration, LATENCY_SIZE, arguments.busy_poll)
         .context("the UDP ping-pong failed")?;

@@ -13,9 +13,8 @@ use serde::Serialize;
 
 use crate::engine::{self, Opened, Protocol};
 use crate::failure::usage;
-use crate::notice::Notice;
 use crate::reach::Reach;
-use crate::{process, units};
+use crate::{note, process, units};
 use peer::Peer;
 use report::Row;
 use row::Shape;
@@ -157,22 +156,22 @@ fn start_peer(arguments: &Arguments, bytes: u64) -> anyhow::Result<Peer> {
     let [least, most] = PEER_BYTES;
     let block = arguments.block_size.unwrap_or_default();
     let bytes = bytes.clamp(least, most.max(block));
-    let _notice = Notice::new(format!("starting a node with {}", units::readable(bytes)));
-    Peer::start(reach, bytes)
+    let what = format!("starting a node with {}", units::readable(bytes));
+    note::when_slow(&what, || Peer::start(reach, bytes))
 }
 
 /// Memory for the requests of all threads, with something other than zeros, which the kernel may
 /// share.
 fn allocate(opened: &Opened, bytes: usize) -> anyhow::Result<Buffer> {
-    let size = units::readable(bytes as u64);
-    let _notice = Notice::new(format!("allocating and registering {size}"));
-    let buffer = opened.engine.allocate_buffer(bytes, "*", false)?;
     let chunk: Vec<u8> =
         (0..1 << 20).map(|index: u32| (index.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect();
-    for at in (0..bytes).step_by(chunk.len()) {
-        buffer.write(at, &chunk[..chunk.len().min(bytes - at)])?;
-    }
-    Ok(buffer)
+    note::when_slow(&format!("allocating {}", units::readable(bytes as u64)), || {
+        let buffer = opened.engine.allocate_buffer(bytes, "*", false)?;
+        for at in (0..bytes).step_by(chunk.len()) {
+            buffer.write(at, &chunk[..chunk.len().min(bytes - at)])?;
+        }
+        Ok(buffer)
+    })
 }
 
 /// Measures row by row, and shows each at once unless all are to be one object. Told to stop, it
@@ -185,7 +184,7 @@ fn measure(
 ) -> anyhow::Result<Vec<Row>> {
     let text = !arguments.json;
     if text {
-        report::print_header(&opened.segment, arguments.duration);
+        report::print_header(&opened.segment, arguments.duration)?;
     }
     let mut rows = Vec::new();
     for shape in shapes {
@@ -196,7 +195,7 @@ fn measure(
         if done.requests > 0 {
             let row = Row::new(shape, &done);
             if text {
-                report::print_row(&row);
+                report::print_row(&row)?;
             }
             rows.push(row);
         }
@@ -207,7 +206,7 @@ fn measure(
     if arguments.baseline && !process::told_to_stop() {
         report::add_baseline(&mut rows)?;
         if text {
-            report::print_baseline(&rows);
+            report::print_baseline(&rows)?;
         }
     }
     Ok(rows)

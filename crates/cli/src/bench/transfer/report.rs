@@ -90,7 +90,7 @@ impl Row {
 }
 
 /// What all rows share, and the names of their columns.
-pub(super) fn print_header(segment: &Segment, duration: Duration) {
+pub(super) fn print_header(segment: &Segment, duration: Duration) -> anyhow::Result<()> {
     let (name, protocol) = (segment.name(), segment.protocol());
     output::line(&format!(
         "segment {name} over {protocol}, {duration:?} a row; latencies are of whole batches"
@@ -108,9 +108,10 @@ pub(super) fn print_header(segment: &Segment, duration: Duration) {
         "p99 us",
         "CPU s/GB"
     ));
+    Ok(())
 }
 
-pub(super) fn print_row(row: &Row) {
+pub(super) fn print_row(row: &Row) -> anyhow::Result<()> {
     output::line(&format!(
         "{:<6}{:>9}{:>7}{:>9}{:>11}{:>8}{:>12.0}{:>9}{:>9}{:>10}",
         row.op.name(),
@@ -124,6 +125,7 @@ pub(super) fn print_row(row: &Row) {
         three_digits(row.latency_us.p99),
         three_digits(row.cpu_s_per_gb)
     ));
+    Ok(())
 }
 
 /// Prints one row as an object of its own if it is all that was asked for, else all in one.
@@ -152,12 +154,12 @@ pub(super) fn add_baseline(rows: &mut [Row]) -> anyhow::Result<()> {
 }
 
 /// Says what the machine does without us, and how much of it the fastest row is.
-pub(super) fn print_baseline(rows: &[Row]) {
+pub(super) fn print_baseline(rows: &[Row]) -> anyhow::Result<()> {
     let fastest = rows
         .iter()
         .filter_map(|row| row.baseline.as_ref())
         .max_by(|one, other| one.ratio_to_udp_stream.total_cmp(&other.ratio_to_udp_stream));
-    let Some(baseline) = fastest else { return };
+    let Some(baseline) = fastest else { return Ok(()) };
     let offload = if baseline.udp_segmentation_offload { "with" } else { "without" };
     output::line(&format!(
         "plain UDP stream {offload} segmentation offload {} GB/s: the fastest row does {:.2} of \
@@ -166,4 +168,5 @@ pub(super) fn print_baseline(rows: &[Row]) {
         baseline.ratio_to_udp_stream,
         three_digits(baseline.memory_copy_gb_per_s)
     ));
+    Ok(())
 }
