@@ -26,6 +26,8 @@ const GRACE: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(2);
 /// How long a command that is told to stop may take to say what it has.
 const LAST_WORDS_TIME: Duration = Duration::from_secs(2);
+/// Within this time a signal that has come is noticed.
+const NOTICED: Duration = Duration::from_millis(100);
 /// How often who waits for a line looks whether it is told to stop.
 const GLANCE: Duration = Duration::from_millis(20);
 
@@ -132,6 +134,19 @@ pub(crate) fn say_last_words_when_told_to_stop() {
 /// Whether a signal to stop has come.
 pub(crate) fn told_to_stop() -> bool {
     TOLD.load(Ordering::SeqCst) != 0
+}
+
+/// As [`told_to_stop`], for who has failed, perhaps because of that: a terminal tells children too,
+/// and they may have ended before the signal is noticed here.
+pub(crate) fn failed_because_told_to_stop() -> bool {
+    let deadline = Instant::now() + NOTICED;
+    while !told_to_stop() {
+        if Instant::now() >= deadline {
+            return false;
+        }
+        thread::sleep(POLL);
+    }
+    true
 }
 
 /// Never returns when a signal to stop has come: what fails then fails because of it, and is not

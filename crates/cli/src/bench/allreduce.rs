@@ -96,8 +96,9 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         rows.push(row);
         Ok(())
     });
-    if !process::told_to_stop() {
-        measured?;
+    match measured {
+        Err(_) if process::failed_because_told_to_stop() => {}
+        measured => measured?,
     }
     if arguments.json {
         match &rows[..] {

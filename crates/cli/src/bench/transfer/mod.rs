@@ -189,7 +189,7 @@ fn measure(
     let mut rows = Vec::new();
     for shape in shapes {
         let done = match row::measure(opened, buffer, shape) {
-            Err(_) if process::told_to_stop() => break,
+            Err(_) if process::failed_because_told_to_stop() => break,
             done => done?,
         };
         if done.requests > 0 {

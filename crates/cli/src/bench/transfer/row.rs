@@ -102,8 +102,7 @@ fn batches(
         match submit(opened, requests) {
             Ok(Some(bytes)) => done.bytes += bytes,
             Ok(None) => return Ok(done),
-            // It fails because of that: a terminal tells the peer to stop too.
-            Err(_) if process::told_to_stop() => return Ok(done),
+            Err(_) if process::failed_because_told_to_stop() => return Ok(done),
             Err(error) => {
                 // The others need not wait for the end of the time.
                 stop.store(true, Ordering::Relaxed);
