@@ -9,11 +9,13 @@
 //! - [`HandShakeDesc`]: what two engines tell each other to connect queue pairs.
 //! - [`FrameDecoder`]: the frame parser, without I/O.
 //! - [`Client`] and [`Server`]: blocking TCP, every call with a deadline.
+//! - [`Acceptor`]: the socket below a server, with a limit on strangers.
 //! - [`Store`]: where descriptors are published and looked up; [`PeerToPeer`] asks the segment's
 //!   own process (`P2PHANDSHAKE`).
 
 #![forbid(unsafe_code)]
 
+mod acceptor;
 mod client;
 mod frame;
 mod gid;
@@ -26,6 +28,7 @@ mod store;
 mod stream;
 mod timestamp;
 
+pub use acceptor::{Acceptor, AcceptorConfig, Connection};
 pub use client::{CallError, CallErrorKind, Client, ClientConfig};
 pub use frame::{DEFAULT_FRAME_LIMIT, Frame, FrameDecoder, FrameError, FrameType};
 pub use gid::{Gid, GidError};

@@ -1,0 +1,257 @@
+//! A listening socket: one thread accepts, one short-lived thread serves each connection.
+//!
+//! There is a limit on the connections that are open at a time. While there are so many, one that
+//! has said nothing for long is closed for the next: silent clients cannot keep others out.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// How long the accepting thread rests after an error, such as having no file descriptor left.
+const ACCEPT_ERROR_PAUSE: Duration = Duration::from_millis(20);
+
+/// Limits of an [`Acceptor`].
+#[derive(Clone, Copy, Debug)]
+pub struct AcceptorConfig {
+    /// Connections served at a time.
+    pub max_connections: usize,
+    /// How long a client may say nothing while others wait for a place.
+    pub silence_allowed: Duration,
+}
+
+/// A socket whose connections are served. Dropping it closes them and waits for its threads.
+pub struct Acceptor {
+    address: SocketAddr,
+    listener: Arc<TcpListener>,
+    shared: Arc<Shared>,
+    acceptor: Option<JoinHandle<()>>,
+}
+
+/// A connection that is being served: it has a place until this value is dropped.
+pub struct Connection {
+    shared: Arc<Shared>,
+    number: u64,
+    stream: TcpStream,
+    client: SocketAddr,
+}
+
+type Serve = dyn Fn(&Connection) + Send + Sync;
+
+struct Shared {
+    config: AcceptorConfig,
+    serve: Box<Serve>,
+    connections: Mutex<Connections>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct Connections {
+    stopping: bool,
+    /// Whether it was said that there is no place left, since there last were enough.
+    complained: bool,
+    next: u64,
+    /// By number: the smallest is the oldest.
+    open: BTreeMap<u64, Open>,
+}
+
+struct Open {
+    stream: TcpStream,
+    /// Since when something is awaited from the client; `None` while nothing is.
+    silent_since: Option<Instant>,
+}
+
+impl Acceptor {
+    /// Has `serve` called for each connection that comes to a socket that listens, each on a
+    /// thread of its own, until this value is dropped.
+    pub fn start(
+        listener: TcpListener,
+        config: AcceptorConfig,
+        serve: impl Fn(&Connection) + Send + Sync + 'static,
+    ) -> io::Result<Self> {
+        let listener = Arc::new(listener);
+        let shared = Arc::new(Shared {
+            config,
+            serve: Box::new(serve),
+            connections: Mutex::default(),
+            changed: Condvar::new(),
+        });
+        let acceptor = thread::Builder::new().name("accept".to_owned()).spawn({
+            let (listener, shared) = (Arc::clone(&listener), Arc::clone(&shared));
+            move || accept_loop(&listener, &shared)
+        })?;
+        Ok(Self { address: listener.local_addr()?, listener, shared, acceptor: Some(acceptor) })
+    }
+
+    /// Where it listens.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// Stops accepting, closes what is open, and waits until no connection is being served.
+    pub fn stop(&mut self) {
+        self.shared.lock().stopping = true;
+        self.shared.changed.notify_all();
+        // Wakes the thread in accept(), which then finds that it must stop.
+        let _ = socket2::SockRef::from(&*self.listener).shutdown(Shutdown::Both);
+        if let Some(acceptor) = self.acceptor.take() {
+            let _ = acceptor.join();
+        }
+        let mut connections = self.shared.lock();
+        for open in connections.open.values() {
+            let _ = open.stream.shutdown(Shutdown::Both);
+        }
+        while !connections.open.is_empty() {
+            connections =
+                self.shared.changed.wait(connections).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl Drop for Acceptor {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl fmt::Debug for Acceptor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, shared, .. } = self;
+        f.debug_struct("Acceptor")
+            .field("address", address)
+            .field("config", &shared.config)
+            .finish()
+    }
+}
+
+impl Connection {
+    /// The connection.
+    pub const fn stream(&self) -> &TcpStream {
+        &self.stream
+    }
+
+    /// Who has connected.
+    pub const fn client(&self) -> SocketAddr {
+        self.client
+    }
+
+    /// The client has said what was awaited: its place is its own until it is awaited again.
+    pub fn heard(&self) {
+        self.set_silent_since(None);
+    }
+
+    /// From here on the client can be silent again, and must make room if others need it.
+    pub fn awaited(&self) {
+        self.set_silent_since(Some(Instant::now()));
+    }
+
+    fn set_silent_since(&self, since: Option<Instant>) {
+        if let Some(open) = self.shared.lock().open.get_mut(&self.number) {
+            open.silent_since = since;
+        }
+    }
+}
+
+impl fmt::Debug for Connection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connection").field("client", &self.client).finish_non_exhaustive()
+    }
+}
+
+/// Gives the place back when the connection's thread ends, however it ends.
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.shared.leave(self.number);
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, Connections> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes room for one more connection, and enters it. `None` when the acceptor stops.
+    fn admit(self: &Arc<Self>, stream: TcpStream, client: SocketAddr) -> Option<Connection> {
+        let limit = self.config.max_connections.max(1);
+        let mut connections = self.lock();
+        while connections.open.len() >= limit {
+            if connections.stopping {
+                return None;
+            }
+            if !std::mem::replace(&mut connections.complained, true) {
+                tracing::warn!(
+                    limit,
+                    "as many connections are open as may be: those that say nothing are closed"
+                );
+            }
+            let silence = self.config.silence_allowed;
+            let oldest = connections.open.values_mut().find(|open| open.silent_since.is_some());
+            let patience = oldest.map_or(silence, |open| {
+                let silent_for = open.silent_since.map_or(Duration::ZERO, |since| since.elapsed());
+                if silent_for >= silence {
+                    // Its thread sees the end of the stream and leaves.
+                    open.silent_since = None;
+                    let _ = open.stream.shutdown(Shutdown::Both);
+                }
+                silence.saturating_sub(silent_for)
+            });
+            // No patience left: one was just closed and will be gone at any moment.
+            let patience = if patience.is_zero() { silence } else { patience };
+            (connections, _) = self
+                .changed
+                .wait_timeout(connections, patience)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
+        if connections.stopping {
+            return None;
+        }
+        let open = Open { stream: stream.try_clone().ok()?, silent_since: Some(Instant::now()) };
+        let number = connections.next;
+        connections.next += 1;
+        connections.open.insert(number, open);
+        drop(connections);
+        Some(Connection { shared: Arc::clone(self), number, stream, client })
+    }
+
+    fn leave(&self, number: u64) {
+        let mut connections = self.lock();
+        connections.open.remove(&number);
+        if connections.open.is_empty() {
+            connections.complained = false;
+        }
+        drop(connections);
+        self.changed.notify_all();
+    }
+}
+
+fn accept_loop(listener: &TcpListener, shared: &Arc<Shared>) {
+    let mut failing = false;
+    loop {
+        let accepted = listener.accept();
+        if shared.lock().stopping {
+            return;
+        }
+        let (stream, client) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) => {
+                // Once for each time that it begins.
+                if !std::mem::replace(&mut failing, true) {
+                    tracing::warn!(%error, "cannot accept connections; trying again");
+                }
+                thread::sleep(ACCEPT_ERROR_PAUSE);
+                continue;
+            }
+        };
+        failing = false;
+        let Some(connection) = shared.admit(stream, client) else { continue };
+        let spawned = thread::Builder::new()
+            .name("serve".to_owned())
+            .spawn(move || (connection.shared.serve)(&connection));
+        if let Err(error) = spawned {
+            tracing::warn!(%client, %error, "cannot start a thread for a connection");
+        }
+    }
+}
