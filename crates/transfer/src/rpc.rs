@@ -28,12 +28,19 @@ impl Handler for Answer {
             // What had no type before there were types was this.
             FrameType::Connection | FrameType::OldProtocol => {
                 let reply = match HandShakeDesc::from_json(&request.body) {
-                    Ok(handshake) => engine.handshake(&handshake),
-                    Err(error) => HandShakeDesc::refusal(format!("malformed handshake: {error}")),
+                    Ok(handshake) => {
+                        let reply = engine.handshake(&handshake);
+                        if !reply.reply_msg.is_empty() {
+                            tracing::warn!(%client, reason = reply.reply_msg, "handshake refused");
+                        }
+                        reply
+                    }
+                    Err(error) => {
+                        // No engine says such things.
+                        tracing::debug!(%client, %error, "no handshake");
+                        HandShakeDesc::refusal(format!("malformed handshake: {error}"))
+                    }
                 };
-                if !reply.reply_msg.is_empty() {
-                    tracing::warn!(%client, reason = reply.reply_msg, "handshake refused");
-                }
                 reply.to_json()
             }
             // An empty text refuses: nobody here would read the message.

@@ -7,6 +7,7 @@ use millstream_verbs::{
     Completion, CompletionQueue, Device, DeviceChoice, DeviceConfig, ProtectionDomain,
 };
 
+use super::accepted::Accepted;
 use super::endpoint::{Endpoint, Finished};
 use crate::{InstallError, RdmaConfig};
 
@@ -26,6 +27,7 @@ impl LocalDevice {
     pub(super) fn open(
         address: std::net::IpAddr,
         config: &RdmaConfig,
+        accepted: Weak<Accepted>,
     ) -> Result<Self, InstallError> {
         let mut chosen = DeviceConfig::new(DeviceChoice::Address(address, config.provider))?;
         chosen.soft.segmentation_offload = config.segmentation_offload;
@@ -37,13 +39,14 @@ impl LocalDevice {
         let (capacity, max_endpoints) = completions_for(
             config.max_endpoints,
             config.queue_pairs_per_endpoint * config.send_queue_depth,
+            config.max_accepted,
             device.attributes().max_completions,
         );
-        // One queue for all endpoints: the device looks into each of its queues in every round.
+        // One queue for all: the device looks into each of its queues in every round.
         let completions = device
             .create_completion_queue_with_handler(
                 capacity,
-                Box::new(move |completions| table.dispatch(completions, &mut finished)),
+                Box::new(move |completions| table.dispatch(completions, &accepted, &mut finished)),
             )
             .map_err(|error| InstallError::Create { device: device.name().to_owned(), error })?;
         let domain = device.allocate_protection_domain();
@@ -72,10 +75,22 @@ impl LocalDevice {
 }
 
 impl EndpointTable {
-    /// Tells endpoints what has completed. On the device's progress thread.
-    fn dispatch(&self, completions: &[Completion], finished: &mut Vec<Finished>) {
+    /// Tells endpoints what has completed, and `accepted` which questions. On the device's progress
+    /// thread.
+    fn dispatch(
+        &self,
+        completions: &[Completion],
+        accepted: &Weak<Accepted>,
+        finished: &mut Vec<Finished>,
+    ) {
         let number = |completion: &Completion| completion.id >> 32;
         for run in completions.chunk_by(|a, b| number(a) == number(b)) {
+            if Accepted::is_question(&run[0]) {
+                if let Some(accepted) = accepted.upgrade() {
+                    run.iter().for_each(|completion| accepted.ended(completion));
+                }
+                continue;
+            }
             let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
             let endpoint = table.get(number(&run[0]) as usize).and_then(Weak::upgrade);
             drop(table);
@@ -87,11 +102,16 @@ impl EndpointTable {
 }
 
 /// How many completions a queue must hold so that it never overruns, and for how many endpoints
-/// that is: at most so many, of which each has up to `each` outstanding. At least one, as the
-/// device refuses what it cannot hold.
-fn completions_for(max_endpoints: usize, each: usize, limit: usize) -> (usize, usize) {
-    let endpoints = max_endpoints.min(limit / each).max(1);
-    (endpoints * each, endpoints)
+/// that is: at most so many, of which each has up to `each` outstanding, beside one question to each
+/// peer that was accepted. At least one, as the device refuses what it cannot hold.
+fn completions_for(
+    max_endpoints: usize,
+    each: usize,
+    accepted: usize,
+    limit: usize,
+) -> (usize, usize) {
+    let endpoints = max_endpoints.min(limit.saturating_sub(accepted) / each).max(1);
+    (endpoints * each + accepted, endpoints)
 }
 
 #[cfg(test)]
@@ -100,9 +120,9 @@ mod tests {
 
     #[test]
     fn endpoints_are_as_many_as_their_completions_fit() {
-        assert_eq!(completions_for(1024, 128, 1 << 20), (131_072, 1024));
+        assert_eq!(completions_for(1024, 128, 1024, 1 << 20), (132_096, 1024));
         // The kernel's soft-RoCE.
-        assert_eq!(completions_for(1024, 128, 32_767), (32_640, 255));
-        assert_eq!(completions_for(1024, 4096, 1000), (4096, 1));
+        assert_eq!(completions_for(1024, 128, 1024, 32_767), (32_640, 247));
+        assert_eq!(completions_for(1024, 4096, 10, 1000), (4106, 1));
     }
 }

@@ -11,6 +11,7 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use millstream_metadata::{
@@ -55,7 +56,9 @@ pub(crate) struct RdmaTransport {
     workers: Arc<Workers>,
     endpoints: Mutex<HashMap<EndpointKey, Arc<Endpoint>>>,
     paths: RwLock<HashMap<SegmentId, Arc<Paths>>>,
-    accepted: Accepted,
+    accepted: Arc<Accepted>,
+    /// Asks those that were accepted whether they are there.
+    asking: Mutex<Option<JoinHandle<()>>>,
 }
 
 /// The local device, and the peer's NIC by the name that the peer gives itself.
@@ -110,7 +113,14 @@ impl RdmaTransport {
                 return Err(InstallError::DuplicateAddress(*address));
             }
         }
-        let open = |&address: &IpAddr| LocalDevice::open(address, &config).map(Arc::new);
+        let accepted = Arc::new(Accepted::new(
+            config.max_accepted,
+            config.acknowledge_timeout,
+            config.keep_alive_interval,
+        ));
+        let open = |&address: &IpAddr| {
+            LocalDevice::open(address, &config, Arc::downgrade(&accepted)).map(Arc::new)
+        };
         let devices = config.addresses.iter().map(open).collect::<Result<Vec<_>, _>>()?;
         // Peers know a device by its name, and one of the system's may have several addresses.
         for (index, device) in devices.iter().enumerate() {
@@ -119,8 +129,14 @@ impl RdmaTransport {
                 return Err(InstallError::DuplicateDevice(name.to_owned()));
             }
         }
+        let asking = thread::Builder::new().name("rdma-keep-alive".to_owned()).spawn({
+            let accepted = Arc::clone(&accepted);
+            move || accepted.keep_asking()
+        });
+        let asking = asking.map_err(InstallError::Thread)?;
         Ok(Self {
-            accepted: Accepted::new(config.max_accepted, config.acknowledge_timeout),
+            accepted,
+            asking: Mutex::new(Some(asking)),
             config,
             context: Arc::new(context),
             devices,
@@ -369,7 +385,11 @@ impl Transport for RdmaTransport {
             .iter()
             .filter_map(|endpoint| Some((endpoint.peer().to_owned(), endpoint.stop()?)))
             .collect();
-        self.accepted.clear();
+        self.accepted.stop();
+        let asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(asking) = asking {
+            let _ = asking.join();
+        }
         self.workers.stop();
         self.say_goodbye(&goodbyes);
         self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).clear();
