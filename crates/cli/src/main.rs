@@ -19,6 +19,7 @@ mod output;
 mod process;
 mod rdma;
 mod reach;
+mod retry;
 mod sim;
 mod step;
 mod switch;

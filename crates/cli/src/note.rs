@@ -30,6 +30,15 @@ fn after<T>(limit: Duration, say: impl FnOnce() + Send, work: impl FnOnce() -> T
     })
 }
 
+/// Bytes from a stranger as they can be shown: a few, and none of them a control character.
+pub(crate) fn quoted(bytes: &[u8]) -> String {
+    const SHOWN: usize = 40;
+    let line = bytes.split(|&byte| byte == b'\n').next().unwrap_or_default();
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let more = if line.len() > SHOWN { "..." } else { "" };
+    format!("\"{}{more}\"", line[..line.len().min(SHOWN)].escape_ascii())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -40,5 +49,13 @@ mod tests {
         after(Duration::ZERO, || sender.send(()).unwrap(), || said.recv().unwrap());
         after(Duration::MAX, || sender.send(()).unwrap(), || {});
         assert!(said.try_recv().is_err());
+    }
+
+    #[test]
+    fn what_strangers_send_is_shown_harmlessly() {
+        assert_eq!(quoted(b"GET / HTTP/1.1\r\nHost: x\r\n"), "\"GET / HTTP/1.1\"");
+        assert_eq!(quoted(b"\x1b[31m\xff"), "\"\\x1b[31m\\xff\"");
+        assert_eq!(quoted(&[b'x'; 100]).len(), 45);
+        assert_eq!(quoted(b""), "\"\"");
     }
 }

@@ -148,6 +148,11 @@ impl Connection {
         self.set_silent_since(Some(Instant::now()));
     }
 
+    /// Gives the place back: the connection is no longer the acceptor's to close.
+    pub fn release(&self) {
+        self.shared.leave(self.number);
+    }
+
     fn set_silent_since(&self, since: Option<Instant>) {
         if let Some(open) = self.shared.lock().open.get_mut(&self.number) {
             open.silent_since = since;

@@ -1,7 +1,7 @@
 //! Which device a command of `rdma` uses: which provider, which address, which driver.
 
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
@@ -9,6 +9,7 @@ use millstream_verbs::{Device, Driver, IbverbsConfig, SoftConfig};
 
 use crate::address;
 use crate::failure::usage;
+use crate::retry;
 
 /// How long a soft device's thread looks for work before it sleeps, with `--busy-poll`. Longer than
 /// any round trip, so that it sleeps only when the other side does nothing.
@@ -107,19 +108,20 @@ impl Choice {
 }
 
 impl Chosen {
-    /// Opens it if it is clear which one without knowing the peer. A mistake shows now then, and
-    /// not when a client comes.
-    pub(super) fn open_early(&self) -> anyhow::Result<Option<Device>> {
+    /// An address to open it for, if it is clear which one it is without knowing the peer.
+    pub(super) fn any_peer(&self) -> Option<IpAddr> {
         match self.kind {
-            Kind::Soft { address: None, .. } => Ok(None),
-            // The peer does not matter.
-            Kind::Soft { address: Some(address), .. } => self.open(address).map(Some),
-            Kind::System(_) => self.open(IpAddr::from([0; 4])).map(Some),
+            Kind::Soft { address, .. } => address,
+            Kind::System(_) => Some(IpAddr::from([0; 4])),
         }
     }
 
-    /// Opens it, to talk to `peer`.
-    pub(super) fn open(&self, peer: IpAddr) -> anyhow::Result<Device> {
+    /// Opens it, to talk to `peer`. An address in use is waited for.
+    pub(super) fn open(&self, peer: IpAddr, until: Instant) -> anyhow::Result<Device> {
+        retry::until(until, retry::is_address_in_use, || self.open_now(peer))
+    }
+
+    fn open_now(&self, peer: IpAddr) -> anyhow::Result<Device> {
         match &self.kind {
             Kind::System(config) => {
                 let name = config.name.as_deref().unwrap_or_default();

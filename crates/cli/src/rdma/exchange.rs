@@ -1,21 +1,32 @@
 //! How the two sides find each other: the TCP exchange of libibverbs' examples.
 //!
 //! The client connects and sends its queue pair's address, the server answers with its own, the
-//! client says `done`. An address is 52 bytes: `LID:QPN:PSN:GID` in hexadecimal and a NUL. The TCP
-//! connection is left to the caller.
+//! client says `done`. An address is 52 bytes: `LID:QPN:PSN:GID` in hexadecimal and a NUL. A server
+//! of ours that cannot answer says why instead: [`REFUSAL`] and a sentence. The TCP connection is
+//! left to the caller.
 
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
-use std::time::Duration;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use millstream_verbs::{Psn, Qpn};
+use thiserror::Error;
 
-/// Bytes of an address on the wire.
-const LENGTH: usize = "0000:000000:000000:00000000000000000000000000000000\0".len();
+use super::patience::Patience;
+use crate::note::quoted;
+use crate::retry;
+
+/// An address on the wire: hexadecimal digits stand where this has a 0.
+const FORM: &[u8; LENGTH] = b"0000:000000:000000:00000000000000000000000000000000\0";
+const LENGTH: usize = 52;
 const DONE: &[u8; 5] = b"done\0";
-/// For the other side to say its part.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// What a refusal begins with, which no address does.
+const REFUSAL: &[u8] = b"error: ";
+/// At most so much of a refusal is sent and read.
+const REFUSAL_MAX: usize = 1000;
+/// For `done`, which a client says at once, and for the rest of a refusal.
+const SHORT: Duration = Duration::from_secs(5);
 
 /// The address of a queue pair.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -69,17 +80,14 @@ impl QueuePairAddress {
     }
 
     fn parse(message: &[u8; LENGTH]) -> Option<Self> {
+        if !may_become_address(message) {
+            return None;
+        }
         let text = std::str::from_utf8(message).ok()?.trim_end_matches('\0');
         let mut fields = text.split(':');
-        let mut number = |digits: usize| {
-            let field = fields.next().filter(|field| field.len() == digits)?;
-            // from_str_radix would take a sign.
-            field.bytes().all(|byte| byte.is_ascii_hexdigit()).then_some(())?;
-            u128::from_str_radix(field, 16).ok()
-        };
-        let (lid, qpn, psn, gid) = (number(4)?, number(6)?, number(6)?, number(32)?);
-        let rest = fields.next();
-        rest.is_none().then_some(Self {
+        let mut number = || u128::from_str_radix(fields.next()?, 16).ok();
+        let (lid, qpn, psn, gid) = (number()?, number()?, number()?, number()?);
+        Some(Self {
             lid: lid as u16,
             qpn: Qpn::new(qpn as u32),
             psn: Psn::new(psn as u32),
@@ -88,32 +96,78 @@ impl QueuePairAddress {
     }
 }
 
+/// Whether an address can begin with these bytes.
+fn may_become_address(bytes: &[u8]) -> bool {
+    bytes.len() <= LENGTH
+        && bytes.iter().zip(FORM).all(|(byte, form)| match form {
+            b'0' => byte.is_ascii_hexdigit(),
+            form => byte == form,
+        })
+}
+
+/// What the other side did instead of its part.
+#[derive(Debug, Error)]
+pub(super) enum Mistake {
+    #[error("it closed the connection without a word")]
+    Closed,
+    #[error("it closed the connection in the middle of what it had to say, after {0}")]
+    ClosedEarly(String),
+    #[error("it said nothing for {0:?}")]
+    Silent(Duration),
+    #[error("it did not say all that it had to within {1:?}, only {0}")]
+    Slow(String, Duration),
+    #[error("it sent {0}, which is HTTP")]
+    Http(String),
+    #[error("it sent {0}, which is no address of a queue pair (LID:QPN:PSN:GID)")]
+    NoAddress(String),
+    #[error("it sent {0} in place of `done`")]
+    NotDone(String),
+    #[error("the connection failed: {0}")]
+    Failed(io::Error),
+    #[error("{0}")]
+    Refused(String),
+}
+
 /// The client's side of the TCP connection.
 pub(super) struct Client {
     stream: TcpStream,
+    server: SocketAddr,
+    command: &'static str,
+    timeout: Duration,
 }
 
 impl Client {
     /// Connects to a server of `command`.
-    pub(super) fn connect(command: &str, host: &str, port: u16) -> anyhow::Result<Self> {
+    pub(super) fn connect(
+        command: &'static str,
+        host: &str,
+        port: u16,
+        patience: &Patience,
+    ) -> anyhow::Result<Self> {
         let addresses: Vec<SocketAddr> = (host, port)
             .to_socket_addrs()
-            .with_context(|| format!("cannot find the address of {host}"))?
+            .with_context(|| format!("cannot find the address of {host}: is it spelled right?"))?
             .collect();
-        let mut failure = io::Error::from(io::ErrorKind::NotFound);
-        for address in addresses {
-            match TcpStream::connect_timeout(&address, PATIENCE) {
-                Ok(stream) => return Ok(Self { stream: with_timeouts(stream)? }),
-                Err(error) => failure = error,
+        let timeout = patience.timeout;
+        retry::until(patience.until(), retry::is_refused, || {
+            let mut failure = io::Error::from(io::ErrorKind::NotFound);
+            for &server in &addresses {
+                match TcpStream::connect_timeout(&server, timeout.max(Duration::from_millis(1))) {
+                    Ok(stream) => return Ok(Self { stream, server, command, timeout }),
+                    Err(error) => failure = error,
+                }
             }
-        }
-        Err(failure).with_context(|| {
-            format!("cannot connect to {host}, TCP port {port}: does a {command} server run there?")
+            Err(failure).with_context(|| {
+                format!(
+                    "cannot connect to {host}, TCP port {port}: does a {command} server run there? \
+                     (--wait waits for one)"
+                )
+            })
         })
     }
 
-    pub(super) fn peer(&self) -> anyhow::Result<IpAddr> {
-        Ok(self.stream.peer_addr().context("the peer is gone")?.ip().to_canonical())
+    pub(super) fn peer(&self) -> IpAddr {
+        self.server.ip().to_canonical()
     }
 
     /// Gives our address for the peer's.
@@ -121,88 +175,156 @@ impl Client {
         mut self,
         ours: &QueuePairAddress,
     ) -> anyhow::Result<(QueuePairAddress, TcpStream)> {
-        self.stream.write_all(&ours.emit()).context("cannot send our address to the server")?;
-        let theirs = receive_address(&mut self.stream, "server")?;
-        self.stream.write_all(DONE).context("cannot send `done` to the server")?;
-        Ok((theirs, self.stream))
+        let Self { server, command, timeout, .. } = self;
+        let mut exchange = || {
+            self.stream.set_write_timeout(Some(SHORT)).map_err(Mistake::Failed)?;
+            self.stream.write_all(&ours.emit()).map_err(Mistake::Failed)?;
+            let theirs = receive_address(&mut self.stream, timeout)?;
+            self.stream.write_all(DONE).map_err(Mistake::Failed)?;
+            Ok(theirs)
+        };
+        match exchange() {
+            Ok(theirs) => Ok((theirs, self.stream)),
+            Err(Mistake::Refused(why)) => bail!("the {command} server at {server} refused: {why}"),
+            Err(mistake) => {
+                bail!("what listens at {server} is no {command} server, or is busy: {mistake}")
+            }
+        }
     }
 }
 
-/// The server's side, before a client came.
-pub(super) struct Server {
-    listener: TcpListener,
-}
-
-/// The server's side, with a client that waits for our address.
+/// A client that waits for the server's address.
 pub(super) struct Waiting {
     stream: TcpStream,
-    pub(super) client: QueuePairAddress,
-}
-
-impl Server {
-    /// Listens on `address`, or on all of them.
-    pub(super) fn listen(address: Option<IpAddr>, port: u16) -> anyhow::Result<Self> {
-        let listener = match address {
-            Some(address) => TcpListener::bind((address, port)),
-            // Takes IPv4 too; a machine without IPv6 has to say so.
-            None => TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
-                .or_else(|_| TcpListener::bind(("0.0.0.0", port))),
-        };
-        let place = address.map_or_else(String::new, |address| format!(" of {address}"));
-        let listener = listener.with_context(|| {
-            format!("cannot listen on TCP port {port}{place}: choose another with --port")
-        })?;
-        Ok(Self { listener })
-    }
-
-    /// Waits for a client, for ever, and reads its address.
-    pub(super) fn accept(self) -> anyhow::Result<Waiting> {
-        let (stream, _) = self.listener.accept().context("no client could be accepted")?;
-        let mut stream = with_timeouts(stream)?;
-        let client = receive_address(&mut stream, "client")?;
-        Ok(Waiting { stream, client })
-    }
+    pub(super) peer: SocketAddr,
+    pub(super) address: QueuePairAddress,
 }
 
 impl Waiting {
+    /// Hears out whoever has connected.
+    pub(super) fn hear(
+        mut stream: TcpStream,
+        peer: SocketAddr,
+        timeout: Duration,
+    ) -> Result<Self, Mistake> {
+        let address = receive_address(&mut stream, timeout)?;
+        Ok(Self { stream, peer, address })
+    }
+
     /// Gives our address, once our queue pair can receive.
-    pub(super) fn answer(mut self, ours: &QueuePairAddress) -> anyhow::Result<TcpStream> {
-        self.stream.write_all(&ours.emit()).context("cannot send our address to the client")?;
+    pub(super) fn answer(mut self, ours: &QueuePairAddress) -> Result<TcpStream, Mistake> {
+        self.stream.set_write_timeout(Some(SHORT)).map_err(Mistake::Failed)?;
+        self.stream.write_all(&ours.emit()).map_err(Mistake::Failed)?;
         let mut done = [0; DONE.len()];
-        self.stream.read_exact(&mut done).context("the client did not say `done`")?;
-        if done != *DONE {
-            bail!("the client said {done:x?} for `done`");
+        let count = receive(&mut self.stream, &mut done, SHORT, |bytes| DONE.starts_with(bytes))?;
+        if done[..count] != DONE[..] {
+            return Err(Mistake::NotDone(quoted(&done[..count])));
         }
         Ok(self.stream)
     }
+
+    /// Tells the client why it gets no answer.
+    pub(super) fn refuse(mut self, why: &str) {
+        let why: String = why.chars().filter(|char| !char.is_control()).collect();
+        let mut message = REFUSAL.to_vec();
+        message.extend(why.bytes().take(REFUSAL_MAX));
+        // It may be gone.
+        let _ = self.stream.set_write_timeout(Some(SHORT));
+        let _ = self.stream.write_all(&message);
+    }
 }
 
-fn with_timeouts(stream: TcpStream) -> anyhow::Result<TcpStream> {
-    stream.set_read_timeout(Some(PATIENCE)).context("cannot set a timeout")?;
-    stream.set_write_timeout(Some(PATIENCE)).context("cannot set a timeout")?;
-    Ok(stream)
-}
-
-fn receive_address(stream: &mut TcpStream, who: &str) -> anyhow::Result<QueuePairAddress> {
+fn receive_address(stream: &mut TcpStream, timeout: Duration) -> Result<QueuePairAddress, Mistake> {
     let mut message = [0; LENGTH];
-    stream.read_exact(&mut message).with_context(|| {
-        format!(
-            "the {who} did not send the {LENGTH} bytes of its address: is it of the same command?"
-        )
-    })?;
-    QueuePairAddress::parse(&message).with_context(|| {
-        let text = String::from_utf8_lossy(&message).into_owned();
-        format!("the {who} sent {text:?} as its address, which is not LID:QPN:PSN:GID")
-    })
+    let fits = |bytes: &[u8]| may_become_address(bytes);
+    let count = receive(stream, &mut message, timeout, fits)?;
+    if let Some(address) = QueuePairAddress::parse(&message) {
+        return Ok(address);
+    }
+    let bytes = &message[..count];
+    if bytes.starts_with(REFUSAL) || REFUSAL.starts_with(bytes) {
+        let mut text = bytes.to_vec();
+        let mut rest = [0; REFUSAL_MAX];
+        // Up to its end; what can be had of it will do.
+        let deadline = Instant::now() + SHORT;
+        while text.len() < REFUSAL_MAX
+            && let Ok(count @ 1..) = read_before(stream, &mut rest, deadline)
+        {
+            text.extend_from_slice(&rest[..count]);
+        }
+        if let Some(why) = text.strip_prefix(REFUSAL) {
+            let why = String::from_utf8_lossy(&why[..why.len().min(REFUSAL_MAX)]);
+            return Err(Mistake::Refused(why.chars().filter(|char| !char.is_control()).collect()));
+        }
+    }
+    let methods = ["GET ", "HEAD ", "POST ", "PUT ", "OPTIONS ", "CONNECT ", "HTTP/", "PRI * "];
+    if methods.iter().any(|method| bytes.starts_with(method.as_bytes())) {
+        return Err(Mistake::Http(quoted(bytes)));
+    }
+    Err(Mistake::NoAddress(quoted(bytes)))
+}
+
+/// Fills `buffer`, or stops where what came does not fit any more; returns how many bytes came.
+fn receive(
+    stream: &mut TcpStream,
+    buffer: &mut [u8],
+    timeout: Duration,
+    fits: impl Fn(&[u8]) -> bool,
+) -> Result<usize, Mistake> {
+    let deadline = Instant::now() + timeout;
+    let mut count = 0;
+    while count < buffer.len() && fits(&buffer[..count]) {
+        let read = read_before(stream, &mut buffer[count..], deadline);
+        let so_far = |count: usize| quoted(&buffer[..count]);
+        match read {
+            Ok(0) if count == 0 => return Err(Mistake::Closed),
+            Ok(0) => return Err(Mistake::ClosedEarly(so_far(count))),
+            Ok(more) => count += more,
+            Err(error) => match error.kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut if count == 0 => {
+                    return Err(Mistake::Silent(timeout));
+                }
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {
+                    return Err(Mistake::Slow(so_far(count), timeout));
+                }
+                io::ErrorKind::ConnectionReset if count == 0 => return Err(Mistake::Closed),
+                _ => return Err(Mistake::Failed(error)),
+            },
+        }
+    }
+    Ok(count)
+}
+
+/// Reads once, before the deadline.
+fn read_before(stream: &mut TcpStream, buffer: &mut [u8], deadline: Instant) -> io::Result<usize> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        stream.set_read_timeout(Some(left))?;
+        match stream.read(buffer) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::net::TcpListener;
+
     use super::*;
 
     fn address() -> QueuePairAddress {
         let ip = "10.91.0.1".parse().unwrap();
         QueuePairAddress::new(ip, Qpn::new(0x4242), Psn::new(0xabcdef))
+    }
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (stream, listener.accept().unwrap().0)
     }
 
     #[test]
@@ -233,5 +355,50 @@ mod tests {
         let nobody = QueuePairAddress { gid: Ipv6Addr::UNSPECIFIED, ..address() };
         assert!(nobody.address().unwrap_err().to_string().contains("-g INDEX"));
         assert_eq!(address().address().unwrap(), "10.91.0.1".parse::<IpAddr>().unwrap());
+    }
+
+    #[test]
+    fn strangers_are_told_apart() {
+        let short = Duration::from_millis(20);
+        for (said, expected) in [
+            (&b""[..], "said nothing for 20ms"),
+            (b"0000:0042", "only \"0000:0042\""),
+            (b"GET / HTTP/1.1\r\n\r\n", "it sent \"GET / HTTP/1.1\", which is HTTP"),
+            (b"\x16\x03\x01", "it sent \"\\x16\\x03\\x01\", which is no address"),
+        ] {
+            let (mut stranger, stream) = pair();
+            stranger.write_all(said).unwrap();
+            let peer = stream.peer_addr().unwrap();
+            let mistake = Waiting::hear(stream, peer, short).err().unwrap().to_string();
+            assert!(mistake.contains(expected), "{mistake}");
+        }
+        for (said, expected) in [
+            (&b""[..], "closed the connection without a word"),
+            (b"0000:0042", "in the middle of what it had to say, after \"0000:0042\""),
+        ] {
+            let (mut stranger, mut stream) = pair();
+            stranger.write_all(said).unwrap();
+            drop(stranger);
+            let mistake = receive_address(&mut stream, SHORT).unwrap_err().to_string();
+            assert!(mistake.contains(expected), "{mistake}");
+        }
+    }
+
+    #[test]
+    fn the_sentence_of_a_refusal_arrives_whole_and_printable() {
+        let (mut client, server) = pair();
+        let peer = server.peer_addr().unwrap();
+        client.write_all(&address().emit()).unwrap();
+        let waiting = Waiting::hear(server, peer, SHORT).unwrap();
+        assert_eq!(waiting.address, address());
+        waiting.refuse("no \x1bmemory left: see `ulimit -l`");
+        let mistake = receive_address(&mut client, SHORT).unwrap_err().to_string();
+        assert_eq!(mistake, "no memory left: see `ulimit -l`");
+
+        let (mut client, server) = pair();
+        client.write_all(&address().emit()).unwrap();
+        Waiting::hear(server, peer, SHORT).unwrap().refuse(&"x".repeat(5000));
+        let mistake = receive_address(&mut client, SHORT).unwrap_err().to_string();
+        assert!(mistake.len() <= REFUSAL_MAX && mistake.starts_with("xxx"), "{mistake}");
     }
 }

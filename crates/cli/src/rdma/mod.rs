@@ -6,9 +6,11 @@ mod device;
 mod exchange;
 mod link;
 mod memory;
+mod patience;
 mod pattern;
 mod perf;
 mod pingpong;
+mod server;
 
 use clap::Subcommand;
 

@@ -13,15 +13,14 @@ use millstream_verbs::{Device, Mtu, Psn, Transport};
 
 use super::connection::{self, Remote};
 use super::device::{Choice, Chosen};
-use super::exchange::{Client, QueuePairAddress, Server};
+use super::exchange::{Client, QueuePairAddress};
 use super::link::{Event, Link};
+use super::patience::Patience;
 use super::pattern::{Checker, Side, fill};
+use super::server::Server;
 use crate::failure::usage;
 use crate::output::line;
 use crate::units;
-
-/// For the next message or acknowledgement.
-const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long we answer after the end. If our last acknowledgement is lost, the peer sends its last
 /// message again after its timeout of 67 ms, and without an answer would do so for ever.
@@ -51,6 +50,8 @@ pub(crate) struct Common {
     /// TCP port on which the two sides find each other
     #[arg(short, long, default_value_t = 18515)]
     port: u16,
+    #[command(flatten)]
+    patience: Patience,
     /// The server to connect to; without it, be the server
     #[arg(value_name = "HOST")]
     host: Option<String>,
@@ -76,7 +77,12 @@ pub(super) fn run_datagrams(arguments: &Common) -> anyhow::Result<()> {
     play("ud-pingpong", Way::Datagrams, 1024, arguments)
 }
 
-fn play(command: &str, way: Way, default_size: u64, arguments: &Common) -> anyhow::Result<()> {
+fn play(
+    command: &'static str,
+    way: Way,
+    default_size: u64,
+    arguments: &Common,
+) -> anyhow::Result<()> {
     if arguments.iters == 0 {
         return Err(usage("--iters 0: there must be at least one exchange"));
     }
@@ -91,33 +97,42 @@ fn play(command: &str, way: Way, default_size: u64, arguments: &Common) -> anyho
     let chosen = arguments.device.resolve()?;
     let psn = connection::initial_psn();
     let size = size as usize;
-    let (device, link, side, remote) = match &arguments.host {
+    let patience = arguments.patience;
+    let prepare = |peer| prepare(&chosen, peer, &patience, way, size);
+    let (Prepared { device, link }, side, remote) = match &arguments.host {
         Some(host) => {
-            let client = Client::connect(command, host, arguments.port)?;
-            let (device, mut link) = prepare(&chosen, None, client.peer()?, way, size)?;
-            let ours = introduce(&device, &link, psn);
+            let client = Client::connect(command, host, arguments.port, &patience)?;
+            let mut prepared = prepare(client.peer())?;
+            let ours = introduce(&prepared, psn);
             let (theirs, _) = client.exchange(&ours)?;
-            let remote = remote(&device, &theirs, way, size)?;
-            link.connect(&remote, psn)?;
-            (device, link, Side::Client, remote)
+            let remote = remote(&prepared.device, &theirs, way, size)?;
+            prepared.link.connect(&remote, psn)?;
+            (prepared, Side::Client, remote)
         }
         None => {
-            let early = chosen.open_early()?;
-            let waiting = Server::listen(chosen.address(), arguments.port)?.accept()?;
-            let peer = waiting.client.address()?;
-            let (device, mut link) = prepare(&chosen, early, peer, way, size)?;
-            let ours = introduce(&device, &link, psn);
-            let remote = remote(&device, &waiting.client, way, size)?;
-            link.connect(&remote, psn)?;
-            waiting.answer(&ours)?;
-            (device, link, Side::Server, remote)
+            // A mistake shows now then, and not when a client comes.
+            let mut early = chosen.any_peer().map(prepare).transpose()?;
+            let mut remotes = None;
+            let server = Server::listen(chosen.address(), arguments.port, patience)?;
+            let (prepared, ..) = server.serve(
+                |peer| early.take().map_or_else(|| prepare(peer), Ok),
+                |prepared, theirs| {
+                    let ours = introduce(prepared, psn);
+                    let remote = remote(&prepared.device, theirs, way, size)?;
+                    prepared.link.connect(&remote, psn)?;
+                    remotes = Some(remote);
+                    Ok(ours)
+                },
+            )?;
+            (prepared, Side::Server, remotes.context("no client was connected")?)
         }
     };
     let original = match way {
         Way::Connected(_) => "ibv_rc_pingpong",
         Way::Datagrams => "ibv_ud_pingpong",
     };
-    converse(link, side, size, arguments.iters, original).with_context(|| {
+    let messages = Messages { side, size, iters: arguments.iters, timeout: patience.timeout };
+    converse(link, messages, original).with_context(|| {
         let (address, qpn) = (remote.address, remote.qpn.value());
         let failure = device.failure().map_or_else(String::new, |why| format!("{why}: "));
         let lost = match way {
@@ -128,28 +143,33 @@ fn play(command: &str, way: Way, default_size: u64, arguments: &Common) -> anyho
     })
 }
 
-/// The device, unless it is open already, and a queue pair on it.
+/// A device and a queue pair on it.
+struct Prepared {
+    // Dropped before its device.
+    link: Link,
+    device: Device,
+}
+
+/// Opens the device and makes the queue pair, to talk to `peer`.
 fn prepare(
     chosen: &Chosen,
-    early: Option<Device>,
     peer: IpAddr,
+    patience: &Patience,
     way: Way,
     size: usize,
-) -> anyhow::Result<(Device, Link)> {
-    let device = match early {
-        Some(device) => device,
-        None => chosen.open(peer)?,
-    };
+) -> anyhow::Result<Prepared> {
+    let device = chosen.open(peer, patience.until())?;
     let transport = match way {
         Way::Connected(_) => Transport::ReliableConnection,
         Way::Datagrams => Transport::UnreliableDatagram,
     };
     let link = Link::new(&device, transport, size, chosen.busy_poll)?;
-    Ok((device, link))
+    Ok(Prepared { link, device })
 }
 
 /// Our queue pair's address, which is shown.
-fn introduce(device: &Device, link: &Link, psn: Psn) -> QueuePairAddress {
+fn introduce(prepared: &Prepared, psn: Psn) -> QueuePairAddress {
+    let Prepared { link, device } = prepared;
     let ours = QueuePairAddress::new(device.address(), link.number(), psn);
     line(&format!("  local address:  {}", ours.describe()));
     ours
@@ -182,14 +202,18 @@ fn remote(
     Ok(Remote { address, qpn: theirs.qpn, psn: theirs.psn, path_mtu, reads: 1 })
 }
 
-/// Sends and receives `iters` messages of `size` bytes, and says how fast.
-fn converse(
-    mut link: Link,
+/// What is sent and received.
+struct Messages {
     side: Side,
     size: usize,
     iters: u32,
-    original: &str,
-) -> anyhow::Result<()> {
+    /// For the next message or acknowledgement.
+    timeout: Duration,
+}
+
+/// Sends and receives messages, and says how fast.
+fn converse(mut link: Link, messages: Messages, original: &str) -> anyhow::Result<()> {
+    let Messages { side, size, iters, timeout } = messages;
     let mut checker = Checker::new(side, size);
     // Messages that were posted, acknowledged, and received and checked.
     let (mut posted, mut sent, mut received) = (0, 0, 0);
@@ -201,7 +225,7 @@ fn converse(
             link.send(|message| fill(message, side, posted))?;
             posted += 1;
         }
-        match link.next(PATIENCE)? {
+        match link.next(timeout)? {
             Some(Event::Sent) => sent += 1,
             Some(Event::Received(message)) => {
                 let bytes = link.message(message)?;
@@ -224,7 +248,7 @@ fn converse(
                 link.post_receive(message)?;
             }
             None => bail!(
-                "nothing came for {PATIENCE:?}: {received} of {iters} messages were received, and \
+                "nothing came for {timeout:?}: {received} of {iters} messages were received, and \
                  {sent} of ours acknowledged; same --iters there?"
             ),
         }

@@ -48,12 +48,13 @@ impl Output {
         value
     }
 
-    /// It failed with this exit status and one sentence on stderr, which is returned.
+    /// It failed with this exit status and one sentence on stderr beside notes, which is returned.
     pub(crate) fn failure(&self, code: i32) -> &str {
         let Self { stdout, stderr, .. } = self;
         assert_eq!(self.code(), Some(code), "stdout: {stdout}\nstderr: {stderr}");
-        assert_eq!(stderr.lines().count(), 1, "{stderr:?}");
-        let sentence = stderr.trim_end().strip_prefix("millstream: ");
+        let mut lines = stderr.lines().filter(|line| !line.starts_with("note: "));
+        let sentence = lines.next().and_then(|line| line.strip_prefix("millstream: "));
+        assert_eq!(lines.next(), None, "{stderr:?}");
         sentence.unwrap_or_else(|| panic!("{stderr:?}"))
     }
 }
@@ -75,25 +76,16 @@ pub(crate) struct Running {
     name: String,
     child: Child,
     stdout: mpsc::Receiver<String>,
-    stderr: Option<thread::JoinHandle<String>>,
+    stderr: mpsc::Receiver<String>,
 }
 
 impl Running {
     pub(crate) fn start(name: &str, command: &mut Command) -> Self {
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap_or_else(|error| panic!("{name}: {error}"));
-        let (sender, stdout) = mpsc::channel();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        thread::spawn(move || {
-            lines.map_while(Result::ok).take_while(|line| sender.send(line.clone()).is_ok()).count()
-        });
-        let mut stderr = child.stderr.take().unwrap();
-        let stderr = thread::spawn(move || {
-            let mut bytes = Vec::new();
-            let _ = stderr.read_to_end(&mut bytes);
-            String::from_utf8_lossy(&bytes).into_owned()
-        });
-        Self { name: name.to_owned(), child, stdout, stderr: Some(stderr) }
+        let stdout = lines(child.stdout.take().unwrap());
+        let stderr = lines(child.stderr.take().unwrap());
+        Self { name: name.to_owned(), child, stdout, stderr }
     }
 
     pub(crate) fn id(&self) -> u32 {
@@ -110,6 +102,12 @@ impl Running {
                 panic!("{} printed no line: {stderr}", self.name)
             }
         }
+    }
+
+    /// The next line that it prints on stderr.
+    pub(crate) fn error_line(&mut self) -> String {
+        let line = self.stderr.recv_timeout(PATIENCE);
+        line.unwrap_or_else(|_| panic!("{} says nothing on stderr", self.name))
     }
 
     /// The JSON of its `ready` line.
@@ -149,9 +147,27 @@ impl Running {
         Output { status, stdout, stderr: self.stderr() }
     }
 
+    /// What it printed on stderr and was not read; it must have ended.
     fn stderr(&mut self) -> String {
-        self.stderr.take().map_or_else(String::new, |reader| reader.join().unwrap())
+        self.stderr.iter().map(|line| line + "\n").collect()
     }
+}
+
+/// The lines of a stream as they come.
+fn lines(stream: impl Read + Send + 'static) -> mpsc::Receiver<String> {
+    let (sender, lines) = mpsc::channel();
+    thread::spawn(move || {
+        let mut stream = BufReader::new(stream);
+        let mut line = Vec::new();
+        while stream.read_until(b'\n', &mut line).is_ok_and(|count| count > 0) {
+            let text = String::from_utf8_lossy(line.strip_suffix(b"\n").unwrap_or(&line));
+            if sender.send(text.into_owned()).is_err() {
+                return;
+            }
+            line.clear();
+        }
+    });
+    lines
 }
 
 impl Drop for Running {

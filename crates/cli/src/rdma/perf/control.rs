@@ -12,8 +12,8 @@ use socket2::{SockRef, TcpKeepalive};
 use super::agreement::Description;
 use super::figures::Outcome;
 
-/// For the other side's next line, when it has nothing else to do.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Between looks at the clock, while a line is awaited without end.
+const LOOK: Duration = Duration::from_secs(10);
 /// No side says more at a time.
 const LINE_MAX: usize = 1 << 20;
 /// A machine that is gone says nothing; this long after the last sign of life we ask for one, and
@@ -38,24 +38,43 @@ pub(super) enum Message {
     Failed { why: String },
 }
 
+impl Message {
+    /// What kind it is.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            Self::Test(_) => "what it is about to do",
+            Self::Ready { .. } => "that it is ready",
+            Self::Measured { .. } => "what it has measured",
+            Self::Checked { .. } => "what it has checked",
+            Self::Failed { .. } => "that it failed",
+        }
+    }
+}
+
 /// The connection to the other side.
 pub(super) struct Control {
     stream: TcpStream,
     /// What was read, and is no line yet.
     unread: Vec<u8>,
     peer: &'static str,
+    /// For the other side's next line, when it has nothing else to do.
+    timeout: Duration,
 }
 
 impl Control {
     /// `peer` is what the other side is called.
-    pub(super) fn new(stream: TcpStream, peer: &'static str) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        stream: TcpStream,
+        peer: &'static str,
+        timeout: Duration,
+    ) -> anyhow::Result<Self> {
         let keepalive = TcpKeepalive::new()
             .with_time(ASK_AFTER)
             .with_interval(ASK_EVERY)
             .with_retries(ASK_TIMES);
         SockRef::from(&stream).set_tcp_keepalive(&keepalive).context("cannot set a timeout")?;
         stream.set_nodelay(true).context("cannot send lines at once")?;
-        Ok(Self { stream, unread: Vec::new(), peer })
+        Ok(Self { stream, unread: Vec::new(), peer, timeout })
     }
 
     /// What the other side is called.
@@ -73,11 +92,15 @@ impl Control {
 
     /// The next line, soon.
     pub(super) fn receive(&mut self) -> anyhow::Result<Message> {
-        let deadline = Instant::now() + PATIENCE;
+        let timeout = self.timeout;
+        let start = Instant::now();
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
+            let left = timeout.saturating_sub(start.elapsed());
             if left.is_zero() {
-                bail!("the {} has said nothing for {PATIENCE:?}: has it stopped?", self.peer);
+                bail!(
+                    "the {} has said nothing for {timeout:?}: has it stopped? (--timeout waits longer)",
+                    self.peer
+                );
             }
             if let Some(message) = self.receive_within(left)? {
                 return Ok(message);
@@ -88,7 +111,7 @@ impl Control {
     /// The next line, however long that takes, as long as the other side's machine is there.
     pub(super) fn receive_eventually(&mut self) -> anyhow::Result<Message> {
         loop {
-            if let Some(message) = self.receive_within(PATIENCE)? {
+            if let Some(message) = self.receive_within(LOOK)? {
                 return Ok(message);
             }
         }
@@ -178,11 +201,13 @@ mod tests {
 
     use super::*;
 
+    const PATIENCE: Duration = Duration::from_secs(60);
+
     fn pair() -> (Control, TcpStream) {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (other, _) = listener.accept().unwrap();
-        (Control::new(stream, "server").unwrap(), other)
+        (Control::new(stream, "server", PATIENCE).unwrap(), other)
     }
 
     #[test]
@@ -201,7 +226,7 @@ mod tests {
     #[test]
     fn a_side_that_gives_up_says_why() {
         let (mut control, other) = pair();
-        let mut other = Control::new(other, "client").unwrap();
+        let mut other = Control::new(other, "client", PATIENCE).unwrap();
         other.send(&Message::Failed { why: "no\x1b memory".to_owned() }).unwrap();
         let error = control.receive_eventually().unwrap_err();
         assert_eq!(error.to_string(), "the server gave up: no memory");

@@ -262,10 +262,17 @@ impl Lanes {
         let start = Instant::now();
         while !self.next(SILENCE, &mut then)? {
             if let Some(message) = control.poll()? {
-                bail!("the {} says {message:?} in the middle of the test", control.peer());
+                bail!(
+                    "the {} says {} in the middle of the test: it runs another version of millstream",
+                    control.peer(),
+                    message.name()
+                );
             }
             if start.elapsed() > patience {
-                bail!("nothing has come from the {} for {patience:?}", control.peer());
+                bail!(
+                    "nothing has come from the {} for {patience:?}: has it stopped, or its link? (--timeout waits longer)",
+                    control.peer()
+                );
             }
         }
         Ok(())
@@ -422,6 +429,7 @@ mod tests {
             mtu: None,
             verify: true,
             busy_poll: false,
+            timeout: Duration::from_secs(30),
         };
         let address = std::net::Ipv4Addr::new(127, 99, std::process::id() as u8, 1);
         let device = Device::open_soft(&SoftConfig::new(address.into())).unwrap();

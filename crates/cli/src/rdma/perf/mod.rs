@@ -13,7 +13,6 @@ mod latency;
 mod report;
 mod test;
 
-use std::net::TcpStream;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
@@ -29,8 +28,10 @@ pub(super) use self::test::Operation;
 use self::test::{Amount, Plan, Test};
 use super::connection::{self, Remote};
 use super::device::{Choice, Chosen};
-use super::exchange::{Client, QueuePairAddress, Server};
+use super::exchange::{Client, QueuePairAddress};
+use super::patience::Patience;
 use super::pattern::Side;
+use super::server::Server;
 use crate::failure::{sentence, usage};
 use crate::{process, units};
 
@@ -74,6 +75,8 @@ pub(crate) struct Arguments {
     /// TCP port on which the two sides find each other
     #[arg(short, long, default_value_t = 18515)]
     port: u16,
+    #[command(flatten)]
+    patience: Patience,
     /// Do not compare the data with what they should be, after the measurement
     #[arg(long)]
     no_verify: bool,
@@ -120,8 +123,8 @@ pub(super) fn run(operation: Operation, arguments: &Arguments) -> anyhow::Result
     let plan = arguments.plan(operation)?;
     let chosen = arguments.device.resolve()?;
     let meeting = match &arguments.host {
-        Some(host) => meet_server(&plan, &chosen, host, arguments.port)?,
-        None => meet_client(&plan, &chosen, arguments.port)?,
+        Some(host) => meet_server(&plan, &chosen, host, arguments)?,
+        None => meet_client(&plan, &chosen, arguments)?,
     };
     let Meeting { mut lanes, mut control, .. } = meeting;
     let done = converse(&plan, arguments, &mut lanes, &mut control, &meeting.theirs);
@@ -192,6 +195,7 @@ impl Arguments {
             mtu: self.mtu.map(connection::path_mtu).transpose()?,
             verify: !self.no_verify,
             busy_poll: self.device.busy_poll(),
+            timeout: self.patience.timeout,
         })
     }
 }
@@ -203,35 +207,27 @@ struct Meeting {
     theirs: QueuePairAddress,
 }
 
-fn meet_server(plan: &Plan, chosen: &Chosen, host: &str, port: u16) -> anyhow::Result<Meeting> {
-    let client = Client::connect(plan.test.command(), host, port)?;
-    let lanes = Lanes::new(chosen.open(client.peer()?)?, plan)?;
+fn meet_server(
+    plan: &Plan,
+    chosen: &Chosen,
+    host: &str,
+    arguments: &Arguments,
+) -> anyhow::Result<Meeting> {
+    let patience = &arguments.patience;
+    let client = Client::connect(plan.test.command(), host, arguments.port, patience)?;
+    let lanes = Lanes::new(chosen.open(client.peer(), patience.until())?, plan)?;
     let (theirs, stream) = client.exchange(&first(&lanes)?)?;
-    Meeting::new(lanes, stream, theirs, "server")
+    Ok(Meeting { lanes, control: Control::new(stream, "server", plan.timeout)?, theirs })
 }
 
-fn meet_client(plan: &Plan, chosen: &Chosen, port: u16) -> anyhow::Result<Meeting> {
-    let early = chosen.open_early()?;
-    let waiting = Server::listen(chosen.address(), port)?.accept()?;
-    let device = match early {
-        Some(device) => device,
-        None => chosen.open(waiting.client.address()?)?,
-    };
-    let lanes = Lanes::new(device, plan)?;
-    let theirs = waiting.client;
-    let stream = waiting.answer(&first(&lanes)?)?;
-    Meeting::new(lanes, stream, theirs, "client")
-}
-
-impl Meeting {
-    fn new(
-        lanes: Lanes,
-        stream: TcpStream,
-        theirs: QueuePairAddress,
-        peer: &'static str,
-    ) -> anyhow::Result<Self> {
-        Ok(Self { lanes, control: Control::new(stream, peer)?, theirs })
-    }
+fn meet_client(plan: &Plan, chosen: &Chosen, arguments: &Arguments) -> anyhow::Result<Meeting> {
+    let patience = arguments.patience;
+    let open = |peer| Lanes::new(chosen.open(peer, patience.until())?, plan);
+    // A mistake shows now then, and not when a client comes.
+    let mut early = chosen.any_peer().map(open).transpose()?;
+    let (lanes, theirs, stream) = Server::listen(chosen.address(), arguments.port, patience)?
+        .serve(|peer| early.take().map_or_else(|| open(peer), Ok), |lanes, _| first(lanes))?;
+    Ok(Meeting { lanes, control: Control::new(stream, "client", plan.timeout)?, theirs })
 }
 
 /// The address of the first queue pair, which libibverbs' examples exchange.

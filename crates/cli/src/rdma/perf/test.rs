@@ -58,6 +58,8 @@ pub(super) struct Plan {
     pub(super) mtu: Option<Mtu>,
     pub(super) verify: bool,
     pub(super) busy_poll: bool,
+    /// The longest silence that is no failure, beside what a message takes.
+    pub(super) timeout: Duration,
 }
 
 /// What is allowed with memory that a side of a test needs; `None` where it needs none.
@@ -160,7 +162,7 @@ impl Test {
 impl Plan {
     /// The longest silence that is no failure: a slow link moves a megabyte in a second.
     pub(super) fn patience(&self, size: u32) -> Duration {
-        Duration::from_secs(30) + Duration::from_micros(size.into())
+        self.timeout.saturating_add(Duration::from_micros(size.into()))
     }
 
     pub(super) fn largest(&self) -> u32 {

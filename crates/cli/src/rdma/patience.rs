@@ -1,0 +1,27 @@
+//! For how long a command of `rdma` waits for what.
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+
+use crate::units;
+
+/// The options that say how long to wait.
+#[derive(Args, Clone, Copy, Debug)]
+pub(super) struct Patience {
+    /// Fail when the other side does nothing for so long
+    #[arg(long, value_name = "D", default_value = "30s", value_parser = units::duration)]
+    pub(super) timeout: Duration,
+    /// Wait up to so long for an address that is in use, a client for its server, and a server for
+    /// its client [default: 0s, and a server waits for its client without end]
+    #[arg(long, value_name = "D", value_parser = units::duration)]
+    pub(super) wait: Option<Duration>,
+}
+
+impl Patience {
+    /// Until when to wait for an address or a server, from now on.
+    pub(super) fn until(&self) -> Instant {
+        let now = Instant::now();
+        now.checked_add(self.wait.unwrap_or_default()).unwrap_or(now)
+    }
+}

@@ -1,0 +1,171 @@
+//! The server's side until a client has come: strangers do not keep it from its client.
+
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, bail};
+use millstream_metadata::{Acceptor, AcceptorConfig, Connection};
+use millstream_net::address::local_address_for;
+
+use super::exchange::{QueuePairAddress, Waiting};
+use super::patience::Patience;
+use crate::failure::sentence;
+use crate::note::note;
+use crate::retry;
+
+/// Strangers and clients that are heard out at a time.
+const CONNECTIONS_MAX: usize = 32;
+/// How long one of them may keep silent when others wait for its place.
+const SILENCE_ALLOWED: Duration = Duration::from_millis(500);
+/// Clients that wait for their turn; more are turned away.
+const CLIENTS_MAX: usize = 16;
+/// So many strangers are told one by one; after that, each time they have doubled.
+const STRANGERS_TOLD: u64 = 8;
+
+/// A server that listens.
+pub(super) struct Server {
+    // Dropped before the acceptor, whose threads then have nobody to tell.
+    found: Receiver<Result<Waiting, Stranger>>,
+    acceptor: Acceptor,
+    patience: Patience,
+    strangers: u64,
+}
+
+/// Someone who is no client, and why.
+struct Stranger {
+    peer: SocketAddr,
+    why: String,
+}
+
+impl Server {
+    /// Listens on `address`, or on all of them.
+    pub(super) fn listen(
+        address: Option<IpAddr>,
+        port: u16,
+        patience: Patience,
+    ) -> anyhow::Result<Self> {
+        let bind = || match address {
+            Some(address) => TcpListener::bind((address, port)),
+            // Takes IPv4 too; a machine without IPv6 has to say so.
+            None => TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
+                .or_else(|_| TcpListener::bind(("0.0.0.0", port))),
+        };
+        let listener = retry::until(patience.until(), retry::is_address_in_use, || {
+            let place = address.map_or_else(String::new, |address| format!(" of {address}"));
+            bind().with_context(|| {
+                format!("cannot listen on TCP port {port}{place}: choose another with --port")
+            })
+        })?;
+        let (sender, found) = sync_channel(CLIENTS_MAX);
+        let timeout = patience.timeout;
+        let hear = move |connection: &Connection| {
+            let peer = connection.client();
+            let heard = connection.stream().try_clone().map_err(|error| error.to_string());
+            let heard = heard
+                .and_then(|stream| {
+                    Waiting::hear(stream, peer, timeout).map_err(|mistake| mistake.to_string())
+                })
+                .map_err(|why| Stranger { peer, why });
+            // From here on its connection is not for the acceptor to close.
+            connection.release();
+            // Beyond so many, they hear nothing, and their connection is closed.
+            let _ = sender.try_send(heard);
+        };
+        let limits =
+            AcceptorConfig { max_connections: CONNECTIONS_MAX, silence_allowed: SILENCE_ALLOWED };
+        let acceptor = Acceptor::start(listener, limits, hear).context("cannot start a thread")?;
+        note(&format!("waiting for a client at {}", acceptor.address()));
+        Ok(Self { found, acceptor, patience, strangers: 0 })
+    }
+
+    /// Waits for a client, as long as was asked for, and gives it the address that `connect` returns.
+    ///
+    /// `open` makes what is to be connected, for a client with this address; without it there is no
+    /// use in waiting. `connect` connects it, which may fail because of the client: then the next
+    /// one is waited for.
+    pub(super) fn serve<T>(
+        mut self,
+        mut open: impl FnMut(IpAddr) -> anyhow::Result<T>,
+        mut connect: impl FnMut(&mut T, &QueuePairAddress) -> anyhow::Result<QueuePairAddress>,
+    ) -> anyhow::Result<(T, QueuePairAddress, TcpStream)> {
+        let wait = self.patience.wait;
+        let until = wait.and_then(|wait| Instant::now().checked_add(wait));
+        loop {
+            let waiting = self.next(until)?;
+            let (peer, theirs) = (waiting.peer, waiting.address);
+            let address = match reachable(&theirs) {
+                Ok(address) => address,
+                Err(error) => {
+                    self.refuse(waiting, &error);
+                    continue;
+                }
+            };
+            let mut opened = match open(address) {
+                Ok(opened) => opened,
+                Err(error) => {
+                    waiting.refuse(&sentence(&error));
+                    return Err(error.context(format!("client {peer} cannot be served")));
+                }
+            };
+            let ours = match connect(&mut opened, &theirs) {
+                Ok(ours) => ours,
+                Err(error) => {
+                    self.refuse(waiting, &error);
+                    continue;
+                }
+            };
+            match waiting.answer(&ours) {
+                Ok(stream) => return Ok((opened, theirs, stream)),
+                Err(mistake) => self.tell(&Stranger { peer, why: mistake.to_string() }),
+            }
+        }
+    }
+
+    /// The next client; strangers are told meanwhile.
+    fn next(&mut self, until: Option<Instant>) -> anyhow::Result<Waiting> {
+        loop {
+            let found = match until {
+                None => self.found.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                Some(until) => {
+                    self.found.recv_timeout(until.saturating_duration_since(Instant::now()))
+                }
+            };
+            match found {
+                Ok(Ok(waiting)) => return Ok(waiting),
+                Ok(Err(stranger)) => self.tell(&stranger),
+                Err(RecvTimeoutError::Timeout) => bail!(
+                    "no client came to {} within the {:?} of --wait",
+                    self.acceptor.address(),
+                    self.patience.wait.unwrap_or_default()
+                ),
+                Err(RecvTimeoutError::Disconnected) => bail!("nobody listens any more"),
+            }
+        }
+    }
+
+    fn refuse(&mut self, waiting: Waiting, error: &anyhow::Error) {
+        let (peer, why) = (waiting.peer, sentence(error));
+        waiting.refuse(&why);
+        note(&format!("client {peer} is refused, and another one waited for: {why}"));
+    }
+
+    fn tell(&mut self, Stranger { peer, why }: &Stranger) {
+        self.strangers += 1;
+        let count = self.strangers;
+        if count <= STRANGERS_TOLD {
+            note(&format!("{peer} is no client ({why}); still waiting for one"));
+        } else if count.is_power_of_two() {
+            note(&format!(
+                "{count} who have connected were no clients, the last one {peer} ({why})"
+            ));
+        }
+    }
+}
+
+/// The client's address, if there is a way to it.
+fn reachable(client: &QueuePairAddress) -> anyhow::Result<IpAddr> {
+    let address = client.address()?;
+    local_address_for(address).with_context(|| format!("there is no way to its GID, {address}"))?;
+    Ok(address)
+}

@@ -1,0 +1,57 @@
+//! Waiting for what passes by itself: an address in use, a server that is not there yet.
+
+use std::io;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use millstream_transfer::{InstallError, NewError};
+use millstream_verbs::{DeviceError, OpenError};
+
+use crate::failure::sentence;
+use crate::note::note;
+
+/// Between attempts.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Attempts until one succeeds, fails of something else than what `passes`, or `until` is over. Says
+/// once that it waits, and for what.
+pub(crate) fn until<T>(
+    until: Instant,
+    passes: impl Fn(&anyhow::Error) -> bool,
+    mut attempt: impl FnMut() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    let mut told = false;
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        match attempt() {
+            Err(error) if !left.is_zero() && passes(&error) => {
+                if !std::mem::replace(&mut told, true) {
+                    note(&format!("waiting up to {left:.1?}: {}", sentence(&error)));
+                }
+                // Nothing tells when such things pass.
+                thread::sleep(PAUSE.min(left));
+            }
+            result => return result,
+        }
+    }
+}
+
+/// Another process has the address or the port, and may go.
+pub(crate) fn is_address_in_use(error: &anyhow::Error) -> bool {
+    let device =
+        |error: &DeviceError| matches!(error, DeviceError::Soft(OpenError::PortInUse { .. }));
+    let io = |error: &io::Error| error.kind() == io::ErrorKind::AddrInUse;
+    error.chain().any(|cause| {
+        cause.downcast_ref().is_some_and(io)
+            || cause.downcast_ref().is_some_and(device)
+            || matches!(cause.downcast_ref(), Some(OpenError::PortInUse { .. }))
+            || matches!(cause.downcast_ref(), Some(InstallError::Open(error)) if device(error))
+            || matches!(cause.downcast_ref(), Some(NewError::Listen { error, .. }) if io(error))
+    })
+}
+
+/// Nobody listens there, and someone may begin to.
+pub(crate) fn is_refused(error: &anyhow::Error) -> bool {
+    let refused = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+    error.chain().any(|cause| cause.downcast_ref().is_some_and(refused))
+}

@@ -1,0 +1,186 @@
+//! Whoever connects to a port of ours and is no peer: he is told apart, closed in time, and keeps
+//! nobody out.
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::time::Duration;
+
+use common::{Running, address, eventually, millstream};
+
+const PORT: &str = "18515";
+/// What a client of the exchange says first.
+const ADDRESS: &[u8; 52] = b"0000:000011:000000:00000000000000000000ffff7f000001\0";
+
+/// A server of `rdma` that listens on `bind`.
+fn server(command: &str, bind: &str, more: &[&str]) -> Running {
+    let arguments = [&["rdma", command, "--bind", bind, "--iters=20"], more].concat();
+    let mut server = Running::start(command, millstream().args(arguments));
+    eventually("the server listens", || {
+        assert!(server.is_running(), "the server ended");
+        TcpListener::bind(format!("{bind}:{PORT}")).is_err()
+    });
+    server
+}
+
+fn client(command: &str, host: &str) -> Running {
+    let bind = address();
+    let arguments = ["rdma", command, "--bind", &bind, "--iters=20", host];
+    Running::start(command, millstream().args(arguments))
+}
+
+fn connect(host: &str) -> TcpStream {
+    TcpStream::connect(format!("{host}:{PORT}")).unwrap()
+}
+
+/// Reads until the other side has closed the connection.
+fn closed(mut stream: TcpStream) -> Vec<u8> {
+    stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
+    let mut bytes = Vec::new();
+    match stream.read_to_end(&mut bytes) {
+        Err(error) if error.kind() != std::io::ErrorKind::ConnectionReset => panic!("{error}"),
+        _ => bytes,
+    }
+}
+
+#[test]
+fn an_rdma_server_tells_strangers_and_serves_its_client() {
+    for command in ["pingpong", "ud-pingpong", "write-bw", "atomic"] {
+        let host = address();
+        let server = server(command, &host, &["--timeout=20s"]);
+        // One is heard out after the other, so the notes come in this order.
+        for said in [&b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"[..], &[0xff; 52], b""] {
+            let mut stranger = connect(&host);
+            stranger.write_all(said).unwrap();
+            stranger.shutdown(Shutdown::Write).unwrap();
+            assert_eq!(closed(stranger), b"");
+        }
+        // Knows how to begin, and hears our address.
+        let mut half = connect(&host);
+        half.write_all(ADDRESS).unwrap();
+        half.read_exact(&mut [0; 52]).unwrap();
+        half.write_all(b"quit\n").unwrap();
+        closed(half);
+        // Says nothing, and stays.
+        let _silent = connect(&host);
+        client(command, &host).output().success();
+        let output = server.output().success();
+        let notes: Vec<&str> = output.stderr.lines().collect();
+        for (note, expected) in notes.iter().zip([
+            format!("note: waiting for a client at {host}:{PORT}"),
+            "(it sent \"GET / HTTP/1.1\", which is HTTP); still waiting".to_owned(),
+            "(it sent \"\\xff".to_owned(),
+            "(it closed the connection without a word)".to_owned(),
+            "(it sent \"quit\" in place of `done`)".to_owned(),
+        ]) {
+            assert!(note.contains(&expected), "{command}: {note}: {expected}");
+        }
+        assert!(notes.len() >= 5, "{notes:?}");
+    }
+}
+
+#[test]
+fn many_who_say_nothing_keep_no_client_from_an_rdma_server() {
+    let host = address();
+    let server = server("write-bw", &host, &["--timeout=60s"]);
+    let _silent: Vec<TcpStream> = (0..200).map(|_| connect(&host)).collect();
+    client("write-bw", &host).output().success();
+    let output = server.output().success();
+    // Those that were closed for others are not each a line.
+    assert!(output.stderr.lines().count() < 30, "{}", output.stderr);
+}
+
+#[test]
+fn a_client_without_a_way_to_it_hears_so_and_the_next_is_served() {
+    let host = address();
+    let server = server("write-bw", &host, &[]);
+    for (gid, expected) in [
+        ("00000000000000000000000000000000", "the peer gave no GID"),
+        // The broadcast address is nobody's.
+        ("00000000000000000000ffffffffffff", "there is no way to its GID, 255.255.255.255"),
+    ] {
+        let mut stranger = connect(&host);
+        write!(stranger, "0000:000011:000000:{gid}\0").unwrap();
+        let said = String::from_utf8(closed(stranger)).unwrap();
+        assert!(said.starts_with("error: ") && said.contains(expected), "{said}");
+    }
+    client("write-bw", &host).output().success();
+    server.output().success();
+}
+
+#[test]
+fn the_client_hears_why_a_server_cannot_open_its_device() {
+    // Without --bind, the server opens a device towards its client: the one that leads to an
+    // address of ours is that address itself, and this process has its port.
+    let host = "::1";
+    let Ok(_taken) = std::net::UdpSocket::bind((host, 4791)) else {
+        return common::skip("UDP port 4791 of ::1 is in use, or there is no IPv6");
+    };
+    let port = TcpListener::bind((host, 0)).unwrap().local_addr().unwrap().port().to_string();
+    let arguments = ["rdma", "write-bw", "--port", &port];
+    let mut server = Running::start("write-bw", millstream().args(arguments));
+    eventually("the server listens", || {
+        assert!(server.is_running(), "the server ended");
+        TcpListener::bind(format!("[::]:{port}")).is_err()
+    });
+    let mut stream = TcpStream::connect(format!("[{host}]:{port}")).unwrap();
+    stream.write_all(b"0000:000011:000000:00000000000000000000000000000001\0").unwrap();
+    let said = String::from_utf8(closed(stream)).unwrap();
+    let why = said.strip_prefix("error: ").unwrap_or_else(|| panic!("{said:?}"));
+    let output = server.output();
+    let sentence = output.failure(1);
+    assert!(sentence.starts_with("client [::1]:") && sentence.ends_with(why), "{sentence}: {why}");
+}
+
+#[test]
+fn what_is_waited_for_may_come_later() {
+    // A client waits for its server, and a server for its address.
+    let (host, bind) = (address(), address());
+    let (node, _) = common::node("1KiB", &[]);
+    let arguments =
+        ["rdma", "write-bw", "--bind", &bind, "--iters=20", "--wait=60s", &host].map(str::to_owned);
+    let client = Running::start("client", millstream().args(arguments));
+    let taken = std::net::UdpSocket::bind((host.as_str(), 4791)).unwrap();
+    let arguments = ["rdma", "write-bw", "--bind", &host, "--iters=20", "--wait=60s"];
+    let mut server = Running::start("server", millstream().args(arguments));
+    let note = server.error_line();
+    assert!(note.starts_with("note: waiting up to ") && note.contains("UDP port 4791"), "{note}");
+    drop((taken, node));
+    client.output().success();
+    server.output().success();
+}
+
+#[test]
+fn waiting_has_an_end_where_one_was_asked_for() {
+    let host = address();
+    let output =
+        common::run(&["rdma", "pingpong", "--bind", &host, "--wait=100ms", "--timeout=1s"]);
+    let sentence = output.failure(1);
+    let expected = format!("no client came to {host}:{PORT} within the 100ms of --wait");
+    assert_eq!(sentence, expected);
+    let output = common::run(&["rdma", "pingpong", "--wait=100ms", &host]);
+    let sentence = output.failure(1);
+    assert!(sentence.contains("cannot connect to") && sentence.contains("--wait"), "{sentence}");
+
+    // A peer that listens and says nothing.
+    let mute = TcpListener::bind((host.as_str(), 0)).unwrap();
+    let port = mute.local_addr().unwrap().port().to_string();
+    let bind = address();
+    let output = Running::start(
+        "client",
+        millstream().args([
+            "rdma",
+            "write-bw",
+            "--bind",
+            &bind,
+            "--timeout=300ms",
+            "--port",
+            &port,
+            &host,
+        ]),
+    )
+    .output_within(Duration::from_secs(20));
+    let sentence = output.failure(1);
+    assert!(sentence.contains("it said nothing for 300ms"), "{sentence}");
+}
