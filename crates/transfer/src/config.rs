@@ -75,7 +75,7 @@ pub struct RdmaConfig {
     /// The most endpoints of peers that this engine lets connect to it.
     pub max_accepted: usize,
     /// How often those are asked whether they are there. One that was killed is forgotten after two
-    /// such times and 8 acknowledgement timeouts, each four times as long as `acknowledge_timeout`.
+    /// such times and 8 acknowledgement timeouts, each twice as long as `acknowledge_timeout`.
     pub keep_alive_interval: Duration,
 }
 
@@ -94,7 +94,7 @@ impl RdmaConfig {
             acknowledge_timeout: 16,
             max_endpoints: 1024,
             max_accepted: 1024,
-            keep_alive_interval: Duration::from_secs(5),
+            keep_alive_interval: Duration::from_secs(2),
         }
     }
 }

@@ -24,7 +24,7 @@ const QUESTION: u64 = 1 << 63;
 
 /// What is added to the acknowledgement timeout for questions: nobody waits for the answer, and a
 /// machine that stands still for a moment loses no connection.
-const QUESTION_TIMEOUT_MORE: u8 = 2;
+const QUESTION_TIMEOUT_MORE: u8 = 1;
 
 /// Who is connected: the peer's NIC and the device here. A peer's NIC is known by its address too:
 /// names such as `localhost:12345` are not unique.
