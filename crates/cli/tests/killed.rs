@@ -1,0 +1,65 @@
+//! Processes that are killed in the middle of a transfer leave nothing behind at the node.
+
+mod common;
+
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::thread;
+
+use common::{Running, address, millstream};
+
+/// Killed at a time, one after the other in each of the threads.
+const THREADS: usize = 4;
+const EACH: usize = 40;
+const ROUNDS: usize = 4;
+
+/// The first round fills what is kept for use again. If a killed process cost 2 KiB, the others
+/// would cost twice as much as this.
+const GROWTH_KIB: u64 = 480;
+
+/// Starts a `get` and kills it when its first byte has come, so in mid-transfer.
+fn kill_one(segment: &str, bind: &str) {
+    let mut command: Command = millstream();
+    command.args(["get", "--protocol=rdma:soft", "--bind", bind, "--segment", segment]);
+    command.arg("/dev/stdout").stdout(Stdio::piped()).stderr(Stdio::null());
+    let mut get = command.spawn().unwrap();
+    let mut first = [0];
+    get.stdout.as_mut().unwrap().read_exact(&mut first).unwrap();
+    get.kill().unwrap();
+    get.wait().unwrap();
+}
+
+/// Memory of a process that is resident, in KiB.
+fn resident(node: &Running) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", node.id())).unwrap();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_node_forgets_those_that_were_killed() {
+    let bind = address();
+    let mut command = millstream();
+    command.env("MILLSTREAM_LOG", "millstream_transfer=debug");
+    command.args(["node", "--buffer=64MiB", "--protocol=rdma:soft", "--bind", &bind]);
+    let mut node = Running::start("node", &mut command);
+    let segment = node.ready()["segment"].as_str().unwrap().to_owned();
+    let mut after_first = None;
+    for _ in 0..ROUNDS {
+        thread::scope(|scope| {
+            for _ in 0..THREADS {
+                let (segment, bind) = (&segment, address());
+                scope.spawn(move || (0..EACH).for_each(|_| kill_one(segment, &bind)));
+            }
+        });
+        // Now and then one has the port of one before, whose place it takes.
+        for _ in 0..THREADS * EACH * 9 / 10 {
+            while !node.error_line().contains("forgotten") {}
+        }
+        after_first.get_or_insert_with(|| resident(&node));
+    }
+    let (first, last) = (after_first.unwrap(), resident(&node));
+    assert!(last <= first + GROWTH_KIB, "{first} KiB after the first round, {last} after the last");
+    node.signal("TERM");
+    node.output().success();
+}
