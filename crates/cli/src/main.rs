@@ -7,6 +7,7 @@
 mod address;
 mod allreduce;
 mod bench;
+mod bind;
 mod cluster;
 mod controller;
 mod copy;

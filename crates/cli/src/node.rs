@@ -1,18 +1,19 @@
 //! `node`: serves a segment of memory.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
-use anyhow::Context;
+use anyhow::{Context, bail};
 use clap::Args;
 use millstream_transfer::Buffer;
 use serde::Serialize;
 
 use crate::failure::usage;
-use crate::process::StopSignals;
-use crate::{engine, output, units};
+use crate::process::StopWatch;
+use crate::{bind, engine, note, output, retry, units};
 
 /// Bytes read from the file at a time.
 const CHUNK: usize = 1 << 20;
@@ -20,9 +21,9 @@ const CHUNK: usize = 1 << 20;
 /// Arguments of `node`.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// The node's name
+    /// The node's name [default: this machine's]
     #[arg(long, value_name = "N")]
-    name: String,
+    name: Option<String>,
     /// Where segments are found: p2p
     #[arg(long, value_name = "URI", default_value = "p2p")]
     metadata: String,
@@ -36,9 +37,12 @@ pub(crate) struct Arguments {
     /// Bytes of memory to serve
     #[arg(long, value_name = "SIZE", value_parser = units::size)]
     buffer: u64,
-    /// Put this file's bytes at the start of the memory
+    /// Put this file's bytes at the start of the memory; - is stdin
     #[arg(long, value_name = "F")]
     file: Option<PathBuf>,
+    /// Wait up to so long for an address that is in use
+    #[arg(long, value_name = "D", default_value = "0s", value_parser = units::duration)]
+    wait: Duration,
     /// Send every packet as its own datagram, as captures want it
     #[arg(long)]
     no_segmentation_offload: bool,
@@ -65,7 +69,7 @@ struct BufferPlace {
 /// Runs `node`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // Before the engine starts its threads.
-    let signals = StopSignals::hold();
+    let signals = StopWatch::start()?;
     engine::check_metadata(&arguments.metadata)?;
     let protocols = arguments
         .protocol
@@ -76,16 +80,27 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let length = length.ok_or_else(|| {
         usage(format!("--buffer {}: it must be 1 byte at least", arguments.buffer))
     })?;
+    bind::check(&arguments.bind)?;
     let preload = arguments.file.as_deref().map(|path| open(path, arguments.buffer)).transpose()?;
     let loopback = Ipv4Addr::LOCALHOST.into();
     let offload = !arguments.no_segmentation_offload;
-    let engine = engine::start(&protocols, &arguments.bind, loopback, offload)?;
-    let buffer = engine.allocate_buffer(length, "*", true).context("cannot serve the buffer")?;
-    if let (Some(file), Some(path)) = (preload, &arguments.file) {
-        load(file, &buffer).with_context(|| format!("cannot load {}", path.display()))?;
+    let start = Instant::now();
+    let until = start.checked_add(arguments.wait).unwrap_or(start);
+    let engine = retry::until(until, retry::is_address_in_use, || {
+        engine::start(&protocols, &arguments.bind, loopback, offload)
+    })?;
+    let allocating = format!("allocating {}", units::readable(arguments.buffer));
+    let buffer = note::when_slow(&allocating, || engine.allocate_buffer(length, "*", true));
+    let buffer = buffer.context("cannot serve the buffer")?;
+    if let (Some(source), Some(path)) = (preload, &arguments.file) {
+        let path = path.display();
+        note::when_slow(&format!("loading {path}"), || load(source, &buffer))
+            .with_context(|| format!("cannot load {path}"))?;
     }
+    let name = arguments.name.clone().unwrap_or_else(host_name);
+    signals.serve();
     output::ready(&Ready {
-        name: &arguments.name,
+        name: &name,
         segment: engine.name(),
         metadata: &arguments.metadata,
         buffer: BufferPlace { addr: buffer.address(), length: buffer.length() as u64 },
@@ -97,8 +112,18 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens the file and checks that the buffer holds it.
-fn open(path: &Path, buffer: u64) -> anyhow::Result<File> {
+/// The name of this machine.
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = name.trim();
+    if name.is_empty() { "node" } else { name }.to_owned()
+}
+
+/// Opens the file, and checks that the buffer holds it where its length is known.
+fn open(path: &Path, buffer: u64) -> anyhow::Result<Box<dyn Read>> {
+    if path == Path::new("-") {
+        return Ok(Box::new(io::stdin()));
+    }
     let cannot = || format!("cannot read {}", path.display());
     let file = File::open(path).with_context(cannot)?;
     let metadata = file.metadata().with_context(cannot)?;
@@ -112,18 +137,22 @@ fn open(path: &Path, buffer: u64) -> anyhow::Result<File> {
             metadata.len()
         )));
     }
-    Ok(file)
+    Ok(Box::new(file))
 }
 
-fn load(file: File, buffer: &Buffer) -> anyhow::Result<()> {
+/// Reads to the end, whatever length the file was said to have.
+fn load(mut source: impl Read, buffer: &Buffer) -> anyhow::Result<()> {
     let mut chunk = vec![0; CHUNK];
-    // One byte more shows that the file has grown.
-    let mut file = file.take(buffer.length() as u64 + 1);
     let mut at = 0;
     loop {
-        let count = file.read(&mut chunk)?;
-        if count == 0 {
-            return Ok(());
+        let count = match source.read(&mut chunk) {
+            Ok(0) => return Ok(()),
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error.into()),
+        };
+        if count > buffer.length() - at {
+            bail!("it has more bytes than the {} of --buffer", buffer.length());
         }
         buffer.write(at, &chunk[..count])?;
         at += count;

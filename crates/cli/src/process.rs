@@ -107,6 +107,47 @@ impl StopSignals {
     }
 }
 
+/// A daemon's [`StopSignals`]. Until it serves, they end the process at once, as is their default:
+/// what takes long before that need not look for them.
+pub(crate) struct StopWatch {
+    serving: Arc<Mutex<bool>>,
+    signal: Receiver<i32>,
+}
+
+impl StopWatch {
+    /// To be called before any thread is started.
+    pub(crate) fn start() -> anyhow::Result<Self> {
+        let signals = StopSignals::hold();
+        let serving = Arc::new(Mutex::new(false));
+        let (sender, signal) = sync_channel(1);
+        let watched = Arc::clone(&serving);
+        let watch = move || {
+            let signal = signals.wait();
+            if !*watched.lock().unwrap_or_else(PoisonError::into_inner) {
+                die_of(signal);
+            }
+            // Received by whoever serves.
+            let _ = sender.send(signal);
+        };
+        thread::Builder::new()
+            .name("signals".into())
+            .spawn(watch)
+            .context("cannot start a thread")?;
+        Ok(Self { serving, signal })
+    }
+
+    /// From here on it serves.
+    pub(crate) fn serve(&self) {
+        *self.serving.lock().unwrap_or_else(PoisonError::into_inner) = true;
+    }
+
+    /// Waits until a signal comes; returns its number.
+    pub(crate) fn wait(&self) -> i32 {
+        // The watching thread ends only with a signal.
+        self.signal.recv().unwrap_or(libc::SIGTERM)
+    }
+}
+
 /// From now on, a signal to stop first ends all children and removes all scratch folders and
 /// temporary files, and then ends this process as the signal does by default. To be called before
 /// any thread is started.

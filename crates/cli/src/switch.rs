@@ -8,7 +8,7 @@ use millstream_control::terminated;
 use millstream_net::OpenError;
 use serde::Serialize;
 
-use crate::{address, controller, output};
+use crate::{address, bind, controller, output};
 
 /// How often another address is tried when a process takes the one just found.
 const ATTEMPTS: usize = 8;
@@ -41,12 +41,13 @@ struct Ready<'a> {
 
 /// Runs `switch`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let Arguments { controller, name, bind, no_segmentation_offload } = arguments;
+    let Arguments { controller, name, bind: bind_address, no_segmentation_offload } = arguments;
+    bind::check(bind_address.as_slice())?;
     let controller = address::resolve(controller)?;
     let segmentation_offload = !no_segmentation_offload;
     let mut attempt = 1;
     loop {
-        let address = bind.map_or_else(|| address::towards(controller.ip()), Ok)?;
+        let address = bind_address.map_or_else(|| address::towards(controller.ip()), Ok)?;
         let name = name.clone().unwrap_or_else(|| format!("switch-{address}"));
         let ready = |address| {
             // Printing a struct of names and addresses cannot fail.
@@ -59,7 +60,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         match switch::run(config, ready, terminated()) {
             // It was free a moment ago.
             Err(RunError::Open(OpenError::PortInUse { .. }))
-                if bind.is_none() && attempt < ATTEMPTS =>
+                if bind_address.is_none() && attempt < ATTEMPTS =>
             {
                 attempt += 1;
             }

@@ -7,9 +7,9 @@ use anyhow::Context;
 use clap::Args;
 use millstream_verbs::{Device, Driver, IbverbsConfig, SoftConfig};
 
-use crate::address;
 use crate::failure::usage;
 use crate::retry;
+use crate::{address, bind};
 
 /// How long a soft device's thread looks for work before it sleeps, with `--busy-poll`. Longer than
 /// any round trip, so that it sleeps only when the other side does nothing.
@@ -67,6 +67,7 @@ impl Choice {
 
     /// What was chosen, or which options do not go together.
     pub(super) fn resolve(&self) -> anyhow::Result<Chosen> {
+        bind::check(self.bind.as_slice())?;
         let kind = match self.device.as_deref().map(|name| (name, address::of_device(name))) {
             Some((name, None)) if name.starts_with("soft-") => {
                 return Err(usage(format!(

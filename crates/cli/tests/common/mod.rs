@@ -7,7 +7,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -115,6 +115,11 @@ impl Running {
         let line = self.line();
         let json = line.strip_prefix("ready ").unwrap_or_else(|| panic!("{line:?}"));
         serde_json::from_str(json).unwrap()
+    }
+
+    /// Its stdin, to write to once; it must have been started with a pipe there.
+    pub(crate) fn stdin(&mut self) -> ChildStdin {
+        self.child.stdin.take().unwrap()
     }
 
     pub(crate) fn is_running(&mut self) -> bool {

@@ -1,0 +1,133 @@
+//! What `node` does until it is ready.
+
+mod common;
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Command, Stdio};
+
+use common::{Folder, Running, address, bytes, millstream, node, run, transfer};
+
+/// The first bytes of a segment.
+fn get(segment: &str, length: usize) -> Vec<u8> {
+    let folder = Folder::new();
+    let copy = folder.file("copy");
+    let length = format!("--length={length}");
+    transfer(&["get"], segment, &[&length, &copy]).success();
+    fs::read(copy).unwrap()
+}
+
+fn pipe(folder: &Folder) -> String {
+    let pipe = folder.file("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    pipe
+}
+
+#[test]
+fn it_is_called_as_its_machine_is() {
+    let mut command = millstream();
+    let mut node = Running::start(
+        "node",
+        command.args(["node", "--buffer=1", "--protocol=rdma:soft", "--bind", &address()]),
+    );
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap();
+    assert_eq!(node.ready()["name"], name.trim());
+}
+
+#[test]
+fn what_has_no_length_is_loaded_to_its_end() {
+    let folder = Folder::new();
+    let content = bytes(3_000_000, 1);
+    let pipe = pipe(&folder);
+    let writer = std::thread::spawn({
+        let (pipe, content) = (pipe.clone(), content.clone());
+        move || fs::write(pipe, content)
+    });
+    let (_node, segment) = node("4000000", &["--file", &pipe]);
+    writer.join().unwrap().unwrap();
+    assert!(get(&segment, 3_000_000) == content);
+
+    // Its length is 0, as the file system has it.
+    let version = fs::read("/proc/version").unwrap();
+    let (_node, segment) = node("4096", &["--file=/proc/version"]);
+    assert_eq!(get(&segment, version.len()), version);
+
+    let mut command = millstream();
+    command.args(["node", "--buffer=5", "--file=-", "--bind", &address()]).stdin(Stdio::piped());
+    let mut node = Running::start("node", &mut command);
+    node.stdin().write_all(b"12345").unwrap();
+    let segment = node.ready()["segment"].as_str().unwrap().to_owned();
+    assert_eq!(get(&segment, 5), b"12345");
+}
+
+#[test]
+fn a_stream_longer_than_the_buffer_is_refused() {
+    let mut command = millstream();
+    command.args(["node", "--buffer=5", "--file=-", "--bind", &address()]).stdin(Stdio::piped());
+    let mut node = Running::start("node", &mut command);
+    node.stdin().write_all(b"123456").unwrap();
+    let output = node.output();
+    let sentence = output.failure(1);
+    assert_eq!(sentence, "cannot load -: it has more bytes than the 5 of --buffer");
+}
+
+#[test]
+fn loading_that_takes_long_is_told_and_can_be_stopped() {
+    let folder = Folder::new();
+    let pipe = pipe(&folder);
+    let start = || {
+        let arguments =
+            ["node", "--buffer=5", "--file", &pipe, "--bind", &address()].map(str::to_owned);
+        Running::start("node", millstream().args(arguments))
+    };
+    let mut slow = start();
+    let mut writer = fs::File::options().write(true).open(&pipe).unwrap();
+    assert_eq!(slow.error_line(), format!("note: loading {pipe}"));
+    writer.write_all(b"12345").unwrap();
+    drop(writer);
+    slow.ready();
+
+    let stopped = start();
+    let _writer = fs::File::options().write(true).open(&pipe).unwrap();
+    stopped.signal("TERM");
+    let output = stopped.output();
+    assert_eq!(output.status.signal(), Some(libc::SIGTERM), "{}", output.stderr);
+}
+
+#[test]
+fn an_address_in_use_is_waited_for() {
+    let (first, segment) = node("1KiB", &[]);
+    let address = segment.split(':').next().unwrap().to_owned();
+    let arguments = ["node", "--buffer=1", "--protocol=rdma:soft", "--bind", &address];
+    let busy = run(&arguments);
+    assert!(busy.failure(1).contains("UDP port 4791"), "{}", busy.stderr);
+    let arguments = [&arguments[..], &["--wait=60s"]].concat();
+    let mut second = Running::start("node", millstream().args(arguments));
+    let note = second.error_line();
+    assert!(note.starts_with("note: waiting up to ") && note.contains(&address), "{note}");
+    drop(first);
+    assert!(second.ready()["segment"].as_str().unwrap().starts_with(&address));
+}
+
+#[test]
+fn addresses_that_cannot_be_are_usage_errors() {
+    let twice = address();
+    for (command, binds, expected) in [
+        ("node --buffer=1", &["0.0.0.0"][..], "no address of one interface"),
+        ("node --buffer=1", &["::"], "no address of one interface"),
+        ("node --buffer=1", &["224.0.0.1"], "no address of one interface"),
+        ("node --buffer=1", &[&twice, &twice], "given twice"),
+        ("switch --controller=127.0.0.1:1 --name=s", &["0.0.0.0"], "no address of one interface"),
+        ("rdma pingpong", &["0.0.0.0"], "no address of one interface"),
+        ("rdma write-bw", &["::"], "no address of one interface"),
+        ("rdma write-bw", &[&twice, &twice], "multiple times"),
+    ] {
+        let mut arguments: Vec<&str> = command.split(' ').collect();
+        binds.iter().for_each(|bind| arguments.extend(["--bind", bind]));
+        let output = run(&arguments);
+        let sentence = output.failure(2);
+        assert!(sentence.contains(expected), "{command}: {sentence}");
+        assert!(sentence.contains("--bind"), "{command}: {sentence}");
+    }
+}
