@@ -114,9 +114,15 @@ fn the_client_hears_why_a_server_cannot_open_its_device() {
     // Without --bind, the server opens a device towards its client: the one that leads to an
     // address of ours is that address itself, and this process has its port.
     let host = "::1";
-    let Ok(_taken) = std::net::UdpSocket::bind((host, 4791)) else {
-        return common::skip("UDP port 4791 of ::1 is in use, or there is no IPv6");
-    };
+    if let Err(error) = TcpListener::bind((host, 0)) {
+        return common::skip(&format!("there is no IPv6: {error}"));
+    }
+    let mut taken = None;
+    // Other tests use it for a moment.
+    eventually("UDP port 4791 of ::1 is free", || {
+        taken = std::net::UdpSocket::bind((host, 4791)).ok();
+        taken.is_some()
+    });
     let port = TcpListener::bind((host, 0)).unwrap().local_addr().unwrap().port().to_string();
     let arguments = ["rdma", "write-bw", "--port", &port];
     let mut server = Running::start("write-bw", millstream().args(arguments));
@@ -183,4 +189,95 @@ fn waiting_has_an_end_where_one_was_asked_for() {
     .output_within(Duration::from_secs(20));
     let sentence = output.failure(1);
     assert!(sentence.contains("it said nothing for 300ms"), "{sentence}");
+}
+
+/// What strangers do to a port.
+const SAID: [&[u8]; 5] = [
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    b"\xff\xff\xff\xff\xff\xff\xff\xff",
+    b"\x05\0",
+    b"{}",
+    b"",
+];
+
+/// Some who say something and stay, some who say it and go, in turn.
+fn disturb(port: &str, count: usize) -> Vec<TcpStream> {
+    let mut staying = Vec::new();
+    for index in 0..count {
+        let mut stranger = TcpStream::connect(port).unwrap();
+        // It may have been closed already.
+        let _ = stranger.write_all(SAID[index % SAID.len()]);
+        if !index.is_multiple_of(7) {
+            staying.push(stranger);
+        }
+    }
+    staying
+}
+
+/// Every one of them is closed by the other side.
+fn all_closed(strangers: Vec<TcpStream>) {
+    strangers.into_iter().for_each(|stranger| drop(closed(stranger)));
+}
+
+/// Nothing that can be said to the RoCE port of an address is an answer.
+fn garbage_datagrams(to: &str, count: usize) {
+    let socket = std::net::UdpSocket::bind((address(), 0)).unwrap();
+    for index in 0..count {
+        let datagram = common::bytes(index % 1400, index as u64);
+        socket.send_to(&datagram, (to, 4791)).unwrap();
+    }
+}
+
+#[test]
+fn a_node_serves_in_the_midst_of_strangers() {
+    let folder = common::Folder::new();
+    let (original, copy) = (folder.file("original"), folder.file("copy"));
+    let content = common::bytes(20_000_000, 3);
+    std::fs::write(&original, &content).unwrap();
+    let (node, segment) = common::node("32MiB", &[]);
+    let host = segment.split(':').next().unwrap();
+    let strangers = std::thread::scope(|scope| {
+        let strangers = scope.spawn(|| disturb(&segment, 400));
+        scope.spawn(|| garbage_datagrams(host, 5000));
+        common::transfer(&["put"], &segment, &[&original]).success();
+        strangers.join().unwrap()
+    });
+    common::transfer(&["get"], &segment, &["--length=20000000", &copy]).success();
+    assert!(std::fs::read(&copy).unwrap() == content);
+    all_closed(strangers);
+    node.signal("TERM");
+    let output = node.output().success();
+    assert!(output.stderr.lines().count() <= 2, "{}", output.stderr);
+}
+
+#[test]
+fn a_controller_and_a_switch_serve_in_the_midst_of_strangers() {
+    let listen = format!("{}:0", address());
+    let mut controller =
+        Running::start("controller", millstream().args(["controller", "--listen", &listen]));
+    let listen = controller.ready()["listen"].as_str().unwrap().to_owned();
+    let mut strangers = disturb(&listen, 400);
+    let bind = address();
+    let arguments = ["switch", "--controller", &listen, "--name=s", "--bind", &bind];
+    let mut switch = Running::start("switch", millstream().args(arguments));
+    switch.ready();
+    strangers.extend(disturb(&listen, 300));
+    std::thread::scope(|scope| {
+        scope.spawn(|| garbage_datagrams(&bind, 5000));
+        let arguments = ["--group=g", "--world=2", "--size=1MiB", "--iters=20", "--verify"];
+        let hosts = ["0", "1"].map(|rank| {
+            let host = address();
+            let mut command = millstream();
+            command.args(["allreduce", "--controller", &listen, "--rank", rank, "--bind", &host]);
+            Running::start("host", command.args(["--dtype=int32", "--op=sum"]).args(arguments))
+        });
+        strangers.extend(disturb(&listen, 300));
+        hosts.into_iter().for_each(|host| drop(host.output().success()));
+    });
+    all_closed(strangers);
+    for daemon in [switch, controller] {
+        daemon.signal("TERM");
+        let output = daemon.output().success();
+        assert!(output.stderr.lines().count() <= 2, "{}", output.stderr);
+    }
 }

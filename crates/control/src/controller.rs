@@ -5,6 +5,7 @@ use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_inc::controller::{ConnectionId, Controller, ControllerConfig as Rules, Output};
@@ -14,7 +15,7 @@ use millstream_inc::protocol::{
 use thiserror::Error;
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{sleep, timeout};
 
 use crate::reader::{MessageReader, ReadError};
@@ -33,6 +34,9 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// How long a peer may take to close its side after we have closed ours.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Connections that may be on their way out, beside those that the controller counts.
+const CLOSING_MAX: usize = 256;
 
 /// What a controller is run with.
 #[derive(Clone, Debug)]
@@ -88,15 +92,18 @@ async fn serve(
     let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
     ready(listener.local_addr().map_err(failed)?);
     let (events, mut incoming) = mpsc::channel(INCOMING_MESSAGES);
+    let places = Arc::new(Semaphore::new(config.rules.max_connections + CLOSING_MAX));
     let mut daemon = Daemon {
         controller: Controller::new(config.rules),
         peers: HashMap::new(),
         events,
         next_connection: 0,
+        complained: false,
     };
     let mut shutdown = pin!(shutdown);
     // No connection is accepted before this, after one could not be.
     let mut paused_until = None;
+    let mut failing = false;
     loop {
         let now = millstream_net::now();
         let deadline = daemon.controller.poll_timeout();
@@ -112,11 +119,16 @@ async fn serve(
         let left = wake.map(|wake| wake.saturating_duration_since(now));
         tokio::select! {
             () = &mut shutdown => return Ok(()),
-            accepted = listener.accept(), if paused_until.is_none() => match accepted {
-                Ok((stream, address)) => daemon.accept(stream, address),
+            accepted = accept(&listener, &places), if paused_until.is_none() => match accepted {
+                Ok((place, stream, address)) => {
+                    failing = false;
+                    daemon.accept(place, stream, address);
+                }
                 Err(error) => {
                     // Out of file descriptors, most likely: some will be closed.
-                    tracing::warn!(%error, "a connection could not be accepted");
+                    if !std::mem::replace(&mut failing, true) {
+                        tracing::warn!(%error, "cannot accept connections; trying again");
+                    }
                     paused_until = Some(now + ACCEPT_PAUSE);
                 }
             },
@@ -125,6 +137,16 @@ async fn serve(
         }
         daemon.carry_out();
     }
+}
+
+/// Accepts a connection once there is a place for it.
+async fn accept(
+    listener: &TcpListener,
+    places: &Arc<Semaphore>,
+) -> io::Result<(OwnedSemaphorePermit, TcpStream, SocketAddr)> {
+    let place = Arc::clone(places).acquire_owned().await.map_err(io::Error::other)?;
+    let (stream, address) = listener.accept().await?;
+    Ok((place, stream, address))
 }
 
 /// What a connection has to tell.
@@ -136,6 +158,8 @@ enum Event {
 
 struct Peer {
     address: SocketAddr,
+    /// It has said what it is.
+    known: bool,
     /// Dropped, it lets the connection end when all is sent.
     outgoing: mpsc::Sender<Vec<u8>>,
 }
@@ -145,17 +169,24 @@ struct Daemon {
     peers: HashMap<ConnectionId, Peer>,
     events: mpsc::Sender<(ConnectionId, Event)>,
     next_connection: u64,
+    /// Whether it was said that there are as many connections as may be, since there last were
+    /// fewer.
+    complained: bool,
 }
 
 impl Daemon {
-    fn accept(&mut self, stream: TcpStream, address: SocketAddr) {
+    fn accept(&mut self, place: OwnedSemaphorePermit, stream: TcpStream, address: SocketAddr) {
         let connection = ConnectionId(self.next_connection);
         self.next_connection += 1;
         // Small messages that someone waits for. Failing, they are late.
         let _ = stream.set_nodelay(true);
         let (outgoing, frames) = mpsc::channel(OUTGOING_MESSAGES);
-        self.peers.insert(connection, Peer { address, outgoing });
-        tokio::spawn(converse(connection, stream, frames, self.events.clone()));
+        self.peers.insert(connection, Peer { address, known: false, outgoing });
+        let conversation = converse(connection, stream, frames, self.events.clone());
+        tokio::spawn(async move {
+            conversation.await;
+            drop(place);
+        });
         self.controller.handle_connected(millstream_net::now(), connection);
     }
 
@@ -169,12 +200,19 @@ impl Daemon {
             Event::Closed => {
                 self.controller.handle_closed(connection);
                 self.peers.remove(&connection);
+                self.complained &= !self.peers.is_empty();
             }
         }
     }
 
-    fn log(&self, connection: ConnectionId, message: &ToController) {
-        let peer = self.peers.get(&connection).map(|peer| peer.address);
+    fn log(&mut self, connection: ConnectionId, message: &ToController) {
+        let mut peer = self.peers.get_mut(&connection);
+        if let (Some(peer), ToController::Register { .. } | ToController::Join(_)) =
+            (&mut peer, message)
+        {
+            peer.known = true;
+        }
+        let peer = peer.map(|peer| peer.address);
         match message {
             ToController::Pong => {}
             ToController::Register { name, address } => {
@@ -207,12 +245,21 @@ impl Daemon {
         let Some(peer) = self.peers.get(&connection) else { return };
         match message {
             FromController::Ping | FromController::Waiting { .. } => {}
+            // Strangers, of whom there can be many.
+            FromController::Refused { reason: reason @ Refusal::Protocol { .. } }
+                if !peer.known =>
+            {
+                tracing::debug!(peer = %peer.address, %reason, "refused");
+            }
+            FromController::Refused { reason: reason @ Refusal::Limit { .. } } => {
+                if std::mem::replace(&mut self.complained, true) {
+                    tracing::debug!(peer = %peer.address, %reason, "refused");
+                } else {
+                    tracing::warn!(peer = %peer.address, %reason, "refused, and others too");
+                }
+            }
             FromController::Refused { reason } => {
-                let cause = match reason {
-                    Refusal::Protocol { .. } => "protocol",
-                    _ => "request",
-                };
-                tracing::warn!(peer = %peer.address, cause, %reason, "refused");
+                tracing::warn!(peer = %peer.address, %reason, "refused");
             }
             FromController::Abort { reason } => {
                 tracing::warn!(peer = %peer.address, %reason, "aborted");

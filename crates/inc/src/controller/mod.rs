@@ -36,6 +36,9 @@ pub struct ControllerConfig {
     pub seed: u64,
     /// At most so many connections.
     pub max_connections: usize,
+    /// At most so many of them may not have said yet what they are: for another one, the oldest of
+    /// these is sent away.
+    pub max_strangers: usize,
     /// At most so many groups.
     pub max_groups: usize,
     /// Who has not said what it is after this time is sent away.
@@ -58,6 +61,7 @@ impl ControllerConfig {
         Self {
             seed,
             max_connections: 4096,
+            max_strangers: 256,
             max_groups: 1024,
             introduction_timeout: Duration::from_secs(10),
             max_group_timeout: Duration::from_secs(3600),
@@ -171,6 +175,17 @@ impl Controller {
 
     /// Someone has connected.
     pub fn handle_connected(&mut self, now: Instant, connection: ConnectionId) {
+        let strangers = || {
+            let new = |connection: &Connection| matches!(connection.role, Role::New { .. });
+            self.connections.iter().filter(move |(_, connection)| new(connection))
+        };
+        let limit = self.config.max_strangers;
+        if strangers().count() >= limit
+            && let Some((&oldest, _)) = strangers().next()
+        {
+            let what = "connections of peers that have not said what they are".to_owned();
+            self.turn_away(oldest, Refusal::Limit { what, limit });
+        }
         let limit = self.config.max_connections;
         if self.connections.len() >= limit {
             let what = "connections".to_owned();

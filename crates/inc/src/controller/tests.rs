@@ -767,6 +767,22 @@ fn limits_hold() {
 }
 
 #[test]
+fn those_that_say_nothing_keep_nobody_out() {
+    let config = ControllerConfig { max_strangers: 2, ..ControllerConfig::new(0) };
+    let mut world = World::with(config);
+    world.join(1, "a", 2, 0);
+    (2..=4).for_each(|number| world.connect(ConnectionId(number)));
+    let refusal = world.refusal(ConnectionId(2)).to_string();
+    let expected = "the controller has its 2 connections of peers that have not said what they are \
+                    already";
+    assert_eq!(refusal, expected);
+    // The others are still there, and who has said what it is was never in question.
+    assert_eq!(world.controller.census().connections, 3);
+    world.join(5, "a", 2, 1);
+    assert_eq!(world.heard(ConnectionId(1)), []);
+}
+
+#[test]
 fn who_says_nothing_is_sent_away() {
     let mut world = World::new();
     world.connect(ConnectionId(1));
