@@ -7,6 +7,8 @@ use millstream_net::address::{first_free_loopback, local_address_for};
 use millstream_verbs::{Device, IbverbsConfig, OpenError, Provider, SoftConfig};
 use thiserror::Error;
 
+use crate::failure::usage;
+
 /// The UDP port of RoCEv2.
 pub(crate) const ROCE_PORT: u16 = millstream_wire::ROCE_PORT;
 
@@ -54,7 +56,13 @@ pub(crate) fn of_provider_towards(
 
 /// The address of `HOST:PORT`.
 pub(crate) fn resolve(text: &str) -> anyhow::Result<SocketAddr> {
-    let explain = || format!("{text} is not the address of a controller: write HOST:PORT");
+    let port = text.rsplit_once(':').and_then(|(_, port)| port.parse::<u16>().ok());
+    if port.is_none() {
+        return Err(usage(format!(
+            "{text} is not the address of a controller: write HOST:PORT, with a port up to 65535"
+        )));
+    }
+    let explain = || format!("cannot find the address of {text}: is its host spelled right?");
     let mut addresses = text.to_socket_addrs().with_context(explain)?;
     addresses.next().with_context(explain)
 }

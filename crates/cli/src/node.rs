@@ -128,7 +128,7 @@ fn open(path: &Path, buffer: u64) -> anyhow::Result<Box<dyn Read>> {
     let file = File::open(path).with_context(cannot)?;
     let metadata = file.metadata().with_context(cannot)?;
     if metadata.is_dir() {
-        return Err(usage(format!("{} is a directory", path.display())));
+        return Err(usage(format!("--file {}: it is a directory", path.display())));
     }
     if metadata.len() > buffer {
         return Err(usage(format!(

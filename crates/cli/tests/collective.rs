@@ -68,7 +68,7 @@ fn no_controller_is_told() {
     let output = host(&nowhere, 2, 0, &["--size=4"]).output();
     assert!(output.failure(1).contains(&nowhere), "{}", output.stderr);
     let output = host("nonsense", 2, 0, &["--size=4"]).output();
-    assert!(output.failure(1).contains("HOST:PORT"), "{}", output.stderr);
+    assert!(output.failure(2).contains("HOST:PORT"), "{}", output.stderr);
 }
 
 #[test]

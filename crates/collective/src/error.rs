@@ -27,7 +27,10 @@ pub enum JoinError {
     #[error("{0}")]
     Refused(Refusal),
     /// The connection to the controller broke.
-    #[error("the controller at {controller} was lost while the group was made: {source}")]
+    #[error(
+        "the controller at {controller} was lost while the group was made ({source}): has it ended, \
+         or is it something else than a controller?"
+    )]
     Lost {
         /// The controller.
         controller: SocketAddr,
@@ -35,7 +38,10 @@ pub enum JoinError {
         source: io::Error,
     },
     /// The controller does not answer.
-    #[error("the controller at {controller} did not make the group within {limit:?}")]
+    #[error(
+        "the controller at {controller} did not make the group within {limit:?}, nor say why: has it \
+         stopped, or is it something else than a controller?"
+    )]
     Timeout {
         /// The controller.
         controller: SocketAddr,
@@ -43,7 +49,10 @@ pub enum JoinError {
         limit: Duration,
     },
     /// What answers is no controller, or one of another version.
-    #[error("the controller at {controller} broke the protocol: {detail}")]
+    #[error(
+        "what listens at {controller} is no controller of this version, or broke the protocol: \
+         {detail}"
+    )]
     Protocol {
         /// The controller.
         controller: SocketAddr,

@@ -81,7 +81,7 @@ fn a_peer_that_talks_nonsense_is_told_so_and_nobody_else_notices() {
     let newer = br#"{"version":9,"type":"register"}"#;
     let newer = [&(newer.len() as u32).to_be_bytes()[..], newer].concat();
     for (bytes, text) in [
-        (browser, "a frame of 1195725856 bytes, and the limit is 65536"),
+        (browser, "\"GET \" in place of the length of a frame: the peer does not speak"),
         (newer, "the peer speaks version 9 of the protocol, and this is version 2"),
     ] {
         let mut peer = Peer::new(TcpStream::connect(controller).unwrap());

@@ -51,7 +51,7 @@ pub struct CallError {
 #[derive(Debug, Error)]
 pub enum CallErrorKind {
     /// The name has no address.
-    #[error("its host name does not resolve: {0}")]
+    #[error("its host name does not resolve ({0}): is it spelled right?")]
     Resolve(io::Error),
     /// Nobody listens there.
     #[error("connection to {address} refused: no process listens there")]
@@ -60,7 +60,10 @@ pub enum CallErrorKind {
         address: SocketAddr,
     },
     /// No answer to the connection attempt.
-    #[error("no answer from {address} within {waited:?}")]
+    #[error(
+        "no answer from {address} within {waited:?}: is its machine up, and does a firewall let the \
+         connection through?"
+    )]
     Unreachable {
         /// The address tried last.
         address: SocketAddr,
@@ -68,7 +71,7 @@ pub enum CallErrorKind {
         waited: Duration,
     },
     /// Connecting failed in another way.
-    #[error("cannot connect to {address}: {error}")]
+    #[error("cannot connect to {address}: {error}{}", way_advice(error))]
     Connect {
         /// The address tried last.
         address: SocketAddr,
@@ -76,19 +79,22 @@ pub enum CallErrorKind {
         error: io::Error,
     },
     /// It accepted the connection but did not answer.
-    #[error("it accepted the connection but gave no whole reply within {waited:?}")]
+    #[error(
+        "it accepted the connection but gave no whole reply within {waited:?}: has it stopped, or is \
+         it something else than a node?"
+    )]
     NoReply {
         /// How long was waited.
         waited: Duration,
     },
     /// It closed the connection instead of answering.
-    #[error("it closed the connection without a whole reply")]
+    #[error("it closed the connection without a whole reply: is it a node?")]
     Closed,
     /// The connection failed.
     #[error("the connection failed: {0}")]
     Io(io::Error),
     /// The reply is no frame of this protocol.
-    #[error("its reply is malformed: {0}")]
+    #[error("its reply is malformed ({0}): is it a node?")]
     Frame(FrameError),
     /// The reply is to another kind of request.
     #[error("it answered a {asked:?} request with a {got:?} reply")]
@@ -101,6 +107,16 @@ pub enum CallErrorKind {
     /// The reply's JSON does not say what it should.
     #[error("its reply makes no sense: {0}")]
     Meaning(String),
+}
+
+/// What to do about a way that is not there.
+fn way_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NetworkUnreachable | io::ErrorKind::HostUnreachable => {
+            ": is the interface up? (`ip route get ADDRESS` shows the way)"
+        }
+        _ => "",
+    }
 }
 
 impl Client {

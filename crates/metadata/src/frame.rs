@@ -63,13 +63,25 @@ pub enum FrameError {
     #[error("a frame of 0 bytes")]
     Empty,
     /// The length is more than this side accepts.
-    #[error("a frame of {length} bytes, more than the {limit} that are accepted")]
+    #[error("{}", too_long(*length, *limit))]
     TooLong {
         /// What the frame claims.
         length: u64,
         /// What is accepted.
         limit: usize,
     },
+}
+
+/// Who begins with text does not speak this protocol, and the text tells what instead.
+fn too_long(length: u64, limit: usize) -> String {
+    let bytes = length.to_le_bytes();
+    if bytes.iter().all(|byte| byte.is_ascii_graphic() || *byte == b' ') {
+        return format!(
+            "\"{}\" in place of the length of a frame: another protocol than Millstream's",
+            bytes.escape_ascii()
+        );
+    }
+    format!("a frame of {length} bytes, more than the {limit} that are accepted")
 }
 
 impl Frame {
@@ -172,6 +184,16 @@ mod tests {
         assert_eq!(old.encode(), b"\x02\0\0\0\0\0\0\0{}");
         let mut decoder = FrameDecoder::new(16);
         assert_eq!(decode_all(&mut decoder, &old.encode()), [old]);
+    }
+
+    #[test]
+    fn what_speaks_another_protocol_is_quoted() {
+        let mut decoder = FrameDecoder::new(16);
+        let error = decoder.push(b"HTTP/1.1 400 Bad Request").unwrap_err().to_string();
+        assert!(error.starts_with("\"HTTP/1.1\" in place of the length"), "{error}");
+        let mut decoder = FrameDecoder::new(16);
+        let error = decoder.push(&17_u64.to_le_bytes()).unwrap_err().to_string();
+        assert_eq!(error, "a frame of 17 bytes, more than the 16 that are accepted");
     }
 
     #[test]

@@ -41,11 +41,23 @@ fn store_code(error: &StoreError) -> i32 {
     }
 }
 
+/// Why an address cannot be listened at, and what to do.
+fn listen_failure(address: SocketAddr, error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::AddrNotAvailable => format!(
+            "no interface of this machine has the address {}: see `ip address` for those",
+            address.ip()
+        ),
+        io::ErrorKind::AddrInUse => "another process listens there".to_owned(),
+        _ => error.to_string(),
+    }
+}
+
 /// Why an engine could not be made.
 #[derive(Debug, Error)]
 pub enum NewError {
     /// The address cannot be listened at.
-    #[error("cannot listen at {address}: {error}")]
+    #[error("cannot listen at {address}: {}", listen_failure(*address, error))]
     Listen {
         /// Where.
         address: SocketAddr,
@@ -198,7 +210,7 @@ pub enum RegisterError {
         limit: usize,
     },
     /// The system has no such amount of memory.
-    #[error("the system does not give {length} bytes of memory")]
+    #[error("the system does not give {length} bytes of memory: ask for less")]
     OutOfMemory {
         /// Bytes.
         length: usize,

@@ -157,12 +157,18 @@ impl Client {
                     Err(error) => failure = error,
                 }
             }
-            Err(failure).with_context(|| {
-                format!(
-                    "cannot connect to {host}, TCP port {port}: does a {command} server run there? \
-                     (--wait waits for one)"
-                )
-            })
+            let advice = match failure.kind() {
+                io::ErrorKind::ConnectionRefused => {
+                    format!("does a {command} server run there? (--wait waits for one)")
+                }
+                io::ErrorKind::TimedOut => format!(
+                    "no answer within {timeout:?}: is its machine up, and does a firewall let the \
+                     connection through?"
+                ),
+                _ => "is the interface up? (`ip route get ADDRESS` shows the way)".to_owned(),
+            };
+            Err(failure)
+                .with_context(|| format!("cannot connect to {host}, TCP port {port}: {advice}"))
         })
     }
 

@@ -20,10 +20,7 @@ const LENGTH_BYTES: usize = 4;
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 pub enum FrameError {
     /// Longer than any message.
-    #[error(
-        "a frame of {0} bytes, and the limit is {MAX_FRAME_BYTES}: \
-         the peer does not speak this protocol"
-    )]
+    #[error("{}: the peer does not speak this protocol", too_long(*.0))]
     TooLong(usize),
     /// Another version.
     #[error("the peer speaks version {0} of the protocol, and this is version {VERSION}")]
@@ -31,6 +28,15 @@ pub enum FrameError {
     /// Not a message.
     #[error("a frame that is not a message of this protocol: {0}")]
     Message(String),
+}
+
+/// Who begins with text tells what it speaks instead.
+fn too_long(length: usize) -> String {
+    let bytes = (length as u32).to_be_bytes();
+    if bytes.iter().all(|byte| byte.is_ascii_graphic() || *byte == b' ') {
+        return format!("\"{}\" in place of the length of a frame", bytes.escape_ascii());
+    }
+    format!("a frame of {length} bytes, and the limit is {MAX_FRAME_BYTES}")
 }
 
 #[derive(Deserialize)]
