@@ -98,6 +98,10 @@ async fn serve(
     ready: impl FnOnce(SocketAddr),
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
+    let mut shutdown = pin!(shutdown);
+    if crate::is_over(shutdown.as_mut()).await {
+        return Ok(());
+    }
     let failed = |source| RunError::Listen { address: config.listen, source };
     let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
     ready(listener.local_addr().map_err(failed)?);
@@ -110,7 +114,6 @@ async fn serve(
         next_connection: 0,
         complained: false,
     };
-    let mut shutdown = pin!(shutdown);
     // No connection is accepted before this, after one could not be.
     let mut paused_until = None;
     let mut failing = false;

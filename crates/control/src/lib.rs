@@ -12,6 +12,7 @@ pub mod switch;
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::pin::Pin;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 pub use shutdown::{Shutdown, shutdown, terminated};
@@ -20,6 +21,16 @@ pub use shutdown::{Shutdown, shutdown, terminated};
 fn block_on<F: Future>(future: F) -> io::Result<F::Output> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     Ok(runtime.block_on(future))
+}
+
+/// Whether a future is over already. To be asked before a daemon says that it is ready: a future
+/// that waits for signals watches for them from here on.
+async fn is_over(future: Pin<&mut impl Future<Output = ()>>) -> bool {
+    tokio::select! {
+        biased;
+        () = future => true,
+        () = std::future::ready(()) => false,
+    }
 }
 
 /// A number that another start of the same daemon does not get.

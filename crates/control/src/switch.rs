@@ -90,6 +90,10 @@ pub fn run(
     shutdown: impl Future<Output = ()>,
 ) -> Result<(), RunError> {
     let served = async {
+        let mut shutdown = pin!(shutdown);
+        if crate::is_over(shutdown.as_mut()).await {
+            return Ok(());
+        }
         let mut switch = Switch {
             data_plane: DataPlane::open(config.node.clone(), config.segmentation_offload)?,
             config,
@@ -97,7 +101,6 @@ pub fn run(
             ready: Some(ready),
             registered: false,
         };
-        let mut shutdown = pin!(shutdown);
         tokio::select! {
             () = &mut shutdown => Ok(()),
             error = switch.serve() => Err(error),
