@@ -76,7 +76,13 @@ impl Receiver {
             self.stream.set_read_timeout(wait).map_err(ReceiveError::Io)?;
             let mut bytes = [0; READ_BYTES];
             match self.stream.read(&mut bytes) {
-                Ok(0) => return Err(ReceiveError::Io(io::ErrorKind::UnexpectedEof.into())),
+                Ok(0) => {
+                    let closed = "it closed the connection";
+                    return Err(ReceiveError::Io(io::Error::new(
+                        io::ErrorKind::UnexpectedEof,
+                        closed,
+                    )));
+                }
                 Ok(count) => self.decoder.extend(&bytes[..count]),
                 Err(error) => match error.kind() {
                     // The loop looks at the clock.
