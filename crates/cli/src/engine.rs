@@ -83,7 +83,7 @@ fn start_patiently(
     patience: Duration,
 ) -> anyhow::Result<TransferEngine> {
     let provider = provider(protocols)?;
-    check_addresses(bind)?;
+    crate::bind::check(bind)?;
     for _ in 0..ATTEMPTS {
         let found;
         let addresses = match bind {
@@ -108,24 +108,6 @@ fn start_patiently(
         }
     }
     Err(NoneFree::Contended.into())
-}
-
-/// Checks values of `--bind`.
-fn check_addresses(bind: &[IpAddr]) -> anyhow::Result<()> {
-    for (index, address) in bind.iter().enumerate() {
-        if address.is_unspecified() || address.is_multicast() {
-            return Err(usage(format!(
-                "--bind {address}: packets leave from one address of one interface, which \
-                 `ip address` shows"
-            )));
-        }
-        if bind[..index].contains(address) {
-            return Err(usage(format!(
-                "--bind {address} is given twice: there is one device for each address"
-            )));
-        }
-    }
-    Ok(())
 }
 
 /// Whether RDMA is among the protocols, and if so, which provider is asked for.

@@ -13,7 +13,7 @@ use serde::Serialize;
 
 use crate::failure::usage;
 use crate::process::StopWatch;
-use crate::{bind, engine, note, output, retry, units};
+use crate::{engine, note, output, retry, units};
 
 /// Bytes read from the file at a time.
 const CHUNK: usize = 1 << 20;
@@ -80,7 +80,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let length = length.ok_or_else(|| {
         usage(format!("--buffer {}: it must be 1 byte at least", arguments.buffer))
     })?;
-    bind::check(&arguments.bind)?;
     let preload = arguments.file.as_deref().map(|path| open(path, arguments.buffer)).transpose()?;
     let loopback = Ipv4Addr::LOCALHOST.into();
     let offload = !arguments.no_segmentation_offload;

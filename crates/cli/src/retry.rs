@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use millstream_transfer::{InstallError, NewError};
 use millstream_verbs::{DeviceError, OpenError};
 
+use crate::address::NoneFree;
 use crate::failure::sentence;
 use crate::note::note;
 
@@ -42,7 +43,8 @@ pub(crate) fn is_address_in_use(error: &anyhow::Error) -> bool {
         |error: &DeviceError| matches!(error, DeviceError::Soft(OpenError::PortInUse { .. }));
     let io = |error: &io::Error| error.kind() == io::ErrorKind::AddrInUse;
     error.chain().any(|cause| {
-        cause.downcast_ref().is_some_and(io)
+        cause.is::<NoneFree>()
+            || cause.downcast_ref().is_some_and(io)
             || cause.downcast_ref().is_some_and(device)
             || matches!(cause.downcast_ref(), Some(OpenError::PortInUse { .. }))
             || matches!(cause.downcast_ref(), Some(InstallError::Open(error)) if device(error))
