@@ -9,7 +9,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use common::{Folder, Output, Running, address, eventually, is_installed, millstream, skip};
+use common::{Folder, Output, Running, address, is_installed, millstream, skip};
 
 /// No fault takes longer to be told, on a busy machine either.
 const BOUND: Duration = Duration::from_secs(60);
@@ -279,10 +279,7 @@ fn server(arguments: &str) -> (Running, String) {
     let mut command = millstream();
     command.arg("rdma").args(arguments.split(' ')).args(["--bind", &host]);
     let mut server = Running::start("server", &mut command);
-    eventually("the server listens", || {
-        assert!(server.is_running(), "the server ended");
-        TcpListener::bind((host.as_str(), 18515)).is_err()
-    });
+    server.listens(&format!("{host}:18515"));
     (server, host)
 }
 

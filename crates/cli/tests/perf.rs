@@ -5,7 +5,7 @@ mod common;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 
-use common::{Output, Running, address, eventually, millstream, run, skip};
+use common::{Output, Running, address, millstream, run, skip};
 use serde_json::Value;
 
 const PORT: &str = "18515";
@@ -20,11 +20,7 @@ fn start(test: &str, bind: &str, arguments: &[&str]) -> Running {
 /// A server on `bind` that listens.
 fn server(test: &str, bind: &str, arguments: &[&str]) -> Running {
     let mut server = start(test, bind, arguments);
-    // Trying to connect would be taken for a client.
-    eventually("the server listens", || {
-        assert!(server.is_running(), "the server ended");
-        TcpListener::bind(format!("{bind}:{PORT}")).is_err()
-    });
+    server.listens(&format!("{bind}:{PORT}"));
     server
 }
 

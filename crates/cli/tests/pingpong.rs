@@ -5,7 +5,7 @@ mod common;
 use std::io::Read;
 use std::net::TcpListener;
 
-use common::{Output, Running, address, eventually, millstream, run};
+use common::{Output, Running, address, millstream, run};
 
 /// A port that is free on an address of one test, so always the same.
 const PORT: &str = "18515";
@@ -19,11 +19,7 @@ fn server_of(pingpong: &str, bind: &str, more: &[&str]) -> Running {
     let mut command = millstream();
     command.args(["rdma", pingpong, "--bind", bind, "--port", PORT]).args(more);
     let mut server = Running::start("server", &mut command);
-    // Trying to connect would be taken for a client.
-    eventually("the server listens", || {
-        assert!(server.is_running(), "the server ended");
-        TcpListener::bind(format!("{bind}:{PORT}")).is_err()
-    });
+    server.listens(&format!("{bind}:{PORT}"));
     server
 }
 

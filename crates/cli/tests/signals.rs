@@ -33,7 +33,7 @@ fn commands_of_rdma_end_by_the_signal() {
             let host = address();
             // While it waits for a client.
             let mut server = start(&format!("rdma {command} --bind {host}"));
-            assert!(server.error_line().starts_with("note: waiting for a client at "));
+            server.listens(&format!("{host}:{PORT}"));
             server.signal(signal);
             let output = server.output_within(SOON);
             assert_eq!(output.status.signal(), Some(number(signal)), "{}", output.stderr);
@@ -42,7 +42,7 @@ fn commands_of_rdma_end_by_the_signal() {
         // In the middle: the other side hears of it and ends too.
         let (host, bind) = (address(), address());
         let mut server = start(&format!("rdma write-bw --duration 60s --bind {host}"));
-        server.error_line();
+        server.listens(&format!("{host}:{PORT}"));
         let mut client = start(&format!("rdma write-bw --duration 60s --bind {bind} {host}"));
         while !client.line().starts_with(" #bytes") {}
         client.signal(signal);

@@ -110,6 +110,12 @@ impl Running {
         line.unwrap_or_else(|_| panic!("{} says nothing on stderr", self.name))
     }
 
+    /// Waits until a server of `rdma` listens. Trying its port would be taken for a stranger, or take
+    /// the port away from it.
+    pub(crate) fn listens(&mut self, at: &str) {
+        assert_eq!(self.error_line(), format!("note: waiting for a client at {at}"));
+    }
+
     /// The JSON of its `ready` line.
     pub(crate) fn ready(&mut self) -> Value {
         let line = self.line();
