@@ -141,6 +141,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
     async fn serve(&mut self) -> RunError {
         let [mut pause, longest] = BACK_OFF;
         let controller = self.config.controller;
+        let mut attempts = 0_u64;
         loop {
             self.registered = false;
             match self.session().await {
@@ -150,10 +151,18 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 Err(SessionEnd::Refused(reason)) if self.ready.is_some() => {
                     return RunError::Refused { controller, reason };
                 }
-                Err(end) => tracing::warn!(%controller, %end, "no controller; trying again"),
-            }
-            if self.registered {
-                pause = BACK_OFF[0];
+                Err(end) => {
+                    if self.registered {
+                        (pause, attempts) = (BACK_OFF[0], 0);
+                    }
+                    attempts += 1;
+                    // Ever rarer: it may be away for days.
+                    if attempts.is_power_of_two() {
+                        tracing::warn!(%controller, %end, attempts, "no controller; trying again");
+                    } else {
+                        tracing::debug!(%controller, %end, attempts, "no controller; trying again");
+                    }
+                }
             }
             if let Err(failure) = self.wait(pause).await {
                 return failure.into();

@@ -170,9 +170,11 @@ impl Client {
             if wait.is_zero() {
                 break;
             }
+            tracing::debug!(%address, "calling");
             match TcpStream::connect_timeout(&address, wait) {
                 Ok(stream) => return Ok(stream),
                 Err(error) => {
+                    tracing::debug!(%address, %error, "no answer");
                     last = Some(match error.kind() {
                         io::ErrorKind::ConnectionRefused => CallErrorKind::Refused { address },
                         io::ErrorKind::TimedOut => {

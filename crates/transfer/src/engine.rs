@@ -151,7 +151,16 @@ impl TransferEngine {
         if let Some(open) = segments.by_name(name) {
             return Ok(Segment { open });
         }
+        tracing::info!(segment = name, "asking for its descriptor");
         let descriptor = self.inner.descriptor(name)?;
+        let (buffers, devices) = (descriptor.buffers.len(), descriptor.devices.len());
+        tracing::info!(
+            segment = name,
+            own_name = descriptor.name,
+            buffers,
+            devices,
+            "segment open"
+        );
         if descriptor.name == self.inner.name
             && let Some(open) = segments.by_id(SegmentId::LOCAL)
         {

@@ -83,7 +83,10 @@ impl Device {
                 // No NIC has a loopback address: not worth loading the library.
                 None if address.is_loopback() => soft(address),
                 None => match ibverbs(None, Some(address)) {
-                    Err(error) if is_absent(&error) => soft(address),
+                    Err(error) if is_absent(&error) => {
+                        tracing::debug!(%address, %error, "a soft device, as the system has none");
+                        soft(address)
+                    }
                     result => Ok(result?),
                 },
             },

@@ -33,6 +33,8 @@ impl LocalDevice {
         chosen.soft.segmentation_offload = config.segmentation_offload;
         chosen.soft.busy_poll = config.busy_poll;
         let device = Device::open_chosen(&chosen)?;
+        let (name, provider) = (device.name(), device.provider());
+        tracing::info!(name, %provider, address = %device.address(), "device open");
         let endpoints = Arc::new(EndpointTable::default());
         let table = Arc::clone(&endpoints);
         let mut finished = Vec::new();

@@ -308,6 +308,9 @@ impl Endpoint {
         if matches!(self.lock().phase, Phase::Stopped) {
             return;
         }
+        let (peer, nic) = (&self.config.peer_nic.server, &self.config.peer_nic.nic);
+        let device = self.config.device.device.name();
+        tracing::info!(peer, nic, device, "connecting");
         let mut established = self.establish(&self.config.context.client);
         while let Err(reason) = &established
             && reason.may_pass()
@@ -329,6 +332,8 @@ impl Endpoint {
             Ok((connection, incarnation)) => {
                 let before = state.incarnation.replace(incarnation);
                 let restarted = before.is_some_and(|before| before != incarnation);
+                let queue_pairs = connection.queue_pairs.len();
+                tracing::info!(peer, nic, queue_pairs, restarted, "connected");
                 state.phase = Phase::Connected(Arc::new(connection));
                 // What does not say which process it was meant for was meant for the one before.
                 let dropped = state.queue.drop_foreign(|meant| match meant {
@@ -437,7 +442,7 @@ impl State {
         let connection = Arc::clone(connection);
         self.phase = Phase::Draining(Arc::clone(&connection));
         if let Some(reason) = reason {
-            tracing::debug!(%reason, "a connection broke");
+            tracing::info!(%reason, breaks = self.breaks, "a connection broke");
             self.breaks = self.breaks.saturating_add(1);
             self.reason = Some(reason);
         }
