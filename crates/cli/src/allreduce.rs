@@ -174,8 +174,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let (name, address) = communicator.switch();
         let group = &arguments.group;
         output::line(&format!(
-            "rank {rank} of {world} in group {group}, over switch {name} at {address}"
-        ));
+            "rank {rank} of {world} in group {}, over switch {} at {address}",
+            output::escaped(group),
+            output::escaped(name)
+        ))?;
     }
     let (mut checked, mut wrong) = (0, 0);
     for count in counts {
@@ -186,7 +188,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         if arguments.json {
             output::json(&report)?;
         } else {
-            output::line(&text(&report));
+            output::line(&text(&report))?;
         }
         checked += report.checked;
         wrong += report.wrong;
@@ -338,9 +340,10 @@ fn text(report: &Report) -> String {
         (checked, wrong) => format!("{checked} elements checked, {wrong} wrong"),
     };
     format!(
-        "rank {rank} of {world}: {iters} x {} summed at {algbw_mb_per_s:.1} MB/s, {p50:.0} us \
-         (p99 {p99:.0} us); {checks}",
-        units::readable(*bytes)
+        "rank {rank} of {world}: {iters} x {} summed at {}, {p50:.0} us (p99 {p99:.0} us); \
+         {checks}",
+        units::readable(*bytes),
+        units::rate(algbw_mb_per_s * 1e6)
     )
 }
 

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use millstream_control::controller::{self, ControllerConfig};
-use millstream_control::terminated;
 use serde::Serialize;
 
+use crate::daemon::ReadyLine;
 use crate::failure::not_yet;
 use crate::output;
 
@@ -35,15 +35,13 @@ struct Ready {
 /// Runs `controller`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if let Some(topology) = &arguments.topology {
-        let topology = topology.display();
+        let topology = output::escaped(topology);
         return Err(not_yet(&format!("--topology {topology}: every group gets one switch")));
     }
-    let ready = |listen| {
-        // Printing a struct of one address cannot fail.
-        let _ = output::ready(&Ready { listen });
-    };
-    controller::run(ControllerConfig::new(arguments.listen), ready, terminated())?;
-    Ok(())
+    let line = ReadyLine::default();
+    let ready = |listen| line.print(&Ready { listen });
+    controller::run(ControllerConfig::new(arguments.listen), ready, line.shutdown())?;
+    line.outcome()
 }
 
 #[cfg(test)]

@@ -69,19 +69,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let start = Instant::now();
     let scratch = Scratch::new()?;
     let mut processes = Vec::new();
-    let say = |text: &str| {
-        if !arguments.json {
-            output::line(text);
-        }
-    };
+    let say = |text: &str| if arguments.json { Ok(()) } else { output::line(text) };
 
     let (original, copy) = (scratch.path().join("original"), scratch.path().join("copy"));
     let step = Step::new("making the file");
     let written = make_file(&original, arguments.file_size)
-        .with_context(|| format!("cannot make a file in {}", scratch.path().display()))?;
+        .with_context(|| format!("cannot make a file in {}", output::escaped(scratch.path())))?;
     drop(step);
     let size = units::readable(arguments.file_size);
-    say(&format!("A file of {size} goes into a node's memory and back, over rdma:soft."));
+    say(&format!("A file of {size} goes into a node's memory and back, over rdma:soft."))?;
     let [put, got] = transfer(&original, &copy, arguments.file_size, &mut processes)?;
     let step = Step::new("comparing the copy with the file");
     ensure!(
@@ -91,7 +87,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     drop((step, scratch));
 
     let size = units::readable(arguments.vector_size);
-    say(&format!("{HOSTS} hosts sum {size} of int32 each, in a switch whose memory adds."));
+    say(&format!("{HOSTS} hosts sum {size} of int32 each, in a switch whose memory adds."))?;
     let elements_checked = reduce(arguments.vector_size, &mut processes)?;
 
     let report = Report {
@@ -104,8 +100,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.json {
         return output::json(&report);
     }
-    print(&report);
-    Ok(())
+    print(&report)
 }
 
 /// Copies the file into a node's memory and back; returns the CRC-32C of both ways.
@@ -241,7 +236,8 @@ fn make_file(path: &Path, size: u64) -> anyhow::Result<String> {
 
 fn same_bytes(left: &Path, right: &Path) -> anyhow::Result<bool> {
     let open = |path: &Path| {
-        let file = File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
+        let file =
+            File::open(path).with_context(|| format!("cannot read {}", output::escaped(path)))?;
         anyhow::Ok(BufReader::with_capacity(BLOCK, file))
     };
     let (mut left, mut right) = (open(left)?, open(right)?);
@@ -276,25 +272,25 @@ fn number(value: &Value, key: &str) -> anyhow::Result<f64> {
     value[key].as_f64().with_context(|| format!("{value} has no number {key:?}"))
 }
 
-fn print(report: &Report) {
-    output::line("");
+fn print(report: &Report) -> anyhow::Result<()> {
+    output::line("")?;
     output::line(&format!(
         "{:<11} {:<52} {:>9} {:>8} {:>10}",
-        "process", "what it did", "bytes", "seconds", "GB/s"
-    ));
+        "process", "what it did", "bytes", "seconds", "rate"
+    ))?;
     for row in &report.processes {
         let Row { process, did, bytes, seconds, gb_per_s } = row;
         let bytes = if *bytes == 0 { "-".to_owned() } else { units::readable(*bytes) };
-        let rate = if *gb_per_s == 0.0 { "-".to_owned() } else { format!("{gb_per_s:.2}") };
-        output::line(&format!("{process:<11} {did:<52} {bytes:>9} {seconds:>8.2} {rate:>10}"));
+        let rate = if *gb_per_s == 0.0 { "-".to_owned() } else { units::rate(gb_per_s * 1e9) };
+        output::line(&format!("{process:<11} {did:<52} {bytes:>9} {seconds:>8.2} {rate:>10}"))?;
     }
-    output::line("");
+    output::line("")?;
     output::line(&format!(
         "CRC-32C of the file: {} written, {} put, {} got: the same.",
         report.crc32c[0], report.crc32c[1], report.crc32c[2]
-    ));
+    ))?;
     output::line(&format!(
         "{} sums checked on {HOSTS} hosts: none wrong. All done in {:.1} s.",
         report.elements_checked, report.seconds
-    ));
+    ))
 }

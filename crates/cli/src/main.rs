@@ -1,19 +1,24 @@
 //! The `millstream` command.
 //!
-//! What it prints with `--json`, its exit statuses (0 done, 1 failed, 2 usage) and the `ready`
-//! lines of its daemons are a contract. Logs go to stderr; `MILLSTREAM_LOG` chooses them
-//! (`MILLSTREAM_LOG=debug`, `MILLSTREAM_LOG=millstream_transfer=trace`).
+//! What it prints with `--json`, its exit statuses and the `ready` lines of its daemons are a
+//! contract, which docs/command-line.md has.
 
 mod address;
 mod allreduce;
 mod bench;
 mod bind;
+mod closed;
 mod cluster;
+mod completions;
 mod controller;
 mod copy;
+mod daemon;
 mod demo;
 mod engine;
+mod escape;
 mod failure;
+mod log;
+mod manual;
 mod node;
 mod note;
 mod output;
@@ -28,18 +33,18 @@ mod topology;
 mod units;
 mod unready;
 
-use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use clap::error::ErrorKind;
-use clap::{Parser, Subcommand};
-use tracing_subscriber::EnvFilter;
+use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 /// Moves bytes between the memories of many machines, and computes on them on the way.
 #[derive(Debug, Parser)]
-#[command(name = "millstream", version, max_term_width = 100)]
-#[command(disable_help_subcommand = true, subcommand_required = true)]
+#[command(name = "millstream", version, max_term_width = 100, subcommand_required = true)]
 struct Arguments {
+    /// Log to stderr what is tried; twice, in more detail
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    verbose: u8,
     #[command(subcommand)]
     command: Command,
 }
@@ -64,47 +69,74 @@ enum Command {
     /// Take part in an AllReduce as one host
     Allreduce(allreduce::Arguments),
     /// Serve segment descriptors over HTTP
+    #[command(hide = true)]
     MetadataServer(unready::MetadataServer),
     /// Show NICs, NUMA nodes, GPUs and their distances
     Topology(topology::Arguments),
     /// Show every setting and where it came from
+    #[command(hide = true)]
     Config(unready::Config),
     /// Run a scenario in the seeded network simulator
     Sim(sim::Arguments),
     /// Talk RDMA to one peer
     #[command(subcommand)]
     Rdma(rdma::Command),
+    /// Print what completes commands and options in a shell
+    Completions(completions::Arguments),
+    /// Write the manual pages into a folder
+    #[command(hide = true)]
+    Manual(manual::Arguments),
 }
 
 fn main() -> ExitCode {
-    let arguments = match Arguments::try_parse() {
-        Ok(arguments) => arguments,
-        Err(error)
-            if matches!(error.kind(), ErrorKind::DisplayHelp | ErrorKind::DisplayVersion) =>
-        {
-            // To stdout; a closed stdout is not an error.
-            let _ = error.print();
-            return ExitCode::SUCCESS;
+    let outcome = match parse() {
+        Ok(arguments) => {
+            log::start(arguments.verbose, arguments.command.is_daemon());
+            let outcome = run(&arguments.command);
+            log::finish();
+            outcome
         }
-        Err(error) if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
-            let _ = error.print();
-            return ExitCode::from(2);
-        }
-        Err(error) => {
-            let sentence = failure::clap_sentence(&error);
-            eprintln!("millstream: {sentence}; --help lists what there is");
-            return ExitCode::from(2);
-        }
+        Err(error) => match error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+                output::help(&error).map_err(Into::into)
+            }
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+                // To stderr. There is nowhere else to say that it does not take it.
+                let _ = error.print();
+                return ExitCode::from(failure::USAGE);
+            }
+            _ => {
+                let sentence = failure::clap_sentence(&error);
+                Err(failure::usage(format!("{sentence}; --help lists what there is")))
+            }
+        },
     };
-    start_logging(&arguments.command);
-    match run(&arguments.command) {
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             process::step_back_when_told_to_stop();
-            output::complain(&format!("millstream: {}", failure::sentence(&error)));
-            ExitCode::from(failure::exit_status(&error))
+            failure::report(&error)
         }
     }
+}
+
+fn parse() -> Result<Arguments, clap::Error> {
+    let mut command = command();
+    let mut matches = command.try_get_matches_from_mut(std::env::args_os())?;
+    Arguments::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
+}
+
+/// The whole command line.
+fn command() -> clap::Command {
+    fn with_negative_values(command: clap::Command) -> clap::Command {
+        // So that `--offset -1` is a value that is refused, and no option that there is not.
+        let command = command.mut_args(|argument| {
+            let has_values = argument.get_action().takes_values() && !argument.is_positional();
+            argument.allow_negative_numbers(has_values)
+        });
+        command.mut_subcommands(with_negative_values)
+    }
+    with_negative_values(Arguments::command()).after_help(failure::exit_statuses())
 }
 
 fn run(command: &Command) -> anyhow::Result<()> {
@@ -122,27 +154,14 @@ fn run(command: &Command) -> anyhow::Result<()> {
         Command::Config(arguments) => arguments.run(),
         Command::Sim(arguments) => sim::run(arguments),
         Command::Rdma(command) => rdma::run(command),
+        Command::Completions(arguments) => completions::run(arguments),
+        Command::Manual(arguments) => manual::run(arguments),
     }
 }
 
-/// Logs go to stderr, as `MILLSTREAM_LOG` says. Without it, daemons show warnings, and other
-/// commands only what they fail of, which they say themselves.
-fn start_logging(command: &Command) {
-    let daemon = matches!(command, Command::Node(_) | Command::Controller(_) | Command::Switch(_));
-    let default = || EnvFilter::new(if daemon { "warn" } else { "error" });
-    let (filter, complaint) = match std::env::var("MILLSTREAM_LOG") {
-        Err(_) => (default(), None),
-        Ok(text) => match text.parse() {
-            Ok(filter) => (filter, None),
-            Err(error) => (default(), Some(error)),
-        },
-    };
-    tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal())
-        .init();
-    if let Some(error) = complaint {
-        tracing::error!("MILLSTREAM_LOG is not understood, and has no effect: {error}");
+impl Command {
+    /// Whether it serves until it is told to stop.
+    const fn is_daemon(&self) -> bool {
+        matches!(self, Self::Node(_) | Self::Controller(_) | Self::Switch(_))
     }
 }

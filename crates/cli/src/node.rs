@@ -92,7 +92,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let buffer = note::when_slow(&allocating, || engine.allocate_buffer(length, "*", true));
     let buffer = buffer.context("cannot serve the buffer")?;
     if let (Some(source), Some(path)) = (preload, &arguments.file) {
-        let path = path.display();
+        let path = output::escaped(path);
         note::when_slow(&format!("loading {path}"), || load(source, &buffer))
             .with_context(|| format!("cannot load {path}"))?;
     }
@@ -123,17 +123,17 @@ fn open(path: &Path, buffer: u64) -> anyhow::Result<Box<dyn Read>> {
     if path == Path::new("-") {
         return Ok(Box::new(io::stdin()));
     }
-    let cannot = || format!("cannot read {}", path.display());
+    let cannot = || format!("cannot read {}", output::escaped(path));
     let file = File::open(path).with_context(cannot)?;
     let metadata = file.metadata().with_context(cannot)?;
     if metadata.is_dir() {
-        return Err(usage(format!("--file {}: it is a directory", path.display())));
+        return Err(usage(format!("--file {}: it is a directory", output::escaped(path))));
     }
     if metadata.len() > buffer {
         return Err(usage(format!(
-            "{} has {} bytes, and --buffer only {buffer}",
-            path.display(),
-            metadata.len()
+            "{} has {}, and --buffer only {buffer}",
+            output::escaped(path),
+            units::bytes(metadata.len())
         )));
     }
     Ok(Box::new(file))

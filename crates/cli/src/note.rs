@@ -4,9 +4,11 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::Duration;
 
+use crate::output;
+
 /// Says something that is no failure.
 pub(crate) fn note(text: &str) {
-    eprintln!("note: {text}");
+    output::complain(&format!("note: {text}"));
 }
 
 /// Does `work`, and says `what` when that takes long.

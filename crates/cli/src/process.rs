@@ -21,6 +21,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 
+use crate::output::escaped;
+use crate::{log, output};
+
 /// How long a child has between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(2);
@@ -214,7 +217,7 @@ fn clean_up_and_die(signal: i32) -> ! {
 }
 
 /// Ends this process by a signal's default action, so that our parent sees what happened.
-fn die_of(signal: i32) -> ! {
+pub(crate) fn die_of(signal: i32) -> ! {
     // SAFETY: the default action of the signal is restored, the signal raised and let through to
     // this thread: the process ends in the last call. The set is initialized before it is read.
     unsafe {
@@ -273,12 +276,12 @@ impl Scratch {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => {
                     return Err(error).with_context(|| {
-                        format!("cannot make a folder in {} (TMPDIR names another)", base.display())
+                        format!("cannot make a folder in {} (TMPDIR names another)", escaped(&base))
                     });
                 }
             }
         }
-        bail!("{} is full of old folders named millstream-*: remove them", base.display())
+        bail!("{} is full of old folders named millstream-*: remove them", escaped(&base))
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -378,6 +381,9 @@ impl Child {
         let mut command = Command::new(program);
         command.args(arguments);
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        if let Some(level) = log::asked_for() {
+            command.env(log::VARIABLES[0], level);
+        }
         // SAFETY: between fork and exec only functions are called that are async-signal-safe, and
         // nothing is allocated. The set is initialized before it is read.
         unsafe {
@@ -548,13 +554,13 @@ fn read_lines(stdout: Option<impl Read>, sender: &SyncSender<String>) {
     }
 }
 
-/// Keeps the last lines, and with `MILLSTREAM_LOG` set shows all of them.
+/// Keeps the last lines, and shows all of them when logs are asked for.
 fn keep_last_lines(stderr: Option<impl Read>, kept: &Mutex<VecDeque<String>>, label: &str) {
     let Some(stderr) = stderr else { return };
-    let show = std::env::var_os("MILLSTREAM_LOG").is_some();
+    let show = log::is_asked_for();
     for line in BufReader::new(stderr).lines().map_while(Result::ok) {
         if show {
-            eprintln!("{label}: {line}");
+            output::complain(&format!("{label}: {line}"));
         }
         let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() == LINES_KEPT {

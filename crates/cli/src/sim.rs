@@ -24,7 +24,7 @@ const PANICKED: &str = "panicked: its message is on stderr";
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
     /// Which scenario: allreduce, transfer, swarm, grid, rc-chaos or congestion
-    #[arg(long, value_name = "NAME|FILE", default_value = NAMES[0])]
+    #[arg(long, value_name = "NAME", default_value = NAMES[0])]
     scenario: String,
     /// Print the names of the scenarios, a line each, and run none
     #[arg(long)]
@@ -110,8 +110,7 @@ struct Packets {
 /// Runs `sim`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.list {
-        NAMES.iter().for_each(|name| output::line(name));
-        return Ok(());
+        return NAMES.iter().try_for_each(|name| output::line(name));
     }
     let name = arguments.scenario.as_str();
     if !NAMES.contains(&name) && (name.contains(['/', '.']) || Path::new(name).exists()) {
@@ -142,7 +141,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let Ok(result) = catch_unwind(run) else {
             summary.passed = false;
             if !arguments.json {
-                output::line(&format!("seed {seed} {PANICKED}"));
+                output::line(&format!("seed {seed} {PANICKED}"))?;
             }
             summary.runs.push(Run::panicked(seed));
             continue;
@@ -153,7 +152,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         })?;
         summary.passed &= report.passed();
         if !arguments.json {
-            output::line(&text(&report, arguments.runs > 1));
+            output::line(&text(&report, arguments.runs > 1))?;
         } else {
             summary.runs.push(Run::of(&report));
         }
@@ -244,8 +243,8 @@ struct Recording {
 
 impl Recording {
     fn create(path: &Path) -> anyhow::Result<Self> {
-        let file =
-            File::create(path).with_context(|| format!("cannot write {}", path.display()))?;
+        let file = File::create(path)
+            .with_context(|| format!("cannot write {}", output::escaped(path)))?;
         Ok(Self { path: path.to_owned(), file: BufWriter::new(file) })
     }
 
@@ -254,6 +253,6 @@ impl Recording {
     }
 
     fn finish(mut self) -> anyhow::Result<()> {
-        self.file.flush().with_context(|| format!("cannot write {}", self.path.display()))
+        self.file.flush().with_context(|| format!("cannot write {}", output::escaped(&self.path)))
     }
 }

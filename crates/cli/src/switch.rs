@@ -4,11 +4,11 @@ use std::net::{IpAddr, SocketAddr};
 
 use clap::Args;
 use millstream_control::switch::{self, RunError, SwitchConfig};
-use millstream_control::terminated;
 use millstream_net::OpenError;
 use serde::Serialize;
 
-use crate::{address, bind, controller, output};
+use crate::daemon::ReadyLine;
+use crate::{address, bind, controller};
 
 /// How often another address is tried when a process takes the one just found.
 const ATTEMPTS: usize = 8;
@@ -49,22 +49,23 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     loop {
         let address = bind_address.map_or_else(|| address::towards(controller.ip()), Ok)?;
         let name = name.clone().unwrap_or_else(|| format!("switch-{address}"));
-        let ready = |address| {
-            // Printing a struct of names and addresses cannot fail.
-            let _ = output::ready(&Ready { name: &name, controller, address });
-        };
+        let line = ReadyLine::default();
+        let ready = |address| line.print(&Ready { name: &name, controller, address });
         let config = SwitchConfig {
             segmentation_offload,
             ..SwitchConfig::new(controller, name.as_str(), address)
         };
-        match switch::run(config, ready, terminated()) {
+        match switch::run(config, ready, line.shutdown()) {
             // It was free a moment ago.
             Err(RunError::Open(OpenError::PortInUse { .. }))
                 if bind_address.is_none() && attempt < ATTEMPTS =>
             {
                 attempt += 1;
             }
-            ended => return Ok(ended?),
+            ended => {
+                ended?;
+                return line.outcome();
+            }
         }
     }
 }

@@ -158,8 +158,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.json {
         return output::json(&report);
     }
-    report.lines().iter().for_each(|text| line(text));
-    Ok(())
+    report.lines().iter().try_for_each(|text| line(text))
 }
 
 fn providers() -> Providers {

@@ -137,11 +137,6 @@ pub(crate) fn bytes(count: u64) -> String {
     if count == 1 { "1 byte".to_owned() } else { format!("{count} bytes") }
 }
 
-/// So many in so many seconds, for one second: 0 where the clock stood still.
-pub(crate) fn per_second(count: f64, seconds: f64) -> f64 {
-    if seconds > 0.0 { count / seconds } else { 0.0 }
-}
-
 /// Bytes per second as people read them, in powers of 1000 and three digits: `1.23 GB/s`,
 /// `45.6 KB/s`, `7 B/s`.
 pub(crate) fn rate(bytes_per_s: f64) -> String {
@@ -293,8 +288,6 @@ mod tests {
         ] {
             assert_eq!(rate(bytes_per_s), text);
         }
-        assert!(per_second(1e9, 0.0).abs() < f64::EPSILON, "a clock that stands still");
-        assert!((per_second(1e9, 2.0) - 5e8).abs() < 1.0);
     }
 
     #[test]

@@ -42,14 +42,14 @@ fn held(segment: &str, length: usize) -> Vec<u8> {
 #[test]
 fn bytes_go_through_pipes() {
     let (_node, segment) = node("32MiB", &[]);
-    for length in [0, 1, 20_000_003] {
+    for (length, said) in [(0, "0 bytes"), (1, "1 byte"), (20_000_003, "20000003 bytes")] {
         let content = bytes(length, 3);
         let put = pipe("put", &segment, &["-"], &content);
         assert!(put.status.success(), "{}", text(&put.stderr));
-        assert!(text(&put.stdout).starts_with(&format!("-: {length} bytes into")));
+        assert!(text(&put.stdout).starts_with(&format!("-: {said} into")));
         let get = pipe("get", &segment, &[&format!("--length={length}"), "-"], &[]);
         assert!(get.stdout == content, "{length} bytes, but other ones");
-        assert!(text(&get.stderr).starts_with(&format!("-: {length} bytes out of")));
+        assert!(text(&get.stderr).starts_with(&format!("-: {said} out of")));
     }
     // What is said is on standard error in JSON, too, and names the file.
     let get = pipe("get", &segment, &["--length=9", "--json", "-"], &[]);

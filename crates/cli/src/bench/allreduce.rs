@@ -168,12 +168,11 @@ fn print_header(arguments: &Arguments, cluster: &Cluster) -> anyhow::Result<()> 
         "{hosts} hosts over a switch at {}; {iters} iterations a row, after {warmup_iters} to warm \
          up; the slowest host's figures",
         cluster.address
-    ));
+    ))?;
     output::line(&format!(
         "{:>9}{:>10}{:>7}{:>7}{:>10}{:>11}{:>11}{:>7}",
         "size", "count", "type", "redop", "time us", "algbw GB/s", "busbw GB/s", "wrong"
-    ));
-    Ok(())
+    ))
 }
 
 fn print(arguments: &Arguments, row: &Row) -> anyhow::Result<()> {
@@ -186,6 +185,5 @@ fn print(arguments: &Arguments, row: &Row) -> anyhow::Result<()> {
         three_digits(row.algbw_mb_per_s / 1e3),
         three_digits(row.busbw_mb_per_s / 1e3),
         row.wrong
-    ));
-    Ok(())
+    ))
 }

@@ -19,7 +19,7 @@ use super::{Common, Done, Reading, failed, progress};
 use crate::engine::Opened;
 use crate::failure::usage;
 use crate::output::{self, Progress};
-use crate::process;
+use crate::{process, units};
 
 /// Arguments of `get`.
 #[derive(Args, Debug)]
@@ -41,7 +41,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut session = Session::new("get", &common.reach, &common.segment, common.patience)?;
     let mut watch = Watch::new("get", common.patience.limit());
     let destination = Destination::of(file, *inplace)?;
-    let on_error = destination.is_output();
+    if destination.is_output() {
+        output::give_stdout_away();
+    }
     let name = match standard::is_dash(file) {
         true => "standard output".to_owned(),
         false => output::escaped(file),
@@ -79,7 +81,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     get.progress = None;
     get.target.commit()?;
     let done = Done { bytes: get.length, checksum: get.checksum, time: get.time };
-    common.report("out of", file, &done, on_error)
+    common.report("out of", file, &done)
 }
 
 /// How many bytes to copy.
@@ -212,9 +214,10 @@ impl Get {
     fn how_far(&self) -> String {
         let (length, target) = (self.length, &self.target);
         if target.is_written_to() {
-            format!("{} of {length} bytes", target.written())
+            format!("{} of {}", target.written(), units::bytes(length))
         } else {
-            format!("{} of {length} bytes, and {} is as it was", self.watch.done, target.name)
+            let (done, length) = (self.watch.done, units::bytes(length));
+            format!("{done} of {length}, and {} is as it was", target.name)
         }
     }
 }

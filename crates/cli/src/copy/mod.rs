@@ -23,6 +23,7 @@ use serde::Serialize;
 use self::pipeline::{CHUNK, Pipeline};
 use self::session::Trouble;
 use self::watch::Watch;
+use crate::bench::figures::per;
 use crate::output::{self, Progress};
 use crate::reach::{Patience, Reach};
 use crate::units;
@@ -74,44 +75,33 @@ struct Done {
 }
 
 impl Common {
-    /// Tells what was done: `what` is "into" or "out of". Standard output may have the bytes
-    /// themselves; then this goes to standard error.
-    fn report(&self, what: &str, path: &Path, done: &Done, on_error: bool) -> anyhow::Result<()> {
+    /// Tells what was done: `what` is "into" or "out of".
+    fn report(&self, what: &str, path: &Path, done: &Done) -> anyhow::Result<()> {
         let Self { segment, offset, .. } = self;
         let Done { bytes, checksum, time } = *done;
-        let gb_per_s = gb_per_s(bytes, time);
-        let text = if self.json {
-            serde_json::to_string(&Report {
+        let bytes_per_s = per(bytes as f64, time.as_secs_f64());
+        if self.json {
+            let report = Report {
                 file: path.to_string_lossy().into_owned(),
                 bytes,
                 crc32c: format!("{checksum:08x}"),
                 verified: self.verify,
                 seconds: time.as_secs_f64(),
-                gb_per_s,
+                gb_per_s: bytes_per_s / 1e9,
                 segment,
                 offset: *offset,
-            })?
-        } else {
-            let name = output::escaped(path);
-            let verified = if self.verify { ", the same at both ends" } else { "" };
-            format!(
-                "{name}: {bytes} bytes {what} segment {segment} at offset {offset}, \
-                 CRC-32C {checksum:08x}{verified}, {:.2} s, {gb_per_s:.2} GB/s",
-                time.as_secs_f64()
-            )
-        };
-        if on_error {
-            output::complain(&text);
-        } else {
-            output::print(&(text + "\n"))?;
+            };
+            return output::json(&report);
         }
-        Ok(())
+        let (name, bytes) = (output::escaped(path), units::bytes(bytes));
+        let verified = if self.verify { ", the same at both ends" } else { "" };
+        output::line(&format!(
+            "{name}: {bytes} {what} segment {segment} at offset {offset}, \
+             CRC-32C {checksum:08x}{verified}, {:.2} s, {}",
+            time.as_secs_f64(),
+            units::rate(bytes_per_s)
+        ))
     }
-}
-
-/// A rate that is a number, whatever the clock says.
-fn gb_per_s(bytes: u64, time: Duration) -> f64 {
-    bytes as f64 / time.max(Duration::from_nanos(1)).as_secs_f64() / 1e9
 }
 
 /// The CRC-32C of what the segment holds now. The pipeline reads, and has nothing under way.
@@ -150,17 +140,4 @@ fn failed(command: &str, segment: &str, how_far: &str) -> String {
 /// A progress line, if it is known how much there is.
 fn progress(what: &'static str, total: Option<u64>) -> Option<Progress> {
     total.map(|total| Progress::new(what, total))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_stopped_clock_gives_a_number() {
-        for bytes in [0, 1, u64::MAX] {
-            assert!(gb_per_s(bytes, Duration::ZERO).is_finite());
-        }
-        assert!((gb_per_s(3_000_000_000, Duration::from_secs(2)) - 1.5).abs() < 1e-12);
-    }
 }

@@ -61,7 +61,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     put.progress = None;
     put.check(&common.segment)?;
     let done = Done { bytes: put.watch.done, checksum: put.checksum, time: put.time };
-    common.report("into", file, &done, false)
+    common.report("into", file, &done)
 }
 
 /// How many bytes fit. An error when that is known to be too few.

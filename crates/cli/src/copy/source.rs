@@ -17,7 +17,7 @@ use super::pipeline::CHUNK;
 use super::standard;
 use super::watch::Watch;
 use crate::failure::usage;
-use crate::output;
+use crate::{closed, output, units};
 
 /// Chunks that are read ahead.
 const AHEAD: usize = 1;
@@ -170,7 +170,10 @@ impl Reading {
         if let (&Some(asked), Some(there)) = (asked, there)
             && asked > there
         {
-            return Err(usage(format!("--length {asked}: {name} has only {there} bytes")));
+            return Err(usage(format!(
+                "--length {asked}: {name} has only {}",
+                units::bytes(there)
+            )));
         }
         let limit = asked.or(there);
         let can_restart = metadata.is_file() && !standard::is_dash(path);
@@ -250,7 +253,7 @@ fn open(path: &Path) -> anyhow::Result<File> {
         return Ok(File::open(path)?);
     }
     let stdin = io::stdin();
-    standard::check_open(0)?;
+    closed::check(libc::STDIN_FILENO)?;
     Ok(File::from(stdin.as_fd().try_clone_to_owned()?))
 }
 

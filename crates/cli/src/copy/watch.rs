@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
+use crate::bench::figures::per;
 use crate::{output, units};
 
 /// After how long without a byte that is told, and how often it is told at most.
@@ -96,8 +97,8 @@ impl Watch {
     /// How far it is, to the byte: `12 of 1000 bytes`.
     pub(super) fn how_far(&self) -> String {
         match self.total {
-            Some(total) => format!("{} of {total} bytes", self.done),
-            None => format!("{} bytes", self.done),
+            Some(total) => format!("{} of {}", self.done, units::bytes(total)),
+            None => units::bytes(self.done),
         }
     }
 
@@ -122,9 +123,9 @@ impl Watch {
         if repaired == 0 || bytes / repaired >= BYTES_FOR_A_LOSS || !self.may_tell(now) {
             return None;
         }
-        let rate = units::readable((bytes as f64 / elapsed.as_secs_f64()) as u64);
+        let rate = units::rate(per(bytes as f64, elapsed.as_secs_f64()));
         Some(format!(
-            "{}: slow: {rate}/s, as packets are lost: {repaired} times in {:.0} s they were sent \
+            "{}: slow: {rate}, as packets are lost: {repaired} times in {:.0} s they were sent \
              again ({})",
             self.command,
             elapsed.as_secs_f64(),
@@ -274,7 +275,7 @@ mod tests {
         let line = watch.judge_pace(start + seconds(5), 5 << 20, 500).unwrap();
         assert_eq!(
             line,
-            "put: slow: 1 MiB/s, as packets are lost: 500 times in 5 s they were sent again \
+            "put: slow: 1.05 MB/s, as packets are lost: 500 times in 5 s they were sent again \
              (0 B done)"
         );
         assert_eq!(watch.judge_pace(start + seconds(10), 6 << 20, 900), None, "told just now");

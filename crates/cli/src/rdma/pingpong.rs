@@ -103,7 +103,7 @@ fn play(
         Some(host) => {
             let client = Client::connect(command, host, arguments.port, &patience)?;
             let mut prepared = prepare(client.peer())?;
-            let ours = introduce(&prepared, psn);
+            let ours = introduce(&prepared, psn)?;
             let (theirs, _) = client.exchange(&ours)?;
             let remote = remote(&prepared.device, &theirs, way, size)?;
             prepared.link.connect(&remote, psn)?;
@@ -117,7 +117,7 @@ fn play(
             let (prepared, ..) = server.serve(
                 |peer| early.take().map_or_else(|| prepare(peer), Ok),
                 |prepared, theirs| {
-                    let ours = introduce(prepared, psn);
+                    let ours = introduce(prepared, psn)?;
                     let remote = remote(&prepared.device, theirs, way, size)?;
                     prepared.link.connect(&remote, psn)?;
                     remotes = Some(remote);
@@ -168,11 +168,11 @@ fn prepare(
 }
 
 /// Our queue pair's address, which is shown.
-fn introduce(prepared: &Prepared, psn: Psn) -> QueuePairAddress {
+fn introduce(prepared: &Prepared, psn: Psn) -> anyhow::Result<QueuePairAddress> {
     let Prepared { link, device } = prepared;
     let ours = QueuePairAddress::new(device.address(), link.number(), psn);
-    line(&format!("  local address:  {}", ours.describe()));
-    ours
+    line(&format!("  local address:  {}", ours.describe()))?;
+    Ok(ours)
 }
 
 /// The peer's side, which is shown.
@@ -182,7 +182,7 @@ fn remote(
     way: Way,
     size: usize,
 ) -> anyhow::Result<Remote> {
-    line(&format!("  remote address: {}", theirs.describe()));
+    line(&format!("  remote address: {}", theirs.describe()))?;
     let address = theirs.address()?;
     let path_mtu = match way {
         Way::Connected(mtu) => {
@@ -256,10 +256,10 @@ fn converse(mut link: Link, messages: Messages, original: &str) -> anyhow::Resul
     let seconds = start.elapsed().as_secs_f64();
     let bytes = size as u64 * u64::from(iters) * 2;
     let (rate, latency) = (bytes as f64 * 8.0 / seconds / 1e6, seconds * 1e6 / f64::from(iters));
-    line(&format!("{bytes} bytes in {seconds:.2} seconds = {rate:.2} Mbit/sec"));
-    line(&format!("{iters} iters in {seconds:.2} seconds = {latency:.2} usec/iter"));
+    line(&format!("{bytes} bytes in {seconds:.2} seconds = {rate:.2} Mbit/sec"))?;
+    line(&format!("{iters} iters in {seconds:.2} seconds = {latency:.2} usec/iter"))?;
     let (checked, whose) = (checker.bytes_checked, checker.bytes_of(original));
-    line(&format!("{checked} bytes checked: all are {whose}"));
+    line(&format!("{checked} bytes checked: all are {whose}"))?;
     // A message that comes now is one too many, but the peer is told by its own counting.
     let end = Instant::now() + LINGER;
     while let Some(left) = end.checked_duration_since(Instant::now()) {

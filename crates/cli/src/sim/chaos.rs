@@ -84,7 +84,7 @@ pub(super) fn campaign(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.json {
         output::json(&summary)?;
     } else {
-        output::line(&summary.to_string());
+        output::line(&summary.to_string())?;
     }
     if !summary.passed {
         bail!("{} of {} runs of rc-chaos failed", summary.failed, summary.runs);

@@ -14,7 +14,7 @@ use millstream_net::baseline;
 use millstream_verbs::{CompletionStatus, SendOperation, SendRequest};
 use serde::Serialize;
 
-use crate::bench::figures::per;
+use crate::bench::figures::{per, three_digits};
 use crate::failure::usage;
 use crate::step::Step;
 use crate::{output, process, units};
@@ -210,33 +210,32 @@ fn udp_stream(duration: Duration) -> anyhow::Result<(Stream, bool)> {
 
 fn print(report: &Report) -> anyhow::Result<()> {
     let line = |what: &str, stream: &Stream, more: &str| {
-        let Stream { gb_per_s, cpu_s_per_gb } = stream;
-        output::line(&format!("{what:<28}{gb_per_s:>8.2}{cpu_s_per_gb:>13.3}{more}"));
+        let (gb_per_s, cpu_s_per_gb) = (three_digits(stream.gb_per_s), stream.cpu_s_per_gb);
+        output::line(&format!("{what:<28}{gb_per_s:>8}{cpu_s_per_gb:>13.3}{more}"))
     };
     output::line(&format!(
         "{:<28}{:>8}{:>13}{:>9}{:>9}{:>9}",
         "", "GB/s", "CPU s/GB", "of UDP", "of TCP", "resends"
-    ));
+    ))?;
     for one in &report.bandwidth {
         let Bandwidth { op, size, depth, stream, .. } = one;
         let op = format!("{op:?}").to_uppercase();
         let more =
             format!("{:>9.2}{:>9.2}{:>9}", one.ratio_to_udp, one.ratio_to_tcp, one.retransmissions);
-        line(&format!("{op} {}, {depth} outstanding", units::readable(*size)), stream, &more);
+        line(&format!("{op} {}, {depth} outstanding", units::readable(*size)), stream, &more)?;
     }
     let offload = if report.udp_segmentation_offload { "GSO and GRO" } else { "no offload" };
-    line(&format!("plain UDP, {offload}"), &report.udp_stream, "");
-    line("TCP", &report.tcp_stream, "");
-    line("memory copy", &report.memory_copy, "");
+    line(&format!("plain UDP, {offload}"), &report.udp_stream, "")?;
+    line("TCP", &report.tcp_stream, "")?;
+    line("memory copy", &report.memory_copy, "")?;
     for (what, latency) in [
         ("WRITE 4 KiB latency", &report.write_latency),
         ("UDP 4 KiB ping-pong", &report.udp_ping_pong),
     ] {
         let Latency { p50_us, p99_us, .. } = latency;
-        output::line(&format!("{what:<28}{p50_us:>8.1} us (p99 {p99_us:.1} us)"));
+        output::line(&format!("{what:<28}{p50_us:>8.1} us (p99 {p99_us:.1} us)"))?;
     }
-    output::line(&format!("latency in parts of UDP's   {:>8.2}", report.latency_ratio_to_udp));
-    Ok(())
+    output::line(&format!("latency in parts of UDP's   {:>8.2}", report.latency_ratio_to_udp))
 }
 
 /// What all measurements share.

@@ -94,7 +94,7 @@ pub(super) fn print_header(segment: &Segment, duration: Duration) -> anyhow::Res
     let (name, protocol) = (segment.name(), segment.protocol());
     output::line(&format!(
         "segment {name} over {protocol}, {duration:?} a row; latencies are of whole batches"
-    ));
+    ))?;
     output::line(&format!(
         "{:<6}{:>9}{:>7}{:>9}{:>11}{:>8}{:>12}{:>9}{:>9}{:>10}",
         "op",
@@ -107,8 +107,7 @@ pub(super) fn print_header(segment: &Segment, duration: Duration) -> anyhow::Res
         "p50 us",
         "p99 us",
         "CPU s/GB"
-    ));
-    Ok(())
+    ))
 }
 
 pub(super) fn print_row(row: &Row) -> anyhow::Result<()> {
@@ -124,8 +123,7 @@ pub(super) fn print_row(row: &Row) -> anyhow::Result<()> {
         three_digits(row.latency_us.p50),
         three_digits(row.latency_us.p99),
         three_digits(row.cpu_s_per_gb)
-    ));
-    Ok(())
+    ))
 }
 
 /// Prints one row as an object of its own if it is all that was asked for, else all in one.
@@ -167,6 +165,5 @@ pub(super) fn print_baseline(rows: &[Row]) -> anyhow::Result<()> {
         three_digits(baseline.udp_stream_gb_per_s),
         baseline.ratio_to_udp_stream,
         three_digits(baseline.memory_copy_gb_per_s)
-    ));
-    Ok(())
+    ))
 }

@@ -270,10 +270,10 @@ fn converse(
         },
     )?;
     let (json, gigabits) = (arguments.json, arguments.report_gbits);
-    let mut report = Report::start(plan, lanes.device(), peer, path_mtu, json, gigabits);
+    let mut report = Report::start(plan, lanes.device(), peer, path_mtu, json, gigabits)?;
     let gid = |address| QueuePairAddress::new(address, theirs.qpn, theirs.psn).gid;
-    report.addresses(plan.test, "local", gid(lanes.device().address()), &ours);
-    report.addresses(plan.test, "remote", theirs.gid, &remote);
+    report.addresses(plan.test, "local", gid(lanes.device().address()), &ours)?;
+    report.addresses(plan.test, "remote", theirs.gid, &remote)?;
     for &size in &plan.sizes {
         measure(plan, size, lanes, control, &mut report)?;
     }
@@ -320,7 +320,7 @@ fn measure(
         Message::Ready { size: theirs } if theirs == size => {}
         _ => bail!("the {} is not ready for messages of {size} bytes", control.peer()),
     }
-    report.table();
+    report.table()?;
     let cpu = process::processor_time();
     let check = |lanes: &Lanes, outcome: &Outcome| match plan.side {
         _ if !plan.verify => Ok(0),
@@ -342,7 +342,7 @@ fn measure(
         let Message::Checked { bytes } = control.receive_eventually()? else {
             bail!("the server did not say whether it got all");
         };
-        report.result(size, &outcome, cpu.as_secs_f64(), checked.saturating_add(bytes));
+        report.result(size, &outcome, cpu.as_secs_f64(), checked.saturating_add(bytes))?;
         return Ok(());
     }
     let message = match plan.test.latency {
@@ -355,6 +355,5 @@ fn measure(
     };
     let bytes = check(lanes, &outcome)?;
     control.send(&Message::Checked { bytes })?;
-    report.result(size, &outcome, cpu.as_secs_f64(), checked.saturating_add(bytes));
-    Ok(())
+    report.result(size, &outcome, cpu.as_secs_f64(), checked.saturating_add(bytes))
 }

@@ -80,7 +80,7 @@ impl Report {
         mtu: Mtu,
         json: bool,
         gigabits: bool,
-    ) -> Self {
+    ) -> anyhow::Result<Self> {
         let object = Object {
             test: plan.test.name(),
             side: side(plan.side),
@@ -96,28 +96,35 @@ impl Report {
             results: Vec::new(),
         };
         if !json {
-            header(plan, device, mtu).iter().for_each(|text| line(text));
+            header(plan, device, mtu).iter().try_for_each(|text| line(text))?;
         }
-        Self { json, gigabits, latency: plan.test.latency, begun: false, object }
+        Ok(Self { json, gigabits, latency: plan.test.latency, begun: false, object })
     }
 
     /// Prints where the queue pairs of one side are.
-    pub(super) fn addresses(&self, test: Test, whose: &str, gid: Ipv6Addr, side: &Description) {
+    pub(super) fn addresses(
+        &self,
+        test: Test,
+        whose: &str,
+        gid: Ipv6Addr,
+        side: &Description,
+    ) -> anyhow::Result<()> {
         if self.json {
-            return;
+            return Ok(());
         }
         for address in &side.queue_pairs {
-            line(&queue_pair(test, whose, address, side.reads));
-            line(&format!(" GID: {}", gid_bytes(gid)));
+            line(&queue_pair(test, whose, address, side.reads))?;
+            line(&format!(" GID: {}", gid_bytes(gid)))?;
         }
+        Ok(())
     }
 
     /// Prints the head of the table, before the first size is measured.
-    pub(super) fn table(&mut self) {
+    pub(super) fn table(&mut self) -> anyhow::Result<()> {
         if self.json || std::mem::replace(&mut self.begun, true) {
-            return;
+            return Ok(());
         }
-        line(RULE);
+        line(RULE)?;
         line(match (self.latency, self.gigabits) {
             (true, _) => {
                 " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]    t_avg[usec]    \
@@ -131,11 +138,17 @@ impl Report {
                 " #bytes     #iterations    BW peak[Gb/sec]    BW average[Gb/sec]   \
                  MsgRate[Mpps]   CPU[s/GB]"
             }
-        });
+        })
     }
 
     /// Prints the row of one size.
-    pub(super) fn result(&mut self, size: u32, outcome: &Outcome, cpu_s: f64, checked_bytes: u64) {
+    pub(super) fn result(
+        &mut self,
+        size: u32,
+        outcome: &Outcome,
+        cpu_s: f64,
+        checked_bytes: u64,
+    ) -> anyhow::Result<()> {
         // The client's word, where we are the server: it may be 0.
         let seconds = outcome.seconds.max(1e-9);
         let bytes = u64::from(size).saturating_mul(outcome.iterations);
@@ -160,9 +173,9 @@ impl Report {
         };
         if self.json {
             self.object.results.push(row);
-        } else {
-            line(&row.text(self.gigabits));
+            return Ok(());
         }
+        line(&row.text(self.gigabits))
     }
 
     /// Prints the end of the table, or all as one object.
@@ -170,8 +183,7 @@ impl Report {
         if self.json {
             return output::json(&self.object);
         }
-        line(RULE);
-        Ok(())
+        line(RULE)
     }
 }
 
