@@ -14,7 +14,7 @@ use crate::process;
 pub(crate) struct Need {
     pub(crate) program: &'static str,
     package: &'static str,
-    reason: &'static str,
+    pub(crate) reason: &'static str,
 }
 
 const TSHARK: Need =
@@ -29,8 +29,15 @@ const QEMU: Need = Need {
     reason: "boots the kernel whose RoCE stack is our peer",
 };
 
+const ZSH: Need = Need { program: "zsh", package: "zsh", reason: "tries our completions" };
+const FISH: Need = Need { program: "fish", package: "fish", reason: "tries our completions" };
+const DPKG: Need = Need { program: "dpkg-deb", package: "dpkg", reason: "makes Debian packages" };
+
 /// What `cargo xtask test` needs.
-pub(crate) const FOR_TESTS: &[Need] = &[TSHARK, TCPDUMP, IP, QEMU];
+pub(crate) const FOR_TESTS: &[Need] = &[TSHARK, TCPDUMP, IP, QEMU, ZSH, FISH, DPKG];
+
+/// What `cargo xtask package` needs.
+pub(crate) const FOR_PACKAGE: &[Need] = &[DPKG];
 
 /// What `cargo xtask interop` needs.
 pub(crate) const FOR_INTEROP: &[Need] = &[TSHARK, IP, QEMU];
@@ -55,7 +62,7 @@ pub(crate) fn ensure(needs: &'static [Need]) -> Vec<&'static Need> {
     absent(needs)
 }
 
-fn absent(needs: &'static [Need]) -> Vec<&'static Need> {
+pub(crate) fn absent(needs: &'static [Need]) -> Vec<&'static Need> {
     needs.iter().filter(|need| process::find_program(need.program).is_none()).collect()
 }
 

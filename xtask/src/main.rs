@@ -10,6 +10,8 @@ mod install;
 mod interop;
 mod lab;
 mod licences;
+mod manual;
+mod package;
 mod process;
 mod programs;
 mod test;
@@ -23,6 +25,8 @@ usage: cargo xtask TASK
   test                 install what the tests need, then check and test everything
   tidy                 check the architecture and the style rules that no other tool checks
   licences             check the licence of every dependency
+  man                  write the manual pages (packaging/man) anew
+  package              make a Debian package in target/package
   interop [OPTIONS]    run millstream against the Linux kernel's soft-RoCE in a guest
       --only TEXT        only the rows whose name contains TEXT
       --accel tcg|kvm    how qemu runs the guest (tcg)
@@ -35,7 +39,7 @@ usage: cargo xtask TASK
       --only SCENARIO    one scenario
 
 MILLSTREAM_REQUIRE=all makes every skipped test or row a failure.
-MILLSTREAM_BIN names a millstream that was built already.
+MILLSTREAM_BIN names a millstream that was built already, for interop and package.
 ";
 
 fn main() -> ExitCode {
@@ -48,6 +52,8 @@ fn main() -> ExitCode {
         ("test", []) => test::run(),
         ("tidy", []) => tidy::run(),
         ("licences", []) => licences::run(),
+        ("man", []) => manual::run(),
+        ("package", []) => package::run(),
         ("interop", options) => match interop::Options::parse(options) {
             Ok(options) => interop::run(&options),
             Err(error) => return usage(&error.to_string()),

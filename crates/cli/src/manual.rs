@@ -15,7 +15,7 @@ const ENVIRONMENT: [(&str, &str); 5] = [
     (
         "MILLSTREAM_LOG",
         "What is logged to stderr, where no -v is given: error, warn, info, debug, trace, or \
-         levels of parts, such as millstream_transfer=trace. For programs that MILLSTREAM starts, \
+         levels of parts, such as millstream_transfer=trace. Processes that it starts have it, \
          too.",
     ),
     ("RUST_LOG", "The same, where MILLSTREAM_LOG is not set."),
@@ -88,4 +88,18 @@ fn file_name(command: &clap::Command) -> String {
 
 fn visible(command: &clap::Command) -> impl Iterator<Item = &clap::Command> {
     command.get_subcommands().filter(|subcommand| !subcommand.is_hide_set())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documents_have_the_same_variables() {
+        let document = include_str!("../../../docs/command-line.md");
+        let (_, table) = document.split_once("\n## Environment\n").unwrap();
+        for (variable, _) in ENVIRONMENT {
+            assert!(table.contains(&format!("`{variable}`")), "{variable}");
+        }
+    }
 }

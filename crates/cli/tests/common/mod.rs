@@ -62,7 +62,7 @@ impl Output {
 /// The command, without arguments.
 pub(crate) fn millstream() -> Command {
     let mut command = Command::new(PROGRAM);
-    command.env_remove("MILLSTREAM_LOG").stdin(Stdio::null());
+    command.env_remove("MILLSTREAM_LOG").env_remove("RUST_LOG").stdin(Stdio::null());
     command
 }
 
