@@ -23,6 +23,16 @@ const ALLOWED: &[&str] = &[
 
 /// Checks every package that a build on this platform can use.
 pub(crate) fn run() -> Result<()> {
+    let (count, problems) = check(&metadata()?)?;
+    if !problems.is_empty() {
+        bail!("licences that are not allowed:\n  {}", problems.join("\n  "));
+    }
+    eprintln!("xtask: the licences of {count} packages are allowed");
+    Ok(())
+}
+
+/// What cargo knows of the packages that a build on this platform can use.
+pub(crate) fn metadata() -> Result<Value> {
     let version = process::output(Command::new("rustc").arg("-vV"))?;
     let host = version
         .lines()
@@ -31,13 +41,7 @@ pub(crate) fn run() -> Result<()> {
     // Filtered, so that checking does not download crates of other platforms.
     let arguments = ["metadata", "--format-version", "1", "--filter-platform", host];
     let metadata = process::output(process::cargo().args(arguments))?;
-    let metadata: Value = serde_json::from_str(&metadata).context("cargo metadata's JSON")?;
-    let (count, problems) = check(&metadata)?;
-    if !problems.is_empty() {
-        bail!("licences that are not allowed:\n  {}", problems.join("\n  "));
-    }
-    eprintln!("xtask: the licences of {count} packages are allowed");
-    Ok(())
+    serde_json::from_str(&metadata).context("cargo metadata's JSON")
 }
 
 /// Returns how many packages there are, and one line for each that is not allowed.

@@ -33,7 +33,7 @@ pub(crate) fn millstream() -> Result<PathBuf> {
     }
 }
 
-/// The same, optimized: for figures.
+/// The same, optimized: for figures and packages.
 pub(crate) fn fast_millstream() -> Result<PathBuf> {
     match std::env::var_os("MILLSTREAM_BIN") {
         Some(path) => Ok(PathBuf::from(path)),

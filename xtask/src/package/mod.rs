@@ -1,0 +1,195 @@
+//! `cargo xtask package`: a Debian package of the command, its manual pages, completions and
+//! licences, made by dpkg-deb.
+
+mod control;
+mod notices;
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::{install, manual, process, programs};
+
+/// Where the shells of Debian look for completions that packages bring.
+const COMPLETIONS: &[(&str, &str)] = &[
+    ("bash", "usr/share/bash-completion/completions/millstream"),
+    ("zsh", "usr/share/zsh/vendor-completions/_millstream"),
+    ("fish", "usr/share/fish/vendor_completions.d/millstream.fish"),
+];
+
+/// Builds the package of an optimized millstream, or of the one that `MILLSTREAM_BIN` names.
+pub(crate) fn run() -> Result<()> {
+    let missing = install::ensure(install::FOR_PACKAGE);
+    if let Some(need) = missing.first() {
+        bail!("{} is missing: it {}", need.program, need.reason);
+    }
+    let program = programs::fast_millstream()?;
+    let package = build(&program, &process::target_directory().join("package"))?;
+    let bytes = fs::metadata(&package)?.len();
+    println!("{} ({:.1} MB)", package.display(), bytes as f64 / 1e6);
+    Ok(())
+}
+
+/// Makes the package of this program in a folder, and returns where.
+fn build(program: &Path, folder: &Path) -> Result<PathBuf> {
+    let root = folder.join("root");
+    if root.exists() {
+        fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))?;
+    }
+    let tree = Tree { root: root.clone() };
+    let text = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
+    tree.add("usr/bin/millstream", &text, 0o755)?;
+    for (shell, path) in COMPLETIONS {
+        let completions = process::output(Command::new(program).args(["completions", shell]))?;
+        tree.add(path, completions.as_bytes(), 0o644)?;
+    }
+    add_manual(&tree)?;
+    add_documents(&tree)?;
+    let version = control::version();
+    let architecture = process::output(Command::new("dpkg").arg("--print-architecture"))?;
+    let architecture = architecture.trim();
+    let control = control::control(&version, architecture, tree.kibibytes()?, &text)?;
+    tree.add("DEBIAN/control", control.as_bytes(), 0o644)?;
+    tree.add("DEBIAN/md5sums", tree.checksums()?.as_bytes(), 0o644)?;
+    let package = folder.join(format!("millstream_{version}_{architecture}.deb"));
+    let mut command = Command::new("dpkg-deb");
+    // The same sources give the same package.
+    command.env("SOURCE_DATE_EPOCH", control::commit_time("%ct")?);
+    command.args(["--build", "--root-owner-group"]).arg(&root).arg(&package);
+    process::output(&mut command)?;
+    Ok(package)
+}
+
+fn add_manual(tree: &Tree) -> Result<()> {
+    let pages = process::repository_root().join(manual::PAGES);
+    let entries = fs::read_dir(&pages)
+        .with_context(|| format!("cannot list {}: run cargo xtask man", pages.display()))?;
+    for entry in entries {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        tree.add_compressed(&format!("usr/share/man/man1/{name}.gz"), &fs::read(&path)?)?;
+    }
+    Ok(())
+}
+
+fn add_documents(tree: &Tree) -> Result<()> {
+    let root = process::repository_root();
+    let read =
+        |path: &str| fs::read(root.join(path)).with_context(|| format!("cannot read {path}"));
+    let place = |name: &str| format!("usr/share/doc/millstream/{name}");
+    tree.add(&place("copyright"), &read("packaging/debian/copyright")?, 0o644)?;
+    tree.add(&place("README.md"), &read("README.md")?, 0o644)?;
+    tree.add(&place("command-line.md"), &read("docs/command-line.md")?, 0o644)?;
+    tree.add_compressed(&place("changelog.gz"), &read("CHANGELOG.md")?)?;
+    tree.add_compressed(&place("changelog.Debian.gz"), control::changelog()?.as_bytes())?;
+    tree.add_compressed(&place("third-party-licences.gz"), notices::notices()?.as_bytes())?;
+    let overrides = read("packaging/debian/lintian-overrides")?;
+    tree.add("usr/share/lintian/overrides/millstream", &overrides, 0o644)
+}
+
+/// The files of a package, as they lie in a folder.
+struct Tree {
+    root: PathBuf,
+}
+
+impl Tree {
+    fn add(&self, path: &str, content: &[u8], mode: u32) -> Result<()> {
+        let path = self.root.join(path);
+        let cannot = || format!("cannot write {}", path.display());
+        let folder = path.parent().unwrap_or(&self.root);
+        fs::create_dir_all(folder).with_context(cannot)?;
+        // Whatever the umask is: dpkg-deb takes the modes as they are.
+        for folder in folder.ancestors().take_while(|folder| folder.starts_with(&self.root)) {
+            fs::set_permissions(folder, fs::Permissions::from_mode(0o755)).with_context(cannot)?;
+        }
+        fs::write(&path, content).with_context(cannot)?;
+        fs::set_permissions(&path, fs::Permissions::from_mode(mode)).with_context(cannot)
+    }
+
+    fn add_compressed(&self, path: &str, content: &[u8]) -> Result<()> {
+        let plain = path.strip_suffix(".gz").context("a compressed file ends in .gz")?;
+        self.add(plain, content, 0o644)?;
+        // Without name and time: the same content gives the same file.
+        let plain = self.root.join(plain);
+        process::run(Command::new("gzip").args(["-9", "--no-name", "--force"]).arg(plain))
+    }
+
+    /// The files that are installed, in order, as paths from the root.
+    fn files(&self) -> Result<Vec<PathBuf>> {
+        let mut files = Vec::new();
+        let mut folders = vec![self.root.join("usr")];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder)? {
+                let path = entry?.path();
+                match path.is_dir() {
+                    true => folders.push(path),
+                    false => files.push(path.strip_prefix(&self.root)?.to_owned()),
+                }
+            }
+        }
+        files.sort();
+        Ok(files)
+    }
+
+    /// The size that dpkg shows: each file in whole KiB.
+    fn kibibytes(&self) -> Result<u64> {
+        let sizes = self.files()?.into_iter().map(|file| {
+            let metadata = fs::metadata(self.root.join(file))?;
+            Ok(metadata.len().div_ceil(1024))
+        });
+        sizes.sum()
+    }
+
+    fn checksums(&self) -> Result<String> {
+        let mut command = Command::new("md5sum");
+        command.args(self.files()?).current_dir(&self.root).stderr(Stdio::inherit());
+        let sums = process::output(&mut command)?;
+        ensure!(!sums.is_empty(), "md5sum printed nothing");
+        Ok(sums)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With any program that answers: `echo` stands for what prints completions.
+    #[test]
+    fn a_package_has_what_it_should() {
+        if !install::absent(install::FOR_PACKAGE).is_empty() {
+            assert!(!process::everything_required(), "dpkg-deb is missing");
+            println!("skipped: dpkg-deb is missing");
+            return;
+        }
+        let folder = process::target_directory().join(format!("package-{}", std::process::id()));
+        let package = build(Path::new("/bin/echo"), &folder).unwrap();
+        let list = Command::new("dpkg-deb").arg("--contents").arg(&package).output().unwrap();
+        let list = String::from_utf8(list.stdout).unwrap();
+        let control =
+            process::output(Command::new("dpkg-deb").arg("--info").arg(&package)).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+        for path in [
+            "usr/bin/millstream",
+            "usr/share/man/man1/millstream.1.gz",
+            "usr/share/man/man1/millstream-put.1.gz",
+            "usr/share/bash-completion/completions/millstream",
+            "usr/share/zsh/vendor-completions/_millstream",
+            "usr/share/fish/vendor_completions.d/millstream.fish",
+            "usr/share/doc/millstream/copyright",
+            "usr/share/doc/millstream/README.md",
+            "usr/share/doc/millstream/changelog.gz",
+            "usr/share/doc/millstream/third-party-licences.gz",
+        ] {
+            let line = list.lines().find(|line| line.ends_with(&format!(" ./{path}")));
+            let line = line.unwrap_or_else(|| panic!("{path} is not in {list}"));
+            let mode = if path.contains("/bin/") { "-rwxr-xr-x" } else { "-rw-r--r--" };
+            assert!(line.starts_with(&format!("{mode} root/root")), "{line}");
+        }
+        for field in ["Package: millstream\n", "Depends: libc6 (>= 2.", "Suggests: libibverbs1"] {
+            assert!(control.contains(field), "{field} is not in {control}");
+        }
+    }
+}
