@@ -144,6 +144,15 @@ mod tests {
     }
 
     #[test]
+    fn the_documents_have_the_same_exit_statuses() {
+        let document = include_str!("../../../docs/command-line.md");
+        for (status, meaning) in EXIT_STATUSES {
+            let row = format!("\n| {status} | {meaning} |\n");
+            assert!(document.contains(&row), "{row}");
+        }
+    }
+
+    #[test]
     fn a_sentence_does_nothing_to_a_terminal() {
         let error = anyhow!("no such file").context("cannot read \u{1b}[31m\u{202e}x");
         assert_eq!(sentence(&error), "cannot read \\x1b[31m\\u{202e}x: no such file");
