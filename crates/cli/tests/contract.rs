@@ -4,7 +4,7 @@ mod common;
 
 use common::{Folder, Output, Running, address, millstream, node, run, transfer};
 
-const COMMANDS: [&str; 13] = [
+const COMMANDS: [&str; 12] = [
     "demo",
     "node",
     "put",
@@ -13,11 +13,10 @@ const COMMANDS: [&str; 13] = [
     "controller",
     "switch",
     "allreduce",
-    "metadata-server",
     "topology",
-    "config",
     "sim",
     "rdma",
+    "completions",
 ];
 
 #[test]
@@ -102,11 +101,18 @@ fn bad_usage_is_told_in_one_sentence() {
         (vec!["sim", "--scenario", "nothing"], "allreduce"),
         (vec!["sim", "--hosts", "65"], "1 to 64"),
         (vec!["sim", "--seed", "18446744073709551615", "--runs", "2"], "2^64"),
-        (vec!["node", "--name=a", "--metadata=p2p", "--protocol=rdma", "--buffer=12XB"], "64KiB"),
+        (vec!["node", "--name=a", "--metadata=p2p", "--protocol=rdma", "--buffer=12XB"], "TiB"),
         (vec!["node", "--name=a", "--metadata=p2p", "--protocol=rdma", "--buffer=0"], "--buffer 0"),
         (vec!["node", "--name=a", "--metadata=p2p", "--protocol=ip", "--buffer=1"], "rdma:soft"),
         (vec!["node", "--name=a", "--metadata=ftp", "--protocol=rdma", "--buffer=1"], "p2p"),
         (vec!["put", "--metadata=p2p"], "--segment"),
+        (vec!["put", "--segment=a:1", "--offset", "-1", "f"], "-1 is less than 0"),
+        (vec!["put", "--segment=a:1", "--offset=-1KiB", "f"], "-1KiB is less than 0"),
+        (vec!["put", "--segment=a:1", "--offset=18446744073709551616", "f"], "more than 2^64 - 1"),
+        (vec!["put", "--segment=a:1", "--offset=16777216TiB", "f"], "more than 2^64 - 1"),
+        (vec!["get", "--segment=a:1", "--length=1Tb", "f"], "GB, TB (powers of 1000)"),
+        (vec!["get", "--segment=a:1", "--timeout=5", "f"], "us, ms, s, m, h"),
+        (vec!["completions", "tcsh"], "bash, zsh, fish"),
         (vec!["rdma", "pingpong", "--mtu=1500"], "1024"),
         (vec!["rdma", "pingpong", "--iters=0"], "--iters"),
         (vec!["rdma", "pingpong", "--size=2GiB"], "--size"),
@@ -139,6 +145,7 @@ fn bad_usage_is_told_in_one_sentence() {
         let output = run(&arguments);
         let sentence = output.failure(2);
         assert!(sentence.contains(expected), "{arguments:?}: {sentence}");
+        assert!(!sentence.contains("use '--"), "{arguments:?}: {sentence}");
         assert!(output.stdout.is_empty());
     }
 }
