@@ -14,7 +14,8 @@ fn positive(value: &Value, fields: &[&str]) {
 
 #[test]
 fn every_operation_is_measured_at_every_size_beside_the_kernel() {
-    let arguments = ["bench", "rdma", "--duration=30ms", "--size=1000,64KiB", "--json"];
+    let sizes = ["--size=1000,64KiB", "--working-set=16MiB"];
+    let arguments = [&["bench", "rdma", "--duration=30ms", "--json"][..], &sizes].concat();
     let report = run(&arguments).success().json();
     let measured: Vec<(&str, u64)> = report["bandwidth"]
         .as_array()
@@ -30,16 +31,22 @@ fn every_operation_is_measured_at_every_size_beside_the_kernel() {
     for stream in ["udp_stream", "tcp_stream", "memory_copy"] {
         positive(&report[stream], &["gb_per_s", "cpu_s_per_gb"]);
     }
-    for latency in ["write_latency", "udp_ping_pong"] {
-        positive(&report[latency], &["p50_us", "p99_us", "round_trips"]);
+    for (index, busy_poll) in [false, true].into_iter().enumerate() {
+        let latency = &report["latency"][index];
+        assert_eq!(latency["busy_poll"], busy_poll);
+        for side in ["write", "tcp_ping_pong"] {
+            positive(&latency[side], &["p50_us", "p99_us", "round_trips"]);
+        }
+        positive(latency, &["ratio_to_tcp"]);
     }
-    positive(&report, &["latency_ratio_to_udp", "seconds_each"]);
+    positive(&report, &["seconds_each", "working_set"]);
 }
 
 #[test]
 fn the_table_names_its_rows() {
     let (bind, peer) = (address(), address());
-    let arguments = ["bench", "rdma", "--duration=10ms", "--size=64KiB", "--bind", &bind];
+    let arguments =
+        ["bench", "rdma", "--duration=10ms", "--size=64KiB", "--working-set=1MiB", "--bind", &bind];
     let output = run(&[&arguments[..], &["--peer", &peer]].concat()).success();
     for row in ["WRITE 64 KiB", "READ 64 KiB", "SEND 64 KiB", "plain UDP", "TCP", "memory copy"] {
         assert!(
@@ -54,7 +61,9 @@ fn the_table_names_its_rows() {
 fn what_cannot_be_measured_is_a_usage_error() {
     for (arguments, word) in [
         (&["--size=0"][..], "--size"),
-        (&["--size=65MiB"], "--size"),
+        (&["--size=257MiB"], "--size"),
+        (&["--size=2MiB", "--working-set=1MiB"], "--working-set"),
+        (&["--working-set=1023KiB"], "1MiB"),
         (&["--bind=127.0.0.1"], "--peer"),
         (&["--bind=127.0.0.1", "--peer=127.0.0.1"], "--peer"),
     ] {

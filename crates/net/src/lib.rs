@@ -8,6 +8,7 @@
 //! The system calls are here, and all `unsafe` below the verbs.
 
 pub mod address;
+pub mod affinity;
 pub mod baseline;
 mod batch;
 mod clock;

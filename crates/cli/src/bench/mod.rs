@@ -14,6 +14,9 @@ pub(crate) enum Command {
     Transfer(transfer::Arguments),
     /// Measure WRITE, READ and SEND between two soft devices, beside plain UDP and TCP
     Rdma(rdma::Arguments),
+    /// The other end of `bench rdma`'s latency
+    #[command(hide = true)]
+    LatencyEnd(rdma::LatencyEnd),
     /// Measure AllReduce over local processes
     Allreduce(allreduce::Arguments),
 }
@@ -23,6 +26,7 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<()> {
     match command {
         Command::Transfer(arguments) => transfer::run(arguments),
         Command::Rdma(arguments) => rdma::run(arguments),
+        Command::LatencyEnd(arguments) => rdma::run_latency_end(arguments),
         Command::Allreduce(arguments) => allreduce::run(arguments),
     }
 }

@@ -1,5 +1,5 @@
 //! What this machine can do without us, as a measure of what we do: a plain UDP stream, a TCP
-//! stream and a UDP ping-pong over loopback, and a copy of memory.
+//! stream and a TCP ping-pong over loopback, and a copy of memory.
 
 mod ping_pong;
 mod tcp_stream;
@@ -9,12 +9,9 @@ use std::hint::black_box;
 use std::mem;
 use std::time::{Duration, Instant};
 
-pub use ping_pong::{PingPongReport, udp_ping_pong};
+pub use ping_pong::{PingPongReport, tcp_echo, tcp_ping_pong};
 pub use tcp_stream::{TcpReport, tcp_stream};
 pub use udp_stream::{StreamReport, udp_stream};
-
-/// Where received bytes go, and what is copied: much larger than the caches.
-const MEMORY_LENGTH: usize = 64 << 20;
 
 /// What [`memory_copy`] measured.
 #[derive(Clone, Copy, Debug)]
@@ -34,16 +31,17 @@ impl CopyReport {
     }
 }
 
-/// Copies 64 MiB from one place to another, again and again for `duration`, on this thread.
-pub fn memory_copy(duration: Duration) -> CopyReport {
-    let source = vec![1_u8; MEMORY_LENGTH];
-    let mut destination = vec![2_u8; MEMORY_LENGTH];
+/// Copies so many bytes from one place to another, again and again for `duration`, on this thread.
+/// Choose far more than the caches hold.
+pub fn memory_copy(duration: Duration, working_set: usize) -> CopyReport {
+    let source = vec![1_u8; working_set];
+    let mut destination = vec![2_u8; working_set];
     let usage = Usage::start();
     let mut bytes = 0;
     loop {
         destination.copy_from_slice(black_box(&source));
         black_box(&mut destination);
-        bytes += MEMORY_LENGTH as u64;
+        bytes += working_set as u64;
         let elapsed = usage.started_at().elapsed();
         if elapsed >= duration {
             return CopyReport { bytes, elapsed, cpu: usage.cpu() };
@@ -92,8 +90,8 @@ mod tests {
 
     #[test]
     fn memory_is_copied_at_least_once() {
-        let report = memory_copy(Duration::ZERO);
-        assert_eq!(report.bytes, MEMORY_LENGTH as u64);
+        let report = memory_copy(Duration::ZERO, 1 << 20);
+        assert_eq!(report.bytes, 1 << 20);
         assert!(report.gb_per_s() > 0.0);
     }
 }

@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{MEMORY_LENGTH, Usage};
+use super::Usage;
 
 /// Bytes of one read: what a receiver takes in at a time.
 const READ_LENGTH: usize = 256 << 10;
@@ -30,17 +30,18 @@ impl TcpReport {
 }
 
 /// Streams bytes over one TCP connection from one thread to another over 127.0.0.1 for `duration`,
-/// `length` bytes a write, out of a source of 64 MiB and straight into a destination of 64 MiB.
-pub fn tcp_stream(duration: Duration, length: usize) -> io::Result<TcpReport> {
-    if length == 0 || length > MEMORY_LENGTH {
-        let message = format!("a write has 1 to {MEMORY_LENGTH} bytes, not {length}");
+/// `length` bytes a write, out of a source of `working_set` bytes, which the sender walks through,
+/// and straight into a destination of as many.
+pub fn tcp_stream(duration: Duration, length: usize, working_set: usize) -> io::Result<TcpReport> {
+    if length == 0 || length > working_set {
+        let message = format!("a write has 1 to {working_set} bytes, not {length}");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let mut sender = TcpStream::connect(listener.local_addr()?)?;
     let (mut receiver, _) = listener.accept()?;
     sender.set_nodelay(true)?;
-    let (source, mut destination) = (vec![1_u8; MEMORY_LENGTH], vec![2_u8; MEMORY_LENGTH]);
+    let (source, mut destination) = (vec![1_u8; working_set], vec![2_u8; working_set]);
     thread::scope(|scope| {
         let receiving = scope.spawn(|| receive_all(&mut receiver, &mut destination));
         let usage = Usage::start();
@@ -81,15 +82,15 @@ mod tests {
 
     #[test]
     fn all_that_was_written_arrives() {
-        let report = tcp_stream(Duration::from_millis(20), 64 << 10).unwrap();
+        let report = tcp_stream(Duration::from_millis(20), 64 << 10, 1 << 20).unwrap();
         assert!(report.bytes > 0 && report.bytes.is_multiple_of(64 << 10));
         assert!(report.gb_per_s() > 0.0);
     }
 
     #[test]
     fn writes_of_nothing_are_refused() {
-        for length in [0, MEMORY_LENGTH + 1] {
-            let error = tcp_stream(Duration::ZERO, length).unwrap_err();
+        for length in [0, (1 << 20) + 1] {
+            let error = tcp_stream(Duration::ZERO, length, 1 << 20).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{length}");
         }
     }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use socket2::SockAddr;
 
-use super::{MEMORY_LENGTH, Usage};
+use super::Usage;
 use crate::udp::{MAX_MESSAGE_LENGTH, MAX_SEGMENTS, ReceiveBatch, SocketConfig, UdpSocket};
 use crate::{DriverCounters, OpenError};
 
@@ -49,21 +49,30 @@ impl StreamReport {
 /// Streams datagrams of `segment` bytes from one thread to another over 127.0.0.1 for `duration`,
 /// with segmentation offload where the kernel has it.
 ///
-/// The bytes move as those of an RDMA WRITE do: out of a source of 64 MiB, which the sender walks
-/// through, into a destination of 64 MiB, to which the receiver copies every payload. But there are
-/// no headers, no ICRC and no acknowledgements, only credits: at most 2 MiB are under way (less
-/// where the receive buffer is small), so that nothing is lost.
-pub fn udp_stream(duration: Duration, segment: usize) -> io::Result<StreamReport> {
-    stream(duration, segment, true)
+/// The bytes move as those of an RDMA WRITE do: out of a source of `working_set` bytes, which the
+/// sender walks through, into a destination of as many, to which the receiver copies every payload.
+/// But there are no headers, no ICRC and no acknowledgements, only credits: at most 2 MiB are under
+/// way (less where the receive buffer is small), so that nothing is lost.
+pub fn udp_stream(
+    duration: Duration,
+    segment: usize,
+    working_set: usize,
+) -> io::Result<StreamReport> {
+    stream(duration, segment, working_set, true)
 }
 
 fn stream(
     duration: Duration,
     segment: usize,
+    working_set: usize,
     segmentation_offload: bool,
 ) -> io::Result<StreamReport> {
     if segment == 0 || segment > MAX_MESSAGE_LENGTH {
         let message = format!("a datagram holds 1 to {MAX_MESSAGE_LENGTH} bytes, not {segment}");
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    }
+    if working_set < MAX_MESSAGE_LENGTH {
+        let message = format!("a working set has {MAX_MESSAGE_LENGTH} bytes at least");
         return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     }
     let open = || {
@@ -81,7 +90,7 @@ fn stream(
     let (sender, receiver) = (open()?, open()?);
     let stop = AtomicBool::new(false);
     // Filled with something, so that the pages are there before the clock starts.
-    let (source, mut destination) = (vec![1; MEMORY_LENGTH], vec![2; MEMORY_LENGTH]);
+    let (source, mut destination) = (vec![1; working_set], vec![2; working_set]);
     thread::scope(|scope| {
         let receiving = scope.spawn(|| receive_all(&receiver, &mut destination, &stop));
         let usage = Usage::start();
@@ -209,7 +218,7 @@ mod tests {
     fn a_stream_arrives_whole() {
         for segmentation_offload in [true, false] {
             let duration = Duration::from_millis(20);
-            let report = stream(duration, 4096, segmentation_offload).unwrap();
+            let report = stream(duration, 4096, 1 << 20, segmentation_offload).unwrap();
             assert!(report.bytes > 0);
             assert_eq!(report.bytes % 4096, 0);
             assert_eq!(report.lost, 0);
@@ -221,7 +230,7 @@ mod tests {
     #[test]
     fn segments_that_no_datagram_holds_are_refused() {
         for segment in [0, MAX_MESSAGE_LENGTH + 1] {
-            let error = udp_stream(Duration::ZERO, segment).unwrap_err();
+            let error = udp_stream(Duration::ZERO, segment, 1 << 20).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{segment}");
         }
     }

@@ -32,6 +32,14 @@ pub(super) struct Remote {
     pub(super) key: u32,
 }
 
+/// A host, as its peer knows it.
+#[derive(Clone, Copy)]
+pub(super) struct Far {
+    pub(super) address: IpAddr,
+    pub(super) number: Qpn,
+    pub(super) max_reads: u8,
+}
+
 impl Host {
     /// Opens a device whose queue pair holds `depth` requests, and as many messages of `size`
     /// bytes that come, for which room is made again on the device's own thread.
@@ -74,10 +82,6 @@ impl Host {
         self.pair.get().context("a host without a queue pair")
     }
 
-    fn number(&self) -> anyhow::Result<Qpn> {
-        Ok(self.pair()?.number())
-    }
-
     pub(super) fn remote(&self) -> Remote {
         Remote { address: self.region.address(), key: self.region.remote_key() }
     }
@@ -91,31 +95,40 @@ impl Host {
         piece(&self.region, self.memory.length(), size, index)
     }
 
+    /// What a peer has to know to connect to it.
+    pub(super) fn far(&self) -> anyhow::Result<Far> {
+        let max_reads = self.device.attributes().max_reads;
+        Ok(Far { address: self.device.address(), number: self.pair()?.number(), max_reads })
+    }
+
     /// Connects both queue pairs.
     pub(super) fn connect(&self, peer: &Self) -> anyhow::Result<()> {
-        for (near, far) in [(self, peer), (peer, self)] {
-            let pair = near.pair()?;
-            let [ours, theirs] = [near, far].map(|host| host.device.attributes().max_reads);
-            pair.modify(&QueuePairAttributes {
-                state: Some(QueuePairState::ReadyToReceive),
-                remote_address: Some(far.device.address()),
-                path_mtu: Some(near.device.path_mtu(far.device.address())?),
-                destination_qpn: Some(far.number()?),
-                receive_psn: Some(Psn::new(PSN)),
-                responder_resources: Some(ours),
-                minimum_rnr_timer: Some(1),
-                ..Default::default()
-            })?;
-            pair.modify(&QueuePairAttributes {
-                state: Some(QueuePairState::ReadyToSend),
-                send_psn: Some(Psn::new(PSN)),
-                timeout: Some(17),
-                retry_count: Some(7),
-                rnr_retry: Some(7),
-                initiator_depth: Some(theirs),
-                ..Default::default()
-            })?;
-        }
+        self.connect_to(&peer.far()?)?;
+        peer.connect_to(&self.far()?)
+    }
+
+    /// Connects this queue pair to a peer's.
+    pub(super) fn connect_to(&self, far: &Far) -> anyhow::Result<()> {
+        let pair = self.pair()?;
+        pair.modify(&QueuePairAttributes {
+            state: Some(QueuePairState::ReadyToReceive),
+            remote_address: Some(far.address),
+            path_mtu: Some(self.device.path_mtu(far.address)?),
+            destination_qpn: Some(far.number),
+            receive_psn: Some(Psn::new(PSN)),
+            responder_resources: Some(self.device.attributes().max_reads),
+            minimum_rnr_timer: Some(1),
+            ..Default::default()
+        })?;
+        pair.modify(&QueuePairAttributes {
+            state: Some(QueuePairState::ReadyToSend),
+            send_psn: Some(Psn::new(PSN)),
+            timeout: Some(17),
+            retry_count: Some(7),
+            rnr_retry: Some(7),
+            initiator_depth: Some(far.max_reads),
+            ..Default::default()
+        })?;
         Ok(())
     }
 }

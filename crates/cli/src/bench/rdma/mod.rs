@@ -2,6 +2,7 @@
 //! does without them: all in one run, so that whatever else the machine does is in both.
 
 mod host;
+mod latency;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -18,10 +19,12 @@ use crate::bench::figures::{per, three_digits};
 use crate::failure::usage;
 use crate::step::Step;
 use crate::{output, process, units};
-use host::{Host, Memory};
+use host::{Host, Memory, Remote};
+pub(super) use latency::{Arguments as LatencyEnd, run as run_latency_end};
+use latency::{Latency, Pair};
 
-/// The buffer of each side: far larger than caches.
-const BUFFER: usize = 64 << 20;
+/// The smallest working set: what several of the largest datagrams need.
+const LEAST_WORKING_SET: u64 = 1 << 20;
 /// Bytes of requests outstanding, as far as `DEPTHS` allows.
 const OUTSTANDING: usize = 4 << 20;
 /// The fewest and the most requests outstanding.
@@ -30,17 +33,13 @@ const DEPTHS: (usize, usize) = (4, 128);
 const SEGMENT: usize = 4096;
 /// Bytes of a write of the TCP stream.
 const TCP_WRITE: usize = 1 << 20;
-/// Bytes of a message whose latency is measured.
-const LATENCY_SIZE: usize = 4096;
 /// For a completion. The queue pair gives up earlier.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The longest latency, in nanoseconds, that is told from longer ones.
-const LONGEST_NS: u64 = 60_000_000_000;
 
 /// Arguments of `bench rdma`.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// Bytes of a message, up to 64MiB, several with commas between
+    /// Bytes of a message, up to those of the working set, several with commas between
     #[arg(
         long,
         value_name = "S,...",
@@ -49,6 +48,10 @@ pub(crate) struct Arguments {
         value_parser = units::size
     )]
     size: Vec<u64>,
+    /// Bytes that each side walks through, and those of the streams beside it too: more than caches
+    /// hold
+    #[arg(long, value_name = "S", default_value = "256MiB", value_parser = units::size)]
+    working_set: u64,
     /// How long each measurement takes
     #[arg(long, value_name = "D", default_value = "1s", value_parser = units::duration)]
     duration: Duration,
@@ -89,12 +92,10 @@ struct Report {
     seconds_each: f64,
     busy_poll: bool,
     bandwidth: Vec<Bandwidth>,
-    /// Of a WRITE of 4 KiB, from posting it to its completion, with no other outstanding.
-    write_latency: Latency,
-    /// Datagrams of 4 KiB there and back.
-    udp_ping_pong: Latency,
-    /// Our median in parts of the ping-pong's.
-    latency_ratio_to_udp: f64,
+    working_set: u64,
+    /// Of a WRITE of 4 KiB, from posting it to its completion, with no other outstanding, and of 4 KiB
+    /// there and back over TCP: asleep and awake.
+    latency: [Pair; 2],
     udp_stream: Stream,
     udp_segmentation_offload: bool,
     tcp_stream: Stream,
@@ -141,25 +142,24 @@ impl Stream {
     }
 }
 
-#[derive(Serialize)]
-struct Latency {
-    p50_us: f64,
-    p99_us: f64,
-    round_trips: u64,
-}
-
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    if let Some(size) = arguments.size.iter().find(|&&size| size == 0 || size > BUFFER as u64) {
-        return Err(usage(format!("--size {size}: choose 1 byte to 64MiB")));
+    let working_set = arguments.working_set;
+    let set = usize::try_from(working_set).ok().filter(|_| working_set >= LEAST_WORKING_SET);
+    let set =
+        set.ok_or_else(|| usage(format!("--working-set {working_set}: choose 1MiB or more")))?;
+    if let Some(size) = arguments.size.iter().find(|&&size| size == 0 || size > working_set) {
+        return Err(usage(format!(
+            "--size {size}: choose 1 byte to the {working_set} of --working-set"
+        )));
     }
     if arguments.duration.is_zero() {
         return Err(usage("--duration 0s: choose 1ms or more"));
     }
-    let bench = Bench::new(arguments)?;
+    let bench = Bench::new(arguments, set)?;
     let duration = arguments.duration;
     let step = Step::new("a plain UDP stream");
     // Before and after, as the machine may have become faster or slower.
-    let (before, segmentation_offload) = udp_stream(duration)?;
+    let (before, segmentation_offload) = udp_stream(duration, set)?;
     drop(step);
     let mut bandwidth = Vec::new();
     for &size in &arguments.size {
@@ -169,19 +169,12 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
     }
     let _step = Step::new("latency, and what the kernel does");
-    let write_latency = bench.write_latency()?;
-    let ping_pong = baseline::udp_ping_pong(duration, LATENCY_SIZE, arguments.busy_poll)
-        .context("the UDP ping-pong failed")?;
-    let microseconds = |quantile| ping_pong.quantile(quantile).as_secs_f64() * 1e6;
-    let udp_ping_pong = Latency {
-        p50_us: microseconds(0.5),
-        p99_us: microseconds(0.99),
-        round_trips: ping_pong.round_trips.len() as u64,
-    };
-    let tcp = baseline::tcp_stream(duration, TCP_WRITE).context("the TCP stream failed")?;
+    let latency = |busy_poll| latency::measure(bench.addresses, duration, busy_poll);
+    let latency = [latency(false)?, latency(true)?];
+    let tcp = baseline::tcp_stream(duration, TCP_WRITE, set).context("the TCP stream failed")?;
     let tcp_stream = Stream::new(tcp.bytes, tcp.elapsed, tcp.cpu);
-    let copy = baseline::memory_copy(duration);
-    let (after, _) = udp_stream(duration)?;
+    let copy = baseline::memory_copy(duration, set);
+    let (after, _) = udp_stream(duration, set)?;
     let udp_stream = before.mean(after);
     for one in &mut bandwidth {
         one.ratio_to_udp = per(one.stream.gb_per_s, udp_stream.gb_per_s);
@@ -191,9 +184,8 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         seconds_each: duration.as_secs_f64(),
         busy_poll: arguments.busy_poll,
         bandwidth,
-        latency_ratio_to_udp: per(write_latency.p50_us, udp_ping_pong.p50_us),
-        write_latency,
-        udp_ping_pong,
+        working_set,
+        latency,
         udp_stream,
         udp_segmentation_offload: segmentation_offload,
         tcp_stream,
@@ -202,8 +194,9 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.json { output::json(&report) } else { print(&report) }
 }
 
-fn udp_stream(duration: Duration) -> anyhow::Result<(Stream, bool)> {
-    let report = baseline::udp_stream(duration, SEGMENT).context("the plain UDP stream failed")?;
+fn udp_stream(duration: Duration, working_set: usize) -> anyhow::Result<(Stream, bool)> {
+    let report = baseline::udp_stream(duration, SEGMENT, working_set);
+    let report = report.context("the plain UDP stream failed")?;
     let stream = Stream::new(report.bytes, report.elapsed, report.cpu);
     Ok((stream, report.segmentation_offload))
 }
@@ -228,14 +221,23 @@ fn print(report: &Report) -> anyhow::Result<()> {
     line(&format!("plain UDP, {offload}"), &report.udp_stream, "")?;
     line("TCP", &report.tcp_stream, "")?;
     line("memory copy", &report.memory_copy, "")?;
-    for (what, latency) in [
-        ("WRITE 4 KiB latency", &report.write_latency),
-        ("UDP 4 KiB ping-pong", &report.udp_ping_pong),
-    ] {
-        let Latency { p50_us, p99_us, .. } = latency;
-        output::line(&format!("{what:<28}{p50_us:>8.1} us (p99 {p99_us:.1} us)"))?;
+    for Pair { busy_poll, write, tcp_ping_pong, ratio_to_tcp } in &report.latency {
+        let how = if *busy_poll { "busy polling" } else { "asleep" };
+        let Latency { p50_us, p99_us, .. } = write;
+        output::line(&format!(
+            "{:<28}{p50_us:>8.1} us (p99 {p99_us:.1} us), {ratio_to_tcp:.2} of TCP's {:.1} us (p99 \
+             {:.1} us)",
+            format!("WRITE 4 KiB, {how}"),
+            tcp_ping_pong.p50_us,
+            tcp_ping_pong.p99_us
+        ))?;
     }
-    output::line(&format!("latency in parts of UDP's   {:>8.2}", report.latency_ratio_to_udp))
+    Ok(())
+}
+
+fn latency_of(latencies: &Histogram<u64>) -> Latency {
+    let microseconds = |quantile| latencies.value_at_quantile(quantile) as f64 / 1e3;
+    Latency { p50_us: microseconds(0.5), p99_us: microseconds(0.99), round_trips: latencies.len() }
 }
 
 /// What all measurements share.
@@ -246,7 +248,7 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(arguments: &'a Arguments) -> anyhow::Result<Self> {
+    fn new(arguments: &'a Arguments, working_set: usize) -> anyhow::Result<Self> {
         let addresses = match (arguments.bind, arguments.peer) {
             (Some(bind), Some(peer)) if bind == peer => {
                 return Err(usage("--bind and --peer: two devices need two addresses"));
@@ -254,7 +256,11 @@ impl<'a> Bench<'a> {
             (Some(bind), Some(peer)) => [bind, peer],
             _ => own_addresses(),
         };
-        Ok(Self { arguments, addresses, memories: [Memory::new(BUFFER)?, Memory::new(BUFFER)?] })
+        Ok(Self {
+            arguments,
+            addresses,
+            memories: [Memory::new(working_set)?, Memory::new(working_set)?],
+        })
     }
 
     /// Two connected hosts: the first posts.
@@ -271,7 +277,7 @@ impl<'a> Bench<'a> {
     fn bandwidth(&self, op: Operation, size: usize) -> anyhow::Result<Bandwidth> {
         let depth = (OUTSTANDING / size).clamp(DEPTHS.0, DEPTHS.1);
         let hosts = self.hosts(size, depth)?;
-        let mut poster = Poster::new(&hosts, op, size, depth);
+        let mut poster = Poster::new(&hosts[0], hosts[1].remote(), op, size, depth);
         // Until windows have opened.
         poster.run(self.arguments.duration / 10)?;
         let (start, cpu) = (Instant::now(), process::processor_time());
@@ -283,35 +289,12 @@ impl<'a> Bench<'a> {
         let size = size as u64;
         Ok(Bandwidth { op, size, depth, stream, ratio_to_udp, ratio_to_tcp, retransmissions })
     }
-
-    fn write_latency(&self) -> anyhow::Result<Latency> {
-        let hosts = self.hosts(LATENCY_SIZE, 1)?;
-        let mut poster = Poster::new(&hosts, Operation::Write, LATENCY_SIZE, 1);
-        let mut latencies = Histogram::<u64>::new_with_bounds(1, LONGEST_NS, 3)?;
-        let end = Instant::now() + self.arguments.duration;
-        loop {
-            let start = Instant::now();
-            poster.post(1)?;
-            while poster.reap()? == 0 {}
-            let now = Instant::now();
-            latencies.saturating_record((now - start).as_nanos() as u64);
-            if now >= end {
-                break;
-            }
-        }
-        let microseconds = |quantile| latencies.value_at_quantile(quantile) as f64 / 1e3;
-        Ok(Latency {
-            p50_us: microseconds(0.5),
-            p99_us: microseconds(0.99),
-            round_trips: latencies.len(),
-        })
-    }
 }
 
 /// Posts requests and takes their completions.
 struct Poster<'a> {
     host: &'a Host,
-    remote: host::Remote,
+    remote: Remote,
     op: Operation,
     size: usize,
     depth: usize,
@@ -322,10 +305,10 @@ struct Poster<'a> {
 }
 
 impl<'a> Poster<'a> {
-    fn new(hosts: &'a [Host; 2], op: Operation, size: usize, depth: usize) -> Self {
+    fn new(host: &'a Host, remote: Remote, op: Operation, size: usize, depth: usize) -> Self {
         Self {
-            host: &hosts[0],
-            remote: hosts[1].remote(),
+            host,
+            remote,
             op,
             size,
             depth,

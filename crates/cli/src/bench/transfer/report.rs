@@ -14,6 +14,8 @@ use crate::{output, units};
 
 /// Payload bytes in a packet of the plain stream: those of the largest path MTU.
 const STREAM_SEGMENT: usize = 4096;
+/// Bytes that the plain stream and the memory copy walk through: more than caches hold.
+const WORKING_SET: usize = 256 << 20;
 /// How long the plain stream and the memory copy are measured.
 const BASELINE: Duration = Duration::from_secs(2);
 
@@ -136,10 +138,10 @@ pub(super) fn print_json(rows: &[Row], alone: bool, interrupted: bool) -> anyhow
 
 /// Measures what the machine does without us, and sets every row beside it.
 pub(super) fn add_baseline(rows: &mut [Row]) -> anyhow::Result<()> {
-    let stream =
-        baseline::udp_stream(BASELINE, STREAM_SEGMENT).context("the plain UDP stream failed")?;
+    let stream = baseline::udp_stream(BASELINE, STREAM_SEGMENT, WORKING_SET)
+        .context("the plain UDP stream failed")?;
     let udp_stream_gb_per_s = stream.gb_per_s();
-    let memory_copy_gb_per_s = baseline::memory_copy(BASELINE).gb_per_s();
+    let memory_copy_gb_per_s = baseline::memory_copy(BASELINE, WORKING_SET).gb_per_s();
     for row in rows {
         row.baseline = Some(Baseline {
             udp_stream_gb_per_s,
