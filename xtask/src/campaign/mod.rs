@@ -137,6 +137,8 @@ impl Campaign {
         time: Duration,
         start: Instant,
     ) {
+        // Before it counts as tried: who ends a campaign early has seen what it found.
+        outcome.findings.iter().for_each(|finding| eprint!("{finding}"));
         self.plan.end(portion, outcome, time);
         if let Some(history) = &mut self.history {
             let kept = history.keep(&portion.scenario, self.plan.tried_below(&portion.scenario));

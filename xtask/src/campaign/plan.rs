@@ -142,12 +142,9 @@ impl Plan {
         }
         let (runs, failed) = (self.runs(), self.failed());
         let _ = writeln!(text, "{runs} runs in {:.1} s: {failed} failed", time.as_secs_f64());
-        for Finding { what, commands } in &self.findings {
-            let _ = writeln!(text, "FAILED {what}");
-            commands.iter().for_each(|command| {
-                let _ = writeln!(text, "    {command}");
-            });
-        }
+        self.findings.iter().for_each(|finding| {
+            let _ = write!(text, "{finding}");
+        });
         text
     }
 }

@@ -1,6 +1,7 @@
 //! A few runs of one scenario, in a process of their own: a run that never ends, or takes the
 //! process with it, is a finding like any other.
 
+use std::fmt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
@@ -35,11 +36,22 @@ pub(super) struct Finding {
     pub(super) commands: Vec<String>,
 }
 
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "FAILED {}", self.what)?;
+        self.commands.iter().try_for_each(|command| writeln!(f, "    {command}"))
+    }
+}
+
 impl Portion {
     /// Runs it.
     pub(super) fn run(&self, millstream: &Path) -> Outcome {
         let mut command = Command::new("timeout");
-        command.arg(LIMIT_S.to_string()).arg(millstream).args(["sim", "--json"]);
+        // In our process group, so that Ctrl-C ends it too.
+        command
+            .args(["--foreground", &LIMIT_S.to_string()])
+            .arg(millstream)
+            .args(["sim", "--json"]);
         command.args(["--scenario", &self.scenario]);
         command.args(["--seed", &self.first.to_string(), "--runs", &self.runs.to_string()]);
         if self.scenario == "rc-chaos" {
