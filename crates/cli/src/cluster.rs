@@ -1,5 +1,6 @@
 //! A controller, a switch and hosts as processes on this machine.
 
+use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
@@ -10,6 +11,8 @@ use crate::process::Child;
 
 /// For a daemon to serve.
 const READY: Duration = Duration::from_secs(20);
+/// For a host to end once it has reported its last size.
+const END: Duration = Duration::from_secs(20);
 
 /// Daemons that serve AllReduce. Dropping it stops them.
 pub(crate) struct Cluster {
@@ -65,19 +68,21 @@ impl Cluster {
         mut done: impl FnMut(Vec<Report>) -> anyhow::Result<()>,
     ) -> anyhow::Result<()> {
         let mut hosts = self.start_hosts(job)?;
+        let mut wrong = vec![0; hosts.len()];
         for _ in job.sizes {
             let deadline = Instant::now() + job.patience;
             let mut reports = Vec::new();
             for (rank, host) in hosts.iter_mut().enumerate() {
                 let line = host.line(deadline.saturating_duration_since(Instant::now()))?;
-                let report = serde_json::from_str(&line)
+                let report: Report = serde_json::from_str(&line)
                     .with_context(|| format!("host {rank} printed no report: {line:?}"))?;
+                wrong[rank] += report.wrong;
                 reports.push(report);
             }
             done(reports)?;
         }
-        for host in hosts {
-            host.finish(job.patience)?;
+        for (host, wrong) in hosts.into_iter().zip(wrong) {
+            host.finish_as(END, |status| ended_as_reported(status, wrong))?;
         }
         Ok(())
     }
@@ -107,7 +112,36 @@ impl Cluster {
     }
 }
 
+/// Whether a host that found so many wrong elements ended as it should: it fails if there are any.
+/// It has reported them, and whoever gets the reports judges.
+fn ended_as_reported(status: ExitStatus, wrong: u64) -> bool {
+    status.success() || wrong > 0 && status.code() == Some(1)
+}
+
 /// A text of a JSON object.
 pub(crate) fn text<'a>(value: &'a Value, key: &str) -> anyhow::Result<&'a str> {
     value[key].as_str().with_context(|| format!("{value} has no text {key:?}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
+    use super::*;
+
+    #[test]
+    fn a_host_that_found_wrong_elements_may_fail() {
+        let exit = |code: i32| ExitStatus::from_raw(code << 8);
+        let killed = ExitStatus::from_raw(9);
+        for (status, wrong, good) in [
+            (exit(0), 0, true),
+            (exit(1), 0, false),
+            (exit(1), 7, true),
+            (exit(2), 7, false),
+            (exit(101), 7, false),
+            (killed, 7, false),
+        ] {
+            assert_eq!(ended_as_reported(status, wrong), good, "{status}, {wrong} wrong");
+        }
+    }
 }

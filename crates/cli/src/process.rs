@@ -443,7 +443,16 @@ impl Child {
     }
 
     /// Waits until it ends with status 0; returns what it printed on stdout since the `ready` line.
-    pub(crate) fn finish(mut self, timeout: Duration) -> anyhow::Result<String> {
+    pub(crate) fn finish(self, timeout: Duration) -> anyhow::Result<String> {
+        self.finish_as(timeout, |status| status.success())
+    }
+
+    /// The same, where other statuses can be as good as 0.
+    pub(crate) fn finish_as(
+        mut self,
+        timeout: Duration,
+        good: impl FnOnce(ExitStatus) -> bool,
+    ) -> anyhow::Result<String> {
         let deadline = Instant::now() + timeout;
         let mut output = String::new();
         loop {
@@ -459,7 +468,7 @@ impl Child {
             }
         }
         match self.wait(deadline.saturating_duration_since(Instant::now()).max(GRACE)) {
-            Some(status) if status.success() => Ok(output),
+            Some(status) if good(status) => Ok(output),
             _ => Err(self.failed("failed")),
         }
     }
