@@ -166,7 +166,7 @@ fn reduce(size: u64, rows: &mut Vec<Row>) -> anyhow::Result<u64> {
         reduction: &reduction,
         iters: 1,
         warmup_iters: 0,
-        patience: PATIENCE,
+        patience: Some(PATIENCE),
     };
     let step = Step::new("hosts sum their vectors");
     let mut reports = Vec::new();

@@ -473,18 +473,20 @@ impl Child {
         }
     }
 
-    /// The next line that it prints on stdout.
-    pub(crate) fn line(&mut self, timeout: Duration) -> anyhow::Result<String> {
-        let deadline = Instant::now() + timeout;
+    /// The next line that it prints on stdout, for which it may take as long as it lives if there
+    /// is no timeout.
+    pub(crate) fn line(&mut self, timeout: Option<Duration>) -> anyhow::Result<String> {
+        let start = Instant::now();
         loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            match self.lines.recv_timeout(left.min(GLANCE)) {
+            match self.lines.recv_timeout(GLANCE) {
                 Ok(line) => return Ok(line),
                 Err(_) if told_to_stop() => bail!("told to stop"),
-                Err(RecvTimeoutError::Timeout) if left.is_zero() => {
-                    bail!("{} printed nothing for {timeout:?}", self.name)
-                }
-                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Timeout) => match timeout {
+                    Some(timeout) if start.elapsed() >= timeout => {
+                        bail!("{} printed nothing for {timeout:?}", self.name)
+                    }
+                    _ => {}
+                },
                 Err(RecvTimeoutError::Disconnected) => {
                     self.wait(GRACE);
                     return Err(self.failed("failed"));

@@ -1,7 +1,5 @@
 //! `bench allreduce`: AllReduce over local processes, one row for each size, as nccl-tests has it.
 
-use std::time::Duration;
-
 use anyhow::bail;
 use clap::Args;
 use serde::Serialize;
@@ -11,9 +9,6 @@ use crate::allreduce::{Latency, MAX_HOSTS, Reduction, Report};
 use crate::cluster::{Cluster, Job};
 use crate::failure::{not_yet, usage};
 use crate::{output, process, units};
-
-/// For all hosts' reports of one size: more than their own timeouts.
-const PATIENCE: Duration = Duration::from_secs(600);
 
 /// Arguments of `bench allreduce`.
 #[derive(Args, Debug)]
@@ -85,7 +80,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         reduction: &arguments.reduction,
         iters: arguments.iters,
         warmup_iters: arguments.warmup_iters,
-        patience: PATIENCE,
+        patience: None,
     };
     let mut rows = Vec::new();
     let measured = cluster.all_reduce(&job, |reports| {
