@@ -1,13 +1,13 @@
 //! One row: requests of one size, one way, for some time.
 //!
-//! Each thread submits a batch, waits until it is done, and submits the next. Blocks go round the
-//! segment's buffer, so that a large buffer does not stay in caches.
+//! Each thread submits a batch, waits until it is done, and submits the next, of the next blocks of
+//! the segment. The blocks go round its buffer, so that a large buffer does not stay in caches.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow};
+use anyhow::{Context, anyhow, ensure};
 use hdrhistogram::Histogram;
 use millstream_transfer::{Buffer, Opcode, SubmitAndWaitError, TransferRequest};
 
@@ -62,15 +62,15 @@ impl Done {
 
 /// Measures one row. Told to stop, it ends at once, with what it has.
 pub(super) fn measure(opened: &Opened, buffer: &Buffer, shape: &Shape) -> anyhow::Result<Done> {
-    let requests = requests(opened, buffer, shape)?;
+    let mut batches = thread_batches(opened, buffer, shape)?;
     // Connects the queue pairs, and opens their windows.
-    submit(opened, &requests[0])?;
+    submit(opened, &batches[0].requests)?;
     let stop = AtomicBool::new(false);
     let (start, cpu) = (Instant::now(), process::processor_time());
     let done: Vec<anyhow::Result<Done>> = thread::scope(|scope| {
-        let threads: Vec<_> = requests
-            .iter()
-            .map(|requests| scope.spawn(|| batches(opened, requests, start, shape.duration, &stop)))
+        let threads: Vec<_> = batches
+            .iter_mut()
+            .map(|batch| scope.spawn(|| repeat(opened, batch, start, shape.duration, &stop)))
             .collect();
         let join = |thread: thread::ScopedJoinHandle<'_, _>| {
             thread.join().unwrap_or_else(|_| Err(anyhow!("a thread panicked")))
@@ -89,9 +89,9 @@ pub(super) fn measure(opened: &Opened, buffer: &Buffer, shape: &Shape) -> anyhow
 }
 
 /// Does batches, at least one, until the time is over or another thread has failed.
-fn batches(
+fn repeat(
     opened: &Opened,
-    requests: &[TransferRequest],
+    batch: &mut Batch,
     start: Instant,
     duration: Duration,
     stop: &AtomicBool,
@@ -99,7 +99,7 @@ fn batches(
     let mut done = Done::new()?;
     loop {
         let submitted = Instant::now();
-        match submit(opened, requests) {
+        match submit(opened, &batch.requests) {
             Ok(Some(bytes)) => done.bytes += bytes,
             Ok(None) => return Ok(done),
             Err(_) if process::failed_because_told_to_stop() => return Ok(done),
@@ -109,13 +109,14 @@ fn batches(
                 return Err(error);
             }
         }
-        done.requests += requests.len() as u64;
+        done.requests += batch.requests.len() as u64;
         done.latencies.saturating_record(submitted.elapsed().as_nanos() as u64);
         done.elapsed = start.elapsed();
         let over = done.elapsed >= duration || stop.load(Ordering::Relaxed);
         if over || process::told_to_stop() {
             return Ok(done);
         }
+        batch.advance();
     }
 }
 
@@ -139,16 +140,61 @@ fn submit(opened: &Opened, requests: &[TransferRequest]) -> anyhow::Result<Optio
     Ok(Some(bytes))
 }
 
-/// The requests of each thread's batches. Each has its own block on both sides, as far as the
+/// The requests of a thread, and where the next ones are.
+struct Batch {
+    requests: Vec<TransferRequest>,
+    /// Address of the segment's first block.
+    base: u64,
+    blocks: Blocks,
+}
+
+impl Batch {
+    /// Moves the requests to the next blocks of the segment.
+    fn advance(&mut self) {
+        for request in &mut self.requests {
+            request.target_offset = self.base + self.blocks.next() * request.length;
+        }
+    }
+}
+
+/// The blocks of a segment that one thread goes round: its own, as far as there are so many.
+struct Blocks {
+    first: u64,
+    count: u64,
+    /// How many blocks the segment has.
+    all: u64,
+    at: u64,
+}
+
+impl Blocks {
+    /// Of one of so many threads with batches of `batch` requests, of `all` blocks, at least one.
+    fn of_thread(thread: u64, threads: u64, batch: u64, all: u64) -> Self {
+        // All requests of a batch differ before those of threads do.
+        let count = (all / threads).max(batch.min(all));
+        Self { first: thread * count % all, count, all, at: 0 }
+    }
+
+    fn next(&mut self) -> u64 {
+        let block = (self.first + self.at) % self.all;
+        self.at = (self.at + 1) % self.count;
+        block
+    }
+}
+
+/// The first batch of each thread. Each request has its own block on both sides, as far as the
 /// segment has so many.
-fn requests(
-    opened: &Opened,
-    buffer: &Buffer,
-    shape: &Shape,
-) -> anyhow::Result<Vec<Vec<TransferRequest>>> {
+fn thread_batches(opened: &Opened, buffer: &Buffer, shape: &Shape) -> anyhow::Result<Vec<Batch>> {
     let size = shape.block_size;
     let buffers = opened.segment.buffers();
-    let blocks = buffers.first().context("the segment has no memory any more")?.length / size;
+    let available = buffers.first().context("the segment has no memory any more")?.length;
+    // It had enough when the command began.
+    ensure!(
+        available >= size,
+        "the segment's buffer has only {available} bytes now, and a request {size}: was its node \
+         started again with less?"
+    );
+    let base = opened.segment.address_of(0, 0, size)?;
+    let (threads, batch) = (u64::from(shape.threads), u64::from(shape.batch_size));
     let request = |index: u64| {
         let opcode = match shape.op {
             Operation::Read => Opcode::Read,
@@ -156,12 +202,43 @@ fn requests(
             Operation::Mix if index.is_multiple_of(2) => Opcode::Read,
             Operation::Mix => Opcode::Write,
         };
-        let target_offset = opened.segment.address_of(0, index % blocks * size, size)?;
         let (source, target) = (buffer.address() + index * size, opened.segment.id());
-        anyhow::Ok(TransferRequest { opcode, source, target, target_offset, length: size })
+        TransferRequest { opcode, source, target, target_offset: base, length: size }
     };
-    let batch = u64::from(shape.batch_size);
-    (0..shape.threads.into())
-        .map(|thread: u64| (thread * batch..(thread + 1) * batch).map(request).collect())
-        .collect()
+    let of_thread = |thread: u64| {
+        let requests = (thread * batch..(thread + 1) * batch).map(request).collect();
+        let blocks = Blocks::of_thread(thread, threads, batch, available / size);
+        let mut batch = Batch { requests, base, blocks };
+        batch.advance();
+        batch
+    };
+    Ok((0..threads).map(of_thread).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The blocks of so many batches of each thread.
+    fn taken(threads: u64, batch: u64, all: u64, batches: u64) -> Vec<Vec<u64>> {
+        let of_thread = |thread| {
+            let mut blocks = Blocks::of_thread(thread, threads, batch, all);
+            (0..batch * batches).map(|_| blocks.next()).collect()
+        };
+        (0..threads).map(of_thread).collect()
+    }
+
+    #[test]
+    fn batches_go_round_the_whole_buffer() {
+        assert_eq!(taken(1, 2, 5, 3), [[0, 1, 2, 3, 4, 0]]);
+        // No two threads have a block in common, however far each is.
+        assert_eq!(taken(2, 2, 9, 3), [[0, 1, 2, 3, 0, 1], [4, 5, 6, 7, 4, 5]]);
+    }
+
+    #[test]
+    fn a_small_buffer_is_shared() {
+        assert_eq!(taken(2, 2, 3, 2), [[0, 1, 0, 1], [2, 0, 2, 0]]);
+        assert_eq!(taken(2, 4, 3, 1), [[0, 1, 2, 0], [0, 1, 2, 0]]);
+        assert_eq!(taken(3, 1, 1, 2), [[0, 0], [0, 0], [0, 0]]);
+    }
 }
