@@ -2,6 +2,11 @@
 
 mod common;
 
+use std::net::{SocketAddr, TcpStream};
+use std::time::Duration;
+
+use socket2::{Domain, Socket, Type};
+
 use common::{Output, Running, address, millstream, run};
 
 /// A controller, a switch, and where the controller listens.
@@ -92,6 +97,23 @@ fn a_rank_that_waits_says_for_whom() {
     let silent = silent.local_addr().unwrap().to_string();
     let output = host(&silent, 1, 0, &["--size=4", "--timeout=0s"]).output();
     waits(&output, &format!("an answer of the controller at {silent}"));
+}
+
+#[test]
+fn a_rank_that_gets_no_connection_says_so() {
+    // Once enough connections wait to be accepted, the kernel drops those that want to follow.
+    let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+    socket.bind(&SocketAddr::new(address().parse().unwrap(), 0).into()).unwrap();
+    socket.listen(0).unwrap();
+    let full = socket.local_addr().unwrap().as_socket().unwrap();
+    let connect = |_| TcpStream::connect_timeout(&full, Duration::from_millis(200)).ok();
+    let waiting: Vec<TcpStream> = (0..100).map_while(connect).collect();
+    assert!(waiting.len() < 100);
+    let output = host(&full.to_string(), 1, 0, &["--size=4", "--timeout=2500ms"]).output();
+    let told = format!("note: waiting for an answer of the controller at {full}; giving up in ");
+    assert!(output.stderr.starts_with(&told), "{}", output.stderr);
+    assert_eq!(output.code(), Some(1));
+    assert!(output.stderr.contains("cannot reach the controller"), "{}", output.stderr);
 }
 
 #[test]

@@ -39,9 +39,24 @@ pub(crate) struct Sender {
     stream: TcpStream,
 }
 
-/// Connects to a controller.
-pub(crate) fn connect(controller: SocketAddr, timeout: Duration) -> io::Result<(Sender, Receiver)> {
-    let stream = TcpStream::connect_timeout(&controller, timeout.max(SHORTEST_WAIT))?;
+/// Connects to a controller. Calls `waiting` with what is left of the time whenever there was no
+/// answer for `silence`.
+pub(crate) fn connect(
+    controller: SocketAddr,
+    timeout: Duration,
+    silence: Duration,
+    mut waiting: impl FnMut(Duration),
+) -> io::Result<(Sender, Receiver)> {
+    let start = Instant::now();
+    let stream = loop {
+        let left = timeout.saturating_sub(start.elapsed());
+        match TcpStream::connect_timeout(&controller, left.min(silence).max(SHORTEST_WAIT)) {
+            Err(error) if error.kind() == io::ErrorKind::TimedOut && left > silence => {
+                waiting(timeout.saturating_sub(start.elapsed()));
+            }
+            result => break result?,
+        }
+    };
     stream.set_nodelay(true)?;
     stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
     let sender = Sender { stream: stream.try_clone()? };

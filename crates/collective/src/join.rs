@@ -86,7 +86,8 @@ pub(crate) fn join(
     waiting: &mut dyn FnMut(&Waiting),
 ) -> Result<Joined, JoinError> {
     let &JoinConfig { controller, ref device, timeout, .. } = config;
-    let (sender, receiver) = control::connect(controller, timeout)
+    let silent = |left| waiting(&Waiting { awaited: None, left });
+    let (sender, receiver) = control::connect(controller, timeout, SILENCE, silent)
         .map_err(|source| JoinError::Unreachable { controller, source })?;
     let limit = timeout.saturating_add(GRACE).min(LONGEST);
     let deadline = Instant::now() + limit;
