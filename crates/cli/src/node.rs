@@ -1,8 +1,9 @@
 //! `node`: serves a segment of memory.
 
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, Read};
 use std::net::{IpAddr, Ipv4Addr};
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -13,7 +14,7 @@ use serde::Serialize;
 
 use crate::failure::usage;
 use crate::process::StopWatch;
-use crate::{engine, note, output, retry, units};
+use crate::{closed, engine, note, output, retry, units};
 
 /// Bytes read from the file at a time.
 const CHUNK: usize = 1 << 20;
@@ -113,7 +114,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// The name of this machine.
 fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let name = name.trim();
     if name.is_empty() { "node" } else { name }.to_owned()
 }
@@ -121,18 +122,23 @@ fn host_name() -> String {
 /// Opens the file, and checks that the buffer holds it where its length is known.
 fn open(path: &Path, buffer: u64) -> anyhow::Result<Box<dyn Read>> {
     if path == Path::new("-") {
+        closed::check(libc::STDIN_FILENO).context("cannot read standard input")?;
         return Ok(Box::new(io::stdin()));
     }
-    let cannot = || format!("cannot read {}", output::escaped(path));
-    let file = File::open(path).with_context(cannot)?;
+    let name = output::escaped(path);
+    let cannot = || format!("cannot read {name}");
+    let slow = match fs::metadata(path).is_ok_and(|data| data.file_type().is_fifo()) {
+        true => format!("waiting for a process that opens the FIFO {name} to write"),
+        false => format!("opening {name}"),
+    };
+    let file = note::when_slow(&slow, || File::open(path)).with_context(cannot)?;
     let metadata = file.metadata().with_context(cannot)?;
     if metadata.is_dir() {
-        return Err(usage(format!("--file {}: it is a directory", output::escaped(path))));
+        return Err(usage(format!("--file {name}: it is a directory")));
     }
     if metadata.len() > buffer {
         return Err(usage(format!(
-            "{} has {}, and --buffer only {buffer}",
-            output::escaped(path),
+            "{name} has {}, and --buffer only {buffer}",
             units::bytes(metadata.len())
         )));
     }

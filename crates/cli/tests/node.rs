@@ -96,6 +96,29 @@ fn loading_that_takes_long_is_told_and_can_be_stopped() {
 }
 
 #[test]
+fn a_fifo_without_a_writer_is_told() {
+    let folder = Folder::new();
+    let pipe = pipe(&folder);
+    let arguments =
+        ["node", "--buffer=5", "--file", &pipe, "--bind", &address()].map(str::to_owned);
+    let mut node = Running::start("node", millstream().args(arguments));
+    let expected = format!("note: waiting for a process that opens the FIFO {pipe} to write");
+    assert_eq!(node.error_line(), expected);
+    fs::write(&pipe, b"12345").unwrap();
+    node.ready();
+}
+
+#[test]
+fn a_closed_stdin_is_a_failure() {
+    let mut shell = Command::new("sh");
+    let script = "exec \"$0\" node --buffer=5 --file=- --bind \"$1\" <&-";
+    shell.args(["-c", script, env!("CARGO_BIN_EXE_millstream"), &address()]);
+    // Were it ready, it would serve zeros, and this would wait in vain.
+    let output = Running::start("node", &mut shell).output();
+    assert_eq!(output.failure(1), "cannot read standard input: it is closed");
+}
+
+#[test]
 fn an_address_in_use_is_waited_for() {
     let (first, segment) = node("1KiB", &[]);
     let address = segment.split(':').next().unwrap().to_owned();
