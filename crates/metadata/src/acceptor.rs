@@ -51,7 +51,8 @@ struct Shared {
 #[derive(Default)]
 struct Connections {
     stopping: bool,
-    /// Whether it was said that there is no place left, since there last were enough.
+    /// Whether it was said that there is no place left, since half of them were last free. Not since
+    /// one was: where strangers keep all places taken, each of them would be told of.
     complained: bool,
     next: u64,
     /// By number: the smallest is the oldest.
@@ -224,7 +225,7 @@ impl Shared {
     fn leave(&self, number: u64) {
         let mut connections = self.lock();
         connections.open.remove(&number);
-        if connections.open.is_empty() {
+        if connections.open.len() <= self.config.max_connections / 2 {
             connections.complained = false;
         }
         drop(connections);
@@ -258,5 +259,44 @@ fn accept_loop(listener: &TcpListener, shared: &Arc<Shared>) {
         if let Err(error) = spawned {
             tracing::warn!(%client, %error, "cannot start a thread for a connection");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn each_overload_is_told_of() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let limits =
+            AcceptorConfig { max_connections: 4, silence_allowed: Duration::from_millis(10) };
+        let acceptor = Acceptor::start(listener, limits, |connection| {
+            connection.heard();
+            let _ = connection.stream().read(&mut [0]);
+        })
+        .unwrap();
+        let connect = || TcpStream::connect(acceptor.address()).unwrap();
+        let wait_until = |condition: &dyn Fn(&Connections) -> bool| {
+            let mut connections = acceptor.shared.lock();
+            while !condition(&connections) {
+                (connections, _) = acceptor
+                    .shared
+                    .changed
+                    .wait_timeout(connections, Duration::from_millis(10))
+                    .unwrap();
+            }
+        };
+        let staying = connect();
+        for _ in 0..2 {
+            let others = [(); 4].map(|()| connect());
+            wait_until(&|connections| connections.complained);
+            drop(others);
+            wait_until(&|connections| connections.open.len() == 1);
+            assert!(!acceptor.shared.lock().complained);
+        }
+        drop(staying);
     }
 }
