@@ -6,7 +6,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millstream_inc::controller::{ConnectionId, Controller, ControllerConfig as Rules, Output};
 use millstream_inc::protocol::{
@@ -37,6 +37,9 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Connections that may be on their way out, beside those that the controller counts.
 const CLOSING_MAX: usize = 256;
+
+/// After so long without a refusal, the next one is told of.
+const OVERLOAD_PAUSE: Duration = Duration::from_secs(60);
 
 /// What a controller is run with.
 #[derive(Clone, Debug)]
@@ -112,7 +115,7 @@ async fn serve(
         peers: HashMap::new(),
         events,
         next_connection: 0,
-        complained: false,
+        overload: Overload::default(),
     };
     // No connection is accepted before this, after one could not be.
     let mut paused_until = None;
@@ -182,9 +185,7 @@ struct Daemon {
     peers: HashMap<ConnectionId, Peer>,
     events: mpsc::Sender<(ConnectionId, Event)>,
     next_connection: u64,
-    /// Whether it was said that there are as many connections as may be, since there last were
-    /// fewer.
-    complained: bool,
+    overload: Overload,
 }
 
 impl Daemon {
@@ -213,7 +214,6 @@ impl Daemon {
             Event::Closed => {
                 self.controller.handle_closed(connection);
                 self.peers.remove(&connection);
-                self.complained &= !self.peers.is_empty();
             }
         }
     }
@@ -265,10 +265,10 @@ impl Daemon {
                 tracing::debug!(peer = %peer.address, %reason, "refused");
             }
             FromController::Refused { reason: reason @ Refusal::Limit { .. } } => {
-                if std::mem::replace(&mut self.complained, true) {
-                    tracing::debug!(peer = %peer.address, %reason, "refused");
-                } else {
+                if self.overload.begins(Instant::now()) {
                     tracing::warn!(peer = %peer.address, %reason, "refused, and others too");
+                } else {
+                    tracing::debug!(peer = %peer.address, %reason, "refused");
                 }
             }
             FromController::Refused { reason } => {
@@ -286,6 +286,19 @@ impl Daemon {
             self.peers.remove(&connection);
             self.controller.handle_closed(connection);
         }
+    }
+}
+
+/// When a peer was last refused because of a limit.
+#[derive(Default)]
+struct Overload(Option<Instant>);
+
+impl Overload {
+    /// A peer is refused. Whether an overload begins with it, which is over when nobody is refused
+    /// for a while.
+    fn begins(&mut self, now: Instant) -> bool {
+        let last = self.0.replace(now);
+        last.is_none_or(|last| now.duration_since(last) >= OVERLOAD_PAUSE)
     }
 }
 
@@ -332,5 +345,24 @@ async fn converse(
         }
         // The peer ends it: the controller will let go of the other half.
         () = &mut read => write.await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_overload_is_told_of_once() {
+        let mut overload = Overload::default();
+        let mut now = Instant::now();
+        for _ in 0..2 {
+            assert!(overload.begins(now));
+            for _ in 0..100 {
+                now += OVERLOAD_PAUSE / 2;
+                assert!(!overload.begins(now));
+            }
+            now += OVERLOAD_PAUSE;
+        }
     }
 }
