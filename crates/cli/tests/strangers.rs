@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::time::Duration;
 
@@ -22,6 +22,10 @@ fn server(command: &str, bind: &str, more: &[&str]) -> Running {
 }
 
 fn client(command: &str, host: &str) -> Running {
+    client_with(command, host, &[])
+}
+
+fn client_with(command: &str, host: &str, more: &[&str]) -> Running {
     let bind = address();
     let arguments = ["rdma", command, "--bind", &bind, "--iters=20", host];
     Running::start(command, millstream().args(arguments))
@@ -182,6 +186,40 @@ fn waiting_has_an_end_where_one_was_asked_for() {
     .output_within(Duration::from_secs(20));
     let sentence = output.failure(1);
     assert!(sentence.contains("it said nothing for 300ms"), "{sentence}");
+}
+
+#[test]
+fn a_timeout_of_0_waits_for_ever() {
+    let mute = TcpListener::bind((address(), 0)).unwrap();
+    let listen = mute.local_addr().unwrap();
+    let (host, port) = (listen.ip().to_string(), listen.port().to_string());
+    let bind = address();
+    let arguments = ["rdma", "write-bw", "--bind", &bind, "--timeout=0s", "--port", &port, &host];
+    let client = Running::start("client", millstream().args(arguments));
+    let (mut stream, _) = mute.accept().unwrap();
+    stream.read_exact(&mut [0; 52]).unwrap();
+    // It waits for our address, and does not close the connection.
+    stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    assert_eq!(stream.read(&mut [0]).unwrap_err().kind(), ErrorKind::WouldBlock);
+    drop(stream);
+    let output = client.output();
+    let sentence = output.failure(1);
+    assert!(sentence.contains("it closed the connection without a word"), "{sentence}");
+
+    let host = address();
+    let server = server("pingpong", &host, &["--timeout=0s"]);
+    client_with("pingpong", &host, &["--timeout=0s"]).output().success();
+    server.output().success();
+}
+
+#[test]
+fn a_client_waits_for_a_way_to_its_server() {
+    // The broadcast address is nobody's.
+    let host = "255.255.255.255";
+    let arguments = ["rdma", "pingpong", "--wait=60s", host];
+    let mut client = Running::start("client", millstream().args(arguments));
+    let note = client.error_line();
+    assert!(note.starts_with("note: waiting up to ") && note.contains(host), "{note}");
 }
 
 /// What strangers do to a port.

@@ -6,11 +6,14 @@ use clap::Args;
 
 use crate::units;
 
+/// Centuries: the longest that can be asked for.
+const FOR_EVER: Duration = Duration::from_nanos(u64::MAX);
+
 /// The options that say how long to wait.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Patience {
-    /// Fail when the other side does nothing for so long
-    #[arg(long, value_name = "D", default_value = "30s", value_parser = units::duration)]
+    /// Fail when the other side does nothing for so long; 0s waits for ever
+    #[arg(long, value_name = "D", default_value = "30s", value_parser = timeout)]
     pub(super) timeout: Duration,
     /// Wait up to so long for an address that is in use, a client for its server, and a server for
     /// its client [default: 0s, and a server waits for its client without end]
@@ -24,4 +27,10 @@ impl Patience {
         let now = Instant::now();
         now.checked_add(self.wait.unwrap_or_default()).unwrap_or(now)
     }
+}
+
+/// The value of `--timeout`.
+fn timeout(text: &str) -> Result<Duration, String> {
+    let timeout = units::duration(text)?;
+    Ok(if timeout.is_zero() { FOR_EVER } else { timeout })
 }
