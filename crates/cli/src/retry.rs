@@ -52,8 +52,16 @@ pub(crate) fn is_address_in_use(error: &anyhow::Error) -> bool {
     })
 }
 
-/// Nobody listens there, and someone may begin to.
-pub(crate) fn is_refused(error: &anyhow::Error) -> bool {
-    let refused = |error: &io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
-    error.chain().any(|cause| cause.downcast_ref().is_some_and(refused))
+/// Nobody listens there, or there is no way there now; both may change.
+pub(crate) fn is_unreachable(error: &anyhow::Error) -> bool {
+    let unreachable = |error: &io::Error| {
+        matches!(
+            error.kind(),
+            io::ErrorKind::ConnectionRefused
+                | io::ErrorKind::HostUnreachable
+                | io::ErrorKind::NetworkUnreachable
+                | io::ErrorKind::TimedOut
+        )
+    };
+    error.chain().any(|cause| cause.downcast_ref().is_some_and(unreachable))
 }

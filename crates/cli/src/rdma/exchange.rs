@@ -149,21 +149,20 @@ impl Client {
             .with_context(|| format!("cannot find the address of {host}: is it spelled right?"))?
             .collect();
         let timeout = patience.timeout;
-        retry::until(patience.until(), retry::is_refused, || {
-            let mut failure = io::Error::from(io::ErrorKind::NotFound);
-            for &server in &addresses {
-                match TcpStream::connect_timeout(&server, timeout.max(Duration::from_millis(1))) {
-                    Ok(stream) => return Ok(Self { stream, server, command, timeout }),
-                    Err(error) => failure = error,
-                }
-            }
+        retry::until(patience.until(), retry::is_unreachable, || {
+            let start = Instant::now();
+            let failure = match connect(&addresses, timeout) {
+                Ok((stream, server)) => return Ok(Self { stream, server, command, timeout }),
+                Err(failure) => failure,
+            };
             let advice = match failure.kind() {
                 io::ErrorKind::ConnectionRefused => {
                     format!("does a {command} server run there? (--wait waits for one)")
                 }
                 io::ErrorKind::TimedOut => format!(
-                    "no answer within {timeout:?}: is its machine up, and does a firewall let the \
-                     connection through?"
+                    "no answer within {:.1?}: is its machine up, and does a firewall let the \
+                     connection through?",
+                    start.elapsed()
                 ),
                 _ => "is the interface up? (`ip route get ADDRESS` shows the way)".to_owned(),
             };
@@ -197,6 +196,23 @@ impl Client {
             }
         }
     }
+}
+
+/// Connects to the first of these addresses where somebody listens. Where nobody does, the error is
+/// a refusal if there is one: it says most, for a name often has an address that leads nowhere.
+fn connect(
+    addresses: &[SocketAddr],
+    timeout: Duration,
+) -> Result<(TcpStream, SocketAddr), io::Error> {
+    let mut failure = io::Error::from(io::ErrorKind::NotFound);
+    for &server in addresses {
+        match TcpStream::connect_timeout(&server, timeout) {
+            Ok(stream) => return Ok((stream, server)),
+            Err(_) if failure.kind() == io::ErrorKind::ConnectionRefused => {}
+            Err(error) => failure = error,
+        }
+    }
+    Err(failure)
 }
 
 /// A client that waits for the server's address.
@@ -354,6 +370,20 @@ mod tests {
         ] {
             assert_eq!(QueuePairAddress::parse(wrong), None, "{}", wrong.escape_ascii());
         }
+    }
+
+    #[test]
+    fn of_several_failures_the_refusal_is_told() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let listening = listener.local_addr().unwrap();
+        let refusing = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        // The broadcast address is nobody's.
+        let nowhere: SocketAddr = "255.255.255.255:1".parse().unwrap();
+        let kind = |addresses: &[SocketAddr]| connect(addresses, SHORT).unwrap_err().kind();
+        assert_eq!(kind(&[nowhere]), io::ErrorKind::NetworkUnreachable);
+        assert_eq!(kind(&[refusing, nowhere]), io::ErrorKind::ConnectionRefused);
+        assert_eq!(kind(&[nowhere, refusing]), io::ErrorKind::ConnectionRefused);
+        assert_eq!(connect(&[nowhere, refusing, listening], SHORT).unwrap().1, listening);
     }
 
     #[test]
