@@ -27,6 +27,8 @@ const REFUSAL: &[u8] = b"error: ";
 const REFUSAL_MAX: usize = 1000;
 /// For `done`, which a client says at once, and for the rest of a refusal.
 const SHORT: Duration = Duration::from_secs(5);
+/// For `done`, while other clients wait for their turn.
+const SHORT_FOR_OTHERS: Duration = Duration::from_millis(500);
 
 /// The address of a queue pair.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -233,12 +235,18 @@ impl Waiting {
         Ok(Self { stream, peer, address })
     }
 
-    /// Gives our address, once our queue pair can receive.
-    pub(super) fn answer(mut self, ours: &QueuePairAddress) -> Result<TcpStream, Mistake> {
+    /// Gives our address, once our queue pair can receive. Who does not say `done` soon is no
+    /// client; while `others_wait`, sooner.
+    pub(super) fn answer(
+        mut self,
+        ours: &QueuePairAddress,
+        others_wait: bool,
+    ) -> Result<TcpStream, Mistake> {
+        let limit = if others_wait { SHORT_FOR_OTHERS } else { SHORT };
         self.stream.set_write_timeout(Some(SHORT)).map_err(Mistake::Failed)?;
         self.stream.write_all(&ours.emit()).map_err(Mistake::Failed)?;
         let mut done = [0; DONE.len()];
-        let count = receive(&mut self.stream, &mut done, SHORT, |bytes| DONE.starts_with(bytes))?;
+        let count = receive(&mut self.stream, &mut done, limit, |bytes| DONE.starts_with(bytes))?;
         if done[..count] != DONE[..] {
             return Err(Mistake::NotDone(quoted(&done[..count])));
         }

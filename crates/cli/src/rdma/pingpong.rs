@@ -113,7 +113,7 @@ fn play(
             // A mistake shows now then, and not when a client comes.
             let mut early = chosen.any_peer().map(prepare).transpose()?;
             let mut remotes = None;
-            let server = Server::listen(chosen.address(), arguments.port, patience)?;
+            let server = Server::listen(&chosen, arguments.port, patience)?;
             let (prepared, ..) = server.serve(
                 |peer| early.take().map_or_else(|| prepare(peer), Ok),
                 |prepared, theirs| {

@@ -1,13 +1,15 @@
 //! The server's side until a client has come: strangers do not keep it from its client.
 
+use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel, sync_channel};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use millstream_metadata::{Acceptor, AcceptorConfig, Connection};
 use millstream_net::address::local_address_for;
 
+use super::device::Chosen;
 use super::exchange::{QueuePairAddress, Waiting};
 use super::patience::Patience;
 use crate::failure::sentence;
@@ -18,16 +20,22 @@ use crate::retry;
 const CONNECTIONS_MAX: usize = 32;
 /// How long one of them may keep silent when others wait for its place.
 const SILENCE_ALLOWED: Duration = Duration::from_millis(500);
-/// Clients that wait for their turn; more are turned away.
+/// Clients that wait for their turn; more wait as long as they keep a place of those above.
 const CLIENTS_MAX: usize = 16;
 /// So many strangers are told one by one; after that, each time they have doubled.
 const STRANGERS_TOLD: u64 = 8;
 
 /// A server that listens.
 pub(super) struct Server {
-    // Dropped before the acceptor, whose threads then have nobody to tell.
+    // These two are dropped before the acceptor, whose threads then have nobody to tell.
     found: Receiver<Result<Waiting, Stranger>>,
+    /// One for each that was found: there is room for so many.
+    rooms: Receiver<()>,
     acceptor: Acceptor,
+    /// Who waits for his turn.
+    queue: VecDeque<Waiting>,
+    /// Which device is opened depends on the client.
+    opens_for_client: bool,
     patience: Patience,
     strangers: u64,
 }
@@ -39,12 +47,9 @@ struct Stranger {
 }
 
 impl Server {
-    /// Listens on `address`, or on all of them.
-    pub(super) fn listen(
-        address: Option<IpAddr>,
-        port: u16,
-        patience: Patience,
-    ) -> anyhow::Result<Self> {
+    /// Listens on the address that was chosen, or on all of them.
+    pub(super) fn listen(chosen: &Chosen, port: u16, patience: Patience) -> anyhow::Result<Self> {
+        let address = chosen.address();
         let bind = || match address {
             Some(address) => TcpListener::bind((address, port)),
             // Takes IPv4 too; a machine without IPv6 has to say so.
@@ -57,7 +62,8 @@ impl Server {
                 format!("cannot listen on TCP port {port}{place}: choose another with --port")
             })
         })?;
-        let (sender, found) = sync_channel(CLIENTS_MAX);
+        let (sender, found) = channel();
+        let (room, rooms) = sync_channel(CLIENTS_MAX);
         let timeout = patience.timeout;
         let hear = move |connection: &Connection| {
             let peer = connection.client();
@@ -67,23 +73,40 @@ impl Server {
                     Waiting::hear(stream, peer, timeout).map_err(|mistake| mistake.to_string())
                 })
                 .map_err(|why| Stranger { peer, why });
-            // From here on its connection is not for the acceptor to close.
-            connection.release();
-            // Beyond so many, they hear nothing, and their connection is closed.
-            let _ = sender.try_send(heard);
+            let has_room = match &heard {
+                // It has said what it had to, and waits for its turn.
+                Ok(_) => {
+                    connection.heard();
+                    room.send(()).is_ok()
+                }
+                // Of that many, they are not all told.
+                Err(_) => room.try_send(()).is_ok(),
+            };
+            if has_room {
+                // From here on its connection is not for the acceptor to close.
+                connection.release();
+                let _ = sender.send(heard);
+            }
         };
         let limits =
             AcceptorConfig { max_connections: CONNECTIONS_MAX, silence_allowed: SILENCE_ALLOWED };
         let acceptor = Acceptor::start(listener, limits, hear).context("cannot start a thread")?;
         note(&format!("waiting for a client at {}", acceptor.address()));
-        Ok(Self { found, acceptor, patience, strangers: 0 })
+        Ok(Self {
+            found,
+            rooms,
+            acceptor,
+            queue: VecDeque::new(),
+            opens_for_client: chosen.any_peer().is_none(),
+            patience,
+            strangers: 0,
+        })
     }
 
     /// Waits for a client, as long as was asked for, and gives it the address that `connect` returns.
     ///
-    /// `open` makes what is to be connected, for a client with this address; without it there is no
-    /// use in waiting. `connect` connects it, which may fail because of the client: then the next
-    /// one is waited for.
+    /// `open` makes what is to be connected, for a client with this address; `connect` connects it.
+    /// Where one of them fails because of the client, the next one is waited for.
     pub(super) fn serve<T>(
         mut self,
         mut open: impl FnMut(IpAddr) -> anyhow::Result<T>,
@@ -103,6 +126,11 @@ impl Server {
             };
             let mut opened = match open(address) {
                 Ok(opened) => opened,
+                Err(error) if self.opens_for_client => {
+                    self.refuse(waiting, &error);
+                    continue;
+                }
+                // It would fail for any other too.
                 Err(error) => {
                     waiting.refuse(&sentence(&error));
                     return Err(error.context(format!("client {peer} cannot be served")));
@@ -115,7 +143,8 @@ impl Server {
                     continue;
                 }
             };
-            match waiting.answer(&ours) {
+            self.gather();
+            match waiting.answer(&ours, !self.queue.is_empty()) {
                 Ok(stream) => return Ok((opened, theirs, stream)),
                 Err(mistake) => self.tell(&Stranger { peer, why: mistake.to_string() }),
             }
@@ -125,6 +154,9 @@ impl Server {
     /// The next client; strangers are told meanwhile.
     fn next(&mut self, until: Option<Instant>) -> anyhow::Result<Waiting> {
         loop {
+            if let Some(waiting) = self.queue.pop_front() {
+                return Ok(waiting);
+            }
             let found = match until {
                 None => self.found.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(until) => {
@@ -132,8 +164,7 @@ impl Server {
                 }
             };
             match found {
-                Ok(Ok(waiting)) => return Ok(waiting),
-                Ok(Err(stranger)) => self.tell(&stranger),
+                Ok(heard) => self.enter(heard),
                 Err(RecvTimeoutError::Timeout) => bail!(
                     "no client came to {} within the {:?} of --wait",
                     self.acceptor.address(),
@@ -141,6 +172,24 @@ impl Server {
                 ),
                 Err(RecvTimeoutError::Disconnected) => bail!("nobody listens any more"),
             }
+        }
+    }
+
+    /// Enters those that were found already.
+    fn gather(&mut self) {
+        while self.queue.len() < CLIENTS_MAX
+            && let Ok(heard) = self.found.try_recv()
+        {
+            self.enter(heard);
+        }
+    }
+
+    fn enter(&mut self, heard: Result<Waiting, Stranger>) {
+        // Its room is free for another.
+        let _ = self.rooms.try_recv();
+        match heard {
+            Ok(waiting) => self.queue.push_back(waiting),
+            Err(stranger) => self.tell(&stranger),
         }
     }
 

@@ -225,7 +225,7 @@ fn meet_client(plan: &Plan, chosen: &Chosen, arguments: &Arguments) -> anyhow::R
     let open = |peer| Lanes::new(chosen.open(peer, patience.until())?, plan);
     // A mistake shows now then, and not when a client comes.
     let mut early = chosen.any_peer().map(open).transpose()?;
-    let (lanes, theirs, stream) = Server::listen(chosen.address(), arguments.port, patience)?
+    let (lanes, theirs, stream) = Server::listen(chosen, arguments.port, patience)?
         .serve(|peer| early.take().map_or_else(|| open(peer), Ok), |lanes, _| first(lanes))?;
     Ok(Meeting { lanes, control: Control::new(stream, "client", plan.timeout)?, theirs })
 }
