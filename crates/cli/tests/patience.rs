@@ -159,6 +159,27 @@ fn put_sends_again_what_a_pipe_gave_it() {
 }
 
 #[test]
+fn a_node_that_dies_is_noticed_while_a_pipe_gives_nothing() {
+    let (node, segment) = node("16MiB", &[]);
+    // Without a look at the peer, the pipe would be what is waited for in vain.
+    let mut put = Copy::start("put", &segment, &["--timeout=20s", "-"]);
+    // It stays open to the end.
+    let mut stdin = put.stdin();
+    stdin.write_all(&bytes(3 << 20, 5)).unwrap();
+    let folder = Folder::new();
+    let copy = folder.file("copy");
+    eventually("the first chunk is written", || {
+        common::transfer(&["get"], &segment, &["--length=2MiB", &copy]).success();
+        fs::read(&copy).unwrap() == bytes(3 << 20, 5)[..2 << 20]
+    });
+    node.signal("KILL");
+    let (status, said) = put.end();
+    drop(stdin);
+    assert_eq!(status.code(), Some(1), "{said}");
+    assert!(said.contains(&format!("segment {segment} failed after ")), "{said}");
+}
+
+#[test]
 fn a_restarted_node_gets_a_file_from_the_start() {
     let folder = Folder::new();
     let (file, address) = (folder.file("file"), common::address().parse().unwrap());

@@ -1,10 +1,10 @@
 //! Chunks on their way between a segment and a registered buffer: while one is read or written
 //! here, the others are under way.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::anyhow;
-use millstream_transfer::{Batch, Buffer, Opcode, TransferRequest, TransferState};
+use millstream_transfer::{Batch, Buffer, Opcode, TransferEngine, TransferRequest, TransferState};
 
 use super::session::Trouble;
 use super::watch::Watch;
@@ -14,6 +14,11 @@ use crate::failure::usage;
 /// Bytes of a chunk, and how many are under way.
 pub(super) const CHUNK: usize = 2 << 20;
 const CHUNKS: usize = 4;
+
+/// Where in the buffer the byte of a probe arrives: after the chunks.
+const PROBE: usize = CHUNK * CHUNKS;
+/// How often an idle peer is probed.
+const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The engine keeps the same time, and knows better why nothing moves: it may speak first.
 const ENGINE_SLACK: Duration = Duration::from_millis(500);
@@ -35,6 +40,8 @@ pub(super) struct Pipeline {
     /// Bytes of all chunks that were begun, and of those that were finished.
     begun: u64,
     finished: u64,
+    probe: Option<Batch>,
+    probed_at: Instant,
 }
 
 struct Slot {
@@ -53,7 +60,7 @@ pub(super) struct Arrived {
 
 impl Pipeline {
     pub(super) fn new(opened: Opened, opcode: Opcode, offset: u64) -> anyhow::Result<Self> {
-        let buffer = opened.engine.allocate_buffer(CHUNK * CHUNKS, "*", false)?;
+        let buffer = opened.engine.allocate_buffer(PROBE + 1, "*", false)?;
         Ok(Self {
             what: format!("segment {}", opened.segment.name()),
             opcode,
@@ -65,6 +72,8 @@ impl Pipeline {
             next: 0,
             begun: 0,
             finished: 0,
+            probe: None,
+            probed_at: Instant::now(),
         })
     }
 
@@ -113,6 +122,39 @@ impl Pipeline {
         Ok(Arrived { position, length })
     }
 
+    /// Whether there is a chunk under way of which [`Self::finish`] knows the end without waiting.
+    pub(super) fn is_finished(&self) -> bool {
+        let oldest = self.slots[self.oldest % CHUNKS].as_ref().filter(|_| !self.is_empty());
+        match (oldest, &self.opened) {
+            (Some(Slot { batch: Some(batch), .. }), Some(opened)) => {
+                opened.engine.wait(batch, Duration::ZERO)
+            }
+            // It could not be submitted.
+            (Some(_), _) => true,
+            (None, _) => false,
+        }
+    }
+
+    /// Looks whether the peer is still there while nothing is under way that would tell: every now
+    /// and then a byte is read. Does not wait: a later call tells of a failure.
+    pub(super) fn probe(&mut self) -> Result<(), Trouble> {
+        let Some(Opened { engine, segment }) = &self.opened else { return Ok(()) };
+        if let Some(probe) = &self.probe {
+            if !engine.wait(probe, Duration::ZERO) {
+                return Ok(());
+            }
+            outcome(engine, probe)?;
+            self.probe = None;
+        }
+        // At the end of the buffer is no byte to read.
+        let is_byte = segment.address_of(0, self.offset, 1).is_ok();
+        if self.is_empty() && is_byte && self.probed_at.elapsed() >= PROBE_INTERVAL {
+            self.probed_at = Instant::now();
+            self.probe = Some(self.request(Opcode::Read, PROBE, 0, 1)?);
+        }
+        Ok(())
+    }
+
     /// Copies a chunk out of the buffer. Until the next call of `read` it is there.
     pub(super) fn take(&self, arrived: &Arrived, bytes: &mut Vec<u8>) -> anyhow::Result<()> {
         bytes.resize(arrived.length, 0);
@@ -122,16 +164,15 @@ impl Pipeline {
     /// Ends what is under way. The chunks stay, to be begun again.
     pub(super) fn disconnect(&mut self) {
         self.slots.iter_mut().flatten().for_each(|slot| slot.batch = None);
+        self.probe = None;
         self.opened = None;
     }
 
     /// Begins the chunks that were under way again, with another engine.
     pub(super) fn reconnect(&mut self, opened: Opened) -> Result<(), Trouble> {
         // Memory is registered with one engine.
-        let buffer = opened
-            .engine
-            .allocate_buffer(CHUNK * CHUNKS, "*", false)
-            .map_err(anyhow::Error::from)?;
+        let buffer =
+            opened.engine.allocate_buffer(PROBE + 1, "*", false).map_err(anyhow::Error::from)?;
         let mut bytes = Vec::new();
         for chunk in self.oldest..self.next {
             let position = chunk % CHUNKS;
@@ -165,18 +206,26 @@ impl Pipeline {
     }
 
     fn submit(&mut self, position: usize) -> Result<(), Trouble> {
-        let Some(slot) = &mut self.slots[position] else { return Ok(()) };
+        let Some(&Slot { at, length, .. }) = self.slots[position].as_ref() else { return Ok(()) };
+        let batch = self.request(self.opcode, position * CHUNK, at, length as u64)?;
+        if let Some(slot) = &mut self.slots[position] {
+            slot.batch = Some(batch);
+        }
+        Ok(())
+    }
+
+    /// Submits a transfer between the buffer, from `here` on, and the range, from `at` on.
+    fn request(&self, opcode: Opcode, here: usize, at: u64, length: u64) -> Result<Batch, Trouble> {
         let Some(opened) = &self.opened else {
             return Err(Trouble::Remote(anyhow!("not connected")));
         };
-        let length = slot.length as u64;
         let target_offset = opened
             .segment
-            .address_of(0, self.offset + slot.at, length)
+            .address_of(0, self.offset + at, length)
             .map_err(|error| usage(format!("{}: {error}", self.what)))?;
         let request = TransferRequest {
-            opcode: self.opcode,
-            source: self.buffer.address() + (position * CHUNK) as u64,
+            opcode,
+            source: self.buffer.address() + here as u64,
             target: opened.segment.id(),
             target_offset,
             length,
@@ -184,27 +233,20 @@ impl Pipeline {
         let batch = opened.engine.allocate_batch(1).map_err(anyhow::Error::from)?;
         let submitted = opened.engine.submit(&batch, &[request]);
         submitted.map_err(|error| Trouble::Remote(error.into()))?;
-        slot.batch = Some(batch);
-        Ok(())
+        Ok(batch)
     }
 
     fn wait(&self, batch: &Batch, watch: &mut Watch) -> Result<(), Trouble> {
         let Some(Opened { engine, .. }) = &self.opened else {
             return Err(Trouble::Remote(anyhow!("not connected")));
         };
-        let status = || engine.status(batch, 0).map_err(anyhow::Error::from);
         let mut wait = watch.wait_for(&self.what).with_slack(ENGINE_SLACK);
         while !engine.wait(batch, wait.pause()) {
             let moved = self.moved()?;
             wait.look(moved).map_err(Trouble::Remote)?;
             wait.watch().pace(moved, engine.retransmissions());
         }
-        let status = status()?;
-        match status.error {
-            Some(error) => Err(Trouble::Remote(error.into())),
-            None if status.state == TransferState::Completed => Ok(()),
-            None => Err(Trouble::Remote(anyhow!("the transfer ended as {:?}", status.state))),
-        }
+        outcome(engine, batch)
     }
 
     /// Bytes that have moved, those of unfinished chunks included.
@@ -216,5 +258,15 @@ impl Pipeline {
             }
         }
         Ok(moved)
+    }
+}
+
+/// How a batch has ended.
+fn outcome(engine: &TransferEngine, batch: &Batch) -> Result<(), Trouble> {
+    let status = engine.status(batch, 0).map_err(anyhow::Error::from)?;
+    match status.error {
+        Some(error) => Err(Trouble::Remote(error.into())),
+        None if status.state == TransferState::Completed => Ok(()),
+        None => Err(Trouble::Remote(anyhow!("the transfer ended as {:?}", status.state))),
     }
 }

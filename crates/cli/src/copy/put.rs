@@ -64,6 +64,20 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     common.report("into", file, &done)
 }
 
+/// Waits for the oldest chunk.
+fn finish(
+    pipeline: &mut Pipeline,
+    watch: &mut Watch,
+    progress: &mut Option<Progress>,
+) -> Result<(), Trouble> {
+    let length = pipeline.finish(watch)?.length as u64;
+    watch.done += length;
+    if let Some(progress) = progress {
+        progress.advance(length);
+    }
+    Ok(())
+}
+
 /// How many bytes fit. An error when that is known to be too few.
 fn room(opened: &Opened, offset: u64, length: Option<u64>) -> anyhow::Result<u64> {
     let segment = &opened.segment;
@@ -113,16 +127,20 @@ impl Put {
     fn write(&mut self) -> Result<(), Trouble> {
         loop {
             if !self.ended && !self.pipeline.is_full() {
-                match self.source.next(&mut self.watch)? {
+                // The peer is not forgotten while the source gives nothing.
+                let Self { pipeline, progress, .. } = self;
+                let meanwhile = |watch: &mut Watch| {
+                    while pipeline.is_finished() {
+                        finish(pipeline, watch, progress)?;
+                    }
+                    pipeline.probe()
+                };
+                match self.source.next(&mut self.watch, meanwhile)? {
                     Some(chunk) => self.begin(chunk)?,
                     None => self.ended = true,
                 }
             } else if !self.pipeline.is_empty() {
-                let length = self.pipeline.finish(&mut self.watch)?.length as u64;
-                self.watch.done += length;
-                if let Some(progress) = &mut self.progress {
-                    progress.advance(length);
-                }
+                finish(&mut self.pipeline, &mut self.watch, &mut self.progress)?;
             } else if self.excess {
                 let Self { room, source, .. } = self;
                 return Err(Trouble::Local(anyhow!(

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
 use std::thread;
 
-use anyhow::{Context, bail};
+use anyhow::{Context, anyhow, bail};
 
 use super::pipeline::CHUNK;
 use super::standard;
@@ -67,10 +67,15 @@ impl Source {
         Ok(Self { name, path: path.to_owned(), asked, length, reader })
     }
 
-    /// The next chunk; `None` at the end.
-    pub(super) fn next(&mut self, watch: &mut Watch) -> anyhow::Result<Option<Vec<u8>>> {
+    /// The next chunk; `None` at the end. While there is none, `meanwhile` is done every now and
+    /// then. When that fails, nothing is lost: the next call has the chunk.
+    pub(super) fn next<E: From<anyhow::Error>>(
+        &mut self,
+        watch: &mut Watch,
+        meanwhile: impl FnMut(&mut Watch) -> Result<(), E>,
+    ) -> Result<Option<Vec<u8>>, E> {
         let what = format!("{} to give bytes", self.name);
-        match self.reader.event(&what, watch)? {
+        match self.reader.event(&what, watch, meanwhile)? {
             Event::Chunk(chunk) => Ok(Some(chunk)),
             _ => Ok(None),
         }
@@ -126,21 +131,33 @@ impl Reader {
             true => format!("a process that opens the FIFO {name} to write"),
             false => format!("{name} to open"),
         };
-        let Event::Opened { length, can_restart } = reader.event(&what, watch)? else {
+        let opened = reader.event(&what, watch, |_| anyhow::Ok(()))?;
+        let Event::Opened { length, can_restart } = opened else {
             bail!("{name}: cannot be read");
         };
         reader.can_restart = can_restart;
         Ok((reader, length))
     }
 
-    fn event(&self, what: &str, watch: &mut Watch) -> anyhow::Result<Event> {
+    fn event<E: From<anyhow::Error>>(
+        &self,
+        what: &str,
+        watch: &mut Watch,
+        mut meanwhile: impl FnMut(&mut Watch) -> Result<(), E>,
+    ) -> Result<Event, E> {
         let mut wait = watch.wait_for(what);
         loop {
             match self.events.recv_timeout(wait.pause()) {
-                Ok(event) => return event,
-                Err(RecvTimeoutError::Timeout) => wait.look(self.count.load(Ordering::Relaxed))?,
+                Ok(event) => return Ok(event?),
+                Err(RecvTimeoutError::Timeout) => {
+                    // First: it knows better than that nothing moves.
+                    meanwhile(wait.watch())?;
+                    wait.look(self.count.load(Ordering::Relaxed))?;
+                }
                 // Only after a panic, which has said why.
-                Err(RecvTimeoutError::Disconnected) => bail!("reading was cut off"),
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(anyhow!("reading was cut off").into());
+                }
             }
         }
     }
