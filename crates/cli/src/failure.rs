@@ -94,6 +94,14 @@ fn json_is_wanted(arguments: impl IntoIterator<Item = OsString>) -> bool {
     options.any(|argument| argument == OsStr::new("--json"))
 }
 
+/// Whether the arguments, which are too wrong to be parsed, look like those of `get ... -`.
+pub(crate) fn stdout_is_for_bytes(arguments: impl IntoIterator<Item = OsString>) -> bool {
+    // No option before the command has a value.
+    let is_option = |argument: &OsString| argument.as_encoded_bytes().starts_with(b"-");
+    let mut words = arguments.into_iter().skip_while(is_option);
+    words.next().is_some_and(|command| command == "get") && words.any(|word| word == "-")
+}
+
 /// An error and its causes as one line.
 pub(crate) fn sentence(error: &anyhow::Error) -> String {
     output::escaped(causes(error).join(": "))
@@ -163,6 +171,13 @@ mod tests {
         let wanted = |words: &str| json_is_wanted(words.split(' ').map(OsString::from));
         assert!(wanted("put --json x") && wanted("frobnicate --json"));
         assert!(!wanted("put -- --json") && !wanted("put json"));
+    }
+
+    #[test]
+    fn only_get_has_bytes_for_stdout() {
+        let bytes = |words: &str| stdout_is_for_bytes(words.split(' ').map(OsString::from));
+        assert!(bytes("-v get --bogus -") && bytes("get -- -"));
+        assert!(!bytes("put --bogus -") && !bytes("put get -") && !bytes("get --bogus x"));
     }
 
     #[test]

@@ -106,6 +106,9 @@ fn main() -> ExitCode {
                 return ExitCode::from(failure::USAGE);
             }
             _ => {
+                if failure::stdout_is_for_bytes(std::env::args_os().skip(1)) {
+                    output::give_stdout_away();
+                }
                 let sentence = failure::clap_sentence(&error);
                 Err(failure::usage(format!("{sentence}; --help lists what there is")))
             }

@@ -56,6 +56,16 @@ fn bytes_go_through_pipes() {
     assert_eq!(get.stdout.len(), 9);
     let report: serde_json::Value = serde_json::from_slice(&get.stderr).unwrap();
     assert_eq!((&report["file"], &report["bytes"]), (&"-".into(), &9.into()));
+    // So is what fails, as early as it may be.
+    let wrong = ["--json", "--segment=nonsense"];
+    for more in [&["-"][..], &["/dev/stdout"], &["--nonsense", "-"]] {
+        let get = millstream().arg("get").args(wrong).args(more).output().unwrap();
+        assert_eq!((get.status.code(), text(&get.stdout)), (Some(2), String::new()));
+        let said = text(&get.stderr);
+        let failure: serde_json::Value =
+            serde_json::from_str(said.lines().last().unwrap()).unwrap();
+        assert_eq!(failure["error"]["exit_status"], 2);
+    }
     // Standard output by another name.
     let get = pipe("get", &segment, &["--length=9", "/dev/stdout"], &[]);
     assert_eq!(get.stdout.len(), 9);

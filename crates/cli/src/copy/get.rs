@@ -35,15 +35,16 @@ pub(crate) struct Arguments {
 
 /// Runs `get`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    // A temporary file must not outlive us. Before any thread is started.
-    process::clean_up_when_told_to_stop()?;
     let Arguments { common, inplace, file } = arguments;
-    let mut session = Session::new("get", &common.reach, &common.segment, common.patience)?;
-    let mut watch = Watch::new("get", common.patience.limit());
+    // First: a failure must not be told among the bytes.
     let destination = Destination::of(file, *inplace)?;
     if destination.is_output() {
         output::give_stdout_away();
     }
+    // A temporary file must not outlive us. Before any thread is started.
+    process::clean_up_when_told_to_stop()?;
+    let mut session = Session::new("get", &common.reach, &common.segment, common.patience)?;
+    let mut watch = Watch::new("get", common.patience.limit());
     let name = match standard::is_dash(file) {
         true => "standard output".to_owned(),
         false => output::escaped(file),
