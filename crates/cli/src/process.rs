@@ -9,7 +9,7 @@ use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, BufRead, BufReader, Read};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
@@ -316,7 +316,9 @@ impl TemporaryFile {
             hidden.push(format!(".millstream-{}-{number}", std::process::id()));
             let path = path.with_file_name(hidden);
             let mut belongings = belongings();
-            match OpenOptions::new().write(true).create_new(true).open(&path) {
+            // What replaces a private file is never open to others.
+            let at_first = if mode.is_some() { 0o600 } else { 0o666 };
+            match OpenOptions::new().write(true).create_new(true).mode(at_first).open(&path) {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(error) => return Err(error),
                 Ok(file) => {
