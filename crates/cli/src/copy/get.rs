@@ -1,7 +1,5 @@
 //! `get`: copies a part of a segment into a file.
 
-use std::fs::File;
-use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -12,6 +10,7 @@ use millstream_transfer::Opcode;
 use super::destination::Destination;
 use super::pipeline::{CHUNK, Pipeline};
 use super::session::{Reopened, Session, Trouble};
+use super::source::Source;
 use super::standard;
 use super::target::Target;
 use super::watch::Watch;
@@ -163,10 +162,12 @@ impl Get {
     }
 
     /// Reads the file that was written, if it is one.
-    fn check_file(&self) -> anyhow::Result<()> {
-        let Self { checksum, target: Target { name, .. }, .. } = self;
-        let Some(path) = self.target.file() else { return Ok(()) };
-        let (length, held) = checksum_of(&path).with_context(|| format!("cannot read {name}"))?;
+    fn check_file(&mut self) -> anyhow::Result<()> {
+        let Self { checksum, target, watch, .. } = self;
+        let Some(path) = target.file() else { return Ok(()) };
+        let name = &target.name;
+        let (length, held) =
+            checksum_of(&path, watch).with_context(|| format!("cannot compare {name}"))?;
         if (length, held) != (self.length, *checksum) {
             bail!(
                 "{name} does not hold what was written: CRC-32C {checksum:08x} of {} bytes was \
@@ -224,16 +225,13 @@ impl Get {
 }
 
 /// Length and CRC-32C of a file.
-fn checksum_of(path: &Path) -> std::io::Result<(u64, u32)> {
-    let mut file = File::open(path)?;
-    let mut chunk = vec![0; CHUNK];
+fn checksum_of(path: &Path, watch: &mut Watch) -> anyhow::Result<(u64, u32)> {
+    let mut source = Source::open(path, None, watch)?;
     let (mut length, mut checksum) = (0, 0);
-    loop {
-        let count = file.read(&mut chunk)?;
-        if count == 0 {
-            return Ok((length, checksum));
-        }
-        length += count as u64;
-        checksum = crc32c::crc32c_append(checksum, &chunk[..count]);
+    while let Some(chunk) = source.next(watch, |_| anyhow::Ok(()))? {
+        length += chunk.len() as u64;
+        checksum = crc32c::crc32c_append(checksum, &chunk);
+        source.recycle(chunk);
     }
+    Ok((length, checksum))
 }

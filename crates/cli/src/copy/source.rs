@@ -1,5 +1,6 @@
-//! What `put` reads. A thread of its own reads it: a FIFO without a writer, a pipe or a dead
-//! network file system can hold up a reader for ever, and nothing else shall wait for it unseen.
+//! What `put` reads, and `get` to compare it. A thread of its own reads it: a FIFO without a writer,
+//! a pipe or a dead network file system can hold up a reader for ever, and nothing else shall wait
+//! for it unseen.
 
 use std::fs::{self, File, Metadata};
 use std::io::{self, Read, Seek};
