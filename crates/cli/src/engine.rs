@@ -15,8 +15,8 @@ use thiserror::Error;
 
 use crate::address::{self, ATTEMPTS, NoneFree, is_one_of_many};
 use crate::failure::{self, not_yet, usage};
-use crate::output;
 use crate::reach::{Patience, Reach};
+use crate::{output, retry};
 
 /// How often it is tried whether what is waited for is there, and how often that is told.
 const WAIT_INTERVAL: Duration = Duration::from_millis(50);
@@ -187,7 +187,7 @@ pub(crate) fn open_when_there(
 
 /// Whether this is about what may be there a moment later.
 fn may_come(error: &anyhow::Error) -> bool {
-    error.chain().any(|cause| {
+    let peer = error.chain().any(|cause| {
         if let Some(SegmentError::Store { error: StoreError::Call(error), .. }) =
             cause.downcast_ref()
         {
@@ -202,12 +202,9 @@ fn may_come(error: &anyhow::Error) -> bool {
                     | CallErrorKind::Io(_)
             );
         }
-        let in_use = matches!(
-            cause.downcast_ref(),
-            Some(InstallError::Open(DeviceError::Soft(OpenError::PortInUse { .. })))
-        );
-        in_use || cause.is::<NoneFree>() || cause.is::<Unresolved>()
-    })
+        cause.is::<Unresolved>()
+    });
+    peer || retry::is_address_in_use(error)
 }
 
 fn open_patiently(reach: &Reach, segment: &str, patience: Duration) -> anyhow::Result<Opened> {

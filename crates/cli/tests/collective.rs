@@ -7,20 +7,7 @@ use std::time::Duration;
 
 use socket2::{Domain, Socket, Type};
 
-use common::{Output, Running, address, millstream, run};
-
-/// A controller, a switch, and where the controller listens.
-fn serve() -> ([Running; 2], String) {
-    let listen = format!("{}:0", address());
-    let mut controller =
-        Running::start("controller", millstream().args(["controller", "--listen", &listen]));
-    let listen = controller.ready()["listen"].as_str().unwrap().to_owned();
-    let bind = address();
-    let arguments = ["switch", "--controller", &listen, "--name=s0", "--bind", &bind];
-    let mut switch = Running::start("switch", millstream().args(arguments));
-    switch.ready();
-    ([controller, switch], listen)
-}
+use common::{Output, Running, address, millstream, run, serve};
 
 fn host(controller: &str, world: u32, rank: u32, more: &[&str]) -> Running {
     let bind = address();

@@ -9,7 +9,7 @@ use std::process::Command;
 use std::thread;
 use std::time::Duration;
 
-use common::{Folder, Output, Running, address, is_installed, millstream, skip};
+use common::{Folder, Output, Running, address, is_installed, millstream, serve, skip};
 
 /// No fault takes longer to be told, on a busy machine either.
 const BOUND: Duration = Duration::from_secs(60);
@@ -360,13 +360,7 @@ fn peers_that_are_killed_in_the_middle() {
 
 #[test]
 fn ranks_and_switches_that_are_refused() {
-    let listen = format!("{}:0", address());
-    let mut controller =
-        Running::start("controller", millstream().args(["controller", "--listen", &listen]));
-    let listen = controller.ready()["listen"].as_str().unwrap().to_owned();
-    let arguments = ["switch", "--controller", &listen, "--name=s0", "--bind", &address()];
-    let mut switch = Running::start("switch", millstream().args(arguments));
-    switch.ready();
+    let (_daemons, listen) = serve();
     let mut first = millstream();
     first.args(["allreduce", "--controller", &listen, "--group=g", "--world=3", "--rank=0"]);
     first.args(["--dtype=int32", "--op=sum", "--size=4", "--bind", &address()]);

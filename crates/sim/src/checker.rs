@@ -1,5 +1,4 @@
-//! What must hold of every packet that a machine sends, whatever the network does to it
-//! (DESIGN 5.6, invariant 4).
+//! What must hold of every packet that a machine sends, whatever the network does to it.
 //!
 //! The checker sees only the wire. It holds a machine to the rules of the reliable connection:
 //! every packet well formed and under its right ICRC; packet sequence numbers used without gaps;

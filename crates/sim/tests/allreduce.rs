@@ -98,7 +98,7 @@ fn long_calls() -> AllReduceOptions {
 }
 
 const CRASH_AT: Instant = Instant::from_nanos(2_000_000);
-/// The default bound of DESIGN 5.4.
+/// Within which every rank hears of a death.
 const BOUND: Duration = Duration::from_secs(5);
 
 fn errors(reduction: &mut Reduction<'_>) -> Vec<(usize, CollectiveError)> {

@@ -1,4 +1,4 @@
-//! A packet from outside changes only counters (DESIGN 5.6, invariant 7).
+//! A packet from outside changes only counters.
 
 use core::net::IpAddr;
 

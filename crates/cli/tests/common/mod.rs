@@ -314,6 +314,19 @@ pub(crate) fn processor_ticks(process: u32) -> u64 {
     fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
 }
 
+/// A controller, a switch, and where the controller listens.
+pub(crate) fn serve() -> ([Running; 2], String) {
+    let listen = format!("{}:0", address());
+    let mut controller =
+        Running::start("controller", millstream().args(["controller", "--listen", &listen]));
+    let listen = controller.ready()["listen"].as_str().unwrap().to_owned();
+    let bind = address();
+    let arguments = ["switch", "--controller", &listen, "--name=s0", "--bind", &bind];
+    let mut switch = Running::start("switch", millstream().args(arguments));
+    switch.ready();
+    ([controller, switch], listen)
+}
+
 /// Says that a test cannot run, or fails where everything must.
 pub(crate) fn skip(reason: &str) {
     let required = std::env::var_os("MILLSTREAM_REQUIRE").is_some_and(|value| value == "all");

@@ -12,7 +12,7 @@ use crate::protocol::{
     AbortReason, Awaited, FromController, Plan, Refusal, SwitchChild, SwitchEdge,
 };
 
-/// How far a group is (seed 3.1.3). A group that does not exist is IDLE there.
+/// How far a group is. One that does not exist has no state.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum GroupState {
     /// Some ranks have joined.

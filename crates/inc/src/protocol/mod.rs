@@ -37,7 +37,7 @@ pub use message::{
     ToController,
 };
 
-/// The port that a controller listens on unless told otherwise (seed 9.1).
+/// The port that a controller listens on unless told otherwise.
 pub const DEFAULT_PORT: u16 = 52200;
 
 /// The longest name of a group or a switch, in bytes.
