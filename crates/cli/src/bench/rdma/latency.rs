@@ -15,8 +15,9 @@ use millstream_net::{affinity, baseline};
 use millstream_verbs::{Qpn, SoftConfig};
 use serde::{Deserialize, Serialize};
 
+use super::Operation;
 use super::host::{Far, Host, Memory, Remote};
-use super::{Operation, Poster, latency_of};
+use super::poster::Poster;
 use crate::bench::figures::per;
 use crate::process::Child;
 use crate::{output, units};
@@ -218,4 +219,9 @@ fn write_from(arguments: &Arguments, bind: IpAddr) -> anyhow::Result<Latency> {
             return Ok(latency_of(&latencies));
         }
     }
+}
+
+fn latency_of(latencies: &Histogram<u64>) -> Latency {
+    let microseconds = |quantile| latencies.value_at_quantile(quantile) as f64 / 1e3;
+    Latency { p50_us: microseconds(0.5), p99_us: microseconds(0.99), round_trips: latencies.len() }
 }

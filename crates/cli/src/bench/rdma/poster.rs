@@ -1,0 +1,100 @@
+//! Who posts requests and takes their completions.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow, bail};
+use millstream_verbs::{Completion, CompletionStatus, SendOperation, SendRequest};
+
+use super::Operation;
+use super::host::{Host, Remote};
+
+/// For a completion. The queue pair gives up earlier.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Posts requests and takes their completions.
+pub(super) struct Poster<'a> {
+    host: &'a Host,
+    remote: Remote,
+    op: Operation,
+    size: usize,
+    depth: usize,
+    posted: u64,
+    done: u64,
+    requests: Vec<SendRequest>,
+    completions: Vec<Completion>,
+}
+
+impl<'a> Poster<'a> {
+    pub(super) fn new(
+        host: &'a Host,
+        remote: Remote,
+        op: Operation,
+        size: usize,
+        depth: usize,
+    ) -> Self {
+        Self {
+            host,
+            remote,
+            op,
+            size,
+            depth,
+            posted: 0,
+            done: 0,
+            requests: Vec::with_capacity(depth),
+            completions: Vec::with_capacity(depth),
+        }
+    }
+
+    /// Keeps the queue full for so long, and waits for its end; returns how many messages passed.
+    pub(super) fn run(&mut self, duration: Duration) -> anyhow::Result<u64> {
+        let (before, start) = (self.done, Instant::now());
+        while start.elapsed() < duration {
+            let room = self.depth - (self.posted - self.done) as usize;
+            self.post(room)?;
+            self.reap()?;
+        }
+        while self.done < self.posted {
+            self.reap()?;
+        }
+        Ok(self.done - before)
+    }
+
+    pub(super) fn post(&mut self, count: usize) -> anyhow::Result<()> {
+        self.requests.clear();
+        for index in self.posted..self.posted + count as u64 {
+            let remote_address = self.remote.address + self.host.offset(self.size, index);
+            let remote_key = self.remote.key;
+            let operation = match self.op {
+                Operation::Write => {
+                    SendOperation::Write { remote_address, remote_key, immediate: None }
+                }
+                Operation::Read => SendOperation::Read { remote_address, remote_key },
+                Operation::Send => SendOperation::Send { immediate: None },
+            };
+            let pieces = self.host.piece(self.size, index);
+            self.requests.push(SendRequest::new(index, operation, pieces));
+        }
+        let posted = self.host.pair()?.post_send(&self.requests);
+        posted.map_err(|(_, error)| error).context("cannot post")?;
+        self.posted += count as u64;
+        Ok(())
+    }
+
+    /// Waits for completions and takes them; returns how many.
+    pub(super) fn reap(&mut self) -> anyhow::Result<usize> {
+        if !self.host.completions.wait(PATIENCE) {
+            match self.host.device.failure() {
+                Some(failure) => bail!(failure),
+                None => bail!("no completion came for {} s", PATIENCE.as_secs()),
+            }
+        }
+        self.completions.clear();
+        let count = self.host.completions.poll(&mut self.completions, self.depth);
+        let failed = |status: &CompletionStatus| *status != CompletionStatus::Success;
+        if let Some(status) = self.completions.iter().map(|one| one.status).find(failed) {
+            return Err(anyhow!(status).context("a request failed"));
+        }
+        self.done += count as u64;
+        Ok(count)
+    }
+}
