@@ -43,6 +43,20 @@ fn every_operation_is_measured_at_every_size_beside_the_kernel() {
 }
 
 #[test]
+fn requests_go_round_the_queue_pairs() {
+    for (queue_pairs, op) in [("4", "write"), ("16", "read"), ("16", "send")] {
+        let arguments = ["--size=4KiB", "--working-set=1MiB", "--queue-pairs", queue_pairs];
+        let arguments = [&arguments[..], &["--ops", op, "--duration=20ms", "--json"]].concat();
+        let report = run(&[&["bench", "rdma"], &arguments[..]].concat()).success().json();
+        assert_eq!(report["queue_pairs"].to_string(), queue_pairs);
+        let bandwidth = report["bandwidth"].as_array().unwrap();
+        assert_eq!(bandwidth.len(), 1, "{bandwidth:?}");
+        assert_eq!(bandwidth[0]["op"], op);
+        positive(&bandwidth[0], &["gb_per_s"]);
+    }
+}
+
+#[test]
 fn the_table_names_its_rows() {
     let (bind, peer) = (address(), address());
     let arguments =
@@ -64,6 +78,8 @@ fn what_cannot_be_measured_is_a_usage_error() {
         (&["--size=257MiB"], "--size"),
         (&["--size=2MiB", "--working-set=1MiB"], "--working-set"),
         (&["--working-set=1023KiB"], "1MiB"),
+        (&["--queue-pairs=0"], "--queue-pairs"),
+        (&["--ops=write,atomic"], "atomic"),
         (&["--bind=127.0.0.1"], "--peer"),
         (&["--bind=127.0.0.1", "--peer=127.0.0.1"], "--peer"),
     ] {

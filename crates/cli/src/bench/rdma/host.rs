@@ -1,5 +1,5 @@
-//! One side of a measurement: a soft device, a buffer that requests and the peer use, and a queue
-//! pair.
+//! One side of a measurement: a soft device, a buffer that requests and the peer use, and queue
+//! pairs.
 
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock, Weak};
@@ -16,7 +16,7 @@ const PSN: u32 = 0;
 
 /// A side. Fields are dropped in this order: the memory last, when no region names it.
 pub(super) struct Host {
-    pair: Arc<OnceLock<QueuePair>>,
+    pairs: Arc<OnceLock<Vec<QueuePair>>>,
     /// Completions of what is posted here; those of receives go to a handler.
     pub(super) completions: CompletionQueue,
     _receives: CompletionQueue,
@@ -33,21 +33,22 @@ pub(super) struct Remote {
 }
 
 /// A host, as its peer knows it.
-#[derive(Clone, Copy)]
 pub(super) struct Far {
     pub(super) address: IpAddr,
-    pub(super) number: Qpn,
+    /// Of its queue pairs.
+    pub(super) numbers: Vec<Qpn>,
     pub(super) max_reads: u8,
 }
 
 impl Host {
-    /// Opens a device whose queue pair holds `depth` requests, and as many messages of `size`
-    /// bytes that come, for which room is made again on the device's own thread.
+    /// Opens a device with so many queue pairs, each of which holds `depth` requests, and as many
+    /// messages of `size` bytes that come, for which room is made again on the device's own thread.
     pub(super) fn open(
         config: &SoftConfig,
         memory: &Arc<Memory>,
         size: usize,
         depth: usize,
+        queue_pairs: usize,
     ) -> anyhow::Result<Self> {
         let device = Device::open_soft(config)?;
         let domain = device.allocate_protection_domain();
@@ -57,29 +58,33 @@ impl Host {
         let region = unsafe { domain.register_memory(memory.0.cast(), memory.length(), access) };
         let region = region.context("cannot register memory")?;
         let completions = device.create_completion_queue(2 * depth)?;
-        let pair = Arc::new(OnceLock::new());
+        let pairs = Arc::new(OnceLock::new());
         let receives = device.create_completion_queue_with_handler(
-            2 * depth,
-            Box::new(receiver(&pair, &region, memory.length(), size)),
+            2 * depth * queue_pairs,
+            Box::new(receiver(&pairs, &region, memory.length(), size)),
         )?;
         let capabilities = QueuePairCapabilities::new(depth, depth);
-        let new = domain.create_queue_pair(&completions, &receives, capabilities)?;
-        new.modify(&QueuePairAttributes {
-            state: Some(QueuePairState::Initialized),
-            access: Some(Access::REMOTE_READ | Access::REMOTE_WRITE),
-            ..Default::default()
-        })?;
-        for slot in 0..depth {
-            let request = receive(&region, memory.length(), size, slot as u64);
-            new.post_receive(&[request]).map_err(|(_, error)| error)?;
+        let mut new = Vec::with_capacity(queue_pairs);
+        for _ in 0..queue_pairs {
+            let pair = domain.create_queue_pair(&completions, &receives, capabilities)?;
+            pair.modify(&QueuePairAttributes {
+                state: Some(QueuePairState::Initialized),
+                access: Some(Access::REMOTE_READ | Access::REMOTE_WRITE),
+                ..Default::default()
+            })?;
+            for slot in 0..depth {
+                let request = receive(&region, memory.length(), size, slot as u64);
+                pair.post_receive(&[request]).map_err(|(_, error)| error)?;
+            }
+            new.push(pair);
         }
-        let _ = pair.set(new);
+        let _ = pairs.set(new);
         let memory = Arc::clone(memory);
-        Ok(Self { pair, completions, _receives: receives, region, device, memory })
+        Ok(Self { pairs, completions, _receives: receives, region, device, memory })
     }
 
-    pub(super) fn pair(&self) -> anyhow::Result<&QueuePair> {
-        self.pair.get().context("a host without a queue pair")
+    pub(super) fn pairs(&self) -> &[QueuePair] {
+        self.pairs.get().map_or(&[], Vec::as_slice)
     }
 
     pub(super) fn remote(&self) -> Remote {
@@ -96,61 +101,66 @@ impl Host {
     }
 
     /// What a peer has to know to connect to it.
-    pub(super) fn far(&self) -> anyhow::Result<Far> {
+    pub(super) fn far(&self) -> Far {
         let max_reads = self.device.attributes().max_reads;
-        Ok(Far { address: self.device.address(), number: self.pair()?.number(), max_reads })
+        let numbers = self.pairs().iter().map(QueuePair::number).collect();
+        Far { address: self.device.address(), numbers, max_reads }
     }
 
-    /// Connects both queue pairs.
+    /// Connects the queue pairs of both, each to one.
     pub(super) fn connect(&self, peer: &Self) -> anyhow::Result<()> {
-        self.connect_to(&peer.far()?)?;
-        peer.connect_to(&self.far()?)
+        self.connect_to(&peer.far())?;
+        peer.connect_to(&self.far())
     }
 
-    /// Connects this queue pair to a peer's.
+    /// Connects these queue pairs to a peer's.
     pub(super) fn connect_to(&self, far: &Far) -> anyhow::Result<()> {
-        let pair = self.pair()?;
-        pair.modify(&QueuePairAttributes {
-            state: Some(QueuePairState::ReadyToReceive),
-            remote_address: Some(far.address),
-            path_mtu: Some(self.device.path_mtu(far.address)?),
-            destination_qpn: Some(far.number),
-            receive_psn: Some(Psn::new(PSN)),
-            responder_resources: Some(self.device.attributes().max_reads),
-            minimum_rnr_timer: Some(1),
-            ..Default::default()
-        })?;
-        pair.modify(&QueuePairAttributes {
-            state: Some(QueuePairState::ReadyToSend),
-            send_psn: Some(Psn::new(PSN)),
-            timeout: Some(17),
-            retry_count: Some(7),
-            rnr_retry: Some(7),
-            initiator_depth: Some(far.max_reads),
-            ..Default::default()
-        })?;
+        let path_mtu = self.device.path_mtu(far.address)?;
+        for (pair, &number) in self.pairs().iter().zip(&far.numbers) {
+            pair.modify(&QueuePairAttributes {
+                state: Some(QueuePairState::ReadyToReceive),
+                remote_address: Some(far.address),
+                path_mtu: Some(path_mtu),
+                destination_qpn: Some(number),
+                receive_psn: Some(Psn::new(PSN)),
+                responder_resources: Some(self.device.attributes().max_reads),
+                minimum_rnr_timer: Some(1),
+                ..Default::default()
+            })?;
+            pair.modify(&QueuePairAttributes {
+                state: Some(QueuePairState::ReadyToSend),
+                send_psn: Some(Psn::new(PSN)),
+                timeout: Some(17),
+                retry_count: Some(7),
+                rnr_retry: Some(7),
+                initiator_depth: Some(far.max_reads),
+                ..Default::default()
+            })?;
+        }
         Ok(())
     }
 }
 
 /// Makes room for another message for each that came.
 fn receiver(
-    pair: &Arc<OnceLock<QueuePair>>,
+    pairs: &Arc<OnceLock<Vec<QueuePair>>>,
     region: &MemoryRegion,
     length: usize,
     size: usize,
 ) -> impl FnMut(&[Completion]) + Send + use<> {
-    // The queue pair keeps the completion queue, and with it this.
-    let pair: Weak<OnceLock<QueuePair>> = Arc::downgrade(pair);
+    // The queue pairs keep the completion queue, and with it this.
+    let pairs: Weak<OnceLock<Vec<QueuePair>>> = Arc::downgrade(pairs);
     let (key, address) = (region.key(), region.address());
     let mut next = 0;
     move |completions| {
-        let Some(pair) = pair.upgrade() else { return };
-        let Some(pair) = pair.get() else { return };
+        let Some(pairs) = pairs.upgrade() else { return };
+        let Some(pairs) = pairs.get() else { return };
         for completion in completions {
             if completion.status != CompletionStatus::Success {
                 continue;
             }
+            let own = |pair: &&QueuePair| pair.number() == completion.qpn;
+            let Some(pair) = pairs.iter().find(own) else { continue };
             let at = address + offset(length, size, next);
             let pieces = ScatterGather::one(Piece { key, address: at, length: size as u32 });
             next += 1;

@@ -69,14 +69,14 @@ fn write(
     processors: [usize; 2],
 ) -> anyhow::Result<Latency> {
     let pinned = affinity::pin(processors[1]).context("cannot pin a thread")?;
-    let host = Host::open(&config(addresses[1], busy_poll), &Memory::new(SIZE)?, SIZE, 1)?;
+    let host = Host::open(&config(addresses[1], busy_poll), &Memory::new(SIZE)?, SIZE, 1, 1)?;
     drop(pinned);
-    let Far { address, number, max_reads } = host.far()?;
+    let Far { address, numbers, max_reads } = host.far();
     let Remote { address: memory, key } = host.remote();
     let words = [
         ["--bind", &addresses[0].to_string()],
         ["--peer", &address.to_string()],
-        ["--number", &number.value().to_string()],
+        ["--number", &numbers[0].value().to_string()],
         ["--memory", &memory.to_string()],
         ["--key", &key.to_string()],
         ["--max-reads", &max_reads.to_string()],
@@ -86,7 +86,7 @@ fn write(
     let far: Ready = serde_json::from_value(child.ready(PATIENCE)?)?;
     host.connect_to(&Far {
         address: far.address,
-        number: Qpn::new(far.number),
+        numbers: vec![Qpn::new(far.number)],
         max_reads: far.max_reads,
     })?;
     report(child, duration)
@@ -195,12 +195,12 @@ fn write_from(arguments: &Arguments, bind: IpAddr) -> anyhow::Result<Latency> {
     else {
         return Err(anyhow!("--bind needs all of the peer"));
     };
-    let host = Host::open(&config(bind, busy_poll), &Memory::new(SIZE)?, SIZE, 1)?;
-    let own = host.far()?;
-    host.connect_to(&Far { address: peer, number: Qpn::new(number), max_reads })?;
+    let host = Host::open(&config(bind, busy_poll), &Memory::new(SIZE)?, SIZE, 1, 1)?;
+    let own = host.far();
+    host.connect_to(&Far { address: peer, numbers: vec![Qpn::new(number)], max_reads })?;
     output::ready(&Ready {
         address: own.address,
-        number: own.number.value(),
+        number: own.numbers[0].value(),
         max_reads: own.max_reads,
     })?;
     let mut poster = Poster::new(&host, Remote { address, key }, Operation::Write, SIZE, 1);

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use millstream_net::baseline;
 use serde::Serialize;
 
@@ -51,6 +51,12 @@ pub(crate) struct Arguments {
     /// hold
     #[arg(long, value_name = "S", default_value = "256MiB", value_parser = units::size)]
     working_set: u64,
+    /// What to measure, several with commas between
+    #[arg(long, value_name = "O,...", default_value = "write,read,send", value_delimiter = ',')]
+    ops: Vec<Operation>,
+    /// Queue pairs of each device: requests outstanding are shared among them, one after the other
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
+    queue_pairs: u16,
     /// How long each measurement takes
     #[arg(long, value_name = "D", default_value = "1s", value_parser = units::duration)]
     duration: Duration,
@@ -77,11 +83,14 @@ impl Arguments {
     }
 }
 
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Copy, Debug, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]
 enum Operation {
+    /// RDMA WRITE
     Write,
+    /// RDMA READ
     Read,
+    /// SEND into posted receives
     Send,
 }
 
@@ -106,7 +115,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     drop(step);
     let mut bandwidth = Vec::new();
     for &size in &arguments.size {
-        for op in [Operation::Write, Operation::Read, Operation::Send] {
+        for &op in &arguments.ops {
             let _step = Step::new(&format!("{op:?} {}", units::readable(size)));
             bandwidth.push(bench.bandwidth(op, size as usize)?);
         }
@@ -128,6 +137,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         busy_poll: arguments.busy_poll,
         bandwidth,
         working_set,
+        queue_pairs: arguments.queue_pairs,
         latency,
         udp_stream,
         udp_segmentation_offload: segmentation_offload,
@@ -171,7 +181,8 @@ impl<'a> Bench<'a> {
     fn hosts(&self, size: usize, depth: usize) -> anyhow::Result<[Host; 2]> {
         let open = |side: usize| {
             let config = host::config(self.addresses[side], self.arguments);
-            Host::open(&config, &self.memories[side], size, depth)
+            let queue_pairs = usize::from(self.arguments.queue_pairs);
+            Host::open(&config, &self.memories[side], size, depth, queue_pairs)
         };
         let hosts = [open(0)?, open(1)?];
         hosts[0].connect(&hosts[1])?;

@@ -59,25 +59,33 @@ impl<'a> Poster<'a> {
         Ok(self.done - before)
     }
 
+    /// Posts so many more, to one queue pair after the other.
     pub(super) fn post(&mut self, count: usize) -> anyhow::Result<()> {
-        self.requests.clear();
-        for index in self.posted..self.posted + count as u64 {
-            let remote_address = self.remote.address + self.host.offset(self.size, index);
-            let remote_key = self.remote.key;
-            let operation = match self.op {
-                Operation::Write => {
-                    SendOperation::Write { remote_address, remote_key, immediate: None }
-                }
-                Operation::Read => SendOperation::Read { remote_address, remote_key },
-                Operation::Send => SendOperation::Send { immediate: None },
-            };
-            let pieces = self.host.piece(self.size, index);
-            self.requests.push(SendRequest::new(index, operation, pieces));
+        let (pairs, posted) = (self.host.pairs(), self.posted);
+        for turn in 0..pairs.len().min(count) as u64 {
+            let pair = &pairs[((posted + turn) % pairs.len() as u64) as usize];
+            self.requests.clear();
+            for index in (posted + turn..posted + count as u64).step_by(pairs.len()) {
+                self.requests.push(self.request(index));
+            }
+            let posted = pair.post_send(&self.requests);
+            posted.map_err(|(_, error)| error).context("cannot post")?;
         }
-        let posted = self.host.pair()?.post_send(&self.requests);
-        posted.map_err(|(_, error)| error).context("cannot post")?;
         self.posted += count as u64;
         Ok(())
+    }
+
+    fn request(&self, index: u64) -> SendRequest {
+        let remote_address = self.remote.address + self.host.offset(self.size, index);
+        let remote_key = self.remote.key;
+        let operation = match self.op {
+            Operation::Write => {
+                SendOperation::Write { remote_address, remote_key, immediate: None }
+            }
+            Operation::Read => SendOperation::Read { remote_address, remote_key },
+            Operation::Send => SendOperation::Send { immediate: None },
+        };
+        SendRequest::new(index, operation, self.host.piece(self.size, index))
     }
 
     /// Waits for completions and takes them; returns how many.

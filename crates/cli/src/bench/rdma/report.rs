@@ -16,6 +16,8 @@ pub(super) struct Report {
     pub(super) busy_poll: bool,
     pub(super) bandwidth: Vec<Bandwidth>,
     pub(super) working_set: u64,
+    /// Of each device.
+    pub(super) queue_pairs: u16,
     /// Of a WRITE of 4 KiB, from posting it to its completion, with no other outstanding, and of 4 KiB
     /// there and back over TCP: asleep and awake.
     pub(super) latency: [Pair; 2],
