@@ -57,6 +57,23 @@ fn requests_go_round_the_queue_pairs() {
 }
 
 #[test]
+fn several_devices_share_the_working_set() {
+    let arguments = ["--duration=20ms", "--devices=3", "--queue-pairs=2", "--working-set=1MiB"];
+    let arguments = [&["bench", "rdma", "--ops=write,send"], &arguments[..]].concat();
+    let report = run(&[&arguments[..], &["--size=64KiB", "--json"]].concat()).success().json();
+    assert_eq!((&report["devices"], &report["queue_pairs"]), (&3.into(), &2.into()));
+    for one in report["bandwidth"].as_array().unwrap() {
+        positive(one, &["gb_per_s", "cpu_s_per_gb"]);
+    }
+    let output = run(&[&arguments[..], &["--size=1000"]].concat()).success();
+    let first = output.stdout.lines().next();
+    assert_eq!(first, Some("3 pairs of devices, 2 queue pairs each"), "{}", output.stdout);
+    // A third of it, whole pages only.
+    let output = run(&[&arguments[..], &["--size=348161"]].concat());
+    assert!(output.failure(2).contains("has 348160 bytes"), "{}", output.stderr);
+}
+
+#[test]
 fn the_table_names_its_rows() {
     let (bind, peer) = (address(), address());
     let arguments =
@@ -79,6 +96,8 @@ fn what_cannot_be_measured_is_a_usage_error() {
         (&["--size=2MiB", "--working-set=1MiB"], "--working-set"),
         (&["--working-set=1023KiB"], "1MiB"),
         (&["--queue-pairs=0"], "--queue-pairs"),
+        (&["--devices=17"], "--devices"),
+        (&["--devices=2", "--bind=127.0.0.1", "--peer=127.0.0.2"], "--devices"),
         (&["--ops=write,atomic"], "atomic"),
         (&["--bind=127.0.0.1"], "--peer"),
         (&["--bind=127.0.0.1", "--peer=127.0.0.1"], "--peer"),

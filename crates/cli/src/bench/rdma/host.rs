@@ -13,6 +13,7 @@ use millstream_verbs::{
 
 /// The first packet sequence number of both sides.
 const PSN: u32 = 0;
+const PAGE: usize = 4096;
 
 /// A side. Fields are dropped in this order: the memory last, when no region names it.
 pub(super) struct Host {
@@ -22,7 +23,7 @@ pub(super) struct Host {
     _receives: CompletionQueue,
     region: MemoryRegion,
     pub(super) device: Device,
-    memory: Arc<Memory>,
+    part: Part,
 }
 
 /// Where a host's buffer is, as its peer names it.
@@ -45,7 +46,7 @@ impl Host {
     /// messages of `size` bytes that come, for which room is made again on the device's own thread.
     pub(super) fn open(
         config: &SoftConfig,
-        memory: &Arc<Memory>,
+        part: Part,
         size: usize,
         depth: usize,
         queue_pairs: usize,
@@ -55,13 +56,13 @@ impl Host {
         let access = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
         // SAFETY: the memory is mapped until the last `Host` that has it is dropped, after its
         // region. There are no references to its bytes: nothing but devices touches them.
-        let region = unsafe { domain.register_memory(memory.0.cast(), memory.length(), access) };
+        let region = unsafe { domain.register_memory(part.first(), part.length, access) };
         let region = region.context("cannot register memory")?;
         let completions = device.create_completion_queue(2 * depth)?;
         let pairs = Arc::new(OnceLock::new());
         let receives = device.create_completion_queue_with_handler(
             2 * depth * queue_pairs,
-            Box::new(receiver(&pairs, &region, memory.length(), size)),
+            Box::new(receiver(&pairs, &region, part.length, size)),
         )?;
         let capabilities = QueuePairCapabilities::new(depth, depth);
         let mut new = Vec::with_capacity(queue_pairs);
@@ -73,14 +74,13 @@ impl Host {
                 ..Default::default()
             })?;
             for slot in 0..depth {
-                let request = receive(&region, memory.length(), size, slot as u64);
+                let request = receive(&region, part.length, size, slot as u64);
                 pair.post_receive(&[request]).map_err(|(_, error)| error)?;
             }
             new.push(pair);
         }
         let _ = pairs.set(new);
-        let memory = Arc::clone(memory);
-        Ok(Self { pairs, completions, _receives: receives, region, device, memory })
+        Ok(Self { pairs, completions, _receives: receives, region, device, part })
     }
 
     pub(super) fn pairs(&self) -> &[QueuePair] {
@@ -93,11 +93,11 @@ impl Host {
 
     /// The `index`th block of `size` bytes of the buffer, which goes round: its offset.
     pub(super) fn offset(&self, size: usize, index: u64) -> u64 {
-        offset(self.memory.length(), size, index)
+        offset(self.part.length, size, index)
     }
 
     pub(super) fn piece(&self, size: usize, index: u64) -> ScatterGather {
-        piece(&self.region, self.memory.length(), size, index)
+        piece(&self.region, self.part.length, size, index)
     }
 
     /// What a peer has to know to connect to it.
@@ -203,8 +203,32 @@ impl Memory {
         Ok(Arc::new(Self(Box::into_raw(bytes.into_boxed_slice()))))
     }
 
-    const fn length(&self) -> usize {
-        self.0.len()
+    /// So many parts of one length, which begin with pages.
+    pub(super) fn parts(self: &Arc<Self>, count: usize) -> impl Iterator<Item = Part> {
+        let length = part_length(self.0.len(), count);
+        (0..count).map(move |index| Part {
+            memory: Arc::clone(self),
+            start: index * length,
+            length,
+        })
+    }
+}
+
+/// Bytes of each of so many parts.
+pub(super) const fn part_length(length: usize, count: usize) -> usize {
+    if count == 1 { length } else { length / count / PAGE * PAGE }
+}
+
+/// A part of a memory, that one host has.
+pub(super) struct Part {
+    memory: Arc<Memory>,
+    start: usize,
+    length: usize,
+}
+
+impl Part {
+    fn first(&self) -> *mut u8 {
+        self.memory.0.cast::<u8>().wrapping_add(self.start)
     }
 }
 

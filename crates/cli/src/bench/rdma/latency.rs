@@ -16,7 +16,7 @@ use millstream_verbs::{Qpn, SoftConfig};
 use serde::{Deserialize, Serialize};
 
 use super::Operation;
-use super::host::{Far, Host, Memory, Remote};
+use super::host::{Far, Host, Memory, Part, Remote};
 use super::poster::Poster;
 use crate::bench::figures::per;
 use crate::process::Child;
@@ -69,7 +69,7 @@ fn write(
     processors: [usize; 2],
 ) -> anyhow::Result<Latency> {
     let pinned = affinity::pin(processors[1]).context("cannot pin a thread")?;
-    let host = Host::open(&config(addresses[1], busy_poll), &Memory::new(SIZE)?, SIZE, 1, 1)?;
+    let host = Host::open(&config(addresses[1], busy_poll), one_block()?, SIZE, 1, 1)?;
     drop(pinned);
     let Far { address, numbers, max_reads } = host.far();
     let Remote { address: memory, key } = host.remote();
@@ -130,6 +130,10 @@ fn start(
 fn report(child: Child, duration: Duration) -> anyhow::Result<Latency> {
     let printed = child.finish(duration * 2 + PATIENCE)?;
     serde_json::from_str(&printed).context("the end that measures latency printed no report")
+}
+
+fn one_block() -> anyhow::Result<Part> {
+    Memory::new(SIZE)?.parts(1).next().context("a memory is a part of itself")
 }
 
 fn config(address: IpAddr, busy_poll: bool) -> SoftConfig {
@@ -195,7 +199,7 @@ fn write_from(arguments: &Arguments, bind: IpAddr) -> anyhow::Result<Latency> {
     else {
         return Err(anyhow!("--bind needs all of the peer"));
     };
-    let host = Host::open(&config(bind, busy_poll), &Memory::new(SIZE)?, SIZE, 1, 1)?;
+    let host = Host::open(&config(bind, busy_poll), one_block()?, SIZE, 1, 1)?;
     let own = host.far();
     host.connect_to(&Far { address: peer, numbers: vec![Qpn::new(number)], max_reads })?;
     output::ready(&Ready {

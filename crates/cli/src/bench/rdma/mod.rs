@@ -1,14 +1,14 @@
 //! `bench rdma`: what two soft devices of this process do over loopback, beside what the kernel
 //! does without them: all in one run, so that whatever else the machine does is in both.
 
+mod bandwidth;
 mod host;
 mod latency;
 mod poster;
 mod report;
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::net::IpAddr;
+use std::time::Duration;
 
 use anyhow::Context;
 use clap::{Args, ValueEnum};
@@ -18,18 +18,14 @@ use serde::Serialize;
 use crate::bench::figures::per;
 use crate::failure::usage;
 use crate::step::Step;
-use crate::{output, process, units};
-use host::{Host, Memory};
+use crate::{output, units};
+use bandwidth::Bench;
+use host::part_length;
 pub(super) use latency::{Arguments as LatencyEnd, run as run_latency_end};
-use poster::Poster;
-use report::{Bandwidth, Report, Stream};
+use report::{Report, Stream};
 
 /// The smallest working set: what several of the largest datagrams need.
 const LEAST_WORKING_SET: u64 = 1 << 20;
-/// Bytes of requests outstanding, as far as `DEPTHS` allows.
-const OUTSTANDING: usize = 4 << 20;
-/// The fewest and the most requests outstanding.
-const DEPTHS: (usize, usize) = (4, 128);
 /// Payload bytes in a datagram of the plain stream: those of the largest path MTU.
 const SEGMENT: usize = 4096;
 /// Bytes of a write of the TCP stream.
@@ -57,6 +53,10 @@ pub(crate) struct Arguments {
     /// Queue pairs of each device: requests outstanding are shared among them, one after the other
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=64))]
     queue_pairs: u16,
+    /// Pairs of devices that are measured at once: each has a thread that posts, and its part of the
+    /// working set
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
+    devices: u16,
     /// How long each measurement takes
     #[arg(long, value_name = "D", default_value = "1s", value_parser = units::duration)]
     duration: Duration,
@@ -107,6 +107,13 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.duration.is_zero() {
         return Err(usage("--duration 0s: choose 1ms or more"));
     }
+    let part = part_length(set, arguments.devices.into());
+    if let Some(size) = arguments.size.iter().find(|&&size| size > part as u64) {
+        return Err(usage(format!(
+            "--size {size}: each of {} devices has {part} bytes of --working-set",
+            arguments.devices
+        )));
+    }
     let bench = Bench::new(arguments, set)?;
     let duration = arguments.duration;
     let step = Step::new("a plain UDP stream");
@@ -121,7 +128,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
     }
     let _step = Step::new("latency, and what the kernel does");
-    let latency = |busy_poll| latency::measure(bench.addresses, duration, busy_poll);
+    let latency = |busy_poll| latency::measure(bench.addresses[0], duration, busy_poll);
     let latency = [latency(false)?, latency(true)?];
     let tcp = baseline::tcp_stream(duration, TCP_WRITE, set).context("the TCP stream failed")?;
     let tcp_stream = Stream::new(tcp.bytes, tcp.elapsed, tcp.cpu);
@@ -138,6 +145,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         bandwidth,
         working_set,
         queue_pairs: arguments.queue_pairs,
+        devices: arguments.devices,
         latency,
         udp_stream,
         udp_segmentation_offload: segmentation_offload,
@@ -152,63 +160,4 @@ fn udp_stream(duration: Duration, working_set: usize) -> anyhow::Result<(Stream,
     let report = report.context("the plain UDP stream failed")?;
     let stream = Stream::new(report.bytes, report.elapsed, report.cpu);
     Ok((stream, report.segmentation_offload))
-}
-
-/// What all measurements share.
-struct Bench<'a> {
-    arguments: &'a Arguments,
-    addresses: [IpAddr; 2],
-    memories: [Arc<Memory>; 2],
-}
-
-impl<'a> Bench<'a> {
-    fn new(arguments: &'a Arguments, working_set: usize) -> anyhow::Result<Self> {
-        let addresses = match (arguments.bind, arguments.peer) {
-            (Some(bind), Some(peer)) if bind == peer => {
-                return Err(usage("--bind and --peer: two devices need two addresses"));
-            }
-            (Some(bind), Some(peer)) => [bind, peer],
-            _ => own_addresses(),
-        };
-        Ok(Self {
-            arguments,
-            addresses,
-            memories: [Memory::new(working_set)?, Memory::new(working_set)?],
-        })
-    }
-
-    /// Two connected hosts: the first posts.
-    fn hosts(&self, size: usize, depth: usize) -> anyhow::Result<[Host; 2]> {
-        let open = |side: usize| {
-            let config = host::config(self.addresses[side], self.arguments);
-            let queue_pairs = usize::from(self.arguments.queue_pairs);
-            Host::open(&config, &self.memories[side], size, depth, queue_pairs)
-        };
-        let hosts = [open(0)?, open(1)?];
-        hosts[0].connect(&hosts[1])?;
-        Ok(hosts)
-    }
-
-    fn bandwidth(&self, op: Operation, size: usize) -> anyhow::Result<Bandwidth> {
-        let depth = (OUTSTANDING / size).clamp(DEPTHS.0, DEPTHS.1);
-        let hosts = self.hosts(size, depth)?;
-        let mut poster = Poster::new(&hosts[0], hosts[1].remote(), op, size, depth);
-        // Until windows have opened.
-        poster.run(self.arguments.duration / 10)?;
-        let (start, cpu) = (Instant::now(), process::processor_time());
-        let messages = poster.run(self.arguments.duration)?;
-        let (elapsed, cpu) = (start.elapsed(), process::processor_time() - cpu);
-        let retransmissions = hosts[0].device.counters().retransmissions;
-        let stream = Stream::new(messages * size as u64, elapsed, cpu);
-        let (ratio_to_udp, ratio_to_tcp) = (0.0, 0.0);
-        let size = size as u64;
-        Ok(Bandwidth { op, size, depth, stream, ratio_to_udp, ratio_to_tcp, retransmissions })
-    }
-}
-
-/// Two addresses of loopback that no other process chooses, as long as it has another number.
-fn own_addresses() -> [IpAddr; 2] {
-    let process = std::process::id();
-    let address = |host| Ipv4Addr::new(127, 64 | (process >> 8) as u8 & 63, process as u8, host);
-    [address(1).into(), address(2).into()]
 }

@@ -18,6 +18,8 @@ pub(super) struct Report {
     pub(super) working_set: u64,
     /// Of each device.
     pub(super) queue_pairs: u16,
+    /// Pairs of them.
+    pub(super) devices: u16,
     /// Of a WRITE of 4 KiB, from posting it to its completion, with no other outstanding, and of 4 KiB
     /// there and back over TCP: asleep and awake.
     pub(super) latency: [Pair; 2],
@@ -31,7 +33,7 @@ pub(super) struct Report {
 pub(super) struct Bandwidth {
     pub(super) op: Operation,
     pub(super) size: u64,
-    /// Requests outstanding.
+    /// Requests outstanding of each pair of devices.
     pub(super) depth: usize,
     #[serde(flatten)]
     pub(super) stream: Stream,
@@ -44,6 +46,7 @@ pub(super) struct Bandwidth {
 
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct Stream {
+    /// Of all devices together.
     pub(super) gb_per_s: f64,
     /// Of this process: of both sides, and of the kernel on their behalf.
     pub(super) cpu_s_per_gb: f64,
@@ -72,6 +75,10 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
         let (gb_per_s, cpu_s_per_gb) = (three_digits(stream.gb_per_s), stream.cpu_s_per_gb);
         output::line(&format!("{what:<28}{gb_per_s:>8}{cpu_s_per_gb:>13.3}{more}"))
     };
+    if (report.devices, report.queue_pairs) != (1, 1) {
+        let Report { devices, queue_pairs, .. } = report;
+        output::line(&format!("{devices} pairs of devices, {queue_pairs} queue pairs each"))?;
+    }
     output::line(&format!(
         "{:<28}{:>8}{:>13}{:>9}{:>9}{:>9}",
         "", "GB/s", "CPU s/GB", "of UDP", "of TCP", "resends"

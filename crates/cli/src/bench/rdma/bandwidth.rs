@@ -1,0 +1,127 @@
+//! How much passes between pairs of devices that all work at once.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, anyhow};
+
+use super::host::{self, Host, Memory, Part};
+use super::poster::Poster;
+use super::report::{Bandwidth, Stream};
+use super::{Arguments, Operation};
+use crate::failure::usage;
+use crate::process;
+
+/// Bytes of requests outstanding, as far as `DEPTHS` allows.
+const OUTSTANDING: usize = 4 << 20;
+/// The fewest and the most requests outstanding.
+const DEPTHS: (usize, usize) = (4, 128);
+
+/// What all measurements share.
+pub(super) struct Bench<'a> {
+    arguments: &'a Arguments,
+    /// Of each pair of devices: the first posts.
+    pub(super) addresses: Vec<[IpAddr; 2]>,
+    memories: [Arc<Memory>; 2],
+}
+
+impl<'a> Bench<'a> {
+    pub(super) fn new(arguments: &'a Arguments, working_set: usize) -> anyhow::Result<Self> {
+        let addresses = match (arguments.bind, arguments.peer) {
+            (Some(bind), Some(peer)) if bind == peer => {
+                return Err(usage("--bind and --peer: two devices need two addresses"));
+            }
+            (Some(_), Some(_)) if arguments.devices > 1 => {
+                return Err(usage("--devices: --bind and --peer are addresses of one pair only"));
+            }
+            (Some(bind), Some(peer)) => vec![[bind, peer]],
+            _ => own_addresses(arguments.devices),
+        };
+        Ok(Self {
+            arguments,
+            addresses,
+            memories: [Memory::new(working_set)?, Memory::new(working_set)?],
+        })
+    }
+
+    /// Measures with all pairs of devices.
+    pub(super) fn bandwidth(&self, op: Operation, size: usize) -> anyhow::Result<Bandwidth> {
+        let depth = (OUTSTANDING / size).clamp(DEPTHS.0, DEPTHS.1);
+        let lanes = self.lanes(size, depth)?;
+        let posters = lanes.iter();
+        let posters =
+            posters.map(|Lane { near, far }| Poster::new(near, far.remote(), op, size, depth));
+        let mut posters: Vec<_> = posters.collect();
+        let duration = self.arguments.duration;
+        // Until windows have opened.
+        run(&mut posters, duration / 10)?;
+        let resent = || lanes.iter().map(Lane::retransmissions).sum::<u64>();
+        let resent_before = resent();
+        let (start, cpu) = (Instant::now(), process::processor_time());
+        let messages = run(&mut posters, duration)?;
+        let (elapsed, cpu) = (start.elapsed(), process::processor_time() - cpu);
+        let stream = Stream::new(messages * size as u64, elapsed, cpu);
+        let (ratio_to_udp, ratio_to_tcp) = (0.0, 0.0);
+        let retransmissions = resent() - resent_before;
+        let size = size as u64;
+        Ok(Bandwidth { op, size, depth, stream, ratio_to_udp, ratio_to_tcp, retransmissions })
+    }
+
+    fn lanes(&self, size: usize, depth: usize) -> anyhow::Result<Vec<Lane>> {
+        let queue_pairs = usize::from(self.arguments.queue_pairs);
+        let open = |address, part: Part| {
+            let config = host::config(address, self.arguments);
+            Host::open(&config, part, size, depth, queue_pairs)
+        };
+        let parts = |side: usize| self.memories[side].parts(self.addresses.len());
+        let parts = parts(0).zip(parts(1));
+        let lanes = self.addresses.iter().zip(parts).map(|(&[near, far], parts)| {
+            let lane = Lane { near: open(near, parts.0)?, far: open(far, parts.1)? };
+            lane.near.connect(&lane.far)?;
+            Ok(lane)
+        });
+        lanes.collect()
+    }
+}
+
+/// Two connected hosts: the near one posts.
+struct Lane {
+    near: Host,
+    far: Host,
+}
+
+impl Lane {
+    fn retransmissions(&self) -> u64 {
+        self.near.device.counters().retransmissions
+    }
+}
+
+/// Lets all post at once, each on a thread of its own; returns how many messages passed.
+fn run(posters: &mut [Poster<'_>], duration: Duration) -> anyhow::Result<u64> {
+    thread::scope(|scope| {
+        let mut threads = Vec::with_capacity(posters.len());
+        for poster in posters {
+            // The name is what a profiler shows.
+            let thread = thread::Builder::new().name("poster".to_owned());
+            let thread = thread.spawn_scoped(scope, || poster.run(duration));
+            threads.push(thread.context("cannot start a thread")?);
+        }
+        let mut messages = 0;
+        for thread in threads {
+            messages +=
+                thread.join().map_err(|_panic| anyhow!("a thread that posts panicked"))??;
+        }
+        Ok(messages)
+    })
+}
+
+/// Addresses of loopback for so many pairs, that no other process chooses as long as it has another
+/// number.
+fn own_addresses(pairs: u16) -> Vec<[IpAddr; 2]> {
+    let process = std::process::id();
+    let address =
+        |host| Ipv4Addr::new(127, 64 | (process >> 8) as u8 & 63, process as u8, host).into();
+    (0..pairs as u8).map(|pair| [address(2 * pair + 1), address(2 * pair + 2)]).collect()
+}
