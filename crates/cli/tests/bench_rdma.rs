@@ -23,6 +23,8 @@ fn every_operation_is_measured_at_every_size_beside_the_kernel() {
         .iter()
         .map(|one| {
             positive(one, &["gb_per_s", "cpu_s_per_gb", "depth", "ratio_to_udp", "ratio_to_tcp"]);
+            positive(one, &["system_calls_per_packet", "packets_per_gb"]);
+            positive(one, &["sent_messages_per_packet", "received_messages_per_packet"]);
             (one["op"].as_str().unwrap(), one["size"].as_u64().unwrap())
         })
         .collect();

@@ -6,10 +6,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow};
+use millstream_verbs::Device;
 
 use super::host::{self, Host, Memory, Part};
 use super::poster::Poster;
 use super::report::{Bandwidth, Stream};
+use super::work::Work;
 use super::{Arguments, Operation};
 use crate::failure::usage;
 use crate::process;
@@ -57,16 +59,25 @@ impl<'a> Bench<'a> {
         let duration = self.arguments.duration;
         // Until windows have opened.
         run(&mut posters, duration / 10)?;
-        let resent = || lanes.iter().map(Lane::retransmissions).sum::<u64>();
-        let resent_before = resent();
+        let work = || Work::of(lanes.iter().flat_map(Lane::devices));
+        let before = work();
         let (start, cpu) = (Instant::now(), process::processor_time());
         let messages = run(&mut posters, duration)?;
         let (elapsed, cpu) = (start.elapsed(), process::processor_time() - cpu);
-        let stream = Stream::new(messages * size as u64, elapsed, cpu);
+        let work = work().since(before);
+        let bytes = messages * size as u64;
+        let stream = Stream::new(bytes, elapsed, cpu);
         let (ratio_to_udp, ratio_to_tcp) = (0.0, 0.0);
-        let retransmissions = resent() - resent_before;
-        let size = size as u64;
-        Ok(Bandwidth { op, size, depth, stream, ratio_to_udp, ratio_to_tcp, retransmissions })
+        Ok(Bandwidth {
+            op,
+            size: size as u64,
+            depth,
+            stream,
+            ratio_to_udp,
+            ratio_to_tcp,
+            retransmissions: work.retransmissions(),
+            counted: work.counted(bytes),
+        })
     }
 
     fn lanes(&self, size: usize, depth: usize) -> anyhow::Result<Vec<Lane>> {
@@ -93,8 +104,8 @@ struct Lane {
 }
 
 impl Lane {
-    fn retransmissions(&self) -> u64 {
-        self.near.device.counters().retransmissions
+    const fn devices(&self) -> [&Device; 2] {
+        [&self.near.device, &self.far.device]
     }
 }
 

@@ -6,6 +6,7 @@ mod host;
 mod latency;
 mod poster;
 mod report;
+mod work;
 
 use std::net::IpAddr;
 use std::time::Duration;

@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::Operation;
 use super::latency::{Latency, Pair};
+use super::work::Counted;
 use crate::bench::figures::{per, three_digits};
 use crate::{output, units};
 
@@ -42,6 +43,14 @@ pub(super) struct Bandwidth {
     /// And of the TCP stream's.
     pub(super) ratio_to_tcp: f64,
     pub(super) retransmissions: u64,
+    #[serde(flatten)]
+    pub(super) counted: Counted,
+}
+
+impl Bandwidth {
+    fn name(&self) -> String {
+        format!("{} {}", format!("{:?}", self.op).to_uppercase(), units::readable(self.size))
+    }
 }
 
 #[derive(Clone, Copy, Serialize)]
@@ -84,11 +93,9 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
         "", "GB/s", "CPU s/GB", "of UDP", "of TCP", "resends"
     ))?;
     for one in &report.bandwidth {
-        let Bandwidth { op, size, depth, stream, .. } = one;
-        let op = format!("{op:?}").to_uppercase();
         let more =
             format!("{:>9.2}{:>9.2}{:>9}", one.ratio_to_udp, one.ratio_to_tcp, one.retransmissions);
-        line(&format!("{op} {}, {depth} outstanding", units::readable(*size)), stream, &more)?;
+        line(&format!("{}, {} outstanding", one.name(), one.depth), &one.stream, &more)?;
     }
     let offload = if report.udp_segmentation_offload { "GSO and GRO" } else { "no offload" };
     line(&format!("plain UDP, {offload}"), &report.udp_stream, "")?;
@@ -103,6 +110,26 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
             format!("WRITE 4 KiB, {how}"),
             tcp_ping_pong.p50_us,
             tcp_ping_pong.p99_us
+        ))?;
+    }
+    print_counted(&report.bandwidth)
+}
+
+fn print_counted(bandwidth: &[Bandwidth]) -> anyhow::Result<()> {
+    let (sent, received) = ("messages sent", "received");
+    output::line("")?;
+    output::line(&format!("{:<22}{:>14}{sent:>18}{received:>13}", "a packet", "system calls"))?;
+    for one in bandwidth {
+        let Counted {
+            system_calls_per_packet: calls,
+            sent_messages_per_packet: sent,
+            received_messages_per_packet: received,
+            packets_per_gb,
+            ..
+        } = one.counted;
+        output::line(&format!(
+            "{:<22}{calls:>14.3}{sent:>18.3}{received:>13.3}{packets_per_gb:>15.0} packets/GB",
+            one.name()
         ))?;
     }
     Ok(())
