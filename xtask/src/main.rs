@@ -10,6 +10,7 @@ mod install;
 mod interop;
 mod lab;
 mod licences;
+mod machine;
 mod manual;
 mod package;
 mod process;

@@ -16,6 +16,7 @@ use serde_json::Value;
 use super::guest::{GUEST, Guest, MTU};
 use super::row::{Row, await_that, finish};
 use crate::lab::Lab;
+use crate::machine::Machine;
 
 const LIMIT: Duration = Duration::from_secs(120);
 const TESTS: [&str; 3] = ["send-bw", "write-bw", "read-bw"];
@@ -89,6 +90,7 @@ impl Bench<'_> {
                 work().map(|it| it.name()).collect::<Vec<_>>().join(", ")
             );
         }
+        let machine = Machine::here()?;
         self.command(UNLOAD)?;
         self.command(VETH)?;
         // Not to read it through the shared folder while it is measured.
@@ -108,6 +110,7 @@ impl Bench<'_> {
                 }
             }
         }
+        println!("{machine}");
         println!("MB/s, best of {ROUNDS}; path MTU {PATH_MTU}, interfaces' MTU {MTU}");
         println!("{:35}      rxe      udp   packet  udp/rxe  packet/rxe", "");
         for work in &table {
