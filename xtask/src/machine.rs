@@ -5,6 +5,7 @@ use std::fs;
 use std::thread;
 
 use anyhow::{Context, Result};
+use serde_json::{Value, json};
 
 /// The greatest load of the last minute that is called idle.
 const IDLE: f64 = 0.3;
@@ -41,6 +42,11 @@ impl Machine {
             );
         }
         Ok(machine)
+    }
+
+    pub(crate) fn to_json(&self) -> Value {
+        let Self { processor, cores, kernel, load } = self;
+        json!({ "processor": processor, "cores": cores, "kernel": kernel, "load": load })
     }
 }
 

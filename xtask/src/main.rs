@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 mod campaign;
+mod compare;
 mod install;
 mod interop;
 mod lab;
@@ -38,6 +39,12 @@ usage: cargo xtask TASK
       --runs R           so many of each scenario, in place of --minutes
       --seed BASE        from this seed on, tried before or not; what was tried is not kept
       --only SCENARIO    one scenario
+  compare OPTIONS      run `millstream bench rdma` of two builds by turns, and print medians of both
+      --before PATH      a millstream
+      --after PATH       another one
+      --runs N           of each (5)
+      --json             print one JSON object
+      ...                all other arguments are for `bench rdma`
 
 MILLSTREAM_REQUIRE=all makes every skipped test or row a failure.
 MILLSTREAM_BIN names a millstream that was built already, for interop and package.
@@ -61,6 +68,10 @@ fn main() -> ExitCode {
         },
         ("campaign", options) => match campaign::Options::parse(options) {
             Ok(options) => campaign::run(&options),
+            Err(error) => return usage(&format!("{error:#}")),
+        },
+        ("compare", options) => match compare::Options::parse(options) {
+            Ok(options) => compare::run(&options),
             Err(error) => return usage(&format!("{error:#}")),
         },
         ("help" | "--help" | "-h", _) => {
