@@ -69,7 +69,7 @@ fn several_devices_share_the_working_set() {
     }
     let output = run(&[&arguments[..], &["--size=1000"]].concat()).success();
     let first = output.stdout.lines().next();
-    assert_eq!(first, Some("3 pairs of devices, 2 queue pairs each"), "{}", output.stdout);
+    assert_eq!(first, Some("pairs of devices: 3, queue pairs of each: 2"), "{}", output.stdout);
     // A third of it, whole pages only.
     let output = run(&[&arguments[..], &["--size=348161"]].concat());
     assert!(output.failure(2).contains("has 348160 bytes"), "{}", output.stderr);

@@ -9,9 +9,10 @@ mod report;
 mod work;
 
 use std::net::IpAddr;
+use std::thread;
 use std::time::Duration;
 
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use clap::{Args, ValueEnum};
 use millstream_net::baseline;
 use serde::Serialize;
@@ -157,7 +158,11 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 fn udp_stream(duration: Duration, working_set: usize) -> anyhow::Result<(Stream, bool)> {
-    let report = baseline::udp_stream(duration, SEGMENT, working_set);
+    // The name is what a profiler shows, also for the other end, whose thread inherits it.
+    let thread = thread::Builder::new().name("plain-udp".to_owned());
+    let thread = thread.spawn(move || baseline::udp_stream(duration, SEGMENT, working_set));
+    let report = thread.context("cannot start a thread")?.join();
+    let report = report.map_err(|_panic| anyhow!("the plain UDP stream panicked"))?;
     let report = report.context("the plain UDP stream failed")?;
     let stream = Stream::new(report.bytes, report.elapsed, report.cpu);
     Ok((stream, report.segmentation_offload))

@@ -86,7 +86,7 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
     };
     if (report.devices, report.queue_pairs) != (1, 1) {
         let Report { devices, queue_pairs, .. } = report;
-        output::line(&format!("{devices} pairs of devices, {queue_pairs} queue pairs each"))?;
+        output::line(&format!("pairs of devices: {devices}, queue pairs of each: {queue_pairs}"))?;
     }
     output::line(&format!(
         "{:<28}{:>8}{:>13}{:>9}{:>9}{:>9}",
