@@ -15,6 +15,8 @@ mod machine;
 mod manual;
 mod package;
 mod process;
+#[expect(dead_code, reason = "the task that uses it follows")]
+mod profile;
 mod programs;
 mod test;
 mod tidy;

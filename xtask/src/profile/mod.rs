@@ -1,0 +1,4 @@
+//! Where processor time goes, by `perf`.
+
+mod owners;
+mod samples;
