@@ -32,12 +32,19 @@ const QEMU: Need = Need {
 const ZSH: Need = Need { program: "zsh", package: "zsh", reason: "tries our completions" };
 const FISH: Need = Need { program: "fish", package: "fish", reason: "tries our completions" };
 const DPKG: Need = Need { program: "dpkg-deb", package: "dpkg", reason: "makes Debian packages" };
+const PERF: Need =
+    Need { program: "perf", package: "linux-perf", reason: "says where processor time goes" };
+const ADDR2LINE: Need =
+    Need { program: "addr2line", package: "binutils", reason: "says whose code an address is" };
 
 /// What `cargo xtask test` needs.
 pub(crate) const FOR_TESTS: &[Need] = &[TSHARK, TCPDUMP, IP, QEMU, ZSH, FISH, DPKG];
 
 /// What `cargo xtask package` needs.
 pub(crate) const FOR_PACKAGE: &[Need] = &[DPKG];
+
+/// What `cargo xtask profile` needs.
+pub(crate) const FOR_PROFILE: &[Need] = &[PERF, ADDR2LINE];
 
 /// What `cargo xtask interop` needs.
 pub(crate) const FOR_INTEROP: &[Need] = &[TSHARK, IP, QEMU];

@@ -15,7 +15,6 @@ mod machine;
 mod manual;
 mod package;
 mod process;
-#[expect(dead_code, reason = "the task that uses it follows")]
 mod profile;
 mod programs;
 mod test;
@@ -47,9 +46,13 @@ usage: cargo xtask TASK
       --runs N           of each (5)
       --json             print one JSON object
       ...                all other arguments are for `bench rdma`
+  profile [OPTIONS]    where the processor time of a gigabyte goes, by perf, for both ends of `bench rdma`
+      --size S           bytes of a message (64KiB)
+      --op O             write, read or send (write)
+      ...                all other arguments are for `bench rdma`
 
 MILLSTREAM_REQUIRE=all makes every skipped test or row a failure.
-MILLSTREAM_BIN names a millstream that was built already, for interop and package.
+MILLSTREAM_BIN names a millstream that was built already, for interop, package and profile.
 ";
 
 fn main() -> ExitCode {
@@ -74,6 +77,10 @@ fn main() -> ExitCode {
         },
         ("compare", options) => match compare::Options::parse(options) {
             Ok(options) => compare::run(&options),
+            Err(error) => return usage(&format!("{error:#}")),
+        },
+        ("profile", options) => match profile::Options::parse(options) {
+            Ok(options) => profile::run(&options),
             Err(error) => return usage(&format!("{error:#}")),
         },
         ("help" | "--help" | "-h", _) => {

@@ -41,6 +41,16 @@ pub(crate) fn fast_millstream() -> Result<PathBuf> {
     }
 }
 
+/// The same, optimized and with line tables.
+pub(crate) fn profiled_millstream() -> Result<PathBuf> {
+    match std::env::var_os("MILLSTREAM_BIN") {
+        Some(path) => Ok(PathBuf::from(path)),
+        None => {
+            build(&["build", "--profile", "profiling", "--package", "millstream"], "millstream")
+        }
+    }
+}
+
 fn example(package: &str, name: &str) -> Result<PathBuf> {
     build(&["build", "--package", package, "--example", name], name)
 }
