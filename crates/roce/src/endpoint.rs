@@ -17,6 +17,7 @@ use crate::icrc_check::Solvers;
 use crate::inline::MAX_INLINE;
 use crate::memory::Memory;
 use crate::node::{DatagramMeta, Node, Transmit};
+use crate::notifications::Notifications;
 use crate::queue_pair::QueuePair;
 use crate::receives::{Receives, SharedReceiveQueues};
 use crate::timers::Timers;
@@ -34,6 +35,7 @@ pub(crate) struct Shared<M> {
     completion_queues: Vec<Option<CompletionQueue>>,
     pub(crate) receive_queues: SharedReceiveQueues,
     events: Events,
+    notifications: Notifications,
     /// Some completion queue lost a completion.
     overrun: bool,
 }
@@ -50,6 +52,8 @@ impl<M> Shared<M> {
         completion: Completion,
         solicited: bool,
     ) {
+        let solicits = solicited || completion.status != CompletionStatus::Success;
+        self.notifications.completed(queue, solicits);
         let queue_entry = self.completion_queues.get_mut(queue.0 as usize);
         if let Some(Some(entry)) = queue_entry
             && !entry.push(completion, solicited)
@@ -72,6 +76,7 @@ impl<M> Shared<M> {
     }
 
     pub(crate) fn event(&mut self, event: AsyncEvent) {
+        self.notifications.events = true;
         if !self.events.push(event) {
             self.counters.events_lost += 1;
         }
@@ -110,6 +115,7 @@ impl<M: Memory> Endpoint<M> {
                 completion_queues: Vec::new(),
                 receive_queues: SharedReceiveQueues::default(),
                 events: Events::default(),
+                notifications: Notifications::default(),
                 overrun: false,
             },
             queue_pairs: Vec::new(),
@@ -392,6 +398,16 @@ impl<M: Memory> Endpoint<M> {
             Some(Some(queue)) => queue.has_solicited(),
             _ => false,
         }
+    }
+
+    /// Who should hear of what has happened since the last call: once for each completion and event.
+    pub fn take_notifications(&mut self) -> Notifications {
+        core::mem::take(&mut self.shared.notifications)
+    }
+
+    /// Whether somebody should hear of something.
+    pub fn has_notifications(&self) -> bool {
+        self.shared.notifications != Notifications::default()
     }
 
     /// Takes every queue pair to the error state: when a driver can no longer send or receive,
