@@ -21,10 +21,14 @@ mod packet;
 mod progress;
 mod socket;
 pub mod udp;
+mod waiters;
 mod wake;
 
 pub use clock::now;
 pub use counters::DriverCounters;
 pub use driver::{Driver, UnknownDriver};
-pub use progress::{Failure, Guard, Progress, ProgressConfig, Shared};
+pub use progress::{
+    Failure, Guard, Hook, NodeGuard, Progress, ProgressConfig, Shared, Worker, wait,
+};
 pub use socket::{OpenError, SocketConfig, SocketInfo};
+pub use waiters::Waiters;

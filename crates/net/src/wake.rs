@@ -1,15 +1,10 @@
 //! Waking a thread that may be asleep, without a system call when it is not.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-
-/// Something was asked of the node by another thread.
-pub(crate) const OTHER_THREAD: u8 = 1;
-/// Something was asked of the node by the progress thread itself, in the caller's hook.
-pub(crate) const OWN_THREAD: u8 = 2;
 
 /// One sleeper, any number of wakers.
 ///
@@ -17,11 +12,15 @@ pub(crate) const OWN_THREAD: u8 = 2;
 /// `pending`. Both orders are sequentially consistent, so at least one of them sees the other: a
 /// waker either finds the sleeper asleep and writes the event, or the sleeper finds the request and
 /// stays awake.
+#[derive(Debug)]
 pub(crate) struct Wake {
-    pending: AtomicU8,
+    pending: AtomicBool,
     asleep: AtomicBool,
     event: OwnedFd,
 }
+
+/// The most descriptors that [`Wake::sleep`] watches.
+pub(crate) const MAX_WATCHED: usize = 16;
 
 impl Wake {
     pub(crate) fn new() -> io::Result<Self> {
@@ -32,13 +31,12 @@ impl Wake {
         }
         // SAFETY: just opened, and nobody else has it.
         let event = unsafe { OwnedFd::from_raw_fd(event) };
-        Ok(Self { pending: AtomicU8::new(0), asleep: AtomicBool::new(false), event })
+        Ok(Self { pending: AtomicBool::new(false), asleep: AtomicBool::new(false), event })
     }
 
-    /// Asks for a round. What it is about must have happened before, in a critical section of the
-    /// node's lock.
-    pub(crate) fn request(&self, who: u8) {
-        self.pending.fetch_or(who, Ordering::SeqCst);
+    /// Asks the sleeper to look. What it is to find must have happened before.
+    pub(crate) fn request(&self) {
+        self.pending.store(true, Ordering::SeqCst);
         // The load keeps the line shared while the sleeper is awake; the swap lets one waker write.
         if self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst) {
             let one = 1_u64.to_ne_bytes();
@@ -48,40 +46,44 @@ impl Wake {
         }
     }
 
-    /// What was asked for since the last call. To be called with the node's lock held: then all
-    /// that was asked for is visible in the node.
-    pub(crate) fn take(&self) -> u8 {
-        self.pending.swap(0, Ordering::SeqCst)
+    /// Whether somebody has asked since the last call.
+    pub(crate) fn take(&self) -> bool {
+        self.pending.swap(false, Ordering::SeqCst)
     }
 
-    /// Whether something was asked for.
-    pub(crate) fn is_pending(&self) -> bool {
-        self.pending.load(Ordering::SeqCst) != 0
-    }
-
-    /// Sleeps until something is asked for, `socket` is readable, or `timeout` has passed. The
-    /// result says whether another thread had to wake us.
-    pub(crate) fn sleep(
+    /// Sleeps until somebody asks, one of `watched` is readable, or `timeout` has passed;
+    /// not at all when `stay` says so, which is asked once wakers know that this thread may sleep.
+    /// The result says whether a waker had to wake us.
+    ///
+    /// # Panics
+    /// When `watched` are more than [`MAX_WATCHED`].
+    pub(crate) fn sleep<'a>(
         &self,
-        socket: BorrowedFd<'_>,
+        watched: impl IntoIterator<Item = BorrowedFd<'a>>,
         timeout: Option<Duration>,
+        stay: impl FnOnce() -> bool,
     ) -> io::Result<bool> {
         self.asleep.store(true, Ordering::SeqCst);
-        if self.is_pending() {
+        if self.pending.load(Ordering::SeqCst) || stay() {
             self.asleep.store(false, Ordering::SeqCst);
             return Ok(false);
         }
-        let poll = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let mut polls = [poll(socket.as_raw_fd()), poll(self.event.as_raw_fd())];
+        let poll = |fd: RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+        let mut polls = [poll(self.event.as_raw_fd()); 1 + MAX_WATCHED];
+        let mut count = 1;
+        for fd in watched {
+            polls[count] = poll(fd.as_raw_fd());
+            count += 1;
+        }
         let timeout = timeout.map(|timeout| libc::timespec {
             tv_sec: timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX),
             tv_nsec: timeout.subsec_nanos().into(),
         });
-        // SAFETY: two pollfds and perhaps a timespec, all alive during the call; no signal mask.
+        // SAFETY: `count` pollfds and perhaps a timespec, all alive during the call; no signal mask.
         let ready = unsafe {
             libc::ppoll(
                 polls.as_mut_ptr(),
-                polls.len() as libc::nfds_t,
+                count as libc::nfds_t,
                 timeout.as_ref().map_or(ptr::null(), ptr::from_ref),
                 ptr::null(),
             )
@@ -91,7 +93,7 @@ impl Wake {
             let error = io::Error::last_os_error();
             return if error.kind() == io::ErrorKind::Interrupted { Ok(false) } else { Err(error) };
         }
-        let woken = polls[1].revents != 0;
+        let woken = polls[0].revents != 0;
         if woken {
             let mut count = [0; 8];
             // SAFETY: eight bytes, as an eventfd gives.
@@ -122,21 +124,32 @@ mod tests {
     fn what_was_asked_before_is_not_slept_through() {
         let (wake, socket) = (Wake::new().unwrap(), silent());
         let start = Instant::now();
-        wake.request(OTHER_THREAD);
-        wake.request(OWN_THREAD);
-        assert!(!wake.sleep(socket.as_fd(), Some(FOR_EVER)).unwrap());
+        wake.request();
+        wake.request();
+        assert!(!wake.sleep([socket.as_fd()], Some(FOR_EVER), || false).unwrap());
         assert!(start.elapsed() < FOR_EVER);
-        assert_eq!(wake.take(), OTHER_THREAD | OWN_THREAD);
-        assert!(!wake.is_pending());
-        assert_eq!(wake.take(), 0);
+        assert!(wake.take());
+        assert!(!wake.take());
     }
 
     #[test]
-    fn sleep_ends_at_its_time() {
+    fn sleep_ends_at_its_time_or_does_not_begin() {
         let (wake, socket) = (Wake::new().unwrap(), silent());
         let (start, timeout) = (Instant::now(), Duration::from_micros(1500));
-        assert!(!wake.sleep(socket.as_fd(), Some(timeout)).unwrap());
+        assert!(!wake.sleep([socket.as_fd()], Some(timeout), || false).unwrap());
         assert!(start.elapsed() >= timeout);
+        assert!(!wake.sleep([], Some(FOR_EVER), || true).unwrap());
+        assert!(start.elapsed() < FOR_EVER);
+    }
+
+    #[test]
+    fn what_can_be_received_ends_the_sleep() {
+        let (wake, sockets) = (Wake::new().unwrap(), [silent(), silent()]);
+        silent().send_to(b"x", sockets[1].local_addr().unwrap()).unwrap();
+        let start = Instant::now();
+        let watched = sockets.iter().map(AsFd::as_fd);
+        assert!(!wake.sleep(watched, Some(FOR_EVER), || false).unwrap());
+        assert!(start.elapsed() < FOR_EVER);
     }
 
     #[test]
@@ -148,7 +161,7 @@ mod tests {
             scope.spawn(|| {
                 for request in 1..=REQUESTS {
                     asked.store(request, Ordering::Relaxed);
-                    wake.request(OTHER_THREAD);
+                    wake.request();
                     // The next one comes at any moment of the sleeper's going to sleep.
                     let mut spins = 0;
                     while seen.load(Ordering::Acquire) < request {
@@ -165,7 +178,7 @@ mod tests {
                     break;
                 }
                 let start = Instant::now();
-                wake.sleep(socket.as_fd(), Some(FOR_EVER)).unwrap();
+                wake.sleep([socket.as_fd()], Some(FOR_EVER), || false).unwrap();
                 let slept = start.elapsed();
                 if slept >= FOR_EVER {
                     // Let the other thread end.

@@ -15,7 +15,7 @@ use crate::completion_queue::{CompletionHandler, CompletionQueue};
 use crate::ibverbs::{IbverbsConfig, IbverbsError};
 use crate::memory_region::ProtectionDomain;
 use crate::provider::{Provided, Provider, either};
-use crate::soft::SoftConfig;
+use crate::soft::{HandlerThreads, SoftConfig};
 use crate::{ibverbs, soft};
 
 /// The limits of a device.
@@ -172,13 +172,33 @@ impl Device {
         capacity: usize,
         handler: CompletionHandler,
     ) -> Result<CompletionQueue, CreateError> {
-        self.completion_queue(capacity, Some(handler))
+        self.completion_queue(capacity, Some((handler, HandlerThreads::Driver)))
+    }
+
+    /// As [`Device::create_completion_queue_with_handler`], for a handler that is called by threads in
+    /// [`crate::wait`] too, though never by two at once. So it must not take a lock that one of those
+    /// may hold.
+    pub fn create_completion_queue_with_progress_handler(
+        &self,
+        capacity: usize,
+        handler: CompletionHandler,
+    ) -> Result<CompletionQueue, CreateError> {
+        self.completion_queue(capacity, Some((handler, HandlerThreads::Waiting)))
+    }
+
+    /// Receives, handles and sends what there is, unless another thread does. For who looks now and
+    /// then for what a handler brings about; [`CompletionQueue::poll`] does the same. Does nothing
+    /// for devices of the system: they need no thread to make progress.
+    pub fn progress(&self) {
+        if let Provided::Soft(device) = &self.device {
+            device.shared().progress();
+        }
     }
 
     fn completion_queue(
         &self,
         capacity: usize,
-        handler: Option<CompletionHandler>,
+        handler: Option<(CompletionHandler, HandlerThreads)>,
     ) -> Result<CompletionQueue, CreateError> {
         let queue = match &self.device {
             Provided::Soft(device) => {
@@ -186,6 +206,7 @@ impl Device {
                 Provided::Soft(Arc::new(queue))
             }
             Provided::Ibverbs(device) => {
+                let handler = handler.map(|(handler, _threads)| handler);
                 Provided::Ibverbs(ibverbs::CompletionQueue::create(device, capacity, handler)?)
             }
         };

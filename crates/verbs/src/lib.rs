@@ -26,6 +26,7 @@ mod provider;
 mod queue_pair;
 mod shared_receive_queue;
 mod soft;
+mod waiting;
 
 pub use choice::{DeviceChoice, DeviceConfig, DeviceError};
 pub use completion_queue::{CompletionHandler, CompletionQueue};
@@ -36,8 +37,9 @@ pub use provider::Provider;
 pub use queue_pair::{QueuePair, QueuePairOptions};
 pub use shared_receive_queue::SharedReceiveQueue;
 pub use soft::SoftConfig;
+pub use waiting::wait;
 
-pub use millstream_net::{Driver, DriverCounters, UnknownDriver};
+pub use millstream_net::{Driver, DriverCounters, UnknownDriver, Waiters};
 pub use millstream_roce::{
     ATOMIC_LENGTH, Access, AsyncEvent, Attribute, Completion, CompletionOperation,
     CompletionStatus, Counters, CreateError, DatagramDestination, GLOBAL_ROUTE_HEADER_LENGTH,

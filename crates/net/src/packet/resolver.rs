@@ -18,7 +18,7 @@ use socket2::Socket;
 use super::interface::Interface;
 use super::netlink::{Neighbour, Netlink, Notices};
 use super::table::{Answer, CAPACITY, Found, Table, Way};
-use crate::wake::{OTHER_THREAD, Wake};
+use crate::wake::Wake;
 
 /// However much changes, known peers are not asked for again sooner than this.
 const QUIET: Duration = Duration::from_millis(20);
@@ -65,7 +65,7 @@ impl Resolver {
     pub(super) fn look_up(&self, peer: IpAddr) -> Option<Way> {
         let Found { way, ask } = self.shared.table().look_up(peer);
         if ask {
-            self.shared.wake.request(OTHER_THREAD);
+            self.shared.wake.request();
         }
         way
     }
@@ -89,7 +89,7 @@ impl Resolver {
             }
             if ask {
                 // Writes an event, which waits for nobody.
-                self.shared.wake.request(OTHER_THREAD);
+                self.shared.wake.request();
             }
             let left = end.saturating_duration_since(crate::now());
             if left.is_zero() {
@@ -104,7 +104,7 @@ impl Resolver {
 impl Drop for Resolver {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
-        self.shared.wake.request(OTHER_THREAD);
+        self.shared.wake.request();
         if let Some(thread) = self.thread.take() {
             // Nothing is left to do for one that panicked.
             let _ = thread.join();
@@ -158,7 +158,7 @@ impl Asker {
             let next = self.shared.table().next_due();
             let next = next.into_iter().chain(quiet_until.filter(|_| doubt)).min();
             let timeout = next.map(|next| next.saturating_duration_since(crate::now()));
-            if let Err(error) = self.shared.wake.sleep(self.notices.as_fd(), timeout) {
+            if let Err(error) = self.shared.wake.sleep([self.notices.as_fd()], timeout, || false) {
                 // It cannot, but if it did, this must not spin.
                 tracing::warn!(%error, "looking for neighbours: cannot sleep");
                 thread::sleep(QUIET);

@@ -1,9 +1,14 @@
-//! One thread that runs one node over one socket.
+//! One node over one socket: threads that ask something of it send, threads that wait for something
+//! of it receive, and a thread of its own does both when nobody else does.
 
-mod runner;
+mod driver;
+mod hook;
+mod leader;
+mod seat;
 mod sending;
 mod shared;
 mod socket;
+mod timer;
 
 use std::io;
 use std::net::IpAddr;
@@ -14,10 +19,12 @@ use std::time::Duration;
 use millstream_roce::Node;
 use millstream_wire::ROCE_PORT;
 
-use crate::wake::Wake;
 use crate::{Driver, OpenError, SocketConfig};
-use runner::Runner;
-pub use shared::{Failure, Guard, Shared};
+use driver::Doze;
+use hook::AfterRound;
+pub use hook::{Hook, Worker};
+pub use leader::wait;
+pub use shared::{Failure, Guard, NodeGuard, Shared};
 use socket::Socket;
 
 /// How to run a node.
@@ -70,10 +77,10 @@ pub struct Progress<N> {
 impl<N: Node + Send + 'static> Progress<N> {
     /// Opens the socket and starts the thread.
     ///
-    /// `after_round` is called on the thread, with no lock held, after each round in which
-    /// something arrived, a deadline passed, something was sent, or another thread had locked the
-    /// node; and once more when the thread ends, whatever the reason, so that it can wake those who
-    /// wait for the node ([`Shared::failure`] is set then). When it uses [`Shared::lock`], another
+    /// `after_round` is called on the thread, with no lock held, after each round of any thread in
+    /// which something arrived, a deadline passed, something was sent, or a thread asked something of
+    /// the node; and once more when the thread ends, whatever the reason, so that it can wake those
+    /// who wait for the node ([`Shared::failure`] is set then). When it uses [`Shared::lock`], another
     /// round follows, but no other call of it unless something of the above happens: what it wants
     /// to handle, it must handle to the end, or ask for by [`Shared::call_again`].
     ///
@@ -88,6 +95,19 @@ impl<N: Node + Send + 'static> Progress<N> {
         node: N,
         after_round: impl FnMut(&Shared<N>) + Send + 'static,
     ) -> Result<Self, OpenError> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { Self::start_with(config, node, AfterRound::new(after_round)) }
+    }
+
+    /// As [`Progress::start`], for who wants to hear of rounds on the threads that do them.
+    ///
+    /// # Safety
+    /// As of [`Progress::start`].
+    pub unsafe fn start_with(
+        config: ProgressConfig,
+        node: N,
+        hook: impl Hook<N> + 'static,
+    ) -> Result<Self, OpenError> {
         crate::crc32::choose();
         let socket_config = SocketConfig {
             address: config.address,
@@ -95,19 +115,17 @@ impl<N: Node + Send + 'static> Progress<N> {
             segmentation_offload: config.segmentation_offload,
             buffer_length: config.buffer_length,
         };
-        let mut socket = Socket::open(config.driver, &socket_config)?;
+        let socket = Socket::open(config.driver, &socket_config, config.congestion_marks)?;
         let address = socket.info().address;
         let failed =
             |operation| move |source: io::Error| OpenError::System { address, operation, source };
-        if config.congestion_marks {
-            socket.set_congestion_marks().map_err(failed("setting the traffic class"))?;
-        }
-        let wake = Wake::new().map_err(failed("eventfd"))?;
-        let shared = Arc::new(Shared::new(node, wake, socket));
-        let runner = Runner::new(Arc::clone(&shared), config.busy_poll, after_round);
+        let doze = Doze::new(config.busy_poll).map_err(failed("eventfd or timerfd_create"))?;
+        let seat = seat::seat(&socket);
+        let shared = Arc::new(Shared::new(node, seat, Box::new(hook), doze, socket));
+        let driven = Arc::clone(&shared);
         let thread = thread::Builder::new()
             .name(config.name)
-            .spawn(move || runner.run())
+            .spawn(move || driver::run(&driven))
             .map_err(failed("starting a thread"))?;
         Ok(Self { shared, thread: Some(thread) })
     }

@@ -2,6 +2,8 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::packet::PacketSocket;
@@ -9,24 +11,38 @@ use crate::udp::UdpSocket;
 use crate::{Driver, OpenError, SocketConfig, SocketInfo};
 
 pub(super) enum Socket {
-    Udp(UdpSocket),
-    Packet(PacketSocket),
+    Udp(Arc<UdpSocket>),
+    Packet(Arc<PacketSocket>),
 }
 
 impl Socket {
-    pub(super) fn open(driver: Driver, config: &SocketConfig) -> Result<Self, OpenError> {
+    pub(super) fn open(
+        driver: Driver,
+        config: &SocketConfig,
+        congestion_marks: bool,
+    ) -> Result<Self, OpenError> {
+        let address = config.address;
+        let failed = |source: io::Error| OpenError::System {
+            address,
+            operation: "setting the traffic class",
+            source,
+        };
         Ok(match driver {
-            Driver::Udp => Self::Udp(UdpSocket::open(config)?),
-            Driver::Packet => Self::Packet(PacketSocket::open(config)?),
+            Driver::Udp => {
+                let socket = UdpSocket::open(config)?;
+                if congestion_marks {
+                    socket.set_congestion_marks().map_err(failed)?;
+                }
+                Self::Udp(Arc::new(socket))
+            }
+            Driver::Packet => {
+                let mut socket = PacketSocket::open(config)?;
+                if congestion_marks {
+                    socket.set_congestion_marks();
+                }
+                Self::Packet(Arc::new(socket))
+            }
         })
-    }
-
-    pub(super) fn set_congestion_marks(&mut self) -> io::Result<()> {
-        match self {
-            Self::Udp(socket) => socket.set_congestion_marks()?,
-            Self::Packet(socket) => socket.set_congestion_marks(),
-        }
-        Ok(())
     }
 
     pub(super) fn prepare(&self, peer: IpAddr, patience: Duration) -> bool {
@@ -47,6 +63,15 @@ impl Socket {
         match self {
             Self::Udp(socket) => socket.info(),
             Self::Packet(socket) => socket.info(),
+        }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Udp(socket) => socket.as_fd(),
+            Self::Packet(socket) => socket.as_fd(),
         }
     }
 }

@@ -1,28 +1,22 @@
-//! Soft devices: an endpoint, its progress thread, and who hears of its completions.
+//! Soft devices: an endpoint and its driver.
 
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use millstream_net::{Driver, DriverCounters, Guard, Progress, ProgressConfig, Shared};
+use millstream_net::{
+    Driver, DriverCounters, Guard, NodeGuard, Progress, ProgressConfig, Shared, Waiters,
+};
 use millstream_roce::{
-    AsyncEvent, Completion, Counters, Endpoint, EndpointConfig, IcrcCheck, MAX_COMPLETIONS,
-    ProtectionDomainId,
+    AsyncEvent, Counters, Endpoint, EndpointConfig, IcrcCheck, MAX_COMPLETIONS, ProtectionDomainId,
 };
 use millstream_wire::{DEFAULT_PARTITION_KEY, Mtu};
 
-use super::completion_queue::Notice;
+use super::deliverer::{Deliverer, Notices};
 use super::host_memory::HostMemory;
-use super::waiters::Waiters;
 use crate::{Atomicity, DeviceAttributes, OpenError};
-
-/// Completions handed to a handler at a time.
-const HANDLER_BATCH: usize = 256;
-
-/// So often handlers are called before the next packets have their turn.
-const HANDLER_PASSES: u32 = 8;
 
 /// What a soft device is opened with.
 #[derive(Clone, Debug)]
@@ -82,13 +76,6 @@ pub(crate) struct Device {
     _progress: Progress<Endpoint<HostMemory>>,
 }
 
-/// Who hears of what.
-#[derive(Default)]
-struct Notices {
-    queues: Mutex<Vec<Arc<Notice>>>,
-    events: Waiters,
-}
-
 impl Device {
     /// Opens a soft device on a local address.
     pub(crate) fn open(config: &SoftConfig) -> Result<Self, OpenError> {
@@ -111,12 +98,10 @@ impl Device {
             ..ProgressConfig::new(config.address)
         };
         let notices = Arc::new(Notices::default());
-        let mut deliverer = Deliverer::new(Arc::downgrade(&notices));
+        let deliverer = Deliverer::new(Arc::downgrade(&notices));
         // SAFETY: the endpoint names only bytes of registered regions. Those stay mapped until
         // their `MemoryRegion` is dropped, which deregisters them and then quiesces.
-        let progress = unsafe {
-            Progress::start(progress_config, endpoint, move |shared| deliverer.deliver(shared))?
-        };
+        let progress = unsafe { Progress::start_with(progress_config, endpoint, deliverer)? };
         Ok(Self {
             name,
             address: config.address,
@@ -199,22 +184,42 @@ impl Device {
     }
 
     pub(crate) fn wait_event(&self, timeout: Duration) -> Option<AsyncEvent> {
-        let over = || self.shared.failure().is_some();
-        self.notices.events.wait(timeout, || self.poll_event(), over)
+        self.wait(&self.notices.events, timeout, || self.poll_event())
+    }
+
+    /// Waits until `look` finds something, and makes progress meanwhile. Gives up when the device has
+    /// failed.
+    pub(super) fn wait<T>(
+        &self,
+        waiters: &Waiters,
+        timeout: Duration,
+        mut look: impl FnMut() -> Option<T>,
+    ) -> Option<T> {
+        let look = || match look() {
+            None if self.shared.failure().is_some() => Some(None),
+            None => None,
+            found => Some(found),
+        };
+        millstream_net::wait([&*self.shared], waiters, timeout, look).flatten()
+    }
+
+    /// What it runs on, for who waits for several devices.
+    pub(crate) fn shared(&self) -> &Shared<Endpoint<HostMemory>> {
+        &self.shared
     }
 
     pub(crate) fn allocate_domain(&self) -> ProtectionDomainId {
         ProtectionDomainId(self.next_domain.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The endpoint, to give it work: the progress thread looks for it when the guard is dropped.
-    /// `None` when the device has failed.
+    /// The endpoint, to give it work, which is sent when the guard is dropped. `None` when the device
+    /// has failed.
     pub(super) fn lock(&self) -> Option<Guard<'_, Endpoint<HostMemory>>> {
         self.shared.lock().ok()
     }
 
     /// The endpoint, to change what needs no sending; works on a failed device too.
-    pub(super) fn lock_regardless(&self) -> Guard<'_, Endpoint<HostMemory>> {
+    pub(super) fn lock_regardless(&self) -> NodeGuard<'_, Endpoint<HostMemory>> {
         self.shared.lock_regardless()
     }
 
@@ -230,93 +235,14 @@ impl Device {
         self.shared.failure().map(|failure| failure.to_string())
     }
 
-    pub(super) fn notices(&self) -> MutexGuard<'_, Vec<Arc<Notice>>> {
-        self.notices.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(super) fn notices(&self) -> &Notices {
+        &self.notices
     }
 }
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Device").field(&self.name).finish()
-    }
-}
-
-/// Hands completions to handlers and waiters, on the progress thread, after each of its rounds.
-struct Deliverer {
-    notices: Weak<Notices>,
-    /// This round's queues, so that no lock is held while handlers run.
-    queues: Vec<Arc<Notice>>,
-    completions: Vec<Completion>,
-    /// For each queue of the round, how many of `completions` are its own, or how many wait in it;
-    /// and whether one of those is solicited.
-    counts: Vec<(usize, bool)>,
-}
-
-impl Deliverer {
-    fn new(notices: Weak<Notices>) -> Self {
-        Self { notices, queues: Vec::new(), completions: Vec::new(), counts: Vec::new() }
-    }
-
-    fn deliver(&mut self, shared: &Shared<Endpoint<HostMemory>>) {
-        let Some(notices) = self.notices.upgrade() else { return };
-        let queues = notices.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        self.queues.extend(queues.iter().cloned());
-        drop(queues);
-        let mut passes = 0;
-        loop {
-            self.completions.clear();
-            self.counts.clear();
-            let mut endpoint = match shared.lock_without_waking() {
-                Ok(endpoint) => endpoint,
-                Err(_) => {
-                    // The end: whoever waits for completions gets them.
-                    let mut endpoint = shared.lock_regardless();
-                    endpoint.fail_all();
-                    endpoint
-                }
-            };
-            for queue in &self.queues {
-                let id = queue.id;
-                self.counts.push(if queue.is_gone() {
-                    (0, false)
-                } else if queue.has_handler() {
-                    (endpoint.poll_completions(id, &mut self.completions, HANDLER_BATCH), false)
-                } else {
-                    (endpoint.completions_waiting(id), endpoint.solicited_waiting(id))
-                });
-            }
-            let eventful = endpoint.events_waiting() > 0 || shared.failure().is_some();
-            drop(endpoint);
-            if eventful {
-                notices.events.wake();
-            }
-            let mut rest = self.completions.as_slice();
-            let mut handled = false;
-            for (queue, &(count, solicited)) in self.queues.iter().zip(&self.counts) {
-                if count == 0 && shared.failure().is_none() {
-                    continue;
-                }
-                if queue.has_handler() {
-                    let (now, later) = rest.split_at(count);
-                    queue.handle(now);
-                    rest = later;
-                    handled |= count > 0;
-                } else {
-                    queue.wake(solicited || shared.failure().is_some());
-                }
-            }
-            // There may be more, also by what a handler did: requests that it had flushed make no
-            // packet that would bring us here again.
-            if !handled {
-                break;
-            }
-            passes += 1;
-            if passes == HANDLER_PASSES && shared.failure().is_none() {
-                shared.call_again();
-                break;
-            }
-        }
-        self.queues.clear();
     }
 }
 

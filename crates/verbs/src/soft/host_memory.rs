@@ -13,7 +13,7 @@ use millstream_roce::{
 /// [`crate::ProtectionDomain::register_memory`]): its bytes stay mapped, and are not accessed in
 /// ways that exclude others, until it is deregistered.
 #[derive(Debug)]
-pub(super) struct HostMemory {
+pub(crate) struct HostMemory {
     regions: RegionTable<()>,
 }
 

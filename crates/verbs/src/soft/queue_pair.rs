@@ -107,10 +107,16 @@ impl QueuePair {
         requests: &[ReceiveRequest],
     ) -> Result<(), (usize, PostError)> {
         let mut endpoint = self.device.lock().ok_or((0, PostError::DeviceFailed))?;
-        for (index, request) in requests.iter().enumerate() {
-            endpoint.post_receive(self.number, request).map_err(|error| (index, error))?;
+        let mut posted = requests.iter().enumerate().map(|(index, request)| {
+            endpoint.post_receive(self.number, request).map_err(|error| (index, error))
+        });
+        let result = posted.try_for_each(|posted| posted);
+        // Nothing is sent because of it: who found the queue empty asks again. But in the error state
+        // they are flushed at once.
+        if !endpoint.has_notifications() {
+            endpoint.release_without_waking();
         }
-        Ok(())
+        result
     }
 }
 

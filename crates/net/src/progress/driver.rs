@@ -1,0 +1,151 @@
+//! The node's own thread: makes progress when nobody else does.
+
+use std::os::fd::AsFd;
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use std::{hint, io};
+
+use millstream_roce::{Instant, Node};
+
+use super::hook::{LAST, Worker};
+use super::seat::failed;
+use super::shared::{Failure, Shared};
+use super::timer::{NEVER, Timer};
+use crate::wake::Wake;
+
+/// What the driver sleeps on, and until when.
+pub(super) struct Doze {
+    wake: Wake,
+    /// Set by others who want it awake earlier than it would be.
+    timer: Timer,
+    /// When it wakes up by itself; 0 while it is awake, as it looks at all deadlines before it sleeps.
+    until: AtomicU64,
+    busy_poll: Duration,
+}
+
+impl Doze {
+    pub(super) fn new(busy_poll: Duration) -> io::Result<Self> {
+        let (wake, timer) = (Wake::new()?, Timer::new()?);
+        Ok(Self { wake, timer, until: AtomicU64::new(0), busy_poll })
+    }
+
+    /// Whether it looks for work without sleeping.
+    pub(super) const fn polls(&self) -> bool {
+        !self.busy_poll.is_zero()
+    }
+
+    /// Wakes it for something that is no round of this thread's.
+    pub(super) fn wake(&self) {
+        self.wake.request();
+    }
+
+    /// Sees to it that it is awake at this time.
+    pub(super) fn cover(&self, deadline: u64) {
+        if deadline < self.until.load(Ordering::SeqCst) {
+            self.timer.set(deadline);
+        }
+    }
+}
+
+/// The thread's whole life.
+pub(super) fn run<N: Node>(shared: &Arc<Shared<N>>) {
+    precise_timers();
+    let address = shared.address();
+    // The node that a panic broke is not used again: its lock is poisoned.
+    let failure = match panic::catch_unwind(AssertUnwindSafe(|| work(shared))) {
+        Ok(Ok(())) => Failure::Closed { address },
+        Ok(Err(failure)) => failure,
+        Err(_panic) => Failure::Panicked { address },
+    };
+    shared.fail(failure);
+    // If the hook was what panicked, it may do so again.
+    let _ = panic::catch_unwind(AssertUnwindSafe(|| shared.announce(LAST, Worker::Driver)));
+}
+
+fn work<N: Node>(shared: &Shared<N>) -> Result<(), Failure> {
+    let driver = &shared.driver;
+    // Since when there has been nothing to do.
+    let mut idle_since: Option<Instant> = None;
+    while !shared.stop.load(Ordering::SeqCst) {
+        if let Some(failure) = shared.failure() {
+            return Err(failure.clone());
+        }
+        driver.wake.take();
+        // Others watch the socket, or did a moment ago; what only this thread may do, it does.
+        let rests = rests(shared);
+        let mut busy = false;
+        let mut observed = shared.owed.swap(0, Ordering::SeqCst);
+        if !rests {
+            let round = shared.round()?;
+            busy = round.received || round.more;
+            observed |= round.observed;
+        }
+        shared.announce(observed, Worker::Driver);
+        if rests && (shared.is_requested() || shared.deadline() <= crate::now()) {
+            shared.do_requests(Worker::Driver);
+        }
+        if busy || observed != 0 || !rests && shared.is_requested() {
+            idle_since = None;
+            continue;
+        }
+        if driver.polls() {
+            let now = crate::now();
+            let since = *idle_since.get_or_insert(now);
+            if now.saturating_duration_since(since) < driver.busy_poll {
+                hint::spin_loop();
+                continue;
+            }
+        }
+        sleep(shared)?;
+    }
+    Ok(())
+}
+
+fn rests<N: Node>(shared: &Shared<N>) -> bool {
+    shared.leadership.is_present() || crate::now().nanos() < shared.leadership.grace_ends()
+}
+
+/// Sleeps until there is something to do, or others may have stopped doing it.
+fn sleep<N: Node>(shared: &Shared<N>) -> Result<(), Failure> {
+    let Doze { wake, timer, until, .. } = &shared.driver;
+    // While somebody leads, deadlines are the leader's, and so are requests.
+    let when = || {
+        if shared.leadership.is_present() {
+            return NEVER;
+        }
+        match shared.leadership.grace_ends() {
+            ends if crate::now().nanos() < ends => ends,
+            _ => shared.deadline().nanos(),
+        }
+    };
+    let rests = rests(shared);
+    let time = when();
+    // Whoever sets an earlier deadline from now on, or leaves, sees until when we sleep.
+    until.store(time, Ordering::SeqCst);
+    let timeout = Duration::from_nanos(time.saturating_sub(crate::now().nanos()));
+    let timeout = Some(timeout).filter(|_| time != NEVER);
+    let stay = || {
+        when() < time
+            || shared.owed.load(Ordering::SeqCst) != 0
+            // A leader looks for requests before it sleeps, and when it leaves.
+            || !shared.leadership.is_present() && shared.is_requested()
+            || rests && !self::rests(shared)
+    };
+    let socket = (!rests).then(|| shared.socket.as_fd());
+    let woken = wake.sleep(socket.into_iter().chain([timer.as_fd()]), timeout, stay);
+    until.store(0, Ordering::SeqCst);
+    if timer.at() <= crate::now().nanos() {
+        timer.clear();
+    }
+    shared.count_sleep(woken.map_err(failed(shared, "ppoll"))?);
+    Ok(())
+}
+
+/// Lets this thread's sleeps end within a microsecond of their deadline, instead of the usual 50.
+fn precise_timers() {
+    const NANOSECONDS: libc::c_ulong = 1_000;
+    // SAFETY: takes no pointers, and concerns only this thread. Failing, it changes nothing.
+    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, NANOSECONDS) };
+}

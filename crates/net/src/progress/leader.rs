@@ -1,0 +1,259 @@
+//! Threads that wait make the progress that they wait for: one of them leads, the others follow.
+//!
+//! The leader does rounds, and sleeps on the socket. It leaves when it has found what it waited for,
+//! when its time is over, or by a panic; then a follower leads on. If nobody leads for [`GRACE`], the
+//! driver watches the socket again; until then it sleeps, so that a thread that waits often wakes
+//! nobody else.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use millstream_roce::Node;
+
+use super::hook::Worker;
+use super::shared::Shared;
+use super::timer::NEVER;
+use crate::waiters::{Entry, Waiters, own_wake};
+use crate::wake::{MAX_WATCHED, Wake};
+
+/// So long after the last leader has left, the driver takes over.
+pub(super) const GRACE: Duration = Duration::from_micros(50);
+
+/// How long a thread that cannot be woken sleeps before it looks again.
+const BLIND: Duration = Duration::from_millis(1);
+
+/// Who leads.
+#[derive(Default)]
+pub(super) struct Leadership {
+    present: AtomicBool,
+    /// When the last leader left, in nanoseconds.
+    left_at: AtomicU64,
+    /// What the leader sleeps on.
+    wake: Mutex<Option<Arc<Wake>>>,
+    /// When a sleeping leader wakes up by itself; 0 while it is awake.
+    until: AtomicU64,
+    /// Those who would lead if nobody did.
+    followers: Waiters,
+}
+
+impl Leadership {
+    pub(super) fn is_present(&self) -> bool {
+        self.present.load(Ordering::SeqCst)
+    }
+
+    /// Until when nobody else has to watch the socket after the last leader has left.
+    pub(super) fn grace_ends(&self) -> u64 {
+        match self.left_at.load(Ordering::SeqCst) {
+            0 => 0,
+            left_at => left_at.saturating_add(GRACE.as_nanos() as u64),
+        }
+    }
+
+    /// Whether there is a leader, who is awake at this time then.
+    pub(super) fn cover(&self, deadline: u64) -> bool {
+        if !self.is_present() {
+            return false;
+        }
+        if deadline < self.until.load(Ordering::SeqCst)
+            && let Some(wake) = &*self.wake.lock().unwrap_or_else(PoisonError::into_inner)
+        {
+            wake.request();
+        }
+        true
+    }
+
+    fn try_enter(&self, wake: &Arc<Wake>) -> bool {
+        if self.present.swap(true, Ordering::SeqCst) {
+            return false;
+        }
+        *self.wake.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(wake));
+        true
+    }
+
+    fn leave(&self) {
+        *self.wake.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.until.store(0, Ordering::SeqCst);
+        self.left_at.store(crate::now().nanos(), Ordering::SeqCst);
+        self.present.store(false, Ordering::SeqCst);
+    }
+}
+
+/// Waits until `look` finds something, at most `timeout`, and makes progress of these nodes
+/// meanwhile (of the first 16; the drivers of more do).
+///
+/// Whoever makes `look` find something on another thread calls [`Waiters::wake`] of `waiters` then.
+/// `look` is called with no lock held. A node that has failed brings about nothing more: its hook is
+/// told, and who waits for it alone must look for its failure.
+pub fn wait<'a, N: Node + 'a, T>(
+    nodes: impl IntoIterator<Item = &'a Shared<N>>,
+    waiters: &Waiters,
+    timeout: Duration,
+    mut look: impl FnMut() -> Option<T>,
+) -> Option<T> {
+    if let Some(found) = look() {
+        return Some(found);
+    }
+    // A time that a clock cannot tell is never reached.
+    let deadline = Instant::now().checked_add(timeout);
+    let left = || {
+        deadline
+            .map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
+    };
+    let wake = own_wake();
+    let mut places = Places::new(nodes);
+    let Some(wake) = &wake else {
+        loop {
+            let found = look();
+            if found.is_some() || left().is_zero() {
+                return found;
+            }
+            places.nodes().for_each(Shared::progress);
+            std::thread::sleep(left().min(BLIND));
+        }
+    };
+    // Before the next look: whoever brings about something after that look sees us.
+    let _entry = waiters.enter(wake);
+    loop {
+        wake.take();
+        let found = look();
+        if found.is_some() || left().is_zero() {
+            return found;
+        }
+        if !places.work(wake) {
+            places.sleep(wake, left());
+        }
+    }
+}
+
+/// Where a waiting thread stands with each of the nodes that it waits for. It leads where nobody else
+/// does.
+struct Places<'a, N: Node>([Option<Place<'a, N>>; MAX_WATCHED]);
+
+struct Place<'a, N: Node> {
+    node: &'a Shared<N>,
+    leads: bool,
+    /// It is seen by who leads.
+    follows: Option<Entry<'a>>,
+}
+
+impl<'a, N: Node> Places<'a, N> {
+    fn new(nodes: impl IntoIterator<Item = &'a Shared<N>>) -> Self {
+        let mut places = [const { None }; MAX_WATCHED];
+        for (place, node) in places.iter_mut().zip(nodes) {
+            *place = Some(Place { node, leads: false, follows: None });
+        }
+        Self(places)
+    }
+
+    fn nodes(&self) -> impl Iterator<Item = &'a Shared<N>> {
+        self.0.iter().flatten().map(|place| place.node)
+    }
+
+    fn led(&self) -> impl Iterator<Item = &'a Shared<N>> {
+        self.0.iter().flatten().filter(|place| place.leads).map(|place| place.node)
+    }
+
+    /// Does a round of each node that it leads; whether there may be more to do.
+    fn work(&mut self, wake: &'a Arc<Wake>) -> bool {
+        let mut more = false;
+        for place in self.0.iter_mut().flatten() {
+            more |= place.work(wake);
+        }
+        more
+    }
+
+    /// Sleeps until something comes for a node that it leads, or another thread wakes it.
+    fn sleep(&self, wake: &Wake, left: Duration) {
+        let deadline = || self.led().map(|node| node.deadline().nanos()).min().unwrap_or(NEVER);
+        let until = deadline();
+        self.led().for_each(|node| node.leadership.until.store(until, Ordering::SeqCst));
+        let to_deadline = Duration::from_nanos(until.saturating_sub(crate::now().nanos()));
+        let timeout = if until == NEVER { left } else { left.min(to_deadline) };
+        // Whoever sets an earlier deadline from now on sees until when we sleep.
+        let stay = || deadline() < until || self.led().any(Shared::is_requested);
+        let timeout = Some(timeout).filter(|timeout| *timeout < Duration::MAX);
+        let woken = wake.sleep(self.led().map(|node| node.socket.as_fd()), timeout, stay);
+        for node in self.led() {
+            node.leadership.until.store(0, Ordering::SeqCst);
+            node.count_sleep(matches!(woken, Ok(true)));
+        }
+        // The arguments are right, so the kernel lacks memory.
+        if woken.is_err() {
+            std::thread::sleep(left.min(BLIND));
+        }
+    }
+}
+
+impl<'a, N: Node> Place<'a, N> {
+    fn work(&mut self, wake: &'a Arc<Wake>) -> bool {
+        let node = self.node;
+        if !node.may_be_led() {
+            return false;
+        }
+        self.leads = self.leads || node.leadership.try_enter(wake);
+        if !self.leads && self.follows.is_none() {
+            // Whoever leads wakes us when it leaves, if it sees us then: so before the next try.
+            self.follows = Some(node.leadership.followers.enter(wake));
+            self.leads = node.leadership.try_enter(wake);
+        }
+        if !self.leads {
+            return false;
+        }
+        match node.round() {
+            Ok(round) => {
+                node.announce(round.observed, Worker::Leader);
+                round.received || round.more || round.observed != 0
+            }
+            Err(failure) => {
+                node.give_up(failure);
+                false
+            }
+        }
+    }
+}
+
+impl<N: Node> Drop for Place<'_, N> {
+    fn drop(&mut self) {
+        // First, or we would be woken to lead on.
+        self.follows = None;
+        if self.leads {
+            self.node.leave();
+        }
+    }
+}
+
+impl<N: Node> Shared<N> {
+    /// A thread that polls without a pause serves it anyhow, or this thread is in its hook.
+    fn may_be_led(&self) -> bool {
+        !self.driver.polls() && !self.is_progress_thread() && self.failure().is_none()
+    }
+
+    /// Receives, lets the node work, and sends, unless another thread is at it or waits for it:
+    /// for who looks for something now and then, and does not wait.
+    pub fn progress(&self) {
+        if !self.may_be_led() || self.leadership.present.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let round = self.try_round(true);
+        match round {
+            Some(Ok(round)) => self.announce(round.observed, Worker::Leader),
+            Some(Err(failure)) => drop(self.give_up(failure)),
+            None => {}
+        }
+        self.leave();
+    }
+
+    /// Leads no more: what was asked for meanwhile is done, and somebody else watches the socket.
+    fn leave(&self) {
+        self.leadership.leave();
+        fence(Ordering::SeqCst);
+        self.leadership.followers.wake_one();
+        let grace_ends = self.leadership.grace_ends();
+        self.driver.cover(grace_ends);
+        if self.is_requested() {
+            self.do_requests(Worker::Poster);
+        }
+    }
+}

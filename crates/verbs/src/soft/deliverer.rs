@@ -1,0 +1,223 @@
+//! Who hears of completions and events: threads that wait, and handlers.
+
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+
+use millstream_net::{Hook, Shared, Waiters, Worker};
+use millstream_roce::{Completion, CompletionQueueId, Endpoint, Notifications};
+
+use super::host_memory::HostMemory;
+use crate::CompletionHandler;
+
+/// Completions handed to a handler at a time.
+const HANDLER_BATCH: usize = 256;
+
+/// So often a handler is called before the next packets have their turn.
+const HANDLER_PASSES: usize = 8;
+
+/// Those who want to hear of something.
+#[derive(Default)]
+pub(super) struct Notices {
+    /// By the numbers of completion queues.
+    queues: Mutex<Vec<Option<Arc<Notice>>>>,
+    pub(super) events: Waiters,
+}
+
+/// Those who want to hear of a completion queue.
+pub(super) struct Notice {
+    pub(super) id: CompletionQueueId,
+    /// The queue is no more, and its number may be another's. Set and read with the endpoint locked.
+    gone: AtomicBool,
+    pub(super) waiters: Waiters,
+    pub(super) solicited_waiters: Waiters,
+    handler: Option<Handler>,
+}
+
+/// Which threads may call a handler.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum HandlerThreads {
+    /// The driver only.
+    Driver,
+    /// Those that make progress while they wait, too.
+    Waiting,
+}
+
+struct Handler {
+    threads: HandlerThreads,
+    /// Completions may have come since the handler's last look.
+    wanted: AtomicBool,
+    state: Mutex<HandlerState>,
+}
+
+struct HandlerState {
+    function: CompletionHandler,
+    completions: Vec<Completion>,
+}
+
+impl Notices {
+    pub(super) fn add(&self, notice: Arc<Notice>) {
+        let (mut queues, index) = (self.queues(), notice.id.0 as usize);
+        if queues.len() <= index {
+            queues.resize(index + 1, None);
+        }
+        queues[index] = Some(notice);
+    }
+
+    pub(super) fn remove(&self, notice: &Notice) {
+        if let Some(place) = self.queues().get_mut(notice.id.0 as usize) {
+            *place = None;
+        }
+    }
+
+    fn queues(&self) -> MutexGuard<'_, Vec<Option<Arc<Notice>>>> {
+        self.queues.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The first queue with this number or a higher one that has one of these bits.
+    fn next(&self, from: usize, bits: u64) -> Option<Arc<Notice>> {
+        let queues = self.queues();
+        let mut rest = queues.get(from..)?.iter().flatten();
+        rest.find(|notice| bits & u64::from(Notifications::bit(notice.id)) != 0).cloned()
+    }
+}
+
+impl Notice {
+    pub(super) fn new(
+        id: CompletionQueueId,
+        handler: Option<(CompletionHandler, HandlerThreads)>,
+    ) -> Self {
+        let handler = handler.map(|(function, threads)| Handler {
+            threads,
+            wanted: AtomicBool::new(false),
+            state: Mutex::new(HandlerState {
+                function,
+                completions: Vec::with_capacity(HANDLER_BATCH),
+            }),
+        });
+        Self {
+            id,
+            gone: AtomicBool::new(false),
+            waiters: Waiters::default(),
+            solicited_waiters: Waiters::default(),
+            handler,
+        }
+    }
+
+    pub(super) fn has_handler(&self) -> bool {
+        self.handler.is_some()
+    }
+
+    /// The queue is no more. To be said with the endpoint locked.
+    pub(super) fn set_gone(&self) {
+        self.gone.store(true, Ordering::Relaxed);
+    }
+
+    fn poll(&self, endpoint: &mut Endpoint<HostMemory>, out: &mut Vec<Completion>) -> usize {
+        if self.gone.load(Ordering::Relaxed) {
+            return 0;
+        }
+        endpoint.poll_completions(self.id, out, HANDLER_BATCH)
+    }
+}
+
+impl Handler {
+    /// Calls the handler with what there is; `false` when there may be more. If another thread is
+    /// at it, that one does it: it looks again after it has let go of the handler.
+    fn call(&self, notice: &Notice, shared: &Shared<Endpoint<HostMemory>>) -> bool {
+        self.wanted.store(true, Ordering::SeqCst);
+        while self.wanted.load(Ordering::SeqCst) {
+            fence(Ordering::SeqCst);
+            let mut state = match self.state.try_lock() {
+                Ok(state) => state,
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => return true,
+            };
+            let HandlerState { function, completions } = &mut *state;
+            let mut passes = 0;
+            loop {
+                self.wanted.store(false, Ordering::SeqCst);
+                completions.clear();
+                if notice.poll(&mut shared.lock_regardless(), completions) == 0 {
+                    break;
+                }
+                if passes == HANDLER_PASSES {
+                    // They were taken out, so they are handled; the rest has to wait.
+                    function(completions);
+                    return false;
+                }
+                passes += 1;
+                function(completions);
+            }
+            drop(state);
+            fence(Ordering::SeqCst);
+        }
+        true
+    }
+}
+
+/// Bit 63; bits 0 to 30 are those of [`Notifications::queues`], and from 31 on those of
+/// [`Notifications::solicited`].
+const EVENTS: u64 = 1 << 63;
+const SOLICITED: u32 = 31;
+
+/// Hands completions to handlers and waiters after each round.
+pub(super) struct Deliverer(Weak<Notices>);
+
+impl Deliverer {
+    pub(super) const fn new(notices: Weak<Notices>) -> Self {
+        Self(notices)
+    }
+}
+
+impl Hook<Endpoint<HostMemory>> for Deliverer {
+    fn observe(&self, endpoint: &mut Endpoint<HostMemory>, _eventful: bool) -> u64 {
+        let Notifications { queues, solicited, events } = endpoint.take_notifications();
+        let events = if events { EVENTS } else { 0 };
+        events | u64::from(solicited) << SOLICITED | u64::from(queues)
+    }
+
+    fn announce(
+        &self,
+        shared: &Shared<Endpoint<HostMemory>>,
+        observed: u64,
+        worker: Worker,
+    ) -> u64 {
+        let Some(notices) = self.0.upgrade() else { return 0 };
+        let over = shared.failure().is_some() && worker == Worker::Driver;
+        if over {
+            // Whoever waits for completions gets them.
+            shared.lock_regardless().fail_all();
+        }
+        if observed & EVENTS != 0 {
+            notices.events.wake();
+        }
+        let (mut left, mut from) = (0, 0);
+        while let Some(notice) = notices.next(from, observed) {
+            from = notice.id.0 as usize + 1;
+            let bit = u64::from(Notifications::bit(notice.id));
+            let Some(handler) = &notice.handler else {
+                notice.waiters.wake();
+                if observed >> SOLICITED & bit != 0 {
+                    notice.solicited_waiters.wake();
+                }
+                continue;
+            };
+            let may_call = match worker {
+                Worker::Driver => true,
+                Worker::Leader => handler.threads == HandlerThreads::Waiting,
+                Worker::Poster => false,
+            };
+            while may_call && !handler.call(&notice, shared) {
+                // Packets have their turn, unless there are no more.
+                if !over {
+                    left |= bit;
+                    break;
+                }
+            }
+            if !may_call {
+                left |= bit;
+            }
+        }
+        left
+    }
+}
