@@ -52,7 +52,7 @@ impl EndpointConfig {
             max_work_requests: 16_384,
             max_message_length: 1 << 30,
             max_datagram_length: 4096,
-            max_window: 128,
+            max_window: 256,
         }
     }
 }

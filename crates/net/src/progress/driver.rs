@@ -31,9 +31,9 @@ impl Doze {
         Ok(Self { wake, timer, until: AtomicU64::new(0), busy_poll })
     }
 
-    /// Whether it looks for work without sleeping.
-    pub(super) const fn polls(&self) -> bool {
-        !self.busy_poll.is_zero()
+    /// How long to look for work before sleeping.
+    pub(super) const fn busy_poll(&self) -> Duration {
+        self.busy_poll
     }
 
     /// Wakes it for something that is no round of this thread's.
@@ -90,13 +90,12 @@ fn work<N: Node>(shared: &Shared<N>) -> Result<(), Failure> {
             idle_since = None;
             continue;
         }
-        if driver.polls() {
-            let now = crate::now();
-            let since = *idle_since.get_or_insert(now);
-            if now.saturating_duration_since(since) < driver.busy_poll {
-                hint::spin_loop();
-                continue;
-            }
+        let now = crate::now();
+        let idle = now.saturating_duration_since(*idle_since.get_or_insert(now));
+        // A leader does that in its place.
+        if !rests && idle < driver.busy_poll {
+            hint::spin_loop();
+            continue;
         }
         sleep(shared)?;
     }

@@ -1,10 +1,13 @@
 //! Threads that wait make the progress that they wait for: one of them leads, the others follow.
 //!
 //! The leader does rounds, and sleeps on the socket. It leaves when it has found what it waited for,
-//! when its time is over, or by a panic; then a follower leads on. If nobody leads for [`GRACE`], the
+//! when its time is over, or by a panic; then a follower leads on. If nobody leads for a while, the
 //! driver watches the socket again; until then it sleeps, so that a thread that waits often wakes
-//! nobody else.
+//! nobody else. That while is 50 us, and longer when somebody has led nearly all of the time for long:
+//! an eighth of that time, half a millisecond at most. A timer each 50 us is a tenth of a processor
+//! on a virtual machine, and what waited long and often will most likely wait again.
 
+use std::hint;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,8 +21,12 @@ use super::timer::NEVER;
 use crate::waiters::{Entry, Waiters, own_wake};
 use crate::wake::{MAX_WATCHED, Wake};
 
-/// So long after the last leader has left, the driver takes over.
-pub(super) const GRACE: Duration = Duration::from_micros(50);
+/// The shortest and the longest time, in nanoseconds, after which the driver takes over when the last
+/// leader has left.
+const GRACE: (u64, u64) = (50_000, 500_000);
+
+/// It is a part of the time for which there was a leader without a gap of [`GRACE`].
+const GRACE_PART: u64 = 8;
 
 /// How long a thread that cannot be woken sleeps before it looks again.
 const BLIND: Duration = Duration::from_millis(1);
@@ -28,8 +35,12 @@ const BLIND: Duration = Duration::from_millis(1);
 #[derive(Default)]
 pub(super) struct Leadership {
     present: AtomicBool,
-    /// When the last leader left, in nanoseconds.
-    left_at: AtomicU64,
+    /// Until when nobody else needs to watch since the last leader left.
+    grace_ends: AtomicU64,
+    /// When the last leader left, or a thread had sent what it posted since.
+    active_at: AtomicU64,
+    /// Since when there were leaders without a gap.
+    since: AtomicU64,
     /// What the leader sleeps on.
     wake: Mutex<Option<Arc<Wake>>>,
     /// When a sleeping leader wakes up by itself; 0 while it is awake.
@@ -45,10 +56,7 @@ impl Leadership {
 
     /// Until when nobody else has to watch the socket after the last leader has left.
     pub(super) fn grace_ends(&self) -> u64 {
-        match self.left_at.load(Ordering::SeqCst) {
-            0 => 0,
-            left_at => left_at.saturating_add(GRACE.as_nanos() as u64),
-        }
+        self.grace_ends.load(Ordering::SeqCst)
     }
 
     /// Whether there is a leader, who is awake at this time then.
@@ -64,18 +72,32 @@ impl Leadership {
         true
     }
 
-    fn try_enter(&self, wake: &Arc<Wake>) -> bool {
-        if self.present.swap(true, Ordering::SeqCst) {
+    /// A thread has sent what it posted: the time that this took is no gap.
+    pub(super) fn posted(&self) {
+        self.active_at.store(crate::now().nanos(), Ordering::Relaxed);
+    }
+
+    /// Leads from now on, unless another thread does. Those who set earlier deadlines wake `wake`.
+    fn try_enter(&self, wake: Option<&Arc<Wake>>) -> bool {
+        if self.present.load(Ordering::SeqCst) || self.present.swap(true, Ordering::SeqCst) {
             return false;
         }
-        *self.wake.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(wake));
+        let now = crate::now().nanos();
+        if now.saturating_sub(self.active_at.load(Ordering::Relaxed)) > GRACE.0 {
+            self.since.store(now, Ordering::Relaxed);
+        }
+        *self.wake.lock().unwrap_or_else(PoisonError::into_inner) = wake.cloned();
         true
     }
 
     fn leave(&self) {
         *self.wake.lock().unwrap_or_else(PoisonError::into_inner) = None;
         self.until.store(0, Ordering::SeqCst);
-        self.left_at.store(crate::now().nanos(), Ordering::SeqCst);
+        let now = crate::now().nanos();
+        let led = now.saturating_sub(self.since.load(Ordering::Relaxed));
+        let grace = (led / GRACE_PART).clamp(GRACE.0, GRACE.1);
+        self.active_at.store(now, Ordering::Relaxed);
+        self.grace_ends.store(now.saturating_add(grace), Ordering::SeqCst);
         self.present.store(false, Ordering::SeqCst);
     }
 }
@@ -115,13 +137,18 @@ pub fn wait<'a, N: Node + 'a, T>(
     };
     // Before the next look: whoever brings about something after that look sees us.
     let _entry = waiters.enter(wake);
+    let mut idle_since: Option<Instant> = None;
     loop {
         wake.take();
         let found = look();
         if found.is_some() || left().is_zero() {
             return found;
         }
-        if !places.work(wake) {
+        if places.work(wake) {
+            idle_since = None;
+        } else if idle_since.get_or_insert_with(Instant::now).elapsed() < places.busy_poll() {
+            hint::spin_loop();
+        } else {
             places.sleep(wake, left());
         }
     }
@@ -153,6 +180,11 @@ impl<'a, N: Node> Places<'a, N> {
 
     fn led(&self) -> impl Iterator<Item = &'a Shared<N>> {
         self.0.iter().flatten().filter(|place| place.leads).map(|place| place.node)
+    }
+
+    /// How long to look for work before sleeping.
+    fn busy_poll(&self) -> Duration {
+        self.led().map(|node| node.driver.busy_poll()).max().unwrap_or(Duration::ZERO)
     }
 
     /// Does a round of each node that it leads; whether there may be more to do.
@@ -192,11 +224,11 @@ impl<'a, N: Node> Place<'a, N> {
         if !node.may_be_led() {
             return false;
         }
-        self.leads = self.leads || node.leadership.try_enter(wake);
+        self.leads = self.leads || node.leadership.try_enter(Some(wake));
         if !self.leads && self.follows.is_none() {
             // Whoever leads wakes us when it leaves, if it sees us then: so before the next try.
             self.follows = Some(node.leadership.followers.enter(wake));
-            self.leads = node.leadership.try_enter(wake);
+            self.leads = node.leadership.try_enter(Some(wake));
         }
         if !self.leads {
             return false;
@@ -225,15 +257,15 @@ impl<N: Node> Drop for Place<'_, N> {
 }
 
 impl<N: Node> Shared<N> {
-    /// A thread that polls without a pause serves it anyhow, or this thread is in its hook.
+    /// Not in its hook, where rounds wait for us.
     fn may_be_led(&self) -> bool {
-        !self.driver.polls() && !self.is_progress_thread() && self.failure().is_none()
+        !self.is_progress_thread() && self.failure().is_none()
     }
 
     /// Receives, lets the node work, and sends, unless another thread is at it or waits for it:
     /// for who looks for something now and then, and does not wait.
     pub fn progress(&self) {
-        if !self.may_be_led() || self.leadership.present.swap(true, Ordering::SeqCst) {
+        if !self.may_be_led() || !self.leadership.try_enter(None) {
             return;
         }
         let round = self.try_round(true);

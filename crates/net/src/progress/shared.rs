@@ -336,6 +336,7 @@ impl<N: Node> Shared<N> {
                     self.announce(round.observed, worker);
                     self.cover_deadline();
                     if !round.more && !self.is_requested() {
+                        self.leadership.posted();
                         return;
                     }
                 }
