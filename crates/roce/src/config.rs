@@ -108,6 +108,13 @@ pub struct QueuePairConfig {
     /// Where receive requests come from, when not from a queue of its own. Then
     /// `max_receive_requests` says nothing.
     pub shared_receive_queue: Option<SharedReceiveQueueId>,
+    /// Whether a WRITE without immediate data may go out as several messages, where that lets the
+    /// kernel send more packets at a time: one for each packet, so that all of them are equally
+    /// long. To the application it is one request, with one completion. To the peer each message has
+    /// a range of its own: where the range of the whole is wrong, its beginning may be written
+    /// before the rest is refused. So this is for applications that know the peer's ranges.
+    /// Reliable connections only.
+    pub split_writes: bool,
 }
 
 impl QueuePairConfig {
@@ -124,6 +131,7 @@ impl QueuePairConfig {
             receive_completions: completions,
             capabilities,
             shared_receive_queue: None,
+            split_writes: false,
         }
     }
 }

@@ -95,7 +95,7 @@ impl QueuePair {
             state: QueuePairState::Reset,
             access: Access::empty(),
             path: Path::nowhere(endpoint),
-            requester: new_requester(config.transport, &config.capabilities),
+            requester: new_requester(config.transport, &config.capabilities, config.split_writes),
             datagrams: new_datagrams(config.transport, &config.capabilities),
             responder: Responder::new(Receives::new(
                 config.domain,
@@ -205,7 +205,8 @@ impl QueuePair {
         self.state = QueuePairState::Reset;
         self.access = Access::empty();
         self.path = Path::nowhere(endpoint);
-        self.requester = new_requester(self.transport, &self.capabilities);
+        let split_writes = self.requester.split_writes;
+        self.requester = new_requester(self.transport, &self.capabilities, split_writes);
         self.datagrams = new_datagrams(self.transport, &self.capabilities);
         let (max, shared) =
             (self.capabilities.max_receive_requests, self.responder.receives.shared());
@@ -356,12 +357,17 @@ impl QueuePair {
 }
 
 /// The queue of requests that are acknowledged.
-fn new_requester(transport: Transport, capabilities: &QueuePairCapabilities) -> Requester {
+fn new_requester(
+    transport: Transport,
+    capabilities: &QueuePairCapabilities,
+    split_writes: bool,
+) -> Requester {
+    let QueuePairCapabilities { max_send_requests, max_inline, .. } = *capabilities;
     match transport {
         Transport::ReliableConnection => {
-            Requester::new(capabilities.max_send_requests, capabilities.max_inline)
+            Requester::new(max_send_requests, max_inline, split_writes)
         }
-        Transport::UnreliableDatagram => Requester::new(0, 0),
+        Transport::UnreliableDatagram => Requester::new(0, 0, false),
     }
 }
 

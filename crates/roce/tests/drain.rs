@@ -72,8 +72,8 @@ impl Scene {
 
 #[test]
 fn what_was_begun_is_finished_and_the_rest_waits() {
-    for read in [false, true] {
-        let mut scene = Scene::new(options());
+    for (read, split_writes) in [(false, false), (false, true), (true, false)] {
+        let mut scene = Scene::new(Options { split_writes, ..options() });
         scene.write(1, 10);
         if read {
             scene.read(2);

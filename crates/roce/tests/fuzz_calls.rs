@@ -137,6 +137,7 @@ impl Fuzz {
                 false => Transport::ReliableConnection,
             },
             shared_receive_queue: shares.then_some(self.devices[device].shared),
+            split_writes: shares ^ (self.devices[device].pairs.len() % 2 == 1),
             ..QueuePairConfig::new(
                 DOMAIN,
                 a,

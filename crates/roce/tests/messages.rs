@@ -69,9 +69,10 @@ fn lengths(mtu: usize) -> Vec<usize> {
 
 #[test]
 fn write_and_read_of_every_length_and_mtu() {
-    for mtu in Mtu::ALL {
+    let both = [false, true];
+    for (mtu, split_writes) in Mtu::ALL.into_iter().flat_map(|mtu| both.map(|split| (mtu, split))) {
         for length in lengths(mtu.bytes()) {
-            let mut pair = Pair::with(Options { mtu, ..Options::default() });
+            let mut pair = Pair::with(Options { mtu, split_writes, ..Options::default() });
             let data = pattern(length, 3);
             let source = pair.register(0, LOCAL, [&data[..], b"end"].concat());
             let target = pair.register(1, REMOTE, vec![0xaa; length + 2]);
@@ -152,7 +153,9 @@ fn exact_data_over_a_faulty_wire() {
     // Start PSN 0xfffff0: every run crosses the wrap.
     for seed in 0..60 {
         for one_in in [100, 10] {
-            let mut pair = Pair::with(Options { timeout: 14, ..Options::default() });
+            let split_writes = seed % 2 == 1;
+            let options = Options { timeout: 14, split_writes, ..Options::default() };
+            let mut pair = Pair::with(options);
             pair.wire = faulty(seed, one_in);
             let length = 40_000;
             let data = pattern(length, seed as u8);

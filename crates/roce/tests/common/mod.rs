@@ -61,6 +61,7 @@ pub(crate) struct Options {
     pub(crate) completions: usize,
     pub(crate) work_requests: usize,
     pub(crate) max_inline: usize,
+    pub(crate) split_writes: bool,
     pub(crate) partition_keys: &'static [u16],
 }
 
@@ -80,6 +81,7 @@ impl Default for Options {
             completions: 4096,
             work_requests: 256,
             max_inline: 0,
+            split_writes: false,
             partition_keys: &[0xffff],
         }
     }
@@ -110,7 +112,10 @@ impl Pair {
                 max_inline: options.max_inline,
                 ..QueuePairCapabilities::new(options.work_requests, options.work_requests)
             };
-            let config = QueuePairConfig::new(DOMAIN, queue, capabilities);
+            let config = QueuePairConfig {
+                split_writes: options.split_writes,
+                ..QueuePairConfig::new(DOMAIN, queue, capabilities)
+            };
             let qpn = endpoint.create_queue_pair(&config).unwrap();
             let inbound = VecDeque::new();
             Host { endpoint, address, queue, qpn, completions: Vec::new(), inbound }
