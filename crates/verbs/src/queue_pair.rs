@@ -25,6 +25,12 @@ pub struct QueuePairOptions<'a> {
     /// Where receive requests come from, when not from a queue of its own. Then
     /// `max_receive_requests` says nothing.
     pub shared_receives: Option<&'a SharedReceiveQueue>,
+    /// Whether a soft device may send a WRITE without immediate data as several messages, where that
+    /// is faster. It stays one request with one completion. But when its range at the peer is wrong,
+    /// its beginning may be written before the rest is refused: this is for applications that know
+    /// the peer's ranges ([`millstream_roce::QueuePairConfig::split_writes`]). Other devices need no
+    /// such help, and take no notice.
+    pub split_writes: bool,
 }
 
 impl<'a> QueuePairOptions<'a> {
@@ -39,6 +45,7 @@ impl<'a> QueuePairOptions<'a> {
             receive_completions: completions,
             capabilities,
             shared_receives: None,
+            split_writes: false,
         }
     }
 }

@@ -51,6 +51,7 @@ impl QueuePair {
             receive_completions,
             capabilities: options.capabilities,
             shared_receive_queue: shared_receives.as_ref().map(|queue| queue.id()),
+            split_writes: options.split_writes,
         };
         let number = device.lock().ok_or(CreateError::DeviceFailed)?.create_queue_pair(&config)?;
         Ok(Self { device, number, _completions: completions, _shared_receives: shared_receives })

@@ -2,7 +2,7 @@
 
 use millstream_verbs::{
     Access, CompletionStatus, PostError, Provider, QueuePair, QueuePairCapabilities,
-    ReceiveRequest, RegionError, ScatterGather, SendOperation, SendRequest,
+    QueuePairOptions, ReceiveRequest, RegionError, ScatterGather, SendOperation, SendRequest,
 };
 
 use crate::harness::{
@@ -105,4 +105,33 @@ fn a_send_invalidates_a_region_where_regions_allow_it() {
     assert_eq!(next(&a.completions, 1)[0].status, CompletionStatus::RemoteAccess);
     drop((target_region, inbox_region));
     assert_eq!((target, inbox), (vec![8; 100], vec![8; 100]));
+}
+
+#[test]
+fn a_write_that_may_be_split_is_one_request() {
+    let [a, b] = [open(), open()];
+    let options = QueuePairOptions {
+        split_writes: true,
+        ..QueuePairOptions::new(&a.completions, CAPABILITIES)
+    };
+    let pair = a.domain.create_queue_pair_with(&options).unwrap();
+    connect((&pair, &a.device), (&b.pair, &b.device), USUAL);
+    let length = 100_001;
+    let mut local: Vec<u8> = (0..length).map(|index| (index % 251) as u8).collect();
+    let mut remote = vec![0; length + 1];
+    let [from, to] = [register(&a, &mut local), register(&b, &mut remote)];
+    let pieces = ScatterGather::one(piece(&from, 0, length));
+    // The last two reach beyond the region: by all but their first byte, and by one.
+    let writes = [0, 1, length as u64, 2];
+    for (id, offset) in writes.into_iter().enumerate() {
+        let request = SendRequest::new(id as u64, write_to(&to, offset), pieces);
+        pair.post_send(&[request]).unwrap();
+    }
+    let done: Vec<_> = next_good(&a.completions, 2).iter().map(|c| (c.id, c.length)).collect();
+    assert_eq!(done, [(0, length as u32), (1, length as u32)]);
+    let refused: Vec<_> = next(&a.completions, 2).iter().map(|c| (c.id, c.status)).collect();
+    assert_eq!(refused, [(2, CompletionStatus::RemoteAccess), (3, CompletionStatus::Flushed)]);
+    drop((pair, from, to));
+    assert_eq!(remote[0], local[0]);
+    assert!(remote[1..] == local[..]);
 }

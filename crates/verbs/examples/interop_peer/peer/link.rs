@@ -45,6 +45,8 @@ pub(crate) struct Settings {
     pub(crate) transport: Transport,
     /// Whether receives come from a shared queue.
     pub(crate) shared_receives: bool,
+    /// Whether a soft device may send a WRITE as several messages.
+    pub(crate) split_writes: bool,
     /// Bytes that a request can bring along.
     pub(crate) inline: usize,
     /// Bytes of each side's source and of its target.
@@ -64,6 +66,7 @@ impl Settings {
         reads: 16,
         transport: Transport::ReliableConnection,
         shared_receives: false,
+        split_writes: false,
         inline: 0,
         arena: 64 << 10,
     };
@@ -129,6 +132,7 @@ impl<'a> Link<'a> {
         let options = QueuePairOptions {
             transport: settings.transport,
             shared_receives: shared_receives.as_ref(),
+            split_writes: settings.split_writes,
             ..QueuePairOptions::new(&completions, capabilities)
         };
         let pair = domain.create_queue_pair_with(&options)?;

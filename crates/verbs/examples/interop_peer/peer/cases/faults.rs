@@ -33,6 +33,15 @@ pub(crate) fn cases() -> Vec<Case> {
             .with("loss 10 duplicate 10 seed 4", &["lost", "twice"]),
         Case::transfer("WRITE, 2 MiB, 1 % lost, 1 % twice", settings, long(Kind::Write))
             .with("loss 10 duplicate 10 seed 5", &["lost", "twice"]),
+        Case {
+            roles: &[Role::Requester],
+            ..Case::transfer(
+                "all kinds, WRITE as a message for each packet, 1 % lost, 1 % twice",
+                Settings { split_writes: true, ..settings },
+                mixture(26),
+            )
+        }
+        .with("loss 10 duplicate 10 seed 9", &["lost", "twice"]),
         Case::transfer("READ, 2 MiB, 1 % lost, 1 % twice", settings, long(Kind::Read))
             .with("loss 10 duplicate 10 seed 6", &["lost", "twice"]),
         Case::transfer(

@@ -81,6 +81,7 @@ pub(crate) fn all() -> Vec<Case> {
     let mut cases = Vec::new();
     cases.extend(sizes());
     cases.extend(kinds());
+    cases.extend(split_writes());
     cases.extend(atomics::cases());
     cases.extend(datagrams::cases());
     cases.extend(fences::cases());
@@ -114,6 +115,25 @@ fn sizes() -> Vec<Case> {
             cases.push(Case::transfer(name, settings, messages));
         }
     }
+    cases
+}
+
+/// WRITEs that go out as one message for each packet. Only our stack does so.
+fn split_writes() -> Vec<Case> {
+    let ours = |case| Case { roles: &[Role::Requester], ..case };
+    let settings = Settings { split_writes: true, ..Settings::USUAL };
+    let mut cases = Vec::new();
+    for path_mtu in [Mtu::B256, Mtu::B1024, Mtu::B4096] {
+        let mtu = path_mtu.bytes();
+        let lengths = [mtu, mtu + 1, 2 * mtu, 16 * mtu - 3, 64 << 10, 200_000, 1 << 20];
+        // Twice: one follows the other without a pause.
+        let messages = lengths.into_iter().flat_map(|length| [length; 2]);
+        let messages = transfer::layout(messages.map(|length| Message::new(Kind::Write, length)));
+        let name = format!("WRITE, a message for each packet, path MTU {mtu}");
+        cases.push(ours(Case::transfer(name, Settings { path_mtu, ..settings }, messages)));
+    }
+    let name = "all kinds, WRITE as a message for each packet";
+    cases.push(ours(Case::transfer(name, settings, transfer::mixture(13, 200, 20_000))));
     cases
 }
 
