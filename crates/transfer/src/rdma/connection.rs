@@ -4,8 +4,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 
 use millstream_verbs::{
-    Access, Mtu, Psn, Qpn, QueuePair, QueuePairAttributes, QueuePairCapabilities, QueuePairState,
-    encode_rnr_timer,
+    Access, Mtu, Psn, Qpn, QueuePair, QueuePairAttributes, QueuePairCapabilities, QueuePairOptions,
+    QueuePairState, encode_rnr_timer,
 };
 
 use super::device::LocalDevice;
@@ -54,13 +54,15 @@ impl Unconnected {
         send_requests: usize,
     ) -> Result<Self, FailureReason> {
         let capabilities = QueuePairCapabilities::new(send_requests, 1);
+        // What is written lies in a buffer of the target's descriptor, whole.
+        let options = QueuePairOptions {
+            split_writes: true,
+            ..QueuePairOptions::new(&device.completions, capabilities)
+        };
         let mut queue_pairs = Vec::with_capacity(count);
         for _ in 0..count {
-            let completions = &device.completions;
-            let queue_pair = device
-                .domain
-                .create_queue_pair(completions, completions, capabilities)
-                .map_err(FailureReason::Create)?;
+            let queue_pair =
+                device.domain.create_queue_pair_with(&options).map_err(FailureReason::Create)?;
             let initialized = QueuePairAttributes {
                 state: Some(QueuePairState::Initialized),
                 access: Some(Access::REMOTE_READ | Access::REMOTE_WRITE),

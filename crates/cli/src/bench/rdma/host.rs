@@ -7,8 +7,8 @@ use std::sync::{Arc, OnceLock, Weak};
 use anyhow::Context;
 use millstream_verbs::{
     Access, Completion, CompletionQueue, CompletionStatus, Device, MemoryRegion, Piece, Psn, Qpn,
-    QueuePair, QueuePairAttributes, QueuePairCapabilities, QueuePairState, ReceiveRequest,
-    ScatterGather, SoftConfig,
+    QueuePair, QueuePairAttributes, QueuePairCapabilities, QueuePairOptions, QueuePairState,
+    ReceiveRequest, ScatterGather, SoftConfig,
 };
 
 /// The first packet sequence number of both sides.
@@ -67,7 +67,12 @@ impl Host {
         let capabilities = QueuePairCapabilities::new(depth, depth);
         let mut new = Vec::with_capacity(queue_pairs);
         for _ in 0..queue_pairs {
-            let pair = domain.create_queue_pair(&completions, &receives, capabilities)?;
+            // As the transfer engine's: what is written is the peer's buffer.
+            let pair = domain.create_queue_pair_with(&QueuePairOptions {
+                receive_completions: &receives,
+                split_writes: true,
+                ..QueuePairOptions::new(&completions, capabilities)
+            })?;
             pair.modify(&QueuePairAttributes {
                 state: Some(QueuePairState::Initialized),
                 access: Some(Access::REMOTE_READ | Access::REMOTE_WRITE),
