@@ -28,8 +28,10 @@ use crate::work::{SendOperation, SendRequest};
 use crate::{Instant, Transmit};
 
 /// READ responses asked for by one request packet: a quarter of the largest window, within these
-/// bounds. That bounds how much one lost request costs, and how far the answers of a long READ may
-/// run ahead of the window; and few requests let the responder send its answers in large batches.
+/// bounds, of which the upper one is for the largest packets. That bounds how much one lost request
+/// costs, and how far the answers of a long READ may run ahead of the window; and few requests let
+/// the responder send its answers in large batches, since the first and the last answer to each are
+/// longer than the others.
 const READ_CHUNK: (u64, u64) = (16, 32);
 
 /// An acknowledgement is asked for at least every so many packets.
@@ -175,9 +177,11 @@ impl Requester {
         self.posted = first;
         // The limit is stated for the largest packets; what it protects is the receiver's buffer.
         let scale = (Mtu::B4096.bytes() / mtu.bytes()) as u32;
-        let limit = max_window.saturating_mul(scale.min(4));
+        let scale = scale.min(4);
+        let limit = max_window.saturating_mul(scale);
         self.window = Window::new(limit);
-        self.read_chunk = (u64::from(limit) / 4).clamp(READ_CHUNK.0, READ_CHUNK.1);
+        let longest = READ_CHUNK.1 * u64::from(scale);
+        self.read_chunk = (u64::from(limit) / 4).clamp(READ_CHUNK.0, longest);
     }
 
     /// Nothing more is sent.

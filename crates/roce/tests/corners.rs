@@ -92,7 +92,8 @@ fn closed_while_everything_is_in_flight() {
 #[test]
 fn a_region_deregistered_while_a_read_streams_out_of_it() {
     let mut pair = Pair::new();
-    let length = 256 * 100;
+    // More than one request asks for.
+    let length = 256 * 400;
     let back = pair.register(0, LOCAL, vec![0; length]);
     let target = pair.register(1, REMOTE, pattern(length, 1));
     pair.post(0, 1, read(target), &[piece(back, LOCAL, length)]);
