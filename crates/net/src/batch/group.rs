@@ -44,6 +44,8 @@ mod tests {
         // The last may be shorter, and ends the group.
         assert_eq!(count(&[100, 100, 99, 99]), 3);
         assert_eq!(count(&[100, 99, 99]), 2);
+        // The last answer to a READ, and the first two to the next.
+        assert_eq!(count(&[104, 104, 100, 100]), 3);
         // A longer one cannot be in it.
         assert_eq!(count(&[100, 100, 101]), 2);
         assert_eq!(count(&[99, 100]), 1);

@@ -3,6 +3,8 @@
 mod datagram;
 mod group;
 mod send;
+#[cfg(test)]
+mod trains;
 
 pub use group::{MAX_MESSAGE_LENGTH, MAX_SEGMENTS};
 pub(crate) use send::{Head, Refusal, SendBatch, Sender};
