@@ -195,6 +195,16 @@ impl Device {
         }
     }
 
+    /// Calls `post`, and sends afterwards what it has posted, on any queue pair of this device: for
+    /// who posts to several, or holds a lock that should not be held over system calls. Devices of
+    /// the system send at once.
+    pub fn postpone_sending<T>(&self, post: impl FnOnce() -> T) -> T {
+        match &self.device {
+            Provided::Soft(device) => device.shared().postpone(post),
+            Provided::Ibverbs(_) => post(),
+        }
+    }
+
     fn completion_queue(
         &self,
         capacity: usize,

@@ -260,6 +260,19 @@ impl<N: Node> Shared<N> {
         Ok(Guard { node, request: Some(Request(self)) })
     }
 
+    /// Calls `call`, and sends what it asks of the node afterwards, once: for who asks for several
+    /// things, or does so with a lock held.
+    pub fn postpone<T>(&self, call: impl FnOnce() -> T) -> T {
+        if self.is_progress_thread() {
+            return call();
+        }
+        let result = self.progressing(call);
+        if self.is_requested() {
+            self.do_requests(Worker::Poster);
+        }
+        result
+    }
+
     /// A round on this thread, if nobody else is at one, and `receive` as told.
     pub(super) fn try_round(&self, receive: bool) -> Option<Result<Round, Failure>> {
         // Requests of others that find the seat taken are seen after it is given up: they ask first
