@@ -1,8 +1,10 @@
 //! Batches: tasks that are submitted, watched and freed together.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use millstream_verbs::{Device, Waiters};
 
 use crate::slicing::Slicing;
 use crate::task::{Task, TaskHandle};
@@ -29,9 +31,8 @@ pub(crate) struct BatchShared {
     unfinished: AtomicUsize,
     /// Held while requests are added, with room for what is known of each of them.
     adding: Mutex<Vec<Work>>,
-    /// Guards nothing: `unfinished` is what is waited for.
-    lock: Mutex<()>,
-    finished: Condvar,
+    /// Until `unfinished` is 0.
+    waiters: Waiters,
 }
 
 impl Batch {
@@ -45,8 +46,7 @@ impl Batch {
             submitted: AtomicUsize::new(0),
             unfinished: AtomicUsize::new(0),
             adding: Mutex::new(Vec::with_capacity(capacity)),
-            lock: Mutex::new(()),
-            finished: Condvar::new(),
+            waiters: Waiters::default(),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -83,24 +83,20 @@ impl Batch {
         }
     }
 
-    /// Waits until all submitted tasks are finished; `false` when that takes longer.
-    pub(crate) fn wait(&self, timeout: Duration) -> bool {
-        let shared = &*self.shared;
-        let start = Instant::now();
-        let mut guard = shared.lock.lock().unwrap_or_else(PoisonError::into_inner);
-        while shared.unfinished.load(Ordering::Acquire) > 0 {
-            let left = timeout.saturating_sub(start.elapsed());
-            if left.is_zero() {
-                return false;
-            }
-            let waited = shared.finished.wait_timeout(guard, left);
-            guard = waited.unwrap_or_else(PoisonError::into_inner).0;
-        }
-        true
+    /// Whether all submitted tasks are finished.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.shared.unfinished.load(Ordering::SeqCst) == 0
+    }
+
+    /// Waits until all submitted tasks are finished; `false` when that takes longer. Makes the
+    /// progress of these devices meanwhile.
+    pub(crate) fn wait(&self, timeout: Duration, devices: &[Device]) -> bool {
+        let look = || self.is_finished().then_some(());
+        millstream_verbs::wait(devices, &self.shared.waiters, timeout, look).is_some()
     }
 
     pub(crate) fn free(self) -> Result<(), FreeError> {
-        match self.shared.unfinished.load(Ordering::Acquire) {
+        match self.shared.unfinished.load(Ordering::SeqCst) {
             0 => Ok(()),
             unfinished => Err(FreeError { batch: self, unfinished }),
         }
@@ -125,10 +121,8 @@ impl BatchShared {
     }
 
     pub(crate) fn task_finished(&self) {
-        if self.unfinished.fetch_sub(1, Ordering::AcqRel) == 1 {
-            // Taking the lock makes sure that a waiter that has looked is waiting by now.
-            drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
-            self.finished.notify_all();
+        if self.unfinished.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.waiters.wake();
         }
     }
 }
@@ -172,10 +166,10 @@ mod tests {
         task.done(1024);
         task.done(1024);
         assert_eq!((status().state, status().transferred_bytes), (TransferState::Pending, 2048));
-        assert!(!batch.wait(Duration::ZERO));
+        assert!(!batch.wait(Duration::ZERO, &[]));
         task.done(952);
         assert_eq!((status().state, status().transferred_bytes), (TransferState::Completed, 3000));
-        assert!(batch.wait(Duration::ZERO));
+        assert!(batch.wait(Duration::ZERO, &[]));
         assert!(batch.free().is_ok());
     }
 
@@ -236,7 +230,7 @@ mod tests {
     fn the_last_task_wakes_who_waits() {
         let (batch, task) = batch(1024);
         std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| batch.wait(60 * SECOND));
+            let waiting = scope.spawn(|| batch.wait(60 * SECOND, &[]));
             task.claim().unwrap();
             task.done(1024);
             assert!(waiting.join().unwrap());

@@ -11,6 +11,7 @@ use millstream_metadata::{
     BufferDesc, Client, HandShakeDesc, HostPort, PeerToPeer, RpcMeta, SegmentDesc, Server, Store,
     timestamp,
 };
+use millstream_verbs::Device;
 
 use crate::local::LocalTransport;
 use crate::memory::{Memory, RawMemory, Region};
@@ -46,6 +47,8 @@ pub(crate) struct Inner {
     /// Held while what the descriptor says is changed and published.
     publishing: Mutex<()>,
     transports: RwLock<Vec<Arc<dyn Transport>>>,
+    /// Those that make no progress by themselves.
+    devices: RwLock<Arc<[Device]>>,
     pub(crate) segments: SegmentTable,
     stopped: AtomicBool,
 }
@@ -80,6 +83,7 @@ impl TransferEngine {
             memory,
             publishing: Mutex::new(()),
             transports: RwLock::new(vec![local]),
+            devices: RwLock::default(),
             segments: SegmentTable::new(SegmentDesc {
                 name: name.to_string(),
                 ..SegmentDesc::default()
@@ -114,7 +118,9 @@ impl TransferEngine {
         if !inner.memory.regions.read().unwrap_or_else(PoisonError::into_inner).is_empty() {
             return Err(InstallError::TooLate);
         }
-        let transport: Arc<dyn Transport> = Arc::new(RdmaTransport::new(config, context)?);
+        let transport = RdmaTransport::new(config, context)?;
+        *inner.devices.write().unwrap_or_else(PoisonError::into_inner) = transport.devices();
+        let transport: Arc<dyn Transport> = Arc::new(transport);
         inner.transports.write().unwrap_or_else(PoisonError::into_inner).push(transport);
         Ok(inner.publish()?)
     }
@@ -198,20 +204,30 @@ impl TransferEngine {
         self.inner.submit(&batch.shared, requests)
     }
 
-    /// How a task of the batch stands, counted from 0 in the order of submission.
+    /// How a task of the batch stands, counted from 0 in the order of submission. Makes progress
+    /// while it is unfinished, so that who asks without a pause waits for no other thread.
     pub fn status(&self, batch: &Batch, task: usize) -> Result<TransferStatus, BatchError> {
+        let status = batch.status(task)?;
+        if status.state.is_final() {
+            return Ok(status);
+        }
+        self.inner.devices().iter().for_each(Device::progress);
         batch.status(task)
     }
 
-    /// How all tasks of the batch stand.
+    /// How all tasks of the batch stand. Makes progress while one is unfinished.
     pub fn statuses(&self, batch: &Batch) -> Vec<TransferStatus> {
+        if !batch.is_finished() {
+            self.inner.devices().iter().for_each(Device::progress);
+        }
         batch.statuses().collect()
     }
 
     /// Waits until all submitted tasks of the batch are finished, for good or bad; `false` when
-    /// that takes longer than `timeout`.
+    /// that takes longer than `timeout`. The waiting thread sends, receives and handles what comes for
+    /// the engine's soft devices meanwhile, where no other thread does.
     pub fn wait(&self, batch: &Batch, timeout: Duration) -> bool {
-        batch.wait(timeout)
+        batch.wait(timeout, &self.inner.devices())
     }
 
     /// Takes back what of a task has not been sent; whether there was anything. The task is over
@@ -234,12 +250,12 @@ impl TransferEngine {
     ) -> Result<u64, SubmitAndWaitError> {
         let batch = self.allocate_batch(requests.len())?;
         self.submit(&batch, requests)?;
-        if !batch.wait(timeout) {
+        if !self.wait(&batch, timeout) {
             for index in 0..batch.len() {
                 batch.task(index)?.cancel();
             }
             // What was sent ends, since queue pairs give up on a peer that does not answer.
-            while !batch.wait(Duration::from_secs(60)) {
+            while !self.wait(&batch, Duration::from_secs(60)) {
                 tracing::warn!("still waiting for the last slices of canceled tasks");
             }
         }
@@ -282,6 +298,10 @@ impl Inner {
     /// Runs `with` on the transports; it must not block.
     pub(crate) fn with_transports<R>(&self, with: impl FnOnce(&[Arc<dyn Transport>]) -> R) -> R {
         with(&self.transports.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn devices(&self) -> Arc<[Device]> {
+        Arc::clone(&self.devices.read().unwrap_or_else(PoisonError::into_inner))
     }
 
     pub(crate) fn memory(&self) -> &Memory {
@@ -389,6 +409,7 @@ impl Inner {
         let regions = std::mem::take(&mut *regions);
         drop(regions);
         // Devices close with their transport, once no buffer is left that is registered there.
+        *self.devices.write().unwrap_or_else(PoisonError::into_inner) = Arc::default();
         self.transports.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }

@@ -46,7 +46,7 @@ impl LocalDevice {
         );
         // One queue for all: the device looks into each of its queues in every round.
         let completions = device
-            .create_completion_queue_with_handler(
+            .create_completion_queue_with_progress_handler(
                 capacity,
                 Box::new(move |completions| table.dispatch(completions, &accepted, &mut finished)),
             )
@@ -77,8 +77,8 @@ impl LocalDevice {
 }
 
 impl EndpointTable {
-    /// Tells endpoints what has completed, and `accepted` which questions. On the device's progress
-    /// thread.
+    /// Tells endpoints what has completed, and `accepted` which questions. On the device's own thread,
+    /// or one that waits for a batch, which holds no lock.
     fn dispatch(
         &self,
         completions: &[Completion],

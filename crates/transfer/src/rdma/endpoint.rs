@@ -232,7 +232,8 @@ impl Endpoint {
     fn act(&self, next: Next) {
         match next {
             Next::Nothing => {}
-            Next::Post => self.post(),
+            // All of it under way before any of it is sent.
+            Next::Post => self.config.device.device.postpone_sending(|| self.post()),
             Next::Fail(dropped, reason) => dropped.fail(&self.error(reason)),
             Next::Connect => {
                 let Some(own) = self.own.upgrade() else { return };

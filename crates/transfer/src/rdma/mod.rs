@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use millstream_metadata::{
     Client, ClientConfig, DeviceDesc, Frame, FrameType, HandShakeDesc, NicPath, SegmentDesc, Store,
 };
-use millstream_verbs::{Access, MemoryRegion};
+use millstream_verbs::{Access, Device, MemoryRegion};
 
 use self::accepted::Accepted;
 use self::connection::MAX_QUEUE_PAIRS;
@@ -260,6 +260,11 @@ impl RdmaTransport {
                 }
             }
         }
+    }
+
+    /// The devices, which threads that wait for batches drive.
+    pub(crate) fn devices(&self) -> Arc<[Device]> {
+        self.devices.iter().map(|device| device.device.clone()).collect()
     }
 }
 
