@@ -1,10 +1,10 @@
-//! One rank at work: the worker's state machine between the caller, the device's progress thread
-//! and the thread that listens to the controller.
+//! One rank at work: the worker's state machine between the caller, the device's own thread and the
+//! thread that listens to the controller.
 //!
-//! Completions are handled on the progress thread, which posts what follows from them at once. The
-//! caller posts the beginning of a collective. Both do it with the state locked, because the switch
-//! tells segments apart by the order in which they come. So once for each collective, at its
-//! beginning, the lock is held over the system call that may be needed to wake the device.
+//! The caller posts the beginning of a collective. Completions are handled by the caller while it
+//! waits, or on the device's thread while nobody does, and what follows from them is posted at once.
+//! All do it with the state locked, because the switch tells segments apart by the order in which
+//! they come, and send after the lock is released.
 
 use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use millstream_inc::{AllReduce, CONTROL_BYTES, CollectiveError as E, Command, HostWorker};
 use millstream_verbs::{
     Access, Completion, CompletionOperation, CompletionQueue, CompletionStatus, Device, Mtu, Psn,
-    QueuePair, QueuePairAttributes, QueuePairState, ReceiveRequest, SendRequest,
+    QueuePair, QueuePairAttributes, QueuePairState, ReceiveRequest, SendRequest, Waiters,
 };
 
 use crate::memory::ControlBlock;
@@ -23,6 +23,8 @@ use crate::{CollectiveError, LONGEST};
 pub(crate) struct Engine {
     state: Mutex<State>,
     changed: Condvar,
+    /// Until the collective is over: they make progress, those who wait for `changed` do not.
+    waiters: Waiters,
     pair: QueuePair,
     device: Device,
     switch: IpAddr,
@@ -118,7 +120,8 @@ impl Engine {
             closed: false,
         };
         let state = Mutex::new(state);
-        let engine = Arc::new(Self { state, changed: Condvar::new(), pair, device, switch });
+        let (changed, waiters) = (Condvar::new(), Waiters::default());
+        let engine = Arc::new(Self { state, changed, waiters, pair, device, switch });
         // A slot is for one engine.
         let _ = slot.0.set(Arc::downgrade(&engine));
         engine
@@ -127,6 +130,12 @@ impl Engine {
     fn lock(&self) -> MutexGuard<'_, State> {
         // A panic elsewhere leaves nothing half done that matters more than going on.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Wakes all who wait for a change of the state.
+    fn notify(&self) {
+        self.changed.notify_all();
+        self.waiters.wake();
     }
 
     /// Connects the queue pair, and posts the first receives.
@@ -176,6 +185,11 @@ impl Engine {
 
     /// Starts a collective; returns its number.
     pub(crate) fn start(&self, call: &AllReduce, limit: Duration) -> Result<u64, CollectiveError> {
+        // So that nothing is sent with the state locked.
+        self.device.postpone_sending(|| self.begin(call, limit))
+    }
+
+    fn begin(&self, call: &AllReduce, limit: Duration) -> Result<u64, CollectiveError> {
         let mut state = self.lock();
         if let Some(Running { sequence, .. }) = state.running {
             return Err(CollectiveError::Busy(sequence));
@@ -208,8 +222,8 @@ impl Engine {
     /// When there is an answer, the switch cannot write any more.
     pub(crate) fn wait(&self, patience: Duration) -> Option<Result<(), CollectiveError>> {
         let end = Instant::now().checked_add(patience);
-        let mut state = self.lock();
         loop {
+            let state = self.lock();
             if let Some(outcome) = state.outcome {
                 return Some(self.ended(state, outcome));
             }
@@ -221,15 +235,18 @@ impl Engine {
                 let error = state.timed_out(running);
                 drop(state);
                 self.fail(error);
-                state = self.lock();
                 continue;
             }
+            drop(state);
             if end.is_some_and(|end| now >= end) {
                 return None;
             }
             let until = end.map_or(running.deadline, |end| end.min(running.deadline));
-            let waited = self.changed.wait_timeout(state, until - now);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let is_over = || {
+                let state = self.lock();
+                (state.outcome.is_some() || state.running.is_none()).then_some(())
+            };
+            millstream_verbs::wait([&self.device], &self.waiters, until - now, is_over);
         }
     }
 
@@ -260,7 +277,7 @@ impl Engine {
         result
     }
 
-    /// Takes completions, on the progress thread.
+    /// Takes completions, on the device's own thread or one that waits.
     fn completed(&self, completions: &[Completion]) {
         let mut state = self.lock();
         for completion in completions {
@@ -273,7 +290,7 @@ impl Engine {
         }
         if self.advance(&mut state) {
             drop(state);
-            self.changed.notify_all();
+            self.notify();
         }
     }
 
@@ -318,6 +335,10 @@ impl Engine {
 
     /// Ends the communicator, and the collective under way, with this reason unless there is one.
     pub(crate) fn fail(&self, error: CollectiveError) {
+        self.device.postpone_sending(|| self.end(error));
+    }
+
+    fn end(&self, error: CollectiveError) {
         let mut state = self.lock();
         if state.failure.as_ref().is_none_or(|failure| failure.provisional) {
             state.failure = Some(Failure { error, provisional: false });
@@ -325,7 +346,7 @@ impl Engine {
         state.worker.fail(E::Transport(CompletionStatus::Flushed));
         self.advance(&mut state);
         drop(state);
-        self.changed.notify_all();
+        self.notify();
         let _ = self.pair.modify(&QueuePairAttributes {
             state: Some(QueuePairState::Error),
             ..QueuePairAttributes::default()
@@ -334,12 +355,13 @@ impl Engine {
 
     /// Asks the switch whether it is there, if the collective under way would not show.
     pub(crate) fn probe(&self) {
-        let mut state = self.lock();
-        state.worker.probe();
-        let ended = self.advance(&mut state);
-        drop(state);
+        let ended = self.device.postpone_sending(|| {
+            let mut state = self.lock();
+            state.worker.probe();
+            self.advance(&mut state)
+        });
         if ended {
-            self.changed.notify_all();
+            self.notify();
         }
     }
 
@@ -357,7 +379,7 @@ impl Engine {
     /// Everyone has left, or nobody will say so any more.
     pub(crate) fn close(&self) {
         self.lock().closed = true;
-        self.changed.notify_all();
+        self.notify();
     }
 
     /// Waits until everyone has left, or there is no point in waiting, but not for ever.
@@ -406,5 +428,5 @@ pub(crate) fn completion_queue(
 ) -> Result<CompletionQueue, millstream_verbs::CreateError> {
     let slot = slot.clone();
     let handler = Box::new(move |completions: &[Completion]| slot.handle(completions));
-    device.create_completion_queue_with_handler(capacity, handler)
+    device.create_completion_queue_with_progress_handler(capacity, handler)
 }
