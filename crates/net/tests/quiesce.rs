@@ -9,7 +9,7 @@ use std::{ptr, slice};
 
 use common::{Signal, address, config};
 use millstream_net::Progress;
-use millstream_roce::{DatagramMeta, Instant, Node, Piece, ScatterGather, Transmit};
+use millstream_roce::{DatagramMeta, Instant, Node, Piece, Transmit};
 
 const LENGTH: usize = 1 << 16;
 
@@ -58,8 +58,8 @@ impl Node for Endless {
             return false;
         }
         let address = self.collected % 8 * 4096;
-        let payload = ScatterGather::one(Piece { key: 0, address, length: 4096 });
-        transmit.set(self.peer, &[0; 12], payload, 0);
+        let payload = [Piece { key: 0, address, length: 4096 }];
+        transmit.set(self.peer, &[0; 12], &payload, 0);
         self.collected += 1;
         true
     }

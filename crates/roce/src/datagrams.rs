@@ -11,6 +11,7 @@ use millstream_wire::{
     Bth, Deth, ExtendedHeaders, ImmDt, MAX_HEADER_LENGTH, Opcode, Packet, Psn, Qpn,
 };
 
+use crate::Instant;
 use crate::attributes::QueuePairState;
 use crate::completion::{Completion, CompletionOperation, CompletionStatus};
 use crate::endpoint::Shared;
@@ -18,10 +19,10 @@ use crate::error::PostError;
 use crate::inline::{InlineData, InlineSlot};
 use crate::memory::Memory;
 use crate::node::{DatagramMeta, Identification, Transmit};
+use crate::pieces::{PieceList, PieceRing};
 use crate::queue_pair::QueuePair;
 use crate::responder::scatter;
-use crate::work::{ScatterGather, SendOperation, SendRequest};
-use crate::{Instant, Piece};
+use crate::work::{Piece, SendOperation, SendRequest};
 
 /// Bytes at the start of a datagram's receive buffer that tell where it came from.
 pub const GLOBAL_ROUTE_HEADER_LENGTH: usize = 40;
@@ -46,6 +47,7 @@ pub struct DatagramDestination {
 pub(crate) struct Datagrams {
     queue: VecDeque<Work>,
     max_queue: usize,
+    pieces: PieceRing,
     inline: InlineData,
     /// So many at the head of the queue were handed to the driver. Their bytes are the
     /// application's again when the driver comes back, see [`crate::Node::handle_timeout`].
@@ -58,11 +60,15 @@ pub(crate) struct Datagrams {
 
 #[derive(Clone, Copy, Debug)]
 struct Work {
-    request: SendRequest,
+    id: u64,
+    immediate: Option<u32>,
+    pieces: PieceList,
     destination: DatagramDestination,
     length: u64,
     /// Its bytes, when it brought them along.
     inline: Option<InlineSlot>,
+    signaled: bool,
+    solicited: bool,
     /// Its local memory is not what it should be: it fails when its turn comes.
     broken: bool,
 }
@@ -71,7 +77,7 @@ impl Work {
     fn completion(&self, qpn: Qpn, status: CompletionStatus) -> Completion {
         let length = self.length as u32;
         let operation = CompletionOperation::Send;
-        Completion { length, ..Completion::new(self.request.id, qpn, status, operation) }
+        Completion { length, ..Completion::new(self.id, qpn, status, operation) }
     }
 }
 
@@ -80,12 +86,19 @@ impl Datagrams {
         Self {
             queue: VecDeque::with_capacity(max_queue),
             max_queue,
+            pieces: PieceRing::default(),
             inline: InlineData::new(max_queue, max_inline),
             sent: 0,
             sent_at: None,
             next_psn: Psn::new(0),
             queue_key: 0,
         }
+    }
+
+    fn take_oldest(&mut self) -> Option<Work> {
+        let work = self.queue.pop_front()?;
+        self.pieces.release(&work.pieces);
+        Some(work)
     }
 
     /// Datagrams that are not complete.
@@ -108,12 +121,12 @@ impl QueuePair {
     pub(crate) fn post_datagram<M: Memory>(
         &mut self,
         shared: &mut Shared<M>,
-        request: &SendRequest,
+        request: &SendRequest<&[Piece]>,
         inline: Option<&[u8]>,
     ) -> Result<(), PostError> {
         let (qpn, domain) = (self.qpn, self.domain);
         let Some(datagrams) = &mut self.datagrams else { return Err(PostError::Unknown(qpn)) };
-        let SendOperation::Send { .. } = request.operation else {
+        let SendOperation::Send { immediate } = request.operation else {
             return Err(PostError::NotADatagram(qpn));
         };
         let destination = request.datagram.ok_or(PostError::DestinationMissing(qpn))?;
@@ -121,7 +134,8 @@ impl QueuePair {
         if destination.address.is_ipv4() != local.is_ipv4() {
             return Err(PostError::AddressFamily { local, remote: destination.address });
         }
-        let (length, limit) = (request.pieces.length(), shared.config.max_datagram_length);
+        request.check_pieces()?;
+        let (length, limit) = (request.length(), shared.config.max_datagram_length);
         if length > u64::from(limit) {
             return Err(PostError::TooLong { length, limit });
         }
@@ -131,11 +145,22 @@ impl QueuePair {
         let allowed = |piece: &Piece| {
             piece.length == 0 || shared.memory.check_local(domain, piece, false).is_ok()
         };
-        let broken = !request.pieces.pieces().iter().all(allowed);
+        let broken = !request.pieces.iter().all(allowed);
         let inline = inline.map(|bytes| datagrams.inline.keep(bytes));
         let length = inline.map_or(length, InlineSlot::length);
-        let request = *request;
-        datagrams.queue.push_back(Work { request, destination, length, inline, broken });
+        let pieces = datagrams.pieces.keep(request.pieces);
+        let &SendRequest { id, signaled, solicited, .. } = request;
+        datagrams.queue.push_back(Work {
+            id,
+            immediate,
+            pieces,
+            destination,
+            length,
+            inline,
+            signaled,
+            solicited,
+            broken,
+        });
         if !self.state.sends() {
             // SQE and ERR: accepted, and flushed at once.
             self.flush_datagrams(shared, CompletionStatus::Flushed);
@@ -156,8 +181,8 @@ impl QueuePair {
         let Some(work) = next.filter(|_| state == QueuePairState::ReadyToSend) else {
             return false;
         };
-        let pieces = work.request.pieces;
-        if !pieces.pieces().iter().all(|piece| shared.memory.bytes(piece).is_ok()) {
+        let pieces = &datagrams.pieces;
+        if !pieces.get(&work.pieces).all(|piece| shared.memory.bytes(&piece).is_ok()) {
             work.broken = true;
         }
         if work.broken {
@@ -168,10 +193,7 @@ impl QueuePair {
             return false;
         }
         let DatagramDestination { address, qpn: destination_qpn, queue_key } = work.destination;
-        let immediate = match work.request.operation {
-            SendOperation::Send { immediate } => immediate,
-            _ => None,
-        };
+        let immediate = work.immediate;
         let opcode = match immediate {
             None => Opcode::UdSendOnly,
             Some(_) => Opcode::UdSendOnlyWithImmediate,
@@ -186,7 +208,7 @@ impl QueuePair {
         let length = work.length;
         let pad_count = (length.wrapping_neg() & 3) as u8;
         let bth = Bth {
-            solicited_event: work.request.solicited,
+            solicited_event: work.solicited,
             pad_count,
             partition_key: self.path.partition_key,
             ..Bth::new(opcode as u8, destination_qpn, datagrams.next_psn)
@@ -194,8 +216,8 @@ impl QueuePair {
         let mut headers = [0; MAX_HEADER_LENGTH];
         headers[..Bth::LENGTH].copy_from_slice(&bth.to_bytes());
         let header_length = Bth::LENGTH + extended.emit(&mut headers[Bth::LENGTH..]);
-        let payload = if pieces.length() > 0 { pieces } else { ScatterGather::EMPTY };
-        transmit.set(address, &headers[..header_length], payload, pad_count);
+        let payload = pieces.get(&work.pieces);
+        transmit.gather(address, &headers[..header_length], payload, pad_count);
         if let Some(slot) = work.inline {
             transmit.put_inline(datagrams.inline.get(slot));
         }
@@ -211,8 +233,8 @@ impl QueuePair {
         let Some(datagrams) = &mut self.datagrams else { return };
         datagrams.sent_at = None;
         for _ in 0..core::mem::take(&mut datagrams.sent) {
-            let Some(work) = datagrams.queue.pop_front() else { break };
-            if work.request.signaled {
+            let Some(work) = datagrams.take_oldest() else { break };
+            if work.signaled {
                 let completion = work.completion(self.qpn, CompletionStatus::Success);
                 shared.complete(self.send_completions, completion);
             }
@@ -234,7 +256,7 @@ impl QueuePair {
         let Some(datagrams) = &mut self.datagrams else { return };
         datagrams.sent = 0;
         datagrams.sent_at = None;
-        while let Some(work) = datagrams.queue.pop_front() {
+        while let Some(work) = datagrams.take_oldest() {
             shared.complete(self.send_completions, work.completion(self.qpn, status));
             status = CompletionStatus::Flushed;
         }
@@ -261,17 +283,17 @@ impl QueuePair {
         let fits = self
             .responder
             .receives
-            .next(shared)
-            .is_some_and(|receive| receive.request.pieces.length() >= length as u64);
+            .next_length(shared)
+            .is_some_and(|available| available >= length as u64);
         let Some(receive) = fits.then(|| self.responder.receives.take(shared)).flatten() else {
             shared.counters.dropped_no_receive += 1;
             return;
         };
         let header = global_route_header(meta, datagram_length);
-        let pieces = receive.request.pieces;
+        let pieces = || self.responder.receives.pieces();
         let at = GLOBAL_ROUTE_HEADER_LENGTH as u64;
-        let delivered = scatter(shared, receive.domain, &pieces, 0, &header)
-            .and_then(|()| scatter(shared, receive.domain, &pieces, at, packet.payload));
+        let delivered = scatter(shared, receive.domain, pieces(), 0, &header)
+            .and_then(|()| scatter(shared, receive.domain, pieces(), at, packet.payload));
         let status = match delivered {
             Ok(()) => CompletionStatus::Success,
             Err(_) => CompletionStatus::LocalProtection,
@@ -282,7 +304,7 @@ impl QueuePair {
             length: if delivered { length as u32 } else { 0 },
             immediate: packet.extended.immediate.map(|immediate| immediate.0),
             source: packet.extended.deth.map(|deth| deth.source_qpn),
-            ..Completion::new(receive.request.id, self.qpn, status, operation)
+            ..Completion::new(receive.id, self.qpn, status, operation)
         };
         let solicited = packet.bth.solicited_event;
         shared.complete_receive(self.receive_completions, completion, solicited);

@@ -99,6 +99,14 @@ pub enum PostError {
         /// The address given.
         remote: IpAddr,
     },
+    /// There are more pieces than a work request may have.
+    #[error("{count} pieces are more than the {limit} that a work request may have")]
+    TooManyPieces {
+        /// What was posted.
+        count: usize,
+        /// The most there may be.
+        limit: usize,
+    },
     /// The message is too long.
     #[error("a message of {length} bytes is longer than the {limit} bytes that a message may have")]
     TooLong {

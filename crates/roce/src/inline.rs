@@ -17,7 +17,7 @@ pub(crate) struct InlineData {
 /// Where the inline bytes of a request are.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct InlineSlot {
-    start: usize,
+    start: u32,
     length: u16,
 }
 
@@ -43,12 +43,12 @@ impl InlineData {
         if self.next >= self.bytes.len() {
             self.next = 0;
         }
-        InlineSlot { start, length: bytes.len() as u16 }
+        InlineSlot { start: start as u32, length: bytes.len() as u16 }
     }
 
     /// The bytes that were kept there.
     pub(crate) fn get(&self, slot: InlineSlot) -> &[u8] {
-        &self.bytes[slot.start..][..slot.length.into()]
+        &self.bytes[slot.start as usize..][..slot.length.into()]
     }
 }
 

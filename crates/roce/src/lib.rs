@@ -33,6 +33,7 @@ mod memory;
 mod node;
 mod notifications;
 mod owned_memory;
+mod pieces;
 mod queue_pair;
 mod receives;
 mod region;

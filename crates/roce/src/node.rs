@@ -5,9 +5,9 @@ use core::net::IpAddr;
 use millstream_wire::icrc::{Addresses, Addressing, Icrc};
 use millstream_wire::{ICRC_LENGTH, MAX_HEADER_LENGTH, Qpn, ROCE_PORT};
 
+use crate::Instant;
 use crate::inline::MAX_INLINE;
-use crate::work::{MAX_SCATTER_GATHER, Piece};
-use crate::{Instant, ScatterGather};
+use crate::work::{self, MAX_SCATTER_GATHER, Piece, ScatterGather};
 
 /// Where a datagram came from and what is known of its IP header.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -90,15 +90,11 @@ impl Transmit {
     /// Fills it: `headers` from the BTH on, with the pad count that `payload` needs.
     ///
     /// # Panics
-    /// When `headers` is longer than [`MAX_HEADER_LENGTH`].
-    pub fn set(
-        &mut self,
-        destination: IpAddr,
-        headers: &[u8],
-        payload: ScatterGather,
-        pad_count: u8,
-    ) {
-        self.gather(destination, headers, payload.pieces().iter().copied(), pad_count);
+    /// When `headers` is longer than [`MAX_HEADER_LENGTH`], or there are more pieces than
+    /// [`MAX_SCATTER_GATHER`].
+    pub fn set(&mut self, destination: IpAddr, headers: &[u8], payload: &[Piece], pad_count: u8) {
+        assert!(payload.len() <= MAX_SCATTER_GATHER, "{} pieces", payload.len());
+        self.gather(destination, headers, payload.iter().copied(), pad_count);
     }
 
     /// As [`Transmit::set`], with pieces that are not in a list. There are not too many.
@@ -152,7 +148,7 @@ impl Transmit {
     /// Bytes of the whole UDP payload, ICRC included.
     pub fn datagram_length(&self) -> usize {
         usize::from(self.header_length)
-            + self.payload.length() as usize
+            + work::length(self.payload()) as usize
             + usize::from(self.pad_count)
             + ICRC_LENGTH
     }

@@ -16,9 +16,7 @@ use crate::memory::Memory;
 use crate::receives::Receives;
 use crate::requester::Requester;
 use crate::responder::Responder;
-use crate::{
-    Access, EndpointConfig, Instant, Piece, ProtectionDomainId, ScatterGather, Transmit, Transport,
-};
+use crate::{Access, EndpointConfig, Instant, Piece, ProtectionDomainId, Transmit, Transport};
 
 /// Where packets go, and the rules that both ends agreed on.
 #[derive(Clone, Copy, Debug)]
@@ -267,7 +265,7 @@ impl QueuePair {
     pub(crate) fn flush_receives<M: Memory>(&mut self, shared: &mut Shared<M>) {
         while let Some(receive) = self.responder.receives.take_own() {
             let completion = Completion::new(
-                receive.request.id,
+                receive.id,
                 self.qpn,
                 CompletionStatus::Flushed,
                 crate::CompletionOperation::Receive,
@@ -307,7 +305,7 @@ impl QueuePair {
         bth.becn = true;
         let mut headers = [0; millstream_wire::Bth::LENGTH + 16];
         headers[..millstream_wire::Bth::LENGTH].copy_from_slice(&bth.to_bytes());
-        transmit.set(self.path.remote_address, &headers, ScatterGather::EMPTY, 0);
+        transmit.set(self.path.remote_address, &headers, &[], 0);
     }
 
     fn transmit_paced<M: Memory>(

@@ -11,47 +11,69 @@ use crate::endpoint::{Endpoint, Shared};
 use crate::error::{CreateError, PostError};
 use crate::events::AsyncEvent;
 use crate::memory::Memory;
-use crate::work::ReceiveRequest;
+use crate::pieces::{PieceList, PieceRing};
+use crate::work::{self, Piece, ReceiveRequest, ScatterGather};
 
 /// A shared receive queue of an endpoint.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct SharedReceiveQueueId(pub u32);
 
-/// A receive request and the protection domain that its pieces are looked up in.
+/// A receive request that was taken out of its queue. Its pieces are with who took it, see
+/// [`Receives::pieces`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Receive {
-    pub(crate) request: ReceiveRequest,
+    pub(crate) id: u64,
+    /// Bytes of its pieces.
+    pub(crate) length: u64,
+    /// The protection domain that its pieces are looked up in.
     pub(crate) domain: ProtectionDomainId,
+}
+
+/// A receive request in a queue.
+#[derive(Clone, Copy, Debug)]
+struct Waiting {
+    id: u64,
+    length: u64,
+    pieces: PieceList,
 }
 
 /// Requests in order, bounded.
 #[derive(Debug)]
 struct Queue {
     domain: ProtectionDomainId,
-    requests: VecDeque<ReceiveRequest>,
+    requests: VecDeque<Waiting>,
+    pieces: PieceRing,
     capacity: usize,
 }
 
 impl Queue {
     fn new(domain: ProtectionDomainId, capacity: usize) -> Self {
-        Self { domain, requests: VecDeque::with_capacity(capacity), capacity }
+        let requests = VecDeque::with_capacity(capacity);
+        Self { domain, requests, pieces: PieceRing::default(), capacity }
     }
 
-    fn post(&mut self, request: ReceiveRequest) -> Result<(), PostError> {
+    fn post(&mut self, request: &ReceiveRequest<&[Piece]>) -> Result<(), PostError> {
+        request.check_pieces()?;
         if self.requests.len() >= self.capacity {
             return Err(PostError::QueueFull { limit: self.capacity });
         }
-        self.requests.push_back(request);
+        let length = work::length(request.pieces);
+        let pieces = self.pieces.keep(request.pieces);
+        self.requests.push_back(Waiting { id: request.id, length, pieces });
         Ok(())
     }
 
-    fn next(&self) -> Option<Receive> {
-        self.requests.front().map(|&request| Receive { request, domain: self.domain })
+    /// The length of the oldest.
+    fn next_length(&self) -> Option<u64> {
+        self.requests.front().map(|waiting| waiting.length)
     }
 
-    fn take(&mut self) -> Option<Receive> {
-        let request = self.requests.pop_front()?;
-        Some(Receive { request, domain: self.domain })
+    /// Takes the oldest out, and its pieces into `list`.
+    fn take(&mut self, list: &mut ScatterGather) -> Option<Receive> {
+        let Waiting { id, length, pieces } = self.requests.pop_front()?;
+        list.set(self.pieces.get(&pieces));
+        self.pieces.release(&pieces);
+        Some(Receive { id, length, domain: self.domain })
     }
 }
 
@@ -63,6 +85,8 @@ pub(crate) struct Receives {
     /// The one of the message that is arriving. It is no longer in its queue: of a shared queue,
     /// another queue pair has the next.
     claimed: Option<Receive>,
+    /// The pieces of the one that was taken last.
+    pieces: ScatterGather,
 }
 
 impl Receives {
@@ -72,7 +96,8 @@ impl Receives {
         shared: Option<SharedReceiveQueueId>,
     ) -> Self {
         let capacity = if shared.is_some() { 0 } else { capacity };
-        Self { own: Queue::new(domain, capacity), shared, claimed: None }
+        let own = Queue::new(domain, capacity);
+        Self { own, shared, claimed: None, pieces: ScatterGather::EMPTY }
     }
 
     /// How many it has, and can have.
@@ -87,27 +112,33 @@ impl Receives {
     }
 
     /// Appends a request to the queue pair's own queue.
-    pub(crate) fn post(&mut self, qpn: Qpn, request: ReceiveRequest) -> Result<(), PostError> {
+    pub(crate) fn post(
+        &mut self,
+        qpn: Qpn,
+        request: &ReceiveRequest<&[Piece]>,
+    ) -> Result<(), PostError> {
         match self.shared {
             Some(_) => Err(PostError::SharedReceives(qpn)),
             None => self.own.post(request),
         }
     }
 
-    /// The request for the message that is arriving, or for the next one.
-    pub(crate) fn next<M>(&self, shared: &Shared<M>) -> Option<Receive> {
-        self.claimed.or_else(|| match self.shared {
-            Some(id) => shared.receive_queues.get(id)?.queue.next(),
-            None => self.own.next(),
-        })
+    /// How much the request for the message that is arriving takes, or that for the next one.
+    pub(crate) fn next_length<M>(&self, shared: &Shared<M>) -> Option<u64> {
+        match (self.claimed, self.shared) {
+            (Some(claimed), _) => Some(claimed.length),
+            (None, Some(id)) => shared.receive_queues.get(id)?.queue.next_length(),
+            (None, None) => self.own.next_length(),
+        }
     }
 
-    /// The same, out of its queue: the next message gets another.
+    /// The request for the message that is arriving, out of its queue: the next message gets
+    /// another.
     pub(crate) fn claim<M>(&mut self, shared: &mut Shared<M>) -> Option<Receive> {
         if self.claimed.is_none() {
             self.claimed = match self.shared {
-                Some(id) => shared.take_shared(id),
-                None => self.own.take(),
+                Some(id) => shared.take_shared(id, &mut self.pieces),
+                None => self.own.take(&mut self.pieces),
             };
         }
         self.claimed
@@ -119,9 +150,14 @@ impl Receives {
         self.claimed.take()
     }
 
+    /// The pieces of the request that was claimed or taken last.
+    pub(crate) fn pieces(&self) -> impl Iterator<Item = Piece> {
+        self.pieces.pieces().iter().copied()
+    }
+
     /// Takes what is the queue pair's alone, oldest first: requests in a shared queue stay there.
     pub(crate) fn take_own(&mut self) -> Option<Receive> {
-        self.claimed.take().or_else(|| self.own.take())
+        self.claimed.take().or_else(|| self.own.take(&mut self.pieces))
     }
 }
 
@@ -180,10 +216,14 @@ impl SharedReceiveQueues {
 }
 
 impl<M> Shared<M> {
-    /// Takes the next request of a shared queue.
-    fn take_shared(&mut self, id: SharedReceiveQueueId) -> Option<Receive> {
+    /// Takes the next request of a shared queue, and its pieces into `list`.
+    fn take_shared(
+        &mut self,
+        id: SharedReceiveQueueId,
+        list: &mut ScatterGather,
+    ) -> Option<Receive> {
         let entry = self.receive_queues.get_mut(id)?;
-        let taken = entry.queue.take()?;
+        let taken = entry.queue.take(list)?;
         if entry.queue.requests.len() < entry.limit {
             entry.limit = 0;
             self.event(AsyncEvent::SharedReceiveLimit(id));
@@ -245,12 +285,12 @@ impl<M: Memory> Endpoint<M> {
     }
 
     /// Appends a request to a shared receive queue.
-    pub fn post_shared_receive(
+    pub fn post_shared_receive<P: AsRef<[Piece]>>(
         &mut self,
         id: SharedReceiveQueueId,
-        request: &ReceiveRequest,
+        request: &ReceiveRequest<P>,
     ) -> Result<(), PostError> {
         let entry = self.shared.receive_queues.get_mut(id);
-        entry.ok_or(PostError::UnknownSharedReceiveQueue(id))?.queue.post(*request)
+        entry.ok_or(PostError::UnknownSharedReceiveQueue(id))?.queue.post(&request.borrowed())
     }
 }

@@ -19,12 +19,13 @@ use crate::completion::{Completion, CompletionStatus};
 use crate::endpoint::Shared;
 use crate::inline::{InlineData, InlineSlot};
 use crate::memory::Memory;
+use crate::pieces::{PieceList, PieceRing};
 use crate::queue_pair::{QueuePair, header};
 use crate::responder::scatter;
 use crate::rnr::rnr_wait;
 use crate::round_trip::RoundTrip;
 use crate::window::Window;
-use crate::work::{SendOperation, SendRequest};
+use crate::work::{Piece, SendOperation, SendRequest, parts};
 use crate::{Instant, Transmit};
 
 /// READ responses asked for by one request packet: a quarter of the largest window, within these
@@ -53,6 +54,7 @@ pub(crate) struct Requester {
     max_queue: usize,
     /// [`crate::QueuePairConfig::split_writes`].
     pub(crate) split_writes: bool,
+    pieces: PieceRing,
     inline: InlineData,
     /// The oldest number that is not acknowledged.
     unacknowledged: u64,
@@ -104,7 +106,9 @@ enum Probe {
 /// A posted request and its numbers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendWork {
-    request: SendRequest,
+    id: u64,
+    operation: SendOperation,
+    pieces: PieceList,
     /// Its first number.
     first: u64,
     /// How many numbers it takes.
@@ -115,11 +119,16 @@ pub(crate) struct SendWork {
     after: u64,
     /// Its bytes, when it brought them along.
     inline: Option<InlineSlot>,
+    signaled: bool,
+    solicited: bool,
     /// Its local memory is not what it should be: it fails when its turn to complete comes.
     broken: bool,
     /// A WRITE whose packets are a message each.
     split: bool,
 }
+
+// Two cache lines: a queue of them is walked with every packet.
+const _: () = assert!(size_of::<SendWork>() <= 128);
 
 impl SendWork {
     fn end(&self) -> u64 {
@@ -127,13 +136,13 @@ impl SendWork {
     }
 
     fn fetches(&self) -> bool {
-        self.request.operation.fetches()
+        self.operation.fetches()
     }
 
     pub(crate) fn completion(&self, qpn: Qpn, status: CompletionStatus) -> Completion {
-        let operation = self.request.operation.completes_as();
+        let operation = self.operation.completes_as();
         let length = self.length as u32;
-        Completion { length, ..Completion::new(self.request.id, qpn, status, operation) }
+        Completion { length, ..Completion::new(self.id, qpn, status, operation) }
     }
 }
 
@@ -143,6 +152,7 @@ impl Requester {
             queue: VecDeque::with_capacity(max_queue),
             max_queue,
             split_writes,
+            pieces: PieceRing::default(),
             inline: InlineData::new(max_queue, max_inline),
             unacknowledged: 0,
             next: 0,
@@ -221,30 +231,45 @@ impl Requester {
         self.queue.len() >= self.max_queue
     }
 
-    /// Appends a request, perhaps with its bytes; the caller has checked that there is room.
+    /// Appends a request of `length` bytes, or with its own inline; the caller has checked that
+    /// there is room.
     pub(crate) fn post(
         &mut self,
-        request: SendRequest,
+        request: &SendRequest<&[Piece]>,
+        length: u64,
         inline: Option<&[u8]>,
         mtu: Mtu,
         broken: bool,
     ) {
+        let &SendRequest { id, operation, pieces, signaled, solicited, fence, .. } = request;
         let inline = inline.map(|bytes| self.inline.keep(bytes));
-        let length = inline.map_or(request.pieces.length(), InlineSlot::length);
+        let length = inline.map_or(length, InlineSlot::length);
         let (first, packets) = (self.posted, mtu.packets(length));
-        let after = if request.fence { self.fetches_end } else { 0 };
-        let plain_write = matches!(request.operation, SendOperation::Write { immediate: None, .. });
-        let split = plain_write && self.split_writes && length <= LONGEST_SPLIT;
-        let work = SendWork { request, first, packets, length, inline, after, broken, split };
-        self.queue.push_back(work);
+        let plain_write = matches!(operation, SendOperation::Write { immediate: None, .. });
+        self.queue.push_back(SendWork {
+            id,
+            operation,
+            pieces: self.pieces.keep(pieces),
+            first,
+            packets,
+            length,
+            after: if fence { self.fetches_end } else { 0 },
+            inline,
+            signaled,
+            solicited,
+            broken,
+            split: plain_write && self.split_writes && length <= LONGEST_SPLIT,
+        });
         self.posted += packets;
-        if request.operation.fetches() {
+        if operation.fetches() {
             self.fetches_end = self.posted;
         }
     }
 
     pub(crate) fn take_oldest(&mut self) -> Option<SendWork> {
-        self.queue.pop_front()
+        let work = self.queue.pop_front()?;
+        self.pieces.release(&work.pieces);
+        Some(work)
     }
 
     pub(crate) fn deadline(&self) -> Option<Instant> {
@@ -269,7 +294,7 @@ impl Requester {
     fn can_probe(&self) -> bool {
         let harmless = |psn| {
             let work = self.queue.get(self.index_of(psn));
-            work.is_some_and(|work| !matches!(work.request.operation, SendOperation::Read { .. }))
+            work.is_some_and(|work| !matches!(work.operation, SendOperation::Read { .. }))
         };
         self.in_flight() > 0 && harmless(self.unacknowledged) && harmless(self.next - 1)
     }
@@ -430,7 +455,7 @@ impl QueuePair {
     fn complete_oldest<M: Memory>(&mut self, shared: &mut Shared<M>) {
         if let Some(work) = self.requester.take_oldest() {
             self.requester.cursor = self.requester.cursor.saturating_sub(1);
-            if work.request.signaled {
+            if work.signaled {
                 let completion = work.completion(self.qpn, CompletionStatus::Success);
                 shared.complete(self.send_completions, completion);
             }
@@ -505,7 +530,7 @@ impl QueuePair {
         // An atomic operation is answered by one number, which becomes 8 bytes of this machine.
         let original = packet.extended.atomic_ack.map(|ack| ack.original.to_ne_bytes());
         let data = original.as_ref().map_or(packet.payload, <[u8; 8]>::as_slice);
-        if !work.fetches() || work.request.operation.is_atomic() != original.is_some() {
+        if !work.fetches() || work.operation.is_atomic() != original.is_some() {
             self.fail_fatally(shared, Some(CompletionStatus::BadResponse));
             return;
         }
@@ -532,7 +557,9 @@ impl QueuePair {
             return;
         }
         let end = work.end();
-        if scatter(shared, self.domain, &work.request.pieces, offset, data).is_err() {
+        if scatter(shared, self.domain, self.requester.pieces.get(&work.pieces), offset, data)
+            .is_err()
+        {
             self.fail_fatally(shared, Some(CompletionStatus::LocalProtection));
             return;
         }
@@ -637,7 +664,8 @@ impl QueuePair {
         };
         let ends = psn + packets == work.end();
         let (opcode, extended) = packet_of(work, offset, mtu, packets, ends);
-        let payload = || work.request.pieces.parts(offset, if fetches { 0 } else { mtu });
+        let pieces = || requester.pieces.get(&work.pieces);
+        let payload = || parts(pieces(), offset, if fetches { 0 } else { mtu });
         if !payload().all(|piece| shared.memory.bytes(&piece).is_ok()) {
             requester.queue[at].broken = true;
             self.fail_broken(shared);
@@ -654,7 +682,7 @@ impl QueuePair {
             || probe.is_some();
         // Only what takes a receive request raises an event (IBTA 9.2.3).
         let takes_receive = opcode.operation() == Operation::Send || extended.immediate.is_some();
-        bth.solicited_event = ends && takes_receive && work.request.solicited;
+        bth.solicited_event = ends && takes_receive && work.solicited;
         self.path.write(&bth, &extended, payload(), transmit);
         transmit.put_inline(inline);
         shared.counters.payload_bytes_sent += length;
@@ -697,7 +725,7 @@ fn packet_of(
         Some(Reth { virtual_address, remote_key, dma_length: dma_length as u32 })
     };
     let immediate = |immediate: Option<u32>| immediate.filter(|_| ends).map(ImmDt);
-    let opcode = match work.request.operation {
+    let opcode = match work.operation {
         SendOperation::Send { immediate: value } => {
             extended.immediate = immediate(value);
             match (starts, ends, value.is_some()) {

@@ -15,7 +15,7 @@ use crate::memory::{AccessDenied, AccessKind, AtomicOperation, Destination, Memo
 use crate::queue_pair::{QueuePair, header};
 use crate::receives::{Receive, Receives};
 use crate::replies::{AtomicReply, ReadReply, Replies, Reply};
-use crate::work::{ATOMIC_LENGTH, Piece, ScatterGather};
+use crate::work::{ATOMIC_LENGTH, Piece, parts};
 use crate::{Access, ProtectionDomainId, Transmit};
 
 #[derive(Debug)]
@@ -245,13 +245,12 @@ impl QueuePair {
         packet: &Packet<'_>,
     ) -> Result<u64, Refusal> {
         let receive = self.responder.receives.claim(shared).ok_or(Refusal::NotReady)?;
-        let pieces = receive.request.pieces;
         let offset = match self.responder.incoming {
             Some(Incoming::Send { offset }) => offset,
             _ => 0,
         };
         let end = offset + packet.payload.len() as u64;
-        let limit = pieces.length().min(shared.config.max_message_length.into());
+        let limit = receive.length.min(shared.config.max_message_length.into());
         if end > limit {
             let status = CompletionStatus::LocalLength;
             return Err(Refusal::Receive(status, NakCode::InvalidRequest));
@@ -261,7 +260,8 @@ impl QueuePair {
             let status = CompletionStatus::LocalProtection;
             Refusal::Receive(status, NakCode::RemoteOperationalError)
         };
-        scatter(shared, receive.domain, &pieces, offset, packet.payload).map_err(failed)?;
+        let pieces = self.responder.receives.pieces();
+        scatter(shared, receive.domain, pieces, offset, packet.payload).map_err(failed)?;
         if packet.opcode.position().ends() {
             // A key that may not be invalidated ends the message here, and at the peer (IBTA
             // 9.9.6.3.1 wants no answer; the peer would learn of it by a timeout).
@@ -288,7 +288,9 @@ impl QueuePair {
     ) -> Result<u64, Refusal> {
         let ends = packet.opcode.position().ends();
         // An immediate takes a receive request: without one the packet must leave no trace.
-        if packet.extended.immediate.is_some() && self.responder.receives.next(shared).is_none() {
+        if packet.extended.immediate.is_some()
+            && self.responder.receives.next_length(shared).is_none()
+        {
             return Err(Refusal::NotReady);
         }
         let (access, offset) = match (self.responder.incoming, packet.extended.reth) {
@@ -428,7 +430,7 @@ impl QueuePair {
             length: length as u32,
             immediate: packet.extended.immediate.map(|immediate| immediate.0),
             invalidated: packet.extended.invalidate.filter(|_| success).map(|key| key.0),
-            ..Completion::new(receive.request.id, self.qpn, status, operation)
+            ..Completion::new(receive.id, self.qpn, status, operation)
         };
         let solicited = packet.bth.solicited_event;
         shared.complete_receive(self.receive_completions, completion, solicited);
@@ -562,11 +564,11 @@ impl QueuePair {
 pub(crate) fn scatter<M: Memory>(
     shared: &mut Shared<M>,
     domain: ProtectionDomainId,
-    pieces: &ScatterGather,
+    pieces: impl Iterator<Item = Piece>,
     offset: u64,
     mut payload: &[u8],
 ) -> Result<(), AccessDenied> {
-    for Piece { key, address, length } in pieces.parts(offset, payload.len() as u64) {
+    for Piece { key, address, length } in parts(pieces, offset, payload.len() as u64) {
         let (now, rest) = payload.split_at(length as usize);
         shared.memory.write(&Destination::Local { domain, key, address }, now)?;
         payload = rest;

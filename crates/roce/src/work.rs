@@ -20,7 +20,7 @@ pub struct Piece {
     pub length: u32,
 }
 
-/// A list of up to [`MAX_SCATTER_GATHER`] pieces.
+/// A list of up to [`MAX_SCATTER_GATHER`] pieces, held in place.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct ScatterGather {
     pieces: [Piece; MAX_SCATTER_GATHER],
@@ -48,43 +48,22 @@ impl ScatterGather {
         list
     }
 
-    /// The pieces.
-    pub fn pieces(&self) -> &[Piece] {
-        &self.pieces[..self.count.into()]
-    }
-
     /// Bytes in all pieces.
     pub fn length(&self) -> u64 {
-        self.pieces().iter().map(|piece| u64::from(piece.length)).sum()
+        length(self.pieces())
     }
 
     /// The part from byte `offset` on, `length` bytes long (shorter where the list ends).
     #[must_use]
     pub fn part(&self, offset: u64, length: u64) -> Self {
         let mut part = Self::EMPTY;
-        part.set(self.parts(offset, length));
+        part.set(parts(self.pieces().iter().copied(), offset, length));
         part
     }
 
-    /// The pieces of [`ScatterGather::part`].
-    pub(crate) fn parts(&self, offset: u64, length: u64) -> impl Iterator<Item = Piece> {
-        let mut pieces = self.pieces().iter();
-        let (mut skip, mut left) = (offset, length);
-        core::iter::from_fn(move || {
-            loop {
-                let &Piece { key, address, length } = pieces.next().filter(|_| left > 0)?;
-                let available = u64::from(length);
-                if skip >= available {
-                    skip -= available;
-                    continue;
-                }
-                let take = left.min(available - skip);
-                let address = address.wrapping_add(skip);
-                skip = 0;
-                left -= take;
-                return Some(Piece { key, address, length: take as u32 });
-            }
-        })
+    /// The pieces.
+    pub fn pieces(&self) -> &[Piece] {
+        &self.pieces[..self.count.into()]
     }
 
     /// Becomes the list of these pieces, of which there are not too many. Written in place, as the
@@ -96,6 +75,51 @@ impl ScatterGather {
             self.count += 1;
         }
     }
+}
+
+impl AsRef<[Piece]> for ScatterGather {
+    fn as_ref(&self) -> &[Piece] {
+        self.pieces()
+    }
+}
+
+/// Bytes in all pieces.
+pub(crate) fn length(pieces: &[Piece]) -> u64 {
+    pieces.iter().map(|piece| u64::from(piece.length)).sum()
+}
+
+/// The part of a list from byte `offset` on, `length` bytes long (shorter where the list ends).
+pub(crate) fn parts(
+    mut pieces: impl Iterator<Item = Piece>,
+    offset: u64,
+    length: u64,
+) -> impl Iterator<Item = Piece> {
+    let (mut skip, mut left) = (offset, length);
+    core::iter::from_fn(move || {
+        loop {
+            if left == 0 {
+                return None;
+            }
+            let Piece { key, address, length } = pieces.next()?;
+            let available = u64::from(length);
+            if skip >= available {
+                skip -= available;
+                continue;
+            }
+            let take = left.min(available - skip);
+            let address = address.wrapping_add(skip);
+            skip = 0;
+            left -= take;
+            return Some(Piece { key, address, length: take as u32 });
+        }
+    })
+}
+
+const fn check_pieces(count: usize) -> Result<(), PostError> {
+    if count > MAX_SCATTER_GATHER {
+        return Err(PostError::TooManyPieces { count, limit: MAX_SCATTER_GATHER });
+    }
+    Ok(())
 }
 
 /// What a send work request does.
@@ -197,16 +221,18 @@ impl SendOperation {
     }
 }
 
-/// A work request for the send queue.
+/// A work request for the send queue. `P` holds its pieces, at most [`MAX_SCATTER_GATHER`]: an array,
+/// a slice, or another list. They are copied when it is posted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct SendRequest {
+pub struct SendRequest<P = ScatterGather> {
     /// The caller's own number, returned in the completion.
     pub id: u64,
     /// What to do.
     pub operation: SendOperation,
     /// The local bytes: source of SEND and WRITE, target of READ and of the result of an atomic
     /// operation, which takes exactly [`ATOMIC_LENGTH`] bytes and is in this machine's byte order.
-    pub pieces: ScatterGather,
+    /// Pieces of 0 bytes may name any memory.
+    pub pieces: P,
     /// Whether success makes a completion; failure always does.
     pub signaled: bool,
     /// Ask for a solicited event at the receiver.
@@ -219,10 +245,10 @@ pub struct SendRequest {
     pub datagram: Option<DatagramDestination>,
 }
 
-impl SendRequest {
+impl<P> SendRequest<P> {
     /// A signaled request that asks for nothing else. What differs is said with
     /// `SendRequest { solicited: true, ..SendRequest::new(id, operation, pieces) }`.
-    pub const fn new(id: u64, operation: SendOperation, pieces: ScatterGather) -> Self {
+    pub const fn new(id: u64, operation: SendOperation, pieces: P) -> Self {
         Self {
             id,
             operation,
@@ -233,16 +259,30 @@ impl SendRequest {
             datagram: None,
         }
     }
+}
+
+impl<P: AsRef<[Piece]>> SendRequest<P> {
+    /// The same request, whatever holds its pieces.
+    pub fn borrowed(&self) -> SendRequest<&[Piece]> {
+        let &Self { id, operation, ref pieces, signaled, solicited, fence, datagram } = self;
+        SendRequest { id, operation, pieces: pieces.as_ref(), signaled, solicited, fence, datagram }
+    }
+
+    /// Bytes in all its pieces.
+    pub fn length(&self) -> u64 {
+        length(self.pieces.as_ref())
+    }
+
+    /// Whether it has no more pieces than a request may have. Every provider asks this first, so
+    /// that all of them refuse alike.
+    pub fn check_pieces(&self) -> Result<(), PostError> {
+        check_pieces(self.pieces.as_ref().len())
+    }
 
     /// Whether it can have these bytes inline on a queue pair that takes up to `limit`. Every
     /// provider asks this first, so that all of them refuse alike.
-    pub const fn check_inline(
-        &self,
-        qpn: Qpn,
-        bytes: &[u8],
-        limit: usize,
-    ) -> Result<(), PostError> {
-        if self.operation.fetches() || self.pieces.count > 0 {
+    pub fn check_inline(&self, qpn: Qpn, bytes: &[u8], limit: usize) -> Result<(), PostError> {
+        if self.operation.fetches() || !self.pieces.as_ref().is_empty() {
             return Err(PostError::NotInline(qpn));
         }
         if bytes.len() > limit {
@@ -252,13 +292,26 @@ impl SendRequest {
     }
 }
 
-/// A work request for the receive queue.
+/// A work request for the receive queue. `P` holds its pieces as in a [`SendRequest`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct ReceiveRequest {
+pub struct ReceiveRequest<P = ScatterGather> {
     /// The caller's own number, returned in the completion.
     pub id: u64,
     /// Where a SEND goes. May be empty for a WRITE with immediate.
-    pub pieces: ScatterGather,
+    pub pieces: P,
+}
+
+impl<P: AsRef<[Piece]>> ReceiveRequest<P> {
+    /// The same request, whatever holds its pieces.
+    pub fn borrowed(&self) -> ReceiveRequest<&[Piece]> {
+        ReceiveRequest { id: self.id, pieces: self.pieces.as_ref() }
+    }
+
+    /// Whether it has no more pieces than a request may have. Every provider asks this first, so
+    /// that all of them refuse alike.
+    pub fn check_pieces(&self) -> Result<(), PostError> {
+        check_pieces(self.pieces.as_ref().len())
+    }
 }
 
 #[cfg(test)]
@@ -268,13 +321,25 @@ mod tests {
     #[test]
     fn parts_of_a_list() {
         let piece = |key, address, length| Piece { key, address, length };
-        let list = ScatterGather::new(&[piece(1, 100, 10), piece(2, 200, 0), piece(3, 300, 5)]);
-        let list = list.unwrap();
-        assert_eq!(list.length(), 15);
-        assert_eq!(list.part(0, 15).length(), 15);
-        assert_eq!(list.part(8, 4).pieces(), [piece(1, 108, 2), piece(3, 300, 2)]);
-        assert_eq!(list.part(10, 100).pieces(), [piece(3, 300, 5)]);
-        assert_eq!(list.part(15, 1).pieces(), []);
-        assert!(ScatterGather::new(&[Piece::default(); MAX_SCATTER_GATHER + 1]).is_none());
+        let list = [piece(1, 100, 10), piece(2, 200, 0), piece(3, 300, 5)];
+        let part = |offset, length| parts(list.into_iter(), offset, length).collect::<Vec<_>>();
+        assert_eq!(length(&list), 15);
+        assert_eq!(length(&part(0, 15)), 15);
+        assert_eq!(part(8, 4), [piece(1, 108, 2), piece(3, 300, 2)]);
+        assert_eq!(part(10, 100), [piece(3, 300, 5)]);
+        assert_eq!(part(15, 1), []);
+        assert_eq!(part(3, 0), []);
+    }
+
+    #[test]
+    fn a_request_has_no_more_pieces_than_it_may_have() {
+        let operation = SendOperation::Send { immediate: None };
+        let pieces = [Piece::default(); MAX_SCATTER_GATHER + 1];
+        let check = |count| SendRequest::new(1, operation, &pieces[..count]).check_pieces();
+        assert_eq!(check(MAX_SCATTER_GATHER), Ok(()));
+        let limit = MAX_SCATTER_GATHER;
+        let refused = Err(PostError::TooManyPieces { count: limit + 1, limit });
+        assert_eq!(check(limit + 1), refused);
+        assert_eq!(ReceiveRequest { id: 1, pieces }.check_pieces(), refused);
     }
 }

@@ -4,9 +4,7 @@ use core::net::IpAddr;
 use core::time::Duration;
 use std::collections::VecDeque;
 
-use millstream_roce::{
-    DatagramMeta, Identification, Instant, Node, Piece, ScatterGather, Transmit,
-};
+use millstream_roce::{DatagramMeta, Identification, Instant, Node, Piece, Transmit};
 use millstream_sim::{
     Datagram, Happening, HostOptions, IdentificationSource, LinkOptions, Machine, NodeId, Outcome,
     PacketInfo, Simulation, Verdict,
@@ -56,7 +54,7 @@ impl Node for Toy {
     fn poll_transmit(&mut self, _now: Instant, transmit: &mut Transmit) -> bool {
         let next = self.outbox.pop_front().or(self.floods.map(|to| (to, 0)));
         let Some((to, number)) = next else { return false };
-        transmit.set(to, &headers(number), ScatterGather::EMPTY, 0);
+        transmit.set(to, &headers(number), &[], 0);
         true
     }
 

@@ -78,7 +78,7 @@ impl UdpSocket {
 mod tests {
     use std::net::Ipv4Addr;
 
-    use millstream_roce::{DatagramMeta, Instant, Node, Piece, ScatterGather, Transmit};
+    use millstream_roce::{DatagramMeta, Instant, Node, Piece, Transmit};
     use millstream_wire::ROCE_PORT;
     use millstream_wire::icrc::{self, Addresses, Addressing};
 
@@ -110,7 +110,7 @@ mod tests {
             }
             self.left -= 1;
             let piece = Piece { key: 0, address: self.left % 3, length: 100 };
-            transmit.set(self.destination, &[0; 12], ScatterGather::one(piece), 0);
+            transmit.set(self.destination, &[0; 12], &[piece], 0);
             true
         }
 

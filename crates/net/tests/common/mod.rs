@@ -10,9 +10,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::{Duration, Instant as SystemInstant};
 
 use millstream_net::{Progress, ProgressConfig, Shared};
-use millstream_roce::{
-    DatagramMeta, Identification, Instant, Node, Piece, ScatterGather, Transmit,
-};
+use millstream_roce::{DatagramMeta, Identification, Instant, Node, Piece, Transmit};
 use millstream_wire::icrc::{self, Addresses, Addressing};
 use millstream_wire::{ICRC_LENGTH, ROCE_PORT};
 
@@ -246,7 +244,7 @@ impl Node for StreamNode {
         if let Some(peer) = self.acknowledge.take() {
             headers[0] = ACKNOWLEDGEMENT;
             headers[8..].copy_from_slice(&(self.received as u32).to_be_bytes());
-            transmit.set(peer, &headers, ScatterGather::EMPTY, 0);
+            transmit.set(peer, &headers, &[], 0);
             return true;
         }
         if self.sent == self.total || self.sent - self.acknowledged >= self.window {
@@ -263,7 +261,7 @@ impl Node for StreamNode {
         let first = length.min(7);
         let pieces = [piece(position, first), piece(position + first, length - first)];
         let padding = (length.next_multiple_of(4) - length) as u8;
-        transmit.set(self.peer, &headers, ScatterGather::new(&pieces).unwrap(), padding);
+        transmit.set(self.peer, &headers, &pieces, padding);
         self.sent += 1;
         true
     }
