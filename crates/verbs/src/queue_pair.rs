@@ -1,7 +1,7 @@
 //! Queue pairs.
 
 use millstream_roce::{
-    ModifyError, PostError, QueuePairAttributes, QueuePairCapabilities, QueuePairState,
+    ModifyError, Piece, PostError, QueuePairAttributes, QueuePairCapabilities, QueuePairState,
     ReceiveRequest, SendRequest, Transport,
 };
 use millstream_wire::Qpn;
@@ -79,20 +79,30 @@ impl QueuePair {
     /// On real hardware a request that is not signaled holds its place in the queue until a later
     /// one that is signaled has completed and was polled: signal at least one in as many as the
     /// queue holds.
-    pub fn post_send(&self, requests: &[SendRequest]) -> Result<(), (usize, PostError)> {
+    pub fn post_send<P: AsRef<[Piece]>>(
+        &self,
+        requests: &[SendRequest<P>],
+    ) -> Result<(), (usize, PostError)> {
         either!(&self.pair, pair => pair.post_send(requests))
     }
 
     /// Appends a request to the send queue that brings its bytes along, and has no pieces. They are
     /// copied, and need no region: at most [`QueuePairCapabilities::max_inline`] of them, which is 0
     /// unless the queue pair was made with more.
-    pub fn post_send_inline(&self, request: &SendRequest, bytes: &[u8]) -> Result<(), PostError> {
+    pub fn post_send_inline<P: AsRef<[Piece]>>(
+        &self,
+        request: &SendRequest<P>,
+        bytes: &[u8],
+    ) -> Result<(), PostError> {
         either!(&self.pair, pair => pair.post_send_inline(request, bytes))
     }
 
     /// Appends requests to the receive queue, in order. On error, the number that were accepted
     /// before the one that was not.
-    pub fn post_receive(&self, requests: &[ReceiveRequest]) -> Result<(), (usize, PostError)> {
+    pub fn post_receive<P: AsRef<[Piece]>>(
+        &self,
+        requests: &[ReceiveRequest<P>],
+    ) -> Result<(), (usize, PostError)> {
         either!(&self.pair, pair => pair.post_receive(requests))
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millstream_roce::{CreateError, PostError, ReceiveRequest, SharedReceiveQueueId};
+use millstream_roce::{CreateError, Piece, PostError, ReceiveRequest, SharedReceiveQueueId};
 
 use crate::provider::{Provided, either};
 use crate::{ibverbs, soft};
@@ -22,7 +22,10 @@ impl SharedReceiveQueue {
 
     /// Appends requests, in order. On error, the number that were accepted before the one that was
     /// not.
-    pub fn post_receive(&self, requests: &[ReceiveRequest]) -> Result<(), (usize, PostError)> {
+    pub fn post_receive<P: AsRef<[Piece]>>(
+        &self,
+        requests: &[ReceiveRequest<P>],
+    ) -> Result<(), (usize, PostError)> {
         either!(&self.queue, queue => queue.post_receive(requests))
     }
 

@@ -10,8 +10,8 @@ pub(super) const LENGTH: usize = 16;
 
 /// Has `post` post up to [`LENGTH`] requests, under the numbers that `number` gives them by their
 /// index. The lists of pieces that they point to exist until then only.
-pub(super) fn with<T>(
-    batch: &[ReceiveRequest],
+pub(super) fn with<P: AsRef<[Piece]>, T>(
+    batch: &[ReceiveRequest<P>],
     number: impl Fn(usize) -> u64,
     post: impl FnOnce(&mut [ffi::RecvWr]) -> T,
 ) -> T {
@@ -20,7 +20,7 @@ pub(super) fn with<T>(
     let native = &mut native[..batch.len()];
     for (index, (request, entry)) in batch.iter().zip(&mut *native).enumerate() {
         let list = &mut pieces[index];
-        entry.num_sge = gather(request.pieces.pieces(), list);
+        entry.num_sge = gather(request.pieces.as_ref(), list);
         entry.wr_id = number(index);
         entry.sg_list = list.as_mut_ptr();
     }

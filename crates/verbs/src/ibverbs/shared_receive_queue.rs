@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use millstream_roce::{
-    CompletionOperation, CreateError, PostError, ReceiveRequest, SharedReceiveQueueId,
+    CompletionOperation, CreateError, Piece, PostError, ReceiveRequest, SharedReceiveQueueId,
 };
 
 use super::device::Device;
@@ -69,16 +69,21 @@ impl SharedReceiveQueue {
         &self.work
     }
 
-    pub(crate) fn post_receive(
+    pub(crate) fn post_receive<P: AsRef<[Piece]>>(
         &self,
-        requests: &[ReceiveRequest],
+        requests: &[ReceiveRequest<P>],
     ) -> Result<(), (usize, PostError)> {
         let posting = lock(&self.posting);
         if self.device.failed() {
             return Err((0, PostError::DeviceFailed));
         }
+        let refused = requests
+            .iter()
+            .enumerate()
+            .find_map(|(index, request)| Some((index, request.check_pieces().err()?)));
+        let good = &requests[..refused.map_or(requests.len(), |(index, _)| index)];
         let (mut done, mut ended) = (0, None);
-        for wanted in requests.chunks(receive_batch::LENGTH) {
+        for wanted in good.chunks(receive_batch::LENGTH) {
             let mut slots = [0; receive_batch::LENGTH];
             let count = self.work.note(wanted, &mut slots);
             let (batch, slots) = (&wanted[..count], &slots[..count]);
@@ -108,7 +113,11 @@ impl SharedReceiveQueue {
         drop(posting);
         let limit = self.capacity;
         let error = match ended {
-            None => PostError::QueueFull { limit },
+            None if done == requests.len() => return Ok(()),
+            None => match refused {
+                Some((index, error)) if index == done => error,
+                _ => PostError::QueueFull { limit },
+            },
             Some(refused) if refused.accepted.is_none() => {
                 self.device.registry().fail_by("ibv_post_srq_recv", refused.code);
                 PostError::DeviceFailed
@@ -165,7 +174,7 @@ impl SharedWork {
 
     /// Notes as many of the requests as there is room for, and returns how many. They are found
     /// again by `slots`.
-    fn note(&self, requests: &[ReceiveRequest], slots: &mut [u32]) -> usize {
+    fn note<P>(&self, requests: &[ReceiveRequest<P>], slots: &mut [u32]) -> usize {
         let Slots { ids, free } = &mut *lock(&self.slots);
         let count = requests.len().min(slots.len()).min(free.len());
         for (request, slot) in requests.iter().zip(slots).take(count) {
@@ -186,15 +195,12 @@ impl SharedWork {
 
 #[cfg(test)]
 mod tests {
-    use millstream_roce::ScatterGather;
-
     use super::*;
 
     #[test]
     fn requests_complete_once_in_any_order() {
         let work = SharedWork::new(7, 3);
-        let requests: Vec<_> =
-            (10..14).map(|id| ReceiveRequest { id, pieces: ScatterGather::EMPTY }).collect();
+        let requests: Vec<_> = (10..14).map(|id| ReceiveRequest { id, pieces: () }).collect();
         let mut slots = [0; 4];
         assert_eq!(work.note(&requests, &mut slots), 3);
         let id = |slot| work.complete(slot).map(|posted| posted.id);

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use millstream_roce::{
-    CreateError, ModifyError, PostError, QueuePairAttributes, QueuePairConfig, QueuePairState,
-    ReceiveRequest, SendRequest,
+    CreateError, ModifyError, Piece, PostError, QueuePairAttributes, QueuePairConfig,
+    QueuePairState, ReceiveRequest, SendRequest, Transport,
 };
 use millstream_wire::Qpn;
 
@@ -19,6 +19,7 @@ use crate::QueuePairOptions;
 pub(crate) struct QueuePair {
     device: Arc<Device>,
     number: Qpn,
+    transport: Transport,
     /// Completion queues live as long as a queue pair completes into them.
     _completions: [Arc<CompletionQueue>; 2],
     /// And shared receive queues as long as one takes from them.
@@ -54,7 +55,13 @@ impl QueuePair {
             split_writes: options.split_writes,
         };
         let number = device.lock().ok_or(CreateError::DeviceFailed)?.create_queue_pair(&config)?;
-        Ok(Self { device, number, _completions: completions, _shared_receives: shared_receives })
+        Ok(Self {
+            device,
+            number,
+            transport: options.transport,
+            _completions: completions,
+            _shared_receives: shared_receives,
+        })
     }
 
     pub(crate) fn number(&self) -> Qpn {
@@ -76,19 +83,18 @@ impl QueuePair {
         Ok(())
     }
 
-    pub(crate) fn post_send(&self, requests: &[SendRequest]) -> Result<(), (usize, PostError)> {
+    pub(crate) fn post_send<P: AsRef<[Piece]>>(
+        &self,
+        requests: &[SendRequest<P>],
+    ) -> Result<(), (usize, PostError)> {
         self.introduce(requests);
         let mut endpoint = self.device.lock().ok_or((0, PostError::DeviceFailed))?;
-        let now = self.device.now();
-        for (index, request) in requests.iter().enumerate() {
-            endpoint.post_send(now, self.number, request).map_err(|error| (index, error))?;
-        }
-        Ok(())
+        endpoint.post_sends(self.device.now(), self.number, requests)
     }
 
-    pub(crate) fn post_send_inline(
+    pub(crate) fn post_send_inline<P: AsRef<[Piece]>>(
         &self,
-        request: &SendRequest,
+        request: &SendRequest<P>,
         bytes: &[u8],
     ) -> Result<(), PostError> {
         self.introduce(std::slice::from_ref(request));
@@ -97,15 +103,18 @@ impl QueuePair {
     }
 
     /// Before the device is locked: it may take a while.
-    fn introduce(&self, requests: &[SendRequest]) {
+    fn introduce<P>(&self, requests: &[SendRequest<P>]) {
+        if self.transport != Transport::UnreliableDatagram {
+            return;
+        }
         for destination in requests.iter().filter_map(|request| request.datagram) {
             self.device.introduce(destination.address);
         }
     }
 
-    pub(crate) fn post_receive(
+    pub(crate) fn post_receive<P: AsRef<[Piece]>>(
         &self,
-        requests: &[ReceiveRequest],
+        requests: &[ReceiveRequest<P>],
     ) -> Result<(), (usize, PostError)> {
         let mut endpoint = self.device.lock().ok_or((0, PostError::DeviceFailed))?;
         let mut posted = requests.iter().enumerate().map(|(index, request)| {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millstream_roce::{CreateError, PostError, ReceiveRequest, SharedReceiveQueueId};
+use millstream_roce::{CreateError, Piece, PostError, ReceiveRequest, SharedReceiveQueueId};
 
 use super::device::Device;
 use super::memory_region::ProtectionDomain;
@@ -30,9 +30,9 @@ impl SharedReceiveQueue {
         &self.device
     }
 
-    pub(crate) fn post_receive(
+    pub(crate) fn post_receive<P: AsRef<[Piece]>>(
         &self,
-        requests: &[ReceiveRequest],
+        requests: &[ReceiveRequest<P>],
     ) -> Result<(), (usize, PostError)> {
         let mut endpoint = self.device.lock().ok_or((0, PostError::DeviceFailed))?;
         let mut posted = requests.iter().enumerate().map(|(index, request)| {

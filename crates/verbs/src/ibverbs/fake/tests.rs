@@ -4,9 +4,8 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use millstream_roce::{
-    AsyncEvent, Completion, CompletionStatus, ModifyError, PostError, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairState, ReceiveRequest, ScatterGather, SendOperation,
-    SendRequest, Transport,
+    AsyncEvent, Completion, CompletionStatus, ModifyError, Piece, PostError, QueuePairAttributes,
+    QueuePairCapabilities, QueuePairState, ReceiveRequest, SendOperation, SendRequest, Transport,
 };
 use millstream_wire::{Mtu, Psn, Qpn};
 
@@ -15,9 +14,9 @@ use crate::ibverbs::{CompletionQueue, ProtectionDomain, QueuePair};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
-fn requests(ids: std::ops::Range<u64>) -> Vec<SendRequest> {
+fn requests(ids: std::ops::Range<u64>) -> Vec<SendRequest<[Piece; 0]>> {
     let operation = SendOperation::Send { immediate: None };
-    ids.map(|id| SendRequest::new(id, operation, ScatterGather::EMPTY)).collect()
+    ids.map(|id| SendRequest::new(id, operation, [])).collect()
 }
 
 fn to(state: QueuePairState) -> QueuePairAttributes {
@@ -164,7 +163,7 @@ fn requests_are_handed_back_when_the_device_does_not_touch_them_any_more() {
     let pair = fake.connected(&queue);
     let number = pair.number().value();
     pair.post_send(&requests(0..4)).unwrap();
-    pair.post_receive(&[ReceiveRequest { id: 9, pieces: ScatterGather::EMPTY }]).unwrap();
+    pair.post_receive(&[ReceiveRequest { id: 9, pieces: [] }]).unwrap();
     fake.complete_sends(number, 1);
     fake.event(ffi::EVENT_DEVICE_FATAL, None);
     fake.wait_for_failure();

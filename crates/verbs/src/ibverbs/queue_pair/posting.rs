@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 
 use millstream_roce::{
-    CompletionOperation, DatagramDestination, PostError, QueuePairState, ReceiveRequest,
+    CompletionOperation, DatagramDestination, Piece, PostError, QueuePairState, ReceiveRequest,
     SendOperation, SendRequest, Transport,
 };
 
@@ -21,13 +21,16 @@ use crate::{Atomicity, MAX_SCATTER_GATHER};
 pub(super) const BATCH: usize = receive_batch::LENGTH;
 
 impl QueuePair {
-    pub(crate) fn post_send(&self, requests: &[SendRequest]) -> Result<(), (usize, PostError)> {
+    pub(crate) fn post_send<P: AsRef<[Piece]>>(
+        &self,
+        requests: &[SendRequest<P>],
+    ) -> Result<(), (usize, PostError)> {
         self.post(requests, None)
     }
 
-    pub(crate) fn post_send_inline(
+    pub(crate) fn post_send_inline<P: AsRef<[Piece]>>(
         &self,
-        request: &SendRequest,
+        request: &SendRequest<P>,
         bytes: &[u8],
     ) -> Result<(), PostError> {
         request.check_inline(self.number(), bytes, self.capabilities.max_inline)?;
@@ -35,17 +38,18 @@ impl QueuePair {
     }
 
     /// Posts requests, or one with its inline bytes.
-    fn post(
+    fn post<P: AsRef<[Piece]>>(
         &self,
-        requests: &[SendRequest],
+        requests: &[SendRequest<P>],
         inline: Option<&[u8]>,
     ) -> Result<(), (usize, PostError)> {
         let mut poster = self.work().send.poster();
         let state = self.posting_state(QueuePairState::takes_sends)?;
         let limits = self.device.attributes();
         let datagrams = self.work().transport == Transport::UnreliableDatagram;
-        let check = |poster: &Poster<'_>, request: &SendRequest, sequence| {
-            let length = request.pieces.length();
+        let check = |poster: &Poster<'_>, request: &SendRequest<P>, sequence| {
+            request.check_pieces()?;
+            let length = request.length();
             if datagrams {
                 let to = self.check_datagram(request, length, limits.max_datagram_length)?;
                 return self.prepare(to, sequence, poster.oldest());
@@ -78,9 +82,9 @@ impl QueuePair {
     }
 
     /// Whether it is a datagram, and where to.
-    fn check_datagram(
+    fn check_datagram<P>(
         &self,
-        request: &SendRequest,
+        request: &SendRequest<P>,
         length: u64,
         limit: u32,
     ) -> Result<IpAddr, PostError> {
@@ -106,10 +110,10 @@ impl QueuePair {
             .map_err(|code| PostError::System { call: "ibv_create_ah", code })
     }
 
-    fn hand_over_sends(
+    fn hand_over_sends<P: AsRef<[Piece]>>(
         &self,
         poster: &mut Poster<'_>,
-        batch: &[SendRequest],
+        batch: &[SendRequest<P>],
         inline: Option<&[u8]>,
     ) -> Handover {
         let (sequence, _) = poster.next();
@@ -119,7 +123,7 @@ impl QueuePair {
         let destinations = lock(&self.destinations);
         for (index, request) in batch.iter().enumerate() {
             let list = &mut pieces[index];
-            let mut num_sge = gather(request.pieces.pieces(), list);
+            let mut num_sge = gather(request.pieces.as_ref(), list);
             if let Some(bytes) = inline {
                 // Read before `ibv_post_send` returns; no key is looked at.
                 let (addr, length) = (bytes.as_ptr().expose_provenance() as u64, bytes.len());
@@ -193,15 +197,15 @@ impl QueuePair {
         let noted = batch.iter().map(|request| Posted {
             id: request.id,
             operation: request.operation.completes_as(),
-            length: inline.map_or(request.pieces.length(), |bytes| bytes.len() as u64) as u32,
+            length: inline.map_or_else(|| request.length(), |bytes| bytes.len() as u64) as u32,
         });
         // SAFETY: each `sg_list` is the entry of `pieces` with `num_sge` of them.
         poster.hand_over(noted, || unsafe { self.pair.native.post_send(native) })
     }
 
-    pub(crate) fn post_receive(
+    pub(crate) fn post_receive<P: AsRef<[Piece]>>(
         &self,
-        requests: &[ReceiveRequest],
+        requests: &[ReceiveRequest<P>],
     ) -> Result<(), (usize, PostError)> {
         if self.shared_receives.is_some() {
             return Err((0, PostError::SharedReceives(self.number())));
@@ -213,7 +217,7 @@ impl QueuePair {
             requests,
             &mut poster,
             limit,
-            |_, _, _| Ok(()),
+            |_, request, _| request.check_pieces(),
             |poster, batch| self.hand_over_receives(poster, batch),
         );
         // Looked at after posting: one that failed meanwhile may have missed the new requests.
@@ -263,7 +267,11 @@ impl QueuePair {
         if accepted == count { Ok(()) } else { Err((accepted, error)) }
     }
 
-    fn hand_over_receives(&self, poster: &mut Poster<'_>, batch: &[ReceiveRequest]) -> Handover {
+    fn hand_over_receives<P: AsRef<[Piece]>>(
+        &self,
+        poster: &mut Poster<'_>,
+        batch: &[ReceiveRequest<P>],
+    ) -> Handover {
         let (sequence, _) = poster.next();
         let noted = batch.iter().map(|request| Posted {
             id: request.id,
