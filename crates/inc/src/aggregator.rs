@@ -207,7 +207,7 @@ mod tests {
     /// A piece of the first slot, and the receive buffer of a child.
     fn pieces(aggregator: &Aggregator, index: u32, child: usize) -> (Piece, Piece) {
         let request = aggregator.get(index).unwrap().receive_request(child, 0);
-        let receive = request.pieces.pieces()[0];
+        let [receive] = request.pieces;
         (Piece { key: receive.key, address: 0, length: 16 }, receive)
     }
 

@@ -19,8 +19,7 @@
 mod agreement;
 
 use millstream_roce::{
-    AccessDenied, Piece, ProtectionDomainId, ReceiveRequest, ScatterGather, SendOperation,
-    SendRequest,
+    AccessDenied, Piece, ProtectionDomainId, ReceiveRequest, SendOperation, SendRequest,
 };
 use millstream_wire::Qpn;
 
@@ -399,7 +398,7 @@ impl Communicator {
             address: CONTROL_BASE + (index * RECEIVE_BYTES) as u64,
             length: RECEIVE_BYTES as u32,
         };
-        ReceiveRequest { id: Tag::Receive { buffer }.id(child), pieces: ScatterGather::one(piece) }
+        ReceiveRequest { id: Tag::Receive { buffer }.id(child), pieces: [piece] }
     }
 
     /// The next message to post to a child, if it is owed one and there is room for it.
@@ -444,20 +443,18 @@ impl Communicator {
         };
         Some(SendRequest {
             solicited: true,
-            ..SendRequest::new(Tag::Result.id(child), operation, ScatterGather::one(piece))
+            ..SendRequest::new(Tag::Result.id(child), operation, [piece])
         })
     }
 
     fn message(&mut self, child: usize, tag: Tag, answer: Answer, piece: Piece) -> SendRequest {
         self.children[child].outstanding += 1;
-        let pieces =
-            if piece.length == 0 { ScatterGather::EMPTY } else { ScatterGather::one(piece) };
         SendRequest {
             solicited: true,
             ..SendRequest::new(
                 tag.id(child),
                 SendOperation::Send { immediate: Some(answer.to_immediate()) },
-                pieces,
+                [piece],
             )
         }
     }

@@ -17,8 +17,8 @@
 //! do the buffers belong to the caller again.
 
 use millstream_roce::{
-    Completion, CompletionOperation, CompletionStatus, Piece, ReceiveRequest, ScatterGather,
-    SendOperation, SendRequest,
+    Completion, CompletionOperation, CompletionStatus, Piece, ReceiveRequest, SendOperation,
+    SendRequest,
 };
 use thiserror::Error;
 
@@ -241,8 +241,8 @@ impl HostWorker {
             self.receives += 1;
             let piece = self.control_piece(MESSAGE_OFFSET, ABORT_BYTES);
             // All share one buffer: at most one message with a payload ever comes.
-            let pieces = ScatterGather::one(piece);
-            return Some(Command::Receive(ReceiveRequest { id: RECEIVE_ID, pieces }));
+            let request = ReceiveRequest { id: RECEIVE_ID, pieces: [piece] };
+            return Some(Command::Receive(request));
         }
         let running = self.running?;
         if !running.stored {
@@ -282,9 +282,7 @@ impl HostWorker {
 
     fn send(&mut self, id: u64, operation: SendOperation, piece: Piece) -> Command {
         self.sends += 1;
-        let pieces =
-            if piece.length == 0 { ScatterGather::EMPTY } else { ScatterGather::one(piece) };
-        Command::Send(SendRequest::new(id, operation, pieces))
+        Command::Send(SendRequest::new(id, operation, [piece]))
     }
 
     const fn control_piece(&self, offset: usize, length: usize) -> Piece {

@@ -11,8 +11,8 @@ use millstream_inc::{
     StartError, SwitchEvent, Violation,
 };
 use millstream_roce::{
-    Access, CompletionStatus, IcrcCheck, Instant, Piece, ProtectionDomainId, ScatterGather,
-    SendOperation, SendRequest,
+    Access, CompletionStatus, IcrcCheck, Instant, Piece, ProtectionDomainId, SendOperation,
+    SendRequest,
 };
 use millstream_wire::{Bth, Opcode, Psn};
 use network::{COMMUNICATOR, Faults, Network, RAW, Setup, int32};
@@ -160,7 +160,7 @@ fn misbehave(network: &mut Network, rank: usize, requests: &[Rude]) {
             }
             Rude::Read(_) => SendOperation::Read { remote_address, remote_key },
         };
-        let request = SendRequest::new(RAW | number as u64, operation, ScatterGather::one(piece));
+        let request = SendRequest::new(RAW | number as u64, operation, [piece]);
         host.endpoint.post_send(network.now, host.qpn, &request).unwrap();
     }
     network.service(rank);

@@ -15,7 +15,7 @@ use millstream_net::{Driver, Progress, ProgressConfig, Shared};
 use millstream_roce::{
     Access, CompletionQueueId, CompletionStatus, Endpoint, EndpointConfig, OwnedMemory, Piece,
     ProtectionDomainId, QueuePairAttributes, QueuePairCapabilities, QueuePairConfig,
-    QueuePairState, ScatterGather, SendOperation, SendRequest,
+    QueuePairState, SendOperation, SendRequest,
 };
 use millstream_wire::{Mtu, Psn, Qpn};
 use socket2::{Domain, Protocol, Socket, Type};
@@ -102,7 +102,7 @@ impl Host {
             SendOperation::Write { remote_address, remote_key, immediate: None }
         };
         let piece = Piece { key: self.key, address: ADDRESS, length: LENGTH as u32 };
-        let request = SendRequest::new(1, operation, ScatterGather::one(piece));
+        let request = SendRequest::new(1, operation, [piece]);
         let mut endpoint = self.shared().lock().unwrap();
         endpoint.post_send(millstream_net::now(), self.pair, &request).unwrap();
         drop(endpoint);

@@ -8,8 +8,7 @@ use std::time::Instant as Clock;
 use millstream_roce::{
     Access, Completion, CompletionQueueId, DatagramMeta, Endpoint, EndpointConfig, IcrcCheck,
     Identification, Instant, Node, OwnedMemory, Piece, ProtectionDomainId, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairConfig, QueuePairState, ScatterGather, SendOperation,
-    SendRequest, Transmit,
+    QueuePairCapabilities, QueuePairConfig, QueuePairState, SendOperation, SendRequest, Transmit,
 };
 use millstream_wire::{Mtu, Psn, Qpn};
 
@@ -128,7 +127,7 @@ fn stream(name: &str, operation: fn(u32) -> SendOperation, length: usize, mtu: M
     let mut hosts = [1, 2].map(|number| host(number, icrc, length));
     connect(&mut hosts, mtu);
     let piece = Piece { key: hosts[0].key, address: ADDRESS, length: length as u32 };
-    let request = SendRequest::new(1, operation(hosts[1].key), ScatterGather::one(piece));
+    let request = SendRequest::new(1, operation(hosts[1].key), [piece]);
     let mut datagram = Vec::with_capacity(8192);
     let mut completions: Vec<Completion> = Vec::with_capacity(DEPTH);
     let total = (1_usize << 30).min(length * 400_000) / length;
@@ -163,7 +162,7 @@ fn garbage(name: &str, length: usize, spoil: fn(&mut Vec<u8>)) {
     connect(&mut hosts, Mtu::B4096);
     let (now, key) = (Instant::ZERO, hosts[1].key);
     let piece = Piece { key: hosts[0].key, address: ADDRESS, length: length as u32 };
-    let pieces = ScatterGather::one(piece);
+    let pieces = [piece];
     let request = SendRequest::new(1, write(key), pieces);
     let [sender, receiver] = &mut hosts;
     sender.endpoint.post_send(now, sender.qpn, &request).expect("room in the queue");

@@ -72,6 +72,5 @@ pub use time::Instant;
 pub use transitions::attributes_of_transition;
 pub use usage::Usage;
 pub use work::{
-    ATOMIC_LENGTH, MAX_SCATTER_GATHER, Piece, ReceiveRequest, ScatterGather, SendOperation,
-    SendRequest,
+    ATOMIC_LENGTH, MAX_SCATTER_GATHER, Piece, ReceiveRequest, SendOperation, SendRequest,
 };

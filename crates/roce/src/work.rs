@@ -20,49 +20,21 @@ pub struct Piece {
     pub length: u32,
 }
 
-/// A list of up to [`MAX_SCATTER_GATHER`] pieces, held in place.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-pub struct ScatterGather {
+/// A list of up to [`MAX_SCATTER_GATHER`] pieces, held in place. Long to copy, so it is filled where
+/// it stays.
+#[derive(Clone, Debug)]
+pub(crate) struct ScatterGather {
     pieces: [Piece; MAX_SCATTER_GATHER],
     count: u8,
 }
 
 impl ScatterGather {
     /// No bytes at all.
-    pub const EMPTY: Self =
+    pub(crate) const EMPTY: Self =
         Self { pieces: [Piece { key: 0, address: 0, length: 0 }; MAX_SCATTER_GATHER], count: 0 };
 
-    /// The list of these pieces; `None` when they are too many.
-    pub fn new(pieces: &[Piece]) -> Option<Self> {
-        let mut list = Self::EMPTY;
-        list.pieces.get_mut(..pieces.len())?.copy_from_slice(pieces);
-        list.count = pieces.len() as u8;
-        Some(list)
-    }
-
-    /// The list of one piece.
-    pub const fn one(piece: Piece) -> Self {
-        let mut list = Self::EMPTY;
-        list.pieces[0] = piece;
-        list.count = 1;
-        list
-    }
-
-    /// Bytes in all pieces.
-    pub fn length(&self) -> u64 {
-        length(self.pieces())
-    }
-
-    /// The part from byte `offset` on, `length` bytes long (shorter where the list ends).
-    #[must_use]
-    pub fn part(&self, offset: u64, length: u64) -> Self {
-        let mut part = Self::EMPTY;
-        part.set(parts(self.pieces().iter().copied(), offset, length));
-        part
-    }
-
     /// The pieces.
-    pub fn pieces(&self) -> &[Piece] {
+    pub(crate) fn pieces(&self) -> &[Piece] {
         &self.pieces[..self.count.into()]
     }
 
@@ -74,12 +46,6 @@ impl ScatterGather {
             *place = piece;
             self.count += 1;
         }
-    }
-}
-
-impl AsRef<[Piece]> for ScatterGather {
-    fn as_ref(&self) -> &[Piece] {
-        self.pieces()
     }
 }
 
@@ -224,7 +190,7 @@ impl SendOperation {
 /// A work request for the send queue. `P` holds its pieces, at most [`MAX_SCATTER_GATHER`]: an array,
 /// a slice, or another list. They are copied when it is posted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct SendRequest<P = ScatterGather> {
+pub struct SendRequest<P = [Piece; 1]> {
     /// The caller's own number, returned in the completion.
     pub id: u64,
     /// What to do.
@@ -294,7 +260,7 @@ impl<P: AsRef<[Piece]>> SendRequest<P> {
 
 /// A work request for the receive queue. `P` holds its pieces as in a [`SendRequest`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct ReceiveRequest<P = ScatterGather> {
+pub struct ReceiveRequest<P = [Piece; 1]> {
     /// The caller's own number, returned in the completion.
     pub id: u64,
     /// Where a SEND goes. May be empty for a WRITE with immediate.
@@ -313,6 +279,9 @@ impl<P: AsRef<[Piece]>> ReceiveRequest<P> {
         check_pieces(self.pieces.as_ref().len())
     }
 }
+
+// Small, since they are copied on their way into a queue.
+const _: () = assert!(size_of::<SendRequest>() <= 96 && size_of::<ReceiveRequest>() <= 24);
 
 #[cfg(test)]
 mod tests {

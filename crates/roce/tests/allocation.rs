@@ -10,8 +10,8 @@ use std::hint::black_box;
 use common::{DOMAIN, Lcg, Options, Pair, meta, pattern, piece};
 use millstream_roce::{
     Completion, CompletionStatus, DatagramDestination, DatagramMeta, Identification, Instant, Node,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairConfig, QueuePairState, ReceiveRequest,
-    ScatterGather, SendOperation, SendRequest, Transmit, Transport,
+    Piece, QueuePairAttributes, QueuePairCapabilities, QueuePairConfig, QueuePairState,
+    ReceiveRequest, SendOperation, SendRequest, Transmit, Transport,
 };
 use millstream_wire::Psn;
 
@@ -80,10 +80,10 @@ impl Traffic {
         ];
         let request = |operation: SendOperation| {
             let length = if operation.is_atomic() { 8 } else { LENGTH };
-            let pieces = ScatterGather::one(piece(source, LOCAL, length));
+            let pieces = [piece(source, LOCAL, length)];
             SendRequest::new(1, operation, pieces)
         };
-        let pieces = ScatterGather::one(piece(target, REMOTE, LENGTH));
+        let pieces = [piece(target, REMOTE, LENGTH)];
         Self {
             pair,
             requests: operations.map(request).to_vec(),
@@ -102,9 +102,9 @@ impl Traffic {
             let host = &mut self.pair.hosts[0];
             host.endpoint.post_send(self.pair.now, host.qpn, request).unwrap();
         }
-        let (remote_address, remote_key) = (REMOTE, self.receive.pieces.pieces()[0].key);
+        let (remote_address, remote_key) = (REMOTE, self.receive.pieces[0].key);
         let operation = SendOperation::Write { remote_address, remote_key, immediate: None };
-        let request = SendRequest::new(1, operation, ScatterGather::EMPTY);
+        let request = SendRequest::new(1, operation, []);
         let host = &mut self.pair.hosts[0];
         host.endpoint.post_send_inline(self.pair.now, host.qpn, &request, &[7; 100]).unwrap();
         self.completions.clear();
@@ -201,7 +201,7 @@ fn no_datagram_costs_an_allocation() {
         (qpn, queue)
     });
     let address = traffic.pair.hosts[1].address;
-    let message = traffic.requests[0].pieces.part(0, 1000);
+    let message = traffic.requests[0].pieces.map(|piece| Piece { length: 1000, ..piece });
     let request = SendRequest {
         datagram: Some(DatagramDestination { address, qpn: receiver.0, queue_key: 5 }),
         ..SendRequest::new(1, SendOperation::Send { immediate: None }, message)

@@ -9,7 +9,7 @@ use common::forge::{Forge, nak};
 use common::{Lcg, Options, Pair, pattern, piece};
 use millstream_roce::{
     Access, AtomicOperation, CompletionOperation, CompletionStatus, Endpoint, EndpointConfig, Node,
-    OwnedMemory, PostError, ScatterGather, SendOperation, SendRequest, Transmit,
+    OwnedMemory, PostError, SendOperation, SendRequest, Transmit,
 };
 use millstream_wire::{AtomicEth, NakCode, Opcode, Packet, Psn, Syndrome};
 
@@ -144,13 +144,13 @@ fn the_result_goes_into_pieces_of_eight_bytes_together() {
     // Anything but 8 bytes is refused, and an address that is not aligned; nothing is posted.
     let host = &mut pair.hosts[0];
     for address in [REMOTE + 1, REMOTE + 4, u64::MAX] {
-        let pieces = ScatterGather::one(piece(result, LOCAL, 8));
+        let pieces = [piece(result, LOCAL, 8)];
         let request = SendRequest::new(2, fetch_add(counter, address, 1), pieces);
         let refused = host.endpoint.post_send(pair.now, host.qpn, &request);
         assert_eq!(refused, Err(PostError::AtomicAlignment { address }));
     }
     for length in [0, 7, 9, 16] {
-        let pieces = ScatterGather::one(piece(result, LOCAL, length));
+        let pieces = [piece(result, LOCAL, length)];
         let request = SendRequest::new(2, fetch_add(counter, REMOTE, 1), pieces);
         let host = &mut pair.hosts[0];
         let refused = host.endpoint.post_send(pair.now, host.qpn, &request);
@@ -175,7 +175,7 @@ fn results_need_the_right_to_write_locally() {
 #[test]
 fn a_queue_pair_without_initiator_depth_has_no_atomics() {
     let mut pair = pair_with(0);
-    let pieces = ScatterGather::one(piece(0, 0, 8));
+    let pieces = [piece(0, 0, 8)];
     for operation in [fetch_add(0, REMOTE, 1), compare_swap(0, 1, 2)] {
         let host = &mut pair.hosts[0];
         let request = SendRequest::new(1, operation, pieces);

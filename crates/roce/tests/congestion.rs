@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::forge::Forge;
 use common::{Host, Options, Pair, everything, meta, pattern, piece};
-use millstream_roce::{CompletionStatus, Node, ScatterGather, SendOperation, SendRequest};
+use millstream_roce::{CompletionStatus, Node, SendOperation, SendRequest};
 use millstream_wire::{Mtu, Opcode, Syndrome};
 
 const FIRST: u32 = 100;
@@ -102,7 +102,7 @@ fn inline_data_is_slowed_down_too() {
     let operation =
         SendOperation::Write { remote_address: ADDRESS, remote_key: 1, immediate: None };
     for id in 0..100 {
-        let request = SendRequest::new(id, operation, ScatterGather::EMPTY);
+        let request = SendRequest::new(id, operation, []);
         let Host { endpoint, qpn, .. } = &mut pair.hosts[0];
         endpoint.post_send_inline(pair.now, *qpn, &request, &[0x5a; 256]).unwrap();
     }

@@ -10,7 +10,7 @@ use common::operations::{REMOTE, SEND, read, write};
 use common::{DOMAIN, Lcg, Options, Pair, Wire, connect, pattern, piece};
 use millstream_roce::{
     AsyncEvent, CompletionStatus, Instant, Node, PostError, QueuePairAttributes, QueuePairState,
-    ScatterGather, SendOperation, SendRequest, Transmit,
+    SendOperation, SendRequest, Transmit,
 };
 use millstream_wire::{Mtu, Opcode, Operation, Packet};
 
@@ -149,7 +149,7 @@ fn a_send_queue_filled_and_drained_again_and_again() {
             pair.post(0, round * 5 + id, write(target), &[piece(source, LOCAL, 700)]);
             pair.receive(1, round * 5 + id, &[]);
         }
-        let pieces = ScatterGather::one(piece(source, LOCAL, 1));
+        let pieces = [piece(source, LOCAL, 1)];
         let operation = write(target);
         let request = SendRequest::new(0, operation, pieces);
         let host = &mut pair.hosts[0];
@@ -176,7 +176,6 @@ fn messages_that_are_too_long_are_not_accepted() {
         (vec![piece(source, LOCAL, 300), piece(source, LOCAL, 301)], 601),
         (vec![piece(source, LOCAL, u32::MAX as usize); 4], 4 * u64::from(u32::MAX)),
     ] {
-        let pieces = ScatterGather::new(&pieces).unwrap();
         let request = SendRequest::new(1, SEND, pieces);
         let host = &mut pair.hosts[0];
         let refused = host.endpoint.post_send(pair.now, host.qpn, &request);
@@ -190,7 +189,7 @@ fn no_reads_without_initiator_depth() {
     let mut pair = Pair::with(Options { depth: 0, ..Options::default() });
     let source = pair.register(0, LOCAL, pattern(64, 1));
     let target = pair.register(1, REMOTE, vec![0; 64]);
-    let pieces = ScatterGather::one(piece(source, LOCAL, 64));
+    let pieces = [piece(source, LOCAL, 64)];
     let operation = read(target);
     let request = SendRequest::new(1, operation, pieces);
     let host = &mut pair.hosts[0];
@@ -444,7 +443,7 @@ fn queue_pairs_take_turns() {
         }
         qpns.push(qpn);
     }
-    let pieces = ScatterGather::one(piece(source, LOCAL, 256 * 200));
+    let pieces = [piece(source, LOCAL, 256 * 200)];
     let operation = write(1);
     let request = SendRequest::new(1, operation, pieces);
     // One whose place another takes leaves no turn behind.
@@ -497,7 +496,7 @@ fn the_solicited_event_bit() {
         [(SEND, 300), (SEND, 4), (write(target), 4), (with_immediate, 4), (read(target), 4)]
     {
         pair.receive(1, 1, &[piece(target, REMOTE, 600)]);
-        let pieces = ScatterGather::one(piece(source, LOCAL, length));
+        let pieces = [piece(source, LOCAL, length)];
         let request = SendRequest { solicited: true, ..SendRequest::new(1, operation, pieces) };
         let host = &mut pair.hosts[0];
         host.endpoint.post_send(pair.now, host.qpn, &request).unwrap();
@@ -531,7 +530,7 @@ fn solicited_completions_are_known_until_they_are_polled() {
     // Completions stay where they are: the harness polls them away.
     let send = |pair: &mut Pair, operation, solicited| {
         pair.receive(1, 1, &[piece(target, REMOTE, 600)]);
-        let pieces = ScatterGather::one(piece(source, LOCAL, 600));
+        let pieces = [piece(source, LOCAL, 600)];
         let request = SendRequest { solicited, ..SendRequest::new(1, operation, pieces) };
         let host = &mut pair.hosts[0];
         host.endpoint.post_send(pair.now, host.qpn, &request).unwrap();

@@ -9,9 +9,9 @@ use common::forge::Forge;
 use common::{DOMAIN, Options, Pair, meta, pattern, piece};
 use millstream_roce::{
     AsyncEvent, Completion, CompletionOperation, CompletionStatus, Counters, DatagramDestination,
-    Endpoint, EndpointConfig, Identification, Instant, ModifyError, Node, OwnedMemory, PostError,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairConfig, QueuePairState as State,
-    ReceiveRequest, ScatterGather, SendOperation, SendRequest, Transmit, Transport,
+    Endpoint, EndpointConfig, Identification, Instant, ModifyError, Node, OwnedMemory, Piece,
+    PostError, QueuePairAttributes, QueuePairCapabilities, QueuePairConfig,
+    QueuePairState as State, ReceiveRequest, SendOperation, SendRequest, Transmit, Transport,
 };
 use millstream_wire::ipv4::Ipv4Header;
 use millstream_wire::ipv6::Ipv6Header;
@@ -77,10 +77,16 @@ impl Scene {
     }
 
     fn request(&self, id: u64, length: usize) -> SendRequest {
-        let pieces = ScatterGather::one(piece(self.local, LOCAL, length));
+        let pieces = [piece(self.local, LOCAL, length)];
         let datagram = self.to(self.qpns[1], KEY);
         let send = SendOperation::Send { immediate: None };
         SendRequest { datagram, ..SendRequest::new(id, send, pieces) }
+    }
+
+    /// A request for inline bytes.
+    fn inline_request(&self, id: u64) -> SendRequest<[Piece; 0]> {
+        let SendRequest { operation, datagram, .. } = self.request(id, 0);
+        SendRequest { datagram, ..SendRequest::new(id, operation, []) }
     }
 
     fn post(&mut self, request: &SendRequest) -> Result<(), PostError> {
@@ -90,7 +96,7 @@ impl Scene {
 
     /// Posts a receive of so many bytes at `offset` of the target.
     fn receive(&mut self, id: u64, offset: usize, length: usize) {
-        let pieces = ScatterGather::one(piece(self.target, REMOTE + offset as u64, length));
+        let pieces = [piece(self.target, REMOTE + offset as u64, length)];
         let (qpn, request) = (self.qpns[1], ReceiveRequest { id, pieces });
         self.pair.hosts[1].endpoint.post_receive(qpn, &request).unwrap();
     }
@@ -181,12 +187,12 @@ fn over_ipv6_the_header_fills_its_place() {
     let key =
         endpoint.memory_mut().register(DOMAIN, LOCAL, common::everything(), vec![0; 100]).unwrap();
     // To itself, and back in by hand.
-    let pieces = ScatterGather::one(piece(key, LOCAL, 100));
+    let pieces = [piece(key, LOCAL, 100)];
     endpoint.post_receive(qpn, &ReceiveRequest { id: 1, pieces }).unwrap();
     let send = SendOperation::Send { immediate: None };
     let request = SendRequest {
         datagram: Some(DatagramDestination { address: a, qpn, queue_key: KEY }),
-        ..SendRequest::new(2, send, ScatterGather::one(piece(key, LOCAL + 50, 6)))
+        ..SendRequest::new(2, send, [piece(key, LOCAL + 50, 6)])
     };
     endpoint.post_send(Instant::ZERO, qpn, &request).unwrap();
     let mut transmit = Transmit::new();
@@ -471,7 +477,7 @@ fn a_controlled_queue_key_stands_for_ones_own() {
 fn a_request_that_fails_breaks_the_send_queue_and_no_more() {
     let mut scene = Scene::new();
     let good = scene.request(0, 10);
-    let outside = ScatterGather::one(piece(scene.local, LOCAL + 4000, 4096));
+    let outside = [piece(scene.local, LOCAL + 4000, 4096)];
     let broken = SendRequest { id: 1, pieces: outside, ..good };
     let later = SendRequest { id: 2, signaled: false, ..good };
     for request in [good, broken, later] {
@@ -488,7 +494,7 @@ fn a_request_that_fails_breaks_the_send_queue_and_no_more() {
     scene.post(&SendRequest { id: 3, ..good }).unwrap();
     assert_eq!(scene.ends(0), [(3, flushed)]);
     let local = scene.pair.register(0, LOCAL * 2, vec![0; 100]);
-    let pieces = ScatterGather::one(piece(local, LOCAL * 2, 100));
+    let pieces = [piece(local, LOCAL * 2, 100)];
     let (qpn, request) = (scene.qpns[0], ReceiveRequest { id: 4, pieces });
     scene.pair.hosts[0].endpoint.post_receive(qpn, &request).unwrap();
     let mut forge = Forge::new(&scene.pair, 0, Opcode::UdSendOnly, 0).deth(KEY, 9);
@@ -555,7 +561,7 @@ fn closing_flushes_both_queues() {
     let request = scene.request(1, 10);
     scene.post(&request).unwrap();
     let local = scene.local;
-    let pieces = ScatterGather::one(piece(local, LOCAL, 100));
+    let pieces = [piece(local, LOCAL, 100)];
     let qpn = scene.qpns[0];
     let endpoint = &mut scene.pair.hosts[0].endpoint;
     endpoint.post_receive(qpn, &ReceiveRequest { id: 2, pieces }).unwrap();
@@ -605,7 +611,7 @@ fn inline_data_is_copied_into_the_datagram() {
     for (id, length) in [(1, 0), (2, 1), (3, 199), (4, 200)] {
         let at = id as usize * 300;
         scene.receive(id, at, 300);
-        let request = SendRequest { pieces: ScatterGather::EMPTY, ..scene.request(id, 0) };
+        let request = scene.inline_request(id);
         let mut data = pattern(length, id as u8);
         let (now, qpn) = (scene.pair.now, scene.qpns[0]);
         let endpoint = &mut scene.pair.hosts[0].endpoint;
@@ -617,7 +623,7 @@ fn inline_data_is_copied_into_the_datagram() {
         let arrived = &scene.target()[at + millstream_roce::GLOBAL_ROUTE_HEADER_LENGTH..][..length];
         assert_eq!(arrived, pattern(length, id as u8));
     }
-    let request = SendRequest { pieces: ScatterGather::EMPTY, ..scene.request(5, 0) };
+    let request = scene.inline_request(5);
     let (now, qpn) = (scene.pair.now, scene.qpns[0]);
     let endpoint = &mut scene.pair.hosts[0].endpoint;
     let refused = endpoint.post_send_inline(now, qpn, &request, &[0; 201]);

@@ -10,7 +10,7 @@ use common::operations::{REMOTE, SEND, fetch_add, read, write};
 use common::{DOMAIN, Lcg, Options, Pair, connect, everything, pattern, piece};
 use millstream_roce::{
     Access, CompletionStatus, Node, PostError, QueuePairAttributes, QueuePairCapabilities,
-    QueuePairConfig, QueuePairState, ScatterGather, SendOperation, SendRequest,
+    QueuePairConfig, QueuePairState, SendOperation, SendRequest,
 };
 use millstream_wire::{NakCode, Opcode, Qpn};
 
@@ -183,7 +183,7 @@ fn a_read_under_way_ends_when_the_right_goes() {
             assert!(pair.hosts[1].endpoint.poll_transmit(pair.now, &mut transmit));
         }
         let receive = pair.register(1, LOCAL, vec![0; 8]);
-        let pieces = ScatterGather::one(piece(receive, LOCAL, 8));
+        let pieces = [piece(receive, LOCAL, 8)];
         let request = millstream_roce::ReceiveRequest { id: 3, pieces };
         pair.hosts[1].endpoint.post_receive(other, &request).unwrap();
         let mut message =
@@ -307,7 +307,7 @@ impl Churn {
             5 => {
                 let host = self.lcg.below(2) as usize;
                 let bytes = piece(self.messages[host], LOCAL * 3, LENGTH);
-                let pieces = ScatterGather::one(bytes);
+                let pieces = [bytes];
                 let host = &mut self.pair.hosts[host];
                 let request = millstream_roce::ReceiveRequest { id: 1, pieces };
                 // A full queue is as good.
@@ -345,7 +345,7 @@ impl Churn {
             }
         };
         let length = if operation.is_atomic() { 8 } else { length };
-        let pieces = ScatterGather::one(piece(key, address, length));
+        let pieces = [piece(key, address, length)];
         let request = SendRequest::new(2, operation, pieces);
         let host = &mut self.pair.hosts[host];
         match host.endpoint.post_send(self.pair.now, host.qpn, &request) {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::forge::Forge;
 use common::operations::{REMOTE, SEND, fetch_add, read, write};
 use common::{Lcg, Options, Pair, pattern, piece};
-use millstream_roce::{CompletionStatus, Piece, ScatterGather, SendOperation, SendRequest};
+use millstream_roce::{CompletionStatus, Piece, SendOperation, SendRequest};
 use millstream_wire::{Opcode, Packet, Psn, Syndrome};
 
 const LOCAL: u64 = 0x1000_0000;
@@ -20,7 +20,7 @@ fn compare_swap(remote_key: u32) -> SendOperation {
 }
 
 fn post(pair: &mut Pair, id: u64, operation: SendOperation, local: Piece, fence: bool) {
-    let pieces = ScatterGather::one(local);
+    let pieces = [local];
     let request = SendRequest { fence, ..SendRequest::new(id, operation, pieces) };
     let host = &mut pair.hosts[0];
     host.endpoint.post_send(pair.now, host.qpn, &request).unwrap();

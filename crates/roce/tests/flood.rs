@@ -11,8 +11,8 @@ use common::forge::Forge;
 use common::{DOMAIN, Lcg, Options, Pair, connect, meta, pattern, piece};
 use millstream_roce::{
     Counters, DatagramMeta, Identification, Instant, Node, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairConfig, QueuePairState as State, ReceiveRequest, ScatterGather,
-    SendOperation, Transport,
+    QueuePairCapabilities, QueuePairConfig, QueuePairState as State, ReceiveRequest, SendOperation,
+    Transport,
 };
 use millstream_wire::{Opcode, Psn, Qpn, Syndrome};
 
@@ -92,7 +92,7 @@ impl Flood {
             endpoint.modify_queue_pair(Instant::ZERO, datagrams, &step).unwrap();
         }
         // Receives that a flood may eat, and no more.
-        let pieces = ScatterGather::one(piece(key, REMOTE, 4096 + 40));
+        let pieces = [piece(key, REMOTE, 4096 + 40)];
         for id in 0..16 {
             let request = ReceiveRequest { id, pieces };
             endpoint.post_shared_receive(queue, &request).unwrap();

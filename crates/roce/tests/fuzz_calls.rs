@@ -14,10 +14,10 @@ use std::net::IpAddr;
 use common::{DOMAIN, Lcg, Options, connect, everything, meta, pattern, piece};
 use millstream_roce::{
     Access, AsyncEvent, Completion, CompletionOperation, CompletionQueueId, CompletionStatus,
-    DatagramDestination, Endpoint, EndpointConfig, Instant, ModifyError, Node, OwnedMemory,
+    DatagramDestination, Endpoint, EndpointConfig, Instant, ModifyError, Node, OwnedMemory, Piece,
     PostError, QueuePairAttributes, QueuePairCapabilities, QueuePairConfig, QueuePairState,
-    ReceiveRequest, ScatterGather, SendOperation, SendRequest, SharedReceiveQueueId, Transmit,
-    Transport, Usage, attributes_of_transition,
+    ReceiveRequest, SendOperation, SendRequest, SharedReceiveQueueId, Transmit, Transport, Usage,
+    attributes_of_transition,
 };
 use millstream_wire::{Psn, Qpn};
 
@@ -243,9 +243,9 @@ impl Fuzz {
         self.next_id
     }
 
-    fn pieces(&mut self, device: usize) -> ScatterGather {
-        let count = if self.below(10) == 0 { self.below(17) } else { self.below(4) } as usize;
-        let pieces: Vec<_> = (0..count)
+    fn pieces(&mut self, device: usize) -> Vec<Piece> {
+        let count = if self.below(10) == 0 { self.below(18) } else { self.below(4) } as usize;
+        (0..count)
             .map(|_| {
                 let keys = &self.devices[device].keys;
                 let key = keys[self.lcg.below(keys.len() as u32) as usize];
@@ -254,8 +254,7 @@ impl Fuzz {
                 let start = self.lcg.below(LENGTH as u32 - 680);
                 piece(key, ADDRESS + u64::from(start), length)
             })
-            .collect();
-        ScatterGather::new(&pieces).unwrap()
+            .collect()
     }
 
     fn post_send(&mut self, device: usize) {
@@ -279,7 +278,7 @@ impl Fuzz {
         let pieces = if operation.is_atomic() && self.below(20) > 0 {
             let keys = &self.devices[device].keys;
             let key = keys[self.lcg.below(keys.len() as u32) as usize];
-            ScatterGather::one(piece(key, ADDRESS + u64::from(self.lcg.below(LENGTH as u32)), 8))
+            vec![piece(key, ADDRESS + u64::from(self.lcg.below(LENGTH as u32)), 8)]
         } else {
             self.pieces(device)
         };
@@ -295,7 +294,7 @@ impl Fuzz {
         }
         let inline = (self.below(6) == 0).then(|| pattern(self.below(110) as usize, 1));
         if inline.is_some() && self.below(20) > 0 {
-            request.pieces = ScatterGather::EMPTY;
+            request.pieces.clear();
         }
         let device = &mut self.devices[device];
         let state = device.endpoint.queue_pair_state(qpn);
@@ -321,16 +320,17 @@ impl Fuzz {
             Err(PostError::InlineTooLong { length, limit: 100 }) => {
                 assert!(length > 100 && inline.is_some_and(|data| data.len() == length));
             }
+            Err(PostError::TooManyPieces { .. }) => assert!(request.pieces.len() > 16),
             Err(PostError::TooLong { length, limit }) => {
                 assert!(datagrams && length > limit.into());
             }
             Err(PostError::NotInline(_)) => {
                 assert!(inline.is_some());
-                assert!(request.operation.fetches() || !request.pieces.pieces().is_empty());
+                assert!(request.operation.fetches() || !request.pieces.is_empty());
             }
             Err(PostError::NoReads(_)) => assert!(operation.fetches()),
             Err(PostError::AtomicLength { length }) => {
-                assert!(operation.is_atomic() && length != 8 && length == pieces.length());
+                assert!(operation.is_atomic() && length != 8 && length == request.length());
             }
             Err(error) => panic!("{error}"),
         }
@@ -342,6 +342,7 @@ impl Fuzz {
         let device = &mut self.devices[device];
         match device.endpoint.post_receive(qpn, &request) {
             Ok(()) => device.ledgers.get_mut(&qpn).unwrap().receives.push_back(request.id),
+            Err(PostError::TooManyPieces { .. }) => assert!(request.pieces.len() > 16),
             Err(PostError::QueueFull { limit }) => {
                 assert!(device.ledgers[&qpn].receives.len() >= limit);
             }
@@ -358,6 +359,7 @@ impl Fuzz {
         let device = &mut self.devices[device];
         match device.endpoint.post_shared_receive(device.shared, &request) {
             Ok(()) => assert!(device.shared_receives.insert(request.id)),
+            Err(PostError::TooManyPieces { .. }) => assert!(request.pieces.len() > 16),
             Err(PostError::QueueFull { limit }) => assert!(device.shared_receives.len() >= limit),
             Err(error) => panic!("{error}"),
         }

@@ -8,7 +8,7 @@ use std::rc::Rc;
 use common::operations::{REMOTE, SEND, write};
 use common::{Lcg, Options, Pair, pattern, piece};
 use millstream_roce::{
-    CompletionStatus, MAX_INLINE, PostError, QueuePairAttributes, QueuePairState, ScatterGather,
+    CompletionStatus, MAX_INLINE, Piece, PostError, QueuePairAttributes, QueuePairState,
     SendOperation, SendRequest,
 };
 
@@ -18,13 +18,13 @@ fn options() -> Options {
     Options { max_inline: MAX_INLINE, ..Options::default() }
 }
 
-fn post(pair: &mut Pair, request: &SendRequest, data: &[u8]) -> Result<(), PostError> {
+fn post(pair: &mut Pair, request: &SendRequest<[Piece; 0]>, data: &[u8]) -> Result<(), PostError> {
     let host = &mut pair.hosts[0];
     host.endpoint.post_send_inline(pair.now, host.qpn, request, data)
 }
 
-fn request(id: u64, operation: SendOperation) -> SendRequest {
-    SendRequest::new(id, operation, ScatterGather::EMPTY)
+fn request(id: u64, operation: SendOperation) -> SendRequest<[Piece; 0]> {
+    SendRequest::new(id, operation, [])
 }
 
 /// The peer cannot tell the difference.

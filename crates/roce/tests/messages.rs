@@ -274,7 +274,7 @@ fn unsignaled_requests_complete_silently() {
     let mut pair = Pair::new();
     let source = pair.register(0, LOCAL, vec![1; 64]);
     let target = pair.register(1, REMOTE, vec![0; 64]);
-    let pieces = millstream_roce::ScatterGather::one(piece(source, LOCAL, 64));
+    let pieces = [piece(source, LOCAL, 64)];
     let operation = write(target, 0, None);
     let request = millstream_roce::SendRequest {
         signaled: false,
@@ -282,7 +282,7 @@ fn unsignaled_requests_complete_silently() {
     };
     let (now, qpn) = (pair.now, pair.hosts[0].qpn);
     pair.hosts[0].endpoint.post_send(now, qpn, &request).unwrap();
-    pair.post(0, 2, operation, pieces.pieces());
+    pair.post(0, 2, operation, &pieces);
     pair.run(second(1));
     assert_eq!(pair.completions(0).iter().map(|c| c.id).collect::<Vec<_>>(), [2]);
     assert_eq!(pair.region(1, target), [1; 64]);

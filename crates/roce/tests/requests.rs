@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use common::{DOMAIN, Options, Pair, Wire, everything, pattern, piece};
 use millstream_roce::{
-    Access, Completion, CompletionOperation, CompletionStatus, CreateError, MAX_INLINE, PostError,
-    QueuePairCapabilities, QueuePairConfig, QueuePairState, ScatterGather, SendOperation,
-    SendRequest,
+    Access, Completion, CompletionOperation, CompletionStatus, CreateError, MAX_INLINE, Piece,
+    PostError, QueuePairCapabilities, QueuePairConfig, QueuePairState, SendOperation, SendRequest,
 };
 use millstream_wire::{Mtu, Opcode, Packet};
 
@@ -41,7 +40,11 @@ fn inline_pair(max_inline: usize) -> Pair {
     Pair::with(Options { max_inline, ..Options::default() })
 }
 
-fn post_inline(pair: &mut Pair, request: &SendRequest, bytes: &[u8]) -> Result<(), PostError> {
+fn post_inline<P: AsRef<[Piece]>>(
+    pair: &mut Pair,
+    request: &SendRequest<P>,
+    bytes: &[u8],
+) -> Result<(), PostError> {
     let host = &mut pair.hosts[0];
     host.endpoint.post_send_inline(pair.now, host.qpn, request, bytes)
 }
@@ -65,7 +68,7 @@ fn inline_bytes_arrive_and_are_the_callers_again_at_once() {
                     pair.receive(1, 50, &[piece(remote, REMOTE + offset as u64, 300)]);
                     SendOperation::Send { immediate: Some(9) }
                 };
-                let request = SendRequest::new(index as u64, operation, ScatterGather::EMPTY);
+                let request = SendRequest::new(index as u64, operation, []);
                 post_inline(&mut pair, &request, &buffer[..length]).unwrap();
                 expected[offset..offset + length].fill(buffer[0]);
             }
@@ -90,12 +93,12 @@ fn more_inline_bytes_than_there_is_room_for_are_refused() {
     let remote = pair.register(1, REMOTE, vec![0; 100]);
     let local = pair.register(0, LOCAL, vec![0; 100]);
     let qpn = pair.hosts[0].qpn;
-    let request = SendRequest::new(1, write(remote, 0), ScatterGather::EMPTY);
+    let request = SendRequest::new(1, write(remote, 0), []);
     assert_eq!(
         post_inline(&mut pair, &request, &[1; 65]),
         Err(PostError::InlineTooLong { length: 65, limit: 64 })
     );
-    let with_pieces = SendRequest { pieces: ScatterGather::one(piece(local, LOCAL, 1)), ..request };
+    let with_pieces = SendRequest::new(1, request.operation, [piece(local, LOCAL, 1)]);
     assert_eq!(post_inline(&mut pair, &with_pieces, &[1]), Err(PostError::NotInline(qpn)));
     let read = SendOperation::Read { remote_address: REMOTE, remote_key: remote };
     let read = SendRequest { operation: read, ..request };

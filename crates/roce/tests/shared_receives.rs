@@ -9,8 +9,7 @@ use common::{DOMAIN, Options, Pair, connect, everything, pattern, piece};
 use millstream_roce::{
     AsyncEvent, CompletionOperation, CompletionStatus, CreateError, Instant, PostError,
     ProtectionDomainId, QueuePairAttributes, QueuePairCapabilities, QueuePairConfig,
-    QueuePairState as State, ReceiveRequest, ScatterGather, SendOperation, SendRequest,
-    SharedReceiveQueueId,
+    QueuePairState as State, ReceiveRequest, SendOperation, SendRequest, SharedReceiveQueueId,
 };
 use millstream_wire::{Opcode, Qpn};
 
@@ -77,13 +76,13 @@ impl Scene {
 
     /// Posts request `id`, into its own slot of the target.
     fn receive(&mut self, id: u64) -> Result<(), PostError> {
-        let pieces = ScatterGather::one(piece(self.target, REMOTE + id * SLOT as u64, SLOT));
+        let pieces = [piece(self.target, REMOTE + id * SLOT as u64, SLOT)];
         let request = ReceiveRequest { id, pieces };
         self.pair.hosts[1].endpoint.post_shared_receive(self.queue, &request)
     }
 
     fn send(&mut self, sender: usize, id: u64, operation: SendOperation, length: usize) {
-        let pieces = ScatterGather::one(piece(self.local, LOCAL, length));
+        let pieces = [piece(self.local, LOCAL, length)];
         let request = SendRequest::new(id, operation, pieces);
         let endpoint = &mut self.pair.hosts[0].endpoint;
         endpoint.post_send(self.pair.now, self.senders[sender], &request).unwrap();
@@ -223,8 +222,7 @@ fn requests_stay_when_a_queue_pair_fails_and_it_says_when_it_takes_no_more() {
 #[test]
 fn a_message_that_does_not_fit_ends_its_request_only() {
     let mut scene = Scene::new();
-    let short =
-        ReceiveRequest { id: 7, pieces: ScatterGather::one(piece(scene.target, REMOTE, 5)) };
+    let short = ReceiveRequest { id: 7, pieces: [piece(scene.target, REMOTE, 5)] };
     let (queue, endpoint) = (scene.queue, &mut scene.pair.hosts[1].endpoint);
     endpoint.post_shared_receive(queue, &short).unwrap();
     scene.receive(1).unwrap();
@@ -241,7 +239,7 @@ fn pieces_are_of_the_domain_of_the_queue() {
     let mut scene = Scene::new();
     // Of the queue pairs' domain.
     let key = scene.pair.register(1, LOCAL, vec![0; SLOT]);
-    let request = ReceiveRequest { id: 7, pieces: ScatterGather::one(piece(key, LOCAL, SLOT)) };
+    let request = ReceiveRequest { id: 7, pieces: [piece(key, LOCAL, SLOT)] };
     let (queue, endpoint) = (scene.queue, &mut scene.pair.hosts[1].endpoint);
     endpoint.post_shared_receive(queue, &request).unwrap();
     scene.send(0, 1, SEND, 10);
@@ -281,7 +279,7 @@ fn what_is_not_there_or_in_use_is_refused() {
     let mut scene = Scene::new();
     let (queue, receivers) = (scene.queue, scene.receivers);
     let endpoint = &mut scene.pair.hosts[1].endpoint;
-    let empty = ReceiveRequest { id: 1, pieces: ScatterGather::EMPTY };
+    let empty = ReceiveRequest { id: 1, pieces: [] };
     // A queue pair of a shared queue has none of its own.
     let refused = endpoint.post_receive(receivers[0], &empty);
     assert_eq!(refused, Err(PostError::SharedReceives(receivers[0])));

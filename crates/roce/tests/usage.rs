@@ -4,8 +4,7 @@ mod common;
 
 use common::{Options, Pair, pattern, piece};
 use millstream_roce::{
-    Node, QueuePairAttributes, QueuePairState, ReceiveRequest, ScatterGather, SendOperation,
-    Transmit, Usage,
+    Node, QueuePairAttributes, QueuePairState, ReceiveRequest, SendOperation, Transmit, Usage,
 };
 
 const LOCAL: u64 = 0x1000_0000;
@@ -84,7 +83,7 @@ fn shared_receive_requests_are_counted() {
     let mut pair = Pair::new();
     let endpoint = &mut pair.hosts[1].endpoint;
     let queue = endpoint.create_shared_receive_queue(common::DOMAIN, 3).unwrap();
-    let request = ReceiveRequest { id: 1, pieces: ScatterGather::EMPTY };
+    let request = ReceiveRequest { id: 1, pieces: [] };
     for count in 1..=3 {
         endpoint.post_shared_receive(queue, &request).unwrap();
         assert_eq!(endpoint.shared_receives_waiting(queue), count);

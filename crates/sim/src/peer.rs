@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, VecDeque};
 use millstream_roce::{
     AsyncEvent, Completion, CompletionOperation, CompletionQueueId, CompletionStatus, Counters,
     DatagramMeta, Endpoint, EndpointConfig, Instant, Node, OwnedMemory, Piece, PostError,
-    ReceiveRequest, ScatterGather, SendRequest, Transmit,
+    ReceiveRequest, SendRequest, Transmit,
 };
 use millstream_wire::Qpn;
 
@@ -309,7 +309,7 @@ impl Channel {
             let index = self.receives[self.receives_posted];
             let operation = self.receiving.plan.operations[index];
             let pieces = match operation.kind {
-                Kind::WriteImmediate => ScatterGather::EMPTY,
+                Kind::WriteImmediate => Vec::new(),
                 _ => operation.gather(self.receiving.target.key, self.receiving.target.address),
             };
             endpoint.post_receive(self.qpn, &ReceiveRequest { id: index as u64, pieces })?;
@@ -337,7 +337,7 @@ impl Channel {
 }
 
 impl Sending {
-    fn request(&self, operation: &Operation, index: usize) -> SendRequest {
+    fn request(&self, operation: &Operation, index: usize) -> SendRequest<Vec<Piece>> {
         let (local, remote) = match operation.kind {
             Kind::Read => (self.target, self.remote_source),
             _ => (self.source, self.remote_target),

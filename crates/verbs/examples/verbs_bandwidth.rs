@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use millstream_verbs::{
     Access, CompletionStatus, Device, Mtu, Piece, Psn, QueuePair, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairState, ScatterGather, SendOperation, SendRequest, SoftConfig,
+    QueuePairCapabilities, QueuePairState, SendOperation, SendRequest, SoftConfig,
 };
 
 const BUFFER: usize = 256 << 20;
@@ -57,7 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             } else {
                 SendOperation::Write { remote_address, remote_key, immediate: None }
             };
-            let pieces = ScatterGather::one(piece);
+            let pieces = [piece];
             requests.push(SendRequest::new(0, operation, pieces));
         }
         a.3.post_send(&requests).map_err(|(_, error)| error)?;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use millstream_verbs::{
     Access, Completion, CompletionQueue, CompletionStatus, Device, MemoryRegion, Mtu, Piece, Psn,
     QueuePair, QueuePairAttributes, QueuePairCapabilities, QueuePairState, ReceiveRequest,
-    ScatterGather, SendOperation, SendRequest, SoftConfig,
+    SendOperation, SendRequest, SoftConfig,
 };
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
@@ -80,9 +80,9 @@ fn connect(end: &End, peer: &End) {
 }
 
 impl End {
-    fn pieces(&self) -> ScatterGather {
+    fn pieces(&self) -> [Piece; 1] {
         let (key, address) = (self.region.key(), self.region.address());
-        ScatterGather::one(Piece { key, address, length: MESSAGE as u32 })
+        [Piece { key, address, length: MESSAGE as u32 }]
     }
 
     /// Waits for this many successes.

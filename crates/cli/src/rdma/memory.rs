@@ -7,7 +7,7 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 use anyhow::{Context, ensure};
-use millstream_verbs::{Access, MemoryRegion, Piece, ProtectionDomain, ScatterGather};
+use millstream_verbs::{Access, MemoryRegion, Piece, ProtectionDomain};
 
 /// Counters for atomic operations must be aligned to 8 bytes, and hardware likes whole pages.
 const PAGE: usize = 4096;
@@ -38,14 +38,14 @@ impl Buffer {
     }
 
     /// The list that names `length` of its bytes in a work request.
-    pub(super) fn pieces(&self, offset: usize, length: u32) -> ScatterGather {
+    pub(super) fn pieces(&self, offset: usize, length: u32) -> [Piece; 1] {
         let address = self.region.address() + offset as u64;
         let piece = Piece { key: self.region.key(), address, length };
-        if length == 0 { ScatterGather::EMPTY } else { ScatterGather::one(piece) }
+        [piece]
     }
 
     /// The list that names all of it.
-    pub(super) fn whole(&self) -> ScatterGather {
+    pub(super) fn whole(&self) -> [Piece; 1] {
         self.pieces(0, self.memory.layout.size() as u32)
     }
 

@@ -39,8 +39,8 @@ fn announced(count: u64) -> HostWorker {
 fn next_send(worker: &mut HostWorker) -> Option<(u64, u64, u64)> {
     match worker.poll_command()? {
         Command::Send(request) => {
-            let address = request.pieces.pieces().first().map_or(0, |piece| piece.address);
-            Some((request.id, address, request.pieces.length()))
+            let [piece] = request.pieces;
+            Some((request.id, piece.address, piece.length.into()))
         }
         other => panic!("{other:?} instead of a send"),
     }

@@ -11,8 +11,8 @@ use std::time::Duration;
 use millstream_roce::{
     Access, Completion, CompletionQueueId, DatagramMeta, Endpoint, EndpointConfig, IcrcCheck,
     Identification, Instant, Node, OwnedMemory, Piece, ProtectionDomainId, QueuePairAttributes,
-    QueuePairCapabilities, QueuePairConfig, QueuePairState, ReceiveRequest, ScatterGather,
-    SendOperation, SendRequest, Transmit,
+    QueuePairCapabilities, QueuePairConfig, QueuePairState, ReceiveRequest, SendOperation,
+    SendRequest, Transmit,
 };
 use millstream_wire::{Mtu, Packet, Psn, Qpn};
 
@@ -147,14 +147,12 @@ impl Pair {
         operation: SendOperation,
         pieces: &[Piece],
     ) {
-        let pieces = ScatterGather::new(pieces).unwrap();
         let request = SendRequest::new(id, operation, pieces);
         let host = &mut self.hosts[host];
         host.endpoint.post_send(self.now, host.qpn, &request).unwrap();
     }
 
     pub(crate) fn receive(&mut self, host: usize, id: u64, pieces: &[Piece]) {
-        let pieces = ScatterGather::new(pieces).unwrap();
         let host = &mut self.hosts[host];
         host.endpoint.post_receive(host.qpn, &ReceiveRequest { id, pieces }).unwrap();
     }

@@ -10,7 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use millstream_metadata::{Gid, HandShakeDesc};
-use millstream_verbs::{Completion, CompletionStatus, ScatterGather, SendOperation, SendRequest};
+use millstream_verbs::{Completion, CompletionStatus, SendOperation, SendRequest};
 
 use super::connection::{Connection, MAX_QUEUE_PAIRS, Peer, Unconnected};
 use super::device::LocalDevice;
@@ -269,7 +269,7 @@ impl Entries {
 fn ask(number: u64, connection: &Connection) -> bool {
     // No memory is touched, so no key is needed (IBTA 9.7.4.1.4).
     let operation = SendOperation::Write { remote_address: 0, remote_key: 0, immediate: None };
-    let question = SendRequest::new(QUESTION | number, operation, ScatterGather::EMPTY);
+    let question = SendRequest::new(QUESTION | number, operation, []);
     // All queue pairs of a connection are of one process.
     connection.queue_pairs.first().is_some_and(|pair| pair.post_send(&[question]).is_ok())
 }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use millstream_metadata::{Client, ClientConfig, Frame, FrameType, Gid, HandShakeDesc, NicPath};
 use millstream_verbs::{
-    Completion, CompletionStatus, Piece, PostError, ScatterGather, SendOperation, SendRequest,
+    Completion, CompletionStatus, Piece, PostError, SendOperation, SendRequest,
 };
 
 use super::RdmaContext;
@@ -280,7 +280,7 @@ impl Endpoint {
         };
         let piece = Piece { key: *local_key, address: slice.source, length: slice.length };
         let id = u64::from(self.number) << 32 | u64::from(slot);
-        SendRequest::new(id, operation, ScatterGather::one(piece))
+        SendRequest::new(id, operation, [piece])
     }
 
     /// The queue pair did not take these requests: it has failed meanwhile, or its device has.
@@ -489,4 +489,6 @@ fn is_permanent(status: CompletionStatus) -> bool {
 }
 
 const IDLE_REQUEST: SendRequest =
-    SendRequest::new(0, SendOperation::Send { immediate: None }, ScatterGather::EMPTY);
+    SendRequest::new(0, SendOperation::Send { immediate: None }, [NO_PIECE]);
+
+const NO_PIECE: Piece = Piece { key: 0, address: 0, length: 0 };

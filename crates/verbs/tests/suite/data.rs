@@ -1,8 +1,7 @@
 //! Bytes arrive, whole and in order, and completions say so.
 
 use millstream_verbs::{
-    CompletionOperation, MAX_SCATTER_GATHER, Piece, ReceiveRequest, ScatterGather, SendOperation,
-    SendRequest,
+    CompletionOperation, MAX_SCATTER_GATHER, Piece, ReceiveRequest, SendOperation, SendRequest,
 };
 
 use crate::harness::{
@@ -28,7 +27,7 @@ fn every_kind_of_message([a, b]: [End; 2]) {
     let target_region = register(&b, &mut target);
     let written_region = register(&b, &mut written);
     let back_region = register(&a, &mut back);
-    let pieces = ScatterGather::one(piece(&target_region, 0, length));
+    let pieces = [piece(&target_region, 0, length)];
     b.pair.post_receive(&[ReceiveRequest { id: 1, pieces }]).unwrap();
     let whole = piece(&source_region, 0, length);
     let read = request(3, read_from(&written_region), piece(&back_region, 0, length));
@@ -66,8 +65,8 @@ fn immediate_data_arrives_as_it_was_given() {
     let (mut source, mut target) = (pattern(5000, 1), vec![0; 5000]);
     let source_region = register(&a, &mut source);
     let target_region = register(&b, &mut target);
-    let pieces = ScatterGather::one(piece(&target_region, 0, 100));
-    let empty = ScatterGather::EMPTY;
+    let pieces = [piece(&target_region, 0, 100)];
+    let empty = [Piece::default()];
     b.pair
         .post_receive(&[
             ReceiveRequest { id: 10, pieces },
@@ -115,9 +114,9 @@ fn pieces_are_gathered_and_scattered() {
         .map(|(offset, length)| piece(&source_region, offset, length));
     let into = [(0, 1), (100, 2900), (7000, 1000), (50, 0)]
         .map(|(offset, length)| piece(&target_region, offset, length));
-    let pieces = ScatterGather::new(&into).unwrap();
+    let pieces = &into;
     b.pair.post_receive(&[ReceiveRequest { id: 1, pieces }]).unwrap();
-    let pieces = ScatterGather::new(&from).unwrap();
+    let pieces = &from;
     let message = SendRequest { solicited: true, ..SendRequest::new(2, SEND, pieces) };
     a.pair.post_send(&[message]).unwrap();
     assert_eq!(next_good(&a.completions, 1)[0].length, 3901);
@@ -150,7 +149,7 @@ fn a_request_has_as_many_pieces_as_the_device_says() {
             .enumerate()
             .map(|(index, length)| piece(region, index * 1024, length))
             .collect();
-        ScatterGather::new(&pieces).unwrap()
+        pieces
     };
     let total: usize = lengths.clone().sum();
     b.pair.post_receive(&[ReceiveRequest { id: 1, pieces: pieces(&target_region) }]).unwrap();
@@ -181,7 +180,7 @@ fn a_request_has_as_many_pieces_as_the_device_says() {
 #[test]
 fn messages_without_bytes_complete() {
     let [a, b] = two();
-    b.pair.post_receive(&[ReceiveRequest { id: 1, pieces: ScatterGather::EMPTY }]).unwrap();
+    b.pair.post_receive(&[ReceiveRequest { id: 1, pieces: [] }]).unwrap();
     let (remote_address, remote_key) = (0, 0);
     let operations = [
         SEND,
@@ -234,7 +233,7 @@ fn a_fenced_send_passes_on_what_was_read_before_it() {
         let (mut source, mut target) = (pattern(length, round), vec![0; length]);
         let (source_region, target_region) = (register(&b, &mut source), register(&b, &mut target));
         let id = u64::from(round);
-        let pieces = ScatterGather::one(piece(&target_region, 0, length));
+        let pieces = [piece(&target_region, 0, length)];
         b.pair.post_receive(&[ReceiveRequest { id, pieces }]).unwrap();
         let bytes = piece(&here_region, 0, length);
         let read = request(id, read_from(&source_region), bytes);

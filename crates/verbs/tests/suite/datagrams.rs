@@ -3,7 +3,7 @@
 use millstream_verbs::{
     CompletionOperation, DatagramDestination, GLOBAL_ROUTE_HEADER_LENGTH, PostError, Psn,
     QueuePair, QueuePairAttributes, QueuePairOptions, QueuePairState, ReceiveRequest,
-    ScatterGather, SendOperation, SendRequest, Transport,
+    SendOperation, SendRequest, Transport,
 };
 
 use crate::harness::{
@@ -51,10 +51,8 @@ fn messages_go_both_ways_between_queue_pairs_that_are_not_connected() {
         regions.push([register(end, source), register(end, target)]);
     }
     for (pair, [_, target]) in pairs.iter().zip(&regions) {
-        let receive = |id: usize| ReceiveRequest {
-            id: id as u64,
-            pieces: ScatterGather::one(piece(target, id * room, room)),
-        };
+        let receive =
+            |id: usize| ReceiveRequest { id: id as u64, pieces: [piece(target, id * room, room)] };
         pair.post_receive(&[receive(0), receive(1)]).unwrap();
     }
     // Each to both others, to the second with immediate data.

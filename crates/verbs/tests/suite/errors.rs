@@ -2,7 +2,7 @@
 
 use millstream_verbs::{
     Access, AsyncEvent, Completion, CompletionOperation, CompletionStatus, QueuePairState,
-    ReceiveRequest, RegionError, ScatterGather, SendOperation,
+    ReceiveRequest, RegionError, SendOperation,
 };
 
 use crate::harness::{
@@ -123,7 +123,7 @@ fn a_receive_that_is_too_short_fails_at_both_ends() {
     let (mut source, mut target) = (vec![1; 5000], vec![0; 5000]);
     let source_region = register(&a, &mut source);
     let target_region = register(&b, &mut target);
-    let pieces = ScatterGather::one(piece(&target_region, 0, 4999));
+    let pieces = [piece(&target_region, 0, 4999)];
     b.pair.post_receive(&[ReceiveRequest { id: 7, pieces }]).unwrap();
     a.pair.post_send(&[request(1, SEND, piece(&source_region, 0, 5000))]).unwrap();
     let sent = next(&a.completions, 1)[0].status;
@@ -149,7 +149,7 @@ fn a_receiver_that_is_late_is_waited_for() {
     // Refused meanwhile, and sent again; if this machine is so slow that it was not, it still has
     // to arrive.
     assert!(!a.completions.wait(std::time::Duration::from_millis(50)));
-    let pieces = ScatterGather::one(piece(&target_region, 0, 100));
+    let pieces = [piece(&target_region, 0, 100)];
     b.pair.post_receive(&[ReceiveRequest { id: 2, pieces }]).unwrap();
     next_good(&a.completions, 1);
     next_good(&b.completions, 1);
@@ -187,8 +187,7 @@ fn a_failure_flushes_what_follows_in_order_and_is_an_event_once() {
     let (mut source, mut target) = (vec![1; 100], vec![0; 100]);
     let source_region = register(&a, &mut source);
     let target_region = register(&b, &mut target);
-    let receives: Vec<_> =
-        (20..25).map(|id| ReceiveRequest { id, pieces: ScatterGather::EMPTY }).collect();
+    let receives: Vec<_> = (20..25).map(|id| ReceiveRequest { id, pieces: [] }).collect();
     a.pair.post_receive(&receives).unwrap();
     let bytes = piece(&source_region, 0, 100);
     let requests: Vec<_> = (0..6)

@@ -7,7 +7,7 @@ use std::time::Duration;
 use millstream_verbs::{
     Access, Completion, CompletionQueue, CompletionStatus, Device, IbverbsConfig, MemoryRegion,
     Piece, ProtectionDomain, Provider, Psn, QueuePair, QueuePairAttributes, QueuePairCapabilities,
-    QueuePairState, ScatterGather, SendOperation, SendRequest, SoftConfig,
+    QueuePairState, SendOperation, SendRequest, SoftConfig,
 };
 
 /// For what must happen. Emulated machines are slow.
@@ -207,7 +207,7 @@ pub(crate) fn read_from(region: &MemoryRegion) -> SendOperation {
 pub(crate) const SEND: SendOperation = SendOperation::Send { immediate: None };
 
 pub(crate) fn request(id: u64, operation: SendOperation, piece: Piece) -> SendRequest {
-    let pieces = ScatterGather::one(piece);
+    let pieces = [piece];
     SendRequest::new(id, operation, pieces)
 }
 

@@ -2,7 +2,7 @@
 
 use millstream_verbs::{
     Access, CompletionStatus, PostError, Provider, QueuePair, QueuePairCapabilities,
-    QueuePairOptions, ReceiveRequest, RegionError, ScatterGather, SendOperation, SendRequest,
+    QueuePairOptions, ReceiveRequest, RegionError, SendOperation, SendRequest,
 };
 
 use crate::harness::{
@@ -24,15 +24,14 @@ fn inline_bytes_need_no_region_and_can_change_at_once() {
     let pair = with_inline(&a, &b, 64);
     let mut remote = vec![0; 200];
     let region = register(&b, &mut remote);
-    let receive =
-        |offset| ReceiveRequest { id: 9, pieces: ScatterGather::one(piece(&region, offset, 100)) };
+    let receive = |offset| ReceiveRequest { id: 9, pieces: [piece(&region, offset, 100)] };
     b.pair.post_receive(&[receive(100)]).unwrap();
     let mut bytes = [3; 64];
-    let write = SendRequest::new(1, write_to(&region, 0), ScatterGather::EMPTY);
+    let write = SendRequest::new(1, write_to(&region, 0), []);
     pair.post_send_inline(&write, &bytes).unwrap();
     bytes.fill(4);
     let operation = SendOperation::Send { immediate: Some(77) };
-    let send = SendRequest::new(2, operation, ScatterGather::EMPTY);
+    let send = SendRequest::new(2, operation, []);
     pair.post_send_inline(&send, &bytes[..5]).unwrap();
     bytes.fill(5);
     let lengths: Vec<_> = next_good(&a.completions, 2).iter().map(|c| (c.id, c.length)).collect();
@@ -49,7 +48,7 @@ fn inline_bytes_that_do_not_fit_are_refused() {
     let pair = with_inline(&a, &b, 16);
     let mut bytes = vec![0; 100];
     let region = register(&b, &mut bytes);
-    let write = SendRequest::new(1, write_to(&region, 0), ScatterGather::EMPTY);
+    let write = SendRequest::new(1, write_to(&region, 0), []);
     assert_eq!(
         pair.post_send_inline(&write, &[1; 17]),
         Err(PostError::InlineTooLong { length: 17, limit: 16 })
@@ -57,8 +56,8 @@ fn inline_bytes_that_do_not_fit_are_refused() {
     let read = SendRequest { operation: read_from(&region), ..write };
     let not_inline = Err(PostError::NotInline(pair.number()));
     assert_eq!(pair.post_send_inline(&read, &[1]), not_inline);
-    let pieces = ScatterGather::one(piece(&region, 0, 1));
-    assert_eq!(pair.post_send_inline(&SendRequest { pieces, ..write }, &[1]), not_inline);
+    let with_pieces = SendRequest::new(1, write.operation, [piece(&region, 0, 1)]);
+    assert_eq!(pair.post_send_inline(&with_pieces, &[1]), not_inline);
     // A queue pair that was made without takes none.
     let other = a.domain.create_queue_pair(&a.completions, &a.completions, CAPABILITIES).unwrap();
     assert_eq!(
@@ -87,8 +86,7 @@ fn a_send_invalidates_a_region_where_regions_allow_it() {
     let source_region = register(&a, &mut source);
     let mut inbox = vec![0; 100];
     let inbox_region = register(&b, &mut inbox);
-    let receive =
-        ReceiveRequest { id: 3, pieces: ScatterGather::one(piece(&inbox_region, 0, 100)) };
+    let receive = ReceiveRequest { id: 3, pieces: [piece(&inbox_region, 0, 100)] };
     b.pair.post_receive(&[receive]).unwrap();
     let pieces = piece(&source_region, 0, 100);
     let remote_key = target_region.remote_key();

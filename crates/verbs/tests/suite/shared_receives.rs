@@ -2,7 +2,7 @@
 
 use millstream_verbs::{
     AsyncEvent, CompletionStatus, CreateError, PostError, QueuePair, QueuePairCapabilities,
-    QueuePairOptions, QueuePairState, ReceiveRequest, ScatterGather, SharedReceiveQueue,
+    QueuePairOptions, QueuePairState, ReceiveRequest, SharedReceiveQueue,
 };
 
 use crate::harness::{
@@ -43,10 +43,8 @@ fn queue_pairs_take_from_one_queue_each_request_once() {
     let pairs = two_on(&queue, &a, &b);
     let (mut source, mut target) = (pattern(5000, 3), vec![0; 50_000]);
     let (source_region, target_region) = (register(&a, &mut source), register(&b, &mut target));
-    let receives = (0..10).map(|id| ReceiveRequest {
-        id,
-        pieces: ScatterGather::one(piece(&target_region, id as usize * 5000, 5000)),
-    });
+    let receives = (0..10)
+        .map(|id| ReceiveRequest { id, pieces: [piece(&target_region, id as usize * 5000, 5000)] });
     queue.post_receive(&receives.collect::<Vec<_>>()).unwrap();
     for id in 0..10 {
         let [sender, _] = &pairs[id as usize % 2];
@@ -69,7 +67,7 @@ fn the_limit_and_the_last_request_are_events() {
     let [a, b] = [open(), open()];
     let Some(queue) = shared(&b) else { return };
     let pairs = two_on(&queue, &a, &b);
-    let empty = |id| ReceiveRequest { id, pieces: ScatterGather::EMPTY };
+    let empty = |id| ReceiveRequest { id, pieces: [] };
     queue.post_receive(&[1, 2, 3].map(empty)).unwrap();
     queue.set_limit(2).unwrap();
     let message = request(1, SEND, millstream_verbs::Piece::default());
@@ -97,7 +95,7 @@ fn a_queue_pair_of_a_shared_queue_has_none_of_its_own() {
     let [a, b] = [open(), open()];
     let Some(queue) = shared(&b) else { return };
     let [[_, pair], _] = two_on(&queue, &a, &b);
-    let empty = |id| ReceiveRequest { id, pieces: ScatterGather::EMPTY };
+    let empty = |id| ReceiveRequest { id, pieces: [] };
     let refused = pair.post_receive(&[empty(1)]);
     assert_eq!(refused, Err((0, PostError::SharedReceives(pair.number()))));
     // Nor may it share one of another device.

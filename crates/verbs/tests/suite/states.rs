@@ -5,7 +5,7 @@ use std::time::Duration;
 use millstream_verbs::{
     Access, AsyncEvent, Attribute, CompletionOperation, CompletionStatus, CreateError, ModifyError,
     Mtu, PostError, QueuePairAttributes, QueuePairCapabilities, QueuePairState as State,
-    ReceiveRequest, ScatterGather, SendRequest,
+    ReceiveRequest, SendRequest,
 };
 
 use crate::harness::{
@@ -73,7 +73,7 @@ fn steps_that_are_not_complete_are_refused_and_change_nothing() {
 fn requests_wait_for_the_state_that_takes_them() {
     let [a, b] = [open(), open()];
     let qpn = a.pair.number();
-    let receive = ReceiveRequest { id: 1, pieces: ScatterGather::EMPTY };
+    let receive = ReceiveRequest { id: 1, pieces: [] };
     let send = request(2, SEND, millstream_verbs::Piece::default());
     let refused = |state| Err((0, PostError::State { qpn, state }));
     assert_eq!(a.pair.post_receive(&[receive]), refused(State::Reset));
@@ -96,8 +96,7 @@ fn full_queues_say_how_much_they_hold() {
     let [a, _b] = [open(), open()];
     a.pair.modify(&to_init()).unwrap();
     let limit = CAPABILITIES.max_receive_requests;
-    let receives: Vec<_> =
-        (0..=limit as u64).map(|id| ReceiveRequest { id, pieces: ScatterGather::EMPTY }).collect();
+    let receives: Vec<_> = (0..=limit as u64).map(|id| ReceiveRequest { id, pieces: [] }).collect();
     let refused = a.pair.post_receive(&receives);
     assert_eq!(refused, Err((limit, PostError::QueueFull { limit })));
 }
@@ -105,7 +104,7 @@ fn full_queues_say_how_much_they_hold() {
 #[test]
 fn an_error_that_was_asked_for_flushes_and_is_no_event() {
     let [a, b] = two();
-    let receive = |id| ReceiveRequest { id, pieces: ScatterGather::EMPTY };
+    let receive = |id| ReceiveRequest { id, pieces: [] };
     a.pair.post_receive(&[receive(1), receive(2)]).unwrap();
     a.pair.modify(&to(State::Error)).unwrap();
     assert_eq!(a.pair.state(), State::Error);
@@ -165,7 +164,7 @@ fn a_send_queue_drains_and_sends_again() {
     // It takes requests and keeps them, and it receives.
     a.pair.post_send(&[write(3)]).unwrap();
     let empty = millstream_verbs::Piece::default();
-    a.pair.post_receive(&[ReceiveRequest { id: 9, pieces: ScatterGather::EMPTY }]).unwrap();
+    a.pair.post_receive(&[ReceiveRequest { id: 9, pieces: [] }]).unwrap();
     b.pair.post_send(&[request(8, SEND, empty)]).unwrap();
     next_good(&b.completions, 1);
     let patient = QueuePairAttributes { retry_count: Some(5), ..Default::default() };
@@ -186,7 +185,7 @@ fn the_first_packet_before_ready_to_send_is_an_event() {
     let [a, b] = [open(), open()];
     a.pair.modify(&to_init()).unwrap();
     a.pair.modify(&to_rtr(&a.device, b.device.address(), &b.pair)).unwrap();
-    a.pair.post_receive(&[ReceiveRequest { id: 1, pieces: ScatterGather::EMPTY }]).unwrap();
+    a.pair.post_receive(&[ReceiveRequest { id: 1, pieces: [] }]).unwrap();
     connect_one((&b.pair, &b.device), (&a.pair, &a.device), USUAL);
     assert_eq!(a.device.wait_event(Duration::ZERO), None);
     b.pair.post_send(&[request(2, SEND, millstream_verbs::Piece::default())]).unwrap();
@@ -206,7 +205,7 @@ fn an_error_is_possible_from_every_state() {
         all[..steps].iter().for_each(|attributes| a.pair.modify(attributes).unwrap());
         a.pair.modify(&to(State::Error)).unwrap();
         assert_eq!(a.pair.state(), State::Error);
-        a.pair.post_receive(&[ReceiveRequest { id: 1, pieces: ScatterGather::EMPTY }]).unwrap();
+        a.pair.post_receive(&[ReceiveRequest { id: 1, pieces: [] }]).unwrap();
         assert_eq!(next(&a.completions, 1)[0].status, CompletionStatus::Flushed);
         a.pair.modify(&to(State::Reset)).unwrap();
         assert_eq!(a.pair.state(), State::Reset);

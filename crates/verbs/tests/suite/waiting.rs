@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use millstream_verbs::{
     Completion, CompletionStatus, Piece, Provider, QueuePair, QueuePairState, ReceiveRequest,
-    ScatterGather, SendOperation, SendRequest,
+    SendOperation, SendRequest,
 };
 
 use crate::harness::{
@@ -16,8 +16,8 @@ use crate::harness::{
 
 const EMPTY: Piece = Piece { key: 0, address: 0, length: 0 };
 
-fn receive(id: u64) -> ReceiveRequest {
-    ReceiveRequest { id, pieces: ScatterGather::EMPTY }
+fn receive(id: u64) -> ReceiveRequest<[Piece; 0]> {
+    ReceiveRequest { id, pieces: [] }
 }
 
 #[test]
@@ -53,10 +53,7 @@ fn waiters_wake_when_a_completion_arrives() {
 fn a_solicited_event_wakes_who_waits_for_one() {
     let [a, b] = two();
     let soft = b.device.provider() == Provider::Soft;
-    let send = |id, solicited| SendRequest {
-        solicited,
-        ..SendRequest::new(id, SEND, ScatterGather::EMPTY)
-    };
+    let send = |id, solicited| SendRequest { solicited, ..SendRequest::new(id, SEND, []) };
     let mut received = Vec::new();
     for round in 0..10 {
         b.pair.post_receive(&[0, 1, 2, 3].map(receive)).unwrap();

@@ -8,7 +8,7 @@ use anyhow::Context;
 use millstream_verbs::{
     Access, Completion, CompletionQueue, CompletionStatus, Device, MemoryRegion, Piece, Psn, Qpn,
     QueuePair, QueuePairAttributes, QueuePairCapabilities, QueuePairOptions, QueuePairState,
-    ReceiveRequest, ScatterGather, SoftConfig,
+    ReceiveRequest, SoftConfig,
 };
 
 /// The first packet sequence number of both sides.
@@ -101,7 +101,7 @@ impl Host {
         offset(self.part.length, size, index)
     }
 
-    pub(super) fn piece(&self, size: usize, index: u64) -> ScatterGather {
+    pub(super) fn piece(&self, size: usize, index: u64) -> [Piece; 1] {
         piece(&self.region, self.part.length, size, index)
     }
 
@@ -167,7 +167,7 @@ fn receiver(
             let own = |pair: &&QueuePair| pair.number() == completion.qpn;
             let Some(pair) = pairs.iter().find(own) else { continue };
             let at = address + offset(length, size, next);
-            let pieces = ScatterGather::one(Piece { key, address: at, length: size as u32 });
+            let pieces = [Piece { key, address: at, length: size as u32 }];
             next += 1;
             // There is room where one has just completed, unless the pair has failed.
             let _ = pair.post_receive(&[ReceiveRequest { id: 0, pieces }]);
@@ -179,9 +179,9 @@ fn receive(region: &MemoryRegion, length: usize, size: usize, index: u64) -> Rec
     ReceiveRequest { id: 0, pieces: piece(region, length, size, index) }
 }
 
-fn piece(region: &MemoryRegion, length: usize, size: usize, index: u64) -> ScatterGather {
+fn piece(region: &MemoryRegion, length: usize, size: usize, index: u64) -> [Piece; 1] {
     let address = region.address() + offset(length, size, index);
-    ScatterGather::one(Piece { key: region.key(), address, length: size as u32 })
+    [Piece { key: region.key(), address, length: size as u32 }]
 }
 
 fn offset(length: usize, size: usize, index: u64) -> u64 {

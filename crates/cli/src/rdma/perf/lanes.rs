@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
 use millstream_verbs::{
-    ATOMIC_LENGTH, Access, Atomicity, Completion, CompletionStatus, Device, Psn, Qpn, QueuePair,
-    QueuePairCapabilities, ReceiveRequest, ScatterGather, SendOperation, SendRequest,
+    ATOMIC_LENGTH, Access, Atomicity, Completion, CompletionStatus, Device, Piece, Psn, Qpn,
+    QueuePair, QueuePairCapabilities, ReceiveRequest, SendOperation, SendRequest,
 };
 
 use super::agreement::Address;
@@ -177,7 +177,7 @@ impl Lanes {
             (Operation::Send | Operation::Write, Some(source), _) => source.pieces(0, size),
             (Operation::Read, _, Some(target)) => target.pieces(0, size),
             (_, _, Some(target)) => target.pieces(slot(number, depth), size),
-            _ => ScatterGather::EMPTY,
+            _ => [Piece::default()],
         };
         let mut numbers = posted + 1..=posted + count;
         loop {
@@ -206,7 +206,7 @@ impl Lanes {
             let pieces = match (self.test.operation, &lane.target) {
                 // All into the same memory, as perftest has it.
                 (Operation::Send, Some(target)) => target.whole(),
-                _ => ScatterGather::EMPTY,
+                _ => [Piece::default()],
             };
             let id = RECEIVE | (index as u64) << LANE_SHIFT;
             let requests = [ReceiveRequest { id, pieces }; POST_MAX];

@@ -1,7 +1,7 @@
 //! One work request of a run: what it does, where its bytes lie, and what became of it.
 
 use millstream_roce::{
-    ATOMIC_LENGTH, AtomicOperation, Instant, MAX_INLINE, MAX_SCATTER_GATHER, Piece, ScatterGather,
+    ATOMIC_LENGTH, AtomicOperation, Instant, MAX_INLINE, MAX_SCATTER_GATHER, Piece,
 };
 
 use super::draw::pick;
@@ -98,12 +98,9 @@ impl Layout {
     }
 
     /// The pieces of a slot at this address.
-    pub(super) fn pieces(self, key: u32, address: u64, length: u32) -> ScatterGather {
-        let mut list = [Piece::default(); MAX_SCATTER_GATHER];
-        for (piece, (at, run)) in list.iter_mut().zip(self.runs(length)) {
-            *piece = Piece { key, address: address + u64::from(at), length: run };
-        }
-        ScatterGather::new(&list[..usize::from(self.count)]).unwrap_or_default()
+    pub(super) fn pieces(self, key: u32, address: u64, length: u32) -> Vec<Piece> {
+        let piece = |(at, run)| Piece { key, address: address + u64::from(at), length: run };
+        self.runs(length).map(piece).take(usize::from(self.count)).collect()
     }
 }
 
@@ -293,9 +290,9 @@ mod tests {
                     let mut places: Vec<u32> =
                         (0..length).map(|offset| layout.place(length, offset).0).collect();
                     let pieces = layout.pieces(1, 100, length);
-                    assert_eq!(pieces.length(), u64::from(length));
+                    assert_eq!(pieces.iter().map(|piece| piece.length).sum::<u32>(), length);
                     if let (Some(piece), Some(place)) =
-                        (pieces.pieces().iter().find(|piece| piece.length > 0), places.first())
+                        (pieces.iter().find(|piece| piece.length > 0), places.first())
                     {
                         assert_eq!(piece.address, 100 + u64::from(*place));
                     }

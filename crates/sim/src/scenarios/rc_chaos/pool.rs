@@ -4,7 +4,7 @@
 use core::time::Duration;
 use std::collections::VecDeque;
 
-use millstream_roce::{Instant, ReceiveRequest};
+use millstream_roce::{Instant, Piece, ReceiveRequest};
 
 use super::draw::pick;
 use super::execution::UNTOUCHED;
@@ -118,7 +118,7 @@ impl Pool {
     }
 
     /// The next receive request to post, and where in the region its bytes are.
-    pub(super) fn next(&mut self) -> Option<(ReceiveRequest, core::ops::Range<usize>)> {
+    pub(super) fn next(&mut self) -> Option<(ReceiveRequest<Vec<Piece>>, core::ops::Range<usize>)> {
         let slots = &self.slots[..self.plan.depth];
         let index = slots.iter().position(|slot| slot.state == State::Idle)?;
         let slot = &mut self.slots[index];

@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use millstream_roce::{
     Access, DatagramDestination, QueuePairAttributes, QueuePairCapabilities, QueuePairConfig,
-    QueuePairState, ScatterGather, SendOperation, SendRequest, Transport,
+    QueuePairState, SendOperation, SendRequest, Transport,
 };
 use millstream_wire::{Psn, Qpn};
 
@@ -175,7 +175,7 @@ impl Director {
             let port = &self.ports[index];
             let key = if message.fault == Fault::Memory { port.key ^ 0x80 } else { port.key };
             let pieces = match message.inline {
-                true => ScatterGather::EMPTY,
+                true => Vec::new(),
                 false => message.layout.pieces(key, port.place(number), message.length),
             };
             let operation = SendOperation::Send { immediate: port.immediate(number) };

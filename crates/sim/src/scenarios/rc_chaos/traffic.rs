@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use millstream_roce::{
-    Access, AtomicOperation, MAX_INLINE, ReceiveRequest, ScatterGather, SendOperation, SendRequest,
+    Access, AtomicOperation, MAX_INLINE, Piece, ReceiveRequest, SendOperation, SendRequest,
 };
 
 use super::connection::Connection;
@@ -133,7 +133,7 @@ impl Director {
                     let length = operation.arrival_length();
                     operation.receive_layout.pieces(region.key, address, length)
                 }
-                false => ScatterGather::EMPTY,
+                false => Vec::new(),
             };
             let request = ReceiveRequest { id, pieces };
             let result = network.with_machine(host, |host, _| {
@@ -215,7 +215,7 @@ impl Director {
 }
 
 /// What to post.
-fn request(stream: &Stream, operation: &Operation) -> SendRequest {
+fn request(stream: &Stream, operation: &Operation) -> SendRequest<Vec<Piece>> {
     let [here, there] = operation.offsets.map(u64::from);
     let there = if operation.kind.is_atomic() { operation.counter as u64 * 8 } else { there };
     let remote_address = stream.regions[operation.remote() as usize].address + there;
@@ -238,7 +238,7 @@ fn request(stream: &Stream, operation: &Operation) -> SendRequest {
             }
         },
     };
-    let pieces = operation.local().map_or(ScatterGather::EMPTY, |role| {
+    let pieces = operation.local().map_or(Vec::new(), |role| {
         let local = &stream.regions[role as usize];
         operation.layout.pieces(local.key, local.address + here, operation.length)
     });

@@ -7,7 +7,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use millstream_verbs::{
     Access, Completion, CompletionQueue, DatagramDestination, Device, Mtu, Piece, ProtectionDomain,
     Psn, Qpn, QueuePair, QueuePairAttributes, QueuePairCapabilities, QueuePairOptions,
-    QueuePairState, ReceiveRequest, ScatterGather, SendRequest, SharedReceiveQueue, Transport,
+    QueuePairState, ReceiveRequest, SendRequest, SharedReceiveQueue, Transport,
 };
 
 use super::arena::Arena;
@@ -246,7 +246,7 @@ impl<'a> Link<'a> {
         }
     }
 
-    pub(crate) fn post_send(&self, request: SendRequest) -> Result<()> {
+    pub(crate) fn post_send<P: AsRef<[Piece]>>(&self, request: SendRequest<P>) -> Result<()> {
         let datagram = (self.settings.transport == Transport::UnreliableDatagram).then_some(
             DatagramDestination {
                 address: self.remote.address,
@@ -259,11 +259,15 @@ impl<'a> Link<'a> {
     }
 
     /// Posts a request that brings these bytes along.
-    pub(crate) fn post_send_inline(&self, request: &SendRequest, bytes: &[u8]) -> Result<()> {
+    pub(crate) fn post_send_inline<P: AsRef<[Piece]>>(
+        &self,
+        request: &SendRequest<P>,
+        bytes: &[u8],
+    ) -> Result<()> {
         self.pair()?.post_send_inline(request, bytes).context("post_send_inline")
     }
 
-    pub(crate) fn post_receive(&self, id: u64, pieces: ScatterGather) -> Result<()> {
+    pub(crate) fn post_receive<P: AsRef<[Piece]>>(&self, id: u64, pieces: P) -> Result<()> {
         let request = [ReceiveRequest { id, pieces }];
         let posted = match &self.shared_receives {
             Some(queue) => queue.post_receive(&request),
@@ -346,7 +350,6 @@ fn make_arena(domain: &ProtectionDomain, role: Role, settings: &Settings) -> Res
 }
 
 /// The list of these pieces. Empty pieces are left out: some devices take 0 for 2^31.
-pub(crate) fn list(pieces: &[Piece]) -> Result<ScatterGather> {
-    let pieces: Vec<Piece> = pieces.iter().copied().filter(|piece| piece.length > 0).collect();
-    ScatterGather::new(&pieces).context("too many pieces")
+pub(crate) fn list(pieces: &[Piece]) -> Result<Vec<Piece>> {
+    Ok(pieces.iter().copied().filter(|piece| piece.length > 0).collect())
 }

@@ -72,7 +72,7 @@ fn post(link: &Link<'_>, round: usize) -> Result<()> {
     let read = SendOperation::Read { remote_address: link.remote.source + offset, remote_key };
     let remote_address = link.remote.target + offset;
     let write = SendOperation::Write { remote_address, remote_key, immediate: None };
-    link.post_send(SendRequest::new(2 * round as u64, read, pieces))?;
-    let write = SendRequest::new(2 * round as u64 + 1, write, pieces);
+    link.post_send(SendRequest::new(2 * round as u64, read, &pieces))?;
+    let write = SendRequest::new(2 * round as u64 + 1, write, &pieces);
     link.post_send(SendRequest { fence: true, ..write })
 }

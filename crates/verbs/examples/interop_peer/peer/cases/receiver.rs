@@ -2,8 +2,7 @@
 
 use anyhow::{Result, ensure};
 use millstream_verbs::{
-    CompletionOperation, CompletionStatus, QueuePairState, ScatterGather, SendOperation,
-    SendRequest,
+    CompletionOperation, CompletionStatus, QueuePairState, SendOperation, SendRequest,
 };
 
 use super::Case;
@@ -60,7 +59,7 @@ fn late(link: &mut Link<'_>, write: bool) -> Result<()> {
                 })?;
                 let offset = id as usize * LENGTH;
                 let piece = link.arena.piece(link.arena.target(offset), LENGTH);
-                let pieces = if write { ScatterGather::EMPTY } else { list(&[piece])? };
+                let pieces = if write { vec![] } else { vec![piece] };
                 link.post_receive(id, pieces)?;
                 let completion = link.completion()?;
                 ensure!(
@@ -86,7 +85,7 @@ fn never_ready(link: &mut Link<'_>) -> Result<()> {
     if link.role == Role::Requester {
         let pieces = list(&[link.arena.piece(link.arena.source(0), LENGTH)])?;
         for id in 0..2 {
-            link.post_send(SendRequest::new(id, SEND, pieces))?;
+            link.post_send(SendRequest::new(id, SEND, &pieces))?;
         }
         for (id, status) in
             [(0, CompletionStatus::ReceiverNotReadyExceeded), (1, CompletionStatus::Flushed)]

@@ -83,8 +83,8 @@ fn refused(link: &mut Link<'_>, write: bool, flaw: Flaw) -> Result<()> {
             }
             false => SendOperation::Read { remote_address: start, remote_key: key },
         };
-        link.post_send(SendRequest::new(0, operation, pieces))?;
-        link.post_send(SendRequest::new(1, fine, pieces))?;
+        link.post_send(SendRequest::new(0, operation, &pieces))?;
+        link.post_send(SendRequest::new(1, fine, &pieces))?;
         let [first, second] = [link.completion()?, link.completion()?];
         // Without the right of the queue pair, the request may count as one that is not supported
         // (IBTA 9.7.4.1.5) or as an access error.

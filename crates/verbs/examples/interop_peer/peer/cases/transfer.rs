@@ -2,8 +2,7 @@
 
 use anyhow::{Result, ensure};
 use millstream_verbs::{
-    Completion, CompletionOperation, CompletionStatus, Piece, ScatterGather, SendOperation,
-    SendRequest,
+    Completion, CompletionOperation, CompletionStatus, Piece, SendOperation, SendRequest,
 };
 
 use crate::peer::Role;
@@ -244,7 +243,7 @@ fn post(link: &Link<'_>, id: u64, message: &Message, signaled: bool) -> Result<(
         let (seed, _) = link.seeds();
         // Gone once they are posted: whoever reads them later reads something else.
         let bytes: Vec<u8> = letters(seed, message.offset, message.length).collect();
-        let request = SendRequest::new(id, operation, ScatterGather::EMPTY);
+        let request = SendRequest::new(id, operation, []);
         return link.post_send_inline(&SendRequest { signaled, ..request }, &bytes);
     }
     let pieces = local_pieces(link, message)?;
@@ -268,7 +267,7 @@ fn operation(link: &Link<'_>, message: &Message) -> SendOperation {
     }
 }
 
-fn local_pieces(link: &Link<'_>, message: &Message) -> Result<ScatterGather> {
+fn local_pieces(link: &Link<'_>, message: &Message) -> Result<Vec<Piece>> {
     let start = match message.kind {
         Kind::Read => link.arena.target(message.offset),
         _ => link.arena.source(message.offset),
@@ -276,14 +275,14 @@ fn local_pieces(link: &Link<'_>, message: &Message) -> Result<ScatterGather> {
     pieces(link, start, &message.local_cuts())
 }
 
-fn receive_pieces(link: &Link<'_>, message: &Message) -> Result<ScatterGather> {
+fn receive_pieces(link: &Link<'_>, message: &Message) -> Result<Vec<Piece>> {
     match message.kind {
-        Kind::WriteImmediate(_) => Ok(ScatterGather::EMPTY),
+        Kind::WriteImmediate(_) => Ok(vec![]),
         _ => pieces(link, link.arena.target(message.offset), &message.receive_cuts()),
     }
 }
 
-fn pieces(link: &Link<'_>, start: u64, cuts: &[(usize, usize)]) -> Result<ScatterGather> {
+fn pieces(link: &Link<'_>, start: u64, cuts: &[(usize, usize)]) -> Result<Vec<Piece>> {
     let piece =
         |&(offset, length): &(usize, usize)| link.arena.piece(start + offset as u64, length);
     list(&cuts.iter().map(piece).collect::<Vec<Piece>>())
