@@ -3,9 +3,13 @@
 use std::mem;
 use std::ptr;
 
-/// Room for all control messages of one message: three of 24 bytes are the most we ask for.
+/// Room for all control messages of one message that is received: three of 24 bytes are the most we
+/// ask for.
 #[repr(C, align(8))]
-pub(crate) struct ControlBuffer([u8; 128]);
+pub(crate) struct ControlBuffer<const LENGTH: usize = 128>([u8; LENGTH]);
+
+/// Room for what [`SegmentControl::set_segment`] says of a message that is sent.
+pub(crate) type SegmentControl = ControlBuffer<24>;
 
 const _: () = assert!(mem::align_of::<ControlBuffer>() >= mem::align_of::<libc::cmsghdr>());
 
@@ -20,26 +24,26 @@ pub(crate) struct Received {
     pub(crate) overflowed: Option<u32>,
 }
 
-impl ControlBuffer {
-    pub(crate) const LENGTH: usize = 128;
-
+impl<const LENGTH: usize> ControlBuffer<LENGTH> {
     pub(crate) const fn new() -> Self {
-        Self([0; Self::LENGTH])
+        Self([0; LENGTH])
     }
 
     pub(crate) const fn as_mut_ptr(&mut self) -> *mut libc::c_void {
         self.0.as_mut_ptr().cast()
     }
 
-    pub(crate) const fn bytes(&self) -> &[u8; Self::LENGTH] {
+    pub(crate) const fn bytes(&self) -> &[u8; LENGTH] {
         &self.0
     }
+}
 
+impl SegmentControl {
     /// Asks for segments of this many bytes; returns the length of the control messages.
     pub(crate) fn set_segment(&mut self, segment: u16) -> usize {
         const LENGTH: u32 = mem::size_of::<u16>() as u32;
         // SAFETY: CMSG_LEN, CMSG_SPACE and CMSG_DATA only compute. The buffer is aligned for a
-        // `cmsghdr` and longer than CMSG_SPACE(2) (24 bytes); all bit patterns are valid for it.
+        // `cmsghdr` and as long as CMSG_SPACE(2) (24 bytes); all bit patterns are valid for it.
         unsafe {
             let header = self.as_mut_ptr().cast::<libc::cmsghdr>();
             (*header).cmsg_len = libc::CMSG_LEN(LENGTH) as _;

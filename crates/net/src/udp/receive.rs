@@ -102,7 +102,7 @@ impl ReceiveBatch {
             header.msg_iov = iovec;
             header.msg_iovlen = 1;
             header.msg_control = slot.control.as_mut_ptr();
-            header.msg_controllen = ControlBuffer::LENGTH as _;
+            header.msg_controllen = size_of::<ControlBuffer>() as _;
             header.msg_flags = 0;
         }
     }

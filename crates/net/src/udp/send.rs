@@ -1,20 +1,55 @@
 //! Sending: what a UDP socket needs beside the datagrams, and single messages.
 
 use std::io::{self, IoSlice};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use socket2::{MsgHdr, SockAddr};
 
 use super::socket::UdpSocket;
 use crate::batch::{Head, Refusal, Sender};
-use crate::control::ControlBuffer;
+use crate::control::SegmentControl;
 use crate::socket::Bound;
 
 /// Where a message goes, and how long its segments are.
 pub(crate) struct UdpHead {
-    destination: SockAddr,
-    control: ControlBuffer,
+    destination: Destination,
+    control: SegmentControl,
     control_length: usize,
+}
+
+/// A socket address as the kernel reads it, without the room that other families need.
+enum Destination {
+    V4(libc::sockaddr_in),
+    V6(libc::sockaddr_in6),
+}
+
+impl Destination {
+    fn new(address: IpAddr, port: u16) -> Self {
+        let port = port.to_be();
+        match address {
+            IpAddr::V4(address) => Self::V4(libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: port,
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(address.octets()) },
+                sin_zero: [0; 8],
+            }),
+            IpAddr::V6(address) => Self::V6(libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: port,
+                sin6_flowinfo: 0,
+                sin6_addr: libc::in6_addr { s6_addr: address.octets() },
+                sin6_scope_id: 0,
+            }),
+        }
+    }
+
+    /// Where it is, and how long. The kernel only reads it.
+    fn place(&self) -> (*mut libc::c_void, usize) {
+        match self {
+            Self::V4(address) => ((&raw const *address).cast_mut().cast(), size_of_val(address)),
+            Self::V6(address) => ((&raw const *address).cast_mut().cast(), size_of_val(address)),
+        }
+    }
 }
 
 impl Head for UdpHead {
@@ -23,8 +58,9 @@ impl Head for UdpHead {
     }
 
     fn describe(&mut self, header: &mut libc::msghdr) {
-        header.msg_name = self.destination.as_ptr().cast_mut().cast();
-        header.msg_namelen = self.destination.len();
+        let (name, length) = self.destination.place();
+        header.msg_name = name;
+        header.msg_namelen = length as libc::socklen_t;
         if self.control_length > 0 {
             header.msg_control = self.control.as_mut_ptr();
             header.msg_controllen = self.control_length as _;
@@ -46,10 +82,10 @@ impl Sender for UdpSocket {
         segment: usize,
         _length: usize,
     ) -> Result<UdpHead, Refusal> {
-        let mut control = ControlBuffer::new();
+        let mut control = SegmentControl::new();
         // A group of more than one fits a message, so its datagrams fit 16 bits.
         let control_length = if count > 1 { control.set_segment(segment as u16) } else { 0 };
-        let destination = SocketAddr::new(destination, self.bound().port()).into();
+        let destination = Destination::new(destination, self.bound().port());
         Ok(UdpHead { destination, control, control_length })
     }
 }
@@ -63,7 +99,7 @@ impl UdpSocket {
         segment: usize,
     ) -> io::Result<()> {
         let length: usize = pieces.iter().map(|piece| piece.len()).sum();
-        let mut control = ControlBuffer::new();
+        let mut control = SegmentControl::new();
         let mut message = MsgHdr::new().with_addr(to).with_buffers(pieces);
         if let Some(segment) = u16::try_from(segment).ok().filter(|_| segment < length) {
             let control_length = control.set_segment(segment);
