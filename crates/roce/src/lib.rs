@@ -62,7 +62,7 @@ pub use events::AsyncEvent;
 pub use icrc_check::IcrcCheck;
 pub use inline::MAX_INLINE;
 pub use memory::{AccessDenied, AccessKind, AtomicOperation, Destination, Memory, RemoteAccess};
-pub use node::{DatagramMeta, Identification, Node, Transmit};
+pub use node::{DatagramMeta, Identification, Node, Transmit, icrc};
 pub use notifications::Notifications;
 pub use owned_memory::OwnedMemory;
 pub use receives::SharedReceiveQueueId;

@@ -162,17 +162,9 @@ impl Transmit {
         identification: u16,
         payload: impl Iterator<Item = &'a [u8]>,
     ) -> [u8; ICRC_LENGTH] {
-        let Some(addresses) = Addresses::unfragmented(source, self.destination, identification)
-        else {
-            // A queue pair cannot be connected across address families, so no packet gets here;
-            // were one to, the receiver would drop it.
-            return [0; ICRC_LENGTH];
-        };
-        let addressing = Addressing { addresses, source_port, destination_port: ROCE_PORT };
-        let mut icrc = Icrc::start(&addressing, self.headers(), self.datagram_length());
-        payload.for_each(|bytes| icrc.update(bytes));
-        icrc.update(self.padding());
-        icrc.finish().to_le_bytes()
+        let (from, to) = ((source, source_port), self.destination);
+        let rest = payload.chain([self.padding()]);
+        icrc(from, to, identification, self.headers(), rest, self.datagram_length())
     }
 
     /// Appends the whole datagram, ICRC included, to `buffer`; `false`, leaving `buffer` as it was,
@@ -195,6 +187,28 @@ impl Transmit {
         buffer.extend_from_slice(&self.icrc(source, source_port, identification, pieces()));
         true
     }
+}
+
+/// The ICRC of a datagram to [`ROCE_PORT`] at `destination`, with this IPv4 identification, as bytes
+/// of the wire. `rest` is what follows the headers, padding included; `length` is that of the whole
+/// UDP payload, the ICRC included.
+pub fn icrc<'a>(
+    (source, source_port): (IpAddr, u16),
+    destination: IpAddr,
+    identification: u16,
+    headers: &[u8],
+    rest: impl Iterator<Item = &'a [u8]>,
+    length: usize,
+) -> [u8; ICRC_LENGTH] {
+    let Some(addresses) = Addresses::unfragmented(source, destination, identification) else {
+        // A queue pair cannot be connected across address families, so no packet gets here; were
+        // one to, the receiver would drop it.
+        return [0; ICRC_LENGTH];
+    };
+    let addressing = Addressing { addresses, source_port, destination_port: ROCE_PORT };
+    let mut icrc = Icrc::start(&addressing, headers, length);
+    rest.for_each(|bytes| icrc.update(bytes));
+    icrc.finish().to_le_bytes()
 }
 
 impl Default for Transmit {

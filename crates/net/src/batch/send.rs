@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use millstream_roce::{Instant, Node};
 
-use super::datagram::{Datagram, NOTHING, iovec};
+use super::datagram::{Datagram, Datagrams, iovec};
 use super::group::group;
 use crate::DriverCounters;
 use crate::socket::{Bound, wait};
@@ -58,8 +58,7 @@ pub(crate) trait Head {
 /// Datagrams to send, and the room to describe them to the kernel. Filled by
 /// [`SendBatch::collect`], emptied by [`SendBatch::send`].
 pub(crate) struct SendBatch<H> {
-    datagrams: Box<[Datagram]>,
-    count: usize,
+    datagrams: Datagrams,
     messages: Vec<Message<H>>,
     /// Point into `messages`, into `datagrams` and at payload, in the order of `messages`.
     iovecs: Vec<libc::iovec>,
@@ -79,10 +78,9 @@ impl<H: Head> SendBatch<H> {
     /// Room for this many datagrams.
     pub(crate) fn new(datagrams: usize) -> Self {
         Self {
-            datagrams: (0..datagrams).map(|_| Datagram::new()).collect(),
-            count: 0,
+            datagrams: Datagrams::new(datagrams),
             messages: Vec::with_capacity(datagrams),
-            iovecs: Vec::with_capacity(datagrams * (1 + Datagram::MAX_IOVECS)),
+            iovecs: Vec::with_capacity(datagrams * (1 + Datagrams::MAX_IOVECS)),
             headers: Vec::with_capacity(datagrams),
         }
     }
@@ -100,22 +98,12 @@ impl<H: Head> SendBatch<H> {
         now: Instant,
         counters: &mut DriverCounters,
     ) -> bool {
-        while let Some(datagram) = self.datagrams.get_mut(self.count) {
-            if !node.poll_transmit(now, &mut datagram.transmit) {
-                return false;
-            }
-            if datagram.resolve(node) {
-                self.count += 1;
-            } else {
-                counters.withdrawn_datagrams += 1;
-            }
-        }
-        true
+        self.datagrams.collect(node, now, counters)
     }
 
     /// Whether there is nothing to send.
     pub(crate) const fn is_empty(&self) -> bool {
-        self.count == 0
+        self.datagrams.is_empty()
     }
 
     /// Sends what it holds over `socket`, and is empty then. A datagram that the kernel refuses is
@@ -125,7 +113,17 @@ impl<H: Head> SendBatch<H> {
         socket: &S,
         counters: &mut DriverCounters,
     ) -> io::Result<()> {
-        let end = mem::take(&mut self.count);
+        let sent = self.send_all(socket, counters);
+        self.datagrams.clear();
+        sent
+    }
+
+    fn send_all<S: Sender<Head = H>>(
+        &mut self,
+        socket: &S,
+        counters: &mut DriverCounters,
+    ) -> io::Result<()> {
+        let end = self.datagrams.list().len();
         let mut rest = 0;
         while rest < end {
             self.plan(rest..end, socket, socket.bound().segments(), counters);
@@ -161,17 +159,17 @@ impl<H: Head> SendBatch<H> {
         let (source, port) = (socket.bound().address(), socket.bound().port());
         let mut rest = datagrams.start;
         while rest < datagrams.end {
-            let waiting = self.datagrams[rest..datagrams.end].iter();
+            let waiting = &self.datagrams.list()[rest..datagrams.end];
             let count = if segmentation {
-                group(waiting.map(|datagram| (datagram.transmit.destination, datagram.length)))
+                let of = |datagram: &Datagram| (datagram.destination, datagram.length as usize);
+                group(waiting.iter().map(of))
             } else {
                 1
             };
             let message = rest..rest + count;
             rest += count;
-            let group = &mut self.datagrams[message.clone()];
-            let (destination, segment) = (group[0].transmit.destination, group[0].length);
-            let length = group.iter().map(|datagram| datagram.length).sum();
+            let (destination, segment) = (waiting[0].destination, waiting[0].length as usize);
+            let length = bytes_of(&waiting[..count]);
             let head = match socket.head(destination, count, segment, length) {
                 Ok(head) => head,
                 Err(Refusal::Unresolved) => {
@@ -185,17 +183,21 @@ impl<H: Head> SendBatch<H> {
                     continue;
                 }
             };
-            let first_iovec = self.iovecs.len();
-            self.iovecs.push(NOTHING);
-            for (index, datagram) in group.iter_mut().enumerate() {
+            for (segment, index) in message.clone().enumerate() {
                 // The kernel will number the segments so.
-                datagram.seal(source, port, index as u16);
-                datagram.gather(&mut self.iovecs);
+                self.datagrams.seal(index, source, port, segment as u16);
             }
-            let iovecs = first_iovec..self.iovecs.len();
-            self.messages.push(Message { datagrams: message, iovecs, head });
+            self.messages.push(Message { datagrams: message, iovecs: 0..0, head });
         }
-        // Nothing moves any more: now take the addresses.
+        // Nothing is written any more: now take the addresses, first those of the datagrams.
+        for message in &mut self.messages {
+            let first = self.iovecs.len();
+            self.iovecs.push(iovec(&[]));
+            for index in message.datagrams.clone() {
+                self.datagrams.gather(index, &mut self.iovecs);
+            }
+            message.iovecs = first..self.iovecs.len();
+        }
         for message in &mut self.messages {
             // SAFETY: plain old data, of which zeros are a valid value.
             let mut header: libc::mmsghdr = unsafe { mem::zeroed() };
@@ -236,10 +238,9 @@ impl<H: Head> SendBatch<H> {
             if let Ok(sent) = usize::try_from(sent) {
                 for message in &self.messages[next..next + sent] {
                     counters.sent_messages += 1;
-                    let datagrams = &self.datagrams[message.datagrams.clone()];
+                    let datagrams = &self.datagrams.list()[message.datagrams.clone()];
                     counters.sent_datagrams += datagrams.len() as u64;
-                    counters.sent_bytes +=
-                        datagrams.iter().map(|datagram| datagram.length as u64).sum::<u64>();
+                    counters.sent_bytes += bytes_of(datagrams) as u64;
                 }
                 next += sent;
                 continue;
@@ -264,8 +265,8 @@ impl<H: Head> SendBatch<H> {
                     return Ok(Some(refused.datagrams.clone()));
                 }
                 Some(libc::EMSGSIZE) => {
-                    let datagram = &self.datagrams[refused.datagrams.start];
-                    too_long(counters, datagram.length, datagram.transmit.destination);
+                    let datagram = &self.datagrams.list()[refused.datagrams.start];
+                    too_long(counters, datagram.length as usize, datagram.destination);
                     next += 1;
                 }
                 Some(libc::EBADF | libc::ENOTSOCK | libc::ENOSYS) => return Err(error),
@@ -279,6 +280,11 @@ impl<H: Head> SendBatch<H> {
         }
         Ok(None)
     }
+}
+
+/// Bytes of these datagrams.
+fn bytes_of(datagrams: &[Datagram]) -> usize {
+    datagrams.iter().map(|datagram| datagram.length as usize).sum()
 }
 
 fn too_long(counters: &mut DriverCounters, length: usize, destination: IpAddr) {
