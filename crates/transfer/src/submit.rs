@@ -61,22 +61,26 @@ impl Inner {
             let requested = requests.len();
             return Err(SubmitError::ExceedCapacity { capacity, submitted, requested });
         }
-        let mut last: Option<Arc<OpenSegment>> = None;
+        // What was found for the request before: the next one mostly goes the same way.
+        let mut last: Option<Way> = None;
         for (index, request) in requests.iter().enumerate() {
             if request.length == 0 {
                 return Err(SubmitError::ZeroLength { index });
             }
-            let segment = match last.take() {
-                Some(open) if open.id == request.target => open,
+            let segment = match &last {
+                Some(way) if way.segment.id == request.target => Arc::clone(&way.segment),
                 _ => self
                     .segments
                     .by_id(request.target)
                     .ok_or(SubmitError::UnknownSegment { index, segment: request.target })?,
             };
             let (descriptor, buffer) = self.target(index, request, &segment)?;
-            let transport = self.transport(index, &segment, &descriptor)?;
-            let keyless = descriptor.buffers[buffer].rkey.is_empty();
-            if keyless && self.with_transports(|all| all[transport].capabilities().needs_keys) {
+            let way = match &last {
+                Some(way) if way.leads_to(&segment, &descriptor) => way,
+                _ => last.insert(self.way(index, &segment, &descriptor)?),
+            };
+            let (transport, needs_keys) = (way.transport, way.needs_keys);
+            if needs_keys && descriptor.buffers[buffer].rkey.is_empty() {
                 let segment = segment.name.clone();
                 return Err(SubmitError::TargetNotAccessible { index, segment });
             }
@@ -96,11 +100,10 @@ impl Inner {
                 transport,
                 task: TaskHandle { batch: Arc::clone(batch), index: submitted + index },
                 local_keys,
-                segment: Arc::clone(&segment),
+                segment,
                 descriptor,
                 buffer,
             });
-            last = Some(segment);
         }
         Ok(())
     }
@@ -139,12 +142,12 @@ impl Inner {
     }
 
     /// The first transport that reaches the segment.
-    fn transport(
+    fn way(
         &self,
         index: usize,
         segment: &Arc<OpenSegment>,
         descriptor: &Arc<SegmentDesc>,
-    ) -> Result<usize, SubmitError> {
+    ) -> Result<Way, SubmitError> {
         self.with_transports(|transports| {
             let own = segment.id == SegmentId::LOCAL;
             let mut reason = None;
@@ -156,7 +159,14 @@ impl Inner {
                     continue;
                 }
                 match transport.reaches(segment, descriptor) {
-                    Ok(()) => return Ok(position),
+                    Ok(()) => {
+                        return Ok(Way {
+                            segment: Arc::clone(segment),
+                            descriptor: Arc::clone(descriptor),
+                            transport: position,
+                            needs_keys: capabilities.needs_keys,
+                        });
+                    }
                     Err(why) => reason = Some(why),
                 }
             }
@@ -164,6 +174,21 @@ impl Inner {
                 .unwrap_or_else(|| "no transport for other processes is installed".to_owned());
             Err(SubmitError::NoPath { index, segment: segment.name.clone(), reason })
         })
+    }
+}
+
+/// A segment and the transport that reaches it.
+struct Way {
+    segment: Arc<OpenSegment>,
+    descriptor: Arc<SegmentDesc>,
+    transport: usize,
+    needs_keys: bool,
+}
+
+impl Way {
+    /// Whether it is to this segment, by this version of its descriptor.
+    fn leads_to(&self, segment: &Arc<OpenSegment>, descriptor: &Arc<SegmentDesc>) -> bool {
+        Arc::ptr_eq(&self.segment, segment) && Arc::ptr_eq(&self.descriptor, descriptor)
     }
 }
 
