@@ -120,8 +120,9 @@ impl BatchShared {
         self.submitted.fetch_add(count, Ordering::AcqRel);
     }
 
-    pub(crate) fn task_finished(&self) {
-        if self.unfinished.fetch_sub(1, Ordering::SeqCst) == 1 {
+    /// So many tasks have ended, at least one.
+    pub(crate) fn tasks_finished(&self, count: usize) {
+        if self.unfinished.fetch_sub(count, Ordering::SeqCst) == count {
             self.waiters.wake();
         }
     }
@@ -130,6 +131,7 @@ impl BatchShared {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::task::EndedTasks;
     use crate::{FailureReason, Opcode, SegmentId, TransferError, TransferRequest, TransferState};
 
     const SECOND: Duration = Duration::from_secs(1);
@@ -235,6 +237,27 @@ mod tests {
             task.done(1024);
             assert!(waiting.join().unwrap());
         });
+    }
+
+    #[test]
+    fn tasks_that_end_together_are_counted_as_if_one_by_one() {
+        let (first, first_task) = batch(2048);
+        let (second, second_task) = batch(1024);
+        let state = |batch: &Batch| batch.status(0).unwrap().state;
+        let mut ended = EndedTasks::default();
+        for task in [&first_task, &first_task, &second_task] {
+            task.claim().unwrap();
+        }
+        ended.done(first_task.clone(), 1024);
+        assert_eq!(state(&first), TransferState::Pending);
+        ended.done(first_task, 1024);
+        assert_eq!(state(&first), TransferState::Completed);
+        assert!(!first.wait(Duration::ZERO), "more of its tasks may follow");
+        ended.done(second_task, 1024);
+        assert!(first.wait(Duration::ZERO) && !second.wait(Duration::ZERO));
+        drop(ended);
+        assert!(second.wait(Duration::ZERO));
+        assert_eq!(second.status(0).unwrap().transferred_bytes, 1024);
     }
 
     #[test]

@@ -114,7 +114,7 @@ impl TaskHandle {
         self.task().error.get().is_some() || self.task().canceled.load(Ordering::Relaxed)
     }
 
-    /// A slice has arrived.
+    /// A slice has arrived. Of many, [`EndedTasks`] tells more cheaply.
     pub(crate) fn done(&self, length: u32) {
         self.task().transferred.fetch_add(length.into(), Ordering::Relaxed);
         self.finish(1);
@@ -152,11 +152,18 @@ impl TaskHandle {
     }
 
     fn finish(&self, slices: u64) {
+        if self.end_slices(slices) {
+            self.batch.tasks_finished(1);
+        }
+    }
+
+    /// So many slices have ended; whether the task has. Then the batch must be told.
+    fn end_slices(&self, slices: u64) -> bool {
         let task = self.task();
         // Release what this thread has written before, the error above all; the last to come here
         // acquires what all others have.
         if task.unfinished.fetch_sub(slices, Ordering::AcqRel) != slices {
-            return;
+            return false;
         }
         let state = if task.error.get().is_some() {
             TransferState::Failed
@@ -166,6 +173,41 @@ impl TaskHandle {
             TransferState::Completed
         };
         task.state.store(state as u8, Ordering::Release);
-        self.batch.task_finished();
+        true
+    }
+}
+
+/// Tasks that have ended and whose batch is not told yet. It is when tasks of another follow, or
+/// this is dropped.
+#[derive(Default)]
+pub(crate) struct EndedTasks {
+    batch: Option<Arc<BatchShared>>,
+    count: usize,
+}
+
+impl EndedTasks {
+    /// A slice has arrived.
+    pub(crate) fn done(&mut self, handle: TaskHandle, length: u32) {
+        handle.task().transferred.fetch_add(length.into(), Ordering::Relaxed);
+        if !handle.end_slices(1) {
+            return;
+        }
+        if !self.batch.as_ref().is_some_and(|batch| Arc::ptr_eq(batch, &handle.batch)) {
+            self.tell();
+            self.batch = Some(handle.batch);
+        }
+        self.count += 1;
+    }
+
+    fn tell(&mut self) {
+        if let Some(batch) = self.batch.take() {
+            batch.tasks_finished(std::mem::take(&mut self.count));
+        }
+    }
+}
+
+impl Drop for EndedTasks {
+    fn drop(&mut self) {
+        self.tell();
     }
 }

@@ -26,11 +26,12 @@ use super::device::LocalDevice;
 use super::queue::{Dropped, InFlight, Pending, SendQueue};
 use super::workers::Workers;
 use crate::segment::OpenSegment;
-use crate::task::TaskHandle;
+use crate::task::{EndedTasks, TaskHandle};
 use crate::{FailureReason, Opcode, TransferError};
 
-/// Work requests handed to a queue pair at a time.
-const POST_BATCH: usize = 16;
+/// The most work requests handed to a queue pair at a time: as many as the usual send queue holds
+/// twice. The device is locked once for all of them.
+const POST_BATCH: usize = 256;
 
 /// Between two attempts to connect: some fail at once, as while a link is down.
 const CONNECT_PAUSE: Duration = Duration::from_millis(100);
@@ -75,6 +76,8 @@ struct State {
     incarnation: Option<Option<u64>>,
     /// The segments that are reached through here.
     segments: Vec<Weak<OpenSegment>>,
+    /// Kept for their allocation: who posts takes one. As many as threads have ever posted at once.
+    lists: Vec<Vec<SendRequest>>,
 }
 
 enum Phase {
@@ -109,6 +112,7 @@ impl Endpoint {
             reason: None,
             incarnation: None,
             segments: Vec::new(),
+            lists: Vec::new(),
         };
         Self { own, number, config, state: Mutex::new(state), stopped: Condvar::new() }
     }
@@ -122,18 +126,23 @@ impl Endpoint {
         }
     }
 
-    /// Adds a task. `kick` must follow.
-    pub(super) fn push(&self, pending: Pending) {
+    /// Adds tasks. `kick` must follow.
+    pub(super) fn push(&self, tasks: impl Iterator<Item = Pending>) {
+        let mut broken = None;
         let mut state = self.lock();
-        // The peer was restarted since the task or the connection was made: connecting again tells
-        // which, and nothing is sent before.
-        let foreign = matches!((state.incarnation, pending.incarnation),
-            (Some(Some(connected)), Some(meant)) if connected != meant);
-        let broken = if foreign { state.break_connection(None) } else { None };
         if !state.queue.has_waiting() && state.queue.in_flight() == 0 {
             state.moved_at = Instant::now();
         }
-        state.queue.push(pending);
+        for pending in tasks {
+            // The peer was restarted since the task or the connection was made: connecting again
+            // tells which, and nothing is sent before.
+            let foreign = matches!((state.incarnation, pending.incarnation),
+                (Some(Some(connected)), Some(meant)) if connected != meant);
+            if foreign {
+                broken = broken.or(state.break_connection(None));
+            }
+            state.queue.push(pending);
+        }
         drop(state);
         if let Some(connection) = broken {
             connection.close();
@@ -185,9 +194,10 @@ impl Endpoint {
         segments.iter().filter_map(Weak::upgrade).for_each(|segment| segment.mark_stale());
         // First the device, so that it has work while the tasks are told.
         self.act(next);
+        let mut ended = EndedTasks::default();
         for Finished { task, result } in finished.drain(..) {
             match result {
-                Ok(length) => task.done(length),
+                Ok(length) => ended.done(task, length),
                 Err(status) => task.failed(&self.error(FailureReason::Completion(status))),
             }
         }
@@ -246,29 +256,31 @@ impl Endpoint {
 
     /// Fills the send queues.
     fn post(&self) {
-        let mut requests = [IDLE_REQUEST; POST_BATCH];
-        loop {
-            let mut state = self.lock();
-            let Phase::Connected(connection) = &state.phase else { return };
+        let mut state = self.lock();
+        let room = POST_BATCH.min(self.config.depth);
+        let mut requests = state.lists.pop().unwrap_or_else(|| Vec::with_capacity(room));
+        while let Phase::Connected(connection) = &state.phase {
             let connection = Arc::clone(connection);
             let queue_pair = state.queue.roomiest();
-            let mut count = 0;
-            while count < POST_BATCH
+            requests.clear();
+            while requests.len() < room
                 && let Some((slot, slice)) = state.queue.begin(queue_pair)
             {
-                requests[count] = self.request(slot, slice);
-                count += 1;
+                requests.push(self.request(slot, slice));
+            }
+            if requests.is_empty() {
+                break;
             }
             drop(state);
-            if count == 0 {
-                return;
-            }
-            let posted = connection.queue_pairs[queue_pair].post_send(&requests[..count]);
+            let posted = connection.queue_pairs[queue_pair].post_send(&requests);
             if let Err((posted, error)) = posted {
-                self.not_posted(&requests[posted..count], error);
-                return;
+                self.not_posted(&requests[posted..], error);
+                state = self.lock();
+                break;
             }
+            state = self.lock();
         }
+        state.lists.push(requests);
     }
 
     fn request(&self, slot: u32, slice: &InFlight) -> SendRequest {
@@ -487,8 +499,3 @@ fn is_permanent(status: CompletionStatus) -> bool {
             | CompletionStatus::RemoteAccess
     )
 }
-
-const IDLE_REQUEST: SendRequest =
-    SendRequest::new(0, SendOperation::Send { immediate: None }, [NO_PIECE]);
-
-const NO_PIECE: Piece = Piece { key: 0, address: 0, length: 0 };

@@ -334,20 +334,25 @@ impl Transport for RdmaTransport {
                     continue;
                 }
             };
+            // Each task goes as many ways as it has slices, one after the other in turn.
             let count = paths.list.len();
-            for work in run {
-                let remote_keys = &work.descriptor.buffers[work.buffer].rkey;
-                let ways = count.min(usize::try_from(work.task.slices()).unwrap_or(usize::MAX));
-                let turn = paths.turn.fetch_add(ways, Ordering::Relaxed);
-                for way in 0..ways {
-                    let path = &paths.list[turn.wrapping_add(way) % count];
-                    path.endpoint.push(Pending {
+            let ways =
+                |work: &Work| count.min(usize::try_from(work.task.slices()).unwrap_or(usize::MAX));
+            let first = paths.turn.fetch_add(run.iter().map(ways).sum(), Ordering::Relaxed);
+            for (index, path) in paths.list.iter().enumerate() {
+                let mut next = first;
+                path.endpoint.push(run.iter().filter_map(|work| {
+                    let (turn, ways) = (next, ways(work));
+                    next = turn.wrapping_add(ways);
+                    let way = (index + count - turn % count) % count;
+                    let remote_keys = &work.descriptor.buffers[work.buffer].rkey;
+                    (way < ways).then(|| Pending {
                         task: work.task.clone(),
                         local_key: work.local_keys[path.local],
                         remote_key: remote_keys[path.remote],
                         incarnation: work.descriptor.incarnation,
-                    });
-                }
+                    })
+                }));
             }
             paths.list.iter().for_each(|path| path.endpoint.kick());
         }
