@@ -1,12 +1,21 @@
 //! Receive requests as the library takes them.
 
+use std::cell::RefCell;
+use std::ptr;
+
 use millstream_roce::{Piece, ReceiveRequest};
 
 use super::ffi;
-use crate::MAX_SCATTER_GATHER;
 
-/// Requests handed to the device at a time.
-pub(super) const LENGTH: usize = 16;
+/// The most requests handed to the device at a time.
+pub(super) const LENGTH: usize = 256;
+
+thread_local! {
+    /// Kept for their allocation.
+    static LISTS: RefCell<(Vec<ffi::Sge>, Vec<ffi::RecvWr>)> = const {
+        RefCell::new((Vec::new(), Vec::new()))
+    };
+}
 
 /// Has `post` post up to [`LENGTH`] requests, under the numbers that `number` gives them by their
 /// index. The lists of pieces that they point to exist until then only.
@@ -15,29 +24,34 @@ pub(super) fn with<P: AsRef<[Piece]>, T>(
     number: impl Fn(usize) -> u64,
     post: impl FnOnce(&mut [ffi::RecvWr]) -> T,
 ) -> T {
-    let mut pieces = [[ffi::Sge::default(); MAX_SCATTER_GATHER]; LENGTH];
-    let mut native = [EMPTY; LENGTH];
-    let native = &mut native[..batch.len()];
-    for (index, (request, entry)) in batch.iter().zip(&mut *native).enumerate() {
-        let list = &mut pieces[index];
-        entry.num_sge = gather(request.pieces.as_ref(), list);
-        entry.wr_id = number(index);
-        entry.sg_list = list.as_mut_ptr();
+    let (mut pieces, mut native) = LISTS.take();
+    pieces.clear();
+    native.clear();
+    native.extend(batch.iter().enumerate().map(|(index, request)| ffi::RecvWr {
+        wr_id: number(index),
+        next: ptr::null_mut(),
+        sg_list: ptr::null_mut(),
+        num_sge: gather(request.pieces.as_ref(), &mut pieces),
+    }));
+    let mut next = pieces.as_mut_ptr();
+    for entry in &mut native {
+        entry.sg_list = next;
+        next = next.wrapping_add(entry.num_sge as usize);
     }
-    post(native)
+    let posted = post(&mut native);
+    LISTS.set((pieces, native));
+    posted
 }
 
-const EMPTY: ffi::RecvWr =
-    ffi::RecvWr { wr_id: 0, next: std::ptr::null_mut(), sg_list: std::ptr::null_mut(), num_sge: 0 };
-
-/// Copies the pieces that have bytes; returns how many. To some devices a length of 0 means 2^31.
-pub(super) fn gather(pieces: &[Piece], list: &mut [ffi::Sge; MAX_SCATTER_GATHER]) -> i32 {
-    let mut count = 0;
-    for (piece, entry) in pieces.iter().filter(|piece| piece.length > 0).zip(list) {
-        *entry = ffi::Sge { addr: piece.address, length: piece.length, lkey: piece.key };
-        count += 1;
-    }
-    count
+/// Appends the pieces that have bytes; returns how many. To some devices a length of 0 means 2^31.
+pub(super) fn gather(pieces: &[Piece], list: &mut Vec<ffi::Sge>) -> i32 {
+    let before = list.len();
+    list.extend(pieces.iter().filter(|piece| piece.length > 0).map(|piece| ffi::Sge {
+        addr: piece.address,
+        length: piece.length,
+        lkey: piece.key,
+    }));
+    (list.len() - before) as i32
 }
 
 #[cfg(test)]
@@ -47,8 +61,8 @@ mod tests {
     #[test]
     fn pieces_without_bytes_are_left_out() {
         let piece = |key, length| Piece { key, address: 0x1000, length };
-        let mut list = [ffi::Sge::default(); MAX_SCATTER_GATHER];
+        let mut list = vec![ffi::Sge::default()];
         let count = gather(&[piece(1, 0), piece(2, 5), piece(3, 0), piece(4, 6)], &mut list);
-        assert_eq!((count, list[0].lkey, list[1].lkey, list[1].length), (2, 2, 4, 6));
+        assert_eq!((count, list[1].lkey, list[2].lkey, list[2].length), (2, 2, 4, 6));
     }
 }

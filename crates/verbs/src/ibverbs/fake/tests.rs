@@ -93,6 +93,21 @@ fn failures() -> Vec<(Answer, bool)> {
 }
 
 #[test]
+fn a_batch_is_one_call_of_the_device() {
+    let fake = Fake::open();
+    let queue = fake.queue();
+    let pair = fake.connected(&queue);
+    let script = Arc::clone(&fake.script);
+    *lock(&fake.script.in_post) = Some(Box::new(move || {
+        // What a second call would get.
+        *lock(&script.answer) = Answer::Refuse(0, 5);
+    }));
+    assert_eq!(pair.post_send(&requests(0..40)), Ok(()));
+    let refused = PostError::System { call: "ibv_post_send", code: 5 };
+    assert_eq!(pair.post_send(&requests(40..41)), Err((0, refused)));
+}
+
+#[test]
 fn a_request_posted_as_the_device_fails_ends_once() {
     for (answer, dead) in failures() {
         let fake = Fake::open();

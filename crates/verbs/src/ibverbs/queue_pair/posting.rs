@@ -1,5 +1,6 @@
 //! Posting requests to the queue pairs of the system's devices.
 
+use std::cell::RefCell;
 use std::net::IpAddr;
 use std::sync::atomic::Ordering;
 
@@ -15,10 +16,17 @@ use super::super::objects::{self, Errno};
 use super::super::receive_batch::{self, gather};
 use super::super::work::{self, Handover, Posted, Poster};
 use super::{ERR, QueuePair};
-use crate::{Atomicity, MAX_SCATTER_GATHER};
+use crate::Atomicity;
 
-/// Requests handed to the device at a time.
+/// The most requests handed to the device at a time.
 pub(super) const BATCH: usize = receive_batch::LENGTH;
+
+thread_local! {
+    /// Kept for their allocation.
+    static LISTS: RefCell<(Vec<ffi::Sge>, Vec<ffi::SendWr>)> = const {
+        RefCell::new((Vec::new(), Vec::new()))
+    };
+}
 
 impl QueuePair {
     pub(crate) fn post_send<P: AsRef<[Piece]>>(
@@ -74,7 +82,7 @@ impl QueuePair {
             Ok(())
         };
         let limit = self.capabilities.max_send_requests;
-        let posted = in_batches(requests, &mut poster, limit, check, |poster, batch| {
+        let posted = in_batches(requests, BATCH, &mut poster, limit, check, |poster, batch| {
             self.hand_over_sends(poster, batch, inline)
         });
         drop(poster);
@@ -117,24 +125,24 @@ impl QueuePair {
         inline: Option<&[u8]>,
     ) -> Handover {
         let (sequence, _) = poster.next();
-        let mut pieces = [[ffi::Sge::default(); MAX_SCATTER_GATHER]; BATCH];
-        let mut native = [EMPTY_SEND; BATCH];
-        let native = &mut native[..batch.len()];
+        let (mut pieces, mut native) = LISTS.take();
+        pieces.clear();
+        native.clear();
         let destinations = lock(&self.destinations);
         for (index, request) in batch.iter().enumerate() {
-            let list = &mut pieces[index];
-            let mut num_sge = gather(request.pieces.as_ref(), list);
+            let mut num_sge = gather(request.pieces.as_ref(), &mut pieces);
             if let Some(bytes) = inline {
                 // Read before `ibv_post_send` returns; no key is looked at.
                 let (addr, length) = (bytes.as_ptr().expose_provenance() as u64, bytes.len());
-                list[0] = ffi::Sge { addr, length: length as u32, lkey: 0 };
+                pieces.push(ffi::Sge { addr, length: length as u32, lkey: 0 });
                 num_sge = 1;
             }
             let sequence = sequence.wrapping_add(index as u32);
-            let entry = &mut native[index];
-            entry.wr_id = work::number(self.send_owner.key, sequence);
-            entry.sg_list = list.as_mut_ptr();
-            entry.num_sge = num_sge;
+            let mut entry = ffi::SendWr {
+                wr_id: work::number(self.send_owner.key, sequence),
+                num_sge,
+                ..EMPTY_SEND
+            };
             let (opcode, immediate) = match request.operation {
                 SendOperation::Send { immediate: None } => (ffi::WR_SEND, None),
                 SendOperation::Send { immediate } => (ffi::WR_SEND_WITH_IMM, immediate),
@@ -193,14 +201,22 @@ impl QueuePair {
             if request.solicited {
                 entry.send_flags |= ffi::SEND_SOLICITED;
             }
+            native.push(entry);
+        }
+        let mut next = pieces.as_mut_ptr();
+        for entry in &mut native {
+            entry.sg_list = next;
+            next = next.wrapping_add(entry.num_sge as usize);
         }
         let noted = batch.iter().map(|request| Posted {
             id: request.id,
             operation: request.operation.completes_as(),
             length: inline.map_or_else(|| request.length(), |bytes| bytes.len() as u64) as u32,
         });
-        // SAFETY: each `sg_list` is the entry of `pieces` with `num_sge` of them.
-        poster.hand_over(noted, || unsafe { self.pair.native.post_send(native) })
+        // SAFETY: each `sg_list` is the place in `pieces` from which `num_sge` of them are its own.
+        let posted = poster.hand_over(noted, || unsafe { self.pair.native.post_send(&mut native) });
+        LISTS.set((pieces, native));
+        posted
     }
 
     pub(crate) fn post_receive<P: AsRef<[Piece]>>(
@@ -215,6 +231,7 @@ impl QueuePair {
         let limit = self.capabilities.max_receive_requests;
         let posted = in_batches(
             requests,
+            BATCH,
             &mut poster,
             limit,
             |_, request, _| request.check_pieces(),
@@ -330,17 +347,18 @@ enum Ended {
     Unknown(Errno),
 }
 
-/// Posts requests in batches, as long as they pass `check`, which is told the sequence number that
+/// Posts requests in batches of up to `length`, as long as they pass `check`, which is told the sequence number that
 /// they would get, and the queue, of `limit`, has room.
 fn in_batches<R>(
     requests: &[R],
+    length: usize,
     poster: &mut Poster<'_>,
     limit: usize,
     mut check: impl FnMut(&Poster<'_>, &R, u32) -> Result<(), PostError>,
     mut post: impl FnMut(&mut Poster<'_>, &[R]) -> Handover,
 ) -> Batches {
     let (mut accepted, mut shut) = (0, false);
-    for batch in requests.chunks(BATCH) {
+    for batch in requests.chunks(length) {
         let (first, room) = poster.next();
         let mut refused = batch.iter().enumerate().find_map(|(i, request)| {
             let sequence = first.wrapping_add(i as u32);
@@ -406,8 +424,8 @@ mod tests {
             };
             let mut posted = Vec::new();
             let batches =
-                in_batches(&requests, &mut work.send.poster(), limit, check, |_, batch| {
-                    assert!(!batch.is_empty() && batch.len() <= BATCH);
+                in_batches(&requests, 16, &mut work.send.poster(), limit, check, |_, batch| {
+                    assert!(!batch.is_empty() && batch.len() <= 16);
                     posted.extend_from_slice(batch);
                     Handover::Taken
                 });
@@ -426,7 +444,7 @@ mod tests {
                 if batch[0] == 16 { handover } else { Handover::Taken }
             };
             let batches =
-                in_batches(&requests, &mut work.send.poster(), limit, |_, _, _| Ok(()), post);
+                in_batches(&requests, 16, &mut work.send.poster(), limit, |_, _, _| Ok(()), post);
             assert_eq!(batches, expected);
         }
     }
@@ -443,7 +461,7 @@ mod tests {
                 poster.hand_over(noted, || Ok(()))
             };
             let requests: Vec<u32> = (0..40).collect();
-            let batches = in_batches(&requests, &mut poster, limit, |_, _, _| Ok(()), post);
+            let batches = in_batches(&requests, 16, &mut poster, limit, |_, _, _| Ok(()), post);
             let full = Some(Ended::Refused(PostError::QueueFull { limit }));
             let ended = if limit == 40 { None } else { full };
             assert_eq!(batches, Batches { accepted: limit, shut: false, ended });
@@ -451,7 +469,7 @@ mod tests {
             // A batch that nothing of is accepted is not handed over at all.
             let never = |_: &mut Poster<'_>, _: &[u32]| unreachable!();
             let full = Some(Ended::Refused(PostError::QueueFull { limit }));
-            let batches = in_batches(&[1], &mut poster, limit, |_, _, _| Ok(()), never);
+            let batches = in_batches(&[1], 16, &mut poster, limit, |_, _, _| Ok(()), never);
             assert_eq!(batches, Batches { accepted: 0, shut: false, ended: full });
         }
     }
