@@ -51,10 +51,17 @@ const LOCAL: u64 = 0x1000_0000;
 const REMOTE: u64 = 0x2000_0000_0000;
 const LENGTH: usize = 20_000;
 
+/// More pieces than an entry of a queue has room for.
+fn three(key: u32, address: u64, length: usize) -> [Piece; 3] {
+    let part = length / 3;
+    let at = |index| address + (index * part) as u64;
+    [piece(key, at(0), part), piece(key, at(1), part), piece(key, at(2), length - 2 * part)]
+}
+
 struct Traffic {
     pair: Pair,
-    requests: Vec<SendRequest>,
-    receive: ReceiveRequest,
+    requests: Vec<SendRequest<[Piece; 3]>>,
+    receive: ReceiveRequest<[Piece; 3]>,
     datagram: Vec<u8>,
     completions: Vec<Completion>,
     lcg: Lcg,
@@ -80,10 +87,9 @@ impl Traffic {
         ];
         let request = |operation: SendOperation| {
             let length = if operation.is_atomic() { 8 } else { LENGTH };
-            let pieces = [piece(source, LOCAL, length)];
-            SendRequest::new(1, operation, pieces)
+            SendRequest::new(1, operation, three(source, LOCAL, length))
         };
-        let pieces = [piece(target, REMOTE, LENGTH)];
+        let pieces = three(target, REMOTE, LENGTH);
         Self {
             pair,
             requests: operations.map(request).to_vec(),
@@ -201,7 +207,7 @@ fn no_datagram_costs_an_allocation() {
         (qpn, queue)
     });
     let address = traffic.pair.hosts[1].address;
-    let message = traffic.requests[0].pieces.map(|piece| Piece { length: 1000, ..piece });
+    let message = traffic.requests[0].pieces.map(|piece| Piece { length: 300, ..piece });
     let request = SendRequest {
         datagram: Some(DatagramDestination { address, qpn: receiver.0, queue_key: 5 }),
         ..SendRequest::new(1, SendOperation::Send { immediate: None }, message)

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use common::{DOMAIN, Options, Pair, Wire, everything, pattern, piece};
 use millstream_roce::{
-    Access, Completion, CompletionOperation, CompletionStatus, CreateError, MAX_INLINE, Piece,
-    PostError, QueuePairCapabilities, QueuePairConfig, QueuePairState, SendOperation, SendRequest,
+    Access, Completion, CompletionOperation, CompletionStatus, CreateError, MAX_INLINE,
+    MAX_SCATTER_GATHER, Piece, PostError, QueuePairCapabilities, QueuePairConfig, QueuePairState,
+    ReceiveRequest, SendOperation, SendRequest,
 };
 use millstream_wire::{Mtu, Opcode, Packet};
 
@@ -211,4 +212,34 @@ fn an_invalidation_stands_in_the_last_packet_of_its_message() {
             (Opcode::RcSendLastWithInvalidate, Some(target)),
         ]
     );
+}
+
+#[test]
+fn a_batch_ends_at_the_first_request_that_is_refused() {
+    let mut pair = Pair::with(Options::default());
+    let local = pair.register(0, LOCAL, vec![7; 100]);
+    let remote = pair.register(1, REMOTE, vec![0; 100]);
+    let few = [piece(local, LOCAL, 10)];
+    let many = [piece(local, LOCAL, 1); MAX_SCATTER_GATHER + 1];
+    let request = |id, count| {
+        let pieces = if count == 1 { &few[..] } else { &many[..count] };
+        SendRequest::new(id, write(remote, id * 20), pieces)
+    };
+    let limit = MAX_SCATTER_GATHER;
+    let refused = PostError::TooManyPieces { count: limit + 1, limit };
+    let host = &mut pair.hosts[0];
+    let requests = [request(0, 1), request(1, limit), request(2, limit + 1), request(3, 1)];
+    let posted = host.endpoint.post_sends(pair.now, host.qpn, &requests);
+    assert_eq!(posted, Err((2, refused)));
+    let posted = host.endpoint.post_sends(pair.now, host.qpn, &requests[2..]);
+    assert_eq!(posted, Err((0, refused)));
+    let receive = ReceiveRequest { id: 1, pieces: many };
+    assert_eq!(host.endpoint.post_receive(host.qpn, &receive), Err(refused));
+    pair.run(LONG);
+    let done = CompletionStatus::Success;
+    assert_eq!(statuses(&pair.completions(0)), [(0, done), (1, done)]);
+    let mut expected = [0; 100];
+    expected[..10].fill(7);
+    expected[20..36].fill(7);
+    assert_eq!(pair.region(1, remote), expected);
 }
