@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use common::{Options, Pair, pattern, piece};
 use millstream_roce::{
-    Completion, CompletionStatus, MAX_INLINE, QueuePairAttributes, QueuePairState, ScatterGather,
-    SendOperation, SendRequest,
+    Completion, CompletionStatus, MAX_INLINE, QueuePairAttributes, QueuePairState, SendOperation,
+    SendRequest,
 };
 use millstream_wire::{Mtu, Opcode, Packet};
 
@@ -144,7 +144,7 @@ fn any_packet_and_any_answer_may_be_lost() {
         pair.post(0, 1, write(remote, None), &[piece(local, LOCAL, LENGTH)]);
         let read = SendOperation::Read { remote_address: REMOTE, remote_key: remote };
         pair.post(0, 2, read, &[piece(back, LOCAL * 2, LENGTH)]);
-        let pieces = ScatterGather::one(piece(local, LOCAL + LENGTH as u64, LENGTH));
+        let pieces = [piece(local, LOCAL + LENGTH as u64, LENGTH)];
         let request = SendRequest::new(3, write(remote, None), pieces);
         let host = &mut pair.hosts[0];
         let fenced = SendRequest { fence: true, ..request };
@@ -195,7 +195,7 @@ fn bytes_of_many_pieces_and_inline_bytes_are_split_too() {
     let expected = [&bytes[100..400], &bytes[..1], &bytes[..400]].concat();
     assert_eq!(pair.region(1, remote)[..701], expected);
 
-    let request = SendRequest::new(2, write(remote, None), ScatterGather::EMPTY);
+    let request = SendRequest::new(2, write(remote, None), []);
     let host = &mut pair.hosts[0];
     let inline = pattern(MAX_INLINE, 8);
     host.endpoint.post_send_inline(pair.now, host.qpn, &request, &inline).unwrap();

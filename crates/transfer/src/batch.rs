@@ -252,11 +252,11 @@ mod tests {
         assert_eq!(state(&first), TransferState::Pending);
         ended.done(first_task, 1024);
         assert_eq!(state(&first), TransferState::Completed);
-        assert!(!first.wait(Duration::ZERO), "more of its tasks may follow");
+        assert!(!first.wait(Duration::ZERO, &[]), "more of its tasks may follow");
         ended.done(second_task, 1024);
-        assert!(first.wait(Duration::ZERO) && !second.wait(Duration::ZERO));
+        assert!(first.wait(Duration::ZERO, &[]) && !second.wait(Duration::ZERO, &[]));
         drop(ended);
-        assert!(second.wait(Duration::ZERO));
+        assert!(second.wait(Duration::ZERO, &[]));
         assert_eq!(second.status(0).unwrap().transferred_bytes, 1024);
     }
 

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use millstream_roce::{
     Access, DatagramMeta, Endpoint, EndpointConfig, Identification, Instant, Node, OwnedMemory,
     Piece, ProtectionDomainId, QueuePairAttributes, QueuePairCapabilities, QueuePairConfig,
-    QueuePairState, ScatterGather, SendOperation, SendRequest, Transmit,
+    QueuePairState, SendOperation, SendRequest, Transmit,
 };
 use millstream_wire::{Mtu, Psn, Qpn};
 
@@ -122,7 +122,7 @@ fn per_mib(mtu: Mtu, size: usize, operation: Operation, split_writes: bool) -> S
             Operation::Read => SendOperation::Read { remote_address, remote_key },
         };
         let piece = Piece { key, address: remote_address, length: size as u32 };
-        let request = SendRequest::new(0, operation, ScatterGather::one(piece));
+        let request = SendRequest::new(0, operation, [piece]);
         let qpn = hosts[0].qpn;
         hosts[0].endpoint.post_send(Instant::ZERO, qpn, &request).unwrap();
     }

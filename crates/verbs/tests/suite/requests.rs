@@ -118,7 +118,7 @@ fn a_write_that_may_be_split_is_one_request() {
     let mut local: Vec<u8> = (0..length).map(|index| (index % 251) as u8).collect();
     let mut remote = vec![0; length + 1];
     let [from, to] = [register(&a, &mut local), register(&b, &mut remote)];
-    let pieces = ScatterGather::one(piece(&from, 0, length));
+    let pieces = [piece(&from, 0, length)];
     // The last two reach beyond the region: by all but their first byte, and by one.
     let writes = [0, 1, length as u64, 2];
     for (id, offset) in writes.into_iter().enumerate() {
