@@ -24,6 +24,11 @@ pub struct Waiters {
 }
 
 impl Waiters {
+    /// With room for so many threads: only more of them at once cost an allocation.
+    pub fn with_room(threads: usize) -> Self {
+        Self { count: AtomicUsize::new(0), threads: Mutex::new(Vec::with_capacity(threads)) }
+    }
+
     /// Counts this thread among those that wait, until the result is dropped. Whoever announces
     /// something after this sees it; what was announced before, the thread must look for.
     pub(crate) fn enter<'a>(&'a self, wake: &'a Arc<Wake>) -> Entry<'a> {

@@ -46,7 +46,7 @@ impl Batch {
             submitted: AtomicUsize::new(0),
             unfinished: AtomicUsize::new(0),
             adding: Mutex::new(Vec::with_capacity(capacity)),
-            waiters: Waiters::default(),
+            waiters: Waiters::with_room(1),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
