@@ -13,6 +13,8 @@ use common::{
 };
 use serde_json::Value;
 
+/// Little processor time passes before something is measured.
+const SMALL: &str = "--working-set=1MiB";
 /// From the death of the peer to the error.
 const BOUND: Duration = Duration::from_secs(10);
 
@@ -69,7 +71,35 @@ fn several_rows_are_one_object_and_one_row_is_that_of_the_contract() {
     let one = ["--op=read", "--block-size=1MiB", "--threads=2", "--duration=1ms", "--json"];
     let one = run(&[&["bench", "transfer"], &one[..]].concat()).success().json();
     assert_eq!(one["block_size"], 1 << 20);
+    assert_eq!(one["working_set"], 256 << 20);
     assert_figures(&one);
+}
+
+#[test]
+fn each_side_walks_through_the_working_set() {
+    let measure = |more: &[&str]| {
+        let arguments = ["bench", "transfer", "--op=write", "--duration=1ms", "--json"];
+        run(&[&arguments, more].concat()).success().json()
+    };
+    // Of the sizes that nobody asked for, those whose batches fit.
+    let table = measure(&["--working-set=1MiB"]);
+    let rows = table["rows"].as_array().unwrap();
+    let sizes: Vec<u64> = rows.iter().map(|row| row["block_size"].as_u64().unwrap()).collect();
+    assert_eq!(sizes, [4 << 10, 16 << 10, 64 << 10]);
+    assert!(rows.iter().all(|row| row["working_set"] == 1 << 20), "{table}");
+    // Batches that need more than the default get it.
+    let one = measure(&["--block-size=4MiB", "--batch-size=65"]);
+    assert_eq!(one["working_set"], 260 << 20);
+    let (_node, segment) = node("2MiB", &[]);
+    let of_node = |set| {
+        let arguments = ["--op=write", "--block-size=4KiB", "--duration=1ms", "--json", set];
+        transfer(&["bench", "transfer"], &segment, &arguments)
+    };
+    assert_eq!(of_node("--working-set=2MiB").success().json()["working_set"], 2 << 20);
+    let output = of_node("--working-set=3MiB");
+    let sentence = output.failure(2);
+    assert!(sentence.contains("--working-set 3145728: the buffer of segment"), "{sentence}");
+    assert!(sentence.contains("has only 2097152 bytes"), "{sentence}");
 }
 
 #[test]
@@ -94,6 +124,10 @@ fn what_cannot_be_measured_is_told() {
     };
     check(&["--duration=0s"], 2, "--duration 0s");
     check(&["--block-size=0"], 2, "--block-size");
+    check(&["--working-set=1023KiB"], 2, "--working-set 1047552: choose 1MiB or more");
+    let too_much = ["--working-set=1MiB", "--block-size=64KiB", "--batch-size=17"];
+    check(&too_much, 2, "--working-set 1048576: the batches of all threads have 1114112 bytes");
+    check(&["--working-set=1MiB", "--threads=17"], 2, "have 1114112 bytes");
     check(&["--protocol=local"], 2, "--protocol local");
     check(&["--protocol=ip"], 2, "rdma:soft");
     check(&["--threads=1024", "--batch-size=65536", "--block-size=1GiB"], 1, "no memory for");
@@ -115,7 +149,7 @@ fn a_peer_that_cannot_start_is_told_in_its_words() {
 
 #[test]
 fn a_peer_that_is_killed_fails_the_bench_in_time_and_is_named() {
-    let mut bench = start(&["--op=write", "--block-size=64KiB", "--duration=600s"]);
+    let mut bench = start(&["--op=write", "--block-size=64KiB", "--duration=600s", SMALL]);
     let segment = skip_header(&mut bench);
     eventually("it measures", || processor_ticks(bench.id()) > 20);
     let peer = child(bench.id(), &["node"]).unwrap().to_string();
@@ -127,7 +161,7 @@ fn a_peer_that_is_killed_fails_the_bench_in_time_and_is_named() {
 
 /// Tells a bench to stop when it has measured something; returns what it printed.
 fn interrupted(mut arguments: Vec<&str>, signal: &str, whole_group: bool) -> Output {
-    arguments.extend(["--op=write", "--block-size=4KiB", "--duration=600s"]);
+    arguments.extend(["--op=write", "--block-size=4KiB", "--duration=600s", SMALL]);
     let bench = start(&arguments);
     let group = bench.id();
     eventually("it measures", || processor_ticks(group) > 30);

@@ -27,7 +27,7 @@ pub(super) use latency::{Arguments as LatencyEnd, run as run_latency_end};
 use report::{Report, Stream};
 
 /// The smallest working set: what several of the largest datagrams need.
-const LEAST_WORKING_SET: u64 = 1 << 20;
+pub(super) const LEAST_WORKING_SET: u64 = 1 << 20;
 /// Payload bytes in a datagram of the plain stream: those of the largest path MTU.
 const SEGMENT: usize = 4096;
 /// Bytes of a write of the TCP stream.

@@ -11,6 +11,7 @@ use clap::{Args, ValueEnum};
 use millstream_transfer::Buffer;
 use serde::Serialize;
 
+use crate::bench::rdma::LEAST_WORKING_SET;
 use crate::engine::{self, Opened, Protocol};
 use crate::failure::usage;
 use crate::reach::Reach;
@@ -21,9 +22,8 @@ use row::Shape;
 
 /// Block sizes of the table.
 const BLOCK_SIZES: [u64; 6] = [4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
-/// The least and the most memory that our own peer serves: every request has a block of its own
-/// there as far as this goes.
-const PEER_BYTES: [u64; 2] = [64 << 20, 1 << 30];
+/// Bytes that each side walks through, unless the batches need more.
+const WORKING_SET: u64 = 256 << 20;
 
 /// Arguments of `bench transfer`.
 #[derive(Args, Debug)]
@@ -45,6 +45,10 @@ pub(crate) struct Arguments {
     /// Threads that submit batches
     #[arg(long, value_name = "T", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: u32,
+    /// Bytes that each side walks through, and what is measured for comparison too [default: 256MiB,
+    /// or what the batches of all threads need]
+    #[arg(long, value_name = "S", value_parser = units::size)]
+    working_set: Option<u64>,
     /// How long to measure each row
     #[arg(long, value_name = "D", default_value = "1s", value_parser = units::duration)]
     duration: Duration,
@@ -99,22 +103,27 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.duration.is_zero() {
         return Err(usage("--duration 0s: choose 1ms or more"));
     }
-    let bytes = largest(&shapes)?;
+    let set = working_set(arguments, &mut shapes)?;
     // Before anything is started for it.
-    let room = Vec::<u8>::new().try_reserve_exact(bytes);
-    room.with_context(|| format!("no memory for the {bytes} bytes of all threads' batches"))?;
+    let room = Vec::<u8>::new().try_reserve_exact(set);
+    room.with_context(|| format!("no memory for a working set of {set} bytes"))?;
     // Before there are threads.
     process::clean_up_when_told_to_stop()?;
     let (mut peer, segment) = match &arguments.segment {
         Some(segment) => (None, segment.clone()),
         None => {
-            let peer = start_peer(arguments, bytes as u64)?;
+            let peer = start_peer(arguments, set as u64)?;
             let segment = peer.segment.clone();
             (Some(peer), segment)
         }
     };
     let opened = engine::open(&arguments.reach, &segment)?;
     let available = opened.segment.buffers()[0].length;
+    if let Some(set) = arguments.working_set.filter(|&set| set > available) {
+        return Err(usage(format!(
+            "--working-set {set}: the buffer of segment {segment} has only {available} bytes"
+        )));
+    }
     // Of the sizes that nobody asked for, those that fit.
     shapes.retain(|shape| shape.block_size <= available);
     if shapes.is_empty() {
@@ -123,7 +132,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             "--block-size {size}: the buffer of segment {segment} has only {available} bytes"
         )));
     }
-    let buffer = allocate(&opened, largest(&shapes)?)?;
+    let buffer = allocate(&opened, set)?;
     process::say_last_words_when_told_to_stop();
     let rows = measure(arguments, &shapes, &opened, &buffer).map_err(|error| {
         // How the peer ended says more than what was seen of it from here.
@@ -137,15 +146,32 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Bytes of the largest batches of all threads.
-fn largest(shapes: &[Shape]) -> anyhow::Result<usize> {
+/// Bytes that each side walks through: at least those of all threads' batches. Of the sizes that
+/// nobody asked for, those remain whose batches fit.
+fn working_set(arguments: &Arguments, shapes: &mut Vec<Shape>) -> anyhow::Result<usize> {
     let bytes: Option<Vec<usize>> = shapes.iter().map(Shape::bytes).collect();
-    bytes.and_then(|bytes| bytes.into_iter().max()).ok_or_else(|| {
+    let bytes = bytes.ok_or_else(|| {
         usage("--block-size x --batch-size x --threads: more than memory can be, or nothing")
-    })
+    })?;
+    let range = bytes.iter().min().zip(bytes.iter().max());
+    let (&smallest, &largest) = range.context("there is nothing to measure")?;
+    let Some(set) = arguments.working_set else { return Ok(largest.max(WORKING_SET as usize)) };
+    if set < LEAST_WORKING_SET {
+        return Err(usage(format!("--working-set {set}: choose 1MiB or more")));
+    }
+    let set = usize::try_from(set)
+        .map_err(|_| usage(format!("--working-set {set}: more than memory can be")))?;
+    if smallest > set {
+        return Err(usage(format!(
+            "--working-set {set}: the batches of all threads have {smallest} bytes (--block-size x \
+             --batch-size x --threads)"
+        )));
+    }
+    shapes.retain(|shape| shape.bytes().is_some_and(|bytes| bytes <= set));
+    Ok(set)
 }
 
-/// Starts a node with memory for batches of so many bytes.
+/// Starts a node with so many bytes of memory.
 fn start_peer(arguments: &Arguments, bytes: u64) -> anyhow::Result<Peer> {
     let reach = &arguments.reach;
     // Here, since it is this command line that is wrong.
@@ -153,14 +179,11 @@ fn start_peer(arguments: &Arguments, bytes: u64) -> anyhow::Result<Peer> {
     if engine::protocol(&reach.protocol)? == Protocol::Local {
         return Err(usage("--protocol local reaches no other process: measure rdma"));
     }
-    let [least, most] = PEER_BYTES;
-    let block = arguments.block_size.unwrap_or_default();
-    let bytes = bytes.clamp(least, most.max(block));
     let what = format!("starting a node with {}", units::readable(bytes));
     note::when_slow(&what, || Peer::start(reach, bytes))
 }
 
-/// Memory for the requests of all threads, with something other than zeros, which the kernel may
+/// Memory for the blocks of all threads, with something other than zeros, which the kernel may
 /// share.
 fn allocate(opened: &Opened, bytes: usize) -> anyhow::Result<Buffer> {
     let chunk: Vec<u8> =
@@ -193,7 +216,7 @@ fn measure(
             done => done?,
         };
         if done.requests > 0 {
-            let row = Row::new(shape, &done);
+            let row = Row::new(shape, buffer.length(), &done);
             if text {
                 report::print_row(&row)?;
             }
@@ -204,7 +227,7 @@ fn measure(
         }
     }
     if arguments.baseline && !process::told_to_stop() {
-        report::add_baseline(&mut rows)?;
+        report::add_baseline(&mut rows, buffer.length())?;
         if text {
             report::print_baseline(&rows)?;
         }

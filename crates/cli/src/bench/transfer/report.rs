@@ -14,8 +14,6 @@ use crate::{output, units};
 
 /// Payload bytes in a packet of the plain stream: those of the largest path MTU.
 const STREAM_SEGMENT: usize = 4096;
-/// Bytes that the plain stream and the memory copy walk through: more than caches hold.
-const WORKING_SET: usize = 256 << 20;
 /// How long the plain stream and the memory copy are measured.
 const BASELINE: Duration = Duration::from_secs(2);
 
@@ -26,6 +24,8 @@ pub(super) struct Row {
     block_size: u64,
     batch_size: u32,
     threads: u32,
+    /// Bytes that each side walks through.
+    working_set: usize,
     seconds: f64,
     bytes: u64,
     requests: u64,
@@ -66,7 +66,7 @@ struct Table<'a> {
 }
 
 impl Row {
-    pub(super) fn new(shape: &Shape, done: &Done) -> Self {
+    pub(super) fn new(shape: &Shape, working_set: usize, done: &Done) -> Self {
         let seconds = done.elapsed.as_secs_f64();
         let gigabytes = done.bytes as f64 / 1e9;
         let microseconds = |quantile| done.latencies.value_at_quantile(quantile) as f64 / 1e3;
@@ -75,6 +75,7 @@ impl Row {
             block_size: shape.block_size,
             batch_size: shape.batch_size,
             threads: shape.threads,
+            working_set,
             seconds,
             bytes: done.bytes,
             requests: done.requests,
@@ -136,12 +137,12 @@ pub(super) fn print_json(rows: &[Row], alone: bool, interrupted: bool) -> anyhow
     }
 }
 
-/// Measures what the machine does without us, and sets every row beside it.
-pub(super) fn add_baseline(rows: &mut [Row]) -> anyhow::Result<()> {
-    let stream = baseline::udp_stream(BASELINE, STREAM_SEGMENT, WORKING_SET)
+/// Measures what the machine does without us, over as many bytes, and sets every row beside it.
+pub(super) fn add_baseline(rows: &mut [Row], working_set: usize) -> anyhow::Result<()> {
+    let stream = baseline::udp_stream(BASELINE, STREAM_SEGMENT, working_set)
         .context("the plain UDP stream failed")?;
     let udp_stream_gb_per_s = stream.gb_per_s();
-    let memory_copy_gb_per_s = baseline::memory_copy(BASELINE, WORKING_SET).gb_per_s();
+    let memory_copy_gb_per_s = baseline::memory_copy(BASELINE, working_set).gb_per_s();
     for row in rows {
         row.baseline = Some(Baseline {
             udp_stream_gb_per_s,

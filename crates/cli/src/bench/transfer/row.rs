@@ -1,7 +1,8 @@
 //! One row: requests of one size, one way, for some time.
 //!
-//! Each thread submits a batch, waits until it is done, and submits the next, of the next blocks of
-//! the segment. The blocks go round its buffer, so that a large buffer does not stay in caches.
+//! Each thread submits a batch, waits until it is done, and submits the next, of the next blocks.
+//! The blocks go round the working set here and as much of the segment, so that they do not stay in
+//! caches.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -143,25 +144,31 @@ fn submit(opened: &Opened, requests: &[TransferRequest]) -> anyhow::Result<Optio
 /// The requests of a thread, and where the next ones are.
 struct Batch {
     requests: Vec<TransferRequest>,
-    /// Address of the segment's first block.
-    base: u64,
-    blocks: Blocks,
+    /// Blocks of our buffer.
+    local: Blocks,
+    /// Blocks of the segment.
+    remote: Blocks,
 }
 
 impl Batch {
-    /// Moves the requests to the next blocks of the segment.
+    /// Moves the requests to the next blocks of both sides.
     fn advance(&mut self) {
         for request in &mut self.requests {
-            request.target_offset = self.base + self.blocks.next() * request.length;
+            request.source = self.local.next();
+            request.target_offset = self.remote.next();
         }
     }
 }
 
-/// The blocks of a segment that one thread goes round: its own, as far as there are so many.
+/// The blocks of a buffer that one thread goes round: its own, as far as there are so many.
 struct Blocks {
+    /// Address of the buffer's first block.
+    base: u64,
+    /// Bytes of a block.
+    size: u64,
     first: u64,
     count: u64,
-    /// How many blocks the segment has.
+    /// How many blocks the buffer has.
     all: u64,
     at: u64,
 }
@@ -171,18 +178,19 @@ impl Blocks {
     fn of_thread(thread: u64, threads: u64, batch: u64, all: u64) -> Self {
         // All requests of a batch differ before those of threads do.
         let count = (all / threads).max(batch.min(all));
-        Self { first: thread * count % all, count, all, at: 0 }
+        Self { base: 0, size: 1, first: thread * count % all, count, all, at: 0 }
     }
 
+    /// The address of the next block.
     fn next(&mut self) -> u64 {
         let block = (self.first + self.at) % self.all;
         self.at = (self.at + 1) % self.count;
-        block
+        self.base + block * self.size
     }
 }
 
 /// The first batch of each thread. Each request has its own block on both sides, as far as the
-/// segment has so many.
+/// segment has so many, and no thread has one of another's in our buffer.
 fn thread_batches(opened: &Opened, buffer: &Buffer, shape: &Shape) -> anyhow::Result<Vec<Batch>> {
     let size = shape.block_size;
     let buffers = opened.segment.buffers();
@@ -202,13 +210,19 @@ fn thread_batches(opened: &Opened, buffer: &Buffer, shape: &Shape) -> anyhow::Re
             Operation::Mix if index.is_multiple_of(2) => Opcode::Read,
             Operation::Mix => Opcode::Write,
         };
-        let (source, target) = (buffer.address() + index * size, opened.segment.id());
+        let (source, target) = (buffer.address(), opened.segment.id());
         TransferRequest { opcode, source, target, target_offset: base, length: size }
     };
+    let set = buffer.length() as u64;
     let of_thread = |thread: u64| {
         let requests = (thread * batch..(thread + 1) * batch).map(request).collect();
-        let blocks = Blocks::of_thread(thread, threads, batch, available / size);
-        let mut batch = Batch { requests, base, blocks };
+        let blocks = |base, bytes| Blocks {
+            base,
+            size,
+            ..Blocks::of_thread(thread, threads, batch, bytes / size)
+        };
+        let (local, remote) = (blocks(buffer.address(), set), blocks(base, set.min(available)));
+        let mut batch = Batch { requests, local, remote };
         batch.advance();
         batch
     };
@@ -217,6 +231,8 @@ fn thread_batches(opened: &Opened, buffer: &Buffer, shape: &Shape) -> anyhow::Re
 
 #[cfg(test)]
 mod tests {
+    use millstream_transfer::SegmentId;
+
     use super::*;
 
     /// The blocks of so many batches of each thread.
@@ -233,6 +249,28 @@ mod tests {
         assert_eq!(taken(1, 2, 5, 3), [[0, 1, 2, 3, 4, 0]]);
         // No two threads have a block in common, however far each is.
         assert_eq!(taken(2, 2, 9, 3), [[0, 1, 2, 3, 0, 1], [4, 5, 6, 7, 4, 5]]);
+    }
+
+    /// A segment may have less than our buffer.
+    #[test]
+    fn both_sides_move_from_batch_to_batch() {
+        let blocks = |base, all| Blocks { base, size: 8, ..Blocks::of_thread(0, 1, 2, all) };
+        let request = TransferRequest {
+            opcode: Opcode::Read,
+            source: 0,
+            target: SegmentId::LOCAL,
+            target_offset: 0,
+            length: 8,
+        };
+        let (local, remote) = (blocks(100, 4), blocks(1000, 3));
+        let mut batch = Batch { requests: vec![request; 2], local, remote };
+        for expected in
+            [[(100, 1000), (108, 1008)], [(116, 1016), (124, 1000)], [(100, 1008), (108, 1016)]]
+        {
+            batch.advance();
+            let at: Vec<_> = batch.requests.iter().map(|r| (r.source, r.target_offset)).collect();
+            assert_eq!(at, expected);
+        }
     }
 
     #[test]
