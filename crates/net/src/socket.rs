@@ -4,6 +4,7 @@ use std::io;
 use std::mem;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -31,8 +32,11 @@ pub struct SocketConfig {
 }
 
 impl SocketConfig {
-    /// What a peer may send before this side gets round to receiving, with the kernel's overhead.
+    /// What peers may send before this side gets round to receiving, with the kernel's overhead.
     pub const DEFAULT_BUFFER_LENGTH: usize = 16 << 20;
+
+    /// What eight connections can have in flight: with less, several peers at once feel it.
+    const ENOUGH: usize = 4 << 20;
 }
 
 /// What a socket has got.
@@ -54,6 +58,32 @@ pub struct SocketInfo {
     pub receive_buffer: usize,
     /// Bytes of send buffer by the kernel's account.
     pub send_buffer: usize,
+}
+
+impl SocketInfo {
+    /// Says, once in a process, that the kernel gave so much less receive buffer than was asked for
+    /// that peers will notice.
+    pub(crate) fn tell_of_small_buffer(&self, asked: usize) {
+        static TOLD: Once = Once::new();
+        if let Some(what) = too_small(asked, self.receive_buffer) {
+            TOLD.call_once(|| tracing::warn!(address = %self.address, "{what}"));
+        }
+    }
+}
+
+/// What there is to say of a receive buffer, by the kernel's account, of which this was asked for.
+fn too_small(asked: usize, account: usize) -> Option<String> {
+    // The kernel doubles what is asked for, to have room for its own.
+    let granted = account / 2;
+    (granted < asked.min(SocketConfig::ENOUGH)).then(|| {
+        format!(
+            "the receive buffer is {} KiB of the {} KiB asked for, since the kernel allows an \
+             unprivileged process no more: peers may send less at a time, and what exceeds it is \
+             lost and sent again. As root, `sysctl -w net.core.rmem_max={asked}` allows it",
+            granted >> 10,
+            asked >> 10
+        )
+    })
 }
 
 /// What a socket is bound to, and what the kernel does for it.
@@ -279,5 +309,29 @@ pub(crate) fn wait(
             error if error.kind() == io::ErrorKind::Interrupted => Ok(false),
             error => Err(error),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_buffer_is_too_small_when_the_kernel_says_so_and_peers_notice() {
+        let default = SocketConfig::DEFAULT_BUFFER_LENGTH;
+        // The kernel's default limit.
+        let said = too_small(default, 2 * 212_992).unwrap();
+        assert!(said.starts_with("the receive buffer is 208 KiB of the 16384 KiB"), "{said}");
+        assert!(said.contains("net.core.rmem_max=16777216"), "{said}");
+        for (asked, account) in [
+            (default, 2 * default),
+            // Less than was asked for, but enough.
+            (default, 8 << 20),
+            // A test wants it so.
+            (1 << 16, 1 << 17),
+        ] {
+            assert_eq!(too_small(asked, account), None, "{asked} {account}");
+        }
+        assert!(too_small(1 << 20, 416 << 10).is_some());
     }
 }

@@ -116,6 +116,7 @@ impl<N: Node + Send + 'static> Progress<N> {
             buffer_length: config.buffer_length,
         };
         let socket = Socket::open(config.driver, &socket_config, config.congestion_marks)?;
+        socket.info().tell_of_small_buffer(config.buffer_length);
         let address = socket.info().address;
         let failed =
             |operation| move |source: io::Error| OpenError::System { address, operation, source };

@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use millstream_net::{
-    Driver, DriverCounters, Guard, NodeGuard, Progress, ProgressConfig, Shared, Waiters,
+    Driver, DriverCounters, Guard, NodeGuard, Progress, ProgressConfig, Shared, SocketConfig,
+    Waiters,
 };
 use millstream_roce::{
     AsyncEvent, Counters, Endpoint, EndpointConfig, IcrcCheck, MAX_COMPLETIONS, ProtectionDomainId,
@@ -37,6 +38,9 @@ pub struct SoftConfig {
     /// How long the progress thread looks for work before it sleeps. Lower latency for a busy
     /// processor.
     pub busy_poll: Duration,
+    /// How many bytes to ask for as receive and as send buffer of the socket. An unprivileged
+    /// process gets `net.core.rmem_max` and `net.core.wmem_max` at most.
+    pub buffer_length: usize,
     /// At most so many packets of 4096 bytes in flight on a queue pair.
     pub max_window: u32,
     /// The partitions that it is in: queue pairs name one by its index. The top bit of a key is set
@@ -54,6 +58,7 @@ impl SoftConfig {
             icrc: IcrcCheck::AnyIdentification,
             congestion_marks: false,
             busy_poll: Duration::ZERO,
+            buffer_length: SocketConfig::DEFAULT_BUFFER_LENGTH,
             max_window: EndpointConfig::new(address, 0).max_window,
             partition_keys: vec![DEFAULT_PARTITION_KEY],
         }
@@ -94,6 +99,7 @@ impl Device {
             segmentation_offload: config.segmentation_offload,
             congestion_marks: config.congestion_marks,
             busy_poll: config.busy_poll,
+            buffer_length: config.buffer_length,
             name: name.clone(),
             ..ProgressConfig::new(config.address)
         };
