@@ -108,6 +108,10 @@ pub struct QueuePairAttributes {
     pub partition_key_index: Option<u16>,
     /// What datagrams to this queue pair must carry. Unreliable datagrams only.
     pub queue_key: Option<u32>,
+    /// At most so many bytes of SENDs and WRITEs in flight, with what a receive buffer needs beside
+    /// them: what the peer has granted ([`crate::Endpoint::grant_receive_share`]). One packet may
+    /// always go. Devices of the system, which know no such thing, do not look at it.
+    pub send_window_bytes: Option<u32>,
 }
 
 /// The name of an attribute, for errors and the transition table.
@@ -128,6 +132,7 @@ pub enum Attribute {
     InitiatorDepth,
     PartitionKeyIndex,
     QueueKey,
+    SendWindow,
 }
 
 impl QueuePairAttributes {
@@ -149,6 +154,7 @@ impl QueuePairAttributes {
             (self.initiator_depth.is_some(), A::InitiatorDepth),
             (self.partition_key_index.is_some(), A::PartitionKeyIndex),
             (self.queue_key.is_some(), A::QueueKey),
+            (self.send_window_bytes.is_some(), A::SendWindow),
         ]
         .into_iter()
         .filter_map(|(given, attribute)| given.then_some(attribute))

@@ -6,6 +6,7 @@ use millstream_wire::{Mtu, Opcode, Operation, Packet, ParseError, Qpn};
 
 use crate::Instant;
 use crate::attributes::{Attribute, ModifyError, QueuePairAttributes, QueuePairState};
+use crate::budget::ReceiveBudget;
 use crate::completion::{
     Completion, CompletionQueue, CompletionQueueId, CompletionStatus, MAX_COMPLETIONS,
 };
@@ -32,6 +33,7 @@ pub(crate) struct Shared<M> {
     pub(crate) config: EndpointConfig,
     pub(crate) memory: M,
     pub(crate) counters: Counters,
+    pub(crate) budget: ReceiveBudget,
     completion_queues: Vec<Option<CompletionQueue>>,
     pub(crate) receive_queues: SharedReceiveQueues,
     events: Events,
@@ -103,6 +105,11 @@ pub struct Endpoint<M> {
 /// queue pair of the past, or from someone who guesses, do not meet a new one.
 const INDEX_BITS: u32 = 12;
 
+/// The index that a queue pair number holds.
+pub(crate) const fn index_of(qpn: Qpn) -> u32 {
+    qpn.value() & ((1 << INDEX_BITS) - 1)
+}
+
 impl<M: Memory> Endpoint<M> {
     /// A device without queue pairs.
     pub fn new(config: EndpointConfig, memory: M) -> Self {
@@ -112,6 +119,7 @@ impl<M: Memory> Endpoint<M> {
                 config,
                 memory,
                 counters: Counters::default(),
+                budget: ReceiveBudget::UNLIMITED,
                 completion_queues: Vec::new(),
                 receive_queues: SharedReceiveQueues::default(),
                 events: Events::default(),
@@ -147,6 +155,34 @@ impl<M: Memory> Endpoint<M> {
     /// What it has counted.
     pub fn counters(&self) -> &Counters {
         &self.shared.counters
+    }
+
+    /// Says how many bytes of packets its receive buffer holds, which all queue pairs share: no more
+    /// is asked for by READs at a time, and peers are granted shares of it. Without this there is
+    /// no limit. Queue pairs that are connected already may ask for more with one request.
+    pub fn set_receive_budget(&mut self, bytes: u64) {
+        self.shared.budget.set_limit(bytes);
+    }
+
+    /// What a new peer is to be told that it may have in flight to this device, in bytes of packets
+    /// and of what the buffer needs beside them: an eighth of the budget, or half of what no other
+    /// peer has, but enough for a fast connection. `None` when there is no limit.
+    ///
+    /// As long as all shares fit the budget, what peers send within them finds room. The more peers
+    /// there are at the same time, the less is guaranteed: then some of it may be lost, and
+    /// congestion control finds out how much is too much.
+    pub fn grant_receive_share(&mut self) -> Option<u64> {
+        self.shared.budget.grant()
+    }
+
+    /// A peer that was granted this is gone.
+    pub fn withdraw_receive_share(&mut self, bytes: u64) {
+        self.shared.budget.withdraw(bytes);
+    }
+
+    /// What READs have asked for and what has not come, in bytes of the budget.
+    pub fn requested_bytes(&self) -> u64 {
+        self.shared.budget.requested()
     }
 
     /// Makes a completion queue that holds `capacity` completions.
@@ -230,6 +266,10 @@ impl<M: Memory> Endpoint<M> {
     /// Removes a queue pair. Its outstanding requests end without completions.
     pub fn destroy_queue_pair(&mut self, qpn: Qpn) -> bool {
         let Some(index) = self.index(qpn) else { return false };
+        if let Some(pair) = &mut self.queue_pairs[index] {
+            pair.requester.stop(&mut self.shared.budget);
+            self.shared.budget.leave(index as u32, &mut pair.requester.turn);
+        }
         self.queue_pairs[index] = None;
         self.ready.retain(|&other| other as usize != index);
         self.timers.forget(index as u32);
@@ -264,13 +304,17 @@ impl<M: Memory> Endpoint<M> {
             return Err(ModifyError::OutOfRange { attribute, value, range });
         }
         match to {
-            QueuePairState::Reset => pair.reset(config),
+            QueuePairState::Reset => {
+                pair.requester.stop(&mut self.shared.budget);
+                self.shared.budget.leave(index as u32, &mut pair.requester.turn);
+                pair.reset(config);
+            }
             QueuePairState::Error => pair.close(&mut self.shared),
             _ => {
                 if pair.is_draining() {
                     return Err(ModifyError::Draining(qpn));
                 }
-                pair.apply(attributes, config);
+                pair.apply(attributes, config, &self.shared.budget);
                 pair.enter(to);
             }
         }
@@ -464,7 +508,7 @@ impl<M: Memory> Endpoint<M> {
     }
 
     fn index(&self, qpn: Qpn) -> Option<usize> {
-        let index = (qpn.value() & ((1 << INDEX_BITS) - 1)) as usize;
+        let index = index_of(qpn) as usize;
         let pair = self.queue_pairs.get(index)?.as_ref()?;
         (pair.qpn == qpn).then_some(index)
     }
@@ -487,6 +531,20 @@ impl<M: Memory> Endpoint<M> {
             self.ready.push_back(index as u32);
         }
         self.arm(index);
+    }
+
+    /// Puts the queue pair that has waited longest for the receive budget on the ready list, when
+    /// there is room for what it wants.
+    fn call_waiting(&mut self) {
+        let budget = &self.shared.budget;
+        let Some(index) = budget.first_waiting() else { return };
+        if let Some(pair) = &mut self.queue_pairs[index as usize]
+            && !pair.ready
+            && pair.requester.turn.waits_for.is_some_and(|bytes| budget.has_room(bytes))
+        {
+            pair.ready = true;
+            self.ready.push_back(index);
+        }
     }
 
     fn arm(&mut self, index: usize) {
@@ -625,14 +683,21 @@ impl<M: Memory> Node for Endpoint<M> {
     }
 
     fn poll_transmit(&mut self, now: Instant, transmit: &mut Transmit) -> bool {
-        while let Some(&index) = self.ready.front() {
+        loop {
+            self.call_waiting();
+            let Some(&index) = self.ready.front() else { return false };
             let Some(pair) = self.queue_pairs[index as usize].as_mut() else {
                 self.ready.pop_front();
                 continue;
             };
+            pair.requester.turn.asked = false;
             let sent = pair.transmit(now, &mut self.shared, transmit);
             if !sent {
                 pair.ready = false;
+                // Nobody waits behind one that wants nothing now.
+                if !pair.requester.turn.asked {
+                    self.shared.budget.leave(index, &mut pair.requester.turn);
+                }
                 self.ready.pop_front();
                 self.burst = 0;
                 self.arm(index as usize);
@@ -648,7 +713,6 @@ impl<M: Memory> Node for Endpoint<M> {
             self.arm(index as usize);
             return true;
         }
-        false
     }
 
     fn bytes(&self, piece: &Piece) -> Option<&[u8]> {

@@ -19,6 +19,7 @@
 #![forbid(unsafe_code)]
 
 mod attributes;
+mod budget;
 mod completion;
 mod config;
 mod congestion;
@@ -27,6 +28,7 @@ mod datagrams;
 mod endpoint;
 mod error;
 mod events;
+mod fetches;
 mod icrc_check;
 mod inline;
 mod memory;

@@ -6,6 +6,7 @@ use core::time::Duration;
 use millstream_wire::{Bth, ExtendedHeaders, MAX_HEADER_LENGTH, Mtu, Opcode, Psn, Qpn};
 
 use crate::attributes::{QueuePairAttributes, QueuePairState};
+use crate::budget::ReceiveBudget;
 use crate::completion::{Completion, CompletionQueueId, CompletionStatus};
 use crate::config::{QueuePairCapabilities, QueuePairConfig};
 use crate::congestion::Congestion;
@@ -110,7 +111,12 @@ impl QueuePair {
     }
 
     /// Takes attributes that [`crate::Endpoint::modify_queue_pair`] has checked.
-    pub(crate) fn apply(&mut self, attributes: &QueuePairAttributes, endpoint: &EndpointConfig) {
+    pub(crate) fn apply(
+        &mut self,
+        attributes: &QueuePairAttributes,
+        endpoint: &EndpointConfig,
+        budget: &ReceiveBudget,
+    ) {
         let path = &mut self.path;
         if let Some(access) = attributes.access {
             self.access = access;
@@ -137,7 +143,10 @@ impl QueuePair {
             self.responder.minimum_rnr_timer = timer;
         }
         if let Some(psn) = attributes.send_psn {
-            self.requester.start(psn, path.mtu, endpoint.max_window);
+            self.requester.start(psn, path.mtu, endpoint.max_window, budget);
+        }
+        if let Some(bytes) = attributes.send_window_bytes {
+            self.requester.limit_sends(bytes, path.mtu);
         }
         if let Some(datagrams) = &mut self.datagrams {
             datagrams.next_psn = attributes.send_psn.unwrap_or(datagrams.next_psn);
@@ -254,7 +263,7 @@ impl QueuePair {
         }
         self.flush_datagrams(shared, status);
         self.flush_receives(shared);
-        self.requester.stop();
+        self.requester.stop(&mut shared.budget);
         // The queue pair takes no more of the shared queue: whoever destroys it has waited for
         // this (IBTA 11.6.3.1).
         if self.responder.receives.shared().is_some() {

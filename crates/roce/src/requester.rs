@@ -15,8 +15,10 @@ use millstream_wire::{
     Operation, Packet, Position, Psn, Qpn, Reth, Syndrome,
 };
 
+use crate::budget::{ReceiveBudget, Turn, cost};
 use crate::completion::{Completion, CompletionStatus};
-use crate::endpoint::Shared;
+use crate::endpoint::{Shared, index_of};
+use crate::fetches::Fetches;
 use crate::inline::{InlineData, InlineSlot};
 use crate::memory::Memory;
 use crate::pieces::{PieceList, PieceRing};
@@ -70,8 +72,10 @@ pub(crate) struct Requester {
     stop_at: Option<u64>,
     /// Index in `queue` of the request that holds `next`.
     cursor: usize,
-    /// Requests for READs and atomic operations in flight, as one past the last number of each.
-    fetches: VecDeque<u64>,
+    /// Requests for READs and atomic operations in flight.
+    fetches: Fetches,
+    /// Its place among those that wait for the receive budget.
+    pub(crate) turn: Turn,
     pub(crate) initiator_depth: usize,
     /// READ responses asked for by one request packet.
     read_chunk: u64,
@@ -89,6 +93,9 @@ pub(crate) struct Requester {
     /// The loss at this number was acted on, at this time.
     recovered: Option<(u64, Instant)>,
     window: Window,
+    /// The most packets with data in flight that the peer has room for.
+    send_limit: u64,
+    acknowledge_interval: u64,
     round_trip: RoundTrip,
     /// What to send again to learn what became of what is in flight.
     probe: Option<Probe>,
@@ -161,7 +168,8 @@ impl Requester {
             fetches_end: 0,
             stop_at: None,
             cursor: 0,
-            fetches: VecDeque::new(),
+            fetches: Fetches::default(),
+            turn: Turn::default(),
             initiator_depth: 0,
             read_chunk: READ_CHUNK.0,
             timeout: None,
@@ -173,13 +181,15 @@ impl Requester {
             last_progress: Instant::ZERO,
             recovered: None,
             window: Window::new(1),
+            send_limit: u64::MAX,
+            acknowledge_interval: ACKNOWLEDGE_INTERVAL,
             round_trip: RoundTrip::new(),
             probe: None,
         }
     }
 
     /// Sends this number first. One lap is added so that numbers before it exist too.
-    pub(crate) fn start(&mut self, psn: Psn, mtu: Mtu, max_window: u32) {
+    pub(crate) fn start(&mut self, psn: Psn, mtu: Mtu, max_window: u32, budget: &ReceiveBudget) {
         let first = u64::from(Psn::COUNT) + u64::from(psn.value());
         self.unacknowledged = first;
         self.next = first;
@@ -191,16 +201,24 @@ impl Requester {
         let limit = max_window.saturating_mul(scale);
         self.window = Window::new(limit);
         let longest = READ_CHUNK.1 * u64::from(scale);
-        self.read_chunk = (u64::from(limit) / 4).clamp(READ_CHUNK.0, longest);
+        let chunk = (u64::from(limit) / 4).clamp(READ_CHUNK.0, longest);
+        self.read_chunk = chunk.min(budget.longest_chunk(mtu.bytes() as u64));
+    }
+
+    /// The peer has room for so many bytes of packets with data.
+    pub(crate) fn limit_sends(&mut self, bytes: u32, mtu: Mtu) {
+        self.send_limit = (u64::from(bytes) / cost(mtu.bytes() as u64, 1)).max(1);
+        // More packets leave while the answer to the first half is on its way.
+        self.acknowledge_interval = ACKNOWLEDGE_INTERVAL.min((self.send_limit / 2).max(1));
     }
 
     /// Nothing more is sent.
-    pub(crate) fn stop(&mut self) {
+    pub(crate) fn stop(&mut self, budget: &mut ReceiveBudget) {
         self.next = self.posted;
         self.unacknowledged = self.posted;
         self.sent = self.posted;
         self.cursor = 0;
-        self.fetches.clear();
+        budget.give_back(self.fetches.forget_from(0));
         self.rnr_until = None;
         self.deadline = None;
         self.probe = None;
@@ -309,16 +327,14 @@ impl Requester {
     }
 
     /// Sends again from `psn` on.
-    fn go_back(&mut self, psn: u64) {
+    fn go_back(&mut self, psn: u64, budget: &mut ReceiveBudget) {
         self.next = psn;
         self.probe = None;
         self.cursor = self.index_of(psn);
-        while self.fetches.back().is_some_and(|&end| end > psn) {
-            self.fetches.pop_back();
-        }
+        budget.give_back(self.fetches.forget_from(psn));
     }
 
-    fn progress(&mut self, now: Instant, packets: u64) {
+    fn progress(&mut self, now: Instant, packets: u64, budget: &mut ReceiveBudget) {
         self.last_progress = now;
         self.rnr_retries_used = 0;
         // Whatever the peer was not ready for, it has taken since.
@@ -327,9 +343,7 @@ impl Requester {
         self.round_trip.acknowledged(now, self.unacknowledged);
         self.next = self.next.max(self.unacknowledged);
         self.probe = None;
-        while self.fetches.front().is_some_and(|&end| end <= self.unacknowledged) {
-            self.fetches.pop_front();
-        }
+        budget.give_back(self.fetches.forget_before(self.unacknowledged));
         self.arm(now);
     }
 
@@ -445,7 +459,7 @@ impl QueuePair {
         }
         let progress = self.requester.unacknowledged - before;
         if progress > 0 {
-            self.requester.progress(now, progress);
+            self.requester.progress(now, progress, &mut shared.budget);
         }
         if let Some(psn) = missing {
             self.lost(now, shared, psn);
@@ -484,7 +498,7 @@ impl QueuePair {
         requester.recovered = Some((psn, now));
         requester.window.lost(requester.sent - psn, requester.round_trip.is_queueing());
         requester.round_trip.lost();
-        requester.go_back(psn);
+        requester.go_back(psn, &mut shared.budget);
         requester.arm(now);
         shared.counters.retransmissions += 1;
     }
@@ -509,7 +523,7 @@ impl QueuePair {
             requester.rnr_retries_used += 1;
         }
         requester.rnr_until = Some(now + rnr_wait(timer));
-        requester.go_back(psn);
+        requester.go_back(psn, &mut shared.budget);
         // The peer is alive: silence is counted anew from when we ask again.
         requester.deadline = None;
         requester.round_trip.forget_samples();
@@ -564,11 +578,12 @@ impl QueuePair {
             return;
         }
         shared.counters.payload_bytes_received += data.len() as u64;
+        shared.budget.give_back(self.requester.fetches.arrived(psn, data.len() as u64));
         self.requester.unacknowledged = psn + 1;
         if self.requester.unacknowledged == end {
             self.complete_oldest(shared);
         }
-        self.requester.progress(now, 1);
+        self.requester.progress(now, 1, &mut shared.budget);
     }
 
     /// Acts on the requester's deadlines.
@@ -601,7 +616,7 @@ impl QueuePair {
         if persistent || !requester.can_probe() {
             requester.window.collapse(in_flight);
             requester.round_trip.forget_samples();
-            requester.go_back(requester.unacknowledged);
+            requester.go_back(requester.unacknowledged, &mut shared.budget);
         } else {
             requester.probe = Some(Probe::Oldest);
         }
@@ -625,7 +640,7 @@ impl QueuePair {
         let end = requester.stop_at.unwrap_or(requester.posted);
         let probe = requester.probe;
         let in_flight = requester.in_flight();
-        let allowed = u64::from(requester.window.size());
+        let mut allowed = u64::from(requester.window.size());
         let psn = match probe {
             Some(Probe::Oldest) => requester.unacknowledged,
             Some(Probe::Newest) => requester.next - 1,
@@ -649,6 +664,7 @@ impl QueuePair {
         let mtu = self.path.mtu.bytes() as u64;
         let offset = index * mtu;
         let fetches = work.fetches();
+        let mut charge = 0;
         let packets = if fetches {
             let chunk = requester.read_chunk;
             let packets = (chunk - index % chunk).min(work.end() - psn);
@@ -658,8 +674,30 @@ impl QueuePair {
             if probe.is_none() && (depth || (in_flight > 0 && in_flight + packets > allowed)) {
                 return false;
             }
+            if matches!(work.request.operation, SendOperation::Read { .. }) {
+                let bytes = cost((work.length - offset).min(packets * mtu), packets);
+                let budget = &mut shared.budget;
+                if psn >= requester.sent {
+                    // Without a timeout answers that are lost would take their room for ever.
+                    if requester.timeout.is_some() {
+                        if !budget.ask(index_of(self.qpn), &mut requester.turn, bytes) {
+                            return false;
+                        }
+                        charge = bytes;
+                    }
+                } else if !requester.window.is_silent() {
+                    // Recovery waits for nobody. A peer that is silent takes no room from others.
+                    budget.ask_again(bytes);
+                    charge = bytes;
+                }
+            }
             packets
         } else {
+            // What is to come from the peer takes none of its room.
+            allowed = allowed.min(requester.send_limit.saturating_add(requester.fetches.packets()));
+            if probe.is_none() && in_flight >= allowed {
+                return false;
+            }
             1
         };
         let ends = psn + packets == work.end();
@@ -676,7 +714,7 @@ impl QueuePair {
         let mut bth = header(&self.path, opcode, Psn::from_extended(psn), length);
         bth.acknowledge_request = ends
             || fetches
-            || psn.is_multiple_of(ACKNOWLEDGE_INTERVAL)
+            || psn.is_multiple_of(requester.acknowledge_interval)
             || in_flight + 1 >= allowed
             || self.congestion.pauses_after(now, length + HEADERS)
             || probe.is_some();
@@ -693,7 +731,7 @@ impl QueuePair {
             return true;
         }
         if fetches {
-            requester.fetches.push_back(psn + packets);
+            requester.fetches.begin(psn + packets, packets, charge);
         }
         let fresh = psn >= requester.sent;
         if requester.sent == requester.unacknowledged {

@@ -2,7 +2,8 @@
 //! 11.2.5.2).
 //!
 //! The rows are those of the kernel's `qp_state_table`, so that devices of the system refuse what
-//! is refused here. Ports and alternate paths are not there: a device has one port and one path to
+//! is refused here, and the send window, which only soft devices know, beside the other limits of
+//! what is sent. Ports and alternate paths are not there: a device has one port and one path to
 //! a peer. A partition key index that is not given is 0.
 
 use crate::attributes::{Attribute, ModifyError, QueuePairAttributes, QueuePairState};
@@ -47,10 +48,10 @@ fn of_connection(
         )),
         (S::ReadyToReceive, S::ReadyToSend) => Some((
             &[A::SendPsn, A::Timeout, A::RetryCount, A::RnrRetry, A::InitiatorDepth],
-            &[A::Access, A::MinimumRnrTimer],
+            &[A::Access, A::MinimumRnrTimer, A::SendWindow],
         )),
         (S::ReadyToSend | S::SendQueueDrained, S::ReadyToSend) => {
-            Some((&[], &[A::Access, A::MinimumRnrTimer]))
+            Some((&[], &[A::Access, A::MinimumRnrTimer, A::SendWindow]))
         }
         (S::ReadyToSend, S::SendQueueDrained) => Some((&[], &[])),
         (S::SendQueueDrained, S::SendQueueDrained) => Some((
@@ -65,6 +66,7 @@ fn of_connection(
                 A::RetryCount,
                 A::RnrRetry,
                 A::InitiatorDepth,
+                A::SendWindow,
             ],
         )),
         // A connection never is in SQE: an error of its send queue is an error of all of it.

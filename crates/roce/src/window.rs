@@ -35,6 +35,11 @@ impl Window {
         self.size
     }
 
+    /// Whether the peer has been silent since it last moved us forward.
+    pub(crate) fn is_silent(&self) -> bool {
+        self.silences > 0
+    }
+
     /// The peer acknowledged this many more packets.
     pub(crate) fn acknowledged(&mut self, packets: u32) {
         self.silences = 0;

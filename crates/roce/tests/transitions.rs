@@ -12,7 +12,7 @@ use millstream_wire::{Mtu, Psn, Qpn};
 /// One row: from, to, required attributes, optional ones. Letters as in [`LETTERS`].
 type Row = (&'static str, &'static str, &'static str, &'static str);
 
-const LETTERS: [(char, Attribute); 14] = [
+const LETTERS: [(char, Attribute); 15] = [
     ('a', Attribute::Access),
     ('v', Attribute::RemoteAddress),
     ('m', Attribute::PathMtu),
@@ -27,6 +27,8 @@ const LETTERS: [(char, Attribute); 14] = [
     ('i', Attribute::InitiatorDepth),
     ('p', Attribute::PartitionKeyIndex),
     ('k', Attribute::QueueKey),
+    // Not in the kernel's table.
+    ('l', Attribute::SendWindow),
 ];
 
 /// What is not here, or in [`EVERYWHERE`], is refused.
@@ -34,11 +36,11 @@ const CONNECTION: [Row; 9] = [
     ("RESET", "INIT", "a", "p"),
     ("INIT", "INIT", "", "ap"),
     ("INIT", "RTR", "vmqrdn", "ap"),
-    ("RTR", "RTS", "stcwi", "an"),
-    ("RTS", "RTS", "", "an"),
+    ("RTR", "RTS", "stcwi", "anl"),
+    ("RTS", "RTS", "", "anl"),
     ("RTS", "SQD", "", ""),
-    ("SQD", "RTS", "", "an"),
-    ("SQD", "SQD", "", "apvdntcwi"),
+    ("SQD", "RTS", "", "anl"),
+    ("SQD", "SQD", "", "apvdntcwil"),
     ("ERR", "RESET", "", ""),
 ];
 
@@ -91,6 +93,7 @@ fn set(attributes: &mut QueuePairAttributes, attribute: Attribute) {
         Attribute::InitiatorDepth => a.initiator_depth = Some(3),
         Attribute::PartitionKeyIndex => a.partition_key_index = Some(0),
         Attribute::QueueKey => a.queue_key = Some(0x1111),
+        Attribute::SendWindow => a.send_window_bytes = Some(1 << 16),
     }
 }
 
