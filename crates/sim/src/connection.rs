@@ -20,6 +20,8 @@ pub struct ConnectionOptions {
     pub minimum_rnr_timer: u8,
     /// READs outstanding, and executed, at a time.
     pub reads: u8,
+    /// Bytes of SENDs and WRITEs in flight, if there is a limit.
+    pub send_window_bytes: Option<u32>,
 }
 
 impl ConnectionOptions {
@@ -31,6 +33,7 @@ impl ConnectionOptions {
         rnr_retry: 7,
         minimum_rnr_timer: 1,
         reads: 4,
+        send_window_bytes: None,
     };
 }
 
@@ -91,6 +94,7 @@ pub(crate) fn connect<M: Memory>(
             retry_count: Some(options.retry_count),
             rnr_retry: Some(options.rnr_retry),
             initiator_depth: Some(options.reads),
+            send_window_bytes: options.send_window_bytes,
             ..none
         },
     ];

@@ -37,6 +37,9 @@ pub struct HostOptions {
     /// How long arrivals gather before the machine takes them in one go, as a busy host does: it
     /// answers only after the last of them. Zero: it takes each at once.
     pub coalescing: Duration,
+    /// What may gather before newcomers are dropped: the length of a socket's buffer by the kernel's
+    /// account, which charges twice what a datagram and 256 bytes take.
+    pub receive_buffer: u64,
 }
 
 impl Default for HostOptions {
@@ -46,6 +49,7 @@ impl Default for HostOptions {
             identification: IdentificationSource::Zero,
             sees_ip_header: true,
             coalescing: Duration::ZERO,
+            receive_buffer: u64::MAX,
         }
     }
 }
@@ -98,6 +102,8 @@ struct Place<M> {
     up: bool,
     /// What has arrived and waits to be taken.
     inbox: Vec<Datagram>,
+    /// And what that takes of the receive buffer.
+    inbox_account: u64,
     /// The earliest wake event that is queued.
     wake: Option<Instant>,
 }
@@ -199,6 +205,7 @@ impl<'a, M: Machine> Simulation<'a, M> {
             next_identification: 0,
             up: true,
             inbox: Vec::new(),
+            inbox_account: 0,
             wake: Some(self.now),
         });
         self.events.push(self.now, Event::Wake(id));

@@ -45,11 +45,13 @@ pub enum Happening {
     Cut,
     /// A link works again.
     Healed,
+    /// It arrived at a machine whose receive buffer had no room.
+    ReceiveBufferFull,
 }
 
 impl Happening {
     /// How many there are.
-    pub(crate) const COUNT: usize = Self::Healed as usize + 1;
+    pub(crate) const COUNT: usize = Self::ReceiveBufferFull as usize + 1;
 
     const fn name(self) -> &'static str {
         match self {
@@ -69,6 +71,7 @@ impl Happening {
             Self::Restarted => "restarted",
             Self::Cut => "cut",
             Self::Healed => "healed",
+            Self::ReceiveBufferFull => "receive buffer full",
         }
     }
 }

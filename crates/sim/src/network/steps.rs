@@ -37,6 +37,12 @@ impl<M: Machine> Simulation<'_, M> {
             self.record(Happening::ReceiverDown, Subject::Datagram(&datagram));
             return self.recycle(datagram);
         }
+        let account = 2 * (datagram.payload.len() as u64 + 256);
+        if place.inbox_account + account > place.options.receive_buffer {
+            self.record(Happening::ReceiveBufferFull, Subject::Datagram(&datagram));
+            return self.recycle(datagram);
+        }
+        place.inbox_account += account;
         place.inbox.push(datagram);
         let coalescing = place.options.coalescing;
         if coalescing.is_zero() {
@@ -48,6 +54,7 @@ impl<M: Machine> Simulation<'_, M> {
 
     fn take(&mut self, node: NodeId) {
         let mut inbox = core::mem::take(&mut self.places[node.0].inbox);
+        self.places[node.0].inbox_account = 0;
         for datagram in inbox.drain(..) {
             self.record(Happening::Delivered, Subject::Datagram(&datagram));
             let place = &mut self.places[node.0];
@@ -89,6 +96,7 @@ impl<M: Machine> Simulation<'_, M> {
                 let place = &mut self.places[node.0];
                 place.up = false;
                 place.inbox.clear();
+                place.inbox_account = 0;
                 let address = place.address;
                 self.record(Happening::Crashed, Subject::Machine(address));
             }

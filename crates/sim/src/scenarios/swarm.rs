@@ -16,6 +16,11 @@ use crate::{ConnectionOptions, HostOptions, IdentificationSource, LinkOptions, P
 pub fn options(seed: u64) -> TransferOptions {
     let mut rng = Rng::fork(seed, 0x5aa2);
     let rng = &mut rng;
+    // Drawn apart, since they came later.
+    let mut buffers = Rng::fork(seed, 0xb0ff);
+    let receive_budget = *pick(&mut buffers, &[None, Some(1), Some(20_000), Some(200_000)]);
+    let send_window_bytes = *pick(&mut buffers, &[None, Some(1), Some(10_000), Some(100_000)]);
+    let receive_buffer = *pick(&mut buffers, &[u64::MAX, u64::MAX, 50_000, 400_000]);
     let coin = |rng: &mut Rng| rng.below(2) == 0;
     // A host behind a UDP socket does not see the IPv4 identification.
     let sees_ip_header = coin(rng);
@@ -53,6 +58,7 @@ pub fn options(seed: u64) -> TransferOptions {
             ),
             sees_ip_header,
             coalescing: Duration::from_micros(*pick(rng, &[0, 0, 5, 50])),
+            receive_buffer,
         },
         icrc: if sees_ip_header { IcrcCheck::Exact } else { IcrcCheck::AnyIdentification },
         ipv6: rng.below(4) == 0,
@@ -61,10 +67,12 @@ pub fn options(seed: u64) -> TransferOptions {
             reads: *pick(rng, &[1, 2, 16]),
             // Patience enough for one packet in ten lost, in both directions, again and again.
             timeout: 15,
+            send_window_bytes,
             ..ConnectionOptions::default()
         },
         first_psn: coin(rng).then(|| Psn::new(Psn::COUNT - rng.between(1, 100) as u32)),
         max_window: *pick(rng, &[1, 2, 8, 128]),
+        receive_budget,
         send_depth: *pick(rng, &[1, 4, 64]),
         receive_depth: *pick(rng, &[1, 4, 64]),
         receive_lag: Duration::from_micros(*pick(rng, &[0, 0, 10, 1000])),

@@ -53,6 +53,8 @@ pub struct TransferOptions {
     pub first_psn: Option<Psn>,
     /// Packets of 4096 bytes in flight per connection.
     pub max_window: u32,
+    /// What the endpoints take their receive buffers for, if not for endless.
+    pub receive_budget: Option<u64>,
     /// Send requests outstanding per connection.
     pub send_depth: usize,
     /// Receive requests posted per connection.
@@ -81,6 +83,7 @@ impl Default for TransferOptions {
             connection: ConnectionOptions::default(),
             first_psn: None,
             max_window: 128,
+            receive_budget: None,
             send_depth: 32,
             receive_depth: 16,
             receive_lag: Duration::ZERO,
@@ -424,6 +427,9 @@ impl Builder {
         };
         let memory = OwnedMemory::new(options.connections * 4);
         let mut endpoint = Endpoint::new(config, memory);
+        if let Some(bytes) = options.receive_budget {
+            endpoint.set_receive_budget(bytes);
+        }
         let depth = options.send_depth + options.receive_depth;
         let completions = endpoint
             .create_completion_queue(depth * options.connections)

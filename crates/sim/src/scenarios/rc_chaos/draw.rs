@@ -82,6 +82,7 @@ pub(super) fn draw_rules(rng: &mut Rng) -> ConnectionOptions {
         rnr_retry: *pick(rng, &[0, 1, 3, 6, 7, 7, 7]),
         minimum_rnr_timer: rnr_timer,
         reads: *pick(rng, &[1, 1, 2, 4, 16]),
+        send_window_bytes: None,
     }
 }
 
@@ -143,6 +144,7 @@ fn draw_host(
             identification,
             sees_ip_header: true,
             coalescing: Duration::from_micros(*pick(rng, &[0, 0, 0, 5, 50])),
+            receive_buffer: u64::MAX,
         },
         polling,
         enough,

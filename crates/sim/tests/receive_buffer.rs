@@ -1,0 +1,113 @@
+//! Many connections and one receive buffer: with a budget for it nothing is dropped for want of room,
+//! and without one much is.
+
+use core::time::Duration;
+
+use millstream_roce::Counters;
+use millstream_sim::plan::Kind;
+use millstream_sim::scenarios::transfer::{Transfer, TransferOptions};
+use millstream_sim::{ConnectionOptions, Happening, HostOptions, LinkOptions, Probability};
+use millstream_wire::Mtu;
+
+/// What the kernel gives an unprivileged process that asks for more, by its account.
+const BUFFER: u64 = 416 << 10;
+
+/// Sixteen connections, whose host is busy with other things for long enough to have all of their
+/// windows in its buffer.
+fn options(seed: u64, kind: Kind) -> TransferOptions {
+    TransferOptions {
+        seed,
+        connections: 16,
+        operations: 20,
+        kinds: vec![kind],
+        max_length: 200_000,
+        both_ways: false,
+        link: LinkOptions { queue_bytes: u64::MAX, ..LinkOptions::new(100_000_000_000, LATENCY) },
+        host: HostOptions {
+            coalescing: Duration::from_micros(100),
+            receive_buffer: BUFFER,
+            ..HostOptions::default()
+        },
+        connection: ConnectionOptions {
+            path_mtu: Mtu::B4096,
+            timeout: 18,
+            reads: 16,
+            ..ConnectionOptions::default()
+        },
+        ..TransferOptions::default()
+    }
+}
+
+const LATENCY: Duration = Duration::from_micros(10);
+
+/// Does it, and checks every byte; returns what was dropped for want of room, how often the first
+/// host went back, and how long it took.
+fn run(options: &TransferOptions) -> (u64, Counters, Duration) {
+    let mut transfer = Transfer::new(options);
+    transfer.run();
+    transfer.expect_no_failure();
+    let report = transfer.report("receive buffer", options.seed);
+    assert!(report.passed(), "{report}");
+    for &host in &transfer.hosts {
+        assert_eq!(transfer.simulation.machine(host).endpoint().requested_bytes(), 0);
+    }
+    let dropped = transfer.simulation.count(Happening::ReceiveBufferFull);
+    let end = transfer.finished_at().unwrap();
+    (dropped, report.devices[0].1, Duration::from_nanos(end.nanos()))
+}
+
+#[test]
+fn reads_ask_for_no_more_than_there_is_room_for() {
+    for seed in 1..5 {
+        let without = options(seed, Kind::Read);
+        let with = TransferOptions { receive_budget: Some(BUFFER / 2), ..without.clone() };
+        let (dropped, counters, slow) = run(&without);
+        assert!(dropped > 100 && counters.retransmissions > 20, "{dropped} {counters:?}");
+        let (dropped, counters, fast) = run(&with);
+        assert_eq!((dropped, counters.retransmissions), (0, 0), "{counters:?}");
+        assert!(fast < slow, "{fast:?} with and {slow:?} without");
+    }
+}
+
+#[test]
+fn writes_stay_within_what_was_granted() {
+    for seed in 1..5 {
+        let without = options(seed, Kind::Write);
+        let granted = ConnectionOptions {
+            send_window_bytes: Some((BUFFER / 2 / 16) as u32),
+            ..without.connection
+        };
+        let with = TransferOptions { connection: granted, ..without.clone() };
+        let (dropped, counters, _) = run(&without);
+        assert!(dropped > 100 && counters.retransmissions > 20, "{dropped} {counters:?}");
+        let (dropped, counters, _) = run(&with);
+        assert_eq!((dropped, counters.retransmissions), (0, 0), "{counters:?}");
+    }
+}
+
+/// A budget that holds less than one request, both ways, and every kind of operation: nothing waits
+/// for ever, and nothing of the budget is lost.
+#[test]
+fn a_tiny_budget_and_every_fault_end_well() {
+    for seed in 1..20 {
+        let usual = options(seed, Kind::Read);
+        let link = LinkOptions {
+            loss: Probability::per_mille(20),
+            duplicate: Probability::per_mille(10),
+            reorder: Probability::per_mille(10),
+            ..LinkOptions::default()
+        };
+        let connection = ConnectionOptions { send_window_bytes: Some(1), ..usual.connection };
+        run(&TransferOptions {
+            connections: 5,
+            kinds: Kind::ALL.to_vec(),
+            max_length: 60_000,
+            both_ways: true,
+            link,
+            connection,
+            host: HostOptions::default(),
+            receive_budget: Some(10_000),
+            ..usual
+        });
+    }
+}
