@@ -61,6 +61,15 @@ pub struct SocketInfo {
 }
 
 impl SocketInfo {
+    /// Bytes of datagrams that the receive buffer holds, each with the overhead that the kernel
+    /// needs for the smallest. A datagram that comes alone costs twice what it takes by the kernel's
+    /// account; those that come coalesced cost little beside their bytes, but of a long queue the
+    /// kernel gives back a quarter late.
+    pub const fn receive_budget(&self) -> u64 {
+        let account = self.receive_buffer as u64;
+        if self.coalescing { account / 16 * 11 } else { account / 2 }
+    }
+
     /// Says, once in a process, that the kernel gave so much less receive buffer than was asked for
     /// that peers will notice.
     pub(crate) fn tell_of_small_buffer(&self, asked: usize) {

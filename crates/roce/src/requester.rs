@@ -686,7 +686,7 @@ impl QueuePair {
                         charge = bytes;
                     }
                 } else if !requester.window.is_silent() {
-                    // Recovery waits for nobody. A peer that is silent takes no room from others.
+                    // Recovery waits for nobody. A peer that stays silent takes no room from others.
                     budget.ask_again(bytes);
                     charge = bytes;
                 }

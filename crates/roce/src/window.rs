@@ -35,9 +35,9 @@ impl Window {
         self.size
     }
 
-    /// Whether the peer has been silent since it last moved us forward.
+    /// Whether the peer has been silent for so long that it may be dead.
     pub(crate) fn is_silent(&self) -> bool {
-        self.silences > 0
+        self.silences >= PERSISTENT
     }
 
     /// The peer acknowledged this many more packets.
