@@ -15,6 +15,7 @@ use crate::completion_queue::{CompletionHandler, CompletionQueue};
 use crate::ibverbs::{IbverbsConfig, IbverbsError};
 use crate::memory_region::ProtectionDomain;
 use crate::provider::{Provided, Provider, either};
+use crate::receive_share::ReceiveShare;
 use crate::soft::{HandlerThreads, SoftConfig};
 use crate::{ibverbs, soft};
 
@@ -153,6 +154,16 @@ impl Device {
     /// Why the device does not work any more, if so.
     pub fn failure(&self) -> Option<String> {
         either!(&self.device, device => device.failure())
+    }
+
+    /// A share of its receive buffer for one more peer, which is to be told how much it is. `None`
+    /// for a device of the system, which needs none.
+    ///
+    /// As long as the shares of all peers fit, nothing that they send within them is lost for want
+    /// of room. A share is never less than a fast connection needs, so with many peers at once, or a
+    /// small buffer, they may not fit: then congestion control has to find out how much does.
+    pub fn grant_receive_share(&self) -> Option<ReceiveShare> {
+        ReceiveShare::of(self)
     }
 
     /// Makes a protection domain. If the system refuses one, its registrations and queue pairs

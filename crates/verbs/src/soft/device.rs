@@ -108,6 +108,8 @@ impl Device {
         // SAFETY: the endpoint names only bytes of registered regions. Those stay mapped until
         // their `MemoryRegion` is dropped, which deregisters them and then quiesces.
         let progress = unsafe { Progress::start_with(progress_config, endpoint, deliverer)? };
+        let budget = progress.shared().socket_info().receive_budget();
+        progress.shared().lock_regardless().set_receive_budget(budget);
         Ok(Self {
             name,
             address: config.address,
@@ -183,6 +185,14 @@ impl Device {
 
     pub(crate) fn driver_counters(&self) -> DriverCounters {
         self.shared.driver_counters()
+    }
+
+    pub(crate) fn grant_receive_share(&self) -> Option<u64> {
+        self.lock_regardless().grant_receive_share()
+    }
+
+    pub(crate) fn withdraw_receive_share(&self, bytes: u64) {
+        self.lock_regardless().withdraw_receive_share(bytes);
     }
 
     pub(crate) fn poll_event(&self) -> Option<AsyncEvent> {

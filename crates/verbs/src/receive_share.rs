@@ -1,0 +1,40 @@
+//! What a peer is told that it may send.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::device::Device;
+use crate::provider::Provided;
+use crate::soft;
+
+/// A part of a device's receive buffer that one peer was granted. Dropped, it is free for others.
+pub struct ReceiveShare {
+    device: Arc<soft::Device>,
+    bytes: u64,
+}
+
+impl ReceiveShare {
+    pub(crate) fn of(device: &Device) -> Option<Self> {
+        let Provided::Soft(device) = &device.device else { return None };
+        let bytes = device.grant_receive_share()?;
+        Some(Self { device: Arc::clone(device), bytes })
+    }
+
+    /// How much it is: what [`crate::QueuePairAttributes::send_window_bytes`] of all of the peer's
+    /// queue pairs to this device may be together.
+    pub const fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
+impl Drop for ReceiveShare {
+    fn drop(&mut self) {
+        self.device.withdraw_receive_share(self.bytes);
+    }
+}
+
+impl fmt::Debug for ReceiveShare {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("ReceiveShare").field(&self.bytes).finish()
+    }
+}
