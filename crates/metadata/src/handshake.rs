@@ -40,6 +40,11 @@ pub struct HandShakeDesc {
     /// of both sides holds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path_mtu: Option<u32>,
+    /// In a reply: how many bytes the queue pairs of the request may have in flight together to the
+    /// sender's device, with 352 bytes for each packet beside its payload. Without it there is no
+    /// limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub receive_share: Option<u64>,
     /// A random number that the sender's engine drew when it started: tells a restarted peer from
     /// one that was away.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -107,6 +112,7 @@ mod tests {
         let handshake = HandShakeDesc {
             start_psn: vec![0xff_ffff],
             path_mtu: Some(4096),
+            receive_share: Some(1 << 20),
             incarnation: Some(u64::MAX),
             disconnect: true,
             ..HandShakeDesc::default()

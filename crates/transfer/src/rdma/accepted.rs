@@ -10,7 +10,9 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use millstream_metadata::{Gid, HandShakeDesc};
-use millstream_verbs::{Completion, CompletionStatus, SendOperation, SendRequest};
+use millstream_verbs::{
+    Completion, CompletionStatus, ReceiveShare, SendOperation, SendRequest,
+};
 
 use super::connection::{Connection, MAX_QUEUE_PAIRS, Peer, Unconnected};
 use super::device::LocalDevice;
@@ -40,6 +42,8 @@ struct Entry {
     connection: Connection,
     /// The peer's queue pairs.
     peer_queue_pairs: Vec<u32>,
+    /// What the peer may have in flight to us.
+    _receive_share: Option<ReceiveShare>,
     /// It was asked and has not answered yet.
     asked: bool,
 }
@@ -119,8 +123,10 @@ impl Accepted {
         }
         let unconnected =
             Unconnected::new(device, count, 1).map_err(|reason| reason.to_string())?;
+        let receive_share = device.device.grant_receive_share();
         let reply = HandShakeDesc {
             qp_num: unconnected.numbers(),
+            receive_share: receive_share.as_ref().map(ReceiveShare::bytes),
             start_psn: unconnected.start_psn(),
             path_mtu: Some(own_mtu.bytes() as u32),
             ..HandShakeDesc::default()
@@ -129,7 +135,13 @@ impl Accepted {
             .connect(&peer, self.acknowledge_timeout)
             .map_err(|reason| reason.to_string())?;
         let peer_queue_pairs = request.qp_num.clone();
-        entries.insert(Entry { key, connection, peer_queue_pairs, asked: false });
+        entries.insert(Entry {
+            key,
+            connection,
+            peer_queue_pairs,
+            _receive_share: receive_share,
+            asked: false,
+        });
         drop(entries);
         self.changed.notify_all();
         Ok(reply)
@@ -277,7 +289,7 @@ fn ask(number: u64, connection: &Connection) -> bool {
 #[cfg(test)]
 mod tests {
     use std::net::{IpAddr, Ipv4Addr};
-    use std::sync::Arc;
+    use std::sync::{Arc, Weak};
     use std::thread;
 
     use super::*;
@@ -331,5 +343,30 @@ mod tests {
         drop(entries);
         accepted.stop();
         asking.join().unwrap();
+    }
+
+    /// A peer that connects again and again, as one that is killed, has one share.
+    #[test]
+    fn a_peer_is_told_what_it_may_send() {
+        let accepted = Accepted::new(10, 13, Duration::from_secs(60));
+        let config = RdmaConfig::new(&[address(4)]);
+        let ours = LocalDevice::open(address(4), &config, Weak::new()).unwrap();
+        let peer = |host: u8| HandShakeDesc {
+            local_nic_path: format!("peer:{host}@nic"),
+            local_gid: Some(Gid::from_address(address(host))),
+            qp_num: vec![17],
+            ..HandShakeDesc::default()
+        };
+        let share = |host| accepted.accept(&ours, &peer(host)).unwrap().receive_share.unwrap();
+        let first = share(5);
+        for _ in 0..20 {
+            assert_eq!(share(5), first);
+        }
+        let goodbye = HandShakeDesc { disconnect: true, ..peer(5) };
+        accepted.accept(&ours, &goodbye).unwrap();
+        let shares: Vec<u64> = (6..16).map(share).collect();
+        assert_eq!(shares[0], first);
+        // Their sum is what there is at most, or each has the least.
+        assert!(shares[9] < first || first == 128 << 10, "{shares:?}");
     }
 }

@@ -37,6 +37,8 @@ pub(super) struct Peer {
     pub(super) queue_pairs: Vec<Qpn>,
     pub(super) start_psn: Vec<Psn>,
     pub(super) path_mtu: Mtu,
+    /// What all queue pairs together may have in flight to it.
+    pub(super) receive_share: Option<u64>,
 }
 
 /// Connected queue pairs.
@@ -96,6 +98,7 @@ impl Unconnected {
         peer: &Peer,
         acknowledge_timeout: u8,
     ) -> Result<Connection, FailureReason> {
+        let send_window_bytes = peer.send_window_bytes();
         let peers = peer.queue_pairs.iter().zip(&peer.start_psn);
         for ((queue_pair, send_psn), (&destination, &receive_psn)) in
             self.queue_pairs.iter().zip(&self.start_psn).zip(peers)
@@ -118,6 +121,7 @@ impl Unconnected {
                 retry_count: Some(RETRY_COUNT),
                 rnr_retry: Some(RNR_RETRY),
                 initiator_depth: Some(READS),
+                send_window_bytes,
                 ..QueuePairAttributes::default()
             };
             queue_pair.modify(&ready_to_send).map_err(FailureReason::Modify)?;
@@ -155,7 +159,14 @@ impl Peer {
                 .min(own_mtu),
         };
         let queue_pairs = numbers.iter().map(|&number| Qpn::new(number)).collect();
-        Ok(Self { address, queue_pairs, start_psn, path_mtu })
+        let receive_share = handshake.receive_share;
+        Ok(Self { address, queue_pairs, start_psn, path_mtu, receive_share })
+    }
+
+    /// The part of its share that each queue pair gets.
+    fn send_window_bytes(&self) -> Option<u32> {
+        let bytes = self.receive_share? / self.queue_pairs.len().max(1) as u64;
+        Some(u32::try_from(bytes).unwrap_or(u32::MAX))
     }
 }
 
@@ -202,6 +213,19 @@ mod tests {
         let peer = parse(&handshake).unwrap();
         assert_eq!(peer.start_psn, [Psn::new(0); 2]);
         assert_eq!(peer.path_mtu, Mtu::B2048);
+        assert_eq!(peer.send_window_bytes(), None);
+    }
+
+    #[test]
+    fn queue_pairs_divide_what_the_peer_has_room_for() {
+        for (share, each) in [(0, 0), (1 << 20, 1 << 19), (u64::MAX, u32::MAX)] {
+            let handshake = HandShakeDesc {
+                qp_num: vec![2, 3],
+                receive_share: Some(share),
+                ..HandShakeDesc::default()
+            };
+            assert_eq!(parse(&handshake).unwrap().send_window_bytes(), Some(each));
+        }
     }
 
     #[test]
