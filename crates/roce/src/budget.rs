@@ -121,12 +121,12 @@ impl ReceiveBudget {
         self.requested
     }
 
-    /// The share of one more peer: an eighth, or half of what is left. As long as that is more than
-    /// the least, all shares fit together.
-    pub(crate) fn grant(&mut self) -> Option<u64> {
+    /// The share of one more peer: what it can use, but no more than an eighth, nor than half of what
+    /// is left. As long as that is more than the least, all shares fit together.
+    pub(crate) fn grant(&mut self, usable: u64) -> Option<u64> {
         let limit = self.limit?;
         let left = limit.saturating_sub(self.granted);
-        let share = (limit / MAX_SHARE).min(left / 2).max(MIN_SHARE);
+        let share = (limit / MAX_SHARE).min(left / 2).max(MIN_SHARE).min(usable);
         self.granted += share;
         Some(share)
     }
@@ -153,7 +153,7 @@ mod tests {
         let mut turn = Turn::default();
         assert!((0..4).all(|index| budget.ask(index, &mut turn, 1 << 61)));
         assert_eq!(turn.waits_for, None);
-        assert_eq!(budget.grant(), None);
+        assert_eq!(budget.grant(1), None);
         assert_eq!(budget.longest_chunk(4096), u64::MAX);
     }
 
@@ -195,18 +195,19 @@ mod tests {
     fn shares_fit_together_until_they_are_the_least() {
         let limit = 16 << 20;
         let mut budget = budget(limit);
-        let shares: Vec<u64> = (0..10).map(|_| budget.grant().unwrap()).collect();
+        let shares: Vec<u64> = (0..10).map(|_| budget.grant(u64::MAX).unwrap()).collect();
         assert_eq!(shares[..7], [limit / 8; 7]);
         assert_eq!(shares[7..], [limit / 16, limit / 32, limit / 64]);
         assert!(shares.iter().sum::<u64>() < limit);
         for _ in 0..100 {
-            budget.grant();
+            budget.grant(u64::MAX);
         }
-        assert_eq!(budget.grant(), Some(MIN_SHARE));
+        assert_eq!(budget.grant(u64::MAX), Some(MIN_SHARE));
         assert_eq!(budget.own(), Some(limit / 4), "our own requests are not starved");
         // Whoever leaves makes room.
         shares.iter().for_each(|&share| budget.withdraw(share));
         (0..101).for_each(|_| budget.withdraw(MIN_SHARE));
-        assert_eq!(budget.grant(), Some(limit / 8));
+        assert_eq!(budget.grant(u64::MAX), Some(limit / 8));
+        assert_eq!(budget.grant(1000), Some(1000), "nobody gets more than it can use");
     }
 }

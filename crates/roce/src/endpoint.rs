@@ -6,7 +6,7 @@ use millstream_wire::{Mtu, Opcode, Operation, Packet, ParseError, Qpn};
 
 use crate::Instant;
 use crate::attributes::{Attribute, ModifyError, QueuePairAttributes, QueuePairState};
-use crate::budget::ReceiveBudget;
+use crate::budget::{ReceiveBudget, cost};
 use crate::completion::{
     Completion, CompletionQueue, CompletionQueueId, CompletionStatus, MAX_COMPLETIONS,
 };
@@ -164,15 +164,18 @@ impl<M: Memory> Endpoint<M> {
         self.shared.budget.set_limit(bytes);
     }
 
-    /// What a new peer is to be told that it may have in flight to this device, in bytes of packets
-    /// and of what the buffer needs beside them: an eighth of the budget, or half of what no other
-    /// peer has, but enough for a fast connection. `None` when there is no limit.
+    /// What a new peer with so many queue pairs is to be told that it may have in flight to this
+    /// device, in bytes of packets and of what the buffer needs beside them: as much as such queue
+    /// pairs have in flight if they are made like ours, but an eighth of the budget at most, and half
+    /// of what no other peer has, unless a fast connection needs more. `None` when there is no limit.
     ///
     /// As long as all shares fit the budget, what peers send within them finds room. The more peers
     /// there are at the same time, the less is guaranteed: then some of it may be lost, and
     /// congestion control finds out how much is too much.
-    pub fn grant_receive_share(&mut self) -> Option<u64> {
-        self.shared.budget.grant()
+    pub fn grant_receive_share(&mut self, queue_pairs: usize) -> Option<u64> {
+        let window = u64::from(self.shared.config.max_window);
+        let packet = cost(Mtu::B4096.bytes() as u64, 1);
+        self.shared.budget.grant(window.saturating_mul(packet).saturating_mul(queue_pairs as u64))
     }
 
     /// A peer that was granted this is gone.

@@ -156,14 +156,14 @@ impl Device {
         either!(&self.device, device => device.failure())
     }
 
-    /// A share of its receive buffer for one more peer, which is to be told how much it is. `None`
-    /// for a device of the system, which needs none.
+    /// A share of its receive buffer for one more peer with so many queue pairs, which is to be told
+    /// how much it is. `None` for a device of the system, which needs none.
     ///
     /// As long as the shares of all peers fit, nothing that they send within them is lost for want
     /// of room. A share is never less than a fast connection needs, so with many peers at once, or a
     /// small buffer, they may not fit: then congestion control has to find out how much does.
-    pub fn grant_receive_share(&self) -> Option<ReceiveShare> {
-        ReceiveShare::of(self)
+    pub fn grant_receive_share(&self, queue_pairs: usize) -> Option<ReceiveShare> {
+        ReceiveShare::of(self, queue_pairs)
     }
 
     /// Makes a protection domain. If the system refuses one, its registrations and queue pairs

@@ -14,9 +14,9 @@ pub struct ReceiveShare {
 }
 
 impl ReceiveShare {
-    pub(crate) fn of(device: &Device) -> Option<Self> {
+    pub(crate) fn of(device: &Device, queue_pairs: usize) -> Option<Self> {
         let Provided::Soft(device) = &device.device else { return None };
-        let bytes = device.grant_receive_share()?;
+        let bytes = device.grant_receive_share(queue_pairs)?;
         Some(Self { device: Arc::clone(device), bytes })
     }
 

@@ -155,7 +155,7 @@ impl Round {
         let ends: Vec<(&Host, End, End, ReceiveShare)> = peers
             .iter()
             .map(|peer| {
-                let share = centre.device.grant_receive_share().unwrap();
+                let share = centre.device.grant_receive_share(1).unwrap();
                 (peer, peer.end(), centre.end(), share)
             })
             .collect();
@@ -217,7 +217,7 @@ fn two_write_to_one() {
 #[test]
 fn shares_of_peers_that_are_gone_are_free() {
     let host = Host::open(61);
-    let grant = |device: &Device| device.grant_receive_share().unwrap();
+    let grant = |device: &Device| device.grant_receive_share(16).unwrap();
     // The least is more than a small buffer has for an eighth.
     assert_eq!([grant(&host.device), grant(&host.device)].map(|share| share.bytes()), [LEAST; 2]);
     let config = SoftConfig::new(address(62));

@@ -123,7 +123,7 @@ impl Accepted {
         }
         let unconnected =
             Unconnected::new(device, count, 1).map_err(|reason| reason.to_string())?;
-        let receive_share = device.device.grant_receive_share();
+        let receive_share = device.device.grant_receive_share(count);
         let reply = HandShakeDesc {
             qp_num: unconnected.numbers(),
             receive_share: receive_share.as_ref().map(ReceiveShare::bytes),
@@ -354,7 +354,7 @@ mod tests {
         let peer = |host: u8| HandShakeDesc {
             local_nic_path: format!("peer:{host}@nic"),
             local_gid: Some(Gid::from_address(address(host))),
-            qp_num: vec![17],
+            qp_num: (17..17 + MAX_QUEUE_PAIRS as u32).collect(),
             ..HandShakeDesc::default()
         };
         let share = |host| accepted.accept(&ours, &peer(host)).unwrap().receive_share.unwrap();

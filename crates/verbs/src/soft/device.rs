@@ -187,8 +187,8 @@ impl Device {
         self.shared.driver_counters()
     }
 
-    pub(crate) fn grant_receive_share(&self) -> Option<u64> {
-        self.lock_regardless().grant_receive_share()
+    pub(crate) fn grant_receive_share(&self, queue_pairs: usize) -> Option<u64> {
+        self.lock_regardless().grant_receive_share(queue_pairs)
     }
 
     pub(crate) fn withdraw_receive_share(&self, bytes: u64) {
