@@ -18,6 +18,9 @@ const ADDRESS: u64 = 0x1000_0000;
 const LENGTH: usize = 4 * 1024;
 const BUDGET: u64 = 5 * (1024 + 352);
 
+/// What becomes of a queue pair.
+type End<'a> = &'a dyn Fn(&mut Three);
+
 /// A pair whose host 0 has three queue pairs to host 1, and a budget; the keys of their memory.
 struct Three {
     pair: Pair,
@@ -122,7 +125,7 @@ fn room_is_free_again_whatever_becomes_of_who_had_it() {
         let qpn = three.pairs[0][0];
         assert!(three.pair.hosts[0].endpoint.destroy_queue_pair(qpn));
     };
-    let ends: [(&str, &dyn Fn(&mut Three)); 5] = [
+    let ends: [(&str, End<'_>); 5] = [
         ("destroyed", &destroy),
         ("reset", &|three| three.modify(0, QueuePairState::Reset)),
         ("closed", &|three| three.modify(0, QueuePairState::Error)),
@@ -162,7 +165,7 @@ fn whoever_waits_and_goes_holds_nobody_up() {
         let qpn = three.pairs[1][0];
         assert!(three.pair.hosts[0].endpoint.destroy_queue_pair(qpn));
     };
-    let ends: [(&str, &dyn Fn(&mut Three)); 3] = [
+    let ends: [(&str, End<'_>); 3] = [
         ("destroyed", &destroy),
         ("reset", &|three| three.modify(1, QueuePairState::Reset)),
         ("closed", &|three| three.modify(1, QueuePairState::Error)),
