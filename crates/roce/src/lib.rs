@@ -40,6 +40,7 @@ mod queue_pair;
 mod receives;
 mod region;
 mod replies;
+mod request_packets;
 mod requester;
 mod responder;
 mod rnr;

@@ -11,8 +11,7 @@ use std::collections::VecDeque;
 use core::time::Duration;
 
 use millstream_wire::{
-    AtomicEth, ExtendedHeaders, ICRC_LENGTH, Ieth, ImmDt, MAX_HEADER_LENGTH, Mtu, NakCode, Opcode,
-    Operation, Packet, Position, Psn, Qpn, Reth, Syndrome,
+    ICRC_LENGTH, MAX_HEADER_LENGTH, Mtu, NakCode, Operation, Packet, Position, Psn, Qpn, Syndrome,
 };
 
 use crate::budget::{ReceiveBudget, Turn, cost};
@@ -23,6 +22,7 @@ use crate::inline::{InlineData, InlineSlot};
 use crate::memory::Memory;
 use crate::pieces::{PieceList, PieceRing};
 use crate::queue_pair::{QueuePair, header};
+use crate::request_packets::{Part, packet_of};
 use crate::responder::scatter;
 use crate::rnr::rnr_wait;
 use crate::round_trip::RoundTrip;
@@ -674,7 +674,7 @@ impl QueuePair {
             if probe.is_none() && (depth || (in_flight > 0 && in_flight + packets > allowed)) {
                 return false;
             }
-            if matches!(work.request.operation, SendOperation::Read { .. }) {
+            if matches!(work.operation, SendOperation::Read { .. }) {
                 let bytes = cost((work.length - offset).min(packets * mtu), packets);
                 let budget = &mut shared.budget;
                 if psn >= requester.sent {
@@ -701,7 +701,8 @@ impl QueuePair {
             1
         };
         let ends = psn + packets == work.end();
-        let (opcode, extended) = packet_of(work, offset, mtu, packets, ends);
+        let part = Part { length: work.length, offset, packets, ends, split: work.split };
+        let (opcode, extended) = packet_of(&work.operation, part, mtu);
         let pieces = || requester.pieces.get(&work.pieces);
         let payload = || parts(pieces(), offset, if fetches { 0 } else { mtu });
         if !payload().all(|piece| shared.memory.bytes(&piece).is_ok()) {
@@ -747,79 +748,4 @@ impl QueuePair {
         }
         true
     }
-}
-
-/// Opcode and headers of the packet that starts `offset` bytes into a request.
-fn packet_of(
-    work: &SendWork,
-    offset: u64,
-    mtu: u64,
-    packets: u64,
-    ends: bool,
-) -> (Opcode, ExtendedHeaders) {
-    let starts = offset == 0;
-    let mut extended = ExtendedHeaders::default();
-    let reth = |virtual_address: u64, remote_key, dma_length: u64| {
-        Some(Reth { virtual_address, remote_key, dma_length: dma_length as u32 })
-    };
-    let immediate = |immediate: Option<u32>| immediate.filter(|_| ends).map(ImmDt);
-    let opcode = match work.operation {
-        SendOperation::Send { immediate: value } => {
-            extended.immediate = immediate(value);
-            match (starts, ends, value.is_some()) {
-                (true, true, false) => Opcode::RcSendOnly,
-                (true, true, true) => Opcode::RcSendOnlyWithImmediate,
-                (true, false, _) => Opcode::RcSendFirst,
-                (false, false, _) => Opcode::RcSendMiddle,
-                (false, true, false) => Opcode::RcSendLast,
-                (false, true, true) => Opcode::RcSendLastWithImmediate,
-            }
-        }
-        SendOperation::SendInvalidate { remote_key } => {
-            extended.invalidate = ends.then_some(Ieth(remote_key));
-            match (starts, ends) {
-                (true, true) => Opcode::RcSendOnlyWithInvalidate,
-                (true, false) => Opcode::RcSendFirst,
-                (false, false) => Opcode::RcSendMiddle,
-                (false, true) => Opcode::RcSendLastWithInvalidate,
-            }
-        }
-        SendOperation::Write { remote_address, remote_key, immediate: value } => {
-            extended.immediate = immediate(value);
-            if work.split {
-                let length = (work.length - offset).min(mtu);
-                extended.reth = reth(remote_address.wrapping_add(offset), remote_key, length);
-                return (Opcode::RcWriteOnly, extended);
-            }
-            if starts {
-                extended.reth = reth(remote_address, remote_key, work.length);
-            }
-            match (starts, ends, value.is_some()) {
-                (true, true, false) => Opcode::RcWriteOnly,
-                (true, true, true) => Opcode::RcWriteOnlyWithImmediate,
-                (true, false, _) => Opcode::RcWriteFirst,
-                (false, false, _) => Opcode::RcWriteMiddle,
-                (false, true, false) => Opcode::RcWriteLast,
-                (false, true, true) => Opcode::RcWriteLastWithImmediate,
-            }
-        }
-        SendOperation::Read { remote_address, remote_key } => {
-            let length = (work.length - offset).min(packets * mtu);
-            extended.reth = reth(remote_address.wrapping_add(offset), remote_key, length);
-            Opcode::RcReadRequest
-        }
-        SendOperation::CompareSwap { remote_address, remote_key, compare, swap } => {
-            let virtual_address = remote_address;
-            extended.atomic =
-                Some(AtomicEth { virtual_address, remote_key, swap_or_add: swap, compare });
-            Opcode::RcCompareSwap
-        }
-        SendOperation::FetchAdd { remote_address, remote_key, add } => {
-            let virtual_address = remote_address;
-            extended.atomic =
-                Some(AtomicEth { virtual_address, remote_key, swap_or_add: add, compare: 0 });
-            Opcode::RcFetchAdd
-        }
-    };
-    (opcode, extended)
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 use common::{DOMAIN, Options, Pair, connect, pattern, piece};
 use millstream_roce::{
     Completion, CompletionStatus, Instant, Node, QueuePairAttributes, QueuePairCapabilities,
-    QueuePairConfig, QueuePairState, ScatterGather, SendOperation, SendRequest, Transmit,
+    QueuePairConfig, QueuePairState, SendOperation, SendRequest, Transmit,
 };
 use millstream_wire::{Mtu, Opcode, Packet, Qpn};
 
@@ -56,7 +56,7 @@ impl Three {
     fn read(&mut self, index: usize) {
         let remote_key = self.keys[1];
         let operation = SendOperation::Read { remote_address: ADDRESS, remote_key };
-        let pieces = ScatterGather::new(&[piece(self.keys[0], ADDRESS, LENGTH)]).unwrap();
+        let pieces = [piece(self.keys[0], ADDRESS, LENGTH)];
         let request = SendRequest::new(index as u64, operation, pieces);
         let (now, qpn) = (self.pair.now, self.pairs[index][0]);
         self.pair.hosts[0].endpoint.post_send(now, qpn, &request).unwrap();
@@ -210,7 +210,7 @@ fn what_is_sent_stays_within_the_window_that_was_granted() {
             remote_key: three.keys[1],
             immediate: None,
         };
-        let pieces = ScatterGather::new(&[piece(three.keys[0], ADDRESS, 16 << 10)]).unwrap();
+        let pieces = [piece(three.keys[0], ADDRESS, 16 << 10)];
         let request = SendRequest::new(7, operation, pieces);
         three.pair.hosts[0].endpoint.post_send(now, qpn, &request).unwrap();
         let mut transmit = Transmit::new();

@@ -8,7 +8,7 @@ use std::time::Duration;
 use millstream_verbs::{
     Access, Completion, CompletionQueue, CompletionStatus, Device, MemoryRegion, Piece,
     ProtectionDomain, Psn, QueuePair, QueuePairAttributes, QueuePairCapabilities, QueuePairState,
-    ReceiveShare, ScatterGather, SendOperation, SendRequest, SoftConfig,
+    ReceiveShare, SendOperation, SendRequest, SoftConfig,
 };
 
 /// What an unprivileged process gets where `net.core.rmem_max` is at its default.
@@ -113,7 +113,7 @@ fn work((host, end): (&Host, &End), peer: &Host, write: bool) {
         };
         let address = host.region.address() + offset;
         let piece = Piece { key: host.region.key(), address, length: MESSAGE as u32 };
-        SendRequest::new(index as u64, operation, ScatterGather::one(piece))
+        SendRequest::new(index as u64, operation, [piece])
     };
     let (mut posted, mut done) = (0, 0);
     let mut completions: Vec<Completion> = Vec::new();

@@ -10,9 +10,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use millstream_metadata::{Gid, HandShakeDesc};
-use millstream_verbs::{
-    Completion, CompletionStatus, ReceiveShare, SendOperation, SendRequest,
-};
+use millstream_verbs::{Completion, CompletionStatus, ReceiveShare, SendOperation, SendRequest};
 
 use super::connection::{Connection, MAX_QUEUE_PAIRS, Peer, Unconnected};
 use super::device::LocalDevice;
