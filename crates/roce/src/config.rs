@@ -4,7 +4,9 @@ use core::net::IpAddr;
 
 use millstream_wire::DEFAULT_PARTITION_KEY;
 
-use crate::{CompletionQueueId, IcrcCheck, ProtectionDomainId, SharedReceiveQueueId};
+use crate::{
+    CompletionQueueId, IcrcCheck, ProtectionDomainId, QueuePairNumbers, SharedReceiveQueueId,
+};
 
 /// What an endpoint is made with.
 #[derive(Clone, Debug)]
@@ -15,8 +17,10 @@ pub struct EndpointConfig {
     /// The top bit of a key is set for full members; limited members hear full members
     /// only. The key whose other bits are 0 is no partition.
     pub partition_keys: Vec<u16>,
-    /// Seeds queue pair numbers.
+    /// Seeds queue pair numbers, if it has all of them.
     pub seed: u64,
+    /// The queue pair numbers that it may use.
+    pub queue_pair_numbers: QueuePairNumbers,
     /// How the ICRC of arriving packets is checked.
     pub icrc: IcrcCheck,
     /// At most so many queue pairs (up to 4096).
@@ -45,6 +49,7 @@ impl EndpointConfig {
             address,
             partition_keys: vec![DEFAULT_PARTITION_KEY],
             seed,
+            queue_pair_numbers: QueuePairNumbers::All,
             icrc: IcrcCheck::AnyIdentification,
             max_queue_pairs: 4096,
             max_completion_queues: 4096,

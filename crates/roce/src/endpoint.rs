@@ -19,6 +19,7 @@ use crate::inline::MAX_INLINE;
 use crate::memory::Memory;
 use crate::node::{DatagramMeta, Node, Transmit};
 use crate::notifications::Notifications;
+use crate::numbers::{INDEX_BITS, Numbers};
 use crate::queue_pair::QueuePair;
 use crate::receives::{Receives, SharedReceiveQueues};
 use crate::timers::Timers;
@@ -90,20 +91,15 @@ impl<M> Shared<M> {
 pub struct Endpoint<M> {
     pub(crate) shared: Shared<M>,
     queue_pairs: Vec<Option<Box<QueuePair>>>,
-    free: Vec<u32>,
+    numbers: Numbers,
     /// Queue pairs that may have something to send, each once (its `ready` flag).
     ready: VecDeque<u32>,
     burst: u32,
     pub(crate) timers: Timers,
     solvers: Solvers,
-    random: u64,
     /// [`Endpoint::fail_all`] was called.
     failed: bool,
 }
-
-/// Queue pair numbers: the low bits are the index, the rest is random, so that packets for a
-/// queue pair of the past, or from someone who guesses, do not meet a new one.
-const INDEX_BITS: u32 = 12;
 
 /// The index that a queue pair number holds.
 pub(crate) const fn index_of(qpn: Qpn) -> u32 {
@@ -113,7 +109,7 @@ pub(crate) const fn index_of(qpn: Qpn) -> u32 {
 impl<M: Memory> Endpoint<M> {
     /// A device without queue pairs.
     pub fn new(config: EndpointConfig, memory: M) -> Self {
-        let random = config.seed;
+        let numbers = Numbers::new(config.queue_pair_numbers, config.seed);
         Self {
             shared: Shared {
                 config,
@@ -127,12 +123,11 @@ impl<M: Memory> Endpoint<M> {
                 overrun: false,
             },
             queue_pairs: Vec::new(),
-            free: Vec::new(),
+            numbers,
             ready: VecDeque::new(),
             burst: 0,
             timers: Timers::default(),
             solvers: Solvers::default(),
-            random,
             failed: false,
         }
     }
@@ -250,19 +245,13 @@ impl<M: Memory> Endpoint<M> {
             }
         }
         let limit = self.shared.config.max_queue_pairs.min(1 << INDEX_BITS);
-        let index = match self.free.pop() {
-            Some(index) => index,
-            None if self.queue_pairs.len() < limit => {
-                self.queue_pairs.push(None);
-                self.queue_pairs.len() as u32 - 1
-            }
-            None => return Err(CreateError::TooMany { what: "queue pairs", limit }),
-        };
-        // Never 0 or 1, which are the management queue pairs: the upper part is at least 1.
-        let upper = self.random() as u32 % ((1 << (24 - INDEX_BITS)) - 1) + 1;
-        let qpn = Qpn::new(upper << INDEX_BITS | index);
+        let free = if self.numbers.in_use() < limit { self.numbers.take() } else { None };
+        let (index, qpn) = free.ok_or(CreateError::TooMany { what: "queue pairs", limit })?;
+        if index == self.queue_pairs.len() {
+            self.queue_pairs.push(None);
+        }
         let pair = QueuePair::new(qpn, config, &self.shared.config);
-        self.queue_pairs[index as usize] = Some(Box::new(pair));
+        self.queue_pairs[index] = Some(Box::new(pair));
         Ok(qpn)
     }
 
@@ -276,7 +265,7 @@ impl<M: Memory> Endpoint<M> {
         self.queue_pairs[index] = None;
         self.ready.retain(|&other| other as usize != index);
         self.timers.forget(index as u32);
-        self.free.push(index as u32);
+        self.numbers.give_back(index);
         true
     }
 
@@ -556,15 +545,6 @@ impl<M: Memory> Endpoint<M> {
         {
             self.timers.arm(index as u32, deadline);
         }
-    }
-
-    /// SplitMix64: numbers that differ, not numbers that resist an attacker.
-    fn random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.random;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
     }
 
     /// The index of the queue pair that a packet is for; `None` when it is dropped and counted.
