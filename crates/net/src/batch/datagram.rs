@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::ops::Range;
 use std::slice;
 
-use millstream_roce::{Instant, MAX_INLINE, MAX_SCATTER_GATHER, Node, Transmit, icrc};
+use millstream_roce::{Instant, MAX_INLINE, MAX_SCATTER_GATHER, Node, Transmit, icrc, slot_of};
 use millstream_wire::{ICRC_LENGTH, MAX_HEADER_LENGTH};
 
 use crate::DriverCounters;
@@ -30,6 +30,8 @@ pub(super) struct Datagram {
     pub(super) destination: IpAddr,
     /// Bytes of the UDP payload.
     pub(super) length: u32,
+    /// That of the queue pair that it is for.
+    pub(super) slot: u8,
     headers: u32,
     header_length: u16,
     padding: u8,
@@ -124,6 +126,7 @@ impl Datagrams {
         self.list.push(Datagram {
             destination: self.transmit.destination,
             length: (headers.len() + length + padding + ICRC_LENGTH) as u32,
+            slot: slot_of(headers) as u8,
             headers: start as u32,
             header_length: headers.len() as u16,
             padding: padding as u8,

@@ -161,7 +161,10 @@ impl<H: Head> SendBatch<H> {
         while rest < datagrams.end {
             let waiting = &self.datagrams.list()[rest..datagrams.end];
             let count = if segmentation {
-                let of = |datagram: &Datagram| (datagram.destination, datagram.length as usize);
+                // Whoever has the destination may divide what arrives among processes, by slot.
+                let of = |datagram: &Datagram| {
+                    ((datagram.destination, datagram.slot), datagram.length as usize)
+                };
                 group(waiting.iter().map(of))
             } else {
                 1
