@@ -19,6 +19,8 @@ mod driver;
 mod link;
 mod packet;
 mod progress;
+#[expect(dead_code, reason = "sockets do not use it yet")]
+mod shared_address;
 mod socket;
 pub mod udp;
 mod waiters;
