@@ -8,6 +8,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use millstream_roce::SLOTS;
 use socket2::{SockAddr, Socket};
 use thiserror::Error;
 
@@ -166,12 +167,60 @@ impl Bound {
 pub enum OpenError {
     /// The port is taken.
     #[error(
-        "UDP port {port} of {address} is in use by another process: one process at a time uses an \
-         address (the kernel's own RoCE takes all of them): wait until it has ended, or give \
-         another address with --bind{}",
+        "UDP port {port} of {address} is in use, and not to be shared: a switch, a device of the \
+         packet driver, the kernel's own RoCE (which takes all addresses) and other programs have \
+         an address to themselves: wait until it has ended, or give another address with --bind{}",
         if address.is_loopback() && address.is_ipv4() { ", such as 127.0.0.2" } else { "" }
     )]
     PortInUse {
+        /// The address.
+        address: IpAddr,
+        /// The port.
+        port: u16,
+    },
+    /// Processes of another user share the port.
+    #[error(
+        "UDP port {port} of {address} is in use by processes of another user (whose number is \
+         {user}): only those of one user share an address: run as that user, or give another \
+         address with --bind"
+    )]
+    OtherUser {
+        /// The address.
+        address: IpAddr,
+        /// The port.
+        port: u16,
+        /// The other user's number.
+        user: u32,
+    },
+    /// As many devices as possible share the address.
+    #[error(
+        "{SLOTS} devices have UDP port {port} of {address}, and no more can share an address: wait \
+         until one of them has been closed, or give another address with --bind"
+    )]
+    NoSlotFree {
+        /// The address.
+        address: IpAddr,
+        /// The port.
+        port: u16,
+    },
+    /// Those who have the address do not let us in.
+    #[error(
+        "another process has UDP port {port} of {address} and does not answer: is it stopped? Let \
+         it go on or end it, or give another address with --bind"
+    )]
+    NotAdmitted {
+        /// The address.
+        address: IpAddr,
+        /// The port.
+        port: u16,
+    },
+    /// Those who have the address speak another language.
+    #[error(
+        "another process has UDP port {port} of {address} and shares it in a way that this version \
+         does not understand: use one version of millstream for all processes of an address, or \
+         give another address with --bind"
+    )]
+    OtherVersion {
         /// The address.
         address: IpAddr,
         /// The port.
@@ -226,6 +275,21 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
+}
+
+impl OpenError {
+    /// Whether others have the address, who may go.
+    pub const fn is_in_use(&self) -> bool {
+        use OpenError::{NoSlotFree, NotAdmitted, OtherUser, OtherVersion, PortInUse};
+        matches!(
+            self,
+            PortInUse { .. }
+                | OtherUser { .. }
+                | NoSlotFree { .. }
+                | NotAdmitted { .. }
+                | OtherVersion { .. }
+        )
+    }
 }
 
 /// Why this is no address for a device, if so.

@@ -1,4 +1,6 @@
 //! Several devices on one address, of one process or of many.
 
+mod admission;
 mod descriptors;
+mod steering;
 mod table;
