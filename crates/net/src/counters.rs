@@ -23,6 +23,13 @@ pub struct DriverCounters {
     /// Frames dropped because their headers contradict themselves, have a wrong checksum, or are
     /// those of a fragment. Packet sockets only; a UDP socket does not see them.
     pub refused_frames: u64,
+    /// Datagrams for other devices of the address, that the kernel had coalesced with ours, handed over
+    /// to them.
+    pub handed_over_datagrams: u64,
+    /// Such datagrams that were lost, because the kernel did not take them at once.
+    pub lost_hand_overs: u64,
+    /// Datagrams of ours that other devices of the address handed over.
+    pub taken_over_datagrams: u64,
     /// Datagrams that the kernel dropped because our receive buffer was full, as a 32-bit count
     /// that arrives with the next datagram. A coalesced run counts once.
     pub overflowed_messages: u64,

@@ -2,5 +2,6 @@
 
 mod admission;
 mod descriptors;
+mod hand_over;
 mod steering;
 mod table;
