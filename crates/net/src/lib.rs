@@ -19,7 +19,6 @@ mod driver;
 mod link;
 mod packet;
 mod progress;
-#[expect(dead_code, reason = "sockets do not use it yet")]
 mod shared_address;
 mod socket;
 pub mod udp;
@@ -30,7 +29,7 @@ pub use clock::now;
 pub use counters::DriverCounters;
 pub use driver::{Driver, UnknownDriver};
 pub use progress::{
-    Failure, Guard, Hook, NodeGuard, Progress, ProgressConfig, Shared, Worker, wait,
+    Failure, Guard, Hook, NodeGuard, Opened, Progress, ProgressConfig, Shared, Worker, wait,
 };
 pub use socket::{OpenError, SocketConfig, SocketInfo};
 pub use waiters::Waiters;

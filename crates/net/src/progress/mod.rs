@@ -16,7 +16,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use millstream_roce::Node;
+use millstream_roce::{Node, QueuePairNumbers};
 use millstream_wire::ROCE_PORT;
 
 use crate::{Driver, OpenError, SocketConfig};
@@ -34,6 +34,10 @@ pub struct ProgressConfig {
     pub address: IpAddr,
     /// What kind of socket.
     pub driver: Driver,
+    /// Let other devices, of this or other processes of the same user, have the address too. Then the
+    /// node has a part of the queue pair numbers: [`Opened::queue_pair_numbers`]. A packet socket
+    /// has its address to itself all the same.
+    pub share_address: bool,
     /// UDP port here and at every peer: [`ROCE_PORT`], but for tests. The ICRC is always computed
     /// with [`ROCE_PORT`] as the destination.
     pub port: u16,
@@ -57,6 +61,7 @@ impl ProgressConfig {
         Self {
             address,
             driver: Driver::Udp,
+            share_address: false,
             port: ROCE_PORT,
             segmentation_offload: true,
             buffer_length: SocketConfig::DEFAULT_BUFFER_LENGTH,
@@ -64,6 +69,24 @@ impl ProgressConfig {
             busy_poll: Duration::ZERO,
             name: "progress".to_owned(),
         }
+    }
+}
+
+/// A socket for a node that is still to be made.
+pub struct Opened {
+    socket: Socket,
+    config: ProgressConfig,
+}
+
+impl Opened {
+    /// Opens the socket.
+    pub fn new(config: ProgressConfig) -> Result<Self, OpenError> {
+        Ok(Self { socket: Socket::open(&config)?, config })
+    }
+
+    /// The queue pair numbers whose datagrams will come.
+    pub fn queue_pair_numbers(&self) -> QueuePairNumbers {
+        self.socket.queue_pair_numbers()
     }
 }
 
@@ -108,14 +131,21 @@ impl<N: Node + Send + 'static> Progress<N> {
         node: N,
         hook: impl Hook<N> + 'static,
     ) -> Result<Self, OpenError> {
+        // SAFETY: the caller's promise is passed on.
+        unsafe { Self::run(Opened::new(config)?, node, hook) }
+    }
+
+    /// As [`Progress::start_with`], over a socket that is open already.
+    ///
+    /// # Safety
+    /// As of [`Progress::start`].
+    pub unsafe fn run(
+        opened: Opened,
+        node: N,
+        hook: impl Hook<N> + 'static,
+    ) -> Result<Self, OpenError> {
         crate::crc32::choose();
-        let socket_config = SocketConfig {
-            address: config.address,
-            port: config.port,
-            segmentation_offload: config.segmentation_offload,
-            buffer_length: config.buffer_length,
-        };
-        let socket = Socket::open(config.driver, &socket_config, config.congestion_marks)?;
+        let Opened { socket, config } = opened;
         socket.info().tell_of_small_buffer(config.buffer_length);
         let address = socket.info().address;
         let failed =

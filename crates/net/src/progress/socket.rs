@@ -6,6 +6,9 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_roce::QueuePairNumbers;
+
+use super::ProgressConfig;
 use crate::packet::PacketSocket;
 use crate::udp::UdpSocket;
 use crate::{Driver, OpenError, SocketConfig, SocketInfo};
@@ -16,33 +19,45 @@ pub(super) enum Socket {
 }
 
 impl Socket {
-    pub(super) fn open(
-        driver: Driver,
-        config: &SocketConfig,
-        congestion_marks: bool,
-    ) -> Result<Self, OpenError> {
+    pub(super) fn open(config: &ProgressConfig) -> Result<Self, OpenError> {
         let address = config.address;
         let failed = |source: io::Error| OpenError::System {
             address,
             operation: "setting the traffic class",
             source,
         };
-        Ok(match driver {
+        let socket_config = SocketConfig {
+            address,
+            port: config.port,
+            segmentation_offload: config.segmentation_offload,
+            buffer_length: config.buffer_length,
+        };
+        Ok(match config.driver {
             Driver::Udp => {
-                let socket = UdpSocket::open(config)?;
-                if congestion_marks {
+                let socket = match config.share_address {
+                    true => UdpSocket::open_shared(&socket_config)?,
+                    false => UdpSocket::open(&socket_config)?,
+                };
+                if config.congestion_marks {
                     socket.set_congestion_marks().map_err(failed)?;
                 }
                 Self::Udp(Arc::new(socket))
             }
             Driver::Packet => {
-                let mut socket = PacketSocket::open(config)?;
-                if congestion_marks {
+                let mut socket = PacketSocket::open(&socket_config)?;
+                if config.congestion_marks {
                     socket.set_congestion_marks();
                 }
                 Self::Packet(Arc::new(socket))
             }
         })
+    }
+
+    pub(super) fn queue_pair_numbers(&self) -> QueuePairNumbers {
+        match self {
+            Self::Udp(socket) => socket.queue_pair_numbers(),
+            Self::Packet(_) => QueuePairNumbers::All,
+        }
     }
 
     pub(super) fn prepare(&self, peer: IpAddr, patience: Duration) -> bool {

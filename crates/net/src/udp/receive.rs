@@ -5,12 +5,14 @@ use std::mem;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::ptr;
 
-use millstream_roce::{DatagramMeta, Identification};
+use millstream_roce::{DatagramMeta, Identification, slot_of};
+use socket2::Socket;
 
 use super::socket::UdpSocket;
 use crate::DriverCounters;
 use crate::control::{self, ControlBuffer, Received};
 use crate::link::{Incoming, Link, receive_messages};
+use crate::shared_address::{HandOver, Run};
 
 /// No UDP payload is longer, coalesced or not (65,527 over IPv6).
 const MESSAGE_LENGTH: usize = 1 << 16;
@@ -35,8 +37,14 @@ struct Slot {
     source: libc::sockaddr_storage,
     control: ControlBuffer,
     meta: DatagramMeta,
+    /// Where the datagrams begin, and where they end.
+    start: usize,
     length: usize,
     segment: usize,
+    /// The place of the first in what the kernel coalesced.
+    index: u16,
+    /// Only those of one slot are ours.
+    only: Option<usize>,
 }
 
 impl ReceiveBatch {
@@ -54,8 +62,11 @@ impl ReceiveBatch {
                 identification: Identification::Guessed(0),
                 congestion_experienced: false,
             },
+            start: 0,
             length: 0,
             segment: 0,
+            index: 0,
+            only: None,
         };
         // SAFETY: as above, null pointers and zero lengths; both are set before use.
         let header = || unsafe { mem::zeroed() };
@@ -74,11 +85,13 @@ impl ReceiveBatch {
     pub fn datagrams(&self) -> impl Iterator<Item = (DatagramMeta, &[u8])> {
         let messages = self.slots.iter().zip(self.bytes.chunks_exact(MESSAGE_LENGTH));
         messages.take(self.filled).flat_map(|(slot, bytes)| {
-            let segments = bytes[..slot.length].chunks(slot.segment);
-            segments.enumerate().map(|(index, bytes)| {
+            let segments = bytes[slot.start..slot.length].chunks(slot.segment).enumerate();
+            let ours =
+                segments.filter(|(_, bytes)| slot.only.is_none_or(|it| it == slot_of(bytes)));
+            ours.map(|(index, bytes)| {
                 // A segmenting sender numbers its segments from 0, and what the kernel coalesced
                 // probably was one segmented message.
-                let identification = Identification::Guessed(index as u16);
+                let identification = Identification::Guessed(slot.index.wrapping_add(index as u16));
                 (DatagramMeta { identification, ..slot.meta }, bytes)
             })
         })
@@ -118,6 +131,7 @@ impl ReceiveBatch {
                 let more = overflowed.wrapping_sub(mem::replace(&mut self.overflowed, overflowed));
                 counters.overflowed_messages += u64::from(more);
             }
+            (slot.start, slot.index, slot.only) = (0, 0, None);
             slot.length = header.msg_len as usize;
             slot.segment = segment.unwrap_or(slot.length).max(1);
             let source = source(&slot.source);
@@ -142,6 +156,43 @@ impl ReceiveBatch {
     }
 }
 
+impl ReceiveBatch {
+    /// Takes what others handed over, and hands over what is for them. Without either, it looks at one
+    /// byte of each datagram.
+    fn sort(&mut self, hand_over: &HandOver, socket: &Socket, counters: &mut DriverCounters) {
+        let messages = self.slots.iter_mut().zip(self.bytes.chunks_exact(MESSAGE_LENGTH));
+        for (message, bytes) in messages.take(self.filled) {
+            let bytes = &bytes[..message.length];
+            if let Some(Run { meta, index, segment, bytes }) = hand_over.read(&message.meta, bytes)
+            {
+                (message.meta, message.index, message.segment) = (meta, index, segment);
+                message.start = HandOver::HEADER_LENGTH;
+                counters.taken_over_datagrams += bytes.len().div_ceil(segment) as u64;
+                continue;
+            }
+            let segments = || bytes.chunks(message.segment).map(slot_of);
+            if segments().all(|slot| slot == hand_over.slot) {
+                continue;
+            }
+            message.only = Some(hand_over.slot);
+            let (mut index, mut rest) = (0, bytes);
+            // Runs of datagrams for one slot, in their order.
+            while let Some(first) = rest.chunks(message.segment).next() {
+                let slot = slot_of(first);
+                let same = rest.chunks(message.segment).take_while(|it| slot_of(it) == slot);
+                let count = same.count();
+                let (bytes, later) = rest.split_at((count * message.segment).min(rest.len()));
+                if slot != hand_over.slot {
+                    let run = Run { meta: message.meta, index, segment: message.segment, bytes };
+                    hand_over.send(socket, slot, &run, counters);
+                }
+                index = index.wrapping_add(count as u16);
+                rest = later;
+            }
+        }
+    }
+}
+
 impl UdpSocket {
     /// Receives what is there into `batch`, in place of what was in it; returns how many messages.
     /// Errors of the network are counted, not returned: those returned are the socket's end.
@@ -156,6 +207,9 @@ impl UdpSocket {
         // exclusively during the call.
         let count = unsafe { receive_messages(self, &mut batch.headers, counters)? };
         batch.fill(count, self.bound().address(), counters);
+        if let Some(hand_over) = self.hand_over() {
+            batch.sort(hand_over, self.socket(), counters);
+        }
         Ok(count)
     }
 }

@@ -5,9 +5,11 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
 
+use millstream_roce::QueuePairNumbers;
 use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::Driver;
+use crate::shared_address::{HandOver, Membership};
 use crate::socket::{
     Bound, ECT0, OpenError, SocketConfig, SocketInfo, bind, local, set_buffers, set_option,
     unsuitable, wait,
@@ -18,50 +20,55 @@ use crate::socket::{
 pub struct UdpSocket {
     socket: Socket,
     bound: Bound,
+    sharing: Option<Sharing>,
+}
+
+/// What a socket has that shares its address.
+#[derive(Debug)]
+struct Sharing {
+    hand_over: HandOver,
+    member: Membership,
 }
 
 impl UdpSocket {
-    /// Opens and binds.
+    /// Opens and binds, and has the address to itself.
     pub fn open(config: &SocketConfig) -> Result<Self, OpenError> {
-        let address = config.address.to_canonical();
-        if let Some(what) = unsuitable(address) {
-            return Err(OpenError::Unsuitable { address, what });
-        }
-        let failed = |operation| move |source| OpenError::System { address, operation, source };
-        let asked = SocketAddr::new(address, config.port);
+        let asked = check(config)?;
+        let failed = failed(asked);
         // socket2 sets close-on-exec. Neither SO_REUSEADDR nor SO_REUSEPORT: two processes on one
         // port would take each other's packets.
         let socket = Socket::new(Domain::for_address(asked), Type::DGRAM, Some(Protocol::UDP))
-            .map_err(failed("socket"))?;
-        socket.set_nonblocking(true).map_err(failed("O_NONBLOCK"))?;
-        let set = |level, option, value| set_option(&socket, level, option, value);
-        match address {
-            IpAddr::V4(_) => {
-                set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)
-                    .map_err(failed("IP_MTU_DISCOVER"))?;
-                set(libc::IPPROTO_IP, libc::IP_RECVTOS, 1).map_err(failed("IP_RECVTOS"))?;
-            }
-            IpAddr::V6(_) => {
-                socket.set_only_v6(true).map_err(failed("IPV6_V6ONLY"))?;
-                set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)
-                    .map_err(failed("IPV6_MTU_DISCOVER"))?;
-                set(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)
-                    .map_err(failed("IPV6_RECVTCLASS"))?;
-            }
-        }
-        // Counts what the kernel drops; without it, losses are only harder to explain.
-        let _ = set(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1);
-        set_buffers(&socket, config.buffer_length)
-            .map_err(|(operation, source)| failed(operation)(source))?;
-        // Setting the default segment to 0 (none) changes nothing, but fails where it is unknown.
-        let segmentation =
-            config.segmentation_offload && set(libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
-        let coalescing =
-            config.segmentation_offload && set(libc::SOL_UDP, libc::UDP_GRO, 1).is_ok();
+            .map_err(|source| failed("socket", source))?;
+        socket.set_nonblocking(true).map_err(|source| failed("O_NONBLOCK", source))?;
+        let options = set_options(&socket, asked, config)?;
         bind(&socket, asked)?;
         let local = local(&socket, asked)?;
-        let bound = Bound::new(Driver::Udp, &socket, local, segmentation, coalescing)?;
-        Ok(Self { socket, bound })
+        let bound = options.bound(&socket, local)?;
+        Ok(Self { socket, bound, sharing: None })
+    }
+
+    /// Opens a socket that shares its address with other devices, which open theirs in this way too. It
+    /// gets the datagrams for some of the queue pair numbers: [`UdpSocket::queue_pair_numbers`].
+    pub fn open_shared(config: &SocketConfig) -> Result<Self, OpenError> {
+        let asked = check(config)?;
+        let failed = failed(asked);
+        let member = Membership::claim(asked)?;
+        let socket = member.socket().map_err(|source| failed("dup", source))?;
+        let options = set_options(&socket, asked, config)?;
+        let bound = options.bound(&socket, asked)?;
+        let hand_over = member.hand_over(asked);
+        member.open().map_err(|source| failed("SO_DETACH_FILTER", source))?;
+        Ok(Self { socket, bound, sharing: Some(Sharing { hand_over, member }) })
+    }
+
+    /// The queue pair numbers whose datagrams it gets.
+    pub fn queue_pair_numbers(&self) -> QueuePairNumbers {
+        self.sharing.as_ref().map_or(QueuePairNumbers::All, |sharing| sharing.member.numbers())
+    }
+
+    /// How datagrams get to other devices of the address, if there are any.
+    pub(super) fn hand_over(&self) -> Option<&HandOver> {
+        self.sharing.as_ref().map(|sharing| &sharing.hand_over)
     }
 
     /// What it has got.
@@ -100,6 +107,66 @@ impl UdpSocket {
     pub(super) fn set_no_checksum(&self) {
         set_option(&self.socket, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
     }
+}
+
+/// The address and port, if they are fit for a device.
+fn check(config: &SocketConfig) -> Result<SocketAddr, OpenError> {
+    let address = config.address.to_canonical();
+    match unsuitable(address) {
+        Some(what) => Err(OpenError::Unsuitable { address, what }),
+        None => Ok(SocketAddr::new(address, config.port)),
+    }
+}
+
+fn failed(local: SocketAddr) -> impl Fn(&'static str, io::Error) -> OpenError + Copy {
+    move |operation, source| OpenError::System { address: local.ip(), operation, source }
+}
+
+/// What the kernel does for a socket.
+struct Options {
+    segmentation: bool,
+    coalescing: bool,
+}
+
+impl Options {
+    fn bound(&self, socket: &Socket, local: SocketAddr) -> Result<Bound, OpenError> {
+        Bound::new(Driver::Udp, socket, local, self.segmentation, self.coalescing)
+    }
+}
+
+/// Sets all options: a socket that another device has used before may have others.
+fn set_options(
+    socket: &Socket,
+    local: SocketAddr,
+    config: &SocketConfig,
+) -> Result<Options, OpenError> {
+    let failed = |operation| move |source| failed(local)(operation, source);
+    let set = |level, option, value| set_option(socket, level, option, value);
+    match local.ip() {
+        IpAddr::V4(_) => {
+            set(libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_DO)
+                .map_err(failed("IP_MTU_DISCOVER"))?;
+            set(libc::IPPROTO_IP, libc::IP_RECVTOS, 1).map_err(failed("IP_RECVTOS"))?;
+            set(libc::IPPROTO_IP, libc::IP_TOS, 0).map_err(failed("IP_TOS"))?;
+        }
+        IpAddr::V6(_) => {
+            set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1).map_err(failed("IPV6_V6ONLY"))?;
+            set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)
+                .map_err(failed("IPV6_MTU_DISCOVER"))?;
+            set(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1).map_err(failed("IPV6_RECVTCLASS"))?;
+            set(libc::IPPROTO_IPV6, libc::IPV6_TCLASS, 0).map_err(failed("IPV6_TCLASS"))?;
+        }
+    }
+    // Counts what the kernel drops; without it, losses are only harder to explain.
+    let _ = set(libc::SOL_SOCKET, libc::SO_RXQ_OVFL, 1);
+    set_buffers(socket, config.buffer_length)
+        .map_err(|(operation, source)| failed(operation)(source))?;
+    // Setting the default segment to 0 (none) changes nothing, but fails where it is unknown.
+    let segmentation =
+        config.segmentation_offload && set(libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok();
+    let wanted = config.segmentation_offload;
+    let coalescing = set(libc::SOL_UDP, libc::UDP_GRO, wanted.into()).is_ok() && wanted;
+    Ok(Options { segmentation, coalescing })
 }
 
 impl AsFd for UdpSocket {
