@@ -1,6 +1,6 @@
 //! What only soft devices have: an address each, and segmentation offload.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 
 use millstream_verbs::{Device, OpenError, Provider, SoftConfig};
 
@@ -11,13 +11,15 @@ fn address(host: u8) -> IpAddr {
 }
 
 #[test]
-fn an_address_in_use_is_refused() {
+fn an_address_that_others_have_to_themselves_is_refused() {
     let config = SoftConfig::new(address(1));
-    let first = Device::open_soft(&config).unwrap();
-    assert_eq!(first.provider(), Provider::Soft);
+    let other = UdpSocket::bind((config.address, 4791)).unwrap();
     let error = Device::open_soft(&config).unwrap_err();
     assert!(matches!(error, OpenError::PortInUse { .. }), "{error}");
+    drop(other);
+    let first = Device::open_soft(&config).unwrap();
+    assert_eq!(first.provider(), Provider::Soft);
     drop(first);
-    // Everything of the first is gone, its socket too.
-    Device::open_soft(&config).unwrap();
+    // Everything of the first is gone, its sockets too.
+    UdpSocket::bind((config.address, 4791)).unwrap();
 }

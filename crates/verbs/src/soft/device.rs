@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use millstream_net::{
-    Driver, DriverCounters, Guard, NodeGuard, Progress, ProgressConfig, Shared, SocketConfig,
-    Waiters,
+    Driver, DriverCounters, Guard, NodeGuard, Opened, Progress, ProgressConfig, Shared,
+    SocketConfig, Waiters,
 };
 use millstream_roce::{
     AsyncEvent, Counters, Endpoint, EndpointConfig, IcrcCheck, MAX_COMPLETIONS, ProtectionDomainId,
@@ -22,7 +22,9 @@ use crate::{Atomicity, DeviceAttributes, OpenError};
 /// What a soft device is opened with.
 #[derive(Clone, Debug)]
 pub struct SoftConfig {
-    /// The local address: one device for each address, and only one process can have it.
+    /// The local address. Several devices can have it, of one process or of several of one user, up
+    /// to 32: each has a part of the queue pair numbers. A device of the packet driver has its address
+    /// to itself.
     pub address: IpAddr,
     /// What kind of socket carries it.
     pub driver: Driver,
@@ -85,7 +87,18 @@ impl Device {
     /// Opens a soft device on a local address.
     pub(crate) fn open(config: &SoftConfig) -> Result<Self, OpenError> {
         let name = format!("soft-{}", config.address);
+        let opened = Opened::new(ProgressConfig {
+            driver: config.driver,
+            share_address: true,
+            segmentation_offload: config.segmentation_offload,
+            congestion_marks: config.congestion_marks,
+            busy_poll: config.busy_poll,
+            buffer_length: config.buffer_length,
+            name: name.clone(),
+            ..ProgressConfig::new(config.address)
+        })?;
         let endpoint_config = EndpointConfig {
+            queue_pair_numbers: opened.queue_pair_numbers(),
             icrc: config.icrc,
             max_window: config.max_window,
             partition_keys: config.partition_keys.clone(),
@@ -94,20 +107,11 @@ impl Device {
         };
         let memory = HostMemory::new(MAX_MEMORY_REGIONS, endpoint_config.seed);
         let endpoint = Endpoint::new(endpoint_config, memory);
-        let progress_config = ProgressConfig {
-            driver: config.driver,
-            segmentation_offload: config.segmentation_offload,
-            congestion_marks: config.congestion_marks,
-            busy_poll: config.busy_poll,
-            buffer_length: config.buffer_length,
-            name: name.clone(),
-            ..ProgressConfig::new(config.address)
-        };
         let notices = Arc::new(Notices::default());
         let deliverer = Deliverer::new(Arc::downgrade(&notices));
         // SAFETY: the endpoint names only bytes of registered regions. Those stay mapped until
         // their `MemoryRegion` is dropped, which deregisters them and then quiesces.
-        let progress = unsafe { Progress::start_with(progress_config, endpoint, deliverer)? };
+        let progress = unsafe { Progress::run(opened, endpoint, deliverer)? };
         let budget = progress.shared().socket_info().receive_budget();
         progress.shared().lock_regardless().set_receive_budget(budget);
         Ok(Self {
