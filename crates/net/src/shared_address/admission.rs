@@ -130,14 +130,13 @@ fn understand(
     message: descriptors::Message,
 ) -> Result<Welcome, OpenError> {
     let ip = address.ip();
-    if message.truncated && message.descriptors.len() < SLOTS + 2 {
+    if message.descriptors_missing && message.descriptors.len() < SLOTS + 2 {
         let source = io::Error::from_raw_os_error(libc::EMFILE);
         let operation = "receiving the descriptors of its sockets";
         return Err(OpenError::System { address: ip, operation, source });
     }
     let strange = || OpenError::OtherVersion { address: ip, port: address.port() };
     if bytes.get(..message.length) != Some(&greeting()[..])
-        || message.truncated
         || message.descriptors.len() != SLOTS + 2
     {
         return Err(strange());

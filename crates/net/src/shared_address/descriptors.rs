@@ -54,12 +54,12 @@ pub(super) fn send(
 pub(super) struct Message {
     /// Bytes of the message; 0 when the other end has closed.
     pub(super) length: usize,
-    /// Some of it is missing: it was longer, or this process may not have more descriptors.
-    pub(super) truncated: bool,
+    /// There were more descriptors than this process may have.
+    pub(super) descriptors_missing: bool,
     pub(super) descriptors: Vec<OwnedFd>,
 }
 
-/// Receives a message that is there, with its descriptors.
+/// Receives a message that is there, with its descriptors. Of a longer one, the rest is lost.
 pub(super) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<Message> {
     let mut iovec = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let mut control = control_buffer();
@@ -98,8 +98,8 @@ pub(super) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<Me
         // SAFETY: `message` came from this header.
         next = unsafe { libc::CMSG_NXTHDR(&raw const header, message) };
     }
-    let truncated = header.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0;
-    Ok(Message { length, truncated, descriptors })
+    let descriptors_missing = header.msg_flags & libc::MSG_CTRUNC != 0;
+    Ok(Message { length, descriptors_missing, descriptors })
 }
 
 /// Room for the most descriptors, and as aligned as a `cmsghdr`.

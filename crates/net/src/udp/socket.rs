@@ -40,6 +40,9 @@ impl UdpSocket {
         let socket = Socket::new(Domain::for_address(asked), Type::DGRAM, Some(Protocol::UDP))
             .map_err(|source| failed("socket", source))?;
         socket.set_nonblocking(true).map_err(|source| failed("O_NONBLOCK", source))?;
+        if asked.is_ipv6() {
+            socket.set_only_v6(true).map_err(|source| failed("IPV6_V6ONLY", source))?;
+        }
         let options = set_options(&socket, asked, config)?;
         bind(&socket, asked)?;
         let local = local(&socket, asked)?;
@@ -150,7 +153,6 @@ fn set_options(
             set(libc::IPPROTO_IP, libc::IP_TOS, 0).map_err(failed("IP_TOS"))?;
         }
         IpAddr::V6(_) => {
-            set(libc::IPPROTO_IPV6, libc::IPV6_V6ONLY, 1).map_err(failed("IPV6_V6ONLY"))?;
             set(libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_DO)
                 .map_err(failed("IPV6_MTU_DISCOVER"))?;
             set(libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1).map_err(failed("IPV6_RECVTCLASS"))?;
