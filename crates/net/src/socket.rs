@@ -178,6 +178,18 @@ pub enum OpenError {
         /// The port.
         port: u16,
     },
+    /// The packet driver wants the address for itself.
+    #[error(
+        "UDP port {port} of {address} is in use, and the packet driver has an address to itself \
+         (a packet socket is shown what the kernel coalesced as one frame, for all queue pairs): use \
+         the udp driver, which shares an address, or give another address with --bind"
+    )]
+    PacketDriverAlone {
+        /// The address.
+        address: IpAddr,
+        /// The port.
+        port: u16,
+    },
     /// Processes of another user share the port.
     #[error(
         "UDP port {port} of {address} is in use by processes of another user (whose number is \
@@ -280,10 +292,13 @@ pub enum OpenError {
 impl OpenError {
     /// Whether others have the address, who may go.
     pub const fn is_in_use(&self) -> bool {
-        use OpenError::{NoSlotFree, NotAdmitted, OtherUser, OtherVersion, PortInUse};
+        use OpenError::{
+            NoSlotFree, NotAdmitted, OtherUser, OtherVersion, PacketDriverAlone, PortInUse,
+        };
         matches!(
             self,
             PortInUse { .. }
+                | PacketDriverAlone { .. }
                 | OtherUser { .. }
                 | NoSlotFree { .. }
                 | NotAdmitted { .. }

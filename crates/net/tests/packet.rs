@@ -452,19 +452,44 @@ fn a_neighbour_that_changes_its_link_address_is_followed() {
 }
 
 #[test]
+fn an_address_that_is_shared_is_none_for_a_packet_socket() {
+    let test = "an_address_that_is_shared_is_none_for_a_packet_socket";
+    let Some(lab) = Lab::new(test, 1500) else { return };
+    let open = |driver| {
+        lab.here.run(move || {
+            let config = ProgressConfig { driver, share_address: true, ..config(HERE) };
+            millstream_net::Opened::new(config)
+        })
+    };
+    let _shared = open(Driver::Udp).unwrap_or_else(|error| panic!("{error}"));
+    let error = open(Driver::Packet).err().unwrap();
+    assert!(matches!(error, OpenError::PacketDriverAlone { address: HERE, .. }), "{error}");
+    assert!(error.to_string().contains("use the udp driver"), "{error}");
+    let _another = open(Driver::Udp).unwrap_or_else(|error| panic!("{error}"));
+}
+
+#[test]
 fn the_port_is_held_and_nobody_is_told_that_it_is_unreachable() {
     let test = "the_port_is_held_and_nobody_is_told_that_it_is_unreachable";
     let Some(lab) = Lab::new(test, 1500) else { return };
     let signal = Signal::default();
     let device = run(&lab.here, packet(HERE), THERE, &signal);
-    for driver in [Driver::Packet, Driver::Udp] {
+    for (driver, share_address) in
+        [(Driver::Packet, false), (Driver::Packet, true), (Driver::Udp, false), (Driver::Udp, true)]
+    {
         let error = lab.here.run(move || {
-            let config = ProgressConfig { driver, ..config(HERE) };
+            let config = ProgressConfig { driver, share_address, ..config(HERE) };
             let node = StreamNode::new(HERE, THERE, &[100]);
             // SAFETY: the memory of a `StreamNode` is never changed, and lives as long as the node.
             unsafe { Progress::start(config, node, |_| ()) }.err().unwrap()
         });
-        assert!(matches!(error, OpenError::PortInUse { address: HERE, port: ROCE_PORT }));
+        let as_expected = match driver {
+            Driver::Packet => {
+                matches!(error, OpenError::PacketDriverAlone { address: HERE, port: ROCE_PORT })
+            }
+            Driver::Udp => matches!(error, OpenError::PortInUse { address: HERE, port: ROCE_PORT }),
+        };
+        assert!(as_expected && error.is_in_use(), "{driver}: {error}");
     }
     let stranger = lab.there.run(|| {
         let socket = UdpSocket::bind((THERE, 0)).unwrap();

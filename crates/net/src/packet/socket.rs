@@ -112,7 +112,10 @@ fn hold_port(local: SocketAddr, coalesced: bool) -> Result<Socket, OpenError> {
         // Where it is unknown, the kernel only works more.
         let _ = set_option(&socket, libc::SOL_UDP, libc::UDP_GRO, 1);
     }
-    bind(&socket, local)?;
+    bind(&socket, local).map_err(|error| match error {
+        OpenError::PortInUse { address, port } => OpenError::PacketDriverAlone { address, port },
+        other => other,
+    })?;
     Ok(socket)
 }
 
