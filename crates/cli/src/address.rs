@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
 use anyhow::Context;
 use millstream_net::address::{first_free_loopback, local_address_for};
-use millstream_verbs::{Device, IbverbsConfig, OpenError, Provider, SoftConfig};
+use millstream_verbs::{Device, IbverbsConfig, Provider, SoftConfig};
 use thiserror::Error;
 
 use crate::failure::usage;
@@ -16,7 +16,7 @@ pub(crate) const ROCE_PORT: u16 = millstream_wire::ROCE_PORT;
 pub(crate) const ATTEMPTS: usize = 16;
 
 /// There is no loopback address left. Said of loopback only: elsewhere an address is not one of
-/// many, and [`OpenError::PortInUse`] says what to do.
+/// many, and the device's error says what to do.
 #[derive(Debug, Error)]
 pub(crate) enum NoneFree {
     #[error(
@@ -33,8 +33,8 @@ pub(crate) fn is_one_of_many(peer: IpAddr) -> bool {
     peer.is_loopback() && peer.is_ipv4()
 }
 
-/// The address to use towards `peer`: on loopback the first that is free of 127.0.0.1 and up, else
-/// the one that the routing table says.
+/// The address to use towards `peer`: on loopback the first that is free of 127.0.0.1 and up, so that a
+/// capture tells processes apart, else the one that the routing table says, which processes share.
 pub(crate) fn towards(peer: IpAddr) -> anyhow::Result<IpAddr> {
     if is_one_of_many(peer) {
         return Ok(first_free_loopback(ROCE_PORT).ok_or(NoneFree::Loopback)?.into());
@@ -80,7 +80,7 @@ pub(crate) fn open_device(
             None => towards(peer)?,
         };
         match Device::open_soft(&config(address)) {
-            Err(OpenError::PortInUse { .. }) if bind.is_none() && is_one_of_many(peer) => {}
+            Err(error) if error.is_in_use() && bind.is_none() && is_one_of_many(peer) => {}
             result => return Ok(result?),
         }
     }

@@ -10,7 +10,7 @@ use millstream_metadata::{CallErrorKind, HostPort, StoreError};
 use millstream_transfer::{
     Config, InstallError, RdmaConfig, Segment, SegmentError, TransferEngine,
 };
-use millstream_verbs::{DeviceError, OpenError, Provider};
+use millstream_verbs::{DeviceError, Provider};
 use thiserror::Error;
 
 use crate::address::{self, ATTEMPTS, NoneFree, is_one_of_many};
@@ -99,8 +99,8 @@ fn start_patiently(
             RdmaConfig { provider, segmentation_offload, patience, ..RdmaConfig::new(addresses) };
         match engine.install_rdma(config) {
             Ok(()) => return Ok(engine),
-            Err(InstallError::Open(DeviceError::Soft(OpenError::PortInUse { .. })))
-                if bind.is_empty() && is_one_of_many(peer) => {}
+            Err(InstallError::Open(DeviceError::Soft(error)))
+                if error.is_in_use() && bind.is_empty() && is_one_of_many(peer) => {}
             Err(error @ InstallError::DuplicateDevice(_)) => {
                 return Err(usage(format!("--bind: {error}")));
             }

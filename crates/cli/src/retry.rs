@@ -40,13 +40,13 @@ pub(crate) fn until<T>(
 /// Another process has the address or the port, and may go.
 pub(crate) fn is_address_in_use(error: &anyhow::Error) -> bool {
     let device =
-        |error: &DeviceError| matches!(error, DeviceError::Soft(OpenError::PortInUse { .. }));
+        |error: &DeviceError| matches!(error, DeviceError::Soft(error) if error.is_in_use());
     let io = |error: &io::Error| error.kind() == io::ErrorKind::AddrInUse;
     error.chain().any(|cause| {
         cause.is::<NoneFree>()
             || cause.downcast_ref().is_some_and(io)
             || cause.downcast_ref().is_some_and(device)
-            || matches!(cause.downcast_ref(), Some(OpenError::PortInUse { .. }))
+            || cause.downcast_ref().is_some_and(OpenError::is_in_use)
             || matches!(cause.downcast_ref(), Some(InstallError::Open(error)) if device(error))
             || matches!(cause.downcast_ref(), Some(NewError::Listen { error, .. }) if io(error))
     })

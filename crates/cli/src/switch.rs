@@ -4,7 +4,6 @@ use std::net::{IpAddr, SocketAddr};
 
 use clap::Args;
 use millstream_control::switch::{self, RunError, SwitchConfig};
-use millstream_net::OpenError;
 use serde::Serialize;
 
 use crate::daemon::ReadyLine;
@@ -57,8 +56,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         };
         match switch::run(config, ready, line.shutdown()) {
             // It was free a moment ago.
-            Err(RunError::Open(OpenError::PortInUse { .. }))
-                if bind_address.is_none() && attempt < ATTEMPTS =>
+            Err(RunError::Open(error))
+                if error.is_in_use() && bind_address.is_none() && attempt < ATTEMPTS =>
             {
                 attempt += 1;
             }

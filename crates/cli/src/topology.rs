@@ -217,7 +217,7 @@ fn interface(interface: &Interface, addresses: &[(String, IpAddr)]) -> Interface
 }
 
 /// Tries what a soft device on this address would do. For a moment it has the port of RoCE, which
-/// another process may have, or the kernel's own RoCE.
+/// another user may have, or the kernel's own RoCE.
 fn soft_device(address: IpAddr) -> SoftReport {
     let driver = |driver: Driver| {
         let config = SoftConfig { driver, ..SoftConfig::new(address) };
