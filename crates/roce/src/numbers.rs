@@ -17,7 +17,7 @@ pub const SLOTS: usize = 1 << SLOT_BITS;
 pub(crate) const INDEX_BITS: u32 = 12;
 
 /// So many indexes rest before the one that has rested longest is used again.
-const RESTING: usize = 256;
+const RESTING: usize = 128;
 
 /// How far the counts of two successive owners of a slot are apart when they begin. Has no factor in
 /// common with how many there are (127 or 128), and is near the golden section of it: so those of some

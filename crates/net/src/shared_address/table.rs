@@ -27,7 +27,7 @@ pub(super) const KEY_LENGTH: usize = 16;
 pub(super) type Key = [u8; KEY_LENGTH];
 
 /// What is known of a slot.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) struct Record {
     /// How many have had it.
     pub(super) generation: u64,
@@ -40,7 +40,7 @@ pub(super) struct Record {
 pub(super) struct Table(File);
 
 impl Table {
-    /// A new file with a new key.
+    /// A new file with a new key, and slots of which any may be the first.
     pub(super) fn create() -> io::Result<OwnedFd> {
         // SAFETY: a name that ends with a zero.
         let descriptor =
@@ -50,14 +50,21 @@ impl Table {
         }
         // SAFETY: just opened, and nobody else has it.
         let file = unsafe { File::from_raw_fd(descriptor) };
-        let mut key: Key = [0; KEY_LENGTH];
+        let mut random = [0; KEY_LENGTH + SLOTS];
         // SAFETY: so many bytes, borrowed exclusively.
-        let filled = unsafe { libc::getrandom(key.as_mut_ptr().cast(), key.len(), 0) };
-        if usize::try_from(filled) != Ok(key.len()) {
+        let filled = unsafe { libc::getrandom(random.as_mut_ptr().cast(), random.len(), 0) };
+        if usize::try_from(filled) != Ok(random.len()) {
             return Err(io::Error::last_os_error());
         }
-        file.write_all_at(&[0; SLOTS * RECORD], 0)?;
-        file.write_all_at(&key, KEY)?;
+        let (key, order) = random.split_at(KEY_LENGTH);
+        file.write_all_at(key, KEY)?;
+        let table = Self(file);
+        for (slot, &random) in order.iter().enumerate() {
+            // In any order: who had the address before may have had any numbers.
+            let (generation, since) = (random.into(), random.into());
+            table.write(slot, Record { generation, since, claimed: false })?;
+        }
+        let Self(file) = table;
         Ok(file.into())
     }
 
@@ -163,7 +170,7 @@ mod tests {
         let record = Record { generation: 5, since: now(), claimed: true };
         one.write(SLOTS - 1, record).unwrap();
         assert_eq!(other.record(SLOTS - 1).unwrap(), record);
-        assert_eq!(other.record(0).unwrap(), Record::default());
+        assert!(!other.record(0).unwrap().claimed && other.record(0).unwrap().since < now());
         let another = Table::open(Table::create().unwrap().as_fd()).unwrap();
         assert_ne!(one.key().unwrap(), another.key().unwrap());
     }
