@@ -184,6 +184,12 @@ fn what_fails_is_told_in_one_sentence() {
 fn ports_and_addresses_in_use_are_told() {
     let (_node, segment) = node("1KiB", &[]);
     let address = segment.split(':').next().unwrap();
+    // The packet driver has its address to itself, as a switch does.
+    let packet = run(&["rdma", "write-bw", "--driver=packet", "--bind", address]);
+    let sentence = packet.failure(1);
+    assert!(sentence.contains("UDP port 4791") && sentence.contains("the packet driver"));
+    let taken = common::address();
+    let _taken = std::net::UdpSocket::bind((taken.as_str(), 4791)).unwrap();
     let second = run(&[
         "node",
         "--name=b",
@@ -191,7 +197,7 @@ fn ports_and_addresses_in_use_are_told() {
         "--protocol=rdma",
         "--buffer=1",
         "--bind",
-        address,
+        &taken,
     ]);
     assert!(second.failure(1).contains("UDP port 4791"), "{}", second.stderr);
     let foreign = run(&["rdma", "pingpong", "--bind=192.0.2.1", "127.0.0.1"]);

@@ -186,9 +186,12 @@ fn engines_and_transports_with_bad_settings() {
     assert!(matches!(refused(foreign), InstallError::Open(_)));
 
     engine.install_rdma(good.clone()).unwrap();
-    assert!(matches!(refused(good.clone()), InstallError::Twice("rdma")));
+    assert!(matches!(refused(good), InstallError::Twice("rdma")));
     let other = TransferEngine::new(Config::new(listen)).unwrap();
-    let error = other.install_rdma(good).unwrap_err();
+    // An address that another one has to itself; that of an engine would be shared.
+    let taken = address();
+    let _taken = std::net::UdpSocket::bind((taken, 4791)).unwrap();
+    let error = other.install_rdma(RdmaConfig::new(&[taken])).unwrap_err();
     assert!(error.to_string().contains("4791"), "{error}");
     let _buffer = private(&other, 100);
     let late = other.install_rdma(RdmaConfig::new(&[address()])).unwrap_err();
