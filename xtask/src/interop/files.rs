@@ -23,6 +23,9 @@ pub(super) enum Node {
     Guest,
     /// Here; copies are made from the guest.
     Ours,
+    /// One in the guest and one here, and copies are made from both sides at the same time: here, three
+    /// processes have one address.
+    Both,
 }
 
 /// A node, and what names it to others when it is ready.
@@ -46,7 +49,7 @@ pub(super) fn run(
                  until grep -q ready /tmp/node || [ ! -e /proc/$node ]; do usleep 20000; done\n\
                  segment=$(sed 's/.*\"segment\":\"\\([^\"]*\\)\".*/\\1/' /tmp/node)\n\
                  {}kill $node\nwait $node",
-                copies(&program, "--protocol=rdma:ibverbs", "$segment")
+                copies(&program, "--protocol=rdma:ibverbs", "$segment", WHOLE)
             );
             let both = guest.start(&both)?;
             await_that(LIMIT, || both.status().is_some());
@@ -59,7 +62,7 @@ pub(super) fn run(
             let output = File::create(&log)?;
             let copies = lab
                 .command("sh")
-                .args(["-c", &copies(&ours.display().to_string(), &soft, &segment)])
+                .args(["-c", &copies(&ours.display().to_string(), &soft, &segment, WHOLE)])
                 .stdout(output.try_clone()?)
                 .stderr(output)
                 .status()?;
@@ -71,33 +74,75 @@ pub(super) fn run(
             Ok(())
         }
         Node::Ours => {
-            let output = File::create(&log)?;
-            let node = lab
-                .command(ours)
-                .args(NODE.split_whitespace())
-                .args(["--protocol=rdma:soft", "--bind", OURS])
+            let (mut node, segment) = start_node(lab, ours, &log)?;
+            let copies =
+                guest.start(&copies(&program, "--protocol=rdma:ibverbs", &segment, WHOLE))?;
+            await_that(LIMIT, || copies.status().is_some() || node.ended().is_some());
+            finish(&copies, stem)
+        }
+        Node::Both => {
+            let (_node, segment) = start_node(lab, ours, &log)?;
+            let theirs = format!(
+                "{program} {NODE} --protocol=rdma:ibverbs & node=$!\ntrap 'kill $node' TERM\n\
+                 ({})\necho copied $?\nwait $node\nwait $node",
+                copies(&program, "--protocol=rdma:ibverbs", &segment, WHOLE)
+            );
+            let theirs = guest.start(&theirs)?;
+            let segment = await_segment(|| theirs.output(), || theirs.status().is_some())?;
+            let soft = format!("--protocol=rdma:soft --bind={OURS}");
+            let half = |half| copies(&ours.display().to_string(), &soft, &segment, half);
+            let halves =
+                format!("({}) & half=$!\n({}) && wait $half", half(HALVES[0]), half(HALVES[1]));
+            let output = File::options().append(true).open(&log)?;
+            let copies = lab
+                .command("sh")
+                .args(["-c", &halves])
                 .stdout(output.try_clone()?)
                 .stderr(output)
-                .spawn()
-                .with_context(|| format!("cannot start {}", ours.display()))?;
-            let mut node = Process(node);
-            let said = || fs::read_to_string(&log).unwrap_or_default();
-            let segment = await_segment(said, || node.ended().is_some())?;
-            let copies = guest.start(&copies(&program, "--protocol=rdma:ibverbs", &segment))?;
-            await_that(LIMIT, || copies.status().is_some());
-            finish(&copies, stem)
+                .status()?;
+            let copied = || theirs.output().lines().any(|line| line == "copied 0");
+            let theirs_copied = await_that(LIMIT, copied);
+            theirs.stop()?;
+            finish(&theirs, stem)?;
+            if !copies.success() {
+                bail!("the copies ended with {copies}: {}", tail(&fs::read_to_string(&log)?));
+            }
+            if !theirs_copied {
+                bail!("the kernel's side has not copied: {}", tail(&theirs.output()));
+            }
+            Ok(())
         }
     }
 }
 
-/// Shell commands that copy a file of an odd length into a segment, at an odd offset, and out of it
-/// again, and compare.
-fn copies(program: &str, protocol: &str, segment: &str) -> String {
-    let options = format!("--metadata=p2p {protocol} --segment={segment} --offset=7");
+/// Starts a node here.
+fn start_node(lab: &Lab, ours: &Path, log: &Path) -> Result<(Process, String)> {
+    let output = File::create(log)?;
+    let node = lab
+        .command(ours)
+        .args(NODE.split_whitespace())
+        .args(["--protocol=rdma:soft", "--bind", OURS])
+        .stdout(output.try_clone()?)
+        .stderr(output)
+        .spawn()
+        .with_context(|| format!("cannot start {}", ours.display()))?;
+    let mut node = Process(node);
+    let said = || fs::read_to_string(log).unwrap_or_default();
+    let segment = await_segment(said, || node.ended().is_some())?;
+    Ok((node, segment))
+}
+
+/// Where in a segment, and how many bytes: odd numbers.
+const WHOLE: (u32, u32) = (7, 3_000_001);
+const HALVES: [(u32, u32); 2] = [(9, 1_500_003), (2_000_001, 1_500_001)];
+
+/// Shell commands that copy a file into a segment and out of it again, and compare.
+fn copies(program: &str, protocol: &str, segment: &str, (offset, length): (u32, u32)) -> String {
+    let options = format!("--metadata=p2p {protocol} --segment={segment} --offset={offset}");
     format!(
-        "set -e\nplace=$(mktemp -d)\nhead -c 3000001 /dev/urandom >$place/in\n\
+        "set -e\nplace=$(mktemp -d)\nhead -c {length} /dev/urandom >$place/in\n\
          {program} put {options} $place/in\n\
-         {program} get {options} --length=3000001 $place/out\n\
+         {program} get {options} --length={length} $place/out\n\
          cmp $place/in $place/out\nrm -r $place\n"
     )
 }

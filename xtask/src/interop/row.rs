@@ -68,6 +68,7 @@ pub(super) const ROWS: &[Row] = &[
     Row { name: "kernel as device, files to and fro", talk: Talk::Files(Node::Same) },
     Row { name: "files into kernel's device and back", talk: Talk::Files(Node::Guest) },
     Row { name: "files from kernel's device and back", talk: Talk::Files(Node::Ours) },
+    Row { name: "files both ways, three of ours on one address", talk: Talk::Files(Node::Both) },
 ];
 
 const fn pingpong(
