@@ -20,7 +20,7 @@ use crate::socket::{
 pub struct UdpSocket {
     socket: Socket,
     bound: Bound,
-    sharing: Option<Sharing>,
+    sharing: Option<Box<Sharing>>,
 }
 
 /// What a socket has that shares its address.
@@ -61,7 +61,7 @@ impl UdpSocket {
         let bound = options.bound(&socket, asked)?;
         let hand_over = member.hand_over(asked);
         member.open().map_err(|source| failed("SO_DETACH_FILTER", source))?;
-        Ok(Self { socket, bound, sharing: Some(Sharing { hand_over, member }) })
+        Ok(Self { socket, bound, sharing: Some(Box::new(Sharing { hand_over, member })) })
     }
 
     /// The queue pair numbers whose datagrams it gets.
