@@ -17,8 +17,10 @@ use crate::shared_address::{HandOver, Run};
 /// No UDP payload is longer, coalesced or not (65,527 over IPv6).
 const MESSAGE_LENGTH: usize = 1 << 16;
 
-/// Messages received at once. More would leave the cache before they are handled.
-const MESSAGES: usize = 8;
+/// Messages received at once. More would leave the cache before they are handled. And what they hold is
+/// acknowledged when all of it was handled: of a window of 128 packets, 8 messages of 15 are nearly
+/// all, and the two ends would take turns.
+const MESSAGES: usize = 4;
 
 /// Buffers for the messages of one system call, and what it put there.
 pub struct ReceiveBatch {
