@@ -1,8 +1,9 @@
 //! Threads that wait for something, and how they are woken.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
+use crate::sync::atomic::{AtomicUsize, Ordering};
+use crate::sync::{Mutex, thread_local};
 use crate::wake::Wake;
 
 thread_local! {

@@ -1,10 +1,10 @@
 //! Waking a thread that may be asleep, without a system call when it is not.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::ptr;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
+
+use crate::descriptors::{EventDescriptor, Watched, poll};
+use crate::sync::atomic::{AtomicBool, Ordering};
 
 /// One sleeper, any number of wakers.
 ///
@@ -16,22 +16,16 @@ use std::time::Duration;
 pub(crate) struct Wake {
     pending: AtomicBool,
     asleep: AtomicBool,
-    event: OwnedFd,
+    event: EventDescriptor,
 }
-
-/// The most descriptors that [`Wake::sleep`] watches.
-pub(crate) const MAX_WATCHED: usize = 16;
 
 impl Wake {
     pub(crate) fn new() -> io::Result<Self> {
-        // SAFETY: no pointers.
-        let event = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if event < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: just opened, and nobody else has it.
-        let event = unsafe { OwnedFd::from_raw_fd(event) };
-        Ok(Self { pending: AtomicBool::new(false), asleep: AtomicBool::new(false), event })
+        Ok(Self {
+            pending: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
+            event: EventDescriptor::new()?,
+        })
     }
 
     /// Asks the sleeper to look. What it is to find must have happened before.
@@ -39,10 +33,7 @@ impl Wake {
         self.pending.store(true, Ordering::SeqCst);
         // The load keeps the line shared while the sleeper is awake; the swap lets one waker write.
         if self.asleep.load(Ordering::SeqCst) && self.asleep.swap(false, Ordering::SeqCst) {
-            let one = 1_u64.to_ne_bytes();
-            // SAFETY: eight bytes, as an eventfd wants. It cannot fail: the count is far from its
-            // maximum, since the sleeper resets it.
-            unsafe { libc::write(self.event.as_raw_fd(), one.as_ptr().cast(), one.len()) };
+            self.event.write();
         }
     }
 
@@ -56,10 +47,10 @@ impl Wake {
     /// The result says whether a waker had to wake us.
     ///
     /// # Panics
-    /// When `watched` are more than [`MAX_WATCHED`].
+    /// When `watched` are more than [`crate::descriptors::MAX_WATCHED`].
     pub(crate) fn sleep<'a>(
         &self,
-        watched: impl IntoIterator<Item = BorrowedFd<'a>>,
+        watched: impl IntoIterator<Item = Watched<'a>>,
         timeout: Option<Duration>,
         stay: impl FnOnce() -> bool,
     ) -> io::Result<bool> {
@@ -68,38 +59,9 @@ impl Wake {
             self.asleep.store(false, Ordering::SeqCst);
             return Ok(false);
         }
-        let poll = |fd: RawFd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-        let mut polls = [poll(self.event.as_raw_fd()); 1 + MAX_WATCHED];
-        let mut count = 1;
-        for fd in watched {
-            polls[count] = poll(fd.as_raw_fd());
-            count += 1;
-        }
-        let timeout = timeout.map(|timeout| libc::timespec {
-            tv_sec: timeout.as_secs().try_into().unwrap_or(libc::time_t::MAX),
-            tv_nsec: timeout.subsec_nanos().into(),
-        });
-        // SAFETY: `count` pollfds and perhaps a timespec, all alive during the call; no signal mask.
-        let ready = unsafe {
-            libc::ppoll(
-                polls.as_mut_ptr(),
-                count as libc::nfds_t,
-                timeout.as_ref().map_or(ptr::null(), ptr::from_ref),
-                ptr::null(),
-            )
-        };
+        let woken = poll(&self.event, watched, timeout);
         self.asleep.store(false, Ordering::SeqCst);
-        if ready < 0 {
-            let error = io::Error::last_os_error();
-            return if error.kind() == io::ErrorKind::Interrupted { Ok(false) } else { Err(error) };
-        }
-        let woken = polls[0].revents != 0;
-        if woken {
-            let mut count = [0; 8];
-            // SAFETY: eight bytes, as an eventfd gives.
-            unsafe { libc::read(self.event.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
-        }
-        Ok(woken)
+        woken
     }
 }
 

@@ -1,9 +1,7 @@
 //! The node's own thread: makes progress when nobody else does.
 
-use std::os::fd::AsFd;
 use std::panic::{self, AssertUnwindSafe};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use std::{hint, io};
 
@@ -13,6 +11,8 @@ use super::hook::{LAST, Worker};
 use super::seat::failed;
 use super::shared::{Failure, Shared};
 use super::timer::{NEVER, Timer};
+use crate::descriptors::Watched;
+use crate::sync::atomic::{AtomicU64, Ordering};
 use crate::wake::Wake;
 
 /// What the driver sleeps on, and until when.
@@ -46,6 +46,27 @@ impl Doze {
         if deadline < self.until.load(Ordering::SeqCst) {
             self.timer.set(deadline);
         }
+    }
+
+    /// The driver sleeps until `time` at most, until somebody wakes it or sets an earlier time, or
+    /// until `socket` is readable; not at all when `stay` says so, which is asked once others can see
+    /// until when it sleeps. The result says whether it had to be woken.
+    pub(super) fn sleep(
+        &self,
+        time: u64,
+        socket: Option<Watched<'_>>,
+        stay: impl FnOnce() -> bool,
+    ) -> io::Result<bool> {
+        self.until.store(time, Ordering::SeqCst);
+        let timeout = Duration::from_nanos(time.saturating_sub(crate::now().nanos()));
+        let timeout = Some(timeout).filter(|_| time != NEVER);
+        let watched = socket.into_iter().chain([self.timer.watched()]);
+        let woken = self.wake.sleep(watched, timeout, stay);
+        self.until.store(0, Ordering::SeqCst);
+        if self.timer.at() <= crate::now().nanos() {
+            self.timer.clear();
+        }
+        woken
     }
 }
 
@@ -108,7 +129,6 @@ fn rests<N: Node>(shared: &Shared<N>) -> bool {
 
 /// Sleeps until there is something to do, or others may have stopped doing it.
 fn sleep<N: Node>(shared: &Shared<N>) -> Result<(), Failure> {
-    let Doze { wake, timer, until, .. } = &shared.driver;
     // While somebody leads, deadlines are the leader's, and so are requests.
     let when = || {
         if shared.leadership.is_present() {
@@ -121,10 +141,7 @@ fn sleep<N: Node>(shared: &Shared<N>) -> Result<(), Failure> {
     };
     let rests = rests(shared);
     let time = when();
-    // Whoever sets an earlier deadline from now on, or leaves, sees until when we sleep.
-    until.store(time, Ordering::SeqCst);
-    let timeout = Duration::from_nanos(time.saturating_sub(crate::now().nanos()));
-    let timeout = Some(timeout).filter(|_| time != NEVER);
+    // Whoever sets an earlier deadline, or leaves, after this is asked sees until when we sleep.
     let stay = || {
         when() < time
             || shared.owed.load(Ordering::SeqCst) != 0
@@ -132,12 +149,8 @@ fn sleep<N: Node>(shared: &Shared<N>) -> Result<(), Failure> {
             || !shared.leadership.is_present() && shared.is_requested()
             || rests && !self::rests(shared)
     };
-    let socket = (!rests).then(|| shared.socket.as_fd());
-    let woken = wake.sleep(socket.into_iter().chain([timer.as_fd()]), timeout, stay);
-    until.store(0, Ordering::SeqCst);
-    if timer.at() <= crate::now().nanos() {
-        timer.clear();
-    }
+    let socket = (!rests).then(|| shared.socket.watched());
+    let woken = shared.driver.sleep(time, socket, stay);
     shared.count_sleep(woken.map_err(failed(shared, "ppoll"))?);
     Ok(())
 }

@@ -1,8 +1,9 @@
 //! Who hears of what a round has brought about.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::PoisonError;
 
 use super::shared::Shared;
+use crate::sync::Mutex;
 
 /// Which thread has done a round.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -37,7 +38,7 @@ pub trait Hook<N>: Send + Sync {
 pub(super) struct AfterRound<F>(Mutex<Option<F>>);
 
 impl<F> AfterRound<F> {
-    pub(super) const fn new(after_round: F) -> Self {
+    pub(super) fn new(after_round: F) -> Self {
         Self(Mutex::new(Some(after_round)))
     }
 }

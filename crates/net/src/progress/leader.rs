@@ -8,9 +8,7 @@
 //! on a virtual machine, and what waited long and often will most likely wait again.
 
 use std::hint;
-use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use millstream_roce::Node;
@@ -18,8 +16,11 @@ use millstream_roce::Node;
 use super::hook::Worker;
 use super::shared::Shared;
 use super::timer::NEVER;
+use crate::descriptors::MAX_WATCHED;
+use crate::sync::Mutex;
+use crate::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 use crate::waiters::{Entry, Waiters, own_wake};
-use crate::wake::{MAX_WATCHED, Wake};
+use crate::wake::Wake;
 
 /// The shortest and the longest time, in nanoseconds, after which the driver takes over when the last
 /// leader has left.
@@ -206,7 +207,7 @@ impl<'a, N: Node> Places<'a, N> {
         // Whoever sets an earlier deadline from now on sees until when we sleep.
         let stay = || deadline() < until || self.led().any(Shared::is_requested);
         let timeout = Some(timeout).filter(|timeout| *timeout < Duration::MAX);
-        let woken = wake.sleep(self.led().map(|node| node.socket.as_fd()), timeout, stay);
+        let woken = wake.sleep(self.led().map(|node| node.socket.watched()), timeout, stay);
         for node in self.led() {
             node.leadership.until.store(0, Ordering::SeqCst);
             node.count_sleep(matches!(woken, Ok(true)));

@@ -151,8 +151,7 @@ impl<N: Node + Send + 'static> Progress<N> {
         let failed =
             |operation| move |source: io::Error| OpenError::System { address, operation, source };
         let doze = Doze::new(config.busy_poll).map_err(failed("eventfd or timerfd_create"))?;
-        let seat = seat::seat(&socket);
-        let shared = Arc::new(Shared::new(node, seat, Box::new(hook), doze, socket));
+        let shared = Arc::new(Shared::new(node, socket.seat(), Box::new(hook), doze, socket));
         let driven = Arc::clone(&shared);
         let thread = thread::Builder::new()
             .name(config.name)

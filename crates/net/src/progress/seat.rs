@@ -6,7 +6,6 @@ use std::sync::Arc;
 use millstream_roce::{Instant, Node};
 
 use super::shared::{Failure, Shared};
-use super::socket::Socket;
 use super::timer::NEVER;
 use crate::DriverCounters;
 use crate::batch::SendBatch;
@@ -40,15 +39,8 @@ pub(super) trait Seat<N>: Send {
     fn round(&mut self, shared: &Shared<N>, receive: bool) -> Result<Round, Failure>;
 }
 
-/// The seat at this socket.
-pub(super) fn seat<N: Node + 'static>(socket: &Socket) -> Box<dyn Seat<N>> {
-    match socket {
-        Socket::Udp(socket) => Box::new(Buffers::new(Arc::clone(socket))),
-        Socket::Packet(socket) => Box::new(Buffers::new(Arc::clone(socket))),
-    }
-}
-
-struct Buffers<L: Link> {
+/// The seat at a socket of one kind.
+pub(super) struct Buffers<L: Link> {
     link: Arc<L>,
     incoming: L::Incoming,
     outgoing: SendBatch<L::Head>,
@@ -62,7 +54,7 @@ struct Buffers<L: Link> {
 unsafe impl<L: Link + Send + Sync> Send for Buffers<L> {}
 
 impl<L: Link> Buffers<L> {
-    fn new(link: Arc<L>) -> Self {
+    pub(super) fn new(link: Arc<L>) -> Self {
         Self {
             incoming: link.incoming(),
             outgoing: SendBatch::new(SEND_DATAGRAMS),

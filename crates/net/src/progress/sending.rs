@@ -1,7 +1,9 @@
 //! When what was collected for sending has been sent.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::PoisonError;
+
+use crate::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use crate::sync::{Condvar, Mutex};
 
 /// Lets any thread wait until the sender has let go of memory.
 ///

@@ -7,8 +7,7 @@ use std::net::IpAddr;
 use std::ops::{Deref, DerefMut};
 use std::panic::{self, AssertUnwindSafe};
 use std::ptr;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{Arc, OnceLock, PoisonError, TryLockError};
 use std::time::Duration;
 
 use millstream_roce::{Instant, Node};
@@ -21,6 +20,8 @@ use super::seat::{OTHER_THREAD, OWN_THREAD, Round, Seat};
 use super::sending::Sending;
 use super::socket::Socket;
 use super::timer::NEVER;
+use crate::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering, fence};
+use crate::sync::{Mutex, MutexGuard, thread_local};
 use crate::{DriverCounters, SocketInfo};
 
 /// Why a node no longer runs.
@@ -154,7 +155,7 @@ impl<N> Shared<N> {
     /// Whether this thread makes the node's progress now, and has called the hook in which this is
     /// asked: then waiting for progress is waiting for ever.
     pub fn is_progress_thread(&self) -> bool {
-        PROGRESSING.get() == ptr::from_ref(self).cast()
+        PROGRESSING.with(Cell::get) == ptr::from_ref(self).cast()
     }
 
     /// The node, even after a [`Failure`]: to look at it, or to take it apart. It does nothing any
@@ -214,10 +215,11 @@ impl<N> Shared<N> {
         struct Restore(*const ());
         impl Drop for Restore {
             fn drop(&mut self) {
-                PROGRESSING.set(self.0);
+                PROGRESSING.with(|progressing| progressing.set(self.0));
             }
         }
-        let _restore = Restore(PROGRESSING.replace(ptr::from_ref(self).cast()));
+        let this = ptr::from_ref(self).cast();
+        let _restore = Restore(PROGRESSING.with(|progressing| progressing.replace(this)));
         call()
     }
 

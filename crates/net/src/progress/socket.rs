@@ -2,13 +2,15 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_roce::QueuePairNumbers;
+use millstream_roce::{Node, QueuePairNumbers};
 
 use super::ProgressConfig;
+use super::seat::{Buffers, Seat};
+use crate::descriptors::Watched;
 use crate::packet::PacketSocket;
 use crate::udp::UdpSocket;
 use crate::{Driver, OpenError, SocketConfig, SocketInfo};
@@ -80,13 +82,20 @@ impl Socket {
             Self::Packet(socket) => socket.info(),
         }
     }
-}
 
-impl AsFd for Socket {
-    fn as_fd(&self) -> BorrowedFd<'_> {
+    /// What a thread that waits for datagrams watches.
+    pub(super) fn watched(&self) -> Watched<'_> {
         match self {
             Self::Udp(socket) => socket.as_fd(),
             Self::Packet(socket) => socket.as_fd(),
+        }
+    }
+
+    /// The right to do rounds at this socket.
+    pub(super) fn seat<N: Node + 'static>(&self) -> Box<dyn Seat<N>> {
+        match self {
+            Self::Udp(socket) => Box::new(Buffers::new(Arc::clone(socket))),
+            Self::Packet(socket) => Box::new(Buffers::new(Arc::clone(socket))),
         }
     }
 }

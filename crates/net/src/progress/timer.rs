@@ -1,34 +1,25 @@
 //! A timer that any thread may set earlier.
 
 use std::io;
-use std::mem;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::ptr;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use millstream_roce::Instant;
+
+use crate::descriptors::{TimerDescriptor, Watched};
+use crate::sync::atomic::{AtomicU64, Ordering};
 
 /// Never.
 pub(super) const NEVER: u64 = u64::MAX;
 
 /// Readable once its time has come. One thread watches it, and clears it then.
 pub(super) struct Timer {
-    descriptor: OwnedFd,
+    descriptor: TimerDescriptor,
     /// When it is readable at the latest, in nanoseconds of [`crate::now`].
     at: AtomicU64,
 }
 
 impl Timer {
     pub(super) fn new() -> io::Result<Self> {
-        let flags = libc::TFD_CLOEXEC | libc::TFD_NONBLOCK;
-        // SAFETY: no pointers.
-        let descriptor = unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, flags) };
-        if descriptor < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: just opened, and nobody else has it.
-        let descriptor = unsafe { OwnedFd::from_raw_fd(descriptor) };
-        Ok(Self { descriptor, at: AtomicU64::new(NEVER) })
+        Ok(Self { descriptor: TimerDescriptor::new()?, at: AtomicU64::new(NEVER) })
     }
 
     /// When it is readable at the latest; [`NEVER`] when it is not set.
@@ -57,29 +48,16 @@ impl Timer {
     /// It is not set any more. It may be readable once more for nothing.
     pub(super) fn clear(&self) {
         self.at.store(NEVER, Ordering::SeqCst);
-        let mut count = [0; 8];
-        // SAFETY: eight bytes, as a timerfd gives. When it has not expired there is nothing to read.
-        unsafe { libc::read(self.descriptor.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
+        self.descriptor.drain();
+    }
+
+    pub(super) fn watched(&self) -> Watched<'_> {
+        self.descriptor.watched()
     }
 
     fn tell(&self, at: u64) {
         let left = Instant::from_nanos(at).saturating_duration_since(crate::now());
-        // SAFETY: plain old data, of which zeros are a valid value: no interval.
-        let mut time: libc::itimerspec = unsafe { mem::zeroed() };
-        time.it_value.tv_sec = left.as_secs().try_into().unwrap_or(libc::time_t::MAX);
-        // Zero would unset it.
-        time.it_value.tv_nsec = libc::c_long::from(left.subsec_nanos()).max(1);
-        // SAFETY: the time is alive during the call, and no old one is asked for. It fails only for
-        // arguments that are not these.
-        unsafe {
-            libc::timerfd_settime(self.descriptor.as_raw_fd(), 0, &raw const time, ptr::null_mut());
-        }
-    }
-}
-
-impl AsFd for Timer {
-    fn as_fd(&self) -> BorrowedFd<'_> {
-        self.descriptor.as_fd()
+        self.descriptor.set(left);
     }
 }
 
@@ -92,7 +70,7 @@ mod tests {
     use crate::socket::wait;
 
     fn in_time(timer: &Timer, at: u64) {
-        assert!(wait(timer.as_fd(), libc::POLLIN, Duration::from_secs(20)).unwrap());
+        assert!(wait(timer.watched(), libc::POLLIN, Duration::from_secs(20)).unwrap());
         assert!(crate::now().nanos() >= at);
     }
 
@@ -107,7 +85,7 @@ mod tests {
         in_time(&timer, now + 2_000_000);
         timer.clear();
         assert_eq!(timer.at(), NEVER);
-        assert!(!wait(timer.as_fd(), libc::POLLIN, Duration::ZERO).unwrap());
+        assert!(!wait(timer.watched(), libc::POLLIN, Duration::ZERO).unwrap());
         // A time that has passed is now.
         timer.set(now);
         in_time(&timer, now);
