@@ -31,11 +31,13 @@ impl EventDescriptor {
     }
 
     fn drain(&self) {
-        drain(&self.0);
+        let mut count = [0; 8];
+        // SAFETY: eight bytes, as an eventfd gives.
+        unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
     }
 }
 
-/// Readable once its time has come, until it is drained or set anew: a timerfd.
+/// Readable once its time has come, until it is set anew: a timerfd.
 #[derive(Debug)]
 pub(crate) struct TimerDescriptor(OwnedFd);
 
@@ -56,10 +58,6 @@ impl TimerDescriptor {
         // SAFETY: the time is alive during the call, and no old one is asked for. It fails only for
         // arguments that are not these.
         unsafe { libc::timerfd_settime(self.0.as_raw_fd(), 0, &raw const time, ptr::null_mut()) };
-    }
-
-    pub(crate) fn drain(&self) {
-        drain(&self.0);
     }
 
     pub(crate) fn watched(&self) -> Watched<'_> {
@@ -114,11 +112,4 @@ fn opened(descriptor: RawFd) -> io::Result<OwnedFd> {
     }
     // SAFETY: just opened, and nobody else has it.
     Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
-}
-
-fn drain(descriptor: &OwnedFd) {
-    let mut count = [0; 8];
-    // SAFETY: eight bytes, as an eventfd and a timerfd give. When there is nothing to read it fails,
-    // and that is well.
-    unsafe { libc::read(descriptor.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };
 }

@@ -63,9 +63,7 @@ impl Doze {
         let watched = socket.into_iter().chain([self.timer.watched()]);
         let woken = self.wake.sleep(watched, timeout, stay);
         self.until.store(0, Ordering::SeqCst);
-        if self.timer.at() <= crate::now().nanos() {
-            self.timer.clear();
-        }
+        self.timer.clear_if_due();
         woken
     }
 }

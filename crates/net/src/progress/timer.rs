@@ -29,35 +29,38 @@ impl Timer {
 
     /// Sees to it that it is readable at `at` or before.
     pub(super) fn set(&self, at: u64) {
-        if self.at.fetch_min(at, Ordering::SeqCst) <= at {
-            return;
-        }
-        // Another thread may set it too, and the system learn of its time first: whoever finds that
-        // the time has changed meanwhile says it again.
-        let mut told = at;
-        loop {
-            self.tell(told);
-            let now = self.at.load(Ordering::SeqCst);
-            if now == told || now == NEVER {
-                return;
-            }
-            told = now;
+        if self.at.fetch_min(at, Ordering::SeqCst) > at {
+            self.tell(at);
         }
     }
 
-    /// It is not set any more. It may be readable once more for nothing.
-    pub(super) fn clear(&self) {
-        self.at.store(NEVER, Ordering::SeqCst);
-        self.descriptor.drain();
+    /// It is not set any more if its time has come.
+    pub(super) fn clear_if_due(&self) {
+        if self.at() <= crate::now().nanos() {
+            self.at.store(NEVER, Ordering::SeqCst);
+            // The system may be late: what is only read now could become readable afterwards, and
+            // nobody would clear it any more.
+            self.tell(NEVER);
+        }
     }
 
     pub(super) fn watched(&self) -> Watched<'_> {
         self.descriptor.watched()
     }
 
-    fn tell(&self, at: u64) {
-        let left = Instant::from_nanos(at).saturating_duration_since(crate::now());
-        self.descriptor.set(left);
+    /// Tells the system that the time is `at` now. Another thread may change it too, and the system
+    /// learn of its time first: whoever finds that the time has changed meanwhile says it again.
+    fn tell(&self, mut at: u64) {
+        loop {
+            // Never is in some centuries.
+            let left = Instant::from_nanos(at).saturating_duration_since(crate::now());
+            self.descriptor.set(left);
+            let now = self.at.load(Ordering::SeqCst);
+            if now == at {
+                return;
+            }
+            at = now;
+        }
     }
 }
 
@@ -83,12 +86,23 @@ mod tests {
         timer.set(now + 1_000_000_000_000);
         assert_eq!(timer.at(), now + 2_000_000);
         in_time(&timer, now + 2_000_000);
-        timer.clear();
+        timer.clear_if_due();
         assert_eq!(timer.at(), NEVER);
         assert!(!wait(timer.watched(), libc::POLLIN, Duration::ZERO).unwrap());
         // A time that has passed is now.
         timer.set(now);
         in_time(&timer, now);
+    }
+
+    #[test]
+    fn what_was_cleared_before_the_system_said_so_is_not_readable_afterwards() {
+        const LATE: Duration = Duration::from_millis(2);
+        let timer = Timer::new().unwrap();
+        timer.at.store(crate::now().nanos(), Ordering::SeqCst);
+        timer.descriptor.set(LATE);
+        timer.clear_if_due();
+        assert_eq!(timer.at(), NEVER);
+        assert!(!wait(timer.watched(), libc::POLLIN, 3 * LATE).unwrap());
     }
 
     #[test]
@@ -105,7 +119,7 @@ mod tests {
                 }
             });
             in_time(&timer, now + 100_000);
-            timer.clear();
+            timer.clear_if_due();
         }
     }
 }
