@@ -83,15 +83,19 @@ pub(super) fn run<N: Node>(shared: &Arc<Shared<N>>) {
     let _ = panic::catch_unwind(AssertUnwindSafe(|| shared.announce(LAST, Worker::Driver)));
 }
 
-fn work<N: Node>(shared: &Shared<N>) -> Result<(), Failure> {
+pub(super) fn work<N: Node>(shared: &Shared<N>) -> Result<(), Failure> {
     let driver = &shared.driver;
     // Since when there has been nothing to do.
     let mut idle_since: Option<Instant> = None;
-    while !shared.stop.load(Ordering::SeqCst) {
+    loop {
+        // Before all that others may wake it for: what they say after this, they wake it for again.
+        driver.wake.take();
+        if shared.stop.load(Ordering::SeqCst) {
+            return Ok(());
+        }
         if let Some(failure) = shared.failure() {
             return Err(failure.clone());
         }
-        driver.wake.take();
         // Others watch the socket, or did a moment ago; what only this thread may do, it does.
         let rests = rests(shared);
         let mut busy = false;
@@ -118,7 +122,6 @@ fn work<N: Node>(shared: &Shared<N>) -> Result<(), Failure> {
         }
         sleep(shared)?;
     }
-    Ok(())
 }
 
 fn rests<N: Node>(shared: &Shared<N>) -> bool {
