@@ -65,7 +65,7 @@ impl Wake {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(millstream_loom)))]
 mod tests {
     use std::net::UdpSocket;
     use std::os::fd::AsFd;

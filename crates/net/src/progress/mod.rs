@@ -4,9 +4,12 @@
 mod driver;
 mod hook;
 mod leader;
+#[cfg(millstream_loom)]
+mod models;
 mod seat;
 mod sending;
 mod shared;
+#[cfg_attr(millstream_loom, path = "../model/socket.rs")]
 mod socket;
 mod timer;
 

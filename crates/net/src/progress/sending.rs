@@ -64,7 +64,7 @@ impl Drop for Underway<'_> {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(millstream_loom)))]
 mod tests {
     use std::sync::atomic::AtomicBool;
     use std::thread;

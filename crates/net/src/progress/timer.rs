@@ -64,7 +64,7 @@ impl Timer {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(millstream_loom)))]
 mod tests {
     use std::thread;
     use std::time::Duration;

@@ -1,0 +1,5 @@
+//! Models of how threads share the progress of a node.
+
+mod progress;
+mod sending;
+mod timer;
