@@ -19,6 +19,7 @@ const STEPS: &[Step] = &[
     ("clippy", clippy),
     ("documentation", documentation),
     ("doc tests", || process::run(process::cargo().args(["test", "--workspace", "--doc"]))),
+    ("models", models),
     ("interop", interop),
     ("verbs over packet sockets", verbs_over_packet_sockets),
     ("seeds", campaign::run_of_commit),
@@ -70,6 +71,15 @@ fn documentation() -> Result<()> {
     process::run(
         command.args(["doc", "--workspace", "--no-deps"]).env("RUSTDOCFLAGS", "-D warnings"),
     )
+}
+
+/// The concurrency of `millstream-net`, in all orders in which threads can take their steps.
+fn models() -> Result<()> {
+    let mut command = process::cargo();
+    command.args(["test", "-p", "millstream-net", "--lib", "model"]);
+    // Other flags are another build of everything: it does not take the place of the usual one.
+    command.env("CARGO_TARGET_DIR", "target/models");
+    process::run(command.env("RUSTFLAGS", "--cfg millstream_loom"))
 }
 
 fn interop() -> Result<()> {
