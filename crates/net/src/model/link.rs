@@ -1,10 +1,10 @@
 //! A socket at which datagrams arrive, and from which none is sent.
 
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use millstream_roce::DatagramMeta;
+use millstream_roce::{DatagramMeta, Identification};
 
 use super::kernel::{self, Number};
 use crate::DriverCounters;
@@ -14,8 +14,8 @@ use crate::socket::Bound;
 
 pub(crate) struct ModelLink(pub(crate) Number);
 
-/// Datagrams, of which nobody looks at the bytes.
-pub(crate) struct Arrived;
+/// Perhaps a datagram.
+pub(crate) struct Arrived(bool);
 
 /// Of no message.
 pub(crate) enum NoHead {}
@@ -24,17 +24,26 @@ impl Link for ModelLink {
     type Incoming = Arrived;
 
     fn incoming(&self) -> Arrived {
-        Arrived
+        Arrived(false)
     }
 
-    fn receive(&self, _batch: &mut Arrived, _counters: &mut DriverCounters) -> io::Result<usize> {
-        Ok(usize::from(kernel::drain(self.0)))
+    fn receive(&self, batch: &mut Arrived, _counters: &mut DriverCounters) -> io::Result<usize> {
+        batch.0 = kernel::drain(self.0);
+        Ok(usize::from(batch.0))
     }
 }
 
 impl Incoming for Arrived {
     fn datagrams(&self) -> impl Iterator<Item = (DatagramMeta, &[u8])> {
-        std::iter::empty()
+        let nowhere = Ipv4Addr::UNSPECIFIED.into();
+        let meta = DatagramMeta {
+            source: nowhere,
+            source_port: 0,
+            destination: nowhere,
+            identification: Identification::Guessed(0),
+            congestion_experienced: false,
+        };
+        self.0.then_some((meta, &[][..])).into_iter()
     }
 }
 

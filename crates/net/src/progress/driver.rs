@@ -146,8 +146,9 @@ fn sleep<N: Node>(shared: &Shared<N>) -> Result<(), Failure> {
     let stay = || {
         when() < time
             || shared.owed.load(Ordering::SeqCst) != 0
-            // A leader looks for requests before it sleeps, and when it leaves.
-            || !shared.leadership.is_present() && shared.is_requested()
+            // While it rests, whoever is at a round looks for requests after it, and a leader before
+            // it sleeps and when it leaves: to look for them here would be to wait in a circle.
+            || !rests && shared.is_requested()
             || rests && !self::rests(shared)
     };
     let socket = (!rests).then(|| shared.socket.watched());

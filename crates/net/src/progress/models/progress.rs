@@ -23,18 +23,22 @@ struct Model {
     due: Number,
     has_question: bool,
     deadline: Option<Instant>,
+    /// Somebody may wait for what has happened.
+    happened: bool,
 }
 
 impl Node for Model {
-    fn handle_datagram(&mut self, _: Instant, _: &DatagramMeta, _: &[u8]) {}
+    fn handle_datagram(&mut self, _: Instant, _: &DatagramMeta, _: &[u8]) {
+        self.happened = true;
+    }
 
     fn handle_timeout(&mut self, now: Instant) {
         if std::mem::take(&mut self.has_question) {
-            kernel::drain(self.asked);
+            self.happened |= kernel::drain(self.asked);
         }
         if self.deadline.is_some_and(|deadline| deadline <= now) {
             self.deadline = None;
-            kernel::drain(self.due);
+            self.happened |= kernel::drain(self.due);
         }
     }
 
@@ -55,8 +59,8 @@ impl Node for Model {
 struct WakeAll(Arc<Waiters>);
 
 impl Hook<Model> for WakeAll {
-    fn observe(&self, _: &mut Model, eventful: bool) -> u64 {
-        u64::from(eventful)
+    fn observe(&self, node: &mut Model, _: bool) -> u64 {
+        u64::from(std::mem::take(&mut node.happened))
     }
 
     fn announce(&self, _: &Shared<Model>, _: u64, _: Worker) -> u64 {
@@ -77,7 +81,7 @@ impl Device {
     fn new() -> Arc<Self> {
         let socket = Socket::model();
         let (number, asked, due) = (socket.number(), kernel::open(), kernel::open());
-        let node = Model { asked, due, has_question: false, deadline: None };
+        let node = Model { asked, due, has_question: false, deadline: None, happened: false };
         let waiters = Arc::new(Waiters::default());
         let hook = Box::new(WakeAll(Arc::clone(&waiters)));
         let doze = Doze::new(Duration::ZERO).unwrap();
@@ -103,17 +107,18 @@ impl Device {
     fn ask_for_deadline(&self, deadline: u64) {
         let mut node = self.shared.lock().unwrap();
         node.deadline = Some(Instant::from_nanos(deadline));
-        kernel::write(self.due);
     }
 
-    /// Waits until a datagram that has arrived has been received.
-    fn wait_for_datagram(&self) {
-        let look = || (!kernel::is_readable(self.socket)).then_some(());
+    /// Waits, and makes progress, until somebody has drained this.
+    fn wait_for(&self, number: Number) {
+        let look = || (!kernel::is_readable(number)).then_some(());
         wait([&self.shared], &self.waiters, Duration::MAX, look).unwrap();
     }
 
-    fn arrive(&self) {
-        kernel::write(self.socket);
+    fn stop(&self, driver: thread::JoinHandle<()>) {
+        self.shared.stop();
+        driver.join().unwrap();
+        assert!(self.shared.failure().is_none());
     }
 }
 
@@ -137,8 +142,8 @@ fn who_follows_leads_on() {
     check(2, || {
         let device = Device::new();
         let other = device.spawn(|device| device.shared.progress());
-        device.arrive();
-        device.wait_for_datagram();
+        kernel::write(device.socket);
+        device.wait_for(device.socket);
         other.join().unwrap();
         assert!(device.shared.failure().is_none());
     });
@@ -152,10 +157,102 @@ fn the_driver_watches_the_socket_again() {
         let driver = device.drive();
         device.shared.progress();
         kernel::let_time_pass();
-        device.arrive();
+        kernel::write(device.socket);
         kernel::wait_until_drained(device.socket);
-        device.shared.stop();
-        driver.join().unwrap();
+        device.stop(driver);
+    });
+}
+
+/// The leader is another one than the thread that asks, and the driver is told.
+#[test]
+fn the_driver_watches_the_socket_after_another_thread_has_led() {
+    check(2, || {
+        let device = Device::new();
+        let driver = device.drive();
+        let other = device.spawn(|device| device.shared.progress());
+        // The grace may end at any time.
+        kernel::pass(60_000);
+        other.join().unwrap();
+        kernel::let_time_pass();
+        kernel::write(device.socket);
+        kernel::wait_until_drained(device.socket);
+        device.stop(driver);
+    });
+}
+
+#[test]
+fn a_leader_that_leaves_does_what_was_left_to_it() {
+    check(3, || {
+        let device = Device::new();
+        let other = device.spawn(|device| device.shared.progress());
+        device.ask();
+        other.join().unwrap();
+        assert!(!kernel::is_readable(device.asked));
         assert!(device.shared.failure().is_none());
+    });
+}
+
+#[test]
+fn a_leader_does_not_sleep_through_requests() {
+    check(2, || {
+        let device = Device::new();
+        kernel::write(device.asked);
+        let leader = device.spawn(|device| device.wait_for(device.asked));
+        device.ask();
+        leader.join().unwrap();
+        assert!(device.shared.failure().is_none());
+    });
+}
+
+#[test]
+fn a_leader_does_not_sleep_through_deadlines() {
+    check(2, || {
+        let device = Device::new();
+        kernel::write(device.due);
+        let leader = device.spawn(|device| device.wait_for(device.due));
+        device.ask_for_deadline(10);
+        kernel::let_time_pass();
+        leader.join().unwrap();
+        assert!(device.shared.failure().is_none());
+    });
+}
+
+#[test]
+fn the_driver_does_not_sleep_through_requests() {
+    check(2, || {
+        let device = Device::new();
+        let driver = device.drive();
+        device.ask();
+        kernel::wait_until_drained(device.asked);
+        device.stop(driver);
+    });
+}
+
+#[test]
+fn the_driver_does_not_sleep_through_deadlines() {
+    check(2, || {
+        let device = Device::new();
+        let driver = device.drive();
+        kernel::write(device.due);
+        device.ask_for_deadline(10);
+        kernel::let_time_pass();
+        kernel::wait_until_drained(device.due);
+        device.stop(driver);
+    });
+}
+
+/// Whoever the deadline is left to.
+#[test]
+fn a_deadline_is_met_while_a_leader_comes_and_goes() {
+    check(2, || {
+        let device = Device::new();
+        let driver = device.drive();
+        let other = device.spawn(|device| device.shared.progress());
+        kernel::write(device.due);
+        device.ask_for_deadline(10);
+        other.join().unwrap();
+        kernel::let_time_pass();
+        kernel::wait_until_drained(device.due);
+        device.stop(driver);
     });
 }
