@@ -1,14 +1,17 @@
-//! Memory is free to go once `quiesce` has returned: here it is made inaccessible at once, under a
+//! Memory is free to go once `quiesce` has returned, or the node was closed: here it is made inaccessible at once, under a
 //! thread that sends from it all the time. Were it still read, the test would crash, or the kernel
 //! would refuse to send.
 
 mod common;
 
 use std::net::IpAddr;
-use std::{ptr, slice};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use std::{ptr, slice, thread};
 
 use common::{Signal, address, config};
-use millstream_net::Progress;
+use millstream_net::{Progress, Waiters, wait};
 use millstream_roce::{DatagramMeta, Instant, Node, Piece, Transmit};
 
 const LENGTH: usize = 1 << 16;
@@ -94,4 +97,37 @@ fn memory_can_go_after_quiesce() {
     assert!(counters.sent_datagrams > 0);
     // Sending from memory that is not there is refused by the kernel.
     assert_eq!(counters.unsent_datagrams, 0);
+}
+
+/// Threads that wait or post send too, and one of them may be at it when the node is closed.
+#[test]
+fn memory_can_go_once_the_node_is_closed() {
+    let (own, peer) = (address(), address());
+    for round in 0..100 {
+        let mapping = Some(Mapping::new());
+        let node = Endless { peer, mapping, collected: 0 };
+        let signal = Signal::default();
+        // SAFETY: the mapping goes only after the node was closed.
+        let end = unsafe { Progress::start(config(own), node, signal.hook()) }.unwrap();
+        let shared = Arc::clone(end.shared());
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                // On and on, whatever becomes of the node.
+                let look = || stop.load(Ordering::Relaxed).then_some(());
+                while wait([&*shared], &Waiters::default(), Duration::from_millis(1), look)
+                    .is_none()
+                {}
+            });
+            scope.spawn(|| while shared.lock().is_ok() {});
+            let before = shared.lock_without_waking().unwrap().collected;
+            signal.wait_until("a round", || {
+                shared.lock_without_waking().unwrap().collected > before + round
+            });
+            drop(end);
+            drop(shared.lock_regardless().mapping.take());
+            stop.store(true, Ordering::Relaxed);
+        });
+        assert_eq!(shared.driver_counters().unsent_datagrams, 0);
+    }
 }

@@ -82,6 +82,10 @@ impl<N: Node, L: Link + Send + Sync> Seat<N> for Buffers<L> {
         }
         let panicked = |_| Failure::Panicked { address: shared.address() };
         let mut node = shared.node.lock().map_err(panicked)?;
+        // Once it has ended its memory may go.
+        if let Some(failure) = shared.failure() {
+            return Err(failure.clone());
+        }
         // All that was asked for before is visible in the node.
         let requests = shared.take_requests();
         // Only now: whoever held the lock before may have given the node a later time.

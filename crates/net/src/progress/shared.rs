@@ -232,10 +232,11 @@ impl<N> Shared<N> {
     }
 
     /// Records why it ends; the first reason counts. When this returns, nobody holds the node who
-    /// does not know.
+    /// does not know, and no thread sends for it any more.
     pub(super) fn fail(&self, failure: Failure) {
         self.failure.get_or_init(|| failure);
         drop(self.node.lock());
+        self.sending.wait();
     }
 
     pub(super) fn publish(&self, counters: &DriverCounters) {
