@@ -250,9 +250,12 @@ impl<'a, N: Node> Place<'a, N> {
 impl<N: Node> Drop for Place<'_, N> {
     fn drop(&mut self) {
         // First, or we would be woken to lead on.
-        self.follows = None;
+        let followed = self.follows.take().is_some();
         if self.leads {
             self.node.leave();
+        } else if followed && !self.node.leadership.is_present() {
+            // The last leader may have left it to us.
+            self.node.leadership.followers.wake_one();
         }
     }
 }

@@ -266,14 +266,20 @@ impl<N: Node> Shared<N> {
     /// Calls `call`, and sends what it asks of the node afterwards, once: for who asks for several
     /// things, or does so with a lock held.
     pub fn postpone<T>(&self, call: impl FnOnce() -> T) -> T {
+        // Also if it panics: nobody else was told of what it has asked for until then.
+        struct DoRequests<'a, N: Node>(&'a Shared<N>);
+        impl<N: Node> Drop for DoRequests<'_, N> {
+            fn drop(&mut self) {
+                if self.0.is_requested() {
+                    self.0.do_requests(Worker::Poster);
+                }
+            }
+        }
         if self.is_progress_thread() {
             return call();
         }
-        let result = self.progressing(call);
-        if self.is_requested() {
-            self.do_requests(Worker::Poster);
-        }
-        result
+        let _do_requests = DoRequests(self);
+        self.progressing(call)
     }
 
     /// A round on this thread, if nobody else is at one, and `receive` as told.
