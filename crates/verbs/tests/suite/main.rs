@@ -12,6 +12,7 @@ mod data;
 mod datagrams;
 mod deregistration;
 mod errors;
+mod handlers;
 mod harness;
 mod requests;
 mod shared_receives;
