@@ -1,14 +1,15 @@
 //! What a driver has done.
 
-/// What the driver of one device has done since it started. Nothing here is an error by itself: a
+/// What has been done for one device since it started, by its own thread and by those that post or
+/// wait. Nothing here is an error by itself: a
 /// datagram that could not be sent is like one lost on the way, and the transport sends it again.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct DriverCounters {
     /// Rounds in which the node was asked for something.
     pub rounds: u64,
-    /// Times the thread went to sleep.
+    /// Times its own thread or one that waited for it went to sleep.
     pub sleeps: u64,
-    /// Times another thread had to wake it.
+    /// Times another thread had to wake one of these.
     pub wakes: u64,
     /// System calls that received.
     pub receive_calls: u64,
@@ -43,7 +44,7 @@ pub struct DriverCounters {
     pub sent_datagrams: u64,
     /// Bytes in them.
     pub sent_bytes: u64,
-    /// Times the send buffer was full and the thread waited for room.
+    /// Times the send buffer was full and a thread waited for room.
     pub send_waits: u64,
     /// Datagrams dropped because the kernel refused them: no route, no buffers, no permission.
     pub unsent_datagrams: u64,

@@ -1,7 +1,9 @@
 //! Sockets and threads: where the state machines of `millstream_roce` meet the kernel.
 //!
-//! [`Progress`] runs one [`millstream_roce::Node`] over one socket on one thread. The socket is one
-//! of two kinds, see [`Driver`]: a UDP socket ([`udp`], public for those who measure), or a packet
+//! [`Progress`] runs one [`millstream_roce::Node`] over one socket. Whoever asks something of the node
+//! sends it on its own thread. Whoever waits for something of it, by [`wait`], receives and lets the node
+//! work; of several who wait one does, and the others follow. A thread of its own, the driver, does so
+//! when nobody waits. The socket is one of two kinds, see [`Driver`]: a UDP socket ([`udp`], public for those who measure), or a packet
 //! socket. Both use segmentation offload where the kernel has it. [`address`] finds addresses to
 //! bind; [`baseline`] measures what the machine can do without us, for comparison.
 //!

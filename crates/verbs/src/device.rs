@@ -186,9 +186,10 @@ impl Device {
         self.completion_queue(capacity, Some((handler, HandlerThreads::Driver)))
     }
 
-    /// As [`Device::create_completion_queue_with_handler`], for a handler that is called by threads in
-    /// [`crate::wait`] too, though never by two at once. So it must not take a lock that one of those
-    /// may hold.
+    /// As [`Device::create_completion_queue_with_handler`], for a handler that is called by threads that
+    /// make the device's progress too: those in [`crate::wait`], [`CompletionQueue::wait`],
+    /// [`Device::wait_event`], [`CompletionQueue::poll`] and [`Device::progress`]. It is never called by two
+    /// at once, nor within a post. It must not take a lock that one of those threads may hold.
     pub fn create_completion_queue_with_progress_handler(
         &self,
         capacity: usize,

@@ -2,12 +2,26 @@
 //! pairs, with the names and rules of verbs.
 //!
 //! Two providers do the work, behind the same types:
-//! - `soft`: the RoCEv2 endpoint of `millstream_roce` over the sockets of `millstream_net`, with one
-//!   progress thread for each device. It needs no RDMA hardware, and its packets are plain RoCEv2.
+//! - `soft`: the RoCEv2 endpoint of `millstream_roce` over the sockets of `millstream_net`. It needs no RDMA hardware, and its packets are plain RoCEv2.
 //!   Over UDP sockets it needs no privileges; over packet sockets ([`Driver::Packet`]) it needs
 //!   CAP_NET_RAW, and checks the whole ICRC.
 //! - `ibverbs`: the system's RDMA devices, real ones and the kernel's soft-RoCE, by libibverbs. The
 //!   library is loaded when the first such device is asked for, so nothing needs it at build time.
+//!
+//! # Threads
+//!
+//! Devices of the system work by themselves. The work of a soft device is done by the threads that use
+//! it, so that a small request costs no hand-off between threads:
+//! - Who posts sends, unless another thread is at it. [`Device::postpone_sending`] sends once for
+//!   several posts, and not with the caller's locks held.
+//! - Who waits ([`CompletionQueue::wait`], [`Device::wait_event`], [`wait`]) receives, answers peers and
+//!   sends, for all queues of the device. Of several one does, and the others are woken by it.
+//! - Who polls in vain, or calls [`Device::progress`], does that once.
+//! - When nobody has done so for a moment (50 us to 0.5 ms), the device's own thread does.
+//!
+//! Handlers of [`Device::create_completion_queue_with_handler`] run on the device's own thread only.
+//! Those of [`Device::create_completion_queue_with_progress_handler`] run on threads that wait or poll,
+//! too. In a handler, waiting for the same device makes no progress.
 //!
 //! ```no_run
 //! use millstream_verbs::Device;

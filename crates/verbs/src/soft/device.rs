@@ -37,7 +37,7 @@ pub struct SoftConfig {
     /// default: it pays where many connections share a link, and costs where few do
     /// (docs/congestion.md). Marks and notifications of peers are answered either way.
     pub congestion_marks: bool,
-    /// How long the progress thread looks for work before it sleeps. Lower latency for a busy
+    /// How long the device's own thread, or one that waits in its place, looks for work before it sleeps. Lower latency for a busy
     /// processor.
     pub busy_poll: Duration,
     /// How many bytes to ask for as receive and as send buffer of the socket. An unprivileged
