@@ -183,6 +183,23 @@ fn who_waits_makes_the_progress() {
 }
 
 #[test]
+fn who_asks_without_waiting_makes_the_progress_too() {
+    const ROUNDS: u64 = 500;
+    let [a, b] = [open(Duration::ZERO), open(Duration::ZERO)];
+    for round in 1..=ROUNDS {
+        a.ping(&b, 0);
+        let end = SystemInstant::now() + PATIENCE;
+        while a.answered(0) < round {
+            a.wait_in_vain(Duration::ZERO);
+            assert!(SystemInstant::now() < end, "answer {round}");
+        }
+    }
+    // One for each question, which is sent by who asks, and more only for answers that it took.
+    let asking = a.heard.by_leaders.load(Ordering::Relaxed);
+    assert!(asking > ROUNDS + ROUNDS / 4, "{asking}");
+}
+
+#[test]
 fn many_wait_and_all_get_theirs() {
     const ROUNDS: u64 = 1500;
     for busy_poll in HOW_TO_POLL {

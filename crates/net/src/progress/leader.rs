@@ -118,14 +118,19 @@ pub fn wait<'a, N: Node + 'a, T>(
     if let Some(found) = look() {
         return Some(found);
     }
+    let wake = own_wake();
+    let mut places = Places::new(nodes);
+    if timeout.is_zero() {
+        // Who asks again and again waits for no other thread.
+        places.nodes().for_each(Shared::progress);
+        return look();
+    }
     // A time that a clock cannot tell is never reached.
     let deadline = Instant::now().checked_add(timeout);
     let left = || {
         deadline
             .map_or(Duration::MAX, |deadline| deadline.saturating_duration_since(Instant::now()))
     };
-    let wake = own_wake();
-    let mut places = Places::new(nodes);
     let Some(wake) = &wake else {
         loop {
             let found = look();
