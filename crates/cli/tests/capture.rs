@@ -68,8 +68,8 @@ fn packets_of_a_run_without_segmentation_offload_are_well_formed() {
         assert!(protocols.contains("udp:infiniband"), "{protocols}");
     }
     assert_eq!(tshark(&capture, &["-Y", "_ws.malformed"]), [""; 0]);
-    // RDMA WRITE First is opcode 6, READ Request 12.
-    for opcode in ["6", "12"] {
+    // RDMA WRITE Only is opcode 10, as a slice is sent as one message for each packet; READ Request 12.
+    for opcode in ["10", "12"] {
         let filter = format!("infiniband.bth.opcode == {opcode}");
         assert!(!tshark(&capture, &["-Y", &filter]).is_empty(), "no opcode {opcode}");
     }
