@@ -8,7 +8,7 @@ use std::thread;
 use std::time::Duration;
 
 use common::{Signal, StreamNode, address, config, start};
-use millstream_net::{Failure, Progress, ProgressConfig, Shared};
+use millstream_net::{Failure, Progress, ProgressConfig, Shared, Waiters, wait};
 use millstream_roce::Instant;
 
 fn quiet(address: IpAddr) -> StreamNode {
@@ -265,4 +265,27 @@ fn dropping_on_its_own_thread_ends_the_thread() {
     drop(shared.lock());
     let last = calls.iter().last().expect("the hook is called at the end");
     assert!(matches!(last, Some(Failure::Closed { .. })), "{last:?}");
+}
+
+#[test]
+fn a_node_that_has_failed_lets_who_waits_for_others_sleep() {
+    let (one, other) = (address(), address());
+    let signal = Signal::default();
+    let [failing, alive] = [one, other].map(|own| start(config(own), quiet(own), &signal));
+    {
+        let mut node = failing.shared().lock().unwrap();
+        // Past for ever after the panic.
+        node.deadlines = vec![failing.shared().now() + Duration::from_millis(20)];
+    }
+    failing.shared().lock_without_waking().unwrap().panic = true;
+    let mut looks = 0;
+    let look = || {
+        looks += 1;
+        None::<()>
+    };
+    let both = [&**failing.shared(), &**alive.shared()];
+    // Long enough for thousands of sleeps that end at once.
+    assert_eq!(wait(both, &Waiters::default(), Duration::from_millis(300), look), None);
+    assert!(matches!(failing.shared().failure(), Some(Failure::Panicked { .. })));
+    assert!(looks < 100, "{looks} looks for nothing");
 }

@@ -8,6 +8,7 @@
 //! on a virtual machine, and what waited long and often will most likely wait again.
 
 use std::hint;
+use std::mem;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -228,6 +229,11 @@ impl<'a, N: Node> Place<'a, N> {
     fn work(&mut self, wake: &'a Arc<Wake>) -> bool {
         let node = self.node;
         if !node.may_be_led() {
+            // A node that has failed keeps its deadline, and what its socket has: neither is to end the
+            // sleeps of who waits for others too.
+            if mem::take(&mut self.leads) {
+                node.leave();
+            }
             return false;
         }
         self.leads = self.leads || node.leadership.try_enter(Some(wake));
