@@ -35,6 +35,31 @@ fn deadlines_fire_in_time_and_never_early() {
     assert!(fired.iter().all(|(deadline, noticed)| noticed >= deadline));
 }
 
+/// Somebody else watches the socket again only half a millisecond after a thread that has waited for
+/// some milliseconds. Deadlines have no such time.
+#[test]
+fn a_deadline_soon_after_a_wait_fires_in_time() {
+    const GRACE: Duration = Duration::from_micros(500);
+    let own = address();
+    let signal = Signal::default();
+    let end = start(config(own), quiet(own), &signal);
+    let shared = &**end.shared();
+    // A thread may get its processor late, but not always.
+    let in_time = (1..=200).any(|count| {
+        let left = shared.now() + 10 * GRACE;
+        // This thread hears of it from the node, when another one has passed while it waits.
+        let deadline = left + GRACE / 4;
+        shared.lock().unwrap().deadlines = vec![deadline, shared.now() + 5 * GRACE];
+        let is_over = || (shared.now() >= left).then_some(());
+        wait([shared], &Waiters::default(), 10 * GRACE, is_over);
+        let has_fired = || shared.lock_without_waking().unwrap().fired.len() == 2 * count;
+        signal.wait_until("the deadline", has_fired);
+        let (_, noticed) = shared.lock_without_waking().unwrap().fired[2 * count - 1];
+        noticed < deadline + GRACE / 4
+    });
+    assert!(in_time, "no deadline was kept");
+}
+
 #[test]
 fn a_deadline_of_the_new_node_fires() {
     let own = address();

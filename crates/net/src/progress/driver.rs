@@ -125,7 +125,9 @@ pub(super) fn work<N: Node>(shared: &Shared<N>) -> Result<(), Failure> {
 }
 
 fn rests<N: Node>(shared: &Shared<N>) -> bool {
-    shared.leadership.is_present() || crate::now().nanos() < shared.leadership.grace_ends()
+    // Only the socket can wait until somebody leads again.
+    let ends = || shared.leadership.grace_ends().min(shared.deadline().nanos());
+    shared.leadership.is_present() || crate::now().nanos() < ends()
 }
 
 /// Sleeps until there is something to do, or others may have stopped doing it.
@@ -135,9 +137,10 @@ fn sleep<N: Node>(shared: &Shared<N>) -> Result<(), Failure> {
         if shared.leadership.is_present() {
             return NEVER;
         }
+        let deadline = shared.deadline().nanos();
         match shared.leadership.grace_ends() {
-            ends if crate::now().nanos() < ends => ends,
-            _ => shared.deadline().nanos(),
+            ends if crate::now().nanos() < ends => ends.min(deadline),
+            _ => deadline,
         }
     };
     let rests = rests(shared);

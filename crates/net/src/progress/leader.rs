@@ -297,8 +297,8 @@ impl<N: Node> Shared<N> {
         self.leadership.leave();
         fence(Ordering::SeqCst);
         self.leadership.followers.wake_one();
-        let grace_ends = self.leadership.grace_ends();
-        self.driver.cover(grace_ends);
+        // Only the socket can wait so long.
+        self.driver.cover(self.leadership.grace_ends().min(self.deadline().nanos()));
         if self.is_requested() {
             self.do_requests(Worker::Poster);
         }
