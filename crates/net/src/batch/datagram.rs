@@ -40,6 +40,14 @@ pub(super) struct Datagram {
 }
 
 impl Datagram {
+    /// How many [`Datagrams::gather`] makes.
+    pub(super) const fn iovecs(&self) -> usize {
+        match self.payload_count {
+            0 => 1,
+            pieces => pieces as usize + 2,
+        }
+    }
+
     fn headers(&self) -> Range<usize> {
         let start = self.headers as usize;
         start..start + usize::from(self.header_length)

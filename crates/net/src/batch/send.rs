@@ -18,6 +18,9 @@ use crate::socket::{Bound, wait};
 /// the speed of the interface, so only one that stands still takes this long.
 const PATIENCE: Duration = Duration::from_millis(100);
 
+/// The kernel takes 1024 for one message (UIO_MAXIOV), of which one is for what precedes datagrams.
+const MOST_IOVECS: usize = 1023;
+
 /// A socket that sends batches.
 pub(crate) trait Sender: AsFd {
     /// What each message has beside its datagrams.
@@ -162,10 +165,11 @@ impl<H: Head> SendBatch<H> {
             let waiting = &self.datagrams.list()[rest..datagrams.end];
             let count = if segmentation {
                 // Whoever has the destination may divide what arrives among processes, by slot.
-                let of = |datagram: &Datagram| {
-                    ((datagram.destination, datagram.slot), datagram.length as usize)
+                let of = |room: &mut usize, datagram: &Datagram| {
+                    *room = room.checked_sub(datagram.iovecs())?;
+                    Some(((datagram.destination, datagram.slot), datagram.length as usize))
                 };
-                group(waiting.iter().map(of))
+                group(waiting.iter().scan(MOST_IOVECS, of))
             } else {
                 1
             };

@@ -114,7 +114,7 @@ impl UdpSocket {
 mod tests {
     use std::net::Ipv4Addr;
 
-    use millstream_roce::{DatagramMeta, Instant, Node, Piece, Transmit};
+    use millstream_roce::{DatagramMeta, Instant, MAX_SCATTER_GATHER, Node, Piece, Transmit};
     use millstream_wire::ROCE_PORT;
     use millstream_wire::icrc::{self, Addresses, Addressing};
 
@@ -230,6 +230,41 @@ mod tests {
         }
         assert_eq!((counters.sent_datagrams, counters.sent_messages), (200, 200));
         assert_eq!(counters.unsent_datagrams, 0);
+    }
+
+    /// As many messages as it takes: the kernel gathers no more than 1024 pieces for one.
+    #[test]
+    fn datagrams_of_many_pieces_are_segmented_too() {
+        struct Scattered(u64);
+        impl Node for Scattered {
+            fn handle_datagram(&mut self, _now: Instant, _meta: &DatagramMeta, _datagram: &[u8]) {}
+
+            fn handle_timeout(&mut self, _now: Instant) {}
+
+            fn poll_timeout(&mut self) -> Option<Instant> {
+                None
+            }
+
+            fn poll_transmit(&mut self, _now: Instant, transmit: &mut Transmit) -> bool {
+                let pieces = [Piece { key: 0, address: 1, length: 4 }; MAX_SCATTER_GATHER];
+                transmit.set(Ipv4Addr::LOCALHOST.into(), &[0; 12], &pieces[..], 0);
+                self.0 = self.0.wrapping_sub(1);
+                self.0 < u64::MAX
+            }
+
+            fn bytes(&self, _piece: &Piece) -> Option<&[u8]> {
+                PAYLOAD.get(..4)
+            }
+        }
+        let socket = open(0, true);
+        let mut batch = SendBatch::<UdpHead>::new(128);
+        let mut counters = DriverCounters::default();
+        // SAFETY: all bytes are static.
+        assert!(!unsafe { batch.collect(&mut Scattered(100), Instant::ZERO, &mut counters) });
+        let segmentation = socket.info().segmentation;
+        batch.send(&socket, &mut counters).unwrap();
+        assert_eq!((counters.sent_datagrams, counters.segmentation_refusals), (100, 0));
+        assert_eq!(socket.info().segmentation, segmentation);
     }
 
     #[test]
