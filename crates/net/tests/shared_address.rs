@@ -493,3 +493,20 @@ fn the_slot_of_one_that_was_killed_takes_nothing_any_more() {
     let next = Device::open(own);
     assert!(next.slot() != slot && next.slot() != first.slot());
 }
+
+/// The kernel counts them with the socket, which has had others before.
+#[test]
+fn what_was_dropped_before_a_device_came_is_not_its_loss() {
+    let address = address();
+    let first = Device::open(address);
+    let stranger = stranger(address);
+    for slot in (0..SLOTS).filter(|&slot| slot != first.slot()) {
+        for mark in 0..3 {
+            stranger.send(&datagram(number(slot), 100, mark)).unwrap();
+        }
+    }
+    let mut second = Device::open(address);
+    stranger.send(&datagram(number(second.slot()), 100, 9)).unwrap();
+    assert_eq!(second.payloads().len(), 1);
+    assert_eq!(second.counters.overflowed_messages, 0);
+}

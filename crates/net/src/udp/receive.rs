@@ -30,8 +30,9 @@ pub struct ReceiveBatch {
     headers: Box<[libc::mmsghdr]>,
     iovecs: Box<[libc::iovec]>,
     filled: usize,
-    /// The last count of [`control::Received::overflowed`].
-    overflowed: u32,
+    /// The last count of [`control::Received::overflowed`]. The first one is of the time before, when
+    /// the socket may have been another's: nothing overflows a buffer before something has come.
+    overflowed: Option<u32>,
 }
 
 /// One message.
@@ -79,7 +80,7 @@ impl ReceiveBatch {
             headers: (0..messages).map(|_| header()).collect(),
             iovecs: vec![iovec; messages].into(),
             filled: 0,
-            overflowed: 0,
+            overflowed: None,
         }
     }
 
@@ -129,9 +130,11 @@ impl ReceiveBatch {
             // SAFETY: `recvmmsg` just filled this header, whose control buffer is the slot's.
             let Received { segment, congestion_experienced, overflowed } =
                 unsafe { control::read(&header.msg_hdr) };
+            // Nothing is said of none.
+            let before = *self.overflowed.get_or_insert(overflowed.unwrap_or(0));
             if let Some(overflowed) = overflowed {
-                let more = overflowed.wrapping_sub(mem::replace(&mut self.overflowed, overflowed));
-                counters.overflowed_messages += u64::from(more);
+                self.overflowed = Some(overflowed);
+                counters.overflowed_messages += u64::from(overflowed.wrapping_sub(before));
             }
             (slot.start, slot.index, slot.only) = (0, 0, None);
             slot.length = header.msg_len as usize;
