@@ -19,9 +19,9 @@
 //!
 //! # Threads
 //!
-//! The connection's work is done on the device's progress thread, as completions come; the caller
-//! sleeps meanwhile. One more thread for each communicator listens to the controller, so that the
-//! death of a rank ends a call at once.
+//! The connection's work is done by the caller while it waits, else on the device's thread. One more
+//! thread for each communicator listens to the controller, so that the death of a rank ends a call at
+//! once.
 //!
 //! # When something goes wrong
 //!

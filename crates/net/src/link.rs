@@ -1,4 +1,4 @@
-//! What a progress thread needs of a socket, whichever it is.
+//! What rounds of progress need of a socket, whichever it is.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd};
@@ -9,7 +9,7 @@ use millstream_roce::DatagramMeta;
 use crate::DriverCounters;
 use crate::batch::Sender;
 
-/// A socket that a progress thread runs. The thread's loop is compiled for each kind of socket, so
+/// A socket that a node runs over. What a round does is compiled for each kind of socket, so
 /// the choice costs nothing for each datagram.
 pub(crate) trait Link: Sender {
     /// Buffers for what is received.

@@ -7,7 +7,7 @@ use super::{Problem, Tree};
 const ALLOWED: &[(&str, &str)] = &[
     ("crates/net/", "system calls and memory that outlives a lock; its tests start drivers too"),
     ("crates/verbs/", "registered memory, which is unsafe for its caller too, and libibverbs"),
-    ("crates/control/src/data_plane.rs", "the memory that a switch's progress thread sends from"),
+    ("crates/control/src/data_plane.rs", "the memory that a switch sends from"),
     ("crates/collective/src/memory.rs", "registered vectors, and slices for one call"),
     ("crates/transfer/src/memory.rs", "registered buffers that callers own"),
     ("crates/cli/src/process.rs", "signals"),

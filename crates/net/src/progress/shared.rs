@@ -310,10 +310,9 @@ impl<N: Node> Shared<N> {
         mut seat: MutexGuard<'_, Box<dyn Seat<N>>>,
         receive: bool,
     ) -> Result<Round, Failure> {
-        let round = panic::catch_unwind(AssertUnwindSafe(|| seat.round(self, receive)));
-        // What another thread may be waiting for is in the node; what it may be waiting for to
-        // happen is announced by the caller.
-        drop(seat);
+        // The seat is given up in the closure, so that a panic poisons it: nobody sends what a broken
+        // round had collected.
+        let round = panic::catch_unwind(AssertUnwindSafe(move || seat.round(self, receive)));
         fence(Ordering::SeqCst);
         round.unwrap_or_else(|_panic| Err(Failure::Panicked { address: self.address() }))
     }

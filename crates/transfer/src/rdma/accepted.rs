@@ -54,7 +54,7 @@ pub(super) struct Accepted {
     /// Peers have come, or no more will.
     changed: Condvar,
     /// Questions that have ended, by the peer's number, and whether there was an answer. It has a
-    /// lock of its own, which the device's progress thread can take at any time.
+    /// lock of its own, which whoever makes the device's progress can take at any time.
     ended: Mutex<Vec<(u64, bool)>>,
 }
 
@@ -167,7 +167,7 @@ impl Accepted {
         completion.id & QUESTION != 0
     }
 
-    /// A question has ended. On the device's progress thread.
+    /// A question has ended. On a thread that makes the device's progress.
     pub(super) fn ended(&self, completion: &Completion) {
         let answered = completion.status == CompletionStatus::Success;
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);

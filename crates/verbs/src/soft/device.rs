@@ -150,7 +150,7 @@ impl Device {
         self.shared.introduce(peer.to_canonical(), self.resolution_patience());
     }
 
-    /// The progress thread waits for nothing.
+    /// A thread that makes progress, or will send afterwards, waits for nothing.
     fn resolution_patience(&self) -> Duration {
         if self.shared.is_progress_thread() { Duration::ZERO } else { RESOLUTION_PATIENCE }
     }

@@ -132,6 +132,10 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        self.device.lock_regardless().destroy_queue_pair(self.number);
+        match self.device.lock() {
+            // Others may have waited for what it had asked for: room for the answers to their READs.
+            Some(mut endpoint) => endpoint.destroy_queue_pair(self.number),
+            None => self.device.lock_regardless().destroy_queue_pair(self.number),
+        };
     }
 }

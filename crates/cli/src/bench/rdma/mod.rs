@@ -62,7 +62,7 @@ pub(crate) struct Arguments {
     /// How long each measurement takes
     #[arg(long, value_name = "D", default_value = "1s", value_parser = units::duration)]
     duration: Duration,
-    /// Progress threads look for work without a pause, instead of sleeping
+    /// Threads look for work without a pause, instead of sleeping
     #[arg(long)]
     busy_poll: bool,
     /// Address of the side that posts [default: one of loopback]
