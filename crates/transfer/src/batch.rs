@@ -95,8 +95,13 @@ impl Batch {
         millstream_verbs::wait(devices, &self.shared.waiters, timeout, look).is_some()
     }
 
+    /// By the states of its tasks, which are seen a moment before the batch is told that they ended:
+    /// whoever has seen the last of them end may free it.
     pub(crate) fn free(self) -> Result<(), FreeError> {
-        match self.shared.unfinished.load(Ordering::SeqCst) {
+        if self.is_finished() {
+            return Ok(());
+        }
+        match self.statuses().filter(|status| !status.state.is_final()).count() {
             0 => Ok(()),
             unfinished => Err(FreeError { batch: self, unfinished }),
         }
