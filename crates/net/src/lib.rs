@@ -29,6 +29,7 @@ mod link;
 mod model;
 #[cfg(not(millstream_loom))]
 mod packet;
+mod prefetch;
 mod progress;
 mod shared_address;
 mod socket;
@@ -41,6 +42,7 @@ mod wake;
 pub use clock::now;
 pub use counters::DriverCounters;
 pub use driver::{Driver, UnknownDriver};
+pub use prefetch::prefetch;
 pub use progress::{
     Failure, Guard, Hook, NodeGuard, Opened, Progress, ProgressConfig, Shared, Worker, wait,
 };

@@ -7,7 +7,7 @@ use std::slice;
 use millstream_roce::{Instant, MAX_INLINE, MAX_SCATTER_GATHER, Node, Transmit, icrc, slot_of};
 use millstream_wire::{ICRC_LENGTH, MAX_HEADER_LENGTH};
 
-use crate::DriverCounters;
+use crate::{DriverCounters, prefetch};
 
 /// The zeros that make the payload a multiple of 4 bytes, and the ICRC.
 const MAX_TRAILER: usize = 3 + ICRC_LENGTH;
@@ -152,6 +152,10 @@ impl Datagrams {
         source_port: u16,
         identification: u16,
     ) {
+        let next = self.list.get(index + 1);
+        if let Some(piece) = next.and_then(|next| self.payload[next.payload()].first()) {
+            prefetch(piece.iov_base.cast(), piece.iov_len);
+        }
         let datagram = self.list[index];
         let payload = self.payload[datagram.payload()].iter().map(|piece| {
             // SAFETY: `keep` made it of a slice, which the caller of `SendBatch::collect` promised

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use millstream_net::prefetch;
 use millstream_roce::{
     Access, AccessDenied, AtomicOperation, Destination, Memory, Piece, ProtectionDomainId,
     RegionError, RegionTable, RemoteAccess,
@@ -56,6 +57,8 @@ impl Memory for HostMemory {
         unsafe {
             let target = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
             std::ptr::copy_nonoverlapping(payload.as_ptr(), target, payload.len());
+            // The next packet's payload goes there, more often than not.
+            prefetch(target.wrapping_add(payload.len()), payload.len());
         }
         Ok(())
     }
