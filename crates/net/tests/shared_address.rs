@@ -375,10 +375,15 @@ fn who_is_killed_while_he_makes_the_sockets_is_succeeded() {
     let own = address();
     // It has the name, and the port that is bound first; the sockets of a process close one by one.
     let (name, first) = (usurper(own), StdSocket::bind((own, ROCE_PORT)).unwrap());
+    name.listen(1).unwrap();
     let successor = std::thread::spawn(move || drop(open(own)));
-    std::thread::sleep(Duration::from_millis(50));
+    // It asks, and gets no answer.
+    drop(name.accept().unwrap());
     drop(name);
-    std::thread::sleep(Duration::from_millis(50));
+    let line = format!("@millstream/{own}/{ROCE_PORT}");
+    eventually("the successor has the name", || {
+        std::fs::read_to_string("/proc/net/unix").unwrap().lines().any(|it| it.ends_with(&line))
+    });
     drop(first);
     successor.join().unwrap();
 }
