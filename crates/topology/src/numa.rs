@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::sysfs::{names, text};
+use crate::sysfs::{DEVICES_MAX, names, text};
 
 /// A NUMA node.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -30,7 +30,12 @@ pub(crate) fn read(root: &Path) -> Vec<NumaNode> {
             distances: distances.split_whitespace().map_while(|it| it.parse().ok()).collect(),
         })
     };
-    names(&folder).into_iter().filter_map(node).collect()
+    let mut nodes: Vec<NumaNode> =
+        names(&folder, DEVICES_MAX).into_iter().filter_map(node).collect();
+    // The kernel writes no `node01` beside `node1`.
+    nodes.sort_by_key(|node| node.number);
+    nodes.dedup_by_key(|node| node.number);
+    nodes
 }
 
 /// `Node 0 MemTotal:       24651708 kB`

@@ -4,7 +4,12 @@ use std::net::Ipv6Addr;
 use std::path::Path;
 
 use crate::pci::PciPath;
-use crate::sysfs::{names, numa_node, number, text};
+use crate::sysfs::{DEVICES_MAX, names, numa_node, number, text};
+
+/// A port's number has eight bits.
+const PORTS_MAX: usize = 255;
+/// The tables of today's adapters have 256 entries.
+const GIDS_MAX: usize = 1024;
 
 /// A device, such as `mlx5_0` or `rxe0`.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -57,11 +62,11 @@ pub(crate) fn read(root: &Path) -> Vec<RdmaDevice> {
             // Soft-RoCE has a link to the device of its network interface in some kernels.
             pci: PciPath::of(&device),
             numa_node: numa_node(&device),
-            ports: names(&ports).into_iter().filter_map(port).collect(),
+            ports: names(&ports, PORTS_MAX).into_iter().filter_map(port).collect(),
             name,
         }
     };
-    names(&class).into_iter().map(device).collect()
+    names(&class, DEVICES_MAX).into_iter().map(device).collect()
 }
 
 fn read_port(folder: &Path, number: u32) -> Option<Port> {
@@ -86,6 +91,6 @@ fn read_port(folder: &Path, number: u32) -> Option<Port> {
         state,
         link_layer: text(&folder.join("link_layer")),
         rate: text(&folder.join("rate")),
-        gids: names(&folder.join("gids")).into_iter().filter_map(gid).collect(),
+        gids: names(&folder.join("gids"), GIDS_MAX).into_iter().filter_map(gid).collect(),
     })
 }

@@ -182,6 +182,49 @@ fn the_nearest_device_comes_first() {
 }
 
 #[test]
+fn interfaces_made_of_others_are_where_these_are() {
+    let tree = machine();
+    for (name, lower) in [
+        ("bond0", &["eth0"][..]),
+        ("vlan7", &["bond0"]),
+        ("bond1", &["eth0", "eth1"]),
+        ("a", &["a"]),
+    ] {
+        for lower in lower {
+            tree.link(&format!("class/net/{name}/lower_{lower}"), &format!("class/net/{lower}"));
+        }
+    }
+    let interfaces = read(&tree.0).interfaces;
+    let node = |name: &str| interfaces.iter().find(|it| it.name == name).unwrap().numa_node;
+    assert_eq!((node("bond0"), node("vlan7")), (Some(0), Some(0)));
+    assert_eq!((node("bond1"), node("a")), (None, None), "of two nodes, and of itself");
+}
+
+#[test]
+fn consoles_are_no_gpus_and_locations_are_counted_for_each_vendor() {
+    let tree = machine();
+    for (address, class, vendor) in [
+        ("0000:05:00.0", "0x030000\n", "0x1a03\n"),
+        ("0000:06:00.0", "0x120000\n", "0x1002\n"),
+        ("0000:07:00.0", "0x120000\n", "0x10ee\n"),
+        ("0000:3d:00.0", "0x030000\n", "0x10de\n"),
+    ] {
+        tree.pci(&format!("devices/pci0000:00/{address}"), class, vendor, "-1\n");
+    }
+    let gpus = read(&tree.0).gpus;
+    let gpus: Vec<(String, Option<&str>)> =
+        gpus.iter().map(|gpu| (gpu.pci.address().to_string(), gpu.location.as_deref())).collect();
+    let expected = [
+        ("0000:06:00.0", Some("hip:0")),
+        ("0000:07:00.0", None),
+        ("0000:3c:01.0", Some("cuda:0")),
+        ("0000:3d:00.0", Some("cuda:1")),
+        ("0000:82:00.0", Some("hip:1")),
+    ];
+    assert_eq!(gpus, expected.map(|(address, location)| (address.to_owned(), location)));
+}
+
+#[test]
 fn a_tree_with_nothing_in_it_is_a_machine_with_nothing() {
     let tree = Tree::new();
     let error = Topology::read(&tree.0).unwrap_err();
