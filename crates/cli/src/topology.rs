@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::Args;
 use millstream_net::address;
 use millstream_net::udp::{SocketConfig, UdpSocket};
-use millstream_topology::{Gpu, Interface, PciPath, RdmaDevice, Topology};
+use millstream_topology::{Crossing, Gpu, Interface, PciPath, RdmaDevice, Topology};
 use millstream_verbs::{Device, Driver, Mtu, SoftConfig};
 use serde::Serialize;
 
@@ -125,6 +125,8 @@ struct GpuReport {
     pci: String,
     vendor: String,
     device: String,
+    /// What its memory is called as a location: `cuda:0`.
+    location: Option<String>,
     numa_node: Option<u32>,
     /// The nearest first.
     rdma_devices: Vec<DistanceReport>,
@@ -133,6 +135,8 @@ struct GpuReport {
 #[derive(Serialize)]
 struct DistanceReport {
     name: String,
+    /// PIX, PXB, PHB, NODE or SYS; none when that is not known.
+    crossing: Option<&'static str>,
     /// Links of PCI Express; none when the way goes through the processor.
     hops: Option<usize>,
     numa_distance: Option<u32>,
@@ -249,15 +253,18 @@ fn numa_node(node: &millstream_topology::NumaNode) -> NumaReport {
 }
 
 fn gpu(gpu: &Gpu, topology: &Topology) -> GpuReport {
-    let distances = topology.distances(gpu).into_iter().map(|it| DistanceReport {
-        name: it.rdma_device,
-        hops: it.hops,
-        numa_distance: it.numa,
+    let distances = topology.distances(gpu.place()).into_iter();
+    let distances = distances.map(|(device, distance)| DistanceReport {
+        name: device.name.clone(),
+        crossing: distance.crossing.map(Crossing::name),
+        hops: distance.hops,
+        numa_distance: distance.numa,
     });
     GpuReport {
         pci: gpu.pci.address().to_string(),
         vendor: format!("{:04x}", gpu.vendor),
         device: format!("{:04x}", gpu.device),
+        location: gpu.location.clone(),
         numa_node: gpu.numa_node,
         rdma_devices: distances.collect(),
     }
@@ -297,12 +304,7 @@ impl Report {
             let GpuReport { pci, vendor, device, .. } = gpu;
             let mut text = format!("  {pci}: {vendor}:{device}{}", at_node(gpu.numa_node));
             for it in &gpu.rdma_devices {
-                let way = match (it.hops, it.numa_distance) {
-                    (Some(hops), _) => format!("{hops} PCI hops"),
-                    (None, Some(distance)) => format!("NUMA distance {distance}"),
-                    (None, None) => "unknown".to_owned(),
-                };
-                text.push_str(&format!(", {} ({way})", it.name));
+                text.push_str(&format!(", {} ({})", it.name, it.crossing.unwrap_or("unknown")));
             }
             lines.push(text);
         }

@@ -6,7 +6,7 @@
 //! ```no_run
 //! let topology = millstream_topology::Topology::read("/sys".as_ref())?;
 //! for gpu in &topology.gpus {
-//!     println!("{}: {:?}", gpu.pci.address(), topology.distances(gpu));
+//!     println!("{}: {:?}", gpu.pci.address(), topology.distances(gpu.place()));
 //! }
 //! # Ok::<(), millstream_topology::ReadError>(())
 //! ```
@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-pub use distance::Distance;
+pub use distance::{Crossing, Distance, Place};
 pub use gpu::Gpu;
 pub use interface::Interface;
 pub use numa::NumaNode;

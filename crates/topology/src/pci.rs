@@ -5,6 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::str::FromStr;
 
+use crate::Crossing;
+
 /// `domain:bus:device.function`.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct PciAddress {
@@ -75,6 +77,30 @@ impl PciPath {
         self.functions[self.functions.len() - 1]
     }
 
+    /// The host bridge with its root bus, such as `pci0000:3a`.
+    pub fn root(&self) -> &str {
+        &self.root
+    }
+
+    /// The bridges on the way, from the root, and the device itself as the last.
+    pub fn functions(&self) -> &[PciAddress] {
+        &self.functions
+    }
+
+    /// What is crossed between two devices below one host bridge; `None` when they are not.
+    pub(crate) fn crossing(&self, other: &Self) -> Option<Crossing> {
+        let hops = self.hops(other)?;
+        // Of two root ports, no bridge is common.
+        let below_one_port = self.functions[0] == other.functions[0];
+        // Through one switch the way is: device, downstream port, upstream port, downstream port,
+        // device. Where devices share a port or a bus, it is shorter.
+        Some(match (below_one_port, hops) {
+            (true, 0..=4) => Crossing::Pix,
+            (true, _) => Crossing::Pxb,
+            (false, _) => Crossing::Phb,
+        })
+    }
+
     /// Links between two devices: 0 to itself, 2 below the same bridge. `None` when there is no
     /// way but through the processor, from one root to another.
     pub fn hops(&self, other: &Self) -> Option<usize> {
@@ -104,6 +130,41 @@ mod tests {
         for text in ["", "3b:00.0", "0000:3b:00", "0000:3b:00.0x", "0000:+b:00.0", "pci0000:3a"] {
             text.parse::<PciAddress>().unwrap_err();
         }
+    }
+
+    #[test]
+    fn what_is_crossed_is_what_is_not_common() {
+        let port = "0000:3a:00.0";
+        let gpu = path("pci0000:3a", &[port, "0000:3b:00.0", "0000:3c:00.0", "0000:3d:00.0"]);
+        let cousin = ["0000:3b:00.0", "0000:3c:01.0", "0000:3e:00.0", "0000:3f:00.0"];
+        for (other, expected) in [
+            (gpu.clone(), Some(Crossing::Pix)),
+            // Behind another downstream port of the same switch.
+            (
+                path("pci0000:3a", &[port, "0000:3b:00.0", "0000:3c:01.0", "0000:3e:00.0"]),
+                Some(Crossing::Pix),
+            ),
+            // Behind a second switch below the first.
+            (
+                path("pci0000:3a", &[&[port][..], &cousin, &["0000:40:00.0"]].concat()),
+                Some(Crossing::Pxb),
+            ),
+            // At another root port, and integrated in the root complex.
+            (path("pci0000:3a", &["0000:3a:01.0", "0000:5d:00.0"]), Some(Crossing::Phb)),
+            (path("pci0000:3a", &["0000:3a:1f.0"]), Some(Crossing::Phb)),
+            (path("pci0001:3a", &[port, "0000:3b:00.0"]), None),
+        ] {
+            assert_eq!(gpu.crossing(&other), expected, "{other:?}");
+            assert_eq!(other.crossing(&gpu), expected, "{other:?}");
+        }
+        // Two functions of a NIC in a slot of a root port.
+        let [first, second] =
+            ["0000:3b:00.0", "0000:3b:00.1"].map(|function| path("pci0000:3a", &[port, function]));
+        assert_eq!(first.crossing(&second), Some(Crossing::Pix));
+        // Two functions at a root bus have no root port: they cross the host bridge.
+        let [first, second] =
+            ["0000:00:02.0", "0000:00:03.0"].map(|function| path("pci0000:00", &[function]));
+        assert_eq!(first.crossing(&second), Some(Crossing::Phb));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use millstream_topology::{Distance, Topology};
+use millstream_topology::{Crossing, Distance, Gpu, Topology};
 
 /// A tree that is removed with this value.
 struct Tree(PathBuf);
@@ -168,16 +168,27 @@ fn interfaces_nodes_and_gpus() {
 fn the_nearest_device_comes_first() {
     let tree = machine();
     let topology = read(&tree.0);
-    let distance =
-        |name: &str, hops, numa| Distance { rdma_device: name.to_owned(), hops, numa: Some(numa) };
+    let distances = |gpu: &Gpu| -> Vec<(String, Distance)> {
+        let distances = topology.distances(gpu.place()).into_iter();
+        distances.map(|(device, distance)| (device.name.clone(), distance)).collect()
+    };
+    let distance = |name: &str, crossing, hops, numa| {
+        (name.to_owned(), Distance { crossing: Some(crossing), hops, numa: Some(numa) })
+    };
     let [near, far] = &topology.gpus[..] else { panic!("{:?}", topology.gpus) };
     assert_eq!(
-        topology.distances(near),
-        [distance("mlx5_2", Some(2), 10), distance("mlx5_10", None, 21)]
+        distances(near),
+        [
+            distance("mlx5_2", Crossing::Pix, Some(2), 10),
+            distance("mlx5_10", Crossing::Sys, None, 21)
+        ]
     );
     assert_eq!(
-        topology.distances(far),
-        [distance("mlx5_10", Some(4), 10), distance("mlx5_2", None, 21)]
+        distances(far),
+        [
+            distance("mlx5_10", Crossing::Phb, Some(4), 10),
+            distance("mlx5_2", Crossing::Sys, None, 21)
+        ]
     );
 }
 
