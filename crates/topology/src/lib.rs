@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod distance;
+mod filter;
 mod gpu;
 mod interface;
 mod numa;
@@ -26,6 +27,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 pub use distance::{Crossing, Distance, Place};
+pub use filter::DeviceFilter;
 pub use gpu::Gpu;
 pub use interface::Interface;
 pub use numa::NumaNode;
