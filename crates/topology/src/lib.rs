@@ -21,6 +21,7 @@ mod matrix;
 mod numa;
 mod pci;
 mod rdma;
+mod selection;
 mod sysfs;
 
 use std::path::{Path, PathBuf};
@@ -35,6 +36,7 @@ pub use matrix::{MatrixError, MatrixFileError, Priorities, PriorityMatrix};
 pub use numa::NumaNode;
 pub use pci::{PciAddress, PciPath};
 pub use rdma::{GidEntry, Port, RdmaDevice};
+pub use selection::{ANY_LOCATION, Candidates, Numbers, ResolvedMatrix};
 
 /// What a sysfs tree tells. What it does not tell is left out: no file is needed.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
