@@ -13,6 +13,7 @@
 
 #![forbid(unsafe_code)]
 
+mod affinity;
 mod distance;
 mod filter;
 mod gpu;
@@ -28,6 +29,7 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
+pub use affinity::{AffinityError, PeerAffinity};
 pub use distance::{Crossing, Distance, Place};
 pub use filter::DeviceFilter;
 pub use gpu::Gpu;
