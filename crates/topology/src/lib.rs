@@ -22,6 +22,7 @@ mod matrix;
 mod numa;
 mod pci;
 mod rdma;
+mod reach;
 mod selection;
 mod sysfs;
 
@@ -38,6 +39,7 @@ pub use matrix::{MatrixError, MatrixFileError, Priorities, PriorityMatrix};
 pub use numa::NumaNode;
 pub use pci::{PciAddress, PciPath};
 pub use rdma::{GidEntry, Port, RdmaDevice};
+pub use reach::{Address, Pair, reachable_pairs};
 pub use selection::{ANY_LOCATION, Candidates, Numbers, ResolvedMatrix};
 
 /// What a sysfs tree tells. What it does not tell is left out: no file is needed.
