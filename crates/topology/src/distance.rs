@@ -125,13 +125,14 @@ impl Topology {
     }
 
     /// The NUMA node of a place. Where the machine has only one, that is it: virtual machines tell
-    /// none of their devices.
+    /// none of their devices. A node that the tree does not have is as good as none.
     pub(crate) fn node(&self, place: Place<'_>) -> Option<u32> {
         let only = match &self.numa_nodes[..] {
             [] => Some(0),
             [node] => Some(node.number),
             _ => None,
         };
-        place.numa_node.or(only)
+        let is_there = |number: &u32| self.numa_nodes.iter().any(|node| node.number == *number);
+        place.numa_node.filter(|number| self.numa_nodes.is_empty() || is_there(number)).or(only)
     }
 }
