@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 mod affinity;
+mod discovery;
 mod distance;
 mod filter;
 mod gpu;
@@ -31,6 +32,7 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 pub use affinity::{AffinityError, PeerAffinity};
+pub use discovery::Nic;
 pub use distance::{Crossing, Distance, Place};
 pub use filter::DeviceFilter;
 pub use gpu::Gpu;
