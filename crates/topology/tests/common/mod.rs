@@ -1,6 +1,6 @@
 //! Trees of files as the kernel shows them in /sys, in folders that are removed.
 //!
-//! A machine is a text of a line for each thing that it has. `#` begins a
+//! A machine is a text of a line for each thing that it has; `machines/` has some. `#` begins a
 //! comment. `\n` and `\xff` mean these bytes, and `_` in a rate or a kind of GID is a space.
 //!
 //! ```text
@@ -22,6 +22,17 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+/// The machines, by the names of their files.
+pub(crate) const MACHINES: [(&str, &str); 7] = [
+    ("dgx-h100", include_str!("../machines/dgx-h100.txt")),
+    ("dgx-a100-nps4", include_str!("../machines/dgx-a100-nps4.txt")),
+    ("gb200", include_str!("../machines/gb200.txt")),
+    ("mi300x", include_str!("../machines/mi300x.txt")),
+    ("vm", include_str!("../machines/vm.txt")),
+    ("desktop", include_str!("../machines/desktop.txt")),
+    ("odd", include_str!("../machines/odd.txt")),
+];
+
 /// A tree that is removed with this value.
 pub(crate) struct Tree(PathBuf);
 
@@ -33,6 +44,13 @@ impl Tree {
         let root = std::env::temp_dir().join(name);
         fs::create_dir(&root).unwrap();
         Self(root)
+    }
+
+    /// The tree of a machine of [`MACHINES`].
+    pub(crate) fn of(machine: &str) -> Self {
+        let machine = MACHINES.iter().find(|(name, _)| *name == machine);
+        let (_, text) = machine.expect("the table has it");
+        Self::of_text(text)
     }
 
     /// The tree of a machine that a text describes.
