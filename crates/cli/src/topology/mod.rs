@@ -1,5 +1,6 @@
 //! `topology`: what this machine has for moving bytes, and what of it can be used.
 
+mod distances;
 mod report;
 mod text;
 
@@ -8,16 +9,20 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
+use distances::DistanceTable;
 use millstream_net::address;
 use millstream_net::udp::{SocketConfig, UdpSocket};
-use millstream_topology::{Crossing, Gpu, Interface, PciPath, RdmaDevice, Topology};
+use millstream_topology::{
+    Crossing, DeviceFilter, Gpu, Interface, Nic, PciPath, PriorityMatrix, RdmaDevice, Topology,
+};
 use millstream_verbs::{Device, Driver, Mtu, SoftConfig};
 use report::{
     DistanceReport, DriverReport, GidReport, GpuReport, InterfaceReport, NumaReport, PortReport,
     Provider, Providers, RdmaReport, Report, SoftReport,
 };
 
-use crate::output::{self, line};
+use crate::bind;
+use crate::output::{self, escaped, line};
 
 /// The machine's own tree.
 const SYSFS: &str = "/sys";
@@ -28,10 +33,18 @@ pub(crate) struct Arguments {
     /// Read this tree instead of /sys, and leave out what it does not tell
     #[arg(long, value_name = "ROOT")]
     sysfs: Option<PathBuf>,
+    /// Have the soft device of this address in the priority matrix; may repeat
+    #[arg(long, value_name = "IP", conflicts_with = "sysfs")]
+    bind: Vec<IpAddr>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
+
+/// Names a file that has the priority matrix of this machine.
+const MATRIX_VARIABLE: &str = "MC_CUSTOM_TOPO_JSON";
+/// Names the NICs that may be used.
+const FILTER_VARIABLE: &str = "MC_TE_FILTERS";
 
 /// Runs `topology`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -42,6 +55,22 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         true => address::local_addresses().context("cannot list this machine's addresses")?,
         false => Vec::new(),
     };
+    // The settings of this machine say nothing of another one.
+    let variable = |name: &str| std::env::var_os(name).filter(|value| ours && !value.is_empty());
+    bind::check(&arguments.bind)?;
+    let nics = nics(&topology, &arguments.bind, &addresses)?;
+    let matrix_file = variable(MATRIX_VARIABLE).map(PathBuf::from);
+    let matrix = match &matrix_file {
+        Some(path) => PriorityMatrix::read(path).context(MATRIX_VARIABLE)?,
+        None => topology.priority_matrix(&nics),
+    };
+    let filter = variable(FILTER_VARIABLE).unwrap_or_default();
+    let filter = DeviceFilter::parse(&filter.to_string_lossy());
+    for name in filter.unknown(&matrix.nics()) {
+        let name = escaped(name);
+        output::complain(&format!("note: {FILTER_VARIABLE} names {name}, which is no NIC here"));
+    }
+    let distances = DistanceTable::of(&topology, &nics);
     let report = Report {
         sysfs: sysfs.to_owned(),
         providers: ours.then(providers),
@@ -49,11 +78,37 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         interfaces: topology.interfaces.iter().map(|it| interface(it, &addresses)).collect(),
         numa_nodes: topology.numa_nodes.iter().map(numa_node).collect(),
         gpus: topology.gpus.iter().map(|it| gpu(it, &topology)).collect(),
+        nic_priority_matrix: matrix.filtered(&filter),
+        nic_priority_matrix_file: matrix_file,
     };
     if arguments.json {
         return output::json(&report);
     }
-    report.lines().iter().try_for_each(|text| line(text))
+    let lines = report.lines(&distances);
+    lines.iter().try_for_each(|text| line(text))
+}
+
+/// The system's RDMA devices, and the soft devices of these addresses.
+fn nics(
+    topology: &Topology,
+    bind: &[IpAddr],
+    addresses: &[(String, IpAddr)],
+) -> anyhow::Result<Vec<Nic>> {
+    let mut nics = topology.nics();
+    for address in bind {
+        let interface = addresses.iter().find(|(_, known)| known == address);
+        let interface = match interface {
+            Some((name, _)) => name,
+            // All of 127.0.0.0/8 is the host's, and one address of it is in the list.
+            None if address.is_loopback() => "lo",
+            None => anyhow::bail!(
+                "--bind {address}: no interface of this machine has this address \
+                 (`millstream topology` lists them)"
+            ),
+        };
+        nics.push(topology.soft_nic(&format!("soft-{address}"), interface));
+    }
+    Ok(nics)
 }
 
 fn providers() -> Providers {

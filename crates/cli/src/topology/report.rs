@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::path::PathBuf;
 
+use millstream_topology::PriorityMatrix;
 use serde::Serialize;
 
 /// What `--json` prints.
@@ -16,6 +17,11 @@ pub(super) struct Report {
     pub(super) interfaces: Vec<InterfaceReport>,
     pub(super) numa_nodes: Vec<NumaReport>,
     pub(super) gpus: Vec<GpuReport>,
+    /// For each location of memory, the NICs to prefer and the others that can be used.
+    pub(super) nic_priority_matrix: PriorityMatrix,
+    /// Where the matrix was read from, if it does not follow from the rest.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) nic_priority_matrix_file: Option<PathBuf>,
 }
 
 #[derive(Serialize)]

@@ -1,12 +1,15 @@
 //! What `topology` prints, as text.
 
+use millstream_topology::{Crossing, Priorities};
 use millstream_verbs::Driver;
 
+use super::distances::{DistanceTable, Row, meaning, word};
 use super::report::{GpuReport, InterfaceReport, Providers, RdmaReport, Report};
+use crate::output::escaped;
 use crate::units;
 
 impl Report {
-    pub(super) fn lines(&self) -> Vec<String> {
+    pub(super) fn lines(&self, distances: &DistanceTable) -> Vec<String> {
         let mut lines = Vec::new();
         if let Some(Providers { soft, ibverbs }) = &self.providers {
             lines.push("providers".to_owned());
@@ -33,13 +36,56 @@ impl Report {
         heading(&mut lines, "GPUs", self.gpus.len());
         for gpu in &self.gpus {
             let GpuReport { pci, vendor, device, .. } = gpu;
-            let mut text = format!("  {pci}: {vendor}:{device}{}", at_node(gpu.numa_node));
-            for it in &gpu.rdma_devices {
-                text.push_str(&format!(", {} ({})", it.name, it.crossing.unwrap_or("unknown")));
-            }
-            lines.push(text);
+            let location = gpu.location.as_deref().map_or(String::new(), |name| format!(" {name}"));
+            lines.push(format!("  {pci}: {vendor}:{device}{location}{}", at_node(gpu.numa_node)));
         }
+        distance_lines(&mut lines, distances);
+        self.matrix_lines(&mut lines);
         lines
+    }
+
+    fn matrix_lines(&self, lines: &mut Vec<String>) {
+        let from = self.nic_priority_matrix_file.as_ref();
+        let from = from.map_or(String::new(), |path| format!(" (of {})", escaped(path)));
+        lines.push(format!("NICs for memory{from}"));
+        for (location, Priorities { preferred, available }) in self.nic_priority_matrix.entries() {
+            let names = |names: &[String]| match names {
+                [] => "none".to_owned(),
+                names => names.iter().map(escaped).collect::<Vec<_>>().join(" "),
+            };
+            let (preferred, available) = (names(preferred), names(available));
+            let location = escaped(location);
+            lines.push(format!("  {location}: preferred {preferred}; available {available}"));
+        }
+    }
+}
+
+/// The table, and what the words in it mean.
+fn distance_lines(lines: &mut Vec<String>, distances: &DistanceTable) {
+    if distances.nics.is_empty() || distances.rows.is_empty() {
+        return;
+    }
+    lines.push("distances".to_owned());
+    let nics: Vec<String> = distances.nics.iter().map(escaped).collect();
+    let locations = distances.rows.iter().map(|row| row.location.len());
+    let first = locations.max().unwrap_or(0);
+    let row = |location: &str, cells: &mut dyn Iterator<Item = &str>| {
+        let mut line = format!("  {location:first$}");
+        for (nic, cell) in nics.iter().zip(cells) {
+            let width = nic.chars().count().max(4);
+            line.push_str(&format!("  {cell:width$}"));
+        }
+        line.trim_end().to_owned()
+    };
+    lines.push(row("", &mut nics.iter().map(String::as_str)));
+    for Row { location, crossings } in &distances.rows {
+        lines.push(row(location, &mut crossings.iter().map(|crossing| word(*crossing))));
+    }
+    let known = |crossing: &Crossing| {
+        distances.rows.iter().any(|row| row.crossings.contains(&Some(*crossing)))
+    };
+    for crossing in Crossing::ALL.into_iter().filter(known) {
+        lines.push(format!("  {crossing:first$}  {}", meaning(crossing)));
     }
 }
 
