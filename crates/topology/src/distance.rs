@@ -126,7 +126,7 @@ impl Topology {
 
     /// The NUMA node of a place. Where the machine has only one, that is it: virtual machines tell
     /// none of their devices. A node that the tree does not have is as good as none.
-    pub(crate) fn node(&self, place: Place<'_>) -> Option<u32> {
+    pub fn node(&self, place: Place<'_>) -> Option<u32> {
         let only = match &self.numa_nodes[..] {
             [] => Some(0),
             [node] => Some(node.number),

@@ -56,6 +56,12 @@ pub struct PciPath {
 }
 
 impl PciPath {
+    /// The way from a root bus, such as `pci0000:3a`, through these bridges to the last function.
+    /// `None` when there is no function.
+    pub fn new(root: &str, functions: Vec<PciAddress>) -> Option<Self> {
+        (!functions.is_empty()).then(|| Self { root: root.to_owned(), functions })
+    }
+
     /// The way to the device that a folder, or a link to one, is of; `None` when it is of none.
     pub(crate) fn of(folder: &Path) -> Option<Self> {
         let path = fs::canonicalize(folder).ok()?;
@@ -68,8 +74,7 @@ impl PciPath {
                 root = Some(name.to_owned());
             }
         }
-        let root = root?;
-        (!functions.is_empty()).then_some(Self { root, functions })
+        Self::new(&root?, functions)
     }
 
     /// The device itself.
@@ -119,7 +124,7 @@ mod tests {
 
     fn path(root: &str, functions: &[&str]) -> PciPath {
         let functions = functions.iter().map(|text| text.parse().unwrap()).collect();
-        PciPath { root: root.to_owned(), functions }
+        PciPath::new(root, functions).unwrap()
     }
 
     #[test]

@@ -2,7 +2,11 @@
 
 mod distances;
 mod report;
+#[expect(dead_code, reason = "the drawing is next")]
+mod svg;
 mod text;
+#[expect(dead_code, reason = "the drawing is next")]
+mod tree;
 
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
