@@ -1,13 +1,13 @@
 //! `topology`: what this machine has for moving bytes, and what of it can be used.
 
 mod distances;
+mod drawing;
 mod report;
-#[expect(dead_code, reason = "the drawing is next")]
 mod svg;
 mod text;
-#[expect(dead_code, reason = "the drawing is next")]
 mod tree;
 
+use std::fs;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
@@ -43,6 +43,9 @@ pub(crate) struct Arguments {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    /// Write a drawing into this file, as SVG
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 }
 
 /// Names a file that has the priority matrix of this machine.
@@ -85,6 +88,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         nic_priority_matrix: matrix.filtered(&filter),
         nic_priority_matrix_file: matrix_file,
     };
+    if let Some(path) = &arguments.svg {
+        let drawing = drawing::svg(&topology, &nics, &distances);
+        fs::write(path, drawing).with_context(|| format!("cannot write {}", escaped(path)))?;
+    }
     if arguments.json {
         return output::json(&report);
     }
