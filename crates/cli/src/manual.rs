@@ -11,7 +11,7 @@ use crate::failure::EXIT_STATUSES;
 use crate::output::escaped;
 
 /// What is in the environment and in which way it matters.
-const ENVIRONMENT: [(&str, &str); 5] = [
+const ENVIRONMENT: [(&str, &str); 7] = [
     (
         "MILLSTREAM_LOG",
         "What is logged to stderr, where no -v is given: error, warn, info, debug, trace, or \
@@ -22,6 +22,11 @@ const ENVIRONMENT: [(&str, &str); 5] = [
     ("NO_COLOR", "When it is set and not empty, help has no colours. Nothing else has any."),
     ("TMPDIR", "Where temporary files are kept, instead of /tmp."),
     ("MC_GID_INDEX", "Entry of the GID table that devices of the system use."),
+    ("MC_CUSTOM_TOPO_JSON", "File with the priority matrix that topology shows."),
+    (
+        "MC_TE_FILTERS",
+        "Names of NICs with commas between: those that topology has in the priority matrix.",
+    ),
 ];
 
 /// Arguments of `manual`.
