@@ -190,3 +190,27 @@ fn more_devices_than_a_machine_has_are_left_out() {
     let most = topology.rdma_devices.iter().map(|device| device.ports.len()).max();
     assert!(most.unwrap() <= 255, "{most:?}");
 }
+
+#[test]
+fn below_one_host_bridge_fewer_links_are_nearer_and_what_is_unknown_is_not_preferred() {
+    // Two nodes, one of which is there under two names, and no distances between them.
+    let tree = Tree::of_text(
+        "node 0 cpus=0-3 memory=1 distances=?
+         node 1 cpus=4-7 memory=1 distances=?
+         file devices/system/node/node01/cpulist 4-7
+         pci 0000:00/00:01.0/01:00.0 class=030200 id=10de:2330 node=1
+         pci 0000:00/00:02.0/02:00.0/03:00.0/04:00.0 class=020000 id=15b3:1021 node=1
+         pci 0000:00/00:03.0/05:00.0 class=020000 id=15b3:1021 node=1
+         rdma far at 04:00.0 link=Ethernet rate=?
+         rdma near at 05:00.0 link=Ethernet rate=?
+         file class/infiniband/nowhere/node_type 1",
+    );
+    let topology = read(tree.root());
+    assert_eq!(
+        topology.priority_matrix(&topology.nics()).to_json(),
+        r#"{"cpu:0":[["far","near"],["nowhere"]],"#.to_owned()
+            + r#""cpu:1":[["far","near"],["nowhere"]],"#
+            + r#""cuda:0":[["near"],["far","nowhere"]]}"#
+    );
+    assert_eq!(topology.numa_nodes.len(), 2);
+}
