@@ -4,6 +4,7 @@ mod accepted;
 mod connection;
 mod device;
 mod endpoint;
+mod pairs;
 mod queue;
 mod workers;
 
@@ -173,29 +174,24 @@ impl RdmaTransport {
         if descriptor.protocol != Self::NAME {
             return Err(format!("it speaks {:?}, not rdma", descriptor.protocol));
         }
-        let (locals, remotes) = (self.devices.len(), descriptor.devices.len());
+        let locals: Vec<IpAddr> =
+            self.devices.iter().map(|device| device.device.address()).collect();
+        let remotes: Vec<IpAddr> =
+            descriptor.devices.iter().map(|device| device.gid.address()).collect();
         let mut list = Vec::new();
-        // Every device of the side that has more gets one partner.
-        for turn in 0..locals.max(remotes) {
-            if remotes == 0 {
-                break;
-            }
-            let (local, remote) = (turn % locals, turn % remotes);
-            let peer = &descriptor.devices[remote];
-            if is_routable(self.devices[local].device.address(), peer.gid.address()) {
-                let endpoint = self.endpoint(local, peer, segment, descriptor)?;
-                endpoint.serves(segment);
-                list.push(Path { endpoint, local, remote });
-            }
+        for (local, remote) in pairs::pairs(&locals, &remotes) {
+            let endpoint =
+                self.endpoint(local, &descriptor.devices[remote], segment, descriptor)?;
+            endpoint.serves(segment);
+            list.push(Path { endpoint, local, remote });
         }
         if list.is_empty() {
-            let addresses = |devices: &mut dyn Iterator<Item = IpAddr>| {
-                devices.map(|address| address.to_string()).collect::<Vec<_>>().join(", ")
-            };
+            let addresses =
+                |list: &[IpAddr]| list.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ");
             return Err(format!(
                 "no local address ({}) can reach one of its addresses ({})",
-                addresses(&mut self.devices.iter().map(|device| device.device.address())),
-                addresses(&mut descriptor.devices.iter().map(|device| device.gid.address())),
+                addresses(&locals),
+                addresses(&remotes),
             ));
         }
         Ok(Paths { descriptor: Arc::clone(descriptor), list, turn: AtomicUsize::new(0) })
@@ -405,9 +401,4 @@ impl Transport for RdmaTransport {
         self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.paths.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
-}
-
-/// Whether packets from one address can reach the other, as far as the addresses tell.
-fn is_routable(local: IpAddr, remote: IpAddr) -> bool {
-    local.is_ipv4() == remote.is_ipv4() && local.is_loopback() == remote.is_loopback()
 }
