@@ -11,6 +11,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("net", &["wire", "roce"]),
     ("verbs", &["wire", "roce", "net"]),
     ("topology", &[]),
+    ("lab", &[]),
     ("metadata", &[]),
     ("transfer", &["verbs", "metadata"]),
     ("collective", &["wire", "roce", "verbs", "inc"]),

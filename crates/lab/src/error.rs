@@ -1,0 +1,61 @@
+//! What can be wrong with a plan.
+
+use thiserror::Error;
+
+use crate::ParseRateError;
+
+/// What is wrong with a plan.
+#[derive(Debug, Error)]
+pub enum PlanError {
+    /// The file is no TOML of this form.
+    #[error("{0}")]
+    Syntax(#[from] Box<toml::de::Error>),
+    /// A host without a network is no lab.
+    #[error("the plan has no hosts")]
+    NoHosts,
+    /// There is a limit on everything.
+    #[error("{count} {what}, more than {max}")]
+    TooMany {
+        /// Of what.
+        what: &'static str,
+        /// How many there are.
+        count: usize,
+        /// How many there may be.
+        max: usize,
+    },
+    /// A name that interfaces and scripts cannot have.
+    #[error("the name {0:?}: write 1 to 8 letters, digits and hyphens, a letter first")]
+    Name(String),
+    /// Two hosts or switches have one name.
+    #[error("there are two of the name {0}")]
+    Duplicate(String),
+    /// A link's end is nowhere.
+    #[error("a link ends at {0}, which is no host and no switch")]
+    UnknownEnd(String),
+    /// A link between two that have no use for it.
+    #[error("a link between {0} and {1}: one end at least is a host, and the other another one")]
+    Ends(String, String),
+    /// Two NICs of a host in one subnet: the kernel sends by the first of them only.
+    #[error("{host} is linked to {switch} twice: each NIC needs a subnet, so a switch of its own")]
+    Twice {
+        /// The host.
+        host: String,
+        /// The switch.
+        switch: String,
+    },
+    /// An MTU that not both families of addresses can have.
+    #[error("an MTU of {0}: it is 1280 to 65535")]
+    Mtu(u32),
+    /// A link without an address.
+    #[error("the link between {0} and {1} has no family of addresses")]
+    NoFamily(String, String),
+    /// A delay.
+    #[error("a delay of {0}: write 5ms or 500us")]
+    Delay(String),
+    /// A share of packets.
+    #[error("a loss of {0} %: it is 0 to 100")]
+    Loss(f64),
+    /// A rate.
+    #[error(transparent)]
+    Rate(#[from] ParseRateError),
+}
