@@ -1,4 +1,6 @@
-//! What can be wrong with a plan.
+//! Why there is no lab, or a command about it failed.
+
+use std::io;
 
 use thiserror::Error;
 
@@ -58,4 +60,34 @@ pub enum PlanError {
     /// A rate.
     #[error(transparent)]
     Rate(#[from] ParseRateError),
+}
+
+/// Why there is no lab, or a command about it failed.
+#[derive(Debug, Error)]
+pub enum LabError {
+    /// The plan cannot be built.
+    #[error("the plan: {0}")]
+    Plan(#[from] PlanError),
+    /// This machine does not have, or does not allow, what a lab is made of. A test is skipped.
+    #[error("{0}")]
+    Unavailable(String),
+    /// A name that the lab does not know.
+    #[error("there is no {0} in this lab")]
+    Unknown(String),
+    /// A program that changes namespaces failed.
+    #[error("{what}: {message}")]
+    Failed {
+        /// What it was to do.
+        what: String,
+        /// What it said.
+        message: String,
+    },
+    /// The operating system.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was tried.
+        what: String,
+        /// Why it failed.
+        source: io::Error,
+    },
 }

@@ -6,9 +6,11 @@
 #![forbid(unsafe_code)]
 
 mod error;
+mod layout;
 mod plan;
 mod rate;
 
-pub use error::PlanError;
+pub use error::{LabError, PlanError};
+pub use layout::{Host, Layout, Nic};
 pub use plan::{Family, Link, Plan};
 pub use rate::{ParseRateError, Rate};

@@ -6,6 +6,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{PlanError, Rate};
 
+/// Stands for every host as an end of a link.
+pub(crate) const EVERY_HOST: &str = "*";
+
 /// Hosts, switches and links.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
