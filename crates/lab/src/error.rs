@@ -91,3 +91,10 @@ pub enum LabError {
         source: io::Error,
     },
 }
+
+impl LabError {
+    pub(crate) fn io(what: impl Into<String>) -> impl FnOnce(io::Error) -> Self {
+        let what = what.into();
+        move |source| Self::Io { what, source }
+    }
+}
