@@ -1,19 +1,23 @@
 //! What can be done with a lab, by its owner and by others who know where it is.
 
 use std::ffi::OsStr;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 use serde::{Deserialize, Serialize};
 
-use crate::LabError;
 use crate::keeper::{self, Keeper};
-use crate::layout::{Host, Layout};
+use crate::layout::{End, Host, Layout, PlacedLink};
+use crate::script::{self, Cut};
+use crate::{LabError, Nic, Rate};
 
 /// What can be done with a lab while its owner keeps it. It can be written down, for another process.
 #[derive(Debug, Deserialize, Serialize)]
 pub struct Handle {
     layout: Layout,
+    /// For each link, how it is cut.
+    cuts: Vec<Option<Cut>>,
     keeper: u32,
     /// When the keeper was started, as the kernel says it: process ids come again.
     keeper_start: String,
@@ -25,6 +29,7 @@ pub struct Handle {
 impl Handle {
     pub(crate) fn new(layout: Layout, keeper: &Keeper, folder: PathBuf) -> Self {
         Self {
+            cuts: vec![None; layout.links.len()],
             layout,
             keeper: keeper.id(),
             keeper_start: start_time(keeper.id()).unwrap_or_default(),
@@ -62,6 +67,99 @@ impl Handle {
         Ok(self.inside(self.holders[index], program))
     }
 
+    /// How the link of a NIC is cut, if it is.
+    pub fn is_cut(&self, host: &str, nic: &str) -> Result<Option<Cut>, LabError> {
+        Ok(self.cuts[self.nic(host, nic)?.link])
+    }
+
+    /// The rate of a NIC's link, if it has a limit.
+    pub fn rate(&self, host: &str, nic: &str) -> Result<Option<Rate>, LabError> {
+        Ok(self.layout.links[self.nic(host, nic)?.link].link.rate)
+    }
+
+    /// Cuts the link of a NIC. It must be up: what is cut one way is restored before the other.
+    pub fn cut(&mut self, host: &str, nic: &str, how: Cut) -> Result<(), LabError> {
+        let link = self.nic(host, nic)?.link;
+        self.cuts[link] = Some(how);
+        self.apply(link, Some((host, how)))
+    }
+
+    /// Makes a link whole again, with the rate it had.
+    pub fn restore(&mut self, host: &str, nic: &str) -> Result<(), LabError> {
+        let link = self.nic(host, nic)?.link;
+        self.cuts[link] = None;
+        self.apply(link, None)
+    }
+
+    /// Changes the rate of a link, in both directions; `None` is no limit. A link that is cut has it
+    /// when it is restored.
+    pub fn set_rate(&mut self, host: &str, nic: &str, rate: Option<Rate>) -> Result<(), LabError> {
+        let link = self.nic(host, nic)?.link;
+        self.layout.links[link].link.rate = rate;
+        match self.cuts[link] {
+            None => self.apply(link, None),
+            Some(_) => Ok(()),
+        }
+    }
+
+    fn nic(&self, host: &str, nic: &str) -> Result<&Nic, LabError> {
+        let found = self.host(host)?.nics.iter().find(|other| other.name == nic);
+        found.ok_or_else(|| LabError::Unknown(format!("NIC {host}:{nic}")))
+    }
+
+    /// Brings both ends of a link into a state. Only the host that is named has its interface down.
+    fn apply(&self, link: usize, cut: Option<(&str, Cut)>) -> Result<(), LabError> {
+        let PlacedLink { ends, link } = &self.layout.links[link];
+        let mut work = Vec::new();
+        for end in ends {
+            let (process, is_nic, name) = match end {
+                End::Nic(host, _) => (self.holders[*host], true, &*self.layout.hosts[*host].name),
+                End::Port(..) => (self.keeper, false, ""),
+            };
+            let own = cut.filter(|(host, how)| *how == Cut::Silent || *host == name);
+            let interface = self.layout.interface(end);
+            let script = script::change(interface, is_nic, link, own.map(|(_, how)| how));
+            work.push((process, script));
+        }
+        self.run("cannot change the link", work)
+    }
+
+    /// Makes switches, links and hosts.
+    pub(crate) fn build(&self) -> Result<(), LabError> {
+        let links = script::links(&self.layout, &self.holders);
+        self.run("cannot make the links", vec![(self.keeper, links)])?;
+        let hosts = self.holders.iter().enumerate();
+        let scripts = hosts.map(|(index, &holder)| (holder, script::host(&self.layout, index)));
+        self.run("cannot make the hosts", scripts.collect())
+    }
+
+    /// Runs scripts in the namespaces of processes, side by side.
+    fn run(&self, what: &str, scripts: Vec<(u32, String)>) -> Result<(), LabError> {
+        let failed = || LabError::io(what.to_owned());
+        let start = |(process, script): (u32, String)| {
+            let mut command = self.inside(process, "sh");
+            command.args(["-c", &script]).stdout(Stdio::null()).stderr(Stdio::piped());
+            command.spawn().map_err(|error| match error.kind() {
+                ErrorKind::NotFound => {
+                    LabError::Unavailable("nsenter (util-linux) is not installed".to_owned())
+                }
+                _ => failed()(error),
+            })
+        };
+        let children: Vec<Result<Child, LabError>> = scripts.into_iter().map(start).collect();
+        let mut result = Ok(());
+        for child in children {
+            let output = child.and_then(|child| child.wait_with_output().map_err(failed()));
+            let ended = output.and_then(|output| match output.status.success() {
+                true => Ok(()),
+                false => Err(why(what, &String::from_utf8_lossy(&output.stderr))),
+            });
+            // All are waited for.
+            result = result.and(ended);
+        }
+        result
+    }
+
     fn inside(&self, process: u32, program: impl AsRef<OsStr>) -> Command {
         let mut command = keeper::command("nsenter");
         if self.user_namespace {
@@ -70,6 +168,21 @@ impl Handle {
         command.arg(format!("--net=/proc/{process}/ns/net")).arg("--").arg(program);
         command.stdin(Stdio::null());
         command
+    }
+}
+
+/// What it means that a script said this.
+fn why(what: &str, said: &str) -> LabError {
+    let said = said.trim();
+    let missing = [
+        ("qdisc kind is unknown", "this kernel has no tbf or no netem (sch_tbf, sch_netem)"),
+        ("Unknown device type", "this kernel has no veth links or no bridges"),
+        ("not found", "ip and tc (iproute2) are not installed"),
+        ("Operation not permitted", "network interfaces may not be made or changed here"),
+    ];
+    match missing.iter().find(|(sign, _)| said.contains(sign)) {
+        Some((_, reason)) => LabError::Unavailable(format!("{reason}: {said}")),
+        None => LabError::Failed { what: what.to_owned(), message: said.to_owned() },
     }
 }
 

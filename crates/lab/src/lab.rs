@@ -34,6 +34,7 @@ impl Lab {
             let _ = std::fs::remove_dir_all(&folder);
         })?;
         let handle = Handle::new(layout, &keeper, folder);
+        handle.build()?;
         Ok(Self { handle, _keeper: keeper })
     }
 }

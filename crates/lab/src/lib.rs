@@ -3,6 +3,20 @@
 //!
 //! A [`Plan`] says what there is, in Rust or as a TOML file. [`Lab::up`] builds it, as root or, where
 //! users may make user namespaces, as anyone. `ip`, `tc`, `unshare` and `nsenter` do the work.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use millstream_lab::{Cut, Lab, Link, Plan, Rate};
+//!
+//! let link = Link { rate: Some(Rate::from_mbit(200)), ..Link::default() };
+//! let mut lab = Lab::up(&Plan::new().hosts(["a", "b"]).links("a", "b", 4, &link))?;
+//! let mut ping = lab.command("a", "ping")?;
+//! ping.args(["-c1", &lab.host("b")?.addresses()[0].to_string()]).status()?;
+//! lab.cut("b", "eth3", Cut::Silent)?;
+//! lab.restore("b", "eth3")?;
+//! # Ok(())
+//! # }
+//! ```
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +27,7 @@ mod lab;
 mod layout;
 mod plan;
 mod rate;
+mod script;
 
 pub use error::{LabError, PlanError};
 pub use handle::Handle;
@@ -20,3 +35,4 @@ pub use lab::Lab;
 pub use layout::{Host, Layout, Nic};
 pub use plan::{Family, Link, Plan};
 pub use rate::{ParseRateError, Rate};
+pub use script::Cut;

@@ -33,6 +33,11 @@ impl Rate {
     pub const fn bits_per_s(self) -> u64 {
         self.0
     }
+
+    /// Bytes that pass in so many microseconds.
+    pub(crate) const fn bytes_in_us(self, us: u64) -> u64 {
+        (self.0 as u128 * us as u128 / 8_000_000) as u64
+    }
 }
 
 impl FromStr for Rate {
@@ -90,5 +95,11 @@ mod tests {
         }
         assert!("18446744073709551615gbit".parse::<Rate>().is_err());
         assert_eq!(Rate::from_mbit(0), Rate::from_mbit(1));
+    }
+
+    #[test]
+    fn bytes_of_a_time_do_not_overflow() {
+        assert_eq!(Rate::from_mbit(200).bytes_in_us(1000), 25_000);
+        assert_eq!(Rate(u64::MAX).bytes_in_us(1_000_000), u64::MAX / 8);
     }
 }

@@ -1,0 +1,231 @@
+//! What `ip` and `tc` are told.
+
+use std::fmt::Write as _;
+
+use serde::{Deserialize, Serialize};
+
+use crate::layout::{End, Layout, PlacedLink};
+use crate::{Family, Link, Rate};
+
+/// The largest packet that segmentation offload makes, with headers: a bucket of tokens holds one.
+const LARGEST_PACKET: u64 = 66 << 10;
+
+/// How much of its time a link stores when it is busy.
+const QUEUE_US: u64 = 20_000;
+
+/// How a link is cut.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Cut {
+    /// The interface at the host's end is down: the host knows at once, and at the other end the
+    /// carrier is gone.
+    Down,
+    /// Packets vanish in both directions, and nobody is told.
+    Silent,
+}
+
+/// The script that makes switches and links, to be run where the switches are. The hosts' network
+/// namespaces are those of these processes.
+pub(crate) fn links(layout: &Layout, holders: &[u32]) -> String {
+    let mut ip = String::new();
+    for switch in &layout.switches {
+        line(&mut ip, format_args!("link add {switch} type bridge mcast_snooping 0"));
+        line(&mut ip, format_args!("link set {switch} addrgenmode none up"));
+    }
+    for PlacedLink { ends, link } in &layout.links {
+        let [one, other] = ends.each_ref().map(|end| match end {
+            End::Nic(host, _) => {
+                format!("name {} mtu {} netns {}", layout.interface(end), link.mtu, holders[*host])
+            }
+            End::Port(..) => format!("name {} mtu {}", layout.interface(end), link.mtu),
+        });
+        line(&mut ip, format_args!("link add {one} type veth peer {other}"));
+        if let End::Port(switch, port) = &ends[1] {
+            let switch = &layout.switches[*switch];
+            line(&mut ip, format_args!("link set {port} master {switch} addrgenmode none up"));
+        }
+    }
+    let tc = queues(layout, |end| matches!(end, End::Port(..)));
+    script("", &ip, &tc)
+}
+
+/// The script that makes a host out of its network namespace with links.
+pub(crate) fn host(layout: &Layout, index: usize) -> String {
+    // The default of new namespaces is this one's or the first one's. IPv6 addresses stay while the
+    // interface is down, as IPv4's do.
+    let settings = "\
+for setting in ipv4/conf/all/rp_filter ipv4/conf/default/rp_filter ipv6/conf/all/disable_ipv6 \
+ipv6/conf/default/disable_ipv6; do echo 0 >/proc/sys/net/$setting 2>/dev/null || true; done
+for place in all default; do
+echo 1 >/proc/sys/net/ipv6/conf/$place/keep_addr_on_down 2>/dev/null || true
+done
+";
+    let mut ip = String::new();
+    line(&mut ip, format_args!("link set lo up"));
+    for nic in &layout.hosts[index].nics {
+        let name = &nic.name;
+        line(&mut ip, format_args!("link set {name} addrgenmode none up"));
+        for (address, family) in nic.addresses.iter().zip(&layout.links[nic.link].link.families) {
+            match family {
+                Family::Ipv4 => line(&mut ip, format_args!("address add {address}/24 dev {name}")),
+                // Nobody else can have it, and nobody has the time to find out.
+                Family::Ipv6 => {
+                    line(&mut ip, format_args!("address add {address}/64 dev {name} nodad"));
+                }
+            }
+        }
+    }
+    let tc = queues(layout, |end| matches!(end, End::Nic(host, _) if *host == index));
+    script(settings, &ip, &tc)
+}
+
+/// The script that brings one end of a link into a state.
+pub(crate) fn change(interface: &str, is_nic: bool, link: &Link, cut: Option<Cut>) -> String {
+    let mut ip = String::new();
+    if is_nic {
+        let state = if cut == Some(Cut::Down) { "down" } else { "up" };
+        line(&mut ip, format_args!("link set {interface} {state}"));
+    }
+    let tc = match cut {
+        Some(Cut::Silent) => format!("qdisc replace dev {interface} root blackhole\n"),
+        _ => queue(interface, link),
+    };
+    script("", &ip, &tc)
+}
+
+impl Layout {
+    /// The name of the interface at an end, in its own network namespace.
+    pub(crate) fn interface<'a>(&'a self, end: &'a End) -> &'a str {
+        match end {
+            End::Nic(host, nic) => &self.hosts[*host].nics[*nic].name,
+            End::Port(_, port) => port,
+        }
+    }
+}
+
+/// What `tc` is told about the ends that are wanted. A new interface needs no word for no limit.
+fn queues(layout: &Layout, wanted: impl Fn(&End) -> bool) -> String {
+    let limited = layout.links.iter().filter(|placed| needs_queue(&placed.link));
+    let ends = limited.flat_map(|placed| placed.ends.iter().map(move |end| (end, &placed.link)));
+    ends.filter(|(end, _)| wanted(end))
+        .map(|(end, link)| queue(layout.interface(end), link))
+        .collect()
+}
+
+fn needs_queue(link: &Link) -> bool {
+    link.rate.is_some() || needs_netem(link)
+}
+
+fn needs_netem(link: &Link) -> bool {
+    link.delay.is_some() || link.loss > 0.0
+}
+
+/// What gives an interface the rate, the delay and the loss of its link.
+fn queue(interface: &str, link: &Link) -> String {
+    let mut tc = String::new();
+    let netem = |place: &str| {
+        let delay = link.delay.as_ref().map(|delay| format!(" delay {delay}")).unwrap_or_default();
+        let loss = if link.loss > 0.0 { format!(" loss {}%", link.loss) } else { String::new() };
+        format!("qdisc replace dev {interface} {place} netem limit 100000{delay}{loss}")
+    };
+    match link.rate {
+        Some(rate) => {
+            let (burst, limit) = bucket(rate);
+            line(
+                &mut tc,
+                format_args!(
+                    "qdisc replace dev {interface} root handle 1: tbf rate {rate} \
+                     burst {burst} limit {limit}"
+                ),
+            );
+            if needs_netem(link) {
+                line(&mut tc, format_args!("{}", netem("parent 1:1 handle 10:")));
+            }
+        }
+        None if needs_netem(link) => line(&mut tc, format_args!("{}", netem("root handle 10:"))),
+        None => line(&mut tc, format_args!("qdisc replace dev {interface} root noqueue")),
+    }
+    tc
+}
+
+/// Bytes that may pass at once, and bytes that wait.
+fn bucket(rate: Rate) -> (u64, u64) {
+    let burst = rate.bytes_in_us(1_000).max(LARGEST_PACKET);
+    (burst, rate.bytes_in_us(QUEUE_US).max(4 * LARGEST_PACKET))
+}
+
+fn script(first: &str, ip: &str, tc: &str) -> String {
+    let mut script = format!("set -e\n{first}");
+    for (program, batch) in [("ip", ip), ("tc", tc)] {
+        if !batch.is_empty() {
+            write!(script, "{program} -batch - <<'END'\n{batch}END\n").expect("a string grows");
+        }
+    }
+    script
+}
+
+fn line(batch: &mut String, words: std::fmt::Arguments<'_>) {
+    writeln!(batch, "{words}").expect("a string grows");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Plan;
+
+    fn fast() -> Link {
+        Link { rate: Some(Rate::from_mbit(200)), mtu: 9000, ..Link::default() }
+    }
+
+    #[test]
+    fn links_end_in_the_namespaces_of_their_hosts() {
+        let plan = Plan::new().hosts(["a", "b"]).switch("s");
+        let plan = plan.links("a", "b", 1, &fast()).links("b", "s", 1, &Link::default());
+        let layout = Layout::new(&plan).unwrap();
+        assert_eq!(
+            links(&layout, &[71, 72]),
+            "set -e\nip -batch - <<'END'\n\
+             link add s type bridge mcast_snooping 0\n\
+             link set s addrgenmode none up\n\
+             link add name eth0 mtu 9000 netns 71 type veth peer name eth0 mtu 9000 netns 72\n\
+             link add name eth1 mtu 1500 netns 72 type veth peer name s-1 mtu 1500\n\
+             link set s-1 master s addrgenmode none up\nEND\n"
+        );
+        let script = host(&layout, 1);
+        assert!(script.contains("address add 10.77.1.2/24 dev eth0\n"), "{script}");
+        assert!(script.contains("address add fd77:0:0:1::2/64 dev eth0 nodad\n"), "{script}");
+        assert!(
+            script.ends_with(
+                "tc -batch - <<'END'\n\
+                 qdisc replace dev eth0 root handle 1: tbf rate 200mbit burst 67584 limit 500000\n\
+                 END\n"
+            ),
+            "{script}"
+        );
+    }
+
+    #[test]
+    fn a_cut_is_undone_by_the_link_as_it_was() {
+        let tc = |link: &Link, cut| change("eth0", true, link, cut);
+        assert_eq!(
+            tc(&fast(), Some(Cut::Silent)),
+            "set -e\nip -batch - <<'END'\nlink set eth0 up\nEND\n\
+             tc -batch - <<'END'\nqdisc replace dev eth0 root blackhole\nEND\n"
+        );
+        assert!(tc(&fast(), Some(Cut::Down)).contains("link set eth0 down\n"));
+        assert!(tc(&fast(), None).contains("tbf rate 200mbit"));
+        assert!(tc(&Link::default(), None).contains("root noqueue"));
+        assert!(!change("s-1", false, &fast(), Some(Cut::Down)).contains("link set"));
+    }
+
+    #[test]
+    fn delay_and_loss_are_behind_the_rate() {
+        let far = Link { delay: Some("5ms".into()), loss: 0.5, ..fast() };
+        let lines = queue("eth0", &far);
+        assert!(lines.contains("root handle 1: tbf"), "{lines}");
+        let netem = "parent 1:1 handle 10: netem limit 100000 delay 5ms loss 0.5%\n";
+        assert!(lines.ends_with(netem), "{lines}");
+        let unlimited = Link { rate: None, ..far };
+        assert!(queue("eth0", &unlimited).contains("root handle 10: netem"));
+    }
+}
