@@ -9,7 +9,6 @@ mod campaign;
 mod compare;
 mod install;
 mod interop;
-mod lab;
 mod licences;
 mod machine;
 mod manual;

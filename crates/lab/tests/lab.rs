@@ -318,3 +318,21 @@ fn names_that_are_not_there_are_told() {
     let error = lab.cut("a", "eth1", Cut::Down).unwrap_err();
     assert_eq!(error.to_string(), "there is no NIC a:eth1 in this lab");
 }
+
+#[test]
+fn the_plans_of_this_repository_are_good() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("plans");
+    let mut links = Vec::new();
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let plan: Plan = std::fs::read_to_string(&path).unwrap().parse().unwrap();
+        let Some(lab) = lab(&plan) else { return };
+        let nics: usize = lab.layout().hosts.iter().map(|host| host.nics.len()).sum();
+        links.push((path.file_stem().unwrap().to_string_lossy().into_owned(), nics));
+    }
+    links.sort();
+    let links: Vec<_> = links.iter().map(|(name, nics)| (name.as_str(), *nics)).collect();
+    let expected =
+        [("four-links", 8), ("one-link", 2), ("switch", 9), ("two-links", 4), ("uneven-links", 8)];
+    assert_eq!(links, expected);
+}

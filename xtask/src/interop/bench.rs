@@ -14,8 +14,8 @@ use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use super::guest::{GUEST, Guest, MTU};
+use super::lab::Lab;
 use super::row::{Row, await_that, finish};
-use crate::lab::Lab;
 use crate::machine::Machine;
 
 const LIMIT: Duration = Duration::from_secs(120);

@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::guest::{Guest, OURS};
+use super::lab::Lab;
 use super::row::{Process, await_that, finish, tail};
-use crate::lab::Lab;
 
 /// For one side's commands.
 const LIMIT: Duration = Duration::from_secs(60);

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use super::image::Image;
+use super::lab::Lab;
 use super::relay::Relay;
-use crate::lab::Lab;
 
 /// The guest's address, and ours on the link to it.
 pub(super) const GUEST: &str = "10.91.0.2";

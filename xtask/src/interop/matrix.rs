@@ -13,10 +13,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 
 use super::guest::{Guest, OURS};
+use super::lab::Lab;
 use super::relay::Relay;
 use super::row::{Process, await_that, finish, tail};
 use super::{Limit, Outcome, Report};
-use crate::lab::Lab;
 use crate::process;
 
 /// For one case: more than its own waits may take.

@@ -9,6 +9,7 @@ mod device;
 mod files;
 mod guest;
 mod image;
+mod lab;
 mod matrix;
 mod relay;
 mod row;
@@ -22,10 +23,10 @@ use anyhow::{Context, Result, bail};
 use self::bench::Bench;
 use self::guest::{Guest, MTU};
 use self::image::Image;
+use self::lab::Lab;
 use self::matrix::Field;
 use self::relay::Relay;
 use self::row::Row;
-use crate::lab::Lab;
 use crate::{install, process, programs};
 
 /// What the rows of the matrix are called while there is no peer to list them.

@@ -8,7 +8,7 @@ use std::process::{Child, Stdio};
 use anyhow::{Context, Result, bail};
 
 use super::guest::{OURS, TAP};
-use crate::lab::Lab;
+use super::lab::Lab;
 use crate::process;
 
 /// The running relay.

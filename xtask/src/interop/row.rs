@@ -11,8 +11,8 @@ use anyhow::{Context, Result, bail};
 
 use super::files::Node;
 use super::guest::{GUEST, Guest, OURS, Running};
+use super::lab::{self, Lab};
 use super::{device, files};
-use crate::lab::{self, Lab};
 
 /// The TCP port on which both sides exchange their queue pairs' addresses.
 const PORT: u16 = 18515;
