@@ -149,10 +149,13 @@ impl Endpoint {
         }
     }
 
-    /// Begins to do what was added.
-    pub(super) fn kick(&self) {
+    /// Begins to do what was added: so many slices of it at most, if it is connected.
+    pub(super) fn kick(&self, most: usize) {
         let next = self.lock().next(&self.config);
-        self.act(next);
+        match next {
+            Next::Post => self.config.device.device.postpone_sending(|| self.post(most)),
+            next => self.act(next),
+        }
     }
 
     /// Takes the completions of this endpoint's work requests. `finished` is scratch space.
@@ -243,7 +246,7 @@ impl Endpoint {
         match next {
             Next::Nothing => {}
             // All of it under way before any of it is sent.
-            Next::Post => self.config.device.device.postpone_sending(|| self.post()),
+            Next::Post => self.config.device.device.postpone_sending(|| self.post(usize::MAX)),
             Next::Fail(dropped, reason) => dropped.fail(&self.error(reason)),
             Next::Connect => {
                 let Some(own) = self.own.upgrade() else { return };
@@ -254,15 +257,16 @@ impl Endpoint {
         }
     }
 
-    /// Fills the send queues.
-    fn post(&self) {
+    /// Fills the send queues, with so many slices at most.
+    fn post(&self, mut most: usize) {
         let mut state = self.lock();
-        let room = POST_BATCH.min(self.config.depth);
-        let mut requests = state.lists.pop().unwrap_or_else(|| Vec::with_capacity(room));
+        let full = POST_BATCH.min(self.config.depth);
+        let mut requests = state.lists.pop().unwrap_or_else(|| Vec::with_capacity(full));
         while let Phase::Connected(connection) = &state.phase {
             let connection = Arc::clone(connection);
             let queue_pair = state.queue.roomiest();
             requests.clear();
+            let room = full.min(most);
             while requests.len() < room
                 && let Some((slot, slice)) = state.queue.begin(queue_pair)
             {
@@ -271,6 +275,7 @@ impl Endpoint {
             if requests.is_empty() {
                 break;
             }
+            most -= requests.len();
             drop(state);
             let posted = connection.queue_pairs[queue_pair].post_send(&requests);
             if let Err((posted, error)) = posted {
@@ -361,7 +366,7 @@ impl Endpoint {
                 drop(state);
                 segments.iter().filter_map(Weak::upgrade).for_each(|segment| segment.mark_stale());
                 dropped.fail(&self.error(FailureReason::Restarted));
-                self.post();
+                self.post(usize::MAX);
             }
             Err(reason) => {
                 drop(state);

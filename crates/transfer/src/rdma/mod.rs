@@ -350,7 +350,13 @@ impl Transport for RdmaTransport {
                     })
                 }));
             }
-            paths.list.iter().for_each(|path| path.endpoint.kick());
+            // First each takes its share: who is asked first would take all that it has room for.
+            if count > 1 {
+                let slices: u64 = run.iter().map(|work| work.task.slices()).sum();
+                let share = usize::try_from(slices).unwrap_or(usize::MAX).div_ceil(count);
+                paths.list.iter().for_each(|path| path.endpoint.kick(share));
+            }
+            paths.list.iter().for_each(|path| path.endpoint.kick(usize::MAX));
         }
     }
 
