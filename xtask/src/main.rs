@@ -9,6 +9,7 @@ mod campaign;
 mod compare;
 mod install;
 mod interop;
+mod lab;
 mod licences;
 mod machine;
 mod manual;
@@ -45,6 +46,15 @@ usage: cargo xtask TASK
       --runs N           of each (5)
       --json             print one JSON object
       ...                all other arguments are for `bench rdma`
+  lab TASK             hosts and links of a set rate on this machine (docs/lab.md)
+      up FILE            make the lab that FILE describes, such as crates/lab/plans/four-links.toml
+      exec HOST -- ...   run a program at a host
+      cut HOST:NIC       take a link down; with --silent, lose what it is given
+      restore HOST:NIC   make it whole again
+      rate HOST:NIC R    change its rate: 20mbit, none
+      status             NICs, addresses, rates, and what is cut
+      down               end it, and all that runs in it
+      --name NAME        one of several labs
   profile [OPTIONS]    where the processor time of a gigabyte goes, by perf, for both ends of `bench rdma`
       --size S           bytes of a message (64KiB)
       --op O             write, read or send (write)
@@ -76,6 +86,10 @@ fn main() -> ExitCode {
         },
         ("compare", options) => match compare::Options::parse(options) {
             Ok(options) => compare::run(&options),
+            Err(error) => return usage(&format!("{error:#}")),
+        },
+        ("lab", options) => match lab::Options::parse(options) {
+            Ok(options) => lab::run(&options),
             Err(error) => return usage(&format!("{error:#}")),
         },
         ("profile", options) => match profile::Options::parse(options) {

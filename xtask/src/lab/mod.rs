@@ -1,0 +1,136 @@
+//! `cargo xtask lab`: hosts and links of a set rate, by hand (docs/lab.md).
+//!
+//! A lab belongs to a process in the background, `lab hold`. The other commands find it by a record in
+//! its folder, which is gone when the lab is.
+
+mod options;
+mod record;
+
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use millstream_lab::{Handle, Lab, Plan};
+
+pub(crate) use options::Options;
+use options::Task;
+use record::Record;
+
+/// How long a lab may take to go.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(crate) fn run(options: &Options) -> Result<()> {
+    let name = options.name.as_str();
+    match &options.task {
+        Task::Up(file) => up(name, file),
+        Task::Hold(file) => hold(name, file),
+        Task::Down => down(name),
+        Task::Exec { host, command } => exec(name, host, command),
+        Task::Cut { host, nic, how } => Record::change(name, |lab| Ok(lab.cut(host, nic, *how)?)),
+        Task::Restore { host, nic } => Record::change(name, |lab| Ok(lab.restore(host, nic)?)),
+        Task::Rate { host, nic, rate } => {
+            Record::change(name, |lab| Ok(lab.set_rate(host, nic, *rate)?))
+        }
+        Task::Status => status(&Record::read(name)?.lab),
+    }
+}
+
+fn read_plan(file: &Path) -> Result<Plan> {
+    let text =
+        std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    text.parse().with_context(|| file.display().to_string())
+}
+
+/// Starts a process that holds the lab, and waits until it is there.
+fn up(name: &str, file: &Path) -> Result<()> {
+    // Bad plans are told here, and not by a process in the background.
+    read_plan(file)?;
+    let start = Instant::now();
+    let mut holder = Command::new(std::env::current_exe().context("where is xtask?")?);
+    holder.args(["lab", "hold", "--name", name]).arg(file);
+    holder.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
+    let mut holder = holder.spawn().context("cannot start a process that holds the lab")?;
+    let mut line = String::new();
+    let stdout = holder.stdout.take().expect("it is piped");
+    BufReader::new(stdout).read_line(&mut line).context("cannot hear from the lab's holder")?;
+    if line.trim_end() != READY {
+        let said = holder.wait_with_output().context("cannot wait for the lab's holder")?;
+        let said = String::from_utf8_lossy(&said.stderr).into_owned();
+        bail!("{}", said.trim().trim_start_matches("xtask: "));
+    }
+    let record = Record::read(name)?;
+    eprintln!("xtask: up in {:.2} s", start.elapsed().as_secs_f64());
+    status(&record.lab)
+}
+
+/// What `hold` prints when the lab is there.
+const READY: &str = "ready";
+
+/// Holds a lab until it is told to stop by a signal, which ends it in the usual way: the lab goes with
+/// its owner.
+fn hold(name: &str, file: &Path) -> Result<()> {
+    let plan = read_plan(file)?;
+    let lab = Lab::up_in(&plan, record::new_folder(name)?)?;
+    Record::write(name, &lab)?;
+    println!("{READY}");
+    loop {
+        std::thread::park();
+    }
+}
+
+fn down(name: &str) -> Result<()> {
+    let record = Record::read(name)?;
+    let folder = record.lab.folder().to_owned();
+    let holder = record.holder.to_string();
+    if !process_ends(Command::new("kill").args(["-s", "TERM", &holder])) {
+        bail!("cannot end the process {holder}, which holds the lab");
+    }
+    let start = Instant::now();
+    // Nothing tells when a process ends that is nobody's child here.
+    while record.lab.is_up() || folder.exists() {
+        if start.elapsed() > PATIENCE {
+            bail!("the lab {name} does not go: its folder {} is there", folder.display());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(())
+}
+
+fn process_ends(command: &mut Command) -> bool {
+    command.status().is_ok_and(|status| status.success())
+}
+
+/// Becomes the program, at a host.
+fn exec(name: &str, host: &str, command: &[String]) -> Result<()> {
+    let lab = Record::read(name)?.lab;
+    let (program, arguments) = command.split_first().context("no command")?;
+    let mut command = lab.command(host, program)?;
+    let error = command.args(arguments).stdin(Stdio::inherit()).exec();
+    Err(anyhow!(error).context(format!("cannot start {program}")))
+}
+
+/// A line for each NIC.
+fn status(lab: &Handle) -> Result<()> {
+    println!("{:10} {:40} {:>10}  state", "NIC", "addresses", "rate");
+    for host in &lab.layout().hosts {
+        for nic in &host.nics {
+            let addresses: Vec<String> = nic.addresses.iter().map(ToString::to_string).collect();
+            let rate = lab.rate(&host.name, &nic.name)?;
+            let state = match lab.is_cut(&host.name, &nic.name)? {
+                None => "up",
+                Some(millstream_lab::Cut::Down) => "cut: down",
+                Some(millstream_lab::Cut::Silent) => "cut: silent",
+            };
+            println!(
+                "{:10} {:40} {:>10}  {state}",
+                format!("{}:{}", host.name, nic.name),
+                addresses.join(" "),
+                rate.map_or_else(|| "no limit".to_owned(), |rate| rate.to_string()),
+            );
+        }
+    }
+    Ok(())
+}
