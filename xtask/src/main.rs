@@ -54,6 +54,10 @@ usage: cargo xtask TASK
       rate HOST:NIC R    change its rate: 20mbit, none
       status             NICs, addresses, rates, and what is cut
       down               end it, and all that runs in it
+      bench              what several links give together, and what a cut costs
+        --runs N           rounds (3)
+        --no-cuts          only rates
+        --json             print one JSON object
       --name NAME        one of several labs
   profile [OPTIONS]    where the processor time of a gigabyte goes, by perf, for both ends of `bench rdma`
       --size S           bytes of a message (64KiB)

@@ -3,12 +3,14 @@
 //! A lab belongs to a process in the background, `lab hold`. The other commands find it by a record in
 //! its folder, which is gone when the lab is.
 
+mod bench;
+mod figures;
 mod options;
 mod record;
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -35,6 +37,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             Record::change(name, |lab| Ok(lab.set_rate(host, nic, *rate)?))
         }
         Task::Status => status(&Record::read(name)?.lab),
+        Task::Bench(rows) => bench::run(rows),
     }
 }
 
@@ -133,4 +136,9 @@ fn status(lab: &Handle) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// A plan of this repository.
+fn plan_of_ours(name: &str) -> PathBuf {
+    crate::process::repository_root().join("crates/lab/plans").join(name)
 }

@@ -22,11 +22,23 @@ pub(super) enum Task {
     Restore { host: String, nic: String },
     Rate { host: String, nic: String, rate: Option<Rate> },
     Status,
+    Bench(BenchOptions),
+}
+
+/// What is measured.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct BenchOptions {
+    /// Rounds of all rows, by turns.
+    pub(super) runs: usize,
+    /// Whether links are cut, too.
+    pub(super) cuts: bool,
+    pub(super) json: bool,
 }
 
 impl Options {
     pub(crate) fn parse(arguments: &[String]) -> Result<Self> {
         let mut name = "lab".to_owned();
+        let mut bench = BenchOptions { runs: 3, cuts: true, json: false };
         let mut how = Cut::Down;
         let mut words: Vec<&str> = Vec::new();
         let mut command = None;
@@ -37,6 +49,9 @@ impl Options {
             match argument.as_str() {
                 "--name" => name = value()?,
                 "--silent" => how = Cut::Silent,
+                "--runs" => bench.runs = value()?.parse().context("--runs")?,
+                "--no-cuts" => bench.cuts = false,
+                "--json" => bench.json = true,
                 "--" => {
                     command = Some(rest.by_ref().cloned().collect::<Vec<_>>());
                 }
@@ -53,6 +68,7 @@ impl Options {
             (["hold", file], None) => Task::Hold(file.into()),
             (["down"], None) => Task::Down,
             (["status"], None) => Task::Status,
+            (["bench"], None) if bench.runs > 0 => Task::Bench(bench),
             (["exec", host], Some(command)) if !command.is_empty() => {
                 Task::Exec { host: (*host).to_owned(), command }
             }
@@ -113,6 +129,11 @@ mod tests {
                     command: ["ls", "--name", "-x"].map(str::to_owned).to_vec(),
                 },
             ),
+            (
+                "bench --runs 5 --no-cuts",
+                "lab",
+                Task::Bench(BenchOptions { runs: 5, cuts: false, json: false }),
+            ),
         ] {
             assert_eq!(parse(line).unwrap(), Options { name: name.to_owned(), task }, "{line}");
         }
@@ -129,6 +150,7 @@ mod tests {
             "exec a",
             "exec a --",
             "exec -- ls",
+            "bench --runs 0",
             "down --name ../x",
             "down --name",
             "status --fast",
