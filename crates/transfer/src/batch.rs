@@ -143,7 +143,7 @@ mod tests {
 
     /// A batch with one task of `length` bytes in slices of 1 KiB.
     fn batch(length: u64) -> (Batch, TaskHandle) {
-        let batch = Batch::new(2, Slicing::new(1024)).unwrap();
+        let batch = Batch::new(2, Slicing::new(1024, 4)).unwrap();
         let request = TransferRequest {
             opcode: Opcode::Read,
             source: 10_000,
@@ -272,7 +272,7 @@ mod tests {
         assert_eq!(batch.status(1).unwrap_err().code(), -1);
         assert_eq!((batch.capacity(), batch.len()), (2, 1));
         for capacity in [0, MAX_CAPACITY + 1] {
-            assert!(Batch::new(capacity, Slicing::new(1024)).is_err());
+            assert!(Batch::new(capacity, Slicing::new(1024, 4)).is_err());
         }
     }
 }

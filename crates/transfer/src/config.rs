@@ -18,9 +18,10 @@ pub struct Config {
     pub client: ClientConfig,
     /// How it answers them.
     pub server: ServerConfig,
-    /// Bytes in a slice (`MC_SLICE_SIZE`): 1 KiB to 64 MiB. A rest of up to a quarter of it is
-    /// merged into the last slice.
+    /// Bytes in a slice: 1 KiB to 64 MiB.
     pub slice_length: usize,
+    /// A rest of up to `slice_length` divided by this is merged into the last slice: from 1.
+    pub fragment_ratio: usize,
 }
 
 impl Config {
@@ -38,6 +39,7 @@ impl Config {
             },
             server: ServerConfig::default(),
             slice_length: 64 << 10,
+            fragment_ratio: 4,
         }
     }
 }

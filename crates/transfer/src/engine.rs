@@ -57,9 +57,14 @@ impl TransferEngine {
     /// Starts an engine that answers peers at `config.listen`, with the transport `local`.
     pub fn new(config: Config) -> Result<Self, NewError> {
         let (min, max) = (Slicing::MIN_SLICE_LENGTH, Slicing::MAX_SLICE_LENGTH);
-        if !(min..=max).contains(&config.slice_length) {
-            let value = config.slice_length;
-            return Err(NewError::OutOfRange { name: "slice_length", value, min, max });
+        let ranges = [
+            ("slice_length", config.slice_length, min, max),
+            ("fragment_ratio", config.fragment_ratio, 1, max),
+        ];
+        for (name, value, min, max) in ranges {
+            if !(min..=max).contains(&value) {
+                return Err(NewError::OutOfRange { name, value, min, max });
+            }
         }
         let failed = |error| NewError::Listen { address: config.listen, error };
         let listener = TcpListener::bind(config.listen).map_err(failed)?;
@@ -77,7 +82,7 @@ impl TransferEngine {
         let inner = Arc::new(Inner {
             name: name.to_string(),
             incarnation: RandomState::new().hash_one(SystemTime::now()),
-            slicing: Slicing::new(config.slice_length),
+            slicing: Slicing::new(config.slice_length, config.fragment_ratio),
             client: client.clone(),
             store: Arc::new(PeerToPeer::new(client)),
             memory,

@@ -19,10 +19,11 @@ impl Slicing {
     pub(crate) const MIN_SLICE_LENGTH: usize = 1 << 10;
     pub(crate) const MAX_SLICE_LENGTH: usize = 64 << 20;
 
-    /// Slices of `slice_length` bytes, which must be within the bounds above, and rests of up to a
-    /// quarter of that merged.
-    pub(crate) const fn new(slice_length: usize) -> Self {
-        Self { slice_length: slice_length as u64, fragment_limit: slice_length as u64 / 4 }
+    /// Slices of `slice_length` bytes, which must be within the bounds above, and rests of up to one
+    /// `fragment_ratio`-th of that merged.
+    pub(crate) const fn new(slice_length: usize, fragment_ratio: usize) -> Self {
+        let slice_length = slice_length as u64;
+        Self { slice_length, fragment_limit: slice_length / fragment_ratio as u64 }
     }
 
     /// How many slices a request of `length` bytes has: at least one.
@@ -36,7 +37,7 @@ impl Slicing {
         let offset = index * self.slice_length;
         let rest = length - offset;
         let last = rest <= self.slice_length + self.fragment_limit;
-        // Both fit: MAX_SLICE_LENGTH and a quarter of it are far below 2^32.
+        // Both fit: twice MAX_SLICE_LENGTH is far below 2^32.
         Part { offset, length: if last { rest } else { self.slice_length } as u32 }
     }
 }
@@ -46,7 +47,7 @@ mod tests {
     use super::*;
 
     fn parts(length: u64) -> Vec<(u64, u32)> {
-        let slicing = Slicing::new(65_536);
+        let slicing = Slicing::new(65_536, 4);
         (0..slicing.count(length))
             .map(|index| slicing.part(length, index))
             .map(|part| (part.offset, part.length))
@@ -67,7 +68,7 @@ mod tests {
 
     #[test]
     fn slices_cover_a_request_exactly() {
-        let slicing = Slicing::new(1024);
+        let slicing = Slicing::new(1024, 4);
         for length in (1..6000).chain([1 << 20, (1 << 20) + 255, (1 << 20) + 257]) {
             let mut end = 0;
             for index in 0..slicing.count(length) {
@@ -81,8 +82,17 @@ mod tests {
     }
 
     #[test]
+    fn the_ratio_says_which_rests_are_merged() {
+        for (ratio, merged) in [(1, 1024), (2, 512), (1024, 1), (4096, 0)] {
+            let slicing = Slicing::new(1024, ratio);
+            assert_eq!(slicing.count(1024 + merged), 1, "{ratio}");
+            assert_eq!(slicing.count(1024 + merged + 1), 2, "{ratio}");
+        }
+    }
+
+    #[test]
     fn the_longest_request_has_a_count() {
-        let slicing = Slicing::new(Slicing::MIN_SLICE_LENGTH);
+        let slicing = Slicing::new(Slicing::MIN_SLICE_LENGTH, 4);
         let count = slicing.count(u64::MAX);
         let last = slicing.part(u64::MAX, count - 1);
         assert_eq!(last.offset + u64::from(last.length), u64::MAX);

@@ -160,6 +160,8 @@ fn engines_and_transports_with_bad_settings() {
     let listen = "127.0.0.1".parse().unwrap();
     let short = Config { slice_length: 1000, ..Config::new(listen) };
     assert!(matches!(TransferEngine::new(short), Err(NewError::OutOfRange { .. })));
+    let endless = Config { fragment_ratio: 0, ..Config::new(listen) };
+    assert!(matches!(TransferEngine::new(endless), Err(NewError::OutOfRange { .. })));
     let anywhere = Config::new("0.0.0.0".parse().unwrap());
     assert!(matches!(TransferEngine::new(anywhere.clone()), Err(NewError::HostMissing(_))));
     let named = Config { host: Some("localhost".to_owned()), ..anywhere };

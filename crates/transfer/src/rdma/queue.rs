@@ -174,7 +174,7 @@ mod tests {
 
     /// A task of so many slices of 1 KiB.
     fn task(slices: u64) -> (Batch, TaskHandle) {
-        let batch = Batch::new(1, Slicing::new(1024)).unwrap();
+        let batch = Batch::new(1, Slicing::new(1024, 4)).unwrap();
         let request = TransferRequest {
             opcode: Opcode::Write,
             source: 0,
