@@ -1,6 +1,7 @@
 //! What an engine is made with.
 
 use std::net::{IpAddr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use millstream_metadata::{ClientConfig, ServerConfig};
@@ -9,11 +10,17 @@ use millstream_verbs::Provider;
 /// What an engine is made with.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where it answers metadata requests and handshakes. Port 0: any free one.
+    /// Where it answers metadata requests and handshakes. Port 0: a free one of `ports`.
     pub listen: SocketAddr,
+    /// Among which ports to look for a free one, where `listen` has none. Without, the system chooses.
+    pub ports: Option<RangeInclusive<u16>>,
+    /// Connections that wait to be accepted, before more are refused or come later.
+    pub listen_backlog: u16,
     /// The host in the segment's name, `host:port`, by which peers reach it. The address of
     /// `listen` unless given; needed when that is unspecified (`0.0.0.0`).
     pub host: Option<String>,
+    /// The port of segments' names that have none. Without, they are refused.
+    pub default_port: Option<u16>,
     /// How it asks peers.
     pub client: ClientConfig,
     /// How it answers them.
@@ -31,7 +38,10 @@ impl Config {
     pub fn new(listen: IpAddr) -> Self {
         Self {
             listen: SocketAddr::new(listen, 0),
+            ports: None,
+            listen_backlog: 128,
             host: None,
+            default_port: None,
             client: ClientConfig {
                 connect_timeout: Duration::from_secs(2),
                 call_timeout: Duration::from_millis(2500),

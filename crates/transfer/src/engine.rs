@@ -2,7 +2,6 @@
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::net::TcpListener;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
@@ -13,6 +12,7 @@ use millstream_metadata::{
 };
 use millstream_verbs::Device;
 
+use crate::listen::listen;
 use crate::local::LocalTransport;
 use crate::memory::{Memory, RawMemory, Region};
 use crate::rdma::{RdmaContext, RdmaTransport};
@@ -41,6 +41,8 @@ pub(crate) struct Inner {
     /// Drawn at the start: peers tell by it whether this is still the process they knew.
     incarnation: u64,
     slicing: Slicing,
+    /// Of segments' names that have none.
+    default_port: Option<u16>,
     client: Client,
     pub(crate) store: Arc<dyn Store>,
     memory: Arc<Memory>,
@@ -67,7 +69,8 @@ impl TransferEngine {
             }
         }
         let failed = |error| NewError::Listen { address: config.listen, error };
-        let listener = TcpListener::bind(config.listen).map_err(failed)?;
+        let listener = listen(config.listen, config.ports.as_ref(), config.listen_backlog);
+        let listener = listener.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let name = match &config.host {
             Some(host) => HostPort::parse_with_default(host, address.port())?,
@@ -83,6 +86,7 @@ impl TransferEngine {
             name: name.to_string(),
             incarnation: RandomState::new().hash_one(SystemTime::now()),
             slicing: Slicing::new(config.slice_length, config.fragment_ratio),
+            default_port: config.default_port,
             client: client.clone(),
             store: Arc::new(PeerToPeer::new(client)),
             memory,
@@ -157,8 +161,15 @@ impl TransferEngine {
 
     /// Opens the segment of this name: asks its process for its descriptor, unless it is open
     /// already. May block, up to the deadlines of [`Config::client`].
+    ///
+    /// A name without a port is that of an engine at [`Config::default_port`].
     pub fn open_segment(&self, name: &str) -> Result<Segment, SegmentError> {
         let segments = &self.inner.segments;
+        // What is no name is told by who looks it up.
+        let default_port = self.inner.default_port;
+        let whole = default_port.and_then(|port| HostPort::parse_with_default(name, port).ok());
+        let whole = whole.map(|name| name.to_string());
+        let name = whole.as_deref().unwrap_or(name);
         if let Some(open) = segments.by_name(name) {
             return Ok(Segment { open });
         }

@@ -48,7 +48,9 @@ fn listen_failure(address: SocketAddr, error: &io::Error) -> String {
             "no interface of this machine has the address {}: see `ip address` for those",
             address.ip()
         ),
-        io::ErrorKind::AddrInUse => "another process listens there".to_owned(),
+        io::ErrorKind::AddrInUse if address.port() != 0 => {
+            "another process listens there".to_owned()
+        }
         _ => error.to_string(),
     }
 }

@@ -36,6 +36,7 @@ mod batch;
 mod config;
 mod engine;
 mod error;
+mod listen;
 mod local;
 mod memory;
 mod rdma;

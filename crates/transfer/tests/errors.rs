@@ -174,6 +174,13 @@ fn engines_and_transports_with_bad_settings() {
     assert_eq!(error.code(), -102);
     assert!(error.to_string().contains("cannot listen at 127.0.0.1:"), "{error}");
 
+    // The same where the port comes from a range.
+    let taken = Config { ports: Some(port..=port), ..Config::new(listen) };
+    let error = TransferEngine::new(taken).unwrap_err();
+    let expected =
+        format!("cannot listen at 127.0.0.1:0: each port from {port} to {port} is in use");
+    assert_eq!(error.to_string(), expected);
+
     let own = address();
     let good = RdmaConfig::new(&[own]);
     let refused = |config| engine.install_rdma(config).unwrap_err();
