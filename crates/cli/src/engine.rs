@@ -10,7 +10,7 @@ use millstream_metadata::{CallErrorKind, HostPort, StoreError};
 use millstream_transfer::{
     Config, InstallError, RdmaConfig, Segment, SegmentError, TransferEngine,
 };
-use millstream_verbs::{DeviceError, Provider};
+use millstream_verbs::{DeviceError, IbverbsConfig, Provider};
 use thiserror::Error;
 
 use crate::address::{self, ATTEMPTS, NoneFree, is_one_of_many};
@@ -95,8 +95,9 @@ fn start_patiently(
         };
         let engine = TransferEngine::new(Config::new(addresses[0]))?;
         let Some(provider) = provider else { return Ok(engine) };
-        let config =
-            RdmaConfig { provider, segmentation_offload, patience, ..RdmaConfig::new(addresses) };
+        let mut config = RdmaConfig { provider, patience, ..RdmaConfig::new(addresses) };
+        config.soft.segmentation_offload = segmentation_offload;
+        config.ibverbs = IbverbsConfig::from_environment()?;
         match engine.install_rdma(config) {
             Ok(()) => return Ok(engine),
             Err(InstallError::Open(DeviceError::Soft(error)))

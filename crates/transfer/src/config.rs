@@ -1,11 +1,11 @@
 //! What an engine is made with.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use millstream_metadata::{ClientConfig, ServerConfig};
-use millstream_verbs::Provider;
+use millstream_verbs::{IbverbsConfig, Mtu, Provider, SoftConfig};
 
 /// What an engine is made with.
 #[derive(Clone, Debug)]
@@ -62,14 +62,22 @@ pub struct RdmaConfig {
     /// What does the work: soft devices, or the system's RDMA devices with these addresses. With
     /// `None`, the system's where it has one with the address, else a soft one.
     pub provider: Option<Provider>,
-    /// Use the kernel's segmentation offload where it has it. Soft devices only.
-    pub segmentation_offload: bool,
-    /// How long a soft device's thread looks for work before it sleeps.
-    pub busy_poll: Duration,
-    /// Queue pairs between two NICs (`MC_NUM_QP_PER_EP`): 1 to 16.
+    /// What soft devices are opened with, but for the address.
+    pub soft: SoftConfig,
+    /// What devices of the system are opened with, but for name and address.
+    pub ibverbs: IbverbsConfig,
+    /// The largest path MTU used, where interfaces and peers would take larger ones.
+    pub max_path_mtu: Mtu,
+    /// Which of their device's partitions the queue pairs are in.
+    pub partition_key_index: u16,
+    /// Whether tasks begin with each of the paths in turn, or with any.
+    pub path_round_robin: bool,
+    /// Queue pairs between two NICs: 1 to 16.
     pub queue_pairs_per_endpoint: usize,
-    /// Work requests outstanding on a queue pair (`MC_MAX_WR`): 1 to 4096. More slices wait.
+    /// Work requests outstanding on a queue pair: 1 to 4096. More slices wait.
     pub send_queue_depth: usize,
+    /// How many peers are connected to at the same time, each by a thread: 1 to 256.
+    pub connecting_threads: usize,
     /// How many connections in a row may break without a single slice done before the slices that
     /// wait for them fail, the first not counted.
     pub retry_count: u32,
@@ -97,10 +105,14 @@ impl RdmaConfig {
         Self {
             addresses: addresses.to_vec(),
             provider: None,
-            segmentation_offload: true,
-            busy_poll: Duration::ZERO,
+            soft: SoftConfig::new(Ipv4Addr::LOCALHOST.into()),
+            ibverbs: IbverbsConfig::default(),
+            max_path_mtu: Mtu::B4096,
+            partition_key_index: 0,
+            path_round_robin: true,
             queue_pairs_per_endpoint: 1,
             send_queue_depth: 128,
+            connecting_threads: 16,
             retry_count: 1,
             patience: Duration::ZERO,
             acknowledge_timeout: 16,

@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::{address, shared};
-use millstream_transfer::{Config, RdmaConfig, TransferEngine};
+use common::{LONG, address, engine_with, private, request, shared};
+use millstream_transfer::{Config, Opcode, RdmaConfig, TransferEngine};
 
 #[test]
 fn a_name_without_a_port_is_that_of_an_engine_at_the_default_port() {
@@ -19,4 +19,45 @@ fn a_name_without_a_port_is_that_of_an_engine_at_the_default_port() {
     assert_eq!(segment.buffers().len(), 1);
     // One segment, by both names.
     assert_eq!(initiator.open_segment(target.name()).unwrap().id(), segment.id());
+}
+
+#[test]
+fn engines_of_one_partition_reach_each_other_and_no_others() {
+    let config = |partition_key_index| {
+        let mut config = RdmaConfig {
+            partition_key_index,
+            // A peer counts as gone soon.
+            acknowledge_timeout: 10,
+            retry_count: 0,
+            ..RdmaConfig::new(&[address()])
+        };
+        config.soft.partition_keys = vec![0xffff, 0x8001];
+        config
+    };
+    let target = engine_with(config(1));
+    let _buffer = shared(&target, 100);
+    for (index, reached) in [(1, true), (0, false)] {
+        let initiator = engine_with(config(index));
+        let local = private(&initiator, 100);
+        let segment = initiator.open_segment(target.name()).unwrap();
+        let write = request(Opcode::Write, (&local, 0), &segment, 0, 100);
+        let result = initiator.submit_and_wait(&[write], LONG);
+        assert_eq!(result.is_ok(), reached, "{index}: {result:?}");
+    }
+}
+
+#[test]
+fn tasks_that_begin_anywhere_arrive_too() {
+    let config =
+        || RdmaConfig { path_round_robin: false, ..RdmaConfig::new(&[address(), address()]) };
+    let (target, initiator) = (engine_with(config()), engine_with(config()));
+    let remote = shared(&target, 100_000);
+    let local = private(&initiator, 100_000);
+    local.write(0, &common::pattern(100_000, 7)).unwrap();
+    let segment = initiator.open_segment(target.name()).unwrap();
+    let writes: Vec<_> = (0..100)
+        .map(|index| request(Opcode::Write, (&local, index * 1000), &segment, index * 1000, 1000))
+        .collect();
+    initiator.submit_and_wait(&writes, LONG).unwrap();
+    assert!(common::contents(&remote, 0, 100_000) == common::pattern(100_000, 7));
 }

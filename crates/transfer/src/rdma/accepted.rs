@@ -113,7 +113,7 @@ impl Accepted {
                 "{count} queue pairs between two NICs: 1 to {MAX_QUEUE_PAIRS} are possible"
             ));
         }
-        let own_mtu = device.device.path_mtu(gid.address()).map_err(|error| error.to_string())?;
+        let own_mtu = device.path_mtu(gid.address()).map_err(|error| error.to_string())?;
         let peer = Peer::parse(request, gid.address(), count, own_mtu)?;
         let mut entries = self.lock();
         if entries.remove(&key).is_none() && entries.by_number.len() >= self.limit {

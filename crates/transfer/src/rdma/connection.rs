@@ -67,6 +67,7 @@ impl Unconnected {
                 device.domain.create_queue_pair_with(&options).map_err(FailureReason::Create)?;
             let initialized = QueuePairAttributes {
                 state: Some(QueuePairState::Initialized),
+                partition_key_index: Some(device.partition_key_index),
                 access: Some(Access::REMOTE_READ | Access::REMOTE_WRITE),
                 ..QueuePairAttributes::default()
             };

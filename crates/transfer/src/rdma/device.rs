@@ -1,10 +1,12 @@
 //! A local RDMA device, and who its completions are for.
 
+use std::io;
+use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 
 use millstream_metadata::Gid;
 use millstream_verbs::{
-    Completion, CompletionQueue, Device, DeviceChoice, DeviceConfig, ProtectionDomain,
+    Completion, CompletionQueue, Device, DeviceChoice, DeviceConfig, Mtu, ProtectionDomain,
 };
 
 use super::accepted::Accepted;
@@ -15,6 +17,9 @@ pub(super) struct LocalDevice {
     pub(super) device: Device,
     pub(super) domain: ProtectionDomain,
     pub(super) completions: CompletionQueue,
+    /// Of its queue pairs.
+    pub(super) partition_key_index: u16,
+    max_path_mtu: Mtu,
     endpoints: Arc<EndpointTable>,
     max_endpoints: usize,
 }
@@ -25,14 +30,15 @@ struct EndpointTable(RwLock<Vec<Weak<Endpoint>>>);
 
 impl LocalDevice {
     pub(super) fn open(
-        address: std::net::IpAddr,
+        address: IpAddr,
         config: &RdmaConfig,
         accepted: Weak<Accepted>,
     ) -> Result<Self, InstallError> {
-        let mut chosen = DeviceConfig::new(DeviceChoice::Address(address, config.provider))?;
-        chosen.soft.segmentation_offload = config.segmentation_offload;
-        chosen.soft.busy_poll = config.busy_poll;
-        let device = Device::open_chosen(&chosen)?;
+        let device = Device::open_chosen(&DeviceConfig {
+            choice: DeviceChoice::Address(address, config.provider),
+            soft: config.soft.clone(),
+            ibverbs: config.ibverbs.clone(),
+        })?;
         let (name, provider) = (device.name(), device.provider());
         tracing::info!(name, %provider, address = %device.address(), "device open");
         let endpoints = Arc::new(EndpointTable::default());
@@ -52,11 +58,25 @@ impl LocalDevice {
             )
             .map_err(|error| InstallError::Create { device: device.name().to_owned(), error })?;
         let domain = device.allocate_protection_domain();
-        Ok(Self { device, domain, completions, endpoints, max_endpoints })
+        let &RdmaConfig { max_path_mtu, partition_key_index, .. } = config;
+        Ok(Self {
+            device,
+            domain,
+            completions,
+            partition_key_index,
+            max_path_mtu,
+            endpoints,
+            max_endpoints,
+        })
     }
 
     pub(super) fn gid(&self) -> Gid {
         Gid::from_address(self.device.address())
+    }
+
+    /// The largest path MTU to a peer.
+    pub(super) fn path_mtu(&self, peer: IpAddr) -> io::Result<Mtu> {
+        Ok(self.device.path_mtu(peer)?.min(self.max_path_mtu))
     }
 
     /// Makes an endpoint with the number it is given; `None` when there are as many as there may
@@ -119,6 +139,16 @@ fn completions_for(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_path_mtu_is_no_larger_than_what_may_be_used() {
+        let address: IpAddr = [127, 97, std::process::id() as u8, 1].into();
+        for (most, expected) in [(Mtu::B512, Mtu::B512), (Mtu::B4096, Mtu::B4096)] {
+            let config = RdmaConfig { max_path_mtu: most, ..RdmaConfig::new(&[address]) };
+            let device = LocalDevice::open(address, &config, Weak::new()).unwrap();
+            assert_eq!(device.path_mtu(address).unwrap(), expected);
+        }
+    }
 
     #[test]
     fn endpoints_are_as_many_as_their_completions_fit() {

@@ -419,7 +419,6 @@ impl Endpoint {
         let config = &self.config;
         let own_mtu = config
             .device
-            .device
             .path_mtu(config.peer_gid.address())
             .map_err(|error| FailureReason::PathMtu(error.to_string()))?;
         let unconnected = Unconnected::new(&config.device, config.queue_pairs, config.depth)?;

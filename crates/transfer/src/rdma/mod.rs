@@ -31,9 +31,6 @@ use crate::segment::OpenSegment;
 use crate::transport::{Capabilities, Registration, Transport, Work};
 use crate::{FailureReason, InstallError, RdmaConfig, SegmentId, TransferError};
 
-/// Peers that are connected to at the same time.
-const CONNECTING_THREADS: usize = 16;
-
 /// The most completions that a queue of a device holds.
 const MAX_COMPLETIONS: usize = 1 << 20;
 
@@ -94,6 +91,7 @@ impl RdmaTransport {
             ("acknowledge_timeout", config.acknowledge_timeout.into(), 1, 31),
             ("max_endpoints", config.max_endpoints, 1, 4096),
             ("max_accepted", config.max_accepted, 1, 4096),
+            ("connecting_threads", config.connecting_threads, 1, 256),
         ];
         for (name, value, min, max) in ranges {
             if !(min..=max).contains(&value) {
@@ -138,10 +136,10 @@ impl RdmaTransport {
         Ok(Self {
             accepted,
             asking: Mutex::new(Some(asking)),
+            workers: Arc::new(Workers::new(config.connecting_threads)),
             config,
             context: Arc::new(context),
             devices,
-            workers: Arc::new(Workers::new(CONNECTING_THREADS)),
             endpoints: Mutex::default(),
             paths: RwLock::default(),
         })
@@ -340,7 +338,8 @@ impl Transport for RdmaTransport {
                 path.endpoint.push(run.iter().filter_map(|work| {
                     let (turn, ways) = (next, ways(work));
                     next = turn.wrapping_add(ways);
-                    let way = (index + count - turn % count) % count;
+                    let begin = if self.config.path_round_robin { turn } else { mix(turn) };
+                    let way = (index + count - begin % count) % count;
                     let remote_keys = &work.descriptor.buffers[work.buffer].rkey;
                     (way < ways).then(|| Pending {
                         task: work.task.clone(),
@@ -406,5 +405,32 @@ impl Transport for RdmaTransport {
         self.say_goodbye(&goodbyes);
         self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).clear();
         self.paths.write().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+}
+
+/// A number that looks random for each number: the finalizer of splitmix64.
+fn mix(number: usize) -> usize {
+    let mut mixed = (number as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (mixed ^ (mixed >> 31)) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_without_an_order_are_taken_equally_often() {
+        const COUNT: usize = 4;
+        let mut taken = [0; COUNT];
+        let mut in_turn = 0;
+        for turn in 0..1000 {
+            let way = mix(turn) % COUNT;
+            taken[way] += 1;
+            in_turn += usize::from(mix(turn + 1) % COUNT == (way + 1) % COUNT);
+        }
+        assert!(taken.iter().all(|count| (200..300).contains(count)), "{taken:?}");
+        assert!((200..300).contains(&in_turn), "{in_turn}");
     }
 }
