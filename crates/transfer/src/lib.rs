@@ -44,6 +44,7 @@ mod regions;
 mod request;
 mod rpc;
 mod segment;
+mod settings;
 mod slicing;
 mod status;
 mod submit;

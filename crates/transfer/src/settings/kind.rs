@@ -1,0 +1,220 @@
+//! What values a setting can have: how they are read and shown, and where they belong.
+//!
+//! All sources give text: the environment and arguments have nothing else, and a number or a word of a
+//! TOML file is as good as text.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use serde_json::Value as Json;
+
+use super::values::Values;
+
+/// What values a setting can have, and the place in [`Values`] that has them. Numbers have bounds, both
+/// of which are allowed.
+#[derive(Clone, Copy)]
+pub(super) enum Kind {
+    /// A whole number.
+    Number { least: u64, most: u64, read: fn(&Values) -> u64, write: fn(&mut Values, u64) },
+    /// A number of bytes.
+    Size { least: u64, most: u64, read: fn(&Values) -> u64, write: fn(&mut Values, u64) },
+    /// A time. What is only a number counts in `unit`.
+    Time {
+        unit: Unit,
+        least: Duration,
+        most: Duration,
+        read: fn(&Values) -> Duration,
+        write: fn(&mut Values, Duration),
+    },
+    /// Yes or no.
+    Flag { read: fn(&Values) -> bool, write: fn(&mut Values, bool) },
+    /// One of these words; `others` mean the same as one of them.
+    Word {
+        words: &'static [&'static str],
+        others: &'static [(&'static str, &'static str)],
+        read: fn(&Values) -> &'static str,
+        write: fn(&mut Values, &'static str),
+    },
+    /// An index up to 255, or -1, which stands for `none`.
+    Index {
+        none: &'static str,
+        read: fn(&Values) -> Option<u8>,
+        write: fn(&mut Values, Option<u8>),
+    },
+    /// A host name or an address, or nothing, which stands for `none`.
+    Host {
+        none: &'static str,
+        read: fn(&Values) -> Option<&str>,
+        write: fn(&mut Values, Option<String>),
+    },
+}
+
+/// What a time is counted in that is only a number.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Unit {
+    Seconds,
+    Milliseconds,
+}
+
+const SIZES: [(&str, u64); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
+const TIMES: [(&str, u64); 5] =
+    [("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000), ("ms", 1000), ("us", 1)];
+
+impl Kind {
+    /// Reads a value and puts it in its place; `None`, and nothing is changed, when it is none that
+    /// the setting can have.
+    pub(super) fn set(&self, values: &mut Values, text: &str) -> Option<()> {
+        let text = text.trim();
+        match *self {
+            Self::Number { least, most, write, .. } => {
+                let number = whole_number(text)?;
+                (least..=most).contains(&number).then(|| write(values, number))
+            }
+            Self::Size { least, most, write, .. } => {
+                let bytes = with_unit(text, &SIZES, "B")?;
+                (least..=most).contains(&bytes).then(|| write(values, bytes))
+            }
+            Self::Time { unit, least, most, write, .. } => {
+                let unit = match unit {
+                    Unit::Seconds => "s",
+                    Unit::Milliseconds => "ms",
+                };
+                let time = Duration::from_micros(with_unit(text, &TIMES, unit)?);
+                (least..=most).contains(&time).then(|| write(values, time))
+            }
+            Self::Flag { write, .. } => {
+                let flag = match text.to_ascii_lowercase().as_str() {
+                    "1" | "true" | "on" | "yes" => true,
+                    "0" | "false" | "off" | "no" => false,
+                    _ => return None,
+                };
+                write(values, flag);
+                Some(())
+            }
+            Self::Word { words, others, write, .. } => {
+                let is = |word: &str| word.eq_ignore_ascii_case(text);
+                let other = || others.iter().find(|(other, _)| is(other)).map(|(_, word)| word);
+                let word = words.iter().find(|word| is(word)).or_else(other)?;
+                write(values, word);
+                Some(())
+            }
+            Self::Index { write, .. } => {
+                let index = if text == "-1" { None } else { Some(whole_number(text)?) };
+                write(values, index.map(u8::try_from).transpose().ok()?);
+                Some(())
+            }
+            Self::Host { write, .. } => {
+                let host = (!text.is_empty()).then(|| text.to_owned());
+                host.as_deref().is_none_or(is_host).then(|| write(values, host))
+            }
+        }
+    }
+
+    /// The value, as it can be written in a file.
+    pub(super) fn show(&self, values: &Values) -> String {
+        match *self {
+            Self::Number { read, .. } => read(values).to_string(),
+            Self::Size { read, .. } => show_size(read(values)),
+            Self::Time { read, .. } => show_time(read(values)),
+            Self::Flag { read, .. } => read(values).to_string(),
+            Self::Word { read, .. } => read(values).to_owned(),
+            Self::Index { read, .. } => read(values).map_or("-1".to_owned(), |it| it.to_string()),
+            Self::Host { read, .. } => read(values).unwrap_or_default().to_owned(),
+        }
+    }
+
+    /// The value as JSON: sizes in bytes, times in microseconds, and null for none.
+    pub(super) fn json(&self, values: &Values) -> Json {
+        match *self {
+            Self::Number { read, .. } | Self::Size { read, .. } => read(values).into(),
+            Self::Time { read, .. } => microseconds(read(values)).into(),
+            Self::Flag { read, .. } => read(values).into(),
+            Self::Word { read, .. } => read(values).into(),
+            Self::Index { read, .. } => read(values).into(),
+            Self::Host { read, .. } => read(values).into(),
+        }
+    }
+
+    /// What numbers of its JSON count, where that is not plain.
+    pub(super) const fn json_unit(&self) -> Option<&'static str> {
+        match self {
+            Self::Size { .. } => Some("bytes"),
+            Self::Time { .. } => Some("us"),
+            _ => None,
+        }
+    }
+
+    /// The values that it can have, in words.
+    pub(super) fn range(&self) -> String {
+        match *self {
+            Self::Number { least, most, .. } => format!("a whole number from {least} to {most}"),
+            Self::Size { least, most, .. } => {
+                format!("a size from {} to {}", show_size(least), show_size(most))
+            }
+            Self::Time { unit, least, most, .. } => {
+                let unit = match unit {
+                    Unit::Seconds => "seconds",
+                    Unit::Milliseconds => "milliseconds",
+                };
+                let (least, most) = (show_time(least), show_time(most));
+                format!("a time from {least} to {most} (a plain number is in {unit})")
+            }
+            Self::Flag { .. } => "true or false (or 1 and 0, on and off)".to_owned(),
+            Self::Word { words, others, .. } => {
+                let mut text = words.join(", ");
+                for (index, (other, word)) in others.iter().enumerate() {
+                    let before = if index == 0 { " (also " } else { ", " };
+                    // Writing to a string cannot fail.
+                    let _ = write!(text, "{before}{other} for {word}");
+                }
+                text.push_str(if others.is_empty() { "" } else { ")" });
+                format!("one of {text}")
+            }
+            Self::Index { none, .. } => format!("0 to 255, or -1 for {none}"),
+            Self::Host { none, .. } => {
+                format!("a host name or an address, without a port, or nothing for {none}")
+            }
+        }
+    }
+}
+
+fn whole_number(text: &str) -> Option<u64> {
+    // The parser of the library takes a plus sign, too.
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if digits { text.parse().ok() } else { None }
+}
+
+/// A whole number with one of these units, or with this one when it has none.
+fn with_unit(text: &str, units: &[(&str, u64)], default: &str) -> Option<u64> {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = (whole_number(&text[..end])?, text[end..].trim_start());
+    let unit = if unit.is_empty() { default } else { unit };
+    let (_, scale) = units.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit))?;
+    number.checked_mul(*scale)
+}
+
+/// The number with the largest of these units that leaves it whole.
+fn largest_unit(number: u64, units: &[(&str, u64)]) -> String {
+    let whole = units.iter().find(|(_, scale)| number.is_multiple_of(*scale) && number >= *scale);
+    whole.map_or(number.to_string(), |(name, scale)| format!("{}{name}", number / scale))
+}
+
+fn show_size(bytes: u64) -> String {
+    largest_unit(bytes, &SIZES[..3])
+}
+
+fn show_time(time: Duration) -> String {
+    // Times are read in microseconds, and no default has less.
+    if time.is_zero() { "0s".to_owned() } else { largest_unit(microseconds(time), &TIMES) }
+}
+
+fn microseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Whether this can stand before `:PORT` in a segment's name.
+fn is_host(text: &str) -> bool {
+    let has_port =
+        text.rsplit_once(':').is_some_and(|_| text.parse::<std::net::Ipv6Addr>().is_err());
+    !has_port && millstream_metadata::HostPort::parse_with_default(text, 1).is_ok()
+}

@@ -1,0 +1,188 @@
+//! Settings of every engine, and of the command.
+
+use std::time::Duration;
+
+use super::{Scope, Setting};
+use crate::settings::kind::{Kind, Unit};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+pub(super) const ROWS: &[Setting] = &[
+    Setting {
+        key: "slice_size",
+        variables: &["MC_SLICE_SIZE"],
+        kind: Kind::Size {
+            least: 1 << 10,
+            most: 64 << 20,
+            read: |values| values.engine.slice_length as u64,
+            write: |values, bytes| values.engine.slice_length = bytes as usize,
+        },
+        scope: Scope::Engine,
+        meaning: "A request is moved in slices of so many bytes.",
+    },
+    Setting {
+        key: "fragment_ratio",
+        variables: &["MC_FRAGMENT_RATIO"],
+        kind: Kind::Number {
+            least: 1,
+            most: 1 << 20,
+            read: |values| values.engine.fragment_ratio as u64,
+            write: |values, ratio| values.engine.fragment_ratio = ratio as usize,
+        },
+        scope: Scope::Engine,
+        meaning: "A rest of a request is merged into the slice before it when it has no more bytes \
+                  than slice_size divided by this.",
+    },
+    Setting {
+        key: "log_level",
+        variables: &["MC_LOG_LEVEL"],
+        kind: Kind::Word {
+            words: &["default", "off", "error", "warn", "info", "debug", "trace"],
+            others: &[("warning", "warn")],
+            read: |values| values.log_level,
+            write: |values, level| values.log_level = level,
+        },
+        scope: Scope::Command,
+        meaning: "What is logged, where neither -v nor MILLSTREAM_LOG nor RUST_LOG says so.",
+    },
+    Setting {
+        key: "trace",
+        variables: &["MC_TRACE"],
+        kind: Kind::Flag {
+            read: |values| values.trace,
+            write: |values, trace| values.trace = trace,
+        },
+        scope: Scope::Command,
+        meaning: "Log everything, as log_level = \"trace\" does.",
+    },
+    Setting {
+        key: "handshake.host",
+        variables: &["MC_RDMA_BIND_ADDRESS", "MC_TCP_BIND_ADDRESS"],
+        kind: Kind::Host {
+            none: "the address that it listens at",
+            read: |values| values.engine.host.as_deref(),
+            write: |values, host| values.engine.host = host,
+        },
+        scope: Scope::Engine,
+        meaning: "The host in the name of the engine's segment, by which peers reach it.",
+    },
+    Setting {
+        key: "handshake.first_port",
+        variables: &["MC_MIN_RPC_PORT", "MC_MIN_PRC_PORT"],
+        kind: Kind::Number {
+            least: 0,
+            most: 65_535,
+            read: |values| values.first_port.into(),
+            write: |values, port| values.first_port = port as u16,
+        },
+        scope: Scope::Engine,
+        meaning: "An engine that is given no port listens at a free one from this to \
+                  handshake.last_port. 0 for both: one that the system chooses.",
+    },
+    Setting {
+        key: "handshake.last_port",
+        variables: &["MC_MAX_RPC_PORT", "MC_MAX_PRC_PORT"],
+        kind: Kind::Number {
+            least: 0,
+            most: 65_535,
+            read: |values| values.last_port.into(),
+            write: |values, port| values.last_port = port as u16,
+        },
+        scope: Scope::Engine,
+        meaning: "The last of these ports.",
+    },
+    Setting {
+        key: "handshake.default_port",
+        variables: &["MC_HANDSHAKE_PORT"],
+        kind: Kind::Number {
+            least: 0,
+            most: 65_535,
+            read: |values| values.engine.default_port.unwrap_or(0).into(),
+            write: |values, port| {
+                values.engine.default_port = (port != 0).then_some(port as u16);
+            },
+        },
+        scope: Scope::Engine,
+        meaning: "The port of segments' names that have none. 0: such names are refused.",
+    },
+    Setting {
+        key: "handshake.listen_backlog",
+        variables: &["MC_HANDSHAKE_LISTEN_BACKLOG"],
+        kind: Kind::Number {
+            least: 1,
+            most: 65_535,
+            read: |values| values.engine.listen_backlog.into(),
+            write: |values, count| values.engine.listen_backlog = count as u16,
+        },
+        scope: Scope::Engine,
+        meaning: "Connections of peers that wait to be accepted. The kernel has a limit of its own, \
+                  net.core.somaxconn.",
+    },
+    Setting {
+        key: "handshake.connect_timeout",
+        variables: &["MC_HANDSHAKE_CONNECT_TIMEOUT"],
+        kind: Kind::Time {
+            unit: Unit::Seconds,
+            least: Duration::from_millis(1),
+            most: HOUR,
+            read: |values| values.engine.client.connect_timeout,
+            write: |values, time| values.engine.client.connect_timeout = time,
+        },
+        scope: Scope::Engine,
+        meaning: "The longest wait for one address of a peer to accept a connection.",
+    },
+    Setting {
+        key: "handshake.call_timeout",
+        variables: &[],
+        kind: Kind::Time {
+            unit: Unit::Seconds,
+            least: Duration::from_millis(1),
+            most: HOUR,
+            read: |values| values.engine.client.call_timeout,
+            write: |values, time| values.engine.client.call_timeout = time,
+        },
+        scope: Scope::Engine,
+        meaning: "The longest that a question to a peer takes, connecting included.",
+    },
+    Setting {
+        key: "handshake.max_length",
+        variables: &["MC_HANDSHAKE_MAX_LENGTH"],
+        kind: Kind::Size {
+            least: 1 << 20,
+            most: 128 << 20,
+            read: |values| values.engine.client.frame_limit as u64,
+            write: |values, bytes| {
+                values.engine.client.frame_limit = bytes as usize;
+                values.engine.server.frame_limit = bytes as usize;
+            },
+        },
+        scope: Scope::Engine,
+        meaning: "The longest message of a handshake, either way: it limits how many buffers a \
+                  segment has.",
+    },
+    Setting {
+        key: "handshake.client_timeout",
+        variables: &[],
+        kind: Kind::Time {
+            unit: Unit::Seconds,
+            least: Duration::from_millis(1),
+            most: HOUR,
+            read: |values| values.engine.server.client_timeout,
+            write: |values, time| values.engine.server.client_timeout = time,
+        },
+        scope: Scope::Engine,
+        meaning: "How long a peer may take to send its question, and again to take the answer.",
+    },
+    Setting {
+        key: "handshake.max_connections",
+        variables: &[],
+        kind: Kind::Number {
+            least: 1,
+            most: 4096,
+            read: |values| values.engine.server.max_connections as u64,
+            write: |values, count| values.engine.server.max_connections = count as usize,
+        },
+        scope: Scope::Engine,
+        meaning: "Peers that are answered at the same time, each by a thread.",
+    },
+];

@@ -1,0 +1,33 @@
+//! Where the values of all settings are.
+
+use crate::{Config, RdmaConfig};
+
+/// The values of all settings, in the types that they act in.
+#[derive(Clone, Debug)]
+pub(super) struct Values {
+    /// But for the address.
+    pub(super) engine: Config,
+    /// But for the addresses.
+    pub(super) rdma: RdmaConfig,
+    /// The first and last port to listen at. 0: the system chooses.
+    pub(super) first_port: u16,
+    pub(super) last_port: u16,
+    /// What the command logs; empty: as if nothing was said.
+    pub(super) log_level: &'static str,
+    /// Log everything.
+    pub(super) trace: bool,
+}
+
+impl Default for Values {
+    fn default() -> Self {
+        let nowhere = std::net::Ipv4Addr::LOCALHOST.into();
+        Self {
+            engine: Config::new(nowhere),
+            rdma: RdmaConfig::new(&[]),
+            first_port: 0,
+            last_port: 0,
+            log_level: "default",
+            trace: false,
+        }
+    }
+}
