@@ -1,6 +1,8 @@
 //! The table of all settings.
 
+mod devices;
 mod engine;
+mod rdma;
 
 use super::kind::Kind;
 
@@ -41,5 +43,5 @@ impl Scope {
 
 /// All settings. A setting that nothing acts on has no row.
 pub(in crate::settings) fn settings() -> impl Iterator<Item = &'static Setting> {
-    [engine::ROWS].into_iter().flatten()
+    [engine::ROWS, rdma::ROWS, devices::ROWS].into_iter().flatten()
 }

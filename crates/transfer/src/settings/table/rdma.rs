@@ -1,0 +1,203 @@
+//! Settings of the transport rdma, whatever its devices.
+
+use std::time::Duration;
+
+use millstream_verbs::{Mtu, Provider};
+
+use super::{Scope, Setting};
+use crate::settings::kind::{Kind, Unit};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+const MTUS: [(&str, Mtu); 5] = [
+    ("256", Mtu::B256),
+    ("512", Mtu::B512),
+    ("1024", Mtu::B1024),
+    ("2048", Mtu::B2048),
+    ("4096", Mtu::B4096),
+];
+
+pub(super) const ROWS: &[Setting] = &[
+    Setting {
+        key: "rdma.provider",
+        variables: &[],
+        kind: Kind::Word {
+            words: &["auto", "soft", "ibverbs"],
+            others: &[],
+            read: |values| match values.rdma.provider {
+                None => "auto",
+                Some(Provider::Soft) => "soft",
+                Some(Provider::Ibverbs) => "ibverbs",
+            },
+            write: |values, name| {
+                values.rdma.provider = match name {
+                    "soft" => Some(Provider::Soft),
+                    "ibverbs" => Some(Provider::Ibverbs),
+                    _ => None,
+                };
+            },
+        },
+        scope: Scope::Rdma,
+        meaning: "Soft devices, or the system's. auto: the system's where it has one with the \
+                  address, else a soft one. --protocol rdma:soft and rdma:ibverbs come first.",
+    },
+    Setting {
+        key: "rdma.queue_pairs_per_endpoint",
+        variables: &["MC_NUM_QP_PER_EP"],
+        kind: Kind::Number {
+            least: 1,
+            most: 16,
+            read: |values| values.rdma.queue_pairs_per_endpoint as u64,
+            write: |values, count| values.rdma.queue_pairs_per_endpoint = count as usize,
+        },
+        scope: Scope::Rdma,
+        meaning: "Queue pairs between a local and a peer's NIC.",
+    },
+    Setting {
+        key: "rdma.send_queue_depth",
+        variables: &["MC_MAX_WR"],
+        kind: Kind::Number {
+            least: 1,
+            most: 4096,
+            read: |values| values.rdma.send_queue_depth as u64,
+            write: |values, count| values.rdma.send_queue_depth = count as usize,
+        },
+        scope: Scope::Rdma,
+        meaning: "Slices that are under way on a queue pair at a time. More wait.",
+    },
+    Setting {
+        key: "rdma.retry_count",
+        variables: &["MC_RETRY_CNT"],
+        kind: Kind::Number {
+            least: 0,
+            most: 127,
+            read: |values| values.rdma.retry_count.into(),
+            write: |values, count| values.rdma.retry_count = count as u32,
+        },
+        scope: Scope::Rdma,
+        meaning: "How many connections in a row may break without a slice done, the first not \
+                  counted, before the slices that wait for them fail.",
+    },
+    Setting {
+        key: "rdma.patience",
+        variables: &[],
+        kind: Kind::Time {
+            unit: Unit::Seconds,
+            least: Duration::ZERO,
+            most: Duration::from_secs(24 * 3600),
+            read: |values| values.rdma.patience,
+            write: |values, time| values.rdma.patience = time,
+        },
+        scope: Scope::Rdma,
+        meaning: "For how long, since a slice was last done, more connections than \
+                  rdma.retry_count may break, and a peer that does not answer is asked again. put \
+                  and get have --timeout for it.",
+    },
+    Setting {
+        key: "rdma.acknowledge_timeout",
+        variables: &[],
+        kind: Kind::Number {
+            least: 1,
+            most: 31,
+            read: |values| values.rdma.acknowledge_timeout.into(),
+            write: |values, exponent| values.rdma.acknowledge_timeout = exponent as u8,
+        },
+        scope: Scope::Rdma,
+        meaning: "The acknowledgement timeout of queue pairs as verbs code it: n is 4.096 us * 2^n. \
+                  A peer counts as gone after 8 of them: with 16, after 2.1 s.",
+    },
+    Setting {
+        key: "rdma.max_endpoints",
+        variables: &["MC_MAX_EP_PER_CTX"],
+        kind: Kind::Number {
+            least: 1,
+            most: 4096,
+            read: |values| values.rdma.max_endpoints as u64,
+            write: |values, count| values.rdma.max_endpoints = count as usize,
+        },
+        scope: Scope::Rdma,
+        meaning: "Peers' NICs that each device connects to. This times rdma.send_queue_depth times \
+                  rdma.queue_pairs_per_endpoint is 1048576 at most.",
+    },
+    Setting {
+        key: "rdma.max_accepted",
+        variables: &[],
+        kind: Kind::Number {
+            least: 1,
+            most: 4096,
+            read: |values| values.rdma.max_accepted as u64,
+            write: |values, count| values.rdma.max_accepted = count as usize,
+        },
+        scope: Scope::Rdma,
+        meaning: "Peers' endpoints that may be connected to this engine. For one more, the one is \
+                  forgotten that was silent for the longest time.",
+    },
+    Setting {
+        key: "rdma.keep_alive_interval",
+        variables: &[],
+        kind: Kind::Time {
+            unit: Unit::Seconds,
+            least: Duration::from_millis(10),
+            most: HOUR,
+            read: |values| values.rdma.keep_alive_interval,
+            write: |values, time| values.rdma.keep_alive_interval = time,
+        },
+        scope: Scope::Rdma,
+        meaning: "How often those are asked whether they are there.",
+    },
+    Setting {
+        key: "rdma.connecting_threads",
+        variables: &[],
+        kind: Kind::Number {
+            least: 1,
+            most: 256,
+            read: |values| values.rdma.connecting_threads as u64,
+            write: |values, count| values.rdma.connecting_threads = count as usize,
+        },
+        scope: Scope::Rdma,
+        meaning: "Peers that are connected to at the same time, each by a thread that is started \
+                  when it is needed.",
+    },
+    Setting {
+        key: "rdma.path_round_robin",
+        variables: &["MC_PATH_ROUNDROBIN"],
+        kind: Kind::Flag {
+            read: |values| values.rdma.path_round_robin,
+            write: |values, in_turn| values.rdma.path_round_robin = in_turn,
+        },
+        scope: Scope::Rdma,
+        meaning: "Of several pairs of NICs, tasks begin with each in turn; or else with any. A task \
+                  with several slices uses as many pairs.",
+    },
+    Setting {
+        key: "rdma.max_path_mtu",
+        variables: &["MC_MTU"],
+        kind: Kind::Word {
+            words: &["256", "512", "1024", "2048", "4096"],
+            others: &[],
+            read: |values| {
+                let row = MTUS.iter().find(|(_, mtu)| *mtu == values.rdma.max_path_mtu);
+                row.map_or("4096", |(name, _)| name)
+            },
+            write: |values, name| {
+                let row = MTUS.iter().find(|(known, _)| *known == name);
+                values.rdma.max_path_mtu = row.map_or(Mtu::B4096, |(_, mtu)| *mtu);
+            },
+        },
+        scope: Scope::Rdma,
+        meaning: "The largest path MTU in bytes, where interfaces and peers would take larger ones.",
+    },
+    Setting {
+        key: "rdma.partition_key_index",
+        variables: &["MC_PKEY_INDEX"],
+        kind: Kind::Number {
+            least: 0,
+            most: 65_535,
+            read: |values| values.rdma.partition_key_index.into(),
+            write: |values, index| values.rdma.partition_key_index = index as u16,
+        },
+        scope: Scope::Rdma,
+        meaning: "Which of the device's partitions queue pairs are in. A soft device has one, with \
+                  index 0, unless the program gives it more.",
+    },
+];
