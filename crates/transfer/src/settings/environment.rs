@@ -1,0 +1,206 @@
+//! Variables of the environment that begin with `MC_`: those of settings are in the table, and the
+//! others of the original transfer engine are here, each with the reason why it changes nothing.
+
+use super::table::settings;
+
+/// What names of variables begin with that are looked at.
+pub(super) const PREFIX: &str = "MC_";
+
+const NO_TCP: &str = "there is no transport tcp yet";
+const NO_STORE: &str = "peers are asked themselves: there are no stores of metadata yet";
+const NO_GPU: &str = "there are no transports between GPUs yet";
+const NO_POLICY: &str = "pairs of NICs are not chosen by topology yet";
+const ONE_ENGINE: &str = "there is one engine";
+const QUEUE_SIZES: &str = "queues are as long as the settings of rdma make them";
+
+/// Variables of the original that change nothing here, and why.
+pub(super) const IGNORED: &[(&str, &str)] = &[
+    ("MC_AUTO_GID_MAX_RETRIES", "the GID is chosen once, when a device is opened"),
+    ("MC_CONN_PAUSE_TTL_MS", "a peer that does not answer is asked again by rdma.patience"),
+    ("MC_CUSTOM_TOPO_JSON", NO_POLICY),
+    ("MC_DISABLE_METACACHE", "descriptors that have proven out of date are asked for again"),
+    ("MC_EFA_CQ_THREADS", "EFA has no reliable connections"),
+    ("MC_EFA_NIC_SELECTION", "EFA has no reliable connections"),
+    ("MC_ENABLE_DEST_DEVICE_AFFINITY", NO_POLICY),
+    ("MC_ENABLE_HCA_PEER_AFFINITY", NO_POLICY),
+    ("MC_ENABLE_PARALLEL_REG_MR", "memory is registered with one device after the other"),
+    ("MC_ENDPOINT_STORE_TYPE", "endpoints are kept, up to rdma.max_endpoints"),
+    ("MC_FORCE_HCA", "rdma.provider = \"ibverbs\" or --protocol rdma:ibverbs does this"),
+    ("MC_FORCE_MNNVL", NO_GPU),
+    ("MC_FORCE_TCP", NO_TCP),
+    ("MC_IB_SL", "packets have no service level yet"),
+    ("MC_IB_TC", "packets have no traffic class of the user's choice yet"),
+    ("MC_INTRANODE_NVLINK", NO_GPU),
+    ("MC_INTRA_NVLINK", NO_GPU),
+    ("MC_LEGACY_RPC_PORT_BINDING", "the port in a segment's name is the one that is listened at"),
+    ("MC_LOG_DIR", "logs go to stderr"),
+    ("MC_LOG_RDMA_SLICE_AFFINITY", NO_POLICY),
+    ("MC_MAX_CONCURRENT_REG_MR", "memory is registered with one device after the other"),
+    ("MC_MAX_CQE_PER_CTX", QUEUE_SIZES),
+    ("MC_MAX_INLINE", "slices are never sent inline"),
+    ("MC_MAX_MR_SIZE", "memory is registered as one region"),
+    ("MC_MAX_SGE", "a slice is one piece"),
+    ("MC_METADATA_CLUSTER_ID", NO_STORE),
+    ("MC_MIN_REG_SIZE", "it is of a transport that there is not (barex)"),
+    ("MC_MLX5_QP_LAG_PORT_BALANCE", "adapters of one vendor have no settings of their own"),
+    ("MC_MLX5_QP_UDP_SPORTS", "adapters of one vendor have no settings of their own"),
+    ("MC_NIC_PEER_AFFINITY", NO_POLICY),
+    ("MC_NUM_COMP_CHANNELS_PER_CTX", QUEUE_SIZES),
+    ("MC_NUM_CQ_PER_CTX", QUEUE_SIZES),
+    ("MC_RDMA_NOTIFY_BUFFER_SIZE", "there are no notifications yet"),
+    ("MC_RDMA_NOTIFY_CONNECT_TIMEOUT_MS", "there are no notifications yet"),
+    ("MC_RDMA_NOTIFY_ENABLED", "there are no notifications yet"),
+    ("MC_RDMA_NOTIFY_MAX_PENDING_SENDS", "there are no notifications yet"),
+    ("MC_RDMA_NOTIFY_OOB_FALLBACK", "there are no notifications yet"),
+    ("MC_RDMA_NOTIFY_RECV_COUNT", "there are no notifications yet"),
+    ("MC_RDMA_RAIL_PAUSE_SECONDS", "pairs of NICs are not paused yet"),
+    ("MC_REDIS_DB_INDEX", NO_STORE),
+    ("MC_REDIS_PASSWORD", NO_STORE),
+    ("MC_REDIS_USERNAME", NO_STORE),
+    ("MC_RPC_PROTOCOL", "handshakes go over TCP"),
+    ("MC_SLICE_TIMEOUT", "slices have no deadline yet; rdma.acknowledge_timeout ends waiting"),
+    ("MC_TCP_ADMISSION_TIMEOUT_MS", NO_TCP),
+    ("MC_TCP_ENABLE_CONNECTION_POOL", NO_TCP),
+    ("MC_TCP_LANES_PER_PEER", NO_TCP),
+    ("MC_TCP_MAX_CONNECTIONS_PER_PEER", NO_TCP),
+    ("MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER", NO_TCP),
+    ("MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", NO_TCP),
+    ("MC_TCP_PROGRESS_TIMEOUT_SEC", NO_TCP),
+    ("MC_TCP_PROTO", NO_TCP),
+    ("MC_TCP_SLICE_SIZE", NO_TCP),
+    ("MC_TCP_STATUS_TIMEOUT_SEC", NO_TCP),
+    ("MC_TENT_CONF", ONE_ENGINE),
+    ("MC_TE_FILTERS", "the addresses of --bind say which devices are used"),
+    ("MC_TE_METADATA_REFRESH_INTERVAL_SECONDS", NO_STORE),
+    ("MC_TE_METRIC", "there are no metrics yet"),
+    ("MC_TE_METRIC_INTERVAL_SECONDS", "there are no metrics yet"),
+    ("MC_TE_RPC_CLIENT_IO_THREADS", ONE_ENGINE),
+    ("MC_TRACK_RDMA_POSTED_SLICES", "what is under way is always known"),
+    ("MC_TRANSFER_TIMEOUT", "who waits says for how long, as --timeout of put and get does"),
+    ("MC_USE_IPV6", "addresses say what they are"),
+    ("MC_USE_NVLINK_IPC", NO_GPU),
+    ("MC_USE_RDMA_TWOSIDED", "rdma reads and writes from one side only"),
+    ("MC_USE_TENT", ONE_ENGINE),
+    ("MC_USE_TEV1", ONE_ENGINE),
+    ("MC_WORKERS_PER_CTX", "who waits for a transfer does its work: there are no worker threads"),
+    ("MC_YLT_LOG_LEVEL", "MC_LOG_LEVEL is for all logs"),
+];
+
+/// Variables of other programs (Midnight Commander, the client of MinIO), or what they begin with.
+const FOREIGN: &[&str] = &[
+    "MC_CONFIG_DIR",
+    "MC_CONTROL",
+    "MC_DATADIR",
+    "MC_HOME",
+    "MC_HOST_",
+    "MC_KEYMAP",
+    "MC_PROFILE_ROOT",
+    "MC_SID",
+    "MC_SKIN",
+    "MC_TMPDIR",
+    "MC_XDG_OPEN",
+];
+
+/// Whether a variable that is no setting's is one of ours, or meant to be.
+pub(super) fn concerns_us(variable: &str) -> bool {
+    variable.starts_with(PREFIX) && !FOREIGN.iter().any(|name| variable.starts_with(name))
+}
+
+/// What there is to say of a variable that is no setting's.
+pub(super) fn note(variable: &str) -> String {
+    if let Some((_, reason)) = IGNORED.iter().find(|(name, _)| *name == variable) {
+        return format!("{variable} is ignored: {reason}");
+    }
+    let known = settings().flat_map(|setting| setting.variables.iter().copied());
+    let known = known.chain(IGNORED.iter().map(|(name, _)| *name));
+    // Not more of it than fits a line.
+    let shown: String = variable.chars().take(80).collect();
+    match nearest(variable, known) {
+        Some(name) => format!("{shown} is no setting, and is ignored: is {name} meant?"),
+        None => format!("{shown} is no setting, and is ignored"),
+    }
+}
+
+/// The name that differs least from `text`, if one does so little.
+pub(super) fn nearest<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    let (distance, name) = names.map(|name| (distance(text, name), name)).min()?;
+    // With more, it is a guess.
+    (distance <= 2 + name.len() / 8).then_some(name)
+}
+
+/// How many characters must be put in, left out or changed to get from one to the other.
+fn distance(from: &str, to: &str) -> usize {
+    // Longer than any name, so that a long variable costs nothing.
+    const MOST: usize = 64;
+    let from: Vec<char> = from.chars().take(MOST).collect();
+    let mut row: Vec<usize> = (0..=from.len()).collect();
+    for (line, right) in to.chars().take(MOST).enumerate() {
+        let mut diagonal = std::mem::replace(&mut row[0], line + 1);
+        for (column, &left) in from.iter().enumerate() {
+            let changed = diagonal + usize::from(left != right);
+            diagonal = row[column + 1];
+            row[column + 1] = changed.min(diagonal + 1).min(row[column] + 1);
+        }
+    }
+    row[from.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use super::*;
+
+    #[test]
+    fn the_nearest_name_is_told_where_one_is_near() {
+        for (variable, expected) in [
+            (
+                "MC_SLICE_SIZES",
+                "MC_SLICE_SIZES is no setting, and is ignored: is MC_SLICE_SIZE meant?",
+            ),
+            (
+                "MC_RETRY_COUNT",
+                "MC_RETRY_COUNT is no setting, and is ignored: is MC_RETRY_CNT meant?",
+            ),
+            ("MC_GIDINDEX", "MC_GIDINDEX is no setting, and is ignored: is MC_GID_INDEX meant?"),
+            ("MC_USETENT", "MC_USETENT is no setting, and is ignored: is MC_USE_TENT meant?"),
+            ("MC_FROBNICATE", "MC_FROBNICATE is no setting, and is ignored"),
+            ("MC_USE_TENT", "MC_USE_TENT is ignored: there is one engine"),
+        ] {
+            assert_eq!(note(variable), expected);
+        }
+        let long = note(&format!("MC_{}", "X".repeat(100_000)));
+        assert!(long.len() < 200 && long.ends_with("is no setting, and is ignored"), "{long}");
+    }
+
+    #[test]
+    fn variables_of_other_programs_are_theirs() {
+        assert!(concerns_us("MC_SLICE_SIZES") && concerns_us("MC_USE_TENT"));
+        assert!(!concerns_us("MC_HOST_play") && !concerns_us("MC_SID") && !concerns_us("PATH"));
+        let known = settings().flat_map(|setting| setting.variables.iter().copied());
+        for name in known.chain(IGNORED.iter().map(|(name, _)| *name)) {
+            assert!(concerns_us(name) || name == "NCCL_IB_GID_INDEX", "{name}");
+        }
+    }
+
+    #[test]
+    fn distances() {
+        for (from, to, expected) in
+            [("", "", 0), ("abc", "", 3), ("", "abc", 3), ("abc", "axc", 1), ("abcd", "bcd", 1)]
+        {
+            assert_eq!(distance(from, to), expected, "{from} {to}");
+        }
+    }
+
+    #[test]
+    fn a_variable_has_one_meaning() {
+        let mut seen = HashSet::new();
+        let variables = settings().flat_map(|setting| setting.variables.iter().copied());
+        for name in variables.chain(IGNORED.iter().map(|(name, _)| *name)) {
+            assert!(seen.insert(name), "{name}");
+            let ours = name.starts_with(PREFIX) || name == "NCCL_IB_GID_INDEX";
+            assert!(ours, "{name}");
+        }
+        assert!(IGNORED.is_sorted(), "so that one is found");
+    }
+}
