@@ -4,6 +4,9 @@
 
 mod environment;
 mod error;
+mod file;
 mod kind;
 mod table;
 mod values;
+
+use self::error::SettingsError;
