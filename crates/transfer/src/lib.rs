@@ -61,5 +61,8 @@ pub use error::{
 pub use memory::Buffer;
 pub use request::{Opcode, TransferRequest};
 pub use segment::{Segment, SegmentBuffer, SegmentId};
+pub use settings::{
+    FILE_VARIABLE, Origin, SettingState, Settings, SettingsError, Sources, reference,
+};
 pub use status::{TransferState, TransferStatus};
 pub use transport::{ANY_LOCATION, Capabilities};

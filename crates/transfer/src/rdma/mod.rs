@@ -32,7 +32,7 @@ use crate::transport::{Capabilities, Registration, Transport, Work};
 use crate::{FailureReason, InstallError, RdmaConfig, SegmentId, TransferError};
 
 /// The most completions that a queue of a device holds.
-const MAX_COMPLETIONS: usize = 1 << 20;
+pub(crate) const MAX_COMPLETIONS: usize = 1 << 20;
 
 /// How long telling one peer, and all peers, may take that this engine closes.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(250);
