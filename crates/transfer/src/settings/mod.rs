@@ -10,6 +10,8 @@ mod file;
 mod kind;
 mod reference;
 mod table;
+#[cfg(test)]
+mod tests;
 mod values;
 
 use std::env;

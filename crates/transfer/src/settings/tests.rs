@@ -1,0 +1,309 @@
+use std::fs;
+use std::time::Duration;
+
+use millstream_verbs::{Driver, Mtu, Provider};
+
+use super::kind::Kind;
+use super::*;
+
+fn load(variables: &[(&str, &str)], arguments: &[&str]) -> Result<Settings, String> {
+    let pair = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
+    let sources = Sources {
+        file: None,
+        variables: variables.iter().map(pair).collect(),
+        arguments: arguments.iter().map(|&argument| argument.to_owned()).collect(),
+    };
+    Settings::load(&sources).map_err(|error| error.to_string())
+}
+
+/// A file of this process, which is removed when it is dropped.
+struct TomlFile(PathBuf);
+
+impl TomlFile {
+    fn new(name: &str, text: &str) -> Self {
+        let name = format!("millstream-settings-{}-{name}.toml", std::process::id());
+        let path = env::temp_dir().join(name);
+        fs::write(&path, text).unwrap();
+        Self(path)
+    }
+
+    fn load(&self) -> Result<Settings, String> {
+        let sources = Sources { file: Some(self.0.clone()), ..Sources::default() };
+        // The folder differs from machine to machine.
+        let place = format!("{}/", self.0.parent().unwrap().display());
+        Settings::load(&sources).map_err(|error| error.to_string().replace(&place, ""))
+    }
+
+    fn name(&self) -> String {
+        self.0.file_name().unwrap().to_string_lossy().into_owned()
+    }
+}
+
+impl Drop for TomlFile {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
+    }
+}
+
+fn state(settings: &Settings, key: &str) -> (String, String) {
+    let state = settings.states().find(|state| state.key == key).unwrap();
+    (state.value, state.origin.to_string())
+}
+
+#[test]
+fn without_sources_all_values_are_those_of_the_types() {
+    let settings = load(&[], &[]).unwrap();
+    let address = "127.0.0.9".parse().unwrap();
+    let (ours, theirs) = (settings.engine(address), Config::new(address));
+    assert_eq!(format!("{ours:?}"), format!("{theirs:?}"));
+    let (ours, theirs) = (settings.rdma(&[address]), RdmaConfig::new(&[address]));
+    assert_eq!(format!("{ours:?}"), format!("{theirs:?}"));
+    assert!(settings.states().all(|state| *state.origin == Origin::Default));
+    assert_eq!((settings.log_level(), settings.notes()), (None, &[][..]));
+}
+
+#[test]
+fn the_later_source_comes_first_and_is_named() {
+    let file = TomlFile::new(
+        "later",
+        "slice_size = \"8KiB\"\n[rdma]\nretry_count = 5\nsend_queue_depth = 7\n",
+    );
+    let variable = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+    let settings = Settings::load(&Sources {
+        file: Some(file.0.clone()),
+        variables: vec![variable("MC_RETRY_CNT", "6"), variable("MC_MAX_WR", "8")],
+        arguments: vec!["rdma.send_queue_depth=9".to_owned()],
+    })
+    .unwrap();
+    let place = format!("{}:1", file.0.display());
+    assert_eq!(state(&settings, "slice_size"), ("8KiB".to_owned(), place));
+    assert_eq!(state(&settings, "rdma.retry_count"), ("6".to_owned(), "MC_RETRY_CNT".to_owned()));
+    let argument = ("9".to_owned(), "argument".to_owned());
+    assert_eq!(state(&settings, "rdma.send_queue_depth"), argument);
+    assert_eq!(state(&settings, "fragment_ratio"), ("4".to_owned(), "default".to_owned()));
+    let rdma = settings.rdma(&[]);
+    assert_eq!((rdma.retry_count, rdma.send_queue_depth), (6, 9));
+    assert_eq!(settings.engine([127, 0, 0, 1].into()).slice_length, 8192);
+}
+
+#[test]
+fn each_variable_of_the_original_has_its_effect() {
+    let settings = load(
+        &[
+            ("MC_SLICE_SIZE", "32768"),
+            ("MC_FRAGMENT_RATIO", "2"),
+            ("MC_HANDSHAKE_PORT", "12001"),
+            ("MC_HANDSHAKE_LISTEN_BACKLOG", "7"),
+            ("MC_HANDSHAKE_CONNECT_TIMEOUT", "9"),
+            ("MC_HANDSHAKE_MAX_LENGTH", "2097152"),
+            ("MC_MIN_PRC_PORT", "15000"),
+            ("MC_MAX_RPC_PORT", "17000"),
+            ("MC_TCP_BIND_ADDRESS", "192.0.2.7"),
+            ("MC_NUM_QP_PER_EP", "2"),
+            ("MC_MAX_WR", "256"),
+            ("MC_RETRY_CNT", "9"),
+            ("MC_MAX_EP_PER_CTX", "64"),
+            ("MC_PATH_ROUNDROBIN", "0"),
+            ("MC_MTU", "1024"),
+            ("MC_PKEY_INDEX", "3"),
+            ("MC_IB_PORT", "2"),
+            ("MC_GID_INDEX", "5"),
+            ("MC_IB_PCI_RELAXED_ORDERING", "0"),
+            ("MC_LOG_LEVEL", "WARNING"),
+        ],
+        &["rdma.provider=ibverbs", "soft.driver=packet", "soft.busy_poll=50us"],
+    )
+    .unwrap();
+    assert_eq!(settings.notes(), &[] as &[String]);
+    let engine = settings.engine([127, 0, 0, 1].into());
+    assert_eq!((engine.slice_length, engine.fragment_ratio), (32_768, 2));
+    assert_eq!((engine.default_port, engine.listen_backlog), (Some(12_001), 7));
+    assert_eq!(engine.client.connect_timeout, Duration::from_secs(9));
+    assert_eq!((engine.client.frame_limit, engine.server.frame_limit), (2 << 20, 2 << 20));
+    assert_eq!((engine.ports, engine.host.as_deref()), (Some(15_000..=17_000), Some("192.0.2.7")));
+    let rdma = settings.rdma(&[]);
+    assert_eq!((rdma.queue_pairs_per_endpoint, rdma.send_queue_depth), (2, 256));
+    assert_eq!((rdma.retry_count, rdma.max_endpoints), (9, 64));
+    assert_eq!((rdma.path_round_robin, rdma.max_path_mtu), (false, Mtu::B1024));
+    assert_eq!((rdma.partition_key_index, rdma.provider), (3, Some(Provider::Ibverbs)));
+    assert_eq!((rdma.ibverbs.port, rdma.ibverbs.gid_index), (2, Some(5)));
+    assert!(!rdma.ibverbs.relaxed_ordering);
+    assert_eq!(
+        (rdma.soft.driver, rdma.soft.busy_poll),
+        (Driver::Packet, Duration::from_micros(50))
+    );
+    assert_eq!(settings.log_level(), Some("warn"));
+    assert_eq!(load(&[("MC_TRACE", "1")], &[]).unwrap().log_level(), Some("trace"));
+}
+
+/// Each setting takes the ends of its range, and shows what it took as something that it takes.
+#[test]
+fn bounds_are_values_and_what_is_beyond_is_refused() {
+    for setting in settings() {
+        let (good, bad) = match setting.kind {
+            Kind::Number { least, most, .. } | Kind::Size { least, most, .. } => {
+                let below = least.checked_sub(1).map_or("-1".to_owned(), |it| it.to_string());
+                (vec![least.to_string(), most.to_string()], vec![below, (most + 1).to_string()])
+            }
+            Kind::Time { least, most, .. } => {
+                let us = |time: Duration| format!("{}us", time.as_micros());
+                let above = us(most + Duration::from_micros(1));
+                let below = if least.is_zero() { "-1us".to_owned() } else { "0us".to_owned() };
+                (vec![us(least), us(most)], vec![below, above])
+            }
+            Kind::Flag { .. } => (
+                ["1", "0", "true", "False", "on", "OFF", "yes", "no"].map(str::to_owned).to_vec(),
+                ["2", "-1", "maybe"].map(str::to_owned).to_vec(),
+            ),
+            Kind::Word { words, others, .. } => {
+                let all = words.iter().chain(others.iter().map(|(other, _)| other));
+                (all.map(|word| word.to_uppercase()).collect(), vec!["frobnicate".to_owned()])
+            }
+            Kind::Index { .. } => (
+                ["-1", "0", "255"].map(str::to_owned).to_vec(),
+                ["-2", "256", "+1", "1.5"].map(str::to_owned).to_vec(),
+            ),
+            Kind::Host { .. } => (
+                ["host.example", "192.0.2.1", "2001:db8::1", ""].map(str::to_owned).to_vec(),
+                ["host:1", "a b", "[::1]:5", "x/y"].map(str::to_owned).to_vec(),
+            ),
+        };
+        for text in good {
+            let mut values = Values::default();
+            assert!(setting.kind.set(&mut values, &text).is_some(), "{}={text}", setting.key);
+            let (shown, json) = (setting.kind.show(&values), setting.kind.json(&values));
+            let mut again = Values::default();
+            setting.kind.set(&mut again, &shown).unwrap();
+            assert_eq!(setting.kind.json(&again), json, "{}={text}, shown as {shown}", setting.key);
+        }
+        for text in bad.into_iter().chain(["x".repeat(300), "\u{1b}[2J".to_owned()]) {
+            let mut values = Values::default();
+            let before = format!("{values:?}");
+            // A host may well be a long word, but not as long as this.
+            assert!(setting.kind.set(&mut values, &text).is_none(), "{}={text}", setting.key);
+            assert_eq!(format!("{values:?}"), before);
+        }
+    }
+}
+
+#[test]
+fn units_and_what_is_none() {
+    for (argument, expected) in [
+        ("slice_size=65536", Some("64KiB")),
+        ("slice_size= 1 mib ", Some("1MiB")),
+        ("slice_size=2000", Some("2000")),
+        ("slice_size=1.5MiB", None),
+        ("slice_size=64KB", None),
+        ("slice_size=+65536", None),
+        ("slice_size=18446744073709551616", None),
+        ("slice_size=17179869184GiB", None),
+        ("handshake.connect_timeout=2", Some("2s")),
+        ("handshake.connect_timeout=2500ms", Some("2500ms")),
+        ("handshake.connect_timeout=1m", Some("1m")),
+        ("handshake.connect_timeout=0", None),
+        ("soft.busy_poll=1", Some("1ms")),
+        ("rdma.patience=0", Some("0s")),
+        ("ibverbs.gid_index=-1", Some("-1")),
+    ] {
+        let key = argument.split_once('=').unwrap().0;
+        let shown = load(&[], &[argument]).ok().map(|settings| state(&settings, key).0);
+        assert_eq!(shown.as_deref(), expected, "{argument}");
+    }
+}
+
+#[test]
+fn a_bad_value_is_told_with_its_place_and_the_range() {
+    for (variables, arguments, expected) in [
+        (
+            &[("MC_SLICE_SIZE", "abc")][..],
+            &[][..],
+            "MC_SLICE_SIZE=abc: slice_size is a size from 1KiB to 64MiB",
+        ),
+        (
+            &[("MC_GID_INDEX", "300")],
+            &[],
+            "MC_GID_INDEX=300: ibverbs.gid_index is 0 to 255, or -1 for the best of RoCE v2",
+        ),
+        (
+            &[],
+            &["rdma.retry_count=1000"],
+            "rdma.retry_count=1000: rdma.retry_count is a whole number from 0 to 127",
+        ),
+        (
+            &[],
+            &["rdma.retries=1"],
+            "there is no setting \"rdma.retries\"; `millstream config` lists",
+        ),
+        (&[], &["slice-size=1KiB"], "there is no setting \"slice-size\": is slice_size meant?"),
+        (&[], &["slice_size"], "\"slice_size\" is no setting and its value: write NAME=VALUE"),
+        (
+            &[("MC_MIN_RPC_PORT", "2000")],
+            &["handshake.last_port=1000"],
+            "handshake.first_port = 2000 (MC_MIN_RPC_PORT), handshake.last_port = 1000 (argument): ",
+        ),
+        (&[("MC_MAX_RPC_PORT", "2000")], &[], "handshake.first_port = 0 (default), "),
+        (
+            &[("MC_MAX_WR", "4096")],
+            &[],
+            "rdma.queue_pairs_per_endpoint = 1 (default), rdma.send_queue_depth = 4096 (MC_MAX_WR), \
+             rdma.max_endpoints = 1024 (default): multiplied, they are more than 1048576",
+        ),
+    ] {
+        let error = load(variables, arguments).unwrap_err();
+        assert!(error.starts_with(expected), "{error}");
+    }
+    // Not the whole of it.
+    assert!(load(&[("MC_MTU", &"9".repeat(100_000))], &[]).unwrap_err().len() < 300);
+}
+
+#[test]
+fn a_bad_file_is_told_with_its_line() {
+    for (name, text, expected) in [
+        (
+            "value",
+            "\n[rdma]\nretry_count = 1000\n",
+            ":3: rdma.retry_count=1000: rdma.retry_count is",
+        ),
+        ("kind", "slice_size = [1]\n", ":1: slice_size=[1]: slice_size is a size"),
+        (
+            "key",
+            "[rdma]\nretry_cont = 1\n",
+            ":2: there is no setting \"rdma.retry_cont\": is rdma.",
+        ),
+        ("table", "rdma = 1\n", ":1: there is no setting \"rdma\""),
+        ("inside", "slice_size.x = 1\n", ":1: there is no setting \"slice_size.x\": is slice_size"),
+        ("syntax", "slice_size = \n", ":1: "),
+    ] {
+        let file = TomlFile::new(name, text);
+        let error = file.load().unwrap_err();
+        assert!(error.starts_with(&format!("{}{expected}", file.name())), "{error}");
+    }
+    let good = TomlFile::new("good", "[soft]\nsegmentation_offload = false\nbusy_poll = 2\n");
+    let rdma = good.load().unwrap().rdma(&[]);
+    assert!(!rdma.soft.segmentation_offload);
+    assert_eq!(rdma.soft.busy_poll, Duration::from_millis(2));
+}
+
+#[test]
+fn notes_are_of_variables_that_change_nothing() {
+    let settings = load(
+        &[
+            ("MC_USE_TENT", "1"),
+            ("MC_SLICE_SIZ", "1"),
+            ("MC_GID_INDEX", "1"),
+            ("NCCL_IB_GID_INDEX", "2"),
+            ("MC_MTU", ""),
+            ("MC_HOST_minio", "https://example.org"),
+            ("PATH", "/bin"),
+        ],
+        &[],
+    )
+    .unwrap();
+    let expected = [
+        "NCCL_IB_GID_INDEX is ignored: MC_GID_INDEX is set, too",
+        "MC_SLICE_SIZ is no setting, and is ignored: is MC_SLICE_SIZE meant?",
+        "MC_USE_TENT is ignored: there is one engine",
+    ];
+    assert_eq!(settings.notes(), expected);
+    assert_eq!(settings.rdma(&[]).ibverbs.gid_index, Some(1));
+}
