@@ -46,10 +46,11 @@ pub(crate) fn towards(peer: IpAddr) -> anyhow::Result<IpAddr> {
 /// is asked for: none of them has a loopback address.
 pub(crate) fn of_provider_towards(
     provider: Option<Provider>,
+    ibverbs: &IbverbsConfig,
     peer: IpAddr,
 ) -> anyhow::Result<IpAddr> {
     if provider == Some(Provider::Ibverbs) && peer.is_loopback() {
-        return Ok(Device::open_ibverbs(&IbverbsConfig::from_environment()?)?.address());
+        return Ok(Device::open_ibverbs(ibverbs)?.address());
     }
     towards(peer)
 }

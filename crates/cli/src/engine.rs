@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, bail};
 use millstream_metadata::{CallErrorKind, HostPort, StoreError};
 use millstream_transfer::{
-    Config, InstallError, RdmaConfig, Segment, SegmentError, TransferEngine,
+    InstallError, RdmaConfig, Segment, SegmentError, Settings, TransferEngine,
 };
-use millstream_verbs::{DeviceError, IbverbsConfig, Provider};
+use millstream_verbs::{DeviceError, Provider};
 use thiserror::Error;
 
 use crate::address::{self, ATTEMPTS, NoneFree, is_one_of_many};
@@ -63,42 +63,52 @@ pub(crate) fn check_metadata(uri: &str) -> anyhow::Result<()> {
     )))
 }
 
+/// What an engine is made with.
+pub(crate) struct Options<'a> {
+    pub(crate) settings: &'a Settings,
+    /// Whatever the settings say.
+    pub(crate) no_segmentation_offload: bool,
+    /// With peers that do not answer, where the command says it.
+    pub(crate) patience: Option<Duration>,
+}
+
+impl Options<'_> {
+    /// What the transport `rdma` is installed with, but for its addresses.
+    fn rdma(&self, provider: Option<Provider>) -> RdmaConfig {
+        let mut config = self.settings.rdma(&[]);
+        config.provider = provider.or(config.provider);
+        config.soft.segmentation_offload &= !self.no_segmentation_offload;
+        config.patience = self.patience.unwrap_or(config.patience);
+        config
+    }
+}
+
 /// Starts an engine on the first of these addresses, with RDMA devices on all of them if asked
 /// for. Without an address, one is found that leads to `peer`.
 pub(crate) fn start(
     protocols: &[Protocol],
     bind: &[IpAddr],
     peer: IpAddr,
-    segmentation_offload: bool,
+    options: &Options<'_>,
 ) -> anyhow::Result<TransferEngine> {
-    start_patiently(protocols, bind, peer, segmentation_offload, Duration::ZERO)
-}
-
-/// The same, with patience with peers that do not answer.
-fn start_patiently(
-    protocols: &[Protocol],
-    bind: &[IpAddr],
-    peer: IpAddr,
-    segmentation_offload: bool,
-    patience: Duration,
-) -> anyhow::Result<TransferEngine> {
-    let provider = provider(protocols)?;
+    let rdma = provider(protocols)?.map(|provider| options.rdma(provider));
     crate::bind::check(bind)?;
     for _ in 0..ATTEMPTS {
         let found;
         let addresses = match bind {
             [] => {
-                found = [address::of_provider_towards(provider.flatten(), peer)?];
+                found = [match &rdma {
+                    Some(rdma) => address::of_provider_towards(rdma.provider, &rdma.ibverbs, peer)?,
+                    None => address::towards(peer)?,
+                }];
                 &found[..]
             }
             given => given,
         };
-        let engine = TransferEngine::new(Config::new(addresses[0]))?;
-        let Some(provider) = provider else { return Ok(engine) };
-        let mut config = RdmaConfig { provider, patience, ..RdmaConfig::new(addresses) };
-        config.soft.segmentation_offload = segmentation_offload;
-        config.ibverbs = IbverbsConfig::from_environment()?;
-        match engine.install_rdma(config) {
+        let engine = TransferEngine::new(options.settings.engine(addresses[0]))?;
+        let Some(rdma) = &rdma else { return Ok(engine) };
+        let rdma = RdmaConfig { addresses: addresses.to_vec(), ..rdma.clone() };
+        match engine.install_rdma(rdma) {
             Ok(()) => return Ok(engine),
             Err(InstallError::Open(DeviceError::Soft(error)))
                 if error.is_in_use() && bind.is_empty() && is_one_of_many(peer) => {}
@@ -141,12 +151,16 @@ struct Unresolved {
 
 /// Starts an engine and opens a segment with it.
 pub(crate) fn open(reach: &Reach, segment: &str) -> anyhow::Result<Opened> {
-    open_patiently(reach, segment, Duration::ZERO)
+    open_patiently(reach, segment, None)
 }
 
 /// Checks the value of `--segment`.
-pub(crate) fn parse_segment(segment: &str) -> anyhow::Result<HostPort> {
-    segment.parse().map_err(|error| usage(format!("--segment {error}")))
+pub(crate) fn parse_segment(segment: &str, settings: &Settings) -> anyhow::Result<HostPort> {
+    let name = match settings.default_port() {
+        Some(port) => HostPort::parse_with_default(segment, port),
+        None => segment.parse(),
+    };
+    name.map_err(|error| usage(format!("--segment {error}")))
 }
 
 /// Starts an engine and opens a segment with it, as soon as that is possible, for `patience.wait`.
@@ -161,7 +175,7 @@ pub(crate) fn open_when_there(
     let moving = patience.limit().unwrap_or(Duration::MAX);
     let mut told: Option<Instant> = None;
     loop {
-        let error = match open_patiently(reach, segment, moving) {
+        let error = match open_patiently(reach, segment, Some(moving)) {
             Err(error) if may_come(&error) => error,
             result => return result,
         };
@@ -208,10 +222,15 @@ fn may_come(error: &anyhow::Error) -> bool {
     peer || retry::is_address_in_use(error)
 }
 
-fn open_patiently(reach: &Reach, segment: &str, patience: Duration) -> anyhow::Result<Opened> {
+fn open_patiently(
+    reach: &Reach,
+    segment: &str,
+    patience: Option<Duration>,
+) -> anyhow::Result<Opened> {
+    let settings = reach.settings.load()?;
     check_metadata(&reach.metadata)?;
     let protocol = protocol(&reach.protocol)?;
-    let name = parse_segment(segment)?;
+    let name = parse_segment(segment, settings)?;
     // Where the segment is says on which of our addresses it can be reached.
     let peer = match reach.bind.first() {
         Some(address) => *address,
@@ -225,8 +244,9 @@ fn open_patiently(reach: &Reach, segment: &str, patience: Duration) -> anyhow::R
                 .ip()
         }
     };
-    let offload = !reach.no_segmentation_offload;
-    let engine = start_patiently(&[protocol], &reach.bind, peer, offload, patience)?;
+    let no_segmentation_offload = reach.no_segmentation_offload;
+    let options = Options { settings, no_segmentation_offload, patience };
+    let engine = start(&[protocol], &reach.bind, peer, &options)?;
     let opened = engine.open_segment(segment)?;
     if opened.buffers().is_empty() {
         bail!("segment {segment} has no memory to read or write");

@@ -10,6 +10,7 @@ mod bind;
 mod closed;
 mod cluster;
 mod completions;
+mod config;
 mod controller;
 mod copy;
 mod daemon;
@@ -26,6 +27,7 @@ mod process;
 mod rdma;
 mod reach;
 mod retry;
+mod settings;
 mod sim;
 mod step;
 mod switch;
@@ -35,6 +37,7 @@ mod unready;
 
 use std::process::ExitCode;
 
+use crate::settings::SettingsArguments;
 use clap::error::ErrorKind;
 use clap::{ArgAction, CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -74,8 +77,7 @@ enum Command {
     /// Show NICs, NUMA nodes, GPUs and their distances
     Topology(topology::Arguments),
     /// Show every setting and where it came from
-    #[command(hide = true)]
-    Config(unready::Config),
+    Config(config::Arguments),
     /// Run a scenario in the seeded network simulator
     Sim(sim::Arguments),
     /// Talk RDMA to one peer
@@ -91,7 +93,10 @@ enum Command {
 fn main() -> ExitCode {
     let outcome = match parse() {
         Ok(arguments) => {
-            log::start(arguments.verbose, arguments.command.is_daemon());
+            // What is wrong with settings is told by the command.
+            let settings = arguments.command.settings().and_then(|it| it.load().ok());
+            let level = settings.and_then(|settings| settings.log_level());
+            log::start(arguments.verbose, level, arguments.command.is_daemon());
             let outcome = run(&arguments.command);
             log::finish();
             outcome
@@ -154,7 +159,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
         Command::Allreduce(arguments) => allreduce::run(arguments),
         Command::MetadataServer(arguments) => arguments.run(),
         Command::Topology(arguments) => topology::run(arguments),
-        Command::Config(arguments) => arguments.run(),
+        Command::Config(arguments) => config::run(arguments),
         Command::Sim(arguments) => sim::run(arguments),
         Command::Rdma(command) => rdma::run(command),
         Command::Completions(arguments) => completions::run(arguments),
@@ -163,6 +168,18 @@ fn run(command: &Command) -> anyhow::Result<()> {
 }
 
 impl Command {
+    /// What settings it has, if it has any.
+    const fn settings(&self) -> Option<&SettingsArguments> {
+        match self {
+            Self::Node(arguments) => Some(&arguments.settings),
+            Self::Put(arguments) => Some(arguments.settings()),
+            Self::Get(arguments) => Some(arguments.settings()),
+            Self::Bench(command) => command.settings(),
+            Self::Config(arguments) => Some(&arguments.settings),
+            _ => None,
+        }
+    }
+
     /// Whether it serves until it is told to stop.
     const fn is_daemon(&self) -> bool {
         matches!(self, Self::Node(_) | Self::Controller(_) | Self::Switch(_))

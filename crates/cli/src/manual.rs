@@ -11,7 +11,7 @@ use crate::failure::EXIT_STATUSES;
 use crate::output::escaped;
 
 /// What is in the environment and in which way it matters.
-const ENVIRONMENT: [(&str, &str); 7] = [
+const ENVIRONMENT: [(&str, &str); 9] = [
     (
         "MILLSTREAM_LOG",
         "What is logged to stderr, where no -v is given: error, warn, info, debug, trace, or \
@@ -21,7 +21,17 @@ const ENVIRONMENT: [(&str, &str); 7] = [
     ("RUST_LOG", "The same, where MILLSTREAM_LOG is not set."),
     ("NO_COLOR", "When it is set and not empty, help has no colours. Nothing else has any."),
     ("TMPDIR", "Where temporary files are kept, instead of /tmp."),
-    ("MC_GID_INDEX", "Entry of the GID table that devices of the system use."),
+    (
+        "MILLSTREAM_CONFIG",
+        "A TOML file of settings of node, put, get, bench transfer and config, where --config names \
+         no other.",
+    ),
+    (
+        "MC_*",
+        "Settings of the same commands, by the names that they have in the original transfer \
+         engine. millstream config and docs/reference/configuration.md list them.",
+    ),
+    ("MC_GID_INDEX", "Entry of the GID table that devices of the system use, in rdma too."),
     ("MC_CUSTOM_TOPO_JSON", "File with the priority matrix that topology shows."),
     (
         "MC_TE_FILTERS",

@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::failure::usage;
 use crate::process::StopWatch;
+use crate::settings::SettingsArguments;
 use crate::{closed, engine, note, output, retry, units};
 
 /// Bytes read from the file at a time.
@@ -47,6 +48,8 @@ pub(crate) struct Arguments {
     /// Send every packet as its own datagram, as captures want it
     #[arg(long)]
     no_segmentation_offload: bool,
+    #[command(flatten)]
+    pub(crate) settings: SettingsArguments,
 }
 
 /// The `ready` line.
@@ -83,11 +86,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     })?;
     let preload = arguments.file.as_deref().map(|path| open(path, arguments.buffer)).transpose()?;
     let loopback = Ipv4Addr::LOCALHOST.into();
-    let offload = !arguments.no_segmentation_offload;
+    let options = engine::Options {
+        settings: arguments.settings.load()?,
+        no_segmentation_offload: arguments.no_segmentation_offload,
+        patience: None,
+    };
     let start = Instant::now();
     let until = start.checked_add(arguments.wait).unwrap_or(start);
     let engine = retry::until(until, retry::is_address_in_use, || {
-        engine::start(&protocols, &arguments.bind, loopback, offload)
+        engine::start(&protocols, &arguments.bind, loopback, &options)
     })?;
     let allocating = format!("allocating {}", units::readable(arguments.buffer));
     let buffer = note::when_slow(&allocating, || engine.allocate_buffer(length, "*", true));

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use clap::Args;
 
+use crate::settings::SettingsArguments;
 use crate::units;
 
 /// How segments are found, and how bytes move to and from them.
@@ -23,6 +24,8 @@ pub(crate) struct Reach {
     /// Send every packet as its own datagram, as captures want it
     #[arg(long)]
     pub(crate) no_segmentation_offload: bool,
+    #[command(flatten)]
+    pub(crate) settings: SettingsArguments,
 }
 
 /// For how long a command tries.

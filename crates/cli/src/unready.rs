@@ -23,20 +23,3 @@ impl MetadataServer {
         )))
     }
 }
-
-/// Arguments of `config`.
-#[derive(Args, Debug)]
-pub(crate) struct Config {
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
-}
-
-impl Config {
-    pub(crate) fn run(&self) -> anyhow::Result<()> {
-        let form = if self.json { " as JSON" } else { "" };
-        Err(not_yet(&format!(
-            "this version has no settings to show{form}: everything is an argument"
-        )))
-    }
-}

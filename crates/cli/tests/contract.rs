@@ -4,7 +4,7 @@ mod common;
 
 use common::{Folder, Output, Running, address, millstream, node, run, transfer};
 
-const COMMANDS: [&str; 12] = [
+const COMMANDS: [&str; 13] = [
     "demo",
     "node",
     "put",
@@ -14,6 +14,7 @@ const COMMANDS: [&str; 12] = [
     "switch",
     "allreduce",
     "topology",
+    "config",
     "sim",
     "rdma",
     "completions",
@@ -52,7 +53,6 @@ fn what_is_not_there_yet_says_so() {
     for arguments in [
         &["metadata-server"][..],
         &["metadata-server", "--listen", "127.0.0.1:1"],
-        &["config"],
         &["sim", "--scenario", "a/file.toml"],
         &["controller", "--topology", "tree.yaml"],
         &["node", "--name=a", "--metadata=p2p", "--protocol=rdma,tcp", "--buffer=1KiB"],

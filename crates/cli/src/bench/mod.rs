@@ -7,6 +7,8 @@ mod transfer;
 
 use clap::Subcommand;
 
+use crate::settings::SettingsArguments;
+
 /// The commands of `bench`.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
@@ -19,6 +21,15 @@ pub(crate) enum Command {
     LatencyEnd(rdma::LatencyEnd),
     /// Measure AllReduce over local processes
     Allreduce(allreduce::Arguments),
+}
+
+impl Command {
+    pub(crate) const fn settings(&self) -> Option<&SettingsArguments> {
+        match self {
+            Self::Transfer(arguments) => Some(arguments.settings()),
+            _ => None,
+        }
+    }
 }
 
 /// Runs a command of `bench`.

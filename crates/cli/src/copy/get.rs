@@ -18,6 +18,7 @@ use super::{Common, Done, Reading, failed, progress};
 use crate::engine::Opened;
 use crate::failure::usage;
 use crate::output::{self, Progress};
+use crate::settings::SettingsArguments;
 use crate::{process, units};
 
 /// Arguments of `get`.
@@ -30,6 +31,12 @@ pub(crate) struct Arguments {
     inplace: bool,
     /// The file; - is standard output, and what is said goes to standard error then
     file: PathBuf,
+}
+
+impl Arguments {
+    pub(crate) const fn settings(&self) -> &SettingsArguments {
+        &self.common.reach.settings
+    }
 }
 
 /// Runs `get`.

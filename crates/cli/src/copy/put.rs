@@ -15,6 +15,7 @@ use super::{Common, Done, Reading, failed, progress};
 use crate::engine::Opened;
 use crate::failure::usage;
 use crate::output::Progress;
+use crate::settings::SettingsArguments;
 
 /// Arguments of `put`.
 #[derive(Args, Debug)]
@@ -23,6 +24,12 @@ pub(crate) struct Arguments {
     common: Common,
     /// The file, read to its end; - is standard input
     file: PathBuf,
+}
+
+impl Arguments {
+    pub(crate) const fn settings(&self) -> &SettingsArguments {
+        &self.common.reach.settings
+    }
 }
 
 /// Runs `put`.

@@ -21,10 +21,10 @@ pub(crate) const VARIABLES: [&str; 2] = ["MILLSTREAM_LOG", "RUST_LOG"];
 /// What `-v` asks for, for processes that we start.
 static ASKED_FOR: OnceLock<&str> = OnceLock::new();
 
-/// Starts logging. `-v`, given `verbosity` times, comes first; then what is in the environment;
-/// without any, daemons show warnings, and other commands only what they fail of, which they say
-/// themselves.
-pub(crate) fn start(verbosity: u8, daemon: bool) {
+/// Starts logging. `-v`, given `verbosity` times, comes first; then what is in the environment; then the
+/// setting; without any, daemons show warnings, and other commands only what they fail of, which they
+/// say themselves.
+pub(crate) fn start(verbosity: u8, setting: Option<&str>, daemon: bool) {
     let asked_for = match verbosity {
         0 => None,
         1 => Some("info"),
@@ -32,10 +32,11 @@ pub(crate) fn start(verbosity: u8, daemon: bool) {
         _ => Some("trace"),
     };
     let mut complaint = None;
+    let default = if daemon { "warn" } else { "error" };
     let filter = match asked_for {
         Some(level) => EnvFilter::new(ASKED_FOR.get_or_init(|| level)),
         None => from_environment(&mut complaint)
-            .unwrap_or_else(|| EnvFilter::new(if daemon { "warn" } else { "error" })),
+            .unwrap_or_else(|| EnvFilter::new(setting.unwrap_or(default))),
     };
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(Stderr::default)

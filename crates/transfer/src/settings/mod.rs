@@ -142,6 +142,11 @@ impl Settings {
         RdmaConfig { addresses: addresses.to_vec(), ..self.values.rdma.clone() }
     }
 
+    /// The port of segments' names that have none, if they may have none.
+    pub fn default_port(&self) -> Option<u16> {
+        self.values.engine.default_port
+    }
+
     /// What is to be logged, if anything is said of it: `off`, `error`, `warn`, `info`, `debug` or
     /// `trace`.
     pub fn log_level(&self) -> Option<&'static str> {

@@ -15,6 +15,7 @@ use crate::bench::rdma::LEAST_WORKING_SET;
 use crate::engine::{self, Opened, Protocol};
 use crate::failure::usage;
 use crate::reach::Reach;
+use crate::settings::SettingsArguments;
 use crate::{note, process, units};
 use peer::Peer;
 use report::Row;
@@ -82,6 +83,10 @@ impl Operation {
 }
 
 impl Arguments {
+    pub(super) const fn settings(&self) -> &SettingsArguments {
+        &self.reach.settings
+    }
+
     /// What is to be measured, row by row.
     fn shapes(&self) -> Vec<Shape> {
         let operations = match &self.op {
@@ -103,6 +108,8 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.duration.is_zero() {
         return Err(usage("--duration 0s: choose 1ms or more"));
     }
+    // Here, since it is not the node's fault when they are wrong.
+    arguments.reach.settings.load()?;
     let set = working_set(arguments, &mut shapes)?;
     // Before anything is started for it.
     let room = Vec::<u8>::new().try_reserve_exact(set);

@@ -1,5 +1,6 @@
 //! A node of our own to measure against.
 
+use std::ffi::OsString;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -23,11 +24,14 @@ impl Peer {
     /// bytes of memory.
     pub(super) fn start(reach: &Reach, bytes: u64) -> anyhow::Result<Self> {
         let buffer = bytes.to_string();
-        let mut arguments = vec!["node", "--name=bench", "--buffer", &buffer];
-        arguments.extend(["--metadata", &reach.metadata, "--protocol", &reach.protocol]);
+        let mut arguments =
+            ["node", "--name=bench", "--buffer", &buffer].map(OsString::from).to_vec();
+        let reached = ["--metadata", &reach.metadata, "--protocol", &reach.protocol];
+        arguments.extend(reached.map(OsString::from));
         if reach.no_segmentation_offload {
-            arguments.push("--no-segmentation-offload");
+            arguments.push("--no-segmentation-offload".into());
         }
+        arguments.extend(reach.settings.arguments());
         let start = || {
             let mut child = Child::start("the peer", arguments)?;
             let ready = child.ready(READY)?;

@@ -1,0 +1,56 @@
+//! Settings of transfer engines as commands take them: a file, the environment, arguments.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use clap::Args;
+use millstream_transfer::{Settings, Sources};
+
+use crate::failure::usage;
+use crate::note;
+
+/// Where settings come from besides the environment.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct SettingsArguments {
+    /// Read settings from this TOML file [default: the one that MILLSTREAM_CONFIG names]
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Give a setting this value, whatever files and the environment say; `millstream config` lists
+    /// all
+    #[arg(long, value_name = "NAME=VALUE")]
+    set: Vec<String>,
+    #[arg(skip)]
+    loaded: OnceLock<Box<Settings>>,
+}
+
+impl SettingsArguments {
+    /// The settings, which are taken once. What there is to note of them is said then.
+    pub(crate) fn load(&self) -> anyhow::Result<&Settings> {
+        if let Some(settings) = self.loaded.get() {
+            return Ok(settings);
+        }
+        let mut sources = Sources::of_process();
+        sources.file = self.config.clone().or(sources.file);
+        sources.arguments.clone_from(&self.set);
+        let settings = match Settings::load(&sources) {
+            Ok(settings) => settings,
+            Err(error) => {
+                sources.arguments.clear();
+                // The command line is wrong when without it all is well.
+                return Err(match Settings::load(&sources) {
+                    Ok(_) => usage(format!("--set: {error}")),
+                    Err(_) => error.into(),
+                });
+            }
+        };
+        settings.notes().iter().for_each(|text| note::note(text));
+        Ok(self.loaded.get_or_init(|| Box::new(settings)))
+    }
+
+    /// The same as arguments of a command that is started.
+    pub(crate) fn arguments(&self) -> Vec<std::ffi::OsString> {
+        let config = self.config.iter().flat_map(|path| ["--config".into(), path.into()]);
+        let set = self.set.iter().flat_map(|text| ["--set".into(), text.into()]);
+        config.chain(set).collect()
+    }
+}
