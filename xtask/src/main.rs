@@ -29,6 +29,7 @@ usage: cargo xtask TASK
   tidy                 check the architecture and the style rules that no other tool checks
   licences             check the licence of every dependency
   man                  write the manual pages (packaging/man) anew
+  config-docs          write the reference of settings (docs/reference/configuration.md) anew
   package              make a Debian package in target/package
   interop [OPTIONS]    run millstream against the Linux kernel's soft-RoCE in a guest
       --only TEXT        only the rows whose name contains TEXT
@@ -79,6 +80,7 @@ fn main() -> ExitCode {
         ("tidy", []) => tidy::run(),
         ("licences", []) => licences::run(),
         ("man", []) => manual::run(),
+        ("config-docs", []) => manual::configuration(),
         ("package", []) => package::run(),
         ("interop", options) => match interop::Options::parse(options) {
             Ok(options) => interop::run(&options),

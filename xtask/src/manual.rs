@@ -1,4 +1,5 @@
-//! `cargo xtask man`: writes packaging/man anew. A test of the command compares.
+//! `cargo xtask man` and `cargo xtask config-docs`: write anew what the command says of itself. Tests of
+//! the command compare.
 
 use anyhow::{Context, Result};
 
@@ -19,4 +20,15 @@ pub(crate) fn run() -> Result<()> {
         .with_context(|| format!("cannot make {}", folder.display()))?;
     let arguments = ["run", "--quiet", "--package", "millstream", "--", "manual"];
     process::run(process::cargo().args(arguments).arg(&folder))
+}
+
+/// The reference of settings, from the root.
+const CONFIGURATION: &str = "docs/reference/configuration.md";
+
+/// Has the command write the reference of its settings.
+pub(crate) fn configuration() -> Result<()> {
+    let path = process::repository_root().join(CONFIGURATION);
+    let arguments = ["run", "--quiet", "--package", "millstream", "--", "config", "--reference"];
+    let text = process::output(process::cargo().args(arguments))?;
+    std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
 }
