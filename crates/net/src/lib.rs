@@ -30,6 +30,8 @@ mod model;
 #[cfg(not(millstream_loom))]
 mod packet;
 mod prefetch;
+#[cfg(not(millstream_loom))]
+pub mod probe;
 mod progress;
 mod shared_address;
 mod socket;

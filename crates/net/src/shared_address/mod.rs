@@ -19,6 +19,9 @@ mod steering;
 mod steward;
 mod table;
 
+#[cfg(not(millstream_loom))]
+pub(crate) use steering::steer;
+
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;

@@ -65,7 +65,7 @@ fn bind_patiently(socket: &Socket, asked: SocketAddr) -> Result<(), OpenError> {
 
 /// Lets the kernel choose the socket by the slot of the destination's queue pair number, as
 /// [`millstream_roce::slot_of`] does. A program that reads behind the end of a packet returns 0.
-fn steer(socket: &Socket) -> io::Result<()> {
+pub(crate) fn steer(socket: &Socket) -> io::Result<()> {
     /// The first byte of the destination's number, in the BTH.
     const DESTINATION: u32 = 5;
     const SHIFT: u32 = 8 - SLOTS.trailing_zeros();
