@@ -15,6 +15,7 @@ mod controller;
 mod copy;
 mod daemon;
 mod demo;
+mod doctor;
 mod engine;
 mod escape;
 mod failure;
