@@ -79,6 +79,8 @@ enum Command {
     Topology(topology::Arguments),
     /// Show every setting and where it came from
     Config(config::Arguments),
+    /// Say what of this machine stands in the way, and the line that changes it
+    Doctor(doctor::Arguments),
     /// Run a scenario in the seeded network simulator
     Sim(sim::Arguments),
     /// Talk RDMA to one peer
@@ -161,6 +163,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
         Command::MetadataServer(arguments) => arguments.run(),
         Command::Topology(arguments) => topology::run(arguments),
         Command::Config(arguments) => config::run(arguments),
+        Command::Doctor(arguments) => doctor::run(arguments),
         Command::Sim(arguments) => sim::run(arguments),
         Command::Rdma(command) => rdma::run(command),
         Command::Completions(arguments) => completions::run(arguments),

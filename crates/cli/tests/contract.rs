@@ -4,7 +4,7 @@ mod common;
 
 use common::{Folder, Output, Running, address, millstream, node, run, transfer};
 
-const COMMANDS: [&str; 13] = [
+const COMMANDS: [&str; 14] = [
     "demo",
     "node",
     "put",
@@ -15,6 +15,7 @@ const COMMANDS: [&str; 13] = [
     "allreduce",
     "topology",
     "config",
+    "doctor",
     "sim",
     "rdma",
     "completions",
