@@ -26,7 +26,6 @@ const LOADER_CACHE: &str = "etc/ld.so.cache";
 
 /// What is known. `None` is unknown.
 #[derive(Clone, Debug, Default)]
-#[expect(dead_code, reason = "checks of the network and the machine are to come")]
 pub(super) struct Facts {
     pub(super) user: Option<u32>,
     /// The bits of the capabilities in effect.

@@ -5,6 +5,8 @@
 
 mod check;
 mod facts;
+mod machine;
+mod network;
 mod process;
 
 use std::path::PathBuf;
@@ -57,7 +59,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 fn checks(facts: &Facts) -> Vec<Check> {
-    process::checks(facts)
+    let parts = [network::checks(facts), machine::checks(facts), process::checks(facts)];
+    parts.into_iter().flatten().collect()
 }
 
 fn lines(check: &Check) -> Vec<String> {
