@@ -269,3 +269,7 @@ fn processor_quota(root: &Path, cgroups: &str) -> Option<f64> {
     };
     folders.iter().filter_map(quota).min_by(f64::total_cmp)
 }
+
+#[cfg(test)]
+#[path = "facts_tests.rs"]
+mod tests;

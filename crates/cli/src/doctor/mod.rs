@@ -8,6 +8,8 @@ mod facts;
 mod machine;
 mod network;
 mod process;
+#[cfg(test)]
+mod tests;
 
 use std::path::PathBuf;
 
