@@ -17,7 +17,7 @@ const QUEUE_SIZES: &str = "queues are as long as the settings of rdma make them"
 pub(super) const IGNORED: &[(&str, &str)] = &[
     ("MC_AUTO_GID_MAX_RETRIES", "the GID is chosen once, when a device is opened"),
     ("MC_CONN_PAUSE_TTL_MS", "a peer that does not answer is asked again by rdma.patience"),
-    ("MC_CUSTOM_TOPO_JSON", NO_POLICY),
+    ("MC_CUSTOM_TOPO_JSON", "engines do not choose NICs by it yet; millstream topology shows it"),
     ("MC_DISABLE_METACACHE", "descriptors that have proven out of date are asked for again"),
     ("MC_EFA_CQ_THREADS", "EFA has no reliable connections"),
     ("MC_EFA_NIC_SELECTION", "EFA has no reliable connections"),
@@ -70,7 +70,7 @@ pub(super) const IGNORED: &[(&str, &str)] = &[
     ("MC_TCP_SLICE_SIZE", NO_TCP),
     ("MC_TCP_STATUS_TIMEOUT_SEC", NO_TCP),
     ("MC_TENT_CONF", ONE_ENGINE),
-    ("MC_TE_FILTERS", "the addresses of --bind say which devices are used"),
+    ("MC_TE_FILTERS", "--bind says which devices an engine has; millstream topology shows it"),
     ("MC_TE_METADATA_REFRESH_INTERVAL_SECONDS", NO_STORE),
     ("MC_TE_METRIC", "there are no metrics yet"),
     ("MC_TE_METRIC_INTERVAL_SECONDS", "there are no metrics yet"),
