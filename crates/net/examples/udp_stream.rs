@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_net::baseline::{StreamReport, memory_copy, udp_stream};
+use millstream_net::baseline::{StreamReport, memory_copy, udp_streams};
 
 /// Far more than caches hold.
 const WORKING_SET: usize = 256 << 20;
@@ -12,7 +12,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let seconds: f64 = arguments.next().map_or(Ok(2.0), |argument| argument.parse())?;
     let segment: usize = arguments.next().map_or(Ok(4096), |argument| argument.parse())?;
     let duration = Duration::try_from_secs_f64(seconds)?;
-    let report = udp_stream(duration, segment, WORKING_SET)?;
+    let report = udp_streams(1, duration, segment, WORKING_SET)?;
     let StreamReport { bytes, lost, segmentation_offload, .. } = report;
     println!(
         "udp stream, segment {segment}, offload {segmentation_offload}: {:.3} GB/s ({bytes} bytes, \

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 pub use ping_pong::{PingPongReport, tcp_echo, tcp_ping_pong};
 pub use tcp_stream::{TcpReport, tcp_stream};
-pub use udp_stream::{StreamReport, udp_stream};
+pub use udp_stream::{StreamReport, udp_streams};
 
 /// What [`memory_copy`] measured.
 #[derive(Clone, Copy, Debug)]
@@ -67,6 +67,17 @@ impl Usage {
     fn cpu(&self) -> Duration {
         processor_time().saturating_sub(self.cpu)
     }
+}
+
+/// The time since this machine started, by a clock that all its processes share.
+pub fn machine_time() -> Duration {
+    // SAFETY: a zeroed `timespec` is a valid one, the pointer is to it, and the clock exists.
+    let time = unsafe {
+        let mut time = mem::zeroed::<libc::timespec>();
+        libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time);
+        time
+    };
+    Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
 
 /// Processor time of this process so far, in the kernel and outside it.

@@ -4,7 +4,7 @@ use std::hint::black_box;
 use std::io::{self, IoSlice};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread;
+use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 
 use socket2::SockAddr;
@@ -22,12 +22,12 @@ const CREDIT: u64 = 128 << 10;
 /// When the window stays closed for this long, its bytes are lost.
 const PATIENCE: Duration = Duration::from_millis(50);
 
-/// What [`udp_stream`] measured.
+/// What [`udp_streams`] measured, of all streams together.
 #[derive(Clone, Copy, Debug)]
 pub struct StreamReport {
     /// Bytes that arrived and were copied to their place.
     pub bytes: u64,
-    /// In this time.
+    /// In this time, which ends with the last stream.
     pub elapsed: Duration,
     /// Processor time of this process for it.
     pub cpu: Duration,
@@ -46,67 +46,128 @@ impl StreamReport {
     }
 }
 
-/// Streams datagrams of `segment` bytes from one thread to another over 127.0.0.1 for `duration`,
-/// with segmentation offload where the kernel has it.
+/// Streams datagrams of `segment` bytes over 127.0.0.1 for `duration`, with segmentation offload where
+/// the kernel has it: so many streams at once, each between two threads with a socket each.
 ///
-/// The bytes move as those of an RDMA WRITE do: out of a source of `working_set` bytes, which the
-/// sender walks through, into a destination of as many, to which the receiver copies every payload.
-/// But there are no headers, no ICRC and no acknowledgements, only credits: at most 2 MiB are under
-/// way (less where the receive buffer is small), so that nothing is lost.
-pub fn udp_stream(
+/// The bytes move as those of an RDMA WRITE do: out of a source of `working_set` bytes, of which each
+/// sender walks through its part, into a destination of as many, to which the receiver copies every
+/// payload. But there are no headers, no ICRC and no acknowledgements, only credits: at most 2 MiB are
+/// under way in a stream (less where the receive buffer is small), so that nothing is lost.
+pub fn udp_streams(
+    count: usize,
     duration: Duration,
     segment: usize,
     working_set: usize,
 ) -> io::Result<StreamReport> {
-    stream(duration, segment, working_set, true)
+    streams(count, duration, segment, working_set, true)
 }
 
-fn stream(
+fn streams(
+    count: usize,
     duration: Duration,
     segment: usize,
     working_set: usize,
     segmentation_offload: bool,
 ) -> io::Result<StreamReport> {
+    let invalid = |message| Err(io::Error::new(io::ErrorKind::InvalidInput, message));
     if segment == 0 || segment > MAX_MESSAGE_LENGTH {
-        let message = format!("a datagram holds 1 to {MAX_MESSAGE_LENGTH} bytes, not {segment}");
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+        return invalid(format!("a datagram holds 1 to {MAX_MESSAGE_LENGTH} bytes, not {segment}"));
     }
-    if working_set < MAX_MESSAGE_LENGTH {
-        let message = format!("a working set has {MAX_MESSAGE_LENGTH} bytes at least");
-        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    let part = working_set.checked_div(count).unwrap_or(0);
+    if part < MAX_MESSAGE_LENGTH {
+        return invalid(format!(
+            "each of {count} streams has {part} bytes of the working set: {MAX_MESSAGE_LENGTH} at \
+             least"
+        ));
     }
-    let open = || {
-        UdpSocket::open(&SocketConfig {
-            address: IpAddr::V4(Ipv4Addr::LOCALHOST),
-            port: 0,
-            segmentation_offload,
-            buffer_length: SocketConfig::DEFAULT_BUFFER_LENGTH,
-        })
-        .map_err(|error| match error {
-            OpenError::System { source, .. } => source,
-            error => io::Error::other(error),
-        })
-    };
-    let (sender, receiver) = (open()?, open()?);
-    let stop = AtomicBool::new(false);
-    // Filled with something, so that the pages are there before the clock starts.
-    let (source, mut destination) = (vec![1; working_set], vec![2; working_set]);
-    thread::scope(|scope| {
-        let receiving = scope.spawn(|| receive_all(&receiver, &mut destination, &stop));
-        let usage = Usage::start();
-        let sent = send_for(duration, &sender, &receiver, &source, segment);
-        stop.store(true, Ordering::Release);
-        let received = receiving.join().map_err(|_panic| io::Error::other("receiver panicked"))?;
-        let (bytes, end) = received?;
-        Ok(StreamReport {
-            bytes,
-            elapsed: end.saturating_duration_since(usage.started_at()),
-            cpu: usage.cpu(),
-            lost: sent?.saturating_sub(bytes),
-            segment,
-            segmentation_offload: sender.info().segmentation && receiver.info().coalescing,
-        })
+    let mut all = Vec::with_capacity(count);
+    for _ in 0..count {
+        all.push(Stream::open(part, segmentation_offload)?);
+    }
+    let usage = Usage::start();
+    let ends = thread::scope(|scope| {
+        let mut threads = Vec::with_capacity(count);
+        for stream in &mut all {
+            // The name is what a profiler shows, also for the other end, whose thread inherits it.
+            let thread = thread::Builder::new().name("plain-udp".to_owned());
+            threads.push(thread.spawn_scoped(scope, || stream.run(duration, segment))?);
+        }
+        let ended = |thread: ScopedJoinHandle<'_, io::Result<Ended>>| {
+            thread.join().map_err(|_panic| io::Error::other("a sender panicked"))?
+        };
+        threads.into_iter().map(ended).collect::<io::Result<Vec<_>>>()
+    })?;
+    let last = ends.iter().map(|ended| ended.last).max().unwrap_or(usage.started_at());
+    let [bytes, sent] =
+        [|it: &Ended| it.bytes, |it: &Ended| it.sent].map(|of| ends.iter().map(of).sum::<u64>());
+    Ok(StreamReport {
+        bytes,
+        elapsed: last.saturating_duration_since(usage.started_at()),
+        cpu: usage.cpu(),
+        lost: sent.saturating_sub(bytes),
+        segment,
+        segmentation_offload: all.iter().all(Stream::is_offloaded),
     })
+}
+
+/// Two sockets and the memory of both sides.
+struct Stream {
+    sender: UdpSocket,
+    receiver: UdpSocket,
+    source: Vec<u8>,
+    destination: Vec<u8>,
+}
+
+/// What became of a stream.
+struct Ended {
+    sent: u64,
+    /// Of these, what arrived.
+    bytes: u64,
+    /// When the last came.
+    last: Instant,
+}
+
+impl Stream {
+    fn open(working_set: usize, segmentation_offload: bool) -> io::Result<Self> {
+        let open = || {
+            UdpSocket::open(&SocketConfig {
+                address: IpAddr::V4(Ipv4Addr::LOCALHOST),
+                port: 0,
+                segmentation_offload,
+                buffer_length: SocketConfig::DEFAULT_BUFFER_LENGTH,
+            })
+            .map_err(|error| match error {
+                OpenError::System { source, .. } => source,
+                error => io::Error::other(error),
+            })
+        };
+        let (sender, receiver) = (open()?, open()?);
+        // Filled with something, so that the pages are there before the clock starts.
+        Ok(Self {
+            sender,
+            receiver,
+            source: vec![1; working_set],
+            destination: vec![2; working_set],
+        })
+    }
+
+    fn is_offloaded(&self) -> bool {
+        self.sender.info().segmentation && self.receiver.info().coalescing
+    }
+
+    fn run(&mut self, duration: Duration, segment: usize) -> io::Result<Ended> {
+        let Self { sender, receiver, source, destination } = self;
+        let stop = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let receiving = scope.spawn(|| receive_all(receiver, destination, &stop));
+            let sent = send_for(duration, sender, receiver, source, segment);
+            stop.store(true, Ordering::Release);
+            let received =
+                receiving.join().map_err(|_panic| io::Error::other("a receiver panicked"))?;
+            let (bytes, last) = received?;
+            Ok(Ended { sent: sent?, bytes, last })
+        })
+    }
 }
 
 /// Sends for a while; returns how many bytes.
@@ -215,10 +276,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stream_arrives_whole() {
-        for segmentation_offload in [true, false] {
+    fn streams_arrive_whole() {
+        for (count, segmentation_offload) in [(1, true), (1, false), (3, true)] {
             let duration = Duration::from_millis(20);
-            let report = stream(duration, 4096, 1 << 20, segmentation_offload).unwrap();
+            let report = streams(count, duration, 4096, 1 << 20, segmentation_offload).unwrap();
             assert!(report.bytes > 0);
             assert_eq!(report.bytes % 4096, 0);
             assert_eq!(report.lost, 0);
@@ -228,10 +289,14 @@ mod tests {
     }
 
     #[test]
-    fn segments_that_no_datagram_holds_are_refused() {
+    fn what_no_datagram_holds_and_what_has_no_memory_is_refused() {
         for segment in [0, MAX_MESSAGE_LENGTH + 1] {
-            let error = udp_stream(Duration::ZERO, segment, 1 << 20).unwrap_err();
+            let error = udp_streams(1, Duration::ZERO, segment, 1 << 20).unwrap_err();
             assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{segment}");
+        }
+        for count in [0, 17] {
+            let error = udp_streams(count, Duration::ZERO, 4096, 1 << 20).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::InvalidInput, "{count}");
         }
     }
 }

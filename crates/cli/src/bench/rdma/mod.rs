@@ -160,7 +160,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 fn udp_stream(duration: Duration, working_set: usize) -> anyhow::Result<(Stream, bool)> {
     // The name is what a profiler shows, also for the other end, whose thread inherits it.
     let thread = thread::Builder::new().name("plain-udp".to_owned());
-    let thread = thread.spawn(move || baseline::udp_stream(duration, SEGMENT, working_set));
+    let thread = thread.spawn(move || baseline::udp_streams(1, duration, SEGMENT, working_set));
     let report = thread.context("cannot start a thread")?.join();
     let report = report.map_err(|_panic| anyhow!("the plain UDP stream panicked"))?;
     let report = report.context("the plain UDP stream failed")?;

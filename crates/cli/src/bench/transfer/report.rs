@@ -139,7 +139,7 @@ pub(super) fn print_json(rows: &[Row], alone: bool, interrupted: bool) -> anyhow
 
 /// Measures what the machine does without us, over as many bytes, and sets every row beside it.
 pub(super) fn add_baseline(rows: &mut [Row], working_set: usize) -> anyhow::Result<()> {
-    let stream = baseline::udp_stream(BASELINE, STREAM_SEGMENT, working_set)
+    let stream = baseline::udp_streams(1, BASELINE, STREAM_SEGMENT, working_set)
         .context("the plain UDP stream failed")?;
     let udp_stream_gb_per_s = stream.gb_per_s();
     let memory_copy_gb_per_s = baseline::memory_copy(BASELINE, working_set).gb_per_s();
