@@ -1,12 +1,12 @@
 //! What drivers did for what passed: system calls, messages of the kernel, datagrams.
 
 use millstream_verbs::Device;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::bench::figures::per;
 
 /// What the drivers of some devices have done so far.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Copy, Debug, Default, Deserialize, Serialize)]
 pub(super) struct Work {
     send_calls: u64,
     receive_calls: u64,
@@ -42,18 +42,32 @@ impl Work {
     pub(super) fn of<'a>(devices: impl Iterator<Item = &'a Device>) -> Self {
         devices.fold(Self::default(), |sum, device| {
             let driver = device.driver_counters();
-            Self {
-                send_calls: sum.send_calls + driver.send_calls,
-                receive_calls: sum.receive_calls + driver.receive_calls,
-                sleeps: sum.sleeps + driver.sleeps,
-                wakes: sum.wakes + driver.wakes,
-                sent_messages: sum.sent_messages + driver.sent_messages,
-                sent_datagrams: sum.sent_datagrams + driver.sent_datagrams,
-                received_messages: sum.received_messages + driver.received_messages,
-                received_datagrams: sum.received_datagrams + driver.received_datagrams,
-                retransmissions: sum.retransmissions + device.counters().retransmissions,
-            }
+            sum.plus(Self {
+                send_calls: driver.send_calls,
+                receive_calls: driver.receive_calls,
+                sleeps: driver.sleeps,
+                wakes: driver.wakes,
+                sent_messages: driver.sent_messages,
+                sent_datagrams: driver.sent_datagrams,
+                received_messages: driver.received_messages,
+                received_datagrams: driver.received_datagrams,
+                retransmissions: device.counters().retransmissions,
+            })
         })
+    }
+
+    pub(super) const fn plus(self, other: Self) -> Self {
+        Self {
+            send_calls: self.send_calls + other.send_calls,
+            receive_calls: self.receive_calls + other.receive_calls,
+            sleeps: self.sleeps + other.sleeps,
+            wakes: self.wakes + other.wakes,
+            sent_messages: self.sent_messages + other.sent_messages,
+            sent_datagrams: self.sent_datagrams + other.sent_datagrams,
+            received_messages: self.received_messages + other.received_messages,
+            received_datagrams: self.received_datagrams + other.received_datagrams,
+            retransmissions: self.retransmissions + other.retransmissions,
+        }
     }
 
     /// What was done after `earlier`.
@@ -115,6 +129,7 @@ mod tests {
             retransmissions: 9,
         };
         let work = after.since(before);
+        let work = Work { wakes: 1, ..Work::default() }.plus(Work { wakes: 2, ..work });
         assert_eq!(work.retransmissions(), 9);
         let counted = work.counted(500_000_000);
         let is = |figure: f64, expected: f64| {
