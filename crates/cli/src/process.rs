@@ -7,12 +7,12 @@ pub(crate) use millstream_net::baseline::processor_time;
 use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
 use std::fs::{File, OpenOptions, Permissions};
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,6 +20,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
+use serde::Serialize;
 
 use crate::output::escaped;
 use crate::{log, output};
@@ -364,6 +365,7 @@ impl Drop for TemporaryFile {
 pub(crate) struct Child {
     name: String,
     child: std::process::Child,
+    stdin: Option<ChildStdin>,
     lines: Receiver<String>,
     complaints: Arc<Mutex<VecDeque<String>>>,
     readers: Vec<JoinHandle<()>>,
@@ -377,12 +379,27 @@ impl Child {
         name: impl Into<String>,
         arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
     ) -> anyhow::Result<Self> {
-        let name = name.into();
+        Self::start_with(name.into(), arguments, Stdio::null())
+    }
+
+    /// The same, for one that is told things: see [`Child::tell`].
+    pub(crate) fn start_to_tell(
+        name: impl Into<String>,
+        arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
+    ) -> anyhow::Result<Self> {
+        Self::start_with(name.into(), arguments, Stdio::piped())
+    }
+
+    fn start_with(
+        name: String,
+        arguments: impl IntoIterator<Item = impl AsRef<OsStr>>,
+        stdin: Stdio,
+    ) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("cannot find our own executable")?;
         let parent = std::process::id();
         let mut command = Command::new(program);
         command.args(arguments);
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
         if let Some(level) = log::asked_for() {
             command.env(log::VARIABLES[0], level);
         }
@@ -409,6 +426,7 @@ impl Child {
         let mut child = command.spawn().with_context(|| format!("cannot start {name}"))?;
         belongings.children.push(child.id());
         drop(belongings);
+        let stdin = child.stdin.take();
         let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
         let (sender, lines) = sync_channel(LINES_WAITING);
         let complaints = Arc::new(Mutex::new(VecDeque::new()));
@@ -418,7 +436,26 @@ impl Child {
             thread::spawn(move || read_lines(stdout, &sender)),
             thread::spawn(move || keep_last_lines(stderr, &kept, &label)),
         ];
-        Ok(Self { name, child, lines, complaints, readers, status: None })
+        Ok(Self { name, child, stdin, lines, complaints, readers, status: None })
+    }
+
+    /// Writes a line of JSON to its stdin.
+    pub(crate) fn tell(&mut self, value: &impl Serialize) -> anyhow::Result<()> {
+        let line = serde_json::to_string(value)? + "\n";
+        let told = self.stdin.as_mut().map(|stdin| stdin.write_all(line.as_bytes()));
+        match told {
+            Some(Ok(())) => Ok(()),
+            // It has ended.
+            _ => {
+                self.wait(GRACE);
+                Err(self.failed("does not listen"))
+            }
+        }
+    }
+
+    /// Closes its stdin: nothing more will be told.
+    pub(crate) fn hush(&mut self) {
+        self.stdin = None;
     }
 
     /// Waits for its `ready` line and returns the JSON on it.

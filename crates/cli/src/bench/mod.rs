@@ -19,6 +19,9 @@ pub(crate) enum Command {
     /// The other end of `bench rdma`'s latency
     #[command(hide = true)]
     LatencyEnd(rdma::LatencyEnd),
+    /// An end of `bench rdma --processes`
+    #[command(hide = true)]
+    BandwidthEnd(rdma::BandwidthEnd),
     /// Measure AllReduce over local processes
     Allreduce(allreduce::Arguments),
 }
@@ -38,6 +41,7 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<()> {
         Command::Transfer(arguments) => transfer::run(arguments),
         Command::Rdma(arguments) => rdma::run(arguments),
         Command::LatencyEnd(arguments) => rdma::run_latency_end(arguments),
+        Command::BandwidthEnd(arguments) => rdma::run_bandwidth_end(arguments),
         Command::Allreduce(arguments) => allreduce::run(arguments),
     }
 }

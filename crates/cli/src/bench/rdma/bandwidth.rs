@@ -8,8 +8,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, anyhow};
 use millstream_verbs::Device;
 
-use super::host::{self, Host, Memory, Part};
+use super::host::{Host, Memory, Part, part_length};
 use super::poster::Poster;
+use super::process_end::Arguments as End;
+use super::processes::{self, Total};
 use super::report::{Bandwidth, Stream};
 use super::work::Work;
 use super::{Arguments, Operation};
@@ -26,7 +28,9 @@ pub(super) struct Bench<'a> {
     arguments: &'a Arguments,
     /// Of each pair of devices: the first posts.
     pub(super) addresses: Vec<[IpAddr; 2]>,
-    memories: [Arc<Memory>; 2],
+    working_set: usize,
+    /// Of this process; none where others have it.
+    memories: Option<[Arc<Memory>; 2]>,
 }
 
 impl<'a> Bench<'a> {
@@ -41,32 +45,20 @@ impl<'a> Bench<'a> {
             (Some(bind), Some(peer)) => vec![[bind, peer]],
             _ => own_addresses(arguments.devices),
         };
-        Ok(Self {
-            arguments,
-            addresses,
-            memories: [Memory::new(working_set)?, Memory::new(working_set)?],
-        })
+        let memories = match arguments.processes {
+            Some(_) => None,
+            None => Some([Memory::new(working_set)?, Memory::new(working_set)?]),
+        };
+        Ok(Self { arguments, addresses, working_set, memories })
     }
 
     /// Measures with all pairs of devices.
     pub(super) fn bandwidth(&self, op: Operation, size: usize) -> anyhow::Result<Bandwidth> {
         let depth = (OUTSTANDING / size).clamp(DEPTHS.0, DEPTHS.1);
-        let lanes = self.lanes(size, depth)?;
-        let posters = lanes.iter();
-        let posters =
-            posters.map(|Lane { near, far }| Poster::new(near, far.remote(), op, size, depth));
-        let mut posters: Vec<_> = posters.collect();
-        let duration = self.arguments.duration;
-        // Until windows have opened.
-        run(&mut posters, duration / 10)?;
-        let work = || Work::of(lanes.iter().flat_map(Lane::devices));
-        let before = work();
-        let (start, cpu) = (Instant::now(), process::processor_time());
-        let messages = run(&mut posters, duration)?;
-        let (elapsed, cpu) = (start.elapsed(), process::processor_time() - cpu);
-        let work = work().since(before);
-        let bytes = messages * size as u64;
-        let stream = Stream::new(bytes, elapsed, cpu);
+        let Total { bytes, stream, work } = match self.arguments.processes {
+            Some(count) => self.between_processes(count, op, size, depth)?,
+            None => self.here(op, size, depth)?,
+        };
         let (ratio_to_udp, ratio_to_tcp) = (0.0, 0.0);
         Ok(Bandwidth {
             op,
@@ -80,14 +72,57 @@ impl<'a> Bench<'a> {
         })
     }
 
+    fn between_processes(
+        &self,
+        count: u16,
+        op: Operation,
+        size: usize,
+        depth: usize,
+    ) -> anyhow::Result<Total> {
+        let Arguments { queue_pairs, options, duration, .. } = *self.arguments;
+        let working_set = part_length(self.working_set, count.into());
+        processes::measure(self.addresses[0], count, duration, |bind, posts| End {
+            bind,
+            op,
+            size,
+            depth,
+            queue_pairs,
+            working_set,
+            posts,
+            options,
+        })
+    }
+
+    /// All in this process.
+    fn here(&self, op: Operation, size: usize, depth: usize) -> anyhow::Result<Total> {
+        let lanes = self.lanes(size, depth)?;
+        let posters = lanes.iter();
+        let posters =
+            posters.map(|Lane { near, far }| Poster::new(near, far.remote(), op, size, depth));
+        let mut posters: Vec<_> = posters.collect();
+        let duration = self.arguments.duration;
+        // Until windows have opened.
+        run(&mut posters, duration / 10)?;
+        let work = || Work::of(lanes.iter().flat_map(Lane::devices));
+        let before = work();
+        let (start, cpu) = (Instant::now(), process::processor_time());
+        let messages = run(&mut posters, duration)?;
+        let (elapsed, cpu) = (start.elapsed(), process::processor_time() - cpu);
+        let bytes = messages * size as u64;
+        Ok(Total { bytes, stream: Stream::new(bytes, elapsed, cpu), work: work().since(before) })
+    }
+
     fn lanes(&self, size: usize, depth: usize) -> anyhow::Result<Vec<Lane>> {
         let queue_pairs = usize::from(self.arguments.queue_pairs);
         let open = |address, part: Part| {
-            let config = host::config(address, self.arguments);
+            let config = self.arguments.options.config(address);
             Host::open(&config, part, size, depth, queue_pairs)
         };
-        let parts = |side: usize| self.memories[side].parts(self.addresses.len());
-        let parts = parts(0).zip(parts(1));
+        let memories = self.memories.iter();
+        let parts = memories.flat_map(|[near, far]| {
+            let count = self.addresses.len();
+            near.parts(count).zip(far.parts(count))
+        });
         let lanes = self.addresses.iter().zip(parts).map(|(&[near, far], parts)| {
             let lane = Lane { near: open(near, parts.0)?, far: open(far, parts.1)? };
             lane.near.connect(&lane.far)?;

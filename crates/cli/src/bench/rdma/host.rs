@@ -3,13 +3,16 @@
 
 use std::net::IpAddr;
 use std::sync::{Arc, OnceLock, Weak};
+use std::time::Duration;
 
 use anyhow::Context;
+use clap::Args;
 use millstream_verbs::{
     Access, Completion, CompletionQueue, CompletionStatus, Device, MemoryRegion, Piece, Psn, Qpn,
     QueuePair, QueuePairAttributes, QueuePairCapabilities, QueuePairOptions, QueuePairState,
     ReceiveRequest, SoftConfig,
 };
+use serde::{Deserialize, Serialize};
 
 /// The first packet sequence number of both sides.
 const PSN: u32 = 0;
@@ -27,7 +30,7 @@ pub(super) struct Host {
 }
 
 /// Where a host's buffer is, as its peer names it.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug, Deserialize, Serialize)]
 pub(super) struct Remote {
     pub(super) address: u64,
     pub(super) key: u32,
@@ -244,11 +247,32 @@ impl Drop for Memory {
     }
 }
 
-/// What a host is opened with.
-pub(super) fn config(address: IpAddr, options: &super::Arguments) -> SoftConfig {
-    SoftConfig {
-        segmentation_offload: !options.no_segmentation_offload,
-        busy_poll: options.spin(),
-        ..SoftConfig::new(address)
+/// How soft devices are opened.
+#[derive(Args, Clone, Copy, Debug)]
+pub(super) struct Options {
+    /// Threads look for work without a pause, instead of sleeping
+    #[arg(long)]
+    pub(super) busy_poll: bool,
+    /// Send every packet as its own datagram
+    #[arg(long)]
+    pub(super) no_segmentation_offload: bool,
+}
+
+impl Options {
+    pub(super) fn config(&self, address: IpAddr) -> SoftConfig {
+        SoftConfig {
+            segmentation_offload: !self.no_segmentation_offload,
+            busy_poll: if self.busy_poll { Duration::MAX } else { Duration::ZERO },
+            ..SoftConfig::new(address)
+        }
+    }
+
+    /// As arguments of another process.
+    pub(super) fn words(&self) -> impl Iterator<Item = String> + use<> {
+        let flags = [
+            (self.busy_poll, "--busy-poll"),
+            (self.no_segmentation_offload, "--no-segmentation-offload"),
+        ];
+        flags.into_iter().filter(|(set, _)| *set).map(|(_, flag)| flag.to_owned())
     }
 }

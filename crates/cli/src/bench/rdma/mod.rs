@@ -5,14 +5,15 @@ mod bandwidth;
 mod host;
 mod latency;
 mod poster;
+mod process_end;
+mod processes;
 mod report;
 mod work;
 
 use std::net::IpAddr;
-use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context, anyhow};
+use anyhow::Context;
 use clap::{Args, ValueEnum};
 use millstream_net::baseline;
 use serde::Serialize;
@@ -22,8 +23,9 @@ use crate::failure::usage;
 use crate::step::Step;
 use crate::{output, units};
 use bandwidth::Bench;
-use host::part_length;
+use host::{Options, part_length};
 pub(super) use latency::{Arguments as LatencyEnd, run as run_latency_end};
+pub(super) use process_end::{Arguments as BandwidthEnd, run as run_bandwidth_end};
 use report::{Report, Stream};
 
 /// The smallest working set: what several of the largest datagrams need.
@@ -59,29 +61,30 @@ pub(crate) struct Arguments {
     /// working set
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
     devices: u16,
+    /// Pairs of processes that are measured at once, in place of this one: each process has a device,
+    /// and its part of the working set, and all of one side share an address
+    #[arg(long, value_name = "N", conflicts_with = "devices", value_parser = clap::value_parser!(u16).range(1..=16))]
+    processes: Option<u16>,
     /// How long each measurement takes
     #[arg(long, value_name = "D", default_value = "1s", value_parser = units::duration)]
     duration: Duration,
-    /// Threads look for work without a pause, instead of sleeping
-    #[arg(long)]
-    busy_poll: bool,
     /// Address of the side that posts [default: one of loopback]
     #[arg(long, value_name = "IP", requires = "peer")]
     bind: Option<IpAddr>,
     /// Address of the other side, on this machine too
     #[arg(long, value_name = "IP", requires = "bind")]
     peer: Option<IpAddr>,
-    /// Send every packet as its own datagram
-    #[arg(long)]
-    no_segmentation_offload: bool,
+    #[command(flatten)]
+    options: Options,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
 impl Arguments {
-    fn spin(&self) -> Duration {
-        if self.busy_poll { Duration::MAX } else { Duration::ZERO }
+    /// Pairs of devices that work at once.
+    fn pairs(&self) -> u16 {
+        self.processes.unwrap_or(self.devices)
     }
 }
 
@@ -94,6 +97,16 @@ enum Operation {
     Read,
     /// SEND into posted receives
     Send,
+}
+
+impl Operation {
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Write => "write",
+            Self::Read => "read",
+            Self::Send => "send",
+        }
+    }
 }
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
@@ -109,18 +122,18 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.duration.is_zero() {
         return Err(usage("--duration 0s: choose 1ms or more"));
     }
-    let part = part_length(set, arguments.devices.into());
+    let part = part_length(set, arguments.pairs().into());
     if let Some(size) = arguments.size.iter().find(|&&size| size > part as u64) {
         return Err(usage(format!(
             "--size {size}: each of {} devices has {part} bytes of --working-set",
-            arguments.devices
+            arguments.pairs()
         )));
     }
     let bench = Bench::new(arguments, set)?;
     let duration = arguments.duration;
     let step = Step::new("a plain UDP stream");
     // Before and after, as the machine may have become faster or slower.
-    let (before, segmentation_offload) = udp_stream(duration, set)?;
+    let (before, segmentation_offload) = udp_streams(arguments.pairs(), duration, set)?;
     drop(step);
     let mut bandwidth = Vec::new();
     for &size in &arguments.size {
@@ -135,7 +148,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let tcp = baseline::tcp_stream(duration, TCP_WRITE, set).context("the TCP stream failed")?;
     let tcp_stream = Stream::new(tcp.bytes, tcp.elapsed, tcp.cpu);
     let copy = baseline::memory_copy(duration, set);
-    let (after, _) = udp_stream(duration, set)?;
+    let (after, _) = udp_streams(arguments.pairs(), duration, set)?;
     let udp_stream = before.mean(after);
     for one in &mut bandwidth {
         one.ratio_to_udp = per(one.stream.gb_per_s, udp_stream.gb_per_s);
@@ -143,11 +156,13 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let report = Report {
         seconds_each: duration.as_secs_f64(),
-        busy_poll: arguments.busy_poll,
+        busy_poll: arguments.options.busy_poll,
         bandwidth,
         working_set,
         queue_pairs: arguments.queue_pairs,
         devices: arguments.devices,
+        processes: arguments.processes,
+        udp_streams: arguments.pairs(),
         latency,
         udp_stream,
         udp_segmentation_offload: segmentation_offload,
@@ -157,12 +172,13 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.json { output::json(&report) } else { report::print(&report) }
 }
 
-fn udp_stream(duration: Duration, working_set: usize) -> anyhow::Result<(Stream, bool)> {
-    // The name is what a profiler shows, also for the other end, whose thread inherits it.
-    let thread = thread::Builder::new().name("plain-udp".to_owned());
-    let thread = thread.spawn(move || baseline::udp_streams(1, duration, SEGMENT, working_set));
-    let report = thread.context("cannot start a thread")?.join();
-    let report = report.map_err(|_panic| anyhow!("the plain UDP stream panicked"))?;
+/// Before or after the devices: as many streams as there are pairs of them.
+fn udp_streams(
+    count: u16,
+    duration: Duration,
+    working_set: usize,
+) -> anyhow::Result<(Stream, bool)> {
+    let report = baseline::udp_streams(count.into(), duration, SEGMENT, working_set);
     let report = report.context("the plain UDP stream failed")?;
     let stream = Stream::new(report.bytes, report.elapsed, report.cpu);
     Ok((stream, report.segmentation_offload))

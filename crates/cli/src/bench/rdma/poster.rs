@@ -48,15 +48,32 @@ impl<'a> Poster<'a> {
     /// Keeps the queue full for so long, and waits for its end; returns how many messages passed.
     pub(super) fn run(&mut self, duration: Duration) -> anyhow::Result<u64> {
         let (before, start) = (self.done, Instant::now());
-        while start.elapsed() < duration {
+        self.fill(|| start.elapsed() >= duration)?;
+        self.drain()?;
+        Ok(self.done - before)
+    }
+
+    /// Keeps the queue full until it is time.
+    pub(super) fn fill(&mut self, is_time: impl Fn() -> bool) -> anyhow::Result<()> {
+        while !is_time() {
             let room = self.depth - (self.posted - self.done) as usize;
             self.post(room)?;
             self.reap()?;
         }
+        Ok(())
+    }
+
+    /// Waits until all that was posted is done.
+    pub(super) fn drain(&mut self) -> anyhow::Result<()> {
         while self.done < self.posted {
             self.reap()?;
         }
-        Ok(self.done - before)
+        Ok(())
+    }
+
+    /// How many messages have passed.
+    pub(super) const fn done(&self) -> u64 {
+        self.done
     }
 
     /// Posts so many more, to one queue pair after the other.

@@ -21,10 +21,15 @@ pub(super) struct Report {
     pub(super) queue_pairs: u16,
     /// Pairs of them.
     pub(super) devices: u16,
+    /// Pairs of processes, where it is not one process that has both sides.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) processes: Option<u16>,
     /// Of a WRITE of 4 KiB, from posting it to its completion, with no other outstanding, and of 4 KiB
     /// there and back over TCP: asleep and awake.
     pub(super) latency: [Pair; 2],
     pub(super) udp_stream: Stream,
+    /// So many streams at once.
+    pub(super) udp_streams: u16,
     pub(super) udp_segmentation_offload: bool,
     pub(super) tcp_stream: Stream,
     pub(super) memory_copy: Stream,
@@ -57,7 +62,7 @@ impl Bandwidth {
 pub(super) struct Stream {
     /// Of all devices together.
     pub(super) gb_per_s: f64,
-    /// Of this process: of both sides, and of the kernel on their behalf.
+    /// Of all processes: of both sides, and of the kernel on their behalf.
     pub(super) cpu_s_per_gb: f64,
 }
 
@@ -84,8 +89,11 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
         let (gb_per_s, cpu_s_per_gb) = (three_digits(stream.gb_per_s), stream.cpu_s_per_gb);
         output::line(&format!("{what:<28}{gb_per_s:>8}{cpu_s_per_gb:>13.3}{more}"))
     };
-    if (report.devices, report.queue_pairs) != (1, 1) {
-        let Report { devices, queue_pairs, .. } = report;
+    let Report { devices, queue_pairs, .. } = *report;
+    if let Some(processes) = report.processes {
+        let line = format!("pairs of processes: {processes}, queue pairs of each: {queue_pairs}");
+        output::line(&line)?;
+    } else if (devices, queue_pairs) != (1, 1) {
         output::line(&format!("pairs of devices: {devices}, queue pairs of each: {queue_pairs}"))?;
     }
     output::line(&format!(
@@ -98,7 +106,11 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
         line(&format!("{}, {} outstanding", one.name(), one.depth), &one.stream, &more)?;
     }
     let offload = if report.udp_segmentation_offload { "GSO and GRO" } else { "no offload" };
-    line(&format!("plain UDP, {offload}"), &report.udp_stream, "")?;
+    let plain = match report.udp_streams {
+        1 => format!("plain UDP, {offload}"),
+        streams => format!("{streams} plain UDP, {offload}"),
+    };
+    line(&plain, &report.udp_stream, "")?;
     line("TCP", &report.tcp_stream, "")?;
     line("memory copy", &report.memory_copy, "")?;
     for Pair { busy_poll, write, tcp_ping_pong, ratio_to_tcp } in &report.latency {
