@@ -76,6 +76,33 @@ fn several_devices_share_the_working_set() {
 }
 
 #[test]
+fn pairs_of_processes_share_two_addresses() {
+    let arguments = ["--duration=50ms", "--processes=3", "--queue-pairs=2", "--working-set=3MiB"];
+    let arguments = [&["bench", "rdma", "--size=64KiB"], &arguments[..]].concat();
+    let report = run(&[&arguments[..], &["--json"]].concat()).success().json();
+    assert_eq!((&report["processes"], &report["udp_streams"]), (&3.into(), &3.into()));
+    let bandwidth = report["bandwidth"].as_array().unwrap();
+    assert_eq!(bandwidth.len(), 3);
+    for one in bandwidth {
+        positive(one, &["gb_per_s", "cpu_s_per_gb", "depth", "ratio_to_udp"]);
+        // What children counted: packets of 4096 bytes, and acknowledgements.
+        positive(one, &["system_calls_per_packet", "sent_messages_per_packet"]);
+        let packets = one["packets_per_gb"].as_f64().unwrap();
+        assert!((240_000.0..600_000.0).contains(&packets), "{one}");
+    }
+    positive(&report["udp_stream"], &["gb_per_s", "cpu_s_per_gb"]);
+    // Each has a third of the working set.
+    let output =
+        run(&[&["bench", "rdma", "--processes=3", "--working-set=3MiB"][..], &["--size=2MiB"]]
+            .concat());
+    assert!(output.failure(2).contains("has 1048576 bytes"), "{}", output.stderr);
+    let output = run(&[&arguments[..], &["--ops=write"]].concat()).success();
+    let first = output.stdout.lines().next();
+    assert_eq!(first, Some("pairs of processes: 3, queue pairs of each: 2"), "{}", output.stdout);
+    assert!(output.stdout.contains("3 plain UDP"), "{}", output.stdout);
+}
+
+#[test]
 fn the_table_names_its_rows() {
     let (bind, peer) = (address(), address());
     let arguments =
@@ -99,6 +126,8 @@ fn what_cannot_be_measured_is_a_usage_error() {
         (&["--working-set=1023KiB"], "1MiB"),
         (&["--queue-pairs=0"], "--queue-pairs"),
         (&["--devices=17"], "--devices"),
+        (&["--processes=0"], "--processes"),
+        (&["--processes=2", "--devices=2"], "--processes"),
         (&["--devices=2", "--bind=127.0.0.1", "--peer=127.0.0.2"], "--devices"),
         (&["--ops=write,atomic"], "atomic"),
         (&["--bind=127.0.0.1"], "--peer"),
