@@ -60,3 +60,35 @@ pub struct DriverCounters {
     /// Segmented messages that the kernel refused and that were sent one datagram at a time.
     pub segmentation_refusals: u64,
 }
+
+impl DriverCounters {
+    /// What two drivers have done together.
+    pub const fn plus(self, other: Self) -> Self {
+        Self {
+            rounds: self.rounds + other.rounds,
+            sleeps: self.sleeps + other.sleeps,
+            wakes: self.wakes + other.wakes,
+            receive_calls: self.receive_calls + other.receive_calls,
+            received_messages: self.received_messages + other.received_messages,
+            received_datagrams: self.received_datagrams + other.received_datagrams,
+            received_bytes: self.received_bytes + other.received_bytes,
+            truncated_messages: self.truncated_messages + other.truncated_messages,
+            refused_frames: self.refused_frames + other.refused_frames,
+            handed_over_datagrams: self.handed_over_datagrams + other.handed_over_datagrams,
+            lost_hand_overs: self.lost_hand_overs + other.lost_hand_overs,
+            taken_over_datagrams: self.taken_over_datagrams + other.taken_over_datagrams,
+            overflowed_messages: self.overflowed_messages + other.overflowed_messages,
+            receive_errors: self.receive_errors + other.receive_errors,
+            send_calls: self.send_calls + other.send_calls,
+            sent_messages: self.sent_messages + other.sent_messages,
+            sent_datagrams: self.sent_datagrams + other.sent_datagrams,
+            sent_bytes: self.sent_bytes + other.sent_bytes,
+            send_waits: self.send_waits + other.send_waits,
+            unsent_datagrams: self.unsent_datagrams + other.unsent_datagrams,
+            unresolved_datagrams: self.unresolved_datagrams + other.unresolved_datagrams,
+            too_long_datagrams: self.too_long_datagrams + other.too_long_datagrams,
+            withdrawn_datagrams: self.withdrawn_datagrams + other.withdrawn_datagrams,
+            segmentation_refusals: self.segmentation_refusals + other.segmentation_refusals,
+        }
+    }
+}

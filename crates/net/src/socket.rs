@@ -238,6 +238,25 @@ pub enum OpenError {
         /// The port.
         port: u16,
     },
+    /// So many shards are too few or too many.
+    #[error("a soft device has 1 to {limit} shards, not {shards}")]
+    Shards {
+        /// How many were asked for.
+        shards: usize,
+        /// The most.
+        limit: usize,
+    },
+    /// The packet driver has no shards.
+    #[error(
+        "{shards} shards for {address}: a device of the packet driver has one (a packet socket is shown \
+         what the kernel coalesced as one frame, for all queue pairs): use the udp driver"
+    )]
+    PacketDriverShards {
+        /// The address.
+        address: IpAddr,
+        /// How many were asked for.
+        shards: usize,
+    },
     /// The address is none of this machine's.
     #[error("no interface of this machine has the address {address}: see `ip address` for those")]
     NotLocal {

@@ -533,3 +533,25 @@ fn what_is_postponed_is_sent_once_and_also_after_a_panic() {
     eventually("the answer", || a.answered(0) == 2);
     assert!(!a.shared().is_progress_thread());
 }
+
+#[test]
+fn what_is_postponed_for_two_nodes_waits_for_the_end_of_both() {
+    let [a, b] = [open(Duration::ZERO), open(Duration::ZERO)];
+    for end in [&a, &b] {
+        eventually("both drivers to sleep", || end.shared().driver_counters().rounds > 0);
+    }
+    a.shared().postpone(|| {
+        b.shared().postpone(|| {
+            a.ping(&b, 0);
+            b.ping(&a, 0);
+            for end in [&a, &b] {
+                assert_eq!(end.shared().lock_regardless().outbox.len(), 1, "not sent yet");
+                assert!(end.shared().is_progress_thread());
+            }
+        });
+        assert!(a.shared().is_progress_thread() && !b.shared().is_progress_thread());
+    });
+    assert!(!a.shared().is_progress_thread());
+    a.wait_for(0, 1);
+    b.wait_for(0, 1);
+}

@@ -50,3 +50,39 @@ pub struct Counters {
     /// And that were sent.
     pub congestion_notifications_sent: u64,
 }
+
+impl Counters {
+    /// What two endpoints have counted together.
+    pub const fn plus(self, other: Self) -> Self {
+        Self {
+            packets_sent: self.packets_sent + other.packets_sent,
+            packets_received: self.packets_received + other.packets_received,
+            payload_bytes_sent: self.payload_bytes_sent + other.payload_bytes_sent,
+            payload_bytes_received: self.payload_bytes_received + other.payload_bytes_received,
+            dropped_malformed: self.dropped_malformed + other.dropped_malformed,
+            dropped_icrc: self.dropped_icrc + other.dropped_icrc,
+            dropped_opcode: self.dropped_opcode + other.dropped_opcode,
+            dropped_qpn: self.dropped_qpn + other.dropped_qpn,
+            dropped_source: self.dropped_source + other.dropped_source,
+            dropped_partition_key: self.dropped_partition_key + other.dropped_partition_key,
+            dropped_queue_key: self.dropped_queue_key + other.dropped_queue_key,
+            dropped_no_receive: self.dropped_no_receive + other.dropped_no_receive,
+            dropped_state: self.dropped_state + other.dropped_state,
+            dropped_response: self.dropped_response + other.dropped_response,
+            duplicates: self.duplicates + other.duplicates,
+            out_of_sequence: self.out_of_sequence + other.out_of_sequence,
+            acks_sent: self.acks_sent + other.acks_sent,
+            naks_sent: self.naks_sent + other.naks_sent,
+            rnr_naks_sent: self.rnr_naks_sent + other.rnr_naks_sent,
+            naks_received: self.naks_received + other.naks_received,
+            rnr_naks_received: self.rnr_naks_received + other.rnr_naks_received,
+            retransmissions: self.retransmissions + other.retransmissions,
+            timeouts: self.timeouts + other.timeouts,
+            events_lost: self.events_lost + other.events_lost,
+            congestion_notifications: self.congestion_notifications
+                + other.congestion_notifications,
+            congestion_notifications_sent: self.congestion_notifications_sent
+                + other.congestion_notifications_sent,
+        }
+    }
+}

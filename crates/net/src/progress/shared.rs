@@ -78,8 +78,15 @@ pub struct Shared<N> {
 }
 
 thread_local! {
-    /// The [`Shared`] whose progress this thread makes, while it calls the hook.
-    static PROGRESSING: Cell<*const ()> = const { Cell::new(ptr::null()) };
+    /// The [`Shared`] whose progress this thread makes, while it calls the hook; and by that, others
+    /// whose progress it makes too, as a hook may wait for another node.
+    static PROGRESSING: Cell<*const Progressing> = const { Cell::new(ptr::null()) };
+}
+
+/// A node whose progress a thread makes, on the stack of [`Shared::progressing`].
+struct Progressing {
+    node: *const (),
+    outer: *const Self,
 }
 
 impl<N> Shared<N> {
@@ -155,7 +162,17 @@ impl<N> Shared<N> {
     /// Whether this thread makes the node's progress now, and has called the hook in which this is
     /// asked: then waiting for progress is waiting for ever.
     pub fn is_progress_thread(&self) -> bool {
-        PROGRESSING.with(Cell::get) == ptr::from_ref(self).cast()
+        let this = ptr::from_ref(self).cast();
+        let mut next = PROGRESSING.with(Cell::get);
+        // SAFETY: each is on this thread's stack, in a call of `progressing` that has not returned: it
+        // takes the pointer out of here before it does. Nobody changes it.
+        while let Some(progressing) = unsafe { next.as_ref() } {
+            if progressing.node == this {
+                return true;
+            }
+            next = progressing.outer;
+        }
+        false
     }
 
     /// The node, even after a [`Failure`]: to look at it, or to take it apart. It does nothing any
@@ -178,6 +195,12 @@ impl<N> Shared<N> {
             },
             Err(_poisoned) => Err(self.give_up(Failure::Panicked { address: self.address() })),
         }
+    }
+
+    /// Ends it, as dropping its [`super::Progress`] does, but waits for nothing: for who may be on one of
+    /// its threads. The hook is told when it has ended.
+    pub fn close(&self) {
+        self.stop();
     }
 
     /// Asks for a round after which the hook is called, whatever happens in it: for a hook that has
@@ -212,14 +235,17 @@ impl<N> Shared<N> {
 
     /// Makes this the thread that makes progress, in what it calls now.
     pub(super) fn progressing<T>(&self, call: impl FnOnce() -> T) -> T {
-        struct Restore(*const ());
+        struct Restore(*const Progressing);
         impl Drop for Restore {
             fn drop(&mut self) {
                 PROGRESSING.with(|progressing| progressing.set(self.0));
             }
         }
-        let this = ptr::from_ref(self).cast();
-        let _restore = Restore(PROGRESSING.with(|progressing| progressing.replace(this)));
+        let outer = PROGRESSING.with(Cell::get);
+        let this = Progressing { node: ptr::from_ref(self).cast(), outer };
+        // Dropped before `this`, also if the call panics.
+        let _restore = Restore(outer);
+        PROGRESSING.with(|progressing| progressing.set(&raw const this));
         call()
     }
 
