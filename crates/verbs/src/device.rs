@@ -99,6 +99,14 @@ impl Device {
         }
     }
 
+    /// How many shards a soft device has, see [`SoftConfig::shards`]; 1 for a device of the system.
+    pub fn shards(&self) -> usize {
+        match &self.device {
+            Provided::Soft(device) => device.shard_count(),
+            Provided::Ibverbs(_) => 1,
+        }
+    }
+
     /// Its name: `soft-` and its address, or the system's name for it, such as `mlx5_0`.
     pub fn name(&self) -> &str {
         either!(&self.device, device => device.name())
@@ -203,7 +211,7 @@ impl Device {
     /// for devices of the system: they need no thread to make progress.
     pub fn progress(&self) {
         if let Provided::Soft(device) = &self.device {
-            device.shared().progress();
+            device.progress(|_| true);
         }
     }
 
@@ -212,7 +220,7 @@ impl Device {
     /// the system send at once.
     pub fn postpone_sending<T>(&self, post: impl FnOnce() -> T) -> T {
         match &self.device {
-            Provided::Soft(device) => device.shared().postpone(post),
+            Provided::Soft(device) => device.postpone_sending(post),
             Provided::Ibverbs(_) => post(),
         }
     }

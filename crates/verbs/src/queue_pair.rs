@@ -31,6 +31,11 @@ pub struct QueuePairOptions<'a> {
     /// the peer's ranges ([`millstream_roce::QueuePairConfig::split_writes`]). Other devices need no
     /// such help, and take no notice.
     pub split_writes: bool,
+    /// Which shard of a soft device it is in, below [`crate::Device::shards`]. With `None` it is that of
+    /// the shared receive queue, which all its queue pairs are in, or else the next in turn. Threads
+    /// that wait for completion queues of different shards do not wait for each other. Other devices
+    /// take no notice.
+    pub shard: Option<usize>,
 }
 
 impl<'a> QueuePairOptions<'a> {
@@ -46,6 +51,7 @@ impl<'a> QueuePairOptions<'a> {
             capabilities,
             shared_receives: None,
             split_writes: false,
+            shard: None,
         }
     }
 }

@@ -10,31 +10,32 @@ use crate::soft;
 /// A part of a device's receive buffer that one peer was granted. Dropped, it is free for others.
 pub struct ReceiveShare {
     device: Arc<soft::Device>,
-    bytes: u64,
+    /// Of each shard.
+    each: Vec<u64>,
 }
 
 impl ReceiveShare {
     pub(crate) fn of(device: &Device, queue_pairs: usize) -> Option<Self> {
         let Provided::Soft(device) = &device.device else { return None };
-        let bytes = device.grant_receive_share(queue_pairs)?;
-        Some(Self { device: Arc::clone(device), bytes })
+        let each = device.grant_receive_share(queue_pairs)?;
+        Some(Self { device: Arc::clone(device), each })
     }
 
     /// How much it is: what [`crate::QueuePairAttributes::send_window_bytes`] of all of the peer's
     /// queue pairs to this device may be together.
-    pub const fn bytes(&self) -> u64 {
-        self.bytes
+    pub fn bytes(&self) -> u64 {
+        self.each.iter().sum()
     }
 }
 
 impl Drop for ReceiveShare {
     fn drop(&mut self) {
-        self.device.withdraw_receive_share(self.bytes);
+        self.device.withdraw_receive_share(&self.each);
     }
 }
 
 impl fmt::Debug for ReceiveShare {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("ReceiveShare").field(&self.bytes).finish()
+        f.debug_tuple("ReceiveShare").field(&self.each).finish()
     }
 }

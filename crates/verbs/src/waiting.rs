@@ -20,8 +20,8 @@ pub fn wait<'a, T>(
     look: impl FnMut() -> Option<T>,
 ) -> Option<T> {
     let soft = devices.into_iter().filter_map(|device| match &device.device {
-        Provided::Soft(device) => Some(device.shared()),
+        Provided::Soft(device) => Some(device.led_shards().map(|(_, shard)| shard)),
         Provided::Ibverbs(_) => None,
     });
-    millstream_net::wait(soft, waiters, timeout, look)
+    millstream_net::wait(soft.flatten(), waiters, timeout, look)
 }

@@ -1,12 +1,13 @@
 //! Who hears of completions and events: threads that wait, and handlers.
 
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 
 use millstream_net::{Hook, Shared, Waiters, Worker};
 use millstream_roce::{Completion, CompletionQueueId, Endpoint, Notifications};
 
 use super::host_memory::HostMemory;
+use super::shards::Shards;
 use crate::CompletionHandler;
 
 /// Completions handed to a handler at a time.
@@ -15,18 +16,21 @@ const HANDLER_BATCH: usize = 256;
 /// So often a handler is called before the next packets have their turn.
 const HANDLER_PASSES: usize = 8;
 
-/// Those who want to hear of something.
+/// Those who want to hear of something on any shard of a device.
 #[derive(Default)]
 pub(super) struct Notices {
     /// By the numbers of completion queues.
     queues: Mutex<Vec<Option<Arc<Notice>>>>,
     pub(super) events: Waiters,
+    /// Set before anything can happen on them that somebody wants to hear of.
+    shards: OnceLock<Arc<Shards>>,
 }
 
 /// Those who want to hear of a completion queue.
 pub(super) struct Notice {
     pub(super) id: CompletionQueueId,
-    /// The queue is no more, and its number may be another's. Set and read with the endpoint locked.
+    /// The queue is no more, and its number may be another's. Set and read with an endpoint locked, and
+    /// set before the queue goes from any.
     gone: AtomicBool,
     pub(super) waiters: Waiters,
     pub(super) solicited_waiters: Waiters,
@@ -55,6 +59,11 @@ struct HandlerState {
 }
 
 impl Notices {
+    /// Says which shards there are, once.
+    pub(super) fn set_shards(&self, shards: &Arc<Shards>) {
+        let _ = self.shards.set(Arc::clone(shards));
+    }
+
     pub(super) fn add(&self, notice: Arc<Notice>) {
         let (mut queues, index) = (self.queues(), notice.id.0 as usize);
         if queues.len() <= index {
@@ -112,18 +121,24 @@ impl Notice {
         self.gone.store(true, Ordering::Relaxed);
     }
 
-    fn poll(&self, endpoint: &mut Endpoint<HostMemory>, out: &mut Vec<Completion>) -> usize {
-        if self.gone.load(Ordering::Relaxed) {
-            return 0;
+    /// Takes what there is in the parts of all shards, as far as `limit` goes; returns how many.
+    pub(super) fn poll(&self, shards: &Shards, out: &mut Vec<Completion>, limit: usize) -> usize {
+        let before = out.len();
+        for index in shards.in_turn() {
+            let mut endpoint = shards.all()[index].lock_regardless();
+            if !self.gone.load(Ordering::Relaxed) {
+                let left = limit - (out.len() - before);
+                endpoint.poll_completions(self.id, out, left);
+            }
         }
-        endpoint.poll_completions(self.id, out, HANDLER_BATCH)
+        out.len() - before
     }
 }
 
 impl Handler {
-    /// Calls the handler with what there is; `false` when there may be more. If another thread is
+    /// Calls the handler with what there is on any shard; `false` when there may be more. If another thread is
     /// at it, that one does it: it looks again after it has let go of the handler.
-    fn call(&self, notice: &Notice, shared: &Shared<Endpoint<HostMemory>>) -> bool {
+    fn call(&self, notice: &Notice, shards: &Shards) -> bool {
         self.wanted.store(true, Ordering::SeqCst);
         while self.wanted.load(Ordering::SeqCst) {
             fence(Ordering::SeqCst);
@@ -137,7 +152,7 @@ impl Handler {
             loop {
                 self.wanted.store(false, Ordering::SeqCst);
                 completions.clear();
-                if notice.poll(&mut shared.lock_regardless(), completions) == 0 {
+                if notice.poll(shards, completions, HANDLER_BATCH) == 0 {
                     break;
                 }
                 if passes == HANDLER_PASSES {
@@ -183,10 +198,12 @@ impl Hook<Endpoint<HostMemory>> for Deliverer {
         worker: Worker,
     ) -> u64 {
         let Some(notices) = self.0.upgrade() else { return 0 };
+        let Some(shards) = notices.shards.get() else { return 0 };
         let over = shared.failure().is_some() && worker == Worker::Driver;
         if over {
             // Whoever waits for completions gets them.
             shared.lock_regardless().fail_all();
+            shards.close_others(shared);
         }
         if observed & EVENTS != 0 {
             notices.events.wake();
@@ -207,7 +224,7 @@ impl Hook<Endpoint<HostMemory>> for Deliverer {
                 Worker::Leader => handler.threads == HandlerThreads::Waiting,
                 Worker::Poster => false,
             };
-            while may_call && !handler.call(&notice, shared) {
+            while may_call && !handler.call(&notice, shards) {
                 // Packets have their turn, unless there are no more.
                 if !over {
                     left |= bit;

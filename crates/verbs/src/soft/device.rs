@@ -3,12 +3,12 @@
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use millstream_net::{
-    Driver, DriverCounters, Guard, NodeGuard, Opened, Progress, ProgressConfig, Shared,
-    SocketConfig, Waiters,
+    Driver, DriverCounters, Guard, NodeGuard, Opened, Progress, ProgressConfig, SocketConfig,
+    Waiters,
 };
 use millstream_roce::{
     AsyncEvent, Counters, Endpoint, EndpointConfig, IcrcCheck, MAX_COMPLETIONS, ProtectionDomainId,
@@ -17,6 +17,7 @@ use millstream_wire::{DEFAULT_PARTITION_KEY, Mtu};
 
 use super::deliverer::{Deliverer, Notices};
 use super::host_memory::HostMemory;
+use super::shards::{Shard, Shards};
 use crate::{Atomicity, DeviceAttributes, OpenError};
 
 /// What a soft device is opened with.
@@ -45,6 +46,10 @@ pub struct SoftConfig {
     pub buffer_length: usize,
     /// At most so many packets of 4096 bytes in flight on a queue pair.
     pub max_window: u32,
+    /// How many threads, locks and sockets share its work: each queue pair is of one of them
+    /// ([`crate::QueuePairOptions::shard`]). Each takes one of the 32 places of the address, and has a
+    /// buffer of `buffer_length`. The packet driver has one.
+    pub shards: usize,
     /// The partitions that it is in: queue pairs name one by its index. The top bit of a key is set
     /// for full members.
     pub partition_keys: Vec<u16>,
@@ -62,6 +67,7 @@ impl SoftConfig {
             busy_poll: Duration::ZERO,
             buffer_length: SocketConfig::DEFAULT_BUFFER_LENGTH,
             max_window: EndpointConfig::new(address, 0).max_window,
+            shards: 1,
             partition_keys: vec![DEFAULT_PARTITION_KEY],
         }
     }
@@ -73,52 +79,59 @@ const RESOLUTION_PATIENCE: Duration = Duration::from_millis(100);
 
 const MAX_MEMORY_REGIONS: usize = 1 << 20;
 
+/// As many as a thread that waits can make the progress of.
+const MAX_SHARDS: usize = 16;
+
 pub(crate) struct Device {
     name: String,
     address: IpAddr,
-    shared: Arc<Shared<Endpoint<HostMemory>>>,
+    shards: Arc<Shards>,
     next_domain: AtomicU32,
+    /// The end of the device was told.
+    told_of_end: AtomicBool,
     notices: Arc<Notices>,
-    /// Stops the thread when it is dropped.
-    _progress: Progress<Endpoint<HostMemory>>,
+    /// Stops the threads when they are dropped.
+    _progress: Vec<Progress<Endpoint<HostMemory>>>,
 }
 
 impl Device {
     /// Opens a soft device on a local address.
     pub(crate) fn open(config: &SoftConfig) -> Result<Self, OpenError> {
-        let name = format!("soft-{}", config.address);
-        let opened = Opened::new(ProgressConfig {
-            driver: config.driver,
-            share_address: true,
-            segmentation_offload: config.segmentation_offload,
-            congestion_marks: config.congestion_marks,
-            busy_poll: config.busy_poll,
-            buffer_length: config.buffer_length,
-            name: name.clone(),
-            ..ProgressConfig::new(config.address)
-        })?;
-        let endpoint_config = EndpointConfig {
-            queue_pair_numbers: opened.queue_pair_numbers(),
-            icrc: config.icrc,
-            max_window: config.max_window,
-            partition_keys: config.partition_keys.clone(),
-            max_datagram_length: max_datagram_length(config.address),
-            ..EndpointConfig::new(config.address, seed())
-        };
-        let memory = HostMemory::new(MAX_MEMORY_REGIONS, endpoint_config.seed);
-        let endpoint = Endpoint::new(endpoint_config, memory);
+        let &SoftConfig { address, shards: count, .. } = config;
+        if count == 0 || count > MAX_SHARDS {
+            return Err(OpenError::Shards { shards: count, limit: MAX_SHARDS });
+        }
+        if count > 1 && config.driver == Driver::Packet {
+            return Err(OpenError::PacketDriverShards { address, shards: count });
+        }
+        let name = format!("soft-{address}");
         let notices = Arc::new(Notices::default());
-        let deliverer = Deliverer::new(Arc::downgrade(&notices));
-        // SAFETY: the endpoint names only bytes of registered regions. Those stay mapped until
-        // their `MemoryRegion` is dropped, which deregisters them and then quiesces.
-        let progress = unsafe { Progress::run(opened, endpoint, deliverer)? };
-        let budget = progress.shared().socket_info().receive_budget();
-        progress.shared().lock_regardless().set_receive_budget(budget);
+        // The same for all: regions have the same keys.
+        let seed = seed();
+        let mut progress = Vec::with_capacity(count);
+        for index in 0..count {
+            let name = if count == 1 { name.clone() } else { format!("{index}-{name}") };
+            progress.push(open_shard(
+                config,
+                name,
+                seed,
+                Deliverer::new(Arc::downgrade(&notices)),
+            )?);
+        }
+        let shards = progress.iter().map(|one| Arc::clone(one.shared())).collect();
+        let shards = Arc::new(Shards::new(shards));
+        notices.set_shards(&shards);
+        // One that has failed by now could not tell.
+        for failed in shards.all().iter().filter(|shard| shard.failure().is_some()) {
+            failed.lock_regardless().fail_all();
+            shards.close_others(failed);
+        }
         Ok(Self {
             name,
-            address: config.address,
-            shared: Arc::clone(progress.shared()),
+            address,
+            shards,
             next_domain: AtomicU32::new(1),
+            told_of_end: AtomicBool::new(false),
             notices,
             _progress: progress,
         })
@@ -134,32 +147,32 @@ impl Device {
     }
 
     pub(crate) fn driver(&self) -> Driver {
-        self.shared.socket_info().driver
+        self.shards.all()[0].socket_info().driver
     }
 
     /// Looks for the way to a peer that will be sent to, as adapters do when a queue pair becomes
     /// ready to receive. If it is not found in time, the first packets are lost and sent again;
     /// but the refusal of a request is sent once only.
-    pub(super) fn prepare(&self, peer: IpAddr) {
-        let _ = self.shared.prepare(peer.to_canonical(), self.resolution_patience());
+    pub(super) fn prepare(&self, shard: usize, peer: IpAddr) {
+        let _ = self.shards.all()[shard].prepare(peer.to_canonical(), self.resolution_patience());
     }
 
     /// The same for who gets a datagram, which nobody sends again: as adapters do when an address
     /// handle is made.
-    pub(super) fn introduce(&self, peer: IpAddr) {
-        self.shared.introduce(peer.to_canonical(), self.resolution_patience());
+    pub(super) fn introduce(&self, shard: usize, peer: IpAddr) {
+        self.shards.all()[shard].introduce(peer.to_canonical(), self.resolution_patience());
     }
 
     /// A thread that makes progress, or will send afterwards, waits for nothing.
     fn resolution_patience(&self) -> Duration {
-        if self.shared.is_progress_thread() { Duration::ZERO } else { RESOLUTION_PATIENCE }
+        if self.shards.is_progress_thread() { Duration::ZERO } else { RESOLUTION_PATIENCE }
     }
 
     pub(crate) fn attributes(&self) -> DeviceAttributes {
-        let endpoint = self.lock_regardless();
+        let endpoint = self.lock_regardless(0);
         let config = endpoint.config();
         DeviceAttributes {
-            max_queue_pairs: config.max_queue_pairs,
+            max_queue_pairs: config.max_queue_pairs * self.shards.all().len(),
             max_completion_queues: config.max_completion_queues,
             max_work_requests: config.max_work_requests,
             max_scatter_gather: crate::MAX_SCATTER_GATHER,
@@ -184,75 +197,111 @@ impl Device {
     }
 
     pub(crate) fn counters(&self) -> Counters {
-        *self.lock_regardless().counters()
+        let each = self.shards.all().iter().map(|shard| *shard.lock_regardless().counters());
+        each.fold(Counters::default(), Counters::plus)
     }
 
     pub(crate) fn driver_counters(&self) -> DriverCounters {
-        self.shared.driver_counters()
+        let each = self.shards.all().iter().map(|shard| shard.driver_counters());
+        each.fold(DriverCounters::default(), DriverCounters::plus)
     }
 
-    pub(crate) fn grant_receive_share(&self, queue_pairs: usize) -> Option<u64> {
-        self.lock_regardless().grant_receive_share(queue_pairs)
+    /// What a peer may send to each shard, whose buffers these are: its queue pairs are spread over
+    /// them.
+    pub(crate) fn grant_receive_share(&self, queue_pairs: usize) -> Option<Vec<u64>> {
+        let shards = self.shards.all();
+        let each = queue_pairs.div_ceil(shards.len());
+        shards.iter().map(|shard| shard.lock_regardless().grant_receive_share(each)).collect()
     }
 
-    pub(crate) fn withdraw_receive_share(&self, bytes: u64) {
-        self.lock_regardless().withdraw_receive_share(bytes);
+    pub(crate) fn withdraw_receive_share(&self, each: &[u64]) {
+        for (shard, &bytes) in self.shards.all().iter().zip(each) {
+            shard.lock_regardless().withdraw_receive_share(bytes);
+        }
     }
 
     pub(crate) fn poll_event(&self) -> Option<AsyncEvent> {
-        self.lock_regardless().poll_event()
+        self.shards.all().iter().find_map(|shard| {
+            let mut endpoint = shard.lock_regardless();
+            loop {
+                match endpoint.poll_event()? {
+                    // Each shard has one, and the device ends once.
+                    AsyncEvent::DeviceFatal if self.told_of_end.swap(true, Ordering::Relaxed) => {}
+                    event => return Some(event),
+                }
+            }
+        })
     }
 
     pub(crate) fn wait_event(&self, timeout: Duration) -> Option<AsyncEvent> {
-        self.wait(&self.notices.events, timeout, || self.poll_event())
+        self.wait(|_| true, &self.notices.events, timeout, || self.poll_event())
     }
 
-    /// Waits until `look` finds something, and makes progress meanwhile. Gives up when the device has
-    /// failed.
+    /// Waits until `look` finds something, and makes progress meanwhile of the shards that `concerned`
+    /// names. Gives up when the device has failed.
     pub(super) fn wait<T>(
         &self,
+        concerned: impl Fn(usize) -> bool,
         waiters: &Waiters,
         timeout: Duration,
         mut look: impl FnMut() -> Option<T>,
     ) -> Option<T> {
         let look = || match look() {
-            None if self.shared.failure().is_some() => Some(None),
+            // By now all have what was outstanding, or will have.
+            None if self.shards.have_failed() => Some(None),
             None => None,
             found => Some(found),
         };
-        millstream_net::wait([&*self.shared], waiters, timeout, look).flatten()
+        let nodes = self.led_shards().filter(|(index, _)| concerned(*index));
+        millstream_net::wait(nodes.map(|(_, shard)| shard), waiters, timeout, look).flatten()
     }
 
-    /// What it runs on, for who waits for several devices.
-    pub(crate) fn shared(&self) -> &Shared<Endpoint<HostMemory>> {
-        &self.shared
+    /// Makes progress once of the shards that `concerned` names, unless other threads do.
+    pub(crate) fn progress(&self, concerned: impl Fn(usize) -> bool) {
+        let nodes = self.led_shards().filter(|(index, _)| concerned(*index));
+        nodes.for_each(|(_, shard)| shard.progress());
+    }
+
+    /// What it runs on, for who waits, and their indexes: nothing for a handler of its own, which
+    /// others wait for.
+    pub(crate) fn led_shards(&self) -> impl Iterator<Item = (usize, &Shard)> {
+        let all = if self.shards.is_progress_thread() { &[] } else { self.shards.all() };
+        all.iter().map(|shard| &**shard).enumerate()
+    }
+
+    pub(crate) fn postpone_sending<T>(&self, post: impl FnOnce() -> T) -> T {
+        self.shards.postpone(post)
+    }
+
+    pub(crate) fn shard_count(&self) -> usize {
+        self.shards.all().len()
+    }
+
+    pub(super) fn shards(&self) -> &Shards {
+        &self.shards
     }
 
     pub(crate) fn allocate_domain(&self) -> ProtectionDomainId {
         ProtectionDomainId(self.next_domain.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The endpoint, to give it work, which is sent when the guard is dropped. `None` when the device
-    /// has failed.
-    pub(super) fn lock(&self) -> Option<Guard<'_, Endpoint<HostMemory>>> {
-        self.shared.lock().ok()
+    /// A shard's endpoint, to give it work, which is sent when the guard is dropped. `None` when it has
+    /// failed.
+    pub(super) fn lock(&self, shard: usize) -> Option<Guard<'_, Endpoint<HostMemory>>> {
+        self.shards.all()[shard].lock().ok()
     }
 
-    /// The endpoint, to change what needs no sending; works on a failed device too.
-    pub(super) fn lock_regardless(&self) -> NodeGuard<'_, Endpoint<HostMemory>> {
-        self.shared.lock_regardless()
+    /// A shard's endpoint, to change what needs no sending; works on a failed device too.
+    pub(super) fn lock_regardless(&self, shard: usize) -> NodeGuard<'_, Endpoint<HostMemory>> {
+        self.shards.all()[shard].lock_regardless()
     }
 
     pub(super) fn now(&self) -> millstream_roce::Instant {
-        self.shared.now()
-    }
-
-    pub(super) fn quiesce(&self) {
-        self.shared.quiesce();
+        millstream_net::now()
     }
 
     pub(crate) fn failure(&self) -> Option<String> {
-        self.shared.failure().map(|failure| failure.to_string())
+        self.shards.failure().map(ToString::to_string)
     }
 
     pub(super) fn notices(&self) -> &Notices {
@@ -264,6 +313,40 @@ impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Device").field(&self.name).finish()
     }
+}
+
+/// Opens a socket and starts an endpoint over it.
+fn open_shard(
+    config: &SoftConfig,
+    name: String,
+    seed: u64,
+    deliverer: Deliverer,
+) -> Result<Progress<Endpoint<HostMemory>>, OpenError> {
+    let opened = Opened::new(ProgressConfig {
+        driver: config.driver,
+        share_address: true,
+        segmentation_offload: config.segmentation_offload,
+        congestion_marks: config.congestion_marks,
+        busy_poll: config.busy_poll,
+        buffer_length: config.buffer_length,
+        name,
+        ..ProgressConfig::new(config.address)
+    })?;
+    let endpoint_config = EndpointConfig {
+        queue_pair_numbers: opened.queue_pair_numbers(),
+        icrc: config.icrc,
+        max_window: config.max_window,
+        partition_keys: config.partition_keys.clone(),
+        max_datagram_length: max_datagram_length(config.address),
+        ..EndpointConfig::new(config.address, seed)
+    };
+    let endpoint = Endpoint::new(endpoint_config, HostMemory::new(MAX_MEMORY_REGIONS, seed));
+    // SAFETY: the endpoint names only bytes of registered regions. Those stay mapped until
+    // their `MemoryRegion` is dropped, which deregisters them and then quiesces.
+    let progress = unsafe { Progress::run(opened, endpoint, deliverer)? };
+    let budget = progress.shared().socket_info().receive_budget();
+    progress.shared().lock_regardless().set_receive_budget(budget);
+    Ok(progress)
 }
 
 /// What one packet of the address's interface holds; 4096 bytes when that is not known.

@@ -36,16 +36,12 @@ impl MemoryRegion {
     ) -> Result<Self, RegionError> {
         let device = Arc::clone(&domain.device);
         let address = address.expose_provenance() as u64;
-        // SAFETY: the caller's promise is the one asked for, and ends where `MemoryRegion::drop`
-        // deregisters and waits.
-        let key = unsafe {
-            device.lock_regardless().memory_mut().register(
-                domain.id,
-                address,
-                length as u64,
-                access,
-            )?
-        };
+        let key = device.shards().make(|_, endpoint| {
+            let memory = endpoint.memory_mut();
+            // SAFETY: the caller's promise is the one asked for, and ends where `MemoryRegion::drop`
+            // deregisters and waits.
+            unsafe { memory.register(domain.id, address, length as u64, access) }
+        })?;
         Ok(Self { device, key })
     }
 
@@ -61,8 +57,10 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // The only error is an unknown key, and this key is known until now.
-        let _ = self.device.lock_regardless().memory_mut().deregister(self.key);
-        self.device.quiesce();
+        self.device.shards().remove(|endpoint| {
+            // The only error is an unknown key, and this key is known until now.
+            let _ = endpoint.memory_mut().deregister(self.key);
+        });
+        self.device.shards().quiesce();
     }
 }

@@ -6,6 +6,7 @@ mod device;
 mod host_memory;
 mod memory_region;
 mod queue_pair;
+mod shards;
 mod shared_receive_queue;
 
 pub use device::SoftConfig;

@@ -18,10 +18,12 @@ use crate::QueuePairOptions;
 #[derive(Debug)]
 pub(crate) struct QueuePair {
     device: Arc<Device>,
+    /// Of the device.
+    shard: usize,
     number: Qpn,
     transport: Transport,
     /// Completion queues live as long as a queue pair completes into them.
-    _completions: [Arc<CompletionQueue>; 2],
+    completions: [Arc<CompletionQueue>; 2],
     /// And shared receive queues as long as one takes from them.
     _shared_receives: Option<Arc<SharedReceiveQueue>>,
 }
@@ -54,12 +56,18 @@ impl QueuePair {
             shared_receive_queue: shared_receives.as_ref().map(|queue| queue.id()),
             split_writes: options.split_writes,
         };
-        let number = device.lock().ok_or(CreateError::DeviceFailed)?.create_queue_pair(&config)?;
+        let shared_shard = shared_receives.as_ref().map(|queue| queue.shard());
+        let (shard, number) = create_somewhere(&device, options.shard, shared_shard, |shard| {
+            let mut endpoint = device.lock(shard).ok_or(CreateError::DeviceFailed)?;
+            endpoint.create_queue_pair(&config)
+        })?;
+        completions.iter().for_each(|queue| queue.enter(shard));
         Ok(Self {
             device,
+            shard,
             number,
             transport: options.transport,
-            _completions: completions,
+            completions,
             _shared_receives: shared_receives,
         })
     }
@@ -70,15 +78,15 @@ impl QueuePair {
 
     pub(crate) fn state(&self) -> QueuePairState {
         // It exists as long as `self` does.
-        self.device.lock_regardless().queue_pair_state(self.number).unwrap_or_default()
+        self.device.lock_regardless(self.shard).queue_pair_state(self.number).unwrap_or_default()
     }
 
     pub(crate) fn modify(&self, attributes: &QueuePairAttributes) -> Result<(), ModifyError> {
-        let mut endpoint = self.device.lock().ok_or(ModifyError::DeviceFailed)?;
+        let mut endpoint = self.device.lock(self.shard).ok_or(ModifyError::DeviceFailed)?;
         endpoint.modify_queue_pair(self.device.now(), self.number, attributes)?;
         drop(endpoint);
         if let Some(peer) = attributes.remote_address {
-            self.device.prepare(peer);
+            self.device.prepare(self.shard, peer);
         }
         Ok(())
     }
@@ -88,7 +96,7 @@ impl QueuePair {
         requests: &[SendRequest<P>],
     ) -> Result<(), (usize, PostError)> {
         self.introduce(requests);
-        let mut endpoint = self.device.lock().ok_or((0, PostError::DeviceFailed))?;
+        let mut endpoint = self.device.lock(self.shard).ok_or((0, PostError::DeviceFailed))?;
         endpoint.post_sends(self.device.now(), self.number, requests)
     }
 
@@ -98,7 +106,7 @@ impl QueuePair {
         bytes: &[u8],
     ) -> Result<(), PostError> {
         self.introduce(std::slice::from_ref(request));
-        let mut endpoint = self.device.lock().ok_or(PostError::DeviceFailed)?;
+        let mut endpoint = self.device.lock(self.shard).ok_or(PostError::DeviceFailed)?;
         endpoint.post_send_inline(self.device.now(), self.number, request, bytes)
     }
 
@@ -108,7 +116,7 @@ impl QueuePair {
             return;
         }
         for destination in requests.iter().filter_map(|request| request.datagram) {
-            self.device.introduce(destination.address);
+            self.device.introduce(self.shard, destination.address);
         }
     }
 
@@ -116,7 +124,7 @@ impl QueuePair {
         &self,
         requests: &[ReceiveRequest<P>],
     ) -> Result<(), (usize, PostError)> {
-        let mut endpoint = self.device.lock().ok_or((0, PostError::DeviceFailed))?;
+        let mut endpoint = self.device.lock(self.shard).ok_or((0, PostError::DeviceFailed))?;
         let mut posted = requests.iter().enumerate().map(|(index, request)| {
             endpoint.post_receive(self.number, request).map_err(|error| (index, error))
         });
@@ -132,10 +140,44 @@ impl QueuePair {
 
 impl Drop for QueuePair {
     fn drop(&mut self) {
-        match self.device.lock() {
+        match self.device.lock(self.shard) {
             // Others may have waited for what it had asked for: room for the answers to their READs.
             Some(mut endpoint) => endpoint.destroy_queue_pair(self.number),
-            None => self.device.lock_regardless().destroy_queue_pair(self.number),
+            None => self.device.lock_regardless(self.shard).destroy_queue_pair(self.number),
         };
+        self.completions.iter().for_each(|queue| queue.leave(self.shard));
+    }
+}
+
+/// Creates in the shard that was chosen, in that of the shared receive queue, or in the next one that has
+/// room; returns which it was.
+fn create_somewhere(
+    device: &Device,
+    chosen: Option<usize>,
+    shared: Option<usize>,
+    create: impl Fn(usize) -> Result<Qpn, CreateError>,
+) -> Result<(usize, Qpn), CreateError> {
+    let shards = device.shards();
+    if chosen.is_some_and(|chosen| chosen >= shards.all().len()) {
+        return Err(CreateError::Unsupported("a shard of that number"));
+    }
+    if let (Some(chosen), Some(shared)) = (chosen, shared)
+        && chosen != shared
+    {
+        let what = "queue pairs in another shard than that of their shared receive queue";
+        return Err(CreateError::Unsupported(what));
+    }
+    if let Some(shard) = chosen.or(shared) {
+        return Ok((shard, create(shard)?));
+    }
+    let (mut in_turn, mut limit) = (shards.in_turn(), 0);
+    loop {
+        let Some(shard) = in_turn.next() else {
+            return Err(CreateError::TooMany { what: "queue pairs", limit });
+        };
+        match create(shard) {
+            Err(CreateError::TooMany { limit: each, .. }) => limit += each,
+            result => return Ok((shard, result?)),
+        }
     }
 }

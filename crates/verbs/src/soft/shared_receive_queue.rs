@@ -7,19 +7,32 @@ use millstream_roce::{CreateError, Piece, PostError, ReceiveRequest, SharedRecei
 use super::device::Device;
 use super::memory_region::ProtectionDomain;
 
+/// A shared receive queue. Its requests, and all queue pairs that take from it, are in one shard:
+/// wherever a message comes, all requests must be there for it, in their order.
 #[derive(Debug)]
 pub(crate) struct SharedReceiveQueue {
     device: Arc<Device>,
     id: SharedReceiveQueueId,
+    shard: usize,
 }
 
 impl SharedReceiveQueue {
     pub(crate) fn create(domain: &ProtectionDomain, capacity: usize) -> Result<Self, CreateError> {
         let device = Arc::clone(&domain.device);
-        let mut endpoint = device.lock().ok_or(CreateError::DeviceFailed)?;
-        let id = endpoint.create_shared_receive_queue(domain.id, capacity)?;
-        endpoint.release_without_waking();
-        Ok(Self { device, id })
+        let shards = device.shards();
+        shards.check()?;
+        let shard = shards.in_turn().next().unwrap_or(0);
+        // The first shard has an opinion of the capacity; all have its number, which nobody else gets.
+        let id = shards.make(|index, endpoint| {
+            let capacity = if index == 0 || index == shard { capacity } else { 1 };
+            endpoint.create_shared_receive_queue(domain.id, capacity)
+        })?;
+        Ok(Self { device, id, shard })
+    }
+
+    /// The one that its queue pairs are in.
+    pub(super) fn shard(&self) -> usize {
+        self.shard
     }
 
     pub(crate) fn id(&self) -> SharedReceiveQueueId {
@@ -34,7 +47,7 @@ impl SharedReceiveQueue {
         &self,
         requests: &[ReceiveRequest<P>],
     ) -> Result<(), (usize, PostError)> {
-        let mut endpoint = self.device.lock().ok_or((0, PostError::DeviceFailed))?;
+        let mut endpoint = self.device.lock(self.shard).ok_or((0, PostError::DeviceFailed))?;
         let mut posted = requests.iter().enumerate().map(|(index, request)| {
             endpoint.post_shared_receive(self.id, request).map_err(|error| (index, error))
         });
@@ -45,7 +58,7 @@ impl SharedReceiveQueue {
     }
 
     pub(crate) fn set_limit(&self, limit: usize) -> Result<(), CreateError> {
-        let mut endpoint = self.device.lock().ok_or(CreateError::DeviceFailed)?;
+        let mut endpoint = self.device.lock(self.shard).ok_or(CreateError::DeviceFailed)?;
         let result = endpoint.set_shared_receive_limit(self.id, limit);
         endpoint.release_without_waking();
         result
@@ -54,7 +67,9 @@ impl SharedReceiveQueue {
 
 impl Drop for SharedReceiveQueue {
     fn drop(&mut self) {
-        // No queue pair is left that uses it: they hold clones of the handle.
-        let _ = self.device.lock_regardless().destroy_shared_receive_queue(self.id);
+        self.device.shards().remove(|endpoint| {
+            // No queue pair is left that uses it: they hold clones of the handle.
+            let _ = endpoint.destroy_shared_receive_queue(self.id);
+        });
     }
 }
