@@ -1,6 +1,7 @@
 //! The memory of a process as an endpoint sees it: regions that the application registered.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use millstream_net::prefetch;
 use millstream_roce::{
@@ -15,7 +16,23 @@ use millstream_roce::{
 /// ways that exclude others, until it is deregistered.
 #[derive(Debug)]
 pub(crate) struct HostMemory {
-    regions: RegionTable<()>,
+    regions: RegionTable<Invalidation>,
+}
+
+/// Whether remotes have lost their access to a region, for all shards that have it: a table alone
+/// knows only what came to its own shard. Nothing where there is one shard, or remotes may not do so.
+#[derive(Clone, Debug)]
+pub(super) struct Invalidation(Option<Arc<AtomicBool>>);
+
+impl Invalidation {
+    pub(super) fn new(access: Access, shards: usize) -> Self {
+        let needed = shards > 1 && access.contains(Access::REMOTE_INVALIDATE);
+        Self(needed.then(Arc::default))
+    }
+
+    fn has_happened(&self) -> bool {
+        self.0.as_ref().is_some_and(|invalidated| invalidated.load(Ordering::SeqCst))
+    }
 }
 
 impl HostMemory {
@@ -33,8 +50,25 @@ impl HostMemory {
         address: u64,
         length: u64,
         access: Access,
+        invalidation: Invalidation,
     ) -> Result<u32, RegionError> {
-        self.regions.register(domain, address, length, access, ())
+        self.regions.register(domain, address, length, access, invalidation)
+    }
+
+    /// As [`RegionTable::check`], and whether another shard has taken the remotes' access away.
+    fn check(
+        &self,
+        domain: ProtectionDomainId,
+        key: u32,
+        address: u64,
+        length: u64,
+        right: Access,
+    ) -> Result<(), AccessDenied> {
+        let region = self.regions.check(domain, key, address, length, right)?;
+        if right != Access::LOCAL_WRITE && region.backing.has_happened() {
+            return Err(AccessDenied::Protection);
+        }
+        Ok(())
     }
 
     pub(super) fn deregister(&mut self, key: u32) -> Result<(), RegionError> {
@@ -44,13 +78,14 @@ impl HostMemory {
 
 impl Memory for HostMemory {
     fn authorize(&mut self, access: &RemoteAccess) -> Result<(), AccessDenied> {
-        self.regions.authorize(access)
+        let RemoteAccess { domain, key, address, length, .. } = *access;
+        self.check(domain, key, address, length.into(), access.right())
     }
 
     fn write(&mut self, destination: &Destination, payload: &[u8]) -> Result<(), AccessDenied> {
         let (domain, key, address, right) = destination.place();
         // Checked for each packet: the region may have gone since the message began.
-        self.regions.check(domain, key, address, payload.len() as u64, right)?;
+        self.check(domain, key, address, payload.len() as u64, right)?;
         // SAFETY: `check` found the whole range inside a registered region that grants writing;
         // `register`'s caller promised that such bytes are mapped and writable. `payload` lies in
         // the driver's receive buffer, which is not registered, so the two do not overlap.
@@ -86,7 +121,13 @@ impl Memory for HostMemory {
     }
 
     fn invalidate(&mut self, domain: ProtectionDomainId, key: u32) -> Result<(), AccessDenied> {
-        self.regions.invalidate(domain, key)
+        self.regions.invalidate(domain, key)?;
+        if let Some(region) = self.regions.get(key)
+            && let Invalidation(Some(invalidated)) = &region.backing
+        {
+            invalidated.store(true, Ordering::SeqCst);
+        }
+        Ok(())
     }
 
     fn bytes(&self, piece: &Piece) -> Result<&[u8], AccessDenied> {

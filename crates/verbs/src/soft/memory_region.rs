@@ -5,6 +5,7 @@ use std::sync::Arc;
 use millstream_roce::{Access, ProtectionDomainId, RegionError};
 
 use super::device::Device;
+use super::host_memory::Invalidation;
 
 #[derive(Clone, Debug)]
 pub(crate) struct ProtectionDomain {
@@ -36,11 +37,12 @@ impl MemoryRegion {
     ) -> Result<Self, RegionError> {
         let device = Arc::clone(&domain.device);
         let address = address.expose_provenance() as u64;
+        let invalidation = Invalidation::new(access, device.shards().all().len());
         let key = device.shards().make(|_, endpoint| {
-            let memory = endpoint.memory_mut();
+            let (memory, invalidation) = (endpoint.memory_mut(), invalidation.clone());
             // SAFETY: the caller's promise is the one asked for, and ends where `MemoryRegion::drop`
             // deregisters and waits.
-            unsafe { memory.register(domain.id, address, length as u64, access) }
+            unsafe { memory.register(domain.id, address, length as u64, access, invalidation) }
         })?;
         Ok(Self { device, key })
     }

@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use millstream_net::{Failure, Shared};
+use millstream_net::{Failure, NodeGuard, Shared};
 use millstream_roce::{CreateError, Endpoint};
 
 use super::host_memory::HostMemory;
@@ -101,6 +101,11 @@ impl Shards {
     /// Returns once no shard is sending what it had collected before this call.
     pub(super) fn quiesce(&self) {
         self.all.iter().for_each(|shard| shard.quiesce());
+    }
+
+    /// Returns once no shard is in the middle of what it did when this was called.
+    pub(super) fn meet(&self) {
+        self.all.iter().for_each(|shard| drop::<NodeGuard<'_, _>>(shard.lock_regardless()));
     }
 
     /// Calls `post`, and sends what it has asked of any of them afterwards.
