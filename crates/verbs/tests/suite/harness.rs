@@ -1,13 +1,13 @@
 //! Two ends on devices of the chosen provider.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use millstream_verbs::{
     Access, Completion, CompletionQueue, CompletionStatus, Device, IbverbsConfig, MemoryRegion,
     Piece, ProtectionDomain, Provider, Psn, QueuePair, QueuePairAttributes, QueuePairCapabilities,
-    QueuePairState, SendOperation, SendRequest, SoftConfig,
+    QueuePairOptions, QueuePairState, SendOperation, SendRequest, SoftConfig,
 };
 
 /// For what must happen. Emulated machines are slow.
@@ -41,8 +41,13 @@ fn open_device_with(segmentation_offload: bool) -> Device {
             let address = Ipv4Addr::new(127, 64 | (process >> 8) as u8 & 63, process as u8, host);
             let chosen = std::env::var("MILLSTREAM_TEST_DRIVER").unwrap_or_else(|_| "udp".into());
             let driver = chosen.parse().unwrap_or_else(|error| panic!("{error}"));
-            let config =
-                SoftConfig { driver, segmentation_offload, ..SoftConfig::new(address.into()) };
+            let shards = crate::SHARDS;
+            let config = SoftConfig {
+                driver,
+                segmentation_offload,
+                shards,
+                ..SoftConfig::new(address.into())
+            };
             let device = Device::open_soft(&config).unwrap_or_else(|error| panic!("{error}"));
             assert_eq!(device.driver(), Some(driver));
             device
@@ -85,7 +90,11 @@ pub(crate) fn open() -> End {
 fn open_on(device: Device) -> End {
     let domain = device.allocate_protection_domain();
     let completions = device.create_completion_queue(256).unwrap();
-    let pair = domain.create_queue_pair(&completions, &completions, CAPABILITIES).unwrap();
+    // In any shard, and those of two ends in different ones.
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let shard = Some(NEXT.fetch_add(1, Ordering::Relaxed) % device.shards());
+    let options = QueuePairOptions { shard, ..QueuePairOptions::new(&completions, CAPABILITIES) };
+    let pair = domain.create_queue_pair_with(&options).unwrap();
     End { pair, completions, domain, device }
 }
 

@@ -18,3 +18,6 @@ mod requests;
 mod shared_receives;
 mod states;
 mod waiting;
+
+/// Of soft devices. `sharded_suite.rs` has more.
+const SHARDS: usize = 1;
