@@ -8,7 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use millstream_verbs::{
-    Access, Completion, CompletionQueue, CompletionStatus, CreateError, Device, Driver,
+    Access, AsyncEvent, Completion, CompletionQueue, CompletionStatus, CreateError, Device, Driver,
     MemoryRegion, OpenError, Piece, ProtectionDomain, Psn, QueuePair, QueuePairAttributes,
     QueuePairCapabilities, QueuePairOptions, QueuePairState, ReceiveRequest, SendOperation,
     SendRequest, SoftConfig,
@@ -455,6 +455,42 @@ fn a_device_closes_while_its_shards_are_at_work() {
         }
         drop(region);
     }
+}
+
+#[test]
+fn when_one_shard_fails_the_device_has_failed() {
+    let device = open(2);
+    let panicking = device
+        .create_completion_queue_with_handler(4, Box::new(|_| panic!("the test wants a panic")))
+        .unwrap();
+    let b = End::new(device, 2);
+    let capabilities = QueuePairCapabilities::new(1, 1);
+    let pair = b.domain.create_queue_pair(&panicking, &panicking, capabilities).unwrap();
+    let a = End::new(open(1), 2);
+    connect(&a, &b, RETRIES);
+    for pair in &b.pairs {
+        pair.post_receive(&[receive(1), receive(2)]).unwrap();
+    }
+    // Flushed at once, which the handler hears of.
+    for state in [QueuePairState::Initialized, QueuePairState::Error] {
+        let access = (state == QueuePairState::Initialized).then_some(Access::empty());
+        let attributes =
+            QueuePairAttributes { state: Some(state), access, ..QueuePairAttributes::default() };
+        pair.modify(&attributes).unwrap();
+    }
+    pair.post_receive(&[receive(3)]).unwrap();
+    // Those of the other shard, too.
+    let flushed = b.next(4);
+    assert!(flushed.iter().all(|one| one.status == CompletionStatus::Flushed), "{flushed:?}");
+    let failure = b.device.failure().unwrap();
+    assert!(failure.contains("a bug"), "the reason, not what followed from it: {failure}");
+    let mut ends = 0;
+    while let Some(event) = b.device.wait_event(PATIENCE) {
+        ends += usize::from(event == AsyncEvent::DeviceFatal);
+    }
+    assert_eq!(ends, 1);
+    assert!(!b.completions.wait(PATIENCE));
+    assert!(matches!(b.device.create_completion_queue(1), Err(CreateError::DeviceFailed)));
 }
 
 #[test]
