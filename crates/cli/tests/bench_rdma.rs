@@ -103,6 +103,23 @@ fn pairs_of_processes_share_two_addresses() {
 }
 
 #[test]
+fn shards_have_queue_pairs_and_threads_each() {
+    let arguments =
+        ["--duration=50ms", "--shards=2", "--size=64KiB", "--working-set=3MiB", "--json"];
+    for (more, queue_pairs, streams) in
+        [(&[][..], 2, 2), (&["--queue-pairs=5"][..], 5, 2), (&["--processes=2"][..], 2, 4)]
+    {
+        let report = run(&[&["bench", "rdma"][..], &arguments, more].concat()).success().json();
+        assert_eq!(report["shards"], 2);
+        assert_eq!(report["queue_pairs"], queue_pairs, "one in each shard at least");
+        assert_eq!(report["udp_streams"], streams);
+        for one in report["bandwidth"].as_array().unwrap() {
+            positive(one, &["gb_per_s", "cpu_s_per_gb", "system_calls_per_packet"]);
+        }
+    }
+}
+
+#[test]
 fn the_table_names_its_rows() {
     let (bind, peer) = (address(), address());
     let arguments =
@@ -127,6 +144,9 @@ fn what_cannot_be_measured_is_a_usage_error() {
         (&["--queue-pairs=0"], "--queue-pairs"),
         (&["--devices=17"], "--devices"),
         (&["--processes=0"], "--processes"),
+        (&["--shards=17"], "--shards"),
+        (&["--shards=3", "--processes=11"], "--shards"),
+        (&["--shards=2", "--devices=16", "--working-set=1MiB", "--size=1"], "2097152"),
         (&["--processes=2", "--devices=2"], "--processes"),
         (&["--devices=2", "--bind=127.0.0.1", "--peer=127.0.0.2"], "--devices"),
         (&["--ops=write,atomic"], "atomic"),

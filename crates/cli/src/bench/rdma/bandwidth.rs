@@ -79,7 +79,8 @@ impl<'a> Bench<'a> {
         size: usize,
         depth: usize,
     ) -> anyhow::Result<Total> {
-        let Arguments { queue_pairs, options, duration, .. } = *self.arguments;
+        let Arguments { options, duration, .. } = *self.arguments;
+        let queue_pairs = self.arguments.queue_pairs();
         let working_set = part_length(self.working_set, count.into());
         processes::measure(self.addresses[0], count, duration, |bind, posts| End {
             bind,
@@ -96,9 +97,10 @@ impl<'a> Bench<'a> {
     /// All in this process.
     fn here(&self, op: Operation, size: usize, depth: usize) -> anyhow::Result<Total> {
         let lanes = self.lanes(size, depth)?;
-        let posters = lanes.iter();
-        let posters =
-            posters.map(|Lane { near, far }| Poster::new(near, far.remote(), op, size, depth));
+        let posters = lanes.iter().flat_map(|Lane { near, far }| {
+            let shards = 0..near.device.shards();
+            shards.map(|shard| Poster::new(near, shard, far.remote(), op, size, depth))
+        });
         let mut posters: Vec<_> = posters.collect();
         let duration = self.arguments.duration;
         // Until windows have opened.
@@ -113,7 +115,7 @@ impl<'a> Bench<'a> {
     }
 
     fn lanes(&self, size: usize, depth: usize) -> anyhow::Result<Vec<Lane>> {
-        let queue_pairs = usize::from(self.arguments.queue_pairs);
+        let queue_pairs = usize::from(self.arguments.queue_pairs());
         let open = |address, part: Part| {
             let config = self.arguments.options.config(address);
             Host::open(&config, part, size, depth, queue_pairs)

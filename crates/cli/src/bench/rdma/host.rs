@@ -21,9 +21,9 @@ const PAGE: usize = 4096;
 /// A side. Fields are dropped in this order: the memory last, when no region names it.
 pub(super) struct Host {
     pairs: Arc<OnceLock<Vec<QueuePair>>>,
-    /// Completions of what is posted here; those of receives go to a handler.
-    pub(super) completions: CompletionQueue,
-    _receives: CompletionQueue,
+    /// Of each shard, completions of what is posted here; those of receives go to a handler.
+    completions: Vec<CompletionQueue>,
+    _receives: Vec<CompletionQueue>,
     region: MemoryRegion,
     pub(super) device: Device,
     part: Part,
@@ -45,8 +45,9 @@ pub(super) struct Far {
 }
 
 impl Host {
-    /// Opens a device with so many queue pairs, each of which holds `depth` requests, and as many
-    /// messages of `size` bytes that come, for which room is made again on the device's own thread.
+    /// Opens a device with so many queue pairs, in its shards in turn, each of which holds `depth`
+    /// requests, and as many messages of `size` bytes that come, for which room is made again on the
+    /// device's own threads.
     pub(super) fn open(
         config: &SoftConfig,
         part: Part,
@@ -61,20 +62,25 @@ impl Host {
         // region. There are no references to its bytes: nothing but devices touches them.
         let region = unsafe { domain.register_memory(part.first(), part.length, access) };
         let region = region.context("cannot register memory")?;
-        let completions = device.create_completion_queue(2 * depth)?;
         let pairs = Arc::new(OnceLock::new());
-        let receives = device.create_completion_queue_with_handler(
-            2 * depth * queue_pairs,
-            Box::new(receiver(&pairs, &region, part.length, size)),
-        )?;
+        let (mut completions, mut receives) = (Vec::new(), Vec::new());
+        for _ in 0..device.shards() {
+            completions.push(device.create_completion_queue(2 * depth)?);
+            receives.push(device.create_completion_queue_with_handler(
+                2 * depth * queue_pairs,
+                Box::new(receiver(&pairs, &region, part.length, size)),
+            )?);
+        }
         let capabilities = QueuePairCapabilities::new(depth, depth);
         let mut new = Vec::with_capacity(queue_pairs);
-        for _ in 0..queue_pairs {
+        for index in 0..queue_pairs {
+            let shard = index % device.shards();
             // As the transfer engine's: what is written is the peer's buffer.
             let pair = domain.create_queue_pair_with(&QueuePairOptions {
-                receive_completions: &receives,
+                receive_completions: &receives[shard],
                 split_writes: true,
-                ..QueuePairOptions::new(&completions, capabilities)
+                shard: Some(shard),
+                ..QueuePairOptions::new(&completions[shard], capabilities)
             })?;
             pair.modify(&QueuePairAttributes {
                 state: Some(QueuePairState::Initialized),
@@ -91,8 +97,17 @@ impl Host {
         Ok(Self { pairs, completions, _receives: receives, region, device, part })
     }
 
-    pub(super) fn pairs(&self) -> &[QueuePair] {
+    fn pairs(&self) -> &[QueuePair] {
         self.pairs.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// The queue pairs of one shard.
+    pub(super) fn pairs_of(&self, shard: usize) -> Vec<&QueuePair> {
+        self.pairs().iter().skip(shard).step_by(self.device.shards()).collect()
+    }
+
+    pub(super) fn completions_of(&self, shard: usize) -> &CompletionQueue {
+        &self.completions[shard]
     }
 
     pub(super) fn remote(&self) -> Remote {
@@ -256,6 +271,10 @@ pub(super) struct Options {
     /// Send every packet as its own datagram
     #[arg(long)]
     pub(super) no_segmentation_offload: bool,
+    /// Shards of each device: each has a thread, a socket, and queue pairs of its own, and on the side
+    /// that posts a thread that does so
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=16))]
+    pub(super) shards: u16,
 }
 
 impl Options {
@@ -263,6 +282,7 @@ impl Options {
         SoftConfig {
             segmentation_offload: !self.no_segmentation_offload,
             busy_poll: if self.busy_poll { Duration::MAX } else { Duration::ZERO },
+            shards: self.shards.into(),
             ..SoftConfig::new(address)
         }
     }
@@ -273,6 +293,7 @@ impl Options {
             (self.busy_poll, "--busy-poll"),
             (self.no_segmentation_offload, "--no-segmentation-offload"),
         ];
-        flags.into_iter().filter(|(set, _)| *set).map(|(_, flag)| flag.to_owned())
+        let flags = flags.into_iter().filter(|(set, _)| *set).map(|(_, flag)| flag.to_owned());
+        flags.chain([format!("--shards={}", self.shards)])
     }
 }

@@ -207,7 +207,7 @@ fn write_from(arguments: &Arguments, bind: IpAddr) -> anyhow::Result<Latency> {
         number: own.numbers[0].value(),
         max_reads: own.max_reads,
     })?;
-    let mut poster = Poster::new(&host, Remote { address, key }, Operation::Write, SIZE, 1);
+    let mut poster = Poster::new(&host, 0, Remote { address, key }, Operation::Write, SIZE, 1);
     // The first waits until the peer has connected its end.
     poster.run(duration / 10)?;
     let mut latencies = Histogram::<u64>::new_with_bounds(1, LONGEST_NS, 3)?;

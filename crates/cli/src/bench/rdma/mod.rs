@@ -28,7 +28,7 @@ pub(super) use latency::{Arguments as LatencyEnd, run as run_latency_end};
 pub(super) use process_end::{Arguments as BandwidthEnd, run as run_bandwidth_end};
 use report::{Report, Stream};
 
-/// The smallest working set: what several of the largest datagrams need.
+/// The smallest working set: what 16 streams of the largest datagrams need.
 pub(super) const LEAST_WORKING_SET: u64 = 1 << 20;
 /// Payload bytes in a datagram of the plain stream: those of the largest path MTU.
 const SEGMENT: usize = 4096;
@@ -86,6 +86,16 @@ impl Arguments {
     fn pairs(&self) -> u16 {
         self.processes.unwrap_or(self.devices)
     }
+
+    /// Of each device: one for each shard at least.
+    fn queue_pairs(&self) -> u16 {
+        self.queue_pairs.max(self.options.shards)
+    }
+
+    /// Pairs of sockets, and threads that post.
+    fn streams(&self) -> u16 {
+        self.pairs() * self.options.shards
+    }
 }
 
 #[derive(Clone, Copy, Debug, Serialize, ValueEnum)]
@@ -122,6 +132,20 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.duration.is_zero() {
         return Err(usage("--duration 0s: choose 1ms or more"));
     }
+    let (processes, shards) = (arguments.processes.unwrap_or(1), arguments.options.shards);
+    if usize::from(processes * shards) > millstream_verbs::SLOTS {
+        return Err(usage(format!(
+            "--shards {shards}: an address has room for {}, and --processes are {processes}",
+            millstream_verbs::SLOTS
+        )));
+    }
+    let streams = arguments.streams();
+    let least = LEAST_WORKING_SET / 16 * u64::from(streams);
+    if working_set < least {
+        return Err(usage(format!(
+            "--working-set {working_set}: {streams} plain UDP streams need {least}"
+        )));
+    }
     let part = part_length(set, arguments.pairs().into());
     if let Some(size) = arguments.size.iter().find(|&&size| size > part as u64) {
         return Err(usage(format!(
@@ -133,7 +157,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let duration = arguments.duration;
     let step = Step::new("a plain UDP stream");
     // Before and after, as the machine may have become faster or slower.
-    let (before, segmentation_offload) = udp_streams(arguments.pairs(), duration, set)?;
+    let (before, segmentation_offload) = udp_streams(arguments.streams(), duration, set)?;
     drop(step);
     let mut bandwidth = Vec::new();
     for &size in &arguments.size {
@@ -148,7 +172,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let tcp = baseline::tcp_stream(duration, TCP_WRITE, set).context("the TCP stream failed")?;
     let tcp_stream = Stream::new(tcp.bytes, tcp.elapsed, tcp.cpu);
     let copy = baseline::memory_copy(duration, set);
-    let (after, _) = udp_streams(arguments.pairs(), duration, set)?;
+    let (after, _) = udp_streams(arguments.streams(), duration, set)?;
     let udp_stream = before.mean(after);
     for one in &mut bandwidth {
         one.ratio_to_udp = per(one.stream.gb_per_s, udp_stream.gb_per_s);
@@ -159,10 +183,11 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         busy_poll: arguments.options.busy_poll,
         bandwidth,
         working_set,
-        queue_pairs: arguments.queue_pairs,
+        queue_pairs: arguments.queue_pairs(),
+        shards: arguments.options.shards,
         devices: arguments.devices,
         processes: arguments.processes,
-        udp_streams: arguments.pairs(),
+        udp_streams: arguments.streams(),
         latency,
         udp_stream,
         udp_segmentation_offload: segmentation_offload,
@@ -172,7 +197,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.json { output::json(&report) } else { report::print(&report) }
 }
 
-/// Before or after the devices: as many streams as there are pairs of them.
+/// Before or after the devices: as many streams as there are pairs of their sockets.
 fn udp_streams(
     count: u16,
     duration: Duration,

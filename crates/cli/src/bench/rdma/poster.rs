@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, anyhow, bail};
-use millstream_verbs::{Completion, CompletionStatus, SendOperation, SendRequest};
+use millstream_verbs::{Completion, CompletionStatus, QueuePair, SendOperation, SendRequest};
 
 use super::Operation;
 use super::host::{Host, Remote};
@@ -11,9 +11,11 @@ use super::host::{Host, Remote};
 /// For a completion. The queue pair gives up earlier.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Posts requests and takes their completions.
+/// Posts requests to the queue pairs of one shard, and takes their completions.
 pub(super) struct Poster<'a> {
     host: &'a Host,
+    shard: usize,
+    pairs: Vec<&'a QueuePair>,
     remote: Remote,
     op: Operation,
     size: usize,
@@ -27,6 +29,7 @@ pub(super) struct Poster<'a> {
 impl<'a> Poster<'a> {
     pub(super) fn new(
         host: &'a Host,
+        shard: usize,
         remote: Remote,
         op: Operation,
         size: usize,
@@ -34,6 +37,8 @@ impl<'a> Poster<'a> {
     ) -> Self {
         Self {
             host,
+            shard,
+            pairs: host.pairs_of(shard),
             remote,
             op,
             size,
@@ -78,11 +83,11 @@ impl<'a> Poster<'a> {
 
     /// Posts so many more, to one queue pair after the other.
     pub(super) fn post(&mut self, count: usize) -> anyhow::Result<()> {
-        let (pairs, posted) = (self.host.pairs(), self.posted);
-        for turn in 0..pairs.len().min(count) as u64 {
-            let pair = &pairs[((posted + turn) % pairs.len() as u64) as usize];
+        let (pairs, posted) = (self.pairs.len(), self.posted);
+        for turn in 0..pairs.min(count) as u64 {
+            let pair = self.pairs[((posted + turn) % pairs as u64) as usize];
             self.requests.clear();
-            for index in (posted + turn..posted + count as u64).step_by(pairs.len()) {
+            for index in (posted + turn..posted + count as u64).step_by(pairs) {
                 self.requests.push(self.request(index));
             }
             let posted = pair.post_send(&self.requests);
@@ -93,6 +98,8 @@ impl<'a> Poster<'a> {
     }
 
     fn request(&self, index: u64) -> SendRequest {
+        // Each shard has blocks of its own.
+        let index = index * self.host.device.shards() as u64 + self.shard as u64;
         let remote_address = self.remote.address + self.host.offset(self.size, index);
         let remote_key = self.remote.key;
         let operation = match self.op {
@@ -107,14 +114,15 @@ impl<'a> Poster<'a> {
 
     /// Waits for completions and takes them; returns how many.
     pub(super) fn reap(&mut self) -> anyhow::Result<usize> {
-        if !self.host.completions.wait(PATIENCE) {
+        let completions = self.host.completions_of(self.shard);
+        if !completions.wait(PATIENCE) {
             match self.host.device.failure() {
                 Some(failure) => bail!(failure),
                 None => bail!("no completion came for {} s", PATIENCE.as_secs()),
             }
         }
         self.completions.clear();
-        let count = self.host.completions.poll(&mut self.completions, self.depth);
+        let count = completions.poll(&mut self.completions, self.depth);
         let failed = |status: &CompletionStatus| *status != CompletionStatus::Success;
         if let Some(status) = self.completions.iter().map(|one| one.status).find(failed) {
             return Err(anyhow!(status).context("a request failed"));

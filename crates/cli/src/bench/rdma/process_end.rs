@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, anyhow, ensure};
 use clap::Args;
 use millstream_net::baseline::machine_time;
 use millstream_verbs::Qpn;
@@ -17,6 +17,7 @@ use super::Operation;
 use super::host::{Far, Host, Memory, Options, Remote};
 use super::poster::Poster;
 use super::work::Work;
+use crate::bench::figures::per;
 use crate::{output, process};
 
 /// Arguments of an end.
@@ -80,7 +81,7 @@ pub(super) struct Window {
 pub(super) struct Share {
     /// Of requests that this end has posted.
     pub(super) bytes: u64,
-    pub(super) elapsed: Duration,
+    pub(super) bytes_per_s: f64,
     pub(super) cpu: Duration,
     pub(super) work: Work,
 }
@@ -97,9 +98,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     output::ready(&"connected")?;
     let window: Window = hear()?;
     let share = if posts {
-        post(&host, Poster::new(&host, remote, op, size, depth), size, window)?
+        let posters = (0..host.device.shards())
+            .map(|shard| Poster::new(&host, shard, remote, op, size, depth))
+            .collect();
+        post(&host, posters, size, window)?
     } else {
-        let share = wait(&host, window);
+        let share = watch(&host, window);
         // The others may still have requests for this end.
         ensure!(io::stdin().lines().next().is_none(), "there is nothing more to be told");
         share
@@ -113,45 +117,69 @@ fn introduction(host: &Host) -> Introduction {
     Introduction { address, numbers, max_reads, remote: host.remote() }
 }
 
-/// Keeps the queue full before and in all of the time that is measured.
-fn post(host: &Host, mut poster: Poster<'_>, size: usize, window: Window) -> anyhow::Result<Share> {
-    poster.fill(|| machine_time() >= window.start)?;
-    let (before, done) = (Sample::of(host), poster.done());
-    poster.fill(|| machine_time() >= window.end)?;
-    let share = before.until_now(host, (poster.done() - done) * size as u64);
-    poster.drain()?;
-    Ok(share)
+/// Keeps all queues full before and in all of the time that is measured.
+fn post(
+    host: &Host,
+    posters: Vec<Poster<'_>>,
+    size: usize,
+    window: Window,
+) -> anyhow::Result<Share> {
+    thread::scope(|scope| {
+        let mut threads = Vec::with_capacity(posters.len());
+        for mut poster in posters {
+            // The name is what a profiler shows.
+            let thread = thread::Builder::new().name("poster".to_owned());
+            let count = move || count(&mut poster, window);
+            threads.push(thread.spawn_scoped(scope, count).context("cannot start a thread")?);
+        }
+        let mut share = watch(host, window);
+        for thread in threads {
+            let counted =
+                thread.join().map_err(|_panic| anyhow!("a thread that posts panicked"))?;
+            let (messages, elapsed) = counted?;
+            let bytes = messages * size as u64;
+            share.bytes += bytes;
+            share.bytes_per_s += per(bytes as f64, elapsed.as_secs_f64());
+        }
+        Ok(share)
+    })
 }
 
-fn wait(host: &Host, window: Window) -> Share {
+/// How many messages passed in the time that is measured, by the completions that came in it; and how
+/// long it was, as a thread that waits for completions looks at the clock when some have come.
+fn count(poster: &mut Poster<'_>, window: Window) -> anyhow::Result<(u64, Duration)> {
+    poster.fill(|| machine_time() >= window.start)?;
+    let (before, start) = (poster.done(), Instant::now());
+    poster.fill(|| machine_time() >= window.end)?;
+    let counted = (poster.done() - before, start.elapsed());
+    poster.drain()?;
+    Ok(counted)
+}
+
+/// Sleeps while others work, and tells what that took.
+fn watch(host: &Host, window: Window) -> Share {
     let sleep_until = |time: Duration| thread::sleep(time.saturating_sub(machine_time()));
     sleep_until(window.start);
     let before = Sample::of(host);
     sleep_until(window.end);
-    before.until_now(host, 0)
+    let now = Sample::of(host);
+    Share {
+        bytes: 0,
+        bytes_per_s: 0.0,
+        cpu: now.cpu - before.cpu,
+        work: now.work.since(before.work),
+    }
 }
 
 /// What an end has done so far.
 struct Sample {
-    at: Instant,
     cpu: Duration,
     work: Work,
 }
 
 impl Sample {
     fn of(host: &Host) -> Self {
-        let (at, cpu) = (Instant::now(), process::processor_time());
-        Self { at, cpu, work: Work::of([&host.device].into_iter()) }
-    }
-
-    fn until_now(self, host: &Host, bytes: u64) -> Share {
-        let now = Self::of(host);
-        Share {
-            bytes,
-            elapsed: now.at - self.at,
-            cpu: now.cpu - self.cpu,
-            work: now.work.since(self.work),
-        }
+        Self { cpu: process::processor_time(), work: Work::of([&host.device].into_iter()) }
     }
 }
 

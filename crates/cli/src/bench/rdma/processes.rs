@@ -85,14 +85,12 @@ fn share(child: Child, duration: Duration) -> anyhow::Result<Share> {
     serde_json::from_str(&printed).context("an end that measures bandwidth printed no report")
 }
 
-/// The rates of all, each in its own time: between the times of two there is no more than the last
-/// completions that one of them waited for.
+/// The rates of all, and what all took together.
 fn add_up(shares: &[Share]) -> Total {
-    let sum = |of: fn(&Share) -> f64| shares.iter().map(of).sum::<f64>();
     let bytes = shares.iter().map(|share| share.bytes).sum();
-    let rate = |share: &Share| Stream::new(share.bytes, share.elapsed, share.cpu).gb_per_s;
-    let cpu = Duration::from_secs_f64(sum(|share| share.cpu.as_secs_f64()));
-    let stream = Stream { gb_per_s: sum(rate), ..Stream::new(bytes, Duration::ZERO, cpu) };
+    let cpu = shares.iter().map(|share| share.cpu).sum();
+    let gb_per_s = shares.iter().map(|share| share.bytes_per_s).sum::<f64>() / 1e9;
+    let stream = Stream { gb_per_s, ..Stream::new(bytes, Duration::ZERO, cpu) };
     let work = shares.iter().fold(Work::default(), |sum, share| sum.plus(share.work));
     Total { bytes, stream, work }
 }
@@ -103,9 +101,9 @@ mod tests {
 
     #[test]
     fn rates_and_processor_time_are_those_of_all() {
-        let share = |bytes, millis, cpu| Share {
+        let share = |bytes: u64, millis, cpu| Share {
             bytes,
-            elapsed: Duration::from_millis(millis),
+            bytes_per_s: bytes as f64 / Duration::from_millis(millis).as_secs_f64(),
             cpu: Duration::from_millis(cpu),
             work: Work::default(),
         };

@@ -19,6 +19,7 @@ pub(super) struct Report {
     pub(super) working_set: u64,
     /// Of each device.
     pub(super) queue_pairs: u16,
+    pub(super) shards: u16,
     /// Pairs of them.
     pub(super) devices: u16,
     /// Pairs of processes, where it is not one process that has both sides.
@@ -89,12 +90,16 @@ pub(super) fn print(report: &Report) -> anyhow::Result<()> {
         let (gb_per_s, cpu_s_per_gb) = (three_digits(stream.gb_per_s), stream.cpu_s_per_gb);
         output::line(&format!("{what:<28}{gb_per_s:>8}{cpu_s_per_gb:>13.3}{more}"))
     };
-    let Report { devices, queue_pairs, .. } = *report;
+    let Report { devices, queue_pairs, shards, .. } = *report;
+    let shards = if shards == 1 { String::new() } else { format!(", shards of each: {shards}") };
     if let Some(processes) = report.processes {
-        let line = format!("pairs of processes: {processes}, queue pairs of each: {queue_pairs}");
-        output::line(&line)?;
+        output::line(&format!(
+            "pairs of processes: {processes}, queue pairs of each: {queue_pairs}{shards}"
+        ))?;
     } else if (devices, queue_pairs) != (1, 1) {
-        output::line(&format!("pairs of devices: {devices}, queue pairs of each: {queue_pairs}"))?;
+        output::line(&format!(
+            "pairs of devices: {devices}, queue pairs of each: {queue_pairs}{shards}"
+        ))?;
     }
     output::line(&format!(
         "{:<28}{:>8}{:>13}{:>9}{:>9}{:>9}",
