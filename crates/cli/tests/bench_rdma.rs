@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{address, run};
+use std::process::{Command, Output};
+
+use common::{address, run, skip};
 use serde_json::Value;
 
 fn positive(value: &Value, fields: &[&str]) {
@@ -158,4 +160,24 @@ fn what_cannot_be_measured_is_a_usage_error() {
     }
     let output = run(&["bench", "rdma", "--duration=0s"]);
     assert!(output.failure(2).contains("--duration 0s"), "{}", output.stderr);
+}
+
+/// In a network namespace whose loopback interface has the MTU of Ethernet.
+#[test]
+fn the_plain_streams_follow_the_path_mtu() {
+    let script = "ip link set lo mtu 1500 up && exec \"$@\"";
+    let bench =
+        ["bench", "rdma", "--duration=20ms", "--size=64KiB", "--working-set=1MiB", "--json"];
+    let mut command = Command::new("unshare");
+    command.args(["--map-root-user", "--net", "sh", "-c", script, "sh"]);
+    let output = command.arg(env!("CARGO_BIN_EXE_millstream")).args(bench).output();
+    let complaint = |output: &Output| String::from_utf8_lossy(&output.stderr).into_owned();
+    match &output {
+        Ok(output) if !complaint(output).contains("unshare: ") => {
+            assert!(output.status.success(), "{}", complaint(output));
+            let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+            assert_eq!(report["udp_datagram"], 1024);
+        }
+        _ => skip("no network namespace can be made with unshare(1)"),
+    }
 }

@@ -16,6 +16,7 @@ use std::time::Duration;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use millstream_net::baseline;
+use millstream_verbs::Mtu;
 use serde::Serialize;
 
 use crate::bench::figures::per;
@@ -30,8 +31,6 @@ use report::{Report, Stream};
 
 /// The smallest working set: what 16 streams of the largest datagrams need.
 pub(super) const LEAST_WORKING_SET: u64 = 1 << 20;
-/// Payload bytes in a datagram of the plain stream: those of the largest path MTU.
-const SEGMENT: usize = 4096;
 /// Bytes of a write of the TCP stream.
 const TCP_WRITE: usize = 1 << 20;
 
@@ -157,7 +156,9 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let duration = arguments.duration;
     let step = Step::new("a plain UDP stream");
     // Before and after, as the machine may have become faster or slower.
-    let (before, segmentation_offload) = udp_streams(arguments.streams(), duration, set)?;
+    let datagram = datagram_length(bench.addresses[0])?;
+    let plain = || udp_streams(streams, duration, datagram, set);
+    let (before, segmentation_offload) = plain()?;
     drop(step);
     let mut bandwidth = Vec::new();
     for &size in &arguments.size {
@@ -172,7 +173,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let tcp = baseline::tcp_stream(duration, TCP_WRITE, set).context("the TCP stream failed")?;
     let tcp_stream = Stream::new(tcp.bytes, tcp.elapsed, tcp.cpu);
     let copy = baseline::memory_copy(duration, set);
-    let (after, _) = udp_streams(arguments.streams(), duration, set)?;
+    let (after, _) = plain()?;
     let udp_stream = before.mean(after);
     for one in &mut bandwidth {
         one.ratio_to_udp = per(one.stream.gb_per_s, udp_stream.gb_per_s);
@@ -187,7 +188,8 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         shards: arguments.options.shards,
         devices: arguments.devices,
         processes: arguments.processes,
-        udp_streams: arguments.streams(),
+        udp_streams: streams,
+        udp_datagram: datagram,
         latency,
         udp_stream,
         udp_segmentation_offload: segmentation_offload,
@@ -201,10 +203,24 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 fn udp_streams(
     count: u16,
     duration: Duration,
+    datagram: usize,
     working_set: usize,
 ) -> anyhow::Result<(Stream, bool)> {
-    let report = baseline::udp_streams(count.into(), duration, SEGMENT, working_set);
+    let report = baseline::udp_streams(count.into(), duration, datagram, working_set);
     let report = report.context("the plain UDP stream failed")?;
     let stream = Stream::new(report.bytes, report.elapsed, report.cpu);
     Ok((stream, report.segmentation_offload))
+}
+
+/// Payload bytes in a datagram of the plain stream: as many as a packet between the devices has, if
+/// loopback, where the stream is, takes them.
+fn datagram_length([near, far]: [IpAddr; 2]) -> anyhow::Result<usize> {
+    let mtu = |near, far| {
+        let link = millstream_net::address::path_mtu(near, far);
+        link.with_context(|| format!("cannot tell the MTU of the path from {near} to {far}"))
+    };
+    let loopback = IpAddr::from([127, 0, 0, 1]);
+    let link = mtu(near, far)?.min(mtu(loopback, loopback)?);
+    let mtu = Mtu::fitting(link);
+    Ok(mtu.with_context(|| format!("an MTU of {link} bytes is too small for RoCE"))?.bytes())
 }

@@ -31,6 +31,8 @@ pub(super) struct Report {
     pub(super) udp_stream: Stream,
     /// So many streams at once.
     pub(super) udp_streams: u16,
+    /// Payload bytes of their datagrams.
+    pub(super) udp_datagram: usize,
     pub(super) udp_segmentation_offload: bool,
     pub(super) tcp_stream: Stream,
     pub(super) memory_copy: Stream,
