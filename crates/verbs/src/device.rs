@@ -180,7 +180,8 @@ impl Device {
         ProtectionDomain::allocate(self)
     }
 
-    /// Makes a completion queue of so many entries, to be polled.
+    /// Makes a completion queue of so many entries, to be polled. Of a soft device with several shards,
+    /// so many for the queue pairs of each.
     pub fn create_completion_queue(&self, capacity: usize) -> Result<CompletionQueue, CreateError> {
         self.completion_queue(capacity, None)
     }

@@ -23,6 +23,10 @@
 //! Those of [`Device::create_completion_queue_with_progress_handler`] run on threads that wait or poll,
 //! too. In a handler, waiting for the same device makes no progress.
 //!
+//! A soft device may have several shards ([`SoftConfig::shards`]): all of this then holds for each of
+//! them, and a completion queue concerns those that have queue pairs of it. Handlers are called for all
+//! shards, by one thread at a time.
+//!
 //! ```no_run
 //! use millstream_verbs::Device;
 //! let device = Device::open("soft-127.0.0.2")?; // or "mlx5_0", "rxe0"
