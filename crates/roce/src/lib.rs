@@ -18,6 +18,7 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
 mod attributes;
 mod budget;
 mod completion;

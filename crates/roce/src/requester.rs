@@ -6,6 +6,8 @@
 //! response packet, and is asked for in chunks that start at fixed numbers, so that a repeated
 //! request never reaches beyond one that the responder has seen.
 
+mod recovery;
+
 use std::collections::VecDeque;
 
 use core::time::Duration;
@@ -24,7 +26,6 @@ use crate::pieces::{PieceList, PieceRing};
 use crate::queue_pair::{QueuePair, header};
 use crate::request_packets::{Part, packet_of};
 use crate::responder::scatter;
-use crate::rnr::rnr_wait;
 use crate::round_trip::RoundTrip;
 use crate::window::Window;
 use crate::work::{Piece, SendOperation, SendRequest, parts};
@@ -483,53 +484,6 @@ impl QueuePair {
         }
     }
 
-    /// The packet with this number must be sent again.
-    fn lost<M: Memory>(&mut self, now: Instant, shared: &mut Shared<M>, psn: u64) {
-        let requester = &mut self.requester;
-        // Everything in flight behind the loss reports it again; once is enough. And what was in
-        // flight behind a packet that the peer was not ready for is no loss: it is sent again
-        // after the wait anyhow.
-        if psn != requester.unacknowledged
-            || requester.recovered.is_some_and(|(at, _)| at == psn)
-            || requester.rnr_until.is_some()
-        {
-            return;
-        }
-        requester.recovered = Some((psn, now));
-        requester.window.lost(requester.sent - psn, requester.round_trip.is_queueing());
-        requester.round_trip.lost();
-        requester.go_back(psn, &mut shared.budget);
-        requester.arm(now);
-        shared.counters.retransmissions += 1;
-    }
-
-    fn receiver_not_ready<M: Memory>(
-        &mut self,
-        now: Instant,
-        shared: &mut Shared<M>,
-        psn: u64,
-        timer: u8,
-    ) {
-        let requester = &mut self.requester;
-        // Nothing is sent during a wait, so what comes then is a repeat.
-        if psn != requester.unacknowledged || requester.rnr_until.is_some() {
-            return;
-        }
-        if requester.rnr_retry < 7 {
-            if requester.rnr_retries_used == requester.rnr_retry {
-                self.fail_fatally(shared, Some(CompletionStatus::ReceiverNotReadyExceeded));
-                return;
-            }
-            requester.rnr_retries_used += 1;
-        }
-        requester.rnr_until = Some(now + rnr_wait(timer));
-        requester.go_back(psn, &mut shared.budget);
-        // The peer is alive: silence is counted anew from when we ask again.
-        requester.deadline = None;
-        requester.round_trip.forget_samples();
-        shared.counters.retransmissions += 1;
-    }
-
     /// Takes a packet of a READ response, or the answer to an atomic operation.
     fn data_arrived<M: Memory>(
         &mut self,
@@ -584,46 +538,6 @@ impl QueuePair {
             self.complete_oldest(shared);
         }
         self.requester.progress(now, 1, &mut shared.budget);
-    }
-
-    /// Acts on the requester's deadlines.
-    pub(crate) fn handle_deadline<M: Memory>(&mut self, now: Instant, shared: &mut Shared<M>) {
-        let requester = &mut self.requester;
-        if requester.rnr_until.is_some_and(|at| at <= now) {
-            requester.rnr_until = None;
-            requester.last_progress = now;
-        }
-        let (Some(at), Some(timeout)) = (requester.deadline, requester.timeout) else { return };
-        if at > now {
-            return;
-        }
-        let patience = requester.patience(timeout);
-        if now >= requester.last_progress + patience {
-            self.fail_fatally(shared, Some(CompletionStatus::RetryExceeded));
-            return;
-        }
-        // What asks again has not left yet, for want of rate: it is not the peer who is silent.
-        let asks = requester.probe.is_some() || requester.next == requester.unacknowledged;
-        if let Some(until) = self.congestion.deadline().filter(|_| asks) {
-            let next = until + requester.round_trip.timeout(timeout);
-            requester.deadline = Some(next.min(requester.last_progress + patience));
-            return;
-        }
-        requester.recovered = None;
-        requester.round_trip.timed_out();
-        let in_flight = requester.sent - requester.unacknowledged;
-        let persistent = requester.window.timed_out(in_flight);
-        if persistent || !requester.can_probe() {
-            requester.window.collapse(in_flight);
-            requester.round_trip.forget_samples();
-            requester.go_back(requester.unacknowledged, &mut shared.budget);
-        } else {
-            requester.probe = Some(Probe::Oldest);
-        }
-        let next = now + requester.round_trip.timeout(timeout);
-        requester.deadline = Some(next.min(requester.last_progress + patience));
-        shared.counters.retransmissions += 1;
-        shared.counters.timeouts += 1;
     }
 
     /// Writes the next request packet, if the window and the peer allow one.
