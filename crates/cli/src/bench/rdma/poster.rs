@@ -83,6 +83,12 @@ impl<'a> Poster<'a> {
 
     /// Posts so many more, to one queue pair after the other.
     pub(super) fn post(&mut self, count: usize) -> anyhow::Result<()> {
+        let host = self.host;
+        // Together, what all queue pairs have to send makes longer trains.
+        host.device.postpone_sending(|| self.post_to_each(count))
+    }
+
+    fn post_to_each(&mut self, count: usize) -> anyhow::Result<()> {
         let (pairs, posted) = (self.pairs.len(), self.posted);
         for turn in 0..pairs.min(count) as u64 {
             let pair = self.pairs[((posted + turn) % pairs as u64) as usize];
