@@ -3,7 +3,7 @@
 use super::source::{is_test_file, line_of, lines_with, production_code};
 use super::{Problem, Tree, crate_of, manifest};
 
-const CRATES: &[&str] = &["wire", "roce", "inc", "sim"];
+const CRATES: &[&str] = &["wire", "roce", "inc", "transfer-core", "sim"];
 
 /// What such a crate's own code must not name, and what to do instead. Tests may: they read
 /// captures from files, for one.

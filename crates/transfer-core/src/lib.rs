@@ -1,0 +1,10 @@
+//! The transfer engine's decisions as pure state machines.
+
+#![forbid(unsafe_code)]
+#![allow(dead_code, unused_imports, reason = "what uses this comes with the flow")]
+
+mod chain;
+mod slab;
+mod time;
+
+pub use time::Instant;
