@@ -6,5 +6,6 @@
 mod chain;
 mod slab;
 mod time;
+mod wheel;
 
 pub use time::Instant;
