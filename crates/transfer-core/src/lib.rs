@@ -4,8 +4,11 @@
 #![allow(dead_code, unused_imports, reason = "what uses this comes with the flow")]
 
 mod chain;
+mod pieces;
+mod request;
 mod slab;
 mod time;
 mod wheel;
 
+pub use request::{Opcode, Piece, Ranges, Request, SliceId, SubmitError, TaskId};
 pub use time::Instant;
