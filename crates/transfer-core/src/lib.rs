@@ -4,6 +4,7 @@
 #![allow(dead_code, unused_imports, reason = "what uses this comes with the flow")]
 
 mod chain;
+mod measure;
 mod pieces;
 mod request;
 mod slab;
