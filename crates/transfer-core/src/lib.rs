@@ -4,12 +4,16 @@
 #![allow(dead_code, unused_imports, reason = "what uses this comes with the flow")]
 
 mod chain;
+mod config;
 mod measure;
 mod pieces;
+mod rail;
 mod request;
 mod slab;
 mod time;
 mod wheel;
 
+pub use config::Config;
+pub use rail::{Access, Rail, RailId, RailSpec, RailState};
 pub use request::{Opcode, Piece, Ranges, Request, SliceId, SubmitError, TaskId};
 pub use time::Instant;

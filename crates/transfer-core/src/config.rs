@@ -1,0 +1,61 @@
+//! What a flow is made with.
+
+use core::time::Duration;
+
+/// Limits and times of a [`crate::Flow`].
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Config {
+    /// Bytes of a slice: 1 KiB to 64 MiB. A rest of up to a quarter goes along with the last.
+    pub slice_length: u32,
+    /// At most so many pieces of local memory in a slice.
+    pub max_slice_pieces: u32,
+    /// At most so many unfinished tasks.
+    pub max_tasks: usize,
+    /// At most so many pieces in the lists of unfinished tasks.
+    pub max_pieces: usize,
+    /// At most so many pairs of a local and a peer's location.
+    pub max_locations: usize,
+    /// How often a slice may end in an error of its rail before its task fails.
+    pub max_attempts: u8,
+    /// A rail that connects for longer has failed.
+    pub connect_timeout: Duration,
+    /// A rail on which something is in flight and nothing completes for so long has failed.
+    pub silence: Duration,
+    /// How often the peer is asked to confirm a fence.
+    pub fence_interval: Duration,
+    /// How long its confirmation is waited for.
+    pub fence_timeout: Duration,
+    /// A task for which there has been no rail for so long fails.
+    pub patience: Duration,
+    /// So many failures within `failure_window` pause a rail.
+    pub failures: u32,
+    /// See `failures`.
+    pub failure_window: Duration,
+    /// How long a rail pauses the first time. It doubles each time that the rail fails before it
+    /// has completed anything.
+    pub pause: Duration,
+    /// The longest pause.
+    pub max_pause: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            slice_length: 64 << 10,
+            max_slice_pieces: 16,
+            max_tasks: 1 << 20,
+            max_pieces: 1 << 20,
+            max_locations: 256,
+            max_attempts: 10,
+            connect_timeout: Duration::from_secs(1),
+            silence: Duration::from_secs(3),
+            fence_interval: Duration::from_millis(250),
+            fence_timeout: Duration::from_secs(2),
+            patience: Duration::from_secs(4),
+            failures: 3,
+            failure_window: Duration::from_secs(10),
+            pause: Duration::from_secs(1),
+            max_pause: Duration::from_secs(30),
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! Rails: the ways to a peer, each a local NIC, a NIC of the peer and a transport.
+
+use core::time::Duration;
+
+use crate::Instant;
+use crate::chain::List;
+use crate::measure::Measure;
+
+/// The bytes that may be in flight on any rail.
+const LEAST_BYTES: u64 = 256 << 10;
+/// What may be in flight is what the rail carries in so long, or in two round trips.
+const FLIGHT: Duration = Duration::from_millis(20);
+/// A rail that has just failed is left alone for so long; it doubles with each failure.
+const FIRST_DELAY: Duration = Duration::from_millis(10);
+
+/// The number of a rail in its flow.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct RailId(pub u16);
+
+/// Who ends the access of slices that did not complete.
+#[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
+pub enum Access {
+    /// This process copies by itself, each slice for itself: what has ended, well or not, touches
+    /// nothing any more (`local`, `shm`, files).
+    Own,
+    /// Requests travel over a connection, which breaks with the first error. What was sent may
+    /// still arrive: WRITEs have ended when the peer says so (`rdma`, `tcp`).
+    Connection,
+}
+
+/// What a rail is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct RailSpec {
+    /// The policy's number of the local NIC.
+    pub local_nic: u16,
+    /// The policy's number of the peer's NIC.
+    pub peer_nic: u16,
+    /// The caller's number of the transport; the policy takes lower ones first.
+    pub transport: u16,
+    /// Who ends the access of slices.
+    pub access: Access,
+    /// Slices that may be in flight: the depth of its send queues.
+    pub max_slices: u32,
+}
+
+/// The state of a rail.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum RailState {
+    /// Not connected.
+    Down,
+    /// Being connected.
+    Connecting,
+    /// Connected.
+    Up,
+    /// It fails too often: not connected until then.
+    Paused(Instant),
+    /// What was in flight on it is being brought to an end.
+    Fencing,
+}
+
+/// How far a fence has come.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Fence {
+    /// Nothing here touches local memory or sends any more.
+    pub(crate) aborted: bool,
+    /// Nothing can arrive at the peer any more.
+    pub(crate) confirmed: bool,
+    /// The confirmation is not waited for any more.
+    pub(crate) lost: bool,
+    pub(crate) give_up_at: Instant,
+    /// The rail broke by itself, and not since a task was ended.
+    pub(crate) guilty: bool,
+}
+
+/// A rail and how it is doing.
+#[derive(Debug)]
+pub struct Rail {
+    pub(crate) spec: RailSpec,
+    pub(crate) state: RailState,
+    /// Which connection, of all of this flow.
+    pub(crate) epoch: u64,
+    pub(crate) fence: Fence,
+    pub(crate) bytes: u64,
+    pub(crate) slices: u32,
+    /// In flight, or waiting for the fence; the oldest first.
+    pub(crate) posted: List,
+    pub(crate) oldest: Option<Instant>,
+    pub(crate) last_completion: Instant,
+    pub(crate) measure: Measure,
+    /// What it may have in flight by the last measurement.
+    pub(crate) limit: u64,
+    pub(crate) timer: Option<Instant>,
+    /// It may not be connected before.
+    pub(crate) retry_at: Instant,
+    /// Nothing has completed on it since it failed: one slice at a time tests it.
+    pub(crate) probing: bool,
+    failures: u32,
+    first_failure: Instant,
+    pause: Duration,
+}
+
+impl Rail {
+    pub(crate) fn new(spec: RailSpec) -> Self {
+        Self {
+            spec,
+            state: RailState::Down,
+            epoch: 0,
+            fence: Fence::default(),
+            bytes: 0,
+            slices: 0,
+            posted: List::EMPTY,
+            oldest: None,
+            last_completion: Instant::ZERO,
+            measure: Measure::default(),
+            limit: LEAST_BYTES,
+            timer: None,
+            retry_at: Instant::ZERO,
+            probing: false,
+            failures: 0,
+            first_failure: Instant::ZERO,
+            pause: Duration::ZERO,
+        }
+    }
+
+    /// What it is.
+    pub const fn spec(&self) -> &RailSpec {
+        &self.spec
+    }
+
+    /// Its state.
+    pub const fn state(&self) -> RailState {
+        self.state
+    }
+
+    /// The number of its present or last connection, among all of its flow.
+    pub const fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Whether slices may be posted.
+    pub fn is_up(&self) -> bool {
+        self.state == RailState::Up
+    }
+
+    /// Whether it may be connected now.
+    pub fn may_connect(&self, now: Instant) -> bool {
+        self.state == RailState::Down && self.retry_at <= now
+    }
+
+    /// Bytes that are in flight, or wait for its fence.
+    pub const fn bytes_in_flight(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Slices that are in flight, or wait for its fence.
+    pub const fn slices_in_flight(&self) -> u32 {
+        self.slices
+    }
+
+    /// How long the oldest byte in flight has not been acknowledged.
+    pub fn oldest_age(&self, now: Instant) -> Option<Duration> {
+        self.oldest.map(|oldest| now.saturating_duration_since(oldest))
+    }
+
+    /// The highest rate that was measured recently, in bytes per second.
+    pub fn peak_rate(&self) -> Option<u64> {
+        self.measure.peak_rate()
+    }
+
+    /// The shortest time recently from posting a slice to its completion.
+    pub fn smallest_round_trip(&self) -> Option<Duration> {
+        self.measure.smallest_round_trip()
+    }
+
+    /// Bytes that may be in flight: 256 KiB, or the recent peak rate times 20 ms or times twice the
+    /// smallest round trip, whatever is most.
+    pub const fn limit_bytes(&self) -> u64 {
+        self.limit
+    }
+
+    /// Whether a slice of so many bytes may be posted now. One may always be in flight.
+    pub fn has_room(&self, length: u32) -> bool {
+        self.is_up()
+            && (self.slices == 0
+                || (self.slices < self.spec.max_slices
+                    && !self.probing
+                    && self.bytes + u64::from(length) <= self.limit))
+    }
+
+    pub(crate) fn completed(&mut self, now: Instant, posted_at: Instant, length: u32) {
+        self.last_completion = now;
+        self.probing = false;
+        self.measure.completed(now, posted_at, length.into());
+        let Some(rate) = self.measure.peak_rate() else { return };
+        let round_trip = self.measure.smallest_round_trip().unwrap_or_default();
+        let flight = FLIGHT.max(2 * round_trip).as_nanos();
+        let bytes = u128::from(rate) * flight / 1_000_000_000;
+        self.limit = LEAST_BYTES.max(bytes.min(u64::MAX.into()) as u64);
+    }
+
+    /// It is not connected any more; `guilty` if by its own failure. Says when it may be again, by
+    /// state and `timer`.
+    pub(crate) fn rest(&mut self, now: Instant, guilty: bool, config: &crate::Config) {
+        self.state = RailState::Down;
+        self.timer = None;
+        self.retry_at = now;
+        if !guilty {
+            return;
+        }
+        // What failed before the pause has completed something since, or not: then the pause
+        // doubles at once.
+        if self.probing && !self.pause.is_zero() {
+            return self.start_pause(now, config);
+        }
+        let window = now.saturating_duration_since(self.first_failure);
+        if self.failures == 0 || window > config.failure_window {
+            self.first_failure = now;
+            self.failures = 0;
+            self.pause = Duration::ZERO;
+        }
+        self.failures += 1;
+        if self.failures >= config.failures {
+            return self.start_pause(now, config);
+        }
+        self.probing = true;
+        self.retry_at = now + FIRST_DELAY * (1 << (self.failures - 1).min(10));
+        self.timer = Some(self.retry_at);
+    }
+
+    fn start_pause(&mut self, now: Instant, config: &crate::Config) {
+        self.pause = (2 * self.pause).clamp(config.pause, config.max_pause);
+        self.failures = 0;
+        self.probing = true;
+        let until = now + self.pause;
+        self.state = RailState::Paused(until);
+        self.timer = Some(until);
+    }
+
+    /// The peer is another process: what the rail did with the one before says nothing.
+    pub(crate) fn forgive(&mut self, now: Instant) {
+        (self.failures, self.pause, self.probing) = (0, Duration::ZERO, false);
+        if matches!(self.state, RailState::Down | RailState::Paused(_)) {
+            (self.state, self.retry_at, self.timer) = (RailState::Down, now, None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Config;
+
+    fn rail() -> Rail {
+        let spec = RailSpec {
+            local_nic: 0,
+            peer_nic: 0,
+            transport: 0,
+            access: Access::Connection,
+            max_slices: 4,
+        };
+        Rail { state: RailState::Up, ..Rail::new(spec) }
+    }
+
+    fn at(millis: u64) -> Instant {
+        Instant::from_nanos(millis * 1_000_000)
+    }
+
+    #[test]
+    fn what_may_be_in_flight_is_bounded_by_bytes_and_slices() {
+        let mut rail = rail();
+        assert_eq!(rail.limit_bytes(), 256 << 10);
+        assert!(rail.has_room(u32::MAX), "one slice always");
+        (rail.slices, rail.bytes) = (1, (256 << 10) - 100);
+        assert!(rail.has_room(100) && !rail.has_room(101));
+        rail.slices = 4;
+        assert!(!rail.has_room(1));
+        rail.slices = 3;
+        assert!(rail.has_room(1));
+        rail.probing = true;
+        assert!(!rail.has_room(1));
+        (rail.slices, rail.bytes) = (0, 0);
+        assert!(rail.has_room(1));
+        rail.state = RailState::Fencing;
+        assert!(!rail.has_room(1));
+    }
+
+    #[test]
+    fn the_limit_follows_the_rate() {
+        let mut rail = rail();
+        rail.measure.begin(at(0));
+        // 1 MB in 2 ms: 500 MB/s, of which 20 ms may be in flight.
+        rail.completed(at(2), at(1), 1_000_000);
+        assert_eq!(rail.limit_bytes(), 10_000_000);
+        // With a round trip of 40 ms, what it carries in 80 ms.
+        let mut far = self::rail();
+        far.measure.begin(at(0));
+        far.completed(at(40), at(0), 1_000_000);
+        assert_eq!(far.limit_bytes(), 2_000_000);
+        // A slow one keeps the least.
+        let mut slow = self::rail();
+        slow.measure.begin(at(0));
+        slow.completed(at(1000), at(990), 1000);
+        assert_eq!(slow.limit_bytes(), 256 << 10);
+    }
+
+    #[test]
+    fn failures_in_a_row_delay_and_then_pause() {
+        let config = Config::default();
+        let mut rail = rail();
+        rail.rest(at(0), false, &config);
+        assert!(rail.may_connect(at(0)) && !rail.probing, "not its fault");
+        rail.rest(at(0), true, &config);
+        assert!(!rail.may_connect(at(9)) && rail.may_connect(at(10)));
+        rail.rest(at(20), true, &config);
+        assert!(!rail.may_connect(at(39)) && rail.may_connect(at(40)));
+        rail.rest(at(100), true, &config);
+        assert_eq!(rail.state(), RailState::Paused(at(1100)));
+        // Each time that its test fails it pauses for twice as long.
+        for (now, until) in [
+            (1100, 3100),
+            (3200, 7200),
+            (7200, 15_200),
+            (20_000, 36_000),
+            (40_000, 70_000),
+            (80_000, 110_000),
+        ] {
+            rail.rest(at(now), true, &config);
+            assert_eq!(rail.state(), RailState::Paused(at(until)));
+            assert_eq!(rail.timer, Some(at(until)));
+        }
+        // When its test succeeds it counts anew.
+        rail.completed(at(110_001), at(110_000), 1);
+        rail.rest(at(111_000), true, &config);
+        assert_eq!((rail.state(), rail.retry_at), (RailState::Down, at(111_010)));
+        rail.forgive(at(111_000));
+        assert!(rail.may_connect(at(111_000)));
+    }
+
+    #[test]
+    fn failures_far_apart_do_not_add_up() {
+        let config = Config::default();
+        let mut rail = rail();
+        for second in [0, 11, 22, 33, 44] {
+            rail.rest(at(second * 1000), true, &config);
+            rail.completed(at(second * 1000 + 1), at(second * 1000), 1);
+            assert_eq!(rail.state(), RailState::Down);
+        }
+    }
+}
