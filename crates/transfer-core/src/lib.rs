@@ -4,16 +4,20 @@
 #![allow(dead_code, unused_imports, reason = "what uses this comes with the flow")]
 
 mod chain;
+mod classic;
 mod config;
 mod measure;
 mod pieces;
+mod policy;
 mod rail;
 mod request;
 mod slab;
 mod time;
 mod wheel;
 
+pub use classic::{Classic, Order, Priority};
 pub use config::Config;
+pub use policy::{Pick, Policy, Rails, SliceInfo};
 pub use rail::{Access, Rail, RailId, RailSpec, RailState};
 pub use request::{Opcode, Piece, Ranges, Request, SliceId, SubmitError, TaskId};
 pub use time::Instant;

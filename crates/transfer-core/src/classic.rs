@@ -1,0 +1,334 @@
+//! The classic policy: NICs near to the memory first.
+//!
+//! For each location there is a list of preferred NICs and a list of NICs that are available too. A
+//! slice goes over rails that are preferred at both ends, by turns or at random. If none of these is
+//! connected or can be, it goes over those that are preferred at one end, and then over any. A slice
+//! that has failed k times begins at the k-th rail of all, preferred ones first.
+
+use crate::{Instant, Pick, Policy, RailId, Rails, SliceInfo};
+
+/// The NICs of a location.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Priority {
+    /// Taken first.
+    pub preferred: Vec<u16>,
+    /// Taken when no preferred one can be.
+    pub available: Vec<u16>,
+}
+
+/// How one of several equally good rails is chosen.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Order {
+    /// Each in turn.
+    RoundRobin,
+    /// At random, from this seed.
+    Random(u64),
+}
+
+/// The classic policy.
+#[derive(Debug)]
+pub struct Classic {
+    order: Order,
+    local: Vec<Priority>,
+    peer: Vec<Priority>,
+    classes: Vec<Class>,
+}
+
+/// What was found out for a pair of locations.
+#[derive(Debug, Default)]
+struct Class {
+    /// The rails by how near they are; tier by tier.
+    tiers: [Vec<RailId>; 3],
+    /// How many rails were known then.
+    known: usize,
+    /// The version of the rails at which `up` is right.
+    version: Option<u64>,
+    /// Those of the best tier that are up.
+    up: Vec<RailId>,
+    turn: usize,
+}
+
+impl Classic {
+    /// A policy with the NICs of each local and each peer's location, by number. NICs that are in no
+    /// list of a location are not for it; of a location without lists all are available.
+    pub const fn new(order: Order, local: Vec<Priority>, peer: Vec<Priority>) -> Self {
+        Self { order, local, peer, classes: Vec::new() }
+    }
+
+    /// Sorts the rails of a class into tiers.
+    fn sort(&mut self, slice: &SliceInfo, rails: &Rails<'_>) {
+        let rank = |lists: &[Priority], location: u16, nic: u16| {
+            let Some(list) = lists.get(usize::from(location)) else { return Some(1) };
+            let available = || list.available.contains(&nic).then_some(1);
+            if list.preferred.contains(&nic) { Some(0) } else { available() }
+        };
+        let class = &mut self.classes[usize::from(slice.class)];
+        class.known = rails.all.len();
+        class.tiers = Default::default();
+        for (index, rail) in rails.all.iter().enumerate() {
+            let local = rank(&self.local, slice.local_location, rail.spec().local_nic);
+            let peer = rank(&self.peer, slice.peer_location, rail.spec().peer_nic);
+            if let (Some(local), Some(peer)) = (local, peer) {
+                class.tiers[local + peer].push(RailId(index as u16));
+            }
+        }
+        // Each tier is in order of transports, and within one of NICs as they were added.
+        for tier in &mut class.tiers {
+            tier.sort_by_key(|rail| rails.all[usize::from(rail.0)].spec().transport);
+        }
+    }
+}
+
+impl Class {
+    /// Finds the rails to use now; or one to connect.
+    fn refresh(&mut self, now: Instant, rails: &Rails<'_>) -> Option<RailId> {
+        let rail = |id: RailId| &rails.all[usize::from(id.0)];
+        for tier in &self.tiers {
+            // Each NIC of the tier, at both ends, has a rail that is connected or will be; and only
+            // of the first transport that has any.
+            let busy = |id: &&RailId| {
+                matches!(rail(**id).state(), crate::RailState::Up | crate::RailState::Connecting)
+            };
+            let transport = tier.iter().find(|id| busy(id) || rail(**id).may_connect(now));
+            let transport = transport.map(|id| rail(*id).spec().transport);
+            let of_transport =
+                || tier.iter().filter(|id| Some(rail(**id).spec().transport) == transport);
+            // How many of its two NICs have none.
+            let alone = |id: &&RailId| {
+                let spec = rail(**id).spec();
+                let others = || of_transport().filter(busy).map(|other| rail(*other).spec());
+                usize::from(others().all(|other| other.local_nic != spec.local_nic))
+                    + usize::from(others().all(|other| other.peer_nic != spec.peer_nic))
+            };
+            for wanted in [2, 1] {
+                let mut candidates = of_transport().filter(|id| rail(**id).may_connect(now));
+                if let Some(&id) = candidates.find(|id| alone(id) == wanted) {
+                    return Some(id);
+                }
+            }
+            if transport.is_some() {
+                break;
+            }
+        }
+        self.up.clear();
+        for tier in &self.tiers {
+            let up = tier.iter().filter(|id| rail(**id).is_up());
+            let first = up.clone().map(|id| rail(*id).spec().transport).next();
+            self.up.extend(up.filter(|id| Some(rail(**id).spec().transport) == first));
+            if !self.up.is_empty() {
+                break;
+            }
+        }
+        self.version = Some(rails.version);
+        None
+    }
+
+    /// The rail with room at which a slice that has failed `attempt` times goes on.
+    fn walk(&self, slice: &SliceInfo, rails: &Rails<'_>) -> Option<RailId> {
+        let all = self.tiers.iter().flatten();
+        let count = self.tiers.iter().map(Vec::len).sum::<usize>().max(1);
+        let from = (usize::from(slice.attempt) - 1) % count;
+        let mut order = all.clone().skip(from).chain(all.take(from));
+        order.find(|id| rails.all[usize::from(id.0)].has_room(slice.length)).copied()
+    }
+}
+
+impl Policy for Classic {
+    fn pick(&mut self, now: Instant, slice: &SliceInfo, rails: &Rails<'_>) -> Pick {
+        let index = usize::from(slice.class);
+        if index >= self.classes.len() {
+            self.classes.resize_with(index + 1, Class::default);
+        }
+        if self.classes[index].known != rails.all.len() {
+            self.sort(slice, rails);
+        }
+        let class = &mut self.classes[index];
+        if class.version != Some(rails.version)
+            && let Some(rail) = class.refresh(now, rails)
+        {
+            return Pick::Connect(rail);
+        }
+        if slice.attempt > 0
+            && let Some(rail) = class.walk(slice, rails)
+        {
+            return Pick::Post(rail);
+        }
+        let count = class.up.len();
+        if count == 0 {
+            return Pick::NoRail;
+        }
+        let first = match &mut self.order {
+            Order::RoundRobin => class.turn,
+            Order::Random(state) => (next_random(state) % count as u64) as usize,
+        };
+        // Past the end it begins anew; `turn` may be from when there were more.
+        let mut at = if first < count { first } else { 0 };
+        for _ in 0..count {
+            let rail = class.up[at];
+            at = if at + 1 < count { at + 1 } else { 0 };
+            if rails.all[usize::from(rail.0)].has_room(slice.length) {
+                class.turn = at;
+                return Pick::Post(rail);
+            }
+        }
+        Pick::Wait
+    }
+}
+
+/// SplitMix64 (Steele, Lea and Flood, 2014).
+const fn next_random(state: &mut u64) -> u64 {
+    *state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    let mut z = *state;
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::rail::{Access, Rail, RailSpec, RailState};
+    use crate::{Config, Opcode};
+
+    /// Rails between two NICs here and two of the peer: 0-0, 0-1, 1-0, 1-1.
+    fn rails() -> Vec<Rail> {
+        let spec = |local_nic, peer_nic| RailSpec {
+            local_nic,
+            peer_nic,
+            transport: 0,
+            access: Access::Connection,
+            max_slices: 2,
+        };
+        [(0, 0), (0, 1), (1, 0), (1, 1)].map(|(l, p)| Rail::new(spec(l, p))).into()
+    }
+
+    fn priority(preferred: &[u16], available: &[u16]) -> Vec<Priority> {
+        vec![Priority { preferred: preferred.to_vec(), available: available.to_vec() }]
+    }
+
+    fn slice(attempt: u8) -> SliceInfo {
+        SliceInfo {
+            opcode: Opcode::Write,
+            length: 100,
+            attempt,
+            class: 0,
+            local_location: 0,
+            peer_location: 0,
+        }
+    }
+
+    /// Everything that a policy wants connected at a version of the rails, and then its answer.
+    fn settle(policy: &mut Classic, rails: &mut [Rail], version: &mut u64) -> (Vec<u16>, Pick) {
+        let mut connected = Vec::new();
+        loop {
+            *version += 1;
+            let view = Rails { all: rails, version: *version };
+            match policy.pick(Instant::ZERO, &slice(0), &view) {
+                Pick::Connect(id) => {
+                    connected.push(id.0);
+                    rails[usize::from(id.0)].state = RailState::Connecting;
+                }
+                pick => return (connected, pick),
+            }
+        }
+    }
+
+    fn post(policy: &mut Classic, rails: &[Rail], version: u64, attempt: u8) -> Pick {
+        policy.pick(Instant::ZERO, &slice(attempt), &Rails { all: rails, version })
+    }
+
+    #[test]
+    fn every_nic_is_connected_once_and_used_in_turn() {
+        let all = || priority(&[0, 1], &[]);
+        let mut policy = Classic::new(Order::RoundRobin, all(), all());
+        let (mut rails, mut version) = (rails(), 0);
+        assert_eq!(settle(&mut policy, &mut rails, &mut version), (vec![0, 3], Pick::NoRail));
+        rails[0].state = RailState::Up;
+        assert_eq!(settle(&mut policy, &mut rails, &mut version), (vec![], Pick::Post(RailId(0))));
+        rails[3].state = RailState::Up;
+        version += 1;
+        let turns = [(); 4].map(|()| post(&mut policy, &rails, version, 0));
+        assert_eq!(turns, [0, 3, 0, 3].map(|rail| Pick::Post(RailId(rail))));
+        rails[0].slices = 2;
+        let turns = [(); 2].map(|()| post(&mut policy, &rails, version, 0));
+        assert_eq!(turns, [Pick::Post(RailId(3)); 2]);
+        rails[3].slices = 2;
+        assert_eq!(post(&mut policy, &rails, version, 0), Pick::Wait);
+    }
+
+    #[test]
+    fn a_rail_that_failed_is_gone_around_by_its_nics_others() {
+        let all = || priority(&[0, 1], &[]);
+        let mut policy = Classic::new(Order::RoundRobin, all(), all());
+        let (mut rails, mut version) = (rails(), 0);
+        settle(&mut policy, &mut rails, &mut version);
+        rails[0].rest(Instant::ZERO, true, &Config::default());
+        rails[3].state = RailState::Up;
+        let (connected, pick) = settle(&mut policy, &mut rails, &mut version);
+        assert_eq!((connected, pick), (vec![1, 2], Pick::Post(RailId(3))));
+    }
+
+    #[test]
+    fn near_ones_come_first_and_others_when_there_are_none() {
+        let mut policy =
+            Classic::new(Order::RoundRobin, priority(&[0], &[1]), priority(&[1], &[0]));
+        let (mut rails, mut version) = (rails(), 0);
+        assert_eq!(settle(&mut policy, &mut rails, &mut version), (vec![1], Pick::NoRail));
+        // All of the middle tier when the first is paused: 0-0 and 1-1.
+        rails[1].state = RailState::Paused(Instant::ZERO);
+        assert_eq!(settle(&mut policy, &mut rails, &mut version), (vec![0, 3], Pick::NoRail));
+        for (id, state) in [(0, RailState::Fencing), (3, RailState::Paused(Instant::ZERO))] {
+            rails[id].state = state;
+        }
+        assert_eq!(settle(&mut policy, &mut rails, &mut version), (vec![2], Pick::NoRail));
+        rails[2].state = RailState::Up;
+        assert_eq!(settle(&mut policy, &mut rails, &mut version).1, Pick::Post(RailId(2)));
+        rails[1].state = RailState::Up;
+        assert_eq!(settle(&mut policy, &mut rails, &mut version).1, Pick::Post(RailId(1)));
+        // It is full: what is farther is for those that failed.
+        rails[1].slices = 2;
+        assert_eq!(post(&mut policy, &rails, version, 0), Pick::Wait);
+        assert_eq!(post(&mut policy, &rails, version, 1), Pick::Post(RailId(2)));
+    }
+
+    #[test]
+    fn a_retry_walks_through_all_rails() {
+        let mut policy =
+            Classic::new(Order::RoundRobin, priority(&[1], &[0]), priority(&[1], &[0]));
+        let mut rails = rails();
+        rails.iter_mut().for_each(|rail| rail.state = RailState::Up);
+        let walk: Vec<Pick> =
+            (1..=5).map(|attempt| post(&mut policy, &rails, 1, attempt)).collect();
+        assert_eq!(walk, [3, 1, 2, 0, 3].map(|rail| Pick::Post(RailId(rail))));
+    }
+
+    #[test]
+    fn a_better_transport_comes_first() {
+        let mut policy = Classic::new(Order::RoundRobin, vec![], vec![]);
+        let (mut rails, mut version) = (rails(), 0);
+        for (id, transport) in [(0, 1), (1, 1), (2, 0), (3, 1)] {
+            rails[id].spec.transport = transport;
+        }
+        assert_eq!(settle(&mut policy, &mut rails, &mut version), (vec![2], Pick::NoRail));
+        rails[2].rest(Instant::ZERO, true, &Config::default());
+        assert_eq!(settle(&mut policy, &mut rails, &mut version).0, [0, 3]);
+        rails[0].state = RailState::Up;
+        assert_eq!(settle(&mut policy, &mut rails, &mut version).1, Pick::Post(RailId(0)));
+        rails[2].state = RailState::Up;
+        assert_eq!(settle(&mut policy, &mut rails, &mut version).1, Pick::Post(RailId(2)));
+    }
+
+    #[test]
+    fn at_random_each_is_taken_as_often() {
+        let all = || priority(&[0, 1], &[]);
+        let mut policy = Classic::new(Order::Random(7), all(), all());
+        let mut rails = rails();
+        rails.iter_mut().for_each(|rail| rail.state = RailState::Up);
+        let mut counts = [0; 4];
+        for _ in 0..4000 {
+            let Pick::Post(rail) = post(&mut policy, &rails, 1, 0) else { panic!() };
+            counts[usize::from(rail.0)] += 1;
+        }
+        assert!(counts.iter().all(|count| (900..1100).contains(count)), "{counts:?}");
+    }
+}
