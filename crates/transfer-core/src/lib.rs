@@ -7,6 +7,7 @@ mod chain;
 mod classic;
 mod config;
 mod measure;
+mod output;
 mod pieces;
 mod policy;
 mod rail;
@@ -17,6 +18,7 @@ mod wheel;
 
 pub use classic::{Classic, Order, Priority};
 pub use config::Config;
+pub use output::{End, Ended, Failure, Output, Post, Progress, SliceResult};
 pub use policy::{Pick, Policy, Rails, SliceInfo};
 pub use rail::{Access, Rail, RailId, RailSpec, RailState};
 pub use request::{Opcode, Piece, Ranges, Request, SliceId, SubmitError, TaskId};
