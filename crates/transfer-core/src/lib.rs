@@ -6,6 +6,7 @@
 mod chain;
 mod classic;
 mod config;
+mod flow;
 mod measure;
 mod output;
 mod pieces;
@@ -18,6 +19,7 @@ mod wheel;
 
 pub use classic::{Classic, Order, Priority};
 pub use config::Config;
+pub use flow::{Flow, MAX_RAILS};
 pub use output::{End, Ended, Failure, Output, Post, Progress, SliceResult};
 pub use policy::{Pick, Policy, Rails, SliceInfo};
 pub use rail::{Access, Rail, RailId, RailSpec, RailState};

@@ -1,0 +1,143 @@
+//! A flow: all that is under way between this process and one peer.
+
+mod tasks;
+
+use std::collections::VecDeque;
+
+use self::tasks::{Queue, Slice, Task};
+use crate::chain::Chain;
+use crate::pieces::{Pieces, Slicing};
+use crate::slab::Slab;
+use crate::wheel::Wheel;
+use crate::{Config, Instant, Output, Policy, Rail, RailId, RailSpec};
+
+/// The most rails of a flow.
+pub const MAX_RAILS: usize = 1 << 12;
+
+/// All that is under way between this process and one peer, and what is to be done next.
+///
+/// After each call, [`Flow::poll_output`] says what to do until it returns `None`, and then
+/// [`Flow::poll_timeout`] when to call [`Flow::handle_timeout`]. Several inputs may be given before
+/// outputs are polled. Time must not go backwards.
+#[derive(Debug)]
+pub struct Flow<P> {
+    config: Config,
+    slicing: Slicing,
+    policy: P,
+    /// Which start of the peer's process it is about.
+    incarnation: u64,
+    rails: Vec<Rail>,
+    /// Changes with the state of any rail.
+    version: u64,
+    /// Changes when there may be more room.
+    room: u64,
+    /// The number of the last connection.
+    epoch: u64,
+    tasks: Slab<Task>,
+    slices: Slab<Slice>,
+    pieces: Pieces,
+    queues: Vec<Queue>,
+    /// The queue whose turn it is.
+    turn: usize,
+    /// Tasks in their queues.
+    task_chain: Chain,
+    /// Slices of their tasks.
+    siblings: Chain,
+    /// Slices on their rails, or in their queues.
+    slice_chain: Chain,
+    deadlines: Wheel,
+    /// No timer of a rail or queue is before this.
+    timers: Option<Instant>,
+    outputs: VecDeque<Output>,
+}
+
+impl<P: Policy> Flow<P> {
+    /// A flow to a peer whose process has this incarnation. Its connections have epochs above `epoch`:
+    /// more than all that this process has used with this peer before.
+    ///
+    /// # Panics
+    /// When the slice length is out of range.
+    pub fn new(config: Config, policy: P, incarnation: u64, epoch: u64) -> Self {
+        assert!((1 << 10..=64 << 20).contains(&config.slice_length), "{}", config.slice_length);
+        Self {
+            config,
+            slicing: Slicing {
+                slice_length: config.slice_length.into(),
+                max_pieces: config.max_slice_pieces,
+            },
+            policy,
+            incarnation,
+            rails: Vec::new(),
+            version: 0,
+            room: 0,
+            epoch,
+            tasks: Slab::new(),
+            slices: Slab::new(),
+            pieces: Pieces::new(config.max_pieces),
+            queues: Vec::new(),
+            turn: 0,
+            task_chain: Chain::default(),
+            siblings: Chain::default(),
+            slice_chain: Chain::default(),
+            deadlines: Wheel::new(),
+            timers: None,
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// Adds a rail, which is not connected. `None` when there are [`MAX_RAILS`].
+    pub fn add_rail(&mut self, spec: RailSpec) -> Option<RailId> {
+        let index = self.rails.len();
+        if index >= MAX_RAILS {
+            return None;
+        }
+        self.rails.push(Rail::new(spec));
+        self.changed();
+        Some(RailId(index as u16))
+    }
+
+    /// Its rails, by number.
+    pub fn rails(&self) -> &[Rail] {
+        &self.rails
+    }
+
+    /// Which start of the peer's process it is about.
+    pub const fn incarnation(&self) -> u64 {
+        self.incarnation
+    }
+
+    /// The number of the last connection that was asked for.
+    pub const fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Unfinished tasks.
+    pub const fn tasks(&self) -> usize {
+        self.tasks.len()
+    }
+
+    /// Slices that are posted, wait for a fence, or are to be posted again.
+    pub const fn slices(&self) -> usize {
+        self.slices.len()
+    }
+
+    /// Whether nothing is kept for any task.
+    pub fn is_idle(&self) -> bool {
+        self.tasks.len() == 0
+            && self.slices.len() == 0
+            && self.pieces.used() == 0
+            && self.rails.iter().all(|rail| rail.slices == 0 && rail.bytes == 0)
+    }
+
+    /// What to do next.
+    pub fn poll_output(&mut self, now: Instant) -> Option<Output> {
+        let _ = now;
+        self.outputs.pop_front()
+    }
+
+    /// The state of a rail is another one.
+    const fn changed(&mut self) {
+        self.version += 1;
+        self.room += 1;
+    }
+}

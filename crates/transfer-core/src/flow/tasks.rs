@@ -1,0 +1,226 @@
+//! Tasks from their submission to their end.
+
+use super::Flow;
+use crate::chain::List;
+use crate::pieces::{Cursor, Runs};
+use crate::slab::Key;
+use crate::{
+    End, Ended, Failure, Instant, Opcode, Output, Piece, Policy, Progress, Request, SliceId,
+    SubmitError, TaskId,
+};
+
+#[derive(Debug)]
+pub(super) struct Task {
+    pub(super) user: u64,
+    pub(super) opcode: Opcode,
+    /// Its queue.
+    pub(super) class: u16,
+    pub(super) runs: Runs,
+    /// Where the next slice starts.
+    pub(super) next: Cursor,
+    pub(super) length: u64,
+    /// Bytes of no slice yet.
+    pub(super) uncut: u64,
+    pub(super) transferred: u64,
+    /// Its slices.
+    pub(super) slices: List,
+    /// How it will end, once its slices have ended.
+    pub(super) end: Option<End>,
+    pub(super) target_undefined: bool,
+    pub(super) deadline: bool,
+}
+
+/// Where a slice is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Place {
+    /// In flight on its rail.
+    Posted,
+    /// On its rail, which is fenced.
+    Held,
+    /// In its queue, to be posted again.
+    Queued,
+}
+
+#[derive(Debug)]
+pub(super) struct Slice {
+    pub(super) task: u32,
+    pub(super) rail: u16,
+    pub(super) place: Place,
+    pub(super) attempt: u8,
+    pub(super) start: Cursor,
+    pub(super) first: Piece,
+    pub(super) length: u32,
+    pub(super) pieces: u32,
+    pub(super) posted_at: Instant,
+}
+
+/// What waits to be posted between a pair of locations.
+#[derive(Debug)]
+pub(super) struct Queue {
+    pub(super) local_location: u16,
+    pub(super) peer_location: u16,
+    /// Slices that were thrown back, which go first.
+    pub(super) again: List,
+    /// Tasks of which something is to be cut.
+    pub(super) tasks: List,
+    /// There was no room for its first slice when the flow's `room` was this.
+    pub(super) blocked_at: Option<u64>,
+    /// Since when there has been no rail for it.
+    pub(super) stranded_since: Option<Instant>,
+}
+
+impl Queue {
+    pub(super) const fn is_empty(&self) -> bool {
+        self.again.is_empty() && self.tasks.is_empty()
+    }
+}
+
+impl<P: Policy> Flow<P> {
+    /// Takes a request in. It is posted by [`Flow::poll_output`].
+    pub fn submit(&mut self, request: &Request<'_>) -> Result<TaskId, SubmitError> {
+        if request.incarnation != self.incarnation {
+            return Err(SubmitError::Stale { current: self.incarnation });
+        }
+        if self.tasks.len() >= self.config.max_tasks {
+            return Err(SubmitError::TooManyTasks { limit: self.config.max_tasks });
+        }
+        let class = self.class(request.local_location, request.peer_location)?;
+        let (runs, length) = self.pieces.take(&request.ranges)?;
+        let key = self.tasks.insert(Task {
+            user: request.user,
+            opcode: request.opcode,
+            class,
+            runs,
+            next: runs.start(),
+            length,
+            uncut: length,
+            transferred: 0,
+            slices: List::EMPTY,
+            end: None,
+            target_undefined: false,
+            deadline: request.deadline.is_some(),
+        });
+        if let Some(deadline) = request.deadline {
+            self.deadlines.set(key.index, deadline);
+        }
+        let queue = &mut self.queues[usize::from(class)];
+        self.task_chain.push_back(&mut queue.tasks, key.index);
+        Ok(TaskId(key))
+    }
+
+    /// The queue of a pair of locations.
+    fn class(&mut self, local_location: u16, peer_location: u16) -> Result<u16, SubmitError> {
+        let is_it = |queue: &Queue| {
+            (queue.local_location, queue.peer_location) == (local_location, peer_location)
+        };
+        if let Some(index) = self.queues.iter().position(is_it) {
+            return Ok(index as u16);
+        }
+        let limit = self.config.max_locations;
+        if self.queues.len() >= limit.min(usize::from(u16::MAX)) {
+            return Err(SubmitError::TooManyLocations { limit });
+        }
+        self.queues.push(Queue {
+            local_location,
+            peer_location,
+            again: List::EMPTY,
+            tasks: List::EMPTY,
+            blocked_at: None,
+            stranded_since: None,
+        });
+        Ok(self.queues.len() as u16 - 1)
+    }
+
+    /// How a task stands; `None` when it is over.
+    pub fn progress(&self, task: TaskId) -> Option<Progress> {
+        let task = self.tasks.find(task.0)?;
+        Some(Progress {
+            waiting: task.uncut == task.length,
+            transferred: task.transferred,
+            length: task.length,
+        })
+    }
+
+    /// The pieces of a slice that was posted, as long as it is not over.
+    pub fn pieces(&self, slice: SliceId) -> impl Iterator<Item = Piece> {
+        let slice = self.slices.find(slice.0);
+        slice.into_iter().flat_map(|slice| {
+            let runs = self.tasks.at(slice.task).runs;
+            self.pieces.of_slice(runs, slice.start, slice.length)
+        })
+    }
+
+    /// Ends a task, if it is not over: local access ends at once, and the task when no WRITE of it can
+    /// arrive any more or that is not to be learned. Connections that it has slices on are fenced;
+    /// slices of other tasks on them are posted again after that.
+    pub fn cancel(&mut self, now: Instant, task: TaskId) {
+        if self.tasks.find(task.0).is_some() {
+            self.end(task.0.index, End::Canceled);
+            let _ = now;
+        }
+    }
+
+    /// A task shall end. Nothing more of it is posted, and what is in flight is waited for.
+    pub(super) fn end(&mut self, task: u32, end: End) {
+        let found = self.tasks.at_mut(task);
+        if found.end.is_none() {
+            found.end = Some(end);
+            let class = usize::from(found.class);
+            if core::mem::take(&mut found.uncut) > 0 {
+                self.task_chain.remove(&mut self.queues[class].tasks, task);
+            }
+            let mut next = self.tasks.at(task).slices.first();
+            while let Some(slice) = next {
+                next = self.siblings.next(slice);
+                if self.slices.at(slice).place == Place::Queued {
+                    self.slice_chain.remove(&mut self.queues[class].again, slice);
+                    self.forget_slice(slice);
+                }
+            }
+        }
+        self.finish_if_over(task);
+    }
+
+    /// A slice is over, for the better or the worse.
+    pub(super) fn forget_slice(&mut self, slice: u32) {
+        if let Some(found) = self.slices.remove(slice) {
+            self.siblings.remove(&mut self.tasks.at_mut(found.task).slices, slice);
+        }
+    }
+
+    /// Reports a task of which nothing is left.
+    pub(super) fn finish_if_over(&mut self, index: u32) {
+        let task = self.tasks.at(index);
+        if !task.slices.is_empty() || (task.end.is_none() && task.uncut > 0) {
+            return;
+        }
+        let name: Key = self.tasks.key(index);
+        let Some(task) = self.tasks.remove(index) else { return };
+        if task.deadline {
+            self.deadlines.clear(index);
+        }
+        self.pieces.release(&task.runs);
+        // A task of which all was done is done, also when it was to end otherwise.
+        let end = match task.end {
+            Some(end) if task.transferred < task.length => end,
+            _ => End::Completed,
+        };
+        self.outputs.push_back(Output::Ended(Ended {
+            task: TaskId(name),
+            user: task.user,
+            end,
+            target_undefined: task.target_undefined,
+            transferred: task.transferred,
+        }));
+    }
+
+    /// Ends all tasks.
+    pub(super) fn end_all(&mut self, now: Instant, failure: Failure) {
+        for task in 0..self.tasks.end() {
+            if self.tasks.holds(task) {
+                self.end(task, End::Failed(failure));
+                let _ = now;
+            }
+        }
+    }
+}
