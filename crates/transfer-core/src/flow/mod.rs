@@ -1,6 +1,9 @@
 //! A flow: all that is under way between this process and one peer.
 
+mod fencing;
+mod posting;
 mod tasks;
+mod timers;
 
 use std::collections::VecDeque;
 
@@ -131,7 +134,13 @@ impl<P: Policy> Flow<P> {
 
     /// What to do next.
     pub fn poll_output(&mut self, now: Instant) -> Option<Output> {
-        let _ = now;
+        if let Some(output) = self.outputs.pop_front() {
+            return Some(output);
+        }
+        if let Some(post) = self.next_post(now) {
+            return Some(Output::Post(post));
+        }
+        // What there was to connect.
         self.outputs.pop_front()
     }
 

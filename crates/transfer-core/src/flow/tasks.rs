@@ -156,7 +156,7 @@ impl<P: Policy> Flow<P> {
     pub fn cancel(&mut self, now: Instant, task: TaskId) {
         if self.tasks.find(task.0).is_some() {
             self.end(task.0.index, End::Canceled);
-            let _ = now;
+            self.end_access(now, task.0.index);
         }
     }
 
@@ -179,6 +179,22 @@ impl<P: Policy> Flow<P> {
             }
         }
         self.finish_if_over(task);
+    }
+
+    /// Ends the local access of a task's slices.
+    pub(super) fn end_access(&mut self, now: Instant, task: u32) {
+        if !self.tasks.holds(task) {
+            return;
+        }
+        // Breaking a rail moves no slice of the list.
+        let mut next = self.tasks.at(task).slices.first();
+        while let Some(slice) = next {
+            let Slice { place, rail, .. } = *self.slices.at(slice);
+            if place == Place::Posted {
+                self.break_rail(now, rail, false);
+            }
+            next = self.siblings.next(slice);
+        }
     }
 
     /// A slice is over, for the better or the worse.
@@ -219,7 +235,7 @@ impl<P: Policy> Flow<P> {
         for task in 0..self.tasks.end() {
             if self.tasks.holds(task) {
                 self.end(task, End::Failed(failure));
-                let _ = now;
+                self.end_access(now, task);
             }
         }
     }

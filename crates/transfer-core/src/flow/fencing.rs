@@ -1,0 +1,178 @@
+//! Rails that come and go, and the fences of those that break.
+//!
+//! What was in flight on a connection that broke, or that was broken to end a task, is held. READs
+//! are free when local access has ended; WRITEs when the peer has confirmed, too, that nothing of
+//! the connection can arrive. Then they are posted again, or their tasks end. If the peer does not
+//! confirm in time, their tasks end with a target range that is undefined.
+
+use super::Flow;
+use super::tasks::Place;
+use crate::rail::Fence;
+use crate::{End, Failure, Instant, Output, Policy, RailId, RailState};
+
+impl<P: Policy> Flow<P> {
+    /// A rail is connected.
+    pub fn rail_up(&mut self, now: Instant, id: RailId, epoch: u64) {
+        if self.is_in(id, epoch, RailState::Connecting) {
+            let rail = &mut self.rails[usize::from(id.0)];
+            rail.state = RailState::Up;
+            rail.timer = None;
+            rail.last_completion = now;
+            self.changed();
+        }
+    }
+
+    /// A rail could not be connected, or its connection broke, or one of its NICs went away.
+    pub fn rail_down(&mut self, now: Instant, id: RailId, epoch: u64) {
+        if self.is_in(id, epoch, RailState::Connecting) {
+            self.rest(now, id.0, true);
+        } else if self.is_in(id, epoch, RailState::Up) {
+            self.break_rail(now, id.0, true);
+        }
+    }
+
+    /// The peer refuses the epoch of a connection, since it takes only higher ones than `floor`.
+    pub fn rail_refused(&mut self, now: Instant, id: RailId, epoch: u64, floor: u64) {
+        if self.is_in(id, epoch, RailState::Connecting) {
+            // What a peer says does not use up the numbers.
+            self.epoch = self.epoch.max(floor.min(u64::MAX / 2));
+            self.rest(now, id.0, true);
+        }
+    }
+
+    /// Nothing here touches memory for a connection any more, and no completion of it will come.
+    pub fn rail_aborted(&mut self, now: Instant, id: RailId, epoch: u64) {
+        if self.is_in(id, epoch, RailState::Fencing) {
+            self.rails[usize::from(id.0)].fence.aborted = true;
+            self.go_on_fencing(now, id.0);
+        }
+    }
+
+    /// The peer has confirmed that nothing of a connection can arrive any more.
+    pub fn fence_confirmed(&mut self, now: Instant, id: RailId, epoch: u64) {
+        if self.is_in(id, epoch, RailState::Fencing) {
+            self.rails[usize::from(id.0)].fence.confirmed = true;
+            self.go_on_fencing(now, id.0);
+        }
+    }
+
+    /// The peer does not fence connections: there is nothing to wait for.
+    pub fn fence_refused(&mut self, now: Instant, id: RailId, epoch: u64) {
+        if self.is_in(id, epoch, RailState::Fencing) {
+            self.rails[usize::from(id.0)].fence.lost = true;
+            self.go_on_fencing(now, id.0);
+        }
+    }
+
+    /// The peer is another process now. What was meant for the one before fails; its memory is gone,
+    /// and with it everything that could still arrive there.
+    pub fn peer_restarted(&mut self, now: Instant, incarnation: u64) {
+        if incarnation == self.incarnation {
+            return;
+        }
+        self.incarnation = incarnation;
+        for index in 0..self.rails.len() as u16 {
+            let rail = &mut self.rails[usize::from(index)];
+            match rail.state {
+                RailState::Up => self.break_rail(now, index, false),
+                RailState::Connecting => {
+                    let (rail, epoch) = (RailId(index), rail.epoch);
+                    self.outputs.push_back(Output::Abort { rail, epoch });
+                    self.rest(now, index, false);
+                }
+                _ => {}
+            }
+            let rail = &mut self.rails[usize::from(index)];
+            rail.fence.confirmed = true;
+            rail.fence.guilty = false;
+            rail.forgive(now);
+        }
+        self.end_all(now, Failure::PeerRestarted);
+        for index in 0..self.rails.len() as u16 {
+            if self.rails[usize::from(index)].state == RailState::Fencing {
+                self.go_on_fencing(now, index);
+            }
+        }
+        self.changed();
+    }
+
+    fn is_in(&self, id: RailId, epoch: u64, state: RailState) -> bool {
+        let rail = self.rails.get(usize::from(id.0));
+        rail.is_some_and(|rail| rail.epoch == epoch && rail.state == state)
+    }
+
+    /// Ends a connection: what is in flight on it is held from now on.
+    pub(super) fn break_rail(&mut self, now: Instant, index: u16, guilty: bool) {
+        let rail = &self.rails[usize::from(index)];
+        if rail.state != RailState::Up {
+            return;
+        }
+        let mut next = rail.posted.first();
+        let mut writes = false;
+        while let Some(slice) = next {
+            self.slices.at_mut(slice).place = Place::Held;
+            writes |= self.needs_fence(slice);
+            next = self.slice_chain.next(slice);
+        }
+        let give_up_at = now + self.config.fence_timeout;
+        let rail = &mut self.rails[usize::from(index)];
+        rail.state = RailState::Fencing;
+        rail.fence = Fence { confirmed: !writes, guilty, give_up_at, ..Fence::default() };
+        let (rail, epoch) = (RailId(index), rail.epoch);
+        self.outputs.push_back(Output::Abort { rail, epoch });
+        self.rails[usize::from(index)].timer = None;
+        if writes {
+            self.ask_for_fence(now, index);
+        }
+        self.changed();
+    }
+
+    /// Asks the peer, again if need be.
+    pub(super) fn ask_for_fence(&mut self, now: Instant, index: u16) {
+        let rail = &self.rails[usize::from(index)];
+        let (give_up_at, epoch) = (rail.fence.give_up_at, rail.epoch);
+        self.outputs.push_back(Output::Fence { rail: RailId(index), epoch });
+        self.set_timer(index, give_up_at.min(now + self.config.fence_interval));
+    }
+
+    /// Frees what need not be held any more.
+    pub(super) fn go_on_fencing(&mut self, now: Instant, index: u16) {
+        let rail = &self.rails[usize::from(index)];
+        let fence = rail.fence;
+        if !fence.aborted {
+            return;
+        }
+        let mut next = rail.posted.first();
+        while let Some(slice) = next {
+            next = self.slice_chain.next(slice);
+            if fence.confirmed || !self.needs_fence(slice) {
+                self.unpost(slice);
+                self.throw_back(slice);
+            } else if fence.lost {
+                self.unpost(slice);
+                self.lose(slice);
+            }
+        }
+        if self.rails[usize::from(index)].slices == 0 {
+            self.rest(now, index, fence.guilty);
+        }
+    }
+
+    /// A WRITE of which nobody knows whether it can still arrive: it must not be tried again.
+    fn lose(&mut self, slice: u32) {
+        let task = self.slices.at(slice).task;
+        self.tasks.at_mut(task).target_undefined = true;
+        self.forget_slice(slice);
+        self.end(task, End::Failed(Failure::NotFenced));
+    }
+
+    /// A rail is not connected any more.
+    pub(super) fn rest(&mut self, now: Instant, index: u16, guilty: bool) {
+        let rail = &mut self.rails[usize::from(index)];
+        rail.rest(now, guilty, &self.config);
+        if let Some(at) = rail.timer {
+            self.set_timer(index, at);
+        }
+        self.changed();
+    }
+}

@@ -1,0 +1,217 @@
+//! Posting slices, and what becomes of them.
+
+use super::Flow;
+use super::tasks::{Place, Slice};
+use crate::rail::Access;
+use crate::{
+    End, Failure, Instant, Opcode, Pick, Policy, Post, RailId, RailState, Rails, SliceId,
+    SliceInfo, SliceResult,
+};
+
+impl<P: Policy> Flow<P> {
+    /// Posts the next slice for which there is room. Queues take turns.
+    pub(super) fn next_post(&mut self, now: Instant) -> Option<Post> {
+        for _ in 0..self.queues.len() {
+            let class = self.turn;
+            self.turn = if class + 1 < self.queues.len() { class + 1 } else { 0 };
+            let queue = &self.queues[class];
+            if queue.is_empty() || queue.blocked_at == Some(self.room) {
+                continue;
+            }
+            if let Some(post) = self.post_from(now, class) {
+                return Some(post);
+            }
+        }
+        None
+    }
+
+    /// Posts the first slice of a queue that is not empty.
+    fn post_from(&mut self, now: Instant, class: usize) -> Option<Post> {
+        let queue = &self.queues[class];
+        let (task, again, info, cut) = match queue.again.first() {
+            Some(slice) => {
+                let found = self.slices.at(slice);
+                let info = (found.length, found.attempt);
+                (found.task, Some(slice), info, None)
+            }
+            None => {
+                let index = queue.tasks.first()?;
+                let task = self.tasks.at(index);
+                let cut = self.pieces.cut(&task.runs, task.next, &self.slicing)?;
+                (index, None, (cut.length, 0), Some(cut))
+            }
+        };
+        let opcode = self.tasks.at(task).opcode;
+        let info = SliceInfo {
+            opcode,
+            length: info.0,
+            attempt: info.1,
+            class: class as u16,
+            local_location: queue.local_location,
+            peer_location: queue.peer_location,
+        };
+        let rail = loop {
+            let rails = Rails { all: &self.rails, version: self.version };
+            match self.policy.pick(now, &info, &rails) {
+                Pick::Post(rail) if self.rail(rail).is_some_and(|r| r.has_room(info.length)) => {
+                    break rail;
+                }
+                Pick::Connect(rail) if self.rail(rail).is_some_and(|r| r.may_connect(now)) => {
+                    self.connect(now, rail);
+                }
+                Pick::NoRail => {
+                    self.strand(now, class);
+                    return None;
+                }
+                // A policy that asks for what cannot be waits as well.
+                Pick::Wait | Pick::Post(_) | Pick::Connect(_) => {
+                    self.queues[class].blocked_at = Some(self.room);
+                    self.queues[class].stranded_since = None;
+                    return None;
+                }
+            }
+        };
+        self.queues[class].stranded_since = None;
+        let slice = match (again, cut) {
+            (Some(slice), _) => {
+                self.slice_chain.remove(&mut self.queues[class].again, slice);
+                slice
+            }
+            (None, Some(cut)) => {
+                let found = self.tasks.at_mut(task);
+                found.next = cut.end;
+                found.uncut -= u64::from(cut.length);
+                if found.uncut == 0 {
+                    self.task_chain.remove(&mut self.queues[class].tasks, task);
+                }
+                let key = self.slices.insert(Slice {
+                    task,
+                    rail: rail.0,
+                    place: Place::Posted,
+                    attempt: 0,
+                    start: cut.start,
+                    first: cut.first,
+                    length: cut.length,
+                    pieces: cut.pieces,
+                    posted_at: now,
+                });
+                self.siblings.push_back(&mut found.slices, key.index);
+                key.index
+            }
+            (None, None) => return None,
+        };
+        Some(self.post(now, rail, slice))
+    }
+
+    fn rail(&self, rail: RailId) -> Option<&crate::Rail> {
+        self.rails.get(usize::from(rail.0))
+    }
+
+    fn post(&mut self, now: Instant, id: RailId, index: u32) -> Post {
+        let rail = &mut self.rails[usize::from(id.0)];
+        let slice = self.slices.at_mut(index);
+        (slice.rail, slice.place, slice.posted_at) = (id.0, Place::Posted, now);
+        if rail.slices == 0 {
+            rail.measure.begin(now);
+            rail.oldest = Some(now);
+        }
+        rail.slices += 1;
+        rail.bytes += u64::from(slice.length);
+        self.slice_chain.push_back(&mut rail.posted, index);
+        let (task, epoch) = (self.tasks.at(slice.task), rail.epoch);
+        let post = Post {
+            rail: id,
+            epoch,
+            slice: SliceId(self.slices.key(index)),
+            user: task.user,
+            opcode: task.opcode,
+            first: self.slices.at(index).first,
+            pieces: self.slices.at(index).pieces,
+            length: self.slices.at(index).length,
+        };
+        if self.rails[usize::from(id.0)].timer.is_none() {
+            self.set_timer(id.0, now + self.config.silence);
+        }
+        post
+    }
+
+    /// A slice has ended. What is over already is passed over.
+    pub fn completed(&mut self, now: Instant, slice: SliceId, result: SliceResult) {
+        let Some(&Slice { task, rail, place, posted_at, length, .. }) = self.slices.find(slice.0)
+        else {
+            return;
+        };
+        let index = slice.0.index;
+        if result == SliceResult::Done {
+            self.unpost(index);
+            let rail = &mut self.rails[usize::from(rail)];
+            rail.completed(now, posted_at, length);
+            self.room += 1;
+            self.tasks.at_mut(task).transferred += u64::from(length);
+            self.forget_slice(index);
+            return self.finish_if_over(task);
+        }
+        let own = self.rails[usize::from(rail)].spec.access == Access::Own;
+        let found = self.slices.at_mut(index);
+        found.attempt = found.attempt.saturating_add(u8::from(result == SliceResult::Broken));
+        let tired = found.attempt >= self.config.max_attempts;
+        if own {
+            self.unpost(index);
+            self.room += 1;
+            self.throw_back(index);
+        } else if place == Place::Posted {
+            self.break_rail(now, rail, result != SliceResult::Refused);
+        }
+        if !self.tasks.holds(task) {
+            return;
+        }
+        if result == SliceResult::Refused {
+            self.end(task, End::Failed(Failure::Refused));
+        } else if tired {
+            self.end(task, End::Failed(Failure::Attempts));
+        }
+    }
+
+    /// Takes a slice off its rail.
+    pub(super) fn unpost(&mut self, index: u32) {
+        let slice = self.slices.at(index);
+        let rail = &mut self.rails[usize::from(slice.rail)];
+        self.slice_chain.remove(&mut rail.posted, index);
+        rail.slices -= 1;
+        rail.bytes -= u64::from(slice.length);
+        rail.oldest = rail.posted.first().map(|oldest| self.slices.at(oldest).posted_at);
+    }
+
+    /// A slice that is on no rail is posted again, unless its task ends.
+    pub(super) fn throw_back(&mut self, index: u32) {
+        let task = self.slices.at(index).task;
+        let found = self.tasks.at(task);
+        if found.end.is_some() {
+            self.forget_slice(index);
+            return self.finish_if_over(task);
+        }
+        let queue = &mut self.queues[usize::from(found.class)];
+        queue.blocked_at = None;
+        // What is told of it from now on is of the next time that it is posted.
+        self.slices.rename(index);
+        self.slices.at_mut(index).place = Place::Queued;
+        self.slice_chain.push_back(&mut queue.again, index);
+    }
+
+    /// Whether a slice's access ends only when the peer says so.
+    pub(super) fn needs_fence(&self, index: u32) -> bool {
+        let Slice { task, rail, .. } = *self.slices.at(index);
+        self.rails[usize::from(rail)].spec.access == Access::Connection
+            && self.tasks.at(task).opcode == Opcode::Write
+    }
+
+    fn connect(&mut self, now: Instant, id: RailId) {
+        self.epoch += 1;
+        let rail = &mut self.rails[usize::from(id.0)];
+        rail.epoch = self.epoch;
+        rail.state = RailState::Connecting;
+        self.outputs.push_back(crate::Output::Connect { rail: id, epoch: self.epoch });
+        self.set_timer(id.0, now + self.config.connect_timeout);
+        self.changed();
+    }
+}
