@@ -1,9 +1,84 @@
 //! What time brings about.
 
 use super::Flow;
-use crate::{Instant, Policy};
+use crate::{End, Failure, Instant, Output, Policy, RailId, RailState};
 
 impl<P: Policy> Flow<P> {
+    /// When [`Flow::handle_timeout`] is to be called, if nothing else happens.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        self.deadlines.next().into_iter().chain(self.timers).min()
+    }
+
+    /// Acts on times that have come. Early calls are harmless.
+    pub fn handle_timeout(&mut self, now: Instant) {
+        while let Some(task) = self.deadlines.expire(now) {
+            self.end(task, End::Timeout);
+            self.end_access(now, task);
+        }
+        if self.timers.is_none_or(|at| at > now) {
+            return;
+        }
+        self.timers = None;
+        for index in 0..self.rails.len() as u16 {
+            if let Some(at) = self.rails[usize::from(index)].timer {
+                if at <= now {
+                    self.rails[usize::from(index)].timer = None;
+                    self.rail_timer(now, index);
+                } else {
+                    self.note_timer(at);
+                }
+            }
+        }
+        for class in 0..self.queues.len() {
+            let Some(since) = self.queues[class].stranded_since else { continue };
+            let until = since + self.config.patience;
+            if until <= now {
+                self.queues[class].stranded_since = None;
+                self.give_up(class);
+            } else {
+                self.note_timer(until);
+            }
+        }
+    }
+
+    fn rail_timer(&mut self, now: Instant, index: u16) {
+        let rail = &mut self.rails[usize::from(index)];
+        let epoch = rail.epoch;
+        match rail.state {
+            RailState::Connecting => {
+                self.outputs.push_back(Output::Abort { rail: RailId(index), epoch });
+                self.rest(now, index, true);
+            }
+            RailState::Up => {
+                let Some(oldest) = rail.oldest else { return };
+                let silent_at = oldest.max(rail.last_completion) + self.config.silence;
+                if silent_at > now {
+                    return self.set_timer(index, silent_at);
+                }
+                // It is the oldest that hangs, and those behind it wait.
+                if let Some(slice) = rail.posted.first() {
+                    let slice = self.slices.at_mut(slice);
+                    slice.attempt = slice.attempt.saturating_add(1);
+                    let (task, tired) = (slice.task, slice.attempt >= self.config.max_attempts);
+                    self.break_rail(now, index, true);
+                    if tired {
+                        self.end(task, End::Failed(Failure::Attempts));
+                    }
+                }
+            }
+            RailState::Fencing if rail.fence.give_up_at <= now => {
+                rail.fence.lost = true;
+                self.go_on_fencing(now, index);
+            }
+            RailState::Fencing => self.ask_for_fence(now, index),
+            RailState::Down => self.changed(),
+            RailState::Paused(_) => {
+                (rail.state, rail.retry_at) = (RailState::Down, now);
+                self.changed();
+            }
+        }
+    }
+
     pub(super) fn set_timer(&mut self, index: u16, at: Instant) {
         self.rails[usize::from(index)].timer = Some(at);
         self.note_timer(at);
@@ -19,5 +94,17 @@ impl<P: Policy> Flow<P> {
         queue.blocked_at = Some(self.room);
         let since = *queue.stranded_since.get_or_insert(now);
         self.note_timer(since + self.config.patience);
+    }
+
+    /// Ends all tasks of which something waits in a queue.
+    fn give_up(&mut self, class: usize) {
+        let no_rail = End::Failed(Failure::NoRail);
+        while let Some(task) = self.queues[class].tasks.first() {
+            self.end(task, no_rail);
+        }
+        while let Some(slice) = self.queues[class].again.first() {
+            let task = self.slices.at(slice).task;
+            self.end(task, no_rail);
+        }
     }
 }
