@@ -3,6 +3,8 @@
 mod fencing;
 mod posting;
 mod tasks;
+#[cfg(test)]
+mod tests;
 mod timers;
 
 use std::collections::VecDeque;
