@@ -326,3 +326,334 @@ fn cancel_ends_access_at_once_and_others_go_on_behind_the_fence() {
     assert_eq!(again, [2]);
     assert_eq!(bench.flow.tasks(), 1);
 }
+
+#[test]
+fn without_a_confirmation_the_target_is_undefined_after_two_seconds() {
+    let mut bench = Bench::new();
+    let task = bench.submit(write(1, SLICE));
+    bench.submit(write(2, SLICE));
+    bench.submit(write(3, SLICE));
+    bench.submit(read(4, SLICE));
+    bench.connect_all();
+    bench.posts.clear();
+    bench.flow.cancel(bench.now, task);
+    bench.poll();
+    bench.abort_all();
+    bench.pass(at(1999));
+    assert_eq!(bench.fences.len(), 8, "it is asked for every 250 ms");
+    assert_eq!(bench.take_ended(), []);
+    bench.pass(at(2000));
+    assert_eq!(
+        bench.take_ended(),
+        [(1, End::Canceled, true, 0), (3, End::Failed(Failure::NotFenced), true, 0)]
+    );
+    // What comes now is too late. A new connection, which closes the old one, may be made.
+    bench.confirm_all();
+    assert!(bench.rail(0).may_connect(bench.now));
+}
+
+#[test]
+fn a_peer_that_does_not_fence_is_not_waited_for() {
+    let mut bench = Bench::with(Config::default(), &[spec(0, Access::Connection)]);
+    let task = bench.submit(write(1, SLICE));
+    bench.connect_all();
+    bench.flow.cancel(bench.now, task);
+    bench.poll();
+    bench.flow.fence_refused(bench.now, RailId(0), 1);
+    bench.poll();
+    assert_eq!(bench.take_ended(), [], "local access has not ended");
+    bench.abort_all();
+    assert_eq!(bench.take_ended(), [(1, End::Canceled, true, 0)]);
+    assert!(bench.flow.is_idle());
+}
+
+#[test]
+fn what_was_not_posted_ends_at_once() {
+    let mut bench = Bench::new();
+    let tasks = [1, 2].map(|user| bench.submit(write(user, SLICE)));
+    bench.flow.cancel(bench.now, tasks[0]);
+    bench.poll();
+    assert_eq!(bench.take_ended(), [(1, End::Canceled, false, 0)]);
+    bench.flow.cancel(bench.now, tasks[0]);
+    bench.poll();
+    assert_eq!((bench.take_ended(), bench.flow.tasks()), (vec![], 1));
+}
+
+#[test]
+fn a_deadline_is_kept_with_a_rail_and_without() {
+    let mut bench = Bench::new();
+    let deadline = Some(at(50));
+    bench.submit(Request { deadline, ..write(1, SLICE) });
+    bench.submit(Request { deadline: Some(at(10_000)), ..write(2, SLICE) });
+    bench.pass(at(49));
+    assert_eq!(bench.take_ended(), []);
+    bench.pass(at(52));
+    assert_eq!(bench.take_ended(), [(1, End::Timeout, false, 0)]);
+    bench.connect_all();
+    let posts = bench.take_posts();
+    bench.complete(posts[0], SliceResult::Done);
+    bench.submit(Request { deadline: Some(at(100)), ..write(3, SLICE) });
+    bench.pass(at(102));
+    assert_eq!((bench.aborts.len(), bench.fences.len()), (1, 1));
+    bench.abort_all();
+    bench.confirm_all();
+    assert_eq!(
+        bench.take_ended(),
+        [(2, End::Completed, false, SLICE), (3, End::Timeout, false, 0)]
+    );
+    // The deadline of a task that has ended does not come.
+    bench.pass(at(20_000));
+    assert_eq!((bench.take_ended(), bench.flow.poll_timeout()), (vec![], None));
+}
+
+#[test]
+fn without_a_rail_tasks_fail_after_a_while() {
+    let mut bench = Bench::with(Config::default(), &[spec(0, Access::Connection)]);
+    bench.submit(write(1, SLICE));
+    for _ in 0..200 {
+        let next = bench.flow.poll_timeout().unwrap();
+        bench.pass(next);
+        for (rail, epoch) in core::mem::take(&mut bench.connects) {
+            bench.flow.rail_down(bench.now, rail, epoch);
+            bench.poll();
+        }
+        if !bench.ended.is_empty() {
+            break;
+        }
+    }
+    assert_eq!(bench.take_ended(), [(1, End::Failed(Failure::NoRail), false, 0)]);
+    assert_eq!(bench.now, at(4000));
+    // Those after it have their own time.
+    bench.submit(write(2, SLICE));
+    bench.pass(at(7900));
+    assert_eq!(bench.take_ended(), []);
+}
+
+#[test]
+fn connecting_takes_a_limited_time_and_is_tried_again() {
+    let mut bench = Bench::with(Config::default(), &[spec(0, Access::Connection)]);
+    bench.submit(write(1, SLICE));
+    assert_eq!(bench.connects, [(RailId(0), 1)]);
+    bench.pass(at(999));
+    assert_eq!(bench.aborts, []);
+    bench.pass(at(1009));
+    assert_eq!((&bench.aborts[..], bench.connects.len()), (&[(RailId(0), 1)][..], 1));
+    bench.pass(at(1010));
+    assert_eq!(bench.connects[1], (RailId(0), 2));
+    bench.flow.rail_up(bench.now, RailId(0), 1);
+    assert_eq!(bench.rail(0).state(), RailState::Connecting, "the first was given up");
+    bench.flow.rail_refused(bench.now, RailId(0), 2, 100);
+    bench.pass(at(1100));
+    assert_eq!(bench.connects[2], (RailId(0), 101), "above what the peer takes");
+    bench.flow.rail_refused(bench.now, RailId(0), 101, u64::MAX);
+    bench.pass(at(2100));
+    assert_eq!(bench.connects[3], (RailId(0), u64::MAX / 2 + 1));
+}
+
+#[test]
+fn a_slice_fails_only_so_often() {
+    let config = Config { max_attempts: 3, ..Config::default() };
+    let mut bench = Bench::with(config, &[0, 1, 2].map(|nic| spec(nic, Access::Connection)));
+    bench.submit(write(1, SLICE));
+    bench.submit(write(2, SLICE));
+    bench.connect_all();
+    for _ in 0..3 {
+        assert_eq!(bench.take_ended(), []);
+        let post = *bench.posts.iter().rfind(|post| post.user == 1).unwrap();
+        bench.complete(post, SliceResult::Broken);
+        bench.abort_all();
+        bench.confirm_all();
+    }
+    assert_eq!(bench.take_ended(), [(1, End::Failed(Failure::Attempts), false, 0)]);
+}
+
+#[test]
+fn those_that_are_flushed_with_another_lose_no_attempt() {
+    let config = Config { max_attempts: 1, ..Config::default() };
+    let mut bench = Bench::with(config, &[spec(0, Access::Connection)]);
+    bench.submit(write(1, SLICE));
+    bench.submit(write(2, SLICE));
+    bench.connect_all();
+    let posts = bench.take_posts();
+    bench.complete(posts[0], SliceResult::Broken);
+    bench.complete(posts[1], SliceResult::Flushed);
+    bench.abort_all();
+    bench.confirm_all();
+    assert_eq!(bench.take_ended(), [(1, End::Failed(Failure::Attempts), false, 0)]);
+    bench.pass(at(10));
+    bench.connect_all();
+    assert_eq!(bench.take_posts()[0].user, 2);
+}
+
+#[test]
+fn what_memory_does_not_allow_is_not_tried_again() {
+    let mut bench = Bench::new();
+    bench.submit(write(1, 3 * SLICE));
+    bench.connect_all();
+    let posts = bench.take_posts();
+    bench.complete(posts[0], SliceResult::Refused);
+    bench.abort_all();
+    bench.confirm_all();
+    assert_eq!(bench.take_ended(), [], "the other rail's is waited for");
+    bench.complete(posts[1], SliceResult::Done);
+    assert_eq!(bench.take_ended(), [(1, End::Failed(Failure::Refused), false, SLICE)]);
+    assert!(bench.rail(0).may_connect(bench.now), "the rail did what it could");
+}
+
+#[test]
+fn a_rail_on_which_nothing_completes_has_failed() {
+    let mut bench = Bench::new();
+    bench.submit(write(1, 3 * SLICE));
+    bench.connect_all();
+    let posts = bench.take_posts();
+    bench.pass(at(2000));
+    bench.complete(posts[0], SliceResult::Done);
+    bench.pass(at(2999));
+    assert_eq!(bench.rail(1).oldest_age(bench.now), Some(Duration::from_millis(2999)));
+    assert_eq!(bench.aborts, []);
+    bench.pass(at(3000));
+    assert_eq!(bench.aborts, [(RailId(1), 2)], "the other one has shown that it lives");
+    bench.pass(at(4999));
+    assert_eq!(bench.aborts.len(), 1);
+    bench.pass(at(5000));
+    assert_eq!(bench.aborts.len(), 2);
+    // One that has nothing to do does not fail.
+    let mut bench = Bench::new();
+    bench.submit(write(1, 1));
+    bench.connect_all();
+    let posts = bench.take_posts();
+    bench.complete(posts[0], SliceResult::Done);
+    bench.pass(at(100_000));
+    assert!(bench.rail(0).is_up() && bench.flow.poll_timeout().is_none());
+}
+
+#[test]
+fn own_copies_end_by_themselves() {
+    let config = Config { max_attempts: 2, ..Config::default() };
+    let mut bench = Bench::with(config, &[spec(0, Access::Own)]);
+    bench.submit(write(1, SLICE));
+    let task = bench.submit(write(2, SLICE));
+    bench.connect_all();
+    let posts = bench.take_posts();
+    bench.complete(posts[0], SliceResult::Broken);
+    assert_eq!(bench.aborts, []);
+    let again = bench.take_posts();
+    assert_eq!(again.len(), 1);
+    bench.complete(again[0], SliceResult::Broken);
+    assert_eq!(bench.take_ended(), [(1, End::Failed(Failure::Attempts), false, 0)]);
+    bench.flow.cancel(bench.now, task);
+    bench.poll();
+    assert_eq!((bench.take_ended(), bench.fences.len()), (vec![], 0));
+    bench.abort_all();
+    assert_eq!(bench.take_ended(), [(2, End::Canceled, false, 0)], "no peer is asked");
+}
+
+#[test]
+fn a_peer_that_was_restarted_has_nothing_of_before() {
+    let mut bench =
+        Bench::with(Config::default(), &[0, 1, 2].map(|nic| spec(nic, Access::Connection)));
+    bench.submit(write(1, SLICE));
+    let [first, second, third] = bench.connects[..] else { panic!() };
+    for (rail, epoch) in [first, second] {
+        bench.flow.rail_up(bench.now, rail, epoch);
+    }
+    bench.poll();
+    bench.submit(write(2, SLICE));
+    let posts = bench.take_posts();
+    bench.complete(posts[0], SliceResult::Broken);
+    bench.aborts.clear();
+    bench.flow.peer_restarted(bench.now, INCARNATION);
+    bench.poll();
+    assert_eq!(bench.aborts, [], "nothing new");
+    bench.flow.peer_restarted(bench.now, 78);
+    bench.poll();
+    assert_eq!(bench.aborts, [second, third]);
+    assert_eq!(bench.take_ended(), [], "they still read the source");
+    bench.aborts.insert(0, first);
+    bench.abort_all();
+    let restarted = End::Failed(Failure::PeerRestarted);
+    assert_eq!(bench.take_ended(), [(1, restarted, false, 0), (2, restarted, false, 0)]);
+    assert!(bench.flow.rails().iter().all(|rail| rail.may_connect(bench.now)));
+    let stale = SubmitError::Stale { current: 78 };
+    assert_eq!(bench.flow.submit(&write(3, 1)), Err(stale));
+    let fresh = Request { incarnation: 78, ..write(3, 1) };
+    bench.submit(fresh);
+    assert_eq!(bench.connects.len(), 6);
+    assert_eq!(bench.flow.incarnation(), 78);
+}
+
+#[test]
+fn a_rail_that_fails_again_and_again_pauses_and_is_tested_by_one_slice() {
+    let mut bench = Bench::with(Config::default(), &[spec(0, Access::Connection)]);
+    bench.submit(write(1, 8 * SLICE));
+    for failure in 0..3 {
+        bench.connect_all();
+        let posts = bench.take_posts();
+        assert_eq!(posts.len(), if failure == 0 { 4 } else { 1 }, "{failure}");
+        bench.flow.rail_down(bench.now, RailId(0), bench.rail(0).epoch());
+        bench.poll();
+        bench.abort_all();
+        bench.confirm_all();
+        if failure < 2 {
+            let next = bench.flow.poll_timeout().unwrap();
+            bench.pass(next);
+        }
+    }
+    let until = bench.now + Duration::from_secs(1);
+    assert_eq!(bench.rail(0).state(), RailState::Paused(until));
+    assert_eq!(bench.connects, []);
+    bench.pass(until);
+    bench.connect_all();
+    let posts = bench.take_posts();
+    assert_eq!(posts.len(), 1);
+    bench.complete(posts[0], SliceResult::Done);
+    assert_eq!(bench.take_posts().len(), 4, "it works");
+}
+
+#[test]
+fn queues_take_turns_and_do_not_wait_for_each_other() {
+    let mut bench = Bench::with(Config::default(), &[spec(0, Access::Connection)]);
+    bench.submit(write(1, 100 * SLICE));
+    bench.submit(Request { peer_location: 1, ..write(2, 100 * SLICE) });
+    bench.connect_all();
+    let users = |posts: Vec<Post>| -> Vec<u64> { posts.iter().map(|post| post.user).collect() };
+    let posts = bench.take_posts();
+    bench.complete(posts[0], SliceResult::Done);
+    bench.complete(posts[1], SliceResult::Done);
+    assert_eq!(users(posts), [1, 2, 1, 2]);
+    let mut users = users(bench.take_posts());
+    users.sort_unstable();
+    assert_eq!(users, [1, 2]);
+}
+
+#[test]
+fn pieces_of_a_request_are_sliced_as_they_are_posted() {
+    let config = Config { max_pieces: 40_000, ..Config::default() };
+    let mut bench = Bench::with(config, &[spec(0, Access::Connection)]);
+    let list: Vec<Piece> = (0..40_000)
+        .map(|i| Piece { local: i * 8192, remote: (1 << 40) + i * 4096, length: 4096 })
+        .collect();
+    bench.submit(Request { ranges: Ranges::List(&list), ..write(1, 1) });
+    bench.connect_all();
+    let mut seen = Vec::new();
+    while let Some(post) = bench.posts.pop() {
+        assert!(bench.flow.slices() <= 64);
+        seen.extend(bench.flow.pieces(post.slice));
+        assert_eq!(post.pieces, 16);
+        bench.now = bench.now + Duration::from_micros(1);
+        bench.complete(post, SliceResult::Done);
+    }
+    seen.sort_by_key(|piece| piece.local);
+    assert_eq!(seen, list);
+    assert_eq!(bench.take_ended(), [(1, End::Completed, false, 40_000 * 4096)]);
+    assert!(bench.flow.is_idle());
+}
+
+#[test]
+fn a_flow_has_a_limited_number_of_rails() {
+    let mut bench = Bench::with(Config::default(), &[]);
+    for rail in 0..MAX_RAILS {
+        assert_eq!(bench.flow.add_rail(spec(0, Access::Own)), Some(RailId(rail as u16)));
+    }
+    assert_eq!(bench.flow.add_rail(spec(0, Access::Own)), None);
+}
