@@ -1,0 +1,361 @@
+//! The peer's side of connections and fences: who may connect, and when nothing of a connection can
+//! arrive any more.
+//!
+//! An initiator numbers its connections in one rising sequence, the epochs. Of each of its rails at
+//! most one connection is open here. A connection with a higher epoch takes the place of the one
+//! before, and a fence ends all up to its epoch; both wait until the queue pairs of the earlier one
+//! are reset and nobody writes for them any more. What is asked again is answered again, and a
+//! request to connect that comes after the fence of its epoch is refused: so requests may be lost,
+//! doubled, late and out of order.
+
+use std::collections::{BTreeMap, VecDeque};
+
+/// A rail of an initiator.
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct Initiator {
+    /// Which start of which process.
+    pub incarnation: u64,
+    /// Its number of the rail.
+    pub rail: u16,
+}
+
+/// Something that the target's caller is to do.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum TargetOutput {
+    /// Make the connection that was asked for, and answer. If that fails, call [`Target::close`].
+    Accept {
+        /// Whose.
+        initiator: Initiator,
+        /// Its number.
+        epoch: u64,
+    },
+    /// Answer that only connections of higher epochs than `floor` are taken.
+    Refuse {
+        /// Whose.
+        initiator: Initiator,
+        /// The number that was asked for.
+        epoch: u64,
+        /// The highest that was taken or fenced.
+        floor: u64,
+    },
+    /// Answer that there are as many connections as may be.
+    Full {
+        /// Whose.
+        initiator: Initiator,
+        /// The number that was asked for.
+        epoch: u64,
+    },
+    /// Reset the connection's queue pairs, wait until nothing is written for them any more, and call
+    /// [`Target::closed`].
+    Close {
+        /// Whose.
+        initiator: Initiator,
+        /// Its number.
+        epoch: u64,
+    },
+    /// Answer that nothing up to this epoch can arrive any more.
+    Confirm {
+        /// To whom.
+        initiator: Initiator,
+        /// The number that was asked for.
+        epoch: u64,
+    },
+}
+
+/// A rail of an initiator, as far as it is known.
+#[derive(Debug)]
+struct Entry {
+    /// The highest epoch that was taken or fenced.
+    floor: u64,
+    open: Option<Open>,
+    /// Where it is in the order of closed ones, if it is closed.
+    closed: u64,
+}
+
+/// A connection that is open, or not closed yet.
+#[derive(Debug, Default)]
+struct Open {
+    epoch: u64,
+    closing: bool,
+    /// A connection to take when this is closed.
+    next: Option<u64>,
+    /// A fence to confirm then.
+    fence: Option<u64>,
+}
+
+/// The target's side of connections.
+#[derive(Debug)]
+pub struct Target {
+    max_open: usize,
+    max_closed: usize,
+    entries: BTreeMap<Initiator, Entry>,
+    open: usize,
+    /// Closed ones, the one that was closed first coming first.
+    closed: BTreeMap<u64, Initiator>,
+    sequence: u64,
+    outputs: VecDeque<TargetOutput>,
+}
+
+impl Target {
+    /// Takes so many connections at a time, and remembers so many that are closed.
+    ///
+    /// What is forgotten could connect again by a request that was late since before its fence. It
+    /// gets new queue pairs, for which no earlier packet is, and nobody uses them.
+    pub const fn new(max_open: usize, max_closed: usize) -> Self {
+        Self {
+            max_open,
+            max_closed,
+            entries: BTreeMap::new(),
+            open: 0,
+            closed: BTreeMap::new(),
+            sequence: 0,
+            outputs: VecDeque::new(),
+        }
+    }
+
+    /// Connections that are open or being closed.
+    pub const fn open(&self) -> usize {
+        self.open
+    }
+
+    /// Rails that are remembered, open ones among them.
+    pub fn remembered(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// What to do next.
+    pub fn poll_output(&mut self) -> Option<TargetOutput> {
+        self.outputs.pop_front()
+    }
+
+    /// An initiator wants to connect a rail.
+    pub fn connect(&mut self, initiator: Initiator, epoch: u64) {
+        let floor = self.entries.get(&initiator).map_or(0, |entry| entry.floor);
+        if epoch <= floor {
+            return self.outputs.push_back(TargetOutput::Refuse { initiator, epoch, floor });
+        }
+        let has_place = self.entries.get(&initiator).is_some_and(|entry| entry.open.is_some());
+        if !has_place && self.open >= self.max_open {
+            return self.outputs.push_back(TargetOutput::Full { initiator, epoch });
+        }
+        let entry = self.entry(initiator);
+        entry.floor = epoch;
+        match &mut entry.open {
+            Some(open) => {
+                open.next = Some(epoch);
+                self.start_closing(initiator);
+            }
+            None => self.accept(initiator, epoch),
+        }
+    }
+
+    /// An initiator asks that nothing of a rail up to this epoch arrive any more.
+    pub fn fence(&mut self, initiator: Initiator, epoch: u64) {
+        let entry = self.entry(initiator);
+        entry.floor = entry.floor.max(epoch);
+        match &mut entry.open {
+            // What came before it was closed before it was accepted.
+            Some(open) if open.epoch > epoch => {
+                self.outputs.push_back(TargetOutput::Confirm { initiator, epoch });
+            }
+            Some(open) => {
+                open.fence = open.fence.max(Some(epoch));
+                open.next = open.next.filter(|&next| next > epoch);
+                self.start_closing(initiator);
+            }
+            None => {
+                self.outputs.push_back(TargetOutput::Confirm { initiator, epoch });
+                self.forget_oldest();
+            }
+        }
+    }
+
+    /// A connection is not wanted here any more, or is broken: it is closed.
+    pub fn close(&mut self, initiator: Initiator, epoch: u64) {
+        let entry = self.entries.get(&initiator);
+        let open = entry.and_then(|entry| entry.open.as_ref());
+        if open.is_some_and(|open| open.epoch == epoch) {
+            self.start_closing(initiator);
+        }
+    }
+
+    /// Nothing is written for a connection any more.
+    pub fn closed(&mut self, initiator: Initiator, epoch: u64) {
+        let Some(entry) = self.entries.get_mut(&initiator) else { return };
+        let closing = |open: &mut Open| open.closing && open.epoch == epoch;
+        let Some(open) = entry.open.take_if(closing) else { return };
+        self.open -= 1;
+        if let Some(epoch) = open.fence {
+            self.outputs.push_back(TargetOutput::Confirm { initiator, epoch });
+        }
+        match open.next {
+            Some(next) => self.accept(initiator, next),
+            None => {
+                self.sequence += 1;
+                entry.closed = self.sequence;
+                self.closed.insert(self.sequence, initiator);
+                self.forget_oldest();
+            }
+        }
+    }
+
+    /// The entry of a rail, which is a closed one when it is new.
+    fn entry(&mut self, initiator: Initiator) -> &mut Entry {
+        self.entries.entry(initiator).or_insert_with(|| {
+            self.sequence += 1;
+            self.closed.insert(self.sequence, initiator);
+            Entry { floor: 0, open: None, closed: self.sequence }
+        })
+    }
+
+    fn accept(&mut self, initiator: Initiator, epoch: u64) {
+        if let Some(entry) = self.entries.get_mut(&initiator) {
+            self.closed.remove(&entry.closed);
+            entry.open = Some(Open { epoch, ..Open::default() });
+            self.open += 1;
+            self.outputs.push_back(TargetOutput::Accept { initiator, epoch });
+        }
+    }
+
+    fn start_closing(&mut self, initiator: Initiator) {
+        let entry = self.entries.get_mut(&initiator);
+        if let Some(open) = entry.and_then(|entry| entry.open.as_mut())
+            && !core::mem::replace(&mut open.closing, true)
+        {
+            let epoch = open.epoch;
+            self.outputs.push_back(TargetOutput::Close { initiator, epoch });
+        }
+    }
+
+    fn forget_oldest(&mut self) {
+        while self.closed.len() > self.max_closed
+            && let Some((_, initiator)) = self.closed.pop_first()
+        {
+            self.entries.remove(&initiator);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: Initiator = Initiator { incarnation: 7, rail: 0 };
+    const B: Initiator = Initiator { incarnation: 7, rail: 1 };
+
+    fn outputs(target: &mut Target) -> Vec<TargetOutput> {
+        core::iter::from_fn(|| target.poll_output()).collect()
+    }
+
+    fn accept(initiator: Initiator, epoch: u64) -> TargetOutput {
+        TargetOutput::Accept { initiator, epoch }
+    }
+
+    fn close(initiator: Initiator, epoch: u64) -> TargetOutput {
+        TargetOutput::Close { initiator, epoch }
+    }
+
+    fn confirm(initiator: Initiator, epoch: u64) -> TargetOutput {
+        TargetOutput::Confirm { initiator, epoch }
+    }
+
+    fn refuse(initiator: Initiator, epoch: u64, floor: u64) -> TargetOutput {
+        TargetOutput::Refuse { initiator, epoch, floor }
+    }
+
+    #[test]
+    fn a_fence_is_confirmed_when_the_connection_is_closed() {
+        let mut target = Target::new(10, 10);
+        target.connect(A, 1);
+        assert_eq!(outputs(&mut target), [accept(A, 1)]);
+        target.fence(A, 1);
+        assert_eq!(outputs(&mut target), [close(A, 1)]);
+        target.fence(A, 1);
+        assert_eq!(outputs(&mut target), [], "it is being closed");
+        target.closed(A, 2);
+        target.closed(B, 1);
+        assert_eq!((outputs(&mut target), target.open()), (vec![], 1));
+        target.closed(A, 1);
+        assert_eq!((outputs(&mut target), target.open()), (vec![confirm(A, 1)], 0));
+        // Asked again, it is answered again; said again, it is nothing new.
+        target.closed(A, 1);
+        target.fence(A, 1);
+        assert_eq!(outputs(&mut target), [confirm(A, 1)]);
+    }
+
+    #[test]
+    fn a_request_that_the_fence_overtook_is_refused() {
+        let mut target = Target::new(10, 10);
+        target.fence(A, 3);
+        assert_eq!(outputs(&mut target), [confirm(A, 3)]);
+        target.connect(A, 3);
+        target.connect(A, 2);
+        assert_eq!(outputs(&mut target), [refuse(A, 3, 3), refuse(A, 2, 3)]);
+        target.connect(A, 4);
+        target.connect(A, 4);
+        assert_eq!(outputs(&mut target), [accept(A, 4), refuse(A, 4, 4)], "once");
+        // An old fence does not concern what came after it.
+        target.fence(A, 3);
+        assert_eq!((outputs(&mut target), target.open()), (vec![confirm(A, 3)], 1));
+        // One of a request that has not come yet ends what is before.
+        target.fence(A, 6);
+        assert_eq!(outputs(&mut target), [close(A, 4)]);
+        target.connect(A, 5);
+        assert_eq!(outputs(&mut target), [refuse(A, 5, 6)]);
+        target.closed(A, 4);
+        assert_eq!(outputs(&mut target), [confirm(A, 6)]);
+    }
+
+    #[test]
+    fn a_new_connection_takes_the_place_of_the_old_when_that_is_closed() {
+        let mut target = Target::new(1, 10);
+        target.connect(A, 1);
+        target.connect(A, 2);
+        target.connect(A, 5);
+        assert_eq!(outputs(&mut target), [accept(A, 1), close(A, 1)]);
+        target.fence(A, 1);
+        assert_eq!(outputs(&mut target), []);
+        target.closed(A, 1);
+        assert_eq!(outputs(&mut target), [confirm(A, 1), accept(A, 5)]);
+        assert_eq!((target.open(), target.remembered()), (1, 1));
+        // A fence of the one that waits ends that too.
+        target.connect(A, 7);
+        target.fence(A, 7);
+        target.closed(A, 5);
+        assert_eq!(outputs(&mut target), [close(A, 5), confirm(A, 7)]);
+        assert_eq!(target.open(), 0);
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut target = Target::new(2, 3);
+        for rail in 0..4 {
+            target.connect(Initiator { incarnation: 1, rail }, 1);
+        }
+        let full =
+            |rail| TargetOutput::Full { initiator: Initiator { incarnation: 1, rail }, epoch: 1 };
+        let all = outputs(&mut target);
+        assert_eq!(all[2..], [full(2), full(3)]);
+        assert_eq!((target.open(), target.remembered()), (2, 2));
+        for rail in 100..200 {
+            target.fence(Initiator { incarnation: 1, rail }, 1);
+        }
+        assert_eq!((outputs(&mut target).len(), target.remembered()), (100, 5));
+        // Open ones are not forgotten, and closed ones in their order.
+        let first = Initiator { incarnation: 1, rail: 0 };
+        target.connect(first, 1);
+        assert_eq!(outputs(&mut target), [refuse(first, 1, 1)]);
+        target.close(first, 1);
+        target.close(first, 1);
+        target.closed(first, 1);
+        assert_eq!(outputs(&mut target), [close(first, 1)]);
+        assert_eq!((target.open(), target.remembered(), target.closed.len()), (1, 4, 3));
+        target.connect(Initiator { incarnation: 1, rail: 197 }, 1);
+        target.connect(Initiator { incarnation: 1, rail: 199 }, 1);
+        let late = Initiator { incarnation: 1, rail: 197 };
+        assert_eq!(outputs(&mut target)[0], accept(late, 1), "it was forgotten");
+        target.close(late, 2);
+        target.close(B, 1);
+        assert_eq!(outputs(&mut target), [] as [TargetOutput; 0]);
+    }
+}
