@@ -128,15 +128,19 @@ impl Target {
         self.outputs.pop_front()
     }
 
-    /// An initiator wants to connect a rail.
-    pub fn connect(&mut self, initiator: Initiator, epoch: u64) {
+    /// An initiator wants to connect a rail. Returns whether it will be accepted, unless a newer one
+    /// or a fence comes before that: then what else is to be known for it must be kept. Of a request
+    /// that comes twice only the first is accepted.
+    pub fn connect(&mut self, initiator: Initiator, epoch: u64) -> bool {
         let floor = self.entries.get(&initiator).map_or(0, |entry| entry.floor);
         if epoch <= floor {
-            return self.outputs.push_back(TargetOutput::Refuse { initiator, epoch, floor });
+            self.outputs.push_back(TargetOutput::Refuse { initiator, epoch, floor });
+            return false;
         }
         let has_place = self.entries.get(&initiator).is_some_and(|entry| entry.open.is_some());
         if !has_place && self.open >= self.max_open {
-            return self.outputs.push_back(TargetOutput::Full { initiator, epoch });
+            self.outputs.push_back(TargetOutput::Full { initiator, epoch });
+            return false;
         }
         let entry = self.entry(initiator);
         entry.floor = epoch;
@@ -147,6 +151,7 @@ impl Target {
             }
             None => self.accept(initiator, epoch),
         }
+        true
     }
 
     /// An initiator asks that nothing of a rail up to this epoch arrive any more.
@@ -266,7 +271,7 @@ mod tests {
     #[test]
     fn a_fence_is_confirmed_when_the_connection_is_closed() {
         let mut target = Target::new(10, 10);
-        target.connect(A, 1);
+        assert!(target.connect(A, 1));
         assert_eq!(outputs(&mut target), [accept(A, 1)]);
         target.fence(A, 1);
         assert_eq!(outputs(&mut target), [close(A, 1)]);
@@ -288,8 +293,8 @@ mod tests {
         let mut target = Target::new(10, 10);
         target.fence(A, 3);
         assert_eq!(outputs(&mut target), [confirm(A, 3)]);
-        target.connect(A, 3);
-        target.connect(A, 2);
+        assert!(!target.connect(A, 3));
+        assert!(!target.connect(A, 2));
         assert_eq!(outputs(&mut target), [refuse(A, 3, 3), refuse(A, 2, 3)]);
         target.connect(A, 4);
         target.connect(A, 4);
@@ -330,7 +335,7 @@ mod tests {
     fn what_is_kept_is_bounded() {
         let mut target = Target::new(2, 3);
         for rail in 0..4 {
-            target.connect(Initiator { incarnation: 1, rail }, 1);
+            assert_eq!(target.connect(Initiator { incarnation: 1, rail }, 1), rail < 2);
         }
         let full =
             |rail| TargetOutput::Full { initiator: Initiator { incarnation: 1, rail }, epoch: 1 };
