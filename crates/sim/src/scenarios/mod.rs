@@ -6,6 +6,7 @@ pub mod grid;
 pub mod rc_chaos;
 mod report;
 pub mod swarm;
+mod te_chaos;
 pub mod transfer;
 
 use std::io::{self, Write};

@@ -11,12 +11,12 @@ pub struct Tally(BTreeMap<&'static str, u64>);
 
 impl Tally {
     /// Counts one more.
-    pub(super) fn one(&mut self, name: &'static str) {
+    pub(in crate::scenarios) fn one(&mut self, name: &'static str) {
         self.add(name, 1);
     }
 
     /// Counts `count` more.
-    pub(super) fn add(&mut self, name: &'static str, count: u64) {
+    pub(in crate::scenarios) fn add(&mut self, name: &'static str, count: u64) {
         *self.0.entry(name).or_default() += count;
     }
 
