@@ -1,0 +1,330 @@
+//! The director: carries out what flows and targets want done, and keeps time for them.
+
+use core::time::Duration;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
+
+use millstream_roce::{CompletionStatus, Instant, Piece, SendOperation, SendRequest};
+use millstream_transfer_core::{
+    Ended, Flow, Initiator, Opcode, Output, Post, RailId, SliceId, SliceResult,
+};
+use millstream_wire::Psn;
+
+use super::control::Message;
+use super::ledger::{Shared, life_key, sink_key};
+use super::nic::{Busy, Nic};
+use super::process::{End, Link, Peer, Process, Transfer, incarnation, life_of};
+use super::trouble::Trouble;
+use super::world::{Outages, World, duration};
+use crate::scenarios::rc_chaos::Tally;
+use crate::{NodeId, Rng, Simulation};
+
+pub(super) type Network<'a> = Simulation<'a, Nic>;
+
+/// Something that happens later. What is of a process says of which of its lives.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Event {
+    Flow {
+        own: usize,
+        peer: usize,
+        life: u32,
+    },
+    Message(Message),
+    Aborted {
+        own: usize,
+        peer: usize,
+        life: u32,
+        rail: RailId,
+        epoch: u64,
+    },
+    Closed {
+        own: usize,
+        life: u32,
+        initiator: Initiator,
+        epoch: u64,
+    },
+    Burst,
+    Cancel {
+        user: u64,
+    },
+    Limit {
+        user: u64,
+    },
+    Trouble,
+    Over(Trouble),
+    /// A process notices that an initiator is no more.
+    Gone {
+        own: usize,
+        incarnation: u64,
+    },
+    LastTransfer {
+        own: usize,
+        peer: usize,
+        tries: u32,
+    },
+}
+
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Phase {
+    Traffic,
+    /// No trouble any more: what is under way ends.
+    Calm,
+    /// One transfer from each to each.
+    Last,
+    Done,
+}
+
+pub(super) struct Director {
+    pub(super) world: World,
+    pub(super) rng: Rng,
+    pub(super) processes: Vec<Process>,
+    /// By time, and by order where that is the same.
+    events: BTreeMap<(Instant, u64), Event>,
+    sequence: u64,
+    pub(super) ledger: Shared,
+    busy: Busy,
+    pub(super) outages: Rc<RefCell<Outages>>,
+    pub(super) transfers: BTreeMap<u64, Transfer>,
+    pub(super) made: u64,
+    pub(super) troubles: u64,
+    /// Pairs whose last transfer is not done.
+    pub(super) last: BTreeSet<(usize, usize)>,
+    pub(super) phase: Phase,
+    pub(super) bytes: u64,
+    pub(super) tally: Tally,
+}
+
+/// The simulation's time is the flows'.
+pub(super) const fn core_time(now: Instant) -> millstream_transfer_core::Instant {
+    millstream_transfer_core::Instant::from_nanos(now.nanos())
+}
+
+impl Director {
+    pub(super) fn new(
+        world: World,
+        rng: Rng,
+        processes: Vec<Process>,
+        (ledger, busy, outages): (Shared, Busy, Rc<RefCell<Outages>>),
+    ) -> Self {
+        Self {
+            world,
+            rng,
+            processes,
+            events: BTreeMap::new(),
+            sequence: 0,
+            ledger,
+            busy,
+            outages,
+            transfers: BTreeMap::new(),
+            made: 0,
+            troubles: 0,
+            last: BTreeSet::new(),
+            phase: Phase::Traffic,
+            bytes: 0,
+            tally: Tally::default(),
+        }
+    }
+
+    pub(super) fn plan(&mut self, network: &mut Network<'_>, delay: Duration, event: Event) {
+        let at = network.after(delay);
+        self.sequence += 1;
+        self.events.insert((at, self.sequence), event);
+        network.alarm(at);
+    }
+
+    /// Does what is due, and follows what NICs have seen.
+    pub(super) fn advance(&mut self, network: &mut Network<'_>) {
+        loop {
+            self.follow(network);
+            let due = self.events.first_key_value().filter(|((at, _), _)| *at <= network.now());
+            let Some((&key, &event)) = due else { break };
+            self.events.remove(&key);
+            self.happen(network, event);
+        }
+        let faults = core::mem::take(&mut self.ledger.borrow_mut().faults);
+        faults.into_iter().for_each(|fault| network.violate(fault));
+        self.go_on(network);
+    }
+
+    fn happen(&mut self, network: &mut Network<'_>, event: Event) {
+        let now = core_time(network.now());
+        match event {
+            Event::Flow { own, peer, life } => {
+                let Some(found) = self.peer(own, life, peer) else { return };
+                found.wake = None;
+                found.flow.handle_timeout(now);
+                self.pump(network, own, peer);
+            }
+            Event::Message(message) => self.receive(network, message),
+            Event::Aborted { own, peer, life, rail, epoch } => {
+                self.harvest(network);
+                let Some(found) = self.peer(own, life, peer) else { return };
+                if let Some(link) = found.links.get(&rail).copied()
+                    && link.epoch == epoch
+                {
+                    found.links.remove(&rail);
+                    let Link { end: End { nic, qpn, .. }, .. } = link;
+                    self.processes[own].by_qpn.remove(&(nic, qpn));
+                    network.with_machine(nic, |nic, _| nic.destroy(qpn));
+                }
+                if let Some(found) = self.peer(own, life, peer) {
+                    found.flow.rail_aborted(now, rail, epoch);
+                }
+                self.pump(network, own, peer);
+            }
+            Event::Closed { own, life, initiator, epoch } => {
+                if self.processes[own].life == life {
+                    if let Some(end) = self.processes[own].accepted.remove(&(initiator, epoch)) {
+                        network.with_machine(end.nic, |nic, _| nic.destroy(end.qpn));
+                    }
+                    self.processes[own].target.closed(initiator, epoch);
+                    self.pump_target(network, own);
+                }
+            }
+            Event::Burst => self.burst(network),
+            Event::Cancel { user } => self.cancel(network, user),
+            Event::Limit { user } => {
+                let late = self.transfers.get(&user).filter(|t| t.limit <= network.now());
+                if let Some(transfer) = late {
+                    let process = &self.processes[transfer.initiator];
+                    let flow = process.peers.get(&transfer.target).map(|peer| &peer.flow);
+                    let rails: Vec<_> =
+                        flow.into_iter().flat_map(Flow::rails).map(|rail| rail.state()).collect();
+                    network.violate(format!("not over in time: {user} {transfer:?} {rails:?}"));
+                }
+            }
+            Event::Trouble => self.trouble(network),
+            Event::Over(trouble) => self.end_trouble(network, trouble),
+            Event::Gone { own, incarnation } => self.notice_gone(network, own, incarnation),
+            Event::LastTransfer { own, peer, tries } => {
+                self.last_transfer(network, own, peer, tries);
+            }
+        }
+    }
+
+    fn peer(&mut self, own: usize, life: u32, peer: usize) -> Option<&mut Peer> {
+        let process = &mut self.processes[own];
+        if process.up && process.life == life { process.peers.get_mut(&peer) } else { None }
+    }
+
+    /// Tells flows what has completed.
+    fn follow(&mut self, network: &mut Network<'_>) {
+        loop {
+            let touched = self.harvest(network);
+            if touched.is_empty() {
+                return;
+            }
+            for (own, peer) in touched {
+                self.pump(network, own, peer);
+            }
+        }
+    }
+
+    /// The same, without doing what comes of it; returns whose flows were told.
+    fn harvest(&mut self, network: &mut Network<'_>) -> BTreeSet<(usize, usize)> {
+        let mut touched = BTreeSet::new();
+        let now = core_time(network.now());
+        let busy = core::mem::take(&mut *self.busy.borrow_mut());
+        for nic in busy {
+            let own = network.machine(NodeId(nic)).process();
+            let seen = core::mem::take(&mut network.machine_mut(NodeId(nic)).seen);
+            for completion in seen {
+                let process = &mut self.processes[own];
+                let Some(&(peer, _)) = process.by_qpn.get(&(NodeId(nic), completion.qpn)) else {
+                    continue;
+                };
+                let Some(found) = process.peers.get_mut(&peer) else { continue };
+                let (result, name) = match completion.status {
+                    CompletionStatus::Success => (SliceResult::Done, "slices: done"),
+                    CompletionStatus::Flushed => (SliceResult::Flushed, "slices: flushed"),
+                    CompletionStatus::RemoteAccess => (SliceResult::Refused, "slices: refused"),
+                    _ => (SliceResult::Broken, "slices: broken"),
+                };
+                self.tally.one(name);
+                found.flow.completed(now, SliceId::from_bits(completion.id), result);
+                touched.insert((own, peer));
+            }
+        }
+        touched
+    }
+
+    /// Does what a flow wants.
+    pub(super) fn pump(&mut self, network: &mut Network<'_>, own: usize, peer: usize) {
+        let now = core_time(network.now());
+        let life = self.processes[own].life;
+        while let Some(found) = self.peer(own, life, peer) {
+            let Some(output) = found.flow.poll_output(now) else { break };
+            match output {
+                Output::Post(post) => self.post(network, own, peer, &post),
+                Output::Connect { rail, epoch } => self.connect(network, own, peer, rail, epoch),
+                Output::Abort { rail, epoch } => {
+                    self.tally.one("connections aborted");
+                    let delay = duration(&mut self.rng, Duration::from_millis(2));
+                    let event = Event::Aborted { own, peer, life, rail, epoch };
+                    self.plan(network, delay, event);
+                }
+                Output::Fence { rail, epoch } => {
+                    self.tally.one("fences asked for");
+                    let target = found_incarnation(&self.processes[own], peer);
+                    let initiator = Initiator { incarnation: incarnation(own, life), rail: rail.0 };
+                    let message = Message::Fence { initiator, epoch, target };
+                    self.send(network, message);
+                }
+                Output::Ended(ended) => self.ended(network, &ended),
+            }
+        }
+        let Some(found) = self.peer(own, life, peer) else { return };
+        let Some(at) = found.flow.poll_timeout() else { return };
+        let at = Instant::from_nanos(at.nanos()).max(network.now());
+        if found.wake.is_none_or(|wake| at < wake) {
+            found.wake = Some(at);
+            let delay = at.saturating_duration_since(network.now());
+            self.plan(network, delay, Event::Flow { own, peer, life });
+        }
+    }
+
+    fn post(&mut self, network: &mut Network<'_>, own: usize, peer: usize, post: &Post) {}
+
+    fn connect(
+        &mut self,
+        network: &mut Network<'_>,
+        own: usize,
+        peer: usize,
+        rail: RailId,
+        epoch: u64,
+    ) {
+    }
+
+    pub(super) fn drop_link(
+        &mut self,
+        network: &mut Network<'_>,
+        own: usize,
+        peer: usize,
+        rail: RailId,
+    ) {
+    }
+
+    fn ended(&mut self, network: &mut Network<'_>, ended: &Ended) {
+        self.ledger.borrow_mut().end(ended);
+        self.tally.one(super::name_of_end(ended));
+        self.bytes += ended.transferred;
+        let Some(transfer) = self.transfers.remove(&ended.user) else {
+            return network.violate(format!("{ended:?} is of no transfer"));
+        };
+        network.note(|| format!("ended {ended:?}"));
+        if transfer.last {
+            self.last_ended(network, &transfer, ended);
+        }
+    }
+
+    /// Whether no event is planned.
+    pub(super) fn is_idle(&self) -> bool {
+        self.events.is_empty()
+    }
+}
+
+/// The incarnation of a peer, as a process knows it.
+fn found_incarnation(process: &Process, peer: usize) -> u64 {
+    process.peers.get(&peer).map_or(0, |found| found.flow.incarnation())
+}
