@@ -284,7 +284,43 @@ impl Director {
         }
     }
 
-    fn post(&mut self, network: &mut Network<'_>, own: usize, peer: usize, post: &Post) {}
+    fn post(&mut self, network: &mut Network<'_>, own: usize, peer: usize, post: &Post) {
+        let life = self.processes[own].life;
+        let Some(found) = self.peer(own, life, peer) else { return };
+        let (_, peer_life) = life_of(found.flow.incarnation());
+        let Some(link) = found.links.get(&post.rail).copied().filter(|l| l.epoch == post.epoch)
+        else {
+            return network.violate(format!("{post:?} is not on a connection that is up"));
+        };
+        let key = life_key(post.opcode, life);
+        let pieces: Vec<Piece> = found
+            .flow
+            .pieces(post.slice)
+            .map(|piece| Piece { key, address: piece.local, length: piece.length as u32 })
+            .collect();
+        let length: u64 = pieces.iter().map(|piece| u64::from(piece.length)).sum();
+        if length != u64::from(post.length) || pieces.len() != post.pieces as usize {
+            return network.violate(format!("{post:?} has other pieces: {pieces:?}"));
+        }
+        let remote_address = post.first.remote;
+        let operation = match post.opcode {
+            Opcode::Write => {
+                let remote_key = sink_key(peer_life);
+                SendOperation::Write { remote_address, remote_key, immediate: None }
+            }
+            Opcode::Read => {
+                let remote_key = super::ledger::source_key(peer_life);
+                SendOperation::Read { remote_address, remote_key }
+            }
+        };
+        self.tally.one("slices: posted");
+        let request = SendRequest::new(post.slice.to_bits(), operation, pieces);
+        let End { nic, qpn, .. } = link.end;
+        let posted = network.with_machine(nic, |nic, now| nic.post(now, qpn, &request));
+        if let Err(error) = posted {
+            network.violate(format!("{post:?}: {error}"));
+        }
+    }
 
     fn connect(
         &mut self,
@@ -294,8 +330,33 @@ impl Director {
         rail: RailId,
         epoch: u64,
     ) {
+        self.tally.one("connections asked for");
+        let life = self.processes[own].life;
+        let psn = Psn::new(self.rng.bits() as u32);
+        let Some(spec) =
+            self.peer(own, life, peer).map(|p| *p.flow.rails()[usize::from(rail.0)].spec())
+        else {
+            return;
+        };
+        // A queue pair that was never connected may be left from before.
+        self.drop_link(network, own, peer, rail);
+        let nic = self.processes[own].nics[usize::from(spec.local_nic)];
+        let Some(qpn) = network.with_machine(nic, |nic, _| nic.create()) else {
+            return network.violate("a NIC has no queue pair left".into());
+        };
+        network.forget_queue_pair(nic, qpn);
+        let end = End { nic, qpn, psn };
+        self.processes[own].by_qpn.insert((nic, qpn), (peer, rail));
+        if let Some(found) = self.peer(own, life, peer) {
+            found.links.insert(rail, Link { epoch, end });
+        }
+        let initiator = Initiator { incarnation: incarnation(own, life), rail: rail.0 };
+        let target = found_incarnation(&self.processes[own], peer);
+        let message = Message::Connect { initiator, epoch, target, nic: spec.peer_nic, end };
+        self.send(network, message);
     }
 
+    /// Destroys the queue pair of a rail, if it has one.
     pub(super) fn drop_link(
         &mut self,
         network: &mut Network<'_>,
@@ -303,6 +364,12 @@ impl Director {
         peer: usize,
         rail: RailId,
     ) {
+        let life = self.processes[own].life;
+        let link = self.peer(own, life, peer).and_then(|found| found.links.remove(&rail));
+        if let Some(Link { end: End { nic, qpn, .. }, .. }) = link {
+            self.processes[own].by_qpn.remove(&(nic, qpn));
+            network.with_machine(nic, |nic, _| nic.destroy(qpn));
+        }
     }
 
     fn ended(&mut self, network: &mut Network<'_>, ended: &Ended) {
