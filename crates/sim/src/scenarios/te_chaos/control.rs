@@ -58,10 +58,204 @@ pub(super) enum Message {
 
 impl Director {
     /// Sends a message, perhaps.
-    pub(super) fn send(&mut self, network: &mut Network<'_>, message: Message) {}
+    pub(super) fn send(&mut self, network: &mut Network<'_>, message: Message) {
+        let trouble = self.phase == Phase::Traffic;
+        for copy in 0..2 {
+            let lost = self.world.control_loss.happens(&mut self.rng);
+            let doubled = self.rng.below(20) == 0;
+            let late = self.rng.below(50) == 0;
+            let limit = Duration::from_millis(if late && trouble { 3000 } else { 5 });
+            let delay = duration(&mut self.rng, limit);
+            if (copy > 0 && !doubled) || (lost && trouble) {
+                continue;
+            }
+            self.plan(network, delay, Event::Message(message));
+        }
+    }
 
-    pub(super) fn receive(&mut self, network: &mut Network<'_>, message: Message) {}
+    pub(super) fn receive(&mut self, network: &mut Network<'_>, message: Message) {
+        network.note(|| format!("control {message:?}"));
+        match message {
+            Message::Connect { initiator, epoch, target, nic, end } => {
+                let Some(own) = self.addressee(network, initiator, target) else { return };
+                let process = &mut self.processes[own];
+                let nic = process.nics[usize::from(nic)];
+                if process.target.connect(initiator, epoch) {
+                    process.wanted.insert(initiator, Wanted { epoch, end, nic });
+                }
+                self.pump_target(network, own);
+            }
+            Message::Fence { initiator, epoch, target } => {
+                let Some(own) = self.addressee(network, initiator, target) else { return };
+                self.processes[own].target.fence(initiator, epoch);
+                self.pump_target(network, own);
+            }
+            Message::Accepted { initiator, epoch, target, end } => {
+                self.accepted(network, initiator, epoch, target, end);
+            }
+            Message::Refused { initiator, epoch, target, floor } => {
+                let now = core_time(network.now());
+                self.tally.one("connections refused");
+                self.answer(network, initiator, target, |flow, rail| {
+                    flow.rail_refused(now, rail, epoch, floor);
+                });
+            }
+            Message::Unable { initiator, epoch, target } => {
+                let now = core_time(network.now());
+                self.tally.one("connections for which there was no room");
+                self.answer(network, initiator, target, |flow, rail| {
+                    flow.rail_down(now, rail, epoch);
+                });
+            }
+            Message::Confirmed { initiator, epoch, target } => {
+                let now = core_time(network.now());
+                self.tally.one("fences confirmed");
+                self.answer(network, initiator, target, |flow, rail| {
+                    flow.fence_confirmed(now, rail, epoch);
+                });
+            }
+            Message::Restarted { initiator, target, present } => {
+                let now = core_time(network.now());
+                self.tally.one("restarts noticed");
+                self.answer(network, initiator, target, |flow, _| {
+                    // Lives only rise: an answer that was late says nothing new.
+                    if present > flow.incarnation() {
+                        flow.peer_restarted(now, present);
+                    }
+                });
+            }
+        }
+    }
+
+    /// The process that a request is for, if it is up; who meant another is told.
+    fn addressee(
+        &mut self,
+        network: &mut Network<'_>,
+        initiator: Initiator,
+        target: u64,
+    ) -> Option<usize> {
+        let (own, _) = life_of(target);
+        let process = &self.processes[own];
+        if !process.up {
+            return None;
+        }
+        let present = incarnation(own, process.life);
+        if present != target {
+            self.send(network, Message::Restarted { initiator, target, present });
+            return None;
+        }
+        Some(own)
+    }
+
+    /// Gives an answer to the flow that asked, if its process is still there.
+    fn answer(
+        &mut self,
+        network: &mut Network<'_>,
+        initiator: Initiator,
+        target: u64,
+        tell: impl FnOnce(
+            &mut millstream_transfer_core::Flow<millstream_transfer_core::Classic>,
+            RailId,
+        ),
+    ) {
+        let ((own, life), (peer, _)) = (life_of(initiator.incarnation), life_of(target));
+        let process = &mut self.processes[own];
+        if process.up
+            && process.life == life
+            && let Some(found) = process.peers.get_mut(&peer)
+        {
+            tell(&mut found.flow, RailId(initiator.rail));
+            self.pump(network, own, peer);
+        }
+    }
+
+    fn accepted(
+        &mut self,
+        network: &mut Network<'_>,
+        initiator: Initiator,
+        epoch: u64,
+        target: u64,
+        end: End,
+    ) {
+        let ((own, life), (peer, _)) = (life_of(initiator.incarnation), life_of(target));
+        let process = &self.processes[own];
+        let rail = RailId(initiator.rail);
+        let found = process.peers.get(&peer).filter(|_| process.up && process.life == life);
+        // Of an answer that comes twice, or too late, nothing becomes.
+        let waits = |link: &&super::process::Link| {
+            let state = found.map(|found| found.flow.rails()[usize::from(rail.0)].state());
+            link.epoch == epoch && state == Some(millstream_transfer_core::RailState::Connecting)
+        };
+        let Some(link) = found.and_then(|found| found.links.get(&rail)).filter(waits) else {
+            return;
+        };
+        let own_end = link.end;
+        let remote = remote(&own_end, &end);
+        let options = self.world.connection;
+        network.with_machine(own_end.nic, |nic, _| nic.connect(own_end.qpn, &remote, &options));
+        self.tally.one("connections made");
+        let now = core_time(network.now());
+        self.answer(network, initiator, target, |flow, rail| flow.rail_up(now, rail, epoch));
+    }
 
     /// Does what the target's side of a process wants.
-    pub(super) fn pump_target(&mut self, network: &mut Network<'_>, own: usize) {}
+    pub(super) fn pump_target(&mut self, network: &mut Network<'_>, own: usize) {
+        let (life, target) = {
+            let process = &self.processes[own];
+            (process.life, incarnation(own, process.life))
+        };
+        while let Some(output) = self.processes[own].target.poll_output() {
+            match output {
+                TargetOutput::Accept { initiator, epoch } => {
+                    let wanted = self.processes[own].wanted.remove(&initiator);
+                    let wanted = wanted.filter(|wanted| wanted.epoch == epoch);
+                    let Some(Wanted { end, nic, .. }) = wanted else {
+                        network.violate(format!("{output:?} was not asked for"));
+                        return;
+                    };
+                    let psn = Psn::new(self.rng.bits() as u32);
+                    let Some(qpn) = network.with_machine(nic, |nic, _| nic.create()) else {
+                        network.violate("a NIC has no queue pair left".into());
+                        return;
+                    };
+                    network.forget_queue_pair(nic, qpn);
+                    let own_end = End { nic, qpn, psn };
+                    let remote = remote(&own_end, &end);
+                    let options = self.world.connection;
+                    network.with_machine(nic, |nic, _| nic.connect(qpn, &remote, &options));
+                    self.processes[own].accepted.insert((initiator, epoch), own_end);
+                    let message = Message::Accepted { initiator, epoch, target, end: own_end };
+                    self.send(network, message);
+                }
+                TargetOutput::Refuse { initiator, epoch, floor } => {
+                    self.send(network, Message::Refused { initiator, epoch, target, floor });
+                }
+                TargetOutput::Full { initiator, epoch } => {
+                    self.send(network, Message::Unable { initiator, epoch, target });
+                }
+                TargetOutput::Close { initiator, epoch } => {
+                    let delay = duration(&mut self.rng, Duration::from_millis(20));
+                    self.plan(network, delay, Event::Closed { own, life, initiator, epoch });
+                }
+                TargetOutput::Confirm { initiator, epoch } => {
+                    // What waited to be accepted and is fenced will not be.
+                    let wanted = &mut self.processes[own].wanted;
+                    wanted.retain(|&other, wanted| other != initiator || wanted.epoch > epoch);
+                    self.send(network, Message::Confirmed { initiator, epoch, target });
+                }
+            }
+        }
+        if !self.processes[own].is_bounded() {
+            network.violate(format!("process {own} keeps more connections than it may"));
+        }
+    }
+}
+
+fn remote(own: &End, other: &End) -> Remote {
+    Remote {
+        address: address(other.nic.0),
+        qpn: other.qpn,
+        send_psn: own.psn,
+        receive_psn: other.psn,
+    }
 }
