@@ -17,12 +17,166 @@ const END: Duration = Duration::from_millis(2010);
 
 impl Director {
     /// Some transfers at once.
-    pub(super) fn burst(&mut self, network: &mut Network<'_>) {}
+    pub(super) fn burst(&mut self, network: &mut Network<'_>) {
+        let own = self.rng.below(PROCESSES as u64) as usize;
+        let mut peer = self.draw_peer(own);
+        for _ in 0..self.rng.between(1, 15) {
+            if self.rng.below(4) == 0 {
+                peer = self.draw_peer(own);
+            }
+            if self.made < self.world.transfers && self.processes[own].up {
+                self.made += 1;
+                self.submit(network, own, peer);
+            }
+        }
+        if self.made < self.world.transfers {
+            // Trouble comes when there is something to trouble.
+            if self.rng.below(3) == 0 {
+                let delay = duration(&mut self.rng, Duration::from_millis(20));
+                self.plan(network, delay, Event::Trouble);
+            }
+            let pause = self.rng.below(BURST_INTERVAL.as_nanos() as u64);
+            self.plan(network, Duration::from_nanos(pause), Event::Burst);
+        }
+        self.ledger.borrow_mut().forget();
+    }
 
-    pub(super) fn cancel(&mut self, network: &mut Network<'_>, user: u64) {}
+    fn draw_peer(&mut self, own: usize) -> usize {
+        (own + self.rng.between(1, PROCESSES as u64 - 1) as usize) % PROCESSES
+    }
+
+    fn submit(&mut self, network: &mut Network<'_>, own: usize, peer: usize) {
+        let rng = &mut self.rng;
+        let opcode = if rng.below(3) == 0 { Opcode::Read } else { Opcode::Write };
+        let (count, piece) = match rng.below(8) {
+            0 => (rng.between(2, 40) as u32, rng.between(1, 3000)),
+            1 => (1, rng.between(1, 200)),
+            2 => (1, rng.between(1, 200_000)),
+            _ => (1, rng.between(1, 30_000)),
+        };
+        let gap = *pick(rng, &[0, 0, 100]);
+        let stride = piece + gap;
+        let listed = rng.below(2) == 0;
+        let deadline = *pick(rng, &[None, None, Some(50), Some(1000), Some(5000)]);
+        let deadline =
+            deadline.map(|millis| network.now() + Duration::from_micros(rng.below(1000 * millis)));
+        let cancel = (rng.below(8) == 0).then(|| duration(rng, Duration::from_millis(500)));
+        let locations = [rng.below(2), rng.below(2)].map(|location| location as u16);
+        let seed = rng.bits();
+        // A process that meets a peer for the first time looks up its present life.
+        let life = self.processes[peer].life;
+        let own_life = self.processes[own].life;
+        let world = &self.world;
+        let found = self.processes[own]
+            .peers
+            .entry(peer)
+            .or_insert_with(|| Peer::new(world, own, peer, life, seed));
+        let (_, peer_life) = super::process::life_of(found.flow.incarnation());
+        let user = self.made;
+        let span = stride * u64::from(count - 1) + piece;
+        let (sink, source) = self.ledger.borrow_mut().open(
+            &mut self.rng,
+            user,
+            opcode,
+            (own, own_life),
+            (peer, peer_life),
+            (span, piece * u64::from(count)),
+        );
+        let (local, remote) = if opcode == Opcode::Write { (source, sink) } else { (sink, source) };
+        let at = |index: u64| Piece {
+            local: local + index * stride,
+            remote: remote + index * stride,
+            length: piece,
+        };
+        let mut list: Vec<Piece> = (0..count.into()).map(at).collect();
+        if seed.is_multiple_of(3) {
+            list.reverse();
+        }
+        let ranges = match count {
+            1 => Ranges::Contiguous(at(0)),
+            _ if listed => Ranges::List(&list),
+            _ => {
+                Ranges::Strided { first: at(0), count, local_stride: stride, remote_stride: stride }
+            }
+        };
+        let request = Request {
+            opcode,
+            ranges,
+            deadline: deadline.map(core_time),
+            incarnation: found.flow.incarnation(),
+            local_location: locations[0],
+            peer_location: locations[1],
+            user,
+        };
+        let submitted: Result<_, SubmitError> = found.flow.submit(&request);
+        let task = match submitted {
+            Ok(task) => task,
+            Err(error) => return network.violate(format!("{request:?}: {error}")),
+        };
+        network.note(|| format!("submit from {own} to {peer}: {request:?}"));
+        self.tally.one("transfers");
+        let limit = deadline.map_or(network.after(LONGEST), |deadline| deadline + END);
+        let last = self.phase == Phase::Last;
+        let transfer = Transfer { initiator: own, target: peer, task, limit, last };
+        self.transfers.insert(user, transfer);
+        let delay = limit.saturating_duration_since(network.now());
+        self.plan(network, delay, Event::Limit { user });
+        if let Some(delay) = cancel.filter(|_| !last) {
+            self.plan(network, delay, Event::Cancel { user });
+        }
+        self.pump(network, own, peer);
+    }
+
+    pub(super) fn cancel(&mut self, network: &mut Network<'_>, user: u64) {
+        let limit = network.after(END);
+        let Some(transfer) = self.transfers.get_mut(&user) else { return };
+        transfer.limit = transfer.limit.min(limit);
+        let (own, peer, task) = (transfer.initiator, transfer.target, transfer.task);
+        let now = core_time(network.now());
+        network.note(|| format!("cancel {user}"));
+        if let Some(found) = self.processes[own].peers.get_mut(&peer) {
+            let transferred = found.flow.progress(task).map(|progress| progress.transferred);
+            let covered = self.ledger.borrow().covered(user);
+            if transferred > covered {
+                network.violate(format!("{transferred:?} bytes of {user}, but {covered:?}"));
+            }
+            found.flow.cancel(now, task);
+        }
+        self.plan(network, END, Event::Limit { user });
+        self.pump(network, own, peer);
+    }
 
     /// Goes on to the next phase when the present one is over.
-    pub(super) fn go_on(&mut self, network: &mut Network<'_>) {}
+    pub(super) fn go_on(&mut self, network: &mut Network<'_>) {
+        match self.phase {
+            Phase::Traffic if self.made >= self.world.transfers && self.troubles == 0 => {
+                self.outages.borrow_mut().over = true;
+                let mut link = self.world.link;
+                link.loss = crate::Probability::NEVER;
+                for index in 0..self.world.nics.iter().map(|&count| usize::from(count)).sum() {
+                    network.set_link(crate::LinkId(index), link);
+                }
+                self.phase = Phase::Calm;
+                self.go_on(network);
+            }
+            Phase::Calm if self.transfers.is_empty() => {
+                self.phase = Phase::Last;
+                for own in 0..PROCESSES {
+                    let peer = (own + 1) % PROCESSES;
+                    let known = self.processes[own].peers.keys().copied();
+                    let peers: Vec<usize> = known.chain([peer]).collect();
+                    for peer in peers {
+                        if self.last.insert((own, peer)) {
+                            let event = Event::LastTransfer { own, peer, tries: 0 };
+                            self.plan(network, Duration::ZERO, event);
+                        }
+                    }
+                }
+            }
+            Phase::Last if self.last.is_empty() => self.phase = Phase::Done,
+            _ => {}
+        }
+    }
 
     pub(super) fn last_transfer(
         &mut self,
@@ -31,6 +185,18 @@ impl Director {
         peer: usize,
         tries: u32,
     ) {
+        if tries > 60 {
+            return network.violate(format!("no transfer from {own} to {peer} after all trouble"));
+        }
+        if self.last.contains(&(own, peer)) {
+            let under_way = |t: &Transfer| (t.initiator, t.target) == (own, peer);
+            if !self.transfers.values().any(under_way) {
+                self.made += 1;
+                self.submit(network, own, peer);
+            }
+            let event = Event::LastTransfer { own, peer, tries: tries + 1 };
+            self.plan(network, Duration::from_secs(2), event);
+        }
     }
 
     pub(super) fn last_ended(
@@ -39,5 +205,14 @@ impl Director {
         transfer: &Transfer,
         ended: &Ended,
     ) {
+        match ended.end {
+            End::Completed => {
+                self.last.remove(&(transfer.initiator, transfer.target));
+            }
+            // A rail may still pause, and a restart not be noticed yet; and packets of before may
+            // still be lost in queues.
+            End::Timeout | End::Failed(Failure::NoRail | Failure::PeerRestarted) => {}
+            _ => network.violate(format!("after all trouble {transfer:?}: {ended:?}")),
+        }
     }
 }
