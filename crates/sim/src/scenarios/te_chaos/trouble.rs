@@ -21,10 +21,126 @@ pub(super) enum Trouble {
 }
 
 impl Director {
-    pub(super) fn trouble(&mut self, network: &mut Network<'_>) {}
+    pub(super) fn trouble(&mut self, network: &mut Network<'_>) {
+        let own = self.rng.below(PROCESSES as u64) as usize;
+        let nic = self.draw_nic(own);
+        match self.rng.below(16) {
+            0..7 => self.flap(network, own, nic),
+            7..11 => {
+                let other = self.draw_nic((own + 1) % PROCESSES);
+                if self.outages.borrow_mut().pairs.insert((nic, other)) {
+                    self.tally.one("paths cut");
+                    self.last_for(network, Trouble::Path(nic, other), Duration::from_secs(10));
+                }
+            }
+            11..13 => self.restart(network, own),
+            _ => self.evict(network, own),
+        }
+    }
 
-    pub(super) fn end_trouble(&mut self, network: &mut Network<'_>, trouble: Trouble) {}
+    fn draw_nic(&mut self, process: usize) -> NodeId {
+        let nics = &self.processes[process].nics;
+        nics[self.rng.below(nics.len() as u64) as usize]
+    }
+
+    fn last_for(&mut self, network: &mut Network<'_>, trouble: Trouble, limit: Duration) {
+        network.note(|| format!("trouble {trouble:?}"));
+        self.troubles += 1;
+        let delay = duration(&mut self.rng, limit);
+        self.plan(network, delay, Event::Over(trouble));
+    }
+
+    /// A NIC goes away for a while; its process hears of it, or not.
+    fn flap(&mut self, network: &mut Network<'_>, own: usize, nic: NodeId) {
+        if !self.outages.borrow_mut().nics.insert(nic) {
+            return;
+        }
+        self.tally.one("NIC flaps");
+        self.last_for(network, Trouble::Nic(nic), Duration::from_secs(10));
+        if self.rng.below(2) == 0 {
+            let now = core_time(network.now());
+            let position = self.processes[own].nics.iter().position(|&other| other == nic);
+            let peers: Vec<usize> = self.processes[own].peers.keys().copied().collect();
+            for peer in peers {
+                let Some(found) = self.processes[own].peers.get_mut(&peer) else { continue };
+                let of_nic = |rail: &millstream_transfer_core::Rail| {
+                    Some(usize::from(rail.spec().local_nic)) == position
+                        && rail.state() == RailState::Up
+                };
+                let rails = found.flow.rails().iter().enumerate();
+                let broken: Vec<(u16, u64)> = rails
+                    .filter(|(_, rail)| of_nic(rail))
+                    .map(|(index, rail)| (index as u16, rail.epoch()))
+                    .collect();
+                for (rail, epoch) in broken {
+                    found.flow.rail_down(now, millstream_transfer_core::RailId(rail), epoch);
+                }
+                self.pump(network, own, peer);
+            }
+        }
+    }
+
+    /// A process is killed, and started again after a while.
+    fn restart(&mut self, network: &mut Network<'_>, own: usize) {
+        if !self.processes[own].up {
+            return;
+        }
+        self.tally.one("processes killed");
+        let life = self.processes[own].life;
+        for nic in self.processes[own].nics.clone() {
+            network.set_up(nic, false);
+        }
+        self.ledger.borrow_mut().crash((own, life));
+        self.transfers.retain(|_, transfer| transfer.initiator != own);
+        let gone = incarnation(own, life);
+        self.processes[own].forget();
+        self.last_for(network, Trouble::Process(own), Duration::from_secs(3));
+        for other in (0..PROCESSES).filter(|&other| other != own) {
+            let delay = Duration::from_secs(1) + duration(&mut self.rng, Duration::from_secs(29));
+            self.plan(network, delay, Event::Gone { own: other, incarnation: gone });
+        }
+    }
+
+    pub(super) fn end_trouble(&mut self, network: &mut Network<'_>, trouble: Trouble) {
+        self.troubles -= 1;
+        match trouble {
+            Trouble::Nic(nic) => {
+                self.outages.borrow_mut().nics.remove(&nic);
+            }
+            Trouble::Path(from, to) => {
+                self.outages.borrow_mut().pairs.remove(&(from, to));
+            }
+            Trouble::Process(own) => {
+                self.processes[own].up = true;
+                for nic in self.processes[own].nics.clone() {
+                    network.set_up(nic, true);
+                }
+            }
+        }
+    }
+
+    /// A process closes a connection that it has accepted, to make room.
+    fn evict(&mut self, network: &mut Network<'_>, own: usize) {
+        let count = self.processes[own].accepted.len() as u64;
+        let index = self.rng.below(count) as usize;
+        let found = self.processes[own].accepted.keys().nth(index).copied();
+        if let Some((initiator, epoch)) = found {
+            self.tally.one("connections evicted");
+            self.processes[own].target.close(initiator, epoch);
+            self.pump_target(network, own);
+        }
+    }
 
     /// A process has asked an initiator in vain whether it is there.
-    pub(super) fn notice_gone(&mut self, network: &mut Network<'_>, own: usize, gone: u64) {}
+    pub(super) fn notice_gone(&mut self, network: &mut Network<'_>, own: usize, gone: u64) {
+        debug_assert!(self.processes[life_of(gone).0].life > life_of(gone).1);
+        let accepted = self.processes[own].accepted.keys();
+        let of_gone: Vec<_> =
+            accepted.filter(|(initiator, _)| initiator.incarnation == gone).copied().collect();
+        for (initiator, epoch) in of_gone {
+            self.tally.one("connections of the dead closed");
+            self.processes[own].target.close(initiator, epoch);
+        }
+        self.pump_target(network, own);
+    }
 }
