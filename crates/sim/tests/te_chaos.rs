@@ -24,6 +24,7 @@ fn whatever_happens() {
         "connections made",
         "connections of the dead closed",
         "connections refused",
+        "control ports silent",
         "ended: canceled",
         "ended: canceled, undefined",
         "ended: completed",

@@ -56,6 +56,20 @@ pub(super) enum Message {
     },
 }
 
+impl Message {
+    /// The two processes that it is between.
+    const fn ends(&self) -> [usize; 2] {
+        let (Self::Connect { initiator, target, .. }
+        | Self::Accepted { initiator, target, .. }
+        | Self::Refused { initiator, target, .. }
+        | Self::Unable { initiator, target, .. }
+        | Self::Fence { initiator, target, .. }
+        | Self::Confirmed { initiator, target, .. }
+        | Self::Restarted { initiator, target, .. }) = self;
+        [life_of(initiator.incarnation).0, life_of(*target).0]
+    }
+}
+
 impl Director {
     /// Sends a message, perhaps.
     pub(super) fn send(&mut self, network: &mut Network<'_>, message: Message) {
@@ -66,7 +80,11 @@ impl Director {
             let late = self.rng.below(50) == 0;
             let limit = Duration::from_millis(if late && trouble { 3000 } else { 5 });
             let delay = duration(&mut self.rng, limit);
-            if (copy > 0 && !doubled) || (lost && trouble) {
+            let silent = {
+                let controls = &self.outages.borrow().controls;
+                message.ends().iter().any(|end| controls.contains(end))
+            };
+            if (copy > 0 && !doubled) || (lost && trouble) || silent {
                 continue;
             }
             self.plan(network, delay, Event::Message(message));

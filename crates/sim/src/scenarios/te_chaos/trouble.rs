@@ -18,6 +18,8 @@ pub(super) enum Trouble {
     Path(NodeId, NodeId),
     /// A process is down.
     Process(usize),
+    /// A process does not answer at its control port.
+    Control(usize),
 }
 
 impl Director {
@@ -33,7 +35,13 @@ impl Director {
                     self.last_for(network, Trouble::Path(nic, other), Duration::from_secs(10));
                 }
             }
-            11..13 => self.restart(network, own),
+            11 => self.restart(network, own),
+            12 | 13 => {
+                if self.outages.borrow_mut().controls.insert(own) {
+                    self.tally.one("control ports silent");
+                    self.last_for(network, Trouble::Control(own), Duration::from_secs(8));
+                }
+            }
             _ => self.evict(network, own),
         }
     }
@@ -109,6 +117,9 @@ impl Director {
             }
             Trouble::Path(from, to) => {
                 self.outages.borrow_mut().pairs.remove(&(from, to));
+            }
+            Trouble::Control(own) => {
+                self.outages.borrow_mut().controls.remove(&own);
             }
             Trouble::Process(own) => {
                 self.processes[own].up = true;

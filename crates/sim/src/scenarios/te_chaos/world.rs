@@ -80,6 +80,8 @@ pub(super) fn address(nic: usize) -> IpAddr {
 pub(super) struct Outages {
     pub(super) nics: BTreeSet<NodeId>,
     pub(super) pairs: BTreeSet<(NodeId, NodeId)>,
+    /// Processes whose control messages are lost.
+    pub(super) controls: BTreeSet<usize>,
     /// No more packets are late.
     pub(super) over: bool,
     pub(super) late_packets: u64,
