@@ -1,0 +1,93 @@
+//! How long a slice takes in a flow: submitted, picked, posted, completed and reported, without any
+//! transport. `cargo run --release -p millstream-transfer-core --example throughput`
+#![allow(clippy::disallowed_methods, reason = "an example is not the sans-IO crate: it measures")]
+
+use std::hint::black_box;
+use std::time::Instant as Clock;
+
+use millstream_transfer_core::{
+    Access, Classic, Config, Flow, Instant, Opcode, Order, Output, Piece, RailSpec, Ranges,
+    Request, SliceId, SliceResult,
+};
+
+/// Requests of a batch.
+const BATCH: u64 = 128;
+
+fn flow(rails: u16) -> Flow<Classic> {
+    let mut flow =
+        Flow::new(Config::default(), Classic::new(Order::RoundRobin, vec![], vec![]), 1, 0);
+    for nic in 0..rails {
+        let spec = RailSpec {
+            local_nic: nic,
+            peer_nic: nic,
+            transport: 0,
+            access: Access::Connection,
+            max_slices: 4096,
+        };
+        flow.add_rail(spec);
+    }
+    flow
+}
+
+/// Nanoseconds of a slice of batches of requests of `length` bytes.
+fn measure(rails: u16, length: u64, deadline: bool, rounds: u64) -> f64 {
+    let mut flow = flow(rails);
+    let start = Clock::now();
+    let (mut slices, mut ended) = (0_u64, 0);
+    let mut posted: Vec<SliceId> = Vec::new();
+    for round in 0..rounds {
+        let now = Instant::from_nanos(start.elapsed().as_nanos() as u64);
+        for index in 0..BATCH {
+            let at = index * length;
+            let request = Request {
+                opcode: Opcode::Write,
+                ranges: Ranges::Contiguous(Piece { local: at, remote: at, length }),
+                deadline: deadline.then(|| Instant::from_nanos(now.nanos() + 30_000_000_000)),
+                incarnation: 1,
+                local_location: 0,
+                peer_location: 0,
+                user: round * BATCH + index,
+            };
+            flow.submit(&request).expect("there are few tasks at a time");
+        }
+        loop {
+            let now = Instant::from_nanos(start.elapsed().as_nanos() as u64);
+            while let Some(output) = flow.poll_output(now) {
+                match output {
+                    Output::Post(post) => posted.push(black_box(post).slice),
+                    Output::Connect { rail, epoch } => flow.rail_up(now, rail, epoch),
+                    Output::Ended(_) => ended += 1,
+                    Output::Abort { .. } | Output::Fence { .. } => {}
+                }
+            }
+            black_box(flow.poll_timeout());
+            if posted.is_empty() {
+                break;
+            }
+            slices += posted.len() as u64;
+            for slice in posted.drain(..) {
+                flow.completed(now, slice, SliceResult::Done);
+            }
+        }
+    }
+    assert_eq!(ended, rounds * BATCH);
+    start.elapsed().as_nanos() as f64 / slices as f64
+}
+
+fn main() {
+    println!("{:>6} {:>9} {:>9} {:>12}", "rails", "bytes", "deadline", "ns a slice");
+    for (rails, length, deadline) in [
+        (1, 64, false),
+        (1, 64, true),
+        (4, 64, false),
+        (4, 64, true),
+        (4, 65_536, false),
+        (4, 1 << 20, false),
+    ] {
+        let rounds = (20_000 * 65_536 / (length * 16).max(65_536)).max(1000);
+        measure(rails, length, deadline, rounds / 10);
+        let mut runs: Vec<f64> = (0..5).map(|_| measure(rails, length, deadline, rounds)).collect();
+        runs.sort_by(f64::total_cmp);
+        println!("{rails:>6} {length:>9} {deadline:>9} {:>12.1}", runs[2]);
+    }
+}
