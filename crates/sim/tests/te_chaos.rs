@@ -40,6 +40,7 @@ fn whatever_happens() {
         "packets: very late",
         "paths cut",
         "processes killed",
+        "processes stopped",
         "restarts noticed",
         "slices: broken",
         "slices: done",

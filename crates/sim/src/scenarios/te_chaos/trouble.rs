@@ -20,6 +20,8 @@ pub(super) enum Trouble {
     Process(usize),
     /// A process does not answer at its control port.
     Control(usize),
+    /// A process stands still.
+    Stopped(usize),
 }
 
 impl Director {
@@ -36,7 +38,8 @@ impl Director {
                 }
             }
             11 => self.restart(network, own),
-            12 | 13 => {
+            12 | 13 => self.stop(network, own),
+            14 => {
                 if self.outages.borrow_mut().controls.insert(own) {
                     self.tally.one("control ports silent");
                     self.last_for(network, Trouble::Control(own), Duration::from_secs(8));
@@ -88,6 +91,22 @@ impl Director {
         }
     }
 
+    /// A process stands still for a while, and then takes all that has arrived. Only as a target: what
+    /// it does by itself goes on.
+    fn stop(&mut self, network: &mut Network<'_>, own: usize) {
+        if !self.outages.borrow_mut().controls.insert(own) {
+            return;
+        }
+        self.tally.one("processes stopped");
+        network.note(|| format!("stop {own}"));
+        let duration = Duration::from_millis(self.rng.between(1, 10_000));
+        let until = network.after(duration);
+        let nics = self.processes[own].nics.iter().map(|&nic| (nic, until));
+        self.outages.borrow_mut().stopped.extend(nics);
+        self.troubles += 1;
+        self.plan(network, duration, Event::Over(Trouble::Stopped(own)));
+    }
+
     /// A process is killed, and started again after a while.
     fn restart(&mut self, network: &mut Network<'_>, own: usize) {
         if !self.processes[own].up {
@@ -120,6 +139,11 @@ impl Director {
             }
             Trouble::Control(own) => {
                 self.outages.borrow_mut().controls.remove(&own);
+            }
+            Trouble::Stopped(own) => {
+                self.outages.borrow_mut().controls.remove(&own);
+                let nics = &self.processes[own].nics;
+                self.outages.borrow_mut().stopped.retain(|nic, _| !nics.contains(nic));
             }
             Trouble::Process(own) => {
                 self.processes[own].up = true;

@@ -1,12 +1,13 @@
 //! What a run is like, drawn from its seed, and the trouble that its network makes.
 
 use std::cell::RefCell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 use core::net::{IpAddr, Ipv4Addr};
 use core::time::Duration;
 
+use millstream_roce::Instant;
 use millstream_transfer_core::Config;
 use millstream_wire::Mtu;
 
@@ -82,6 +83,8 @@ pub(super) struct Outages {
     pub(super) pairs: BTreeSet<(NodeId, NodeId)>,
     /// Processes whose control messages are lost.
     pub(super) controls: BTreeSet<usize>,
+    /// NICs of processes that stand still, and until when: what arrives waits for them.
+    pub(super) stopped: BTreeMap<NodeId, Instant>,
     /// No more packets are late.
     pub(super) over: bool,
     pub(super) late_packets: u64,
@@ -105,6 +108,9 @@ impl Rule for Weather {
             || outages.pairs.contains(&(from, to))
         {
             return Verdict::Drop;
+        }
+        if let Some(until) = outages.stopped.get(&to) {
+            return Verdict::Delay(until.saturating_duration_since(packet.now));
         }
         if late && !outages.over {
             outages.late_packets += 1;
