@@ -58,6 +58,13 @@ pub(super) enum Event {
         own: usize,
         incarnation: u64,
     },
+    /// A completion is told again.
+    Echo {
+        own: usize,
+        peer: usize,
+        life: u32,
+        id: u64,
+    },
     LastTransfer {
         own: usize,
         peer: usize,
@@ -197,6 +204,11 @@ impl Director {
             Event::Trouble => self.trouble(network),
             Event::Over(trouble) => self.end_trouble(network, trouble),
             Event::Gone { own, incarnation } => self.notice_gone(network, own, incarnation),
+            Event::Echo { own, peer, life, id } => {
+                let Some(found) = self.peer(own, life, peer) else { return };
+                found.flow.completed(now, SliceId::from_bits(id), SliceResult::Done);
+                self.pump(network, own, peer);
+            }
             Event::LastTransfer { own, peer, tries } => {
                 self.last_transfer(network, own, peer, tries);
             }
@@ -244,6 +256,11 @@ impl Director {
                 self.tally.one(name);
                 found.flow.completed(now, SliceId::from_bits(completion.id), result);
                 touched.insert((own, peer));
+                if result == SliceResult::Done && self.rng.below(100) == 0 {
+                    let (life, id) = (self.processes[own].life, completion.id);
+                    let delay = duration(&mut self.rng, Duration::from_millis(20));
+                    self.plan(network, delay, Event::Echo { own, peer, life, id });
+                }
             }
         }
         touched
