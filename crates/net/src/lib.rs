@@ -34,6 +34,8 @@ mod prefetch;
 pub mod probe;
 mod progress;
 mod shared_address;
+#[cfg(not(millstream_loom))]
+pub mod shared_memory;
 mod socket;
 #[cfg_attr(millstream_loom, path = "model/sync.rs")]
 mod sync;

@@ -9,7 +9,7 @@ use std::ptr;
 const MOST: usize = 253;
 
 /// Sends a message with descriptors now, or not at all.
-pub(super) fn send(
+pub(crate) fn send(
     socket: BorrowedFd<'_>,
     bytes: &[u8],
     descriptors: &[BorrowedFd<'_>],
@@ -51,16 +51,16 @@ pub(super) fn send(
 }
 
 /// What came.
-pub(super) struct Message {
+pub(crate) struct Message {
     /// Bytes of the message; 0 when the other end has closed.
-    pub(super) length: usize,
+    pub(crate) length: usize,
     /// There were more descriptors than this process may have.
-    pub(super) descriptors_missing: bool,
-    pub(super) descriptors: Vec<OwnedFd>,
+    pub(crate) descriptors_missing: bool,
+    pub(crate) descriptors: Vec<OwnedFd>,
 }
 
 /// Receives a message that is there, with its descriptors. Of a longer one, the rest is lost.
-pub(super) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<Message> {
+pub(crate) fn receive(socket: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<Message> {
     let mut iovec = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
     let mut control = control_buffer();
     // SAFETY: plain old data, of which zeros are a valid value.

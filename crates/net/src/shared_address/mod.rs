@@ -13,7 +13,7 @@
 //! docs/shared-address.md says what becomes of each kind of datagram.
 
 mod admission;
-mod descriptors;
+pub(crate) mod descriptors;
 mod hand_over;
 mod steering;
 mod steward;

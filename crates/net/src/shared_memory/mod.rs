@@ -1,0 +1,9 @@
+//! Memory that processes of one user on one host read and write directly.
+
+mod host;
+mod memory;
+mod process;
+
+pub use host::Host;
+pub use memory::SharedMemory;
+pub use process::ProcessError;
