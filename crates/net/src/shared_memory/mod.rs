@@ -3,7 +3,9 @@
 mod host;
 mod memory;
 mod process;
+mod table;
 
 pub use host::Host;
 pub use memory::SharedMemory;
 pub use process::ProcessError;
+pub use table::{Key, MAX_ENTRIES};
