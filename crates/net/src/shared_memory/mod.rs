@@ -2,6 +2,7 @@
 
 mod host;
 mod memory;
+mod presence;
 mod process;
 mod table;
 
