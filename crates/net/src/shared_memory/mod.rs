@@ -1,11 +1,14 @@
 //! Memory that processes of one user on one host read and write directly.
 
+mod copy;
 mod host;
 mod memory;
+mod message;
 mod presence;
 mod process;
 mod table;
 
+pub use copy::copy;
 pub use host::Host;
 pub use memory::SharedMemory;
 pub use process::ProcessError;
