@@ -1,0 +1,404 @@
+//! The side that reads and writes another process's memory.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use socket2::{Domain, Socket, Type};
+use thiserror::Error;
+
+use super::copy::{self, Way};
+use super::memory::{Access, Mapping};
+use super::message::{self, Message, Refusal};
+use super::offer::socket_address;
+use super::presence::{Presence, Words};
+use super::process::{Credentials, Process, ProcessError, own_start_time, own_user};
+use super::table::{Entry, Key, TableView};
+use crate::shared_address::descriptors;
+use crate::socket::wait;
+
+/// How long a peer is waited for. It answers at once, unless it is stopped.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Why a process does not share its memory with us.
+#[derive(Debug, Error)]
+pub enum ConnectError {
+    /// Nobody has the socket.
+    #[error("no process listens at its socket: it has ended")]
+    Nobody,
+    /// It does not answer, as one that is stopped.
+    #[error("its process does not answer")]
+    NoAnswer,
+    /// Memory is shared among the processes of one user only.
+    #[error("it belongs to another user: ours is {own}, and its is {user}")]
+    OtherUser {
+        /// Our user's number.
+        own: u32,
+        /// Its user's number.
+        user: u32,
+    },
+    /// It refused us.
+    #[error("it refused: {0}")]
+    Refused(&'static str),
+    /// Its process is not to be found.
+    #[error(transparent)]
+    Process(#[from] ProcessError),
+    /// What it says makes no sense to this version.
+    #[error("what it says makes no sense to this version: {0}")]
+    Strange(String),
+    /// The system refuses something.
+    #[error("{operation}: {error}")]
+    System {
+        /// What.
+        operation: &'static str,
+        /// Why.
+        error: io::Error,
+    },
+}
+
+/// Why memory of a peer cannot be accessed (any more).
+#[derive(Debug, Error)]
+pub enum AccessError {
+    /// Its process has ended.
+    #[error("its process has ended")]
+    Ended,
+    /// It is not registered there, or not all of it.
+    #[error("the memory is not registered there any more")]
+    Unregistered,
+    /// It does not send the memory's descriptor.
+    #[error("its process does not answer")]
+    NoAnswer,
+    /// It cannot be mapped, or copied to or from.
+    #[error("{operation}: {error}")]
+    System {
+        /// What was tried.
+        operation: &'static str,
+        /// Why it failed.
+        error: io::Error,
+    },
+}
+
+/// Another process that has let us in.
+#[derive(Debug)]
+pub struct Peer {
+    process: Process,
+    table: TableView,
+    presence: Presence,
+    words: Words,
+    socket: Mutex<Socket>,
+    /// Why its user's own memory cannot be accessed, if so.
+    obstacle: Option<String>,
+    regions: RwLock<HashMap<Key, Arc<Region>>>,
+}
+
+/// Memory of a peer that we can access.
+#[derive(Debug)]
+pub struct Region {
+    key: Key,
+    entry: Entry,
+    mapping: Option<Mapping>,
+}
+
+impl Peer {
+    /// Asks the process that listens at this socket, whose incarnation must be this, to let us in. Waits
+    /// for a second at most.
+    pub fn connect(socket: &str, incarnation: u64) -> Result<Self, ConnectError> {
+        let failed = |operation| move |error| ConnectError::System { operation, error };
+        let name = socket_address(socket).map_err(failed("its socket's name"))?;
+        let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None)
+            .and_then(|socket| socket.set_nonblocking(true).map(|()| socket))
+            .map_err(failed("socket(AF_UNIX)"))?;
+        socket.connect(&name).map_err(|error| match error.kind() {
+            io::ErrorKind::ConnectionRefused => ConnectError::Nobody,
+            io::ErrorKind::WouldBlock => ConnectError::NoAnswer,
+            _ => ConnectError::System { operation: "connect", error },
+        })?;
+        // Of the process that listens: an abstract name can be taken by anybody.
+        let credentials = Credentials::of_peer(socket.as_fd()).map_err(failed("SO_PEERCRED"))?;
+        let own = own_user();
+        if credentials.user != own {
+            return Err(ConnectError::OtherUser { own, user: credentials.user });
+        }
+        let started = own_start_time().map_err(failed("reading /proc/self/stat"))?;
+        let hello = Message::Hello { incarnation, started };
+        descriptors::send(socket.as_fd(), &hello.emit(), &[]).map_err(failed("sendmsg"))?;
+        let (answer, files) = match receive(&socket, Instant::now() + ANSWER_PATIENCE) {
+            Ok(Some(received)) => received,
+            Ok(None) => return Err(ConnectError::NoAnswer),
+            Err(error) => return Err(ConnectError::Strange(error.to_string())),
+        };
+        let (started, canary, canary_address) = match answer {
+            Message::Welcome { incarnation: its, started, canary, canary_address }
+                if its == incarnation =>
+            {
+                (started, canary, canary_address)
+            }
+            Message::Refusal(refusal) => return Err(refused(refusal)),
+            _ => return Err(ConnectError::Strange("no welcome".to_owned())),
+        };
+        let process = Process::open(credentials.pid, started)?;
+        let [table, presence] = files.as_slice() else {
+            return Err(ConnectError::Strange(format!("{} descriptors", files.len())));
+        };
+        let strange = |error: io::Error| ConnectError::Strange(error.to_string());
+        let mut peer = Self {
+            table: TableView::adopt(table.as_fd()).map_err(strange)?,
+            presence: Presence::adopt(presence.as_fd()).map_err(strange)?,
+            process,
+            words: Words::default(),
+            socket: Mutex::new(socket),
+            obstacle: None,
+            regions: RwLock::default(),
+        };
+        peer.obstacle = peer.try_canary(canary, canary_address).err();
+        Ok(peer)
+    }
+
+    /// Reads and writes a number of it by process_vm_readv(2) and process_vm_writev(2); why that does
+    /// not work, if so.
+    fn try_canary(&self, canary: u64, address: u64) -> Result<(), String> {
+        let found = AtomicU64::new(!canary);
+        for way in [Way::Read, Way::Write] {
+            let local = found.as_ptr().cast();
+            // SAFETY: the eight bytes of `found`.
+            let copied = unsafe {
+                copy::process_copy(way, self.process.pid(), local, address, size_of::<u64>())
+            };
+            copied.map_err(|error| forbidden(&error))?;
+            if found.load(Ordering::Relaxed) != canary {
+                return Err("what was read of its memory is not what it has there".to_owned());
+            }
+        }
+        Ok(())
+    }
+
+    /// Its process number.
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
+    /// Whether its process is still there.
+    pub fn is_alive(&self) -> bool {
+        self.process.is_alive()
+    }
+
+    /// Why memory registered by this key cannot be accessed, as far as can be said without asking.
+    pub fn obstacle(&self, key: Key) -> Option<String> {
+        let entry = self.table.entry(key)?;
+        if entry.mappable { None } else { self.obstacle.clone() }
+    }
+
+    /// The memory registered by this key, if it was opened before.
+    pub fn region(&self, key: Key) -> Option<Arc<Region>> {
+        self.regions.read().unwrap_or_else(PoisonError::into_inner).get(&key).cloned()
+    }
+
+    /// Opens the memory registered by this key. Asks for its descriptor, and waits for a second at most.
+    pub fn open(&self, key: Key) -> Result<Arc<Region>, AccessError> {
+        // One at a time asks.
+        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(region) = self.region(key) {
+            return Ok(region);
+        }
+        let entry = self.table.entry(key).ok_or_else(|| self.gone())?;
+        let mapping = if entry.mappable { Some(self.map(&socket, key)?) } else { None };
+        if mapping.as_ref().is_some_and(|mapping| (mapping.length() as u64) < entry.length) {
+            return Err(AccessError::Unregistered);
+        }
+        let region = Arc::new(Region { key, entry, mapping });
+        let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
+        // Those that were unregistered since need not stay mapped.
+        regions.retain(|&key, _| self.table.is_registered(key));
+        regions.insert(key, Arc::clone(&region));
+        Ok(region)
+    }
+
+    fn map(&self, socket: &Socket, key: Key) -> Result<Mapping, AccessError> {
+        let failed = |operation| move |error| AccessError::System { operation, error };
+        let ask = Message::Map { key: key.0 };
+        descriptors::send(socket.as_fd(), &ask.emit(), &[]).map_err(|_| self.gone())?;
+        let deadline = Instant::now() + ANSWER_PATIENCE;
+        loop {
+            let received = receive(socket, deadline).map_err(|_| self.gone())?;
+            let (answer, files) = received.ok_or(AccessError::NoAnswer)?;
+            match answer {
+                Message::Mapped { key: its, found } if its == key.0 => {
+                    let file = files.first().filter(|_| found).ok_or(AccessError::Unregistered)?;
+                    return Mapping::adopt(file.as_fd(), Access::ReadWrite)
+                        .map_err(failed("mapping its memory"));
+                }
+                // To a question that was given up.
+                _ => {}
+            }
+        }
+    }
+
+    /// Why something is not there.
+    fn gone(&self) -> AccessError {
+        if self.is_alive() { AccessError::Unregistered } else { AccessError::Ended }
+    }
+
+    /// Begins to access memory: until the result is dropped, its owner waits if it takes the memory
+    /// back. `Ok(None)` when too many threads are at it already.
+    pub fn enter<'a>(&'a self, region: &'a Region) -> Result<Option<Visit<'a>>, AccessError> {
+        // Of memory that is mapped, the number of the process does not matter.
+        if region.mapping.is_none() && !self.is_alive() {
+            return Err(AccessError::Ended);
+        }
+        let Some(word) = self.words.take() else { return Ok(None) };
+        if self.presence.enter(word, region.key, &self.table) {
+            return Ok(Some(Visit { peer: self, region, word }));
+        }
+        self.words.give_back(word);
+        Err(self.gone())
+    }
+}
+
+/// A thread of ours that accesses memory of a peer.
+#[derive(Debug)]
+pub struct Visit<'a> {
+    peer: &'a Peer,
+    region: &'a Region,
+    word: u32,
+}
+
+impl Visit<'_> {
+    /// Copies from here to an address of the peer.
+    ///
+    /// # Safety
+    /// All bytes of the range here must be mapped, and no reference may be held to them that conflicts
+    /// with reading them.
+    pub unsafe fn write(
+        &self,
+        source: *const u8,
+        target: u64,
+        length: usize,
+    ) -> Result<(), AccessError> {
+        match self.place(target, length)? {
+            // SAFETY: what is here is the caller's promise. What is there was found in the mapping.
+            Some(target) => unsafe { copy::copy(source, target, length) },
+            // SAFETY: the caller promises it.
+            None => unsafe { self.process_copy(Way::Write, source.cast_mut(), target, length)? },
+        }
+        Ok(())
+    }
+
+    /// Copies from an address of the peer to here.
+    ///
+    /// # Safety
+    /// All bytes of the range here must be mapped and writable, and no reference may be held to them that
+    /// conflicts with writing them.
+    pub unsafe fn read(
+        &self,
+        destination: *mut u8,
+        target: u64,
+        length: usize,
+    ) -> Result<(), AccessError> {
+        match self.place(target, length)? {
+            // SAFETY: as in `write`.
+            Some(target) => unsafe { copy::copy(target, destination, length) },
+            // SAFETY: the caller promises it.
+            None => unsafe { self.process_copy(Way::Read, destination, target, length)? },
+        }
+        Ok(())
+    }
+
+    /// What was copied before this counts: the memory was its process's all the time.
+    pub fn confirm(&self) -> Result<(), AccessError> {
+        if self.peer.is_alive() { Ok(()) } else { Err(AccessError::Ended) }
+    }
+
+    /// Where an address of the peer is mapped here, or `None` when it is not mapped.
+    fn place(&self, target: u64, length: usize) -> Result<Option<*mut u8>, AccessError> {
+        let Entry { address, length: all, .. } = self.region.entry;
+        let offset = target.checked_sub(address).ok_or(AccessError::Unregistered)?;
+        if offset.checked_add(length as u64).is_none_or(|end| end > all) {
+            return Err(AccessError::Unregistered);
+        }
+        let Some(mapping) = &self.region.mapping else { return Ok(None) };
+        // Once more, against what is really mapped: the table is another process's word.
+        mapping.range(offset, length).map(Some).ok_or(AccessError::Unregistered)
+    }
+
+    /// # Safety
+    /// As [`copy::process_copy`].
+    unsafe fn process_copy(
+        &self,
+        way: Way,
+        local: *mut u8,
+        remote: u64,
+        length: usize,
+    ) -> Result<(), AccessError> {
+        // SAFETY: the caller promises it.
+        let copied =
+            unsafe { copy::process_copy(way, self.peer.process.pid(), local, remote, length) };
+        copied.map_err(|error| match error.raw_os_error() {
+            Some(libc::ESRCH) => AccessError::Ended,
+            _ if !self.peer.is_alive() => AccessError::Ended,
+            _ => {
+                let operation = match way {
+                    Way::Write => "process_vm_writev",
+                    Way::Read => "process_vm_readv",
+                };
+                AccessError::System { operation, error }
+            }
+        })
+    }
+}
+
+impl Drop for Visit<'_> {
+    fn drop(&mut self) {
+        self.peer.presence.leave(self.word, self.region.key, &self.peer.table);
+        self.peer.words.give_back(self.word);
+    }
+}
+
+type Received = (Message, Vec<std::os::fd::OwnedFd>);
+
+/// The next message; `None` when none comes in time.
+fn receive(socket: &Socket, deadline: Instant) -> io::Result<Option<Received>> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if !wait(socket.as_fd(), libc::POLLIN, left)? {
+        return Ok(None);
+    }
+    let mut bytes = [0; message::LENGTH + 1];
+    let received = descriptors::receive(socket.as_fd(), &mut bytes)?;
+    let strange = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
+    if received.descriptors_missing {
+        return Err(strange("this process may have no more descriptors (ulimit -n)"));
+    }
+    if received.length == 0 {
+        return Err(strange("it closed the connection"));
+    }
+    let message = bytes.get(..received.length).and_then(Message::parse);
+    message
+        .map(|message| Some((message, received.descriptors)))
+        .ok_or_else(|| strange("no message"))
+}
+
+fn refused(refusal: Refusal) -> ConnectError {
+    ConnectError::Refused(match refusal {
+        Refusal::OtherUser => "we are another user",
+        Refusal::OtherIncarnation => "it is another process than the one that was meant",
+        Refusal::TooMany => "it has let in as many processes as it can",
+        Refusal::NoProcess => "it does not see our process (another PID namespace?)",
+    })
+}
+
+/// Why the kernel does not let us at another process's memory, and what to do (ptrace(2), "Ptrace access
+/// mode checking").
+fn forbidden(error: &io::Error) -> String {
+    match error.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => {
+            "the kernel forbids process_vm_writev on it: kernel.yama.ptrace_scope must be 0, or this \
+             process have CAP_SYS_PTRACE, and its process be dumpable; memory that its engine allocates \
+             needs neither"
+                .to_owned()
+        }
+        Some(libc::ENOSYS) => "process_vm_writev is forbidden here (seccomp?)".to_owned(),
+        _ => format!("process_vm_writev on it: {error}"),
+    }
+}
