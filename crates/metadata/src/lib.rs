@@ -37,6 +37,7 @@ pub use message::{Notify, Probe};
 pub use name::{DEFAULT_HANDSHAKE_PORT, HostPort, NameError, NicPath};
 pub use segment::{
     BufferDesc, DescriptorError, DeviceDesc, MAX_BUFFERS, MAX_DEVICES, PriorityMatrix, SegmentDesc,
+    SharedMemoryDesc,
 };
 pub use server::{Handler, Server, ServerConfig};
 pub use store::{P2P_HANDSHAKE, PeerToPeer, RpcMeta, Store, StoreError};

@@ -13,6 +13,9 @@ pub const MAX_DEVICES: usize = 256;
 /// The most buffers that a descriptor may list.
 pub const MAX_BUFFERS: usize = 65_536;
 
+/// The longest name of a socket in the abstract namespace (unix(7)), without the zero in front.
+const MAX_SOCKET: usize = 107;
+
 /// For each location (`cpu:0`, `cuda:1`) the names of the preferred devices and of those that
 /// also work.
 pub type PriorityMatrix = BTreeMap<String, (Vec<String>, Vec<String>)>;
@@ -39,6 +42,9 @@ pub struct SegmentDesc {
     /// Which devices are near to which memory.
     #[serde(default, deserialize_with = "null_is_default")]
     pub priority_matrix: PriorityMatrix,
+    /// How processes on its host share its memory; Mooncake does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shm: Option<SharedMemoryDesc>,
     /// Which start of its process this is, as in the handshake; Mooncake does not say. Addresses
     /// and keys mean nothing to another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -46,6 +52,19 @@ pub struct SegmentDesc {
     /// When it was written, for people.
     #[serde(default, deserialize_with = "null_is_default")]
     pub timestamp: String,
+}
+
+/// Where a segment's process lets others at its memory.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct SharedMemoryDesc {
+    /// The kernel's random number of the start of the machine.
+    pub boot_id: String,
+    /// The inode of the process's PID namespace.
+    pub pid_namespace: u64,
+    /// The inode of its network namespace.
+    pub network_namespace: u64,
+    /// The name of its socket in the abstract namespace, without the zero in front.
+    pub socket: String,
 }
 
 /// A device of a segment.
@@ -79,6 +98,9 @@ pub struct BufferDesc {
     /// Its local keys, one for each device.
     #[serde(default, deserialize_with = "null_is_default")]
     pub lkey: Vec<u32>,
+    /// Its key for processes on the same host ([`SegmentDesc::shm`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub shm_key: Option<u64>,
 }
 
 impl BufferDesc {
@@ -148,6 +170,11 @@ impl SegmentDesc {
         if let Some(index) = self.devices.iter().position(|device| device.name.is_empty()) {
             return Some(format!("device {index} has no name"));
         }
+        if let Some(shm) = &self.shm
+            && (shm.socket.is_empty() || shm.socket.len() > MAX_SOCKET || shm.socket.contains('\0'))
+        {
+            return Some("the name of its socket for shared memory is none".to_owned());
+        }
         self.buffers.iter().enumerate().find_map(|(index, buffer)| {
             let what = if buffer.name.is_empty() {
                 "has no name"
@@ -197,12 +224,14 @@ mod tests {
                 length: 65_536,
                 rkey: vec![257],
                 lkey: vec![257],
+                shm_key: None,
             }],
             priority_matrix: [(
                 "cpu:0".to_owned(),
                 (vec!["soft-127.0.0.1".to_owned()], Vec::new()),
             )]
             .into(),
+            shm: None,
             incarnation: None,
             timestamp: "2026-11-21 01:49:20.352931".to_owned(),
         }
@@ -214,6 +243,24 @@ mod tests {
     fn json_both_ways() {
         assert_eq!(String::from_utf8(example().to_json()).unwrap(), EXAMPLE);
         assert_eq!(SegmentDesc::from_json(EXAMPLE.as_bytes()).unwrap(), example());
+    }
+
+    #[test]
+    fn shared_memory_has_keys_of_its_own() {
+        let mut descriptor = example();
+        descriptor.buffers[0].shm_key = Some(u64::MAX);
+        descriptor.shm = Some(SharedMemoryDesc {
+            boot_id: "b".to_owned(),
+            pid_namespace: 1,
+            network_namespace: 2,
+            socket: "s".to_owned(),
+        });
+        assert_eq!(SegmentDesc::from_json(&descriptor.to_json()).unwrap(), descriptor);
+        for socket in [String::new(), "a\0b".to_owned(), "x".repeat(108)] {
+            descriptor.shm.as_mut().unwrap().socket = socket;
+            let error = SegmentDesc::from_json(&descriptor.to_json()).unwrap_err().to_string();
+            assert!(error.contains("socket for shared memory"), "{error}");
+        }
     }
 
     #[test]

@@ -398,7 +398,8 @@ impl Inner {
                 .map(|keys| (keys.keys.to_vec(), keys.remote_keys.to_vec()))
                 .unwrap_or_default();
             let name = region.location.clone();
-            descriptor.buffers.push(BufferDesc { name, addr, length, rkey, lkey });
+            let buffer = BufferDesc { name, addr, length, rkey, lkey, ..BufferDesc::default() };
+            descriptor.buffers.push(buffer);
         }
         drop(regions);
         self.store.publish_segment(&descriptor)?;

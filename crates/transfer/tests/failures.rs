@@ -277,6 +277,7 @@ impl Handler for FakePeer {
                 length: 4096,
                 rkey: vec![1],
                 lkey: vec![1],
+                ..BufferDesc::default()
             };
             let descriptor = SegmentDesc {
                 name: self.name.get()?.clone(),
