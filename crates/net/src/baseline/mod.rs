@@ -1,7 +1,8 @@
 //! What this machine can do without us, as a measure of what we do: a plain UDP stream, a TCP
-//! stream and a TCP ping-pong over loopback, and a copy of memory.
+//! stream and a TCP ping-pong over loopback, and copies of memory.
 
 mod ping_pong;
+mod process_copy;
 mod tcp_stream;
 mod udp_stream;
 
@@ -10,6 +11,7 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 pub use ping_pong::{PingPongReport, tcp_echo, tcp_ping_pong};
+pub use process_copy::{CopyDirection, block_copy, process_copy};
 pub use tcp_stream::{TcpReport, tcp_stream};
 pub use udp_stream::{StreamReport, udp_streams};
 

@@ -1,0 +1,157 @@
+//! Copies in blocks, within a process and to or from another one.
+
+use std::hint::black_box;
+use std::io;
+use std::ptr;
+use std::time::Duration;
+
+use super::{CopyReport, Usage};
+
+/// Which way [`process_copy`] goes.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum CopyDirection {
+    /// process_vm_readv(2).
+    Read,
+    /// process_vm_writev(2).
+    Write,
+}
+
+/// Copies so many bytes in blocks of this length, again and again for `duration`, on this thread.
+pub fn block_copy(duration: Duration, block: usize, working_set: usize) -> io::Result<CopyReport> {
+    let blocks = blocks(block, working_set)?;
+    let source = vec![1_u8; working_set];
+    let mut destination = vec![2_u8; working_set];
+    repeat(duration, block, blocks, |at| {
+        destination[at..at + block].copy_from_slice(black_box(&source[at..at + block]));
+        black_box(&mut destination);
+        Ok(())
+    })
+}
+
+/// The same between this process and another one, a system call a block.
+pub fn process_copy(
+    duration: Duration,
+    direction: CopyDirection,
+    block: usize,
+    working_set: usize,
+) -> io::Result<CopyReport> {
+    let blocks = blocks(block, working_set)?;
+    let mut here = vec![1_u8; working_set];
+    let there = Other::start(working_set)?;
+    let mut copy = |at: usize| {
+        let local = libc::iovec { iov_base: here[at..].as_mut_ptr().cast(), iov_len: block };
+        let remote = libc::iovec { iov_base: there.memory.wrapping_add(at).cast(), iov_len: block };
+        // SAFETY: the piece here is borrowed exclusively; the kernel checks the one there.
+        let copied = unsafe {
+            let (local, remote) = (&raw const local, &raw const remote);
+            match direction {
+                CopyDirection::Read => libc::process_vm_readv(there.pid, local, 1, remote, 1, 0),
+                CopyDirection::Write => libc::process_vm_writev(there.pid, local, 1, remote, 1, 0),
+            }
+        };
+        match usize::try_from(copied) {
+            Ok(copied) if copied == block => Ok(()),
+            Ok(_) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
+            Err(_) => Err(io::Error::last_os_error()),
+        }
+    };
+    // The kernel gives the other process its pages.
+    for index in 0..blocks {
+        copy(index * block)?;
+    }
+    repeat(duration, block, blocks, copy)
+}
+
+fn blocks(block: usize, working_set: usize) -> io::Result<usize> {
+    match working_set.checked_div(block) {
+        Some(blocks) if blocks > 0 => Ok(blocks),
+        _ => Err(io::ErrorKind::InvalidInput.into()),
+    }
+}
+
+/// Calls `copy` with the place of one block after the other.
+fn repeat(
+    duration: Duration,
+    block: usize,
+    blocks: usize,
+    mut copy: impl FnMut(usize) -> io::Result<()>,
+) -> io::Result<CopyReport> {
+    // Time is looked at now and then only.
+    let turn = 65_536_usize.div_ceil(block);
+    let usage = Usage::start();
+    let (mut index, mut done) = (0, 0);
+    loop {
+        for _ in 0..turn {
+            copy(index * block)?;
+            index = (index + 1) % blocks;
+            done += 1;
+        }
+        let elapsed = usage.started_at().elapsed();
+        if elapsed >= duration {
+            return Ok(CopyReport { bytes: done * block as u64, elapsed, cpu: usage.cpu() });
+        }
+    }
+}
+
+/// A process that does nothing, and ends with us.
+struct Other {
+    pid: libc::pid_t,
+    memory: *mut u8,
+    length: usize,
+}
+
+impl Other {
+    fn start(length: usize) -> io::Result<Self> {
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a new mapping, which touches none that is there.
+        let memory = unsafe { libc::mmap(ptr::null_mut(), length, protection, flags, -1, 0) };
+        if memory == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: of one with threads: the child calls nothing but what signal handlers may call.
+        let pid = unsafe { libc::fork() };
+        if pid == 0 {
+            loop {
+                // SAFETY: no pointers. The mapping is the child's own copy of nothing.
+                unsafe {
+                    libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL);
+                    libc::pause();
+                }
+            }
+        }
+        let other = Self { pid, memory: memory.cast(), length };
+        if pid < 0 { Err(io::Error::last_os_error()) } else { Ok(other) }
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        // SAFETY: our own child, which was not waited for, and our own mapping, that only it uses.
+        unsafe {
+            if self.pid > 0 {
+                libc::kill(self.pid, libc::SIGKILL);
+                libc::waitpid(self.pid, ptr::null_mut(), 0);
+            }
+            libc::munmap(self.memory.cast(), self.length);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_copied_at_least_once() {
+        let report = block_copy(Duration::ZERO, 4096, 1 << 20).unwrap();
+        assert_eq!(report.bytes, 64 << 10);
+        for direction in [CopyDirection::Read, CopyDirection::Write] {
+            let report = process_copy(Duration::ZERO, direction, 1 << 20, 1 << 20).unwrap();
+            assert_eq!(report.bytes, 1 << 20);
+            assert!(report.gb_per_s() > 0.0);
+        }
+        assert!(block_copy(Duration::ZERO, 0, 1 << 20).is_err());
+        assert!(process_copy(Duration::ZERO, CopyDirection::Read, 2 << 20, 1 << 20).is_err());
+    }
+}
