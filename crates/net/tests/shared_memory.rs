@@ -12,7 +12,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use millstream_net::shared_memory::{
-    AccessError, ConnectError, Key, Offer, PATIENCE, Peer, Region, Registration, SharedMemory,
+    AccessError, Caching, ConnectError, Key, Offer, PATIENCE, Peer, Region, Registration,
+    SharedMemory,
 };
 
 /// Set in processes that this test starts: what they do.
@@ -74,14 +75,14 @@ impl Offered {
 fn write(peer: &Peer, region: &Region, target: u64, bytes: &[u8]) -> Result<(), AccessError> {
     let visit = peer.enter(region)?.expect("a word is free");
     // SAFETY: from a slice.
-    unsafe { visit.write(bytes.as_ptr(), target, bytes.len())? };
+    unsafe { visit.write(bytes.as_ptr(), target, bytes.len(), Caching::Around)? };
     visit.confirm()
 }
 
 fn read(peer: &Peer, region: &Region, target: u64, bytes: &mut [u8]) -> Result<(), AccessError> {
     let visit = peer.enter(region)?.expect("a word is free");
     // SAFETY: to a slice.
-    unsafe { visit.read(bytes.as_mut_ptr(), target, bytes.len())? };
+    unsafe { visit.read(bytes.as_mut_ptr(), target, bytes.len(), Caching::Through)? };
     visit.confirm()
 }
 

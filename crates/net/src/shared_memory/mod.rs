@@ -23,7 +23,7 @@ mod presence;
 mod process;
 mod table;
 
-pub use copy::copy;
+pub use copy::{Caching, copy};
 pub use host::Host;
 pub use memory::SharedMemory;
 pub use offer::{InUse, MAX_USERS, Offer, OfferError, PATIENCE, Registration, TableFull};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, Socket, Type};
 use thiserror::Error;
 
-use super::copy::{self, Way};
+use super::copy::{self, Caching, Way};
 use super::memory::{Access, Mapping};
 use super::message::{self, Message, Refusal};
 use super::offer::socket_address;
@@ -266,7 +266,8 @@ pub struct Visit<'a> {
 }
 
 impl Visit<'_> {
-    /// Copies from here to an address of the peer.
+    /// Copies from here to an address of the peer. How it goes about caches, the kernel decides where it
+    /// copies.
     ///
     /// # Safety
     /// All bytes of the range here must be mapped, and no reference may be held to them that conflicts
@@ -276,10 +277,11 @@ impl Visit<'_> {
         source: *const u8,
         target: u64,
         length: usize,
+        caching: Caching,
     ) -> Result<(), AccessError> {
         match self.place(target, length)? {
             // SAFETY: what is here is the caller's promise. What is there was found in the mapping.
-            Some(target) => unsafe { copy::copy(source, target, length) },
+            Some(target) => unsafe { copy::copy(source, target, length, caching) },
             // SAFETY: the caller promises it.
             None => unsafe { self.process_copy(Way::Write, source.cast_mut(), target, length)? },
         }
@@ -296,10 +298,11 @@ impl Visit<'_> {
         destination: *mut u8,
         target: u64,
         length: usize,
+        caching: Caching,
     ) -> Result<(), AccessError> {
         match self.place(target, length)? {
             // SAFETY: as in `write`.
-            Some(target) => unsafe { copy::copy(target, destination, length) },
+            Some(target) => unsafe { copy::copy(target, destination, length, caching) },
             // SAFETY: the caller promises it.
             None => unsafe { self.process_copy(Way::Read, destination, target, length)? },
         }
