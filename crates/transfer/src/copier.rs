@@ -1,0 +1,418 @@
+//! Copies: what `local` and `shm` do with tasks.
+//!
+//! Who submits does small ones on its own thread. The others are queued, for threads of the copier and
+//! for who waits for a batch. Each takes a *group* at a time: slices of one task, or many small tasks.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use millstream_net::shared_memory::{AccessError, Caching, Key, Peer};
+
+use crate::batch::BatchShared;
+use crate::memory::LocalMemory;
+use crate::segment::OpenSegment;
+use crate::task::{EndedTasks, TaskHandle, WideSlice};
+use crate::transport::Run;
+use crate::{FailureReason, Opcode, TransferError};
+
+/// So many bytes of one submission are copied by who submits: some ten microseconds' work.
+const INLINE: u64 = 512 << 10;
+
+/// A group ends with the slice that makes it so long.
+const GROUP_BYTES: u64 = 128 << 10;
+const GROUP_PIECES: usize = 64;
+
+/// Requests of so many bytes are written around the caches, of which they would take most.
+const AROUND_CACHES: u64 = 256 << 10;
+
+/// Threads that copy, beside those that wait.
+const MAX_THREADS: usize = 4;
+
+/// Where bytes go, or come from.
+#[derive(Clone)]
+pub(crate) struct Way {
+    pub(crate) local: Arc<LocalMemory>,
+    pub(crate) other: Other,
+    pub(crate) segment: Arc<OpenSegment>,
+}
+
+/// The memory at the other end.
+#[derive(Clone)]
+pub(crate) enum Other {
+    /// Of this process.
+    Own(Arc<LocalMemory>),
+    /// Of another one on this host.
+    Peer(Arc<Peer>, Key),
+}
+
+impl Way {
+    /// Whether copies can begin without a wait.
+    fn is_open(&self) -> bool {
+        match &self.other {
+            Other::Own(_) => true,
+            Other::Peer(peer, key) => peer.region(*key).is_some(),
+        }
+    }
+
+    /// Copies a group, and tells its tasks. May wait for the peer if the way is not open.
+    fn copy(&self, batch: &Arc<BatchShared>, group: &Group) {
+        let mut failures = Vec::new();
+        if let Err(reason) = self.try_copy(group, &mut failures) {
+            // None of it counts.
+            failures = (0..group.pieces().len()).map(|index| (index, reason.clone())).collect();
+        }
+        let mut failures = failures.into_iter().peekable();
+        let mut ended = EndedTasks::default();
+        for (index, piece) in group.pieces().iter().enumerate() {
+            match failures.next_if(|(failed, _)| *failed == index) {
+                None => ended.slices_done(batch, piece.task, piece.slices, piece.slice.length),
+                Some((_, reason)) => {
+                    if let Other::Peer(..) = self.other {
+                        // Its memory is not what it was when it was asked.
+                        self.segment.mark_stale();
+                    }
+                    let peer = self.segment.name.as_str().into();
+                    let error = TransferError { peer, nic: self.name().into(), reason };
+                    let task = TaskHandle { batch: Arc::clone(batch), index: piece.task };
+                    task.slices_failed(piece.slices, &error);
+                }
+            }
+        }
+    }
+
+    fn name(&self) -> &'static str {
+        match self.other {
+            Other::Own(_) => "local",
+            Other::Peer(..) => "shm",
+        }
+    }
+
+    /// Copies each piece, or says why not; fails when none of them counts.
+    fn try_copy(
+        &self,
+        group: &Group,
+        failures: &mut Vec<(usize, FailureReason)>,
+    ) -> Result<(), FailureReason> {
+        let local = self.local.enter().ok_or(FailureReason::Unregistered)?;
+        let pieces = group.pieces().iter().enumerate();
+        match &self.other {
+            Other::Own(other) => {
+                let other = other.enter().ok_or(FailureReason::Unregistered)?;
+                for (index, Piece { opcode, slice, caching, .. }) in pieces {
+                    let (near, far, length) = (slice.source, slice.target, slice.length);
+                    let copied = match opcode {
+                        Opcode::Write => local.copy_to(near, &other, far, length, *caching),
+                        Opcode::Read => other.copy_to(far, &local, near, length, *caching),
+                    };
+                    if !copied {
+                        failures.push((index, FailureReason::Unregistered));
+                    }
+                }
+            }
+            Other::Peer(peer, key) => {
+                let region = match peer.region(*key) {
+                    Some(region) => region,
+                    None => peer.open(*key).map_err(reason)?,
+                };
+                let visit = loop {
+                    match peer.enter(&region).map_err(reason)? {
+                        Some(visit) => break visit,
+                        // More threads than a peer has words: they are copying, and soon done.
+                        None => thread::yield_now(),
+                    }
+                };
+                for (index, Piece { opcode, slice, caching, .. }) in pieces {
+                    let (near, far) = (slice.source, slice.target);
+                    let copied = local.exchange(*opcode, near, &visit, far, slice.length, *caching);
+                    if let Err(error) = copied {
+                        failures.push((index, reason(error)));
+                    }
+                }
+                visit.confirm().map_err(reason)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn reason(error: AccessError) -> FailureReason {
+    match error {
+        AccessError::Ended => FailureReason::ProcessEnded,
+        AccessError::Unregistered => FailureReason::Unregistered,
+        error => FailureReason::Access(error.to_string()),
+    }
+}
+
+/// What one thread copies at a time.
+struct Group {
+    pieces: [Piece; GROUP_PIECES],
+    count: usize,
+}
+
+/// Slices of one task.
+#[derive(Clone, Copy)]
+struct Piece {
+    task: usize,
+    opcode: Opcode,
+    slice: WideSlice,
+    slices: u64,
+    caching: Caching,
+}
+
+impl Group {
+    const NONE: Piece = Piece {
+        task: 0,
+        opcode: Opcode::Read,
+        slice: WideSlice { source: 0, target: 0, length: 0 },
+        slices: 0,
+        caching: Caching::Through,
+    };
+
+    /// Claims slices of these tasks, and moves on in them. None are left when it is empty.
+    fn claim(batch: &Arc<BatchShared>, next: &mut usize, end: usize, within: bool) -> Self {
+        let mut group = Self { pieces: [Self::NONE; GROUP_PIECES], count: 0 };
+        let mut task = TaskHandle { batch: Arc::clone(batch), index: 0 };
+        let mut bytes = 0;
+        while *next < end && group.count < GROUP_PIECES && bytes < GROUP_BYTES {
+            task.index = *next;
+            let whole = task.whole();
+            // What overlaps is one copy, in the direction that is right for all of it.
+            let at_once = whole.length <= GROUP_BYTES || (within && overlaps(&whole));
+            let claimed = match at_once {
+                true => task.claim_rest(),
+                false => task.claim().map(|slice| {
+                    let (source, target, length) =
+                        (slice.source, slice.target, slice.length.into());
+                    (WideSlice { source, target, length }, 1)
+                }),
+            };
+            if at_once || claimed.is_none() {
+                *next += 1;
+            }
+            if let Some((slice, slices)) = claimed {
+                let opcode = task.opcode();
+                let caching = match whole.length >= AROUND_CACHES {
+                    true => Caching::Around,
+                    false => Caching::Through,
+                };
+                let task = task.index;
+                group.pieces[group.count] = Piece { task, opcode, slice, slices, caching };
+                group.count += 1;
+                bytes += slice.length;
+            }
+        }
+        group
+    }
+
+    fn pieces(&self) -> &[Piece] {
+        &self.pieces[..self.count]
+    }
+}
+
+/// Whether its ends have bytes in common, if they are in one process.
+fn overlaps(slice: &WideSlice) -> bool {
+    slice.source.abs_diff(slice.target) < slice.length
+}
+
+/// Tasks that wait for a thread.
+struct Entry {
+    way: Way,
+    batch: Arc<BatchShared>,
+    next: usize,
+    end: usize,
+}
+
+/// Does copies. One for all transports of an engine that copy.
+#[derive(Default)]
+pub(crate) struct Copier {
+    shared: Arc<Shared>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Entries in the queue.
+    queued: AtomicUsize,
+}
+
+#[derive(Default)]
+struct State {
+    queue: VecDeque<Entry>,
+    idle: usize,
+    threads: Vec<JoinHandle<()>>,
+    stopping: bool,
+}
+
+impl Copier {
+    /// Begins to do the tasks of these runs. Those of a run without a way fail.
+    pub(crate) fn submit(
+        &self,
+        batch: &Arc<BatchShared>,
+        runs: &[Run],
+        way: impl Fn(&Run) -> Result<Way, FailureReason>,
+    ) {
+        let mut left = INLINE;
+        for run in runs {
+            let way = match way(run) {
+                Ok(way) => way,
+                Err(reason) => {
+                    let peer = run.segment.name.as_str().into();
+                    let error = TransferError { peer, nic: "memory".into(), reason };
+                    run.handles(batch).for_each(|task| task.fail_rest(&error));
+                    continue;
+                }
+            };
+            let within = matches!(way.other, Other::Own(_));
+            let (mut next, end) = (run.tasks.start, run.tasks.end);
+            if way.is_open() {
+                while next < end && batch.tasks[next].length() <= left {
+                    // No more than is left: the tasks that follow may be long.
+                    let mut until = next;
+                    while until < end && batch.tasks[until].length() <= left {
+                        left -= batch.tasks[until].length();
+                        until += 1;
+                    }
+                    while next < until {
+                        way.copy(batch, &Group::claim(batch, &mut next, until, within));
+                    }
+                }
+            }
+            if next < end {
+                self.enqueue(Entry { way, batch: Arc::clone(batch), next, end });
+            }
+        }
+    }
+
+    fn enqueue(&self, entry: Entry) {
+        let mut state = self.shared.lock();
+        if state.stopping {
+            drop(state);
+            return entry.fail();
+        }
+        if state.idle == 0 && state.threads.len() < threads() {
+            let shared = Arc::clone(&self.shared);
+            let thread = thread::Builder::new().name("copy".to_owned());
+            match thread.spawn(move || shared.work()) {
+                Ok(thread) => state.threads.push(thread),
+                Err(error) if state.threads.is_empty() => {
+                    tracing::error!(%error, "cannot start a thread to copy");
+                    drop(state);
+                    return entry.fail();
+                }
+                Err(_) => {}
+            }
+        }
+        state.queue.push_back(entry);
+        self.shared.queued.fetch_add(1, Ordering::Release);
+        let idle = state.idle > 0;
+        drop(state);
+        if idle {
+            self.shared.changed.notify_one();
+        }
+    }
+
+    /// Copies a group on this thread; `false` when none waits, or the first one needs a wait.
+    pub(crate) fn help(&self) -> bool {
+        if self.shared.queued.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let mut state = self.shared.lock();
+        if !state.queue.front().is_some_and(|entry| entry.way.is_open()) {
+            return false;
+        }
+        let Some((way, batch, group)) = self.shared.take(&mut state) else { return false };
+        drop(state);
+        way.copy(&batch, &group);
+        true
+    }
+
+    /// Ends all copies, and its threads. What waits fails.
+    pub(crate) fn stop(&self) {
+        let mut state = self.shared.lock();
+        state.stopping = true;
+        let queue = std::mem::take(&mut state.queue);
+        self.shared.queued.store(0, Ordering::Release);
+        let threads = std::mem::take(&mut state.threads);
+        drop(state);
+        self.shared.changed.notify_all();
+        queue.iter().for_each(Entry::fail);
+        let own = thread::current().id();
+        for thread in threads.into_iter().filter(|thread| thread.thread().id() != own) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Copier {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// How many threads copy: one processor is left for who waits.
+fn threads() -> usize {
+    let processors = thread::available_parallelism().map_or(1, usize::from);
+    (processors - 1).clamp(1, MAX_THREADS)
+}
+
+impl Entry {
+    fn fail(&self) {
+        let peer = self.way.segment.name.as_str().into();
+        let nic = self.way.name().into();
+        let error = TransferError { peer, nic, reason: FailureReason::ShutDown };
+        for index in self.next..self.end {
+            TaskHandle { batch: Arc::clone(&self.batch), index }.fail_rest(&error);
+        }
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What to copy next.
+    fn take(&self, state: &mut State) -> Option<(Way, Arc<BatchShared>, Group)> {
+        loop {
+            let entry = state.queue.front_mut()?;
+            let within = matches!(entry.way.other, Other::Own(_));
+            let group = Group::claim(&entry.batch, &mut entry.next, entry.end, within);
+            if entry.next < entry.end {
+                return Some((entry.way.clone(), Arc::clone(&entry.batch), group));
+            }
+            let Entry { way, batch, .. } = state.queue.pop_front()?;
+            self.queued.fetch_sub(1, Ordering::Release);
+            // Empty when others had claimed the last of it, or it was canceled.
+            if group.count > 0 {
+                return Some((way, batch, group));
+            }
+        }
+    }
+
+    /// What each thread does.
+    fn work(&self) {
+        let mut state = self.lock();
+        loop {
+            if let Some((way, batch, group)) = self.take(&mut state) {
+                // Another one can work on the same task.
+                let more = !state.queue.is_empty() && state.idle > 0;
+                drop(state);
+                if more {
+                    self.changed.notify_one();
+                }
+                way.copy(&batch, &group);
+                drop((way, batch));
+                state = self.lock();
+            } else if state.stopping {
+                return;
+            } else {
+                state.idle += 1;
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state.idle -= 1;
+            }
+        }
+    }
+}
