@@ -1,0 +1,195 @@
+//! The transport `shm`: memory of other processes on this host, of the same user.
+//!
+//! Processes find each other when a segment is opened. What its engine allocated is mapped here; what its
+//! user brought is copied by the kernel, where that is allowed.
+
+use std::collections::HashMap;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use millstream_metadata::{SegmentDesc, SharedMemoryDesc};
+use millstream_net::shared_memory::{
+    Host, Key, MAX_ENTRIES, Offer, PATIENCE, Peer, Registration as OfferedMemory,
+};
+
+use crate::batch::BatchShared;
+use crate::copier::{Copier, Other, Way};
+use crate::memory::RawMemory;
+use crate::segment::OpenSegment;
+use crate::transport::{Capabilities, Guard, Registration, Run, Transport};
+use crate::{FailureReason, InstallError, SegmentId};
+
+/// So many of a segment's buffers are mapped when it is opened, others when they are used.
+const MAPPED_AT_ONCE: usize = 64;
+
+pub(crate) struct ShmTransport {
+    incarnation: u64,
+    host: Host,
+    /// `None` once it was stopped.
+    offer: RwLock<Option<Arc<Offer>>>,
+    copier: Arc<Copier>,
+    links: RwLock<HashMap<SegmentId, Link>>,
+}
+
+/// What came of asking a segment's process to be let in.
+#[derive(Clone)]
+struct Link {
+    /// The start of the process that was asked.
+    incarnation: Option<u64>,
+    peer: Result<Arc<Peer>, String>,
+}
+
+impl ShmTransport {
+    pub(crate) const NAME: &'static str = "shm";
+
+    pub(crate) fn new(incarnation: u64, copier: Arc<Copier>) -> Result<Self, InstallError> {
+        let failed = |reason: String| InstallError::SharedMemory(reason);
+        let host = Host::own().map_err(|error| failed(format!("/proc: {error}")))?;
+        let offer = Offer::start(incarnation, MAX_ENTRIES);
+        let offer = offer.map_err(|error| failed(error.to_string()))?;
+        let offer = RwLock::new(Some(Arc::new(offer)));
+        Ok(Self { incarnation, host, offer, copier, links: RwLock::default() })
+    }
+
+    fn offer(&self) -> Option<Arc<Offer>> {
+        self.offer.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Asks the process to be let in.
+    fn connect(&self, descriptor: &SegmentDesc) -> Result<Peer, String> {
+        let shm = descriptor.shm.as_ref().ok_or("it does not share its memory")?;
+        let host = Host {
+            boot_id: shm.boot_id.clone(),
+            pid_namespace: shm.pid_namespace,
+            network_namespace: shm.network_namespace,
+        };
+        if let Some(obstacle) = self.host.obstacle(&host) {
+            return Err(obstacle.to_owned());
+        }
+        let incarnation = descriptor.incarnation.ok_or("it does not say which process it is")?;
+        Peer::connect(&shm.socket, incarnation).map_err(|error| error.to_string())
+    }
+
+    fn peer(&self, segment: &OpenSegment, descriptor: &SegmentDesc) -> Result<Arc<Peer>, String> {
+        let links = self.links.read().unwrap_or_else(PoisonError::into_inner);
+        match links.get(&segment.id) {
+            Some(link) if link.incarnation == descriptor.incarnation => link.peer.clone(),
+            _ => Err("its process was not asked".to_owned()),
+        }
+    }
+}
+
+impl Transport for ShmTransport {
+    fn name(&self) -> &'static str {
+        Self::NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            own_segment: false,
+            remote_segments: true,
+            needs_keys: false,
+            shared_memory: true,
+        }
+    }
+
+    fn register(&self, memory: &RawMemory, remote: bool) -> Result<Registration, String> {
+        let (keys, remote_keys) = (Arc::new([]), Arc::new([]));
+        let offer = self.offer().filter(|_| remote);
+        let Some(offer) = offer else {
+            let guard = Box::new(());
+            return Ok(Registration { keys, remote_keys, shared_key: None, guard });
+        };
+        let offered = memory.offer(&offer).map_err(|error| error.to_string())?;
+        let shared_key = Some(offered.key().0);
+        Ok(Registration { keys, remote_keys, shared_key, guard: Box::new(offered) })
+    }
+
+    fn describe(&self, descriptor: &mut SegmentDesc) {
+        let Some(offer) = self.offer() else { return };
+        // Who knows of no shared memory, as Mooncake, is to see what it can use.
+        if descriptor.devices.is_empty() {
+            descriptor.protocol = Self::NAME.to_owned();
+        }
+        descriptor.shm = Some(SharedMemoryDesc {
+            boot_id: self.host.boot_id.clone(),
+            pid_namespace: self.host.pid_namespace,
+            network_namespace: self.host.network_namespace,
+            socket: offer.socket().to_owned(),
+        });
+    }
+
+    fn prepare(&self, segment: &Arc<OpenSegment>, descriptor: &Arc<SegmentDesc>) {
+        let known = self.peer(segment, descriptor).ok().filter(|peer| peer.is_alive());
+        let peer = match known {
+            Some(peer) => Ok(peer),
+            None => self.connect(descriptor).map(Arc::new),
+        };
+        match &peer {
+            Ok(peer) => {
+                let keys = descriptor.buffers.iter().filter_map(|buffer| buffer.shm_key);
+                for key in keys.take(MAPPED_AT_ONCE) {
+                    if let Err(error) = peer.open(Key(key)) {
+                        tracing::debug!(segment = segment.name, %error, "memory is not mapped");
+                    }
+                }
+                tracing::info!(segment = segment.name, pid = peer.pid(), "memory is shared");
+            }
+            Err(reason) => {
+                tracing::info!(segment = segment.name, reason, "memory is not shared");
+            }
+        }
+        let link = Link { incarnation: descriptor.incarnation, peer };
+        let mut links = self.links.write().unwrap_or_else(PoisonError::into_inner);
+        let before = links.insert(segment.id, link);
+        drop(links);
+        // Unmaps what nobody uses any more.
+        drop(before);
+    }
+
+    fn reaches(
+        &self,
+        segment: &Arc<OpenSegment>,
+        descriptor: &Arc<SegmentDesc>,
+        buffer: usize,
+    ) -> Result<(), String> {
+        let peer = self.peer(segment, descriptor)?;
+        let key = descriptor.buffers[buffer].shm_key.ok_or("this buffer is not shared")?;
+        match peer.obstacle(Key(key)) {
+            None => Ok(()),
+            Some(reason) => Err(reason),
+        }
+    }
+
+    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run]) {
+        self.copier.submit(batch, runs, |run| {
+            let peer = self.peer(&run.segment, &run.descriptor).map_err(FailureReason::NoPath)?;
+            let key = run.descriptor.buffers[run.buffer].shm_key;
+            let key = Key(key.ok_or(FailureReason::Unregistered)?);
+            let (local, segment) = (Arc::clone(&run.local), Arc::clone(&run.segment));
+            Ok(Way { local, other: Other::Peer(peer, key), segment })
+        });
+    }
+
+    fn forget(&self, segment: SegmentId) {
+        let mut links = self.links.write().unwrap_or_else(PoisonError::into_inner);
+        let link = links.remove(&segment);
+        drop(links);
+        drop(link);
+    }
+
+    fn stop(&self) {
+        tracing::debug!(incarnation = self.incarnation, "shared memory is not offered any more");
+        self.copier.stop();
+        let offer = self.offer.write().unwrap_or_else(PoisonError::into_inner).take();
+        drop(offer);
+        let links =
+            std::mem::take(&mut *self.links.write().unwrap_or_else(PoisonError::into_inner));
+        drop(links);
+    }
+}
+
+impl Guard for OfferedMemory {
+    fn revoke(&self) -> Result<(), String> {
+        Self::revoke(self, PATIENCE).map_err(|error| error.to_string())
+    }
+}
