@@ -42,9 +42,36 @@ pub struct SegmentBuffer {
 pub(crate) struct OpenSegment {
     pub(crate) id: SegmentId,
     pub(crate) name: String,
-    descriptor: RwLock<Arc<SegmentDesc>>,
+    view: RwLock<View>,
     /// The descriptor has proven wrong: ask again before the next use.
     stale: AtomicBool,
+}
+
+/// A version of a segment's descriptor, and the order of its buffers in memory.
+#[derive(Clone, Debug)]
+pub(crate) struct View {
+    pub(crate) descriptor: Arc<SegmentDesc>,
+    /// Indexes of the buffers, by their addresses.
+    order: Arc<[u32]>,
+}
+
+impl View {
+    fn new(descriptor: SegmentDesc) -> Self {
+        let buffers = &descriptor.buffers;
+        let mut order: Vec<u32> = (0..).take(buffers.len()).collect();
+        order.sort_by_key(|&index| buffers[index as usize].addr);
+        Self { order: order.into(), descriptor: Arc::new(descriptor) }
+    }
+
+    /// The index of the buffer that holds all of these bytes.
+    pub(crate) fn find(&self, address: u64, length: u64) -> Option<usize> {
+        let buffers = &self.descriptor.buffers;
+        let after = self.order.partition_point(|&index| buffers[index as usize].addr <= address);
+        let before = self.order.get(after.checked_sub(1)?).map(|&index| index as usize);
+        let holds = |&index: &usize| buffers[index].contains(address, length);
+        // Buffers of one process do not overlap, but nobody says that a descriptor is true.
+        before.filter(holds).or_else(|| (0..buffers.len()).find(holds))
+    }
 }
 
 impl Segment {
@@ -98,19 +125,23 @@ impl OpenSegment {
         Self {
             id,
             name: name.to_owned(),
-            descriptor: RwLock::new(Arc::new(descriptor)),
+            view: RwLock::new(View::new(descriptor)),
             stale: AtomicBool::new(false),
         }
     }
 
     pub(crate) fn descriptor(&self) -> Arc<SegmentDesc> {
-        Arc::clone(&self.descriptor.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.view.read().unwrap_or_else(PoisonError::into_inner).descriptor)
+    }
+
+    pub(crate) fn view(&self) -> View {
+        self.view.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn set_descriptor(&self, descriptor: SegmentDesc) {
         // Cleared first: what marks it stale from here on has seen the descriptor of before.
         self.stale.store(false, Ordering::Release);
-        *self.descriptor.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(descriptor);
+        *self.view.write().unwrap_or_else(PoisonError::into_inner) = View::new(descriptor);
     }
 
     pub(crate) fn mark_stale(&self) {
@@ -216,6 +247,29 @@ mod tests {
         );
         assert!(segment.address_of(0, u64::MAX, 2).is_err());
         assert_eq!(segment.address_of(1, 0, 1).unwrap_err().code(), -1);
+    }
+
+    #[test]
+    fn buffers_are_found_in_any_order() {
+        let buffer = |addr, length| BufferDesc { addr, length, ..BufferDesc::default() };
+        let buffers = vec![buffer(300, 50), buffer(100, 100), buffer(200, 100), buffer(120, 10)];
+        let view = View::new(SegmentDesc { buffers, ..SegmentDesc::default() });
+        for (address, length, found) in [
+            (100, 1, Some(1)),
+            (199, 1, Some(1)),
+            (199, 2, None),
+            (200, 100, Some(2)),
+            (349, 1, Some(0)),
+            (350, 1, None),
+            (99, 1, None),
+            (300, u64::MAX, None),
+            // They lie on each other.
+            (125, 5, Some(3)),
+            (125, 6, Some(1)),
+            (150, 1, Some(1)),
+        ] {
+            assert_eq!(view.find(address, length), found, "{address} {length}");
+        }
     }
 
     #[test]
