@@ -145,6 +145,9 @@ pub enum InstallError {
         /// What.
         error: CreateError,
     },
+    /// Memory cannot be shared with other processes.
+    #[error("memory cannot be shared with other processes: {0}")]
+    SharedMemory(String),
     /// A thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
@@ -164,7 +167,7 @@ impl InstallError {
             | Self::DuplicateDevice(_)
             | Self::OutOfRange { .. } => code::INVALID_ARGUMENT,
             Self::Open(_) => code::DEVICE_NOT_FOUND,
-            Self::Create { .. } | Self::Thread(_) => code::CONTEXT,
+            Self::Create { .. } | Self::SharedMemory(_) | Self::Thread(_) => code::CONTEXT,
             Self::Publish(error) => store_code(error),
         }
     }
@@ -225,6 +228,14 @@ pub enum RegisterError {
         /// Why.
         reason: String,
     },
+    /// Another process still accesses it. It cannot begin anew, but what it has begun may still come.
+    #[error("the memory at {address:#x} cannot be unregistered yet: {reason}; try again")]
+    InUse {
+        /// First byte.
+        address: u64,
+        /// Who, and why.
+        reason: String,
+    },
     /// The new descriptor could not be published.
     #[error(transparent)]
     Publish(#[from] StoreError),
@@ -242,7 +253,7 @@ impl RegisterError {
             Self::Unknown { .. } => code::ADDRESS_NOT_REGISTERED,
             Self::TooMany { .. } => code::TOO_MANY_REQUESTS,
             Self::OutOfMemory { .. } => code::MEMORY,
-            Self::Transport { .. } | Self::ShutDown => code::CONTEXT,
+            Self::Transport { .. } | Self::InUse { .. } | Self::ShutDown => code::CONTEXT,
             Self::Publish(error) => store_code(error),
         }
     }
@@ -505,6 +516,12 @@ pub enum FailureReason {
     /// Another process answers in its place.
     #[error("it was restarted, and what it held is lost: open its segment again")]
     Restarted,
+    /// The peer's process was on this host, and has ended.
+    #[error("its process has ended, and what it held is lost")]
+    ProcessEnded,
+    /// The peer's memory could not be accessed.
+    #[error("its memory cannot be accessed: {0}")]
+    Access(String),
     /// The memory was unregistered meanwhile.
     #[error("the memory was unregistered before the transfer was done")]
     Unregistered,
