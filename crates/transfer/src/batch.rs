@@ -8,11 +8,14 @@ use millstream_verbs::{Device, Waiters};
 
 use crate::slicing::Slicing;
 use crate::task::{Task, TaskHandle};
-use crate::transport::Work;
+use crate::transport::Run;
 use crate::{BatchError, FreeError, TransferStatus};
 
 /// The most tasks in a batch.
 const MAX_CAPACITY: usize = 1 << 20;
+
+/// Runs of requests that a batch has room for from the start.
+const ROOM: usize = 8;
 
 /// A batch of tasks, made by [`crate::TransferEngine::allocate_batch`].
 ///
@@ -29,8 +32,8 @@ pub(crate) struct BatchShared {
     /// Tasks submitted: the first so many of `tasks`.
     submitted: AtomicUsize,
     unfinished: AtomicUsize,
-    /// Held while requests are added, with room for what is known of each of them.
-    adding: Mutex<Vec<Work>>,
+    /// Held while requests are added, with room for what is known of them.
+    adding: Mutex<Vec<Run>>,
     /// Until `unfinished` is 0.
     waiters: Waiters,
 }
@@ -45,7 +48,7 @@ impl Batch {
             slicing,
             submitted: AtomicUsize::new(0),
             unfinished: AtomicUsize::new(0),
-            adding: Mutex::new(Vec::with_capacity(capacity)),
+            adding: Mutex::new(Vec::with_capacity(capacity.min(ROOM))),
             waiters: Waiters::with_room(1),
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -115,7 +118,7 @@ impl BatchShared {
     }
 
     /// Keeps others from adding tasks meanwhile.
-    pub(crate) fn add(&self) -> MutexGuard<'_, Vec<Work>> {
+    pub(crate) fn add(&self) -> MutexGuard<'_, Vec<Run>> {
         self.adding.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

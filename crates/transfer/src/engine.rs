@@ -2,9 +2,10 @@
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use millstream_metadata::{
     BufferDesc, Client, HandShakeDesc, HostPort, PeerToPeer, RpcMeta, SegmentDesc, Server, Store,
@@ -12,12 +13,14 @@ use millstream_metadata::{
 };
 use millstream_verbs::Device;
 
+use crate::copier::Copier;
 use crate::listen::listen;
 use crate::local::LocalTransport;
 use crate::memory::{Memory, RawMemory, Region};
 use crate::rdma::{RdmaContext, RdmaTransport};
 use crate::rpc::Answer;
-use crate::segment::SegmentTable;
+use crate::segment::{OpenSegment, SegmentTable};
+use crate::shm::ShmTransport;
 use crate::slicing::Slicing;
 use crate::transport::{ANY_LOCATION, Transport};
 use crate::{
@@ -33,6 +36,7 @@ const DEFAULT_LOCATION: &str = "cpu:0";
 /// memory; buffers made by it stay usable as plain memory.
 pub struct TransferEngine {
     pub(crate) inner: Arc<Inner>,
+    address: SocketAddr,
     server: Option<Server>,
 }
 
@@ -51,6 +55,7 @@ pub(crate) struct Inner {
     transports: RwLock<Vec<Arc<dyn Transport>>>,
     /// Those that make no progress by themselves.
     devices: RwLock<Arc<[Device]>>,
+    copier: Arc<Copier>,
     pub(crate) segments: SegmentTable,
     stopped: AtomicBool,
 }
@@ -81,7 +86,9 @@ impl TransferEngine {
         };
         let client = Client::new(config.client);
         let memory = Arc::new(Memory::default());
-        let local: Arc<dyn Transport> = Arc::new(LocalTransport::new(Arc::clone(&memory)));
+        let copier = Arc::new(Copier::default());
+        let local = LocalTransport::new(Arc::clone(&memory), Arc::clone(&copier));
+        let local: Arc<dyn Transport> = Arc::new(local);
         let inner = Arc::new(Inner {
             name: name.to_string(),
             incarnation: RandomState::new().hash_one(SystemTime::now()),
@@ -93,6 +100,7 @@ impl TransferEngine {
             publishing: Mutex::new(()),
             transports: RwLock::new(vec![local]),
             devices: RwLock::default(),
+            copier,
             segments: SegmentTable::new(SegmentDesc {
                 name: name.to_string(),
                 ..SegmentDesc::default()
@@ -103,12 +111,17 @@ impl TransferEngine {
         inner.store.publish_address(&inner.name, &RpcMeta { address: name })?;
         let handler = Arc::new(Answer::new(Arc::downgrade(&inner)));
         let server = Server::serve(listener, config.server, handler).map_err(failed)?;
-        Ok(Self { inner, server: Some(server) })
+        Ok(Self { inner, address, server: Some(server) })
     }
 
     /// The name of its segment, by which peers open it: `host:port`.
     pub fn name(&self) -> &str {
         &self.inner.name
+    }
+
+    /// Where it answers its peers.
+    pub fn listening_at(&self) -> SocketAddr {
+        self.address
     }
 
     /// Installs the transport `rdma` over soft devices. Before any memory is registered.
@@ -121,16 +134,29 @@ impl TransferEngine {
             client: inner.client.clone(),
             store: Arc::clone(&inner.store),
         };
-        if inner.transports().iter().any(|transport| transport.name() == RdmaTransport::NAME) {
-            return Err(InstallError::Twice(RdmaTransport::NAME));
-        }
-        if !inner.memory.regions.read().unwrap_or_else(PoisonError::into_inner).is_empty() {
-            return Err(InstallError::TooLate);
-        }
+        inner.check_install(RdmaTransport::NAME)?;
         let transport = RdmaTransport::new(config, context)?;
         *inner.devices.write().unwrap_or_else(PoisonError::into_inner) = transport.devices();
         let transport: Arc<dyn Transport> = Arc::new(transport);
         inner.transports.write().unwrap_or_else(PoisonError::into_inner).push(transport);
+        Ok(inner.publish()?)
+    }
+
+    /// Installs the transport `shm`, for processes of the same user on this host. Before any memory is
+    /// registered. Where it leads, it goes before `rdma`.
+    ///
+    /// What the engine allocates then is memory that those processes map. What
+    /// [`TransferEngine::register_memory`] registers they read and write by the kernel, if it lets them.
+    pub fn install_shm(&self) -> Result<(), InstallError> {
+        let inner = &self.inner;
+        let _publishing = inner.publishing();
+        inner.check_install(ShmTransport::NAME)?;
+        let transport = ShmTransport::new(inner.incarnation, Arc::clone(&inner.copier))?;
+        let mut transports = inner.transports.write().unwrap_or_else(PoisonError::into_inner);
+        // After `local`.
+        let place = transports.len().min(1);
+        transports.insert(place, Arc::new(transport));
+        drop(transports);
         Ok(inner.publish()?)
     }
 
@@ -183,12 +209,16 @@ impl TransferEngine {
             devices,
             "segment open"
         );
+        // Another process may have our name, seen from where it is.
         if descriptor.name == self.inner.name
+            && descriptor.incarnation == Some(self.inner.incarnation)
             && let Some(open) = segments.by_id(SegmentId::LOCAL)
         {
             return Ok(Segment { open });
         }
-        Ok(Segment { open: segments.insert(name, descriptor)? })
+        let open = segments.insert(name, descriptor)?;
+        self.inner.prepare(&open);
+        Ok(Segment { open })
     }
 
     /// Asks for the descriptor of an open segment again.
@@ -197,8 +227,7 @@ impl TransferEngine {
             return Ok(());
         }
         let open = self.inner.segments.by_id(segment).ok_or(SegmentError::Unknown(segment))?;
-        open.set_descriptor(self.inner.descriptor(&open.name)?);
-        Ok(())
+        self.inner.refresh(&open)
     }
 
     /// Closes a segment. Transfers under way go on.
@@ -227,23 +256,32 @@ impl TransferEngine {
         if status.state.is_final() {
             return Ok(status);
         }
-        self.inner.devices().iter().for_each(Device::progress);
+        self.inner.progress();
         batch.status(task)
     }
 
     /// How all tasks of the batch stand. Makes progress while one is unfinished.
     pub fn statuses(&self, batch: &Batch) -> Vec<TransferStatus> {
         if !batch.is_finished() {
-            self.inner.devices().iter().for_each(Device::progress);
+            self.inner.progress();
         }
         batch.statuses().collect()
     }
 
     /// Waits until all submitted tasks of the batch are finished, for good or bad; `false` when
     /// that takes longer than `timeout`. The waiting thread sends, receives and handles what comes for
-    /// the engine's soft devices meanwhile, where no other thread does.
+    /// the engine's soft devices meanwhile, where no other thread does, and copies what waits for that.
     pub fn wait(&self, batch: &Batch, timeout: Duration) -> bool {
-        batch.wait(timeout, &self.inner.devices())
+        if batch.is_finished() {
+            return true;
+        }
+        let start = Instant::now();
+        while start.elapsed() < timeout && self.inner.copier.help() {
+            if batch.is_finished() {
+                return true;
+            }
+        }
+        batch.wait(timeout.saturating_sub(start.elapsed()), &self.inner.devices())
     }
 
     /// Takes back what of a task has not been sent; whether there was anything. The task is over
@@ -316,6 +354,41 @@ impl Inner {
         with(&self.transports.read().unwrap_or_else(PoisonError::into_inner))
     }
 
+    /// Does a little of what is under way.
+    fn progress(&self) {
+        self.devices().iter().for_each(Device::progress);
+        self.copier.help();
+    }
+
+    /// Whether a transport of this name can be installed now.
+    fn check_install(&self, name: &'static str) -> Result<(), InstallError> {
+        if self.transports().iter().any(|transport| transport.name() == name) {
+            return Err(InstallError::Twice(name));
+        }
+        match self.memory.regions.read().unwrap_or_else(PoisonError::into_inner).is_empty() {
+            true => Ok(()),
+            false => Err(InstallError::TooLate),
+        }
+    }
+
+    /// Whether a transport wants memory that other processes can map.
+    pub(crate) fn shares_memory(&self) -> bool {
+        self.with_transports(|all| all.iter().any(|each| each.capabilities().shared_memory))
+    }
+
+    /// Tells the transports of a segment's new descriptor. May wait for its process.
+    fn prepare(&self, open: &Arc<OpenSegment>) {
+        let descriptor = open.descriptor();
+        self.transports().iter().for_each(|transport| transport.prepare(open, &descriptor));
+    }
+
+    /// Asks for the descriptor of an open segment again.
+    pub(crate) fn refresh(&self, open: &Arc<OpenSegment>) -> Result<(), SegmentError> {
+        open.set_descriptor(self.descriptor(&open.name)?);
+        self.prepare(open);
+        Ok(())
+    }
+
     fn devices(&self) -> Arc<[Device]> {
         Arc::clone(&self.devices.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -359,7 +432,8 @@ impl Inner {
         }
         let location = if location == ANY_LOCATION { DEFAULT_LOCATION } else { location };
         let location = location.to_owned();
-        regions().insert(address, length, Region { registrations, memory, location, remote });
+        let region = Region::new(registrations, memory, location, remote);
+        regions().insert(address, length, region);
         if remote && let Err(error) = self.publish() {
             let region = regions().remove(address);
             drop(region);
@@ -370,11 +444,16 @@ impl Inner {
 
     pub(crate) fn unregister(&self, address: u64) -> Result<(), RegisterError> {
         let _publishing = self.publishing();
-        let mut regions = self.memory.regions.write().unwrap_or_else(PoisonError::into_inner);
-        let region = regions.remove(address).ok_or(RegisterError::Unknown { address })?;
-        drop(regions);
+        let regions = || self.memory.regions.write().unwrap_or_else(PoisonError::into_inner);
+        let region = regions().remove(address).ok_or(RegisterError::Unknown { address })?;
         let published = if region.remote { self.publish() } else { Ok(()) };
-        // Waits for the devices.
+        // Waits for copies, devices and other processes.
+        if let Err(reason) = region.revoke() {
+            // Its addresses stay taken, and nobody finds it.
+            let length = region.local.length();
+            regions().insert(address, length, region);
+            return Err(RegisterError::InUse { address, reason });
+        }
         drop(region);
         Ok(published?)
     }
@@ -392,13 +471,14 @@ impl Inner {
         transports.iter().for_each(|transport| transport.describe(&mut descriptor));
         let keyed = transports.iter().position(|transport| transport.capabilities().needs_keys);
         let regions = self.memory.regions.read().unwrap_or_else(PoisonError::into_inner);
-        for (addr, length, region) in regions.iter().filter(|(_, _, region)| region.remote) {
-            let keys = keyed.and_then(|index| region.registrations.get(index));
+        for (addr, length, region) in regions.iter().filter(|(_, _, region)| region.is_offered()) {
+            let keys = keyed.and_then(|index| region.registrations().get(index));
             let (lkey, rkey) = keys
                 .map(|keys| (keys.keys.to_vec(), keys.remote_keys.to_vec()))
                 .unwrap_or_default();
             let name = region.location.clone();
-            let buffer = BufferDesc { name, addr, length, rkey, lkey, ..BufferDesc::default() };
+            let shm_key = region.registrations().iter().find_map(|each| each.shared_key);
+            let buffer = BufferDesc { name, addr, length, rkey, lkey, shm_key };
             descriptor.buffers.push(buffer);
         }
         drop(regions);

@@ -34,8 +34,10 @@
 
 mod batch;
 mod config;
+mod copier;
 mod engine;
 mod error;
+mod gate;
 mod listen;
 mod local;
 mod memory;
@@ -45,6 +47,7 @@ mod request;
 mod rpc;
 mod segment;
 mod settings;
+mod shm;
 mod slicing;
 mod status;
 mod submit;

@@ -2,20 +2,23 @@
 
 use std::sync::Arc;
 
-use millstream_metadata::{HandShakeDesc, SegmentDesc};
+use millstream_metadata::SegmentDesc;
 
+use crate::batch::BatchShared;
+use crate::copier::{Copier, Other, Way};
 use crate::memory::{Memory, RawMemory};
 use crate::segment::OpenSegment;
-use crate::transport::{Capabilities, Registration, Transport, Work};
-use crate::{FailureReason, SegmentId, TransferError};
+use crate::transport::{Capabilities, Registration, Run, Transport};
+use crate::{FailureReason, SegmentId};
 
 pub(crate) struct LocalTransport {
     memory: Arc<Memory>,
+    copier: Arc<Copier>,
 }
 
 impl LocalTransport {
-    pub(crate) fn new(memory: Arc<Memory>) -> Self {
-        Self { memory }
+    pub(crate) fn new(memory: Arc<Memory>, copier: Arc<Copier>) -> Self {
+        Self { memory, copier }
     }
 }
 
@@ -25,12 +28,17 @@ impl Transport for LocalTransport {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { own_segment: true, remote_segments: false, needs_keys: false }
+        Capabilities {
+            own_segment: true,
+            remote_segments: false,
+            needs_keys: false,
+            shared_memory: false,
+        }
     }
 
     fn register(&self, _memory: &RawMemory, _remote: bool) -> Result<Registration, String> {
         let (keys, remote_keys) = (Arc::new([]), Arc::new([]));
-        Ok(Registration { keys, remote_keys, _guard: Box::new(()) })
+        Ok(Registration { keys, remote_keys, shared_key: None, guard: Box::new(()) })
     }
 
     fn describe(&self, _descriptor: &mut SegmentDesc) {}
@@ -39,6 +47,7 @@ impl Transport for LocalTransport {
         &self,
         segment: &Arc<OpenSegment>,
         _descriptor: &Arc<SegmentDesc>,
+        _buffer: usize,
     ) -> Result<(), String> {
         match segment.id {
             SegmentId::LOCAL => Ok(()),
@@ -46,28 +55,19 @@ impl Transport for LocalTransport {
         }
     }
 
-    /// Copies at once: the caller's thread is as good as another.
-    fn submit(&self, work: &[Work]) {
-        for Work { task, segment, .. } in work {
-            while let Some(slice) = task.claim() {
-                if self.memory.copy(task.opcode(), slice.source, slice.target, slice.length) {
-                    task.done(slice.length);
-                } else {
-                    task.failed(&TransferError {
-                        peer: segment.name.as_str().into(),
-                        nic: self.name().into(),
-                        reason: FailureReason::Unregistered,
-                    });
-                }
-            }
-        }
+    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run]) {
+        self.copier.submit(batch, runs, |run| {
+            let buffer = &run.descriptor.buffers[run.buffer];
+            let found = self.memory.find(buffer.addr, buffer.length);
+            Ok(Way {
+                local: Arc::clone(&run.local),
+                other: Other::Own(found.ok_or(FailureReason::Unregistered)?),
+                segment: Arc::clone(&run.segment),
+            })
+        });
     }
 
-    fn handshake(&self, _request: &HandShakeDesc) -> Option<HandShakeDesc> {
-        None
+    fn stop(&self) {
+        self.copier.stop();
     }
-
-    fn forget(&self, _segment: SegmentId) {}
-
-    fn stop(&self) {}
 }

@@ -8,9 +8,14 @@ use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use millstream_net::shared_memory::{
+    AccessError, Caching, Offer, Registration as OfferedMemory, SharedMemory, TableFull, Visit,
+    copy,
+};
 use millstream_verbs::{Access, MemoryRegion, ProtectionDomain, RegionError};
 
 use crate::engine::Inner;
+use crate::gate::{Gate, Pass};
 use crate::regions::RegionMap;
 use crate::transport::Registration;
 use crate::{BufferError, Opcode, RegisterError, TransferEngine};
@@ -23,6 +28,8 @@ const PAGE: usize = 4096;
 pub(crate) struct RawMemory {
     pointer: *mut u8,
     length: usize,
+    /// What it is of, if processes can map it.
+    shared: Option<Arc<SharedMemory>>,
 }
 
 // SAFETY: the promise made to `new` holds on every thread, and what the methods do with the memory
@@ -36,8 +43,8 @@ impl RawMemory {
     /// As long as the value or a [`MemoryRegion`] made from it lives, the bytes must stay mapped and
     /// writable, and no reference may be held to them that conflicts with reading or writing them
     /// at any time, from any thread.
-    unsafe fn new(pointer: *mut u8, length: usize) -> Self {
-        Self { pointer, length }
+    unsafe fn new(pointer: *mut u8, length: usize, shared: Option<Arc<SharedMemory>>) -> Self {
+        Self { pointer, length, shared }
     }
 
     /// Registers it with a device.
@@ -50,15 +57,159 @@ impl RawMemory {
         // with the value (`Region`), and drops the region first.
         unsafe { domain.register_memory(self.pointer, self.length, access) }
     }
+
+    /// Offers it to other processes.
+    pub(crate) fn offer(&self, offer: &Offer) -> Result<OfferedMemory, TableFull> {
+        let address = self.pointer.expose_provenance() as u64;
+        offer.register(address, self.length as u64, self.shared.as_ref())
+    }
 }
 
 /// A piece of registered memory, and what each transport keeps with it.
 pub(crate) struct Region {
     /// Dropped before `memory`: fields are dropped in their order.
-    pub(crate) registrations: Vec<Registration>,
-    pub(crate) memory: RawMemory,
+    registrations: Vec<Registration>,
+    pub(crate) local: Arc<LocalMemory>,
+    _memory: RawMemory,
     pub(crate) location: String,
     pub(crate) remote: bool,
+}
+
+impl Region {
+    pub(crate) fn new(
+        registrations: Vec<Registration>,
+        memory: RawMemory,
+        location: String,
+        remote: bool,
+    ) -> Self {
+        let local = Arc::new(LocalMemory {
+            pointer: memory.pointer,
+            first: memory.pointer.expose_provenance() as u64,
+            length: memory.length as u64,
+            keys: registrations.iter().map(|each| Arc::clone(&each.keys)).collect(),
+            gate: Gate::default(),
+        });
+        Self { registrations, local, _memory: memory, location, remote }
+    }
+
+    pub(crate) fn registrations(&self) -> &[Registration] {
+        &self.registrations
+    }
+
+    /// Whether peers may know of it.
+    pub(crate) fn is_offered(&self) -> bool {
+        self.remote && !self.local.is_closed()
+    }
+
+    /// Ends all access to it; why that does not work, if so: then somebody still has access.
+    pub(crate) fn revoke(&self) -> Result<(), String> {
+        self.local.gate.close();
+        self.registrations.iter().try_for_each(|registration| registration.guard.revoke())
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // What the registrations do not know of: copies of our own.
+        self.local.gate.close();
+    }
+}
+
+/// Registered memory as those who copy know it. It outlives the registration, but nobody can enter it
+/// then.
+#[derive(Debug)]
+pub(crate) struct LocalMemory {
+    pointer: *mut u8,
+    first: u64,
+    length: u64,
+    /// The keys of each transport.
+    pub(crate) keys: Box<[Arc<[u32]>]>,
+    gate: Gate,
+}
+
+// SAFETY: the memory is accessed only by who has entered, and `Region` sees to it that it is there as
+// long as somebody is inside.
+unsafe impl Send for LocalMemory {}
+// SAFETY: as above.
+unsafe impl Sync for LocalMemory {}
+
+impl LocalMemory {
+    /// Whether all of `length` bytes from `address` on lie in it.
+    pub(crate) fn contains(&self, address: u64, length: u64) -> bool {
+        address
+            .checked_sub(self.first)
+            .is_some_and(|offset| offset.checked_add(length).is_some_and(|end| end <= self.length))
+    }
+
+    /// Bytes.
+    pub(crate) const fn length(&self) -> u64 {
+        self.length
+    }
+
+    /// Whether it is being unregistered.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.gate.is_closed()
+    }
+
+    /// Keeps it registered as long as the result lives. `None` when it is not any more.
+    pub(crate) fn enter(&self) -> Option<Inside<'_>> {
+        self.gate.enter().map(|pass| Inside { memory: self, _pass: pass })
+    }
+}
+
+/// Registered memory that stays registered.
+#[derive(Debug)]
+pub(crate) struct Inside<'a> {
+    memory: &'a LocalMemory,
+    _pass: Pass<'a>,
+}
+
+impl Inside<'_> {
+    fn pointer(&self, address: u64, length: u64) -> Option<*mut u8> {
+        let LocalMemory { pointer, first, .. } = *self.memory;
+        let found = self.memory.contains(address, length);
+        found.then(|| pointer.wrapping_add((address - first) as usize))
+    }
+
+    /// Copies `length` bytes to an address in the other memory, which may be the same and may overlap.
+    /// `false` when one of the ranges is not in its memory.
+    pub(crate) fn copy_to(
+        &self,
+        from: u64,
+        other: &Self,
+        to: u64,
+        length: u64,
+        caching: Caching,
+    ) -> bool {
+        let (Some(from), Some(to)) = (self.pointer(from, length), other.pointer(to, length)) else {
+            return false;
+        };
+        let overlap = from.addr().abs_diff(to.addr()) < length as usize;
+        let caching = if overlap { Caching::Through } else { caching };
+        // SAFETY: both ranges are in registered memory, which stays valid while it is entered.
+        unsafe { copy(from, to, length as usize, caching) };
+        true
+    }
+
+    /// Copies `length` bytes to (a WRITE) or from (a READ) an address of a peer.
+    pub(crate) fn exchange(
+        &self,
+        opcode: Opcode,
+        address: u64,
+        visit: &Visit<'_>,
+        target: u64,
+        length: u64,
+        caching: Caching,
+    ) -> Result<(), AccessError> {
+        let pointer = self.pointer(address, length).ok_or(AccessError::Unregistered)?;
+        // SAFETY: the range is in registered memory, which stays valid while it is entered.
+        unsafe {
+            match opcode {
+                Opcode::Write => visit.write(pointer, target, length as usize, caching),
+                Opcode::Read => visit.read(pointer, target, length as usize, caching),
+            }
+        }
+    }
 }
 
 /// All registered memory of an engine.
@@ -68,26 +219,11 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Copies within registered memory: a WRITE from `source` to `target`, a READ the other way.
-    /// `false` when one of the ranges is not registered (any more).
-    pub(crate) fn copy(&self, opcode: Opcode, source: u64, target: u64, length: u32) -> bool {
-        // Held over the copy: whoever unregisters waits.
+    /// What holds all of these bytes.
+    pub(crate) fn find(&self, address: u64, length: u64) -> Option<Arc<LocalMemory>> {
         let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
-        let pointer = |address: u64| {
-            let (first, region) = regions.find(address, length.into())?;
-            Some(region.memory.pointer.wrapping_add((address - first) as usize))
-        };
-        let (Some(source), Some(target)) = (pointer(source), pointer(target)) else {
-            return false;
-        };
-        let (from, to) = match opcode {
-            Opcode::Write => (source, target),
-            Opcode::Read => (target, source),
-        };
-        // SAFETY: `find` has found all `length` bytes of both ranges within registered memory,
-        // which stays valid while `regions` is locked. The ranges may overlap.
-        unsafe { ptr::copy(from, to, length as usize) };
-        true
+        let (_, region) = regions.find(address, length)?;
+        (!region.local.is_closed()).then(|| Arc::clone(&region.local))
     }
 }
 
@@ -108,7 +244,7 @@ impl TransferEngine {
         remote_accessible: bool,
     ) -> Result<(), RegisterError> {
         // SAFETY: the caller promises it.
-        let memory = unsafe { RawMemory::new(address, length) };
+        let memory = unsafe { RawMemory::new(address, length, None) };
         let address = address.expose_provenance() as u64;
         self.inner.register(address, length as u64, memory, location, remote_accessible)
     }
@@ -124,20 +260,46 @@ impl TransferEngine {
         if length == 0 {
             return Err(RegisterError::Empty);
         }
-        let layout = Layout::from_size_align(length, PAGE)
-            .map_err(|_| RegisterError::OutOfMemory { length })?;
-        // SAFETY: the layout is not of size 0.
-        let pointer = NonNull::new(unsafe { alloc_zeroed(layout) })
+        let bytes = Bytes::allocate(length, self.inner.shares_memory())
             .ok_or(RegisterError::OutOfMemory { length })?;
-        let mut buffer =
-            Buffer { pointer, layout, registered: false, engine: Arc::clone(&self.inner) };
+        let mut buffer = Buffer { bytes, registered: false, engine: Arc::clone(&self.inner) };
+        let (pointer, shared) = (buffer.pointer(), buffer.bytes.shared());
         // SAFETY: `Buffer` frees the memory only after it has unregistered it, and gives out no
         // references to it.
-        let memory = unsafe { RawMemory::new(pointer.as_ptr(), length) };
+        let memory = unsafe { RawMemory::new(pointer, length, shared) };
         let address = buffer.address();
         self.inner.register(address, length as u64, memory, location, remote_accessible)?;
         buffer.registered = true;
         Ok(buffer)
+    }
+}
+
+/// Memory of the engine's own, zeroed and page-aligned.
+enum Bytes {
+    Heap(NonNull<u8>, Layout),
+    /// Other processes can map it.
+    Shared(Arc<SharedMemory>),
+}
+
+impl Bytes {
+    fn allocate(length: usize, shared: bool) -> Option<Self> {
+        if shared {
+            match SharedMemory::new(length) {
+                Ok(memory) => return Some(Self::Shared(Arc::new(memory))),
+                // As when there are no more descriptors: other processes have to copy.
+                Err(error) => tracing::debug!(%error, length, "no shared memory"),
+            }
+        }
+        let layout = Layout::from_size_align(length, PAGE).ok()?;
+        // SAFETY: the layout is not of size 0: the caller has looked.
+        NonNull::new(unsafe { alloc_zeroed(layout) }).map(|pointer| Self::Heap(pointer, layout))
+    }
+
+    fn shared(&self) -> Option<Arc<SharedMemory>> {
+        match self {
+            Self::Heap(..) => None,
+            Self::Shared(memory) => Some(Arc::clone(memory)),
+        }
     }
 }
 
@@ -147,8 +309,7 @@ impl TransferEngine {
 /// There are no references to its bytes, since peers may change them at any time: they are copied
 /// in and out. A copy made while someone writes the same bytes may hold old and new ones mixed.
 pub struct Buffer {
-    pointer: NonNull<u8>,
-    layout: Layout,
+    bytes: Bytes,
     registered: bool,
     engine: Arc<Inner>,
 }
@@ -161,12 +322,22 @@ unsafe impl Sync for Buffer {}
 impl Buffer {
     /// Address of its first byte: the `source` of requests.
     pub fn address(&self) -> u64 {
-        self.pointer.as_ptr().expose_provenance() as u64
+        self.pointer().expose_provenance() as u64
     }
 
     /// Bytes.
     pub fn length(&self) -> usize {
-        self.layout.size()
+        match &self.bytes {
+            Bytes::Heap(_, layout) => layout.size(),
+            Bytes::Shared(memory) => memory.length(),
+        }
+    }
+
+    fn pointer(&self) -> *mut u8 {
+        match &self.bytes {
+            Bytes::Heap(pointer, _) => pointer.as_ptr(),
+            Bytes::Shared(memory) => memory.pointer().as_ptr(),
+        }
     }
 
     /// Copies `bytes` into it, `offset` bytes from its start.
@@ -188,7 +359,7 @@ impl Buffer {
 
     fn range(&self, offset: usize, length: usize) -> Result<*mut u8, BufferError> {
         match offset.checked_add(length) {
-            Some(end) if end <= self.length() => Ok(self.pointer.as_ptr().wrapping_add(offset)),
+            Some(end) if end <= self.length() => Ok(self.pointer().wrapping_add(offset)),
             _ => Err(BufferError::OutOfRange {
                 offset: offset as u64,
                 length: length as u64,
@@ -209,13 +380,24 @@ impl fmt::Debug for Buffer {
 
 impl Drop for Buffer {
     fn drop(&mut self) {
-        if self.registered {
+        let unregistered = match self.registered {
             // It may be gone already: with its engine, or by the caller's own hand.
-            let _ = self.engine.unregister(self.address());
+            true => self.engine.unregister(self.address()),
+            false => Ok(()),
+        };
+        match self.bytes {
+            Bytes::Heap(pointer, layout) => {
+                if matches!(unregistered, Err(RegisterError::InUse { .. })) {
+                    // Another process may still write to it, so it is nobody else's.
+                    return;
+                }
+                // SAFETY: allocated with this layout, and nobody uses it any more: the registration,
+                // if any, has been dropped, which waits for those who do.
+                unsafe { dealloc(pointer.as_ptr(), layout) };
+            }
+            // Whoever still has access to it keeps it.
+            Bytes::Shared(_) => {}
         }
-        // SAFETY: allocated with this layout, and nobody uses it any more: the registration, if
-        // any, has been dropped, which waits for those who do.
-        unsafe { dealloc(self.pointer.as_ptr(), self.layout) };
     }
 }
 

@@ -1,14 +1,14 @@
 //! Submission: every request is checked before the first byte moves.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use millstream_metadata::SegmentDesc;
 
 use crate::batch::BatchShared;
 use crate::engine::Inner;
-use crate::segment::OpenSegment;
-use crate::task::TaskHandle;
-use crate::transport::Work;
+use crate::memory::LocalMemory;
+use crate::segment::{OpenSegment, View};
+use crate::transport::Run;
 use crate::{SegmentId, SubmitError, TransferRequest};
 
 /// How many buffers an error lists.
@@ -22,36 +22,37 @@ impl Inner {
     ) -> Result<(), SubmitError> {
         let mut adding = batch.add();
         // A batch that is reused in several steps keeps its room here: nothing is allocated.
-        let mut work = std::mem::take(&mut *adding);
-        let checked = self.check(batch, requests, &mut work);
+        let mut runs = std::mem::take(&mut *adding);
+        let checked = self.check(batch, requests, &mut runs);
         if checked.is_ok() {
-            for (work, request) in work.iter().zip(requests) {
-                batch.tasks[work.task.index].start(request, &batch.slicing);
+            for (task, request) in batch.tasks[batch.submitted()..].iter().zip(requests) {
+                task.start(request, &batch.slicing);
             }
             batch.added(requests.len());
         }
         drop(adding);
         if checked.is_ok() {
-            for run in work.chunk_by(|a, b| a.transport == b.transport) {
-                let index = run[0].transport;
+            for runs in runs.chunk_by(|a, b| a.transport == b.transport) {
+                let index = runs[0].transport;
                 let transport = self.with_transports(|all| all.get(index).cloned());
                 match transport {
-                    Some(transport) => transport.submit(run),
-                    None => run.iter().for_each(fail_stopped),
+                    Some(transport) => transport.submit(batch, runs),
+                    None => runs.iter().for_each(|run| fail_stopped(batch, run)),
                 }
             }
         }
-        work.clear();
-        *batch.add() = work;
+        runs.clear();
+        *batch.add() = runs;
         checked
     }
 
-    /// Finds both ends of each request.
+    /// Finds both ends of each request. Those that lie in the same memory as the one before, as most do,
+    /// make one run, and cost a comparison each.
     fn check(
         &self,
         batch: &Arc<BatchShared>,
         requests: &[TransferRequest],
-        work: &mut Vec<Work>,
+        runs: &mut Vec<Run>,
     ) -> Result<(), SubmitError> {
         if self.is_stopped() {
             return Err(SubmitError::ShutDown);
@@ -61,96 +62,92 @@ impl Inner {
             let requested = requests.len();
             return Err(SubmitError::ExceedCapacity { capacity, submitted, requested });
         }
-        // What was found for the request before: the next one mostly goes the same way.
-        let mut last: Option<Way> = None;
+        let mut target: Option<Target> = None;
+        let mut local: Option<Arc<LocalMemory>> = None;
         for (index, request) in requests.iter().enumerate() {
             if request.length == 0 {
                 return Err(SubmitError::ZeroLength { index });
             }
-            let segment = match &last {
-                Some(way) if way.segment.id == request.target => Arc::clone(&way.segment),
-                _ => self
-                    .segments
-                    .by_id(request.target)
-                    .ok_or(SubmitError::UnknownSegment { index, segment: request.target })?,
-            };
-            let (descriptor, buffer) = self.target(index, request, &segment)?;
-            let way = match &last {
-                Some(way) if way.leads_to(&segment, &descriptor) => way,
-                _ => last.insert(self.way(index, &segment, &descriptor)?),
-            };
-            let (transport, needs_keys) = (way.transport, way.needs_keys);
-            if needs_keys && descriptor.buffers[buffer].rkey.is_empty() {
-                let segment = segment.name.clone();
-                return Err(SubmitError::TargetNotAccessible { index, segment });
+            let same_target = target.as_ref().is_some_and(|target| target.holds(request));
+            if !same_target {
+                target = Some(self.target(index, request, target)?);
             }
-            let regions = self.memory().regions.read().unwrap_or_else(PoisonError::into_inner);
-            let registered = regions
-                .find(request.source, request.length)
-                .and_then(|(_, region)| region.registrations.get(transport));
-            let local_keys = registered.map(|found| Arc::clone(&found.keys)).ok_or(
-                SubmitError::SourceNotRegistered {
+            let same_local =
+                local.as_ref().is_some_and(|local| local.contains(request.source, request.length));
+            if !same_local {
+                let found = self.memory().find(request.source, request.length);
+                local = Some(found.ok_or(SubmitError::SourceNotRegistered {
                     index,
                     source_address: request.source,
                     length: request.length,
-                },
-            )?;
-            drop(regions);
-            work.push(Work {
-                transport,
-                task: TaskHandle { batch: Arc::clone(batch), index: submitted + index },
-                local_keys,
-                segment,
-                descriptor,
-                buffer,
-            });
+                })?);
+            }
+            let task = submitted + index;
+            match runs.last_mut() {
+                Some(run) if same_target && same_local => run.tasks.end = task + 1,
+                _ => {
+                    let (Some(target), Some(local)) = (&target, &local) else { continue };
+                    runs.push(Run {
+                        transport: target.transport,
+                        tasks: task..task + 1,
+                        local: Arc::clone(local),
+                        segment: Arc::clone(&target.segment),
+                        descriptor: Arc::clone(&target.view.descriptor),
+                        buffer: target.buffer,
+                    });
+                }
+            }
         }
         Ok(())
     }
 
-    /// The descriptor of the target's segment, and which of its buffers holds the target.
+    /// Where a request goes. What was found for the one before is looked at first.
     fn target(
         &self,
         index: usize,
         request: &TransferRequest,
-        segment: &OpenSegment,
-    ) -> Result<(Arc<SegmentDesc>, usize), SubmitError> {
-        let find = |descriptor: &SegmentDesc| {
-            let holds = |buffer: &millstream_metadata::BufferDesc| {
-                buffer.contains(request.target_offset, request.length)
-            };
-            descriptor.buffers.iter().position(holds)
+        before: Option<Target>,
+    ) -> Result<Target, SubmitError> {
+        let (segment, mut view) = match before {
+            Some(Target { segment, view, .. }) if segment.id == request.target => (segment, view),
+            _ => {
+                let unknown = SubmitError::UnknownSegment { index, segment: request.target };
+                let segment = self.segments.by_id(request.target).ok_or(unknown)?;
+                let view = segment.view();
+                (segment, view)
+            }
         };
-        let mut descriptor = segment.descriptor();
-        let mut found = if segment.is_stale() { None } else { find(&descriptor) };
+        let find = |view: &View| view.find(request.target_offset, request.length);
+        let mut found = if segment.is_stale() { None } else { find(&view) };
         if found.is_none() && segment.id != SegmentId::LOCAL {
             // The peer may have registered more since, or have been restarted.
-            segment.set_descriptor(self.descriptor(&segment.name)?);
-            descriptor = segment.descriptor();
-            found = find(&descriptor);
+            self.refresh(&segment)?;
+            view = segment.view();
+            found = find(&view);
         }
-        match found {
-            Some(buffer) => Ok((descriptor, buffer)),
-            None => Err(SubmitError::TargetOutOfRange {
-                index,
-                segment: segment.name.clone(),
-                target_offset: request.target_offset,
-                length: request.length,
-                nearest: list_buffers(&descriptor),
-            }),
-        }
+        let buffer = found.ok_or_else(|| SubmitError::TargetOutOfRange {
+            index,
+            segment: segment.name.clone(),
+            target_offset: request.target_offset,
+            length: request.length,
+            nearest: list_buffers(&view.descriptor),
+        })?;
+        let transport = self.way(index, &segment, &view.descriptor, buffer)?;
+        Ok(Target { transport, segment, view, buffer })
     }
 
-    /// The first transport that reaches the segment.
+    /// The first transport that reaches a buffer of the segment.
     fn way(
         &self,
         index: usize,
         segment: &Arc<OpenSegment>,
         descriptor: &Arc<SegmentDesc>,
-    ) -> Result<Way, SubmitError> {
+        buffer: usize,
+    ) -> Result<usize, SubmitError> {
         self.with_transports(|transports| {
             let own = segment.id == SegmentId::LOCAL;
-            let mut reason = None;
+            let mut reasons = Vec::new();
+            let mut keys_missing = false;
             for (position, transport) in transports.iter().enumerate() {
                 let capabilities = transport.capabilities();
                 let able =
@@ -158,46 +155,53 @@ impl Inner {
                 if !able {
                     continue;
                 }
-                match transport.reaches(segment, descriptor) {
-                    Ok(()) => {
-                        return Ok(Way {
-                            segment: Arc::clone(segment),
-                            descriptor: Arc::clone(descriptor),
-                            transport: position,
-                            needs_keys: capabilities.needs_keys,
-                        });
+                match transport.reaches(segment, descriptor, buffer) {
+                    Ok(())
+                        if capabilities.needs_keys
+                            && descriptor.buffers[buffer].rkey.is_empty() =>
+                    {
+                        keys_missing = true;
                     }
-                    Err(why) => reason = Some(why),
+                    Ok(()) => return Ok(position),
+                    Err(why) => reasons.push(format!("{}: {why}", transport.name())),
                 }
             }
-            let reason = reason
-                .unwrap_or_else(|| "no transport for other processes is installed".to_owned());
-            Err(SubmitError::NoPath { index, segment: segment.name.clone(), reason })
+            let segment = segment.name.clone();
+            if keys_missing {
+                return Err(SubmitError::TargetNotAccessible { index, segment });
+            }
+            let reason = match reasons.is_empty() {
+                true => "no transport for other processes is installed".to_owned(),
+                false => reasons.join("; "),
+            };
+            Err(SubmitError::NoPath { index, segment, reason })
         })
     }
 }
 
-/// A segment and the transport that reaches it.
-struct Way {
-    segment: Arc<OpenSegment>,
-    descriptor: Arc<SegmentDesc>,
+/// A buffer of a segment, and the transport that reaches it.
+struct Target {
     transport: usize,
-    needs_keys: bool,
+    segment: Arc<OpenSegment>,
+    view: View,
+    buffer: usize,
 }
 
-impl Way {
-    /// Whether it is to this segment, by this version of its descriptor.
-    fn leads_to(&self, segment: &Arc<OpenSegment>, descriptor: &Arc<SegmentDesc>) -> bool {
-        Arc::ptr_eq(&self.segment, segment) && Arc::ptr_eq(&self.descriptor, descriptor)
+impl Target {
+    fn holds(&self, request: &TransferRequest) -> bool {
+        self.segment.id == request.target
+            && self.view.descriptor.buffers[self.buffer]
+                .contains(request.target_offset, request.length)
     }
 }
 
-fn fail_stopped(work: &Work) {
-    work.task.fail_rest(&crate::TransferError {
-        peer: work.segment.name.as_str().into(),
+fn fail_stopped(batch: &Arc<BatchShared>, run: &Run) {
+    let error = crate::TransferError {
+        peer: run.segment.name.as_str().into(),
         nic: "none".into(),
         reason: crate::FailureReason::ShutDown,
-    });
+    };
+    run.handles(batch).for_each(|task| task.fail_rest(&error));
 }
 
 /// The buffers of a segment, for who has missed them.

@@ -38,6 +38,14 @@ pub(crate) struct Slice {
     pub(crate) length: u32,
 }
 
+/// Several slices of one task, one after the other.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct WideSlice {
+    pub(crate) source: u64,
+    pub(crate) target: u64,
+    pub(crate) length: u64,
+}
+
 /// A handle to a task, and what keeps its batch alive. Each slice that was claimed must be
 /// finished by exactly one of `done`, `failed` and `abandoned`.
 #[derive(Clone, Debug)]
@@ -56,6 +64,16 @@ impl Task {
         self.length.store(request.length, Ordering::Relaxed);
         self.slices.store(slices, Ordering::Relaxed);
         self.unfinished.store(slices, Ordering::Relaxed);
+    }
+
+    /// Bytes.
+    pub(crate) fn length(&self) -> u64 {
+        self.length.load(Ordering::Relaxed)
+    }
+
+    /// How many slices it has in all.
+    pub(crate) fn slices(&self) -> u64 {
+        self.slices.load(Ordering::Relaxed)
     }
 
     pub(crate) fn status(&self) -> TransferStatus {
@@ -79,6 +97,29 @@ impl Task {
         let slices = self.slices.load(Ordering::Relaxed);
         slices - self.next.swap(slices, Ordering::Relaxed).min(slices)
     }
+
+    /// So many slices have ended; whether the task has. Then the batch must be told.
+    fn end_slices(&self, slices: u64) -> bool {
+        // Release what this thread has written before, the error above all; the last to come here
+        // acquires what all others have.
+        if self.unfinished.fetch_sub(slices, Ordering::AcqRel) != slices {
+            return false;
+        }
+        self.end();
+        true
+    }
+
+    /// Sets the final state.
+    fn end(&self) {
+        let state = if self.error.get().is_some() {
+            TransferState::Failed
+        } else if self.canceled.load(Ordering::Relaxed) {
+            TransferState::Canceled
+        } else {
+            TransferState::Completed
+        };
+        self.state.store(state as u8, Ordering::Release);
+    }
 }
 
 impl TaskHandle {
@@ -88,11 +129,6 @@ impl TaskHandle {
 
     pub(crate) fn opcode(&self) -> Opcode {
         Opcode::from_byte(self.task().opcode.load(Ordering::Relaxed))
-    }
-
-    /// How many slices the task has in all.
-    pub(crate) fn slices(&self) -> u64 {
-        self.task().slices.load(Ordering::Relaxed)
     }
 
     /// The next slice to do, if any is left.
@@ -109,12 +145,43 @@ impl TaskHandle {
         })
     }
 
+    /// All that nobody has claimed yet, at once, and how many slices that is.
+    pub(crate) fn claim_rest(&self) -> Option<(WideSlice, u64)> {
+        let task = self.task();
+        let slices = task.slices.load(Ordering::Relaxed);
+        let next = task.next.swap(slices, Ordering::Relaxed);
+        if next >= slices {
+            return None;
+        }
+        let length = task.length.load(Ordering::Relaxed);
+        let offset = self.batch.slicing.part(length, next).offset;
+        let slice = WideSlice {
+            source: task.source.load(Ordering::Relaxed) + offset,
+            target: task.target.load(Ordering::Relaxed) + offset,
+            length: length - offset,
+        };
+        Some((slice, slices - next))
+    }
+
+    /// What the whole task is.
+    pub(crate) fn whole(&self) -> WideSlice {
+        let task = self.task();
+        WideSlice {
+            source: task.source.load(Ordering::Relaxed),
+            target: task.target.load(Ordering::Relaxed),
+            length: task.length.load(Ordering::Relaxed),
+        }
+    }
+
     /// Whether doing more of it is in vain: it has failed or was canceled.
     pub(crate) fn is_over(&self) -> bool {
         self.task().error.get().is_some() || self.task().canceled.load(Ordering::Relaxed)
     }
 
-    /// A slice has arrived. Of many, [`EndedTasks`] tells more cheaply.
+    /// A slice has arrived, as [`EndedTasks`] tells more cheaply.
+    #[cfg(test)]
+    /// A slice has arrived, as [`EndedTasks`] tells more cheaply.
+    #[cfg(test)]
     pub(crate) fn done(&self, length: u32) {
         self.task().transferred.fetch_add(length.into(), Ordering::Relaxed);
         self.finish(1);
@@ -122,9 +189,14 @@ impl TaskHandle {
 
     /// A slice has failed for good, and the task with it.
     pub(crate) fn failed(&self, error: &TransferError) {
+        self.slices_failed(1, error);
+    }
+
+    /// So many slices have failed for good, and the task with them.
+    pub(crate) fn slices_failed(&self, slices: u64, error: &TransferError) {
         // The first error is the one to report.
         let _ = self.task().error.set(error.clone());
-        self.finish(1 + self.task().stop());
+        self.finish(slices + self.task().stop());
     }
 
     /// A slice will not be done because the task is over.
@@ -152,28 +224,9 @@ impl TaskHandle {
     }
 
     fn finish(&self, slices: u64) {
-        if self.end_slices(slices) {
+        if self.task().end_slices(slices) {
             self.batch.tasks_finished(1);
         }
-    }
-
-    /// So many slices have ended; whether the task has. Then the batch must be told.
-    fn end_slices(&self, slices: u64) -> bool {
-        let task = self.task();
-        // Release what this thread has written before, the error above all; the last to come here
-        // acquires what all others have.
-        if task.unfinished.fetch_sub(slices, Ordering::AcqRel) != slices {
-            return false;
-        }
-        let state = if task.error.get().is_some() {
-            TransferState::Failed
-        } else if task.canceled.load(Ordering::Relaxed) {
-            TransferState::Canceled
-        } else {
-            TransferState::Completed
-        };
-        task.state.store(state as u8, Ordering::Release);
-        true
     }
 }
 
@@ -188,13 +241,32 @@ pub(crate) struct EndedTasks {
 impl EndedTasks {
     /// A slice has arrived.
     pub(crate) fn done(&mut self, handle: TaskHandle, length: u32) {
-        handle.task().transferred.fetch_add(length.into(), Ordering::Relaxed);
-        if !handle.end_slices(1) {
-            return;
+        self.slices_done(&handle.batch, handle.index, 1, length.into());
+    }
+
+    /// So many slices of a task have arrived, with so many bytes.
+    pub(crate) fn slices_done(
+        &mut self,
+        batch: &Arc<BatchShared>,
+        task: usize,
+        slices: u64,
+        length: u64,
+    ) {
+        let task = &batch.tasks[task];
+        if slices == task.slices() {
+            // Nobody else has any of it, or will.
+            task.transferred.store(length, Ordering::Relaxed);
+            task.unfinished.store(0, Ordering::Relaxed);
+            task.end();
+        } else {
+            task.transferred.fetch_add(length, Ordering::Relaxed);
+            if !task.end_slices(slices) {
+                return;
+            }
         }
-        if !self.batch.as_ref().is_some_and(|batch| Arc::ptr_eq(batch, &handle.batch)) {
+        if !self.batch.as_ref().is_some_and(|ended| Arc::ptr_eq(ended, batch)) {
             self.tell();
-            self.batch = Some(handle.batch);
+            self.batch = Some(Arc::clone(batch));
         }
         self.count += 1;
     }

@@ -1,11 +1,13 @@
 //! What the engine asks of a transport.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use millstream_metadata::{HandShakeDesc, SegmentDesc};
 
 use crate::SegmentId;
-use crate::memory::RawMemory;
+use crate::batch::BatchShared;
+use crate::memory::{LocalMemory, RawMemory};
 use crate::segment::OpenSegment;
 use crate::task::TaskHandle;
 
@@ -21,20 +23,30 @@ pub struct Capabilities {
     pub remote_segments: bool,
     /// Needs a key for each device with the buffers of remote segments.
     pub needs_keys: bool,
+    /// Is faster with memory that the engine allocated as shared memory.
+    pub shared_memory: bool,
 }
 
-/// A task and what the engine has found out about its ends.
+/// Tasks of one batch, one after the other, between the same two pieces of memory, and what the engine
+/// has found out about these.
 #[derive(Debug)]
-pub(crate) struct Work {
+pub(crate) struct Run {
     /// Which of the engine's transports does it.
     pub(crate) transport: usize,
-    pub(crate) task: TaskHandle,
-    /// The transport's keys of the local memory.
-    pub(crate) local_keys: Arc<[u32]>,
+    /// Their indexes in the batch.
+    pub(crate) tasks: Range<usize>,
+    pub(crate) local: Arc<LocalMemory>,
     pub(crate) segment: Arc<OpenSegment>,
     pub(crate) descriptor: Arc<SegmentDesc>,
     /// Index of the target's buffer in the descriptor.
     pub(crate) buffer: usize,
+}
+
+impl Run {
+    /// Its tasks.
+    pub(crate) fn handles(&self, batch: &Arc<BatchShared>) -> impl Iterator<Item = TaskHandle> {
+        self.tasks.clone().map(|index| TaskHandle { batch: Arc::clone(batch), index })
+    }
 }
 
 /// What a transport keeps with a piece of registered memory. Dropping it takes the registration
@@ -44,8 +56,20 @@ pub(crate) struct Registration {
     pub(crate) keys: Arc<[u32]>,
     /// For the requests of peers.
     pub(crate) remote_keys: Arc<[u32]>,
-    pub(crate) _guard: Box<dyn Send + Sync>,
+    /// For processes on the same host.
+    pub(crate) shared_key: Option<u64>,
+    pub(crate) guard: Box<dyn Guard>,
 }
+
+/// What ends a registration when it is dropped.
+pub(crate) trait Guard: Send + Sync {
+    /// Ends it now; why it cannot be ended within some seconds, if so. Called again, it goes on.
+    fn revoke(&self) -> Result<(), String> {
+        Ok(())
+    }
+}
+
+impl Guard for () {}
 
 /// Moves bytes. Errors of transfers are told to their tasks.
 pub(crate) trait Transport: Send + Sync {
@@ -60,11 +84,15 @@ pub(crate) trait Transport: Send + Sync {
     /// Adds its devices to the engine's descriptor.
     fn describe(&self, descriptor: &mut SegmentDesc);
 
-    /// Why it does not reach a segment, if so.
+    /// A segment was opened, or its descriptor had again. May wait, up to some seconds.
+    fn prepare(&self, _segment: &Arc<OpenSegment>, _descriptor: &Arc<SegmentDesc>) {}
+
+    /// Why it does not reach this buffer of a segment, if so.
     fn reaches(
         &self,
         segment: &Arc<OpenSegment>,
         descriptor: &Arc<SegmentDesc>,
+        buffer: usize,
     ) -> Result<(), String>;
 
     /// How often its devices repaired a loss.
@@ -73,14 +101,16 @@ pub(crate) trait Transport: Send + Sync {
     }
 
     /// Begins to do this work. Does not wait for any of it.
-    fn submit(&self, work: &[Work]);
+    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run]);
 
     /// Answers a peer that wants to connect, when this transport's devices are meant.
-    fn handshake(&self, request: &HandShakeDesc) -> Option<HandShakeDesc>;
+    fn handshake(&self, _request: &HandShakeDesc) -> Option<HandShakeDesc> {
+        None
+    }
 
     /// A segment was closed.
-    fn forget(&self, segment: SegmentId);
+    fn forget(&self, _segment: SegmentId) {}
 
     /// Ends all work: tasks fail, connections close.
-    fn stop(&self);
+    fn stop(&self) {}
 }

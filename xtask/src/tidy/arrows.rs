@@ -14,7 +14,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("topology", &[]),
     ("lab", &[]),
     ("metadata", &[]),
-    ("transfer", &["verbs", "metadata", "transfer-core"]),
+    // Memory that processes share is no RDMA.
+    ("transfer", &["net", "verbs", "metadata", "transfer-core"]),
     ("collective", &["wire", "roce", "verbs", "inc"]),
     ("control", &["wire", "roce", "inc", "net"]),
     (

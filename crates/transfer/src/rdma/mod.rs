@@ -26,9 +26,11 @@ use self::device::LocalDevice;
 use self::endpoint::{Endpoint, EndpointConfig};
 use self::queue::Pending;
 use self::workers::Workers;
+use crate::batch::BatchShared;
 use crate::memory::RawMemory;
 use crate::segment::OpenSegment;
-use crate::transport::{Capabilities, Registration, Transport, Work};
+use crate::task::TaskHandle;
+use crate::transport::{Capabilities, Guard, Registration, Run, Transport};
 use crate::{FailureReason, InstallError, RdmaConfig, SegmentId, TransferError};
 
 /// The most completions that a queue of a device holds.
@@ -268,7 +270,12 @@ impl Transport for RdmaTransport {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { own_segment: false, remote_segments: true, needs_keys: true }
+        Capabilities {
+            own_segment: false,
+            remote_segments: true,
+            needs_keys: true,
+            shared_memory: false,
+        }
     }
 
     fn register(&self, memory: &RawMemory, remote: bool) -> Result<Registration, String> {
@@ -283,7 +290,8 @@ impl Transport for RdmaTransport {
         let regions = self.devices.iter().map(register).collect::<Result<Vec<_>, _>>()?;
         let keys = regions.iter().map(MemoryRegion::key).collect();
         let remote_keys = regions.iter().map(MemoryRegion::remote_key).collect();
-        Ok(Registration { keys, remote_keys, _guard: Box::new(regions) })
+        let guard = Box::new(Regions { _regions: regions });
+        Ok(Registration { keys, remote_keys, shared_key: None, guard })
     }
 
     fn describe(&self, descriptor: &mut SegmentDesc) {
@@ -301,6 +309,7 @@ impl Transport for RdmaTransport {
         &self,
         segment: &Arc<OpenSegment>,
         descriptor: &Arc<SegmentDesc>,
+        _buffer: usize,
     ) -> Result<(), String> {
         self.paths(segment, descriptor).map(drop)
     }
@@ -314,9 +323,9 @@ impl Transport for RdmaTransport {
         self.devices.iter().map(of).sum()
     }
 
-    fn submit(&self, work: &[Work]) {
-        for run in work.chunk_by(|a, b| a.segment.id == b.segment.id) {
-            let Work { segment, descriptor, .. } = &run[0];
+    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run]) {
+        for runs in runs.chunk_by(|a, b| Arc::ptr_eq(&a.descriptor, &b.descriptor)) {
+            let Run { segment, descriptor, .. } = &runs[0];
             let paths = match self.paths(segment, descriptor) {
                 Ok(paths) => paths,
                 // `reaches` has found some, so this is rare: the table of endpoints is full now.
@@ -324,34 +333,39 @@ impl Transport for RdmaTransport {
                     let peer = segment.name.as_str().into();
                     let reason = FailureReason::NoPath(reason);
                     let error = TransferError { peer, nic: "none".into(), reason };
-                    run.iter().for_each(|work| work.task.fail_rest(&error));
+                    let handles = runs.iter().flat_map(|run| run.handles(batch));
+                    handles.for_each(|task| task.fail_rest(&error));
                     continue;
                 }
             };
             // Each task goes as many ways as it has slices, one after the other in turn.
             let count = paths.list.len();
-            let ways =
-                |work: &Work| count.min(usize::try_from(work.task.slices()).unwrap_or(usize::MAX));
-            let first = paths.turn.fetch_add(run.iter().map(ways).sum(), Ordering::Relaxed);
+            let ways = |task: usize| {
+                count.min(usize::try_from(batch.tasks[task].slices()).unwrap_or(usize::MAX))
+            };
+            let tasks =
+                || runs.iter().flat_map(|run| run.tasks.clone().map(move |task| (run, task)));
+            let all = tasks().map(|(_, task)| ways(task)).sum();
+            let first = paths.turn.fetch_add(all, Ordering::Relaxed);
             for (index, path) in paths.list.iter().enumerate() {
                 let mut next = first;
-                path.endpoint.push(run.iter().filter_map(|work| {
-                    let (turn, ways) = (next, ways(work));
+                path.endpoint.push(tasks().filter_map(|(run, task)| {
+                    let (turn, ways) = (next, ways(task));
                     next = turn.wrapping_add(ways);
                     let begin = if self.config.path_round_robin { turn } else { mix(turn) };
                     let way = (index + count - begin % count) % count;
-                    let remote_keys = &work.descriptor.buffers[work.buffer].rkey;
+                    let remote_keys = &run.descriptor.buffers[run.buffer].rkey;
                     (way < ways).then(|| Pending {
-                        task: work.task.clone(),
-                        local_key: work.local_keys[path.local],
+                        task: TaskHandle { batch: Arc::clone(batch), index: task },
+                        local_key: run.local.keys[run.transport][path.local],
                         remote_key: remote_keys[path.remote],
-                        incarnation: work.descriptor.incarnation,
+                        incarnation: run.descriptor.incarnation,
                     })
                 }));
             }
             // First each takes its share: who is asked first would take all that it has room for.
             if count > 1 {
-                let slices: u64 = run.iter().map(|work| work.task.slices()).sum();
+                let slices: u64 = tasks().map(|(_, task)| batch.tasks[task].slices()).sum();
                 let share = usize::try_from(slices).unwrap_or(usize::MAX).div_ceil(count);
                 paths.list.iter().for_each(|path| path.endpoint.kick(share));
             }
@@ -407,6 +421,13 @@ impl Transport for RdmaTransport {
         self.paths.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
+
+/// What ends registrations with devices: each waits for its device.
+struct Regions {
+    _regions: Vec<MemoryRegion>,
+}
+
+impl Guard for Regions {}
 
 /// A number that looks random for each number: the finalizer of splitmix64.
 fn mix(number: usize) -> usize {
