@@ -3,7 +3,9 @@
 mod common;
 
 use common::{LONG, contents, engine, pattern, private, shared};
-use millstream_transfer::{Config, Opcode, SegmentId, TransferEngine, TransferRequest};
+use millstream_transfer::{
+    Config, Opcode, SegmentId, TransferEngine, TransferRequest, TransferState,
+};
 
 fn local_engine() -> TransferEngine {
     TransferEngine::new(Config::new("127.0.0.1".parse().unwrap())).unwrap()
@@ -76,4 +78,85 @@ fn a_buffer_outlives_its_engine() {
     buffer.write(0, b"still here").unwrap();
     drop(engine);
     assert_eq!(contents(&buffer, 0, 10), b"still here");
+}
+
+/// As memmove does, whichever way the ranges lie, and whatever the slices.
+#[test]
+fn overlapping_ranges_are_copied_as_they_were() {
+    const LENGTH: usize = 3 << 20;
+    let engine = local_engine();
+    let buffer = shared(&engine, LENGTH);
+    let bytes = pattern(LENGTH, 9);
+    for (from, to, length) in [
+        (0, 1, 100),
+        (1, 0, 100),
+        (0, 1, 2 << 20),
+        (1, 0, 2 << 20),
+        (0, 70_000, 2 << 20),
+        (70_000, 0, 2 << 20),
+        (5, 1 << 20, (1 << 20) + 17),
+        (7, 7, 2 << 20),
+    ] {
+        for opcode in [Opcode::Write, Opcode::Read] {
+            buffer.write(0, &bytes).unwrap();
+            let (near, far) = if opcode == Opcode::Write { (from, to) } else { (to, from) };
+            let request = TransferRequest {
+                opcode,
+                source: buffer.address() + near as u64,
+                target: SegmentId::LOCAL,
+                target_offset: buffer.address() + far as u64,
+                length: length as u64,
+            };
+            engine.submit_and_wait(&[request], LONG).unwrap();
+            let mut expected = bytes.clone();
+            expected.copy_within(from..from + length, to);
+            assert!(contents(&buffer, 0, LENGTH) == expected, "{from} {to} {length} {opcode:?}");
+        }
+    }
+}
+
+/// What is long is not copied by who submits, and can be canceled.
+#[test]
+fn submission_does_not_wait_for_long_copies() {
+    const LENGTH: u64 = 64 << 20;
+    let engine = local_engine();
+    let (source, target) = (private(&engine, LENGTH as usize), shared(&engine, LENGTH as usize));
+    let request = TransferRequest {
+        opcode: Opcode::Write,
+        source: source.address(),
+        target: SegmentId::LOCAL,
+        target_offset: target.address(),
+        length: LENGTH,
+    };
+    let batch = engine.allocate_batch(100).unwrap();
+    engine.submit(&batch, &[request; 100]).unwrap();
+    // 6 GiB take longer than a look at the last of them.
+    assert!(engine.cancel(&batch, 99).unwrap());
+    for task in 0..99 {
+        engine.cancel(&batch, task).unwrap();
+    }
+    assert!(engine.wait(&batch, LONG));
+    let statuses = engine.statuses(&batch);
+    let last = &statuses[99];
+    assert_eq!((last.state, last.transferred_bytes), (TransferState::Canceled, 0));
+    assert!(statuses.iter().all(|status| status.state.is_final() && status.error.is_none()));
+    engine.free(batch).unwrap();
+}
+
+/// Another engine can have our name where it is. It is not us.
+#[test]
+fn a_remote_of_our_own_name_is_not_us() {
+    let named = || {
+        let mut config = Config::new("127.0.0.1".parse().unwrap());
+        config.host = Some("same.example:1".to_owned());
+        TransferEngine::new(config).unwrap()
+    };
+    let (own, other) = (named(), named());
+    assert_eq!(own.name(), other.name());
+    let port = |engine: &TransferEngine| engine.listening_at().port();
+    assert_ne!(port(&own), port(&other));
+    let segment = own.open_segment(&format!("127.0.0.1:{}", port(&other))).unwrap();
+    assert_ne!(segment.id(), SegmentId::LOCAL);
+    let segment = own.open_segment(&format!("127.0.0.1:{}", port(&own))).unwrap();
+    assert_eq!(segment.id(), SegmentId::LOCAL);
 }

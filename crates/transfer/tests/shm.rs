@@ -1,0 +1,374 @@
+//! The transport `shm` between two processes, and between two engines of one.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{LONG, address, contents, pattern, private, request, shared};
+use millstream_transfer::{
+    Batch, Config, FailureReason, Opcode, RdmaConfig, RegisterError, Segment, TransferEngine,
+    TransferRequest, TransferState,
+};
+
+/// Set in processes that this test starts.
+const ROLE: &str = "MILLSTREAM_TEST_ROLE";
+const LENGTH: usize = 4 << 20;
+
+fn shm_engine() -> TransferEngine {
+    let engine = TransferEngine::new(Config::new(address())).unwrap();
+    engine.install_shm().unwrap();
+    engine
+}
+
+/// A process with an engine and a buffer. Dropped, it is killed.
+struct Node {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    name: String,
+}
+
+impl Node {
+    fn start(role: &str) -> Self {
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "a_role", "--nocapture"]).env(ROLE, role);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let mut node = Self { child, input, output, name: String::new() };
+        node.name = node.hear();
+        node
+    }
+
+    fn hear(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "it ended early");
+            if let Some((_, line)) = line.trim().split_once("actor: ") {
+                return line.to_owned();
+            }
+        }
+    }
+
+    fn ask(&mut self, what: &str) -> String {
+        writeln!(self.input, "{what}").unwrap();
+        self.hear()
+    }
+
+    fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What processes started by other tests do. As a test of its own, nothing.
+#[test]
+fn a_role() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let engine = shm_engine();
+    if let Some(target) = role.strip_prefix("write ") {
+        // As long as it may.
+        let local = private(&engine, LENGTH);
+        let segment = engine.open_segment(target).unwrap();
+        let write = request(Opcode::Write, (&local, 0), &segment, 0, LENGTH as u64);
+        for round in 0.. {
+            if engine.submit_and_wait(&[write], LONG).is_err() {
+                break;
+            }
+            if round == 0 {
+                println!("actor: writing");
+            }
+        }
+        std::process::exit(0);
+    }
+    let mut buffer = Some(shared(&engine, LENGTH));
+    println!("actor: {}", engine.name());
+    for line in std::io::stdin().lines() {
+        match line.unwrap().as_str() {
+            "sum" => {
+                let bytes = contents(buffer.as_ref().unwrap(), 0, LENGTH);
+                println!("actor: {}", sum(&bytes));
+            }
+            "drop" => {
+                buffer = None;
+                println!("actor: dropped");
+            }
+            line => unreachable!("{line}"),
+        }
+    }
+    std::process::exit(0);
+}
+
+fn sum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0, |sum, &byte| sum.wrapping_mul(31).wrapping_add(byte.into()))
+}
+
+fn open(engine: &TransferEngine, node: &Node) -> Segment {
+    engine.open_segment(&node.name).unwrap()
+}
+
+/// Requests of all sizes: copied at once, queued, in one piece and in many.
+#[test]
+fn bytes_arrive_in_another_process_and_come_back() {
+    let mut node = Node::start("node");
+    let engine = shm_engine();
+    let segment = open(&engine, &node);
+    assert_eq!(segment.protocol(), "shm");
+    let local = private(&engine, LENGTH);
+    let bytes = pattern(LENGTH, 3);
+    for pieces in [1_usize, 3, 64, 1000] {
+        local.write(0, &bytes).unwrap();
+        let requests = |opcode| -> Vec<TransferRequest> {
+            let cut = |index: usize| (LENGTH * index / pieces) as u64;
+            (0..pieces)
+                .map(|index| {
+                    let (start, end) = (cut(index), cut(index + 1));
+                    request(opcode, (&local, start), &segment, start, end - start)
+                })
+                .collect()
+        };
+        let moved = engine.submit_and_wait(&requests(Opcode::Write), LONG).unwrap();
+        assert_eq!(moved, LENGTH as u64);
+        assert_eq!(node.ask("sum"), sum(&bytes).to_string(), "{pieces}");
+        local.write(0, &vec![0; LENGTH]).unwrap();
+        engine.submit_and_wait(&requests(Opcode::Read), LONG).unwrap();
+        assert!(contents(&local, 0, LENGTH) == bytes, "{pieces}");
+    }
+}
+
+#[test]
+fn bad_requests_have_the_codes_of_other_transports() {
+    let node = Node::start("node");
+    let engine = shm_engine();
+    let segment = open(&engine, &node);
+    let local = private(&engine, 4096);
+    let good = request(Opcode::Write, (&local, 0), &segment, 0, 4096);
+    for (bad, code) in [
+        (TransferRequest { length: 0, ..good }, -1),
+        (TransferRequest { length: 4097, ..good }, -3),
+        (TransferRequest { source: 4096, ..good }, -3),
+        (TransferRequest { target_offset: good.target_offset + LENGTH as u64, ..good }, -1),
+        (TransferRequest { target_offset: good.target_offset - 1, ..good }, -1),
+    ] {
+        assert_eq!(engine.submit_and_wait(&[bad], LONG).unwrap_err().code(), code, "{bad:?}");
+    }
+    engine.submit_and_wait(&[good], LONG).unwrap();
+}
+
+fn submit(engine: &TransferEngine, requests: &[TransferRequest]) -> Batch {
+    let batch = engine.allocate_batch(requests.len()).unwrap();
+    engine.submit(&batch, requests).unwrap();
+    batch
+}
+
+#[test]
+fn tasks_of_a_process_that_is_killed_fail_within_a_second() {
+    let mut node = Node::start("node");
+    let engine = shm_engine();
+    let segment = open(&engine, &node);
+    let local = private(&engine, LENGTH);
+    let all = request(Opcode::Write, (&local, 0), &segment, 0, LENGTH as u64);
+    // So much that it is not done at once, on any machine.
+    let batch = submit(&engine, &vec![all; 2000]);
+    node.kill();
+    let killed = Instant::now();
+    assert!(engine.wait(&batch, LONG));
+    assert!(killed.elapsed() < Duration::from_secs(1));
+    let last = engine.statuses(&batch).pop().unwrap();
+    assert_eq!(last.state, TransferState::Failed);
+    let error = last.error.unwrap();
+    assert!(matches!(error.reason, FailureReason::ProcessEnded), "{error}");
+    assert_eq!(&*error.nic, "shm");
+    // Small ones are not told to have arrived either.
+    let error = engine.submit_and_wait(&[TransferRequest { length: 1, ..all }], LONG).unwrap_err();
+    assert_ne!(error.code(), 0, "{error}");
+}
+
+#[test]
+fn memory_that_was_unregistered_is_noticed_and_the_next_descriptor_believed() {
+    let mut node = Node::start("node");
+    let engine = shm_engine();
+    let segment = open(&engine, &node);
+    let local = private(&engine, 64);
+    let write = request(Opcode::Write, (&local, 0), &segment, 0, 64);
+    engine.submit_and_wait(&[write], LONG).unwrap();
+    assert_eq!(node.ask("drop"), "dropped");
+    let error = engine.submit_and_wait(&[write], LONG).unwrap_err();
+    assert_eq!(error.code(), -201, "{error}");
+    assert!(error.to_string().contains("unregistered"), "{error}");
+    let error = engine.submit_and_wait(&[write], LONG).unwrap_err();
+    assert_eq!(error.code(), -1, "the new descriptor has no such buffer: {error}");
+}
+
+/// Whoever unregisters memory has it for itself then, while peers write to it all the time.
+#[test]
+fn nothing_is_written_after_unregistration() {
+    let (target, initiator) = (shm_engine(), shm_engine());
+    let local = private(&initiator, 64 << 10);
+    local.write(0, &vec![7; 64 << 10]).unwrap();
+    let mut own = vec![0_u8; 256 << 10].into_boxed_slice();
+    let (pointer, length) = (own.as_mut_ptr(), own.len());
+    let keep = shared(&target, 1);
+    for round in 0..100 {
+        // Of the engine, and of the user.
+        let buffer = (round % 2 == 0).then(|| shared(&target, length));
+        let address = buffer.as_ref().map_or(pointer.expose_provenance() as u64, |b| b.address());
+        if buffer.is_none() {
+            register(&target, pointer, length);
+        }
+        let segment = initiator.open_segment(target.name()).unwrap();
+        initiator.refresh_segment(segment.id()).unwrap();
+        let write = TransferRequest {
+            opcode: Opcode::Write,
+            source: local.address(),
+            target: segment.id(),
+            target_offset: address,
+            length: 64 << 10,
+        };
+        let begun = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let requests = vec![write; 16];
+                while initiator.submit_and_wait(&requests, LONG).is_ok() {
+                    begun.store(true, Ordering::Release);
+                }
+            });
+            while !begun.load(Ordering::Acquire) {
+                thread::yield_now();
+            }
+            target
+                .unregister_memory(std::ptr::with_exposed_provenance_mut(address as usize))
+                .unwrap();
+            match &buffer {
+                Some(buffer) => buffer.write(0, &vec![0; length]).unwrap(),
+                None => clear(pointer, length),
+            }
+        });
+        let left = buffer.as_ref().map_or_else(|| own.to_vec(), |b| contents(b, 0, length));
+        assert!(left.iter().all(|&byte| byte == 0), "round {round}");
+    }
+    drop(keep);
+}
+
+#[expect(unsafe_code, reason = "memory that a caller brings")]
+fn register(engine: &TransferEngine, pointer: *mut u8, length: usize) {
+    // SAFETY: the test unregisters it before it uses it.
+    unsafe { engine.register_memory(pointer, length, "*", true).unwrap() }
+}
+
+#[expect(unsafe_code, reason = "memory that a caller brings")]
+fn clear(pointer: *mut u8, length: usize) {
+    // SAFETY: it was unregistered.
+    unsafe { pointer.write_bytes(0, length) }
+}
+
+#[test]
+fn it_goes_before_rdma_and_rdma_where_it_does_not_lead() {
+    let both = || {
+        let engine = common::engine(1);
+        engine.install_shm().unwrap();
+        engine
+    };
+    let (initiator, with_both, rdma_only) = (both(), both(), common::engine(1));
+    let names: Vec<_> = initiator.transports().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["local", "shm", "rdma"]);
+    let local = private(&initiator, 4096);
+    for (target, nic) in [(&with_both, "nic shm"), (&rdma_only, "nic soft-")] {
+        let buffer = shared(target, 4096);
+        let segment = initiator.open_segment(target.name()).unwrap();
+        assert_eq!(segment.protocol(), "rdma", "for peers that know of no shared memory");
+        local.write(0, &[5; 4096]).unwrap();
+        let write = request(Opcode::Write, (&local, 0), &segment, 0, 4096);
+        initiator.submit_and_wait(&[write], LONG).unwrap();
+        assert_eq!(contents(&buffer, 0, 4096), [5; 4096]);
+        // The error says which way it went.
+        drop(buffer);
+        let error = initiator.submit_and_wait(&[write], LONG).unwrap_err();
+        assert!(error.to_string().contains(nic), "{error}");
+    }
+}
+
+#[test]
+fn what_is_not_shared_is_refused_with_the_reason() {
+    let initiator = shm_engine();
+    let target = common::engine(1);
+    let _buffer = shared(&target, 4096);
+    let local = private(&initiator, 4096);
+    let segment = initiator.open_segment(target.name()).unwrap();
+    let write = request(Opcode::Write, (&local, 0), &segment, 0, 4096);
+    let error = initiator.submit_and_wait(&[write], LONG).unwrap_err();
+    assert_eq!(error.code(), -6);
+    assert!(error.to_string().contains("shm: it does not share its memory"), "{error}");
+}
+
+#[test]
+fn it_is_installed_once_and_before_memory() {
+    let engine = TransferEngine::new(Config::new(address())).unwrap();
+    let buffer = private(&engine, 1);
+    assert!(engine.install_shm().unwrap_err().to_string().contains("before memory"));
+    drop(buffer);
+    engine.install_shm().unwrap();
+    assert!(engine.install_shm().unwrap_err().to_string().contains("shm is installed already"));
+    engine.install_rdma(RdmaConfig::new(&[address()])).unwrap();
+}
+
+fn signal(node: &Node, signal: &str) {
+    let process = node.child.id().to_string();
+    assert!(Command::new("kill").args([signal, &process]).status().unwrap().success());
+}
+
+/// A peer that is stopped within a copy may go on at any time: until then the memory is not free.
+#[test]
+fn memory_that_a_stopped_process_accesses_is_not_unregistered() {
+    let target = shm_engine();
+    for _ in 0..50 {
+        let buffer = shared(&target, LENGTH);
+        let pointer = std::ptr::with_exposed_provenance_mut(buffer.address() as usize);
+        let mut node = Node::start(&format!("write {}", target.name()));
+        signal(&node, "-STOP");
+        let Err(error) = target.unregister_memory(pointer) else {
+            // Stopped between two copies.
+            continue;
+        };
+        assert!(matches!(error, RegisterError::InUse { .. }), "{error}");
+        assert!(error.to_string().contains(&format!("process {}", node.child.id())), "{error}");
+        // Its addresses are taken, but no descriptor has them.
+        assert_eq!(target.open_segment(target.name()).unwrap().buffers(), []);
+        signal(&node, "-CONT");
+        target.unregister_memory(pointer).unwrap();
+        assert_eq!(target.unregister_memory(pointer).unwrap_err().code(), -3);
+        node.kill();
+        return;
+    }
+    panic!("never stopped inside");
+}
+
+/// Engines that come and go leave nothing behind.
+#[test]
+fn engines_end_while_others_write() {
+    let initiator = Arc::new(shm_engine());
+    let local = private(&initiator, 1 << 20);
+    for _ in 0..20 {
+        let target = shm_engine();
+        let buffer = shared(&target, 1 << 20);
+        let segment = initiator.open_segment(target.name()).unwrap();
+        let write = request(Opcode::Write, (&local, 0), &segment, 0, 1 << 20);
+        let batch = submit(&initiator, &[write; 8]);
+        drop(target);
+        assert!(initiator.wait(&batch, LONG));
+        drop(buffer);
+        initiator.close_segment(segment.id()).unwrap();
+    }
+}
