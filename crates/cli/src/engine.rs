@@ -27,6 +27,8 @@ const TELL_INTERVAL: Duration = Duration::from_secs(10);
 pub(crate) enum Protocol {
     /// RDMA: over soft devices, over the system's, or over what there is.
     Rdma(Option<Provider>),
+    /// Between processes of one user on one host.
+    Shm,
     /// Within one process.
     Local,
 }
@@ -38,9 +40,10 @@ pub(crate) fn protocol(name: &str) -> anyhow::Result<Protocol> {
         "auto" | "rdma" => Ok(Protocol::Rdma(None)),
         "rdma:soft" => Ok(Protocol::Rdma(Some(Provider::Soft))),
         "rdma:ibverbs" => Ok(Protocol::Rdma(Some(Provider::Ibverbs))),
+        "shm" => Ok(Protocol::Shm),
         "local" => Ok(Protocol::Local),
-        "tcp" | "shm" | "nvmeof" => Err(not_yet(&format!(
-            "this version has no protocol {name}, only rdma, rdma:soft, rdma:ibverbs and local"
+        "tcp" | "nvmeof" => Err(not_yet(&format!(
+            "this version has no protocol {name}, only rdma, rdma:soft, rdma:ibverbs, shm and local"
         ))),
         _ => Err(usage(format!(
             "there is no protocol {name}: it is rdma, rdma:soft, rdma:ibverbs, tcp, local, shm, \
@@ -106,6 +109,9 @@ pub(crate) fn start(
             given => given,
         };
         let engine = TransferEngine::new(options.settings.engine(addresses[0]))?;
+        if protocols.contains(&Protocol::Shm) {
+            engine.install_shm()?;
+        }
         let Some(rdma) = &rdma else { return Ok(engine) };
         let rdma = RdmaConfig { addresses: addresses.to_vec(), ..rdma.clone() };
         match engine.install_rdma(rdma) {

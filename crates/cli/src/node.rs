@@ -29,7 +29,7 @@ pub(crate) struct Arguments {
     /// Where segments are found: p2p
     #[arg(long, value_name = "URI", default_value = "p2p")]
     metadata: String,
-    /// How bytes move: auto (which is rdma), rdma, rdma:soft, rdma:ibverbs, local
+    /// How bytes move: auto (which is rdma), rdma, rdma:soft, rdma:ibverbs, shm, local
     #[arg(long, value_name = "P", value_delimiter = ',', default_value = "auto")]
     protocol: Vec<String>,
     /// Local address, each an RDMA device [default: the first free one of 127.0.0.1 and up; with

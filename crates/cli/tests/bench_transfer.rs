@@ -128,7 +128,6 @@ fn what_cannot_be_measured_is_told() {
     let too_much = ["--working-set=1MiB", "--block-size=64KiB", "--batch-size=17"];
     check(&too_much, 2, "--working-set 1048576: the batches of all threads have 1114112 bytes");
     check(&["--working-set=1MiB", "--threads=17"], 2, "have 1114112 bytes");
-    check(&["--protocol=local"], 2, "--protocol local");
     check(&["--protocol=ip"], 2, "rdma:soft");
     check(&["--threads=1024", "--batch-size=65536", "--block-size=1GiB"], 1, "no memory for");
     check(&["--segment=nowhere:1"], 1, "nowhere:1");
@@ -198,6 +197,20 @@ fn the_machine_itself_can_be_measured_too() {
     let table = run(&[&["bench", "transfer"], &arguments[..]].concat()).success().json();
     for row in table["rows"].as_array().unwrap() {
         for key in ["udp_stream_gb_per_s", "memory_copy_gb_per_s", "ratio_to_udp_stream"] {
+            assert!(row["baseline"][key].as_f64().unwrap() > 0.0, "{key} in {row}");
+        }
+        assert_eq!(row["baseline"].get("block_copy_gb_per_s"), None);
+    }
+}
+
+#[test]
+fn copies_are_compared_with_copies() {
+    for protocol in ["shm", "local"] {
+        let arguments = ["--protocol", protocol, "--block-size=64KiB", "--op=read", "--baseline"];
+        let more = ["--duration=1ms", "--working-set=16MiB", "--json"];
+        let row = run(&[&["bench", "transfer"], &arguments[..], &more].concat()).success().json();
+        assert_figures(&row);
+        for key in ["block_copy_gb_per_s", "ratio_to_block_copy", "ratio_to_process_copy"] {
             assert!(row["baseline"][key].as_f64().unwrap() > 0.0, "{key} in {row}");
         }
     }

@@ -33,6 +33,32 @@ fn a_file_comes_back_byte_for_byte() {
     }
 }
 
+/// As processes of one user; `rdma` is there for others.
+#[test]
+fn a_file_comes_back_through_shared_memory() {
+    let folder = Folder::new();
+    let (original, copy) = (folder.file("original"), folder.file("copy"));
+    let address = common::address();
+    for protocols in ["shm", "shm,rdma:soft"] {
+        let mut command = millstream();
+        command.args(["node", "--protocol", protocols, "--bind", &address, "--buffer", "8MiB"]);
+        let mut node = Running::start("node", &mut command);
+        let segment = node.ready()["segment"].as_str().unwrap().to_owned();
+        let content = bytes(5_000_003, 1);
+        fs::write(&original, &content).unwrap();
+        let towards = |more: [&str; 3]| {
+            let [command, last, file] = more;
+            run(&[command, "--protocol=shm", "--segment", &segment, "--offset=7", last, file])
+        };
+        towards(["put", "--verify", &original]).success();
+        towards(["get", "--length=5000003", &copy]).success();
+        assert!(fs::read(&copy).unwrap() == content, "{protocols}");
+    }
+    let (_node, segment) = node("1KiB", &[]);
+    let output = run(&["put", "--protocol=shm", "--segment", &segment, &original]);
+    assert!(output.failure(1).contains("does not share its memory"), "{}", output.stderr);
+}
+
 #[test]
 fn the_checksum_is_castagnolis() {
     let folder = Folder::new();

@@ -4,6 +4,7 @@ mod peer;
 mod report;
 mod row;
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use anyhow::Context;
@@ -116,15 +117,23 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     room.with_context(|| format!("no memory for a working set of {set} bytes"))?;
     // Before there are threads.
     process::clean_up_when_told_to_stop()?;
-    let (mut peer, segment) = match &arguments.segment {
-        Some(segment) => (None, segment.clone()),
+    let mut peer = None;
+    let mut own = None;
+    let (opened, segment) = match &arguments.segment {
+        Some(segment) => (engine::open(&arguments.reach, segment)?, segment.clone()),
+        None if is_local(&arguments.reach)? => {
+            let (opened, buffer) = open_own(arguments, set)?;
+            own = Some(buffer);
+            let segment = opened.engine.name().to_owned();
+            (opened, segment)
+        }
         None => {
-            let peer = start_peer(arguments, set as u64)?;
-            let segment = peer.segment.clone();
-            (Some(peer), segment)
+            let started = start_peer(arguments, set as u64)?;
+            let segment = started.segment.clone();
+            peer = Some(started);
+            (engine::open(&arguments.reach, &segment)?, segment)
         }
     };
-    let opened = engine::open(&arguments.reach, &segment)?;
     let available = opened.segment.buffers()[0].length;
     if let Some(set) = arguments.working_set.filter(|&set| set > available) {
         return Err(usage(format!(
@@ -150,7 +159,29 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         report::print_json(&rows, shapes.len() == 1, process::told_to_stop())?;
     }
     process::step_back_when_told_to_stop();
+    drop(own);
     Ok(())
+}
+
+/// Whether bytes are to move within this process.
+fn is_local(reach: &Reach) -> anyhow::Result<bool> {
+    Ok(engine::protocol(&reach.protocol)? == Protocol::Local)
+}
+
+/// An engine whose own segment has so many bytes.
+fn open_own(arguments: &Arguments, bytes: usize) -> anyhow::Result<(Opened, Buffer)> {
+    let reach = &arguments.reach;
+    engine::check_metadata(&reach.metadata)?;
+    let options = engine::Options {
+        settings: reach.settings.load()?,
+        no_segmentation_offload: reach.no_segmentation_offload,
+        patience: None,
+    };
+    let loopback = Ipv4Addr::LOCALHOST.into();
+    let engine = engine::start(&[Protocol::Local], &reach.bind, loopback, &options)?;
+    let buffer = engine.allocate_buffer(bytes, "*", true)?;
+    let segment = engine.open_segment(engine.name())?;
+    Ok((Opened { engine, segment }, buffer))
 }
 
 /// Bytes that each side walks through: at least those of all threads' batches. Of the sizes that
@@ -183,9 +214,6 @@ fn start_peer(arguments: &Arguments, bytes: u64) -> anyhow::Result<Peer> {
     let reach = &arguments.reach;
     // Here, since it is this command line that is wrong.
     engine::check_metadata(&reach.metadata)?;
-    if engine::protocol(&reach.protocol)? == Protocol::Local {
-        return Err(usage("--protocol local reaches no other process: measure rdma"));
-    }
     let what = format!("starting a node with {}", units::readable(bytes));
     note::when_slow(&what, || Peer::start(reach, bytes))
 }
@@ -234,7 +262,9 @@ fn measure(
         }
     }
     if arguments.baseline && !process::told_to_stop() {
-        report::add_baseline(&mut rows, buffer.length())?;
+        let protocol = engine::protocol(&arguments.reach.protocol)?;
+        let copies = matches!(protocol, Protocol::Shm | Protocol::Local);
+        report::add_baseline(&mut rows, buffer.length(), copies)?;
         if text {
             report::print_baseline(&rows)?;
         }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Context;
-use millstream_net::baseline;
+use millstream_net::baseline::{self, CopyDirection};
 use millstream_transfer::Segment;
 use serde::Serialize;
 
@@ -16,6 +16,9 @@ use crate::{output, units};
 const STREAM_SEGMENT: usize = 4096;
 /// How long the plain stream and the memory copy are measured.
 const BASELINE: Duration = Duration::from_secs(2);
+
+/// How long copies in blocks are measured.
+const COPIES: Duration = Duration::from_millis(500);
 
 /// What `--json` prints of a row.
 #[derive(Serialize)]
@@ -54,6 +57,20 @@ struct Baseline {
     memory_copy_gb_per_s: f64,
     /// Our rate in parts of the stream's.
     ratio_to_udp_stream: f64,
+    /// For what copies memory.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    copies: Option<Copies>,
+}
+
+/// What copies of as many bytes at a time do, on one thread.
+#[derive(Clone, Serialize)]
+struct Copies {
+    block_copy_gb_per_s: f64,
+    /// Our rate in parts of that.
+    ratio_to_block_copy: f64,
+    /// By process_vm_readv or process_vm_writev, where that is allowed.
+    process_copy_gb_per_s: Option<f64>,
+    ratio_to_process_copy: Option<f64>,
 }
 
 /// What `--json` prints of a table.
@@ -137,14 +154,24 @@ pub(super) fn print_json(rows: &[Row], alone: bool, interrupted: bool) -> anyhow
     }
 }
 
-/// Measures what the machine does without us, over as many bytes, and sets every row beside it.
-pub(super) fn add_baseline(rows: &mut [Row], working_set: usize) -> anyhow::Result<()> {
+/// Measures what the machine does without us, over as many bytes, and sets every row beside it. With
+/// `copies`, what it does in blocks of the row's size too.
+pub(super) fn add_baseline(
+    rows: &mut [Row],
+    working_set: usize,
+    copies: bool,
+) -> anyhow::Result<()> {
     let stream = baseline::udp_streams(1, BASELINE, STREAM_SEGMENT, working_set)
         .context("the plain UDP stream failed")?;
     let udp_stream_gb_per_s = stream.gb_per_s();
     let memory_copy_gb_per_s = baseline::memory_copy(BASELINE, working_set).gb_per_s();
     for row in rows {
+        let copies = match copies {
+            true => Some(measure_copies(row, working_set)?),
+            false => None,
+        };
         row.baseline = Some(Baseline {
+            copies,
             udp_stream_gb_per_s,
             udp_segmentation_offload: stream.segmentation_offload,
             memory_copy_gb_per_s,
@@ -152,6 +179,25 @@ pub(super) fn add_baseline(rows: &mut [Row], working_set: usize) -> anyhow::Resu
         });
     }
     Ok(())
+}
+
+fn measure_copies(row: &Row, working_set: usize) -> anyhow::Result<Copies> {
+    let block = row.block_size as usize;
+    let block_copy_gb_per_s = baseline::block_copy(COPIES, block, working_set)?.gb_per_s();
+    let direction = match row.op {
+        Operation::Read => CopyDirection::Read,
+        Operation::Write | Operation::Mix => CopyDirection::Write,
+    };
+    let process_copy = baseline::process_copy(COPIES, direction, block, working_set)
+        .inspect_err(|error| tracing::info!(%error, "no process_vm_writev to compare with"))
+        .ok();
+    let process_copy_gb_per_s = process_copy.map(|report| report.gb_per_s());
+    Ok(Copies {
+        block_copy_gb_per_s,
+        ratio_to_block_copy: per(row.gb_per_s, block_copy_gb_per_s),
+        process_copy_gb_per_s,
+        ratio_to_process_copy: process_copy_gb_per_s.map(|other| per(row.gb_per_s, other)),
+    })
 }
 
 /// Says what the machine does without us, and how much of it the fastest row is.
@@ -168,5 +214,25 @@ pub(super) fn print_baseline(rows: &[Row]) -> anyhow::Result<()> {
         three_digits(baseline.udp_stream_gb_per_s),
         baseline.ratio_to_udp_stream,
         three_digits(baseline.memory_copy_gb_per_s)
-    ))
+    ))?;
+    for row in rows {
+        let Some(copies) = row.baseline.as_ref().and_then(|baseline| baseline.copies.as_ref())
+        else {
+            continue;
+        };
+        let by_kernel = match (copies.process_copy_gb_per_s, copies.ratio_to_process_copy) {
+            (Some(rate), Some(ratio)) => {
+                format!(", process_vm {} GB/s: {ratio:.2} of it", three_digits(rate))
+            }
+            _ => String::new(),
+        };
+        output::line(&format!(
+            "{} {}: copies of as many bytes {} GB/s: {:.2} of it{by_kernel}",
+            row.op.name(),
+            units::readable(row.block_size),
+            three_digits(copies.block_copy_gb_per_s),
+            copies.ratio_to_block_copy
+        ))?;
+    }
+    Ok(())
 }
