@@ -54,7 +54,7 @@ fn a_file_comes_back_through_shared_memory() {
         towards(["get", "--length=5000003", &copy]).success();
         assert!(fs::read(&copy).unwrap() == content, "{protocols}");
     }
-    let (_node, segment) = node("1KiB", &[]);
+    let (_node, segment) = node("8MiB", &[]);
     let output = run(&["put", "--protocol=shm", "--segment", &segment, &original]);
     assert!(output.failure(1).contains("does not share its memory"), "{}", output.stderr);
 }
