@@ -1,8 +1,8 @@
 //! Memory that processes of one user on one host read and write directly.
 //!
 //! An [`Offer`] is the side whose memory it is, a [`Peer`] the other one. They find each other by a UNIX
-//! socket in the abstract namespace, and pass descriptors over it: of a [table](table) of what is registered,
-//! of a page on which the peer says what it is accessing ([`presence`]), and of each [`SharedMemory`] that the
+//! socket in the abstract namespace, and pass descriptors over it: of a table of what is registered,
+//! of a page on which the peer says what it is accessing (`presence.rs`), and of each [`SharedMemory`] that the
 //! peer asks for. That is mapped on both sides. Other memory, which the user brought, is read and
 //! written by process_vm_readv(2) and process_vm_writev(2).
 //!
