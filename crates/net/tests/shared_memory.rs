@@ -3,7 +3,7 @@
 
 #![cfg(not(millstream_loom))]
 
-use std::io::{BufRead, BufReader, Lines, Write};
+use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
@@ -15,6 +15,7 @@ use millstream_net::shared_memory::{
     AccessError, Caching, ConnectError, Key, Offer, PATIENCE, Peer, Region, Registration,
     SharedMemory,
 };
+use socket2::{Domain, SockAddr, Socket, Type};
 
 /// Set in processes that this test starts: what they do.
 const ROLE: &str = "MILLSTREAM_TEST_ROLE";
@@ -187,6 +188,22 @@ fn a_role() {
                 }
             }
         }
+        // Connects, says nothing, and hears what comes.
+        "listen" => {
+            let socket = connection(words[1]);
+            let mut bytes = [0; 64];
+            let length = (&socket).read(&mut bytes).unwrap();
+            println!("actor: {:?}", &bytes[..length]);
+        }
+        // As "offer", without descriptors for more peers from some time on.
+        "starve" => {
+            let offered = Offered::new(16);
+            println!("actor: {} {}", offered.offer.socket(), offered.incarnation);
+            for line in std::io::stdin().lines() {
+                descriptor_limit(line.unwrap().parse().unwrap());
+                println!("actor: {}", processor_time().as_millis());
+            }
+        }
         // Writes all of one region, as long as it may.
         "write" => {
             let number = |index: usize| words[index].parse::<u64>().unwrap();
@@ -210,6 +227,32 @@ fn a_role() {
     }
     // Not the other tests' end.
     std::process::exit(0);
+}
+
+/// A bare connection to an offer's socket.
+fn connection(name: &str) -> Socket {
+    let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+    socket.connect(&SockAddr::unix(format!("\0{name}")).unwrap()).unwrap();
+    socket
+}
+
+/// Lets this process open descriptors below this number only.
+fn descriptor_limit(limit: u64) {
+    let mut limits = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the limits are borrowed, by the first call exclusively.
+    unsafe {
+        assert_eq!(libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limits), 0);
+        limits.rlim_cur = limit;
+        assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits), 0);
+    }
+}
+
+/// What this process has used so far.
+fn processor_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the time is borrowed exclusively.
+    assert_eq!(unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &raw mut time) }, 0);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
 }
 
 fn writing(offered: &Offered, registration: &Registration, address: u64) -> Actor {
@@ -391,12 +434,19 @@ fn nobody_is_let_in_after_the_offer_has_ended() {
 }
 
 /// Needs root, to be somebody else.
-#[test]
-fn another_user_is_refused() {
+fn may_be_another_user() -> bool {
     // SAFETY: no arguments.
-    if unsafe { libc::geteuid() } != 0 {
+    let root = unsafe { libc::geteuid() } == 0;
+    if !root {
         println!("skipped: only root can be another user");
         assert_ne!(std::env::var("MILLSTREAM_REQUIRE").as_deref(), Ok("all"));
+    }
+    root
+}
+
+#[test]
+fn another_user_is_refused() {
+    if !may_be_another_user() {
         return;
     }
     let offered = Offered::new(3);
@@ -406,6 +456,61 @@ fn another_user_is_refused() {
         command.uid(65_534);
     });
     assert_eq!(actor.hear(), "it belongs to another user: ours is 65534, and its is 0");
+}
+
+/// It is sent away by who it is, and not by what it says.
+#[test]
+fn another_user_is_not_listened_to() {
+    if !may_be_another_user() {
+        return;
+    }
+    let offered = Offered::new(3);
+    let mut actor = Actor::start(&format!("listen {}", offered.offer.socket()), |command| {
+        command.uid(65_534);
+    });
+    let refusal = actor.hear();
+    assert!(refusal.starts_with("[77, 83, 115, 104, 109, "), "{refusal}");
+}
+
+/// Connections that say nothing neither keep the thread busy nor stay.
+#[test]
+fn strangers_are_waited_for_without_work() {
+    let (mut actor, socket, incarnation) = starving();
+    actor.say("1000");
+    let before = milliseconds(&mut actor);
+    let mut strangers: Vec<Socket> = (0..80).map(|_| connection(&socket)).collect();
+    // The first ones have been sent away, and there is room for the others.
+    assert_eq!(strangers[0].read(&mut [0; 64]).unwrap(), 0);
+    actor.say("1000");
+    let used = milliseconds(&mut actor) - before;
+    assert!(used < 200, "{used} ms of a second");
+    drop(strangers);
+    Peer::connect(&socket, incarnation).unwrap();
+}
+
+#[test]
+fn want_of_descriptors_is_waited_for_without_work() {
+    let (mut actor, socket, incarnation) = starving();
+    // It has more already, but not as many to poll.
+    actor.say("5");
+    let before = milliseconds(&mut actor);
+    let error = Peer::connect(&socket, incarnation).unwrap_err();
+    assert!(matches!(error, ConnectError::NoAnswer), "{error}");
+    actor.say("1000");
+    let used = milliseconds(&mut actor) - before;
+    assert!(used < 200, "{used} ms of a second");
+    Peer::connect(&socket, incarnation).unwrap();
+}
+
+fn starving() -> (Actor, String, u64) {
+    let mut actor = Actor::start("starve", |_| {});
+    let line = actor.hear();
+    let (socket, incarnation) = line.split_once(' ').unwrap();
+    (actor, socket.to_owned(), incarnation.parse().unwrap())
+}
+
+fn milliseconds(actor: &mut Actor) -> u64 {
+    actor.hear().parse().unwrap()
 }
 
 /// More than are let in at a time.

@@ -26,6 +26,9 @@ pub const MAX_USERS: usize = 256;
 const MAX_STRANGERS: usize = 64;
 const STRANGER_PATIENCE: Duration = Duration::from_secs(1);
 
+/// After a connection could not be accepted, as for want of descriptors. The socket stays readable.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
 /// Why memory cannot be offered.
 #[derive(Debug, Error)]
 #[error("{operation}: {error}")]
@@ -218,19 +221,23 @@ impl Shared {
     fn serve(&self, listener: &Socket, stop: &UnixStream) {
         let mut strangers: Vec<(Socket, Instant)> = Vec::new();
         let mut ready: Vec<libc::pollfd> = Vec::new();
+        let mut failed: Option<Instant> = None;
         loop {
             let users = self.users().clone();
+            let paused = failed.is_some_and(|failed| failed.elapsed() < ACCEPT_PAUSE);
+            let accepting = !paused && strangers.len() < MAX_STRANGERS;
             ready.clear();
-            ready.extend([poll_for(stop.as_fd()), poll_for(listener.as_fd())]);
+            ready.extend([poll_for(stop.as_fd()), poll_if(accepting, listener.as_fd())]);
             ready.extend(strangers.iter().map(|(socket, _)| poll_for(socket.as_fd())));
             for user in &users {
-                // Of a negative number, poll takes no notice.
-                let open = !user.closed.load(Ordering::Relaxed);
-                let socket = poll_for(user.socket.as_fd());
-                ready.push(if open { socket } else { libc::pollfd { fd: -1, ..socket } });
+                ready.push(poll_if(!user.closed.load(Ordering::Relaxed), user.socket.as_fd()));
                 ready.push(poll_for(user.process.descriptor()));
             }
-            let patience: i32 = if strangers.is_empty() { -1 } else { 1000 };
+            let patience: i32 = match (paused, strangers.is_empty()) {
+                (true, _) => ACCEPT_PAUSE.as_millis() as i32,
+                (false, true) => -1,
+                (false, false) => STRANGER_PATIENCE.as_millis() as i32,
+            };
             // SAFETY: so many pollfds, alive during the call.
             let found =
                 unsafe { libc::poll(ready.as_mut_ptr(), ready.len() as libc::nfds_t, patience) };
@@ -264,11 +271,17 @@ impl Shared {
                 }
                 !heard && since.elapsed() < STRANGER_PATIENCE
             });
-            if ready[1].revents != 0 && strangers.len() < MAX_STRANGERS {
+            if ready[1].revents != 0 {
                 match listener.accept() {
-                    Ok((socket, _)) => strangers.push((socket, Instant::now())),
+                    Ok((socket, _)) if is_ours(&socket) => {
+                        strangers.push((socket, Instant::now()));
+                    }
+                    Ok(_) => {}
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    Err(error) => tracing::debug!(%error, "a peer was not let in"),
+                    Err(error) => {
+                        tracing::debug!(%error, "a peer was not let in");
+                        failed = Some(Instant::now());
+                    }
                 }
             }
         }
@@ -288,10 +301,6 @@ impl Shared {
 
     fn admit(&self, socket: &Socket, incarnation: u64, started: u64) -> Result<(), Refusal> {
         let credentials = Credentials::of_peer(socket.as_fd()).map_err(|_| Refusal::NoProcess)?;
-        if credentials.user != own_user() {
-            tracing::warn!(user = credentials.user, "shared memory: another user was refused");
-            return Err(Refusal::OtherUser);
-        }
         if incarnation != self.incarnation {
             return Err(Refusal::OtherIncarnation);
         }
@@ -338,6 +347,19 @@ impl Shared {
     }
 }
 
+/// Whether a process of our user connected. What another user sends is not received: to close a
+/// descriptor that came with it can take as long as the server of its file system likes.
+fn is_ours(socket: &Socket) -> bool {
+    let Ok(credentials) = Credentials::of_peer(socket.as_fd()) else { return false };
+    let ours = credentials.user == own_user();
+    if !ours {
+        tracing::debug!(user = credentials.user, "shared memory: another user was refused");
+        let refusal = Message::Refusal(Refusal::OtherUser).emit();
+        let _ = descriptors::send(socket.as_fd(), &refusal, &[]);
+    }
+    ours
+}
+
 /// The name in the abstract namespace, which the zero in front means.
 pub(super) fn socket_address(name: &str) -> io::Result<SockAddr> {
     SockAddr::unix(format!("\0{name}"))
@@ -345,4 +367,10 @@ pub(super) fn socket_address(name: &str) -> io::Result<SockAddr> {
 
 fn poll_for(descriptor: BorrowedFd<'_>) -> libc::pollfd {
     libc::pollfd { fd: descriptor.as_raw_fd(), events: libc::POLLIN, revents: 0 }
+}
+
+/// Of a negative number, poll takes no notice.
+fn poll_if(wanted: bool, descriptor: BorrowedFd<'_>) -> libc::pollfd {
+    let poll = poll_for(descriptor);
+    if wanted { poll } else { libc::pollfd { fd: -1, ..poll } }
 }
