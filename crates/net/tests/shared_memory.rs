@@ -401,6 +401,28 @@ fn nothing_is_touched_after_unregistration() {
     }
 }
 
+/// Nor does what was copied meanwhile count, once the owner has stopped waiting.
+#[test]
+fn what_was_copied_during_a_revocation_does_not_count() {
+    let offered = Offered::new(16);
+    let peer = offered.connect();
+    for (registration, address) in
+        [&offered.mapped, &offered.copied].into_iter().zip(offered.addresses())
+    {
+        let region = peer.open(registration.key()).unwrap();
+        let visit = peer.enter(&region).unwrap().unwrap();
+        visit.confirm().unwrap();
+        assert!(registration.revoke(Duration::ZERO).is_err());
+        let bytes = [1; 8];
+        // SAFETY: from an array.
+        unsafe { visit.write(bytes.as_ptr(), address, bytes.len(), Caching::Through).unwrap() };
+        let error = visit.confirm().unwrap_err();
+        assert!(matches!(error, AccessError::Unregistered), "{error}");
+        drop(visit);
+        registration.revoke(PATIENCE).unwrap();
+    }
+}
+
 #[test]
 fn a_full_table_says_so() {
     let offered = Offered::new(3);

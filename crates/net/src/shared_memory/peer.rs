@@ -309,9 +309,11 @@ impl Visit<'_> {
         Ok(())
     }
 
-    /// What was copied before this counts: the memory was its process's all the time.
+    /// What was copied before this counts: the memory was registered, and its process alive, until now.
+    /// An owner that no longer waited for us may have taken the pages away, or used them otherwise.
     pub fn confirm(&self) -> Result<(), AccessError> {
-        if self.peer.is_alive() { Ok(()) } else { Err(AccessError::Ended) }
+        let registered = self.peer.table.is_registered(self.region.key);
+        if registered && self.peer.is_alive() { Ok(()) } else { Err(self.peer.gone()) }
     }
 
     /// Where an address of the peer is mapped here, or `None` when it is not mapped.
