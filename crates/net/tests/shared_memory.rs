@@ -3,6 +3,9 @@
 
 #![cfg(not(millstream_loom))]
 
+#[path = "shared_memory/fake.rs"]
+mod fake;
+
 use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -11,6 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use fake::{FakeOwner, MAPPED, key};
 use millstream_net::shared_memory::{
     AccessError, Caching, ConnectError, Key, Offer, PATIENCE, Peer, Region, Registration,
     SharedMemory,
@@ -557,4 +561,24 @@ fn threads_of_one_peer_have_a_limit_and_no_more_is_lost() {
     assert!(offered.mapped.revoke(Duration::ZERO).is_err());
     drop(visits);
     offered.mapped.revoke(PATIENCE).unwrap();
+}
+
+/// Lets a peer in, and does this with the connection meanwhile.
+fn fake<T>(lengths: &[u64], serve: impl FnOnce(Socket) + Send, test: impl FnOnce(Peer) -> T) -> T {
+    let incarnation = incarnation();
+    let owner = FakeOwner::new(incarnation, lengths);
+    thread::scope(|scope| {
+        scope.spawn(|| serve(owner.welcome()));
+        test(Peer::connect(owner.name(), incarnation).unwrap())
+    })
+}
+
+#[test]
+fn answers_to_other_questions_are_not_taken_for_ever() {
+    let flood = |mut socket: Socket| {
+        let other = fake::message(MAPPED, [77, 1, 0, 0]);
+        while socket.write(&other).is_ok() {}
+    };
+    let error = fake(&[4096], flood, |peer| peer.open(Key(key(0))).unwrap_err());
+    assert!(matches!(error, AccessError::NoAnswer), "{error}");
 }

@@ -230,7 +230,8 @@ impl Peer {
                     return Mapping::adopt(file.as_fd(), Access::ReadWrite)
                         .map_err(failed("mapping its memory"));
                 }
-                // To a question that was given up.
+                // To a question that was given up. More such answers must not keep us here.
+                _ if Instant::now() >= deadline => return Err(AccessError::NoAnswer),
                 _ => {}
             }
         }
