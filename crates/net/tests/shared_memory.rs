@@ -7,6 +7,7 @@
 mod fake;
 
 use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
@@ -19,7 +20,7 @@ use millstream_net::shared_memory::{
     AccessError, Caching, ConnectError, Key, Offer, PATIENCE, Peer, Region, Registration,
     SharedMemory,
 };
-use socket2::{Domain, SockAddr, Socket, Type};
+use socket2::Socket;
 
 /// Set in processes that this test starts: what they do.
 const ROLE: &str = "MILLSTREAM_TEST_ROLE";
@@ -194,7 +195,7 @@ fn a_role() {
         }
         // Connects, says nothing, and hears what comes.
         "listen" => {
-            let socket = connection(words[1]);
+            let socket = fake::connect(words[1]);
             let mut bytes = [0; 64];
             let length = (&socket).read(&mut bytes).unwrap();
             println!("actor: {:?}", &bytes[..length]);
@@ -231,13 +232,6 @@ fn a_role() {
     }
     // Not the other tests' end.
     std::process::exit(0);
-}
-
-/// A bare connection to an offer's socket.
-fn connection(name: &str) -> Socket {
-    let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap();
-    socket.connect(&SockAddr::unix(format!("\0{name}")).unwrap()).unwrap();
-    socket
 }
 
 /// Lets this process open descriptors below this number only.
@@ -504,7 +498,7 @@ fn strangers_are_waited_for_without_work() {
     let (mut actor, socket, incarnation) = starving();
     actor.say("1000");
     let before = milliseconds(&mut actor);
-    let mut strangers: Vec<Socket> = (0..80).map(|_| connection(&socket)).collect();
+    let mut strangers: Vec<Socket> = (0..80).map(|_| fake::connect(&socket)).collect();
     // The first ones have been sent away, and there is room for the others.
     assert_eq!(strangers[0].read(&mut [0; 64]).unwrap(), 0);
     actor.say("1000");
@@ -581,4 +575,19 @@ fn answers_to_other_questions_are_not_taken_for_ever() {
     };
     let error = fake(&[4096], flood, |peer| peer.open(Key(key(0))).unwrap_err());
     assert!(matches!(error, AccessError::NoAnswer), "{error}");
+}
+
+/// It still has what it has mapped.
+#[test]
+fn who_was_sent_away_is_still_waited_for() {
+    let offered = Offered::new(3);
+    let (socket, presence) = fake::user(offered.offer.socket(), offered.incarnation);
+    fake::send(&socket, b"nonsense", &[]);
+    assert_eq!((&socket).read(&mut [0; 64]).unwrap(), 0, "sent away");
+    let inside = (offered.copied.key().0 & 0xffff) as u32 + 1;
+    presence.write_all_at(&inside.to_le_bytes(), 0).unwrap();
+    let error = offered.copied.revoke(Duration::ZERO).unwrap_err();
+    assert_eq!(error.pid as u32, std::process::id());
+    presence.write_all_at(&[0; 4], 0).unwrap();
+    offered.copied.revoke(PATIENCE).unwrap();
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io;
+use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -84,8 +85,18 @@ struct User {
     process: Process,
     presence: Presence,
     socket: Socket,
-    /// It has closed its end. What it says of its presence holds until it is nowhere or dead.
-    closed: AtomicBool,
+    /// We do not talk to it any more. It still has what it has mapped, and is looked at by who revokes.
+    sent_away: AtomicBool,
+    /// It has closed its end, which it does when it accesses nothing any more.
+    hung_up: AtomicBool,
+}
+
+impl User {
+    fn send_away(&self) {
+        self.sent_away.store(true, Ordering::Relaxed);
+        // Only this direction, so that it is still seen when the other end closes.
+        let _ = self.socket.shutdown(Shutdown::Write);
+    }
 }
 
 impl Offer {
@@ -230,7 +241,10 @@ impl Shared {
             ready.extend([poll_for(stop.as_fd()), poll_if(accepting, listener.as_fd())]);
             ready.extend(strangers.iter().map(|(socket, _)| poll_for(socket.as_fd())));
             for user in &users {
-                ready.push(poll_if(!user.closed.load(Ordering::Relaxed), user.socket.as_fd()));
+                let socket = poll_if(!user.hung_up.load(Ordering::Relaxed), user.socket.as_fd());
+                // That it has hung up is told in any case.
+                let silent = user.sent_away.load(Ordering::Relaxed);
+                ready.push(if silent { libc::pollfd { events: 0, ..socket } } else { socket });
                 ready.push(poll_for(user.process.descriptor()));
             }
             let patience: i32 = match (paused, strangers.is_empty()) {
@@ -254,13 +268,15 @@ impl Shared {
             }
             let of_users = 2 + strangers.len();
             for (user, ready) in users.iter().zip(ready[of_users..].chunks_exact(2)) {
-                if ready[0].revents != 0 && !self.answer(user) {
-                    user.closed.store(true, Ordering::Relaxed);
+                if ready[0].revents & libc::POLLHUP != 0 {
+                    user.hung_up.store(true, Ordering::Relaxed);
+                } else if ready[0].revents & libc::POLLIN != 0 && !self.answer(user) {
+                    user.send_away();
                 }
             }
             self.users().retain(|user| {
-                let closed = user.closed.load(Ordering::Relaxed) && user.presence.is_empty();
-                !closed && user.process.is_alive()
+                let gone = user.hung_up.load(Ordering::Relaxed) && user.presence.is_empty();
+                !gone && user.process.is_alive()
             });
             let mut index = 2;
             strangers.retain(|(socket, since)| {
@@ -307,7 +323,8 @@ impl Shared {
         let process = Process::open(credentials.pid, started).map_err(|_| Refusal::NoProcess)?;
         let (presence, file) = Presence::new().map_err(|_| Refusal::TooMany)?;
         let socket = socket.try_clone().map_err(|_| Refusal::TooMany)?;
-        let user = Arc::new(User { process, presence, socket, closed: AtomicBool::new(false) });
+        let (sent_away, hung_up) = (AtomicBool::new(false), AtomicBool::new(false));
+        let user = Arc::new(User { process, presence, socket, sent_away, hung_up });
         let mut users = self.users();
         if users.len() >= MAX_USERS {
             return Err(Refusal::TooMany);
@@ -323,7 +340,7 @@ impl Shared {
         };
         let files = [self.table.file(), file.as_fd()];
         if descriptors::send(user.socket.as_fd(), &welcome.emit(), &files).is_err() {
-            user.closed.store(true, Ordering::Relaxed);
+            user.send_away();
         }
         Ok(())
     }

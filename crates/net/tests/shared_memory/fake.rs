@@ -1,4 +1,4 @@
-//! The owner of memory, as a peer sees it: says and sends what a test wants.
+//! Both ends of a connection as the other one sees them, which say and send what a test wants.
 
 use std::ffi::CStr;
 use std::fs::File;
@@ -11,6 +11,7 @@ use std::ptr;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 /// Kinds of messages.
+pub(crate) const HELLO: u8 = 1;
 pub(crate) const WELCOME: u8 = 2;
 pub(crate) const MAPPED: u8 = 5;
 
@@ -53,6 +54,22 @@ impl FakeOwner {
         send(&socket, &welcome, &[&self.table, &self.presence]);
         socket
     }
+}
+
+/// A peer that an offer has let in: its connection, and its presence.
+pub(crate) fn user(name: &str, incarnation: u64) -> (Socket, File) {
+    let socket = connect(name);
+    send(&socket, &message(HELLO, [incarnation, own_start_time(), 0, 0]), &[]);
+    let [table, presence] = receive_two(&socket);
+    drop(table);
+    (socket, presence)
+}
+
+/// A bare connection to an offer's socket.
+pub(crate) fn connect(name: &str) -> Socket {
+    let socket = Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap();
+    socket.connect(&SockAddr::unix(format!("\0{name}")).unwrap()).unwrap();
+    socket
 }
 
 /// Of the entry with this index.
@@ -110,6 +127,28 @@ pub(crate) fn send(mut socket: &Socket, bytes: &[u8], files: &[&File]) {
         }
         let sent = libc::sendmsg(socket.as_raw_fd(), &raw const header, 0);
         assert_eq!(sent, bytes.len() as isize);
+    }
+}
+
+/// Receives a message with two descriptors.
+fn receive_two(socket: &Socket) -> [File; 2] {
+    let mut bytes = [0_u8; 64];
+    let mut iovec = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
+    let mut control = [0_u64; 16];
+    // SAFETY: zeros are a valid value.
+    let mut header: libc::msghdr = unsafe { mem::zeroed() };
+    header.msg_iov = &raw mut iovec;
+    header.msg_iovlen = 1;
+    header.msg_control = control.as_mut_ptr().cast();
+    header.msg_controllen = mem::size_of_val(&control) as _;
+    // SAFETY: what the header points at is alive during the call. If there are two descriptors,
+    // as the length says, they are new ones.
+    unsafe {
+        assert!(libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) > 0);
+        let message = libc::CMSG_FIRSTHDR(&raw const header).as_ref().unwrap();
+        assert_eq!(message.cmsg_len as u64, libc::CMSG_LEN(8).into());
+        let data = libc::CMSG_DATA(message).cast::<i32>();
+        [0, 1].map(|index| File::from_raw_fd(ptr::read_unaligned(data.add(index))))
     }
 }
 
