@@ -591,3 +591,38 @@ fn who_was_sent_away_is_still_waited_for() {
     presence.write_all_at(&[0; 4], 0).unwrap();
     offered.copied.revoke(PATIENCE).unwrap();
 }
+
+/// What it sends costs it nothing, since no page of it was ever used.
+#[test]
+fn no_more_is_mapped_than_is_registered_and_this_host_could_have() {
+    const TERABYTE: u64 = 1 << 40;
+    let file = fake::sealed(c"fake-memory", 64 * TERABYTE);
+    let serve = |socket: Socket| {
+        let answer = |index| fake::message(MAPPED, [key(index), 1, 0, 0]);
+        let mut bytes = [0; 64];
+        while let Ok(1..) = (&socket).read(&mut bytes) {
+            let index = usize::from(bytes[8]);
+            fake::send(&socket, &answer(index), &[&file]);
+        }
+    };
+    fake(&[8192, 64 * TERABYTE, 4096], serve, |peer| {
+        for index in [0, 2] {
+            peer.open(Key(key(index))).unwrap();
+        }
+        let error = peer.open(Key(key(1))).unwrap_err();
+        assert!(error.to_string().contains("more memory mapped here"), "{error}");
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let mut lengths: Vec<u64> = maps
+            .lines()
+            .filter(|line| line.contains("/memfd:fake-memory"))
+            .map(|line| {
+                let (start, rest) = line.split_once('-').unwrap();
+                let (end, _) = rest.split_once(' ').unwrap();
+                let [start, end] = [start, end].map(|text| u64::from_str_radix(text, 16).unwrap());
+                end - start
+            })
+            .collect();
+        lengths.sort_unstable();
+        assert_eq!(lengths, [4096, 8192]);
+    });
+}

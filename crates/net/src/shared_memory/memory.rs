@@ -88,12 +88,13 @@ impl Mapping {
         Ok(Self { pointer, length })
     }
 
-    /// Maps a file that another process sent. Believes nothing that it may have said of it.
+    /// Maps the first bytes of a file that another process sent: all, but no more than so many. Believes
+    /// nothing that it may have said of it.
     ///
     /// What must hold so that no access raises SIGBUS: the file cannot shrink, and its pages do not come
     /// from a pool that can be empty, as huge pages do, or from a file system that another process
     /// serves. So it is a sealed file of tmpfs.
-    pub(super) fn adopt(file: BorrowedFd<'_>, access: Access) -> io::Result<Self> {
+    pub(super) fn adopt(file: BorrowedFd<'_>, most: usize, access: Access) -> io::Result<Self> {
         let refused = |what| Err(io::Error::new(io::ErrorKind::InvalidData, what));
         // SAFETY: no pointers.
         let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
@@ -116,7 +117,7 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         match usize::try_from(status.st_size) {
-            Ok(length) if length > 0 => Self::new(file, length, access),
+            Ok(length) if length > 0 => Self::new(file, length.min(most), access),
             _ => refused("the file is empty"),
         }
     }
@@ -185,8 +186,10 @@ mod tests {
     #[test]
     fn two_mappings_show_the_same_bytes_and_the_file_keeps_its_length() {
         let memory = SharedMemory::new(10_000).unwrap();
-        let mapping = Mapping::adopt(memory.file(), Access::ReadWrite).unwrap();
+        let mapping = Mapping::adopt(memory.file(), 20_000, Access::ReadWrite).unwrap();
         assert_eq!(mapping.length(), 10_000);
+        let part = Mapping::adopt(memory.file(), 5000, Access::ReadWrite).unwrap();
+        assert_eq!(part.length(), 5000);
         // SAFETY: both pointers are to 10,000 bytes that nothing else uses.
         unsafe {
             mapping.pointer().add(9_999).write(7);
@@ -222,7 +225,7 @@ mod tests {
     #[test]
     fn files_that_could_raise_sigbus_are_refused() {
         let adopt =
-            |file: BorrowedFd<'_>| Mapping::adopt(file, Access::Read).unwrap_err().to_string();
+            |file: BorrowedFd<'_>| Mapping::adopt(file, 1, Access::Read).unwrap_err().to_string();
         let unsealed = memfd(c"test", 4096).unwrap();
         assert!(adopt(unsealed.as_fd()).contains("not sealed"));
         seal(unsealed.as_fd(), libc::F_SEAL_GROW).unwrap();

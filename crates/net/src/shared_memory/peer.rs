@@ -102,6 +102,13 @@ pub struct Region {
     mapping: Option<Mapping>,
 }
 
+impl Region {
+    /// How many bytes of our address space it takes.
+    fn mapped(&self) -> usize {
+        self.mapping.as_ref().map_or(0, Mapping::length)
+    }
+}
+
 impl Peer {
     /// Asks the process that listens at this socket, whose incarnation must be this, to let us in. Waits
     /// for a second at most.
@@ -204,20 +211,37 @@ impl Peer {
             return Ok(region);
         }
         let entry = self.table.entry(key).ok_or_else(|| self.gone())?;
-        let mapping = if entry.mappable { Some(self.map(&socket, key)?) } else { None };
+        // Those that were unregistered since need not stay mapped.
+        let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
+        regions.retain(|&key, _| self.table.is_registered(key));
+        let mapped: usize = regions.values().map(|region| region.mapped()).sum();
+        drop(regions);
+        let most = most_mapped().saturating_sub(mapped);
+        let mapping = match entry.mappable {
+            true => Some(self.map(&socket, key, entry.length, most)?),
+            false => None,
+        };
         if mapping.as_ref().is_some_and(|mapping| (mapping.length() as u64) < entry.length) {
             return Err(AccessError::Unregistered);
         }
         let region = Arc::new(Region { key, entry, mapping });
         let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
-        // Those that were unregistered since need not stay mapped.
-        regions.retain(|&key, _| self.table.is_registered(key));
         regions.insert(key, Arc::clone(&region));
         Ok(region)
     }
 
-    fn map(&self, socket: &Socket, key: Key) -> Result<Mapping, AccessError> {
-        let failed = |operation| move |error| AccessError::System { operation, error };
+    /// Asks for the memory of this key, and maps so many bytes of it, if they are not more than `most`.
+    fn map(
+        &self,
+        socket: &Socket,
+        key: Key,
+        length: u64,
+        most: usize,
+    ) -> Result<Mapping, AccessError> {
+        let failed = |error| AccessError::System { operation: "mapping its memory", error };
+        let length = usize::try_from(length).ok().filter(|&length| length <= most);
+        let too_much = "it has more memory mapped here than this host can have";
+        let length = length.ok_or_else(|| failed(io::Error::other(too_much)))?;
         let ask = Message::Map { key: key.0 };
         descriptors::send(socket.as_fd(), &ask.emit(), &[]).map_err(|_| self.gone())?;
         let deadline = Instant::now() + ANSWER_PATIENCE;
@@ -227,8 +251,8 @@ impl Peer {
             match answer {
                 Message::Mapped { key: its, found } if its == key.0 => {
                     let file = files.first().filter(|_| found).ok_or(AccessError::Unregistered)?;
-                    return Mapping::adopt(file.as_fd(), Access::ReadWrite)
-                        .map_err(failed("mapping its memory"));
+                    return Mapping::adopt(file.as_fd(), length.max(1), Access::ReadWrite)
+                        .map_err(failed);
                 }
                 // To a question that was given up. More such answers must not keep us here.
                 _ if Instant::now() >= deadline => return Err(AccessError::NoAnswer),
@@ -360,6 +384,17 @@ impl Drop for Visit<'_> {
         self.peer.presence.leave(self.word, self.region.key, &self.peer.table);
         self.peer.words.give_back(self.word);
     }
+}
+
+/// How many bytes of one peer are mapped at a time: what it says costs it nothing, but us address space.
+/// Several times the memory of this host, since memory may be registered more than once, and not all
+/// be used.
+fn most_mapped() -> usize {
+    // SAFETY: no pointers.
+    let [pages, length] =
+        [libc::_SC_PHYS_PAGES, libc::_SC_PAGESIZE].map(|name| unsafe { libc::sysconf(name) });
+    let memory = usize::try_from(pages).unwrap_or(0) * usize::try_from(length).unwrap_or(0);
+    memory.max(1 << 30).saturating_mul(4)
 }
 
 type Received = (Message, Vec<std::os::fd::OwnedFd>);

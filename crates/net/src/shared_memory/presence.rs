@@ -46,7 +46,7 @@ impl Presence {
 
     /// Maps the one that another process made for us.
     pub(super) fn adopt(file: BorrowedFd<'_>) -> io::Result<Self> {
-        let mapping = Mapping::adopt(file, Access::ReadWrite)?;
+        let mapping = Mapping::adopt(file, LENGTH, Access::ReadWrite)?;
         match mapping.length() {
             LENGTH => Ok(Self { mapping }),
             _ => Err(io::Error::new(io::ErrorKind::InvalidData, "presence of another length")),

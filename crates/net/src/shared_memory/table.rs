@@ -150,8 +150,10 @@ pub(super) struct TableView {
 impl TableView {
     /// Maps the table of another process.
     pub(super) fn adopt(file: BorrowedFd<'_>) -> io::Result<Self> {
-        let mapping = Mapping::adopt(file, Access::Read)?;
-        if mapping.length() > MAX_ENTRIES * size_of::<RawEntry>() {
+        let longest = MAX_ENTRIES * size_of::<RawEntry>();
+        // One byte more shows that there are more.
+        let mapping = Mapping::adopt(file, longest + 1, Access::Read)?;
+        if mapping.length() > longest {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the table is too long"));
         }
         Ok(Self { entries: Entries { mapping } })
@@ -194,7 +196,7 @@ mod tests {
         let view = TableView::adopt(table.file()).unwrap();
         let key = table.insert(ENTRY).unwrap();
         assert_eq!(view.entry(key), Some(ENTRY));
-        assert!(Mapping::adopt(table.file(), Access::ReadWrite).is_err());
+        assert!(Mapping::adopt(table.file(), 1, Access::ReadWrite).is_err());
         table.revoke(key);
         assert!(!view.is_registered(key));
         assert_eq!(view.entry(key), None);
