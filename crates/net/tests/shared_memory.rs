@@ -130,6 +130,19 @@ impl Actor {
         assert_eq!(unsafe { libc::kill(self.child.id() as libc::pid_t, signal) }, 0);
     }
 
+    /// Says what makes it run another program (cat), and returns when that does.
+    fn run_another_program(&mut self) {
+        self.say("exec");
+        let path = format!("/proc/{}/comm", self.child.id());
+        let start = Instant::now();
+        while std::fs::read_to_string(&path).unwrap() != "cat\n" {
+            assert!(start.elapsed() < LONG);
+            thread::yield_now();
+        }
+        self.say("actor: here");
+        assert_eq!(self.hear(), "here");
+    }
+
     fn wait_until_stopped(&self) {
         let path = format!("/proc/{}/stat", self.child.id());
         let start = Instant::now();
@@ -187,6 +200,8 @@ fn a_role() {
                     offered.mapped.revoke(LONG).unwrap();
                     offered.copied.revoke(LONG).unwrap();
                     println!("actor: revoked");
+                } else if line == "exec" {
+                    panic!("{}", Command::new("cat").exec());
                 } else {
                     let [mapped, copied] = offered.bytes(line.parse().unwrap());
                     println!("actor: {mapped} {copied}");
@@ -218,6 +233,11 @@ fn a_role() {
             };
             let region = peer.open(Key(number(3))).unwrap();
             let bytes = vec![0xa5; LENGTH];
+            thread::spawn(|| {
+                if std::io::stdin().lines().next().is_some() {
+                    panic!("{}", Command::new("cat").exec());
+                }
+            });
             for round in 0.. {
                 if let Err(error) = write(&peer, &region, number(4), &bytes) {
                     println!("actor: {error}");
@@ -335,6 +355,34 @@ fn who_is_killed_inside_is_not_waited_for() {
     }
 }
 
+/// It keeps its number, and its memory is gone.
+#[test]
+fn who_runs_another_program_is_not_waited_for() {
+    let offered = Offered::new(16);
+    let [mapped, copied] = offered.addresses();
+    for (registration, address) in [(&offered.mapped, mapped), (&offered.copied, copied)] {
+        let mut actor = writing(&offered, registration, address);
+        assert_eq!(actor.hear(), "writing");
+        // Nearly always within a copy.
+        actor.run_another_program();
+        registration.revoke(Duration::ZERO).unwrap();
+    }
+}
+
+#[test]
+fn memory_of_another_program_is_not_accessed() {
+    let (mut actor, place) = offering();
+    let peer = Peer::connect(&place.socket, place.incarnation).unwrap();
+    let regions = place.keys.map(|key| peer.open(key).unwrap());
+    assert!(peer.is_alive());
+    actor.run_another_program();
+    assert!(!peer.is_alive());
+    let [mapped, copied] = &regions;
+    let error = write(&peer, mapped, place.addresses[0], &[1]).unwrap_err();
+    assert!(matches!(error, AccessError::Ended), "{error}");
+    assert!(matches!(peer.enter(copied), Err(AccessError::Ended)));
+}
+
 /// A process that was stopped while it copied may go on later: the memory is not taken for unused.
 #[test]
 fn who_is_stopped_inside_is_waited_for_until_the_deadline() {
@@ -449,8 +497,9 @@ fn nobody_is_let_in_after_the_offer_has_ended() {
     let error = Peer::connect(&socket, incarnation).unwrap_err();
     assert!(matches!(error, ConnectError::Nobody), "{error}");
     // Those who were let in before still have to leave.
-    drop((mapped, copied));
     assert!(peer.is_alive());
+    drop((mapped, copied));
+    assert!(!peer.is_alive());
 }
 
 /// Needs root, to be somebody else.

@@ -87,11 +87,14 @@ struct User {
     socket: Socket,
     /// We do not talk to it any more. It still has what it has mapped, and is looked at by who revokes.
     sent_away: AtomicBool,
-    /// It has closed its end, which it does when it accesses nothing any more.
-    hung_up: AtomicBool,
 }
 
 impl User {
+    /// Whether it may still be accessing something. It closes its end when it does not any more.
+    fn is_there(&self) -> bool {
+        self.process.is_connected(self.socket.as_fd())
+    }
+
     fn send_away(&self) {
         self.sent_away.store(true, Ordering::Relaxed);
         // Only this direction, so that it is still seen when the other end closes.
@@ -196,8 +199,7 @@ impl Registration {
         // Who is let in from here on sees the table as it is now.
         let users = self.shared.users().clone();
         for user in users {
-            let alive = || user.process.is_alive();
-            if !user.presence.wait_until_left(self.key, deadline, alive) {
+            if !user.presence.wait_until_left(self.key, deadline, || user.is_there()) {
                 return Err(InUse { pid: user.process.pid() });
             }
         }
@@ -241,7 +243,7 @@ impl Shared {
             ready.extend([poll_for(stop.as_fd()), poll_if(accepting, listener.as_fd())]);
             ready.extend(strangers.iter().map(|(socket, _)| poll_for(socket.as_fd())));
             for user in &users {
-                let socket = poll_if(!user.hung_up.load(Ordering::Relaxed), user.socket.as_fd());
+                let socket = poll_for(user.socket.as_fd());
                 // That it has hung up is told in any case.
                 let silent = user.sent_away.load(Ordering::Relaxed);
                 ready.push(if silent { libc::pollfd { events: 0, ..socket } } else { socket });
@@ -268,16 +270,11 @@ impl Shared {
             }
             let of_users = 2 + strangers.len();
             for (user, ready) in users.iter().zip(ready[of_users..].chunks_exact(2)) {
-                if ready[0].revents & libc::POLLHUP != 0 {
-                    user.hung_up.store(true, Ordering::Relaxed);
-                } else if ready[0].revents & libc::POLLIN != 0 && !self.answer(user) {
+                if ready[0].revents & libc::POLLIN != 0 && !self.answer(user) {
                     user.send_away();
                 }
             }
-            self.users().retain(|user| {
-                let gone = user.hung_up.load(Ordering::Relaxed) && user.presence.is_empty();
-                !gone && user.process.is_alive()
-            });
+            self.users().retain(|user| user.is_there());
             let mut index = 2;
             strangers.retain(|(socket, since)| {
                 let heard = ready[index].revents != 0;
@@ -323,8 +320,8 @@ impl Shared {
         let process = Process::open(credentials.pid, started).map_err(|_| Refusal::NoProcess)?;
         let (presence, file) = Presence::new().map_err(|_| Refusal::TooMany)?;
         let socket = socket.try_clone().map_err(|_| Refusal::TooMany)?;
-        let (sent_away, hung_up) = (AtomicBool::new(false), AtomicBool::new(false));
-        let user = Arc::new(User { process, presence, socket, sent_away, hung_up });
+        let sent_away = AtomicBool::new(false);
+        let user = Arc::new(User { process, presence, socket, sent_away });
         let mut users = self.users();
         if users.len() >= MAX_USERS {
             return Err(Refusal::TooMany);

@@ -62,8 +62,8 @@ pub enum ConnectError {
 /// Why memory of a peer cannot be accessed (any more).
 #[derive(Debug, Error)]
 pub enum AccessError {
-    /// Its process has ended.
-    #[error("its process has ended")]
+    /// Its process has ended, or runs another program, or has closed the connection.
+    #[error("its process has ended, or has closed the connection")]
     Ended,
     /// It is not registered there, or not all of it.
     #[error("the memory is not registered there any more")]
@@ -88,7 +88,9 @@ pub struct Peer {
     table: TableView,
     presence: Presence,
     words: Words,
-    socket: Mutex<Socket>,
+    socket: Socket,
+    /// Held by who asks something, until it is answered.
+    asking: Mutex<()>,
     /// Why its user's own memory cannot be accessed, if so.
     obstacle: Option<String>,
     regions: RwLock<HashMap<Key, Arc<Region>>>,
@@ -156,7 +158,8 @@ impl Peer {
             presence: Presence::adopt(presence.as_fd()).map_err(strange)?,
             process,
             words: Words::default(),
-            socket: Mutex::new(socket),
+            socket,
+            asking: Mutex::default(),
             obstacle: None,
             regions: RwLock::default(),
         };
@@ -187,9 +190,9 @@ impl Peer {
         self.process.pid()
     }
 
-    /// Whether its process is still there.
+    /// Whether its process is still there, and runs the program that let us in.
     pub fn is_alive(&self) -> bool {
-        self.process.is_alive()
+        self.process.is_connected(self.socket.as_fd())
     }
 
     /// Why memory registered by this key cannot be accessed, as far as can be said without asking.
@@ -206,11 +209,11 @@ impl Peer {
     /// Opens the memory registered by this key. Asks for its descriptor, and waits for a second at most.
     pub fn open(&self, key: Key) -> Result<Arc<Region>, AccessError> {
         // One at a time asks.
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        let asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(region) = self.region(key) {
             return Ok(region);
         }
-        let entry = self.table.entry(key).ok_or_else(|| self.gone())?;
+        let entry = self.table.entry(key).ok_or_else(|| self.gone(key))?;
         // Those that were unregistered since need not stay mapped.
         let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
         regions.retain(|&key, _| self.table.is_registered(key));
@@ -218,7 +221,7 @@ impl Peer {
         drop(regions);
         let most = most_mapped().saturating_sub(mapped);
         let mapping = match entry.mappable {
-            true => Some(self.map(&socket, key, entry.length, most)?),
+            true => Some(self.map(key, entry.length, most)?),
             false => None,
         };
         if mapping.as_ref().is_some_and(|mapping| (mapping.length() as u64) < entry.length) {
@@ -227,26 +230,21 @@ impl Peer {
         let region = Arc::new(Region { key, entry, mapping });
         let mut regions = self.regions.write().unwrap_or_else(PoisonError::into_inner);
         regions.insert(key, Arc::clone(&region));
+        drop((regions, asking));
         Ok(region)
     }
 
     /// Asks for the memory of this key, and maps so many bytes of it, if they are not more than `most`.
-    fn map(
-        &self,
-        socket: &Socket,
-        key: Key,
-        length: u64,
-        most: usize,
-    ) -> Result<Mapping, AccessError> {
+    fn map(&self, key: Key, length: u64, most: usize) -> Result<Mapping, AccessError> {
         let failed = |error| AccessError::System { operation: "mapping its memory", error };
         let length = usize::try_from(length).ok().filter(|&length| length <= most);
         let too_much = "it has more memory mapped here than this host can have";
         let length = length.ok_or_else(|| failed(io::Error::other(too_much)))?;
         let ask = Message::Map { key: key.0 };
-        descriptors::send(socket.as_fd(), &ask.emit(), &[]).map_err(|_| self.gone())?;
+        descriptors::send(self.socket.as_fd(), &ask.emit(), &[]).map_err(|_| self.gone(key))?;
         let deadline = Instant::now() + ANSWER_PATIENCE;
         loop {
-            let received = receive(socket, deadline).map_err(|_| self.gone())?;
+            let received = receive(&self.socket, deadline).map_err(|_| self.gone(key))?;
             let (answer, files) = received.ok_or(AccessError::NoAnswer)?;
             match answer {
                 Message::Mapped { key: its, found } if its == key.0 => {
@@ -261,9 +259,13 @@ impl Peer {
         }
     }
 
-    /// Why something is not there.
-    fn gone(&self) -> AccessError {
-        if self.is_alive() { AccessError::Unregistered } else { AccessError::Ended }
+    /// Why something is not there. A table in which it still is, is that of a program that has ended.
+    fn gone(&self, key: Key) -> AccessError {
+        let ended = !self.process.is_alive();
+        match ended || (self.table.is_registered(key) && !self.is_alive()) {
+            true => AccessError::Ended,
+            false => AccessError::Unregistered,
+        }
     }
 
     /// Begins to access memory: until the result is dropped, its owner waits if it takes the memory
@@ -271,14 +273,14 @@ impl Peer {
     pub fn enter<'a>(&'a self, region: &'a Region) -> Result<Option<Visit<'a>>, AccessError> {
         // Of memory that is mapped, the number of the process does not matter.
         if region.mapping.is_none() && !self.is_alive() {
-            return Err(AccessError::Ended);
+            return Err(self.gone(region.key));
         }
         let Some(word) = self.words.take() else { return Ok(None) };
         if self.presence.enter(word, region.key, &self.table) {
             return Ok(Some(Visit { peer: self, region, word }));
         }
         self.words.give_back(word);
-        Err(self.gone())
+        Err(self.gone(region.key))
     }
 }
 
@@ -338,7 +340,11 @@ impl Visit<'_> {
     /// An owner that no longer waited for us may have taken the pages away, or used them otherwise.
     pub fn confirm(&self) -> Result<(), AccessError> {
         let registered = self.peer.table.is_registered(self.region.key);
-        if registered && self.peer.is_alive() { Ok(()) } else { Err(self.peer.gone()) }
+        if registered && self.peer.is_alive() {
+            Ok(())
+        } else {
+            Err(self.peer.gone(self.region.key))
+        }
     }
 
     /// Where an address of the peer is mapped here, or `None` when it is not mapped.
@@ -367,7 +373,7 @@ impl Visit<'_> {
             unsafe { copy::process_copy(way, self.peer.process.pid(), local, remote, length) };
         copied.map_err(|error| match error.raw_os_error() {
             Some(libc::ESRCH) => AccessError::Ended,
-            _ if !self.peer.is_alive() => AccessError::Ended,
+            _ if !self.peer.is_alive() => self.peer.gone(self.region.key),
             _ => {
                 let operation = match way {
                     Way::Write => "process_vm_writev",

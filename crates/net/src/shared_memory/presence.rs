@@ -83,11 +83,6 @@ impl Presence {
         }
     }
 
-    /// Whether nobody is inside anything.
-    pub(super) fn is_empty(&self) -> bool {
-        (0..WORDS).all(|index| self.word(index).load(Ordering::SeqCst) == 0)
-    }
-
     /// After the table says that it is not registered: waits until nobody is inside, for as long as
     /// `alive` says so and until `deadline`. Whether nobody is.
     pub(super) fn wait_until_left(
@@ -186,6 +181,11 @@ mod tests {
         }
     }
 
+    /// Whether nobody is inside anything.
+    fn is_empty(presence: &Presence) -> bool {
+        (0..WORDS).all(|index| presence.word(index).load(Ordering::SeqCst) == 0)
+    }
+
     fn soon() -> Instant {
         Instant::now() + Duration::from_millis(30)
     }
@@ -204,7 +204,7 @@ mod tests {
         let key = table.insert(Entry { address: 1, length: 1, mappable: true }).unwrap();
         assert_eq!(key.slot(), 0);
         assert!(peer.enter(5, key, view));
-        assert!(!owner.is_empty());
+        assert!(!is_empty(owner));
         assert!(owner.wait_until_left(other, soon(), || true), "in another one");
         table.revoke(key);
         assert!(!owner.wait_until_left(key, soon(), || true), "not for ever");
@@ -215,7 +215,7 @@ mod tests {
             assert!(waiting.join().unwrap());
         });
         assert!(!peer.enter(5, key, view));
-        assert!(owner.is_empty(), "who was refused is not inside");
+        assert!(is_empty(owner), "who was refused is not inside");
     }
 
     /// Whatever the order of their steps, nobody is inside once the owner has waited.

@@ -115,6 +115,24 @@ impl Process {
         !wait(self.descriptor.as_fd(), libc::POLLIN, Duration::ZERO).unwrap_or(false)
     }
 
+    /// Whether it is still there, and the program that has the other end of this connection too: execve(2)
+    /// keeps the number, the start time and the pidfd, but closes the connection, once the memory of the
+    /// program before is gone.
+    pub(super) fn is_connected(&self, socket: BorrowedFd<'_>) -> bool {
+        let poll = |descriptor: BorrowedFd<'_>, events| libc::pollfd {
+            fd: descriptor.as_raw_fd(),
+            events,
+            revents: 0,
+        };
+        // POLLHUP is told in any case.
+        let mut polls =
+            [poll(self.descriptor.as_fd(), libc::POLLIN), poll(socket, libc::POLLRDHUP)];
+        // SAFETY: so many pollfds, alive during the call.
+        let found = unsafe { libc::poll(polls.as_mut_ptr(), polls.len() as libc::nfds_t, 0) };
+        // A call that failed has found nothing.
+        found <= 0
+    }
+
     /// Readable once it has ended.
     pub(super) fn descriptor(&self) -> BorrowedFd<'_> {
         self.descriptor.as_fd()
