@@ -7,6 +7,7 @@
 mod fake;
 
 use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -215,12 +216,26 @@ fn a_role() {
             let length = (&socket).read(&mut bytes).unwrap();
             println!("actor: {:?}", &bytes[..length]);
         }
+        // Opens memory without a descriptor for it, and then with one.
+        "lack" => {
+            let peer = Peer::connect(words[1], words[2].parse().unwrap()).unwrap();
+            let key = Key(words[3].parse().unwrap());
+            descriptor_limit(free_descriptor());
+            let error = peer.open(key).unwrap_err();
+            descriptor_limit(1000);
+            peer.open(key).unwrap();
+            println!("actor: {error}");
+        }
         // As "offer", without descriptors for more peers from some time on.
         "starve" => {
             let offered = Offered::new(16);
             println!("actor: {} {}", offered.offer.socket(), offered.incarnation);
             for line in std::io::stdin().lines() {
-                descriptor_limit(line.unwrap().parse().unwrap());
+                let line = line.unwrap();
+                descriptor_limit(match line.as_str() {
+                    "one" => free_descriptor() + 1,
+                    limit => limit.parse().unwrap(),
+                });
                 println!("actor: {}", processor_time().as_millis());
             }
         }
@@ -263,6 +278,11 @@ fn descriptor_limit(limit: u64) {
         limits.rlim_cur = limit;
         assert_eq!(libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limits), 0);
     }
+}
+
+/// The number that the next descriptor gets.
+fn free_descriptor() -> u64 {
+    std::fs::File::open("/dev/null").unwrap().as_raw_fd() as u64
 }
 
 /// What this process has used so far.
@@ -569,6 +589,25 @@ fn want_of_descriptors_is_waited_for_without_work() {
     let used = milliseconds(&mut actor) - before;
     assert!(used < 200, "{used} ms of a second");
     Peer::connect(&socket, incarnation).unwrap();
+}
+
+/// It does not say that somebody else is at fault.
+#[test]
+fn who_lacks_descriptors_is_named() {
+    let (mut actor, socket, incarnation) = starving();
+    actor.say("one");
+    milliseconds(&mut actor);
+    let error = Peer::connect(&socket, incarnation).unwrap_err().to_string();
+    assert!(error.starts_with("it refused: it lacks what it needs"), "{error}");
+    actor.say("1000");
+    milliseconds(&mut actor);
+    Peer::connect(&socket, incarnation).unwrap();
+
+    let offered = Offered::new(3);
+    let (socket, key) = (offered.offer.socket(), offered.mapped.key().0);
+    let mut actor = Actor::start(&format!("lack {socket} {} {key}", offered.incarnation), |_| {});
+    let error = actor.hear();
+    assert!(error.contains("this process may have no more descriptors"), "{error}");
 }
 
 fn starving() -> (Actor, String, u64) {

@@ -29,6 +29,7 @@ pub(super) enum Refusal {
     OtherIncarnation,
     TooMany,
     NoProcess,
+    NoMeans,
 }
 
 impl Message {
@@ -72,6 +73,7 @@ impl Message {
                 1 => Refusal::OtherIncarnation,
                 2 => Refusal::TooMany,
                 3 => Refusal::NoProcess,
+                4 => Refusal::NoMeans,
                 _ => return None,
             }),
             4 => Self::Map { key: first },
@@ -102,6 +104,7 @@ mod tests {
             Message::Refusal(Refusal::OtherIncarnation),
             Message::Refusal(Refusal::TooMany),
             Message::Refusal(Refusal::NoProcess),
+            Message::Refusal(Refusal::NoMeans),
             Message::Map { key: 7 },
             Message::Mapped { key: 8, found: true },
             Message::Mapped { key: 8, found: false },

@@ -16,7 +16,7 @@ use thiserror::Error;
 use super::memory::SharedMemory;
 use super::message::{self, Message, Refusal};
 use super::presence::Presence;
-use super::process::{Credentials, Process, own_start_time, own_user};
+use super::process::{Credentials, Process, ProcessError, own_start_time, own_user};
 use super::table::{Entry, Key, Table};
 use crate::shared_address::descriptors;
 
@@ -317,9 +317,17 @@ impl Shared {
         if incarnation != self.incarnation {
             return Err(Refusal::OtherIncarnation);
         }
-        let process = Process::open(credentials.pid, started).map_err(|_| Refusal::NoProcess)?;
-        let (presence, file) = Presence::new().map_err(|_| Refusal::TooMany)?;
-        let socket = socket.try_clone().map_err(|_| Refusal::TooMany)?;
+        let no_means = |error: io::Error| {
+            tracing::warn!(%error, pid = credentials.pid, "shared memory: a peer was not let in");
+            Refusal::NoMeans
+        };
+        let process = Process::open(credentials.pid, started);
+        let process = process.map_err(|error| match error {
+            ProcessError::Open { error, .. } => no_means(error),
+            _ => Refusal::NoProcess,
+        })?;
+        let (presence, file) = Presence::new().map_err(no_means)?;
+        let socket = socket.try_clone().map_err(no_means)?;
         let sent_away = AtomicBool::new(false);
         let user = Arc::new(User { process, presence, socket, sent_away });
         let mut users = self.users();

@@ -137,7 +137,10 @@ impl Peer {
         let (answer, files) = match receive(&socket, Instant::now() + ANSWER_PATIENCE) {
             Ok(Some(received)) => received,
             Ok(None) => return Err(ConnectError::NoAnswer),
-            Err(error) => return Err(ConnectError::Strange(error.to_string())),
+            Err(error) if is_its_fault(&error) => {
+                return Err(ConnectError::Strange(error.to_string()));
+            }
+            Err(error) => return Err(failed("recvmsg")(error)),
         };
         let (started, canary, canary_address) = match answer {
             Message::Welcome { incarnation: its, started, canary, canary_address }
@@ -241,10 +244,12 @@ impl Peer {
         let too_much = "it has more memory mapped here than this host can have";
         let length = length.ok_or_else(|| failed(io::Error::other(too_much)))?;
         let ask = Message::Map { key: key.0 };
-        descriptors::send(self.socket.as_fd(), &ask.emit(), &[]).map_err(|_| self.gone(key))?;
+        descriptors::send(self.socket.as_fd(), &ask.emit(), &[])
+            .map_err(|error| self.unanswered(key, error))?;
         let deadline = Instant::now() + ANSWER_PATIENCE;
         loop {
-            let received = receive(&self.socket, deadline).map_err(|_| self.gone(key))?;
+            let received =
+                receive(&self.socket, deadline).map_err(|error| self.unanswered(key, error))?;
             let (answer, files) = received.ok_or(AccessError::NoAnswer)?;
             match answer {
                 Message::Mapped { key: its, found } if its == key.0 => {
@@ -256,6 +261,16 @@ impl Peer {
                 _ if Instant::now() >= deadline => return Err(AccessError::NoAnswer),
                 _ => {}
             }
+        }
+    }
+
+    /// Why it was not asked, or did not answer.
+    fn unanswered(&self, key: Key, error: io::Error) -> AccessError {
+        match error.kind() {
+            _ if is_its_fault(&error) => self.gone(key),
+            // It takes no more questions.
+            io::ErrorKind::WouldBlock => AccessError::NoAnswer,
+            _ => AccessError::System { operation: "asking for its memory", error },
         }
     }
 
@@ -413,17 +428,23 @@ fn receive(socket: &Socket, deadline: Instant) -> io::Result<Option<Received>> {
     }
     let mut bytes = [0; message::LENGTH + 1];
     let received = descriptors::receive(socket.as_fd(), &mut bytes)?;
-    let strange = |what: &'static str| io::Error::new(io::ErrorKind::InvalidData, what);
     if received.descriptors_missing {
-        return Err(strange("this process may have no more descriptors (ulimit -n)"));
+        return Err(io::Error::other("this process may have no more descriptors (ulimit -n)"));
     }
     if received.length == 0 {
-        return Err(strange("it closed the connection"));
+        let what = "it closed the connection";
+        return Err(io::Error::new(io::ErrorKind::UnexpectedEof, what));
     }
     let message = bytes.get(..received.length).and_then(Message::parse);
     message
         .map(|message| Some((message, received.descriptors)))
-        .ok_or_else(|| strange("no message"))
+        .ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no message"))
+}
+
+/// Whether it is the peer that has closed the connection or makes no sense, and not we who lack something.
+fn is_its_fault(error: &io::Error) -> bool {
+    use io::ErrorKind::{BrokenPipe, ConnectionReset, InvalidData, UnexpectedEof};
+    matches!(error.kind(), BrokenPipe | ConnectionReset | InvalidData | UnexpectedEof)
 }
 
 fn refused(refusal: Refusal) -> ConnectError {
@@ -431,6 +452,7 @@ fn refused(refusal: Refusal) -> ConnectError {
         Refusal::OtherUser => "we are another user",
         Refusal::OtherIncarnation => "it is another process than the one that was meant",
         Refusal::TooMany => "it has let in as many processes as it can",
+        Refusal::NoMeans => "it lacks what it needs for one more (descriptors: ulimit -n?)",
         Refusal::NoProcess => "it does not see our process (another PID namespace?)",
     })
 }

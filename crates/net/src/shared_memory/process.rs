@@ -99,10 +99,15 @@ impl Process {
         // As long as the process of the descriptor lives, nobody else has its number: so what was read
         // before that is seen is about it.
         let found = start_time(&pid.to_string());
-        if !process.is_alive() || !found.is_ok_and(|found| found == started) {
+        if !process.is_alive() {
             return Err(ProcessError::Ended { pid });
         }
-        Ok(process)
+        match found {
+            Ok(found) if found == started => Ok(process),
+            Ok(_) => Err(ProcessError::Ended { pid }),
+            // As when we may have no more descriptors.
+            Err(error) => Err(ProcessError::Open { pid, error }),
+        }
     }
 
     pub(super) const fn pid(&self) -> libc::pid_t {
