@@ -20,7 +20,7 @@ use super::process::{Credentials, Process, ProcessError, own_start_time, own_use
 use super::table::{Entry, Key, Table};
 use crate::shared_address::descriptors;
 
-/// The most processes that are let in at a time.
+/// The most connections of peers that are let in at a time. A process may have several.
 pub const MAX_USERS: usize = 256;
 
 /// Connections that have said nothing yet: so many, and for so long.

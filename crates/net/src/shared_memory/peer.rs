@@ -451,7 +451,7 @@ fn refused(refusal: Refusal) -> ConnectError {
     ConnectError::Refused(match refusal {
         Refusal::OtherUser => "we are another user",
         Refusal::OtherIncarnation => "it is another process than the one that was meant",
-        Refusal::TooMany => "it has let in as many processes as it can",
+        Refusal::TooMany => "it has as many connections of peers as it can",
         Refusal::NoMeans => "it lacks what it needs for one more (descriptors: ulimit -n?)",
         Refusal::NoProcess => "it does not see our process (another PID namespace?)",
     })
