@@ -1,6 +1,7 @@
 //! Who hears of completions and events: threads that wait, and handlers.
 
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::panic::{self, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 
 use millstream_net::{Hook, Shared, Waiters, Worker};
@@ -32,6 +33,8 @@ pub(super) struct Notice {
     /// The queue is no more, and its number may be another's. Set and read with an endpoint locked, and
     /// set before the queue goes from any.
     gone: AtomicBool,
+    /// Which shard's completions are taken first.
+    turn: AtomicUsize,
     pub(super) waiters: Waiters,
     pub(super) solicited_waiters: Waiters,
     handler: Option<Handler>,
@@ -106,6 +109,7 @@ impl Notice {
         Self {
             id,
             gone: AtomicBool::new(false),
+            turn: AtomicUsize::new(0),
             waiters: Waiters::default(),
             solicited_waiters: Waiters::default(),
             handler,
@@ -124,7 +128,15 @@ impl Notice {
     /// Takes what there is in the parts of all shards, as far as `limit` goes; returns how many.
     pub(super) fn poll(&self, shards: &Shards, out: &mut Vec<Completion>, limit: usize) -> usize {
         let before = out.len();
-        for index in shards.in_turn() {
+        let (all, mut first) = (shards.all().len(), 0);
+        if all > 1 {
+            first = self.turn.fetch_add(1, Ordering::Relaxed);
+        }
+        for index in 0..all {
+            if out.len() - before == limit {
+                break;
+            }
+            let index = first.wrapping_add(index) % all;
             let mut endpoint = shards.all()[index].lock_regardless();
             if !self.gone.load(Ordering::Relaxed) {
                 let left = limit - (out.len() - before);
@@ -205,9 +217,15 @@ impl Hook<Endpoint<HostMemory>> for Deliverer {
         let Some(shards) = notices.shards.get() else { return 0 };
         let over = shared.failure().is_some() && worker == Worker::Driver;
         if over {
-            // Whoever waits for completions gets them.
-            shared.lock_regardless().fail_all();
+            // Whoever waits for completions gets them. If a panic left the endpoint broken this may be the
+            // next one, and the others are to end all the same.
+            let flush = AssertUnwindSafe(|| shared.lock_regardless().fail_all());
+            let flushed = panic::catch_unwind(flush);
+            shards.set_ended(shared);
             shards.close_others(shared);
+            if let Err(panicked) = flushed {
+                panic::resume_unwind(panicked);
+            }
         }
         if observed & EVENTS != 0 {
             notices.events.wake();

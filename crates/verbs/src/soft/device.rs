@@ -247,8 +247,8 @@ impl Device {
         mut look: impl FnMut() -> Option<T>,
     ) -> Option<T> {
         let look = || match look() {
-            // By now all have what was outstanding, or will have.
-            None if self.shards.have_failed() => Some(None),
+            // Then nothing comes any more.
+            None if self.shards.have_ended() => Some(None),
             None => None,
             found => Some(found),
         };

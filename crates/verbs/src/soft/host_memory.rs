@@ -125,7 +125,10 @@ impl Memory for HostMemory {
         if let Some(region) = self.regions.get(key)
             && let Invalidation(Some(invalidated)) = &region.backing
         {
-            invalidated.store(true, Ordering::SeqCst);
+            // On another shard it may have been done already.
+            if invalidated.swap(true, Ordering::SeqCst) {
+                return Err(AccessDenied::Protection);
+            }
         }
         Ok(())
     }

@@ -5,7 +5,8 @@
 //! in each, and regions and shared receive queues are made in each in the same order, so that they have
 //! the same keys and numbers everywhere.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millstream_net::{Failure, NodeGuard, Shared};
@@ -19,6 +20,8 @@ pub(crate) type Shard = Shared<Endpoint<HostMemory>>;
 /// The shards of a device.
 pub(super) struct Shards {
     all: Box<[Arc<Shard>]>,
+    /// Which have failed, and given all that was outstanding its end.
+    ended: Box<[AtomicBool]>,
     /// Where the next queue pair goes that may be anywhere.
     next: AtomicUsize,
     /// Held while something is made in all, or removed from all: so all do it in the same order.
@@ -28,7 +31,8 @@ pub(super) struct Shards {
 impl Shards {
     /// One at least.
     pub(super) fn new(all: Box<[Arc<Shard>]>) -> Self {
-        Self { all, next: AtomicUsize::new(0), order: Mutex::new(()) }
+        let ended = all.iter().map(|_| AtomicBool::new(false)).collect();
+        Self { all, ended, next: AtomicUsize::new(0), order: Mutex::new(()) }
     }
 
     pub(super) const fn all(&self) -> &[Arc<Shard>] {
@@ -81,14 +85,20 @@ impl Shards {
         failures().find(|failure| !closed(failure)).or_else(|| failures().next())
     }
 
-    /// Whether all have failed: whatever was outstanding has its end, or is about to.
-    pub(super) fn have_failed(&self) -> bool {
-        self.all.iter().all(|shard| shard.failure().is_some())
+    /// Whether all have failed, and whatever was outstanding has its end.
+    pub(super) fn have_ended(&self) -> bool {
+        self.ended.iter().all(|ended| ended.load(Ordering::SeqCst))
+    }
+
+    /// This one has failed, and has flushed what it had.
+    pub(super) fn set_ended(&self, failed: &Shard) {
+        let ended = self.all.iter().zip(&self.ended).find(|(shard, _)| ptr::eq(&***shard, failed));
+        ended.expect("it is one of them").1.store(true, Ordering::SeqCst);
     }
 
     /// One has failed: so does the whole device.
     pub(super) fn close_others(&self, failed: &Shard) {
-        let others = self.all.iter().filter(|shard| !std::ptr::eq(&***shard, failed));
+        let others = self.all.iter().filter(|shard| !ptr::eq(&***shard, failed));
         others.for_each(|shard| shard.close());
     }
 
