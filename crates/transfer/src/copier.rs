@@ -4,6 +4,7 @@
 //! for who waits for a batch. Each takes a *group* at a time: slices of one task, or many small tasks.
 
 use std::collections::VecDeque;
+use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
@@ -95,10 +96,11 @@ impl Way {
         group: &Group,
         failures: &mut Vec<(usize, FailureReason)>,
     ) -> Result<(), FailureReason> {
-        let local = self.local.enter().ok_or(FailureReason::Unregistered)?;
+        let enter = || self.local.enter().ok_or(FailureReason::Unregistered);
         let pieces = group.pieces().iter().enumerate();
         match &self.other {
             Other::Own(other) => {
+                let local = enter()?;
                 let other = other.enter().ok_or(FailureReason::Unregistered)?;
                 for (index, Piece { opcode, slice, caching, .. }) in pieces {
                     let (near, far, length) = (slice.source, slice.target, slice.length);
@@ -116,6 +118,8 @@ impl Way {
                     Some(region) => region,
                     None => peer.open(*key).map_err(reason)?,
                 };
+                // Only now: whoever unregisters it waits for us, and the peer may have let us wait.
+                let local = enter()?;
                 let visit = loop {
                     match peer.enter(&region).map_err(reason)? {
                         Some(visit) => break visit,
@@ -292,18 +296,12 @@ impl Copier {
             drop(state);
             return entry.fail();
         }
-        if state.idle == 0 && state.threads.len() < threads() {
-            let shared = Arc::clone(&self.shared);
-            let thread = thread::Builder::new().name("copy".to_owned());
-            match thread.spawn(move || shared.work()) {
-                Ok(thread) => state.threads.push(thread),
-                Err(error) if state.threads.is_empty() => {
-                    tracing::error!(%error, "cannot start a thread to copy");
-                    drop(state);
-                    return entry.fail();
-                }
-                Err(_) => {}
-            }
+        if let Err(error) = self.shared.grow(&mut state)
+            && state.threads.is_empty()
+        {
+            tracing::error!(%error, "cannot start a thread to copy");
+            drop(state);
+            return entry.fail();
         }
         state.queue.push_back(entry);
         self.shared.queued.fetch_add(1, Ordering::Release);
@@ -374,6 +372,16 @@ impl Shared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Starts one more thread if none is idle and there may be more.
+    fn grow(self: &Arc<Self>, state: &mut State) -> io::Result<()> {
+        if state.idle == 0 && state.threads.len() < threads() {
+            let shared = Arc::clone(self);
+            let thread = thread::Builder::new().name("copy".to_owned());
+            state.threads.push(thread.spawn(move || shared.work())?);
+        }
+        Ok(())
+    }
+
     /// What to copy next.
     fn take(&self, state: &mut State) -> Option<(Way, Arc<BatchShared>, Group)> {
         loop {
@@ -393,12 +401,16 @@ impl Shared {
     }
 
     /// What each thread does.
-    fn work(&self) {
+    fn work(self: &Arc<Self>) {
         let mut state = self.lock();
         loop {
             if let Some((way, batch, group)) = self.take(&mut state) {
                 // Another one can work on the same task.
-                let more = !state.queue.is_empty() && state.idle > 0;
+                let left = !state.queue.is_empty() && !state.stopping;
+                let more = left && state.idle > 0;
+                if left && let Err(error) = self.grow(&mut state) {
+                    tracing::debug!(%error, "no more threads to copy");
+                }
                 drop(state);
                 if more {
                     self.changed.notify_one();

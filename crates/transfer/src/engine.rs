@@ -503,8 +503,10 @@ impl Inner {
         let _ = self.store.withdraw_address(&self.name);
         self.transports().iter().for_each(|transport| transport.stop());
         let mut regions = self.memory.regions.write().unwrap_or_else(PoisonError::into_inner);
-        let regions = std::mem::take(&mut *regions);
+        let ended = std::mem::take(&mut *regions);
+        // Their ends wait for others, which may ask for one.
         drop(regions);
+        drop(ended);
         // Devices close with their transport, once no buffer is left that is registered there.
         *self.devices.write().unwrap_or_else(PoisonError::into_inner) = Arc::default();
         self.transports.write().unwrap_or_else(PoisonError::into_inner).clear();

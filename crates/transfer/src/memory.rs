@@ -101,10 +101,12 @@ impl Region {
         self.remote && !self.local.is_closed()
     }
 
-    /// Ends all access to it; why that does not work, if so: then somebody still has access.
+    /// Ends all access to it; why that does not work, if so: then somebody still has access, but nobody
+    /// gets any.
     pub(crate) fn revoke(&self) -> Result<(), String> {
         self.local.gate.close();
-        self.registrations.iter().try_for_each(|registration| registration.guard.revoke())
+        let revoked = self.registrations.iter().map(|registration| registration.guard.revoke());
+        revoked.fold(Ok(()), Result::and)
     }
 }
 
@@ -260,8 +262,8 @@ impl TransferEngine {
         if length == 0 {
             return Err(RegisterError::Empty);
         }
-        let bytes = Bytes::allocate(length, self.inner.shares_memory())
-            .ok_or(RegisterError::OutOfMemory { length })?;
+        let shared = remote_accessible && self.inner.shares_memory();
+        let bytes = Bytes::allocate(length, shared).ok_or(RegisterError::OutOfMemory { length })?;
         let mut buffer = Buffer { bytes, registered: false, engine: Arc::clone(&self.inner) };
         let (pointer, shared) = (buffer.pointer(), buffer.bytes.shared());
         // SAFETY: `Buffer` frees the memory only after it has unregistered it, and gives out no

@@ -8,7 +8,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use millstream_metadata::{SegmentDesc, SharedMemoryDesc};
 use millstream_net::shared_memory::{
-    Host, Key, MAX_ENTRIES, Offer, PATIENCE, Peer, Registration as OfferedMemory,
+    AccessError, Host, Key, MAX_ENTRIES, Offer, PATIENCE, Peer, Registration as OfferedMemory,
 };
 
 use crate::batch::BatchShared;
@@ -130,6 +130,10 @@ impl Transport for ShmTransport {
                 for key in keys.take(MAPPED_AT_ONCE) {
                     if let Err(error) = peer.open(Key(key)) {
                         tracing::debug!(segment = segment.name, %error, "memory is not mapped");
+                        // The others would wait as long.
+                        if matches!(error, AccessError::NoAnswer) {
+                            break;
+                        }
                     }
                 }
                 tracing::info!(segment = segment.name, pid = peer.pid(), "memory is shared");

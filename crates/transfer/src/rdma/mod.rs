@@ -9,6 +9,7 @@ mod queue;
 mod workers;
 
 use std::collections::HashMap;
+use std::mem;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -290,7 +291,7 @@ impl Transport for RdmaTransport {
         let regions = self.devices.iter().map(register).collect::<Result<Vec<_>, _>>()?;
         let keys = regions.iter().map(MemoryRegion::key).collect();
         let remote_keys = regions.iter().map(MemoryRegion::remote_key).collect();
-        let guard = Box::new(Regions { _regions: regions });
+        let guard = Box::new(Regions(Mutex::new(regions)));
         Ok(Registration { keys, remote_keys, shared_key: None, guard })
     }
 
@@ -423,11 +424,14 @@ impl Transport for RdmaTransport {
 }
 
 /// What ends registrations with devices: each waits for its device.
-struct Regions {
-    _regions: Vec<MemoryRegion>,
-}
+struct Regions(Mutex<Vec<MemoryRegion>>);
 
-impl Guard for Regions {}
+impl Guard for Regions {
+    fn revoke(&self) -> Result<(), String> {
+        drop(mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner)));
+        Ok(())
+    }
+}
 
 /// A number that looks random for each number: the finalizer of splitmix64.
 fn mix(number: usize) -> usize {

@@ -6,34 +6,61 @@ use std::net::IpAddr;
 /// Pairs of indexes, local and remote, such that each NIC that can reach one of the other side has a
 /// partner, and none more than it must.
 ///
-/// Of equal partners it is the one whose address has more leading bits in common, as NICs on one link
-/// do, else the one at the same position.
+/// Those whose addresses have the most leading bits in common, as NICs on one link do, are partners
+/// first; of equals those at the same position.
 pub(super) fn pairs(locals: &[IpAddr], remotes: &[IpAddr]) -> Vec<(usize, usize)> {
     let reachable = |all: &[IpAddr], from: IpAddr| -> Vec<usize> {
         (0..all.len()).filter(|&index| is_routable(from, all[index])).collect()
     };
+    let matched = match_alike(locals, remotes);
     let mut used = (vec![0_usize; locals.len()], vec![0_usize; remotes.len()]);
+    for &(local, remote) in &matched {
+        (used.0[local], used.1[remote]) = (1, 1);
+    }
     let mut pairs = Vec::with_capacity(locals.len().max(remotes.len()));
-    // Who reaches whom divides the NICs into groups. In each of them, the side that has more chooses.
+    // Who reaches whom divides the NICs into groups. In each of them, the side that has more gives each
+    // of its NICs a partner.
     for (local, &address) in locals.iter().enumerate() {
         let partners = reachable(remotes, address);
-        if partners.len() <= reachable(locals, address).len()
-            && let Some(remote) = choose(local, address, &partners, remotes, &used.1)
-        {
-            used.1[remote] += 1;
-            pairs.push((local, remote));
+        if partners.len() > reachable(locals, address).len() {
+            continue;
         }
+        let known = matched.iter().find(|pair| pair.0 == local).map(|pair| pair.1);
+        let partner = known.or_else(|| choose(local, address, &partners, remotes, &mut used.1));
+        pairs.extend(partner.map(|remote| (local, remote)));
     }
     for (remote, &address) in remotes.iter().enumerate() {
         let partners = reachable(locals, address);
-        if partners.len() < reachable(remotes, address).len()
-            && let Some(local) = choose(remote, address, &partners, locals, &used.0)
-        {
-            used.0[local] += 1;
-            pairs.push((local, remote));
+        if partners.len() >= reachable(remotes, address).len() {
+            continue;
         }
+        let known = matched.iter().find(|pair| pair.1 == remote).map(|pair| pair.0);
+        let partner = known.or_else(|| choose(remote, address, &partners, locals, &mut used.0));
+        pairs.extend(partner.map(|local| (local, remote)));
     }
     pairs
+}
+
+/// Pairs in which nobody is twice, the most alike first, until one side of each group has no more.
+fn match_alike(locals: &[IpAddr], remotes: &[IpAddr]) -> Vec<(usize, usize)> {
+    let position = |all: &[IpAddr], index: usize| {
+        all[..index].iter().filter(|&&other| is_routable(all[index], other)).count()
+    };
+    let mut all = Vec::new();
+    for (local, &from) in locals.iter().enumerate() {
+        for (remote, &to) in remotes.iter().enumerate().filter(|(_, to)| is_routable(from, **to)) {
+            let distance = position(locals, local).abs_diff(position(remotes, remote));
+            all.push((Reverse(common_bits(from, to)), distance, local, remote));
+        }
+    }
+    all.sort_unstable();
+    let mut matched: Vec<(usize, usize)> = Vec::new();
+    for (_, _, local, remote) in all {
+        if matched.iter().all(|pair| pair.0 != local && pair.1 != remote) {
+            matched.push((local, remote));
+        }
+    }
+    matched
 }
 
 /// The partner of the NIC at `index`.
@@ -42,7 +69,7 @@ fn choose(
     address: IpAddr,
     partners: &[usize],
     all: &[IpAddr],
-    used: &[usize],
+    used: &mut [usize],
 ) -> Option<usize> {
     let count = partners.len();
     let rank = |&position: &usize| {
@@ -50,7 +77,9 @@ fn choose(
         let distance = (position + count - index % count) % count;
         (used[partner], Reverse(common_bits(address, all[partner])), distance)
     };
-    (0..count).min_by_key(rank).map(|position| partners[position])
+    let chosen = (0..count).min_by_key(rank).map(|position| partners[position])?;
+    used[chosen] += 1;
+    Some(chosen)
 }
 
 /// Whether packets from one address can reach the other, as far as the addresses tell.
@@ -78,7 +107,7 @@ mod tests {
     #[test]
     fn everyone_who_can_has_a_partner() {
         type Row = (&'static str, &'static str, &'static [(usize, usize)]);
-        let table: [Row; 14] = [
+        let table: [Row; 15] = [
             ("", "", &[]),
             ("10.0.0.1", "", &[]),
             ("", "10.0.0.1", &[]),
@@ -104,6 +133,8 @@ mod tests {
             ),
             // NICs on the same link, named in another order.
             ("10.0.0.1 10.0.1.1 10.0.2.1", "10.0.2.2 10.0.0.2 10.0.1.2", &[(0, 1), (1, 2), (2, 0)]),
+            // The second is the other side's only one on its link, though the first reaches it too.
+            ("10.0.0.1 10.0.1.1", "10.0.2.2 10.0.1.2", &[(0, 0), (1, 1)]),
             // Nothing in common tells them apart, so the position does.
             (
                 "192.168.0.1 192.168.0.2 192.168.0.3",
