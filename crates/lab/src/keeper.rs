@@ -17,17 +17,21 @@ use crate::LabError;
 const KEEPER: &str = r#"
 trap '' INT TERM HUP
 exec 3<&0
+trap 'rm -rf "$2"' EXIT
 ip link set lo up || exit
 host=0
 while [ "$host" -lt "$1" ]; do
     made=$(unshare --net sh -c '
         cat <&3 >/dev/null 2>&1 &
         echo "$! $(readlink /proc/self/ns/net)"') || exit
+    # What is to be ended is found by it: an empty pattern would find everything.
+    case ${made#* } in net:\[?*\]) ;; *) exit 1 ;; esac
     echo "${made% *}"
     namespaces="$namespaces${namespaces:+
 }${made#* }"
     host=$((host + 1))
 done
+[ -n "$namespaces" ] || exit
 exec >/dev/null 2>&1
 cat <&3
 left() {
@@ -41,7 +45,6 @@ for signal in TERM KILL; do
         tries=$((tries + 1))
     done
 done
-rm -rf "$2"
 "#;
 
 /// The capabilities that making namespaces and links takes: CAP_NET_ADMIN and CAP_SYS_ADMIN.

@@ -186,6 +186,10 @@ fn check_names(plan: &Plan) -> Result<(), PlanError> {
         if !fits || !name.starts_with(|c: char| c.is_ascii_alphabetic()) || *name == "lo" {
             return Err(PlanError::Name((*name).clone()));
         }
+        // A switch's ports are called after it, with a number.
+        if index >= plan.hosts.len() && name.contains('-') {
+            return Err(PlanError::Name((*name).clone()));
+        }
         if names[..index].contains(name) {
             return Err(PlanError::Duplicate((*name).clone()));
         }
