@@ -104,6 +104,10 @@ impl<P: Policy> Flow<P> {
             self.deadlines.set(key.index, deadline);
         }
         let queue = &mut self.queues[usize::from(class)];
+        if queue.is_empty() {
+            // What waited before is over, and its patience.
+            (queue.blocked_at, queue.stranded_since) = (None, None);
+        }
         self.task_chain.push_back(&mut queue.tasks, key.index);
         Ok(TaskId(key))
     }
@@ -152,7 +156,8 @@ impl<P: Policy> Flow<P> {
 
     /// Ends a task, if it is not over: local access ends at once, and the task when no WRITE of it can
     /// arrive any more or that is not to be learned. Connections that it has slices on are fenced;
-    /// slices of other tasks on them are posted again after that.
+    /// slices of other tasks on them are posted again after that. If the peer does not confirm the fence,
+    /// other tasks with WRITEs there fail too.
     pub fn cancel(&mut self, now: Instant, task: TaskId) {
         if self.tasks.find(task.0).is_some() {
             self.end(task.0.index, End::Canceled);
