@@ -93,7 +93,7 @@ fn roce_port(facts: &Facts) -> Check {
     const NAME: &str = "UDP port 4791";
     let here: Vec<&PortUser> = facts.udp_sockets.iter().filter(|it| it.port == ROCE_PORT).collect();
     if let Some(all) = here.iter().find(|it| it.address.is_unspecified()) {
-        let remedy = match facts.rdma_devices.iter().find(|_| facts.has_rxe) {
+        let remedy = match facts.rdma_devices.iter().find(|it| facts.has_rxe && it.pci.is_none()) {
             Some(device) => {
                 format!("rdma link delete {} (the kernel's soft-RoCE)", escaped(&device.name))
             }
