@@ -79,7 +79,8 @@ fn several_devices_share_the_working_set() {
 
 #[test]
 fn pairs_of_processes_share_two_addresses() {
-    let arguments = ["--duration=50ms", "--processes=3", "--queue-pairs=2", "--working-set=3MiB"];
+    // Long enough that what is under way at either end is little of it.
+    let arguments = ["--duration=500ms", "--processes=3", "--queue-pairs=2", "--working-set=3MiB"];
     let arguments = [&["bench", "rdma", "--size=64KiB"], &arguments[..]].concat();
     let report = run(&[&arguments[..], &["--json"]].concat()).success().json();
     assert_eq!((&report["processes"], &report["udp_streams"]), (&3.into(), &3.into()));
