@@ -21,6 +21,7 @@ mod clock;
 mod control;
 mod counters;
 mod crc32;
+mod credentials;
 #[cfg_attr(millstream_loom, path = "model/descriptors.rs")]
 mod descriptors;
 mod driver;

@@ -7,15 +7,15 @@
 //! is ever said.
 
 use std::io;
-use std::mem;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 use millstream_roce::SLOTS;
 use socket2::{Domain, SockAddr, Socket, Type};
 
 use super::descriptors;
+use crate::credentials::{Credentials, own_user};
 use crate::socket::{OpenError, wait};
 
 /// What this version says and understands.
@@ -71,7 +71,7 @@ pub(super) fn ask(address: SocketAddr, deadline: Instant) -> Result<Answer, Open
         return Ok(Answer::Nobody);
     }
     // Of the process that called listen(2), which may have ended since.
-    let user = peer_user(&socket).map_err(failed("SO_PEERCRED"))?;
+    let user = Credentials::of_peer(socket.as_fd()).map_err(failed("SO_PEERCRED"))?.user;
     if user != own_user() {
         return Err(OpenError::OtherUser { address: address.ip(), port: address.port(), user });
     }
@@ -104,7 +104,7 @@ pub(super) fn admit(
         Err(error) => return Err(error),
     };
     // It refuses us, too, and knows why. No word that it could wait for.
-    if peer_user(&peer)? == own_user() {
+    if Credentials::of_peer(peer.as_fd())?.user == own_user() {
         let all = sockets.iter().map(AsFd::as_fd);
         let all: Vec<_> = all.chain([table.as_fd(), listener.as_fd()]).collect();
         // Into an empty buffer. If it fails, the other one asks again.
@@ -166,27 +166,4 @@ fn socket() -> io::Result<Socket> {
 /// The name of an address. The zero in front makes it one of the abstract namespace.
 fn name(address: SocketAddr) -> io::Result<SockAddr> {
     SockAddr::unix(format!("\0millstream/{}/{}", address.ip(), address.port()))
-}
-
-/// The user that the kernel will share a port with (SO_REUSEPORT, socket(7)).
-fn own_user() -> u32 {
-    // SAFETY: no arguments.
-    unsafe { libc::geteuid() }
-}
-
-/// Whose the other end is.
-fn peer_user(socket: &Socket) -> io::Result<u32> {
-    let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
-    let mut length = mem::size_of_val(&credentials) as libc::socklen_t;
-    // SAFETY: both are borrowed exclusively, and the length is that of the credentials.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut credentials).cast(),
-            &raw mut length,
-        )
-    };
-    if result == 0 { Ok(credentials.uid) } else { Err(io::Error::last_os_error()) }
 }

@@ -16,8 +16,9 @@ use thiserror::Error;
 use super::memory::SharedMemory;
 use super::message::{self, Message, Refusal};
 use super::presence::Presence;
-use super::process::{Credentials, Process, ProcessError, own_start_time, own_user};
+use super::process::{Process, ProcessError, own_start_time};
 use super::table::{Entry, Key, Table};
+use crate::credentials::{Credentials, own_user};
 use crate::shared_address::descriptors;
 
 /// The most connections of peers that are let in at a time. A process may have several.

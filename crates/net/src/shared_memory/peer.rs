@@ -15,8 +15,9 @@ use super::memory::{Access, Mapping};
 use super::message::{self, Message, Refusal};
 use super::offer::socket_address;
 use super::presence::{Presence, Words};
-use super::process::{Credentials, Process, ProcessError, own_start_time, own_user};
+use super::process::{Process, ProcessError, own_start_time};
 use super::table::{Entry, Key, TableView};
+use crate::credentials::{Credentials, own_user};
 use crate::shared_address::descriptors;
 use crate::socket::wait;
 

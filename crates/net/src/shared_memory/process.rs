@@ -3,48 +3,12 @@
 
 use std::fs;
 use std::io;
-use std::mem;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::time::Duration;
 
 use thiserror::Error;
 
 use crate::socket::wait;
-
-/// Who is at the other end of a UNIX socket, as the kernel says (SO_PEERCRED, unix(7)).
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) struct Credentials {
-    /// 0 for a process that has no number in our PID namespace.
-    pub(super) pid: libc::pid_t,
-    pub(super) user: libc::uid_t,
-}
-
-impl Credentials {
-    pub(super) fn of_peer(socket: BorrowedFd<'_>) -> io::Result<Self> {
-        let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
-        let mut length = mem::size_of_val(&credentials) as libc::socklen_t;
-        // SAFETY: both are borrowed exclusively, and the length is that of the credentials.
-        let result = unsafe {
-            libc::getsockopt(
-                socket.as_raw_fd(),
-                libc::SOL_SOCKET,
-                libc::SO_PEERCRED,
-                (&raw mut credentials).cast(),
-                &raw mut length,
-            )
-        };
-        match result {
-            0 => Ok(Self { pid: credentials.pid, user: credentials.uid }),
-            _ => Err(io::Error::last_os_error()),
-        }
-    }
-}
-
-/// The user of this process.
-pub(super) fn own_user() -> libc::uid_t {
-    // SAFETY: no arguments.
-    unsafe { libc::geteuid() }
-}
 
 /// Another process, and no other one that has its number later.
 #[derive(Debug)]
