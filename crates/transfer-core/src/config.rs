@@ -5,8 +5,10 @@ use core::time::Duration;
 /// Limits and times of a [`crate::Flow`].
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Config {
-    /// Bytes of a slice: 1 KiB to 64 MiB. A rest of up to a quarter goes along with the last.
+    /// Bytes of a slice: 1 KiB to 64 MiB.
     pub slice_length: u32,
+    /// A rest of up to `slice_length` divided by this goes along with the last slice: from 1.
+    pub fragment_ratio: u32,
     /// At most so many pieces of local memory in a slice.
     pub max_slice_pieces: u32,
     /// At most so many unfinished tasks.
@@ -42,6 +44,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             slice_length: 64 << 10,
+            fragment_ratio: 4,
             max_slice_pieces: 16,
             max_tasks: 1 << 20,
             max_pieces: 1 << 20,

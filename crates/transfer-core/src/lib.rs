@@ -8,8 +8,8 @@
 //!
 //! - inputs: [`Flow::submit`], [`Flow::cancel`], [`Flow::completed`], [`Flow::rail_up`],
 //!   [`Flow::rail_down`], [`Flow::rail_refused`], [`Flow::rail_aborted`],
-//!   [`Flow::fence_confirmed`], [`Flow::fence_refused`], [`Flow::peer_restarted`],
-//!   [`Flow::handle_timeout`];
+//!   [`Flow::close_rail`], [`Flow::fence_confirmed`], [`Flow::fence_refused`],
+//!   [`Flow::peer_restarted`], [`Flow::peer_gone`], [`Flow::handle_timeout`];
 //! - outputs: [`Flow::poll_output`] until it returns `None`, then [`Flow::poll_timeout`].
 //!
 //! # Fences
@@ -69,7 +69,7 @@ mod wheel;
 pub use classic::{Classic, Order, Priority};
 pub use config::Config;
 pub use flow::{Flow, MAX_RAILS};
-pub use output::{End, Ended, Failure, Output, Post, Progress, SliceResult};
+pub use output::{End, Ended, Failure, Moved, Output, Post, Progress, SliceResult};
 pub use policy::{Pick, Policy, Rails, SliceInfo};
 pub use rail::{Access, Rail, RailId, RailSpec, RailState};
 pub use request::{Opcode, Piece, Ranges, Request, SliceId, SubmitError, TaskId};

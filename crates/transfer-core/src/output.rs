@@ -102,6 +102,17 @@ pub enum Failure {
     NotFenced,
     /// The peer's process is another one now.
     PeerRestarted,
+    /// The peer's process is gone, or has closed.
+    PeerGone,
+}
+
+/// Bytes that have arrived.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Moved {
+    /// The caller's number of their task.
+    pub user: u64,
+    /// How many.
+    pub length: u32,
 }
 
 /// How a slice ended.

@@ -40,11 +40,12 @@ pub(crate) struct Cursor {
     offset: u64,
 }
 
-/// How requests are cut: slices of one length, and a rest of up to a quarter of it goes along with
-/// the last.
+/// How requests are cut: slices of one length, and a short rest goes along with the last.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Slicing {
     pub(crate) slice_length: u64,
+    /// A rest of up to so many bytes is no slice of its own.
+    pub(crate) fragment_limit: u64,
     /// A slice has at most so many pieces.
     pub(crate) max_pieces: u32,
 }
@@ -169,9 +170,9 @@ impl Pieces {
 
     /// The slice that starts at a place; `None` at the end.
     pub(crate) fn cut(&self, runs: &Runs, start: Cursor, slicing: &Slicing) -> Option<Cut> {
-        let Slicing { slice_length, max_pieces } = *slicing;
+        let Slicing { slice_length, fragment_limit, max_pieces } = *slicing;
         let (first, after) = self.piece(runs, start)?;
-        if first.length > slice_length + slice_length / 4 {
+        if first.length > slice_length + fragment_limit {
             let end = Cursor { offset: start.offset + slice_length, ..start };
             return Some(Cut { start, end, first, length: slice_length as u32, pieces: 1 });
         }
@@ -234,7 +235,8 @@ fn check(piece: &Piece, last: u32, local: u64, remote: u64) -> Result<u64, Submi
 mod tests {
     use super::*;
 
-    const SLICING: Slicing = Slicing { slice_length: 65_536, max_pieces: 16 };
+    const SLICING: Slicing =
+        Slicing { slice_length: 65_536, fragment_limit: 16_384, max_pieces: 16 };
 
     fn piece(local: u64, remote: u64, length: u64) -> Piece {
         Piece { local, remote, length }
@@ -305,7 +307,7 @@ mod tests {
                 (8192, (1 << 20) + 16_384, 4096, 1)
             ]
         );
-        let few = Slicing { slice_length: 8192, max_pieces: 16 };
+        let few = Slicing { slice_length: 8192, fragment_limit: 2048, max_pieces: 16 };
         let (runs, _) = pieces.take(&strided(3, 8192, 4096)).unwrap();
         let pairs: Vec<u32> =
             cuts(&pieces, &runs, &few).into_iter().map(|(_, _, length, _)| length).collect();

@@ -64,30 +64,42 @@ impl<P: Policy> Flow<P> {
         }
     }
 
+    /// A rail is not needed now: its connection is closed, as if it had broken, but without blame.
+    pub fn close_rail(&mut self, now: Instant, id: RailId, epoch: u64) {
+        if self.is_in(id, epoch, RailState::Up) {
+            self.break_rail(now, id.0, false);
+        } else if self.is_in(id, epoch, RailState::Connecting) {
+            self.outputs.push_back(Output::Abort { rail: id, epoch });
+            self.rest(now, id.0, false);
+        }
+    }
+
     /// The peer is another process now. What was meant for the one before fails; its memory is gone,
     /// and with it everything that could still arrive there.
     pub fn peer_restarted(&mut self, now: Instant, incarnation: u64) {
-        if incarnation == self.incarnation {
-            return;
+        if incarnation != self.incarnation {
+            self.incarnation = incarnation;
+            self.end_of_peer(now, Failure::PeerRestarted);
         }
-        self.incarnation = incarnation;
+    }
+
+    /// The peer's process has ended, or closed: as [`Flow::peer_restarted`], but nobody is known to be
+    /// there. Requests are for incarnation 0 until another is told.
+    pub fn peer_gone(&mut self, now: Instant) {
+        self.incarnation = 0;
+        self.end_of_peer(now, Failure::PeerGone);
+    }
+
+    fn end_of_peer(&mut self, now: Instant, failure: Failure) {
         for index in 0..self.rails.len() as u16 {
-            let rail = &mut self.rails[usize::from(index)];
-            match rail.state {
-                RailState::Up => self.break_rail(now, index, false),
-                RailState::Connecting => {
-                    let (rail, epoch) = (RailId(index), rail.epoch);
-                    self.outputs.push_back(Output::Abort { rail, epoch });
-                    self.rest(now, index, false);
-                }
-                _ => {}
-            }
+            let (rail, epoch) = (RailId(index), self.rails[usize::from(index)].epoch);
+            self.close_rail(now, rail, epoch);
             let rail = &mut self.rails[usize::from(index)];
             rail.fence.confirmed = true;
             rail.fence.guilty = false;
             rail.forgive(now);
         }
-        self.end_all(now, Failure::PeerRestarted);
+        self.end_all(now, failure);
         for index in 0..self.rails.len() as u16 {
             if self.rails[usize::from(index)].state == RailState::Fencing {
                 self.go_on_fencing(now, index);

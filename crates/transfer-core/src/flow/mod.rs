@@ -61,13 +61,15 @@ impl<P: Policy> Flow<P> {
     /// more than all that this process has used with this peer before.
     ///
     /// # Panics
-    /// When the slice length is out of range.
+    /// When the slice length or the fragment ratio is out of range.
     pub fn new(config: Config, policy: P, incarnation: u64, epoch: u64) -> Self {
         assert!((1 << 10..=64 << 20).contains(&config.slice_length), "{}", config.slice_length);
+        assert!(config.fragment_ratio > 0);
         Self {
             config,
             slicing: Slicing {
                 slice_length: config.slice_length.into(),
+                fragment_limit: (config.slice_length / config.fragment_ratio).into(),
                 max_pieces: config.max_slice_pieces,
             },
             policy,

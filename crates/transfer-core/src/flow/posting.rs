@@ -4,7 +4,7 @@ use super::Flow;
 use super::tasks::{Place, Slice};
 use crate::rail::Access;
 use crate::{
-    End, Failure, Instant, Opcode, Pick, Policy, Post, RailId, RailState, Rails, SliceId,
+    End, Failure, Instant, Moved, Opcode, Pick, Policy, Post, RailId, RailState, Rails, SliceId,
     SliceInfo, SliceResult,
 };
 
@@ -135,11 +135,16 @@ impl<P: Policy> Flow<P> {
         post
     }
 
-    /// A slice has ended. What is over already is passed over.
-    pub fn completed(&mut self, now: Instant, slice: SliceId, result: SliceResult) {
+    /// A slice has ended. What is over already is passed over. Returns what has arrived.
+    pub fn completed(
+        &mut self,
+        now: Instant,
+        slice: SliceId,
+        result: SliceResult,
+    ) -> Option<Moved> {
         let Some(&Slice { task, rail, place, posted_at, length, .. }) = self.slices.find(slice.0)
         else {
-            return;
+            return None;
         };
         let index = slice.0.index;
         if result == SliceResult::Done {
@@ -147,9 +152,12 @@ impl<P: Policy> Flow<P> {
             let rail = &mut self.rails[usize::from(rail)];
             rail.completed(now, posted_at, length);
             self.room += 1;
-            self.tasks.at_mut(task).transferred += u64::from(length);
+            let found = self.tasks.at_mut(task);
+            found.transferred += u64::from(length);
+            let moved = Moved { user: found.user, length };
             self.forget_slice(index);
-            return self.finish_if_over(task);
+            self.finish_if_over(task);
+            return Some(moved);
         }
         let own = self.rails[usize::from(rail)].spec.access == Access::Own;
         let found = self.slices.at_mut(index);
@@ -163,13 +171,14 @@ impl<P: Policy> Flow<P> {
             self.break_rail(now, rail, result != SliceResult::Refused);
         }
         if !self.tasks.holds(task) {
-            return;
+            return None;
         }
         if result == SliceResult::Refused {
             self.end(task, End::Failed(Failure::Refused));
         } else if tired {
             self.end(task, End::Failed(Failure::Attempts));
         }
+        None
     }
 
     /// Takes a slice off its rail.

@@ -169,6 +169,7 @@ const fn name_of_end(ended: &Ended) -> &'static str {
         (End::Failed(Failure::Attempts), _) => "ended: attempts",
         (End::Failed(Failure::NoRail), _) => "ended: no rail",
         (End::Failed(Failure::PeerRestarted), _) => "ended: peer restarted",
+        (End::Failed(Failure::PeerGone), _) => "ended: peer gone",
     }
 }
 
