@@ -49,6 +49,30 @@ pub struct HandShakeDesc {
     /// one that was away.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub incarnation: Option<u64>,
+    /// In a request: which start of the receiver's engine it is for. Another one refuses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub peer_incarnation: Option<u64>,
+    /// In a request: the sender's number of the rail, which is a pair of NICs. Of each rail of an
+    /// incarnation there is one connection at most.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rail: Option<u16>,
+    /// In a request: the number of the connection, which rises over all connections of the sender's
+    /// engine to the receiver. A connection with a higher number takes the place of the one before.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch: Option<u64>,
+    /// In a reply that refuses: only connections with higher numbers than this are accepted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub epoch_floor: Option<u64>,
+    /// The request does not connect. It asks to end the connections of `rail` up to `epoch`, and to
+    /// reply once nothing that was sent over them can change memory any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub fence: bool,
+    /// The reply to a fence: nothing of the rail's connections up to this one can arrive any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub fenced: Option<u64>,
+    /// The sender's engine, of this `incarnation`, closes: its memory is not there any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub closing: bool,
     /// The sender is done with these connections: `qp_num` names its queue pairs, and the receiver
     /// may destroy those that it connected to them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -114,6 +138,13 @@ mod tests {
             path_mtu: Some(4096),
             receive_share: Some(1 << 20),
             incarnation: Some(u64::MAX),
+            peer_incarnation: Some(7),
+            rail: Some(u16::MAX),
+            epoch: Some(u64::MAX),
+            epoch_floor: Some(1),
+            fence: true,
+            fenced: Some(2),
+            closing: true,
             disconnect: true,
             ..HandShakeDesc::default()
         };
