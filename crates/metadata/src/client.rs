@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use crate::stream::{StreamError, read_frame, write_frame};
+use crate::exchange::{Attempts, Exchange, Step};
+use crate::stream::Until;
 use crate::{DEFAULT_FRAME_LIMIT, Frame, FrameError, FrameType, HostPort};
 
 /// Limits of a [`Client`].
@@ -136,57 +137,36 @@ impl Client {
     }
 
     fn exchange(&self, peer: &HostPort, request: &Frame) -> Result<Frame, CallErrorKind> {
-        let addresses =
-            (peer.host.as_str(), peer.port).to_socket_addrs().map_err(CallErrorKind::Resolve)?;
+        let addresses: Vec<_> = (peer.host.as_str(), peer.port)
+            .to_socket_addrs()
+            .map_err(CallErrorKind::Resolve)?
+            .collect();
         let deadline = Instant::now() + self.config.call_timeout;
-        let stream = self.connect(addresses, deadline)?;
-        let fail = |error| match error {
-            StreamError::Deadline => CallErrorKind::NoReply { waited: self.config.call_timeout },
-            StreamError::Closed => CallErrorKind::Closed,
-            StreamError::Io(error) => CallErrorKind::Io(error),
-            StreamError::Frame(error) => CallErrorKind::Frame(error),
-        };
+        let attempts = Attempts::new(addresses.into(), peer.port, self.config.connect_timeout);
+        let stream = connect(attempts, deadline)?;
         // Not having it costs time, not correctness.
         let _ = stream.set_nodelay(true);
-        write_frame(&stream, request, deadline).map_err(fail)?;
-        let reply = read_frame(&stream, self.config.frame_limit, deadline).map_err(fail)?;
-        if reply.frame_type == request.frame_type {
-            Ok(reply)
-        } else {
-            Err(CallErrorKind::WrongType { asked: request.frame_type, got: reply.frame_type })
-        }
-    }
-
-    /// A connection to the first address that accepts one.
-    fn connect(
-        &self,
-        addresses: impl Iterator<Item = SocketAddr>,
-        deadline: Instant,
-    ) -> Result<TcpStream, CallErrorKind> {
-        let mut last = None;
-        for address in addresses {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let wait = self.config.connect_timeout.min(left);
-            if wait.is_zero() {
-                break;
-            }
-            tracing::debug!(%address, "calling");
-            match TcpStream::connect_timeout(&address, wait) {
-                Ok(stream) => return Ok(stream),
-                Err(error) => {
-                    tracing::debug!(%address, %error, "no answer");
-                    last = Some(match error.kind() {
-                        io::ErrorKind::ConnectionRefused => CallErrorKind::Refused { address },
-                        io::ErrorKind::TimedOut => {
-                            CallErrorKind::Unreachable { address, waited: wait }
-                        }
-                        _ => CallErrorKind::Connect { address, error },
-                    });
+        let mut exchange = Exchange::new(request, self.config.frame_limit);
+        let mut buffer = [0; 4096];
+        loop {
+            match exchange.step(Until::new(&stream, deadline), &mut buffer)? {
+                Step::Done(reply) => return Ok(reply),
+                Step::More => {}
+                Step::Blocked => {
+                    return Err(CallErrorKind::NoReply { waited: self.config.call_timeout });
                 }
             }
         }
-        Err(last.unwrap_or_else(|| {
-            CallErrorKind::Resolve(io::Error::new(io::ErrorKind::NotFound, "no address"))
-        }))
+    }
+}
+
+/// A connection to the first address that accepts one.
+fn connect(mut attempts: Attempts, deadline: Instant) -> Result<TcpStream, CallErrorKind> {
+    loop {
+        let attempt = attempts.next(deadline.saturating_duration_since(Instant::now()))?;
+        match TcpStream::connect_timeout(&attempt.address, attempt.wait) {
+            Ok(stream) => return Ok(stream),
+            Err(error) => attempts.failed(attempt, error),
+        }
     }
 }

@@ -17,6 +17,7 @@
 
 mod acceptor;
 mod client;
+mod exchange;
 mod frame;
 mod gid;
 mod handshake;

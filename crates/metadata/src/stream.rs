@@ -4,92 +4,88 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use crate::{Frame, FrameDecoder, FrameError};
+use crate::Frame;
+use crate::exchange::{Incoming, Outgoing, Step, StreamError};
 
-/// How an exchange over a stream ended early.
-#[derive(Debug)]
-pub(crate) enum StreamError {
-    Deadline,
-    Closed,
-    Io(io::Error),
-    Frame(FrameError),
+/// A stream that blocks until a deadline, and fails as timed out then.
+#[derive(Clone, Copy)]
+pub(crate) struct Until<'a> {
+    stream: &'a TcpStream,
+    deadline: Instant,
 }
 
-/// Reads one frame. What follows it in the stream is dropped: an exchange is one request.
+impl<'a> Until<'a> {
+    pub(crate) const fn new(stream: &'a TcpStream, deadline: Instant) -> Self {
+        Self { stream, deadline }
+    }
+
+    fn left(&self) -> io::Result<Duration> {
+        let left = self.deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
+    }
+}
+
+impl Read for Until<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.stream.set_read_timeout(Some(self.left()?))?;
+        self.stream.read(buffer)
+    }
+}
+
+impl Write for Until<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.stream.set_write_timeout(Some(self.left()?))?;
+        self.stream.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Reads one frame.
 pub(crate) fn read_frame(
-    mut stream: &TcpStream,
+    stream: &TcpStream,
     limit: usize,
     deadline: Instant,
 ) -> Result<Frame, StreamError> {
-    let mut decoder = FrameDecoder::new(limit);
+    let mut incoming = Incoming::new(limit);
     let mut buffer = [0; 4096];
     loop {
-        stream.set_read_timeout(Some(left(deadline)?)).map_err(StreamError::Io)?;
-        match stream.read(&mut buffer) {
-            Ok(0) => return Err(StreamError::Closed),
-            Ok(count) => {
-                decoder.push(&buffer[..count]).map_err(StreamError::Frame)?;
-                if let Some(frame) = decoder.take() {
-                    return Ok(frame);
-                }
-            }
-            Err(error) => check(error)?,
+        match incoming.step(Until::new(stream, deadline), &mut buffer)? {
+            Step::Done(frame) => return Ok(frame),
+            Step::More => {}
+            Step::Blocked => return Err(StreamError::Io(io::ErrorKind::TimedOut.into())),
         }
     }
 }
 
 /// Writes one frame.
 pub(crate) fn write_frame(
-    mut stream: &TcpStream,
+    stream: &TcpStream,
     frame: &Frame,
     deadline: Instant,
 ) -> Result<(), StreamError> {
-    let bytes = frame.encode();
-    let mut rest = &bytes[..];
-    while !rest.is_empty() {
-        stream.set_write_timeout(Some(left(deadline)?)).map_err(StreamError::Io)?;
-        match stream.write(rest) {
-            Ok(0) => return Err(StreamError::Closed),
-            Ok(count) => rest = &rest[count..],
-            Err(error) => check(error)?,
+    let mut outgoing = Outgoing::new(frame);
+    loop {
+        match outgoing.step(Until::new(stream, deadline))? {
+            Step::Done(()) => return Ok(()),
+            Step::More => {}
+            Step::Blocked => return Err(StreamError::Io(io::ErrorKind::TimedOut.into())),
         }
     }
-    Ok(())
 }
 
 /// Reads until the peer closes, so that what was written is not lost to a reset; a bounded number
 /// of bytes, for a bounded time.
-pub(crate) fn drain(mut stream: &TcpStream, deadline: Instant) {
+pub(crate) fn drain(stream: &TcpStream, deadline: Instant) {
     let mut buffer = [0; 4096];
     for _ in 0..64 {
-        let Ok(left) = left(deadline) else { return };
-        if stream.set_read_timeout(Some(left)).is_err() {
-            return;
-        }
-        match stream.read(&mut buffer) {
+        match Until::new(stream, deadline).read(&mut buffer) {
             Ok(0) => return,
             Ok(_) => {}
-            Err(error) => {
-                if check(error).is_err() {
-                    return;
-                }
-            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return,
         }
-    }
-}
-
-fn left(deadline: Instant) -> Result<Duration, StreamError> {
-    let left = deadline.saturating_duration_since(Instant::now());
-    if left.is_zero() { Err(StreamError::Deadline) } else { Ok(left) }
-}
-
-/// Whether to try again after an error.
-fn check(error: io::Error) -> Result<(), StreamError> {
-    match error.kind() {
-        io::ErrorKind::Interrupted => Ok(()),
-        // What a socket timeout is reported as differs between systems.
-        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Err(StreamError::Deadline),
-        io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe => Err(StreamError::Closed),
-        _ => Err(StreamError::Io(error)),
     }
 }
