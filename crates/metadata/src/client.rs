@@ -1,12 +1,13 @@
 //! One request to a peer, one reply, one deadline.
 
 use std::io;
-use std::net::{SocketAddr, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
 use crate::exchange::{Attempts, Exchange, Step};
+use crate::resolver::SYSTEM;
 use crate::stream::Until;
 use crate::{DEFAULT_FRAME_LIMIT, Frame, FrameError, FrameType, HostPort};
 
@@ -15,7 +16,7 @@ use crate::{DEFAULT_FRAME_LIMIT, Frame, FrameError, FrameType, HostPort};
 pub struct ClientConfig {
     /// The longest wait for one address of the peer to accept (`MC_HANDSHAKE_CONNECT_TIMEOUT`).
     pub connect_timeout: Duration,
-    /// The longest that a whole call takes, name resolution aside.
+    /// The longest that a whole call takes.
     pub call_timeout: Duration,
     /// The longest reply accepted.
     pub frame_limit: usize,
@@ -52,7 +53,7 @@ pub struct CallError {
 #[derive(Debug, Error)]
 pub enum CallErrorKind {
     /// The name has no address.
-    #[error("its host name does not resolve ({0}): is it spelled right?")]
+    #[error("its host name does not resolve ({0}): {advice}", advice = name_advice(_0))]
     Resolve(io::Error),
     /// Nobody listens there.
     #[error("connection to {address} refused: no process listens there")]
@@ -110,6 +111,14 @@ pub enum CallErrorKind {
     Meaning(String),
 }
 
+/// What to do about a name that has no address.
+fn name_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::TimedOut => "is the name server up? (`getent hosts NAME` asks it)",
+        _ => "is it spelled right?",
+    }
+}
+
 /// What to do about a way that is not there.
 fn way_advice(error: &io::Error) -> &'static str {
     match error.kind() {
@@ -137,13 +146,11 @@ impl Client {
     }
 
     fn exchange(&self, peer: &HostPort, request: &Frame) -> Result<Frame, CallErrorKind> {
-        let addresses: Vec<_> = (peer.host.as_str(), peer.port)
-            .to_socket_addrs()
-            .map_err(CallErrorKind::Resolve)?
-            .collect();
-        let deadline = Instant::now() + self.config.call_timeout;
-        let attempts = Attempts::new(addresses.into(), peer.port, self.config.connect_timeout);
-        let stream = connect(attempts, deadline)?;
+        let deadline = deadline(self.config.call_timeout);
+        let addresses =
+            SYSTEM.resolve_until(&peer.host, deadline).map_err(CallErrorKind::Resolve)?;
+        let attempts = Attempts::new(addresses, peer.port, self.config.connect_timeout);
+        let stream = connect(attempts, deadline).inspect_err(|_| SYSTEM.forget(&peer.host))?;
         // Not having it costs time, not correctness.
         let _ = stream.set_nodelay(true);
         let mut exchange = Exchange::new(request, self.config.frame_limit);
@@ -158,6 +165,11 @@ impl Client {
             }
         }
     }
+}
+
+/// When a time-out that begins now is over. None is longer than a year, since the clock ends somewhere.
+pub(crate) fn deadline(timeout: Duration) -> Instant {
+    Instant::now() + timeout.min(Duration::from_secs(365 * 24 * 3600))
 }
 
 /// A connection to the first address that accepts one.

@@ -23,6 +23,7 @@ mod gid;
 mod handshake;
 mod message;
 mod name;
+mod resolver;
 mod segment;
 mod server;
 mod store;
