@@ -106,6 +106,9 @@ pub enum CallErrorKind {
         /// What was answered.
         got: FrameType,
     },
+    /// The [`crate::Caller`] was dropped before there was a reply.
+    #[error("the call was given up, since this side closes")]
+    Ended,
     /// The reply's JSON does not say what it should.
     #[error("its reply makes no sense: {0}")]
     Meaning(String),

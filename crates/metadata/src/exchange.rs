@@ -1,6 +1,7 @@
 //! Frames over a stream, a step at a time, and the addresses at which a peer is tried.
 //!
-//! A step reads or writes once. Whether the stream blocks, and until when, is its owner's matter.
+//! A step reads or writes once. Whether the stream blocks, and until when, is its owner's matter:
+//! [`crate::Client`] blocks until a deadline, [`crate::Caller`] waits for many at once.
 
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;

@@ -9,6 +9,7 @@
 //! - [`HandShakeDesc`]: what two engines tell each other to connect queue pairs.
 //! - [`FrameDecoder`]: the frame parser, without I/O.
 //! - [`Client`] and [`Server`]: blocking TCP, every call with a deadline.
+//! - [`Caller`]: many calls at once on one thread, which tells how they end.
 //! - [`Acceptor`]: the socket below a server, with a limit on strangers.
 //! - [`Store`]: where descriptors are published and looked up; [`PeerToPeer`] asks the segment's
 //!   own process (`P2PHANDSHAKE`).
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 mod acceptor;
+mod caller;
 mod client;
 mod exchange;
 mod frame;
@@ -31,6 +33,7 @@ mod stream;
 mod timestamp;
 
 pub use acceptor::{Acceptor, AcceptorConfig, Connection};
+pub use caller::Caller;
 pub use client::{CallError, CallErrorKind, Client, ClientConfig};
 pub use frame::{DEFAULT_FRAME_LIMIT, Frame, FrameDecoder, FrameError, FrameType};
 pub use gid::{Gid, GidError};
