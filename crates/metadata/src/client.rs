@@ -106,6 +106,12 @@ pub enum CallErrorKind {
         /// What was answered.
         got: FrameType,
     },
+    /// As many calls are under way as may be at a time.
+    #[error("{limit} calls to peers are under way already, as many as may be: try again later")]
+    TooMany {
+        /// How many may be.
+        limit: usize,
+    },
     /// The [`crate::Caller`] was dropped before there was a reply.
     #[error("the call was given up, since this side closes")]
     Ended,

@@ -33,7 +33,7 @@ mod stream;
 mod timestamp;
 
 pub use acceptor::{Acceptor, AcceptorConfig, Connection};
-pub use caller::Caller;
+pub use caller::{Caller, DEFAULT_CALL_LIMIT};
 pub use client::{CallError, CallErrorKind, Client, ClientConfig};
 pub use frame::{DEFAULT_FRAME_LIMIT, Frame, FrameDecoder, FrameError, FrameType};
 pub use gid::{Gid, GidError};

@@ -107,6 +107,7 @@ impl EventLoop {
     fn take(&mut self, message: Message) {
         match message {
             Message::Call(request) => self.begin(request),
+            Message::Refused(done) => done.refuse(),
             Message::Resolved(number, result) => {
                 // It may have ended since.
                 let Some(Call { request, .. }) = self.remove(number) else { return };

@@ -20,6 +20,9 @@ use crate::exchange::Exchange;
 use crate::resolver::{Addresses, Resolver, SYSTEM};
 use crate::{CallError, CallErrorKind, ClientConfig, Frame, HostPort};
 
+/// How many calls of a [`Caller`] are under way at a time, unless it is told otherwise.
+pub const DEFAULT_CALL_LIMIT: usize = 4096;
+
 /// Calls peers, as [`crate::Client`] does, many at once and without waiting.
 ///
 /// Each call is told how it ended, once, on a thread that all calls share: what is told should
@@ -35,6 +38,7 @@ type Tell = Box<dyn FnOnce(Result<Frame, CallError>) + Send>;
 
 struct Shared {
     config: ClientConfig,
+    limit: usize,
     resolver: Resolver,
     inbox: Mutex<Inbox>,
 }
@@ -45,6 +49,7 @@ struct Inbox {
     thread: Option<Running>,
     /// Nothing is taken any more.
     closed: bool,
+    under_way: usize,
     messages: Vec<Message>,
 }
 
@@ -55,6 +60,8 @@ struct Running {
 
 enum Message {
     Call(Request),
+    /// There are too many: tell so.
+    Refused(Done),
     /// What the resolver has answered to a call, by its number.
     Resolved(u64, io::Result<Addresses>),
 }
@@ -70,16 +77,28 @@ struct Request {
 /// Whom to tell how a call has ended. Dropping it tells that it was given up, so that nobody waits
 /// for ever.
 struct Done {
+    shared: Arc<Shared>,
     peer: HostPort,
+    /// Whether it is one of [`Inbox::under_way`].
+    counted: bool,
     tell: Option<Tell>,
 }
 
 impl Caller {
-    /// A caller, whose thread starts with the first call. Calls have time-outs of their own, so
-    /// [`ClientConfig::call_timeout`] means nothing here.
+    /// A caller of [`DEFAULT_CALL_LIMIT`] calls at once. Its thread starts with the first one.
+    /// Calls have time-outs of their own, so [`ClientConfig::call_timeout`] means nothing here.
     pub fn new(config: ClientConfig) -> Self {
-        let (resolver, inbox) = (SYSTEM.clone(), Mutex::default());
-        Self { shared: Arc::new(Shared { config, resolver, inbox }) }
+        Self::with_limit(config, DEFAULT_CALL_LIMIT)
+    }
+
+    /// A caller of so many calls at once.
+    pub fn with_limit(config: ClientConfig, limit: usize) -> Self {
+        Self::with_resolver(config, limit, SYSTEM.clone())
+    }
+
+    fn with_resolver(config: ClientConfig, limit: usize, resolver: Resolver) -> Self {
+        let inbox = Mutex::default();
+        Self { shared: Arc::new(Shared { config, limit, resolver, inbox }) }
     }
 
     /// Sends a request to the peer at `address` and tells `done` the reply, or after `timeout` at
@@ -95,7 +114,12 @@ impl Caller {
         done: Box<dyn FnOnce(Result<Frame, CallError>) + Send>,
     ) {
         let deadline = deadline(timeout);
-        let done = Done { peer: address.clone(), tell: Some(done) };
+        let mut done = Done {
+            shared: Arc::clone(&self.shared),
+            peer: address.clone(),
+            counted: false,
+            tell: Some(done),
+        };
         let mut inbox = self.shared.lock();
         if inbox.thread.is_none() && !inbox.closed {
             match self.start() {
@@ -107,9 +131,15 @@ impl Caller {
                 }
             }
         }
+        done.counted = inbox.under_way < self.shared.limit;
+        inbox.under_way += usize::from(done.counted);
         drop(inbox);
-        let exchange = Exchange::new(&request, self.shared.config.frame_limit);
-        self.shared.post(Message::Call(Request { done, timeout, deadline, exchange }));
+        self.shared.post(if done.counted {
+            let exchange = Exchange::new(&request, self.shared.config.frame_limit);
+            Message::Call(Request { done, timeout, deadline, exchange })
+        } else {
+            Message::Refused(done)
+        });
     }
 
     fn start(&self) -> io::Result<Running> {
@@ -136,7 +166,13 @@ impl Drop for Caller {
 
 impl fmt::Debug for Caller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Caller").field("config", &self.shared.config).finish_non_exhaustive()
+        let Shared { config, limit, .. } = &*self.shared;
+        let under_way = self.shared.lock().under_way;
+        f.debug_struct("Caller")
+            .field("config", config)
+            .field("limit", limit)
+            .field("under_way", &under_way)
+            .finish_non_exhaustive()
     }
 }
 
@@ -190,8 +226,17 @@ impl Done {
         self.tell_once(result);
     }
 
+    fn refuse(self) {
+        let limit = self.shared.limit;
+        self.tell(Err(CallErrorKind::TooMany { limit }));
+    }
+
     fn tell_once(&mut self, result: Result<Frame, CallErrorKind>) {
         let Some(tell) = self.tell.take() else { return };
+        if self.counted {
+            // Before it is told: it may call again.
+            self.shared.lock().under_way -= 1;
+        }
         let result = result.map_err(|kind| CallError { peer: self.peer.clone(), kind });
         if panic::catch_unwind(AssertUnwindSafe(|| tell(result))).is_err() {
             tracing::error!(peer = %self.peer, "who was told how a call ended has panicked");
