@@ -4,6 +4,8 @@
 //! nobody else, however many they are.
 
 mod event_loop;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::io;
