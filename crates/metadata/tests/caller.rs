@@ -282,6 +282,38 @@ fn who_is_told_may_panic_and_may_call() {
 }
 
 #[test]
+fn a_reply_in_time_counts_although_somebody_who_is_told_takes_long() {
+    let timeout = Duration::from_secs(1);
+    let (asked, was_asked) = mpsc::channel();
+    let (release, released) = mpsc::channel::<()>();
+    let (reply, replied) = mpsc::channel();
+    let (slow, answering) = peer("127.4.14.1", move |mut stream| {
+        read_request(&stream, &probe());
+        asked.send(()).unwrap();
+        released.recv().unwrap();
+        stream.write_all(&probe().encode()).unwrap();
+        reply.send(()).unwrap();
+        // The other side closes first.
+        let _ = stream.read_to_end(&mut Vec::new());
+    });
+    let server = echo("127.4.14.2");
+    let caller = caller();
+    let told = begin(&caller, &slow, probe(), timeout);
+    let over = Instant::now() + timeout;
+    was_asked.recv().unwrap();
+    let take_long = move |_: Told| {
+        release.send(()).unwrap();
+        replied.recv().unwrap();
+        while let Some(left) = over.checked_duration_since(Instant::now()) {
+            thread::sleep(left);
+        }
+    };
+    caller.call(&name(server.address()), probe(), LONG, Box::new(take_long));
+    assert!(told.recv().unwrap().is_ok());
+    answering.join().unwrap();
+}
+
+#[test]
 fn who_is_told_may_drop_the_caller() {
     let server = echo("127.4.11.1");
     let (_mute, dead) = listen("127.4.11.2");

@@ -80,7 +80,10 @@ impl EventLoop {
         let _closing = Closing(Arc::clone(&self.shared));
         let mut events = Events::with_capacity(EVENTS);
         loop {
-            if let Err(error) = self.poll.poll(&mut events, self.patience())
+            // What was over before the sockets were looked at has had its chance. So whoever is told
+            // something and takes long costs no other call its reply.
+            let now = Instant::now();
+            if let Err(error) = self.poll.poll(&mut events, self.patience(now))
                 && error.kind() != io::ErrorKind::Interrupted
             {
                 tracing::error!(%error, "calls to peers cannot be waited for");
@@ -90,18 +93,17 @@ impl EventLoop {
             for message in messages {
                 self.take(message);
             }
-            // A reply that is there counts, even if its time has just passed.
             for event in events.iter().filter(|event| event.token() != WAKER) {
                 self.ready(event.token().0 as u64);
             }
-            self.expire();
+            self.expire(now);
         }
     }
 
     /// How long until a timer; `None` while there is none.
-    fn patience(&self) -> Option<Duration> {
+    fn patience(&self, now: Instant) -> Option<Duration> {
         let (first, _) = self.timers.first()?;
-        Some(first.saturating_duration_since(Instant::now()))
+        Some(first.saturating_duration_since(now))
     }
 
     fn take(&mut self, message: Message) {
@@ -212,9 +214,8 @@ impl EventLoop {
         request.done.tell(result);
     }
 
-    /// Ends what has taken too long.
-    fn expire(&mut self) {
-        let now = Instant::now();
+    /// Ends what was over at this time.
+    fn expire(&mut self, now: Instant) {
         while let Some(&(at, number)) = self.timers.first()
             && at <= now
         {
