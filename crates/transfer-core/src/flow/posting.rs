@@ -142,10 +142,7 @@ impl<P: Policy> Flow<P> {
         slice: SliceId,
         result: SliceResult,
     ) -> Option<Moved> {
-        let Some(&Slice { task, rail, place, posted_at, length, .. }) = self.slices.find(slice.0)
-        else {
-            return None;
-        };
+        let &Slice { task, rail, place, posted_at, length, .. } = self.slices.find(slice.0)?;
         let index = slice.0.index;
         if result == SliceResult::Done {
             self.unpost(index);

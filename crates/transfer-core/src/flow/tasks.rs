@@ -157,12 +157,20 @@ impl<P: Policy> Flow<P> {
     /// Ends a task, if it is not over: local access ends at once, and the task when no WRITE of it can
     /// arrive any more or that is not to be learned. Connections that it has slices on are fenced;
     /// slices of other tasks on them are posted again after that. If the peer does not confirm the fence,
-    /// other tasks with WRITEs there fail too.
-    pub fn cancel(&mut self, now: Instant, task: TaskId) {
-        if self.tasks.find(task.0).is_some() {
-            self.end(task.0.index, End::Canceled);
-            self.end_access(now, task.0.index);
+    /// other tasks with WRITEs there fail too. Returns whether it was neither over nor about to end.
+    pub fn cancel(&mut self, now: Instant, task: TaskId) -> bool {
+        if self.tasks.find(task.0).is_none_or(|task| task.end.is_some()) {
+            return false;
         }
+        self.end(task.0.index, End::Canceled);
+        self.end_access(now, task.0.index);
+        true
+    }
+
+    /// The caller's number of the task of a slice, as long as that is not over.
+    pub fn user(&self, slice: SliceId) -> Option<u64> {
+        let slice = self.slices.find(slice.0)?;
+        Some(self.tasks.at(slice.task).user)
     }
 
     /// A task shall end. Nothing more of it is posted, and what is in flight is waited for.

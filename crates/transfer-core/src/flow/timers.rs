@@ -34,7 +34,7 @@ impl<P: Policy> Flow<P> {
             let until = since + self.config.patience;
             if until <= now {
                 self.queues[class].stranded_since = None;
-                self.give_up(class);
+                self.give_up_class(class);
             } else {
                 self.note_timer(until);
             }
@@ -96,8 +96,17 @@ impl<P: Policy> Flow<P> {
         self.note_timer(since + self.config.patience);
     }
 
+    /// Ends all tasks that wait for a rail, as when it is known that none will come.
+    pub fn give_up(&mut self) {
+        for class in 0..self.queues.len() {
+            if self.queues[class].stranded_since.take().is_some() {
+                self.give_up_class(class);
+            }
+        }
+    }
+
     /// Ends all tasks of which something waits in a queue.
-    fn give_up(&mut self, class: usize) {
+    fn give_up_class(&mut self, class: usize) {
         let no_rail = End::Failed(Failure::NoRail);
         while let Some(task) = self.queues[class].tasks.first() {
             self.end(task, no_rail);
