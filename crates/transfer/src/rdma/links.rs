@@ -1,0 +1,153 @@
+//! The connections that this engine has made with a device: whose completions are whose, and which
+//! of them is closed to make room for another.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+
+use millstream_transfer_core::RailId;
+use millstream_verbs::Qpn;
+
+use super::connection::Connection;
+use super::peer::Peer;
+use crate::FailureReason;
+
+/// A queue pair of a connection.
+#[derive(Clone, Debug)]
+pub(super) struct Link {
+    pub(super) peer: Weak<Peer>,
+    pub(super) rail: RailId,
+    pub(super) epoch: u64,
+    /// Its index in its connection.
+    pub(super) queue_pair: usize,
+}
+
+/// The connections of a device, at most so many.
+#[derive(Debug)]
+pub(super) struct Links {
+    limit: usize,
+    count: Arc<AtomicUsize>,
+    table: RwLock<Table>,
+}
+
+/// Room for one connection. Dropping it gives it back.
+#[derive(Debug)]
+pub(super) struct Place(Arc<AtomicUsize>);
+
+#[derive(Debug, Default)]
+struct Table {
+    by_number: HashMap<Qpn, (Link, Arc<AtomicBool>)>,
+    /// All connections, the oldest first.
+    order: VecDeque<Entry>,
+    /// Where the search for one to close goes on.
+    hand: usize,
+}
+
+#[derive(Debug)]
+struct Entry {
+    link: Link,
+    /// Of its first queue pair.
+    number: Qpn,
+    /// Something has completed since the hand was here.
+    used: Arc<AtomicBool>,
+    _place: Place,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Links {
+    pub(super) fn new(limit: usize) -> Self {
+        Self { limit, count: Arc::default(), table: RwLock::default() }
+    }
+
+    /// Finds room for one more, if need be by closing one that is idle: the first that was not used
+    /// since the search was last there (SIEVE; Zhang et al., NSDI 2024). Not under a peer's lock.
+    pub(super) fn make_room(&self, device: &str) -> Result<Place, FailureReason> {
+        let mut closed = 0;
+        loop {
+            let limit = self.limit;
+            let one_more = |count: usize| (count < limit).then_some(count + 1);
+            if self.count.fetch_update(Ordering::SeqCst, Ordering::SeqCst, one_more).is_ok() {
+                return Ok(Place(Arc::clone(&self.count)));
+            }
+            // Each that is closed may be taken by another thread.
+            if closed == limit || !self.close_one() {
+                return Err(FailureReason::Limit(format!(
+                    "device {device} is connected to {limit} NICs already, and all are in use"
+                )));
+            }
+            closed += 1;
+        }
+    }
+
+    /// Closes an idle connection; whether there was one.
+    fn close_one(&self) -> bool {
+        // In the first round those that were used are passed over once.
+        for _ in 0..2 * self.read().order.len() {
+            let mut table = self.write();
+            if table.hand >= table.order.len() {
+                table.hand = 0;
+            }
+            let hand = table.hand;
+            let Some(entry) = table.order.get(hand) else { return false };
+            let passed = entry.used.swap(false, Ordering::Relaxed);
+            let link = entry.link.clone();
+            table.hand += 1;
+            drop(table);
+            if passed {
+                continue;
+            }
+            if let Some(peer) = link.peer.upgrade()
+                && peer.close_if_idle(link.rail, link.epoch)
+            {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Completions of the connection's queue pairs are for this link from now on.
+    pub(super) fn add(&self, connection: &Connection, link: &Link, place: Place) {
+        let mut table = self.write();
+        let used = Arc::new(AtomicBool::new(false));
+        for (queue_pair, pair) in connection.queue_pairs.iter().enumerate() {
+            let link = Link { queue_pair, ..link.clone() };
+            table.by_number.insert(pair.number(), (link, Arc::clone(&used)));
+        }
+        let number = connection.queue_pairs[0].number();
+        table.order.push_back(Entry { link: link.clone(), number, used, _place: place });
+    }
+
+    /// Completions of the connection's queue pairs are for nobody any more.
+    pub(super) fn remove(&self, connection: &Connection) {
+        let mut table = self.write();
+        for pair in &connection.queue_pairs {
+            table.by_number.remove(&pair.number());
+        }
+        let number = connection.queue_pairs[0].number();
+        if let Some(index) = table.order.iter().position(|entry| entry.number == number) {
+            table.order.remove(index);
+            table.hand -= usize::from(index < table.hand);
+        }
+    }
+
+    /// Whose a queue pair is.
+    pub(super) fn find(&self, number: Qpn) -> Option<(Arc<Peer>, Link)> {
+        let table = self.read();
+        let (link, used) = table.by_number.get(&number)?;
+        used.store(true, Ordering::Relaxed);
+        Some((link.peer.upgrade()?, link.clone()))
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, Table> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, Table> {
+        self.table.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,111 @@
+//! What the tasks of a flow are about: a flow knows them by a number of ours.
+
+use std::sync::Arc;
+
+use millstream_metadata::SegmentDesc;
+
+use crate::batch::BatchShared;
+use crate::memory::LocalMemory;
+use crate::task::TaskHandle;
+
+/// Tasks of one batch between the same two pieces of memory.
+#[derive(Debug)]
+struct Entry {
+    batch: Arc<BatchShared>,
+    local: Arc<LocalMemory>,
+    /// Which of the engine's transports does it.
+    transport: usize,
+    descriptor: Arc<SegmentDesc>,
+    /// Index of the target's buffer in the descriptor.
+    buffer: usize,
+    /// Tasks that have not ended.
+    unfinished: u32,
+}
+
+/// Runs of tasks that have not all ended. Their places are used again.
+#[derive(Debug, Default)]
+pub(super) struct Runs {
+    entries: Vec<Option<Entry>>,
+    free: Vec<u32>,
+}
+
+/// The number of a run.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct RunId(u32);
+
+/// The keys of a slice's memory at both ends.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Keys {
+    pub(super) local: u32,
+    pub(super) remote: u32,
+}
+
+impl Runs {
+    /// Adds a run of `tasks` tasks.
+    pub(super) fn insert(
+        &mut self,
+        batch: &Arc<BatchShared>,
+        run: &crate::transport::Run,
+        tasks: usize,
+    ) -> RunId {
+        let entry = Some(Entry {
+            batch: Arc::clone(batch),
+            local: Arc::clone(&run.local),
+            transport: run.transport,
+            descriptor: Arc::clone(&run.descriptor),
+            buffer: run.buffer,
+            // A batch has fewer tasks.
+            unfinished: tasks as u32,
+        });
+        match self.free.pop() {
+            Some(index) => {
+                self.entries[index as usize] = entry;
+                RunId(index)
+            }
+            None => {
+                self.entries.push(entry);
+                RunId(self.entries.len() as u32 - 1)
+            }
+        }
+    }
+
+    /// The number of a task, by its index in its batch.
+    pub(super) const fn user(run: RunId, task: usize) -> u64 {
+        (run.0 as u64) << 32 | task as u64
+    }
+
+    fn entry(&self, user: u64) -> Option<&Entry> {
+        self.entries.get((user >> 32) as usize)?.as_ref()
+    }
+
+    /// The task of a number.
+    pub(super) fn task(&self, user: u64) -> Option<TaskHandle> {
+        let batch = Arc::clone(&self.entry(user)?.batch);
+        Some(TaskHandle { batch, index: user as u32 as usize })
+    }
+
+    /// The batch of a task, and its index there.
+    pub(super) fn place(&self, user: u64) -> Option<(&Arc<BatchShared>, usize)> {
+        Some((&self.entry(user)?.batch, user as u32 as usize))
+    }
+
+    /// The keys for the devices of a rail. `None` when the descriptor has none for them.
+    pub(super) fn keys(&self, user: u64, local: usize, remote: usize) -> Option<Keys> {
+        let entry = self.entry(user)?;
+        let local = *entry.local.keys.get(entry.transport)?.get(local)?;
+        let remote = *entry.descriptor.buffers.get(entry.buffer)?.rkey.get(remote)?;
+        Some(Keys { local, remote })
+    }
+
+    /// A task of it has ended.
+    pub(super) fn ended(&mut self, user: u64) {
+        let index = (user >> 32) as u32;
+        let Some(place) = self.entries.get_mut(index as usize) else { return };
+        let Some(entry) = place else { return };
+        entry.unfinished -= 1;
+        if entry.unfinished == 0 {
+            *place = None;
+            self.free.push(index);
+        }
+    }
+}
