@@ -1,0 +1,158 @@
+//! What is asked of a peer: to connect, to fence, and whether it is there.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_metadata::{CallError, CallErrorKind, Frame, FrameType, HandShakeDesc, NicPath};
+use millstream_transfer_core::RailId;
+
+use super::connection::{self, Unconnected};
+use super::peer::Peer;
+use crate::FailureReason;
+
+/// How long a fence, and the question whether it is there, may take the peer.
+const QUESTION_TIMEOUT: Duration = Duration::from_secs(1);
+
+impl Peer {
+    /// Makes queue pairs, and asks the peer to connect them.
+    pub(super) fn connect(&self, rail: RailId, epoch: u64) {
+        if self.wants(rail, epoch)
+            && let Err(reason) = self.begin_to_connect(rail, epoch)
+        {
+            self.not_connected(rail, epoch, reason);
+        }
+    }
+
+    fn begin_to_connect(&self, rail: RailId, epoch: u64) -> Result<(), FailureReason> {
+        let (device, way, config) = (self.device(rail), self.way(rail), &self.shared.config);
+        tracing::info!(peer = &*self.name, nic = way.nic.nic, epoch, "connecting");
+        let own_mtu = device
+            .path_mtu(way.gid.address())
+            .map_err(|error| FailureReason::PathMtu(error.to_string()))?;
+        let place = device.links.make_room(device.device.name())?;
+        let count = config.queue_pairs_per_endpoint;
+        let unconnected = Unconnected::new(device, count, config.send_queue_depth)?;
+        let request = HandShakeDesc {
+            qp_num: unconnected.numbers(),
+            start_psn: unconnected.start_psn(),
+            path_mtu: Some(own_mtu.bytes() as u32),
+            epoch: Some(epoch),
+            ..self.greeting(rail)
+        };
+        let timeout = self.shared.context.client.config().call_timeout;
+        self.ask_peer(request, timeout, move |peer, reply| {
+            let connected = reply.and_then(|reply| {
+                if !reply.reply_msg.is_empty() {
+                    if let Some(floor) = reply.epoch_floor {
+                        peer.refused(rail, epoch, floor);
+                        return Ok(None);
+                    }
+                    let reason = reply.reply_msg.chars().take(200).collect();
+                    return Err(FailureReason::Refused(reason));
+                }
+                let nonsense = FailureReason::Handshake;
+                let address = reply.local_gid.unwrap_or(peer.way(rail).gid).address();
+                let theirs = connection::Peer::parse(&reply, address, count, own_mtu);
+                let timeout = peer.shared.config.acknowledge_timeout;
+                unconnected.connect(&theirs.map_err(nonsense)?, timeout).map(Some)
+            });
+            match connected {
+                // What is not wanted any more is dropped here, without a lock.
+                Ok(Some(connection)) => drop(peer.connected(rail, epoch, connection, place)),
+                Ok(None) => {}
+                Err(reason) => peer.not_connected(rail, epoch, reason),
+            }
+        })
+    }
+
+    /// Asks the peer to confirm that nothing of a connection can arrive any more.
+    pub(super) fn fence(&self, rail: RailId, epoch: u64) {
+        let request = HandShakeDesc { fence: true, epoch: Some(epoch), ..self.greeting(rail) };
+        let asked = self.ask_peer(request, QUESTION_TIMEOUT, move |peer, reply| {
+            match reply {
+                Ok(reply) if reply.fenced.is_some_and(|fenced| fenced >= epoch) => {
+                    peer.fenced(rail, epoch, true);
+                }
+                Ok(_) => peer.fenced(rail, epoch, false),
+                // The flow asks again.
+                Err(_) => {}
+            }
+        });
+        // So it does when nobody knows where to ask.
+        drop(asked);
+    }
+
+    /// Asks the peer whether it is there: to fence what was never connected, which changes nothing.
+    pub(super) fn ask(&self) {
+        let request =
+            HandShakeDesc { fence: true, epoch: Some(0), ..self.greeting(RailId(u16::MAX)) };
+        let asked = self.ask_peer(request, QUESTION_TIMEOUT, |peer, _| peer.asked());
+        if asked.is_err() {
+            self.asked();
+        }
+    }
+
+    /// What every handshake from here says.
+    fn greeting(&self, rail: RailId) -> HandShakeDesc {
+        let way = self.rails.get(usize::from(rail.0)).unwrap_or(&self.rails[0]);
+        let device = &self.shared.devices[way.local];
+        let context = &self.shared.context;
+        let nic = device.device.name().to_owned();
+        HandShakeDesc {
+            local_nic_path: NicPath { server: context.engine.clone(), nic }.to_string(),
+            local_gid: Some(device.gid()),
+            peer_nic_path: way.nic.to_string(),
+            incarnation: Some(context.incarnation),
+            rail: Some(rail.0),
+            ..HandShakeDesc::default()
+        }
+    }
+
+    /// Asks at the peer's control port, and tells `done` what it has answered. Takes note of who
+    /// answers, or that nobody is there.
+    fn ask_peer(
+        &self,
+        request: HandShakeDesc,
+        timeout: Duration,
+        done: impl FnOnce(&Self, Result<HandShakeDesc, FailureReason>) + Send + 'static,
+    ) -> Result<(), FailureReason> {
+        let store = &self.shared.context.store;
+        let meta = store
+            .address(&self.name)
+            .map_err(|error| FailureReason::Handshake(error.to_string()))?;
+        let frame = Frame::new(FrameType::Connection, request.to_json());
+        let own = self.own.clone();
+        let answered = move |reply: Result<Frame, CallError>| {
+            let Some(own) = own.upgrade() else { return };
+            // Whoever makes the call has others to make.
+            own.clone().in_background(move |peer| {
+                let reply = peer.understand(reply);
+                done(peer, reply);
+            });
+        };
+        self.shared.calls.call(&meta.address, frame, timeout, Box::new(answered));
+        Ok(())
+    }
+
+    fn understand(&self, reply: Result<Frame, CallError>) -> Result<HandShakeDesc, FailureReason> {
+        let reply = match reply {
+            Ok(reply) => reply,
+            Err(CallError { kind, .. }) => {
+                let refused = matches!(kind, CallErrorKind::Refused { .. });
+                let reason = FailureReason::Unreachable(Arc::new(kind));
+                if refused {
+                    self.gone(reason.clone());
+                }
+                return Err(reason);
+            }
+        };
+        let reply = HandShakeDesc::from_json(&reply.body)
+            .map_err(|error| FailureReason::Handshake(error.to_string()))?;
+        if let Some(incarnation) = reply.incarnation
+            && self.has_incarnation
+        {
+            self.restarted(incarnation);
+        }
+        Ok(reply)
+    }
+}

@@ -1,0 +1,143 @@
+//! What a flow wants done, to be done without its lock.
+
+use std::sync::Arc;
+
+use millstream_transfer_core::{Opcode, Post, RailId, SliceId};
+use millstream_verbs::{Piece, PostError, SendOperation, SendRequest};
+
+use super::connection::Connection;
+use super::device::LocalDevice;
+use super::runs::Keys;
+use crate::batch::BatchShared;
+use crate::task::{EndedTasks, TaskEnd};
+
+/// The most work requests handed to a queue pair at a time: the device is locked for all of them.
+const POST_BATCH: usize = 256;
+
+/// A slice and where it goes.
+pub(super) struct Posting<'a> {
+    /// Index of the device.
+    pub(super) device: usize,
+    pub(super) connection: &'a Arc<Connection>,
+    pub(super) queue_pair: usize,
+    pub(super) rail: RailId,
+    pub(super) post: &'a Post,
+    pub(super) keys: Keys,
+}
+
+/// Work requests for one queue pair.
+struct Bucket {
+    device: usize,
+    /// `None` while it is not used.
+    connection: Option<Arc<Connection>>,
+    queue_pair: usize,
+    rail: RailId,
+    requests: Vec<SendRequest>,
+}
+
+/// Work requests to post, and tasks to tell. It keeps its room.
+#[derive(Default)]
+pub(super) struct Work {
+    buckets: Vec<Bucket>,
+    /// The first so many are used.
+    used: usize,
+    pub(super) ended: Vec<(Arc<BatchShared>, usize, TaskEnd)>,
+    failed: Vec<((RailId, SliceId), PostError)>,
+}
+
+impl Work {
+    pub(super) const fn is_empty(&self) -> bool {
+        self.used == 0 && self.ended.is_empty()
+    }
+
+    pub(super) fn add(&mut self, posting: Posting<'_>) {
+        let Posting { device, connection, queue_pair, rail, post, keys } = posting;
+        let (remote_address, remote_key) = (post.first.remote, keys.remote);
+        let operation = match post.opcode {
+            Opcode::Read => SendOperation::Read { remote_address, remote_key },
+            Opcode::Write => SendOperation::Write { remote_address, remote_key, immediate: None },
+        };
+        let piece = Piece { key: keys.local, address: post.first.local, length: post.length };
+        let request = SendRequest::new(post.slice.to_bits(), operation, [piece]);
+        let is_it = |bucket: &Bucket| {
+            let same = |known: &Arc<Connection>| Arc::ptr_eq(known, connection);
+            bucket.queue_pair == queue_pair && bucket.connection.as_ref().is_some_and(same)
+        };
+        let known = self.buckets[..self.used].iter().rposition(is_it);
+        let index = known.unwrap_or_else(|| {
+            if self.used == self.buckets.len() {
+                let (connection, requests) = (None, Vec::new());
+                self.buckets.push(Bucket { device, connection, queue_pair, rail, requests });
+            }
+            let bucket = &mut self.buckets[self.used];
+            bucket.connection = Some(Arc::clone(connection));
+            (bucket.device, bucket.queue_pair, bucket.rail) = (device, queue_pair, rail);
+            self.used += 1;
+            self.used - 1
+        });
+        self.buckets[index].requests.push(request);
+    }
+
+    /// Posts the work requests.
+    pub(super) fn post(&mut self, devices: &[Arc<LocalDevice>]) {
+        if self.used > 0 {
+            self.post_from(devices, 0);
+        }
+    }
+
+    /// Has all devices from this one on collect what is posted, and then send it.
+    fn post_from(&mut self, devices: &[Arc<LocalDevice>], index: usize) {
+        let used = &self.buckets[..self.used];
+        let Some(next) = (index..devices.len()).find(|&i| used.iter().any(|b| b.device == i))
+        else {
+            return self.post_all();
+        };
+        let device = &devices[next].device;
+        device.postpone_sending(|| self.post_from(devices, next + 1));
+    }
+
+    fn post_all(&mut self) {
+        for bucket in &self.buckets[..self.used] {
+            let Some(connection) = &bucket.connection else { continue };
+            let queue_pair = &connection.queue_pairs[bucket.queue_pair];
+            let mut rest = &bucket.requests[..];
+            while !rest.is_empty() {
+                let (next, others) = rest.split_at(rest.len().min(POST_BATCH));
+                rest = others;
+                if let Err((posted, error)) = queue_pair.post_send(next) {
+                    let left = next[posted..].iter().chain(others);
+                    let slice =
+                        |request: &SendRequest| (bucket.rail, SliceId::from_bits(request.id));
+                    self.failed.extend(left.map(|request| (slice(request), error)));
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Tells the tasks that have ended.
+    pub(super) fn tell(&mut self) {
+        let mut told = EndedTasks::default();
+        for (batch, index, end) in self.ended.drain(..) {
+            told.ended(&batch, index, end);
+        }
+    }
+
+    /// What was not posted, and why.
+    pub(super) fn not_posted(&self) -> impl Iterator<Item = ((RailId, SliceId), PostError)> {
+        self.failed.iter().copied()
+    }
+
+    pub(super) const fn has_failed(&self) -> bool {
+        !self.failed.is_empty()
+    }
+
+    pub(super) fn clear(&mut self) {
+        for bucket in &mut self.buckets[..self.used] {
+            bucket.connection = None;
+            bucket.requests.clear();
+        }
+        self.used = 0;
+        self.failed.clear();
+    }
+}
