@@ -154,7 +154,7 @@ mod tests {
             target_offset: 90_000,
             length,
         };
-        batch.shared.tasks[0].start(&request, &batch.shared.slicing);
+        batch.shared.tasks[0].start(&request, &batch.shared.slicing, None);
         batch.shared.added(1);
         let task = batch.task(0).unwrap();
         (batch, task)
@@ -170,7 +170,10 @@ mod tests {
         let status = || batch.status(0).unwrap();
         assert_eq!(status().state, TransferState::Waiting);
         let slices: Vec<_> = std::iter::from_fn(|| task.claim()).collect();
-        assert_eq!(slices[1], crate::task::Slice { source: 11_024, target: 91_024, length: 1024 });
+        assert_eq!(
+            slices[1],
+            crate::task::WideSlice { source: 11_024, target: 91_024, length: 1024 }
+        );
         assert_eq!(slices.len(), 3);
         assert_eq!((status().state, status().transferred_bytes), (TransferState::Pending, 0));
         task.done(1024);
@@ -188,11 +191,10 @@ mod tests {
         let (batch, task) = batch(4096);
         task.claim().unwrap();
         task.claim().unwrap();
-        task.failed(&error());
+        task.slices_failed(1, &error());
         assert_eq!(batch.status(0).unwrap().state, TransferState::Pending);
         assert!(batch.status(0).unwrap().error.is_none());
         assert_eq!(task.claim(), None, "nothing more is begun");
-        assert!(task.is_over());
         task.done(1024);
         let status = batch.status(0).unwrap();
         assert_eq!((status.state, status.transferred_bytes), (TransferState::Failed, 1024));
@@ -256,12 +258,12 @@ mod tests {
         for task in [&first_task, &first_task, &second_task] {
             task.claim().unwrap();
         }
-        ended.done(first_task.clone(), 1024);
+        ended.slices_done(&first_task.batch, 0, 1, 1024);
         assert_eq!(state(&first), TransferState::Pending);
-        ended.done(first_task, 1024);
+        ended.slices_done(&first_task.batch, 0, 1, 1024);
         assert_eq!(state(&first), TransferState::Completed);
         assert!(!first.wait(Duration::ZERO, &[]), "more of its tasks may follow");
-        ended.done(second_task, 1024);
+        ended.slices_done(&second_task.batch, 0, 1, 1024);
         assert!(first.wait(Duration::ZERO, &[]) && !second.wait(Duration::ZERO, &[]));
         drop(ended);
         assert!(second.wait(Duration::ZERO, &[]));

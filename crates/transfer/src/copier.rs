@@ -16,7 +16,7 @@ use crate::memory::LocalMemory;
 use crate::segment::OpenSegment;
 use crate::task::{EndedTasks, TaskHandle, WideSlice};
 use crate::transport::Run;
-use crate::{FailureReason, Opcode, TransferError};
+use crate::{FailureReason, Opcode, TransferError, TransferState};
 
 /// So many bytes of one submission are copied by who submits: some ten microseconds' work.
 const INLINE: u64 = 512 << 10;
@@ -181,16 +181,18 @@ impl Group {
         let mut bytes = 0;
         while *next < end && group.count < GROUP_PIECES && bytes < GROUP_BYTES {
             task.index = *next;
+            if task.is_late() {
+                task.end_rest(TransferState::Timeout);
+                *next += 1;
+                continue;
+            }
             let whole = task.whole();
             // What overlaps is one copy, in the direction that is right for all of it.
-            let at_once = whole.length <= GROUP_BYTES || (within && overlaps(&whole));
+            let at_once =
+                !task.has_pieces() && (whole.length <= GROUP_BYTES || (within && overlaps(&whole)));
             let claimed = match at_once {
                 true => task.claim_rest(),
-                false => task.claim().map(|slice| {
-                    let (source, target, length) =
-                        (slice.source, slice.target, slice.length.into());
-                    (WideSlice { source, target, length }, 1)
-                }),
+                false => task.claim().map(|slice| (slice, 1)),
             };
             if at_once || claimed.is_none() {
                 *next += 1;

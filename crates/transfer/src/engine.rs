@@ -24,9 +24,9 @@ use crate::shm::ShmTransport;
 use crate::slicing::Slicing;
 use crate::transport::{ANY_LOCATION, Transport};
 use crate::{
-    Batch, BatchError, Capabilities, Config, FreeError, InstallError, NewError, RdmaConfig,
-    RegisterError, Segment, SegmentError, SegmentId, SubmitAndWaitError, SubmitError,
-    TransferRequest, TransferState, TransferStatus,
+    Batch, BatchError, Capabilities, Config, FreeError, InstallError, NewError, PiecesRequest,
+    RdmaConfig, RegisterError, Segment, SegmentError, SegmentId, SubmitAndWaitError, SubmitError,
+    SubmitOptions, TransferRequest, TransferState, TransferStatus,
 };
 
 /// Where memory is when neither the caller nor the machine says otherwise.
@@ -45,6 +45,8 @@ pub(crate) struct Inner {
     /// Drawn at the start: peers tell by it whether this is still the process they knew.
     incarnation: u64,
     slicing: Slicing,
+    slice_length: usize,
+    fragment_ratio: usize,
     /// Of segments' names that have none.
     default_port: Option<u16>,
     client: Client,
@@ -93,6 +95,8 @@ impl TransferEngine {
             name: name.to_string(),
             incarnation: RandomState::new().hash_one(SystemTime::now()),
             slicing: Slicing::new(config.slice_length, config.fragment_ratio),
+            slice_length: config.slice_length,
+            fragment_ratio: config.fragment_ratio,
             default_port: config.default_port,
             client: client.clone(),
             store: Arc::new(PeerToPeer::new(client)),
@@ -132,6 +136,8 @@ impl TransferEngine {
             engine: inner.name.clone(),
             incarnation: inner.incarnation,
             client: inner.client.clone(),
+            slice_length: inner.slice_length,
+            fragment_ratio: inner.fragment_ratio,
             store: Arc::clone(&inner.store),
         };
         inner.check_install(RdmaTransport::NAME)?;
@@ -246,7 +252,27 @@ impl TransferEngine {
     /// request is bad, none is accepted. Does not wait, except to ask for the descriptor of a
     /// segment that has proven out of date.
     pub fn submit(&self, batch: &Batch, requests: &[TransferRequest]) -> Result<(), SubmitError> {
-        self.inner.submit(&batch.shared, requests)
+        self.submit_with(batch, requests, &SubmitOptions::default())
+    }
+
+    /// As [`TransferEngine::submit`], with options.
+    pub fn submit_with(
+        &self,
+        batch: &Batch,
+        requests: &[TransferRequest],
+        options: &SubmitOptions,
+    ) -> Result<(), SubmitError> {
+        self.inner.submit(&batch.shared, requests, options)
+    }
+
+    /// As [`TransferEngine::submit_with`], with requests of several pieces: each is one task.
+    pub fn submit_pieces(
+        &self,
+        batch: &Batch,
+        requests: &[PiecesRequest<'_>],
+        options: &SubmitOptions,
+    ) -> Result<(), SubmitError> {
+        self.inner.submit(&batch.shared, requests, options)
     }
 
     /// How a task of the batch stands, counted from 0 in the order of submission. Makes progress
@@ -284,8 +310,10 @@ impl TransferEngine {
         batch.wait(timeout.saturating_sub(start.elapsed()), &self.inner.devices())
     }
 
-    /// Takes back what of a task has not been sent; whether there was anything. The task is over
-    /// once what was sent has ended: wait for it.
+    /// Ends a task; whether it was neither over nor about to end. Local access ends at once. The task
+    /// is over, which [`TransferEngine::wait`] waits for, once the peer has confirmed that nothing of
+    /// it can arrive any more, after two seconds at most: then its status says that the target's range
+    /// is undefined.
     pub fn cancel(&self, batch: &Batch, task: usize) -> Result<bool, BatchError> {
         Ok(batch.task(task)?.cancel())
     }

@@ -389,6 +389,12 @@ pub enum SubmitError {
         /// Which request, from 0.
         index: usize,
     },
+    /// A piece is beyond the end of the address space.
+    #[error("request {index}: a piece goes beyond the end of the address space")]
+    Overflow {
+        /// Which request, from 0.
+        index: usize,
+    },
     /// The local memory is not registered.
     #[error(
         "request {index}: the {length} bytes at local address {source_address:#x} do not lie in \
@@ -459,6 +465,7 @@ impl SubmitError {
         match self {
             Self::ExceedCapacity { .. } => code::TOO_MANY_REQUESTS,
             Self::ZeroLength { .. }
+            | Self::Overflow { .. }
             | Self::UnknownSegment { .. }
             | Self::TargetOutOfRange { .. }
             | Self::TargetNotAccessible { .. } => code::INVALID_ARGUMENT,
@@ -531,6 +538,12 @@ pub enum FailureReason {
     /// No pair of NICs leads there.
     #[error("no way there: {0}")]
     NoPath(String),
+    /// The peer has said that it closes.
+    #[error("it was shut down, and what it held is lost")]
+    Closed,
+    /// More than there may be at a time.
+    #[error("{0}")]
+    Limit(String),
     /// There is no path MTU that fits.
     #[error("no path MTU: {0}")]
     PathMtu(String),

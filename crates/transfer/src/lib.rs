@@ -41,6 +41,7 @@ mod gate;
 mod listen;
 mod local;
 mod memory;
+mod pieces;
 mod rdma;
 mod regions;
 mod request;
@@ -62,10 +63,12 @@ pub use error::{
     SegmentError, SubmitAndWaitError, SubmitError, TransferError,
 };
 pub use memory::Buffer;
+pub use pieces::{Pieces, PiecesRequest, TransferPiece};
 pub use request::{Opcode, TransferRequest};
 pub use segment::{Segment, SegmentBuffer, SegmentId};
 pub use settings::{
     FILE_VARIABLE, Origin, SettingState, Settings, SettingsError, Sources, reference,
 };
 pub use status::{TransferState, TransferStatus};
+pub use submit::SubmitOptions;
 pub use transport::{ANY_LOCATION, Capabilities};

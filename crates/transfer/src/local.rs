@@ -8,6 +8,7 @@ use crate::batch::BatchShared;
 use crate::copier::{Copier, Other, Way};
 use crate::memory::{Memory, RawMemory};
 use crate::segment::OpenSegment;
+use crate::submit::SubmitOptions;
 use crate::transport::{Capabilities, Registration, Run, Transport};
 use crate::{FailureReason, SegmentId};
 
@@ -55,7 +56,7 @@ impl Transport for LocalTransport {
         }
     }
 
-    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run]) {
+    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], _options: &SubmitOptions) {
         self.copier.submit(batch, runs, |run| {
             let buffer = &run.descriptor.buffers[run.buffer];
             let found = self.memory.find(buffer.addr, buffer.length);

@@ -15,6 +15,7 @@ use crate::batch::BatchShared;
 use crate::copier::{Copier, Other, Way};
 use crate::memory::RawMemory;
 use crate::segment::OpenSegment;
+use crate::submit::SubmitOptions;
 use crate::transport::{Capabilities, Guard, Registration, Run, Transport};
 use crate::{FailureReason, InstallError, SegmentId};
 
@@ -164,7 +165,7 @@ impl Transport for ShmTransport {
         }
     }
 
-    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run]) {
+    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], _options: &SubmitOptions) {
         self.copier.submit(batch, runs, |run| {
             let peer = self.peer(&run.segment, &run.descriptor).map_err(FailureReason::NoPath)?;
             let key = run.descriptor.buffers[run.buffer].shm_key;

@@ -26,9 +26,8 @@ impl TransferState {
     /// Whether the task is over: its state does not change any more, and local memory is not
     /// touched for it any more.
     ///
-    /// After a WRITE that ended otherwise than COMPLETED, the target's range is undefined until
-    /// that peer has been connected to again: packets that are still under way, as to a process
-    /// that stood still, are applied when they arrive.
+    /// After a WRITE that ended otherwise than COMPLETED, the target's range is not changed any more
+    /// either, unless [`TransferStatus::target_undefined`].
     pub const fn is_final(self) -> bool {
         matches!(self, Self::Canceled | Self::Completed | Self::Timeout | Self::Failed)
     }
@@ -41,6 +40,9 @@ pub struct TransferStatus {
     pub state: TransferState,
     /// At least so many bytes have arrived.
     pub transferred_bytes: u64,
+    /// The peer has not confirmed that nothing of a WRITE can arrive any more: its range may still
+    /// change. Only of a task that is over, and not COMPLETED.
+    pub target_undefined: bool,
     /// Why it failed.
     pub error: Option<TransferError>,
 }

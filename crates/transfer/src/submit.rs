@@ -1,15 +1,70 @@
 //! Submission: every request is checked before the first byte moves.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use millstream_metadata::SegmentDesc;
 
 use crate::batch::BatchShared;
 use crate::engine::Inner;
 use crate::memory::LocalMemory;
+use crate::pieces::{Extent, NoExtent, Span};
 use crate::segment::{OpenSegment, View};
+use crate::slicing::Slicing;
+use crate::task::Task;
 use crate::transport::Run;
-use crate::{SegmentId, SubmitError, TransferRequest};
+use crate::{PiecesRequest, SegmentId, SubmitError, TransferRequest};
+
+/// How requests are to be done.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct SubmitOptions {
+    /// When those that have not ended end as TIMEOUT.
+    pub deadline: Option<Instant>,
+}
+
+/// Something that can be submitted: it becomes a task.
+pub(crate) trait Requested {
+    fn target(&self) -> SegmentId;
+
+    /// Where its bytes are; why nowhere, if so.
+    fn extent(&self) -> Result<Extent, NoExtent>;
+
+    /// Makes a task of it.
+    fn start(&self, task: &Task, length: u64, slicing: &Slicing, options: &SubmitOptions);
+}
+
+impl Requested for TransferRequest {
+    fn target(&self) -> SegmentId {
+        self.target
+    }
+
+    fn extent(&self) -> Result<Extent, NoExtent> {
+        let span = |first| Span { first, length: self.length };
+        let (source, target) = (span(self.source), span(self.target_offset));
+        match self.length {
+            0 => Err(NoExtent::Empty),
+            length => Ok(Extent { source, target, length }),
+        }
+    }
+
+    fn start(&self, task: &Task, _length: u64, slicing: &Slicing, options: &SubmitOptions) {
+        task.start(self, slicing, options.deadline);
+    }
+}
+
+impl Requested for PiecesRequest<'_> {
+    fn target(&self) -> SegmentId {
+        self.target
+    }
+
+    fn extent(&self) -> Result<Extent, NoExtent> {
+        self.pieces.extent()
+    }
+
+    fn start(&self, task: &Task, length: u64, _slicing: &Slicing, options: &SubmitOptions) {
+        task.start_pieces(self, length, options.deadline);
+    }
+}
 
 /// How many buffers an error lists.
 const BUFFERS_LISTED: usize = 3;
@@ -18,7 +73,8 @@ impl Inner {
     pub(crate) fn submit(
         &self,
         batch: &Arc<BatchShared>,
-        requests: &[TransferRequest],
+        requests: &[impl Requested],
+        options: &SubmitOptions,
     ) -> Result<(), SubmitError> {
         let mut adding = batch.add();
         // A batch that is reused in several steps keeps its room here: nothing is allocated.
@@ -26,7 +82,8 @@ impl Inner {
         let checked = self.check(batch, requests, &mut runs);
         if checked.is_ok() {
             for (task, request) in batch.tasks[batch.submitted()..].iter().zip(requests) {
-                task.start(request, &batch.slicing);
+                let length = request.extent().map_or(0, |extent| extent.length);
+                request.start(task, length, &batch.slicing, options);
             }
             batch.added(requests.len());
         }
@@ -36,7 +93,7 @@ impl Inner {
                 let index = runs[0].transport;
                 let transport = self.with_transports(|all| all.get(index).cloned());
                 match transport {
-                    Some(transport) => transport.submit(batch, runs),
+                    Some(transport) => transport.submit(batch, runs, options),
                     None => runs.iter().for_each(|run| fail_stopped(batch, run)),
                 }
             }
@@ -51,7 +108,7 @@ impl Inner {
     fn check(
         &self,
         batch: &Arc<BatchShared>,
-        requests: &[TransferRequest],
+        requests: &[impl Requested],
         runs: &mut Vec<Run>,
     ) -> Result<(), SubmitError> {
         if self.is_stopped() {
@@ -65,21 +122,24 @@ impl Inner {
         let mut target: Option<Target> = None;
         let mut local: Option<Arc<LocalMemory>> = None;
         for (index, request) in requests.iter().enumerate() {
-            if request.length == 0 {
-                return Err(SubmitError::ZeroLength { index });
-            }
-            let same_target = target.as_ref().is_some_and(|target| target.holds(request));
+            let extent = request.extent().map_err(|error| match error {
+                NoExtent::Empty => SubmitError::ZeroLength { index },
+                NoExtent::Overflow => SubmitError::Overflow { index },
+            })?;
+            let (source, segment) = (extent.source, request.target());
+            let same_target =
+                target.as_ref().is_some_and(|target| target.holds(segment, extent.target));
             if !same_target {
-                target = Some(self.target(index, request, target)?);
+                target = Some(self.target(index, segment, extent.target, target)?);
             }
             let same_local =
-                local.as_ref().is_some_and(|local| local.contains(request.source, request.length));
+                local.as_ref().is_some_and(|local| local.contains(source.first, source.length));
             if !same_local {
-                let found = self.memory().find(request.source, request.length);
+                let found = self.memory().find(source.first, source.length);
                 local = Some(found.ok_or(SubmitError::SourceNotRegistered {
                     index,
-                    source_address: request.source,
-                    length: request.length,
+                    source_address: source.first,
+                    length: source.length,
                 })?);
             }
             let task = submitted + index;
@@ -105,19 +165,20 @@ impl Inner {
     fn target(
         &self,
         index: usize,
-        request: &TransferRequest,
+        segment: SegmentId,
+        span: Span,
         before: Option<Target>,
     ) -> Result<Target, SubmitError> {
         let (segment, mut view) = match before {
-            Some(Target { segment, view, .. }) if segment.id == request.target => (segment, view),
+            Some(Target { segment: known, view, .. }) if known.id == segment => (known, view),
             _ => {
-                let unknown = SubmitError::UnknownSegment { index, segment: request.target };
-                let segment = self.segments.by_id(request.target).ok_or(unknown)?;
+                let unknown = SubmitError::UnknownSegment { index, segment };
+                let segment = self.segments.by_id(segment).ok_or(unknown)?;
                 let view = segment.view();
                 (segment, view)
             }
         };
-        let find = |view: &View| view.find(request.target_offset, request.length);
+        let find = |view: &View| view.find(span.first, span.length);
         let mut found = if segment.is_stale() { None } else { find(&view) };
         if found.is_none() && segment.id != SegmentId::LOCAL {
             // The peer may have registered more since, or have been restarted.
@@ -128,8 +189,8 @@ impl Inner {
         let buffer = found.ok_or_else(|| SubmitError::TargetOutOfRange {
             index,
             segment: segment.name.clone(),
-            target_offset: request.target_offset,
-            length: request.length,
+            target_offset: span.first,
+            length: span.length,
             nearest: list_buffers(&view.descriptor),
         })?;
         let transport = self.way(index, &segment, &view.descriptor, buffer)?;
@@ -188,10 +249,9 @@ struct Target {
 }
 
 impl Target {
-    fn holds(&self, request: &TransferRequest) -> bool {
-        self.segment.id == request.target
-            && self.view.descriptor.buffers[self.buffer]
-                .contains(request.target_offset, request.length)
+    fn holds(&self, segment: SegmentId, span: Span) -> bool {
+        self.segment.id == segment
+            && self.view.descriptor.buffers[self.buffer].contains(span.first, span.length)
     }
 }
 

@@ -5,11 +5,16 @@
 //! and the faster does more of it.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::Instant;
+
+use millstream_transfer_core::TaskId;
 
 use crate::batch::BatchShared;
+use crate::pieces::Shape;
 use crate::slicing::Slicing;
-use crate::{Opcode, TransferError, TransferRequest, TransferState, TransferStatus};
+use crate::transport::EndTask;
+use crate::{Opcode, PiecesRequest, TransferError, TransferRequest, TransferState, TransferStatus};
 
 /// A task's place in a batch.
 #[derive(Debug, Default)]
@@ -24,21 +29,36 @@ pub(crate) struct Task {
     /// Slices that are not finished, claimed or not.
     unfinished: AtomicU64,
     transferred: AtomicU64,
-    canceled: AtomicBool,
+    /// The final state that it gets when all that was claimed has ended; 0 for a good end.
+    end_as: AtomicU8,
+    deadline: OnceLock<Instant>,
+    /// Its pieces, where it has several.
+    shape: OnceLock<Shape>,
+    /// Who does it, of those that tell its end as a whole, and its name there.
+    owner: OnceLock<(Weak<dyn EndTask>, TaskId)>,
+    /// It was to be ended before it had an owner.
+    end_wanted: AtomicBool,
+    /// Its owner has begun to do it.
+    begun: AtomicBool,
+    target_undefined: AtomicBool,
     /// 0 while unfinished, then the final state.
     state: AtomicU8,
     error: OnceLock<TransferError>,
 }
 
-/// A slice that was claimed.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) struct Slice {
-    pub(crate) source: u64,
-    pub(crate) target: u64,
-    pub(crate) length: u32,
+/// How a task ended, as its owner tells it.
+#[derive(Debug)]
+pub(crate) struct TaskEnd {
+    /// A final one.
+    pub(crate) state: TransferState,
+    /// At least so many bytes have arrived.
+    pub(crate) transferred: u64,
+    pub(crate) target_undefined: bool,
+    /// Of one that failed.
+    pub(crate) error: Option<TransferError>,
 }
 
-/// Several slices of one task, one after the other.
+/// What was claimed of a task: a slice, or several one after the other.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct WideSlice {
     pub(crate) source: u64,
@@ -47,7 +67,8 @@ pub(crate) struct WideSlice {
 }
 
 /// A handle to a task, and what keeps its batch alive. Each slice that was claimed must be
-/// finished by exactly one of `done`, `failed` and `abandoned`.
+/// finished: by [`EndedTasks::slices_done`] or `slices_failed`, or as part of its task by
+/// [`EndedTasks::ended`].
 #[derive(Clone, Debug)]
 pub(crate) struct TaskHandle {
     pub(crate) batch: Arc<BatchShared>,
@@ -56,7 +77,15 @@ pub(crate) struct TaskHandle {
 
 impl Task {
     /// Sets what is to be done. Called before anybody else knows of the task.
-    pub(crate) fn start(&self, request: &TransferRequest, slicing: &Slicing) {
+    pub(crate) fn start(
+        &self,
+        request: &TransferRequest,
+        slicing: &Slicing,
+        deadline: Option<Instant>,
+    ) {
+        if let Some(deadline) = deadline {
+            let _ = self.deadline.set(deadline);
+        }
         let slices = slicing.count(request.length);
         self.opcode.store(request.opcode as u8, Ordering::Relaxed);
         self.source.store(request.source, Ordering::Relaxed);
@@ -64,6 +93,29 @@ impl Task {
         self.length.store(request.length, Ordering::Relaxed);
         self.slices.store(slices, Ordering::Relaxed);
         self.unfinished.store(slices, Ordering::Relaxed);
+    }
+
+    /// Makes it one of several pieces, each of which is a slice. Called before anybody else knows of it.
+    pub(crate) fn start_pieces(
+        &self,
+        request: &PiecesRequest<'_>,
+        length: u64,
+        deadline: Option<Instant>,
+    ) {
+        let shape = request.pieces.shape();
+        self.opcode.store(request.opcode as u8, Ordering::Relaxed);
+        self.length.store(length, Ordering::Relaxed);
+        self.slices.store(shape.count(), Ordering::Relaxed);
+        self.unfinished.store(shape.count(), Ordering::Relaxed);
+        let _ = self.shape.set(shape);
+        if let Some(deadline) = deadline {
+            let _ = self.deadline.set(deadline);
+        }
+    }
+
+    /// Its pieces, if it has several.
+    pub(crate) fn shape(&self) -> Option<&Shape> {
+        self.shape.get()
     }
 
     /// Bytes.
@@ -80,15 +132,56 @@ impl Task {
         let state = match self.state.load(Ordering::Acquire) {
             3 => TransferState::Canceled,
             4 => TransferState::Completed,
+            5 => TransferState::Timeout,
             6 => TransferState::Failed,
-            _ if self.next.load(Ordering::Relaxed) == 0 => TransferState::Waiting,
+            _ if self.is_waiting() => TransferState::Waiting,
             _ => TransferState::Pending,
         };
         TransferStatus {
             state,
             transferred_bytes: self.transferred.load(Ordering::Relaxed),
+            target_undefined: self.target_undefined.load(Ordering::Relaxed),
             // Set early, when the first slice fails; meant only once the others have ended too.
             error: (state == TransferState::Failed).then(|| self.error.get().cloned()).flatten(),
+        }
+    }
+
+    fn is_waiting(&self) -> bool {
+        match self.owner.get() {
+            Some(_) => !self.begun.load(Ordering::Relaxed),
+            None => self.next.load(Ordering::Relaxed) == 0,
+        }
+    }
+
+    /// Its owner has begun to do it.
+    pub(crate) fn begin(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+    }
+
+    /// So many bytes have arrived.
+    pub(crate) fn moved(&self, length: u32) {
+        self.transferred.fetch_add(length.into(), Ordering::Relaxed);
+    }
+
+    /// Who does it, as a whole, once all of it was claimed. `false` when it was to be ended before: then
+    /// its owner shall end it.
+    pub(crate) fn belongs_to(&self, owner: Weak<dyn EndTask>, name: TaskId) -> bool {
+        let _ = self.owner.set((owner, name));
+        // Either this sees that it is to be ended, or `cancel` sees the owner.
+        !self.end_wanted.load(Ordering::SeqCst)
+    }
+
+    /// Which way.
+    pub(crate) fn opcode(&self) -> Opcode {
+        Opcode::from_byte(self.opcode.load(Ordering::Relaxed))
+    }
+
+    /// What the whole task is.
+    pub(crate) fn whole(&self) -> WideSlice {
+        WideSlice {
+            source: self.source.load(Ordering::Relaxed),
+            target: self.target.load(Ordering::Relaxed),
+            length: self.length.load(Ordering::Relaxed),
         }
     }
 
@@ -113,10 +206,12 @@ impl Task {
     fn end(&self) {
         let state = if self.error.get().is_some() {
             TransferState::Failed
-        } else if self.canceled.load(Ordering::Relaxed) {
-            TransferState::Canceled
         } else {
-            TransferState::Completed
+            match self.end_as.load(Ordering::Relaxed) {
+                3 => TransferState::Canceled,
+                5 => TransferState::Timeout,
+                _ => TransferState::Completed,
+            }
         };
         self.state.store(state as u8, Ordering::Release);
     }
@@ -128,27 +223,38 @@ impl TaskHandle {
     }
 
     pub(crate) fn opcode(&self) -> Opcode {
-        Opcode::from_byte(self.task().opcode.load(Ordering::Relaxed))
+        self.task().opcode()
     }
 
     /// The next slice to do, if any is left.
-    pub(crate) fn claim(&self) -> Option<Slice> {
+    pub(crate) fn claim(&self) -> Option<WideSlice> {
         let task = self.task();
         let slices = task.slices.load(Ordering::Relaxed);
         let next = |index| (index < slices).then_some(index + 1);
         let index = task.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).ok()?;
+        if let Some(shape) = task.shape() {
+            return Some(shape.piece(index));
+        }
         let part = self.batch.slicing.part(task.length.load(Ordering::Relaxed), index);
-        Some(Slice {
+        Some(WideSlice {
             source: task.source.load(Ordering::Relaxed) + part.offset,
             target: task.target.load(Ordering::Relaxed) + part.offset,
-            length: part.length,
+            length: part.length.into(),
         })
     }
 
-    /// All that nobody has claimed yet, at once, and how many slices that is.
+    /// Claims all of it for who does it as a whole: how many slices that is, if any.
+    pub(crate) fn claim_whole(&self) -> Option<u64> {
+        let rest = self.task().stop();
+        (rest > 0).then_some(rest)
+    }
+
+    /// All that nobody has claimed yet, at once, and how many slices that is. Not of one that has
+    /// several pieces.
     pub(crate) fn claim_rest(&self) -> Option<(WideSlice, u64)> {
         let task = self.task();
         let slices = task.slices.load(Ordering::Relaxed);
+        debug_assert!(task.shape().is_none());
         let next = task.next.swap(slices, Ordering::Relaxed);
         if next >= slices {
             return None;
@@ -165,21 +271,9 @@ impl TaskHandle {
 
     /// What the whole task is.
     pub(crate) fn whole(&self) -> WideSlice {
-        let task = self.task();
-        WideSlice {
-            source: task.source.load(Ordering::Relaxed),
-            target: task.target.load(Ordering::Relaxed),
-            length: task.length.load(Ordering::Relaxed),
-        }
+        self.task().whole()
     }
 
-    /// Whether doing more of it is in vain: it has failed or was canceled.
-    pub(crate) fn is_over(&self) -> bool {
-        self.task().error.get().is_some() || self.task().canceled.load(Ordering::Relaxed)
-    }
-
-    /// A slice has arrived, as [`EndedTasks`] tells more cheaply.
-    #[cfg(test)]
     /// A slice has arrived, as [`EndedTasks`] tells more cheaply.
     #[cfg(test)]
     pub(crate) fn done(&self, length: u32) {
@@ -187,21 +281,11 @@ impl TaskHandle {
         self.finish(1);
     }
 
-    /// A slice has failed for good, and the task with it.
-    pub(crate) fn failed(&self, error: &TransferError) {
-        self.slices_failed(1, error);
-    }
-
     /// So many slices have failed for good, and the task with them.
     pub(crate) fn slices_failed(&self, slices: u64, error: &TransferError) {
         // The first error is the one to report.
         let _ = self.task().error.set(error.clone());
         self.finish(slices + self.task().stop());
-    }
-
-    /// A slice will not be done because the task is over.
-    pub(crate) fn abandoned(&self) {
-        self.finish(1);
     }
 
     /// Nobody will do the slices that were not claimed yet.
@@ -213,11 +297,32 @@ impl TaskHandle {
         }
     }
 
-    /// Takes back the slices that were not claimed yet; whether there were any.
+    /// Ends it: takes back the slices that were not claimed yet, or has its owner end it. Whether that
+    /// changes anything.
     pub(crate) fn cancel(&self) -> bool {
+        self.task().end_wanted.store(true, Ordering::SeqCst);
+        if let Some((owner, name)) = self.task().owner.get() {
+            return owner.upgrade().is_some_and(|owner| owner.cancel(*name));
+        }
+        self.end_rest(TransferState::Canceled)
+    }
+
+    /// Whether it has several pieces.
+    pub(crate) fn has_pieces(&self) -> bool {
+        self.task().shape().is_some()
+    }
+
+    /// Whether its time is over.
+    pub(crate) fn is_late(&self) -> bool {
+        self.task().deadline.get().is_some_and(|&deadline| deadline <= Instant::now())
+    }
+
+    /// Nobody will do the slices that were not claimed yet: it ends with this state. Whether there were
+    /// any.
+    pub(crate) fn end_rest(&self, state: TransferState) -> bool {
         let rest = self.task().stop();
         if rest > 0 {
-            self.task().canceled.store(true, Ordering::Relaxed);
+            self.task().end_as.store(state as u8, Ordering::Relaxed);
             self.finish(rest);
         }
         rest > 0
@@ -239,11 +344,6 @@ pub(crate) struct EndedTasks {
 }
 
 impl EndedTasks {
-    /// A slice has arrived.
-    pub(crate) fn done(&mut self, handle: TaskHandle, length: u32) {
-        self.slices_done(&handle.batch, handle.index, 1, length.into());
-    }
-
     /// So many slices of a task have arrived, with so many bytes.
     pub(crate) fn slices_done(
         &mut self,
@@ -264,6 +364,25 @@ impl EndedTasks {
                 return;
             }
         }
+        self.count(batch);
+    }
+
+    /// A task has ended that had an owner.
+    pub(crate) fn ended(&mut self, batch: &Arc<BatchShared>, task: usize, end: TaskEnd) {
+        let TaskEnd { state, transferred, target_undefined, error } = end;
+        let task = &batch.tasks[task];
+        task.transferred.store(transferred, Ordering::Relaxed);
+        task.target_undefined.store(target_undefined, Ordering::Relaxed);
+        if let Some(error) = error {
+            let _ = task.error.set(error);
+        }
+        debug_assert!(state.is_final());
+        task.state.store(state as u8, Ordering::Release);
+        self.count(batch);
+    }
+
+    /// The batch is to be told of one more task.
+    fn count(&mut self, batch: &Arc<BatchShared>) {
         if !self.batch.as_ref().is_some_and(|ended| Arc::ptr_eq(ended, batch)) {
             self.tell();
             self.batch = Some(Arc::clone(batch));

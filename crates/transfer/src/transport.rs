@@ -4,11 +4,13 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use millstream_metadata::{HandShakeDesc, SegmentDesc};
+use millstream_transfer_core::TaskId;
 
 use crate::SegmentId;
 use crate::batch::BatchShared;
 use crate::memory::{LocalMemory, RawMemory};
 use crate::segment::OpenSegment;
+use crate::submit::SubmitOptions;
 use crate::task::TaskHandle;
 
 /// The location of memory when the caller does not say (`kWildcardLocation`).
@@ -71,6 +73,12 @@ pub(crate) trait Guard: Send + Sync {
 
 impl Guard for () {}
 
+/// Who has tasks under way, and can end one.
+pub(crate) trait EndTask: Send + Sync + std::fmt::Debug {
+    /// Begins to end it; whether it was neither over nor about to end.
+    fn cancel(&self, task: TaskId) -> bool;
+}
+
 /// Moves bytes. Errors of transfers are told to their tasks.
 pub(crate) trait Transport: Send + Sync {
     /// As in `--protocol` and in descriptors.
@@ -101,7 +109,7 @@ pub(crate) trait Transport: Send + Sync {
     }
 
     /// Begins to do this work. Does not wait for any of it.
-    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run]);
+    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], options: &SubmitOptions);
 
     /// Answers a peer that wants to connect, when this transport's devices are meant.
     fn handshake(&self, _request: &HandShakeDesc) -> Option<HandShakeDesc> {

@@ -95,7 +95,7 @@ fn a_peer_that_dies_half_way_fails_the_task_and_is_named() {
     initiator.free(batch).unwrap();
     // And the next finds out at once.
     let again = request(Opcode::Read, (&local, 0), &segment, 0, 1);
-    let error = failure(&initiator, again);
+    let error = initiator.submit_and_wait(&[again], LONG).unwrap_err();
     assert!(error.to_string().contains("no process listens there"), "{error}");
 }
 

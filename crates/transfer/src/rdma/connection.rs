@@ -191,11 +191,6 @@ impl Connection {
             let _ = queue_pair.modify(&attributes);
         }
     }
-
-    /// Numbers of its queue pairs, as the handshake carries them.
-    pub(super) fn numbers(&self) -> Vec<u32> {
-        self.queue_pairs.iter().map(|queue_pair| queue_pair.number().value()).collect()
-    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
-use std::sync::{Arc, PoisonError, RwLock, Weak};
+use std::sync::{Arc, Weak};
 
 use millstream_metadata::Gid;
 use millstream_verbs::{
@@ -10,7 +10,7 @@ use millstream_verbs::{
 };
 
 use super::accepted::Accepted;
-use super::endpoint::{Endpoint, Finished};
+use super::links::Links;
 use crate::{InstallError, RdmaConfig};
 
 pub(super) struct LocalDevice {
@@ -20,13 +20,9 @@ pub(super) struct LocalDevice {
     /// Of its queue pairs.
     pub(super) partition_key_index: u16,
     max_path_mtu: Mtu,
-    endpoints: Arc<EndpointTable>,
-    max_endpoints: usize,
+    /// The connections that this engine has made.
+    pub(super) links: Arc<Links>,
 }
-
-/// Endpoints by their number, which is the upper half of the identifiers of their work requests.
-#[derive(Default)]
-struct EndpointTable(RwLock<Vec<Weak<Endpoint>>>);
 
 impl LocalDevice {
     pub(super) fn open(
@@ -41,33 +37,24 @@ impl LocalDevice {
         })?;
         let (name, provider) = (device.name(), device.provider());
         tracing::info!(name, %provider, address = %device.address(), "device open");
-        let endpoints = Arc::new(EndpointTable::default());
-        let table = Arc::clone(&endpoints);
-        let mut finished = Vec::new();
         let (capacity, max_endpoints) = completions_for(
             config.max_endpoints,
             config.queue_pairs_per_endpoint * config.send_queue_depth,
             config.max_accepted,
             device.attributes().max_completions,
         );
+        let links = Arc::new(Links::new(max_endpoints));
+        let table = Arc::clone(&links);
         // One queue for all: the device looks into each of its queues in every round.
         let completions = device
             .create_completion_queue_with_progress_handler(
                 capacity,
-                Box::new(move |completions| table.dispatch(completions, &accepted, &mut finished)),
+                Box::new(move |completions| dispatch(completions, &accepted, &table)),
             )
             .map_err(|error| InstallError::Create { device: device.name().to_owned(), error })?;
         let domain = device.allocate_protection_domain();
         let &RdmaConfig { max_path_mtu, partition_key_index, .. } = config;
-        Ok(Self {
-            device,
-            domain,
-            completions,
-            partition_key_index,
-            max_path_mtu,
-            endpoints,
-            max_endpoints,
-        })
+        Ok(Self { device, domain, completions, partition_key_index, max_path_mtu, links })
     }
 
     pub(super) fn gid(&self) -> Gid {
@@ -78,47 +65,18 @@ impl LocalDevice {
     pub(super) fn path_mtu(&self, peer: IpAddr) -> io::Result<Mtu> {
         Ok(self.device.path_mtu(peer)?.min(self.max_path_mtu))
     }
-
-    /// Makes an endpoint with the number it is given; `None` when there are as many as there may
-    /// be.
-    pub(super) fn add(
-        &self,
-        make: impl FnOnce(u32, Weak<Endpoint>) -> Endpoint,
-    ) -> Option<Arc<Endpoint>> {
-        let mut table = self.endpoints.0.write().unwrap_or_else(PoisonError::into_inner);
-        if table.len() >= self.max_endpoints {
-            return None;
-        }
-        let number = table.len() as u32;
-        let endpoint = Arc::new_cyclic(|own| make(number, own.clone()));
-        table.push(Arc::downgrade(&endpoint));
-        Some(endpoint)
-    }
 }
 
-impl EndpointTable {
-    /// Tells endpoints what has completed, and `accepted` which questions. On the device's own thread,
-    /// or one that waits for a batch, which holds no lock.
-    fn dispatch(
-        &self,
-        completions: &[Completion],
-        accepted: &Weak<Accepted>,
-        finished: &mut Vec<Finished>,
-    ) {
-        let number = |completion: &Completion| completion.id >> 32;
-        for run in completions.chunk_by(|a, b| number(a) == number(b)) {
-            if Accepted::is_question(&run[0]) {
-                if let Some(accepted) = accepted.upgrade() {
-                    run.iter().for_each(|completion| accepted.ended(completion));
-                }
-                continue;
+/// Tells peers what has completed, and `accepted` which questions. On the device's own thread, or one
+/// that waits for a batch, which holds no lock.
+fn dispatch(completions: &[Completion], accepted: &Weak<Accepted>, links: &Links) {
+    for run in completions.chunk_by(|a, b| a.qpn == b.qpn) {
+        if Accepted::is_question(&run[0]) {
+            if let Some(accepted) = accepted.upgrade() {
+                run.iter().for_each(|completion| accepted.ended(completion));
             }
-            let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
-            let endpoint = table.get(number(&run[0]) as usize).and_then(Weak::upgrade);
-            drop(table);
-            if let Some(endpoint) = endpoint {
-                endpoint.completed(run, finished);
-            }
+        } else if let Some((peer, link)) = links.find(run[0].qpn) {
+            peer.completed(&link, run);
         }
     }
 }
@@ -151,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_are_as_many_as_their_completions_fit() {
+    fn links_are_as_many_as_their_completions_fit() {
         assert_eq!(completions_for(1024, 128, 1024, 1 << 20), (132_096, 1024));
         // The kernel's soft-RoCE.
         assert_eq!(completions_for(1024, 128, 1024, 32_767), (32_640, 247));

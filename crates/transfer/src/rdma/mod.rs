@@ -1,87 +1,80 @@
 //! The transport `rdma`: one-sided WRITE and READ over the queue pairs of verbs.
 
 mod accepted;
+mod connecting;
 mod connection;
 mod device;
-mod endpoint;
-mod pairs;
-mod queue;
+mod links;
+mod peer;
+mod runs;
+mod shared;
+mod timer;
+mod work;
 mod workers;
 
 use std::collections::HashMap;
 use std::mem;
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use millstream_metadata::{
-    Client, ClientConfig, DeviceDesc, Frame, FrameType, HandShakeDesc, NicPath, SegmentDesc, Store,
+    Client, ClientConfig, DeviceDesc, Frame, FrameType, Gid, HandShakeDesc, NicPath, SegmentDesc,
 };
+use millstream_topology::{Address, reachable_pairs};
+use millstream_transfer_core::{Access as RailAccess, Classic, Flow, Order, Priority, RailSpec};
 use millstream_verbs::{Access, Device, MemoryRegion};
 
 use self::accepted::Accepted;
 use self::connection::MAX_QUEUE_PAIRS;
 use self::device::LocalDevice;
-use self::endpoint::{Endpoint, EndpointConfig};
-use self::queue::Pending;
+use self::peer::{Peer, Way};
+pub(crate) use self::shared::RdmaContext;
+use self::shared::{Calls, Shared};
+use self::timer::{Clock, Timer};
 use self::workers::Workers;
 use crate::batch::BatchShared;
 use crate::memory::RawMemory;
 use crate::segment::OpenSegment;
-use crate::task::TaskHandle;
+use crate::submit::SubmitOptions;
 use crate::transport::{Capabilities, Guard, Registration, Run, Transport};
 use crate::{FailureReason, InstallError, RdmaConfig, SegmentId, TransferError};
 
 /// The most completions that a queue of a device holds.
 pub(crate) const MAX_COMPLETIONS: usize = 1 << 20;
 
+/// Threads for what takes a while but waits for nobody else, as making and resetting queue pairs.
+const WORKERS: usize = 2;
+
 /// How long telling one peer, and all peers, may take that this engine closes.
 const GOODBYE_TIMEOUT: Duration = Duration::from_millis(250);
 const GOODBYES_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the transport knows of its engine.
-pub(crate) struct RdmaContext {
-    /// The engine's name.
-    pub(crate) engine: String,
-    pub(crate) incarnation: u64,
-    pub(crate) client: Client,
-    pub(crate) store: Arc<dyn Store>,
-}
+/// What connecting may take longer than the peer's answer.
+const CONNECT_MORE: Duration = Duration::from_millis(500);
 
 pub(crate) struct RdmaTransport {
-    config: RdmaConfig,
-    context: Arc<RdmaContext>,
-    devices: Vec<Arc<LocalDevice>>,
-    workers: Arc<Workers>,
-    endpoints: Mutex<HashMap<EndpointKey, Arc<Endpoint>>>,
-    paths: RwLock<HashMap<SegmentId, Arc<Paths>>>,
+    shared: Arc<Shared>,
+    peers: Mutex<HashMap<PeerKey, Arc<Peer>>>,
+    paths: RwLock<HashMap<SegmentId, Path>>,
     accepted: Arc<Accepted>,
     /// Asks those that were accepted whether they are there.
     asking: Mutex<Option<JoinHandle<()>>>,
 }
 
-/// The local device, and the peer's NIC by the name that the peer gives itself.
-#[derive(Clone, Debug, Eq, Hash, PartialEq)]
-struct EndpointKey {
-    device: usize,
-    peer_nic: NicPath,
-}
-
-/// The ways to a segment, by one version of its descriptor.
-struct Paths {
-    descriptor: Arc<SegmentDesc>,
-    list: Vec<Path>,
-    /// Where the next task begins.
-    turn: AtomicUsize,
-}
-
+/// The peer of a segment, by one version of its descriptor.
 struct Path {
-    endpoint: Arc<Endpoint>,
-    /// Indexes of the devices at both ends, and of their keys.
-    local: usize,
-    remote: usize,
+    descriptor: Arc<SegmentDesc>,
+    peer: Arc<Peer>,
+}
+
+/// A process: the name that it gives itself, and its devices. Names such as `localhost:12345` are not
+/// unique.
+#[derive(Clone, Debug, Eq, Hash, PartialEq)]
+struct PeerKey {
+    name: String,
+    devices: Vec<(String, Gid)>,
 }
 
 impl RdmaTransport {
@@ -136,132 +129,175 @@ impl RdmaTransport {
             move || accepted.keep_asking()
         });
         let asking = asking.map_err(InstallError::Thread)?;
+        let clock = Clock::start();
+        let timer = Timer::start(clock).map_err(InstallError::Thread)?;
+        let shared = Arc::new(Shared {
+            calls: Calls::new(context.client.clone(), config.connecting_threads),
+            workers: Workers::new(WORKERS),
+            config,
+            context,
+            devices,
+            clock,
+            timer,
+        });
         Ok(Self {
+            shared,
             accepted,
             asking: Mutex::new(Some(asking)),
-            workers: Arc::new(Workers::new(config.connecting_threads)),
-            config,
-            context: Arc::new(context),
-            devices,
-            endpoints: Mutex::default(),
+            peers: Mutex::default(),
             paths: RwLock::default(),
         })
     }
 
-    /// The ways to a segment.
-    fn paths(
+    /// The peer whose segment this is.
+    fn peer(
         &self,
         segment: &Arc<OpenSegment>,
         descriptor: &Arc<SegmentDesc>,
-    ) -> Result<Arc<Paths>, String> {
+    ) -> Result<Arc<Peer>, String> {
         let known = self.paths.read().unwrap_or_else(PoisonError::into_inner);
-        if let Some(paths) = known.get(&segment.id)
-            && Arc::ptr_eq(&paths.descriptor, descriptor)
+        if let Some(path) = known.get(&segment.id)
+            && Arc::ptr_eq(&path.descriptor, descriptor)
         {
-            return Ok(Arc::clone(paths));
+            return Ok(Arc::clone(&path.peer));
         }
         drop(known);
-        let paths = Arc::new(self.find_paths(segment, descriptor)?);
+        let peer = self.find_peer(segment, descriptor)?;
+        peer.serves(segment);
         let mut known = self.paths.write().unwrap_or_else(PoisonError::into_inner);
-        known.insert(segment.id, Arc::clone(&paths));
-        Ok(paths)
+        let path = Path { descriptor: Arc::clone(descriptor), peer: Arc::clone(&peer) };
+        known.insert(segment.id, path);
+        Ok(peer)
     }
 
-    fn find_paths(
+    fn find_peer(
         &self,
         segment: &Arc<OpenSegment>,
         descriptor: &Arc<SegmentDesc>,
-    ) -> Result<Paths, String> {
+    ) -> Result<Arc<Peer>, String> {
         if descriptor.protocol != Self::NAME {
             return Err(format!("it speaks {:?}, not rdma", descriptor.protocol));
         }
-        let locals: Vec<IpAddr> =
-            self.devices.iter().map(|device| device.device.address()).collect();
-        let remotes: Vec<IpAddr> =
-            descriptor.devices.iter().map(|device| device.gid.address()).collect();
-        let mut list = Vec::new();
-        for (local, remote) in pairs::pairs(&locals, &remotes) {
-            let endpoint =
-                self.endpoint(local, &descriptor.devices[remote], segment, descriptor)?;
-            endpoint.serves(segment);
-            list.push(Path { endpoint, local, remote });
+        let devices = descriptor.devices.iter().map(|device| (device.name.clone(), device.gid));
+        let key = PeerKey { name: descriptor.name.clone(), devices: devices.collect() };
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(peer) = peers.get(&key) {
+            return Ok(Arc::clone(peer));
         }
-        if list.is_empty() {
-            let addresses =
-                |list: &[IpAddr]| list.iter().map(IpAddr::to_string).collect::<Vec<_>>().join(", ");
+        let rails = self.rails(descriptor)?;
+        let peer = Arc::new_cyclic(|own| {
+            let flow = self.flow(descriptor, &rails);
+            let (shared, name) = (Arc::clone(&self.shared), segment.name.as_str().into());
+            Peer::new(own.clone(), shared, name, descriptor, rails, flow)
+        });
+        self.shared.timer.add(&peer);
+        peers.insert(key, Arc::clone(&peer));
+        Ok(peer)
+    }
+
+    /// All pairs of a device here and one of the peer that can reach each other.
+    fn rails(&self, descriptor: &SegmentDesc) -> Result<Vec<Way>, String> {
+        let own = self.shared.devices.iter().map(|device| [Address::Ip(device.device.address())]);
+        let own: Vec<_> = own.collect();
+        let addresses = descriptor.devices.iter().map(|device| device.gid.address());
+        let theirs: Vec<_> = addresses.clone().map(|address| [Address::Ip(address)]).collect();
+        let rail = |pair: millstream_topology::Pair| {
+            let DeviceDesc { name, gid, .. } = &descriptor.devices[pair.peer];
+            let nic = NicPath { server: descriptor.name.clone(), nic: name.clone() };
+            Way { local: pair.own, remote: pair.peer, nic, gid: *gid }
+        };
+        let rails: Vec<_> = reachable_pairs(&own, &theirs).into_iter().map(rail).collect();
+        if rails.is_empty() {
+            let list = |all: &mut dyn Iterator<Item = IpAddr>| {
+                all.map(|address| address.to_string()).collect::<Vec<_>>().join(", ")
+            };
+            let mut locals = self.shared.devices.iter().map(|device| device.device.address());
             return Err(format!(
                 "no local address ({}) can reach one of its addresses ({})",
-                addresses(&locals),
-                addresses(&remotes),
+                list(&mut locals),
+                list(&mut addresses.clone()),
             ));
         }
-        Ok(Paths { descriptor: Arc::clone(descriptor), list, turn: AtomicUsize::new(0) })
+        Ok(rails)
     }
 
-    fn endpoint(
-        &self,
-        local: usize,
-        peer: &DeviceDesc,
-        segment: &OpenSegment,
-        descriptor: &SegmentDesc,
-    ) -> Result<Arc<Endpoint>, String> {
-        let peer_nic = NicPath { server: descriptor.name.clone(), nic: peer.name.clone() };
-        let key = EndpointKey { device: local, peer_nic: peer_nic.clone() };
-        let mut endpoints = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(endpoint) = endpoints.get(&key) {
-            return Ok(Arc::clone(endpoint));
-        }
-        let device = &self.devices[local];
-        let config = EndpointConfig {
-            context: Arc::clone(&self.context),
-            workers: Arc::clone(&self.workers),
-            device: Arc::clone(device),
-            peer: segment.name.as_str().into(),
-            peer_nic,
-            peer_gid: peer.gid,
-            queue_pairs: self.config.queue_pairs_per_endpoint,
-            depth: self.config.send_queue_depth,
-            retry_count: self.config.retry_count,
-            patience: self.config.patience,
-            acknowledge_timeout: self.config.acknowledge_timeout,
+    fn flow(&self, descriptor: &SegmentDesc, rails: &[Way]) -> Flow<Classic> {
+        let Shared { config, clock, context, .. } = &*self.shared;
+        let limits = context.client.config();
+        let flow = millstream_transfer_core::Config {
+            slice_length: context.slice_length as u32,
+            fragment_ratio: context.fragment_ratio as u32,
+            max_slice_pieces: 1,
+            // The first attempt is none of the retries.
+            max_attempts: u8::try_from(config.retry_count.saturating_add(1)).unwrap_or(u8::MAX),
+            connect_timeout: limits.call_timeout + CONNECT_MORE,
+            // Long enough for one attempt to connect.
+            patience: config.patience.max(limits.call_timeout + CONNECT_MORE / 5),
+            ..millstream_transfer_core::Config::default()
         };
-        let endpoint = device.add(|number, own| Endpoint::new(number, own, config));
-        let endpoint = endpoint.ok_or_else(|| {
-            format!(
-                "device {} is connected to {} NICs already",
-                device.device.name(),
-                self.config.max_endpoints
-            )
-        })?;
-        endpoints.insert(key, Arc::clone(&endpoint));
-        Ok(endpoint)
+        let order = match config.path_round_robin {
+            true => Order::RoundRobin,
+            false => Order::Random(context.incarnation),
+        };
+        let nic = |name: &String| {
+            let found = descriptor.devices.iter().position(|device| device.name == *name);
+            found.map(|index| index as u16)
+        };
+        let list = |names: &[String]| names.iter().filter_map(nic).collect();
+        let priorities = descriptor.priority_matrix.values();
+        let priorities = priorities.map(|(preferred, available)| Priority {
+            preferred: list(preferred),
+            available: list(available),
+        });
+        let policy = Classic::new(order, Vec::new(), priorities.collect());
+        // Above all that this process has used with this peer, since time passes faster.
+        let epoch = clock.now().nanos();
+        let mut flow = Flow::new(flow, policy, descriptor.incarnation.unwrap_or(0), epoch);
+        let max_slices = config.queue_pairs_per_endpoint * config.send_queue_depth;
+        for way in rails {
+            let rail = flow.add_rail(RailSpec {
+                local_nic: way.local as u16,
+                peer_nic: way.remote as u16,
+                transport: 0,
+                access: RailAccess::Connection,
+                max_slices: max_slices as u32,
+            });
+            // 256 devices at most have pairs, at each end.
+            debug_assert!(rail.is_some() || rails.len() > millstream_transfer_core::MAX_RAILS);
+        }
+        flow
     }
 
-    /// Tells peers that their ends of our connections are not needed any more, as far as that is
-    /// quick.
-    fn say_goodbye(&self, goodbyes: &[(String, HandShakeDesc)]) {
+    /// Tells peers that this engine closes, as far as that is quick.
+    fn say_goodbye(&self, peers: &[Arc<str>]) {
+        let context = &self.shared.context;
         let client = Client::new(ClientConfig {
             connect_timeout: GOODBYE_TIMEOUT,
             call_timeout: GOODBYE_TIMEOUT,
-            ..*self.context.client.config()
+            ..*context.client.config()
         });
+        let goodbye = HandShakeDesc {
+            closing: true,
+            incarnation: Some(context.incarnation),
+            ..HandShakeDesc::default()
+        };
+        let frame = Frame::new(FrameType::Connection, goodbye.to_json());
         let start = Instant::now();
-        for (peer, goodbye) in goodbyes {
+        for peer in peers {
             if start.elapsed() > GOODBYES_TIMEOUT {
                 return;
             }
-            if let Ok(meta) = self.context.store.address(peer) {
-                let frame = Frame::new(FrameType::Connection, goodbye.to_json());
-                if let Err(error) = client.call(&meta.address, &frame) {
-                    tracing::debug!(%error, "a peer was not told that this engine closes");
-                }
+            if let Ok(meta) = context.store.address(peer)
+                && let Err(error) = client.call(&meta.address, &frame)
+            {
+                tracing::debug!(%error, "a peer was not told that this engine closes");
             }
         }
     }
 
     /// The devices, which threads that wait for batches drive.
     pub(crate) fn devices(&self) -> Arc<[Device]> {
-        self.devices.iter().map(|device| device.device.clone()).collect()
+        self.shared.devices.iter().map(|device| device.device.clone()).collect()
     }
 }
 
@@ -288,7 +324,7 @@ impl Transport for RdmaTransport {
             let failed = |error| format!("device {}: {error}", device.device.name());
             memory.register(&device.domain, access).map_err(failed)
         };
-        let regions = self.devices.iter().map(register).collect::<Result<Vec<_>, _>>()?;
+        let regions = self.shared.devices.iter().map(register).collect::<Result<Vec<_>, _>>()?;
         let keys = regions.iter().map(MemoryRegion::key).collect();
         let remote_keys = regions.iter().map(MemoryRegion::remote_key).collect();
         let guard = Box::new(Regions(Mutex::new(regions)));
@@ -297,7 +333,7 @@ impl Transport for RdmaTransport {
 
     fn describe(&self, descriptor: &mut SegmentDesc) {
         descriptor.protocol = Self::NAME.to_owned();
-        for device in &self.devices {
+        for device in &self.shared.devices {
             let name = device.device.name().to_owned();
             descriptor.devices.push(DeviceDesc { name, lid: 0, gid: device.gid() });
         }
@@ -312,7 +348,7 @@ impl Transport for RdmaTransport {
         descriptor: &Arc<SegmentDesc>,
         _buffer: usize,
     ) -> Result<(), String> {
-        self.paths(segment, descriptor).map(drop)
+        self.peer(segment, descriptor).map(drop)
     }
 
     fn retransmissions(&self) -> u64 {
@@ -321,78 +357,53 @@ impl Transport for RdmaTransport {
             let counters = device.device.counters();
             counters.retransmissions.max(counters.naks_received + counters.timeouts)
         };
-        self.devices.iter().map(of).sum()
+        self.shared.devices.iter().map(of).sum()
     }
 
-    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run]) {
+    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], options: &SubmitOptions) {
         for runs in runs.chunk_by(|a, b| Arc::ptr_eq(&a.descriptor, &b.descriptor)) {
             let Run { segment, descriptor, .. } = &runs[0];
-            let paths = match self.paths(segment, descriptor) {
-                Ok(paths) => paths,
-                // `reaches` has found some, so this is rare: the table of endpoints is full now.
+            match self.peer(segment, descriptor) {
+                Ok(peer) => peer.submit(batch, runs, options.deadline),
+                // `reaches` has found one.
                 Err(reason) => {
                     let peer = segment.name.as_str().into();
                     let reason = FailureReason::NoPath(reason);
                     let error = TransferError { peer, nic: "none".into(), reason };
                     let handles = runs.iter().flat_map(|run| run.handles(batch));
                     handles.for_each(|task| task.fail_rest(&error));
-                    continue;
                 }
-            };
-            // Each task goes as many ways as it has slices, one after the other in turn.
-            let count = paths.list.len();
-            let ways = |task: usize| {
-                count.min(usize::try_from(batch.tasks[task].slices()).unwrap_or(usize::MAX))
-            };
-            let tasks =
-                || runs.iter().flat_map(|run| run.tasks.clone().map(move |task| (run, task)));
-            let all = tasks().map(|(_, task)| ways(task)).sum();
-            let first = paths.turn.fetch_add(all, Ordering::Relaxed);
-            for (index, path) in paths.list.iter().enumerate() {
-                let mut next = first;
-                path.endpoint.push(tasks().filter_map(|(run, task)| {
-                    let (turn, ways) = (next, ways(task));
-                    next = turn.wrapping_add(ways);
-                    let begin = if self.config.path_round_robin { turn } else { mix(turn) };
-                    let way = (index + count - begin % count) % count;
-                    let remote_keys = &run.descriptor.buffers[run.buffer].rkey;
-                    (way < ways).then(|| Pending {
-                        task: TaskHandle { batch: Arc::clone(batch), index: task },
-                        local_key: run.local.keys[run.transport][path.local],
-                        remote_key: remote_keys[path.remote],
-                        incarnation: run.descriptor.incarnation,
-                    })
-                }));
             }
-            // First each takes its share: who is asked first would take all that it has room for.
-            if count > 1 {
-                let slices: u64 = tasks().map(|(_, task)| batch.tasks[task].slices()).sum();
-                let share = usize::try_from(slices).unwrap_or(usize::MAX).div_ceil(count);
-                paths.list.iter().for_each(|path| path.endpoint.kick(share));
-            }
-            paths.list.iter().for_each(|path| path.endpoint.kick(usize::MAX));
         }
     }
 
     fn handshake(&self, request: &HandShakeDesc) -> Option<HandShakeDesc> {
+        if request.closing {
+            let closes = |peer: &&Arc<Peer>| request.incarnation.is_some_and(|it| peer.is(it));
+            let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+            let closing: Vec<_> = peers.values().filter(closes).cloned().collect();
+            drop(peers);
+            closing.iter().for_each(|peer| peer.gone(FailureReason::Closed));
+            return Some(HandShakeDesc::default());
+        }
         let reply = match request.peer_nic_path.parse::<NicPath>() {
             Err(error) => Err(error.to_string()),
             Ok(NicPath { server, nic }) => {
-                let device = self.devices.iter().find(|device| device.device.name() == nic);
+                let device = self.shared.devices.iter().find(|device| device.device.name() == nic);
                 match device {
-                    Some(_) if server != self.context.engine => {
-                        Err(format!("this is {}, not {server}", self.context.engine))
+                    Some(_) if server != self.shared.context.engine => {
+                        Err(format!("this is {}, not {server}", self.shared.context.engine))
                     }
                     Some(device) => {
                         self.accepted.accept(device, request).map(|reply| HandShakeDesc {
                             local_nic_path: request.peer_nic_path.clone(),
                             local_gid: Some(device.gid()),
                             peer_nic_path: request.local_nic_path.clone(),
-                            incarnation: Some(self.context.incarnation),
+                            incarnation: Some(self.shared.context.incarnation),
                             ..reply
                         })
                     }
-                    None => Err(format!("{} has no NIC {nic:?}", self.context.engine)),
+                    None => Err(format!("{} has no NIC {nic:?}", self.shared.context.engine)),
                 }
             }
         };
@@ -404,21 +415,18 @@ impl Transport for RdmaTransport {
     }
 
     fn stop(&self) {
-        let locked = self.endpoints.lock().unwrap_or_else(PoisonError::into_inner);
-        let endpoints: Vec<_> = locked.values().cloned().collect();
-        drop(locked);
-        let goodbyes: Vec<_> = endpoints
-            .iter()
-            .filter_map(|endpoint| Some((endpoint.peer().to_owned(), endpoint.stop()?)))
-            .collect();
+        let peers = mem::take(&mut *self.peers.lock().unwrap_or_else(PoisonError::into_inner));
+        let connected = peers.values().filter(|peer| peer.stop() && peer.has_incarnation);
+        let connected: Vec<_> = connected.map(|peer| Arc::clone(&peer.name)).collect();
         self.accepted.stop();
         let asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(asking) = asking {
             let _ = asking.join();
         }
-        self.workers.stop();
-        self.say_goodbye(&goodbyes);
-        self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.shared.timer.stop();
+        self.shared.calls.stop();
+        self.shared.workers.stop();
+        self.say_goodbye(&connected);
         self.paths.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }
@@ -430,32 +438,5 @@ impl Guard for Regions {
     fn revoke(&self) -> Result<(), String> {
         drop(mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner)));
         Ok(())
-    }
-}
-
-/// A number that looks random for each number: the finalizer of splitmix64.
-fn mix(number: usize) -> usize {
-    let mut mixed = (number as u64).wrapping_add(0x9e37_79b9_7f4a_7c15);
-    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    (mixed ^ (mixed >> 31)) as usize
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn paths_without_an_order_are_taken_equally_often() {
-        const COUNT: usize = 4;
-        let mut taken = [0; COUNT];
-        let mut in_turn = 0;
-        for turn in 0..1000 {
-            let way = mix(turn) % COUNT;
-            taken[way] += 1;
-            in_turn += usize::from(mix(turn + 1) % COUNT == (way + 1) % COUNT);
-        }
-        assert!(taken.iter().all(|count| (200..300).contains(count)), "{taken:?}");
-        assert!((200..300).contains(&in_turn), "{in_turn}");
     }
 }
