@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use millstream_verbs::{Device, Waiters};
 
+use crate::finished::{Finished, Wakers};
 use crate::slicing::Slicing;
 use crate::task::{Task, TaskHandle};
 use crate::transport::Run;
@@ -36,6 +37,7 @@ pub(crate) struct BatchShared {
     adding: Mutex<Vec<Run>>,
     /// Until `unfinished` is 0.
     waiters: Waiters,
+    pub(crate) wakers: Wakers,
 }
 
 impl Batch {
@@ -50,6 +52,7 @@ impl Batch {
             unfinished: AtomicUsize::new(0),
             adding: Mutex::new(Vec::with_capacity(capacity.min(ROOM))),
             waiters: Waiters::with_room(1),
+            wakers: Wakers::default(),
         };
         Ok(Self { shared: Arc::new(shared) })
     }
@@ -67,6 +70,11 @@ impl Batch {
     /// Whether none was.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// A future that is ready when all submitted tasks are finished, for good or bad.
+    pub fn finished(&self) -> Finished<'_> {
+        Finished { batch: self }
     }
 
     pub(crate) fn status(&self, index: usize) -> Result<TransferStatus, BatchError> {
@@ -132,6 +140,7 @@ impl BatchShared {
     pub(crate) fn tasks_finished(&self, count: usize) {
         if self.unfinished.fetch_sub(count, Ordering::SeqCst) == count {
             self.waiters.wake();
+            self.wakers.wake();
         }
     }
 }

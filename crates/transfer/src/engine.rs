@@ -4,19 +4,21 @@ use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use millstream_metadata::{
-    BufferDesc, Client, HandShakeDesc, HostPort, PeerToPeer, RpcMeta, SegmentDesc, Server, Store,
-    timestamp,
+    BufferDesc, Client, Frame, FrameType, HandShakeDesc, HostPort, PeerToPeer, RpcMeta,
+    SegmentDesc, Server, Store, timestamp,
 };
 use millstream_verbs::Device;
 
+use crate::calls::Calls;
 use crate::copier::Copier;
 use crate::listen::listen;
 use crate::local::LocalTransport;
 use crate::memory::{Memory, RawMemory, Region};
+use crate::notify::{Inbox, is_taken};
 use crate::rdma::{RdmaContext, RdmaTransport};
 use crate::rpc::Answer;
 use crate::segment::{OpenSegment, SegmentTable};
@@ -24,13 +26,16 @@ use crate::shm::ShmTransport;
 use crate::slicing::Slicing;
 use crate::transport::{ANY_LOCATION, Transport};
 use crate::{
-    Batch, BatchError, Capabilities, Config, FreeError, InstallError, NewError, PiecesRequest,
-    RdmaConfig, RegisterError, Segment, SegmentError, SegmentId, SubmitAndWaitError, SubmitError,
-    SubmitOptions, TransferRequest, TransferState, TransferStatus,
+    Batch, BatchError, Capabilities, Config, FreeError, InstallError, NewError, Notification,
+    NotifyError, PiecesRequest, RdmaConfig, RegisterError, Segment, SegmentError, SegmentId,
+    SubmitAndWaitError, SubmitError, SubmitOptions, TransferRequest, TransferState, TransferStatus,
 };
 
 /// Where memory is when neither the caller nor the machine says otherwise.
 const DEFAULT_LOCATION: &str = "cpu:0";
+
+/// Calls to peers at the same time.
+const CALLS: usize = 64;
 
 /// A transfer engine. Dropping it ends its transfers, closes its connections, and unregisters its
 /// memory; buffers made by it stay usable as plain memory.
@@ -41,6 +46,7 @@ pub struct TransferEngine {
 }
 
 pub(crate) struct Inner {
+    pub(crate) own: Weak<Self>,
     name: String,
     /// Drawn at the start: peers tell by it whether this is still the process they knew.
     incarnation: u64,
@@ -58,6 +64,8 @@ pub(crate) struct Inner {
     /// Those that make no progress by themselves.
     devices: RwLock<Arc<[Device]>>,
     copier: Arc<Copier>,
+    pub(crate) calls: Arc<Calls>,
+    pub(crate) inbox: Inbox,
     pub(crate) segments: SegmentTable,
     stopped: AtomicBool,
 }
@@ -91,7 +99,8 @@ impl TransferEngine {
         let copier = Arc::new(Copier::default());
         let local = LocalTransport::new(Arc::clone(&memory), Arc::clone(&copier));
         let local: Arc<dyn Transport> = Arc::new(local);
-        let inner = Arc::new(Inner {
+        let inner = Arc::new_cyclic(|own| Inner {
+            own: own.clone(),
             name: name.to_string(),
             incarnation: RandomState::new().hash_one(SystemTime::now()),
             slicing: Slicing::new(config.slice_length, config.fragment_ratio),
@@ -105,6 +114,8 @@ impl TransferEngine {
             transports: RwLock::new(vec![local]),
             devices: RwLock::default(),
             copier,
+            calls: Arc::new(Calls::new(Client::new(config.client), CALLS)),
+            inbox: Inbox::default(),
             segments: SegmentTable::new(SegmentDesc {
                 name: name.to_string(),
                 ..SegmentDesc::default()
@@ -136,6 +147,7 @@ impl TransferEngine {
             engine: inner.name.clone(),
             incarnation: inner.incarnation,
             client: inner.client.clone(),
+            calls: Arc::clone(&inner.calls),
             slice_length: inner.slice_length,
             fragment_ratio: inner.fragment_ratio,
             store: Arc::clone(&inner.store),
@@ -241,6 +253,37 @@ impl TransferEngine {
         self.inner.segments.remove(segment)?;
         self.inner.transports().iter().for_each(|transport| transport.forget(segment));
         Ok(())
+    }
+
+    /// Sends a message to the application of a segment's process. May block, up to the deadlines of
+    /// [`Config::client`].
+    pub fn notify(&self, segment: SegmentId, message: &Notification) -> Result<(), NotifyError> {
+        let open = self.inner.segments.by_id(segment).ok_or(NotifyError::Unknown(segment))?;
+        let refused = || NotifyError::Refused { segment: open.name.clone() };
+        if segment == SegmentId::LOCAL {
+            return if self.inner.inbox.push(message.clone()) { Ok(()) } else { Err(refused()) };
+        }
+        let address = self.inner.address_of(&open)?;
+        let reply = self.inner.client.call(&address, &message.frame())?;
+        if is_taken(&reply) { Ok(()) } else { Err(refused()) }
+    }
+
+    /// Takes the messages that have come, in the order in which they came. At most 65,536 of 16 MiB
+    /// wait; more are refused.
+    pub fn take_notifications(&self) -> Vec<Notification> {
+        self.inner.inbox.take()
+    }
+
+    /// Asks whether the process of a segment is there; how long the answer took. May block, up to the
+    /// deadlines of [`Config::client`].
+    pub fn probe(&self, name: &str) -> Result<Duration, SegmentError> {
+        let failed = |error| SegmentError::Store { name: name.to_owned(), error };
+        let meta = self.inner.store.address(name).map_err(failed)?;
+        let start = Instant::now();
+        let probe = Frame::new(FrameType::Probe, b"{}".to_vec());
+        let call = self.inner.client.call(&meta.address, &probe);
+        call.map_err(|error| failed(error.into()))?;
+        Ok(start.elapsed())
     }
 
     /// Makes a batch that holds up to `capacity` tasks.
@@ -417,6 +460,12 @@ impl Inner {
         Ok(())
     }
 
+    /// Where the process of a segment answers.
+    pub(crate) fn address_of(&self, open: &OpenSegment) -> Result<HostPort, NotifyError> {
+        let failed = |error| NotifyError::Store { segment: open.name.clone(), error };
+        Ok(self.store.address(&open.name).map_err(failed)?.address)
+    }
+
     fn devices(&self) -> Arc<[Device]> {
         Arc::clone(&self.devices.read().unwrap_or_else(PoisonError::into_inner))
     }
@@ -530,6 +579,7 @@ impl Inner {
         let _ = self.store.withdraw_segment(&self.name);
         let _ = self.store.withdraw_address(&self.name);
         self.transports().iter().for_each(|transport| transport.stop());
+        self.calls.stop();
         let mut regions = self.memory.regions.write().unwrap_or_else(PoisonError::into_inner);
         let ended = std::mem::take(&mut *regions);
         // Their ends wait for others, which may ask for one.

@@ -33,14 +33,17 @@
 #![deny(unsafe_code)]
 
 mod batch;
+mod calls;
 mod config;
 mod copier;
 mod engine;
 mod error;
+mod finished;
 mod gate;
 mod listen;
 mod local;
 mod memory;
+mod notify;
 mod pieces;
 mod rdma;
 mod regions;
@@ -54,6 +57,7 @@ mod status;
 mod submit;
 mod task;
 mod transport;
+mod workers;
 
 pub use batch::Batch;
 pub use config::{Config, RdmaConfig};
@@ -62,7 +66,9 @@ pub use error::{
     BatchError, BufferError, FailureReason, FreeError, InstallError, NewError, RegisterError,
     SegmentError, SubmitAndWaitError, SubmitError, TransferError,
 };
+pub use finished::Finished;
 pub use memory::Buffer;
+pub use notify::{Notification, NotifyError};
 pub use pieces::{Pieces, PiecesRequest, TransferPiece};
 pub use request::{Opcode, TransferRequest};
 pub use segment::{Segment, SegmentBuffer, SegmentId};

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Weak;
 
-use millstream_metadata::{Frame, FrameType, HandShakeDesc, Handler, Notify, Probe};
+use millstream_metadata::{Frame, FrameType, HandShakeDesc, Handler, Probe};
 
 use crate::engine::Inner;
 
@@ -43,8 +43,7 @@ impl Handler for Answer {
                 };
                 reply.to_json()
             }
-            // An empty text refuses: nobody here would read the message.
-            FrameType::Notify => serde_json::to_vec(&Notify::default()).ok()?,
+            FrameType::Notify => serde_json::to_vec(&engine.inbox.answer(&request)).ok()?,
             FrameType::Probe => serde_json::to_vec(&Probe { status: "success".to_owned() }).ok()?,
         };
         Some(Frame::new(request.frame_type, body))

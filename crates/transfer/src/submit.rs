@@ -3,23 +3,27 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use millstream_metadata::SegmentDesc;
+use millstream_metadata::{CallError, Frame, SegmentDesc};
 
 use crate::batch::BatchShared;
 use crate::engine::Inner;
 use crate::memory::LocalMemory;
+use crate::notify::{Submission, is_taken};
 use crate::pieces::{Extent, NoExtent, Span};
 use crate::segment::{OpenSegment, View};
 use crate::slicing::Slicing;
 use crate::task::Task;
 use crate::transport::Run;
-use crate::{PiecesRequest, SegmentId, SubmitError, TransferRequest};
+use crate::{Notification, PiecesRequest, SegmentId, SubmitError, TransferRequest};
 
 /// How requests are to be done.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct SubmitOptions {
     /// When those that have not ended end as TIMEOUT.
     pub deadline: Option<Instant>,
+    /// A message for the applications of their segments' processes, which is sent once all of them are
+    /// COMPLETED. If that fails, the log says so.
+    pub notify: Option<Notification>,
 }
 
 /// Something that can be submitted: it becomes a task.
@@ -81,9 +85,13 @@ impl Inner {
         let mut runs = std::mem::take(&mut *adding);
         let checked = self.check(batch, requests, &mut runs);
         if checked.is_ok() {
+            let submission = self.submission(requests, options);
             for (task, request) in batch.tasks[batch.submitted()..].iter().zip(requests) {
                 let length = request.extent().map_or(0, |extent| extent.length);
                 request.start(task, length, &batch.slicing, options);
+                if let Some(submission) = &submission {
+                    task.belongs_with(submission);
+                }
             }
             batch.added(requests.len());
         }
@@ -101,6 +109,47 @@ impl Inner {
         runs.clear();
         *batch.add() = runs;
         checked
+    }
+
+    /// What is to follow these requests.
+    fn submission(
+        &self,
+        requests: &[impl Requested],
+        options: &SubmitOptions,
+    ) -> Option<Arc<Submission>> {
+        let message = options.notify.clone().filter(|_| !requests.is_empty())?;
+        let mut targets: Vec<_> = requests.iter().map(Requested::target).collect();
+        targets.sort_unstable();
+        targets.dedup();
+        let own = self.own.clone();
+        let then = move || {
+            if let Some(own) = own.upgrade() {
+                targets.iter().for_each(|&target| own.send(target, &message));
+            }
+        };
+        Some(Arc::new(Submission::new(requests.len(), then)))
+    }
+
+    /// Sends a message without waiting for its reply.
+    fn send(&self, target: SegmentId, message: &Notification) {
+        if target == SegmentId::LOCAL {
+            if !self.inbox.push(message.clone()) {
+                tracing::warn!("too many messages wait to be taken: one is lost");
+            }
+            return;
+        }
+        let address = match self.segments.by_id(target).map(|open| self.address_of(&open)) {
+            Some(Ok(address)) => address,
+            Some(Err(error)) => return tracing::warn!(%error, "a message is lost"),
+            None => return tracing::warn!(?target, "a message is lost: its segment was closed"),
+        };
+        let done = |reply: Result<Frame, CallError>| match reply {
+            Ok(reply) if is_taken(&reply) => {}
+            Ok(_) => tracing::warn!("a message is lost: its peer refused it"),
+            Err(error) => tracing::warn!(%error, "a message is lost"),
+        };
+        let timeout = self.calls.timeout();
+        self.calls.call(&address, message.frame(), timeout, Box::new(done));
     }
 
     /// Finds both ends of each request. Those that lie in the same memory as the one before, as most do,

@@ -11,6 +11,7 @@ use std::time::Instant;
 use millstream_transfer_core::TaskId;
 
 use crate::batch::BatchShared;
+use crate::notify::Submission;
 use crate::pieces::Shape;
 use crate::slicing::Slicing;
 use crate::transport::EndTask;
@@ -32,6 +33,8 @@ pub(crate) struct Task {
     /// The final state that it gets when all that was claimed has ended; 0 for a good end.
     end_as: AtomicU8,
     deadline: OnceLock<Instant>,
+    /// Those that were submitted with it, if something is to follow them.
+    submission: OnceLock<Arc<Submission>>,
     /// Its pieces, where it has several.
     shape: OnceLock<Shape>,
     /// Who does it, of those that tell its end as a whole, and its name there.
@@ -111,6 +114,11 @@ impl Task {
         if let Some(deadline) = deadline {
             let _ = self.deadline.set(deadline);
         }
+    }
+
+    /// Tells this of its end. Called before anybody else knows of it.
+    pub(crate) fn belongs_with(&self, submission: &Arc<Submission>) {
+        let _ = self.submission.set(Arc::clone(submission));
     }
 
     /// Its pieces, if it has several.
@@ -213,7 +221,16 @@ impl Task {
                 _ => TransferState::Completed,
             }
         };
+        self.set_state(state);
+    }
+
+    /// It is over.
+    fn set_state(&self, state: TransferState) {
+        debug_assert!(state.is_final());
         self.state.store(state as u8, Ordering::Release);
+        if let Some(submission) = self.submission.get() {
+            submission.task_ended(state);
+        }
     }
 }
 
@@ -376,8 +393,7 @@ impl EndedTasks {
         if let Some(error) = error {
             let _ = task.error.set(error);
         }
-        debug_assert!(state.is_final());
-        task.state.store(state as u8, Ordering::Release);
+        task.set_state(state);
         self.count(batch);
     }
 

@@ -19,7 +19,9 @@ struct Ends {
 fn all() -> Vec<(&'static str, Ends)> {
     let rdma = Ends { target: engine(2), initiator: engine(2) };
     let shm = Ends { target: engine(1), initiator: engine(1) };
-    [&shm.target, &shm.initiator].map(|engine| engine.install_shm().unwrap());
+    for engine in [&shm.target, &shm.initiator] {
+        engine.install_shm().unwrap();
+    }
     vec![("rdma", rdma), ("shm", shm)]
 }
 
@@ -83,10 +85,10 @@ fn lists_and_strides_arrive_where_they_should() {
                 let length = length as usize;
                 match opcode {
                     Opcode::Write => {
-                        expected_there[far][..length].copy_from_slice(&here[near][..length])
+                        expected_there[far][..length].copy_from_slice(&here[near][..length]);
                     }
                     Opcode::Read => {
-                        expected_here[near][..length].copy_from_slice(&there[far][..length])
+                        expected_here[near][..length].copy_from_slice(&there[far][..length]);
                     }
                 }
             };

@@ -130,7 +130,7 @@ impl Peer {
                 done(peer, reply);
             });
         };
-        self.shared.calls.call(&meta.address, frame, timeout, Box::new(answered));
+        self.shared.context.calls.call(&meta.address, frame, timeout, Box::new(answered));
         Ok(())
     }
 

@@ -10,7 +10,6 @@ mod runs;
 mod shared;
 mod timer;
 mod work;
-mod workers;
 
 use std::collections::HashMap;
 use std::mem;
@@ -31,14 +30,14 @@ use self::connection::MAX_QUEUE_PAIRS;
 use self::device::LocalDevice;
 use self::peer::{Peer, Way};
 pub(crate) use self::shared::RdmaContext;
-use self::shared::{Calls, Shared};
+use self::shared::Shared;
 use self::timer::{Clock, Timer};
-use self::workers::Workers;
 use crate::batch::BatchShared;
 use crate::memory::RawMemory;
 use crate::segment::OpenSegment;
 use crate::submit::SubmitOptions;
 use crate::transport::{Capabilities, Guard, Registration, Run, Transport};
+use crate::workers::Workers;
 use crate::{FailureReason, InstallError, RdmaConfig, SegmentId, TransferError};
 
 /// The most completions that a queue of a device holds.
@@ -132,7 +131,6 @@ impl RdmaTransport {
         let clock = Clock::start();
         let timer = Timer::start(clock).map_err(InstallError::Thread)?;
         let shared = Arc::new(Shared {
-            calls: Calls::new(context.client.clone(), config.connecting_threads),
             workers: Workers::new(WORKERS),
             config,
             context,
@@ -424,7 +422,6 @@ impl Transport for RdmaTransport {
             let _ = asking.join();
         }
         self.shared.timer.stop();
-        self.shared.calls.stop();
         self.shared.workers.stop();
         self.say_goodbye(&connected);
         self.paths.write().unwrap_or_else(PoisonError::into_inner).clear();

@@ -5,10 +5,10 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-pub(super) type Job = Box<dyn FnOnce() + Send>;
+pub(crate) type Job = Box<dyn FnOnce() + Send>;
 
 /// A pool of threads. Dropping it does the jobs that are queued and waits for them.
-pub(super) struct Workers {
+pub(crate) struct Workers {
     shared: Arc<Shared>,
     limit: usize,
 }
@@ -29,13 +29,13 @@ struct State {
 
 impl Workers {
     /// Up to `limit` threads.
-    pub(super) fn new(limit: usize) -> Self {
+    pub(crate) fn new(limit: usize) -> Self {
         Self { shared: Arc::default(), limit }
     }
 
     /// Has a thread do `job`. Gives it back when no thread is there and none can be started, or the
     /// pool was stopped.
-    pub(super) fn run(&self, job: Job) -> Result<(), Job> {
+    pub(crate) fn run(&self, job: Job) -> Result<(), Job> {
         let mut state = self.shared.lock();
         if state.stopping {
             return Err(job);
@@ -59,7 +59,7 @@ impl Workers {
     }
 
     /// Takes no more jobs, and waits for those it has.
-    pub(super) fn stop(&self) {
+    pub(crate) fn stop(&self) {
         let mut state = self.shared.lock();
         state.stopping = true;
         let threads = std::mem::take(&mut state.threads);
