@@ -2,6 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use millstream_metadata::{ClientConfig, ServerConfig};
@@ -70,7 +71,9 @@ pub struct RdmaConfig {
     pub max_path_mtu: Mtu,
     /// Which of their device's partitions the queue pairs are in.
     pub partition_key_index: u16,
-    /// Whether tasks begin with each of the paths in turn, or with any.
+    /// A file with the matrix of which NICs are near to which memory, as JSON. Without, it is found out.
+    pub topology_file: Option<PathBuf>,
+    /// Whether slices take equally good pairs of NICs in turn, or at random.
     pub path_round_robin: bool,
     /// Queue pairs between two NICs: 1 to 16.
     pub queue_pairs_per_endpoint: usize,
@@ -109,6 +112,7 @@ impl RdmaConfig {
             ibverbs: IbverbsConfig::default(),
             max_path_mtu: Mtu::B4096,
             partition_key_index: 0,
+            topology_file: None,
             path_round_robin: true,
             queue_pairs_per_endpoint: 1,
             send_queue_depth: 128,

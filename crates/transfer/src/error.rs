@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_metadata::{CallErrorKind, NameError, StoreError};
+use millstream_topology::MatrixFileError;
 use millstream_verbs::{CompletionStatus, CreateError, DeviceError, ModifyError, PostError};
 use thiserror::Error;
 
@@ -134,6 +135,9 @@ pub enum InstallError {
         /// The most.
         max: usize,
     },
+    /// The file that says which NICs are near to which memory is of no use.
+    #[error("rdma.topology_file: {0}")]
+    Topology(#[source] MatrixFileError),
     /// A device could not be opened.
     #[error(transparent)]
     Open(#[from] DeviceError),
@@ -165,7 +169,8 @@ impl InstallError {
             | Self::NoAddress
             | Self::DuplicateAddress(_)
             | Self::DuplicateDevice(_)
-            | Self::OutOfRange { .. } => code::INVALID_ARGUMENT,
+            | Self::OutOfRange { .. }
+            | Self::Topology(_) => code::INVALID_ARGUMENT,
             Self::Open(_) => code::DEVICE_NOT_FOUND,
             Self::Create { .. } | Self::SharedMemory(_) | Self::Thread(_) => code::CONTEXT,
             Self::Publish(error) => store_code(error),

@@ -298,11 +298,12 @@ impl Handler for FakePeer {
 /// The failure of writing to a peer that answers like this. It is told how many handshakes came
 /// before.
 fn against(answer: fn(&HandShakeDesc, u32) -> Option<HandShakeDesc>) -> TransferError {
-    failure_of(&impatient(), answer)
+    failure_of(&impatient(), Opcode::Write, answer)
 }
 
 fn failure_of(
     initiator: &TransferEngine,
+    opcode: Opcode,
     answer: fn(&HandShakeDesc, u32) -> Option<HandShakeDesc>,
 ) -> TransferError {
     let device = address();
@@ -318,7 +319,7 @@ fn failure_of(
     peer.name.set(server.address().to_string()).unwrap();
     let local = private(initiator, 4096);
     let segment = initiator.open_segment(&server.address().to_string()).unwrap();
-    failure(initiator, request(Opcode::Write, (&local, 0), &segment, 0, 4096))
+    failure(initiator, request(opcode, (&local, 0), &segment, 0, 4096))
 }
 
 #[test]
@@ -351,20 +352,20 @@ fn a_peer_whose_queue_pair_does_not_answer_is_gone() {
 fn patience_outlasts_handshakes_without_a_reply_and_connections_that_break() {
     // The last answer is one that no patience helps against: it shows that all before were tried.
     let answer: fn(&HandShakeDesc, u32) -> Option<HandShakeDesc> = |request, before| match before {
-        0..3 => None,
-        3..6 => Some(HandShakeDesc { qp_num: vec![7], local_gid: None, ..request.clone() }),
+        0..2 => None,
+        2 => Some(HandShakeDesc { qp_num: vec![7], local_gid: None, ..request.clone() }),
         _ => Some(HandShakeDesc::refusal("enough")),
     };
-    let error = failure_of(&with_patience(LONG), answer);
+    let error = failure_of(&with_patience(LONG), Opcode::Read, answer);
     assert!(error.to_string().ends_with("it refused to connect: enough"), "{error}");
     // Without patience, the first of each kind is the end.
-    let error = failure_of(&impatient(), answer);
+    let error = failure_of(&impatient(), Opcode::Read, answer);
     assert!(matches!(error.reason, FailureReason::Unreachable(_)), "{error}");
 }
 
 #[test]
 fn patience_comes_to_an_end() {
-    let error = failure_of(&with_patience(Duration::from_millis(300)), |_, _| None);
+    let error = failure_of(&with_patience(Duration::from_millis(300)), Opcode::Read, |_, _| None);
     assert!(matches!(error.reason, FailureReason::Unreachable(_)), "{error}");
 }
 

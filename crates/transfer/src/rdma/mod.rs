@@ -5,6 +5,7 @@ mod connecting;
 mod connection;
 mod device;
 mod links;
+mod nics;
 mod peer;
 mod runs;
 mod shared;
@@ -21,7 +22,7 @@ use std::time::{Duration, Instant};
 use millstream_metadata::{
     Client, ClientConfig, DeviceDesc, Frame, FrameType, Gid, HandShakeDesc, NicPath, SegmentDesc,
 };
-use millstream_topology::{Address, reachable_pairs};
+use millstream_topology::{Address, Priorities, PriorityMatrix, reachable_pairs};
 use millstream_transfer_core::{Access as RailAccess, Classic, Flow, Order, Priority, RailSpec};
 use millstream_verbs::{Access, Device, MemoryRegion};
 
@@ -58,6 +59,8 @@ pub(crate) struct RdmaTransport {
     peers: Mutex<HashMap<PeerKey, Arc<Peer>>>,
     paths: RwLock<HashMap<SegmentId, Path>>,
     accepted: Arc<Accepted>,
+    /// Which of its devices are near to which memory.
+    matrix: PriorityMatrix,
     /// Asks those that were accepted whether they are there.
     asking: Mutex<Option<JoinHandle<()>>>,
 }
@@ -123,6 +126,9 @@ impl RdmaTransport {
                 return Err(InstallError::DuplicateDevice(name.to_owned()));
             }
         }
+        let all = devices.iter().map(|device| &device.device);
+        let matrix = nics::matrix(all, config.topology_file.as_deref());
+        let matrix = matrix.map_err(InstallError::Topology)?;
         let asking = thread::Builder::new().name("rdma-keep-alive".to_owned()).spawn({
             let accepted = Arc::clone(&accepted);
             move || accepted.keep_asking()
@@ -141,6 +147,7 @@ impl RdmaTransport {
         Ok(Self {
             shared,
             accepted,
+            matrix,
             asking: Mutex::new(Some(asking)),
             peers: Mutex::default(),
             paths: RwLock::default(),
@@ -183,10 +190,18 @@ impl RdmaTransport {
             return Ok(Arc::clone(peer));
         }
         let rails = self.rails(descriptor)?;
+        let mut matrix = PriorityMatrix::default();
+        for (location, (preferred, available)) in &descriptor.priority_matrix {
+            let (preferred, available) = (preferred.clone(), available.clone());
+            matrix.insert(location.clone(), Priorities { preferred, available });
+        }
+        let names: Vec<_> = descriptor.devices.iter().map(|device| device.name.clone()).collect();
+        let (locations, priorities) = nics::priorities(&matrix, &names);
         let peer = Arc::new_cyclic(|own| {
-            let flow = self.flow(descriptor, &rails);
+            let flow = self.flow(descriptor, &rails, priorities);
             let (shared, name) = (Arc::clone(&self.shared), segment.name.as_str().into());
-            Peer::new(own.clone(), shared, name, descriptor, rails, flow)
+            let has_incarnation = descriptor.incarnation.is_some();
+            Peer::new(own.clone(), shared, name, has_incarnation, locations, rails, flow)
         });
         self.shared.timer.add(&peer);
         peers.insert(key, Arc::clone(&peer));
@@ -219,7 +234,12 @@ impl RdmaTransport {
         Ok(rails)
     }
 
-    fn flow(&self, descriptor: &SegmentDesc, rails: &[Way]) -> Flow<Classic> {
+    fn flow(
+        &self,
+        descriptor: &SegmentDesc,
+        rails: &[Way],
+        priorities: Vec<Priority>,
+    ) -> Flow<Classic> {
         let Shared { config, clock, context, .. } = &*self.shared;
         let limits = context.client.config();
         let flow = millstream_transfer_core::Config {
@@ -237,17 +257,7 @@ impl RdmaTransport {
             true => Order::RoundRobin,
             false => Order::Random(context.incarnation),
         };
-        let nic = |name: &String| {
-            let found = descriptor.devices.iter().position(|device| device.name == *name);
-            found.map(|index| index as u16)
-        };
-        let list = |names: &[String]| names.iter().filter_map(nic).collect();
-        let priorities = descriptor.priority_matrix.values();
-        let priorities = priorities.map(|(preferred, available)| Priority {
-            preferred: list(preferred),
-            available: list(available),
-        });
-        let policy = Classic::new(order, Vec::new(), priorities.collect());
+        let policy = Classic::new(order, Vec::new(), priorities);
         // Above all that this process has used with this peer, since time passes faster.
         let epoch = clock.now().nanos();
         let mut flow = Flow::new(flow, policy, descriptor.incarnation.unwrap_or(0), epoch);
@@ -335,9 +345,10 @@ impl Transport for RdmaTransport {
             let name = device.device.name().to_owned();
             descriptor.devices.push(DeviceDesc { name, lid: 0, gid: device.gid() });
         }
-        // All are taken to be as near to all memory.
-        let names = descriptor.devices.iter().map(|device| device.name.clone()).collect();
-        descriptor.priority_matrix.insert("cpu:0".to_owned(), (names, Vec::new()));
+        let matrix = self.matrix.entries().iter();
+        descriptor.priority_matrix.extend(matrix.map(|(location, it)| {
+            (location.clone(), (it.preferred.clone(), it.available.clone()))
+        }));
     }
 
     fn reaches(

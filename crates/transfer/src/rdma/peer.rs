@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use millstream_metadata::{Gid, NicPath, SegmentDesc};
+use millstream_metadata::{Gid, NicPath};
 use millstream_transfer_core::{
     Classic, Ended, Flow, Instant, Output, Piece, Post, RailId, RailState, Ranges, Request,
     SliceId, SliceResult, TaskId,
@@ -96,7 +96,8 @@ impl Peer {
         own: Weak<Self>,
         shared: Arc<Shared>,
         name: Arc<str>,
-        descriptor: &SegmentDesc,
+        has_incarnation: bool,
+        locations: Box<[String]>,
         rails: Vec<Way>,
         flow: Flow<Classic>,
     ) -> Self {
@@ -117,9 +118,9 @@ impl Peer {
             own,
             shared,
             name,
-            has_incarnation: descriptor.incarnation.is_some(),
+            has_incarnation,
             rails: rails.into(),
-            locations: descriptor.priority_matrix.keys().cloned().collect(),
+            locations,
             state: Mutex::new(state),
             due: Due::default(),
         }

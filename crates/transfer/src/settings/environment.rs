@@ -17,7 +17,6 @@ const QUEUE_SIZES: &str = "queues are as long as the settings of rdma make them"
 pub(super) const IGNORED: &[(&str, &str)] = &[
     ("MC_AUTO_GID_MAX_RETRIES", "the GID is chosen once, when a device is opened"),
     ("MC_CONN_PAUSE_TTL_MS", "a peer that does not answer is asked again by rdma.patience"),
-    ("MC_CUSTOM_TOPO_JSON", "engines do not choose NICs by it yet; millstream topology shows it"),
     ("MC_DISABLE_METACACHE", "descriptors that have proven out of date are asked for again"),
     ("MC_EFA_CQ_THREADS", "EFA has no reliable connections"),
     ("MC_EFA_NIC_SELECTION", "EFA has no reliable connections"),

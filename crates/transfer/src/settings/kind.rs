@@ -4,6 +4,7 @@
 //! TOML file is as good as text.
 
 use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value as Json;
@@ -47,6 +48,12 @@ pub(super) enum Kind {
         read: fn(&Values) -> Option<&str>,
         write: fn(&mut Values, Option<String>),
     },
+    /// The path of a file, or nothing, which stands for `none`.
+    File {
+        none: &'static str,
+        read: fn(&Values) -> Option<&Path>,
+        write: fn(&mut Values, Option<PathBuf>),
+    },
 }
 
 /// What a time is counted in that is only a number.
@@ -55,6 +62,9 @@ pub(super) enum Unit {
     Seconds,
     Milliseconds,
 }
+
+/// Bytes of a path, as the kernel has it.
+const PATH_MAX: usize = 4095;
 
 const SIZES: [(&str, u64); 4] = [("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10), ("B", 1)];
 const TIMES: [(&str, u64); 5] =
@@ -107,6 +117,11 @@ impl Kind {
                 let host = (!text.is_empty()).then(|| text.to_owned());
                 host.as_deref().is_none_or(is_host).then(|| write(values, host))
             }
+            Self::File { write, .. } => {
+                let is_path = text.len() <= PATH_MAX && !text.contains(char::is_control);
+                let path = (!text.is_empty()).then(|| PathBuf::from(text));
+                is_path.then(|| write(values, path))
+            }
         }
     }
 
@@ -120,6 +135,9 @@ impl Kind {
             Self::Word { read, .. } => read(values).to_owned(),
             Self::Index { read, .. } => read(values).map_or("-1".to_owned(), |it| it.to_string()),
             Self::Host { read, .. } => read(values).unwrap_or_default().to_owned(),
+            Self::File { read, .. } => {
+                read(values).map_or(String::new(), |path| path.display().to_string())
+            }
         }
     }
 
@@ -132,6 +150,7 @@ impl Kind {
             Self::Word { read, .. } => read(values).into(),
             Self::Index { read, .. } => read(values).into(),
             Self::Host { read, .. } => read(values).into(),
+            Self::File { read, .. } => read(values).map(|path| path.display().to_string()).into(),
         }
     }
 
@@ -174,6 +193,7 @@ impl Kind {
             Self::Host { none, .. } => {
                 format!("a host name or an address, without a port, or nothing for {none}")
             }
+            Self::File { none, .. } => format!("the path of a file, or nothing for {none}"),
         }
     }
 }

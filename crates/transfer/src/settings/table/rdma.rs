@@ -200,4 +200,16 @@ pub(super) const ROWS: &[Setting] = &[
         meaning: "Which of the device's partitions queue pairs are in. A soft device has one, with \
                   index 0, unless the program gives it more.",
     },
+    Setting {
+        key: "rdma.topology_file",
+        variables: &["MC_CUSTOM_TOPO_JSON"],
+        kind: Kind::File {
+            none: "what the machine tells",
+            read: |values| values.rdma.topology_file.as_deref(),
+            write: |values, path| values.rdma.topology_file = path,
+        },
+        scope: Scope::Rdma,
+        meaning: "Which NICs are near to which memory: a nic_priority_matrix as JSON. \
+                  `millstream topology` shows it.",
+    },
 ];

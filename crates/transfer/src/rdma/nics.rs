@@ -1,0 +1,84 @@
+//! Which of the transport's devices are near to which memory.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use millstream_topology::{MatrixFileError, Nic, PriorityMatrix, Topology};
+use millstream_transfer_core::Priority;
+use millstream_verbs::{Device, Provider};
+
+/// The machine's own tree.
+const SYSFS: &str = "/sys";
+
+/// The matrix of these devices: from a file, or found out.
+pub(super) fn matrix<'a>(
+    devices: impl Iterator<Item = &'a Device>,
+    file: Option<&Path>,
+) -> Result<PriorityMatrix, MatrixFileError> {
+    match file {
+        Some(file) => PriorityMatrix::read(file),
+        None => {
+            // A container may hide all of it: then the machine has one node, to which all are near.
+            let topology = Topology::read(SYSFS.as_ref()).unwrap_or_default();
+            let addresses = millstream_net::address::local_addresses().unwrap_or_default();
+            let nics: Vec<_> = devices.map(|device| nic(device, &topology, &addresses)).collect();
+            Ok(topology.priority_matrix(&nics))
+        }
+    }
+}
+
+fn nic(device: &Device, topology: &Topology, addresses: &[(String, IpAddr)]) -> Nic {
+    let name = device.name();
+    let unknown = || Nic { name: name.to_owned(), pci: None, numa_node: None };
+    match device.provider() {
+        Provider::Soft => {
+            let address = device.address();
+            let interface = addresses.iter().find(|(_, known)| *known == address);
+            interface.map_or_else(unknown, |(it, _)| topology.soft_nic(name, it))
+        }
+        Provider::Ibverbs => {
+            topology.nics().into_iter().find(|nic| nic.name == name).unwrap_or_else(unknown)
+        }
+    }
+}
+
+/// The locations of a matrix, and their NICs by their places in `names`, as a policy wants them. Names
+/// that are not there are left out.
+pub(super) fn priorities(
+    matrix: &PriorityMatrix,
+    names: &[String],
+) -> (Box<[String]>, Vec<Priority>) {
+    let resolved = matrix.resolve(names);
+    let numbers = |list: &[usize]| list.iter().map(|&index| index as u16).collect();
+    let locations: Box<[String]> = matrix.entries().iter().map(|(name, _)| name.clone()).collect();
+    let candidates = locations.iter().map(|location| resolved.candidates(location));
+    let priorities = candidates.map(|it| Priority {
+        preferred: numbers(&it.preferred),
+        available: numbers(&it.available),
+    });
+    let priorities = priorities.collect();
+    (locations, priorities)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_of_a_matrix_become_numbers() {
+        let json =
+            r#"{"cpu:0":[["b"],["a","gone"]],"cuda:0":[["gone"],[]],"cpu:1":[["a","b"],[]]}"#;
+        let matrix = PriorityMatrix::parse(json).unwrap();
+        let (locations, priorities) = self::priorities(&matrix, &["a".into(), "b".into()]);
+        assert_eq!(*locations, ["cpu:0", "cpu:1", "cuda:0"]);
+        let priority = |preferred: &[u16], available: &[u16]| Priority {
+            preferred: preferred.to_vec(),
+            available: available.to_vec(),
+        };
+        // Of what is left without any, all are.
+        assert_eq!(
+            priorities,
+            [priority(&[1], &[0]), priority(&[0, 1], &[]), priority(&[0, 1], &[])]
+        );
+    }
+}
