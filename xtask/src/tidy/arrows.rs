@@ -15,7 +15,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("lab", &[]),
     ("metadata", &[]),
     // Memory that processes share is no RDMA.
-    ("transfer", &["net", "verbs", "metadata", "transfer-core"]),
+    ("transfer", &["net", "verbs", "metadata", "topology", "transfer-core"]),
     ("collective", &["wire", "roce", "verbs", "inc"]),
     ("control", &["wire", "roce", "inc", "net"]),
     (
