@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use millstream_wire::{Mtu, Operation, Packet, ParseError, Qpn};
+use millstream_wire::{Mtu, Operation, Packet, ParseError, Psn, Qpn};
 
 use crate::Instant;
 use crate::attributes::{Attribute, ModifyError, QueuePairAttributes, QueuePairState};
@@ -273,6 +273,13 @@ impl<M: Memory> Endpoint<M> {
     pub fn queue_pair_state(&self, qpn: Qpn) -> Option<QueuePairState> {
         let index = self.index(qpn)?;
         self.queue_pairs[index].as_ref().map(|pair| pair.state)
+    }
+
+    /// The packet sequence number that a queue pair expects next (`rq_psn` of `ibv_query_qp`). It
+    /// moves with each request of the peer.
+    pub fn receive_psn(&self, qpn: Qpn) -> Option<Psn> {
+        let index = self.index(qpn)?;
+        self.queue_pairs[index].as_ref().map(|pair| pair.responder.receive_psn())
     }
 
     /// Changes attributes and state of a queue pair; on error nothing changes.

@@ -88,6 +88,11 @@ impl Responder {
         self.acknowledged = (self.expected - 1, self.message_number());
     }
 
+    /// The number that it expects next.
+    pub(crate) fn receive_psn(&self) -> Psn {
+        Psn::from_extended(self.expected)
+    }
+
     fn message_number(&self) -> Psn {
         Psn::from_extended(self.messages)
     }

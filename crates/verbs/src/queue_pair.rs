@@ -4,7 +4,7 @@ use millstream_roce::{
     ModifyError, Piece, PostError, QueuePairAttributes, QueuePairCapabilities, QueuePairState,
     ReceiveRequest, SendRequest, Transport,
 };
-use millstream_wire::Qpn;
+use millstream_wire::{Psn, Qpn};
 
 use crate::completion_queue::CompletionQueue;
 use crate::provider::{Provided, either};
@@ -72,6 +72,14 @@ impl QueuePair {
     /// Its state.
     pub fn state(&self) -> QueuePairState {
         either!(&self.pair, pair => pair.state())
+    }
+
+    /// The packet sequence number that it expects next from its peer, as far as the device tells
+    /// (`rq_psn` of `ibv_query_qp`). It moves with each request of the peer: who compares it with an
+    /// earlier one sees whether the peer has used the connection since. Says nothing in a state
+    /// before ready to receive.
+    pub fn receive_psn(&self) -> Option<Psn> {
+        either!(&self.pair, pair => pair.receive_psn())
     }
 
     /// Changes its attributes and state.

@@ -11,7 +11,7 @@ use millstream_roce::{
     Access, Attribute, CreateError, MAX_INLINE, ModifyError, QueuePairAttributes,
     QueuePairCapabilities, QueuePairState, Transport,
 };
-use millstream_wire::{Mtu, Qpn};
+use millstream_wire::{Mtu, Psn, Qpn};
 
 use self::posting::BATCH;
 use super::address_handles::AddressHandles;
@@ -240,6 +240,10 @@ impl QueuePair {
     pub(crate) fn state(&self) -> QueuePairState {
         let brought_to = *lock(&self.state);
         self.state_from(brought_to)
+    }
+
+    pub(crate) fn receive_psn(&self) -> Option<Psn> {
+        self.pair.native.receive_psn().ok().map(Psn::new)
     }
 
     /// The state now, when it was brought to this one.

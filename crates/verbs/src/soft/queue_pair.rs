@@ -6,7 +6,7 @@ use millstream_roce::{
     CreateError, ModifyError, Piece, PostError, QueuePairAttributes, QueuePairConfig,
     QueuePairState, ReceiveRequest, SendRequest, Transport,
 };
-use millstream_wire::Qpn;
+use millstream_wire::{Psn, Qpn};
 
 use super::completion_queue::CompletionQueue;
 use super::device::Device;
@@ -79,6 +79,10 @@ impl QueuePair {
     pub(crate) fn state(&self) -> QueuePairState {
         // It exists as long as `self` does.
         self.device.lock_regardless(self.shard).queue_pair_state(self.number).unwrap_or_default()
+    }
+
+    pub(crate) fn receive_psn(&self) -> Option<Psn> {
+        self.device.lock_regardless(self.shard).receive_psn(self.number)
     }
 
     pub(crate) fn modify(&self, attributes: &QueuePairAttributes) -> Result<(), ModifyError> {

@@ -270,3 +270,16 @@ fn a_device_knows_itself() {
     assert_eq!(device.failure(), None);
     assert_eq!(device.poll_event(), None);
 }
+
+#[test]
+fn the_expected_number_moves_with_requests_of_the_peer_only() {
+    let [a, b] = two();
+    let mut bytes = vec![0; 64];
+    let region = register(&b, &mut bytes);
+    let before = b.pair.receive_psn().unwrap();
+    let mine = a.pair.receive_psn().unwrap();
+    a.pair.post_send(&[SendRequest::new(1, write_to(&region, 0), [])]).unwrap();
+    next_good(&a.completions, 1);
+    assert_ne!(b.pair.receive_psn().unwrap(), before);
+    assert_eq!(a.pair.receive_psn().unwrap(), mine, "an acknowledgement is no request");
+}

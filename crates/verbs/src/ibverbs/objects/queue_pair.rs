@@ -74,6 +74,16 @@ impl QueuePair {
 
     /// The state, as a number of `ibv_qp_state`, and whether its send queue is draining.
     pub(in super::super) fn state(&self) -> Result<(c_int, bool), Errno> {
+        let attributes = self.query(ffi::qp_mask::STATE)?;
+        Ok((attributes.qp_state, attributes.sq_draining != 0))
+    }
+
+    /// The packet sequence number that it expects next.
+    pub(in super::super) fn receive_psn(&self) -> Result<u32, Errno> {
+        Ok(self.query(ffi::qp_mask::RQ_PSN)?.rq_psn)
+    }
+
+    fn query(&self, mask: c_int) -> Result<ffi::QpAttr, Errno> {
         let mut attributes = ffi::QpAttr::default();
         let mut initial = MaybeUninit::<ffi::QpInitAttr>::zeroed();
         // SAFETY: live; the others are places for the results.
@@ -81,11 +91,11 @@ impl QueuePair {
             (self.domain.context.library.ibv_query_qp)(
                 self.pair.as_ptr(),
                 &raw mut attributes,
-                ffi::qp_mask::STATE,
+                mask,
                 initial.as_mut_ptr(),
             )
         })?;
-        Ok((attributes.qp_state, attributes.sq_draining != 0))
+        Ok(attributes)
     }
 
     /// Posts requests, and links them to that end.
