@@ -83,6 +83,9 @@ impl QueuePair {
     }
 
     /// Changes its attributes and state.
+    ///
+    /// When it returns from a change to [`QueuePairState::Reset`], no memory is read or written for
+    /// this queue pair any more. In the error state it may be, until the last request is flushed.
     pub fn modify(&self, attributes: &QueuePairAttributes) -> Result<(), ModifyError> {
         either!(&self.pair, pair => pair.modify(attributes))
     }

@@ -89,6 +89,11 @@ impl QueuePair {
         let mut endpoint = self.device.lock(self.shard).ok_or(ModifyError::DeviceFailed)?;
         endpoint.modify_queue_pair(self.device.now(), self.number, attributes)?;
         drop(endpoint);
+        if attributes.state == Some(QueuePairState::Reset) {
+            // What arrives is written with the device locked, so nothing is any more. But what was
+            // collected to be sent may be read until now.
+            self.device.shards().all()[self.shard].quiesce();
+        }
         if let Some(peer) = attributes.remote_address {
             self.device.prepare(self.shard, peer);
         }
