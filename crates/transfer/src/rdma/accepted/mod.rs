@@ -4,6 +4,9 @@
 //! A peer that is killed does not say goodbye. So each is asked now and then whether it is there, by
 //! a WRITE of no bytes, which every adapter answers by itself. Who does not answer is forgotten.
 
+#[cfg(test)]
+mod sieve;
+
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
