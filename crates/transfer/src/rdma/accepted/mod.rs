@@ -6,6 +6,9 @@
 
 #[cfg(test)]
 mod sieve;
+#[cfg(test)]
+#[expect(dead_code, reason = "the next change uses it")]
+mod store;
 
 use std::collections::{BTreeMap, HashMap};
 use std::mem;
