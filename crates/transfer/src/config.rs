@@ -95,8 +95,9 @@ pub struct RdmaConfig {
     /// The most peer NICs that each local device connects to. Fewer where the device's completion
     /// queues do not hold `send_queue_depth` completions for each queue pair.
     pub max_endpoints: usize,
-    /// The most endpoints of peers that this engine lets connect to it.
-    pub max_accepted: usize,
+    /// The most queue pairs of each device that are for peers who connect to it: 1 to 4096. Fewer
+    /// where the device has fewer, or the engine may need them itself.
+    pub max_accepted_queue_pairs: usize,
     /// How often those are asked whether they are there. One that was killed is forgotten after two
     /// such times and 8 acknowledgement timeouts, each twice as long as `acknowledge_timeout`.
     pub keep_alive_interval: Duration,
@@ -121,7 +122,7 @@ impl RdmaConfig {
             patience: Duration::ZERO,
             acknowledge_timeout: 16,
             max_endpoints: 1024,
-            max_accepted: 1024,
+            max_accepted_queue_pairs: 2048,
             keep_alive_interval: Duration::from_secs(2),
         }
     }

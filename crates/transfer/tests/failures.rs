@@ -236,7 +236,7 @@ fn what_is_canceled_stops() {
 
 #[test]
 fn at_the_limit_the_oldest_connection_makes_room() {
-    let limited = RdmaConfig { max_accepted: 1, ..RdmaConfig::new(&[address()]) };
+    let limited = RdmaConfig { max_accepted_queue_pairs: 1, ..RdmaConfig::new(&[address()]) };
     let target = engine_with(limited);
     let remote = shared(&target, 100);
     let (first, second) = (engine(1), engine(1));

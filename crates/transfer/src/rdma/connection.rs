@@ -183,6 +183,11 @@ impl Connection {
         self.bring_to(QueuePairState::Reset);
     }
 
+    /// What its queue pairs expect next from the peer: it changes when the peer uses one.
+    pub(super) fn receive_psn(&self) -> Vec<Option<Psn>> {
+        self.queue_pairs.iter().map(QueuePair::receive_psn).collect()
+    }
+
     fn bring_to(&self, state: QueuePairState) {
         let attributes =
             QueuePairAttributes { state: Some(state), ..QueuePairAttributes::default() };

@@ -40,7 +40,7 @@ impl LocalDevice {
         let (capacity, max_endpoints) = completions_for(
             config.max_endpoints,
             config.queue_pairs_per_endpoint * config.send_queue_depth,
-            config.max_accepted,
+            config.max_accepted_queue_pairs,
             device.attributes().max_completions,
         );
         let links = Arc::new(Links::new(max_endpoints));

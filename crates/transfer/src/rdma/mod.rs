@@ -26,7 +26,7 @@ use millstream_topology::{Address, Priorities, PriorityMatrix, reachable_pairs};
 use millstream_transfer_core::{Access as RailAccess, Classic, Flow, Order, Priority, RailSpec};
 use millstream_verbs::{Access, Device, MemoryRegion};
 
-use self::accepted::Accepted;
+use self::accepted::{Accepted, AcceptedConfig, Refusal};
 use self::connection::MAX_QUEUE_PAIRS;
 use self::device::LocalDevice;
 use self::peer::{Peer, Way};
@@ -88,7 +88,7 @@ impl RdmaTransport {
             ("send_queue_depth", config.send_queue_depth, 1, 4096),
             ("acknowledge_timeout", config.acknowledge_timeout.into(), 1, 31),
             ("max_endpoints", config.max_endpoints, 1, 4096),
-            ("max_accepted", config.max_accepted, 1, 4096),
+            ("max_accepted_queue_pairs", config.max_accepted_queue_pairs, 1, 4096),
             ("connecting_threads", config.connecting_threads, 1, 256),
         ];
         for (name, value, min, max) in ranges {
@@ -110,11 +110,13 @@ impl RdmaTransport {
                 return Err(InstallError::DuplicateAddress(*address));
             }
         }
-        let accepted = Arc::new(Accepted::new(
-            config.max_accepted,
-            config.acknowledge_timeout,
-            config.keep_alive_interval,
-        ));
+        let accepted = Arc::new(Accepted::new(AcceptedConfig {
+            incarnation: context.incarnation,
+            max_queue_pairs: config.max_accepted_queue_pairs,
+            own_queue_pairs: config.max_endpoints * config.queue_pairs_per_endpoint,
+            acknowledge_timeout: config.acknowledge_timeout,
+            interval: config.keep_alive_interval,
+        }));
         let open = |&address: &IpAddr| {
             LocalDevice::open(address, &config, Arc::downgrade(&accepted)).map(Arc::new)
         };
@@ -303,6 +305,41 @@ impl RdmaTransport {
         }
     }
 
+    /// Answers a peer, or says why not.
+    fn answer(&self, request: &HandShakeDesc) -> Result<HandShakeDesc, Refusal> {
+        if request.closing {
+            if let Some(incarnation) = request.incarnation {
+                self.accepted.peer_closes(incarnation);
+                let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+                let closing = peers.values().filter(|peer| peer.is(incarnation));
+                let closing: Vec<_> = closing.cloned().collect();
+                drop(peers);
+                closing.iter().for_each(|peer| peer.gone(FailureReason::Closed));
+            }
+            return Ok(HandShakeDesc::default());
+        }
+        // Which start of an engine is meant says more than its name.
+        if request.fence && request.peer_incarnation.is_some() {
+            return self.accepted.fence(request);
+        }
+        let path = request.peer_nic_path.parse::<NicPath>();
+        let NicPath { server, nic } = path.map_err(|error| error.to_string())?;
+        if server != self.shared.context.engine {
+            return Err(format!("this is {}, not {server}", self.shared.context.engine).into());
+        }
+        if request.fence {
+            return self.accepted.fence(request);
+        }
+        let device = self.shared.devices.iter().find(|device| device.device.name() == nic);
+        let device = device.ok_or_else(|| format!("{} has no NIC {nic:?}", self.shared.context.engine))?;
+        self.accepted.accept(device, request).map(|reply| HandShakeDesc {
+            local_nic_path: request.peer_nic_path.clone(),
+            local_gid: Some(device.gid()),
+            peer_nic_path: request.local_nic_path.clone(),
+            ..reply
+        })
+    }
+
     /// The devices, which threads that wait for batches drive.
     pub(crate) fn devices(&self) -> Arc<[Device]> {
         self.shared.devices.iter().map(|device| device.device.clone()).collect()
@@ -387,36 +424,9 @@ impl Transport for RdmaTransport {
     }
 
     fn handshake(&self, request: &HandShakeDesc) -> Option<HandShakeDesc> {
-        if request.closing {
-            let closes = |peer: &&Arc<Peer>| request.incarnation.is_some_and(|it| peer.is(it));
-            let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-            let closing: Vec<_> = peers.values().filter(closes).cloned().collect();
-            drop(peers);
-            closing.iter().for_each(|peer| peer.gone(FailureReason::Closed));
-            return Some(HandShakeDesc::default());
-        }
-        let reply = match request.peer_nic_path.parse::<NicPath>() {
-            Err(error) => Err(error.to_string()),
-            Ok(NicPath { server, nic }) => {
-                let device = self.shared.devices.iter().find(|device| device.device.name() == nic);
-                match device {
-                    Some(_) if server != self.shared.context.engine => {
-                        Err(format!("this is {}, not {server}", self.shared.context.engine))
-                    }
-                    Some(device) => {
-                        self.accepted.accept(device, request).map(|reply| HandShakeDesc {
-                            local_nic_path: request.peer_nic_path.clone(),
-                            local_gid: Some(device.gid()),
-                            peer_nic_path: request.local_nic_path.clone(),
-                            incarnation: Some(self.shared.context.incarnation),
-                            ..reply
-                        })
-                    }
-                    None => Err(format!("{} has no NIC {nic:?}", self.shared.context.engine)),
-                }
-            }
-        };
-        Some(reply.unwrap_or_else(HandShakeDesc::refusal))
+        let reply = self.answer(request).unwrap_or_else(Refusal::into_reply);
+        // Whoever meant another start of this engine learns that it is over.
+        Some(HandShakeDesc { incarnation: Some(self.shared.context.incarnation), ..reply })
     }
 
     fn forget(&self, segment: SegmentId) {

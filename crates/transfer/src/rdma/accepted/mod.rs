@@ -1,376 +1,437 @@
 //! Queue pairs that peers have connected to ours. They only answer: what this engine sends goes
 //! over connections that it opened itself.
 //!
-//! A peer that is killed does not say goodbye. So each is asked now and then whether it is there, by
-//! a WRITE of no bytes, which every adapter answers by itself. Who does not answer is forgotten.
+//! Who may connect, and when nothing of a connection can arrive any more, [`Target`] decides; here is
+//! what it wants done (`store.rs`). An initiator that numbers its rails and connections is known by its
+//! incarnation and the number of the rail. One that does not is known by its NIC, and each of its
+//! requests takes the place of the one before.
+//!
+//! [`Target`]: millstream_transfer_core::Target
 
-#[cfg(test)]
+mod liveness;
 mod sieve;
-#[cfg(test)]
-#[expect(dead_code, reason = "the next change uses it")]
 mod store;
 
-use std::collections::{BTreeMap, HashMap};
-use std::mem;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeSet;
+use std::hash::{BuildHasher, RandomState};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use millstream_metadata::{Gid, HandShakeDesc};
-use millstream_verbs::{Completion, CompletionStatus, ReceiveShare, SendOperation, SendRequest};
+use millstream_metadata::{HandShakeDesc, NicPath};
+use millstream_transfer_core::Initiator;
+use millstream_verbs::{CreateError, ReceiveShare};
 
+use self::store::{Denied, Ending, Open, Sender, Store};
 use super::connection::{Connection, MAX_QUEUE_PAIRS, Peer, Unconnected};
 use super::device::LocalDevice;
+use crate::FailureReason;
 
 /// Longer than any host name, port and device name are together.
 const MAX_NIC_PATH_LENGTH: usize = 512;
-
-/// The identifiers of questions have this bit, and below it the number of the peer that is asked.
-/// Those of other requests have the number of an endpoint there, which is small.
-const QUESTION: u64 = 1 << 63;
 
 /// What is added to the acknowledgement timeout for questions: nobody waits for the answer, and a
 /// machine that stands still for a moment loses no connection.
 const QUESTION_TIMEOUT_MORE: u8 = 1;
 
-/// Who is connected: the peer's NIC and the device here. A peer's NIC is known by its address too:
-/// names such as `localhost:12345` are not unique.
-#[derive(Clone, Debug, Eq, Hash, PartialEq)]
-struct Key {
-    nic_path: String,
-    gid: Gid,
-    device: String,
-}
+/// How long a request waits for others that close what is in its way. Its sender asks again.
+const PATIENCE: Duration = Duration::from_secs(1);
 
-struct Entry {
-    key: Key,
-    connection: Connection,
-    /// The peer's queue pairs.
-    peer_queue_pairs: Vec<u32>,
-    /// What the peer may have in flight to us.
-    _receive_share: Option<ReceiveShare>,
-    /// It was asked and has not answered yet.
-    asked: bool,
+pub(super) struct AcceptedConfig {
+    /// Of this engine.
+    pub(super) incarnation: u64,
+    /// At most so many queue pairs of each device are for peers.
+    pub(super) max_queue_pairs: usize,
+    /// So many of each device this engine may need for its own connections.
+    pub(super) own_queue_pairs: usize,
+    pub(super) acknowledge_timeout: u8,
+    /// How often peers are asked whether they are there.
+    pub(super) interval: Duration,
 }
 
 pub(super) struct Accepted {
-    limit: usize,
-    acknowledge_timeout: u8,
-    interval: Duration,
-    entries: Mutex<Entries>,
-    /// Peers have come, or no more will.
+    config: AcceptedConfig,
+    store: Mutex<Store>,
+    /// Peers have come, were asked, or no more will come.
     changed: Condvar,
-    /// Questions that have ended, by the peer's number, and whether there was an answer. It has a
+    /// A connection was closed, or it was decided what becomes of a request.
+    settled: Condvar,
+    /// Questions that have ended, by the connection's number, and whether there was an answer. It has a
     /// lock of its own, which whoever makes the device's progress can take at any time.
     ended: Mutex<Vec<(u64, bool)>>,
+    /// The last number that was given to a connection whose initiator gives none.
+    last_epoch: AtomicU64,
+    /// Names initiators that do not name themselves.
+    names: RandomState,
 }
 
-#[derive(Default)]
-struct Entries {
-    /// By number: whom nothing was heard of for the longest time comes first.
-    by_number: BTreeMap<u64, Entry>,
-    by_key: HashMap<Key, u64>,
-    /// The last number that was given.
-    last: u64,
-    /// Whether it was said that there are as many as may be, since there last were fewer.
-    complained: bool,
-    stopped: bool,
+/// Why a request is refused.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    pub(super) reason: String,
+    /// Connections with higher numbers are accepted.
+    pub(super) epoch_floor: Option<u64>,
+}
+
+impl From<String> for Refusal {
+    fn from(reason: String) -> Self {
+        Self { reason, epoch_floor: None }
+    }
+}
+
+impl From<&str> for Refusal {
+    fn from(reason: &str) -> Self {
+        reason.to_owned().into()
+    }
+}
+
+impl Refusal {
+    pub(super) fn into_reply(self) -> HandShakeDesc {
+        HandShakeDesc { epoch_floor: self.epoch_floor, ..HandShakeDesc::refusal(self.reason) }
+    }
+
+    fn floor(floor: u64) -> Self {
+        let reason = format!(
+            "a connection of this rail with the number {floor} was asked for or fenced: the next \
+             has a higher one"
+        );
+        Self { reason, epoch_floor: Some(floor) }
+    }
+
+    fn full(limit: usize) -> Self {
+        format!("all of the {limit} queue pairs that peers may have on this device are in use")
+            .into()
+    }
+
+    fn closing() -> Self {
+        "this engine closes".into()
+    }
 }
 
 impl Accepted {
-    pub(super) fn new(limit: usize, acknowledge_timeout: u8, interval: Duration) -> Self {
-        let acknowledge_timeout = (acknowledge_timeout + QUESTION_TIMEOUT_MORE).min(31);
+    pub(super) fn new(config: AcceptedConfig) -> Self {
+        let acknowledge_timeout = (config.acknowledge_timeout + QUESTION_TIMEOUT_MORE).min(31);
         Self {
-            limit,
-            acknowledge_timeout,
-            interval,
-            entries: Mutex::default(),
+            config: AcceptedConfig { acknowledge_timeout, ..config },
+            store: Mutex::new(Store::new()),
             changed: Condvar::new(),
+            settled: Condvar::new(),
             ended: Mutex::default(),
+            last_epoch: AtomicU64::new(0),
+            names: RandomState::new(),
         }
     }
 
-    /// Connects new queue pairs of `device` to those of a peer. A peer that connects again has lost
-    /// its earlier connection, which is closed: late packets of it find nobody.
+    /// Whether a request is for this start of this engine, as far as it says.
+    pub(super) fn check_incarnation(&self, request: &HandShakeDesc) -> Result<(), Refusal> {
+        match request.peer_incarnation {
+            Some(meant) if meant != self.config.incarnation => {
+                Err("this engine was restarted: it is not the one that is meant".into())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Connects new queue pairs of `device` to those of a peer, once its earlier connection of the same
+    /// rail is closed: late packets of that find nobody.
     ///
     /// Returns the reply, without what only the engine knows, or why the request is refused.
     pub(super) fn accept(
         &self,
         device: &LocalDevice,
         request: &HandShakeDesc,
-    ) -> Result<HandShakeDesc, String> {
+    ) -> Result<HandShakeDesc, Refusal> {
+        self.check_incarnation(request)?;
         let Some(gid) = request.local_gid else {
-            return Err("the handshake does not say the GID of its sender".to_owned());
+            return Err("the handshake does not say the GID of its sender".into());
         };
         if request.local_nic_path.len() > MAX_NIC_PATH_LENGTH {
-            return Err(format!("a NIC path of more than {MAX_NIC_PATH_LENGTH} bytes"));
+            return Err(format!("a NIC path of more than {MAX_NIC_PATH_LENGTH} bytes").into());
         }
-        let key = Key {
+        let numbered = numbered(request)?;
+        let sender = Arc::new(Sender {
             nic_path: request.local_nic_path.clone(),
             gid,
             device: device.device.name().to_owned(),
-        };
+            queue_pairs: request.qp_num.clone(),
+            numbered: numbered.is_some(),
+        });
         if request.disconnect {
-            self.disconnect(&key, &request.qp_num);
+            let initiator = numbered.map_or_else(|| self.name(&sender), |(initiator, _)| initiator);
+            self.disconnect(initiator, &sender);
             return Ok(HandShakeDesc::default());
         }
         let count = request.qp_num.len();
         if count == 0 || count > MAX_QUEUE_PAIRS {
             return Err(format!(
                 "{count} queue pairs between two NICs: 1 to {MAX_QUEUE_PAIRS} are possible"
-            ));
+            )
+            .into());
         }
         let own_mtu = device.path_mtu(gid.address()).map_err(|error| error.to_string())?;
         let peer = Peer::parse(request, gid.address(), count, own_mtu)?;
-        let mut entries = self.lock();
-        if entries.remove(&key).is_none() && entries.by_number.len() >= self.limit {
-            entries.make_room(self.limit);
+        let (initiator, epoch) = self.admit(numbered, &sender)?;
+        let made = self.make(device, (initiator, epoch), &peer);
+        let (connection, receive_share, reply) = made.inspect_err(|_| {
+            self.closed(initiator, epoch);
+        })?;
+        let open = Open {
+            receive_psn: connection.receive_psn(),
+            connection: Arc::new(connection),
+            _receive_share: receive_share,
+            asked: false,
+        };
+        let entered = self.lock().made(initiator, epoch, open);
+        if let Err(Ending { open, .. }) = entered {
+            open.connection.halt();
+            drop(open);
+            self.closed(initiator, epoch);
+            return Err(Refusal::floor(epoch));
         }
-        let unconnected =
-            Unconnected::new(device, count, 1).map_err(|reason| reason.to_string())?;
+        self.changed.notify_all();
+        Ok(HandShakeDesc { path_mtu: Some(own_mtu.bytes() as u32), ..reply })
+    }
+
+    /// Ends the connections of a rail up to an epoch. When this returns the reply, nothing of them can
+    /// change memory any more.
+    pub(super) fn fence(&self, request: &HandShakeDesc) -> Result<HandShakeDesc, Refusal> {
+        self.check_incarnation(request)?;
+        let Some((initiator, epoch)) = numbered(request)? else {
+            return Err("a fence names the incarnation of its sender, a rail and an epoch".into());
+        };
+        let mut store = self.lock();
+        if store.stopped {
+            return Err(Refusal::closing());
+        }
+        let ticket = store.fence(initiator, epoch);
+        store = self.carry_out(store);
+        let deadline = Instant::now() + PATIENCE;
+        while !store.is_confirmed(ticket) && !store.stopped {
+            let Some(left) = left(deadline) else { break };
+            let waited = self.settled.wait_timeout(store, left);
+            (store, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        // Who stops has released the lock before queue pairs are reset.
+        let confirmed = store.is_confirmed(ticket) && !store.stopped;
+        store.forget_fence(ticket);
+        match confirmed {
+            true => Ok(HandShakeDesc { fenced: Some(epoch), ..HandShakeDesc::default() }),
+            false => Err("the connections are still being closed: ask again".into()),
+        }
+    }
+
+    /// The engine of this incarnation closes: its connections are not needed any more.
+    pub(super) fn peer_closes(&self, incarnation: u64) {
+        let mut store = self.lock();
+        for (initiator, epoch) in store.of_incarnation(incarnation) {
+            store.close(initiator, epoch);
+        }
+        drop(self.carry_out(store));
+    }
+
+    /// Closes everything, and takes no more questions. Returns the names of the engines that were
+    /// connected and would understand it if they were told.
+    pub(super) fn stop(&self) -> Vec<String> {
+        let open = self.lock().stop();
+        self.changed.notify_all();
+        self.settled.notify_all();
+        open.iter().for_each(|(_, open)| open.connection.halt());
+        let numbered = open.iter().filter(|(sender, _)| sender.numbered);
+        let servers = numbered.filter_map(|(sender, _)| sender.nic_path.parse::<NicPath>().ok());
+        servers.map(|path| path.server).collect::<BTreeSet<_>>().into_iter().collect()
+    }
+
+    /// Waits until it is the turn of a request: until what is to be closed before is closed.
+    fn admit(
+        &self,
+        numbered: Option<(Initiator, u64)>,
+        sender: &Arc<Sender>,
+    ) -> Result<(Initiator, u64), Refusal> {
+        let mut store = self.lock();
+        // With the store locked, so that numbers rise in the order in which requests are taken.
+        let (initiator, epoch) = numbered.unwrap_or_else(|| {
+            (self.name(sender), self.last_epoch.fetch_add(1, Ordering::Relaxed) + 1)
+        });
+        if store.stopped {
+            return Err(Refusal::closing());
+        }
+        store.connect(initiator, epoch, sender).map_err(|denied| match denied {
+            Denied::Floor(floor) => Refusal::floor(floor),
+            Denied::Full => "as many peers are connected as may be".into(),
+        })?;
+        store = self.carry_out(store);
+        let deadline = Instant::now() + PATIENCE;
+        while store.waits(initiator, epoch) {
+            let Some(left) = left(deadline) else {
+                store.gives_up(initiator, epoch);
+                return Err("the connection before is still being closed: ask again".into());
+            };
+            let waited = self.settled.wait_timeout(store, left);
+            (store, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        }
+        match store.entry(initiator, epoch) {
+            Some(_) => Ok((initiator, epoch)),
+            None if store.stopped => Err(Refusal::closing()),
+            // A newer one, or a fence, has overtaken it.
+            None => Err(Refusal::floor(epoch)),
+        }
+    }
+
+    /// Makes queue pairs, connected to those of the peer, and room for them if need be.
+    fn make(
+        &self,
+        device: &LocalDevice,
+        (initiator, epoch): (Initiator, u64),
+        peer: &Peer,
+    ) -> Result<(Connection, Option<ReceiveShare>, HandShakeDesc), Refusal> {
+        let count = peer.queue_pairs.len();
+        self.reserve(device, (initiator, epoch), count)?;
+        let mut tries = MAX_QUEUE_PAIRS;
+        let unconnected = loop {
+            match Unconnected::new(device, count, 1) {
+                // Others use the device too.
+                Err(FailureReason::Create(error))
+                    if is_full(&error) && tries > 0 && self.make_room(device) =>
+                {
+                    tries -= 1;
+                }
+                made => break made.map_err(|reason| reason.to_string())?,
+            }
+        };
         let receive_share = device.device.grant_receive_share(count);
         let reply = HandShakeDesc {
             qp_num: unconnected.numbers(),
             receive_share: receive_share.as_ref().map(ReceiveShare::bytes),
             start_psn: unconnected.start_psn(),
-            path_mtu: Some(own_mtu.bytes() as u32),
             ..HandShakeDesc::default()
         };
         let connection = unconnected
-            .connect(&peer, self.acknowledge_timeout)
+            .connect(peer, self.config.acknowledge_timeout)
             .map_err(|reason| reason.to_string())?;
-        let peer_queue_pairs = request.qp_num.clone();
-        entries.insert(Entry {
-            key,
-            connection,
-            peer_queue_pairs,
-            _receive_share: receive_share,
-            asked: false,
-        });
-        drop(entries);
-        self.changed.notify_all();
-        Ok(reply)
+        Ok((connection, receive_share, reply))
     }
 
-    /// Forgets all peers, and takes no more questions.
-    pub(super) fn stop(&self) {
-        let mut entries = self.lock();
-        let forgotten = mem::take(&mut *entries);
-        entries.stopped = true;
-        drop(entries);
-        self.changed.notify_all();
-        forgotten.by_number.values().for_each(|entry| entry.connection.close());
-    }
-
-    /// Asks peers whether they are there, and forgets those that are not, until `stop`.
-    pub(super) fn keep_asking(&self) {
-        while self.pause() {
-            self.forget_and_ask();
+    /// Takes so many queue pairs of the device, as soon as there are so many.
+    fn reserve(
+        &self,
+        device: &LocalDevice,
+        (initiator, epoch): (Initiator, u64),
+        count: usize,
+    ) -> Result<(), Refusal> {
+        let limit = self.limit(device);
+        if count > limit {
+            return Err(Refusal::full(limit));
         }
-    }
-
-    /// Whether a completion is of a question.
-    pub(super) fn is_question(completion: &Completion) -> bool {
-        completion.id & QUESTION != 0
-    }
-
-    /// A question has ended. On a thread that makes the device's progress.
-    pub(super) fn ended(&self, completion: &Completion) {
-        let answered = completion.status == CompletionStatus::Success;
-        let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        ended.push((completion.id & !QUESTION, answered));
-    }
-
-    /// Waits for an interval with peers in it; `false` when none will come any more.
-    fn pause(&self) -> bool {
-        let mut entries = self.lock();
-        let mut until = Instant::now() + self.interval;
+        let deadline = Instant::now() + PATIENCE;
+        let mut store = self.lock();
         loop {
-            if entries.stopped {
-                return false;
+            if !store.is_being_made(initiator, epoch) {
+                return Err(Refusal::floor(epoch));
             }
-            let wait = |entries| self.changed.wait(entries).unwrap_or_else(PoisonError::into_inner);
-            if entries.by_number.is_empty() {
-                entries = wait(entries);
-                until = Instant::now() + self.interval;
+            if store.reserve(initiator, epoch, count, limit) {
+                return Ok(());
+            }
+            if store.evict(device.device.name()) {
+                store = self.carry_out(store);
                 continue;
             }
-            let left = until.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return true;
-            }
-            let waited = self.changed.wait_timeout(entries, left);
-            (entries, _) = waited.unwrap_or_else(PoisonError::into_inner);
+            // What there is is being made or closed by others.
+            let Some(left) = left(deadline) else { return Err(Refusal::full(limit)) };
+            let waited = self.settled.wait_timeout(store, left);
+            (store, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
     }
 
-    fn forget_and_ask(&self) {
-        let ended = mem::take(&mut *self.ended.lock().unwrap_or_else(PoisonError::into_inner));
-        let mut entries = self.lock();
-        let mut gone = Vec::new();
-        for (number, answered) in ended {
-            // It may have connected again meanwhile, under another number.
-            let Some(mut entry) = entries.take(number) else { continue };
-            if answered {
-                entry.asked = false;
-                entries.insert(entry);
-            } else {
-                gone.push(entry);
-            }
-        }
-        for (&number, entry) in &mut entries.by_number {
-            if !mem::replace(&mut entry.asked, true) && !ask(number, &entry.connection) {
-                // Its queue pair has failed, which is an answer too.
-                self.ended.lock().unwrap_or_else(PoisonError::into_inner).push((number, false));
-            }
-        }
-        if entries.by_number.len() < self.limit {
-            entries.complained = false;
-        }
-        drop(entries);
-        for entry in &gone {
-            tracing::debug!(peer = entry.key.nic_path, "does not answer any more: forgotten");
-        }
-        if !gone.is_empty() {
-            self.changed.notify_all();
-        }
+    /// Closes one of the connections of a device; whether there was one.
+    fn make_room(&self, device: &LocalDevice) -> bool {
+        let mut store = self.lock();
+        let evicted = store.evict(device.device.name());
+        drop(self.carry_out(store));
+        evicted
     }
 
-    fn lock(&self) -> MutexGuard<'_, Entries> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    /// How many queue pairs of a device peers may have.
+    fn limit(&self, device: &LocalDevice) -> usize {
+        let has = device.device.attributes().max_queue_pairs;
+        // Half of them even where this engine could need all.
+        let left = has.saturating_sub(self.config.own_queue_pairs).max(has / 2);
+        self.config.max_queue_pairs.min(left)
     }
 
-    fn disconnect(&self, key: &Key, peer_queue_pairs: &[u32]) {
-        let mut entries = self.lock();
+    fn disconnect(&self, initiator: Initiator, sender: &Sender) {
+        let mut store = self.lock();
         // Not if it has connected again meanwhile.
-        let known = entries.by_key.get(key).and_then(|number| entries.by_number.get(number));
-        if known.is_some_and(|entry| entry.peer_queue_pairs == peer_queue_pairs) {
-            entries.remove(key);
+        let known =
+            store.of(initiator).filter(|entry| entry.peer.queue_pairs == sender.queue_pairs);
+        if let Some(epoch) = known.map(|entry| entry.epoch) {
+            store.close(initiator, epoch);
         }
+        drop(self.carry_out(store));
+    }
+
+    /// A connection that was to be made is not there, or not any more.
+    fn closed(&self, initiator: Initiator, epoch: u64) {
+        let mut store = self.lock();
+        store.closed(initiator, epoch);
+        drop(self.carry_out(store));
+    }
+
+    /// Does what the target wants, until it wants nothing more. Queue pairs are reset with the lock
+    /// released.
+    fn carry_out<'a>(&'a self, mut store: MutexGuard<'a, Store>) -> MutexGuard<'a, Store> {
+        let mut endings = store.carry_out();
+        while let Some(Ending { initiator, epoch, open }) = endings.pop() {
+            drop(store);
+            // Nothing is written for it any more when this returns, and nothing is read.
+            open.connection.halt();
+            drop(open);
+            store = self.lock();
+            store.closed(initiator, epoch);
+            endings.extend(store.carry_out());
+            self.settled.notify_all();
+        }
+        self.settled.notify_all();
+        store
+    }
+
+    /// The name of an initiator that gives none. Names such as `localhost:12345` are not unique, so
+    /// its address is a part of it. Nobody can know the keys of the hash function, so nobody can take
+    /// a name that is another one's.
+    fn name(&self, sender: &Sender) -> Initiator {
+        let Sender { nic_path, gid, device, .. } = sender;
+        Initiator { incarnation: self.names.hash_one((nic_path, gid, device)), rail: 0 }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Store> {
+        self.store.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Entries {
-    fn insert(&mut self, entry: Entry) {
-        self.last += 1;
-        self.by_key.insert(entry.key.clone(), self.last);
-        self.by_number.insert(self.last, entry);
-    }
-
-    fn take(&mut self, number: u64) -> Option<Entry> {
-        let entry = self.by_number.remove(&number)?;
-        self.by_key.remove(&entry.key);
-        Some(entry)
-    }
-
-    fn remove(&mut self, key: &Key) -> Option<Entry> {
-        let number = *self.by_key.get(key)?;
-        self.take(number)
-    }
-
-    /// Forgets whom nothing was heard of for the longest time. If it still serves somebody, that
-    /// peer connects again by itself.
-    fn make_room(&mut self, limit: usize) {
-        let Some((_, entry)) = self.by_number.pop_first() else { return };
-        self.by_key.remove(&entry.key);
-        let peer = &entry.key.nic_path;
-        if mem::replace(&mut self.complained, true) {
-            tracing::debug!(peer, "made room");
-        } else {
-            tracing::warn!(peer, limit, "as many peers are connected as may be: made room");
+/// The rail and the number of the connection that a request is about, if it says so.
+fn numbered(request: &HandShakeDesc) -> Result<Option<(Initiator, u64)>, Refusal> {
+    match (request.incarnation, request.rail, request.epoch) {
+        (_, None, None) => Ok(None),
+        (Some(incarnation), Some(rail), Some(epoch)) => {
+            Ok(Some((Initiator { incarnation, rail }, epoch)))
         }
+        _ => Err("who names a rail or an epoch names both, and its incarnation".into()),
     }
 }
 
-/// Asks a peer whether it is there. `false` when that cannot be asked any more.
-fn ask(number: u64, connection: &Connection) -> bool {
-    // No memory is touched, so no key is needed (IBTA 9.7.4.1.4).
-    let operation = SendOperation::Write { remote_address: 0, remote_key: 0, immediate: None };
-    let question = SendRequest::new(QUESTION | number, operation, []);
-    // All queue pairs of a connection are of one process.
-    connection.queue_pairs.first().is_some_and(|pair| pair.post_send(&[question]).is_ok())
+/// Whether the device cannot make a queue pair because it has made so many.
+fn is_full(error: &CreateError) -> bool {
+    match error {
+        CreateError::TooMany { .. } => true,
+        CreateError::System { code, .. } => {
+            io::Error::from_raw_os_error(*code).kind() == io::ErrorKind::OutOfMemory
+        }
+        _ => false,
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use std::net::{IpAddr, Ipv4Addr};
-    use std::sync::{Arc, Weak};
-    use std::thread;
-
-    use super::*;
-    use crate::RdmaConfig;
-
-    /// An address that no other test has.
-    fn address(host: u8) -> IpAddr {
-        Ipv4Addr::new(127, 98, std::process::id() as u8, host).into()
-    }
-
-    #[test]
-    fn a_peer_that_is_gone_is_forgotten_and_one_that_is_there_is_not() {
-        let interval = Duration::from_millis(10);
-        let accepted = Arc::new(Accepted::new(10, 13, interval));
-        let open = |host| {
-            let config = RdmaConfig::new(&[address(host)]);
-            LocalDevice::open(address(host), &config, Arc::downgrade(&accepted)).unwrap()
-        };
-        let (ours, theirs) = (open(1), open(2));
-        let asking = thread::spawn({
-            let accepted = Arc::clone(&accepted);
-            move || accepted.keep_asking()
-        });
-        let gone = HandShakeDesc {
-            local_nic_path: "gone:1@nic".to_owned(),
-            local_gid: Some(Gid::from_address(address(3))),
-            qp_num: vec![17],
-            ..HandShakeDesc::default()
-        };
-        accepted.accept(&ours, &gone).unwrap();
-        let unconnected = Unconnected::new(&theirs, 1, 1).unwrap();
-        let there = HandShakeDesc {
-            local_nic_path: "there:1@nic".to_owned(),
-            local_gid: Some(theirs.gid()),
-            qp_num: unconnected.numbers(),
-            start_psn: unconnected.start_psn(),
-            ..HandShakeDesc::default()
-        };
-        let reply = accepted.accept(&ours, &there).unwrap();
-        let mtu = ours.device.path_mtu(address(2)).unwrap();
-        let peer = Peer::parse(&reply, address(1), 1, mtu).unwrap();
-        let _connection = unconnected.connect(&peer, 13).unwrap();
-        let mut entries = accepted.lock();
-        while entries.by_number.len() == 2 {
-            entries = accepted.changed.wait(entries).unwrap();
-        }
-        let left = entries.by_number.first_key_value().unwrap();
-        assert_eq!(left.1.key.nic_path, "there:1@nic");
-        // It gets another number with each answer.
-        assert!(*left.0 > 2, "it has answered");
-        drop(entries);
-        accepted.stop();
-        asking.join().unwrap();
-    }
-
-    /// A peer that connects again and again, as one that is killed, has one share.
-    #[test]
-    fn a_peer_is_told_what_it_may_send() {
-        let accepted = Accepted::new(10, 13, Duration::from_secs(60));
-        let config = RdmaConfig::new(&[address(4)]);
-        let ours = LocalDevice::open(address(4), &config, Weak::new()).unwrap();
-        let peer = |host: u8| HandShakeDesc {
-            local_nic_path: format!("peer:{host}@nic"),
-            local_gid: Some(Gid::from_address(address(host))),
-            qp_num: (17..17 + MAX_QUEUE_PAIRS as u32).collect(),
-            ..HandShakeDesc::default()
-        };
-        let share = |host| accepted.accept(&ours, &peer(host)).unwrap().receive_share.unwrap();
-        let first = share(5);
-        for _ in 0..20 {
-            assert_eq!(share(5), first);
-        }
-        let goodbye = HandShakeDesc { disconnect: true, ..peer(5) };
-        accepted.accept(&ours, &goodbye).unwrap();
-        let shares: Vec<u64> = (6..16).map(share).collect();
-        assert_eq!(shares[0], first);
-        // Their sum is what there is at most, or each has the least.
-        assert!(shares[9] < first || first == 128 << 10, "{shares:?}");
-    }
+/// The time until then; `None` when it has come.
+fn left(deadline: Instant) -> Option<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    (!left.is_zero()).then_some(left)
 }

@@ -120,17 +120,18 @@ pub(super) const ROWS: &[Setting] = &[
                   rdma.queue_pairs_per_endpoint is 1048576 at most.",
     },
     Setting {
-        key: "rdma.max_accepted",
+        key: "rdma.max_accepted_queue_pairs",
         variables: &[],
         kind: Kind::Number {
             least: 1,
             most: 4096,
-            read: |values| values.rdma.max_accepted as u64,
-            write: |values, count| values.rdma.max_accepted = count as usize,
+            read: |values| values.rdma.max_accepted_queue_pairs as u64,
+            write: |values, count| values.rdma.max_accepted_queue_pairs = count as usize,
         },
         scope: Scope::Rdma,
-        meaning: "Peers' endpoints that may be connected to this engine. For one more, the one is \
-                  forgotten that was silent for the longest time.",
+        meaning: "Queue pairs of each device that are for peers who connect to this engine. For more, \
+                  the connections go that were not used lately, the oldest first; their peers \
+                  connect again when they need them.",
     },
     Setting {
         key: "rdma.keep_alive_interval",
