@@ -11,6 +11,8 @@
 mod liveness;
 mod sieve;
 mod store;
+#[cfg(test)]
+mod tests;
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
