@@ -47,10 +47,6 @@ pub(crate) const MAX_COMPLETIONS: usize = 1 << 20;
 /// Threads for what takes a while but waits for nobody else, as making and resetting queue pairs.
 const WORKERS: usize = 2;
 
-/// How long telling one peer, and all peers, may take that this engine closes.
-const GOODBYE_TIMEOUT: Duration = Duration::from_millis(250);
-const GOODBYES_TIMEOUT: Duration = Duration::from_secs(1);
-
 /// What connecting may take longer than the peer's answer.
 const CONNECT_MORE: Duration = Duration::from_millis(500);
 
@@ -278,33 +274,6 @@ impl RdmaTransport {
         flow
     }
 
-    /// Tells peers that this engine closes, as far as that is quick.
-    fn say_goodbye(&self, peers: &[Arc<str>]) {
-        let context = &self.shared.context;
-        let client = Client::new(ClientConfig {
-            connect_timeout: GOODBYE_TIMEOUT,
-            call_timeout: GOODBYE_TIMEOUT,
-            ..*context.client.config()
-        });
-        let goodbye = HandShakeDesc {
-            closing: true,
-            incarnation: Some(context.incarnation),
-            ..HandShakeDesc::default()
-        };
-        let frame = Frame::new(FrameType::Connection, goodbye.to_json());
-        let start = Instant::now();
-        for peer in peers {
-            if start.elapsed() > GOODBYES_TIMEOUT {
-                return;
-            }
-            if let Ok(meta) = context.store.address(peer)
-                && let Err(error) = client.call(&meta.address, &frame)
-            {
-                tracing::debug!(%error, "a peer was not told that this engine closes");
-            }
-        }
-    }
-
     /// Answers a peer, or says why not.
     fn answer(&self, request: &HandShakeDesc) -> Result<HandShakeDesc, Refusal> {
         if request.closing {
@@ -436,15 +405,20 @@ impl Transport for RdmaTransport {
     fn stop(&self) {
         let peers = mem::take(&mut *self.peers.lock().unwrap_or_else(PoisonError::into_inner));
         let connected = peers.values().filter(|peer| peer.stop() && peer.has_incarnation);
-        let connected: Vec<_> = connected.map(|peer| Arc::clone(&peer.name)).collect();
-        self.accepted.stop();
+        let mut names: Vec<_> = connected.map(|peer| peer.name.to_string()).collect();
+        names.extend(self.accepted.stop());
+        let context = &self.shared.context;
+        names.retain(|name| *name != context.engine);
+        names.sort_unstable();
+        names.dedup();
+        let limits = context.client.config();
+        accepted::tell(&context.store, limits, context.incarnation, names);
         let asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(asking) = asking {
             let _ = asking.join();
         }
         self.shared.timer.stop();
         self.shared.workers.stop();
-        self.say_goodbye(&connected);
         self.paths.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
 }

@@ -8,6 +8,7 @@
 //!
 //! [`Target`]: millstream_transfer_core::Target
 
+mod closing;
 mod liveness;
 mod sieve;
 mod store;
@@ -25,6 +26,7 @@ use millstream_metadata::{HandShakeDesc, NicPath};
 use millstream_transfer_core::Initiator;
 use millstream_verbs::{CreateError, ReceiveShare};
 
+pub(super) use self::closing::tell;
 use self::store::{Denied, Ending, Open, Sender, Store};
 use super::connection::{Connection, MAX_QUEUE_PAIRS, Peer, Unconnected};
 use super::device::LocalDevice;
