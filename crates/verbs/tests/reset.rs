@@ -93,7 +93,9 @@ fn memory_can_go_after_a_reset() {
     let operation = SendOperation::Write { remote_address, remote_key, immediate: None };
     let piece = Piece { key: from.key(), address: from.address(), length: LENGTH as u32 };
     for round in 0..300_u64 {
-        [&own, &peer].map(|end| end.pair.modify(&change(QueuePairState::Reset)).unwrap());
+        for end in [&own, &peer] {
+            end.pair.modify(&change(QueuePairState::Reset)).unwrap();
+        }
         connect(&own, &peer);
         connect(&peer, &own);
         let sent = || own.device.driver_counters().sent_datagrams;

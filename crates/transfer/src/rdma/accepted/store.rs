@@ -405,7 +405,7 @@ impl Store {
         self.places.get(device).map_or(0, |place| place.used)
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(super) fn connections(&self) -> usize {
         self.entries.len()
     }
 

@@ -61,7 +61,7 @@ impl Accepted {
     /// Connections, and queue pairs of a device.
     fn counts(&self, device: &LocalDevice) -> (usize, usize) {
         let store = self.lock();
-        (store.len(), store.used(device.device.name()))
+        (store.connections(), store.used(device.device.name()))
     }
 
     fn has(&self, incarnation: u64, rail: u16) -> bool {
@@ -99,7 +99,7 @@ fn a_peer_that_is_gone_is_forgotten_and_one_that_is_there_is_not() {
     let mtu = ours.device.path_mtu(address(2)).unwrap();
     let peer = Peer::parse(&reply, address(1), 1, mtu).unwrap();
     let _connection = unconnected.connect(&peer, 13).unwrap();
-    accepted.wait_until(|store| store.len() == 1);
+    accepted.wait_until(|store| store.connections() == 1);
     assert!(accepted.has(1, 2));
     // It goes on answering.
     let number = accepted.lock().numbers()[0];
@@ -136,7 +136,7 @@ fn many_that_die_at_once_are_forgotten_in_30_s() {
         accepted.accept(&ours, &request).unwrap();
     }
     assert_eq!(accepted.used(&ours), defaults.max_accepted_queue_pairs);
-    accepted.wait_until(|store| store.len() == 0);
+    accepted.wait_until(|store| store.connections() == 0);
     assert_eq!(accepted.used(&ours), 0);
     assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
     accepted.stop();
@@ -206,7 +206,7 @@ fn requests_that_make_no_sense_leave_nothing() {
         let refusal = accepted.accept(&ours, &bad).unwrap_err().reason;
         assert!(refusal.contains(why), "{refusal:?}: {why}");
         let store = accepted.lock();
-        assert_eq!((store.len(), store.remembered()), (0, 0), "{why}");
+        assert_eq!((store.connections(), store.remembered()), (0, 0), "{why}");
     }
     for (bad, why) in [
         (HandShakeDesc { peer_incarnation: Some(78), ..fence(1, 0, 1) }, "was restarted"),
@@ -313,7 +313,7 @@ fn of_requests_for_one_rail_at_once_one_connection_is_left() {
         });
         assert!(done[7], "the newest is accepted: {done:?}");
         let store = accepted.lock();
-        assert_eq!((store.len(), store.used(ours.device.name())), (1, 1));
+        assert_eq!((store.connections(), store.used(ours.device.name())), (1, 1));
         assert_eq!(store.of(Initiator { incarnation: 1, rail: 0 }).unwrap().epoch, round * 8 + 8);
     }
     // Those that have no numbers likewise.
@@ -352,7 +352,7 @@ fn a_thousand_rails_have_the_queue_pairs_that_peers_may_have() {
     let many = HandShakeDesc { qp_num: vec![17; 11], ..by_rail(1, 0, 2) };
     let refusal = accepted.accept(&ours, &many).unwrap_err().reason;
     assert!(refusal.contains("all of the 10 queue pairs"), "{refusal}");
-    assert_eq!(accepted.lock().len(), 0);
+    assert_eq!(accepted.lock().connections(), 0);
 }
 
 #[test]
@@ -484,5 +484,5 @@ fn an_engine_that_stops_knows_whom_to_tell_and_accepts_nobody() {
     let refusal = accepted.accept(&ours, &by_rail(1, 0, 9)).unwrap_err().reason;
     assert!(refusal.contains("closes"), "{refusal}");
     accepted.fence(&fence(1, 0, 9)).unwrap_err();
-    assert_eq!(accepted.lock().len(), 0);
+    assert_eq!(accepted.lock().connections(), 0);
 }
