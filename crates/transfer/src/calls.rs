@@ -1,43 +1,42 @@
-//! Calls to peers for which no thread of the caller waits.
+//! Calls to peers, for which no thread waits.
 
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use millstream_metadata::{CallError, Client, ClientConfig, Frame, HostPort};
-
-use crate::workers::Workers;
+use millstream_metadata::{CallError, Caller, ClientConfig, Frame, HostPort};
 
 /// What is told of a call.
 pub(crate) type Done = Box<dyn FnOnce(Result<Frame, CallError>) + Send>;
 
-/// Calls to peers: each takes as long as its peer makes it wait.
+/// Calls to peers, until it is stopped.
 pub(crate) struct Calls {
-    client: Client,
-    pool: Workers,
+    timeout: Duration,
+    caller: Mutex<Option<Arc<Caller>>>,
 }
 
 impl Calls {
-    pub(crate) fn new(client: Client, limit: usize) -> Self {
-        Self { client, pool: Workers::new(limit) }
+    pub(crate) fn new(config: ClientConfig) -> Self {
+        let caller = Some(Arc::new(Caller::new(config)));
+        Self { timeout: config.call_timeout, caller: Mutex::new(caller) }
     }
 
-    /// The longest that a call takes.
-    pub(crate) fn timeout(&self) -> Duration {
-        self.client.config().call_timeout
+    /// The longest that a call takes by the configuration.
+    pub(crate) const fn timeout(&self) -> Duration {
+        self.timeout
     }
 
-    /// Asks a peer. `done` is told by another thread, unless all ends.
+    /// Asks a peer. `done` is told by a thread that all calls share, so it is short. After `stop` it is
+    /// dropped.
     pub(crate) fn call(&self, address: &HostPort, frame: Frame, timeout: Duration, done: Done) {
-        let limits = *self.client.config();
-        let client = Client::new(ClientConfig {
-            connect_timeout: limits.connect_timeout.min(timeout),
-            call_timeout: limits.call_timeout.min(timeout),
-            ..limits
-        });
-        let address = address.clone();
-        let _ = self.pool.run(Box::new(move || done(client.call(&address, &frame))));
+        let caller = self.caller.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        if let Some(caller) = caller {
+            caller.call(address, frame, timeout, done);
+        }
     }
 
+    /// Ends all calls. Takes no more.
     pub(crate) fn stop(&self) {
-        self.pool.stop();
+        let caller = self.caller.lock().unwrap_or_else(PoisonError::into_inner).take();
+        drop(caller);
     }
 }

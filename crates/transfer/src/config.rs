@@ -79,8 +79,6 @@ pub struct RdmaConfig {
     pub queue_pairs_per_endpoint: usize,
     /// Work requests outstanding on a queue pair: 1 to 4096. More slices wait.
     pub send_queue_depth: usize,
-    /// How many peers are connected to at the same time, each by a thread: 1 to 256.
-    pub connecting_threads: usize,
     /// How many connections in a row may break without a single slice done before the slices that
     /// wait for them fail, the first not counted.
     pub retry_count: u32,
@@ -117,7 +115,6 @@ impl RdmaConfig {
             path_round_robin: true,
             queue_pairs_per_endpoint: 1,
             send_queue_depth: 128,
-            connecting_threads: 16,
             retry_count: 1,
             patience: Duration::ZERO,
             acknowledge_timeout: 16,

@@ -34,9 +34,6 @@ use crate::{
 /// Where memory is when neither the caller nor the machine says otherwise.
 const DEFAULT_LOCATION: &str = "cpu:0";
 
-/// Calls to peers at the same time.
-const CALLS: usize = 64;
-
 /// A transfer engine. Dropping it ends its transfers, closes its connections, and unregisters its
 /// memory; buffers made by it stay usable as plain memory.
 pub struct TransferEngine {
@@ -114,7 +111,7 @@ impl TransferEngine {
             transports: RwLock::new(vec![local]),
             devices: RwLock::default(),
             copier,
-            calls: Arc::new(Calls::new(Client::new(config.client), CALLS)),
+            calls: Arc::new(Calls::new(config.client)),
             inbox: Inbox::default(),
             segments: SegmentTable::new(SegmentDesc {
                 name: name.to_string(),

@@ -566,6 +566,7 @@ impl FailureReason {
                     | CallErrorKind::Connect { .. }
                     | CallErrorKind::NoReply { .. }
                     | CallErrorKind::Closed
+                    | CallErrorKind::TooMany { .. }
                     | CallErrorKind::Io(_)
             ),
             _ => false,

@@ -84,7 +84,9 @@ fn a_peer_that_dies_half_way_fails_the_task_and_is_named() {
     assert_eq!(last.state, TransferState::Failed);
     let error = last.error.unwrap();
     assert!(error.to_string().starts_with(&format!("peer {name} (nic {nic}): ")), "{error}");
-    assert!(matches!(error.reason, FailureReason::Unreachable(_)), "{error}");
+    // It has said so, or nobody listens there any more.
+    use FailureReason::{Closed, Unreachable};
+    assert!(matches!(error.reason, Closed | Unreachable(_)), "{error}");
     for status in initiator.statuses(&batch) {
         match status.state {
             TransferState::Completed => assert_eq!(status.transferred_bytes, 16 * MIB),
@@ -147,10 +149,7 @@ fn a_restarted_peer_is_not_taken_for_the_one_before() {
     let second = start(port);
     let address = std::ptr::with_exposed_provenance_mut::<u8>(remote.address() as usize);
     assert!(second.unregister_memory(address).is_err());
-    let error = failure(&initiator, write);
-    assert!(matches!(error.reason, FailureReason::Restarted), "{error}");
-
-    // Its segment is asked for again then, and has other buffers.
+    // The first has said that it closes. So its segment is asked for again, and has other buffers.
     let error = initiator.submit_and_wait(&[write], LONG).unwrap_err();
     assert!(
         matches!(error, SubmitAndWaitError::Submit(SubmitError::TargetOutOfRange { .. })),

@@ -103,6 +103,7 @@ impl Peer {
             local_gid: Some(device.gid()),
             peer_nic_path: way.nic.to_string(),
             incarnation: Some(context.incarnation),
+            peer_incarnation: self.incarnation(),
             rail: Some(rail.0),
             ..HandShakeDesc::default()
         }

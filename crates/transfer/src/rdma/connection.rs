@@ -172,29 +172,22 @@ impl Peer {
 }
 
 impl Connection {
-    /// Has all that is under way end: it completes as flushed, at the latest.
-    pub(super) fn close(&self) {
-        self.bring_to(QueuePairState::Error);
-    }
-
     /// Ends all that is under way, without completions. When this returns, no memory is touched
     /// for it any more, as it may be in the error state until the last completion.
     pub(super) fn halt(&self) {
-        self.bring_to(QueuePairState::Reset);
+        let attributes = QueuePairAttributes {
+            state: Some(QueuePairState::Reset),
+            ..QueuePairAttributes::default()
+        };
+        for queue_pair in &self.queue_pairs {
+            // Every state leads there; a failed device has ended everything already.
+            let _ = queue_pair.modify(&attributes);
+        }
     }
 
     /// What its queue pairs expect next from the peer: it changes when the peer uses one.
     pub(super) fn receive_psn(&self) -> Vec<Option<Psn>> {
         self.queue_pairs.iter().map(QueuePair::receive_psn).collect()
-    }
-
-    fn bring_to(&self, state: QueuePairState) {
-        let attributes =
-            QueuePairAttributes { state: Some(state), ..QueuePairAttributes::default() };
-        for queue_pair in &self.queue_pairs {
-            // Every state leads to both; a failed device has ended everything already.
-            let _ = queue_pair.modify(&attributes);
-        }
     }
 }
 

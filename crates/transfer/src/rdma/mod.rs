@@ -17,11 +17,9 @@ use std::mem;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use millstream_metadata::{
-    Client, ClientConfig, DeviceDesc, Frame, FrameType, Gid, HandShakeDesc, NicPath, SegmentDesc,
-};
+use millstream_metadata::{DeviceDesc, Gid, HandShakeDesc, NicPath, SegmentDesc};
 use millstream_topology::{Address, Priorities, PriorityMatrix, reachable_pairs};
 use millstream_transfer_core::{Access as RailAccess, Classic, Flow, Order, Priority, RailSpec};
 use millstream_verbs::{Access, Device, MemoryRegion};
@@ -85,7 +83,6 @@ impl RdmaTransport {
             ("acknowledge_timeout", config.acknowledge_timeout.into(), 1, 31),
             ("max_endpoints", config.max_endpoints, 1, 4096),
             ("max_accepted_queue_pairs", config.max_accepted_queue_pairs, 1, 4096),
-            ("connecting_threads", config.connecting_threads, 1, 256),
         ];
         for (name, value, min, max) in ranges {
             if !(min..=max).contains(&value) {
@@ -300,7 +297,8 @@ impl RdmaTransport {
             return self.accepted.fence(request);
         }
         let device = self.shared.devices.iter().find(|device| device.device.name() == nic);
-        let device = device.ok_or_else(|| format!("{} has no NIC {nic:?}", self.shared.context.engine))?;
+        let device =
+            device.ok_or_else(|| format!("{} has no NIC {nic:?}", self.shared.context.engine))?;
         self.accepted.accept(device, request).map(|reply| HandShakeDesc {
             local_nic_path: request.peer_nic_path.clone(),
             local_gid: Some(device.gid()),
@@ -411,8 +409,7 @@ impl Transport for RdmaTransport {
         names.retain(|name| *name != context.engine);
         names.sort_unstable();
         names.dedup();
-        let limits = context.client.config();
-        accepted::tell(&context.store, limits, context.incarnation, names);
+        accepted::tell(&*context.store, &context.calls, context.incarnation, names.into_iter());
         let asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(asking) = asking {
             let _ = asking.join();

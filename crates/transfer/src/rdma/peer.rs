@@ -335,6 +335,12 @@ impl Peer {
         self.act(now, state);
     }
 
+    /// Which start of the peer's process it is, if that is known.
+    pub(super) fn incarnation(&self) -> Option<u64> {
+        let incarnation = self.lock().flow.incarnation();
+        (self.has_incarnation && incarnation != 0).then_some(incarnation)
+    }
+
     /// Whether it is this start of the peer's process.
     pub(super) fn is(&self, incarnation: u64) -> bool {
         self.has_incarnation && self.lock().flow.incarnation() == incarnation

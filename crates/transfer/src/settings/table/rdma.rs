@@ -147,19 +147,6 @@ pub(super) const ROWS: &[Setting] = &[
         meaning: "How often those are asked whether they are there.",
     },
     Setting {
-        key: "rdma.connecting_threads",
-        variables: &[],
-        kind: Kind::Number {
-            least: 1,
-            most: 256,
-            read: |values| values.rdma.connecting_threads as u64,
-            write: |values, count| values.rdma.connecting_threads = count as usize,
-        },
-        scope: Scope::Rdma,
-        meaning: "Peers that are connected to at the same time, each by a thread that is started \
-                  when it is needed.",
-    },
-    Setting {
         key: "rdma.path_round_robin",
         variables: &["MC_PATH_ROUNDROBIN"],
         kind: Kind::Flag {
