@@ -6,7 +6,8 @@ use thiserror::Error;
 
 use crate::client::CallErrorKind;
 use crate::{
-    CallError, Client, DescriptorError, Frame, FrameType, HostPort, NameError, SegmentDesc,
+    CallError, Client, DEFAULT_FRAME_LIMIT, DescriptorError, Frame, FrameType, HostPort, NameError,
+    SegmentDesc,
 };
 
 /// The name of [`PeerToPeer`] where a metadata server is expected.
@@ -77,6 +78,15 @@ pub trait Store: Send + Sync + 'static {
     /// The JSON text of this engine's descriptor, for peers that ask this process for it; `None`
     /// when they must ask the store.
     fn local_segment(&self) -> Option<Arc<[u8]>>;
+
+    /// Whether nobody sees the descriptor but by [`Store::local_segment`]. Then it need not be published
+    /// before a peer asks for it.
+    fn is_local(&self) -> bool {
+        false
+    }
+
+    /// The longest descriptor that can be published, in bytes of its JSON.
+    fn segment_limit(&self) -> usize;
 }
 
 /// No server: a segment's name is where its process answers, and the process is asked.
@@ -100,8 +110,7 @@ impl PeerToPeer {
 impl Store for PeerToPeer {
     fn publish_segment(&self, descriptor: &SegmentDesc) -> Result<(), StoreError> {
         let text = descriptor.to_json();
-        // The type byte counts too.
-        let limit = self.client.config().frame_limit - 1;
+        let limit = self.segment_limit();
         if text.len() > limit {
             return Err(StoreError::TooLong { length: text.len(), limit });
         }
@@ -116,8 +125,10 @@ impl Store for PeerToPeer {
 
     fn segment(&self, name: &str) -> Result<SegmentDesc, StoreError> {
         let peer: HostPort = name.parse()?;
-        // The request carries the caller's own descriptor, which peers ignore today.
-        let own = self.local_segment().map_or_else(|| b"{}".to_vec(), |text| text.to_vec());
+        // The request carries the caller's own descriptor, which peers ignore today: not one that they
+        // may refuse for its length.
+        let own = self.local_segment().filter(|text| text.len() < DEFAULT_FRAME_LIMIT);
+        let own = own.map_or_else(|| b"{}".to_vec(), |text| text.to_vec());
         let reply = self.client.call(&peer, &Frame::new(FrameType::Metadata, own))?;
         let trimmed = reply.body.trim_ascii();
         if trimmed.is_empty() || trimmed == b"null" || trimmed == b"{}" {
@@ -143,5 +154,14 @@ impl Store for PeerToPeer {
 
     fn local_segment(&self) -> Option<Arc<[u8]>> {
         self.local.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn is_local(&self) -> bool {
+        true
+    }
+
+    fn segment_limit(&self) -> usize {
+        // The type byte counts too.
+        self.client.config().frame_limit.saturating_sub(1)
     }
 }

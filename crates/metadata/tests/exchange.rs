@@ -240,3 +240,19 @@ fn a_descriptor_too_long_for_a_frame_is_not_published() {
     assert!(matches!(store.publish_segment(&descriptor), Err(StoreError::TooLong { .. })));
     assert_eq!(store.local_segment(), None);
 }
+
+#[test]
+fn who_has_a_long_descriptor_of_its_own_can_ask() {
+    let published = Arc::new(PeerToPeer::new(client(LONG)));
+    let server = serve(4, FromStore(Arc::clone(&published)));
+    let segment = server.address().to_string();
+    let name = segment.clone();
+    let descriptor = SegmentDesc { name, protocol: "rdma".to_owned(), ..SegmentDesc::default() };
+    published.publish_segment(&descriptor).unwrap();
+
+    let config = ClientConfig { frame_limit: 4 << 20, ..ClientConfig::default() };
+    let asking = PeerToPeer::new(Client::new(config));
+    let long = SegmentDesc { name: "x".repeat(3 << 20), ..SegmentDesc::default() };
+    asking.publish_segment(&long).unwrap();
+    assert_eq!(asking.segment(&segment).unwrap(), descriptor);
+}
