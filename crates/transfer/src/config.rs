@@ -8,6 +8,9 @@ use std::time::Duration;
 use millstream_metadata::{ClientConfig, ServerConfig};
 use millstream_verbs::{IbverbsConfig, Mtu, Provider, SoftConfig};
 
+/// The longest descriptor: 65,536 buffers with the keys of 16 devices take some 30 MB.
+const MAX_DESCRIPTOR: usize = 64 << 20;
+
 /// What an engine is made with.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -46,6 +49,7 @@ impl Config {
             client: ClientConfig {
                 connect_timeout: Duration::from_secs(2),
                 call_timeout: Duration::from_millis(2500),
+                frame_limit: MAX_DESCRIPTOR,
                 ..ClientConfig::default()
             },
             server: ServerConfig::default(),

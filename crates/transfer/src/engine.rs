@@ -4,12 +4,12 @@ use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use millstream_metadata::{
-    BufferDesc, Client, Frame, FrameType, HandShakeDesc, HostPort, PeerToPeer, RpcMeta,
-    SegmentDesc, Server, Store, timestamp,
+    Client, Frame, FrameType, HandShakeDesc, HostPort, PeerToPeer, RpcMeta, SegmentDesc, Server,
+    Store,
 };
 use millstream_verbs::Device;
 
@@ -17,22 +17,20 @@ use crate::calls::Calls;
 use crate::copier::Copier;
 use crate::listen::listen;
 use crate::local::LocalTransport;
-use crate::memory::{Memory, RawMemory, Region};
+use crate::memory::Memory;
 use crate::notify::{Inbox, is_taken};
+use crate::publication::Publication;
 use crate::rdma::{RdmaContext, RdmaTransport};
 use crate::rpc::Answer;
 use crate::segment::{OpenSegment, SegmentTable};
 use crate::shm::ShmTransport;
 use crate::slicing::Slicing;
-use crate::transport::{ANY_LOCATION, Transport};
+use crate::transport::Transport;
 use crate::{
     Batch, BatchError, Capabilities, Config, FreeError, InstallError, NewError, Notification,
     NotifyError, PiecesRequest, RdmaConfig, RegisterError, Segment, SegmentError, SegmentId,
     SubmitAndWaitError, SubmitError, SubmitOptions, TransferRequest, TransferState, TransferStatus,
 };
-
-/// Where memory is when neither the caller nor the machine says otherwise.
-const DEFAULT_LOCATION: &str = "cpu:0";
 
 /// A transfer engine. Dropping it ends its transfers, closes its connections, and unregisters its
 /// memory; buffers made by it stay usable as plain memory.
@@ -55,8 +53,9 @@ pub(crate) struct Inner {
     client: Client,
     pub(crate) store: Arc<dyn Store>,
     memory: Arc<Memory>,
-    /// Held while what the descriptor says is changed and published.
-    publishing: Mutex<()>,
+    /// Held by who registers or unregisters, all to himself by who changes with what.
+    installing: RwLock<()>,
+    pub(crate) publication: Publication,
     transports: RwLock<Vec<Arc<dyn Transport>>>,
     /// Those that make no progress by themselves.
     devices: RwLock<Arc<[Device]>>,
@@ -107,7 +106,8 @@ impl TransferEngine {
             client: client.clone(),
             store: Arc::new(PeerToPeer::new(client)),
             memory,
-            publishing: Mutex::new(()),
+            installing: RwLock::default(),
+            publication: Publication::default(),
             transports: RwLock::new(vec![local]),
             devices: RwLock::default(),
             copier,
@@ -139,7 +139,7 @@ impl TransferEngine {
     /// Installs the transport `rdma` over soft devices. Before any memory is registered.
     pub fn install_rdma(&self, config: RdmaConfig) -> Result<(), InstallError> {
         let inner = &self.inner;
-        let _publishing = inner.publishing();
+        let _installing = inner.installing();
         let context = RdmaContext {
             engine: inner.name.clone(),
             incarnation: inner.incarnation,
@@ -154,7 +154,7 @@ impl TransferEngine {
         *inner.devices.write().unwrap_or_else(PoisonError::into_inner) = transport.devices();
         let transport: Arc<dyn Transport> = Arc::new(transport);
         inner.transports.write().unwrap_or_else(PoisonError::into_inner).push(transport);
-        Ok(inner.publish()?)
+        Ok(inner.changed().and_then(|()| inner.publish())?)
     }
 
     /// Installs the transport `shm`, for processes of the same user on this host. Before any memory is
@@ -164,7 +164,7 @@ impl TransferEngine {
     /// [`TransferEngine::register_memory`] registers they read and write by the kernel, if it lets them.
     pub fn install_shm(&self) -> Result<(), InstallError> {
         let inner = &self.inner;
-        let _publishing = inner.publishing();
+        let _installing = inner.installing();
         inner.check_install(ShmTransport::NAME)?;
         let transport = ShmTransport::new(inner.incarnation, Arc::clone(&inner.copier))?;
         let mut transports = inner.transports.write().unwrap_or_else(PoisonError::into_inner);
@@ -172,7 +172,7 @@ impl TransferEngine {
         let place = transports.len().min(1);
         transports.insert(place, Arc::new(transport));
         drop(transports);
-        Ok(inner.publish()?)
+        Ok(inner.changed().and_then(|()| inner.publish())?)
     }
 
     /// The transports that are installed, and what they can do.
@@ -197,7 +197,15 @@ impl TransferEngine {
     /// Unregisters the memory that was registered at this address. Returns once no transfer
     /// touches it any more; transfers that still need it fail.
     pub fn unregister_memory(&self, address: *mut u8) -> Result<(), RegisterError> {
-        self.inner.unregister(address.addr() as u64)
+        self.inner.unregister(&[address.addr() as u64])
+    }
+
+    /// Unregisters the memory that was registered at each of these addresses, as
+    /// [`TransferEngine::unregister_memory`] does, and tells peers once. What can be unregistered is,
+    /// also when others cannot; the first error is returned.
+    pub fn unregister_memory_batch(&self, addresses: &[*mut u8]) -> Result<(), RegisterError> {
+        let addresses: Vec<u64> = addresses.iter().map(|address| address.addr() as u64).collect();
+        self.inner.unregister(&addresses)
     }
 
     /// Opens the segment of this name: asks its process for its descriptor, unless it is open
@@ -212,6 +220,9 @@ impl TransferEngine {
         let whole = whole.map(|name| name.to_string());
         let name = whole.as_deref().unwrap_or(name);
         if let Some(open) = segments.by_name(name) {
+            if open.id == SegmentId::LOCAL {
+                self.inner.refresh(&open)?;
+            }
             return Ok(Segment { open });
         }
         tracing::info!(segment = name, "asking for its descriptor");
@@ -229,6 +240,7 @@ impl TransferEngine {
             && descriptor.incarnation == Some(self.inner.incarnation)
             && let Some(open) = segments.by_id(SegmentId::LOCAL)
         {
+            self.inner.refresh(&open)?;
             return Ok(Segment { open });
         }
         let open = segments.insert(name, descriptor)?;
@@ -238,9 +250,6 @@ impl TransferEngine {
 
     /// Asks for the descriptor of an open segment again.
     pub fn refresh_segment(&self, segment: SegmentId) -> Result<(), SegmentError> {
-        if segment == SegmentId::LOCAL {
-            return Ok(());
-        }
         let open = self.inner.segments.by_id(segment).ok_or(SegmentError::Unknown(segment))?;
         self.inner.refresh(&open)
     }
@@ -452,6 +461,10 @@ impl Inner {
 
     /// Asks for the descriptor of an open segment again.
     pub(crate) fn refresh(&self, open: &Arc<OpenSegment>) -> Result<(), SegmentError> {
+        if open.id == SegmentId::LOCAL {
+            let failed = |error| SegmentError::Store { name: open.name.clone(), error };
+            return self.publish().map_err(failed);
+        }
         open.set_descriptor(self.descriptor(&open.name)?);
         self.prepare(open);
         Ok(())
@@ -475,92 +488,27 @@ impl Inner {
         self.stopped.load(Ordering::Acquire)
     }
 
-    fn publishing(&self) -> MutexGuard<'_, ()> {
-        self.publishing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn installing(&self) -> RwLockWriteGuard<'_, ()> {
+        self.installing.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As long as the result lives, transports are neither installed nor stopped.
+    pub(crate) fn installed(&self) -> RwLockReadGuard<'_, ()> {
+        self.installing.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn incarnation(&self) -> u64 {
+        self.incarnation
     }
 
     /// Asks for a segment's descriptor.
     pub(crate) fn descriptor(&self, name: &str) -> Result<SegmentDesc, SegmentError> {
         let failed = |error| SegmentError::Store { name: name.to_owned(), error };
         self.store.segment(name).map_err(failed)
-    }
-
-    pub(crate) fn register(
-        &self,
-        address: u64,
-        length: u64,
-        memory: RawMemory,
-        location: &str,
-        remote: bool,
-    ) -> Result<(), RegisterError> {
-        let _publishing = self.publishing();
-        if self.is_stopped() {
-            return Err(RegisterError::ShutDown);
-        }
-        let regions = || self.memory.regions.write().unwrap_or_else(PoisonError::into_inner);
-        regions().check(address, length)?;
-        let mut registrations = Vec::new();
-        for transport in self.transports() {
-            let failed = |reason| RegisterError::Transport { transport: transport.name(), reason };
-            registrations.push(transport.register(&memory, remote).map_err(failed)?);
-        }
-        let location = if location == ANY_LOCATION { DEFAULT_LOCATION } else { location };
-        let location = location.to_owned();
-        let region = Region::new(registrations, memory, location, remote);
-        regions().insert(address, length, region);
-        if remote && let Err(error) = self.publish() {
-            let region = regions().remove(address);
-            drop(region);
-            return Err(error.into());
-        }
-        Ok(())
-    }
-
-    pub(crate) fn unregister(&self, address: u64) -> Result<(), RegisterError> {
-        let _publishing = self.publishing();
-        let regions = || self.memory.regions.write().unwrap_or_else(PoisonError::into_inner);
-        let region = regions().remove(address).ok_or(RegisterError::Unknown { address })?;
-        let published = if region.remote { self.publish() } else { Ok(()) };
-        // Waits for copies, devices and other processes.
-        if let Err(reason) = region.revoke() {
-            // Its addresses stay taken, and nobody finds it.
-            let length = region.local.length();
-            regions().insert(address, length, region);
-            return Err(RegisterError::InUse { address, reason });
-        }
-        drop(region);
-        Ok(published?)
-    }
-
-    /// Makes the descriptor say what is so now.
-    fn publish(&self) -> Result<(), millstream_metadata::StoreError> {
-        let mut descriptor = SegmentDesc {
-            name: self.name.clone(),
-            protocol: "local".to_owned(),
-            incarnation: Some(self.incarnation),
-            timestamp: timestamp(SystemTime::now()),
-            ..SegmentDesc::default()
-        };
-        let transports = self.transports();
-        transports.iter().for_each(|transport| transport.describe(&mut descriptor));
-        let keyed = transports.iter().position(|transport| transport.capabilities().needs_keys);
-        let regions = self.memory.regions.read().unwrap_or_else(PoisonError::into_inner);
-        for (addr, length, region) in regions.iter().filter(|(_, _, region)| region.is_offered()) {
-            let keys = keyed.and_then(|index| region.registrations().get(index));
-            let (lkey, rkey) = keys
-                .map(|keys| (keys.keys.to_vec(), keys.remote_keys.to_vec()))
-                .unwrap_or_default();
-            let name = region.location.clone();
-            let shm_key = region.registrations().iter().find_map(|each| each.shared_key);
-            let buffer = BufferDesc { name, addr, length, rkey, lkey, shm_key };
-            descriptor.buffers.push(buffer);
-        }
-        drop(regions);
-        self.store.publish_segment(&descriptor)?;
-        if let Some(own) = self.segments.by_id(SegmentId::LOCAL) {
-            own.set_descriptor(descriptor);
-        }
-        Ok(())
     }
 
     /// Answers a peer that wants to connect queue pairs.
@@ -572,9 +520,8 @@ impl Inner {
 
     fn stop(&self) {
         self.stopped.store(true, Ordering::Release);
-        let _publishing = self.publishing();
-        let _ = self.store.withdraw_segment(&self.name);
-        let _ = self.store.withdraw_address(&self.name);
+        let _installing = self.installing();
+        self.withdraw();
         self.transports().iter().for_each(|transport| transport.stop());
         self.calls.stop();
         let mut regions = self.memory.regions.write().unwrap_or_else(PoisonError::into_inner);

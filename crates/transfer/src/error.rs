@@ -178,7 +178,8 @@ impl InstallError {
     }
 }
 
-/// Why memory was not registered or unregistered. Nothing was changed.
+/// Why memory was not registered or unregistered. What was to be registered is not then. Of what was to
+/// be unregistered, [`RegisterError::InUse`] and [`RegisterError::Publish`] say what is still so.
 #[derive(Debug, Error)]
 pub enum RegisterError {
     /// Nothing to register.
@@ -207,6 +208,17 @@ pub enum RegisterError {
         /// Bytes of what is registered.
         other_length: u64,
     },
+    /// A location has a name of printable characters.
+    #[error(
+        "{location:?} is no location of memory: it is \"*\", or a name as \"cpu:0\", up to {limit} \
+         characters that can be printed"
+    )]
+    Location {
+        /// What was given, or its beginning.
+        location: String,
+        /// The most characters.
+        limit: usize,
+    },
     /// No registered memory starts there.
     #[error("no memory that starts at {address:#x} is registered")]
     Unknown {
@@ -226,10 +238,14 @@ pub enum RegisterError {
         length: usize,
     },
     /// A transport could not register it.
-    #[error("transport {transport}: {reason}")]
+    #[error("transport {transport}, {length} bytes at {address:#x}: {reason}")]
     Transport {
         /// Which.
         transport: &'static str,
+        /// First byte.
+        address: u64,
+        /// Bytes.
+        length: u64,
         /// Why.
         reason: String,
     },
@@ -241,7 +257,7 @@ pub enum RegisterError {
         /// Who, and why.
         reason: String,
     },
-    /// The new descriptor could not be published.
+    /// The new descriptor could not be published. What was unregistered is so nevertheless.
     #[error(transparent)]
     Publish(#[from] StoreError),
     /// The engine is gone.
@@ -253,7 +269,7 @@ impl RegisterError {
     /// The number of the C API: -1 for zero length, -7 for an overlap, -3 for unknown memory.
     pub fn code(&self) -> i32 {
         match self {
-            Self::Empty | Self::Invalid { .. } => code::INVALID_ARGUMENT,
+            Self::Empty | Self::Invalid { .. } | Self::Location { .. } => code::INVALID_ARGUMENT,
             Self::Overlap { .. } => code::ADDRESS_OVERLAPPED,
             Self::Unknown { .. } => code::ADDRESS_NOT_REGISTERED,
             Self::TooMany { .. } => code::TOO_MANY_REQUESTS,

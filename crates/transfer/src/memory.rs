@@ -6,8 +6,9 @@
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
 use std::ptr::{self, NonNull};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
+use millstream_metadata::BufferDesc;
 use millstream_net::shared_memory::{
     AccessError, Caching, Offer, Registration as OfferedMemory, SharedMemory, TableFull, Visit,
     copy,
@@ -47,6 +48,14 @@ impl RawMemory {
         Self { pointer, length, shared }
     }
 
+    pub(crate) fn address(&self) -> u64 {
+        self.pointer.expose_provenance() as u64
+    }
+
+    pub(crate) fn length(&self) -> u64 {
+        self.length as u64
+    }
+
     /// Registers it with a device.
     pub(crate) fn register(
         &self,
@@ -60,8 +69,7 @@ impl RawMemory {
 
     /// Offers it to other processes.
     pub(crate) fn offer(&self, offer: &Offer) -> Result<OfferedMemory, TableFull> {
-        let address = self.pointer.expose_provenance() as u64;
-        offer.register(address, self.length as u64, self.shared.as_ref())
+        offer.register(self.address(), self.length(), self.shared.as_ref())
     }
 }
 
@@ -71,29 +79,51 @@ pub(crate) struct Region {
     registrations: Vec<Registration>,
     pub(crate) local: Arc<LocalMemory>,
     _memory: RawMemory,
-    pub(crate) location: String,
-    pub(crate) remote: bool,
+    /// Which of the registrations has the keys of the descriptor.
+    keyed: Option<usize>,
+    location: String,
+    remote: bool,
+    text_length: usize,
 }
 
 impl Region {
     pub(crate) fn new(
         registrations: Vec<Registration>,
+        keyed: Option<usize>,
         memory: RawMemory,
         location: String,
         remote: bool,
     ) -> Self {
         let local = Arc::new(LocalMemory {
             pointer: memory.pointer,
-            first: memory.pointer.expose_provenance() as u64,
-            length: memory.length as u64,
+            first: memory.address(),
+            length: memory.length(),
             keys: registrations.iter().map(|each| Arc::clone(&each.keys)).collect(),
             gate: Gate::default(),
         });
-        Self { registrations, local, _memory: memory, location, remote }
+        let (_memory, text_length) = (memory, 0);
+        let mut region =
+            Self { registrations, local, _memory, keyed, location, remote, text_length };
+        let text = |buffer| serde_json::to_vec(&buffer).unwrap_or_default();
+        // With a comma.
+        region.text_length = region.buffers().map(|buffer| text(buffer).len() + 1).sum();
+        region
     }
 
-    pub(crate) fn registrations(&self) -> &[Registration] {
-        &self.registrations
+    /// What peers are told of it.
+    pub(crate) fn buffers(&self) -> impl Iterator<Item = BufferDesc> {
+        let keys = self.keyed.and_then(|index| self.registrations.get(index));
+        let keys = keys.map(|keys| (keys.keys.to_vec(), keys.remote_keys.to_vec()));
+        let (lkey, rkey) = keys.unwrap_or_default();
+        let shm_key = self.registrations.iter().find_map(|each| each.shared_key);
+        let (addr, length) = (self.local.first, self.local.length);
+        let name = self.location.clone();
+        std::iter::once(BufferDesc { name, addr, length, rkey, lkey, shm_key })
+    }
+
+    /// How many bytes that takes in the descriptor.
+    pub(crate) const fn text_length(&self) -> usize {
+        self.text_length
     }
 
     /// Whether peers may know of it.
@@ -141,11 +171,6 @@ impl LocalMemory {
         address
             .checked_sub(self.first)
             .is_some_and(|offset| offset.checked_add(length).is_some_and(|end| end <= self.length))
-    }
-
-    /// Bytes.
-    pub(crate) const fn length(&self) -> u64 {
-        self.length
     }
 
     /// Whether it is being unregistered.
@@ -217,14 +242,20 @@ impl Inside<'_> {
 /// All registered memory of an engine.
 #[derive(Default)]
 pub(crate) struct Memory {
-    pub(crate) regions: RwLock<RegionMap<Region>>,
+    /// `None` while it is being registered or unregistered.
+    pub(crate) regions: RwLock<RegionMap<Option<Region>>>,
 }
 
 impl Memory {
+    pub(crate) fn lock(&self) -> RwLockWriteGuard<'_, RegionMap<Option<Region>>> {
+        self.regions.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// What holds all of these bytes.
     pub(crate) fn find(&self, address: u64, length: u64) -> Option<Arc<LocalMemory>> {
         let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
         let (_, region) = regions.find(address, length)?;
+        let region = region.as_ref()?;
         (!region.local.is_closed()).then(|| Arc::clone(&region.local))
     }
 }
@@ -247,8 +278,24 @@ impl TransferEngine {
     ) -> Result<(), RegisterError> {
         // SAFETY: the caller promises it.
         let memory = unsafe { RawMemory::new(address, length, None) };
-        let address = address.expose_provenance() as u64;
-        self.inner.register(address, length as u64, memory, location, remote_accessible)
+        self.inner.register(vec![memory], location, remote_accessible)
+    }
+
+    /// Registers several pieces of memory, each given by its address and length, as
+    /// [`TransferEngine::register_memory`] does. All or none: when one of them cannot be registered, none
+    /// is. Peers see all of them at once.
+    ///
+    /// # Safety
+    /// As of [`TransferEngine::register_memory`], for each of them.
+    pub unsafe fn register_memory_batch(
+        &self,
+        pieces: &[(*mut u8, usize)],
+        location: &str,
+        remote_accessible: bool,
+    ) -> Result<(), RegisterError> {
+        // SAFETY: the caller promises it.
+        let memory = |&(address, length)| unsafe { RawMemory::new(address, length, None) };
+        self.inner.register(pieces.iter().map(memory).collect(), location, remote_accessible)
     }
 
     /// Allocates and registers zeroed, page-aligned memory; see
@@ -269,8 +316,7 @@ impl TransferEngine {
         // SAFETY: `Buffer` frees the memory only after it has unregistered it, and gives out no
         // references to it.
         let memory = unsafe { RawMemory::new(pointer, length, shared) };
-        let address = buffer.address();
-        self.inner.register(address, length as u64, memory, location, remote_accessible)?;
+        self.inner.register(vec![memory], location, remote_accessible)?;
         buffer.registered = true;
         Ok(buffer)
     }
@@ -384,7 +430,7 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let unregistered = match self.registered {
             // It may be gone already: with its engine, or by the caller's own hand.
-            true => self.engine.unregister(self.address()),
+            true => self.engine.unregister(&[self.address()]),
             false => Ok(()),
         };
         match self.bytes {

@@ -47,6 +47,11 @@ impl<T> RegionMap<T> {
         self.regions.insert(address, (length, value));
     }
 
+    /// The value of the range that starts at `address`.
+    pub(crate) fn entry(&mut self, address: u64) -> Option<&mut T> {
+        self.regions.get_mut(&address).map(|(_, value)| value)
+    }
+
     /// Removes the range that starts at `address`.
     pub(crate) fn remove(&mut self, address: u64) -> Option<T> {
         self.regions.remove(&address).map(|(_, value)| value)

@@ -23,6 +23,9 @@ impl Handler for Answer {
         let engine = self.engine.upgrade()?;
         let body = match request.frame_type {
             FrameType::Metadata => {
+                if let Err(error) = engine.publish() {
+                    tracing::error!(%error, "peers do not see all of the memory");
+                }
                 engine.store.local_segment().map_or_else(|| b"null".to_vec(), |text| text.to_vec())
             }
             // What had no type before there were types was this.

@@ -229,8 +229,8 @@ impl Inner {
         };
         let find = |view: &View| view.find(span.first, span.length);
         let mut found = if segment.is_stale() { None } else { find(&view) };
-        if found.is_none() && segment.id != SegmentId::LOCAL {
-            // The peer may have registered more since, or have been restarted.
+        if found.is_none() {
+            // It may have registered more since, or have been restarted.
             self.refresh(&segment)?;
             view = segment.view();
             found = find(&view);

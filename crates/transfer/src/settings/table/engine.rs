@@ -157,8 +157,9 @@ pub(super) const ROWS: &[Setting] = &[
             },
         },
         scope: Scope::Engine,
-        meaning: "The longest message of a handshake, either way: it limits how many buffers a \
-                  segment has.",
+        meaning: "The longest answer that is accepted, and the longest descriptor that is published: \
+                  65,536 buffers with a key each take some 8 MiB. Mooncake accepts 1 MiB unless it is \
+                  told otherwise.",
     },
     Setting {
         key: "handshake.client_timeout",

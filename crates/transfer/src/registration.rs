@@ -1,0 +1,176 @@
+//! Registration of memory: addresses are reserved, transports asked, and what came of it is shown, all
+//! of a batch or nothing of it. Transports work meanwhile under no lock that others need.
+
+use crate::RegisterError;
+use crate::engine::Inner;
+use crate::memory::{Memory, RawMemory, Region};
+use crate::transport::ANY_LOCATION;
+
+/// Where memory is when neither the caller nor the machine says otherwise.
+const DEFAULT_LOCATION: &str = "cpu:0";
+
+/// The longest name of a location: it stands in the descriptor once for each buffer.
+const MAX_LOCATION: usize = 64;
+
+impl Inner {
+    /// Registers each of these, or none.
+    pub(crate) fn register(
+        &self,
+        wanted: Vec<RawMemory>,
+        location: &str,
+        remote: bool,
+    ) -> Result<(), RegisterError> {
+        let _installed = self.installed();
+        if self.is_stopped() {
+            return Err(RegisterError::ShutDown);
+        }
+        let location = check_location(location)?;
+        let mut reserved = Reserved { memory: self.memory(), addresses: Vec::new() };
+        reserved.add(&wanted)?;
+        let register = |memory| self.register_one(memory, location, remote);
+        let regions = wanted.into_iter().map(register).collect::<Result<Vec<_>, _>>()?;
+        if !remote {
+            reserved.fill(regions);
+            reserved.keep();
+            return Ok(());
+        }
+        self.publication.add(&regions);
+        if let Err(error) = self.check_length() {
+            self.publication.remove(regions.iter());
+            return Err(error.into());
+        }
+        reserved.fill(regions);
+        self.changed().map_err(|error| {
+            let regions = reserved.empty();
+            self.publication.remove(regions.iter());
+            RegisterError::from(error)
+        })?;
+        reserved.keep();
+        Ok(())
+    }
+
+    fn register_one(
+        &self,
+        memory: RawMemory,
+        location: &str,
+        remote: bool,
+    ) -> Result<Region, RegisterError> {
+        let mut registrations = Vec::new();
+        let mut keyed = None;
+        for (index, transport) in self.transports().iter().enumerate() {
+            let registration = transport.register(&memory, remote).map_err(|reason| {
+                let (address, length) = (memory.address(), memory.length());
+                RegisterError::Transport { transport: transport.name(), address, length, reason }
+            })?;
+            registrations.push(registration);
+            if transport.capabilities().needs_keys {
+                keyed.get_or_insert(index);
+            }
+        }
+        let location = if location == ANY_LOCATION { DEFAULT_LOCATION } else { location };
+        Ok(Region::new(registrations, keyed, memory, location.to_owned(), remote))
+    }
+
+    /// Unregisters the memory at each of these addresses, whatever becomes of the others. The first
+    /// failure is returned.
+    pub(crate) fn unregister(&self, addresses: &[u64]) -> Result<(), RegisterError> {
+        let _installed = self.installed();
+        let mut failures: Vec<(usize, RegisterError)> = Vec::new();
+        let mut taken = Vec::with_capacity(addresses.len());
+        let mut regions = self.memory().lock();
+        for (index, &address) in addresses.iter().enumerate() {
+            // Its addresses stay taken until nobody touches them any more.
+            match regions.entry(address).and_then(Option::take) {
+                Some(region) => taken.push((index, address, region)),
+                None => failures.push((index, RegisterError::Unknown { address })),
+            }
+        }
+        drop(regions);
+        let mut offered = taken.iter().map(|(_, _, region)| region).filter(|it| it.is_offered());
+        let published = match offered.next() {
+            Some(first) => {
+                self.publication.remove(std::iter::once(first).chain(offered));
+                self.changed()
+            }
+            None => Ok(()),
+        };
+        for (index, address, region) in taken {
+            // Waits for copies, devices and other processes.
+            if let Err(reason) = region.revoke() {
+                failures.push((index, RegisterError::InUse { address, reason }));
+                if let Some(entry) = self.memory().lock().entry(address) {
+                    *entry = Some(region);
+                }
+                continue;
+            }
+            drop(region);
+            self.memory().lock().remove(address);
+        }
+        match failures.into_iter().min_by_key(|(index, _)| *index) {
+            Some((_, error)) => Err(error),
+            None => Ok(published?),
+        }
+    }
+}
+
+/// Addresses that are free again when this is dropped, unless they are kept.
+struct Reserved<'a> {
+    memory: &'a Memory,
+    addresses: Vec<u64>,
+}
+
+impl Reserved<'_> {
+    fn add(&mut self, wanted: &[RawMemory]) -> Result<(), RegisterError> {
+        let mut regions = self.memory.lock();
+        for memory in wanted {
+            let (address, length) = (memory.address(), memory.length());
+            regions.check(address, length)?;
+            regions.insert(address, length, None);
+            self.addresses.push(address);
+        }
+        Ok(())
+    }
+
+    /// From here on transfers find them.
+    fn fill(&self, filling: Vec<Region>) {
+        let mut regions = self.memory.lock();
+        for (&address, region) in self.addresses.iter().zip(filling) {
+            if let Some(entry) = regions.entry(address) {
+                *entry = Some(region);
+            }
+        }
+    }
+
+    fn empty(&self) -> Vec<Region> {
+        let mut regions = self.memory.lock();
+        let take = |&address: &u64| regions.entry(address).and_then(Option::take);
+        self.addresses.iter().filter_map(take).collect()
+    }
+
+    fn keep(mut self) {
+        self.addresses.clear();
+    }
+}
+
+impl Drop for Reserved<'_> {
+    fn drop(&mut self) {
+        let mut regions = self.memory.lock();
+        for &address in &self.addresses {
+            regions.remove(address);
+        }
+    }
+}
+
+/// What a location can be called. Mooncake refuses descriptors that have one without a name, so
+/// that is [`ANY_LOCATION`].
+fn check_location(location: &str) -> Result<&str, RegisterError> {
+    if location.is_empty() {
+        return Ok(ANY_LOCATION);
+    }
+    let printable = location.bytes().all(|byte| byte.is_ascii_graphic());
+    if printable && location.len() <= MAX_LOCATION {
+        return Ok(location);
+    }
+    let location = location.chars().take(MAX_LOCATION).collect();
+    Err(RegisterError::Location { location, limit: MAX_LOCATION })
+}
