@@ -1,0 +1,85 @@
+//! Accesses of single bytes and words, atomic and relaxed. Faults end the process.
+
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+
+use super::Fault;
+
+const WORD: usize = size_of::<usize>();
+
+/// # Safety
+/// Both bytes, or words that are aligned, must be there.
+unsafe fn byte(from: *const u8, to: *mut u8) {
+    // SAFETY: the caller promises it.
+    unsafe {
+        let value = AtomicU8::from_ptr(from.cast_mut()).load(Ordering::Relaxed);
+        AtomicU8::from_ptr(to).store(value, Ordering::Relaxed);
+    }
+}
+
+/// # Safety
+/// As of [`super::copy`], and `to` is not in `from..from + length`.
+pub(super) unsafe fn copy_forward(
+    from: *const u8,
+    to: *mut u8,
+    length: usize,
+) -> Result<(), Fault> {
+    let mut done = 0;
+    // SAFETY: all of it is within the ranges, and words are aligned at both ends.
+    unsafe {
+        if from.addr() % WORD == to.addr() % WORD {
+            while done < length && (to.addr() + done) % WORD != 0 {
+                byte(from.add(done), to.add(done));
+                done += 1;
+            }
+            while length - done >= WORD {
+                let value = AtomicUsize::from_ptr(from.add(done).cast_mut().cast());
+                let value = value.load(Ordering::Relaxed);
+                AtomicUsize::from_ptr(to.add(done).cast()).store(value, Ordering::Relaxed);
+                done += WORD;
+            }
+        }
+        while done < length {
+            byte(from.add(done), to.add(done));
+            done += 1;
+        }
+    }
+    Ok(())
+}
+
+/// # Safety
+/// As of [`super::copy`], and `from` is not in `to..to + length`.
+pub(super) unsafe fn copy_backward(
+    from: *const u8,
+    to: *mut u8,
+    length: usize,
+) -> Result<(), Fault> {
+    for index in (0..length).rev() {
+        // SAFETY: within the ranges.
+        unsafe { byte(from.add(index), to.add(index)) };
+    }
+    Ok(())
+}
+
+/// Copies nothing: all of it goes through the caches.
+///
+/// # Safety
+/// None is needed.
+pub(super) unsafe fn copy_around(_: *const u8, _: *mut u8, _: usize) -> Result<usize, Fault> {
+    Ok(0)
+}
+
+/// # Safety
+/// As for what [`super::copy`] reads.
+pub(super) unsafe fn probe(address: *const u8) -> Result<(), Fault> {
+    // SAFETY: the caller promises it.
+    unsafe { AtomicU8::from_ptr(address.cast_mut()).load(Ordering::Relaxed) };
+    Ok(())
+}
+
+/// # Safety
+/// As for what [`super::copy`] writes.
+pub(super) unsafe fn probe_write(address: *mut u8) -> Result<(), Fault> {
+    // SAFETY: the caller promises it.
+    unsafe { AtomicU8::from_ptr(address).fetch_add(0, Ordering::Relaxed) };
+    Ok(())
+}
