@@ -25,6 +25,8 @@ mod credentials;
 #[cfg_attr(millstream_loom, path = "model/descriptors.rs")]
 mod descriptors;
 mod driver;
+#[cfg(not(millstream_loom))]
+pub mod guarded;
 mod link;
 #[cfg(millstream_loom)]
 mod model;

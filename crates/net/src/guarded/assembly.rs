@@ -1,0 +1,221 @@
+//! The instructions of x86-64 that touch such memory, in one piece, so that a handler of signals knows them
+//! by their addresses.
+//!
+//! Each function follows the System V ABI, uses no stack, and returns 0 or the address of a fault in `rax`:
+//! the handler puts it there, and goes on at `..._fault`, which returns.
+
+use std::arch::{global_asm, x86_64::_mm_sfence};
+
+use super::Fault;
+
+const LINE: usize = 64;
+const PAGE: usize = 4096;
+
+/// Pages that are copied at a time around the caches: a line of each in turn, so that their loads
+/// are streams for the processor's prefetchers, which do not go beyond a page.
+const STREAMS: usize = 4;
+const TURN: usize = STREAMS * PAGE;
+
+/// A line from `rsi` to `rdi`, both with an offset.
+macro_rules! line {
+    ($store:literal, $offset:literal) => {
+        concat!(
+            "movdqu xmm0, [rsi + ",
+            $offset,
+            "]\n",
+            "movdqu xmm1, [rsi + ",
+            $offset,
+            " + 16]\n",
+            "movdqu xmm2, [rsi + ",
+            $offset,
+            " + 32]\n",
+            "movdqu xmm3, [rsi + ",
+            $offset,
+            " + 48]\n",
+            $store,
+            " [rdi + ",
+            $offset,
+            "], xmm0\n",
+            $store,
+            " [rdi + ",
+            $offset,
+            " + 16], xmm1\n",
+            $store,
+            " [rdi + ",
+            $offset,
+            " + 32], xmm2\n",
+            $store,
+            " [rdi + ",
+            $offset,
+            " + 48], xmm3\n",
+        )
+    };
+}
+
+/// A function that others of this program can call, and no other library.
+macro_rules! function {
+    ($name:literal, $($code:expr),* $(,)?) => {
+        concat!(
+            ".globl ", $name, "\n.hidden ", $name, "\n.type ", $name, ", @function\n",
+            ".p2align 4\n", $name, ":\n.cfi_startproc\n",
+            $($code,)*
+            ".cfi_endproc\n.size ", $name, ", . - ", $name, "\n",
+        )
+    };
+}
+
+global_asm!(
+    ".pushsection .text.millstream_guarded, \"ax\", @progbits",
+    ".globl millstream_guarded_begin",
+    ".hidden millstream_guarded_begin",
+    "millstream_guarded_begin:",
+    // rdi: to, rsi: from, rdx: length. Right for ranges that overlap, if `to` is below `from`.
+    function!(
+        "millstream_guarded_forward",
+        "xor eax, eax\n",
+        "cmp rdx, 64\n jb 3f\n",
+        ".p2align 4\n",
+        "2:\n",
+        line!("movdqu", "0"),
+        "add rsi, 64\n add rdi, 64\n sub rdx, 64\n cmp rdx, 64\n jae 2b\n",
+        "3: cmp rdx, 16\n jb 4f\n",
+        "movdqu xmm0, [rsi]\n movdqu [rdi], xmm0\n",
+        "add rsi, 16\n add rdi, 16\n sub rdx, 16\n jmp 3b\n",
+        "4: cmp rdx, 8\n jb 5f\n",
+        "mov rcx, [rsi]\n mov [rdi], rcx\n",
+        "add rsi, 8\n add rdi, 8\n sub rdx, 8\n",
+        "5: test rdx, rdx\n jz 7f\n",
+        "6: mov cl, [rsi]\n mov [rdi], cl\n",
+        "inc rsi\n inc rdi\n dec rdx\n jnz 6b\n",
+        "7: ret\n",
+    ),
+    // The same from the end, for `to` above `from`.
+    function!(
+        "millstream_guarded_backward",
+        "xor eax, eax\n",
+        "add rsi, rdx\n add rdi, rdx\n",
+        "cmp rdx, 64\n jb 3f\n",
+        ".p2align 4\n",
+        "2: sub rsi, 64\n sub rdi, 64\n",
+        line!("movdqu", "0"),
+        "sub rdx, 64\n cmp rdx, 64\n jae 2b\n",
+        "3: test rdx, rdx\n jz 5f\n",
+        "4: dec rsi\n dec rdi\n",
+        "mov cl, [rsi]\n mov [rdi], cl\n",
+        "dec rdx\n jnz 4b\n",
+        "5: ret\n",
+    ),
+    // rdi: to, a multiple of 64, rsi: from, rdx: how many times four pages.
+    function!(
+        "millstream_guarded_around",
+        "xor eax, eax\n",
+        "test rdx, rdx\n jz 4f\n",
+        "2: mov ecx, 64\n",
+        "3:\n",
+        line!("movntdq", "0"),
+        line!("movntdq", "4096"),
+        line!("movntdq", "8192"),
+        line!("movntdq", "12288"),
+        "add rsi, 64\n add rdi, 64\n dec ecx\n jnz 3b\n",
+        // Of four pages, one has been passed.
+        "add rsi, 12288\n add rdi, 12288\n dec rdx\n jnz 2b\n",
+        "4: ret\n",
+    ),
+    // rdi: a byte to read.
+    function!("millstream_guarded_probe", "xor eax, eax\n", "mov cl, [rdi]\n", "ret\n"),
+    // rdi: a byte to write as it is.
+    function!(
+        "millstream_guarded_probe_write",
+        "xor eax, eax\n",
+        "lock add byte ptr [rdi], 0\n",
+        "ret\n",
+    ),
+    function!("millstream_guarded_fault", "ret\n"),
+    ".popsection",
+);
+
+unsafe extern "C" {
+    fn millstream_guarded_begin();
+    fn millstream_guarded_forward(to: *mut u8, from: *const u8, length: usize) -> usize;
+    fn millstream_guarded_backward(to: *mut u8, from: *const u8, length: usize) -> usize;
+    fn millstream_guarded_around(to: *mut u8, from: *const u8, turns: usize) -> usize;
+    fn millstream_guarded_probe(address: *const u8) -> usize;
+    fn millstream_guarded_probe_write(address: *mut u8) -> usize;
+    fn millstream_guarded_fault();
+}
+
+/// Where to go on after a fault at `instruction`, if that is one of these.
+pub(super) fn recovery(instruction: usize) -> Option<usize> {
+    let address = |function: unsafe extern "C" fn()| function as *const () as usize;
+    let fault = address(millstream_guarded_fault);
+    (address(millstream_guarded_begin)..fault).contains(&instruction).then_some(fault)
+}
+
+fn result(fault: usize) -> Result<(), Fault> {
+    match fault {
+        0 => Ok(()),
+        address => Err(Fault { address: address as u64 }),
+    }
+}
+
+/// # Safety
+/// As of [`super::copy`], and `to` is not in `from..from + length`.
+pub(super) unsafe fn copy_forward(
+    from: *const u8,
+    to: *mut u8,
+    length: usize,
+) -> Result<(), Fault> {
+    // SAFETY: the caller promises it.
+    result(unsafe { millstream_guarded_forward(to, from, length) })
+}
+
+/// # Safety
+/// As of [`super::copy`], and `from` is not in `to..to + length`.
+pub(super) unsafe fn copy_backward(
+    from: *const u8,
+    to: *mut u8,
+    length: usize,
+) -> Result<(), Fault> {
+    // SAFETY: the caller promises it.
+    result(unsafe { millstream_guarded_backward(to, from, length) })
+}
+
+/// Copies around the caches, and returns how much it has copied: not the end, which is short.
+///
+/// # Safety
+/// As of [`super::copy`], and the ranges do not overlap.
+pub(super) unsafe fn copy_around(
+    from: *const u8,
+    to: *mut u8,
+    length: usize,
+) -> Result<usize, Fault> {
+    let head = to.addr().wrapping_neg() % LINE;
+    if length < head + TURN {
+        return Ok(0);
+    }
+    let turns = (length - head) / TURN;
+    // SAFETY: the head and the turns are within the ranges, and the turns begin at a line of `to`.
+    let copied = unsafe {
+        copy_forward(from, to, head)?;
+        let copied =
+            millstream_guarded_around(to.wrapping_add(head), from.wrapping_add(head), turns);
+        // Such stores are ordered with nothing: whoever is told of them later must see them.
+        _mm_sfence();
+        copied
+    };
+    result(copied).map(|()| head + turns * TURN)
+}
+
+/// # Safety
+/// As for what [`super::copy`] reads.
+pub(super) unsafe fn probe(address: *const u8) -> Result<(), Fault> {
+    // SAFETY: the caller promises it.
+    result(unsafe { millstream_guarded_probe(address) })
+}
+
+/// # Safety
+/// As for what [`super::copy`] writes.
+pub(super) unsafe fn probe_write(address: *mut u8) -> Result<(), Fault> {
+    // SAFETY: the caller promises it.
+    result(unsafe { millstream_guarded_probe_write(address) })
+}
