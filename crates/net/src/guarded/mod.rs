@@ -110,3 +110,6 @@ fn pages(address: usize, length: usize) -> impl Iterator<Item = usize> {
         move |offset: &usize| offset.checked_add(PAGE - address.wrapping_add(*offset) % PAGE);
     std::iter::successors(Some(0), next).take_while(move |&offset| offset < length)
 }
+
+#[cfg(test)]
+mod tests;
