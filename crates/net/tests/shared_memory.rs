@@ -17,9 +17,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use fake::{FakeOwner, MAPPED, key};
+use millstream_net::guarded::Caching;
 use millstream_net::shared_memory::{
-    AccessError, Caching, ConnectError, Key, Offer, PATIENCE, Peer, Region, Registration,
-    SharedMemory,
+    AccessError, ConnectError, Key, Offer, PATIENCE, Peer, Region, Registration, SharedMemory,
 };
 use socket2::Socket;
 

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 
-use millstream_net::shared_memory::{AccessError, Caching, Key, Peer};
+use millstream_net::guarded::Caching;
+use millstream_net::shared_memory::{AccessError, Key, Peer};
 
 use crate::batch::BatchShared;
 use crate::memory::LocalMemory;
@@ -108,8 +109,8 @@ impl Way {
                         Opcode::Write => local.copy_to(near, &other, far, length, *caching),
                         Opcode::Read => other.copy_to(far, &local, near, length, *caching),
                     };
-                    if !copied {
-                        failures.push((index, FailureReason::Unregistered));
+                    if let Err(error) = copied {
+                        failures.push((index, reason(error)));
                     }
                 }
             }
@@ -130,8 +131,14 @@ impl Way {
                 for (index, Piece { opcode, slice, caching, .. }) in pieces {
                     let (near, far) = (slice.source, slice.target);
                     let copied = local.exchange(*opcode, near, &visit, far, slice.length, *caching);
-                    if let Err(error) = copied {
-                        failures.push((index, reason(error)));
+                    match copied {
+                        Ok(()) => {}
+                        // What is mapped of the peer has another address here than there.
+                        Err(AccessError::Fault(fault)) if !local.has(fault.address) => {
+                            let text = "a page of it is not there, or cannot be accessed so";
+                            failures.push((index, FailureReason::Access(text.to_owned())));
+                        }
+                        Err(error) => failures.push((index, reason(error))),
                     }
                 }
                 visit.confirm().map_err(reason)?;
@@ -145,6 +152,7 @@ fn reason(error: AccessError) -> FailureReason {
     match error {
         AccessError::Ended => FailureReason::ProcessEnded,
         AccessError::Unregistered => FailureReason::Unregistered,
+        AccessError::Fault(fault) => FailureReason::MemoryGone { address: fault.address },
         error => FailureReason::Access(error.to_string()),
     }
 }

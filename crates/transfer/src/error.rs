@@ -550,6 +550,15 @@ pub enum FailureReason {
     /// The peer's memory could not be accessed.
     #[error("its memory cannot be accessed: {0}")]
     Access(String),
+    /// Registered memory of this process was unmapped, or protected.
+    #[error(
+        "registered memory is gone: at {address:#x} of this process nothing is mapped any more, or it \
+         cannot be accessed so; unregister memory before it is unmapped"
+    )]
+    MemoryGone {
+        /// Where a byte was not there.
+        address: u64,
+    },
     /// The memory was unregistered meanwhile.
     #[error("the memory was unregistered before the transfer was done")]
     Unregistered,

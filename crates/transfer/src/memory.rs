@@ -9,9 +9,9 @@ use std::ptr::{self, NonNull};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use millstream_metadata::BufferDesc;
+use millstream_net::guarded::{self, Caching};
 use millstream_net::shared_memory::{
-    AccessError, Caching, Offer, Registration as OfferedMemory, SharedMemory, TableFull, Visit,
-    copy,
+    AccessError, Offer, Registration as OfferedMemory, SharedMemory, TableFull, Visit,
 };
 use millstream_verbs::{Access, MemoryRegion, ProtectionDomain, RegionError};
 
@@ -192,6 +192,11 @@ pub(crate) struct Inside<'a> {
 }
 
 impl Inside<'_> {
+    /// Whether it has this byte.
+    pub(crate) fn has(&self, address: u64) -> bool {
+        self.memory.contains(address, 1)
+    }
+
     fn pointer(&self, address: u64, length: u64) -> Option<*mut u8> {
         let LocalMemory { pointer, first, .. } = *self.memory;
         let found = self.memory.contains(address, length);
@@ -199,7 +204,6 @@ impl Inside<'_> {
     }
 
     /// Copies `length` bytes to an address in the other memory, which may be the same and may overlap.
-    /// `false` when one of the ranges is not in its memory.
     pub(crate) fn copy_to(
         &self,
         from: u64,
@@ -207,15 +211,14 @@ impl Inside<'_> {
         to: u64,
         length: u64,
         caching: Caching,
-    ) -> bool {
+    ) -> Result<(), AccessError> {
         let (Some(from), Some(to)) = (self.pointer(from, length), other.pointer(to, length)) else {
-            return false;
+            return Err(AccessError::Unregistered);
         };
         let overlap = from.addr().abs_diff(to.addr()) < length as usize;
         let caching = if overlap { Caching::Through } else { caching };
         // SAFETY: both ranges are in registered memory, which stays valid while it is entered.
-        unsafe { copy(from, to, length as usize, caching) };
-        true
+        Ok(unsafe { guarded::copy(from, to, length as usize, caching)? })
     }
 
     /// Copies `length` bytes to (a WRITE) or from (a READ) an address of a peer.
@@ -264,11 +267,18 @@ impl TransferEngine {
     /// Registers memory, so that transfers can use it and, if it is `remote_accessible`, peers can
     /// read and write it. `location` names where it is (`cpu:0`); `"*"` leaves that open.
     ///
+    /// Installs a handler of SIGSEGV and SIGBUS, which passes on what does not concern it. When memory is
+    /// unmapped or protected while it is registered, or its file becomes shorter, requests that touch it
+    /// fail, and the process goes on; others are served. That is so on x86-64, for `local`, `shm` and soft
+    /// devices, as long as nobody installs a handler that does not call the one of before. Devices of the
+    /// system keep the pages that they were given.
+    ///
     /// # Safety
     /// Until [`TransferEngine::unregister_memory`] has returned for it, or the engine and all its
-    /// buffers have been dropped, the bytes must stay mapped and writable, and no Rust reference
-    /// may be held to them that conflicts with what transfers and peers do: peers read and write at
-    /// any time. [`TransferEngine::allocate_buffer`] needs no such promise.
+    /// buffers have been dropped, nothing else may be mapped there, and no Rust reference
+    /// may be held to the bytes that conflicts with what transfers and peers do: peers read and write at
+    /// any time. Where faults are not handled (see above), the bytes must stay mapped and writable.
+    /// [`TransferEngine::allocate_buffer`] needs no such promise.
     pub unsafe fn register_memory(
         &self,
         address: *mut u8,
@@ -276,6 +286,7 @@ impl TransferEngine {
         location: &str,
         remote_accessible: bool,
     ) -> Result<(), RegisterError> {
+        handle_faults();
         // SAFETY: the caller promises it.
         let memory = unsafe { RawMemory::new(address, length, None) };
         self.inner.register(vec![memory], location, remote_accessible)
@@ -293,6 +304,7 @@ impl TransferEngine {
         location: &str,
         remote_accessible: bool,
     ) -> Result<(), RegisterError> {
+        handle_faults();
         // SAFETY: the caller promises it.
         let memory = |&(address, length)| unsafe { RawMemory::new(address, length, None) };
         self.inner.register(pieces.iter().map(memory).collect(), location, remote_accessible)
@@ -319,6 +331,13 @@ impl TransferEngine {
         self.inner.register(vec![memory], location, remote_accessible)?;
         buffer.registered = true;
         Ok(buffer)
+    }
+}
+
+/// What a caller brought may be gone when it is needed.
+fn handle_faults() {
+    if let Err(error) = guarded::recover() {
+        tracing::warn!(%error, "registered memory must not be unmapped: no signal handler");
     }
 }
 

@@ -23,7 +23,6 @@ mod presence;
 mod process;
 mod table;
 
-pub use copy::{Caching, copy};
 pub use host::Host;
 pub use memory::SharedMemory;
 pub use offer::{InUse, MAX_USERS, Offer, OfferError, PATIENCE, Registration, TableFull};

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, Socket, Type};
 use thiserror::Error;
 
-use super::copy::{self, Caching, Way};
+use super::copy::{self, Way};
 use super::memory::{Access, Mapping};
 use super::message::{self, Message, Refusal};
 use super::offer::socket_address;
@@ -18,6 +18,7 @@ use super::presence::{Presence, Words};
 use super::process::{Process, ProcessError, own_start_time};
 use super::table::{Entry, Key, TableView};
 use crate::credentials::{Credentials, own_user};
+use crate::guarded::{self, Caching, Fault};
 use crate::shared_address::descriptors;
 use crate::socket::wait;
 
@@ -72,6 +73,9 @@ pub enum AccessError {
     /// It does not send the memory's descriptor.
     #[error("its process does not answer")]
     NoAnswer,
+    /// A copy came upon memory that is not there: of this process, if the address is in the range here.
+    #[error(transparent)]
+    Fault(#[from] Fault),
     /// It cannot be mapped, or copied to or from.
     #[error("{operation}: {error}")]
     System {
@@ -313,8 +317,7 @@ impl Visit<'_> {
     /// copies.
     ///
     /// # Safety
-    /// All bytes of the range here must be mapped, and no reference may be held to them that conflicts
-    /// with reading them.
+    /// As of [`guarded::copy`], for the range here.
     pub unsafe fn write(
         &self,
         source: *const u8,
@@ -324,7 +327,7 @@ impl Visit<'_> {
     ) -> Result<(), AccessError> {
         match self.place(target, length)? {
             // SAFETY: what is here is the caller's promise. What is there was found in the mapping.
-            Some(target) => unsafe { copy::copy(source, target, length, caching) },
+            Some(target) => unsafe { guarded::copy(source, target, length, caching)? },
             // SAFETY: the caller promises it.
             None => unsafe { self.process_copy(Way::Write, source.cast_mut(), target, length)? },
         }
@@ -334,8 +337,7 @@ impl Visit<'_> {
     /// Copies from an address of the peer to here.
     ///
     /// # Safety
-    /// All bytes of the range here must be mapped and writable, and no reference may be held to them that
-    /// conflicts with writing them.
+    /// As of [`guarded::copy`], for the range here.
     pub unsafe fn read(
         &self,
         destination: *mut u8,
@@ -345,7 +347,7 @@ impl Visit<'_> {
     ) -> Result<(), AccessError> {
         match self.place(target, length)? {
             // SAFETY: as in `write`.
-            Some(target) => unsafe { copy::copy(target, destination, length, caching) },
+            Some(target) => unsafe { guarded::copy(target, destination, length, caching)? },
             // SAFETY: the caller promises it.
             None => unsafe { self.process_copy(Way::Read, destination, target, length)? },
         }
@@ -387,6 +389,16 @@ impl Visit<'_> {
         // SAFETY: the caller promises it.
         let copied =
             unsafe { copy::process_copy(way, self.peer.process.pid(), local, remote, length) };
+        if copied.as_ref().is_err_and(|error| error.raw_os_error() == Some(libc::EFAULT)) {
+            // The kernel does not say at which end.
+            // SAFETY: the caller promises it.
+            unsafe {
+                match way {
+                    Way::Write => guarded::probe(local, length)?,
+                    Way::Read => guarded::probe_write(local, length)?,
+                }
+            }
+        }
         copied.map_err(|error| match error.raw_os_error() {
             Some(libc::ESRCH) => AccessError::Ended,
             _ if !self.peer.is_alive() => self.peer.gone(self.region.key),

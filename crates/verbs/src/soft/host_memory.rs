@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use millstream_net::guarded::{self, Caching};
 use millstream_net::prefetch;
 use millstream_roce::{
     Access, AccessDenied, AtomicOperation, Destination, Memory, Piece, ProtectionDomainId,
@@ -13,7 +14,8 @@ use millstream_roce::{
 ///
 /// Soundness rests on one promise, made by whoever registers a region (see
 /// [`crate::ProtectionDomain::register_memory`]): its bytes stay mapped, and are not accessed in
-/// ways that exclude others, until it is deregistered.
+/// ways that exclude others, until it is deregistered. Where the process recovers from faults
+/// ([`guarded::recover`]), memory that is unmapped before fails what needs it, as if it were not registered.
 #[derive(Debug)]
 pub(crate) struct HostMemory {
     regions: RegionTable<Invalidation>,
@@ -91,7 +93,8 @@ impl Memory for HostMemory {
         // the driver's receive buffer, which is not registered, so the two do not overlap.
         unsafe {
             let target = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
-            std::ptr::copy_nonoverlapping(payload.as_ptr(), target, payload.len());
+            guarded::copy(payload.as_ptr(), target, payload.len(), Caching::Through)
+                .map_err(|_| AccessDenied::Protection)?;
             // The next packet's payload goes there, more often than not.
             prefetch(target.wrapping_add(payload.len()), payload.len());
         }
@@ -108,6 +111,9 @@ impl Memory for HostMemory {
         if access.length as usize != size_of::<u64>() || !target.is_aligned() {
             return Err(AccessDenied::InvalidRequest);
         }
+        // SAFETY: as below.
+        unsafe { guarded::probe_write(target.cast(), size_of::<u64>()) }
+            .map_err(|_| AccessDenied::Protection)?;
         // SAFETY: `authorize` found these 8 bytes inside a registered region that grants atomic
         // operations; `register`'s caller promised that such bytes are mapped and writable, and not
         // accessed in conflict. The pointer is aligned.
@@ -135,14 +141,16 @@ impl Memory for HostMemory {
 
     fn bytes(&self, piece: &Piece) -> Result<&[u8], AccessDenied> {
         self.regions.locate(piece)?;
+        let source = std::ptr::with_exposed_provenance::<u8>(piece.address as usize);
+        let length = piece.length as usize;
+        // What is looked at next are its bytes, so this does not make them come from memory once more.
+        // SAFETY: as below.
+        unsafe { guarded::probe(source, length) }.map_err(|_| AccessDenied::Protection)?;
         // SAFETY: the range lies inside a registered region, which its owner keeps mapped. Others
         // may write to it meanwhile, as with any RDMA source: what is sent is then unspecified, and
         // the receiver's ICRC check drops a packet whose bytes changed while it was made. The
         // slice is used only to compute a checksum and to be copied by the kernel.
-        Ok(unsafe {
-            let source = std::ptr::with_exposed_provenance::<u8>(piece.address as usize);
-            std::slice::from_raw_parts(source, piece.length as usize)
-        })
+        Ok(unsafe { std::slice::from_raw_parts(source, length) })
     }
 
     fn check_local(
