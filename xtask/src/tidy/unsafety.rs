@@ -11,6 +11,7 @@ const ALLOWED: &[(&str, &str)] = &[
     ("crates/collective/src/memory.rs", "registered vectors, and slices for one call"),
     ("crates/transfer/src/memory.rs", "registered buffers that callers own"),
     ("crates/transfer/tests/registration.rs", "memory that a caller brings"),
+    ("crates/transfer/tests/unmapped.rs", "memory that a caller brings, and takes away"),
     ("crates/transfer/tests/shm.rs", "memory that a caller brings, and other processes write"),
     ("crates/cli/src/process.rs", "signals"),
     ("crates/cli/src/closed.rs", "a look at stdin and stdout before Rust's runtime opens them"),

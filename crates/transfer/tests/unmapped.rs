@@ -1,0 +1,145 @@
+//! Registered memory that is not there: never mapped, or taken away meanwhile.
+#![cfg(target_arch = "x86_64")]
+#![expect(unsafe_code, reason = "memory that a caller brings, and takes away")]
+
+mod common;
+
+use std::ptr;
+
+use common::{LONG, address, engine, private};
+use millstream_transfer::{
+    Config, FailureReason, Opcode, SubmitAndWaitError, TransferEngine, TransferRequest,
+};
+
+const PAGE: usize = 4096;
+const PAGES: usize = 64;
+
+/// Pages of its own mapping.
+struct Mapped(*mut u8);
+
+impl Mapped {
+    fn new() -> Self {
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        // SAFETY: a new mapping.
+        let address = unsafe { libc::mmap(ptr::null_mut(), PAGES * PAGE, access, flags, -1, 0) };
+        assert_ne!(address, libc::MAP_FAILED);
+        Self(address.cast())
+    }
+
+    fn page(&self, page: usize) -> *mut u8 {
+        self.0.wrapping_add(page * PAGE)
+    }
+
+    fn address(&self, page: usize) -> u64 {
+        self.page(page).expose_provenance() as u64
+    }
+
+    /// As if it was not mapped, but nothing else is ever mapped there.
+    fn take_away(&self, page: usize, access: libc::c_int) {
+        // SAFETY: memory of ours, without references to it.
+        assert_eq!(unsafe { libc::mprotect(self.page(page).cast(), PAGE, access) }, 0);
+    }
+
+    fn register(&self, engine: &TransferEngine) {
+        // SAFETY: nothing else is mapped there before it is unregistered, and nobody has references to it.
+        unsafe { engine.register_memory(self.0, PAGES * PAGE, "cpu:0", true) }.unwrap();
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        // SAFETY: nobody uses it any more.
+        unsafe { libc::munmap(self.0.cast(), PAGES * PAGE) };
+    }
+}
+
+fn shm_engine() -> TransferEngine {
+    let engine = TransferEngine::new(Config::new(address())).unwrap();
+    engine.install_shm().unwrap();
+    engine
+}
+
+/// Why a request failed, if it did.
+fn outcome(engine: &TransferEngine, request: TransferRequest) -> Option<FailureReason> {
+    match engine.submit_and_wait(&[request], LONG) {
+        Ok(moved) => {
+            assert_eq!(moved, request.length);
+            None
+        }
+        Err(SubmitAndWaitError::Failed { error, .. }) => Some(error.reason),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Page 8 cannot be accessed, and page 9 cannot be written. What touches them fails, and all else is as
+/// ever.
+fn take_away_and_try(target: &TransferEngine, initiator: &TransferEngine, named: bool) {
+    let (theirs, ours) = (Mapped::new(), Mapped::new());
+    theirs.register(target);
+    ours.register(initiator);
+    let good = private(initiator, PAGES * PAGE);
+    let segment = initiator.open_segment(target.name()).unwrap();
+    let request = |opcode, source, target_offset, pages: usize| TransferRequest {
+        opcode,
+        source,
+        target: segment.id(),
+        target_offset,
+        length: (pages * PAGE) as u64,
+    };
+    use Opcode::{Read, Write};
+    for opcode in [Write, Read] {
+        let whole = request(opcode, ours.address(0), theirs.address(0), PAGES);
+        assert_eq!(outcome(initiator, whole).map(|it| it.to_string()), None);
+    }
+    for memory in [&ours, &theirs] {
+        memory.take_away(8, libc::PROT_NONE);
+        memory.take_away(9, libc::PROT_READ);
+    }
+    let all = good.address();
+    for (what, fails) in [
+        (request(Write, ours.address(0), theirs.address(16), 16), Some(ours.address(8))),
+        (request(Write, ours.address(9), theirs.address(16), 16), None),
+        (request(Read, ours.address(8), theirs.address(16), 1), Some(ours.address(8))),
+        (request(Read, ours.address(9), theirs.address(16), 1), Some(ours.address(9))),
+        (request(Read, ours.address(10), theirs.address(16), 16), None),
+    ] {
+        let reason = outcome(initiator, what);
+        assert_eq!(reason.is_some(), fails.is_some(), "{reason:?}");
+        if let (true, Some(place), Some(reason)) = (named, fails, reason) {
+            let FailureReason::MemoryGone { address } = reason else { panic!("{reason}") };
+            assert_eq!(address & !0xfff, place, "{reason}");
+        }
+    }
+    for (what, fails) in [
+        (request(Write, all, theirs.address(0), 16), true),
+        (request(Write, all, theirs.address(9), 1), true),
+        (request(Write, all, theirs.address(10), 32), false),
+        (request(Read, all, theirs.address(0), 16), true),
+        (request(Read, all, theirs.address(9), 32), false),
+        (request(Read, all, theirs.address(0), 8), false),
+    ] {
+        let reason = outcome(initiator, what);
+        assert_eq!(reason.is_some(), fails, "{reason:?}");
+    }
+    target.unregister_memory(theirs.0).unwrap();
+    initiator.unregister_memory(ours.0).unwrap();
+}
+
+#[test]
+fn copies_within_an_engine_fail_alone() {
+    let engine = TransferEngine::new(Config::new(address())).unwrap();
+    take_away_and_try(&engine, &engine, true);
+}
+
+#[test]
+fn copies_between_processes_fail_alone() {
+    let (target, initiator) = (shm_engine(), shm_engine());
+    take_away_and_try(&target, &initiator, true);
+}
+
+#[test]
+fn work_requests_of_soft_devices_fail_alone() {
+    let (target, initiator) = (engine(1), engine(1));
+    take_away_and_try(&target, &initiator, false);
+}
