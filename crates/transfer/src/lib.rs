@@ -34,6 +34,7 @@
 
 mod batch;
 mod calls;
+mod buffer;
 mod config;
 mod copier;
 mod engine;
@@ -62,6 +63,7 @@ mod transport;
 mod workers;
 
 pub use batch::Batch;
+pub use buffer::Buffer;
 pub use config::{Config, RdmaConfig};
 pub use engine::TransferEngine;
 pub use error::{
@@ -69,7 +71,6 @@ pub use error::{
     SegmentError, SubmitAndWaitError, SubmitError, TransferError,
 };
 pub use finished::Finished;
-pub use memory::Buffer;
 pub use notify::{Notification, NotifyError};
 pub use pieces::{Pieces, PiecesRequest, TransferPiece};
 pub use request::{Opcode, TransferRequest};

@@ -1,11 +1,7 @@
-//! Registered memory. All `unsafe` of this crate is here: memory that a caller promises, and
-//! buffers of the engine's own.
+//! Registered memory: what a caller promises to leave in place, and copies to and from it.
 
 #![allow(unsafe_code)]
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
-use std::fmt;
-use std::ptr::{self, NonNull};
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use millstream_metadata::BufferDesc;
@@ -15,14 +11,10 @@ use millstream_net::shared_memory::{
 };
 use millstream_verbs::{Access, MemoryRegion, ProtectionDomain, RegionError};
 
-use crate::engine::Inner;
 use crate::gate::{Gate, Pass};
 use crate::regions::RegionMap;
 use crate::transport::Registration;
-use crate::{BufferError, Opcode, RegisterError, TransferEngine};
-
-/// Alignment of the engine's own buffers: a page.
-const PAGE: usize = 4096;
+use crate::{Opcode, RegisterError, TransferEngine};
 
 /// Memory that stays valid as long as this value, by the promise made to [`RawMemory::new`].
 #[derive(Debug)]
@@ -44,7 +36,11 @@ impl RawMemory {
     /// As long as the value or a [`MemoryRegion`] made from it lives, the bytes must stay mapped and
     /// writable, and no reference may be held to them that conflicts with reading or writing them
     /// at any time, from any thread.
-    unsafe fn new(pointer: *mut u8, length: usize, shared: Option<Arc<SharedMemory>>) -> Self {
+    pub(crate) unsafe fn new(
+        pointer: *mut u8,
+        length: usize,
+        shared: Option<Arc<SharedMemory>>,
+    ) -> Self {
         Self { pointer, length, shared }
     }
 
@@ -309,162 +305,12 @@ impl TransferEngine {
         let memory = |&(address, length)| unsafe { RawMemory::new(address, length, None) };
         self.inner.register(pieces.iter().map(memory).collect(), location, remote_accessible)
     }
-
-    /// Allocates and registers zeroed, page-aligned memory; see
-    /// [`TransferEngine::register_memory`].
-    pub fn allocate_buffer(
-        &self,
-        length: usize,
-        location: &str,
-        remote_accessible: bool,
-    ) -> Result<Buffer, RegisterError> {
-        if length == 0 {
-            return Err(RegisterError::Empty);
-        }
-        let shared = remote_accessible && self.inner.shares_memory();
-        let bytes = Bytes::allocate(length, shared).ok_or(RegisterError::OutOfMemory { length })?;
-        let mut buffer = Buffer { bytes, registered: false, engine: Arc::clone(&self.inner) };
-        let (pointer, shared) = (buffer.pointer(), buffer.bytes.shared());
-        // SAFETY: `Buffer` frees the memory only after it has unregistered it, and gives out no
-        // references to it.
-        let memory = unsafe { RawMemory::new(pointer, length, shared) };
-        self.inner.register(vec![memory], location, remote_accessible)?;
-        buffer.registered = true;
-        Ok(buffer)
-    }
 }
 
 /// What a caller brought may be gone when it is needed.
 fn handle_faults() {
     if let Err(error) = guarded::recover() {
         tracing::warn!(%error, "registered memory must not be unmapped: no signal handler");
-    }
-}
-
-/// Memory of the engine's own, zeroed and page-aligned.
-enum Bytes {
-    Heap(NonNull<u8>, Layout),
-    /// Other processes can map it.
-    Shared(Arc<SharedMemory>),
-}
-
-impl Bytes {
-    fn allocate(length: usize, shared: bool) -> Option<Self> {
-        if shared {
-            match SharedMemory::new(length) {
-                Ok(memory) => return Some(Self::Shared(Arc::new(memory))),
-                // As when there are no more descriptors: other processes have to copy.
-                Err(error) => tracing::debug!(%error, length, "no shared memory"),
-            }
-        }
-        let layout = Layout::from_size_align(length, PAGE).ok()?;
-        // SAFETY: the layout is not of size 0: the caller has looked.
-        NonNull::new(unsafe { alloc_zeroed(layout) }).map(|pointer| Self::Heap(pointer, layout))
-    }
-
-    fn shared(&self) -> Option<Arc<SharedMemory>> {
-        match self {
-            Self::Heap(..) => None,
-            Self::Shared(memory) => Some(Arc::clone(memory)),
-        }
-    }
-}
-
-/// Registered memory that the engine allocated. Dropping it unregisters it, waits until no transfer
-/// touches it any more, and frees it.
-///
-/// There are no references to its bytes, since peers may change them at any time: they are copied
-/// in and out. A copy made while someone writes the same bytes may hold old and new ones mixed.
-pub struct Buffer {
-    bytes: Bytes,
-    registered: bool,
-    engine: Arc<Inner>,
-}
-
-// SAFETY: it owns its memory, and accesses it by copies only.
-unsafe impl Send for Buffer {}
-// SAFETY: as above; concurrent copies mix bytes but touch nothing else.
-unsafe impl Sync for Buffer {}
-
-impl Buffer {
-    /// Address of its first byte: the `source` of requests.
-    pub fn address(&self) -> u64 {
-        self.pointer().expose_provenance() as u64
-    }
-
-    /// Bytes.
-    pub fn length(&self) -> usize {
-        match &self.bytes {
-            Bytes::Heap(_, layout) => layout.size(),
-            Bytes::Shared(memory) => memory.length(),
-        }
-    }
-
-    fn pointer(&self) -> *mut u8 {
-        match &self.bytes {
-            Bytes::Heap(pointer, _) => pointer.as_ptr(),
-            Bytes::Shared(memory) => memory.pointer().as_ptr(),
-        }
-    }
-
-    /// Copies `bytes` into it, `offset` bytes from its start.
-    pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), BufferError> {
-        let to = self.range(offset, bytes.len())?;
-        // SAFETY: `range` has checked that the bytes lie in the buffer, which `bytes` cannot
-        // overlap, as there are no references to it.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
-        Ok(())
-    }
-
-    /// Copies from `offset` bytes after its start into `bytes`, filling it.
-    pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), BufferError> {
-        let from = self.range(offset, bytes.len())?;
-        // SAFETY: as in `write`.
-        unsafe { ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
-        Ok(())
-    }
-
-    fn range(&self, offset: usize, length: usize) -> Result<*mut u8, BufferError> {
-        match offset.checked_add(length) {
-            Some(end) if end <= self.length() => Ok(self.pointer().wrapping_add(offset)),
-            _ => Err(BufferError::OutOfRange {
-                offset: offset as u64,
-                length: length as u64,
-                buffer_length: self.length() as u64,
-            }),
-        }
-    }
-}
-
-impl fmt::Debug for Buffer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Buffer")
-            .field("address", &format_args!("{:#x}", self.address()))
-            .field("length", &self.length())
-            .finish_non_exhaustive()
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        let unregistered = match self.registered {
-            // It may be gone already: with its engine, or by the caller's own hand.
-            true => self.engine.unregister(&[self.address()]),
-            false => Ok(()),
-        };
-        match self.bytes {
-            Bytes::Heap(pointer, layout) => {
-                if matches!(unregistered, Err(RegisterError::InUse { .. })) {
-                    // Another process may still write to it, so it is nobody else's.
-                    return;
-                }
-                // SAFETY: allocated with this layout, and nobody uses it any more: the registration,
-                // if any, has been dropped, which waits for those who do.
-                unsafe { dealloc(pointer.as_ptr(), layout) };
-            }
-            // Whoever still has access to it keeps it.
-            Bytes::Shared(_) => {}
-        }
     }
 }
 
