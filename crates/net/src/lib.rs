@@ -31,6 +31,8 @@ mod link;
 #[cfg(millstream_loom)]
 mod model;
 #[cfg(not(millstream_loom))]
+pub mod own_memory;
+#[cfg(not(millstream_loom))]
 mod packet;
 mod prefetch;
 #[cfg(not(millstream_loom))]

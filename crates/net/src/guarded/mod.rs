@@ -28,6 +28,9 @@ use self::portable as machine;
 #[cfg(target_arch = "x86_64")]
 pub use self::signals::recover;
 
+/// Whether faults can be recovered from on this architecture.
+pub const RECOVERS: bool = cfg!(target_arch = "x86_64");
+
 /// Pages are no smaller than this.
 const PAGE: usize = 4096;
 
