@@ -4,9 +4,10 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
-use std::ptr::{self, NonNull};
+use std::ptr::NonNull;
 use std::sync::Arc;
 
+use millstream_net::guarded::{self, Caching};
 use millstream_net::shared_memory::SharedMemory;
 
 use crate::engine::Inner;
@@ -74,7 +75,11 @@ impl Bytes {
 /// touches it any more, and frees it.
 ///
 /// There are no references to its bytes, since peers may change them at any time: they are copied
-/// in and out. A copy made while someone writes the same bytes may hold old and new ones mixed.
+/// in and out, on any threads at a time. Each byte is copied as by a relaxed atomic access
+/// ([`millstream_net::guarded`]), and so do transfers of this process. So a copy made while someone writes
+/// the same bytes may hold old and new ones mixed, and nothing worse: there is no data race. What a soft
+/// device sends from a buffer is read as a device would read it: bytes that are written meanwhile
+/// arrive as old or new ones, or are sent again.
 pub struct Buffer {
     bytes: Bytes,
     registered: bool,
@@ -83,7 +88,8 @@ pub struct Buffer {
 
 // SAFETY: it owns its memory, and accesses it by copies only.
 unsafe impl Send for Buffer {}
-// SAFETY: as above; concurrent copies mix bytes but touch nothing else.
+// SAFETY: as above; copies are of atomic accesses to single bytes, so that concurrent ones mix bytes, and
+// are no data race.
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
@@ -110,18 +116,15 @@ impl Buffer {
     /// Copies `bytes` into it, `offset` bytes from its start.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), BufferError> {
         let to = self.range(offset, bytes.len())?;
-        // SAFETY: `range` has checked that the bytes lie in the buffer, which `bytes` cannot
-        // overlap, as there are no references to it.
-        unsafe { ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
-        Ok(())
+        // SAFETY: `range` has checked that the bytes lie in the buffer, to which there are no references.
+        Ok(unsafe { guarded::copy(bytes.as_ptr(), to, bytes.len(), Caching::Through)? })
     }
 
     /// Copies from `offset` bytes after its start into `bytes`, filling it.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), BufferError> {
         let from = self.range(offset, bytes.len())?;
         // SAFETY: as in `write`.
-        unsafe { ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
-        Ok(())
+        Ok(unsafe { guarded::copy(from, bytes.as_mut_ptr(), bytes.len(), Caching::Through)? })
     }
 
     fn range(&self, offset: usize, length: usize) -> Result<*mut u8, BufferError> {

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use millstream_metadata::{CallErrorKind, NameError, StoreError};
 use millstream_topology::MatrixFileError;
+use millstream_net::guarded::Fault;
+use millstream_net::own_memory::Defect;
 use millstream_verbs::{CompletionStatus, CreateError, DeviceError, ModifyError, PostError};
 use thiserror::Error;
 
@@ -208,6 +210,18 @@ pub enum RegisterError {
         /// Bytes of what is registered.
         other_length: u64,
     },
+    /// Not all of it is mapped, readable and writable.
+    #[error("{length} bytes at {address:#x} cannot be registered: at {first:#x}, {defect}")]
+    Defective {
+        /// First byte.
+        address: u64,
+        /// Bytes.
+        length: u64,
+        /// The first byte that cannot be accessed.
+        first: u64,
+        /// Why.
+        defect: Defect,
+    },
     /// A location has a name of printable characters.
     #[error(
         "{location:?} is no location of memory: it is \"*\", or a name as \"cpu:0\", up to {limit} \
@@ -269,7 +283,9 @@ impl RegisterError {
     /// The number of the C API: -1 for zero length, -7 for an overlap, -3 for unknown memory.
     pub fn code(&self) -> i32 {
         match self {
-            Self::Empty | Self::Invalid { .. } | Self::Location { .. } => code::INVALID_ARGUMENT,
+            Self::Empty | Self::Invalid { .. } | Self::Defective { .. } | Self::Location { .. } => {
+                code::INVALID_ARGUMENT
+            }
             Self::Overlap { .. } => code::ADDRESS_OVERLAPPED,
             Self::Unknown { .. } => code::ADDRESS_NOT_REGISTERED,
             Self::TooMany { .. } => code::TOO_MANY_REQUESTS,
@@ -293,6 +309,9 @@ pub enum BufferError {
         /// Bytes of the buffer.
         buffer_length: u64,
     },
+    /// The system has no memory for it, as for want of huge pages.
+    #[error(transparent)]
+    Fault(#[from] Fault),
     /// There are not so many buffers.
     #[error("the segment has {count} buffers: there is no buffer {index}")]
     NoBuffer {
@@ -306,7 +325,10 @@ pub enum BufferError {
 impl BufferError {
     /// The number of the C API.
     pub const fn code(&self) -> i32 {
-        code::INVALID_ARGUMENT
+        match self {
+            Self::OutOfRange { .. } | Self::NoBuffer { .. } => code::INVALID_ARGUMENT,
+            Self::Fault(_) => code::MEMORY,
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{LONG, contents, engine, pattern, private, shared};
+use common::{LONG, address, contents, engine, pattern, private, request, shared};
 use millstream_transfer::{
     Config, Opcode, SegmentId, TransferEngine, TransferRequest, TransferState,
 };
@@ -159,4 +159,34 @@ fn a_remote_of_our_own_name_is_not_us() {
     assert_ne!(segment.id(), SegmentId::LOCAL);
     let segment = own.open_segment(&format!("127.0.0.1:{}", port(&own))).unwrap();
     assert_eq!(segment.id(), SegmentId::LOCAL);
+}
+
+/// Threads write the same bytes at once, with calls and with transfers: what is read is what one of them
+/// wrote, byte by byte, and only within the buffer.
+#[test]
+fn a_buffer_is_used_by_many_threads_at_a_time() {
+    const LENGTH: usize = 100_000;
+    let engine = TransferEngine::new(Config::new(address())).unwrap();
+    let (buffer, source) = (shared(&engine, LENGTH + 64), private(&engine, LENGTH));
+    source.write(0, &[3; LENGTH]).unwrap();
+    let own = engine.open_segment(engine.name()).unwrap();
+    let offset = own.address_of(0, 0, 1).unwrap().abs_diff(buffer.address());
+    assert_eq!(offset, 0, "one buffer can be accessed by peers");
+    let write = request(Opcode::Write, (&source, 0), &own, 32, LENGTH as u64);
+    std::thread::scope(|scope| {
+        for value in [1, 2] {
+            let buffer = &buffer;
+            scope.spawn(move || {
+                for _ in 0..200 {
+                    buffer.write(32, &[value; LENGTH]).unwrap();
+                }
+            });
+        }
+        for _ in 0..200 {
+            let found = contents(&buffer, 0, LENGTH + 64);
+            assert!(found.iter().all(|&byte| byte <= 3));
+            assert!(found[..32].iter().chain(&found[32 + LENGTH..]).all(|&byte| byte == 0));
+            engine.submit_and_wait(&[write], LONG).unwrap();
+        }
+    });
 }
