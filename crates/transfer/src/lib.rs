@@ -46,6 +46,7 @@ mod local;
 mod memory;
 mod notify;
 mod pieces;
+mod placement;
 mod publication;
 mod rdma;
 mod regions;

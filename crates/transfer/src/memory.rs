@@ -12,6 +12,7 @@ use millstream_net::shared_memory::{
 use millstream_verbs::{Access, MemoryRegion, ProtectionDomain, RegionError};
 
 use crate::gate::{Gate, Pass};
+use crate::placement::Place;
 use crate::regions::RegionMap;
 use crate::transport::Registration;
 use crate::{Opcode, RegisterError, TransferEngine};
@@ -23,6 +24,8 @@ pub(crate) struct RawMemory {
     length: usize,
     /// What it is of, if processes can map it.
     shared: Option<Arc<SharedMemory>>,
+    /// By the caller, who may take it away.
+    brought: bool,
 }
 
 // SAFETY: the promise made to `new` holds on every thread, and what the methods do with the memory
@@ -41,7 +44,20 @@ impl RawMemory {
         length: usize,
         shared: Option<Arc<SharedMemory>>,
     ) -> Self {
-        Self { pointer, length, shared }
+        Self { pointer, length, shared, brought: false }
+    }
+
+    /// # Safety
+    /// As of `new`, but for bytes that are not mapped any more, where faults are handled.
+    unsafe fn brought(pointer: *mut u8, length: usize) -> Self {
+        handle_faults();
+        // SAFETY: the caller promises it.
+        Self { brought: true, ..unsafe { Self::new(pointer, length, None) } }
+    }
+
+    /// Whether it is the caller's, and not the engine's own.
+    pub(crate) fn is_brought(&self) -> bool {
+        self.brought
     }
 
     pub(crate) fn address(&self) -> u64 {
@@ -77,7 +93,7 @@ pub(crate) struct Region {
     _memory: RawMemory,
     /// Which of the registrations has the keys of the descriptor.
     keyed: Option<usize>,
-    location: String,
+    places: Vec<Place>,
     remote: bool,
     text_length: usize,
 }
@@ -87,7 +103,7 @@ impl Region {
         registrations: Vec<Registration>,
         keyed: Option<usize>,
         memory: RawMemory,
-        location: String,
+        places: Vec<Place>,
         remote: bool,
     ) -> Self {
         let local = Arc::new(LocalMemory {
@@ -98,23 +114,32 @@ impl Region {
             gate: Gate::default(),
         });
         let (_memory, text_length) = (memory, 0);
-        let mut region =
-            Self { registrations, local, _memory, keyed, location, remote, text_length };
+        let mut region = Self { registrations, local, _memory, keyed, places, remote, text_length };
         let text = |buffer| serde_json::to_vec(&buffer).unwrap_or_default();
         // With a comma.
         region.text_length = region.buffers().map(|buffer| text(buffer).len() + 1).sum();
         region
     }
 
-    /// What peers are told of it.
+    /// What peers are told of it: a buffer for each place, all with the same keys.
     pub(crate) fn buffers(&self) -> impl Iterator<Item = BufferDesc> {
         let keys = self.keyed.and_then(|index| self.registrations.get(index));
         let keys = keys.map(|keys| (keys.keys.to_vec(), keys.remote_keys.to_vec()));
         let (lkey, rkey) = keys.unwrap_or_default();
         let shm_key = self.registrations.iter().find_map(|each| each.shared_key);
-        let (addr, length) = (self.local.first, self.local.length);
-        let name = self.location.clone();
-        std::iter::once(BufferDesc { name, addr, length, rkey, lkey, shm_key })
+        self.places.iter().map(move |place| BufferDesc {
+            name: place.location.clone(),
+            addr: self.local.first + place.offset,
+            length: place.length,
+            rkey: rkey.clone(),
+            lkey: lkey.clone(),
+            shm_key,
+        })
+    }
+
+    /// How many buffers that are.
+    pub(crate) const fn buffer_count(&self) -> usize {
+        self.places.len()
     }
 
     /// How many bytes that takes in the descriptor.
@@ -282,9 +307,8 @@ impl TransferEngine {
         location: &str,
         remote_accessible: bool,
     ) -> Result<(), RegisterError> {
-        handle_faults();
         // SAFETY: the caller promises it.
-        let memory = unsafe { RawMemory::new(address, length, None) };
+        let memory = unsafe { RawMemory::brought(address, length) };
         self.inner.register(vec![memory], location, remote_accessible)
     }
 
@@ -300,9 +324,8 @@ impl TransferEngine {
         location: &str,
         remote_accessible: bool,
     ) -> Result<(), RegisterError> {
-        handle_faults();
         // SAFETY: the caller promises it.
-        let memory = |&(address, length)| unsafe { RawMemory::new(address, length, None) };
+        let memory = |&(address, length)| unsafe { RawMemory::brought(address, length) };
         self.inner.register(pieces.iter().map(memory).collect(), location, remote_accessible)
     }
 }
@@ -319,7 +342,8 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Config, SegmentId, TransferRequest};
+    use crate::placement::pretended;
+    use crate::{Config, RdmaConfig, SegmentId, TransferRequest};
 
     #[test]
     fn memory_of_the_caller() {
@@ -354,5 +378,46 @@ mod tests {
         engine.unregister_memory(part(1000)).unwrap();
         assert!(memory[1500..2500].iter().all(|&byte| byte == 5));
         assert!(memory[2500..].iter().all(|&byte| byte == 0));
+    }
+
+    /// A piece of memory on two nodes is two buffers for peers, and one for requests.
+    #[test]
+    fn memory_on_two_nodes() {
+        const LENGTH: usize = 300_000;
+        let address = |last| [127, 98, std::process::id() as u8, last].into();
+        let engine = |last, shm: bool| {
+            let engine = TransferEngine::new(Config::new(address(last))).unwrap();
+            match shm {
+                true => engine.install_shm().unwrap(),
+                false => engine.install_rdma(RdmaConfig::new(&[address(last)])).unwrap(),
+            }
+            engine
+        };
+        pretended::set(vec![(0, Some(1)), (100_000, Some(0)), (200_000, Some(1))]);
+        for shm in [false, true] {
+            let (target, initiator) = (engine(1, shm), engine(2, shm));
+            let remote = target.allocate_buffer(LENGTH, "*", true).unwrap();
+            let local = initiator.allocate_buffer(LENGTH, "*", false).unwrap();
+            let bytes: Vec<u8> = (0..LENGTH).map(|index| (index / 1000) as u8).collect();
+            local.write(0, &bytes).unwrap();
+            let segment = initiator.open_segment(target.name()).unwrap();
+            let seen: Vec<_> =
+                segment.buffers().into_iter().map(|it| (it.length, it.location)).collect();
+            let expected = ["cpu:1", "cpu:0", "cpu:1"].map(|it| (100_000, it.to_owned()));
+            assert_eq!(seen, expected);
+            let request = TransferRequest {
+                opcode: Opcode::Write,
+                source: local.address(),
+                target: segment.id(),
+                target_offset: remote.address(),
+                length: LENGTH as u64,
+            };
+            initiator.submit_and_wait(&[request], Duration::from_secs(60)).unwrap();
+            let mut found = vec![0; LENGTH];
+            remote.read(0, &mut found).unwrap();
+            assert!(found == bytes);
+            let beyond = TransferRequest { target_offset: remote.address() + 1, ..request };
+            assert!(initiator.submit_and_wait(&[beyond], Duration::from_secs(60)).is_err());
+        }
     }
 }

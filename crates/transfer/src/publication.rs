@@ -8,11 +8,11 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
-use millstream_metadata::{SegmentDesc, StoreError, timestamp};
+use millstream_metadata::{MAX_BUFFERS, SegmentDesc, StoreError, timestamp};
 
-use crate::SegmentId;
 use crate::engine::Inner;
 use crate::memory::Region;
+use crate::{RegisterError, SegmentId};
 
 /// What has been published.
 #[derive(Debug, Default)]
@@ -21,17 +21,22 @@ pub(crate) struct Publication {
     version: AtomicU64,
     /// Of which version the descriptor is.
     published: Mutex<Option<u64>>,
-    /// Bytes that all buffers take in it.
+    /// How many buffers are in it, and how many bytes these take.
+    buffers: AtomicUsize,
     length: AtomicUsize,
 }
 
 impl Publication {
     pub(crate) fn add(&self, regions: &[Region]) {
         self.length.fetch_add(regions.iter().map(Region::text_length).sum(), Ordering::Relaxed);
+        self.buffers.fetch_add(regions.iter().map(Region::buffer_count).sum(), Ordering::Relaxed);
     }
 
     pub(crate) fn remove<'a>(&self, regions: impl Iterator<Item = &'a Region>) {
-        self.length.fetch_sub(regions.map(Region::text_length).sum(), Ordering::Relaxed);
+        for region in regions {
+            self.length.fetch_sub(region.text_length(), Ordering::Relaxed);
+            self.buffers.fetch_sub(region.buffer_count(), Ordering::Relaxed);
+        }
     }
 }
 
@@ -74,11 +79,17 @@ impl Inner {
     }
 
     /// Whether the descriptor can be published with all that was added.
-    pub(crate) fn check_length(&self) -> Result<(), StoreError> {
+    pub(crate) fn check_length(&self) -> Result<(), RegisterError> {
+        if self.publication.buffers.load(Ordering::Relaxed) > MAX_BUFFERS {
+            return Err(RegisterError::TooMany { limit: MAX_BUFFERS });
+        }
         let buffers = self.publication.length.load(Ordering::Relaxed);
         let length = self.describe_engine().to_json().len() + buffers;
         let limit = self.store.segment_limit();
-        if length > limit { Err(StoreError::TooLong { length, limit }) } else { Ok(()) }
+        match length > limit {
+            true => Err(StoreError::TooLong { length, limit }.into()),
+            false => Ok(()),
+        }
     }
 
     fn describe(&self) -> SegmentDesc {

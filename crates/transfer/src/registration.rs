@@ -1,13 +1,13 @@
 //! Registration of memory: addresses are reserved, transports asked, and what came of it is shown, all
 //! of a batch or nothing of it. Transports work meanwhile under no lock that others need.
 
+use millstream_net::own_memory::Inspector;
+
 use crate::RegisterError;
 use crate::engine::Inner;
 use crate::memory::{Memory, RawMemory, Region};
+use crate::placement::Place;
 use crate::transport::ANY_LOCATION;
-
-/// Where memory is when neither the caller nor the machine says otherwise.
-const DEFAULT_LOCATION: &str = "cpu:0";
 
 /// The longest name of a location: it stands in the descriptor once for each buffer.
 const MAX_LOCATION: usize = 64;
@@ -27,6 +27,7 @@ impl Inner {
         let location = check_location(location)?;
         let mut reserved = Reserved { memory: self.memory(), addresses: Vec::new() };
         reserved.add(&wanted)?;
+        check_mapping(&wanted)?;
         let register = |memory| self.register_one(memory, location, remote);
         let regions = wanted.into_iter().map(register).collect::<Result<Vec<_>, _>>()?;
         if !remote {
@@ -37,7 +38,7 @@ impl Inner {
         self.publication.add(&regions);
         if let Err(error) = self.check_length() {
             self.publication.remove(regions.iter());
-            return Err(error.into());
+            return Err(error);
         }
         reserved.fill(regions);
         self.changed().map_err(|error| {
@@ -67,8 +68,15 @@ impl Inner {
                 keyed.get_or_insert(index);
             }
         }
-        let location = if location == ANY_LOCATION { DEFAULT_LOCATION } else { location };
-        Ok(Region::new(registrations, keyed, memory, location.to_owned(), remote))
+        let mut places = match location {
+            ANY_LOCATION => Place::find(memory.address(), memory.length()),
+            location => Place::whole(memory.length(), location),
+        };
+        // Peers know by the keys that places belong together.
+        if keyed.is_none() && registrations.iter().all(|each| each.shared_key.is_none()) {
+            places = Place::whole(memory.length(), &places[0].location);
+        }
+        Ok(Region::new(registrations, keyed, memory, places, remote))
     }
 
     /// Unregisters the memory at each of these addresses, whatever becomes of the others. The first
@@ -159,6 +167,33 @@ impl Drop for Reserved<'_> {
             regions.remove(address);
         }
     }
+}
+
+/// What callers bring must be there, all of it.
+fn check_mapping(wanted: &[RawMemory]) -> Result<(), RegisterError> {
+    let mut brought = wanted.iter().filter(|memory| memory.is_brought()).peekable();
+    if brought.peek().is_none() {
+        return Ok(());
+    }
+    let unknown = |error| tracing::debug!(%error, "memory is registered without a look at it");
+    let mut inspector = match Inspector::new() {
+        Ok(inspector) => inspector,
+        Err(error) => {
+            unknown(error);
+            return Ok(());
+        }
+    };
+    for memory in brought {
+        let (address, length) = (memory.address(), memory.length());
+        match inspector.first_defect(address, length) {
+            Ok(None) => {}
+            Ok(Some((first, defect))) => {
+                return Err(RegisterError::Defective { address, length, first, defect });
+            }
+            Err(error) => unknown(error),
+        }
+    }
+    Ok(())
 }
 
 /// What a location can be called. Mooncake refuses descriptors that have one without a name, so

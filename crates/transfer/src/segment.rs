@@ -69,8 +69,38 @@ impl View {
         let after = self.order.partition_point(|&index| buffers[index as usize].addr <= address);
         let before = self.order.get(after.checked_sub(1)?).map(|&index| index as usize);
         let holds = |&index: &usize| buffers[index].contains(address, length);
+        if let Some(index) = before
+            && self.holds_together(after - 1, address, length)
+        {
+            return Some(index);
+        }
         // Buffers of one process do not overlap, but nobody says that a descriptor is true.
         before.filter(holds).or_else(|| (0..buffers.len()).find(holds))
+    }
+
+    /// Whether these bytes lie in the buffer at this place in the order and those that follow it without a
+    /// gap, which have the same keys: one piece of memory whose pages are on several NUMA nodes.
+    fn holds_together(&self, place: usize, address: u64, length: u64) -> bool {
+        let Some(end) = address.checked_add(length) else { return false };
+        let mut parts = self.order[place..].iter().map(|&it| &self.descriptor.buffers[it as usize]);
+        let Some(first) = parts.next() else { return false };
+        if first.rkey.is_empty() && first.shm_key.is_none() {
+            return false;
+        }
+        let mut until = first.addr.saturating_add(first.length);
+        while until < end {
+            match parts.next() {
+                Some(next)
+                    if next.addr == until
+                        && until > address
+                        && (&next.rkey, next.shm_key) == (&first.rkey, first.shm_key) =>
+                {
+                    until = until.saturating_add(next.length);
+                }
+                _ => return false,
+            }
+        }
+        true
     }
 }
 
@@ -267,6 +297,47 @@ mod tests {
             (125, 5, Some(3)),
             (125, 6, Some(1)),
             (150, 1, Some(1)),
+        ] {
+            assert_eq!(view.find(address, length), found, "{address} {length}");
+        }
+    }
+
+    /// As of memory whose pages are on several nodes.
+    #[test]
+    fn buffers_with_the_same_keys_are_one_piece() {
+        let buffer = |addr, length, key: Option<u32>, shm_key| BufferDesc {
+            addr,
+            length,
+            rkey: key.into_iter().collect(),
+            shm_key,
+            ..BufferDesc::default()
+        };
+        let buffers = vec![
+            buffer(100, 100, Some(1), Some(5)),
+            buffer(200, 100, Some(1), Some(5)),
+            buffer(300, 100, Some(1), Some(5)),
+            buffer(400, 100, Some(2), Some(5)),
+            buffer(500, 100, Some(2), None),
+            buffer(700, 100, None, None),
+            buffer(800, 100, None, None),
+            buffer(900, 10, None, Some(7)),
+            buffer(910, 10, None, Some(7)),
+            buffer(921, 10, None, Some(7)),
+        ];
+        let view = View::new(SegmentDesc { buffers, ..SegmentDesc::default() });
+        for (address, length, found) in [
+            (100, 300, Some(0)),
+            (199, 2, Some(0)),
+            (250, 150, Some(1)),
+            (100, 301, None),
+            (399, 2, None),
+            (499, 2, None),
+            (599, 2, None),
+            (650, 100, None),
+            (799, 2, None),
+            (900, 20, Some(7)),
+            (900, 22, None),
+            (100, u64::MAX, None),
         ] {
             assert_eq!(view.find(address, length), found, "{address} {length}");
         }
