@@ -143,3 +143,51 @@ fn work_requests_of_soft_devices_fail_alone() {
     let (target, initiator) = (engine(1), engine(1));
     take_away_and_try(&target, &initiator, false);
 }
+
+#[test]
+fn what_is_not_there_is_not_registered() {
+    let target = engine(1);
+    let memory = Mapped::new();
+    memory.take_away(8, libc::PROT_NONE);
+    memory.take_away(9, libc::PROT_READ);
+    let register = |first: usize, pages: usize| {
+        // SAFETY: as in `Mapped::register`.
+        unsafe { target.register_memory(memory.page(first), pages * PAGE, "cpu:0", true) }
+    };
+    register(0, 8).unwrap();
+    for (first, pages, bad, why) in
+        [(8, 1, 8, "must not be read"), (9, 3, 9, "must not be written"), (8, 30, 8, "read")]
+    {
+        let error = register(first, pages).unwrap_err();
+        assert_eq!(error.code(), -1);
+        let text = error.to_string();
+        assert!(text.contains(&format!("at {:#x}, ", memory.address(bad))), "{text}");
+        assert!(text.contains(why), "{text}");
+    }
+    register(10, 4).unwrap();
+    let gone = Mapped::new();
+    let (first, length) = (gone.page(0), PAGES * PAGE);
+    drop(gone);
+    // SAFETY: nothing is there, or if another thread was faster, it is only looked at.
+    if let Err(error) = unsafe { target.register_memory(first, length, "cpu:0", false) } {
+        assert!(error.to_string().contains(&format!("at {first:p}")), "{error}");
+    }
+
+    // Those that were registered are as good as without the others.
+    let initiator = engine(1);
+    let source = private(&initiator, PAGE);
+    source.write(0, &[5; PAGE]).unwrap();
+    let segment = initiator.open_segment(target.name()).unwrap();
+    assert_eq!(segment.buffers().len(), 2);
+    for page in [0, 13] {
+        let request = TransferRequest {
+            opcode: Opcode::Write,
+            source: source.address(),
+            target: segment.id(),
+            target_offset: memory.address(page),
+            length: PAGE as u64,
+        };
+        assert!(outcome(&initiator, request).is_none());
+    }
+    target.unregister_memory_batch(&[memory.page(0), memory.page(10)]).unwrap();
+}
