@@ -117,14 +117,16 @@ impl Buffer {
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), BufferError> {
         let to = self.range(offset, bytes.len())?;
         // SAFETY: `range` has checked that the bytes lie in the buffer, to which there are no references.
-        Ok(unsafe { guarded::copy(bytes.as_ptr(), to, bytes.len(), Caching::Through)? })
+        unsafe { guarded::copy(bytes.as_ptr(), to, bytes.len(), Caching::Through)? };
+        Ok(())
     }
 
     /// Copies from `offset` bytes after its start into `bytes`, filling it.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), BufferError> {
         let from = self.range(offset, bytes.len())?;
         // SAFETY: as in `write`.
-        Ok(unsafe { guarded::copy(from, bytes.as_mut_ptr(), bytes.len(), Caching::Through)? })
+        unsafe { guarded::copy(from, bytes.as_mut_ptr(), bytes.len(), Caching::Through)? };
+        Ok(())
     }
 
     fn range(&self, offset: usize, length: usize) -> Result<*mut u8, BufferError> {

@@ -50,7 +50,6 @@ impl Config {
                 connect_timeout: Duration::from_secs(2),
                 call_timeout: Duration::from_millis(2500),
                 frame_limit: MAX_DESCRIPTOR,
-                ..ClientConfig::default()
             },
             server: ServerConfig::default(),
             slice_length: 64 << 10,

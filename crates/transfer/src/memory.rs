@@ -239,7 +239,8 @@ impl Inside<'_> {
         let overlap = from.addr().abs_diff(to.addr()) < length as usize;
         let caching = if overlap { Caching::Through } else { caching };
         // SAFETY: both ranges are in registered memory, which stays valid while it is entered.
-        Ok(unsafe { guarded::copy(from, to, length as usize, caching)? })
+        unsafe { guarded::copy(from, to, length as usize, caching)? };
+        Ok(())
     }
 
     /// Copies `length` bytes to (a WRITE) or from (a READ) an address of a peer.
