@@ -1,8 +1,9 @@
-//! What the kernel says of this process's memory: whether a range can be read and written, and on which
-//! NUMA nodes its pages are.
+//! What the kernel says of this process's memory, whether a range can be read and written and on which NUMA
+//! nodes its pages are, and what it does to it.
 
 mod maps;
 mod nodes;
+mod populate;
 
 use std::io;
 
@@ -12,6 +13,7 @@ use self::maps::Maps;
 use crate::guarded;
 
 pub use self::nodes::{nodes, page_length};
+pub use self::populate::populate;
 
 /// Why memory cannot be used.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]

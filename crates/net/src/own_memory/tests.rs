@@ -93,3 +93,32 @@ fn pages_have_nodes_once_they_are_there() {
     assert_eq!(found, [false, false, true, false]);
     unmap(first, 4);
 }
+
+#[test]
+fn memory_has_all_its_pages_at_once() {
+    // Three threads' work, and a little.
+    let pages = 3 * (4 << 10) + 5;
+    let first = map(pages, BOTH, ANONYMOUS, -1);
+    let middle = first + 70_000 * 4;
+    // SAFETY: memory of this test.
+    unsafe { ptr::with_exposed_provenance_mut::<u8>(middle as usize).write(7) };
+    let all: Vec<u64> = (0..pages).step_by(97).map(|page| first + page * PAGE).collect();
+    let there = |all: &[u64]| nodes(all).map(|found| found.iter().flatten().count());
+    match there(&all) {
+        Ok(count) => assert!(count < all.len()),
+        Err(error) => return eprintln!("skipped: move_pages: {error}"),
+    }
+    match populate(first + 5, pages * PAGE - 10, 4) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::InvalidInput => {
+            return eprintln!("skipped: MADV_POPULATE_WRITE needs Linux 5.14");
+        }
+        Err(error) => panic!("{error}"),
+    }
+    assert_eq!(there(&all).unwrap(), all.len());
+    // SAFETY: memory of this test.
+    assert_eq!(unsafe { ptr::with_exposed_provenance::<u8>(middle as usize).read() }, 7);
+    unmap(first, pages);
+    assert!(populate(1, 5, 4).is_err());
+    assert!(populate(u64::MAX - 5, 100, 4).is_err());
+}
