@@ -70,6 +70,9 @@ pub struct RdmaConfig {
     pub soft: SoftConfig,
     /// What devices of the system are opened with, but for name and address.
     pub ibverbs: IbverbsConfig,
+    /// Whether memory is registered with all devices at once. With `None`, memory of 4 GiB and more is, with
+    /// devices of the system, where there are four processors.
+    pub parallel_registration: Option<bool>,
     /// The largest path MTU used, where interfaces and peers would take larger ones.
     pub max_path_mtu: Mtu,
     /// Which of their device's partitions the queue pairs are in.
@@ -112,6 +115,7 @@ impl RdmaConfig {
             provider: None,
             soft: SoftConfig::new(Ipv4Addr::LOCALHOST.into()),
             ibverbs: IbverbsConfig::default(),
+            parallel_registration: None,
             max_path_mtu: Mtu::B4096,
             partition_key_index: 0,
             topology_file: None,

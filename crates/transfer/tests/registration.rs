@@ -4,8 +4,8 @@ mod common;
 
 use std::ptr;
 
-use common::{LONG, address, engine, private, request};
-use millstream_transfer::{Config, Opcode, SegmentId, TransferEngine, TransferRequest};
+use common::{LONG, address, contents, engine, engine_with, pattern, private, request, shared};
+use millstream_transfer::{Config, Opcode, RdmaConfig, SegmentId, TransferEngine, TransferRequest};
 
 /// Pages that are nobody else's, in one allocation.
 struct Pages(Vec<u8>);
@@ -162,4 +162,24 @@ fn many_pieces_of_memory_are_registered_and_used() {
     drop((target, initiator));
     assert_eq!(pages.0[last * STEP..][..STEP - 1], [7; STEP - 1]);
     assert_eq!(pages.0.iter().filter(|&&byte| byte != 0).count(), STEP - 1);
+}
+
+/// Each device gets its own key, at once or one after the other.
+#[test]
+fn several_devices_register_at_once() {
+    const LENGTH: usize = 1 << 20;
+    for parallel_registration in [Some(true), Some(false), None] {
+        let engine = || {
+            let addresses: Vec<_> = (0..4).map(|_| address()).collect();
+            engine_with(RdmaConfig { parallel_registration, ..RdmaConfig::new(&addresses) })
+        };
+        let (target, initiator) = (engine(), engine());
+        let (remote, local) = (shared(&target, LENGTH), private(&initiator, LENGTH));
+        let bytes = pattern(LENGTH, 3);
+        local.write(0, &bytes).unwrap();
+        let segment = initiator.open_segment(target.name()).unwrap();
+        let write = request(Opcode::Write, (&local, 0), &segment, 0, LENGTH as u64);
+        initiator.submit_and_wait(&[write], LONG).unwrap();
+        assert!(contents(&remote, 0, LENGTH) == bytes);
+    }
 }

@@ -7,6 +7,7 @@ mod device;
 mod links;
 mod nics;
 mod peer;
+mod registration;
 mod runs;
 mod shared;
 mod timer;
@@ -332,11 +333,9 @@ impl Transport for RdmaTransport {
         if remote {
             access |= Access::REMOTE_READ | Access::REMOTE_WRITE;
         }
-        let register = |device: &Arc<LocalDevice>| {
-            let failed = |error| format!("device {}: {error}", device.device.name());
-            memory.register(&device.domain, access).map_err(failed)
-        };
-        let regions = self.shared.devices.iter().map(register).collect::<Result<Vec<_>, _>>()?;
+        let Shared { config, devices, .. } = &*self.shared;
+        let regions =
+            registration::register(devices, memory, access, config.parallel_registration)?;
         let keys = regions.iter().map(MemoryRegion::key).collect();
         let remote_keys = regions.iter().map(MemoryRegion::remote_key).collect();
         let guard = Box::new(Regions(Mutex::new(regions)));

@@ -200,4 +200,27 @@ pub(super) const ROWS: &[Setting] = &[
         meaning: "Which NICs are near to which memory: a nic_priority_matrix as JSON. \
                   `millstream topology` shows it.",
     },
+    Setting {
+        key: "rdma.parallel_registration",
+        variables: &["MC_ENABLE_PARALLEL_REG_MR"],
+        kind: Kind::Word {
+            words: &["auto", "off", "on"],
+            others: &[("-1", "auto"), ("0", "off"), ("1", "on")],
+            read: |values| match values.rdma.parallel_registration {
+                None => "auto",
+                Some(false) => "off",
+                Some(true) => "on",
+            },
+            write: |values, word| {
+                values.rdma.parallel_registration = match word {
+                    "on" => Some(true),
+                    "off" => Some(false),
+                    _ => None,
+                };
+            },
+        },
+        scope: Scope::Rdma,
+        meaning: "Memory is registered with all devices at once. auto: memory of 4 GiB and more is, with \
+                  devices of the system, where there are four processors.",
+    },
 ];
