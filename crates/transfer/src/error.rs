@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_metadata::{CallErrorKind, NameError, StoreError};
-use millstream_topology::MatrixFileError;
 use millstream_net::guarded::Fault;
 use millstream_net::own_memory::Defect;
+use millstream_topology::MatrixFileError;
 use millstream_verbs::{CompletionStatus, CreateError, DeviceError, ModifyError, PostError};
 use thiserror::Error;
 

@@ -33,8 +33,8 @@
 #![deny(unsafe_code)]
 
 mod batch;
-mod calls;
 mod buffer;
+mod calls;
 mod config;
 mod copier;
 mod engine;
