@@ -14,7 +14,7 @@ use millstream_verbs::{Access, MemoryRegion, ProtectionDomain, RegionError};
 use crate::gate::{Gate, Pass};
 use crate::placement::Place;
 use crate::regions::RegionMap;
-use crate::transport::Registration;
+use crate::transport::{ANYWHERE, Registration};
 use crate::{Opcode, RegisterError, TransferEngine};
 
 /// Memory that stays valid as long as this value, by the promise made to [`RawMemory::new`].
@@ -104,6 +104,7 @@ impl Region {
         keyed: Option<usize>,
         memory: RawMemory,
         places: Vec<Place>,
+        locations: Box<[(u64, u16)]>,
         remote: bool,
     ) -> Self {
         let local = Arc::new(LocalMemory {
@@ -111,6 +112,7 @@ impl Region {
             first: memory.address(),
             length: memory.length(),
             keys: registrations.iter().map(|each| Arc::clone(&each.keys)).collect(),
+            locations,
             gate: Gate::default(),
         });
         let (_memory, text_length) = (memory, 0);
@@ -177,6 +179,8 @@ pub(crate) struct LocalMemory {
     length: u64,
     /// The keys of each transport.
     pub(crate) keys: Box<[Arc<[u32]>]>,
+    /// From which offset on it is at which location, by the number of the transport that has keys.
+    locations: Box<[(u64, u16)]>,
     gate: Gate,
 }
 
@@ -192,6 +196,13 @@ impl LocalMemory {
         address
             .checked_sub(self.first)
             .is_some_and(|offset| offset.checked_add(length).is_some_and(|end| end <= self.length))
+    }
+
+    /// The number of the location of an address in it, for the transport that has keys.
+    pub(crate) fn location(&self, address: u64) -> u16 {
+        let offset = address.saturating_sub(self.first);
+        let after = self.locations.partition_point(|(start, _)| *start <= offset);
+        after.checked_sub(1).map_or(ANYWHERE, |index| self.locations[index].1)
     }
 
     /// Whether it is being unregistered.

@@ -7,7 +7,7 @@ use crate::RegisterError;
 use crate::engine::Inner;
 use crate::memory::{Memory, RawMemory, Region};
 use crate::placement::Place;
-use crate::transport::ANY_LOCATION;
+use crate::transport::{ANY_LOCATION, ANYWHERE};
 
 /// The longest name of a location: it stands in the descriptor once for each buffer.
 const MAX_LOCATION: usize = 64;
@@ -76,7 +76,12 @@ impl Inner {
         if keyed.is_none() && registrations.iter().all(|each| each.shared_key.is_none()) {
             places = Place::whole(memory.length(), &places[0].location);
         }
-        Ok(Region::new(registrations, keyed, memory, places, remote))
+        let transports = self.transports();
+        let number = |place: &Place| {
+            keyed.map_or(ANYWHERE, |index| transports[index].location(&place.location))
+        };
+        let locations = places.iter().map(|place| (place.offset, number(place))).collect();
+        Ok(Region::new(registrations, keyed, memory, places, locations, remote))
     }
 
     /// Unregisters the memory at each of these addresses, whatever becomes of the others. The first

@@ -16,6 +16,9 @@ use crate::task::TaskHandle;
 /// The location of memory when the caller does not say (`kWildcardLocation`).
 pub const ANY_LOCATION: &str = "*";
 
+/// The number of a location of which nothing is known: all devices are for it.
+pub(crate) const ANYWHERE: u16 = u16::MAX;
+
 /// What a transport can do.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Capabilities {
@@ -88,6 +91,11 @@ pub(crate) trait Transport: Send + Sync {
 
     /// Registers memory with all devices.
     fn register(&self, memory: &RawMemory, remote: bool) -> Result<Registration, String>;
+
+    /// Its number of a location, by which it chooses devices for memory there.
+    fn location(&self, _name: &str) -> u16 {
+        ANYWHERE
+    }
 
     /// Adds its devices to the engine's descriptor.
     fn describe(&self, descriptor: &mut SegmentDesc);

@@ -335,6 +335,31 @@ fn handshakes_that_go_wrong() {
     assert!(error.to_string().contains("3 bytes are no path MTU"), "{error}");
 }
 
+/// A peer that refuses tells which of our NICs has asked.
+#[test]
+fn the_nic_that_is_near_to_the_memory_is_taken() {
+    let addresses = [address(), address()];
+    let names = addresses.map(|address| format!("soft-{address}"));
+    let folder = std::env::temp_dir().join(format!("millstream-nics-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).unwrap();
+    for (near, far) in [(0, 1), (1, 0)] {
+        let file = folder.join(format!("{near}.json"));
+        let json = format!(r#"{{"cpu:0":[["{}"],["{}"]]}}"#, names[near], names[far]);
+        std::fs::write(&file, json).unwrap();
+        let initiator =
+            engine_with(RdmaConfig { topology_file: Some(file), ..RdmaConfig::new(&addresses) });
+        let error = failure_of(&initiator, Opcode::Write, |request, _| {
+            Some(HandShakeDesc::refusal(&request.local_nic_path))
+        });
+        assert!(error.to_string().ends_with(&names[near]), "{error}");
+    }
+    std::fs::remove_dir_all(&folder).unwrap();
+    let none = RdmaConfig { topology_file: Some(folder), ..RdmaConfig::new(&[address()]) };
+    let engine = TransferEngine::new(Config::new(address())).unwrap();
+    let error = engine.install_rdma(none).unwrap_err().to_string();
+    assert!(error.contains("topology_file"), "{error}");
+}
+
 #[test]
 fn a_peer_whose_queue_pair_does_not_answer_is_gone() {
     // It promises a queue pair where there is none.

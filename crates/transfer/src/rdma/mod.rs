@@ -56,6 +56,9 @@ pub(crate) struct RdmaTransport {
     accepted: Arc<Accepted>,
     /// Which of its devices are near to which memory.
     matrix: PriorityMatrix,
+    /// The locations of the matrix, and their devices, as policies want them.
+    locations: Box<[String]>,
+    priorities: Vec<Priority>,
     /// Asks those that were accepted whether they are there.
     asking: Mutex<Option<JoinHandle<()>>>,
 }
@@ -125,6 +128,8 @@ impl RdmaTransport {
         let all = devices.iter().map(|device| &device.device);
         let matrix = nics::matrix(all, config.topology_file.as_deref());
         let matrix = matrix.map_err(InstallError::Topology)?;
+        let names: Vec<_> = devices.iter().map(|it| it.device.name().to_owned()).collect();
+        let (locations, priorities) = nics::priorities(&matrix, &names);
         let asking = thread::Builder::new().name("rdma-keep-alive".to_owned()).spawn({
             let accepted = Arc::clone(&accepted);
             move || accepted.keep_asking()
@@ -144,6 +149,8 @@ impl RdmaTransport {
             shared,
             accepted,
             matrix,
+            locations,
+            priorities,
             asking: Mutex::new(Some(asking)),
             peers: Mutex::default(),
             paths: RwLock::default(),
@@ -253,7 +260,7 @@ impl RdmaTransport {
             true => Order::RoundRobin,
             false => Order::Random(context.incarnation),
         };
-        let policy = Classic::new(order, Vec::new(), priorities);
+        let policy = Classic::new(order, self.priorities.clone(), priorities);
         // Above all that this process has used with this peer, since time passes faster.
         let epoch = clock.now().nanos();
         let mut flow = Flow::new(flow, policy, descriptor.incarnation.unwrap_or(0), epoch);
@@ -340,6 +347,10 @@ impl Transport for RdmaTransport {
         let remote_keys = regions.iter().map(MemoryRegion::remote_key).collect();
         let guard = Box::new(Regions(Mutex::new(regions)));
         Ok(Registration { keys, remote_keys, shared_key: None, guard })
+    }
+
+    fn location(&self, name: &str) -> u16 {
+        nics::number(&self.locations, name)
     }
 
     fn describe(&self, descriptor: &mut SegmentDesc) {

@@ -7,6 +7,8 @@ use millstream_topology::{MatrixFileError, Nic, PriorityMatrix, Topology};
 use millstream_transfer_core::Priority;
 use millstream_verbs::{Device, Provider};
 
+use crate::transport::ANYWHERE;
+
 /// The machine's own tree.
 const SYSFS: &str = "/sys";
 
@@ -40,6 +42,12 @@ fn nic(device: &Device, topology: &Topology, addresses: &[(String, IpAddr)]) -> 
             topology.nics().into_iter().find(|nic| nic.name == name).unwrap_or_else(unknown)
         }
     }
+}
+
+/// A policy's number of a location.
+pub(super) fn number(locations: &[String], name: &str) -> u16 {
+    let place = locations.iter().position(|known| known == name);
+    place.and_then(|place| u16::try_from(place).ok()).unwrap_or(ANYWHERE)
 }
 
 /// The locations of a matrix, and their NICs by their places in `names`, as a policy wants them. Names

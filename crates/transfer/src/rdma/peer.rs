@@ -18,6 +18,7 @@ use millstream_verbs::{Completion, CompletionStatus, PostError};
 use super::connection::{Connection, MAX_QUEUE_PAIRS};
 use super::device::LocalDevice;
 use super::links::{Link, Place};
+use super::nics;
 use super::runs::Runs;
 use super::shared::Shared;
 use super::timer::Due;
@@ -31,9 +32,6 @@ use crate::{FailureReason, Opcode, TransferError, TransferState};
 
 /// When nothing has completed for so long, the peer is asked whether it is there.
 const STALL: Duration = Duration::from_millis(300);
-
-/// A location of which nothing is known: all NICs are for it.
-const ANYWHERE: u16 = u16::MAX;
 
 /// A process, and the ways to it.
 pub(super) struct Peer {
@@ -152,7 +150,8 @@ impl Peer {
                 continue;
             }
             let incarnation = state.flow.incarnation();
-            let peer_location = self.location(&run.descriptor.buffers[run.buffer].name);
+            let buffer = &run.descriptor.buffers[run.buffer];
+            let peer_location = nics::number(&self.locations, &buffer.name);
             let id = state.runs.insert(batch, run, run.tasks.len());
             for index in run.tasks.clone() {
                 let handle = TaskHandle { batch: Arc::clone(batch), index };
@@ -167,7 +166,7 @@ impl Peer {
                     ranges: ranges(task),
                     deadline,
                     incarnation,
-                    local_location: ANYWHERE,
+                    local_location: run.local.location(task.whole().source),
                     peer_location,
                     user,
                 });
@@ -394,12 +393,6 @@ impl Peer {
 
     pub(super) fn device(&self, rail: RailId) -> &Arc<LocalDevice> {
         &self.shared.devices[self.way(rail).local]
-    }
-
-    /// The policy's number of a location of the peer.
-    fn location(&self, name: &str) -> u16 {
-        let place = self.locations.iter().position(|known| known == name);
-        place.and_then(|place| u16::try_from(place).ok()).unwrap_or(ANYWHERE)
     }
 
     /// Has a thread of the pool do this.
