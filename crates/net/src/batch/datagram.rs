@@ -7,10 +7,13 @@ use std::slice;
 use millstream_roce::{Instant, MAX_INLINE, MAX_SCATTER_GATHER, Node, Transmit, icrc, slot_of};
 use millstream_wire::{ICRC_LENGTH, MAX_HEADER_LENGTH};
 
-use crate::{DriverCounters, prefetch};
+use crate::{DriverCounters, guarded, prefetch};
 
 /// The zeros that make the payload a multiple of 4 bytes, and the ICRC.
 const MAX_TRAILER: usize = 3 + ICRC_LENGTH;
+
+/// Bytes of the largest payload: those of the largest path MTU (IBTA 9.7.2).
+const MAX_PAYLOAD: usize = 4096;
 
 /// Datagrams in order. Nothing is written for one but what it has: a batch is small.
 pub(super) struct Datagrams {
@@ -157,6 +160,11 @@ impl Datagrams {
             prefetch(piece.iov_base.cast(), piece.iov_len);
         }
         let datagram = self.list[index];
+        if !self.probe(datagram.payload()) {
+            // It goes out as nonsense, which its receiver drops: the ICRC stays 0. When the packet is
+            // made again, the node is told that its memory is gone.
+            return;
+        }
         let payload = self.payload[datagram.payload()].iter().map(|piece| {
             // SAFETY: `keep` made it of a slice, which the caller of `SendBatch::collect` promised
             // to keep.
@@ -173,6 +181,23 @@ impl Datagrams {
             datagram.length as usize,
         );
         self.bytes[trailer.end - ICRC_LENGTH..trailer.end].copy_from_slice(&icrc);
+    }
+
+    /// Makes sure that pieces of payload can be read. Those of which one cannot are made zeros.
+    fn probe(&mut self, payload: Range<usize>) -> bool {
+        let pieces = &mut self.payload[payload];
+        let is_there = |piece: &libc::iovec| {
+            // SAFETY: as for reading them in `seal`.
+            unsafe { guarded::probe(piece.iov_base.cast(), piece.iov_len) }.is_ok()
+        };
+        let are_there = pieces.iter().all(is_there);
+        if !are_there {
+            static ZEROS: [u8; MAX_PAYLOAD] = [0; MAX_PAYLOAD];
+            for piece in pieces {
+                *piece = iovec(&ZEROS[..piece.iov_len.min(MAX_PAYLOAD)]);
+            }
+        }
+        are_there
     }
 
     /// Describes a datagram to the kernel. It stays so until the next one is kept or sealed.

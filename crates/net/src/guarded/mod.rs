@@ -19,6 +19,8 @@ mod portable;
 #[cfg(target_arch = "x86_64")]
 mod signals;
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use thiserror::Error;
 
 #[cfg(target_arch = "x86_64")]
@@ -87,6 +89,15 @@ pub unsafe fn copy(
     }
 }
 
+/// Whether a probe of this process has ever found memory that is gone.
+static FAULTED: AtomicBool = AtomicBool::new(false);
+
+/// Whether a probe of this process has ever found memory that is gone. Until then, who probes memory
+/// anyway before it is used need not do so when it is named.
+pub fn has_faulted() -> bool {
+    FAULTED.load(Ordering::Relaxed)
+}
+
 /// Reads a byte of each page of a range.
 ///
 /// # Safety
@@ -95,6 +106,7 @@ pub unsafe fn probe(address: *const u8, length: usize) -> Result<(), Fault> {
     // SAFETY: the caller promises it.
     pages(address.addr(), length)
         .try_for_each(|offset| unsafe { machine::probe(address.wrapping_add(offset)) })
+        .inspect_err(|_| FAULTED.store(true, Ordering::Relaxed))
 }
 
 /// Writes a byte of each page of a range, as it is there.

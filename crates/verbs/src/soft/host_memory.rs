@@ -143,9 +143,12 @@ impl Memory for HostMemory {
         self.regions.locate(piece)?;
         let source = std::ptr::with_exposed_provenance::<u8>(piece.address as usize);
         let length = piece.length as usize;
-        // What is looked at next are its bytes, so this does not make them come from memory once more.
-        // SAFETY: as below.
-        unsafe { guarded::probe(source, length) }.map_err(|_| AccessDenied::Protection)?;
+        // Who makes a packet of it probes it then, when it has been prefetched. What that finds is told
+        // here, when the packet is made again.
+        if guarded::has_faulted() {
+            // SAFETY: as below.
+            unsafe { guarded::probe(source, length) }.map_err(|_| AccessDenied::Protection)?;
+        }
         // SAFETY: the range lies inside a registered region, which its owner keeps mapped. Others
         // may write to it meanwhile, as with any RDMA source: what is sent is then unspecified, and
         // the receiver's ICRC check drops a packet whose bytes changed while it was made. The
