@@ -7,6 +7,10 @@
 //! are reset and nobody writes for them any more. What is asked again is answered again, and a
 //! request to connect that comes after the fence of its epoch is refused: so requests may be lost,
 //! doubled, late and out of order.
+//!
+//! Of closed connections a limited number is remembered by their rails. Of those before that only the
+//! highest epoch of each initiator is: what is late from before is refused, and a newer request whose
+//! epoch is below that is made again with a higher one.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -93,14 +97,28 @@ pub struct Target {
     /// Closed ones, the one that was closed first coming first.
     closed: BTreeMap<u64, Initiator>,
     sequence: u64,
+    /// By incarnation, what is left of rails that were forgotten.
+    floors: BTreeMap<u64, Floor>,
+    /// Those incarnations, the one whose floor was set first coming first.
+    floor_order: BTreeMap<u64, u64>,
     outputs: VecDeque<TargetOutput>,
 }
 
+/// The highest epoch of an initiator's rails that were forgotten.
+#[derive(Debug)]
+struct Floor {
+    epoch: u64,
+    /// Where it is in the order of floors.
+    sequence: u64,
+}
+
 impl Target {
-    /// Takes so many connections at a time, and remembers so many that are closed.
+    /// Takes so many connections at a time, and remembers so many rails that are closed; and, of the
+    /// rails before these, the highest epoch of each of so many initiators.
     ///
-    /// What is forgotten could connect again by a request that was late since before its fence. It
-    /// gets new queue pairs, for which no earlier packet is, and nobody uses them.
+    /// An initiator that is forgotten altogether could connect again by a request that was late for so
+    /// long. Nothing is written for it: it gets new queue pairs, for which no earlier packet is, and who
+    /// asked has given them up. It has them until its next connection, or until it is known to be gone.
     pub const fn new(max_open: usize, max_closed: usize) -> Self {
         Self {
             max_open,
@@ -109,6 +127,8 @@ impl Target {
             open: 0,
             closed: BTreeMap::new(),
             sequence: 0,
+            floors: BTreeMap::new(),
+            floor_order: BTreeMap::new(),
             outputs: VecDeque::new(),
         }
     }
@@ -123,6 +143,11 @@ impl Target {
         self.entries.len()
     }
 
+    /// Initiators of which rails were forgotten, and the highest epoch is remembered.
+    pub fn floors(&self) -> usize {
+        self.floors.len()
+    }
+
     /// What to do next.
     pub fn poll_output(&mut self) -> Option<TargetOutput> {
         self.outputs.pop_front()
@@ -132,7 +157,7 @@ impl Target {
     /// or a fence comes before that: then what else is to be known for it must be kept. Of a request
     /// that comes twice only the first is accepted.
     pub fn connect(&mut self, initiator: Initiator, epoch: u64) -> bool {
-        let floor = self.entries.get(&initiator).map_or(0, |entry| entry.floor);
+        let floor = self.floor(initiator);
         if epoch <= floor {
             self.outputs.push_back(TargetOutput::Refuse { initiator, epoch, floor });
             return false;
@@ -204,12 +229,19 @@ impl Target {
         }
     }
 
+    /// The highest epoch of a rail that was taken or fenced.
+    fn floor(&self, initiator: Initiator) -> u64 {
+        let forgotten = || self.floors.get(&initiator.incarnation).map_or(0, |floor| floor.epoch);
+        self.entries.get(&initiator).map_or_else(forgotten, |entry| entry.floor)
+    }
+
     /// The entry of a rail, which is a closed one when it is new.
     fn entry(&mut self, initiator: Initiator) -> &mut Entry {
+        let floor = self.floor(initiator);
         self.entries.entry(initiator).or_insert_with(|| {
             self.sequence += 1;
             self.closed.insert(self.sequence, initiator);
-            Entry { floor: 0, open: None, closed: self.sequence }
+            Entry { floor, open: None, closed: self.sequence }
         })
     }
 
@@ -236,7 +268,23 @@ impl Target {
         while self.closed.len() > self.max_closed
             && let Some((_, initiator)) = self.closed.pop_first()
         {
-            self.entries.remove(&initiator);
+            if let Some(entry) = self.entries.remove(&initiator) {
+                self.raise_floor(initiator.incarnation, entry.floor);
+            }
+        }
+    }
+
+    fn raise_floor(&mut self, incarnation: u64, epoch: u64) {
+        self.sequence += 1;
+        let sequence = self.sequence;
+        let floor = self.floors.entry(incarnation).or_insert(Floor { epoch, sequence });
+        self.floor_order.remove(&floor.sequence);
+        *floor = Floor { epoch: floor.epoch.max(epoch), sequence };
+        self.floor_order.insert(sequence, incarnation);
+        while self.floors.len() > self.max_closed
+            && let Some((_, incarnation)) = self.floor_order.pop_first()
+        {
+            self.floors.remove(&incarnation);
         }
     }
 }
@@ -355,12 +403,40 @@ mod tests {
         target.closed(first, 1);
         assert_eq!(outputs(&mut target), [close(first, 1)]);
         assert_eq!((target.open(), target.remembered(), target.closed.len()), (1, 4, 3));
-        target.connect(Initiator { incarnation: 1, rail: 197 }, 1);
-        target.connect(Initiator { incarnation: 1, rail: 199 }, 1);
-        let late = Initiator { incarnation: 1, rail: 197 };
-        assert_eq!(outputs(&mut target)[0], accept(late, 1), "it was forgotten");
-        target.close(late, 2);
+        let next = Initiator { incarnation: 1, rail: 197 };
+        assert!(target.connect(next, 2));
+        target.close(next, 1);
         target.close(B, 1);
-        assert_eq!(outputs(&mut target), [] as [TargetOutput; 0]);
+        assert_eq!(outputs(&mut target), [accept(next, 2)]);
+    }
+
+    #[test]
+    fn what_is_late_for_a_rail_that_was_forgotten_is_refused() {
+        let rail = |incarnation, rail| Initiator { incarnation, rail };
+        let mut target = Target::new(10, 2);
+        for epoch in [5, 3, 9, 4] {
+            target.fence(rail(1, epoch as u16), epoch);
+        }
+        outputs(&mut target);
+        // Rails 5 and 3 are forgotten, and 5 is the highest of them.
+        for (number, epoch, floor) in [(5, 5, 5), (3, 3, 5), (3, 5, 5), (0, 1, 5), (9, 9, 9)] {
+            let late = rail(1, number);
+            assert!(!target.connect(late, epoch));
+            assert_eq!(outputs(&mut target), [refuse(late, epoch, floor)]);
+        }
+        // A fence of one that was forgotten does not lower it.
+        target.fence(rail(1, 3), 1);
+        assert!(!target.connect(rail(1, 3), 5));
+        assert_eq!(outputs(&mut target), [confirm(rail(1, 3), 1), refuse(rail(1, 3), 5, 5)]);
+        assert!(target.connect(rail(1, 3), 10) && !target.connect(rail(1, 9), 9));
+        // Of initiators as many are remembered, the last ones.
+        assert_eq!(target.floors(), 1);
+        for incarnation in 2..=5 {
+            target.fence(rail(incarnation, 0), 7);
+        }
+        assert_eq!((target.floors(), target.floor_order.len()), (2, 2));
+        for (incarnation, is_taken) in [(2, false), (3, false), (1, true)] {
+            assert_eq!(target.connect(rail(incarnation, 1), 7), is_taken, "{incarnation}");
+        }
     }
 }
