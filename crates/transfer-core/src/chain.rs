@@ -32,6 +32,10 @@ impl List {
     pub(crate) const fn first(&self) -> Option<u32> {
         if self.first == NONE { None } else { Some(self.first) }
     }
+
+    pub(crate) const fn last(&self) -> Option<u32> {
+        if self.last == NONE { None } else { Some(self.last) }
+    }
 }
 
 impl Chain {
@@ -72,14 +76,27 @@ impl Chain {
         let next = self.links[place as usize].next;
         (next != NONE).then_some(next)
     }
+
+    /// What is before an entry in its list.
+    pub(crate) fn previous(&self, place: u32) -> Option<u32> {
+        let previous = self.links[place as usize].previous;
+        (previous != NONE).then_some(previous)
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    /// What is in a list, the same from both its ends.
     fn entries(chain: &Chain, list: &List) -> Vec<u32> {
-        core::iter::successors(list.first(), |&place| chain.next(place)).collect()
+        let all: Vec<u32> =
+            core::iter::successors(list.first(), |&place| chain.next(place)).collect();
+        let mut back: Vec<u32> =
+            core::iter::successors(list.last(), |&place| chain.previous(place)).collect();
+        back.reverse();
+        assert_eq!(all, back);
+        all
     }
 
     #[test]

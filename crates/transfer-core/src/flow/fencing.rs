@@ -159,7 +159,7 @@ impl<P: Policy> Flow<P> {
             next = self.slice_chain.next(slice);
             if fence.confirmed || !self.needs_fence(slice) {
                 self.unpost(slice);
-                self.throw_back(slice);
+                self.throw_back(now, slice);
             } else if fence.lost {
                 self.unpost(slice);
                 self.lose(slice);

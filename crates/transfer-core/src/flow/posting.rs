@@ -93,7 +93,7 @@ impl<P: Policy> Flow<P> {
                     first: cut.first,
                     length: cut.length,
                     pieces: cut.pieces,
-                    posted_at: now,
+                    since: now,
                 });
                 self.siblings.push_back(&mut found.slices, key.index);
                 key.index
@@ -110,7 +110,7 @@ impl<P: Policy> Flow<P> {
     fn post(&mut self, now: Instant, id: RailId, index: u32) -> Post {
         let rail = &mut self.rails[usize::from(id.0)];
         let slice = self.slices.at_mut(index);
-        (slice.rail, slice.place, slice.posted_at) = (id.0, Place::Posted, now);
+        (slice.rail, slice.place, slice.since) = (id.0, Place::Posted, now);
         if rail.slices == 0 {
             rail.measure.begin(now);
             rail.oldest = Some(now);
@@ -142,12 +142,12 @@ impl<P: Policy> Flow<P> {
         slice: SliceId,
         result: SliceResult,
     ) -> Option<Moved> {
-        let &Slice { task, rail, place, posted_at, length, .. } = self.slices.find(slice.0)?;
+        let &Slice { task, rail, place, since, length, .. } = self.slices.find(slice.0)?;
         let index = slice.0.index;
         if result == SliceResult::Done {
             self.unpost(index);
             let rail = &mut self.rails[usize::from(rail)];
-            rail.completed(now, posted_at, length);
+            rail.completed(now, since, length);
             self.room += 1;
             let found = self.tasks.at_mut(task);
             found.transferred += u64::from(length);
@@ -163,7 +163,7 @@ impl<P: Policy> Flow<P> {
         if own {
             self.unpost(index);
             self.room += 1;
-            self.throw_back(index);
+            self.throw_back(now, index);
         } else if place == Place::Posted {
             self.break_rail(now, rail, result != SliceResult::Refused);
         }
@@ -185,11 +185,11 @@ impl<P: Policy> Flow<P> {
         self.slice_chain.remove(&mut rail.posted, index);
         rail.slices -= 1;
         rail.bytes -= u64::from(slice.length);
-        rail.oldest = rail.posted.first().map(|oldest| self.slices.at(oldest).posted_at);
+        rail.oldest = rail.posted.first().map(|oldest| self.slices.at(oldest).since);
     }
 
     /// A slice that is on no rail is posted again, unless its task ends.
-    pub(super) fn throw_back(&mut self, index: u32) {
+    pub(super) fn throw_back(&mut self, now: Instant, index: u32) {
         let task = self.slices.at(index).task;
         let found = self.tasks.at(task);
         if found.end.is_some() {
@@ -200,7 +200,8 @@ impl<P: Policy> Flow<P> {
         queue.blocked_at = None;
         // What is told of it from now on is of the next time that it is posted.
         self.slices.rename(index);
-        self.slices.at_mut(index).place = Place::Queued;
+        let slice = self.slices.at_mut(index);
+        (slice.place, slice.since) = (Place::Queued, now);
         self.slice_chain.push_back(&mut queue.again, index);
     }
 

@@ -28,6 +28,9 @@ pub(super) struct Task {
     pub(super) end: Option<End>,
     pub(super) target_undefined: bool,
     pub(super) deadline: bool,
+    /// When there was first no rail for it. Those that were submitted after that have none yet, and
+    /// are the last of their queue.
+    pub(super) stranded_at: Option<Instant>,
 }
 
 /// Where a slice is.
@@ -51,7 +54,8 @@ pub(super) struct Slice {
     pub(super) first: Piece,
     pub(super) length: u32,
     pub(super) pieces: u32,
-    pub(super) posted_at: Instant,
+    /// When it was posted, or came back to its queue.
+    pub(super) since: Instant,
 }
 
 /// What waits to be posted between a pair of locations.
@@ -65,7 +69,7 @@ pub(super) struct Queue {
     pub(super) tasks: List,
     /// There was no room for its first slice when the flow's `room` was this.
     pub(super) blocked_at: Option<u64>,
-    /// Since when there has been no rail for it.
+    /// Since when there has been no rail for what waits in it.
     pub(super) stranded_since: Option<Instant>,
 }
 
@@ -99,14 +103,15 @@ impl<P: Policy> Flow<P> {
             end: None,
             target_undefined: false,
             deadline: request.deadline.is_some(),
+            stranded_at: None,
         });
         if let Some(deadline) = request.deadline {
             self.deadlines.set(key.index, deadline);
         }
         let queue = &mut self.queues[usize::from(class)];
-        if queue.is_empty() {
-            // What waited before is over, and its patience.
-            (queue.blocked_at, queue.stranded_since) = (None, None);
+        if queue.is_empty() || queue.stranded_since.is_some() {
+            // What had no room is over; or its patience is to begin, as soon as there is no rail for it.
+            queue.blocked_at = None;
         }
         self.task_chain.push_back(&mut queue.tasks, key.index);
         Ok(TaskId(key))

@@ -30,14 +30,7 @@ impl<P: Policy> Flow<P> {
             }
         }
         for class in 0..self.queues.len() {
-            let Some(since) = self.queues[class].stranded_since else { continue };
-            let until = since + self.config.patience;
-            if until <= now {
-                self.queues[class].stranded_since = None;
-                self.give_up_class(class);
-            } else {
-                self.note_timer(until);
-            }
+            self.give_up_late(now, class);
         }
     }
 
@@ -92,8 +85,19 @@ impl<P: Policy> Flow<P> {
     pub(super) fn strand(&mut self, now: Instant, class: usize) {
         let queue = &mut self.queues[class];
         queue.blocked_at = Some(self.room);
-        let since = *queue.stranded_since.get_or_insert(now);
-        self.note_timer(since + self.config.patience);
+        queue.stranded_since.get_or_insert(now);
+        let mut newest = queue.tasks.last();
+        while let Some(index) = newest {
+            let task = self.tasks.at_mut(index);
+            if task.stranded_at.is_some() {
+                break;
+            }
+            task.stranded_at = Some(now);
+            newest = self.task_chain.previous(index);
+        }
+        if let Some((_, until)) = self.next_to_give_up(class) {
+            self.note_timer(until);
+        }
     }
 
     /// Ends all tasks that wait for a rail, as when it is known that none will come.
@@ -115,5 +119,32 @@ impl<P: Policy> Flow<P> {
             let task = self.slices.at(slice).task;
             self.end(task, no_rail);
         }
+    }
+
+    /// Ends the tasks of a queue for which there has been no rail for too long.
+    fn give_up_late(&mut self, now: Instant, class: usize) {
+        while let Some((task, until)) = self.next_to_give_up(class) {
+            if until > now {
+                return self.note_timer(until);
+            }
+            self.end(task, End::Failed(Failure::NoRail));
+        }
+    }
+
+    /// The task of a stranded queue that has waited longest, and how long it may.
+    fn next_to_give_up(&self, class: usize) -> Option<(u32, Instant)> {
+        let queue = &self.queues[class];
+        let stranded = queue.stranded_since?;
+        // Both lists have the oldest first.
+        let again = queue.again.first().map(|slice| {
+            let slice = self.slices.at(slice);
+            (slice.task, slice.since)
+        });
+        let uncut = queue.tasks.first().and_then(|task| {
+            let since = self.tasks.at(task).stranded_at?;
+            Some((task, since))
+        });
+        let (task, since) = again.into_iter().chain(uncut).min_by_key(|&(_, since)| since)?;
+        Some((task, since.max(stranded) + self.config.patience))
     }
 }

@@ -1,3 +1,5 @@
+mod patience;
+
 use core::time::Duration;
 
 use super::*;
