@@ -21,7 +21,8 @@ pub struct RailId(pub u16);
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub enum Access {
     /// This process copies by itself, each slice for itself: what has ended, well or not, touches
-    /// nothing any more (`local`, `shm`, files).
+    /// nothing any more (`local`, `shm`, files). So many slices in a row as are failures that pause a
+    /// rail ([`crate::Config::failures`]) are one failure of it.
     Own,
     /// Requests travel over a connection, which breaks with the first error. What was sent may
     /// still arrive: WRITEs have ended when the peer says so (`rdma`, `tcp`).
@@ -94,6 +95,8 @@ pub struct Rail {
     pub(crate) retry_at: Instant,
     /// Nothing has completed on it since it failed: one slice at a time tests it.
     pub(crate) probing: bool,
+    /// Slices that failed by themselves since one was done.
+    missed: u32,
     failures: u32,
     first_failure: Instant,
     pause: Duration,
@@ -116,6 +119,7 @@ impl Rail {
             timer: None,
             retry_at: Instant::ZERO,
             probing: false,
+            missed: 0,
             failures: 0,
             first_failure: Instant::ZERO,
             pause: Duration::ZERO,
@@ -190,6 +194,7 @@ impl Rail {
     pub(crate) fn completed(&mut self, now: Instant, posted_at: Instant, length: u32) {
         self.last_completion = now;
         self.probing = false;
+        self.missed = 0;
         self.measure.completed(now, posted_at, length.into());
         let Some(rate) = self.measure.peak_rate() else { return };
         let round_trip = self.measure.smallest_round_trip().unwrap_or_default();
@@ -198,12 +203,19 @@ impl Rail {
         self.limit = LEAST_BYTES.max(bytes.min(u64::MAX.into()) as u64);
     }
 
+    /// A slice failed, and nothing broke by that. Returns whether the rail has failed.
+    pub(crate) const fn missed(&mut self, config: &crate::Config) -> bool {
+        self.missed = self.missed.saturating_add(1);
+        self.probing || self.missed >= config.failures
+    }
+
     /// It is not connected any more; `guilty` if by its own failure. Says when it may be again, by
     /// state and `timer`.
     pub(crate) fn rest(&mut self, now: Instant, guilty: bool, config: &crate::Config) {
         self.state = RailState::Down;
         self.timer = None;
         self.retry_at = now;
+        self.missed = 0;
         if !guilty {
             return;
         }

@@ -164,6 +164,10 @@ impl<P: Policy> Flow<P> {
             self.unpost(index);
             self.room += 1;
             self.throw_back(now, index);
+            let found = &mut self.rails[usize::from(rail)];
+            if result == SliceResult::Broken && found.missed(&self.config) {
+                self.break_rail(now, rail, true);
+            }
         } else if place == Place::Posted {
             self.break_rail(now, rail, result != SliceResult::Refused);
         }

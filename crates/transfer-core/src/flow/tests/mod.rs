@@ -1,3 +1,4 @@
+mod own;
 mod patience;
 
 use core::time::Duration;
