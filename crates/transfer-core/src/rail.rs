@@ -27,6 +27,9 @@ pub enum Access {
     /// Requests travel over a connection, which breaks with the first error. What was sent may
     /// still arrive: WRITEs have ended when the peer says so (`rdma`, `tcp`).
     Connection,
+    /// The same, and what is written outlasts the peer's process (files that it keeps). So WRITEs have
+    /// not ended with the process: those of one that is gone leave their target ranges undefined.
+    Durable,
 }
 
 /// What a rail is.

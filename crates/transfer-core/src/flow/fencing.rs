@@ -7,7 +7,7 @@
 
 use super::Flow;
 use super::tasks::Place;
-use crate::rail::Fence;
+use crate::rail::{Access, Fence};
 use crate::{End, Failure, Instant, Output, Policy, RailId, RailState};
 
 impl<P: Policy> Flow<P> {
@@ -69,13 +69,13 @@ impl<P: Policy> Flow<P> {
         if self.is_in(id, epoch, RailState::Up) {
             self.break_rail(now, id.0, false);
         } else if self.is_in(id, epoch, RailState::Connecting) {
-            self.outputs.push_back(Output::Abort { rail: id, epoch });
-            self.rest(now, id.0, false);
+            self.give_up_connecting(now, id.0, false);
         }
     }
 
     /// The peer is another process now. What was meant for the one before fails; its memory is gone,
-    /// and with it everything that could still arrive there.
+    /// and with it everything that could still arrive there. But WRITEs on rails of [`Access::Durable`]
+    /// that the process before has not confirmed leave their target ranges undefined.
     pub fn peer_restarted(&mut self, now: Instant, incarnation: u64) {
         if incarnation != self.incarnation {
             self.incarnation = incarnation;
@@ -83,8 +83,9 @@ impl<P: Policy> Flow<P> {
         }
     }
 
-    /// The peer's process has ended, or closed: as [`Flow::peer_restarted`], but nobody is known to be
-    /// there. Requests are for incarnation 0 until another is told.
+    /// The peer's process has ended, or has closed all its connections: as [`Flow::peer_restarted`], but
+    /// nobody is known to be there. Requests are for incarnation 0 until another is told. A peer that
+    /// lives on must say that it closes only when nobody writes for its connections any more.
     pub fn peer_gone(&mut self, now: Instant) {
         self.incarnation = 0;
         self.end_of_peer(now, Failure::PeerGone);
@@ -92,10 +93,13 @@ impl<P: Policy> Flow<P> {
 
     fn end_of_peer(&mut self, now: Instant, failure: Failure) {
         for index in 0..self.rails.len() as u16 {
-            let (rail, epoch) = (RailId(index), self.rails[usize::from(index)].epoch);
-            self.close_rail(now, rail, epoch);
+            self.give_up_connecting(now, index, false);
+            self.hold(now, index, false);
             let rail = &mut self.rails[usize::from(index)];
-            rail.fence.confirmed = true;
+            match rail.spec.access {
+                Access::Own | Access::Connection => rail.fence.confirmed = true,
+                Access::Durable => rail.fence.lost = true,
+            }
             rail.fence.guilty = false;
             rail.forgive(now);
         }
@@ -113,11 +117,28 @@ impl<P: Policy> Flow<P> {
         rail.is_some_and(|rail| rail.epoch == epoch && rail.state == state)
     }
 
+    /// A connection is not waited for any more.
+    pub(super) fn give_up_connecting(&mut self, now: Instant, index: u16, guilty: bool) {
+        let rail = &self.rails[usize::from(index)];
+        if rail.state == RailState::Connecting {
+            let (rail, epoch) = (RailId(index), rail.epoch);
+            self.outputs.push_back(Output::Abort { rail, epoch });
+            self.rest(now, index, guilty);
+        }
+    }
+
     /// Ends a connection: what is in flight on it is held from now on.
     pub(super) fn break_rail(&mut self, now: Instant, index: u16, guilty: bool) {
+        if self.hold(now, index, guilty) {
+            self.ask_for_fence(now, index);
+        }
+    }
+
+    /// The same, but returns whether the peer is to be asked for a fence.
+    fn hold(&mut self, now: Instant, index: u16, guilty: bool) -> bool {
         let rail = &self.rails[usize::from(index)];
         if rail.state != RailState::Up {
-            return;
+            return false;
         }
         let mut next = rail.posted.first();
         let mut writes = false;
@@ -133,10 +154,8 @@ impl<P: Policy> Flow<P> {
         let (rail, epoch) = (RailId(index), rail.epoch);
         self.outputs.push_back(Output::Abort { rail, epoch });
         self.rails[usize::from(index)].timer = None;
-        if writes {
-            self.ask_for_fence(now, index);
-        }
         self.changed();
+        writes
     }
 
     /// Asks the peer, again if need be.

@@ -212,7 +212,7 @@ impl<P: Policy> Flow<P> {
     /// Whether a slice's access ends only when the peer says so.
     pub(super) fn needs_fence(&self, index: u32) -> bool {
         let Slice { task, rail, .. } = *self.slices.at(index);
-        self.rails[usize::from(rail)].spec.access == Access::Connection
+        self.rails[usize::from(rail)].spec.access != Access::Own
             && self.tasks.at(task).opcode == Opcode::Write
     }
 

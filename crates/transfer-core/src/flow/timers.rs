@@ -1,7 +1,7 @@
 //! What time brings about.
 
 use super::Flow;
-use crate::{End, Failure, Instant, Output, Policy, RailId, RailState};
+use crate::{End, Failure, Instant, Policy, RailState};
 
 impl<P: Policy> Flow<P> {
     /// When [`Flow::handle_timeout`] is to be called, if nothing else happens.
@@ -36,12 +36,8 @@ impl<P: Policy> Flow<P> {
 
     fn rail_timer(&mut self, now: Instant, index: u16) {
         let rail = &mut self.rails[usize::from(index)];
-        let epoch = rail.epoch;
         match rail.state {
-            RailState::Connecting => {
-                self.outputs.push_back(Output::Abort { rail: RailId(index), epoch });
-                self.rest(now, index, true);
-            }
+            RailState::Connecting => self.give_up_connecting(now, index, true),
             RailState::Up => {
                 let Some(oldest) = rail.oldest else { return };
                 let silent_at = oldest.max(rail.last_completion) + self.config.silence;
@@ -59,6 +55,8 @@ impl<P: Policy> Flow<P> {
                     }
                 }
             }
+            // The peer has answered, and the local end is waited for.
+            RailState::Fencing if rail.fence.confirmed || rail.fence.lost => {}
             RailState::Fencing if rail.fence.give_up_at <= now => {
                 rail.fence.lost = true;
                 self.go_on_fencing(now, index);

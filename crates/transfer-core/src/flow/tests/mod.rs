@@ -1,3 +1,4 @@
+mod closing;
 mod own;
 mod patience;
 
