@@ -19,7 +19,9 @@ fn whatever_happens() {
     }
     // All of it did happen.
     for name in [
+        "answers of earlier connections",
         "connections aborted",
+        "connections closed by their initiator",
         "connections evicted",
         "connections made",
         "connections of the dead closed",
@@ -28,8 +30,10 @@ fn whatever_happens() {
         "ended: canceled",
         "ended: canceled, undefined",
         "ended: completed",
+        "ended: failed, undefined",
         "ended: no rail",
         "ended: not fenced, undefined",
+        "ended: peer gone",
         "ended: peer restarted",
         "ended: timeout",
         "ended: timeout, undefined",
@@ -39,12 +43,14 @@ fn whatever_happens() {
         "packets: of no queue pair",
         "packets: very late",
         "paths cut",
+        "peers that are gone",
         "processes killed",
         "processes stopped",
         "restarts noticed",
         "slices: broken",
         "slices: done",
         "slices: flushed",
+        "transfers for which there is no rail",
     ] {
         assert!(tally.count(name) > 0, "{name} never happened:\n{tally}");
     }

@@ -3,11 +3,12 @@
 
 use core::time::Duration;
 
-use millstream_transfer_core::{Initiator, RailId, TargetOutput};
+use millstream_transfer_core::{Classic, Flow, Initiator, RailId, TargetOutput};
 use millstream_wire::Psn;
 
+use super::checks::{check_target, tell_again};
 use super::director::{Director, Event, Network, Phase, core_time};
-use super::process::{End, Wanted, incarnation, life_of};
+use super::process::{End, Peer, Wanted, incarnation, life_of};
 use super::world::{address, duration};
 use crate::connection::Remote;
 
@@ -76,8 +77,8 @@ impl Director {
         let trouble = self.phase == Phase::Traffic;
         for copy in 0..2 {
             let lost = self.world.control_loss.happens(&mut self.rng);
-            let doubled = self.rng.below(20) == 0;
-            let late = self.rng.below(50) == 0;
+            let doubled = self.world.control_doubled.happens(&mut self.rng);
+            let late = self.world.control_late.happens(&mut self.rng);
             let limit = Duration::from_millis(if late && trouble { 3000 } else { 5 });
             let delay = duration(&mut self.rng, limit);
             let silent = {
@@ -114,33 +115,38 @@ impl Director {
             Message::Refused { initiator, epoch, target, floor } => {
                 let now = core_time(network.now());
                 self.tally.one("connections refused");
-                self.answer(network, initiator, target, |flow, rail| {
+                self.answer(network, initiator, target, epoch, |flow, rail| {
                     flow.rail_refused(now, rail, epoch, floor);
                 });
             }
             Message::Unable { initiator, epoch, target } => {
                 let now = core_time(network.now());
                 self.tally.one("connections for which there was no room");
-                self.answer(network, initiator, target, |flow, rail| {
+                self.answer(network, initiator, target, epoch, |flow, rail| {
                     flow.rail_down(now, rail, epoch);
                 });
             }
             Message::Confirmed { initiator, epoch, target } => {
                 let now = core_time(network.now());
                 self.tally.one("fences confirmed");
-                self.answer(network, initiator, target, |flow, rail| {
+                if let Some((found, rail)) = self.asker(initiator, target) {
+                    found.asked.remove(&(rail, epoch));
+                }
+                self.answer(network, initiator, target, epoch, |flow, rail| {
                     flow.fence_confirmed(now, rail, epoch);
                 });
             }
             Message::Restarted { initiator, target, present } => {
                 let now = core_time(network.now());
                 self.tally.one("restarts noticed");
-                self.answer(network, initiator, target, |flow, _| {
-                    // Lives only rise: an answer that was late says nothing new.
-                    if present > flow.incarnation() {
-                        flow.peer_restarted(now, present);
-                    }
-                });
+                let Some((found, _)) = self.asker(initiator, target) else { return };
+                // Lives only rise: an answer that was late says nothing new.
+                if present > found.known {
+                    found.known = present;
+                    found.flow.peer_restarted(now, present);
+                    let ((own, _), (peer, _)) = (life_of(initiator.incarnation), life_of(target));
+                    self.pump(network, own, peer);
+                }
             }
         }
     }
@@ -165,26 +171,33 @@ impl Director {
         Some(own)
     }
 
-    /// Gives an answer to the flow that asked, if its process is still there.
+    /// Who asked, if its process is still there, and for which rail.
+    fn asker(&mut self, initiator: Initiator, target: u64) -> Option<(&mut Peer, RailId)> {
+        let ((own, life), (peer, _)) = (life_of(initiator.incarnation), life_of(target));
+        Some((self.peer(own, life, peer)?, RailId(initiator.rail)))
+    }
+
+    /// Gives an answer to the flow that asked. What is of an earlier connection must change nothing.
     fn answer(
         &mut self,
         network: &mut Network<'_>,
         initiator: Initiator,
         target: u64,
-        tell: impl FnOnce(
-            &mut millstream_transfer_core::Flow<millstream_transfer_core::Classic>,
-            RailId,
-        ),
+        epoch: u64,
+        tell: impl FnOnce(&mut Flow<Classic>, RailId),
     ) {
-        let ((own, life), (peer, _)) = (life_of(initiator.incarnation), life_of(target));
-        let process = &mut self.processes[own];
-        if process.up
-            && process.life == life
-            && let Some(found) = process.peers.get_mut(&peer)
-        {
-            tell(&mut found.flow, RailId(initiator.rail));
-            self.pump(network, own, peer);
+        let Some((found, rail)) = self.asker(initiator, target) else { return };
+        if found.flow.rails()[usize::from(rail.0)].epoch() == epoch {
+            tell(&mut found.flow, rail);
+        } else {
+            let wrong = tell_again(&mut found.flow, |flow| tell(flow, rail));
+            wrong.into_iter().for_each(|what| {
+                network.violate(format!("an answer to {initiator:?}, {epoch}: {what}"));
+            });
+            self.tally.one("answers of earlier connections");
         }
+        let ((own, _), (peer, _)) = (life_of(initiator.incarnation), life_of(target));
+        self.pump(network, own, peer);
     }
 
     fn accepted(
@@ -213,7 +226,7 @@ impl Director {
         network.with_machine(own_end.nic, |nic, _| nic.connect(own_end.qpn, &remote, &options));
         self.tally.one("connections made");
         let now = core_time(network.now());
-        self.answer(network, initiator, target, |flow, rail| flow.rail_up(now, rail, epoch));
+        self.answer(network, initiator, target, epoch, |flow, rail| flow.rail_up(now, rail, epoch));
     }
 
     /// Does what the target's side of a process wants.
@@ -223,6 +236,9 @@ impl Director {
             (process.life, incarnation(own, process.life))
         };
         while let Some(output) = self.processes[own].target.poll_output() {
+            if let Some(what) = check_target(&mut self.processes[own], &output) {
+                return network.violate(what);
+            }
             match output {
                 TargetOutput::Accept { initiator, epoch } => {
                     let wanted = self.processes[own].wanted.remove(&initiator);

@@ -11,6 +11,7 @@ use millstream_transfer_core::{
 };
 use millstream_wire::Psn;
 
+use super::checks::{Echo, Pace, check_end, tell_again};
 use super::control::Message;
 use super::ledger::{Shared, life_key, sink_key};
 use super::nic::{Busy, Nic};
@@ -58,12 +59,27 @@ pub(super) enum Event {
         own: usize,
         incarnation: u64,
     },
+    /// A process hears that a peer has ended.
+    PeerGone {
+        own: usize,
+        incarnation: u64,
+    },
     /// A completion is told again.
-    Echo {
+    Echo(Echo),
+    /// That local access has ended is told again.
+    AbortedAgain {
         own: usize,
         peer: usize,
         life: u32,
-        id: u64,
+        rail: RailId,
+        epoch: u64,
+    },
+    FenceCheck {
+        own: usize,
+        peer: usize,
+        life: u32,
+        rail: RailId,
+        epoch: u64,
     },
     LastTransfer {
         own: usize,
@@ -100,6 +116,7 @@ pub(super) struct Director {
     pub(super) phase: Phase,
     pub(super) bytes: u64,
     pub(super) tally: Tally,
+    pace: Pace,
 }
 
 /// The simulation's time is the flows'.
@@ -130,6 +147,7 @@ impl Director {
             phase: Phase::Traffic,
             bytes: 0,
             tally: Tally::default(),
+            pace: Pace::default(),
         }
     }
 
@@ -144,6 +162,9 @@ impl Director {
     pub(super) fn advance(&mut self, network: &mut Network<'_>) {
         loop {
             self.follow(network);
+            if self.pace.is_endless(network.now()) {
+                return network.violate("this goes on for ever without time passing".into());
+            }
             let due = self.events.first_key_value().filter(|((at, _), _)| *at <= network.now());
             let Some((&key, &event)) = due else { break };
             self.events.remove(&key);
@@ -179,6 +200,11 @@ impl Director {
                     found.flow.rail_aborted(now, rail, epoch);
                 }
                 self.pump(network, own, peer);
+                if self.rng.below(20) == 0 {
+                    let delay = duration(&mut self.rng, Duration::from_secs(3));
+                    let again = Event::AbortedAgain { own, peer, life, rail, epoch };
+                    self.plan(network, delay, again);
+                }
             }
             Event::Closed { own, life, initiator, epoch } => {
                 if self.processes[own].life == life {
@@ -204,10 +230,18 @@ impl Director {
             Event::Trouble => self.trouble(network),
             Event::Over(trouble) => self.end_trouble(network, trouble),
             Event::Gone { own, incarnation } => self.notice_gone(network, own, incarnation),
-            Event::Echo { own, peer, life, id } => {
+            Event::PeerGone { own, incarnation } => self.peer_gone(network, own, incarnation),
+            Event::Echo(echo) => self.tell_completion_again(network, echo),
+            Event::AbortedAgain { own, peer, life, rail, epoch } => {
                 let Some(found) = self.peer(own, life, peer) else { return };
-                found.flow.completed(now, SliceId::from_bits(id), SliceResult::Done);
+                let tell = |flow: &mut Flow<_>| flow.rail_aborted(now, rail, epoch);
+                if let Some(what) = tell_again(&mut found.flow, tell) {
+                    network.violate(format!("{event:?}: {what}"));
+                }
                 self.pump(network, own, peer);
+            }
+            Event::FenceCheck { own, peer, life, rail, epoch } => {
+                self.check_fence(network, (own, peer, life), (rail, epoch));
             }
             Event::LastTransfer { own, peer, tries } => {
                 self.last_transfer(network, own, peer, tries);
@@ -215,7 +249,7 @@ impl Director {
         }
     }
 
-    fn peer(&mut self, own: usize, life: u32, peer: usize) -> Option<&mut Peer> {
+    pub(super) fn peer(&mut self, own: usize, life: u32, peer: usize) -> Option<&mut Peer> {
         let process = &mut self.processes[own];
         if process.up && process.life == life { process.peers.get_mut(&peer) } else { None }
     }
@@ -224,7 +258,7 @@ impl Director {
     fn follow(&mut self, network: &mut Network<'_>) {
         loop {
             let touched = self.harvest(network);
-            if touched.is_empty() {
+            if touched.is_empty() || self.pace.is_endless(network.now()) {
                 return;
             }
             for (own, peer) in touched {
@@ -243,7 +277,7 @@ impl Director {
             let seen = core::mem::take(&mut network.machine_mut(NodeId(nic)).seen);
             for completion in seen {
                 let process = &mut self.processes[own];
-                let Some(&(peer, _)) = process.by_qpn.get(&(NodeId(nic), completion.qpn)) else {
+                let Some(&(peer, rail)) = process.by_qpn.get(&(NodeId(nic), completion.qpn)) else {
                     continue;
                 };
                 let Some(found) = process.peers.get_mut(&peer) else { continue };
@@ -254,12 +288,17 @@ impl Director {
                     _ => (SliceResult::Broken, "slices: broken"),
                 };
                 self.tally.one(name);
-                found.flow.completed(now, SliceId::from_bits(completion.id), result);
+                let slice = SliceId::from_bits(completion.id);
+                let epoch = found.links.get(&rail).map_or(0, |link| link.epoch);
+                found.flow.completed(now, slice, result);
                 touched.insert((own, peer));
-                if result == SliceResult::Done && self.rng.below(100) == 0 {
-                    let (life, id) = (self.processes[own].life, completion.id);
-                    let delay = duration(&mut self.rng, Duration::from_millis(20));
-                    self.plan(network, delay, Event::Echo { own, peer, life, id });
+                // Of those that did not succeed there are few.
+                let share = if result == SliceResult::Done { 100 } else { 2 };
+                if self.rng.below(share) == 0 {
+                    let life = self.processes[own].life;
+                    let delay = duration(&mut self.rng, Duration::from_secs(1));
+                    let echo = Echo { own, peer, life, rail, epoch, slice, result };
+                    self.plan(network, delay, Event::Echo(echo));
                 }
             }
         }
@@ -285,8 +324,12 @@ impl Director {
                     self.tally.one("fences asked for");
                     let target = found_incarnation(&self.processes[own], peer);
                     let initiator = Initiator { incarnation: incarnation(own, life), rail: rail.0 };
+                    if target == 0 {
+                        return network.violate(format!("{output:?} of nobody"));
+                    }
                     let message = Message::Fence { initiator, epoch, target };
                     self.send(network, message);
+                    self.fence_asked(network, (own, peer, life), (rail, epoch));
                 }
                 Output::Ended(ended) => self.ended(network, &ended),
             }
@@ -369,6 +412,9 @@ impl Director {
         }
         let initiator = Initiator { incarnation: incarnation(own, life), rail: rail.0 };
         let target = found_incarnation(&self.processes[own], peer);
+        if target == 0 {
+            return network.violate(format!("{own} connects {rail:?} to nobody"));
+        }
         let message = Message::Connect { initiator, epoch, target, nic: spec.peer_nic, end };
         self.send(network, message);
     }
@@ -397,6 +443,9 @@ impl Director {
             return network.violate(format!("{ended:?} is of no transfer"));
         };
         network.note(|| format!("ended {ended:?}"));
+        if let Some(what) = check_end(&transfer, ended, self.world.config.patience, network.now()) {
+            network.violate(what);
+        }
         if transfer.last {
             self.last_ended(network, &transfer, ended);
         }

@@ -7,6 +7,7 @@
 //! A reference model (the module `ledger`) judges each write when it happens. When all has ended trouble
 //! stops, every process that knows another moves some more bytes to it, and all must come to rest.
 
+mod checks;
 mod control;
 mod director;
 mod ledger;
@@ -104,7 +105,7 @@ fn build(seed: u64, world: World, mut rng: Rng, network: &mut Network<'_>) -> Di
             network.add_machine(address(number), nic, HostOptions::default());
             number += 1;
         }
-        processes.push(Process::new(nics));
+        processes.push(Process::new(nics, world.max_closed));
     }
     // Each NIC sends everything over one link.
     for from in 0..number {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use millstream_roce::Instant;
 use millstream_transfer_core::{
-    Access, Classic, Config, Flow, Initiator, Order, Priority, RailId, RailSpec, Target, TaskId,
+    Classic, Config, Flow, Initiator, Order, Priority, RailId, RailSpec, Target, TaskId,
 };
 use millstream_wire::{Psn, Qpn};
 
@@ -12,9 +12,8 @@ use super::nic::SEND_DEPTH;
 use super::world::World;
 use crate::NodeId;
 
-/// Connections that a process takes, and that it remembers.
+/// Connections that a process takes.
 const MAX_OPEN: usize = 64;
-const MAX_CLOSED: usize = 32;
 
 /// An end of a connection.
 #[derive(Clone, Copy, Debug)]
@@ -37,6 +36,7 @@ pub(super) struct Transfer {
     pub(super) initiator: usize,
     pub(super) target: usize,
     pub(super) task: TaskId,
+    pub(super) submitted: Instant,
     /// When it must be over.
     pub(super) limit: Instant,
     pub(super) last: bool,
@@ -46,6 +46,10 @@ pub(super) struct Transfer {
 pub(super) struct Peer {
     pub(super) flow: Flow<Classic>,
     pub(super) links: BTreeMap<RailId, Link>,
+    /// The last incarnation of the peer that was heard of.
+    pub(super) known: u64,
+    /// Fences that are not answered: how often they were asked for.
+    pub(super) asked: BTreeMap<(RailId, u64), u32>,
     /// The director's event for the flow's next timeout.
     pub(super) wake: Option<Instant>,
 }
@@ -67,20 +71,26 @@ pub(super) struct Process {
     pub(super) peers: BTreeMap<usize, Peer>,
     /// The queue pairs of connections that were asked for here.
     pub(super) by_qpn: BTreeMap<(NodeId, Qpn), (usize, RailId)>,
+    /// Connections that are closed and remembered.
+    max_closed: usize,
     pub(super) target: Target,
+    /// Up to which epoch fences were confirmed.
+    pub(super) fenced: BTreeMap<Initiator, u64>,
     pub(super) wanted: BTreeMap<Initiator, Wanted>,
     pub(super) accepted: BTreeMap<(Initiator, u64), End>,
 }
 
 impl Process {
-    pub(super) fn new(nics: Vec<NodeId>) -> Self {
+    pub(super) fn new(nics: Vec<NodeId>, max_closed: usize) -> Self {
         Self {
             up: true,
             life: 0,
             nics,
             peers: BTreeMap::new(),
             by_qpn: BTreeMap::new(),
-            target: Target::new(MAX_OPEN, MAX_CLOSED),
+            max_closed,
+            target: Target::new(MAX_OPEN, max_closed),
+            fenced: BTreeMap::new(),
             wanted: BTreeMap::new(),
             accepted: BTreeMap::new(),
         }
@@ -88,24 +98,26 @@ impl Process {
 
     /// It is killed: it forgets everything, and comes back as another.
     pub(super) fn forget(&mut self) {
-        *self =
-            Self { life: self.life + 1, up: false, ..Self::new(core::mem::take(&mut self.nics)) };
+        let anew = Self::new(core::mem::take(&mut self.nics), self.max_closed);
+        *self = Self { life: self.life + 1, up: false, ..anew };
     }
 
     /// Whether what it keeps for its peers is within its limits.
     pub(super) fn is_bounded(&self) -> bool {
-        self.target.open() <= MAX_OPEN && self.target.remembered() <= MAX_OPEN + MAX_CLOSED
+        self.target.open() <= MAX_OPEN
+            && self.target.remembered() <= MAX_OPEN + self.max_closed
+            && self.target.floors() <= self.max_closed
     }
 }
 
-/// The incarnation of a process in one of its lives.
+/// The incarnation of a process in one of its lives. None is 0.
 pub(super) fn incarnation(process: usize, life: u32) -> u64 {
-    (process as u64) << 32 | u64::from(life)
+    (process as u64 + 1) << 32 | u64::from(life)
 }
 
 /// The process and the life of an incarnation.
 pub(super) const fn life_of(incarnation: u64) -> (usize, u32) {
-    ((incarnation >> 32) as usize, incarnation as u32)
+    ((incarnation >> 32) as usize - 1, incarnation as u32)
 }
 
 impl Peer {
@@ -113,26 +125,29 @@ impl Peer {
     pub(super) fn new(world: &World, own: usize, peer: usize, life: u32, seed: u64) -> Self {
         let order = if seed.is_multiple_of(2) { Order::RoundRobin } else { Order::Random(seed) };
         let (local, remote) = (world.nics[own], world.nics[peer]);
-        // Two locations: one to which the first NIC is near, and one to which all are.
+        // Three locations: one to which the first NIC is near, one to which all are, and one for
+        // which there is none.
         let priorities = |count: u16| {
             let first = Priority { preferred: vec![0], available: (1..count).collect() };
-            vec![first, Priority { preferred: (0..count).collect(), available: Vec::new() }]
+            let all = Priority { preferred: (0..count).collect(), available: Vec::new() };
+            vec![first, all, Priority::default()]
         };
         let policy = Classic::new(order, priorities(local), priorities(remote));
         let config = Config { max_slice_pieces: 8, ..world.config };
-        let mut flow = Flow::new(config, policy, incarnation(peer, life), 0);
+        let known = incarnation(peer, life);
+        let mut flow = Flow::new(config, policy, known, 0);
         for local_nic in 0..local {
             for peer_nic in 0..remote {
                 let spec = RailSpec {
                     local_nic,
                     peer_nic,
                     transport: 0,
-                    access: Access::Connection,
+                    access: world.access,
                     max_slices: SEND_DEPTH as u32,
                 };
                 flow.add_rail(spec);
             }
         }
-        Self { flow, links: BTreeMap::new(), wake: None }
+        Self { flow, links: BTreeMap::new(), known, asked: BTreeMap::new(), wake: None }
     }
 }

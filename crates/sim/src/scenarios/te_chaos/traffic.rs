@@ -5,7 +5,7 @@ use core::time::Duration;
 use millstream_transfer_core::{End, Ended, Failure, Opcode, Piece, Ranges, Request, SubmitError};
 
 use super::director::{Director, Event, Network, Phase, core_time};
-use super::process::{Peer, Transfer};
+use super::process::{Peer, Transfer, incarnation};
 use super::world::{PROCESSES, duration, pick};
 
 /// From one burst of transfers to the next, on average half of this.
@@ -14,6 +14,9 @@ const BURST_INTERVAL: Duration = Duration::from_millis(1400);
 const LONGEST: Duration = Duration::from_secs(120);
 /// A task that is to end does so in the time of a fence, and what a tick and quiescing take.
 const END: Duration = Duration::from_millis(2010);
+
+/// What an event may be late by.
+const TICK: Duration = Duration::from_millis(10);
 
 impl Director {
     /// Some transfers at once.
@@ -61,7 +64,12 @@ impl Director {
         let deadline =
             deadline.map(|millis| network.now() + Duration::from_micros(rng.below(1000 * millis)));
         let cancel = (rng.below(8) == 0).then(|| duration(rng, Duration::from_millis(500)));
-        let locations = [rng.below(2), rng.below(2)].map(|location| location as u16);
+        let mut locations = [rng.below(2), rng.below(2)].map(|location| location as u16);
+        let last = self.phase == Phase::Last;
+        let nowhere = rng.below(50) == 0 && !last;
+        if nowhere {
+            locations[rng.below(2) as usize] = 2;
+        }
         let seed = rng.bits();
         // A process that meets a peer for the first time looks up its present life.
         let life = self.processes[peer].life;
@@ -71,6 +79,10 @@ impl Director {
             .peers
             .entry(peer)
             .or_insert_with(|| Peer::new(world, own, peer, life, seed));
+        if found.flow.incarnation() == 0 {
+            found.known = found.known.max(incarnation(peer, life));
+            found.flow.peer_restarted(core_time(network.now()), found.known);
+        }
         let (_, peer_life) = super::process::life_of(found.flow.incarnation());
         let user = self.made;
         let span = stride * u64::from(count - 1) + piece;
@@ -115,9 +127,13 @@ impl Director {
         };
         network.note(|| format!("submit from {own} to {peer}: {request:?}"));
         self.tally.one("transfers");
-        let limit = deadline.map_or(network.after(LONGEST), |deadline| deadline + END);
-        let last = self.phase == Phase::Last;
-        let transfer = Transfer { initiator: own, target: peer, task, limit, last };
+        let mut limit = deadline.map_or(network.after(LONGEST), |deadline| deadline + END);
+        if nowhere {
+            self.tally.one("transfers for which there is no rail");
+            limit = limit.min(network.after(self.world.config.patience + TICK));
+        }
+        let submitted = network.now();
+        let transfer = Transfer { initiator: own, target: peer, task, submitted, limit, last };
         self.transfers.insert(user, transfer);
         let delay = limit.saturating_duration_since(network.now());
         self.plan(network, delay, Event::Limit { user });
@@ -211,7 +227,8 @@ impl Director {
             }
             // A rail may still pause, and a restart not be noticed yet; and packets of before may
             // still be lost in queues.
-            End::Timeout | End::Failed(Failure::NoRail | Failure::PeerRestarted) => {}
+            End::Timeout
+            | End::Failed(Failure::NoRail | Failure::PeerRestarted | Failure::PeerGone) => {}
             _ => network.violate(format!("after all trouble {transfer:?}: {ended:?}")),
         }
     }

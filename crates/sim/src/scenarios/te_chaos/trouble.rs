@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use millstream_transfer_core::RailState;
+use millstream_transfer_core::{RailId, RailState};
 
 use super::director::{Director, Event, Network, core_time};
 use super::process::{incarnation, life_of};
@@ -28,7 +28,10 @@ impl Director {
     pub(super) fn trouble(&mut self, network: &mut Network<'_>) {
         let own = self.rng.below(PROCESSES as u64) as usize;
         let nic = self.draw_nic(own);
-        match self.rng.below(16) {
+        if self.world.kills.happens(&mut self.rng) {
+            return self.restart(network, own);
+        }
+        match self.rng.below(17) {
             0..7 => self.flap(network, own, nic),
             7..11 => {
                 let other = self.draw_nic((own + 1) % PROCESSES);
@@ -37,15 +40,15 @@ impl Director {
                     self.last_for(network, Trouble::Path(nic, other), Duration::from_secs(10));
                 }
             }
-            11 => self.restart(network, own),
-            12 | 13 => self.stop(network, own),
-            14 => {
+            11 | 12 => self.stop(network, own),
+            13 => {
                 if self.outages.borrow_mut().controls.insert(own) {
                     self.tally.one("control ports silent");
                     self.last_for(network, Trouble::Control(own), Duration::from_secs(8));
                 }
             }
-            _ => self.evict(network, own),
+            14 => self.evict(network, own),
+            _ => self.close_rails(network, own),
         }
     }
 
@@ -84,7 +87,7 @@ impl Director {
                     .map(|(index, rail)| (index as u16, rail.epoch()))
                     .collect();
                 for (rail, epoch) in broken {
-                    found.flow.rail_down(now, millstream_transfer_core::RailId(rail), epoch);
+                    found.flow.rail_down(now, RailId(rail), epoch);
                 }
                 self.pump(network, own, peer);
             }
@@ -125,6 +128,11 @@ impl Director {
         for other in (0..PROCESSES).filter(|&other| other != own) {
             let delay = Duration::from_secs(1) + duration(&mut self.rng, Duration::from_secs(29));
             self.plan(network, delay, Event::Gone { own: other, incarnation: gone });
+            // Its host says that nobody is there, to who asks in time.
+            if self.rng.below(2) == 0 {
+                let delay = duration(&mut self.rng, Duration::from_secs(1));
+                self.plan(network, delay, Event::PeerGone { own: other, incarnation: gone });
+            }
         }
     }
 
@@ -163,6 +171,36 @@ impl Director {
             self.tally.one("connections evicted");
             self.processes[own].target.close(initiator, epoch);
             self.pump_target(network, own);
+        }
+    }
+
+    /// A process closes connections that it has asked for, to make room.
+    fn close_rails(&mut self, network: &mut Network<'_>, own: usize) {
+        let now = core_time(network.now());
+        let peers: Vec<usize> = self.processes[own].peers.keys().copied().collect();
+        for peer in peers {
+            let Some(found) = self.processes[own].peers.get_mut(&peer) else { continue };
+            for index in 0..found.flow.rails().len() {
+                let rail = &found.flow.rails()[index];
+                let open = matches!(rail.state(), RailState::Up | RailState::Connecting);
+                if open && self.rng.below(2) == 0 {
+                    self.tally.one("connections closed by their initiator");
+                    found.flow.close_rail(now, RailId(index as u16), rail.epoch());
+                }
+            }
+            self.pump(network, own, peer);
+        }
+    }
+
+    /// A process hears that a peer has ended.
+    pub(super) fn peer_gone(&mut self, network: &mut Network<'_>, own: usize, gone: u64) {
+        let (peer, _) = life_of(gone);
+        let process = &mut self.processes[own];
+        let found = process.peers.get_mut(&peer).filter(|_| process.up);
+        if let Some(found) = found.filter(|found| found.flow.incarnation() == gone) {
+            self.tally.one("peers that are gone");
+            found.flow.peer_gone(core_time(network.now()));
+            self.pump(network, own, peer);
         }
     }
 

@@ -8,7 +8,7 @@ use core::net::{IpAddr, Ipv4Addr};
 use core::time::Duration;
 
 use millstream_roce::Instant;
-use millstream_transfer_core::Config;
+use millstream_transfer_core::{Access, Config};
 use millstream_wire::Mtu;
 
 use crate::{ConnectionOptions, LinkOptions, NodeId, PacketInfo, Probability, Rng, Rule, Verdict};
@@ -22,12 +22,20 @@ pub(super) struct World {
     pub(super) link: LinkOptions,
     pub(super) connection: ConnectionOptions,
     pub(super) config: Config,
+    /// Who ends the access of slices: the peer, which may have files.
+    pub(super) access: Access,
+    /// Closed connections that a process remembers.
+    pub(super) max_closed: usize,
+    /// Troubles that are the end of a process.
+    pub(super) kills: Probability,
     /// Transfers to make.
     pub(super) transfers: u64,
     /// Of a thousand packets, so many are later than anyone waits.
     pub(super) late: Probability,
-    /// Of a thousand control messages, so many are lost.
+    /// Of control messages, those that are lost, very late, and doubled.
     pub(super) control_loss: Probability,
+    pub(super) control_late: Probability,
+    pub(super) control_doubled: Probability,
 }
 
 impl World {
@@ -56,8 +64,26 @@ impl World {
             ..Config::default()
         };
         let late = Probability::per_mille(*pick(rng, &[0, 2, 10]));
+        let access = *pick(rng, &[Access::Connection, Access::Connection, Access::Durable]);
+        let max_closed = *pick(rng, &[16, 64]);
+        let kills = Probability::per_mille(*pick(rng, &[50, 50, 50, 600]));
         let control_loss = Probability::per_mille(*pick(rng, &[0, 50, 300]));
-        Self { nics, link, connection, config, transfers, late, control_loss }
+        let control_late = Probability::per_mille(*pick(rng, &[20, 20, 200]));
+        let control_doubled = Probability::per_mille(*pick(rng, &[50, 50, 400]));
+        Self {
+            nics,
+            link,
+            connection,
+            config,
+            access,
+            max_closed,
+            kills,
+            transfers,
+            late,
+            control_loss,
+            control_late,
+            control_doubled,
+        }
     }
 }
 
