@@ -2,10 +2,14 @@
 
 mod chaos;
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{BufWriter, Write};
+use std::ops::RangeInclusive;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::thread;
 
 use anyhow::{Context, bail};
 use clap::Args;
@@ -17,6 +21,8 @@ use serde::Serialize;
 use crate::failure::{not_yet, usage};
 use crate::{output, units};
 
+/// Runs for each thread, before what they came to is told.
+const PART: u64 = 32;
 /// What there is to tell of a run that has no report.
 const PANICKED: &str = "panicked: its message is on stderr";
 
@@ -56,7 +62,8 @@ pub(crate) struct Arguments {
     /// How many allreduces, or messages of a connection
     #[arg(long, value_name = "I")]
     iters: Option<u32>,
-    /// Threads that rc-chaos runs on; all cores, if not given. They do not change what it finds
+    /// Threads to run on: for rc-chaos all cores, if not given, and for the others one. They do not
+    /// change what is found
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=1024))]
     jobs: Option<u64>,
     /// Trouble that rc-chaos leaves out, as a failure's shortest replay says
@@ -123,39 +130,26 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if name == "rc-chaos" {
         return chaos::campaign(arguments);
     }
-    if arguments.jobs.is_some() || !arguments.without.is_empty() {
-        return Err(usage("--jobs and --without are for the scenario rc-chaos"));
+    if !arguments.without.is_empty() {
+        return Err(usage("--without is for the scenario rc-chaos"));
     }
     let mut pcap = arguments.pcap.as_deref().map(Recording::create).transpose()?;
     let mut log = arguments.log.as_deref().map(Recording::create).transpose()?;
     let mut summary = Summary { scenario: name.to_owned(), passed: true, runs: Vec::new() };
-    for seed in arguments.seed..=last {
-        let first = seed == arguments.seed;
-        let outputs = Outputs {
-            pcap: pcap.as_mut().filter(|_| first).map(Recording::writer),
-            log: log.as_mut().filter(|_| first).map(Recording::writer),
-        };
-        let parameters = parameters(arguments, seed);
-        // A panic is what is looked for, not the end of the other runs.
-        let run = AssertUnwindSafe(|| run_with_outputs(name, &parameters, outputs));
-        let Ok(result) = catch_unwind(run) else {
-            summary.passed = false;
-            if !arguments.json {
-                output::line(&format!("seed {seed} {PANICKED}"))?;
-            }
-            summary.runs.push(Run::panicked(seed));
-            continue;
-        };
-        let report = result.map_err(|error| match error {
-            ScenarioError::Output(_) => anyhow::Error::from(error),
-            error => usage(error.to_string()),
-        })?;
-        summary.passed &= report.passed();
-        if !arguments.json {
-            output::line(&text(&report, arguments.runs > 1))?;
-        } else {
-            summary.runs.push(Run::of(&report));
+    let outputs = Outputs {
+        pcap: pcap.as_mut().map(Recording::writer),
+        log: log.as_mut().map(Recording::writer),
+    };
+    summary.add(arguments, arguments.seed, run_seed(arguments, arguments.seed, outputs))?;
+    let jobs = arguments.jobs.unwrap_or(1);
+    let mut next = arguments.seed;
+    while next < last {
+        let end = last.min(next.saturating_add(jobs * PART));
+        let run = |seed| run_seed(arguments, seed, Outputs::default());
+        for (seed, result) in (next + 1..=end).zip(spread(next + 1..=end, jobs, run)) {
+            summary.add(arguments, seed, result)?;
         }
+        next = end;
     }
     for recording in [pcap, log].into_iter().flatten() {
         recording.finish()?;
@@ -167,6 +161,35 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         bail!("scenario {name} failed: its report says in what");
     }
     Ok(())
+}
+
+/// A run, or `None` if it panicked.
+fn run_seed(
+    arguments: &Arguments,
+    seed: u64,
+    outputs: Outputs<'_>,
+) -> Option<Result<Report, ScenarioError>> {
+    let parameters = parameters(arguments, seed);
+    // A panic is what is looked for, not the end of the other runs.
+    let run = || run_with_outputs(&arguments.scenario, &parameters, outputs);
+    catch_unwind(AssertUnwindSafe(run)).ok()
+}
+
+/// Runs all seeds on so many threads. What comes out is in their order.
+fn spread<T: Send>(seeds: RangeInclusive<u64>, jobs: u64, run: impl Fn(u64) -> T + Sync) -> Vec<T> {
+    let results = Mutex::new(BTreeMap::new());
+    let next = Mutex::new(seeds);
+    let work = || loop {
+        let seed = next.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let Some(seed) = seed else { return };
+        let result = run(seed);
+        results.lock().unwrap_or_else(PoisonError::into_inner).insert(seed, result);
+    };
+    thread::scope(|scope| {
+        (1..jobs).for_each(|_| drop(scope.spawn(work)));
+        work();
+    });
+    results.into_inner().unwrap_or_else(PoisonError::into_inner).into_values().collect()
 }
 
 fn parameters(arguments: &Arguments, seed: u64) -> Parameters {
@@ -181,6 +204,36 @@ fn parameters(arguments: &Arguments, seed: u64) -> Parameters {
         length: arguments.size,
         operations: arguments.iters,
         ..default
+    }
+}
+
+impl Summary {
+    /// Tells of a run: now, or at the end by `--json`.
+    fn add(
+        &mut self,
+        arguments: &Arguments,
+        seed: u64,
+        result: Option<Result<Report, ScenarioError>>,
+    ) -> anyhow::Result<()> {
+        let Some(result) = result else {
+            self.passed = false;
+            if !arguments.json {
+                output::line(&format!("seed {seed} {PANICKED}"))?;
+            }
+            self.runs.push(Run::panicked(seed));
+            return Ok(());
+        };
+        let report = result.map_err(|error| match error {
+            ScenarioError::Output(_) => anyhow::Error::from(error),
+            error => usage(error.to_string()),
+        })?;
+        self.passed &= report.passed();
+        if !arguments.json {
+            output::line(&text(&report, arguments.runs > 1))?;
+        } else {
+            self.runs.push(Run::of(&report));
+        }
+        Ok(())
     }
 }
 
