@@ -227,7 +227,9 @@ impl Director {
                     network.violate(format!("not over in time: {user} {transfer:?} {rails:?}"));
                 }
             }
-            Event::Trouble => self.trouble(network),
+            Event::Trouble if self.phase == Phase::Traffic => self.trouble(network),
+            // It was planned just before the last transfers, and trouble is over.
+            Event::Trouble => {}
             Event::Over(trouble) => self.end_trouble(network, trouble),
             Event::Gone { own, incarnation } => self.notice_gone(network, own, incarnation),
             Event::PeerGone { own, incarnation } => self.peer_gone(network, own, incarnation),

@@ -105,7 +105,7 @@ impl Process {
     /// Whether what it keeps for its peers is within its limits.
     pub(super) fn is_bounded(&self) -> bool {
         self.target.open() <= MAX_OPEN
-            && self.target.remembered() <= MAX_OPEN + self.max_closed
+            && self.target.remembered() <= self.target.open() + self.max_closed
             && self.target.floors() <= self.max_closed
     }
 }
