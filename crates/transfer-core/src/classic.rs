@@ -319,6 +319,27 @@ mod tests {
     }
 
     #[test]
+    fn turns_begin_anew_when_there_are_fewer() {
+        let mut policy = Classic::new(Order::RoundRobin, vec![], vec![]);
+        let mut rails = rails();
+        rails.iter_mut().for_each(|rail| rail.state = RailState::Up);
+        let turns = [(); 3].map(|()| post(&mut policy, &rails, 1, 0));
+        assert_eq!(turns, [0, 1, 2].map(|rail| Pick::Post(RailId(rail))));
+        rails[1].state = RailState::Fencing;
+        let turns = [(); 2].map(|()| post(&mut policy, &rails, 2, 0));
+        assert_eq!(turns, [0, 2].map(|rail| Pick::Post(RailId(rail))));
+    }
+
+    #[test]
+    fn random_numbers_are_splitmix64() {
+        let mut state = 1_234_567;
+        let numbers = [(); 3].map(|()| next_random(&mut state));
+        let known =
+            [6_457_827_717_110_365_317, 3_203_168_211_198_807_973, 9_817_491_932_198_370_423];
+        assert_eq!(numbers, known);
+    }
+
+    #[test]
     fn at_random_each_is_taken_as_often() {
         let all = || priority(&[0, 1], &[]);
         let mut policy = Classic::new(Order::Random(7), all(), all());

@@ -354,11 +354,27 @@ mod tests {
     #[test]
     fn failures_far_apart_do_not_add_up() {
         let config = Config::default();
-        let mut rail = rail();
-        for second in [0, 11, 22, 33, 44] {
-            rail.rest(at(second * 1000), true, &config);
-            rail.completed(at(second * 1000 + 1), at(second * 1000), 1);
-            assert_eq!(rail.state(), RailState::Down);
+        for (interval, pauses) in [(5000, true), (5001, false), (11_000, false)] {
+            let mut rail = rail();
+            let mut paused = false;
+            for failure in 0..3 {
+                let now = failure * interval;
+                rail.rest(at(now), true, &config);
+                paused |= rail.state() != RailState::Down;
+                rail.completed(at(now + 1), at(now), 1);
+            }
+            assert_eq!(paused, pauses, "each {interval} ms: the window is 10 s");
         }
+    }
+
+    #[test]
+    fn what_was_measured_is_told() {
+        let mut rail = rail();
+        assert_eq!((rail.peak_rate(), rail.smallest_round_trip()), (None, None));
+        rail.measure.begin(at(0));
+        rail.completed(at(4), at(1), 1_000_000);
+        rail.completed(at(14), at(12), 1000);
+        assert_eq!(rail.peak_rate(), Some(250_000_000));
+        assert_eq!(rail.smallest_round_trip(), Some(Duration::from_millis(2)));
     }
 }

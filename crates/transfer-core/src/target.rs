@@ -275,7 +275,7 @@ impl Target {
     }
 
     fn raise_floor(&mut self, incarnation: u64, epoch: u64) {
-        self.sequence += 1;
+        // No other rail is forgotten until the next number.
         let sequence = self.sequence;
         let floor = self.floors.entry(incarnation).or_insert(Floor { epoch, sequence });
         self.floor_order.remove(&floor.sequence);
@@ -408,6 +408,23 @@ mod tests {
         target.close(next, 1);
         target.close(B, 1);
         assert_eq!(outputs(&mut target), [accept(next, 2)]);
+    }
+
+    #[test]
+    fn closed_ones_are_forgotten_in_the_order_in_which_they_closed() {
+        let rail = |rail| Initiator { incarnation: 1, rail };
+        let mut target = Target::new(10, 2);
+        target.connect(rail(0), 1);
+        target.fence(rail(1), 2);
+        // It was there before the other, and is closed after it.
+        target.close(rail(0), 1);
+        target.closed(rail(0), 1);
+        for number in 2..9 {
+            target.fence(rail(number), 3);
+            assert_eq!((target.remembered(), target.closed.len()), (2, 2));
+            let kept = if number == 2 { 0 } else { number - 1 };
+            assert!(target.entries.contains_key(&rail(kept)), "{number}");
+        }
     }
 
     #[test]

@@ -150,7 +150,7 @@ impl<P: Policy> Flow<P> {
         let give_up_at = now + self.config.fence_timeout;
         let rail = &mut self.rails[usize::from(index)];
         rail.state = RailState::Fencing;
-        rail.fence = Fence { confirmed: !writes, guilty, give_up_at, ..Fence::default() };
+        rail.fence = Fence { guilty, give_up_at, ..Fence::default() };
         let (rail, epoch) = (RailId(index), rail.epoch);
         self.outputs.push_back(Output::Abort { rail, epoch });
         self.rails[usize::from(index)].timer = None;

@@ -127,6 +127,21 @@ fn what_a_peer_has_confirmed_before_its_end_is_free() {
 }
 
 #[test]
+fn a_fence_that_waits_for_a_peer_ends_with_it() {
+    let mut bench = Bench::new();
+    bench.submit(write(1, SLICE));
+    bench.connect_all();
+    bench.flow.rail_down(bench.now, RailId(0), 1);
+    bench.poll();
+    bench.abort_all();
+    assert_eq!(bench.take_ended(), []);
+    bench.flow.peer_gone(bench.now);
+    bench.poll();
+    assert_eq!(bench.take_ended(), [(1, End::Failed(Failure::PeerGone), false, 0)]);
+    assert!(bench.rail(0).may_connect(bench.now));
+}
+
+#[test]
 fn what_outlasts_a_peer_is_undefined_when_that_ends() {
     for (access, undefined) in
         [(Access::Own, false), (Access::Connection, false), (Access::Durable, true)]

@@ -1,6 +1,8 @@
 mod closing;
+mod ends;
 mod own;
 mod patience;
+mod turns;
 
 use core::time::Duration;
 
@@ -171,6 +173,7 @@ fn slices_go_over_all_rails_and_the_last_ends_the_task() {
         assert_eq!(pieces, [Piece { length: SLICE, ..first }]);
     }
     assert_eq!(bench.rail(0).bytes_in_flight(), 2 * SLICE);
+    assert_eq!(bench.rail(0).slices_in_flight(), 2);
     for (done, post) in posts.iter().enumerate() {
         let progress = bench.flow.progress(task).unwrap();
         assert_eq!((progress.waiting, progress.transferred), (false, done as u64 * SLICE));

@@ -1,0 +1,95 @@
+//! Who is posted next, and when a policy is asked.
+
+use core::cell::Cell;
+
+use super::*;
+use crate::{Pick, Rails, SliceInfo};
+
+/// Answers always the same, and counts how often it is asked.
+#[derive(Debug)]
+struct Fixed<'c>(Pick, &'c Cell<u32>);
+
+impl Policy for Fixed<'_> {
+    fn pick(&mut self, _now: Instant, _slice: &SliceInfo, _rails: &Rails<'_>) -> Pick {
+        self.1.set(self.1.get() + 1);
+        self.0
+    }
+}
+
+fn outputs<P: Policy>(flow: &mut Flow<P>) -> Vec<Output> {
+    core::iter::from_fn(|| flow.poll_output(Instant::ZERO)).collect()
+}
+
+#[test]
+fn a_policy_that_asks_for_what_cannot_be_waits() {
+    let posts = |outputs: Vec<Output>| -> Vec<Post> {
+        let post = |output| if let Output::Post(post) = output { Some(post) } else { None };
+        outputs.into_iter().filter_map(post).collect()
+    };
+    let asked = Cell::new(0);
+    let flow = |pick| {
+        let mut flow = Flow::new(Config::default(), Fixed(pick, &asked), INCARNATION, 0);
+        flow.add_rail(spec(0, Access::Connection));
+        flow.submit(&write(1, 100 * SLICE)).unwrap();
+        flow
+    };
+    // Posts on a rail that is down, and on one that there is not.
+    for rail in [0, 1] {
+        let mut flow = flow(Pick::Post(RailId(rail)));
+        assert_eq!(outputs(&mut flow), []);
+    }
+    assert_eq!(outputs(&mut flow(Pick::Connect(RailId(1)))), []);
+    // Connects one that is up; and posts on it, full or not.
+    let mut flow = flow(Pick::Connect(RailId(0)));
+    assert_eq!(outputs(&mut flow), [Output::Connect { rail: RailId(0), epoch: 1 }]);
+    flow.rail_up(Instant::ZERO, RailId(0), 1);
+    assert_eq!(outputs(&mut flow), []);
+    flow.policy.0 = Pick::Post(RailId(0));
+    flow.changed();
+    assert_eq!(posts(outputs(&mut flow)).len(), 4);
+    // It is not asked again before there may be more room.
+    let before = asked.get();
+    assert_eq!(outputs(&mut flow), []);
+    assert_eq!(asked.get(), before);
+}
+
+#[test]
+fn what_had_no_room_does_not_hold_up_what_has() {
+    let mut bench = Bench::with(Config::default(), &[spec(0, Access::Connection)]);
+    bench.submit(write(1, 3 * SLICE));
+    bench.connect_all();
+    assert_eq!(bench.take_posts().len(), 3);
+    // 80 KiB in one slice are too much.
+    let elsewhere = |user, length| Request { peer_location: 1, ..write(user, length) };
+    let large = bench.submit(elsewhere(2, 80 << 10));
+    bench.submit(elsewhere(3, 1000));
+    assert_eq!(bench.take_posts(), [], "in order");
+    bench.flow.cancel(bench.now, large);
+    bench.poll();
+    bench.take_ended();
+    // What waits behind it is seen when something changes, and at the latest with the next one.
+    bench.submit(elsewhere(4, 1000));
+    let mut bench = Bench::with(Config::default(), &[spec(0, Access::Connection)]);
+    bench.submit(write(1, 3 * SLICE));
+    bench.connect_all();
+    bench.posts.clear();
+    let large = bench.submit(elsewhere(2, 80 << 10));
+    bench.flow.cancel(bench.now, large);
+    bench.submit(elsewhere(3, 1000));
+    assert_eq!(bench.take_posts().iter().map(|post| post.user).collect::<Vec<_>>(), [3]);
+}
+
+#[test]
+fn a_slice_of_own_copies_that_ends_makes_room_for_others() {
+    let rail = RailSpec { max_slices: 1, ..spec(0, Access::Own) };
+    for result in [SliceResult::Done, SliceResult::Refused] {
+        let mut bench = Bench::with(Config::default(), &[rail]);
+        bench.submit(write(1, 1));
+        bench.submit(Request { peer_location: 1, ..write(2, 1) });
+        bench.connect_all();
+        let post = bench.take_posts()[0];
+        assert_eq!(post.user, 1);
+        bench.complete(post, result);
+        assert_eq!(bench.take_posts()[0].user, 2, "{result:?}");
+    }
+}
