@@ -36,7 +36,14 @@ const RC_CHAOS: &[(&str, u64, &str, Option<u32>)] = &[
 ];
 
 /// Runs of the other scenarios: why, which, and the seed.
-const OTHERS: &[(&str, &str, u64)] = &[];
+const OTHERS: &[(&str, &str, u64)] = &[
+    ("trouble that was planned before the last transfers began after them", "te-chaos", 6166),
+    (
+        "a peer was started again, and each rail to the one before failed once",
+        "te-chaos",
+        1_003_462,
+    ),
+];
 
 #[test]
 fn rc_chaos_runs_that_failed_once_pass() {

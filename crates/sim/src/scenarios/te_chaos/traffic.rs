@@ -225,11 +225,19 @@ impl Director {
             End::Completed => {
                 self.last.remove(&(transfer.initiator, transfer.target));
             }
-            // A rail may still pause, and a restart not be noticed yet; and packets of before may
-            // still be lost in queues.
+            // A rail may still pause, and packets of before may still be lost in queues.
             End::Timeout
             | End::Failed(Failure::NoRail | Failure::PeerRestarted | Failure::PeerGone) => {}
+            // That a peer is another one may not be noticed yet: each rail to the one before fails.
+            End::Failed(Failure::Attempts) if self.takes_peer_for_another(transfer) => {}
             _ => network.violate(format!("after all trouble {transfer:?}: {ended:?}")),
         }
+    }
+
+    /// Whether the initiator of a transfer has not noticed yet that its target was started again.
+    fn takes_peer_for_another(&self, transfer: &Transfer) -> bool {
+        let present = incarnation(transfer.target, self.processes[transfer.target].life);
+        let found = self.processes[transfer.initiator].peers.get(&transfer.target);
+        found.is_some_and(|found| found.flow.incarnation() != present)
     }
 }
