@@ -103,7 +103,13 @@ mod tests {
         measure.completed(at(11_010), at(11_000), 900);
         assert_eq!(measure.peak_rate(), Some(100_000));
         assert_eq!(measure.smallest_round_trip(), Some(Duration::from_millis(10)));
-        // After a long pause nothing of the past is recent.
+        // After two epochs without any nothing of the past is recent; nor after more.
+        let mut best = Best::default();
+        best.add(at(0), 9, u64::max);
+        best.add(at(9999), 5, u64::max);
+        assert_eq!(best.get(u64::max), Some(9));
+        best.add(at(19_999), 3, u64::max);
+        assert_eq!(best.get(u64::max), Some(3));
         measure.begin(at(90_000));
         measure.completed(at(90_020), at(90_000), 200);
         assert_eq!(measure.peak_rate(), Some(10_000));
