@@ -315,6 +315,24 @@ mod tests {
     }
 
     #[test]
+    fn a_slice_has_no_more_pieces_than_it_may() {
+        for max_pieces in [1, 2, 3] {
+            let slicing = Slicing { max_pieces, ..SLICING };
+            let mut pieces = Pieces::new(0);
+            let strided = Ranges::Strided {
+                first: piece(0, 1 << 20, 100),
+                count: 6,
+                local_stride: 200,
+                remote_stride: 100,
+            };
+            let (runs, _) = pieces.take(&strided).unwrap();
+            let cuts = cuts(&pieces, &runs, &slicing);
+            assert_eq!(cuts.len() as u32, 6 / max_pieces);
+            assert!(cuts.iter().all(|&(.., length, of)| (length, of) == (100 * of, max_pieces)));
+        }
+    }
+
+    #[test]
     fn lists_have_room_for_their_pieces_and_give_it_back() {
         let list: Vec<Piece> =
             (0..40_000).map(|i| piece(i * 5000, 1 << 40 | (i * 4096), 4096)).collect();

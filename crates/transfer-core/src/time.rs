@@ -43,3 +43,22 @@ impl fmt::Display for Instant {
         write!(f, "{}.{:09}", self.0 / 1_000_000_000, self.0 % 1_000_000_000)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_ends_and_does_not_wrap() {
+        let late = Instant::from_nanos(u64::MAX - 5);
+        assert_eq!(late + Duration::from_nanos(5), Instant::from_nanos(u64::MAX));
+        assert_eq!(late + Duration::MAX, Instant::from_nanos(u64::MAX));
+        assert_eq!(Instant::ZERO.saturating_duration_since(late), Duration::ZERO);
+        assert_eq!(late.saturating_duration_since(late), Duration::ZERO);
+    }
+
+    #[test]
+    fn it_is_shown_in_seconds() {
+        assert_eq!(Instant::from_nanos(12_000_000_034).to_string(), "12.000000034");
+    }
+}

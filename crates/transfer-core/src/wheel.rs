@@ -177,6 +177,24 @@ mod tests {
     }
 
     #[test]
+    fn a_deadline_can_be_cleared_wherever_it_is() {
+        for level in 0..LEVELS as u32 {
+            for slot in 1..SLOTS as u64 {
+                let tick = slot.checked_shl(level * LEVEL_SHIFT).unwrap_or(u64::MAX);
+                if tick > u64::MAX >> TICK_SHIFT {
+                    continue;
+                }
+                let mut wheel = Wheel::new();
+                wheel.set(0, Instant::ZERO);
+                wheel.set(1, Instant::from_nanos(tick << TICK_SHIFT));
+                wheel.clear(1);
+                assert_eq!(expired(&mut wheel, 0), [0], "level {level}, slot {slot}");
+                assert_eq!(wheel.next(), None, "level {level}, slot {slot}");
+            }
+        }
+    }
+
+    #[test]
     fn a_deadline_that_was_cleared_does_not_come() {
         let mut wheel = Wheel::new();
         wheel.clear(3);

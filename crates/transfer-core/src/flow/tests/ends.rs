@@ -31,7 +31,9 @@ fn what_has_arrived_is_told_once() {
     let posts = bench.take_posts();
     let now = bench.now;
     let mut tell = |post: &Post, result| {
-        bench.flow.completed(now, post.slice, result).map(|moved| (moved.user, moved.length))
+        // By what a work request says.
+        let slice = crate::SliceId::from_bits(post.slice.to_bits());
+        bench.flow.completed(now, slice, result).map(|moved| (moved.user, moved.length))
     };
     assert_eq!(tell(&posts[0], SliceResult::Done), Some((7, SLICE as u32 - 10)));
     assert_eq!(tell(&posts[0], SliceResult::Done), None, "it is over");
