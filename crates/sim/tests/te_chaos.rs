@@ -20,6 +20,7 @@ fn whatever_happens() {
     // All of it did happen.
     for name in [
         "answers of earlier connections",
+        "completions withheld",
         "connections aborted",
         "connections closed by their initiator",
         "connections evicted",

@@ -283,6 +283,10 @@ impl Director {
                     continue;
                 };
                 let Some(found) = process.peers.get_mut(&peer) else { continue };
+                if found.links.get(&rail).is_some_and(|link| link.mute) {
+                    self.tally.one("completions withheld");
+                    continue;
+                }
                 let (result, name) = match completion.status {
                     CompletionStatus::Success => (SliceResult::Done, "slices: done"),
                     CompletionStatus::Flushed => (SliceResult::Flushed, "slices: flushed"),
@@ -410,7 +414,7 @@ impl Director {
         let end = End { nic, qpn, psn };
         self.processes[own].by_qpn.insert((nic, qpn), (peer, rail));
         if let Some(found) = self.peer(own, life, peer) {
-            found.links.insert(rail, Link { epoch, end });
+            found.links.insert(rail, Link { epoch, end, mute: false });
         }
         let initiator = Initiator { incarnation: incarnation(own, life), rail: rail.0 };
         let target = found_incarnation(&self.processes[own], peer);

@@ -28,6 +28,8 @@ pub(super) struct End {
 pub(super) struct Link {
     pub(super) epoch: u64,
     pub(super) end: End,
+    /// Nothing that completes on it is told any more.
+    pub(super) mute: bool,
 }
 
 /// A transfer that is under way.

@@ -173,6 +173,9 @@ impl Director {
                     network.set_link(crate::LinkId(index), link);
                 }
                 self.phase = Phase::Calm;
+                for peer in self.processes.iter_mut().flat_map(|own| own.peers.values_mut()) {
+                    peer.links.values_mut().for_each(|link| link.mute = false);
+                }
                 self.go_on(network);
             }
             Phase::Calm if self.transfers.is_empty() => {

@@ -31,7 +31,7 @@ impl Director {
         if self.world.kills.happens(&mut self.rng) {
             return self.restart(network, own);
         }
-        match self.rng.below(17) {
+        match self.rng.below(18) {
             0..7 => self.flap(network, own, nic),
             7..11 => {
                 let other = self.draw_nic((own + 1) % PROCESSES);
@@ -48,6 +48,7 @@ impl Director {
                 }
             }
             14 => self.evict(network, own),
+            15 => self.mute(own),
             _ => self.close_rails(network, own),
         }
     }
@@ -189,6 +190,14 @@ impl Director {
                 }
             }
             self.pump(network, own, peer);
+        }
+    }
+
+    /// A transport stops telling what completes on some connections of a process.
+    fn mute(&mut self, own: usize) {
+        let links = self.processes[own].peers.values_mut().flat_map(|peer| peer.links.values_mut());
+        for link in links {
+            link.mute |= self.rng.below(4) == 0;
         }
     }
 
