@@ -27,9 +27,11 @@ pub struct Config {
     pub fence_interval: Duration,
     /// How long its confirmation is waited for.
     pub fence_timeout: Duration,
-    /// A task for which there has been no rail for so long fails.
+    /// A task for which there has been no rail for so long fails. It begins when it is submitted, and when
+    /// something of it comes back from a rail that failed; and anew when there was a rail.
     pub patience: Duration,
-    /// So many failures within `failure_window` pause a rail.
+    /// So many failures within `failure_window` pause a rail. So many slices in a row that fail on a rail
+    /// of [`crate::Access::Own`] are a failure.
     pub failures: u32,
     /// See `failures`.
     pub failure_window: Duration,

@@ -34,7 +34,8 @@
 //! accepts none up to an epoch that it has fenced.
 //!
 //! A rail whose slices this process copies by itself ([`Access::Own`]) needs no peer: a slice that has
-//! ended touches nothing any more.
+//! ended touches nothing any more. When the peer's process has ended, so has all that could arrive in its
+//! memory; but not in files that it kept ([`Access::Durable`]).
 //!
 //! # Bounds
 //!
