@@ -114,7 +114,7 @@ struct Floor {
 
 impl Target {
     /// Takes so many connections at a time, and remembers so many rails that are closed; and, of the
-    /// rails before these, the highest epoch of each of so many initiators.
+    /// rails before these, the highest epoch of each of as many initiators as that makes together.
     ///
     /// An initiator that is forgotten altogether could connect again by a request that was late for so
     /// long. Nothing is written for it: it gets new queue pairs, for which no earlier packet is, and who
@@ -281,7 +281,7 @@ impl Target {
         self.floor_order.remove(&floor.sequence);
         *floor = Floor { epoch: floor.epoch.max(epoch), sequence };
         self.floor_order.insert(sequence, incarnation);
-        while self.floors.len() > self.max_closed
+        while self.floors.len() > self.max_open + self.max_closed
             && let Some((_, incarnation)) = self.floor_order.pop_first()
         {
             self.floors.remove(&incarnation);
@@ -430,7 +430,7 @@ mod tests {
     #[test]
     fn what_is_late_for_a_rail_that_was_forgotten_is_refused() {
         let rail = |incarnation, rail| Initiator { incarnation, rail };
-        let mut target = Target::new(10, 2);
+        let mut target = Target::new(2, 2);
         for epoch in [5, 3, 9, 4] {
             target.fence(rail(1, epoch as u16), epoch);
         }
@@ -448,11 +448,11 @@ mod tests {
         assert!(target.connect(rail(1, 3), 10) && !target.connect(rail(1, 9), 9));
         // Of initiators as many are remembered, the last ones.
         assert_eq!(target.floors(), 1);
-        for incarnation in 2..=5 {
+        for incarnation in 2..=7 {
             target.fence(rail(incarnation, 0), 7);
         }
-        assert_eq!((target.floors(), target.floor_order.len()), (2, 2));
-        for (incarnation, is_taken) in [(2, false), (3, false), (1, true)] {
+        assert_eq!((target.floors(), target.floor_order.len()), (4, 4));
+        for (incarnation, is_taken) in [(2, false), (3, false), (4, false), (5, false), (1, true)] {
             assert_eq!(target.connect(rail(incarnation, 1), 7), is_taken, "{incarnation}");
         }
     }

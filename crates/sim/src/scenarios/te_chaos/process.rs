@@ -108,7 +108,7 @@ impl Process {
     pub(super) fn is_bounded(&self) -> bool {
         self.target.open() <= MAX_OPEN
             && self.target.remembered() <= self.target.open() + self.max_closed
-            && self.target.floors() <= self.max_closed
+            && self.target.floors() <= MAX_OPEN + self.max_closed
     }
 }
 

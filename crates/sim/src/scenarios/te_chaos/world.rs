@@ -65,7 +65,7 @@ impl World {
         };
         let late = Probability::per_mille(*pick(rng, &[0, 2, 10]));
         let access = *pick(rng, &[Access::Connection, Access::Connection, Access::Durable]);
-        let max_closed = *pick(rng, &[16, 64]);
+        let max_closed = *pick(rng, &[4, 64]);
         let kills = Probability::per_mille(*pick(rng, &[50, 50, 50, 600]));
         let control_loss = Probability::per_mille(*pick(rng, &[0, 50, 300]));
         let control_late = Probability::per_mille(*pick(rng, &[20, 20, 200]));
