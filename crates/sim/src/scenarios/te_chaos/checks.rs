@@ -156,12 +156,14 @@ pub(super) fn check_target(process: &mut Process, output: &TargetOutput) -> Opti
             if process.accepted.keys().any(open) {
                 return Some(format!("{output:?} while the one before is open"));
             }
-            let fenced = process.fenced.get(&initiator).is_some_and(|&fenced| epoch <= fenced);
-            fenced.then(|| format!("{output:?} after its fence"))
+            let past = process.past.entry(initiator).or_default();
+            let again = epoch <= *past;
+            *past = epoch.max(*past);
+            again.then(|| format!("{output:?} again, or after its fence"))
         }
         TargetOutput::Confirm { initiator, epoch } => {
-            let fenced = process.fenced.entry(initiator).or_default();
-            *fenced = epoch.max(*fenced);
+            let past = process.past.entry(initiator).or_default();
+            *past = epoch.max(*past);
             let open = |&(other, found): &(_, u64)| other == initiator && found <= epoch;
             process.accepted.keys().any(open).then(|| format!("{output:?} while it is open"))
         }

@@ -76,8 +76,8 @@ pub(super) struct Process {
     /// Connections that are closed and remembered.
     max_closed: usize,
     pub(super) target: Target,
-    /// Up to which epoch fences were confirmed.
-    pub(super) fenced: BTreeMap<Initiator, u64>,
+    /// The highest epoch that was accepted, or whose fence was confirmed.
+    pub(super) past: BTreeMap<Initiator, u64>,
     pub(super) wanted: BTreeMap<Initiator, Wanted>,
     pub(super) accepted: BTreeMap<(Initiator, u64), End>,
 }
@@ -92,7 +92,7 @@ impl Process {
             by_qpn: BTreeMap::new(),
             max_closed,
             target: Target::new(MAX_OPEN, max_closed),
-            fenced: BTreeMap::new(),
+            past: BTreeMap::new(),
             wanted: BTreeMap::new(),
             accepted: BTreeMap::new(),
         }
