@@ -187,6 +187,12 @@ impl Director {
                 if open && self.rng.below(2) == 0 {
                     self.tally.one("connections closed by their initiator");
                     found.flow.close_rail(now, RailId(index as u16), rail.epoch());
+                    let state = found.flow.rails()[index].state();
+                    if !matches!(state, RailState::Fencing | RailState::Down) {
+                        network.violate(format!(
+                            "rail {index} of {own} to {peer} was closed: {state:?}"
+                        ));
+                    }
                 }
             }
             self.pump(network, own, peer);
