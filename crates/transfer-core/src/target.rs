@@ -430,7 +430,7 @@ mod tests {
     #[test]
     fn what_is_late_for_a_rail_that_was_forgotten_is_refused() {
         let rail = |incarnation, rail| Initiator { incarnation, rail };
-        let mut target = Target::new(2, 2);
+        let mut target = Target::new(3, 2);
         for epoch in [5, 3, 9, 4] {
             target.fence(rail(1, epoch as u16), epoch);
         }
@@ -448,11 +448,13 @@ mod tests {
         assert!(target.connect(rail(1, 3), 10) && !target.connect(rail(1, 9), 9));
         // Of initiators as many are remembered, the last ones.
         assert_eq!(target.floors(), 1);
-        for incarnation in 2..=7 {
+        for incarnation in 2..=8 {
             target.fence(rail(incarnation, 0), 7);
         }
-        assert_eq!((target.floors(), target.floor_order.len()), (4, 4));
-        for (incarnation, is_taken) in [(2, false), (3, false), (4, false), (5, false), (1, true)] {
+        assert_eq!((target.floors(), target.floor_order.len()), (5, 5));
+        for (incarnation, is_taken) in
+            [(2, false), (3, false), (4, false), (5, false), (6, false), (1, true)]
+        {
             assert_eq!(target.connect(rail(incarnation, 1), 7), is_taken, "{incarnation}");
         }
     }
