@@ -160,3 +160,21 @@ fn a_rest_of_so_much_goes_along() {
 fn a_rest_is_no_share_of_nothing() {
     Bench::with(Config { fragment_ratio: 0, ..Config::default() }, &[]);
 }
+
+#[test]
+fn cancel_says_whether_it_ends_the_task_and_slices_whose_they_are() {
+    let mut bench = Bench::new();
+    let [first, second] = [7, 8].map(|user| bench.submit(write(user, SLICE)));
+    bench.connect_all();
+    let posts = bench.take_posts();
+    assert_eq!(
+        posts.iter().map(|post| bench.flow.user(post.slice)).collect::<Vec<_>>(),
+        [Some(7), Some(8)]
+    );
+    bench.complete(posts[0], SliceResult::Done);
+    assert_eq!(bench.flow.user(posts[0].slice), None);
+    assert!(!bench.flow.cancel(bench.now, first), "it is over");
+    assert!(bench.flow.cancel(bench.now, second));
+    assert!(!bench.flow.cancel(bench.now, second), "it is about to end");
+    assert_eq!(bench.flow.user(posts[1].slice), Some(8), "it is held");
+}

@@ -137,3 +137,29 @@ fn it_is_of_a_pair_of_locations() {
     }
     assert!(bench.take_ended().contains(&(1, NO_RAIL, false, 0)));
 }
+
+#[test]
+fn what_waits_in_vain_can_be_given_up_at_once() {
+    let mut bench = bench();
+    bench.submit(write(1, 6 * SLICE));
+    bench.connect_all();
+    bench.submit(Request { peer_location: 1, ..write(2, SLICE) });
+    bench.flow.give_up();
+    bench.poll();
+    assert_eq!(bench.take_ended(), [], "there is a rail");
+    // It breaks: of the first, slices come back to the queue, and something was never posted.
+    bench.flow.rail_down(bench.now, RailId(0), 1);
+    bench.poll();
+    bench.abort_all();
+    bench.confirm_all();
+    bench.flow.give_up();
+    bench.poll();
+    let mut ended = bench.take_ended();
+    ended.sort_by_key(|&(user, ..)| user);
+    assert_eq!(ended, [(1, NO_RAIL, false, 0), (2, NO_RAIL, false, 0)]);
+    assert!(bench.flow.is_idle());
+    // Those that come later have all their patience.
+    bench.submit(write(3, SLICE));
+    pass(&mut bench, at(3999));
+    assert_eq!(bench.take_ended(), []);
+}
