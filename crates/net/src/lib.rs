@@ -26,6 +26,8 @@ mod credentials;
 mod descriptors;
 mod driver;
 #[cfg(not(millstream_loom))]
+pub mod file_io;
+#[cfg(not(millstream_loom))]
 pub mod guarded;
 mod link;
 #[cfg(millstream_loom)]
