@@ -30,7 +30,12 @@ impl EventDescriptor {
         unsafe { libc::write(self.0.as_raw_fd(), one.as_ptr().cast(), one.len()) };
     }
 
-    fn drain(&self) {
+    /// Readable when it was written.
+    pub(crate) fn watched(&self) -> Watched<'_> {
+        self.0.as_fd()
+    }
+
+    pub(crate) fn drain(&self) {
         let mut count = [0; 8];
         // SAFETY: eight bytes, as an eventfd gives.
         unsafe { libc::read(self.0.as_raw_fd(), count.as_mut_ptr().cast(), count.len()) };

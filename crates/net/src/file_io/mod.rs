@@ -6,6 +6,7 @@
 mod buffer;
 mod queue;
 mod threads;
+mod uring;
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -102,11 +103,24 @@ impl<T: Send + 'static> FileIo<T> {
     /// Begins to take jobs. Without an `engine`, io_uring if the system lets us.
     pub fn start(engine: Option<FileEngine>, done: impl JobsDone<T>) -> io::Result<Self> {
         let queue = Arc::new(JobQueue::new(Box::new(done)));
-        if engine == Some(FileEngine::IoUring) {
-            return Err(io::ErrorKind::Unsupported.into());
+        let by_threads = || {
+            let threads = threads::start(&queue)?;
+            Ok(Self { engine: FileEngine::Threads, queue: Arc::clone(&queue), threads })
+        };
+        if engine == Some(FileEngine::Threads) {
+            return by_threads();
         }
-        let threads = threads::start(&queue)?;
-        Ok(Self { engine: FileEngine::Threads, queue, threads })
+        match uring::start(&queue) {
+            Ok(thread) => Ok(Self { engine: FileEngine::IoUring, queue, threads: [thread].into() }),
+            Err(error) if engine == Some(FileEngine::IoUring) => {
+                let what = format!("the system does not let us use io_uring: {error}");
+                Err(io::Error::new(error.kind(), what))
+            }
+            Err(error) => {
+                tracing::debug!(%error, "no io_uring: threads read and write files");
+                by_threads()
+            }
+        }
     }
 
     /// What does the work.
@@ -158,7 +172,7 @@ mod tests {
 
     use super::*;
 
-    const ENGINES: [FileEngine; 1] = [FileEngine::Threads];
+    const ENGINES: [FileEngine; 2] = [FileEngine::IoUring, FileEngine::Threads];
 
     /// A file of so many bytes that nobody else has, and that has no name any more.
     fn file(length: usize) -> Arc<File> {
