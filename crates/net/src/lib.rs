@@ -44,6 +44,8 @@ mod shared_address;
 #[cfg(not(millstream_loom))]
 pub mod shared_memory;
 mod socket;
+#[cfg(not(millstream_loom))]
+pub mod stream;
 #[cfg_attr(millstream_loom, path = "model/sync.rs")]
 mod sync;
 pub mod udp;

@@ -1,0 +1,155 @@
+//! Bytes between a connected stream and memory that others may change meanwhile, so that there are no
+//! references to it. None of these calls waits, but for those that are named so.
+
+use std::io;
+use std::mem;
+use std::os::fd::{AsRawFd, BorrowedFd};
+use std::time::Duration;
+
+/// What a stream is waited for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Readiness {
+    /// There is something to receive, or its end.
+    Readable,
+    /// There is room to send, or nobody to send to.
+    Writable,
+}
+
+/// Sends `before`, `length` bytes of memory and `after`, or the first so many of them as there is room for.
+///
+/// # Safety
+/// The memory is mapped during the call.
+pub unsafe fn send(
+    stream: BorrowedFd<'_>,
+    before: &[u8],
+    pointer: *const u8,
+    length: usize,
+    after: &[u8],
+) -> io::Result<usize> {
+    let part = |pointer: *const u8, length| libc::iovec {
+        iov_base: pointer.cast_mut().cast(),
+        iov_len: length,
+    };
+    let mut parts = [
+        part(before.as_ptr(), before.len()),
+        part(pointer, length),
+        part(after.as_ptr(), after.len()),
+    ];
+    // SAFETY: plain old data, of which zeros are a valid value.
+    let mut message: libc::msghdr = unsafe { mem::zeroed() };
+    message.msg_iov = parts.as_mut_ptr();
+    message.msg_iovlen = parts.len() as _;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: two slices, and memory that the caller vouches for, are read during the call.
+    count(unsafe { libc::sendmsg(stream.as_raw_fd(), &raw const message, flags) })
+}
+
+/// As [`send`], of a slice.
+pub fn send_slice(stream: BorrowedFd<'_>, bytes: &[u8]) -> io::Result<usize> {
+    // SAFETY: no memory but two slices.
+    unsafe { send(stream, bytes, std::ptr::null(), 0, &[]) }
+}
+
+/// Receives up to `length` bytes into memory; 0 at the end of the stream.
+///
+/// # Safety
+/// The memory is mapped and may be written to during the call.
+pub unsafe fn receive(
+    stream: BorrowedFd<'_>,
+    pointer: *mut u8,
+    length: usize,
+) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT;
+    // SAFETY: the caller vouches for the memory.
+    count(unsafe { libc::recv(stream.as_raw_fd(), pointer.cast(), length, flags) })
+}
+
+/// As [`receive`], into a slice.
+pub fn receive_slice(stream: BorrowedFd<'_>, bytes: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: a slice that is ours alone.
+    unsafe { receive(stream, bytes.as_mut_ptr(), bytes.len()) }
+}
+
+/// Waits until the stream is ready, or the time has passed; whether it is, or a signal came.
+pub fn wait_for_stream(
+    stream: BorrowedFd<'_>,
+    readiness: Readiness,
+    timeout: Duration,
+) -> io::Result<bool> {
+    let events = match readiness {
+        Readiness::Readable => libc::POLLIN,
+        Readiness::Writable => libc::POLLOUT,
+    };
+    let mut poll = libc::pollfd { fd: stream.as_raw_fd(), events, revents: 0 };
+    let timeout = i32::try_from(timeout.as_millis()).unwrap_or(i32::MAX);
+    // SAFETY: one pollfd, alive during the call.
+    match unsafe { libc::poll(&raw mut poll, 1, timeout) } {
+        0 => Ok(false),
+        1.. => Ok(true),
+        _ => {
+            let error = io::Error::last_os_error();
+            if error.kind() == io::ErrorKind::Interrupted { Ok(true) } else { Err(error) }
+        }
+    }
+}
+
+fn count(result: isize) -> io::Result<usize> {
+    usize::try_from(result).map_err(|_| io::Error::last_os_error())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{Read, Write};
+    use std::net::{TcpListener, TcpStream};
+    use std::os::fd::AsFd;
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn pair() -> (TcpStream, TcpStream) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        (near, listener.accept().unwrap().0)
+    }
+
+    #[test]
+    fn three_parts_arrive_as_one() {
+        let (near, mut far) = pair();
+        let memory = [2; 1000];
+        // SAFETY: the memory is an array.
+        let sent = unsafe { send(near.as_fd(), b"1", memory.as_ptr(), 1000, b"33") };
+        assert_eq!(sent.unwrap(), 1003);
+        let mut bytes = [0; 1003];
+        far.read_exact(&mut bytes).unwrap();
+        assert_eq!((bytes[0], &bytes[1..1001], &bytes[1001..]), (b'1', &memory[..], &b"33"[..]));
+    }
+
+    #[test]
+    fn nothing_waits_that_is_not_to() {
+        let (near, mut far) = pair();
+        let mut bytes = [0; 10];
+        let error = receive_slice(near.as_fd(), &mut bytes).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        assert!(!wait_for_stream(near.as_fd(), Readiness::Readable, Duration::ZERO).unwrap());
+        far.write_all(b"abc").unwrap();
+        assert!(wait_for_stream(near.as_fd(), Readiness::Readable, LONG).unwrap());
+        assert_eq!(receive_slice(near.as_fd(), &mut bytes).unwrap(), 3);
+        drop(far);
+        assert!(wait_for_stream(near.as_fd(), Readiness::Readable, LONG).unwrap());
+        assert_eq!(receive_slice(near.as_fd(), &mut bytes).unwrap(), 0);
+        // No signal ends the process.
+        let memory = vec![0; 1 << 20];
+        let error = loop {
+            // SAFETY: the memory is a vector.
+            match unsafe { send(near.as_fd(), &[], memory.as_ptr(), memory.len(), &[]) } {
+                Ok(_) => {}
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    wait_for_stream(near.as_fd(), Readiness::Writable, LONG).unwrap();
+                }
+                Err(error) => break error,
+            }
+        };
+        assert!(matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset));
+    }
+}
