@@ -38,11 +38,11 @@ pub use client::{CallError, CallErrorKind, Client, ClientConfig};
 pub use frame::{DEFAULT_FRAME_LIMIT, Frame, FrameDecoder, FrameError, FrameType};
 pub use gid::{Gid, GidError};
 pub use handshake::HandShakeDesc;
-pub use message::{Notify, Probe};
-pub use name::{DEFAULT_HANDSHAKE_PORT, HostPort, NameError, NicPath};
+pub use message::{Notify, Probe, SegmentQuery};
+pub use name::{DEFAULT_HANDSHAKE_PORT, FileName, HostPort, NameError, NicPath};
 pub use segment::{
-    BufferDesc, DescriptorError, DeviceDesc, MAX_BUFFERS, MAX_DEVICES, PriorityMatrix, SegmentDesc,
-    SharedMemoryDesc,
+    BufferDesc, DescriptorError, DeviceDesc, FileKey, FileTargetDesc, MAX_BUFFERS, MAX_DEVICES,
+    NVMEOF, PriorityMatrix, SegmentDesc, SharedMemoryDesc,
 };
 pub use server::{Handler, Server, ServerConfig};
 pub use store::{P2P_HANDSHAKE, PeerToPeer, RpcMeta, Store, StoreError};

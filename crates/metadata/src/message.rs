@@ -22,6 +22,15 @@ pub struct Probe {
     pub status: String,
 }
 
+/// What is asked for by a request of type [`crate::FrameType::Metadata`]. Mooncake's has a descriptor in
+/// its place, which reads as the default: the segment that is the peer's memory.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct SegmentQuery {
+    /// The peer's name for one of its files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<String>,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -33,5 +42,9 @@ mod tests {
         let probe: Probe = serde_json::from_str(r#"{"status":"success","more":1}"#).unwrap();
         assert_eq!(probe.status, "success");
         assert_eq!(serde_json::from_str::<Probe>("{}").unwrap(), Probe::default());
+        let query = SegmentQuery { file: Some("f".to_owned()) };
+        assert_eq!(serde_json::to_string(&query).unwrap(), r#"{"file":"f"}"#);
+        let memory = serde_json::from_str(r#"{"name":"a:1","protocol":"tcp"}"#).unwrap();
+        assert_eq!(SegmentQuery { file: None }, memory);
     }
 }

@@ -39,6 +39,9 @@ pub enum NameError {
     /// Characters that no host has, or too many of them.
     #[error("{0:?}: not a host name or address")]
     BadHost(String),
+    /// No name of a segment that is a file.
+    #[error("{0:?} is no name of a file: the form is nvmeof/host:port/file")]
+    BadFileName(String),
     /// A NIC path without `@`, or with nothing on one side of it.
     #[error("{0:?} is not a NIC path: the form is server@nic")]
     BadNicPath(String),
@@ -139,6 +142,50 @@ impl FromStr for NicPath {
     }
 }
 
+/// A segment that is a file of a server: `nvmeof/server/file`, as Mooncake's stores have it.
+#[derive(Clone, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
+pub struct FileName {
+    /// The server's name.
+    pub server: HostPort,
+    /// What the server calls the file.
+    pub file: String,
+}
+
+impl FileName {
+    /// What all of them begin with.
+    pub const PREFIX: &str = "nvmeof/";
+
+    /// Names of files have up to so many bytes.
+    pub const MAX_LENGTH: usize = 255;
+
+    /// A file of a server, if it can be called so: one line without slashes.
+    pub fn new(server: HostPort, file: &str) -> Result<Self, NameError> {
+        let fits = (1..=Self::MAX_LENGTH).contains(&file.len());
+        if !fits || file.contains(|c: char| c == '/' || c.is_control()) {
+            return Err(NameError::BadFileName(file.chars().take(80).collect()));
+        }
+        Ok(Self { server, file: file.to_owned() })
+    }
+}
+
+impl fmt::Display for FileName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}/{}", Self::PREFIX, self.server, self.file)
+    }
+}
+
+impl FromStr for FileName {
+    type Err = NameError;
+
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        let parts = text.strip_prefix(Self::PREFIX).and_then(|rest| rest.split_once('/'));
+        match parts {
+            Some((server, file)) => Self::new(server.parse()?, file),
+            None => Err(NameError::BadFileName(text.chars().take(80).collect())),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -191,5 +238,19 @@ mod tests {
         for text in ["", "a", "@a", "a@"] {
             assert!(text.parse::<NicPath>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn files() {
+        let name: FileName = "nvmeof/[::1]:5/a b.bin".parse().unwrap();
+        assert_eq!((name.server.port, name.file.as_str()), (5, "a b.bin"));
+        assert_eq!(name.to_string(), "nvmeof/[::1]:5/a b.bin");
+        let long = format!("nvmeof/a:1/{}", "x".repeat(256));
+        for text in
+            ["", "a:1", "nvmeof/a:1", "nvmeof/a:1/", "nvmeof/a:1/b/c", "nvmeof/a:1/b\n", &long]
+        {
+            assert!(matches!(text.parse::<FileName>(), Err(NameError::BadFileName(_))), "{text}");
+        }
+        assert!(matches!("nvmeof/a/b".parse::<FileName>(), Err(NameError::NoPort(_))));
     }
 }

@@ -16,6 +16,15 @@ pub const MAX_BUFFERS: usize = 65_536;
 /// The longest name of a socket in the abstract namespace (unix(7)), without the zero in front.
 const MAX_SOCKET: usize = 107;
 
+/// The protocol of segments that are files.
+pub const NVMEOF: &str = "nvmeof";
+
+/// The longest path of a file, as Linux has it.
+const MAX_PATH: usize = 4095;
+
+/// The most servers for which a descriptor says where they have mapped a file.
+const MAX_MAPPED: usize = 4096;
+
 /// For each location (`cpu:0`, `cuda:1`) the names of the preferred devices and of those that
 /// also work.
 pub type PriorityMatrix = BTreeMap<String, (Vec<String>, Vec<String>)>;
@@ -45,6 +54,9 @@ pub struct SegmentDesc {
     /// How processes on its host share its memory; Mooncake does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shm: Option<SharedMemoryDesc>,
+    /// Where its process reads and writes files for others; Mooncake does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_target: Option<FileTargetDesc>,
     /// Which start of its process this is, as in the handshake; Mooncake does not say. Addresses
     /// and keys mean nothing to another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -65,6 +77,15 @@ pub struct SharedMemoryDesc {
     pub network_namespace: u64,
     /// The name of its socket in the abstract namespace, without the zero in front.
     pub socket: String,
+}
+
+/// Where a process reads and writes files for others.
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct FileTargetDesc {
+    /// Its host name or address, for whom the segment's name does not tell.
+    pub host: String,
+    /// TCP port.
+    pub port: u16,
 }
 
 /// A device of a segment.
@@ -101,6 +122,40 @@ pub struct BufferDesc {
     /// Its key for processes on the same host ([`SegmentDesc::shm`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shm_key: Option<u64>,
+    /// Where its process has the file, for people. `addr` is the offset of its first byte in the segment.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_path: Option<String>,
+    /// Where other servers have mapped the file: paths by the names of these.
+    #[serde(
+        default,
+        skip_serializing_if = "BTreeMap::is_empty",
+        deserialize_with = "null_is_default"
+    )]
+    pub local_path_map: BTreeMap<String, String>,
+    /// Who knows this may ask the segment's process to read and write the file ([`FileKey`]).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_key: Option<FileKey>,
+}
+
+/// What opens a file at the process that has it: 32 hexadecimal digits, drawn for each registration.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, PartialEq, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct FileKey(pub u128);
+
+impl From<FileKey> for String {
+    fn from(key: FileKey) -> Self {
+        format!("{:032x}", key.0)
+    }
+}
+
+impl TryFrom<String> for FileKey {
+    type Error = &'static str;
+
+    fn try_from(text: String) -> Result<Self, Self::Error> {
+        let digits = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let key = u128::from_str_radix(&text, 16).ok().filter(|_| digits);
+        key.map(Self).ok_or("a file's key has 32 hexadecimal digits")
+    }
 }
 
 impl BufferDesc {
@@ -109,6 +164,21 @@ impl BufferDesc {
         address
             .checked_sub(self.addr)
             .is_some_and(|offset| offset.checked_add(length).is_some_and(|end| end <= self.length))
+    }
+
+    /// What is wrong with it as a file, if anything.
+    fn file_fault(&self, protocol: &str) -> Option<&'static str> {
+        let is_path = |path: &String| (1..=MAX_PATH).contains(&path.len()) && !path.contains('\0');
+        if protocol != NVMEOF {
+            return self.file_path.is_some().then_some("is a file, which the protocol has not");
+        }
+        if !self.file_path.as_ref().is_some_and(is_path) {
+            return Some("has no path of a file");
+        }
+        if self.local_path_map.len() > MAX_MAPPED || !self.local_path_map.values().all(is_path) {
+            return Some("is mapped to what is no path, or at too many servers");
+        }
+        None
     }
 }
 
@@ -131,7 +201,8 @@ pub enum DescriptorError {
 impl SegmentDesc {
     /// Parses and validates a descriptor.
     pub fn from_json(text: &[u8]) -> Result<Self, DescriptorError> {
-        let descriptor: Self = serde_json::from_slice(text)?;
+        let mut descriptor: Self = serde_json::from_slice(text)?;
+        descriptor.place_files();
         match descriptor.fault() {
             None => Ok(descriptor),
             Some(what) => Err(DescriptorError::Corrupt {
@@ -150,6 +221,22 @@ impl SegmentDesc {
     /// The buffer that holds `length` bytes from `address` on.
     pub fn buffer_with(&self, address: u64, length: u64) -> Option<&BufferDesc> {
         self.buffers.iter().find(|buffer| buffer.contains(address, length))
+    }
+
+    /// The files of a segment follow each other: Mooncake says no more than their lengths.
+    fn place_files(&mut self) {
+        if self.protocol != NVMEOF {
+            return;
+        }
+        let mut next = 0_u64;
+        for buffer in &mut self.buffers {
+            if buffer.name.is_empty() {
+                buffer.name = buffer.file_path.clone().unwrap_or_default();
+            }
+            buffer.addr = next;
+            // Too long ones are found to exceed the address space.
+            next = next.saturating_add(buffer.length);
+        }
     }
 
     /// What does not hold together, if anything.
@@ -178,7 +265,9 @@ impl SegmentDesc {
         self.buffers.iter().enumerate().find_map(|(index, buffer)| {
             let what = if buffer.name.is_empty() {
                 "has no name"
-            } else if buffer.addr == 0 {
+            } else if let Some(what) = buffer.file_fault(&self.protocol) {
+                what
+            } else if buffer.addr == 0 && self.protocol != NVMEOF {
                 "has address 0"
             } else if buffer.length == 0 {
                 "is empty"
@@ -224,7 +313,7 @@ mod tests {
                 length: 65_536,
                 rkey: vec![257],
                 lkey: vec![257],
-                shm_key: None,
+                ..BufferDesc::default()
             }],
             priority_matrix: [(
                 "cpu:0".to_owned(),
@@ -232,6 +321,7 @@ mod tests {
             )]
             .into(),
             shm: None,
+            file_target: None,
             incarnation: None,
             timestamp: "2026-11-21 01:49:20.352931".to_owned(),
         }
@@ -260,6 +350,58 @@ mod tests {
             descriptor.shm.as_mut().unwrap().socket = socket;
             let error = SegmentDesc::from_json(&descriptor.to_json()).unwrap_err().to_string();
             assert!(error.contains("socket for shared memory"), "{error}");
+        }
+    }
+
+    /// As Mooncake's stores have it: no addresses, no names, no keys.
+    const FILES: &str = r#"{"name":"nvmeof/a:1/f","protocol":"nvmeof","buffers":[{"length":4096,"file_path":"/data/f","local_path_map":{"b:2":"/mnt/f"}},{"length":100,"file_path":"/data/g","local_path_map":null}]}"#;
+
+    #[test]
+    fn files_follow_each_other() {
+        let descriptor = SegmentDesc::from_json(FILES.as_bytes()).unwrap();
+        let [first, second] = &descriptor.buffers[..] else { panic!("{descriptor:?}") };
+        assert_eq!((first.addr, first.length, first.name.as_str()), (0, 4096, "/data/f"));
+        assert_eq!((second.addr, second.length), (4096, 100));
+        assert_eq!(first.local_path_map["b:2"], "/mnt/f");
+        let again = SegmentDesc::from_json(&descriptor.to_json()).unwrap();
+        assert_eq!(again, descriptor);
+    }
+
+    #[test]
+    fn a_file_has_a_key_and_a_target() {
+        let mut descriptor = SegmentDesc::from_json(FILES.as_bytes()).unwrap();
+        descriptor.buffers[0].file_key = Some(FileKey(7));
+        descriptor.file_target = Some(FileTargetDesc { host: "a".to_owned(), port: 9 });
+        let text = String::from_utf8(descriptor.to_json()).unwrap();
+        assert!(text.contains(r#""file_key":"00000000000000000000000000000007""#), "{text}");
+        assert_eq!(SegmentDesc::from_json(text.as_bytes()).unwrap(), descriptor);
+        for key in ["", "7", "+0000000000000000000000000000007"] {
+            let text = text.replace("00000000000000000000000000000007", key);
+            assert!(SegmentDesc::from_json(text.as_bytes()).is_err(), "{key}");
+        }
+    }
+
+    #[test]
+    fn files_that_are_none() {
+        for (from, to, what) in [
+            (r#""file_path":"/data/g""#, r#""file_path":"""#, "buffer 1 has no name"),
+            (r#""file_path":"/data/f""#, r#""name":"x""#, "buffer 0 has no path of a file"),
+            (
+                "/mnt/f",
+                r"a\u0000b",
+                "buffer 0 is mapped to what is no path, or at too many servers",
+            ),
+            ("4096", "0", "buffer 0 is empty"),
+            ("4096", "18446744073709551615", "buffer 1 exceeds the address space"),
+            (r#""nvmeof","#, r#""tcp","#, "buffer 0 is a file, which the protocol has not"),
+        ] {
+            let text = FILES.replace(from, to);
+            let text = text.replace(
+                r#""protocol":"tcp","buffers":[{"#,
+                r#""protocol":"tcp","buffers":[{"name":"n","#,
+            );
+            let error = SegmentDesc::from_json(text.as_bytes()).unwrap_err().to_string();
+            assert!(error.ends_with(what), "{error}");
         }
     }
 

@@ -1,13 +1,14 @@
 //! Where descriptors are published and looked up.
 
+use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
 use thiserror::Error;
 
 use crate::client::CallErrorKind;
 use crate::{
-    CallError, Client, DEFAULT_FRAME_LIMIT, DescriptorError, Frame, FrameType, HostPort, NameError,
-    SegmentDesc,
+    CallError, Client, DEFAULT_FRAME_LIMIT, DescriptorError, FileName, Frame, FrameType, HostPort,
+    NVMEOF, NameError, SegmentDesc, SegmentQuery,
 };
 
 /// The name of [`PeerToPeer`] where a metadata server is expected.
@@ -57,10 +58,11 @@ pub enum StoreError {
 
 /// Publishes and looks up descriptors and addresses. Calls may block, up to the store's deadline.
 pub trait Store: Send + Sync + 'static {
-    /// Publishes this engine's descriptor, in place of the one before.
+    /// Publishes a descriptor of this engine, its own or a file's ([`FileName`]), in place of the one
+    /// before.
     fn publish_segment(&self, descriptor: &SegmentDesc) -> Result<(), StoreError>;
 
-    /// Takes this engine's descriptor back.
+    /// Takes a descriptor of this engine back.
     fn withdraw_segment(&self, name: &str) -> Result<(), StoreError>;
 
     /// The descriptor of a segment, as it is now.
@@ -79,6 +81,11 @@ pub trait Store: Send + Sync + 'static {
     /// when they must ask the store.
     fn local_segment(&self) -> Option<Arc<[u8]>>;
 
+    /// As [`Store::local_segment`], of a file of this engine.
+    fn local_file(&self, _file: &str) -> Option<Arc<[u8]>> {
+        None
+    }
+
     /// Whether nobody sees the descriptor but by [`Store::local_segment`]. Then it need not be published
     /// before a peer asks for it.
     fn is_local(&self) -> bool {
@@ -89,21 +96,51 @@ pub trait Store: Send + Sync + 'static {
     fn segment_limit(&self) -> usize;
 }
 
-/// No server: a segment's name is where its process answers, and the process is asked.
+/// No server: a segment's name is where its process answers, and the process is asked. The name of a
+/// file has that in it ([`FileName`]).
 #[derive(Debug, Default)]
 pub struct PeerToPeer {
     client: Client,
     local: RwLock<Option<Arc<[u8]>>>,
+    /// By the names of the files.
+    files: RwLock<HashMap<String, Arc<[u8]>>>,
 }
 
 impl PeerToPeer {
     /// A store that asks with this client.
     pub fn new(client: Client) -> Self {
-        Self { client, local: RwLock::default() }
+        Self { client, local: RwLock::default(), files: RwLock::default() }
     }
 
     fn set_local(&self, descriptor: Option<Arc<[u8]>>) {
         *self.local.write().unwrap_or_else(PoisonError::into_inner) = descriptor;
+    }
+
+    /// The descriptor that the peer has for what is asked.
+    fn ask(&self, peer: HostPort, query: Vec<u8>) -> Result<SegmentDesc, StoreError> {
+        let reply = self.client.call(&peer, &Frame::new(FrameType::Metadata, query))?;
+        let trimmed = reply.body.trim_ascii();
+        if trimmed.is_empty() || trimmed == b"null" || trimmed == b"{}" {
+            let kind = CallErrorKind::Meaning("it has no such segment to offer".to_owned());
+            return Err(CallError { peer, kind }.into());
+        }
+        // Its own name may differ from the one asked for: a host has several.
+        SegmentDesc::from_json(&reply.body)
+            .map_err(|error| StoreError::Descriptor { origin: format!("peer {peer}"), error })
+    }
+
+    fn file(&self, name: FileName) -> Result<SegmentDesc, StoreError> {
+        let query = SegmentQuery { file: Some(name.file) };
+        let text = serde_json::to_vec(&query).unwrap_or_default();
+        let peer = name.server.clone();
+        let descriptor = self.ask(name.server, text)?;
+        // Who knows of no files, as Mooncake, answers with its memory.
+        let own: Option<FileName> = descriptor.name.parse().ok();
+        if descriptor.protocol == NVMEOF && own.is_some_and(|own| Some(own.file) == query.file) {
+            return Ok(descriptor);
+        }
+        let kind = CallErrorKind::Meaning("it offers no files".to_owned());
+        Err(CallError { peer, kind }.into())
     }
 }
 
@@ -114,30 +151,36 @@ impl Store for PeerToPeer {
         if text.len() > limit {
             return Err(StoreError::TooLong { length: text.len(), limit });
         }
-        self.set_local(Some(text.into()));
+        match descriptor.name.parse::<FileName>() {
+            Ok(name) => {
+                let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
+                files.insert(name.file, text.into());
+            }
+            Err(_) => self.set_local(Some(text.into())),
+        }
         Ok(())
     }
 
-    fn withdraw_segment(&self, _name: &str) -> Result<(), StoreError> {
-        self.set_local(None);
+    fn withdraw_segment(&self, name: &str) -> Result<(), StoreError> {
+        match name.parse::<FileName>() {
+            Ok(name) => {
+                let mut files = self.files.write().unwrap_or_else(PoisonError::into_inner);
+                files.remove(&name.file);
+            }
+            Err(_) => self.set_local(None),
+        }
         Ok(())
     }
 
     fn segment(&self, name: &str) -> Result<SegmentDesc, StoreError> {
-        let peer: HostPort = name.parse()?;
+        if name.starts_with(FileName::PREFIX) {
+            return self.file(name.parse()?);
+        }
         // The request carries the caller's own descriptor, which peers ignore today: not one that they
         // may refuse for its length.
         let own = self.local_segment().filter(|text| text.len() < DEFAULT_FRAME_LIMIT);
         let own = own.map_or_else(|| b"{}".to_vec(), |text| text.to_vec());
-        let reply = self.client.call(&peer, &Frame::new(FrameType::Metadata, own))?;
-        let trimmed = reply.body.trim_ascii();
-        if trimmed.is_empty() || trimmed == b"null" || trimmed == b"{}" {
-            let kind = CallErrorKind::Meaning("it has no segment to offer".to_owned());
-            return Err(CallError { peer, kind }.into());
-        }
-        // Its own name may differ from the one asked for: a host has several.
-        SegmentDesc::from_json(&reply.body)
-            .map_err(|error| StoreError::Descriptor { origin: format!("peer {peer}"), error })
+        self.ask(name.parse()?, own)
     }
 
     fn publish_address(&self, _name: &str, _meta: &RpcMeta) -> Result<(), StoreError> {
@@ -154,6 +197,10 @@ impl Store for PeerToPeer {
 
     fn local_segment(&self) -> Option<Arc<[u8]>> {
         self.local.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn local_file(&self, file: &str) -> Option<Arc<[u8]>> {
+        self.files.read().unwrap_or_else(PoisonError::into_inner).get(file).cloned()
     }
 
     fn is_local(&self) -> bool {

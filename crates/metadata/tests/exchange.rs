@@ -8,8 +8,8 @@ use std::sync::{Arc, Barrier};
 use std::time::Duration;
 
 use millstream_metadata::{
-    BufferDesc, CallErrorKind, Client, ClientConfig, Frame, FrameType, Handler, HostPort,
-    PeerToPeer, SegmentDesc, Server, ServerConfig, Store, StoreError,
+    BufferDesc, CallErrorKind, Client, ClientConfig, FileName, Frame, FrameType, Handler, HostPort,
+    PeerToPeer, SegmentDesc, SegmentQuery, Server, ServerConfig, Store, StoreError,
 };
 
 const LONG: Duration = Duration::from_secs(30);
@@ -194,7 +194,12 @@ struct FromStore(Arc<PeerToPeer>);
 
 impl Handler for FromStore {
     fn handle(&self, _client: SocketAddr, request: Frame) -> Option<Frame> {
-        let text = self.0.local_segment().map_or_else(|| b"null\n".to_vec(), |text| text.to_vec());
+        let query: SegmentQuery = serde_json::from_slice(&request.body).unwrap();
+        let text = match query.file {
+            Some(file) => self.0.local_file(&file),
+            None => self.0.local_segment(),
+        };
+        let text = text.map_or_else(|| b"null\n".to_vec(), |text| text.to_vec());
         Some(Frame::new(request.frame_type, text))
     }
 }
@@ -207,7 +212,7 @@ fn peers_ask_each_other_for_descriptors() {
     let asking = PeerToPeer::new(client(LONG));
 
     let error = asking.segment(&segment).unwrap_err();
-    assert!(error.to_string().contains("has no segment to offer"), "{error}");
+    assert!(error.to_string().contains("has no such segment to offer"), "{error}");
 
     let mut descriptor = SegmentDesc {
         name: segment.clone(),
@@ -230,6 +235,60 @@ fn peers_ask_each_other_for_descriptors() {
     assert!(asking.segment(&segment).is_err());
     assert_eq!(asking.address(&segment).unwrap().address.to_string(), segment);
     assert!(matches!(asking.segment("no-port"), Err(StoreError::Name(_))));
+}
+
+#[test]
+fn peers_ask_each_other_for_files() {
+    let published = Arc::new(PeerToPeer::new(client(LONG)));
+    let server = serve(4, FromStore(Arc::clone(&published)));
+    let asking = PeerToPeer::new(client(LONG));
+    let name = FileName::new(server.address().to_string().parse().unwrap(), "f").unwrap();
+    let name = name.to_string();
+    assert!(asking.segment(&name).is_err());
+
+    let memory = SegmentDesc {
+        name: server.address().to_string(),
+        protocol: "rdma".to_owned(),
+        ..SegmentDesc::default()
+    };
+    published.publish_segment(&memory).unwrap();
+    let buffer = BufferDesc {
+        name: "f".to_owned(),
+        length: 5,
+        file_path: Some("/f".to_owned()),
+        ..BufferDesc::default()
+    };
+    // Named after where its process thinks to be.
+    let file = SegmentDesc {
+        name: "nvmeof/elsewhere:1/f".to_owned(),
+        protocol: "nvmeof".to_owned(),
+        buffers: vec![buffer],
+        ..SegmentDesc::default()
+    };
+    published.publish_segment(&file).unwrap();
+    assert_eq!(asking.segment(&name).unwrap(), file);
+    assert_eq!(asking.segment(&memory.name).unwrap(), memory);
+    assert!(asking.segment(&name.replace("/f", "/g")).is_err());
+
+    published.withdraw_segment(&file.name).unwrap();
+    assert!(asking.segment(&name).is_err());
+    assert_eq!(asking.segment(&memory.name).unwrap(), memory);
+    assert!(matches!(asking.segment("nvmeof/x"), Err(StoreError::Name(_))));
+}
+
+/// As Mooncake is, which answers every request with its memory.
+#[test]
+fn who_knows_of_no_files_is_told_from_who_has_them() {
+    struct Memory;
+    impl Handler for Memory {
+        fn handle(&self, _client: SocketAddr, request: Frame) -> Option<Frame> {
+            let text = br#"{"name":"a:1","protocol":"tcp"}"#;
+            Some(Frame::new(request.frame_type, text.to_vec()))
+        }
+    }
+    let server = serve(4, Memory);
+    let error = PeerToPeer::new(client(LONG)).segment(&format!("nvmeof/{}/f", server.address()));
+    assert!(error.unwrap_err().to_string().contains("offers no files"));
 }
 
 #[test]

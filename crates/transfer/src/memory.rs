@@ -2,6 +2,8 @@
 
 #![allow(unsafe_code)]
 
+use std::io;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use millstream_metadata::BufferDesc;
@@ -9,6 +11,7 @@ use millstream_net::guarded::{self, Caching};
 use millstream_net::shared_memory::{
     AccessError, Offer, Registration as OfferedMemory, SharedMemory, TableFull, Visit,
 };
+use millstream_net::stream;
 use millstream_verbs::{Access, MemoryRegion, ProtectionDomain, RegionError};
 
 use crate::gate::{Gate, Pass};
@@ -136,6 +139,7 @@ impl Region {
             rkey: rkey.clone(),
             lkey: lkey.clone(),
             shm_key,
+            ..BufferDesc::default()
         })
     }
 
@@ -252,6 +256,45 @@ impl Inside<'_> {
         // SAFETY: both ranges are in registered memory, which stays valid while it is entered.
         unsafe { guarded::copy(from, to, length as usize, caching)? };
         Ok(())
+    }
+
+    /// Sends `before`, bytes of the memory and `after` to a stream, as [`stream::send`] does.
+    pub(crate) fn send(
+        &self,
+        stream: BorrowedFd<'_>,
+        before: &[u8],
+        (address, length): (u64, u64),
+        after: &[u8],
+    ) -> io::Result<usize> {
+        let pointer = self.pointer(address, length).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: the range is in registered memory, which stays valid while it is entered.
+        unsafe { stream::send(stream, before, pointer, length as usize, after) }
+    }
+
+    /// Receives bytes of a stream into the memory, as [`stream::receive`] does.
+    pub(crate) fn receive(
+        &self,
+        stream: BorrowedFd<'_>,
+        address: u64,
+        length: u64,
+    ) -> io::Result<usize> {
+        let pointer = self.pointer(address, length).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: as in `send`.
+        unsafe { stream::receive(stream, pointer, length as usize) }
+    }
+
+    /// Fills `bytes` from the memory; `false` when they are not in it, or it is gone.
+    pub(crate) fn copy_out(&self, address: u64, bytes: &mut [u8]) -> bool {
+        let Some(from) = self.pointer(address, bytes.len() as u64) else { return false };
+        // SAFETY: as in `send`; nobody else has `bytes`.
+        unsafe { guarded::copy(from, bytes.as_mut_ptr(), bytes.len(), Caching::Through) }.is_ok()
+    }
+
+    /// Copies `bytes` into the memory; `false` when they do not fit there, or it is gone.
+    pub(crate) fn copy_in(&self, address: u64, bytes: &[u8]) -> bool {
+        let Some(to) = self.pointer(address, bytes.len() as u64) else { return false };
+        // SAFETY: as in `send`; nobody writes to `bytes`.
+        unsafe { guarded::copy(bytes.as_ptr(), to, bytes.len(), Caching::Through) }.is_ok()
     }
 
     /// Copies `length` bytes to (a WRITE) or from (a READ) an address of a peer.

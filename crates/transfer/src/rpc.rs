@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::sync::Weak;
 
-use millstream_metadata::{Frame, FrameType, HandShakeDesc, Handler, Probe};
+use millstream_metadata::{Frame, FrameType, HandShakeDesc, Handler, Probe, SegmentQuery};
 
 use crate::engine::Inner;
 
@@ -26,7 +26,13 @@ impl Handler for Answer {
                 if let Err(error) = engine.publish() {
                     tracing::error!(%error, "peers do not see all of the memory");
                 }
-                engine.store.local_segment().map_or_else(|| b"null".to_vec(), |text| text.to_vec())
+                // What is no query, as Mooncake's, asks for the memory.
+                let query: SegmentQuery = serde_json::from_slice(&request.body).unwrap_or_default();
+                let text = match query.file {
+                    Some(file) => engine.store.local_file(&file),
+                    None => engine.store.local_segment(),
+                };
+                text.map_or_else(|| b"null".to_vec(), |text| text.to_vec())
             }
             // What had no type before there were types was this.
             FrameType::Connection | FrameType::OldProtocol => {
