@@ -34,6 +34,7 @@ impl Transport for LocalTransport {
             remote_segments: false,
             needs_keys: false,
             shared_memory: false,
+            durable: false,
         }
     }
 

@@ -29,7 +29,8 @@ pub struct TransferRequest {
     /// The remote segment.
     pub target: SegmentId,
     /// Virtual address of the first byte in the target's process, within one of the segment's
-    /// buffers. [`crate::Segment::address_of`] makes it from an offset into a buffer.
+    /// buffers. [`crate::Segment::address_of`] makes it from an offset into a buffer. Of a segment that
+    /// is a file: the offset in the file.
     pub target_offset: u64,
     /// Bytes. At least one.
     pub length: u64,

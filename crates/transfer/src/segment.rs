@@ -45,6 +45,7 @@ pub(crate) struct OpenSegment {
     view: RwLock<View>,
     /// The descriptor has proven wrong: ask again before the next use.
     stale: AtomicBool,
+    durable: AtomicBool,
 }
 
 /// A version of a segment's descriptor, and the order of its buffers in memory.
@@ -126,6 +127,12 @@ impl Segment {
         self.open.descriptor().incarnation
     }
 
+    /// Whether WRITEs to it that are submitted from now on count as COMPLETED only once they survive a
+    /// loss of power there. Of files; memory is never so. Holds for all handles of this segment.
+    pub fn set_durable(&self, durable: bool) {
+        self.open.durable.store(durable, Ordering::Relaxed);
+    }
+
     /// Its buffers, as they were when it was opened or refreshed.
     pub fn buffers(&self) -> Vec<SegmentBuffer> {
         let buffer = |buffer: &BufferDesc| SegmentBuffer {
@@ -157,6 +164,7 @@ impl OpenSegment {
             name: name.to_owned(),
             view: RwLock::new(View::new(descriptor)),
             stale: AtomicBool::new(false),
+            durable: AtomicBool::new(false),
         }
     }
 
@@ -176,6 +184,11 @@ impl OpenSegment {
 
     pub(crate) fn mark_stale(&self) {
         self.stale.store(true, Ordering::Release);
+    }
+
+    /// [`Segment::set_durable`].
+    pub(crate) fn is_durable(&self) -> bool {
+        self.durable.load(Ordering::Relaxed)
     }
 
     pub(crate) fn is_stale(&self) -> bool {

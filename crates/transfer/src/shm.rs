@@ -90,6 +90,7 @@ impl Transport for ShmTransport {
             remote_segments: true,
             needs_keys: false,
             shared_memory: true,
+            durable: false,
         }
     }
 

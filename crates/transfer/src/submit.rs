@@ -265,6 +265,10 @@ impl Inner {
                 if !able {
                     continue;
                 }
+                if segment.is_durable() && !capabilities.durable {
+                    reasons.push(format!("{}: nothing is durable there", transport.name()));
+                    continue;
+                }
                 match transport.reaches(segment, descriptor, buffer) {
                     Ok(())
                         if capabilities.needs_keys

@@ -30,6 +30,8 @@ pub struct Capabilities {
     pub needs_keys: bool,
     /// Is faster with memory that the engine allocated as shared memory.
     pub shared_memory: bool,
+    /// Can let a WRITE count only once it survives a loss of power ([`crate::Segment::set_durable`]).
+    pub durable: bool,
 }
 
 /// Tasks of one batch, one after the other, between the same two pieces of memory, and what the engine

@@ -332,6 +332,7 @@ impl Transport for RdmaTransport {
             remote_segments: true,
             needs_keys: true,
             shared_memory: false,
+            durable: false,
         }
     }
 
