@@ -154,6 +154,9 @@ pub enum InstallError {
     /// Memory cannot be shared with other processes.
     #[error("memory cannot be shared with other processes: {0}")]
     SharedMemory(String),
+    /// Files cannot be read and written for others.
+    #[error("files cannot be offered: {0}")]
+    Files(String),
     /// A thread could not be started.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
@@ -174,7 +177,9 @@ impl InstallError {
             | Self::OutOfRange { .. }
             | Self::Topology(_) => code::INVALID_ARGUMENT,
             Self::Open(_) => code::DEVICE_NOT_FOUND,
-            Self::Create { .. } | Self::SharedMemory(_) | Self::Thread(_) => code::CONTEXT,
+            Self::Create { .. } | Self::SharedMemory(_) | Self::Files(_) | Self::Thread(_) => {
+                code::CONTEXT
+            }
             Self::Publish(error) => store_code(error),
         }
     }
@@ -291,6 +296,57 @@ impl RegisterError {
             Self::TooMany { .. } => code::TOO_MANY_REQUESTS,
             Self::OutOfMemory { .. } => code::MEMORY,
             Self::Transport { .. } | Self::InUse { .. } | Self::ShutDown => code::CONTEXT,
+            Self::Publish(error) => store_code(error),
+        }
+    }
+}
+
+/// Why a file was not registered or unregistered.
+#[derive(Debug, Error)]
+pub enum FileError {
+    /// The transport is not there.
+    #[error("files need the transport nvmeof, which is not installed")]
+    NotInstalled,
+    /// It cannot be called so.
+    #[error("file {0}")]
+    Name(#[from] NameError),
+    /// There is one of this name.
+    #[error("a file is registered as {0:?} already: give it another name")]
+    Twice(String),
+    /// It cannot be opened.
+    #[error("cannot offer file {path}: {error}")]
+    Open {
+        /// Where it is.
+        path: String,
+        /// Why.
+        error: io::Error,
+    },
+    /// No file is registered by this name.
+    #[error("no file is registered as segment {0:?}")]
+    Unknown(String),
+    /// Too many files.
+    #[error("no more than {limit} files can be registered")]
+    TooMany {
+        /// The limit.
+        limit: usize,
+    },
+    /// Its descriptor could not be published.
+    #[error(transparent)]
+    Publish(#[from] StoreError),
+    /// The engine is gone.
+    #[error("the engine has been shut down")]
+    ShutDown,
+}
+
+impl FileError {
+    /// The number of the C API.
+    pub fn code(&self) -> i32 {
+        match self {
+            Self::Name(_) | Self::Open { .. } => code::INVALID_ARGUMENT,
+            Self::Twice(_) => code::ADDRESS_OVERLAPPED,
+            Self::Unknown(_) => code::ADDRESS_NOT_REGISTERED,
+            Self::TooMany { .. } => code::TOO_MANY_REQUESTS,
+            Self::NotInstalled | Self::ShutDown => code::CONTEXT,
             Self::Publish(error) => store_code(error),
         }
     }
@@ -590,6 +646,9 @@ pub enum FailureReason {
     /// No pair of NICs leads there.
     #[error("no way there: {0}")]
     NoPath(String),
+    /// A file could not be read or written: which, where, why, and what to do.
+    #[error("{0}")]
+    File(Arc<str>),
     /// The peer has said that it closes.
     #[error("it was shut down, and what it held is lost")]
     Closed,
