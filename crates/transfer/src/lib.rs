@@ -45,6 +45,7 @@ mod listen;
 mod local;
 mod memory;
 mod notify;
+mod nvmeof;
 mod pieces;
 mod placement;
 mod publication;

@@ -1,0 +1,3 @@
+//! The transport `nvmeof`: segments that are files.
+
+mod protocol;
