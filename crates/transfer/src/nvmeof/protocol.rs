@@ -396,3 +396,160 @@ impl<H: Header> Decoder<H> {
         Some(&self.kept[..length])
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const WRITE: Request = Request {
+        opcode: Opcode::Write,
+        durable: true,
+        id: 0x0102_0304_0506_0708,
+        key: 0x1112_1314_1516_1718_191a_1b1c_1d1e_1f20,
+        offset: 0x2122_2324_2526_2728,
+        length: 5,
+    };
+
+    /// Headers, data and ends.
+    type Said<H> = (Vec<H>, Vec<u8>, Vec<bool>);
+
+    fn events<H: Header>(pieces: &[&[u8]]) -> Result<Said<H>, ProtocolError> {
+        let mut decoder = Decoder::<H>::new();
+        let (mut headers, mut data, mut ends) = (Vec::new(), Vec::new(), Vec::new());
+        for mut piece in pieces.iter().copied() {
+            while let Some(event) = decoder.next(&mut piece)? {
+                match event {
+                    Event::Hello => {}
+                    Event::Header(header) => headers.push(header),
+                    Event::Data(bytes) => data.extend_from_slice(bytes),
+                    Event::End(counts) => ends.push(counts),
+                }
+            }
+            assert!(piece.is_empty());
+        }
+        Ok((headers, data, ends))
+    }
+
+    fn stream() -> Vec<u8> {
+        let read = Request { opcode: Opcode::Read, durable: false, length: MAX_LENGTH, ..WRITE };
+        let mut stream = Hello::emit().to_vec();
+        for counts in [true, false] {
+            stream.extend(WRITE.emit());
+            stream.extend(b"12345");
+            stream.extend(Request::end(counts));
+            stream.extend(read.emit());
+        }
+        stream
+    }
+
+    #[test]
+    fn requests_wherever_the_stream_is_cut() {
+        let stream = stream();
+        for cut in 0..stream.len() {
+            let (first, second) = stream.split_at(cut);
+            let (requests, data, ends) = events::<Request>(&[first, second]).unwrap();
+            assert_eq!(requests.len(), 4);
+            assert_eq!((requests[0], requests[2]), (WRITE, WRITE));
+            assert_eq!((requests[1].opcode, requests[1].length), (Opcode::Read, MAX_LENGTH));
+            assert_eq!((&data[..], &ends[..]), (&b"1234512345"[..], &[true, false][..]));
+        }
+        let single: Vec<_> = stream.chunks(1).collect();
+        assert_eq!(events::<Request>(&single).unwrap().0.len(), 4);
+    }
+
+    #[test]
+    fn a_request_byte_by_byte() {
+        let bytes = WRITE.emit();
+        assert_eq!(bytes[..8], [1, 1, 0, 0, 5, 0, 0, 0]);
+        assert_eq!(bytes[8..16], [8, 7, 6, 5, 4, 3, 2, 1]);
+        assert_eq!((bytes[16], bytes[23], bytes[24], bytes[39]), (0x28, 0x21, 0x20, 0x11));
+    }
+
+    #[test]
+    fn replies_both_ways() {
+        let ended = |outcome, length| Reply::Ended { id: 77, outcome, length };
+        let replies = [
+            ended(Outcome::Done, 3),
+            ended(Outcome::UnknownFile, 0),
+            ended(Outcome::OutOfRange, 0),
+            Reply::Alive,
+            ended(Outcome::ReadOnly, 0),
+            ended(Outcome::Truncated, 0),
+            ended(Outcome::Abandoned, 0),
+            ended(Outcome::ShutDown, 0),
+            ended(Outcome::System(28), 0),
+        ];
+        let mut stream = Hello::emit().to_vec();
+        for reply in &replies {
+            stream.extend(reply.emit());
+            if *reply == replies[0] {
+                stream.extend(b"abc");
+            }
+        }
+        let (seen, data, _) = events::<Reply>(&[&stream]).unwrap();
+        assert_eq!((&seen[..], &data[..]), (&replies[..], &b"abc"[..]));
+    }
+
+    #[test]
+    fn data_that_is_received_elsewhere_is_not_decoded() {
+        let stream = stream();
+        let mut decoder = RequestDecoder::new();
+        let mut input = &stream[..Hello::LENGTH + Request::LENGTH + 2];
+        while decoder.next(&mut input).unwrap().is_some() {}
+        assert_eq!(decoder.data_left(), 3);
+        decoder.received(3);
+        assert_eq!((decoder.data_left(), decoder.is_amid()), (0, true));
+        let mut rest = &stream[Hello::LENGTH + Request::LENGTH + 5..];
+        assert_eq!(decoder.next(&mut rest), Ok(Some(Event::End(true))));
+        assert!(!decoder.is_amid());
+    }
+
+    #[test]
+    fn what_nobody_says_is_refused() {
+        let change = |at: usize, value: u8| {
+            let mut stream = stream();
+            stream[at] = value;
+            events::<Request>(&[&stream]).unwrap_err()
+        };
+        let request = Hello::LENGTH;
+        assert_eq!(change(0, b'G'), ProtocolError::Magic);
+        assert_eq!(change(8, 9), ProtocolError::Version(9));
+        assert_eq!(change(request, 2), ProtocolError::Operation(2));
+        assert_eq!(change(request + 1, 2), ProtocolError::Reserved);
+        assert_eq!(change(request + 2, 1), ProtocolError::Reserved);
+        assert_eq!(change(request + 4, 0), ProtocolError::Length(0));
+        assert_eq!(change(request + 7, 1), ProtocolError::Length((1 << 24) + 5));
+        assert_eq!(change(request + Request::LENGTH + 5, 0), ProtocolError::End);
+        let failed = Reply::Ended { id: 1, outcome: Outcome::ReadOnly, length: 1 };
+        let stream = [&Hello::emit()[..], &failed.emit()].concat();
+        assert_eq!(events::<Reply>(&[&stream]), Err(ProtocolError::Length(1)));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(
+            hello: bool,
+            pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..100), 0..20),
+        ) {
+            let mut pieces: Vec<_> = pieces.iter().map(Vec::as_slice).collect();
+            let greeting = Hello::emit();
+            if hello {
+                pieces.insert(0, &greeting);
+            }
+            let _ = events::<Request>(&pieces);
+            let _ = events::<Reply>(&pieces);
+        }
+
+        /// Any valid header is what it was.
+        #[test]
+        fn requests_come_out_as_they_went_in(
+            write: bool, durable: bool, id: u64, key: u128, offset: u64, length in 1..=MAX_LENGTH,
+        ) {
+            let opcode = if write { Opcode::Write } else { Opcode::Read };
+            let request = Request { opcode, durable, id, key, offset, length };
+            prop_assert_eq!(Request::parse(&request.emit()), Ok(request));
+        }
+    }
+}
