@@ -1,3 +1,4 @@
 //! The transport `nvmeof`: segments that are files.
 
+mod disk;
 mod protocol;
