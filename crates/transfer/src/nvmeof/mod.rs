@@ -1,4 +1,5 @@
 //! The transport `nvmeof`: segments that are files.
 
 mod disk;
+mod target;
 mod protocol;

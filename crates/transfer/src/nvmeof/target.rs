@@ -1,0 +1,446 @@
+//! The side that has files: it answers requests of initiators.
+//!
+//! Each connection has a thread that reads requests and one that writes replies, and buffers of its own.
+//! An initiator that fills all of them is not read from until one is free.
+
+use std::collections::{HashMap, VecDeque};
+use std::io::{self, IoSlice, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use millstream_metadata::{Acceptor, AcceptorConfig, Connection as Accepted};
+use millstream_net::file_io::AlignedBuffer;
+use socket2::SockRef;
+
+use super::disk::{Disk, Ended, OpenFile, Operation, Owner};
+use super::protocol::{Event, Hello, MAX_LENGTH, Outcome, Reply, Request, RequestDecoder};
+use crate::Opcode;
+
+/// How often an initiator that waits hears that the target is there.
+const ALIVE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// For how long an initiator may be silent in the midst of a request, or not take a reply.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Buffers of a connection: many for small requests, some for large ones.
+const SMALL_LENGTH: usize = 16 << 10;
+const SMALL_BUFFERS: usize = 64;
+const LARGE_LENGTH: usize = MAX_LENGTH as usize;
+const LARGE_BUFFERS: usize = 8;
+
+/// Replies that wait for the connection, those without a buffer among them.
+const MAX_REPLIES: usize = 256;
+
+/// Bytes that are received at once where a request may begin.
+const STAGE: usize = 64 << 10;
+
+/// Files that others may ask for, by their keys.
+#[derive(Default)]
+pub(super) struct Files {
+    by_key: RwLock<HashMap<u128, Arc<OpenFile>>>,
+}
+
+impl Files {
+    pub(super) fn insert(&self, key: u128, file: Arc<OpenFile>) {
+        self.by_key.write().unwrap_or_else(PoisonError::into_inner).insert(key, file);
+    }
+
+    /// Takes a file back, and waits for what is being done to it.
+    pub(super) fn remove(&self, key: u128) {
+        let removed = self.by_key.write().unwrap_or_else(PoisonError::into_inner).remove(&key);
+        if let Some(file) = removed {
+            file.close();
+        }
+    }
+
+    fn find(&self, request: &Request) -> Result<Arc<OpenFile>, Outcome> {
+        let files = self.by_key.read().unwrap_or_else(PoisonError::into_inner);
+        let file = files.get(&request.key).ok_or(Outcome::UnknownFile)?;
+        if !file.holds(request.offset, request.length.into()) {
+            Err(Outcome::OutOfRange)
+        } else if request.opcode == Opcode::Write && !file.writable {
+            Err(Outcome::ReadOnly)
+        } else {
+            Ok(Arc::clone(file))
+        }
+    }
+}
+
+/// Answers at a socket. Dropping it closes its connections.
+pub(super) struct Target {
+    acceptor: Acceptor,
+}
+
+impl Target {
+    pub(super) fn start(
+        listener: TcpListener,
+        max_connections: usize,
+        files: Arc<Files>,
+        disk: Arc<Disk>,
+    ) -> io::Result<Self> {
+        let config =
+            AcceptorConfig { max_connections, silence_allowed: Duration::from_millis(250) };
+        let serve = move |accepted: &Accepted| {
+            if let Err(error) = serve(accepted, &files, &disk) {
+                tracing::debug!(client = %accepted.client(), %error, "connection for files ended");
+            }
+        };
+        Ok(Self { acceptor: Acceptor::start(listener, config, serve)? })
+    }
+
+    pub(super) const fn port(&self) -> u16 {
+        self.acceptor.address().port()
+    }
+}
+
+/// What the threads of a connection share with those who do its I/O.
+struct Connection {
+    stream: TcpStream,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// Whether a request has begun to come.
+    amid: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    small: Pool,
+    large: Pool,
+    replies: VecDeque<Pending>,
+    /// Requests whose operation has begun and not ended.
+    under_way: usize,
+    /// Nothing is read or written any more.
+    closed: bool,
+}
+
+/// A reply that was not sent yet, and its data.
+struct Pending {
+    reply: Reply,
+    buffer: AlignedBuffer,
+    range: Range<usize>,
+}
+
+/// Buffers of one length, made when they are first needed.
+#[derive(Default)]
+struct Pool {
+    free: Vec<AlignedBuffer>,
+    made: usize,
+}
+
+impl Pool {
+    fn take(&mut self, length: usize, most: usize) -> Option<AlignedBuffer> {
+        self.free.pop().or_else(|| {
+            let more = self.made < most;
+            self.made += usize::from(more);
+            more.then(|| AlignedBuffer::new(length))
+        })
+    }
+}
+
+impl State {
+    fn take(&mut self, length: usize) -> Option<AlignedBuffer> {
+        match length <= SMALL_LENGTH {
+            true => self.small.take(SMALL_LENGTH, SMALL_BUFFERS),
+            false => self.large.take(LARGE_LENGTH, LARGE_BUFFERS),
+        }
+    }
+
+    fn give(&mut self, buffer: AlignedBuffer) {
+        match buffer.length() {
+            0 => {}
+            SMALL_LENGTH => self.small.free.push(buffer),
+            _ => self.large.free.push(buffer),
+        }
+    }
+}
+
+impl Connection {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A buffer for so many bytes, once there is one; `None` at the end.
+    fn buffer(&self, length: u32) -> Option<AlignedBuffer> {
+        let mut state = self.lock();
+        while !state.closed {
+            if let Some(buffer) = state.take(length as usize) {
+                return Some(buffer);
+            }
+            state = self.wait(state);
+        }
+        None
+    }
+
+    /// Replies, once there is room.
+    fn refuse(&self, id: u64, outcome: Outcome, buffer: AlignedBuffer) {
+        let mut state = self.lock();
+        while !state.closed && state.replies.len() >= MAX_REPLIES {
+            state = self.wait(state);
+        }
+        let reply = Reply::Ended { id, outcome, length: 0 };
+        state.replies.push_back(Pending { reply, buffer, range: 0..0 });
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    fn close(&self) {
+        self.lock().closed = true;
+        let _ = self.stream.shutdown(Shutdown::Both);
+        self.changed.notify_all();
+    }
+
+    /// Sends replies until the end.
+    fn reply(&self) {
+        if let Err(error) = self.try_reply() {
+            tracing::debug!(%error, "replies about files are not taken");
+        }
+        self.close();
+    }
+
+    fn try_reply(&self) -> io::Result<()> {
+        loop {
+            let mut state = self.lock();
+            let pending = loop {
+                if state.closed {
+                    return Ok(());
+                }
+                if let Some(pending) = state.replies.pop_front() {
+                    break pending;
+                }
+                let waited = self.changed.wait_timeout(state, ALIVE_INTERVAL);
+                let (woken, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
+                state = woken;
+                let busy = state.under_way > 0 || self.amid.load(Ordering::Relaxed);
+                if timeout.timed_out() && busy && state.replies.is_empty() {
+                    let (buffer, range) = (AlignedBuffer::default(), 0..0);
+                    break Pending { reply: Reply::Alive, buffer, range };
+                }
+            };
+            drop(state);
+            let Pending { reply, buffer, range } = pending;
+            let header = reply.emit();
+            let data = &buffer.bytes()[range];
+            send_all(&self.stream, &header, data)?;
+            let mut state = self.lock();
+            state.give(buffer);
+            drop(state);
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl Owner for Connection {
+    fn done(&self, ended: Ended) {
+        let Ended { opcode, id, buffer, range, result } = ended;
+        let outcome = result.map_or_else(|error| Outcome::of(&error), |()| Outcome::Done);
+        let mut state = self.lock();
+        let data = opcode == Opcode::Read && outcome == Outcome::Done;
+        let length = if data { range.len() as u32 } else { 0 };
+        let reply = Reply::Ended { id, outcome, length };
+        state.replies.push_back(Pending { reply, buffer, range: 0..length as usize });
+        state.under_way -= 1;
+        drop(state);
+        self.changed.notify_all();
+    }
+}
+
+fn send_all(mut stream: &TcpStream, header: &[u8], data: &[u8]) -> io::Result<()> {
+    let mut sent = 0;
+    while sent < header.len() + data.len() {
+        let count = match sent < header.len() {
+            true => stream.write_vectored(&[IoSlice::new(&header[sent..]), IoSlice::new(data)]),
+            false => stream.write(&data[sent - header.len()..]),
+        };
+        match count {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(count) => sent += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Serves a connection until its end.
+fn serve(accepted: &Accepted, files: &Files, disk: &Disk) -> io::Result<()> {
+    let stream = accepted.stream().try_clone()?;
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(ALIVE_INTERVAL))?;
+    stream.set_write_timeout(Some(PATIENCE))?;
+    // Who was cut off is forgotten.
+    let keep_alive = socket2::TcpKeepalive::new().with_time(PATIENCE).with_interval(PATIENCE);
+    SockRef::from(&stream).set_tcp_keepalive(&keep_alive)?;
+    send_all(&stream, &Hello::emit(), &[])?;
+    let connection = Arc::new(Connection {
+        stream,
+        state: Mutex::default(),
+        changed: Condvar::new(),
+        amid: AtomicBool::new(false),
+    });
+    let replying = Arc::clone(&connection);
+    let replier = thread::Builder::new().name("file replies".to_owned());
+    let replier = replier.spawn(move || replying.reply())?;
+    let ended = Reader::new(accepted, &connection, files, disk).read();
+    connection.close();
+    let _ = replier.join();
+    // Their buffers come back, and what the acceptor counts as served is over.
+    let mut state = connection.lock();
+    while state.under_way > 0 {
+        state = connection.wait(state);
+    }
+    ended
+}
+
+/// Reads a connection's requests.
+struct Reader<'a> {
+    accepted: &'a Accepted,
+    connection: &'a Arc<Connection>,
+    files: &'a Files,
+    disk: &'a Disk,
+    decoder: RequestDecoder,
+    /// A WRITE whose data comes.
+    write: Option<Incoming>,
+}
+
+struct Incoming {
+    request: Request,
+    /// What it is for; else the data is dropped, and this is why.
+    file: Result<Arc<OpenFile>, Outcome>,
+    buffer: AlignedBuffer,
+    filled: usize,
+}
+
+impl<'a> Reader<'a> {
+    fn new(
+        accepted: &'a Accepted,
+        connection: &'a Arc<Connection>,
+        files: &'a Files,
+        disk: &'a Disk,
+    ) -> Self {
+        Self { accepted, connection, files, disk, decoder: RequestDecoder::new(), write: None }
+    }
+
+    fn read(mut self) -> io::Result<()> {
+        let mut stage = vec![0; STAGE];
+        let mut stream = &self.connection.stream;
+        let mut heard = Instant::now();
+        let mut idle = true;
+        loop {
+            // Data goes where it belongs; what comes after it is looked for in the stage.
+            let left = self.decoder.data_left();
+            let into = match &mut self.write {
+                Some(Incoming { file: Ok(_), buffer, filled, .. }) if left > 0 => {
+                    &mut buffer.bytes_mut()[*filled..*filled + left]
+                }
+                _ => &mut stage[..],
+            };
+            match stream.read(into) {
+                Ok(0) => return Ok(()),
+                Ok(count) => {
+                    heard = Instant::now();
+                    if std::mem::take(&mut idle) {
+                        self.accepted.heard();
+                    }
+                    match &mut self.write {
+                        Some(Incoming { file: Ok(_), filled, .. }) if left > 0 => {
+                            *filled += count;
+                            self.decoder.received(count);
+                        }
+                        _ => self.take(&stage[..count])?,
+                    }
+                    self.connection.amid.store(self.decoder.is_amid(), Ordering::Relaxed);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+                    ) =>
+                {
+                    let amid = self.decoder.is_amid();
+                    if amid && heard.elapsed() > PATIENCE {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                    if !amid && !idle && self.connection.lock().under_way == 0 {
+                        // Others may need its place.
+                        self.accepted.awaited();
+                        idle = true;
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn take(&mut self, mut input: &[u8]) -> io::Result<()> {
+        let wrong = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+        while let Some(event) = self.decoder.next(&mut input).map_err(wrong)? {
+            match event {
+                Event::Hello => {}
+                Event::Header(request) if request.opcode == Opcode::Read => {
+                    self.begin_read(request);
+                }
+                Event::Header(request) => self.begin_write(request),
+                Event::Data(data) => {
+                    if let Some(Incoming { file: Ok(_), buffer, filled, .. }) = &mut self.write {
+                        buffer.bytes_mut()[*filled..*filled + data.len()].copy_from_slice(data);
+                        *filled += data.len();
+                    }
+                }
+                Event::End(counts) => self.end_write(counts),
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_read(&self, request: Request) {
+        match self.files.find(&request) {
+            Ok(file) => {
+                if let Some(buffer) = self.connection.buffer(request.length) {
+                    self.begin(&file, request, buffer);
+                }
+            }
+            Err(outcome) => self.connection.refuse(request.id, outcome, AlignedBuffer::default()),
+        }
+    }
+
+    fn begin_write(&mut self, request: Request) {
+        let file = self.files.find(&request);
+        let buffer = match &file {
+            // Without one the connection is at its end, and the data is dropped.
+            Ok(_) => self.connection.buffer(request.length),
+            Err(_) => None,
+        };
+        let (file, buffer) = match (file, buffer) {
+            (Ok(file), Some(buffer)) => (Ok(file), buffer),
+            (file, _) => (Err(file.err().unwrap_or(Outcome::ShutDown)), AlignedBuffer::default()),
+        };
+        self.write = Some(Incoming { request, file, buffer, filled: 0 });
+    }
+
+    fn end_write(&mut self, counts: bool) {
+        let Some(Incoming { request, file, buffer, .. }) = self.write.take() else { return };
+        match file {
+            Ok(file) if counts => self.begin(&file, request, buffer),
+            Ok(_) => self.connection.refuse(request.id, Outcome::Abandoned, buffer),
+            Err(outcome) => self.connection.refuse(request.id, outcome, buffer),
+        }
+    }
+
+    fn begin(&self, file: &Arc<OpenFile>, request: Request, buffer: AlignedBuffer) {
+        let Request { opcode, durable, id, offset, length, .. } = request;
+        self.connection.lock().under_way += 1;
+        let range = 0..length as usize;
+        let operation = Operation { opcode, durable, id, offset, buffer, range };
+        let owner = Arc::clone(self.connection);
+        self.disk.begin(file, owner, operation);
+    }
+}
