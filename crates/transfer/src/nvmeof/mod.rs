@@ -2,4 +2,8 @@
 
 mod disk;
 mod target;
+mod flow;
 mod protocol;
+
+/// As in `--protocol` and in descriptors.
+pub(crate) const NAME: &str = millstream_metadata::NVMEOF;

@@ -1,0 +1,424 @@
+//! Tasks on their way to a file: those that wait, and the parts of them that are under way.
+//!
+//! Slices that follow each other are claimed in *groups*, and a group is moved in one or several *parts*,
+//! requests of limited length. A group counts when all its parts have ended.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use millstream_metadata::{BufferDesc, SegmentDesc};
+
+use super::protocol::{EIO, MAX_LENGTH, Outcome};
+use crate::batch::BatchShared;
+use crate::memory::LocalMemory;
+use crate::segment::OpenSegment;
+use crate::task::{EndedTasks, TaskHandle, WideSlice};
+use crate::transport::Run;
+use crate::{FailureReason, Opcode, TransferError, TransferState};
+
+/// A group ends with the slice that makes it so long.
+const GROUP_LENGTH: u64 = 768 << 10;
+
+/// What is under way at a time, in all.
+const MAX_PARTS: usize = 64;
+const MAX_BYTES: u64 = 8 << 20;
+
+/// Tasks that wait, and what is known of both of their ends.
+#[derive(Clone)]
+pub(super) struct Entry {
+    pub(super) ends: Ends,
+    batch: Arc<BatchShared>,
+    next: usize,
+    end: usize,
+}
+
+/// Registered memory here, and a file.
+#[derive(Clone)]
+pub(super) struct Ends {
+    pub(super) local: Arc<LocalMemory>,
+    segment: Arc<OpenSegment>,
+    descriptor: Arc<SegmentDesc>,
+    pub(super) buffer: usize,
+    durable: bool,
+}
+
+/// Slices of one task.
+struct Group {
+    ends: Ends,
+    batch: Arc<BatchShared>,
+    task: usize,
+    opcode: Opcode,
+    slice: WideSlice,
+    slices: u64,
+    /// Parts that have begun and not ended.
+    parts: usize,
+    /// All of its parts have begun.
+    begun: bool,
+    /// Why one of them was not done.
+    failed: Option<Outcome>,
+}
+
+/// A request.
+#[derive(Clone)]
+pub(super) struct Part {
+    pub(super) id: u64,
+    group: usize,
+    pub(super) opcode: Opcode,
+    pub(super) durable: bool,
+    pub(super) local: Arc<LocalMemory>,
+    pub(super) key: u128,
+    /// Which of the segment's files.
+    pub(super) buffer: usize,
+    /// Of the first byte in local memory.
+    pub(super) address: u64,
+    /// Of the first byte in the file.
+    pub(super) offset: u64,
+    pub(super) length: u32,
+}
+
+/// What waits and what is under way, to one target. Its user has the lock.
+#[derive(Default)]
+pub(super) struct Flow {
+    queue: VecDeque<Entry>,
+    groups: Slots<Group>,
+    parts: Slots<Part>,
+    /// The group that parts are made of, and what is left of it.
+    current: Option<(usize, WideSlice)>,
+    bytes: u64,
+    serial: u64,
+}
+
+/// All that a flow had.
+pub(super) struct Rest {
+    queue: VecDeque<Entry>,
+    groups: Vec<Group>,
+}
+
+/// A group that has ended, to be told without the lock.
+#[must_use]
+pub(super) struct EndedGroup(Group);
+
+impl Entry {
+    pub(super) fn new(batch: &Arc<BatchShared>, run: &Run) -> Self {
+        let ends = Ends {
+            local: Arc::clone(&run.local),
+            segment: Arc::clone(&run.segment),
+            descriptor: Arc::clone(&run.descriptor),
+            buffer: run.buffer,
+            durable: run.segment.is_durable(),
+        };
+        let (next, end) = (run.tasks.start, run.tasks.end);
+        Self { ends, batch: Arc::clone(batch), next, end }
+    }
+
+    /// The slices to move next.
+    fn claim(&mut self) -> Option<Group> {
+        while self.next < self.end {
+            let task = TaskHandle { batch: Arc::clone(&self.batch), index: self.next };
+            if task.is_late() {
+                task.end_rest(TransferState::Timeout);
+            }
+            let claimed = if task.has_pieces() {
+                // They need not follow each other.
+                let piece = task.claim();
+                self.next += usize::from(piece.is_none());
+                piece.map(|piece| (piece, 1))
+            } else if task.whole().length <= GROUP_LENGTH {
+                self.next += 1;
+                task.claim_rest()
+            } else {
+                let several = claim_several(&task);
+                self.next += usize::from(several.is_none());
+                several
+            };
+            if let Some((slice, slices)) = claimed {
+                return Some(Group {
+                    ends: self.ends.clone(),
+                    opcode: task.opcode(),
+                    batch: task.batch,
+                    task: task.index,
+                    slice,
+                    slices,
+                    parts: 0,
+                    begun: false,
+                    failed: None,
+                });
+            }
+        }
+        None
+    }
+
+    /// Nothing of it is done any more.
+    pub(super) fn fail(&self, reason: &FailureReason) {
+        for index in self.next..self.end {
+            let task = TaskHandle { batch: Arc::clone(&self.batch), index };
+            let whole = task.whole();
+            let place = self.ends.place(whole.target, whole.length);
+            task.fail_rest(&self.ends.error(reason, &place));
+        }
+    }
+}
+
+/// Slices of a long task that follow each other.
+fn claim_several(task: &TaskHandle) -> Option<(WideSlice, u64)> {
+    let mut slice = task.claim()?;
+    let mut count = 1;
+    while slice.length < GROUP_LENGTH
+        && let Some(next) = task.claim()
+    {
+        // A task is one transport's, and only who has its entry claims.
+        debug_assert_eq!(next.target, slice.target + slice.length);
+        slice.length += next.length;
+        count += 1;
+    }
+    Some((slice, count))
+}
+
+impl Ends {
+    fn file(&self) -> &BufferDesc {
+        &self.descriptor.buffers[self.buffer]
+    }
+
+    /// A range of the segment, for people.
+    fn place(&self, target: u64, length: u64) -> String {
+        let file = self.file();
+        let path = file.file_path.as_deref().unwrap_or("?");
+        let start = target.saturating_sub(file.addr);
+        format!("file {path}, bytes {start} to {}", start.saturating_add(length))
+    }
+
+    fn error(&self, reason: &FailureReason, place: &str) -> TransferError {
+        let reason = match reason {
+            FailureReason::File(text) => FailureReason::File(format!("{place}: {text}").into()),
+            other => other.clone(),
+        };
+        let (peer, nic) = (self.segment.name.as_str().into(), super::NAME.into());
+        TransferError { peer, nic, reason }
+    }
+}
+
+impl Flow {
+    /// Takes tasks to do.
+    pub(super) fn push(&mut self, entry: Entry) {
+        self.queue.push_back(entry);
+    }
+
+    /// Whether nothing is left to begin.
+    pub(super) fn has_nothing_to_begin(&self) -> bool {
+        self.queue.is_empty() && self.current.is_none()
+    }
+
+    /// Whether nothing is under way.
+    pub(super) const fn is_at_rest(&self) -> bool {
+        self.groups.count == 0
+    }
+
+    /// Begins the next part, if there is one and no more than `most` are under way.
+    pub(super) fn begin(&mut self, most: usize) -> Option<Part> {
+        if self.parts.count >= most.min(MAX_PARTS) || self.bytes >= MAX_BYTES {
+            return None;
+        }
+        let (index, rest) = match self.current.take() {
+            Some(current) => current,
+            None => self.next_group()?,
+        };
+        let length = rest.length.min(MAX_LENGTH.into());
+        let left = rest.length - length;
+        let group = self.groups.at(index)?;
+        let file = group.ends.file();
+        self.serial += 1;
+        let part = Part {
+            id: 0,
+            group: index,
+            opcode: group.opcode,
+            durable: group.ends.durable && group.opcode == Opcode::Write,
+            local: Arc::clone(&group.ends.local),
+            key: file.file_key.map_or(0, |key| key.0),
+            buffer: group.ends.buffer,
+            address: rest.source,
+            offset: rest.target - file.addr,
+            length: length as u32,
+        };
+        group.parts += 1;
+        group.begun = left == 0;
+        if left > 0 {
+            let (source, target) = (rest.source + length, rest.target + length);
+            self.current = Some((index, WideSlice { source, target, length: left }));
+        }
+        self.bytes += length;
+        let slot = self.parts.insert(part);
+        let part = self.parts.at(slot)?;
+        // Numbers of parts that have ended mean nothing.
+        part.id = self.serial << 8 | slot as u64;
+        Some(part.clone())
+    }
+
+    fn next_group(&mut self) -> Option<(usize, WideSlice)> {
+        loop {
+            if let Some(group) = self.queue.front_mut()?.claim() {
+                let slice = group.slice;
+                return Some((self.groups.insert(group), slice));
+            }
+            self.queue.pop_front();
+        }
+    }
+
+    /// The part of this number, if it is under way.
+    pub(super) fn part(&mut self, id: u64) -> Option<&Part> {
+        self.parts.at((id & 0xff) as usize).filter(|part| part.id == id).map(|part| &*part)
+    }
+
+    /// A part has ended. The group that is over by that is to be told.
+    pub(super) fn end(&mut self, id: u64, outcome: Outcome) -> Option<EndedGroup> {
+        self.part(id)?;
+        let part = self.parts.remove((id & 0xff) as usize)?;
+        self.bytes -= u64::from(part.length);
+        let group = self.groups.at(part.group)?;
+        group.parts -= 1;
+        if outcome != Outcome::Done {
+            // The first one is told.
+            group.failed.get_or_insert(outcome);
+            if let Some((index, _)) = self.current
+                && index == part.group
+            {
+                // The others are in vain.
+                self.current = None;
+                group.begun = true;
+            }
+        }
+        let over = group.parts == 0 && group.begun;
+        if over { self.groups.remove(part.group).map(EndedGroup) } else { None }
+    }
+
+    /// Takes all that there is.
+    pub(super) fn take(&mut self) -> Rest {
+        let all = std::mem::take(self);
+        // Replies to what was are not for what will be.
+        self.serial = all.serial;
+        Rest { queue: all.queue, groups: all.groups.slots.into_iter().flatten().collect() }
+    }
+}
+
+impl Rest {
+    /// None of it is done any more.
+    pub(super) fn fail(self, reason: &FailureReason) {
+        for group in self.groups {
+            group.ends.segment.mark_stale();
+            let reason = match (reason, group.opcode) {
+                (FailureReason::File(text), Opcode::Write) => {
+                    let text = format!("{text}; what the file holds there is undefined");
+                    FailureReason::File(text.into())
+                }
+                (reason, _) => reason.clone(),
+            };
+            group.fail(&reason);
+        }
+        for entry in self.queue {
+            entry.ends.segment.mark_stale();
+            entry.fail(reason);
+        }
+    }
+}
+
+impl EndedGroup {
+    /// Tells its task.
+    pub(super) fn tell(self, ended: &mut EndedTasks) {
+        let group = self.0;
+        let Some(outcome) = group.failed else {
+            return ended.slices_done(&group.batch, group.task, group.slices, group.slice.length);
+        };
+        if matches!(outcome, Outcome::UnknownFile | Outcome::OutOfRange) {
+            group.ends.segment.mark_stale();
+        }
+        group.fail(&failure(group.opcode, outcome));
+    }
+}
+
+impl Group {
+    fn fail(&self, reason: &FailureReason) {
+        let task = TaskHandle { batch: Arc::clone(&self.batch), index: self.task };
+        // Other slices may have ended as badly.
+        let whole = task.whole();
+        let place = self.ends.place(whole.target, whole.length);
+        task.slices_failed(self.slices, &self.ends.error(reason, &place));
+    }
+}
+
+/// Why something was not done, and what to do about that.
+fn failure(opcode: Opcode, outcome: Outcome) -> FailureReason {
+    let text = match outcome {
+        Outcome::UnknownFile => {
+            "it is not registered any more, or was registered anew: refresh or \
+                                 open the segment again"
+                .to_owned()
+        }
+        Outcome::OutOfRange => "these are not all in what its process has registered: refresh the \
+                                segment"
+            .to_owned(),
+        Outcome::ReadOnly => "it is offered for reading only: register it as writable".to_owned(),
+        Outcome::Truncated => "it has become shorter than it was when it was registered: register \
+                               it again"
+            .to_owned(),
+        Outcome::Abandoned => return FailureReason::Unregistered,
+        Outcome::ShutDown | Outcome::Done => return FailureReason::ShutDown,
+        Outcome::System(errno) => {
+            let remedy = match errno {
+                ENOSPC | EDQUOT => "make room on its file system",
+                EIO => "its device has failed: see the kernel's log there",
+                EROFS => "its file system is mounted for reading only",
+                _ => "look at the file where it is",
+            };
+            let undefined = match opcode {
+                Opcode::Write => "; what the file holds there is undefined",
+                Opcode::Read => "",
+            };
+            format!("{}: {remedy}{undefined}", std::io::Error::from_raw_os_error(errno))
+        }
+    };
+    FailureReason::File(text.into())
+}
+
+/// As in errno(3), on Linux.
+const ENOSPC: i32 = 28;
+const EROFS: i32 = 30;
+const EDQUOT: i32 = 122;
+
+/// Values by small numbers.
+struct Slots<T> {
+    slots: Vec<Option<T>>,
+    free: Vec<usize>,
+    count: usize,
+}
+
+impl<T> Default for Slots<T> {
+    fn default() -> Self {
+        Self { slots: Vec::new(), free: Vec::new(), count: 0 }
+    }
+}
+
+impl<T> Slots<T> {
+    fn insert(&mut self, value: T) -> usize {
+        self.count += 1;
+        match self.free.pop() {
+            Some(index) => {
+                self.slots[index] = Some(value);
+                index
+            }
+            None => {
+                self.slots.push(Some(value));
+                self.slots.len() - 1
+            }
+        }
+    }
+
+    fn at(&mut self, index: usize) -> Option<&mut T> {
+        self.slots.get_mut(index)?.as_mut()
+    }
+
+    fn remove(&mut self, index: usize) -> Option<T> {
+        let value = self.slots.get_mut(index)?.take()?;
+        self.free.push(index);
+        self.count -= 1;
+        Some(value)
+    }
+}
