@@ -3,6 +3,7 @@
 mod disk;
 mod target;
 mod flow;
+mod sending;
 mod protocol;
 
 /// As in `--protocol` and in descriptors.

@@ -1,0 +1,81 @@
+//! Sending to a target, from memory that may be unregistered meanwhile.
+
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::time::Duration;
+
+use millstream_net::stream::{Readiness, send_slice, wait_for_stream};
+
+use super::flow::Part;
+use super::protocol::{EFAULT, Request};
+
+/// How often who waits for a stream looks whether it is still wanted.
+pub(super) const LOOK: Duration = Duration::from_millis(200);
+
+/// Sent for what is not there any more, in a WRITE that does not count.
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// Sends all of these bytes.
+pub(super) fn send_all(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let sent = or_wait(stream, send_slice(stream.as_fd(), bytes))?;
+        bytes = &bytes[sent..];
+    }
+    Ok(())
+}
+
+/// What was sent; nothing, after a wait, where there was no room.
+fn or_wait(stream: &TcpStream, sent: io::Result<usize>) -> io::Result<usize> {
+    match sent {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            wait_for_stream(stream.as_fd(), Readiness::Writable, LOOK)?;
+            Ok(0)
+        }
+        Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
+        sent => sent,
+    }
+}
+
+/// Sends a WRITE, behind what else is in `headers`; `false` when its memory is not registered any more
+/// and nothing was sent. If that is so later, the target is told that the WRITE does not count.
+pub(super) fn send_write(stream: &TcpStream, headers: &[u8], part: &Part) -> io::Result<bool> {
+    let data_end = headers.len() + part.length as usize;
+    let mut counts = true;
+    let mut sent = 0;
+    while sent < data_end + Request::end(true).len() {
+        let end = Request::end(counts);
+        let before = headers.get(sent..).unwrap_or_default();
+        let after = &end[sent.saturating_sub(data_end)..];
+        let done = sent.saturating_sub(headers.len()).min(part.length as usize);
+        let left = part.length as usize - done;
+        let result = match part.local.enter() {
+            _ if left == 0 => send_slice(stream.as_fd(), after),
+            Some(inside) if counts => {
+                let data = (part.address + done as u64, left as u64);
+                match inside.send(stream.as_fd(), before, data, after) {
+                    // Somebody has unmapped it.
+                    Err(error) if error.raw_os_error() == Some(EFAULT) => {
+                        if sent == 0 {
+                            return Ok(false);
+                        }
+                        counts = false;
+                        continue;
+                    }
+                    sent => sent,
+                }
+            }
+            _ if sent == 0 => return Ok(false),
+            _ if !before.is_empty() => {
+                counts = false;
+                send_slice(stream.as_fd(), before)
+            }
+            _ => {
+                counts = false;
+                send_slice(stream.as_fd(), &ZEROS[..left.min(ZEROS.len())])
+            }
+        };
+        sent += or_wait(stream, result)?;
+    }
+    Ok(true)
+}
