@@ -4,6 +4,8 @@ mod disk;
 mod target;
 mod flow;
 mod sending;
+mod initiator;
+mod receiving;
 mod protocol;
 
 /// As in `--protocol` and in descriptors.

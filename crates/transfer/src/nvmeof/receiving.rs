@@ -1,0 +1,135 @@
+//! What a target says: replies to requests, and the data of READs, which goes where it belongs.
+
+use std::io;
+use std::mem;
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use millstream_net::stream::receive_slice;
+
+use super::flow::Part;
+use super::initiator::Shared;
+use super::protocol::{EFAULT, Event, Outcome, Reply, ReplyDecoder};
+use crate::Opcode;
+use crate::memory::LocalMemory;
+use crate::task::EndedTasks;
+
+/// Why nothing was received.
+pub(super) enum ReceiveError {
+    /// There is nothing, or the connection broke.
+    Io(io::Error),
+    /// No target says this.
+    Nonsense(String),
+}
+
+/// What the thread that receives has.
+pub(super) struct Receiving<'a> {
+    shared: &'a Shared,
+    decoder: ReplyDecoder,
+    /// Where the data of a READ goes.
+    data: Option<Destination>,
+    tasks: EndedTasks,
+}
+
+struct Destination {
+    id: u64,
+    local: Arc<LocalMemory>,
+    address: u64,
+    /// The memory was unregistered meanwhile.
+    gone: bool,
+}
+
+impl<'a> Receiving<'a> {
+    pub(super) fn new(shared: &'a Shared) -> Self {
+        Self { shared, decoder: ReplyDecoder::new(), data: None, tasks: EndedTasks::default() }
+    }
+
+    /// Tells the batches of the tasks that have ended. To be called before a wait.
+    pub(super) fn tell(&mut self) {
+        drop(mem::take(&mut self.tasks));
+    }
+
+    /// Receives what there is; 0 at the end of the stream.
+    pub(super) fn receive(
+        &mut self,
+        stream: &TcpStream,
+        stage: &mut [u8],
+    ) -> Result<usize, ReceiveError> {
+        let left = self.decoder.data_left();
+        if let Some(data) = self.data.as_mut().filter(|data| left > 0 && !data.gone) {
+            let Some(inside) = data.local.enter() else {
+                data.gone = true;
+                return self.receive(stream, stage);
+            };
+            let count = inside.receive(stream.as_fd(), data.address, left as u64);
+            drop(inside);
+            // Somebody has unmapped it.
+            if count.as_ref().is_err_and(|error| error.raw_os_error() == Some(EFAULT)) {
+                data.gone = true;
+                return self.receive(stream, stage);
+            }
+            let count = count.map_err(ReceiveError::Io)?;
+            data.address += count as u64;
+            self.decoder.received(count);
+            self.end_data();
+            return Ok(count);
+        }
+        let count = receive_slice(stream.as_fd(), stage).map_err(ReceiveError::Io)?;
+        let mut input = &stage[..count];
+        let nonsense = |text: String| {
+            ReceiveError::Nonsense(format!(
+                "what the process that has it says makes no sense: {text}"
+            ))
+        };
+        loop {
+            match self.decoder.next(&mut input) {
+                Ok(None) => return Ok(count),
+                Ok(Some(Event::Header(Reply::Ended { id, outcome, length }))) => {
+                    self.ended(id, outcome, length).map_err(|text| nonsense(text.to_owned()))?;
+                }
+                Ok(Some(Event::Data(bytes))) => {
+                    if let Some(data) = &mut self.data {
+                        let inside = data.local.enter();
+                        data.gone |=
+                            !inside.is_some_and(|inside| inside.copy_in(data.address, bytes));
+                        data.address += bytes.len() as u64;
+                    }
+                    self.end_data();
+                }
+                Ok(Some(Event::Hello | Event::Header(Reply::Alive) | Event::End(_))) => {}
+                Err(error) => return Err(nonsense(error.to_string())),
+            }
+        }
+    }
+
+    /// A reply to a request.
+    fn ended(&mut self, id: u64, outcome: Outcome, length: u32) -> Result<(), &'static str> {
+        let part = self.shared.answered(id).ok_or("it answers what was not asked")?;
+        let expected = match (part.opcode, outcome) {
+            (Opcode::Read, Outcome::Done) => part.length,
+            _ => 0,
+        };
+        if length != expected {
+            return Err("its data is not as long as was asked for");
+        }
+        if length > 0 {
+            let Part { local, address, .. } = part;
+            self.data = Some(Destination { id, local, address, gone: false });
+            return Ok(());
+        }
+        self.shared.end(id, outcome, &mut self.tasks);
+        Ok(())
+    }
+
+    /// Ends a READ whose data has come.
+    fn end_data(&mut self) {
+        if self.decoder.data_left() > 0 {
+            return;
+        }
+        if let Some(Destination { id, gone, .. }) = self.data.take() {
+            let outcome = if gone { Outcome::Abandoned } else { Outcome::Done };
+            self.shared.end(id, outcome, &mut self.tasks);
+        }
+    }
+}
