@@ -6,6 +6,7 @@ mod flow;
 mod sending;
 mod initiator;
 mod receiving;
+mod mapped;
 mod protocol;
 
 /// As in `--protocol` and in descriptors.

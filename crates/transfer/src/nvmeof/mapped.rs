@@ -1,0 +1,234 @@
+//! Files that this process opens itself, since their segment says where they are mapped here.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+
+use millstream_metadata::SegmentDesc;
+use millstream_net::file_io::AlignedBuffer;
+
+use super::disk::{Disk, Ended, OpenFile, Operation, Owner};
+use super::flow::{Entry, Flow, Part};
+use super::protocol::{MAX_LENGTH, Outcome};
+use crate::task::EndedTasks;
+use crate::{FailureReason, Opcode};
+
+/// Parts that are under way at a time: each has a buffer.
+const BUFFERS: usize = 8;
+
+/// The most files of one segment that are opened.
+const MAX_FILES: usize = 64;
+
+/// A segment's files that are open here, by their places in the descriptor.
+pub(super) type OpenFiles = HashMap<usize, Result<Arc<OpenFile>, String>>;
+
+/// Opens those files of a segment that are mapped for the server of this name, if they lie in one of the
+/// folders: a descriptor can name any path.
+pub(super) fn open(
+    descriptor: &SegmentDesc,
+    server: &str,
+    folders: &[PathBuf],
+    direct: bool,
+) -> OpenFiles {
+    let paths = descriptor.buffers.iter().map(|file| file.local_path_map.get(server)).enumerate();
+    let mapped = paths.filter_map(|(index, path)| Some((index, path?))).take(MAX_FILES);
+    let open = |path: &String| {
+        let failed = |error: io::Error| format!("{path}, where it is mapped here: {error}");
+        let path = Path::new(path).canonicalize().map_err(failed)?;
+        let inside =
+            |folder: &PathBuf| folder.canonicalize().is_ok_and(|folder| path.starts_with(folder));
+        if !folders.iter().any(inside) {
+            let path = path.display();
+            return Err(format!("{path} lies in none of the folders for mapped files"));
+        }
+        let file = match OpenFile::open(&path, None, true, direct) {
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
+                ) =>
+            {
+                OpenFile::open(&path, None, false, direct)
+            }
+            opened => opened,
+        };
+        file.map(Arc::new).map_err(failed)
+    };
+    mapped.map(|(index, path)| (index, open(path))).collect()
+}
+
+/// Does I/O on the files of one segment. Dropping it fails what has not begun.
+pub(super) struct Mapped {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    disk: Arc<Disk>,
+    files: OpenFiles,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    flow: Flow,
+    buffers: Vec<AlignedBuffer>,
+    under_way: usize,
+    stopping: bool,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Mapped {
+    pub(super) fn new(disk: &Arc<Disk>, files: OpenFiles) -> Self {
+        let shared = Shared {
+            disk: Arc::clone(disk),
+            files,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Whether a file of the segment is open here; why not, if it is mapped.
+    pub(super) fn reaches(&self, buffer: usize) -> Option<Result<(), String>> {
+        Some(self.shared.files.get(&buffer)?.as_ref().map(drop).map_err(Clone::clone))
+    }
+
+    /// Begins to do these tasks.
+    pub(super) fn submit(&self, entry: Entry) {
+        let mut state = self.shared.lock();
+        if state.stopping {
+            drop(state);
+            return entry.fail(&FailureReason::ShutDown);
+        }
+        if state.thread.is_none() {
+            let shared = Arc::clone(&self.shared);
+            let thread = thread::Builder::new().name("mapped files".to_owned());
+            match thread.spawn(move || shared.work()) {
+                Ok(thread) => state.thread = Some(thread),
+                Err(error) => {
+                    drop(state);
+                    let text = format!("cannot start a thread: {error}: raise its limit");
+                    return entry.fail(&FailureReason::File(text.into()));
+                }
+            }
+        }
+        state.flow.push(entry);
+        drop(state);
+        self.shared.changed.notify_all();
+    }
+
+    /// Whether it has nothing to do.
+    pub(super) fn is_at_rest(&self) -> bool {
+        let state = self.shared.lock();
+        state.flow.has_nothing_to_begin() && state.flow.is_at_rest()
+    }
+
+    /// Ends it. What has begun ends, and the rest fails.
+    pub(super) fn stop(&self) {
+        let mut state = self.shared.lock();
+        state.stopping = true;
+        let thread = state.thread.take();
+        drop(state);
+        self.shared.changed.notify_all();
+        if let Some(thread) = thread
+            && thread.thread().id() != thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for Mapped {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn work(self: Arc<Self>) {
+        let mut state = self.lock();
+        loop {
+            if state.stopping {
+                // What has begun ends.
+                while state.under_way > 0 {
+                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                }
+                let rest = state.flow.take();
+                drop(state);
+                return rest.fail(&FailureReason::ShutDown);
+            }
+            let Some(part) = state.flow.begin(BUFFERS) else {
+                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            state.under_way += 1;
+            let buffer = state.buffers.pop();
+            drop(state);
+            let buffer = buffer.unwrap_or_else(|| AlignedBuffer::new(MAX_LENGTH as usize));
+            self.begin(part, buffer);
+            state = self.lock();
+        }
+    }
+
+    fn begin(self: &Arc<Self>, part: Part, mut buffer: AlignedBuffer) {
+        let Part { id, opcode, durable, offset, length, .. } = part;
+        let file = match self.files.get(&part.buffer) {
+            Some(Ok(file)) if !file.holds(offset, length.into()) => Err(Outcome::OutOfRange),
+            Some(Ok(file)) if opcode == Opcode::Write && !file.writable => Err(Outcome::ReadOnly),
+            Some(Ok(file)) => Ok(file),
+            _ => Err(Outcome::UnknownFile),
+        };
+        let range = 0..length as usize;
+        let file = file.and_then(|file| {
+            let filled = opcode == Opcode::Read
+                || part.local.enter().is_some_and(|inside| {
+                    inside.copy_out(part.address, &mut buffer.bytes_mut()[range.clone()])
+                });
+            if filled { Ok(file) } else { Err(Outcome::Abandoned) }
+        });
+        match file {
+            Ok(file) => {
+                let operation = Operation { opcode, durable, id, offset, buffer, range };
+                self.disk.begin(file, Arc::clone(self) as Arc<dyn Owner>, operation);
+            }
+            Err(outcome) => self.end(id, outcome, buffer),
+        }
+    }
+
+    fn end(&self, id: u64, outcome: Outcome, buffer: AlignedBuffer) {
+        let mut state = self.lock();
+        let ended = state.flow.end(id, outcome);
+        state.buffers.push(buffer);
+        state.under_way -= 1;
+        drop(state);
+        if let Some(group) = ended {
+            group.tell(&mut EndedTasks::default());
+        }
+        self.changed.notify_all();
+    }
+}
+
+impl Owner for Shared {
+    fn done(&self, ended: Ended) {
+        let Ended { opcode, id, buffer, range, result } = ended;
+        let mut outcome = result.map_or_else(|error| Outcome::of(&error), |()| Outcome::Done);
+        if opcode == Opcode::Read && outcome == Outcome::Done {
+            let part = self.lock().flow.part(id).cloned();
+            let copied = part.is_some_and(|part| {
+                let inside = part.local.enter();
+                inside.is_some_and(|inside| inside.copy_in(part.address, &buffer.bytes()[range]))
+            });
+            if !copied {
+                outcome = Outcome::Abandoned;
+            }
+        }
+        self.end(id, outcome, buffer);
+    }
+}
