@@ -3,8 +3,9 @@
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 use std::time::{Duration, Instant, SystemTime};
 
 use millstream_metadata::{
@@ -19,6 +20,7 @@ use crate::listen::listen;
 use crate::local::LocalTransport;
 use crate::memory::Memory;
 use crate::notify::{Inbox, is_taken};
+use crate::nvmeof::{self, NvmeofTransport};
 use crate::publication::Publication;
 use crate::rdma::{RdmaContext, RdmaTransport};
 use crate::rpc::Answer;
@@ -27,9 +29,10 @@ use crate::shm::ShmTransport;
 use crate::slicing::Slicing;
 use crate::transport::Transport;
 use crate::{
-    Batch, BatchError, Capabilities, Config, FreeError, InstallError, NewError, Notification,
-    NotifyError, PiecesRequest, RdmaConfig, RegisterError, Segment, SegmentError, SegmentId,
-    SubmitAndWaitError, SubmitError, SubmitOptions, TransferRequest, TransferState, TransferStatus,
+    Batch, BatchError, Capabilities, Config, FileError, FileOptions, FreeError, InstallError,
+    NewError, Notification, NotifyError, NvmeofConfig, PiecesRequest, RdmaConfig, RegisterError,
+    Segment, SegmentError, SegmentId, SubmitAndWaitError, SubmitError, SubmitOptions,
+    TransferRequest, TransferState, TransferStatus,
 };
 
 /// A transfer engine. Dropping it ends its transfers, closes its connections, and unregisters its
@@ -62,6 +65,7 @@ pub(crate) struct Inner {
     copier: Arc<Copier>,
     pub(crate) calls: Arc<Calls>,
     pub(crate) inbox: Inbox,
+    nvmeof: OnceLock<Arc<NvmeofTransport>>,
     pub(crate) segments: SegmentTable,
     stopped: AtomicBool,
 }
@@ -113,6 +117,7 @@ impl TransferEngine {
             copier,
             calls: Arc::new(Calls::new(config.client)),
             inbox: Inbox::default(),
+            nvmeof: OnceLock::new(),
             segments: SegmentTable::new(SegmentDesc {
                 name: name.to_string(),
                 ..SegmentDesc::default()
@@ -173,6 +178,44 @@ impl TransferEngine {
         transports.insert(place, Arc::new(transport));
         drop(transports);
         Ok(inner.changed().and_then(|()| inner.publish())?)
+    }
+
+    /// Installs the transport `nvmeof`, for segments that are files: those of others, and those that
+    /// this engine offers by [`TransferEngine::register_file`]. Before any memory is registered.
+    pub fn install_nvmeof(&self, config: NvmeofConfig) -> Result<(), InstallError> {
+        let inner = &self.inner;
+        let _installing = inner.installing();
+        inner.check_install(nvmeof::NAME)?;
+        let transport = NvmeofTransport::new(config, &inner.name, inner.incarnation, self.address)?;
+        let transport = Arc::new(transport);
+        let _ = inner.nvmeof.set(Arc::clone(&transport));
+        inner.transports.write().unwrap_or_else(PoisonError::into_inner).push(transport);
+        Ok(())
+    }
+
+    /// Offers a file or a block device to peers, as a segment of its own; the segment's name, by which
+    /// they open it: `nvmeof/host:port/name`. Requests have offsets in the file in place of addresses.
+    ///
+    /// The file stays open: it may be renamed or removed meanwhile. Who can ask this engine for
+    /// descriptors can read the file, and write it if it is offered so.
+    pub fn register_file(
+        &self,
+        path: impl AsRef<Path>,
+        options: FileOptions,
+    ) -> Result<String, FileError> {
+        let _installed = self.inner.installed();
+        self.inner.files()?.offer(&*self.inner.store, path.as_ref(), options)
+    }
+
+    /// Takes a file back. Returns when nobody reads or writes it any more; requests for it fail.
+    pub fn unregister_file(&self, segment: &str) -> Result<(), FileError> {
+        let _installed = self.inner.installed();
+        self.inner.files()?.take_back(&*self.inner.store, segment)
+    }
+
+    /// The names of the segments that are its files.
+    pub fn files(&self) -> Vec<String> {
+        self.inner.files().map(|files| files.names()).unwrap_or_default()
     }
 
     /// The transports that are installed, and what they can do.
@@ -435,6 +478,15 @@ impl Inner {
     fn progress(&self) {
         self.devices().iter().for_each(Device::progress);
         self.copier.help();
+    }
+
+    /// What serves files.
+    fn files(&self) -> Result<&NvmeofTransport, FileError> {
+        match self.nvmeof.get() {
+            _ if self.is_stopped() => Err(FileError::ShutDown),
+            Some(files) => Ok(files),
+            None => Err(FileError::NotInstalled),
+        }
     }
 
     /// Whether a transport of this name can be installed now.

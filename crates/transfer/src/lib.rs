@@ -69,11 +69,13 @@ pub use buffer::Buffer;
 pub use config::{Config, RdmaConfig};
 pub use engine::TransferEngine;
 pub use error::{
-    BatchError, BufferError, FailureReason, FreeError, InstallError, NewError, RegisterError,
-    SegmentError, SubmitAndWaitError, SubmitError, TransferError,
+    BatchError, BufferError, FailureReason, FileError, FreeError, InstallError, NewError,
+    RegisterError, SegmentError, SubmitAndWaitError, SubmitError, TransferError,
 };
 pub use finished::Finished;
+pub use millstream_net::file_io::{FileEngine, UnknownFileEngine};
 pub use notify::{Notification, NotifyError};
+pub use nvmeof::{FileOptions, NvmeofConfig};
 pub use pieces::{Pieces, PiecesRequest, TransferPiece};
 pub use request::{Opcode, TransferRequest};
 pub use segment::{Segment, SegmentBuffer, SegmentId};
