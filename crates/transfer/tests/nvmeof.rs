@@ -346,3 +346,384 @@ fn bad_files_are_refused() {
     let error = plain.register_file(&path, FileOptions::default()).unwrap_err();
     assert!(error.to_string().contains("not installed"));
 }
+
+/// What others say comes to nothing, and the target goes on.
+#[test]
+fn strangers_at_the_port_change_nothing() {
+    let folder = Folder::new();
+    let path = folder.file("strangers", &[3; 4096]);
+    let (target, initiator) = pair();
+    let name = target.register_file(&path, writable()).unwrap();
+    let segment = initiator.open_segment(&name).unwrap();
+    let port = descriptor(&target, "strangers").file_target.unwrap().port;
+    let place = SocketAddr::new(target.listening_at().ip(), port);
+    for bytes in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        &[0xff; 5000],
+        b"MSFILES\n\x01\0\0\0garbage of some length.....................",
+    ] {
+        let mut stream = TcpStream::connect(place).unwrap();
+        stream.write_all(bytes).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        let mut answer = Vec::new();
+        // It may be reset, as there is more that nobody reads.
+        let _ = stream.read_to_end(&mut answer);
+        assert!(answer.is_empty() || answer.starts_with(b"MSFILES\n"));
+    }
+    let local = private(&initiator, 4096);
+    let read = request(Opcode::Read, (&local, 0), &segment, 0, 4096);
+    initiator.submit_and_wait(&[read], LONG).unwrap();
+    assert_eq!(contents(&local, 0, 4096), [3; 4096]);
+}
+
+fn descriptor(engine: &TransferEngine, file: &str) -> SegmentDesc {
+    let client = millstream_metadata::Client::default();
+    let query = format!(r#"{{"file":"{file}"}}"#).into_bytes();
+    let peer = engine.name().parse().unwrap();
+    let frame = Frame::new(millstream_metadata::FrameType::Metadata, query);
+    SegmentDesc::from_json(&client.call(&peer, &frame).unwrap().body).unwrap()
+}
+
+/// Answers with a descriptor, whatever is asked.
+struct Says(SegmentDesc);
+
+impl Handler for Says {
+    fn handle(&self, _client: SocketAddr, request: Frame) -> Option<Frame> {
+        Some(Frame::new(request.frame_type, self.0.to_json()))
+    }
+}
+
+/// A process that says this of a file `f`; its segment's name.
+fn says(descriptor: SegmentDesc) -> (Server, String) {
+    let address = SocketAddr::new(address(), 0);
+    let server =
+        Server::start(address, ServerConfig::default(), Arc::new(Says(descriptor))).unwrap();
+    let name = format!("nvmeof/{}/f", server.address());
+    (server, name)
+}
+
+#[test]
+fn descriptors_that_lie_reach_no_other_byte() {
+    let folder = Folder::new();
+    let path = folder.file("f", &[1; 8192]);
+    let (target, initiator) = pair();
+    let options = FileOptions { length: Some(4096), ..writable() };
+    let name = target.register_file(&path, options).unwrap();
+    let truth = descriptor(&target, "f");
+    let target_host = target.listening_at().ip();
+    let local = private(&initiator, 8192);
+    let attempt = |change: &dyn Fn(&mut SegmentDesc), length| {
+        let mut lie = truth.clone();
+        change(&mut lie);
+        // At the target's address, where its port is looked for.
+        let server = Server::start(
+            SocketAddr::new(target_host, 0),
+            ServerConfig::default(),
+            Arc::new(Says(lie)),
+        );
+        let server = server.unwrap();
+        let name = format!("nvmeof/{}/f", server.address());
+        let segment = initiator.open_segment(&name).unwrap();
+        let write = request(Opcode::Write, (&local, 0), &segment, 0, length);
+        let result = initiator.submit_and_wait(&[write], LONG).map_err(|error| error.to_string());
+        initiator.close_segment(segment.id()).unwrap();
+        result
+    };
+    let text = attempt(&|lie| lie.buffers[0].length = 8192, 8192).unwrap_err();
+    assert!(text.contains("not all in what its process has registered"), "{text}");
+    let text = attempt(&|lie| lie.buffers[0].file_key = Some(millstream_metadata::FileKey(1)), 10);
+    assert!(text.as_ref().unwrap_err().contains("not registered any more"), "{text:?}");
+    let text = attempt(&|lie| lie.buffers[0].file_key = None, 10).unwrap_err();
+    assert!(text.contains("no process does its I/O"), "{text}");
+    let text = attempt(&|lie| lie.file_target.as_mut().unwrap().port = 1, 10).unwrap_err();
+    assert!(text.contains("see whether it runs"), "{text}");
+    assert_eq!(fs::read(&path).unwrap(), [1; 8192], "nothing was written");
+    // The truth works, over the link that was there.
+    assert_eq!(attempt(&|_| {}, 4096), Ok(4096));
+    assert!(initiator.open_segment(&name).is_ok());
+}
+
+/// A target that does what a thread does with its connections.
+fn fake_target(serve: impl Fn(TcpStream) + Send + 'static) -> (Server, String) {
+    let listener = TcpListener::bind((address(), 0)).unwrap();
+    let place = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            serve(stream.unwrap());
+        }
+    });
+    let text = format!(
+        r#"{{"name":"nvmeof/a:1/f","protocol":"nvmeof","file_target":{{"host":"{}","port":{}}},
+        "buffers":[{{"length":1048576,"file_path":"/f","file_key":"{:032x}"}}]}}"#,
+        place.ip(),
+        place.port(),
+        1
+    );
+    let descriptor = SegmentDesc::from_json(text.as_bytes()).unwrap();
+    let server = Server::start(
+        SocketAddr::new(place.ip(), 0),
+        ServerConfig::default(),
+        Arc::new(Says(descriptor)),
+    );
+    let server = server.unwrap();
+    let name = format!("nvmeof/{}/f", server.address());
+    (server, name)
+}
+
+/// What became of a WRITE and a READ, and of how many seconds these took.
+fn outcome(name: &str) -> (Vec<String>, Duration) {
+    let initiator = engine(NvmeofConfig::default());
+    let segment = initiator.open_segment(name).unwrap();
+    let local = private(&initiator, 1 << 20);
+    let batch = initiator.allocate_batch(2).unwrap();
+    let all = |opcode| request(opcode, (&local, 0), &segment, 0, 1 << 20);
+    let start = Instant::now();
+    initiator.submit(&batch, &[all(Opcode::Write), all(Opcode::Read)]).unwrap();
+    assert!(start.elapsed() < Duration::from_secs(1), "submit does not wait");
+    assert!(initiator.wait(&batch, LONG));
+    let took = start.elapsed();
+    let errors = initiator.statuses(&batch).into_iter().map(|status| {
+        assert_eq!(status.state, TransferState::Failed);
+        status.error.unwrap().to_string()
+    });
+    let errors = errors.collect();
+    initiator.free(batch).unwrap();
+    (errors, took)
+}
+
+#[test]
+fn a_target_that_is_silent_is_given_up_in_time() {
+    let (streams, kept) = std::sync::mpsc::channel();
+    let (_server, name) = fake_target(move |mut stream| {
+        stream.write_all(b"MSFILES\n\x01\0\0\0").unwrap();
+        let _ = streams.send(stream);
+    });
+    let (errors, took) = outcome(&name);
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    for error in &errors {
+        assert!(error.contains(&name) && error.contains("file /f, bytes 0 to 1048576"), "{error}");
+        assert!(error.contains("has not answered for 3s"), "{error}");
+    }
+    assert!(errors[0].contains("undefined") && !errors[1].contains("undefined"), "{errors:?}");
+    drop(kept);
+}
+
+/// One with a slow disk, which says that it is there.
+#[test]
+fn a_target_that_is_slow_is_waited_for() {
+    let (_server, name) = fake_target(|mut stream| {
+        stream.write_all(b"MSFILES\n\x01\0\0\0").unwrap();
+        let mut alive = [0; 24];
+        alive[0] = 2;
+        for _ in 0..8 {
+            thread::sleep(Duration::from_millis(500));
+            stream.write_all(&alive).unwrap();
+        }
+    });
+    let (errors, took) = outcome(&name);
+    assert!(took >= Duration::from_secs(4), "{took:?} {errors:?}");
+}
+
+#[test]
+fn a_target_that_dies_or_talks_nonsense_is_given_up_at_once() {
+    type Serve = fn(TcpStream);
+    let cases: [(Serve, &str); 4] = [
+        (|_| {}, "closed the connection"),
+        (
+            |mut stream| {
+                let _ = stream.read_exact(&mut [0; 5000]);
+            },
+            "closed the connection",
+        ),
+        (
+            |mut stream| {
+                stream.write_all(&[b'x'; 100]).unwrap();
+                let _ = stream.read_to_end(&mut Vec::new());
+            },
+            "does not speak the protocol for files",
+        ),
+        (
+            |mut stream| {
+                let mut says = b"MSFILES\n\x01\0\0\0".to_vec();
+                says.extend([1; 24]);
+                says[14..].fill(0);
+                stream.write_all(&says).unwrap();
+                let _ = stream.read_to_end(&mut Vec::new());
+            },
+            "makes no sense",
+        ),
+    ];
+    for (serve, what) in cases {
+        let (_server, name) = fake_target(serve);
+        let (errors, took) = outcome(&name);
+        assert!(took < Duration::from_secs(3), "{took:?}");
+        for error in errors {
+            let broke = what == "closed the connection" && error.contains("broke");
+            assert!(error.contains(what) || broke, "{what}: {error}");
+        }
+    }
+}
+
+#[test]
+fn after_a_target_was_started_anew_the_next_requests_succeed() {
+    let folder = Folder::new();
+    let path = folder.file("f", &[9; 4096]);
+    let place = address();
+    let start = |port| {
+        let mut config = Config::new(place);
+        config.listen.set_port(port);
+        let engine = TransferEngine::new(config).unwrap();
+        engine.install_nvmeof(NvmeofConfig::default()).unwrap();
+        let name = engine.register_file(&path, FileOptions::default()).unwrap();
+        (engine, name)
+    };
+    let (target, name) = start(0);
+    let port = target.listening_at().port();
+    let initiator = engine(NvmeofConfig::default());
+    let segment = initiator.open_segment(&name).unwrap();
+    let local = private(&initiator, 4096);
+    let read = request(Opcode::Read, (&local, 0), &segment, 0, 4096);
+    initiator.submit_and_wait(&[read], LONG).unwrap();
+    drop(target);
+    initiator.submit_and_wait(&[read], LONG).unwrap_err();
+    let (_target, again) = start(port);
+    assert_eq!(again, name);
+    initiator.refresh_segment(segment.id()).unwrap();
+    initiator.submit_and_wait(&[read], LONG).unwrap();
+    assert_eq!(contents(&local, 0, 4096), [9; 4096]);
+}
+
+#[test]
+fn cancel_ends_and_memory_can_go_meanwhile() {
+    const LENGTH: u64 = 64 << 20;
+    let folder = Folder::new();
+    let path = folder.file("cancel", &[]);
+    let (target, initiator) = pair();
+    let options = FileOptions { length: Some(LENGTH), ..writable() };
+    let segment = initiator.open_segment(&target.register_file(&path, options).unwrap()).unwrap();
+    let (local, going) =
+        (private(&initiator, LENGTH as usize), private(&initiator, LENGTH as usize));
+    let whole = |opcode, local: u64| TransferRequest {
+        opcode,
+        source: local,
+        target: segment.id(),
+        target_offset: 0,
+        length: LENGTH,
+    };
+    for opcode in [Opcode::Write, Opcode::Read] {
+        let batch = initiator.allocate_batch(20).unwrap();
+        initiator.submit(&batch, &[whole(opcode, local.address()); 20]).unwrap();
+        for task in 0..20 {
+            initiator.cancel(&batch, task).unwrap();
+        }
+        assert!(initiator.wait(&batch, LONG));
+        let statuses = initiator.statuses(&batch);
+        assert_eq!(statuses[19].state, TransferState::Canceled);
+        assert!(statuses.iter().all(|status| status.error.is_none()), "{statuses:?}");
+        initiator.free(batch).unwrap();
+    }
+    // Nothing comes after the end: what is there now stays.
+    let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.write_all_at(&pattern(LENGTH as usize, 8), 0).unwrap();
+    let batch = initiator.allocate_batch(8).unwrap();
+    let of_both: Vec<_> = [Opcode::Write, Opcode::Read]
+        .into_iter()
+        .cycle()
+        .take(8)
+        .map(|opcode| whole(opcode, going.address()))
+        .collect();
+    initiator.submit(&batch, &of_both).unwrap();
+    drop(going);
+    assert!(initiator.wait(&batch, LONG));
+    for status in initiator.statuses(&batch) {
+        let unregistered =
+            status.error.is_some_and(|error| error.to_string().contains("unregistered"));
+        assert!(unregistered || status.state == TransferState::Completed);
+    }
+    initiator.free(batch).unwrap();
+    // The link is as good as it was.
+    initiator.submit_and_wait(&[whole(Opcode::Read, local.address())], LONG).unwrap();
+    assert!(contents(&local, 0, LENGTH as usize) == fs::read(&path).unwrap());
+}
+
+/// As the engine promises: of a file that is mapped here and of one that is not.
+#[test]
+fn transfers_go_on_when_their_segment_is_closed_or_refreshed() {
+    const LENGTH: u64 = 32 << 20;
+    let folder = Folder::new();
+    let path = folder.file("closed", &[]);
+    for mapped in [false, true] {
+        let target = engine(NvmeofConfig::default());
+        let initiator = engine(NvmeofConfig {
+            mapped_folders: if mapped { vec![folder.0.clone()] } else { Vec::new() },
+            server_name: Some("here".to_owned()),
+            ..NvmeofConfig::default()
+        });
+        let options = FileOptions {
+            length: Some(LENGTH),
+            local_path_map: [("here".to_owned(), path.to_str().unwrap().to_owned())].into(),
+            ..writable()
+        };
+        let name = target.register_file(&path, options).unwrap();
+        let segment = initiator.open_segment(&name).unwrap();
+        let local = private(&initiator, LENGTH as usize);
+        let batch = initiator.allocate_batch(4).unwrap();
+        let write = request(Opcode::Write, (&local, 0), &segment, 0, LENGTH);
+        initiator.submit(&batch, &[write; 2]).unwrap();
+        initiator.refresh_segment(segment.id()).unwrap();
+        initiator.submit(&batch, &[write; 2]).unwrap();
+        initiator.close_segment(segment.id()).unwrap();
+        assert!(initiator.wait(&batch, LONG));
+        for status in initiator.statuses(&batch) {
+            assert_eq!(status.state, TransferState::Completed, "{mapped} {status:?}");
+        }
+        initiator.free(batch).unwrap();
+    }
+}
+
+/// As Mooncake does it: the descriptor says where this server has the file, and nobody else does I/O.
+#[test]
+fn mapped_files_are_opened_here() {
+    const LENGTH: usize = 3 << 20;
+    let folder = Folder::new();
+    let outside = Folder::new();
+    let (first, second) =
+        (folder.file("a", &vec![1; 1 << 20]), folder.file("b", &vec![2; 2 << 20]));
+    let elsewhere = outside.file("c", &[3; 4096]);
+    let text = |third: &Path| {
+        let file = |path: &Path, length| {
+            format!(
+                r#"{{"length":{length},"file_path":"/there","local_path_map":{{"here":"{}"}}}}"#,
+                path.display()
+            )
+        };
+        let files = [file(&first, 1 << 20), file(&second, 2 << 20), file(third, 4096)];
+        format!(r#"{{"name":"nvmeof/a:1/f","protocol":"nvmeof","buffers":[{}]}}"#, files.join(","))
+    };
+    let (_server, name) = says(SegmentDesc::from_json(text(&elsewhere).as_bytes()).unwrap());
+    for way in ways() {
+        let folders = vec![folder.0.clone()];
+        let server_name = Some("here".to_owned());
+        let initiator = engine(NvmeofConfig { mapped_folders: folders, server_name, ..way });
+        let segment = initiator.open_segment(&name).unwrap();
+        let local = private(&initiator, LENGTH);
+        let bytes = pattern(LENGTH, 4);
+        local.write(0, &bytes).unwrap();
+        segment.set_durable(true);
+        // The files of a segment follow each other.
+        let requests = |opcode| {
+            [(0, 1 << 20), (1 << 20, 100_001), ((1 << 20) + 100_001, (2 << 20) - 100_001)]
+                .map(|(at, length)| request(opcode, (&local, at), &segment, at, length))
+        };
+        initiator.submit_and_wait(&requests(Opcode::Write), LONG).unwrap();
+        assert!(fs::read(&first).unwrap() == bytes[..1 << 20]);
+        assert!(fs::read(&second).unwrap() == bytes[1 << 20..]);
+        local.write(0, &vec![0; LENGTH]).unwrap();
+        initiator.submit_and_wait(&requests(Opcode::Read), LONG).unwrap();
+        assert!(contents(&local, 0, LENGTH) == bytes);
+        let outside = request(Opcode::Write, (&local, 0), &segment, LENGTH as u64, 1);
+        let text = initiator.submit_and_wait(&[outside], LONG).unwrap_err().to_string();
+        assert!(text.contains("lies in none of the folders for mapped files"), "{text}");
+    }
+    assert_eq!(fs::read(&elsewhere).unwrap(), [3; 4096]);
+}
