@@ -6,9 +6,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use millstream_metadata::{CallErrorKind, HostPort, StoreError};
+use millstream_metadata::{CallErrorKind, FileName, HostPort, StoreError};
 use millstream_transfer::{
-    InstallError, RdmaConfig, Segment, SegmentError, Settings, TransferEngine,
+    InstallError, NvmeofConfig, RdmaConfig, Segment, SegmentError, Settings, TransferEngine,
 };
 use millstream_verbs::{DeviceError, Provider};
 use thiserror::Error;
@@ -31,6 +31,8 @@ pub(crate) enum Protocol {
     Shm,
     /// Within one process.
     Local,
+    /// To and from files.
+    Nvmeof,
 }
 
 /// Reads a value of `--protocol`.
@@ -42,8 +44,10 @@ pub(crate) fn protocol(name: &str) -> anyhow::Result<Protocol> {
         "rdma:ibverbs" => Ok(Protocol::Rdma(Some(Provider::Ibverbs))),
         "shm" => Ok(Protocol::Shm),
         "local" => Ok(Protocol::Local),
-        "tcp" | "nvmeof" => Err(not_yet(&format!(
-            "this version has no protocol {name}, only rdma, rdma:soft, rdma:ibverbs, shm and local"
+        "nvmeof" => Ok(Protocol::Nvmeof),
+        "tcp" => Err(not_yet(&format!(
+            "this version has no protocol {name}, only rdma, rdma:soft, rdma:ibverbs, shm, local and \
+             nvmeof"
         ))),
         _ => Err(usage(format!(
             "there is no protocol {name}: it is rdma, rdma:soft, rdma:ibverbs, tcp, local, shm, \
@@ -112,6 +116,9 @@ pub(crate) fn start(
         if protocols.contains(&Protocol::Shm) {
             engine.install_shm()?;
         }
+        if protocols.contains(&Protocol::Nvmeof) {
+            engine.install_nvmeof(NvmeofConfig::default())?;
+        }
         let Some(rdma) = &rdma else { return Ok(engine) };
         let rdma = RdmaConfig { addresses: addresses.to_vec(), ..rdma.clone() };
         match engine.install_rdma(rdma) {
@@ -160,8 +167,15 @@ pub(crate) fn open(reach: &Reach, segment: &str) -> anyhow::Result<Opened> {
     open_patiently(reach, segment, None)
 }
 
-/// Checks the value of `--segment`.
+/// Checks the value of `--segment`; where its process is.
 pub(crate) fn parse_segment(segment: &str, settings: &Settings) -> anyhow::Result<HostPort> {
+    if segment.starts_with(FileName::PREFIX) {
+        let name: Result<FileName, _> = segment.parse();
+        return match name {
+            Ok(name) => Ok(name.server),
+            Err(error) => Err(usage(format!("--segment {error}"))),
+        };
+    }
     let name = match settings.default_port() {
         Some(port) => HostPort::parse_with_default(segment, port),
         None => segment.parse(),
@@ -235,7 +249,11 @@ fn open_patiently(
 ) -> anyhow::Result<Opened> {
     let settings = reach.settings.load()?;
     check_metadata(&reach.metadata)?;
-    let protocol = protocol(&reach.protocol)?;
+    let protocol = match reach.protocol.as_str() {
+        // Nothing else reaches a file.
+        "auto" if segment.starts_with(FileName::PREFIX) => Protocol::Nvmeof,
+        name => protocol(name)?,
+    };
     let name = parse_segment(segment, settings)?;
     // Where the segment is says on which of our addresses it can be reached.
     let peer = match reach.bind.first() {

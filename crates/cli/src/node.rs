@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use millstream_transfer::Buffer;
+use millstream_transfer::{Buffer, FileOptions};
 use serde::Serialize;
 
+use crate::engine::Protocol;
 use crate::failure::usage;
 use crate::process::StopWatch;
 use crate::settings::SettingsArguments;
@@ -29,7 +30,7 @@ pub(crate) struct Arguments {
     /// Where segments are found: p2p
     #[arg(long, value_name = "URI", default_value = "p2p")]
     metadata: String,
-    /// How bytes move: auto (which is rdma), rdma, rdma:soft, rdma:ibverbs, shm, local
+    /// How bytes move: auto (which is rdma), rdma, rdma:soft, rdma:ibverbs, shm, local, nvmeof
     #[arg(long, value_name = "P", value_delimiter = ',', default_value = "auto")]
     protocol: Vec<String>,
     /// Local address, each an RDMA device [default: the first free one of 127.0.0.1 and up; with
@@ -42,6 +43,12 @@ pub(crate) struct Arguments {
     /// Put this file's bytes at the start of the memory; - is stdin
     #[arg(long, value_name = "F")]
     file: Option<PathBuf>,
+    /// Offer this file or block device as a segment of its own, for reading and writing; may repeat
+    #[arg(long, value_name = "F")]
+    offer_file: Vec<PathBuf>,
+    /// As --offer-file, for reading only
+    #[arg(long, value_name = "F")]
+    offer_file_read_only: Vec<PathBuf>,
     /// Wait up to so long for an address that is in use
     #[arg(long, value_name = "D", default_value = "0s", value_parser = units::duration)]
     wait: Duration,
@@ -62,6 +69,9 @@ struct Ready<'a> {
     buffer: BufferPlace,
     protocols: &'a [String],
     devices: Vec<String>,
+    /// The segments that are files.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    files: Vec<String>,
 }
 
 #[derive(Serialize)]
@@ -75,11 +85,17 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // Before the engine starts its threads.
     let signals = StopWatch::start()?;
     engine::check_metadata(&arguments.metadata)?;
-    let protocols = arguments
+    let mut protocols = arguments
         .protocol
         .iter()
         .map(|name| engine::protocol(name))
         .collect::<anyhow::Result<Vec<_>>>()?;
+    let writable = arguments.offer_file.iter().map(|path| (path, true));
+    let readable = arguments.offer_file_read_only.iter().map(|path| (path, false));
+    let files: Vec<_> = writable.chain(readable).collect();
+    if !files.is_empty() {
+        protocols.push(Protocol::Nvmeof);
+    }
     let length = usize::try_from(arguments.buffer).ok().filter(|&length| length > 0);
     let length = length.ok_or_else(|| {
         usage(format!("--buffer {}: it must be 1 byte at least", arguments.buffer))
@@ -104,6 +120,10 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         note::when_slow(&format!("loading {path}"), || load(source, &buffer))
             .with_context(|| format!("cannot load {path}"))?;
     }
+    for (path, writable) in files {
+        let options = FileOptions { writable, ..FileOptions::default() };
+        engine.register_file(path, options)?;
+    }
     let name = arguments.name.clone().unwrap_or_else(host_name);
     signals.serve();
     output::ready(&Ready {
@@ -113,6 +133,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         buffer: BufferPlace { addr: buffer.address(), length: buffer.length() as u64 },
         protocols: &arguments.protocol,
         devices: engine.devices(),
+        files: engine.files(),
     })?;
     let signal = signals.wait();
     tracing::info!(signal, "told to stop");

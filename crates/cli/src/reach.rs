@@ -15,7 +15,8 @@ pub(crate) struct Reach {
     /// Where segments are found: p2p
     #[arg(long, value_name = "URI", default_value = "p2p")]
     pub(crate) metadata: String,
-    /// How bytes move: auto (which is rdma), rdma, rdma:soft, rdma:ibverbs, shm, local
+    /// How bytes move: auto (which is rdma, and nvmeof for files), rdma, rdma:soft, rdma:ibverbs, shm,
+    /// local, nvmeof
     #[arg(long, value_name = "P", default_value = "auto")]
     pub(crate) protocol: String,
     /// Local address, each an RDMA device [default: one that leads to the segment]

@@ -157,3 +157,42 @@ fn addresses_that_cannot_be_are_usage_errors() {
         assert!(sentence.contains("--bind"), "{command}: {sentence}");
     }
 }
+
+/// Each as a segment of its own, whose offsets are the file's.
+#[test]
+fn files_are_offered_for_reading_and_writing() {
+    let folder = Folder::new();
+    let (writable, readable) = (folder.file("writable"), folder.file("readable"));
+    fs::write(&writable, vec![0; 3_000_000]).unwrap();
+    fs::write(&readable, bytes(100_000, 2)).unwrap();
+    let mut command = millstream();
+    command.args(["node", "--buffer=1", "--protocol=rdma:soft", "--bind", &address()]);
+    command.args(["--offer-file", &writable, "--offer-file-read-only", &readable]);
+    let mut node = Running::start("node", &mut command);
+    let ready = node.ready();
+    let host = ready["segment"].as_str().unwrap();
+    let segments = ["readable", "writable"].map(|name| format!("nvmeof/{host}/{name}"));
+    assert_eq!(ready["files"], serde_json::json!(segments));
+
+    let (source, copy) = (folder.file("source"), folder.file("copy"));
+    fs::write(&source, bytes(2_000_001, 3)).unwrap();
+    let put = |segment: &str| {
+        run(&["put", "--segment", segment, "--offset=12345", "--verify", "--json", &source])
+    };
+    let report = put(&segments[1]).success().json();
+    assert_eq!(report["verified"], true);
+    let mut expected = vec![0; 3_000_000];
+    expected[12345..2_012_346].copy_from_slice(&bytes(2_000_001, 3));
+    assert!(fs::read(&writable).unwrap() == expected);
+    let get = ["get", "--segment", &segments[0], "--protocol=nvmeof", "--length=100000", &copy];
+    run(&get).success();
+    assert!(fs::read(&copy).unwrap() == bytes(100_000, 2));
+    let refused = put(&segments[0]);
+    assert!(!refused.status.success());
+    assert!(refused.stderr.contains("do not"), "{}", refused.stderr);
+    let bad = run(&["get", "--segment=nvmeof/x", &copy]);
+    assert_eq!(
+        bad.failure(2),
+        "--segment \"nvmeof/x\" is no name of a file: the form is nvmeof/host:port/file"
+    );
+}

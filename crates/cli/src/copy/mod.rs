@@ -33,7 +33,7 @@ use crate::units;
 struct Common {
     #[command(flatten)]
     reach: Reach,
-    /// The segment; with --metadata p2p its HOST:PORT
+    /// The segment; with --metadata p2p its HOST:PORT, and nvmeof/HOST:PORT/NAME of a file
     #[arg(long, value_name = "N")]
     segment: String,
     /// Where in the segment's buffer, from its start
