@@ -14,7 +14,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("topology", &[]),
     ("lab", &[]),
     ("metadata", &[]),
-    // Memory that processes share is no RDMA.
+    // Memory that processes share is no RDMA, and no files are.
     ("transfer", &["net", "verbs", "metadata", "topology", "transfer-core"]),
     ("collective", &["wire", "roce", "verbs", "inc"]),
     ("control", &["wire", "roce", "inc", "net"]),
