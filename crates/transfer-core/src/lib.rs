@@ -9,7 +9,8 @@
 //! - inputs: [`Flow::submit`], [`Flow::cancel`], [`Flow::completed`], [`Flow::rail_up`],
 //!   [`Flow::rail_down`], [`Flow::rail_refused`], [`Flow::rail_aborted`],
 //!   [`Flow::close_rail`], [`Flow::fence_confirmed`], [`Flow::fence_refused`],
-//!   [`Flow::peer_restarted`], [`Flow::peer_gone`], [`Flow::give_up`], [`Flow::handle_timeout`];
+//!   [`Flow::peer_restarted`], [`Flow::peer_gone`], [`Flow::give_up`], [`Flow::shut_down`],
+//!   [`Flow::handle_timeout`];
 //! - outputs: [`Flow::poll_output`] until it returns `None`, then [`Flow::poll_timeout`].
 //!
 //! # Fences

@@ -104,6 +104,8 @@ pub enum Failure {
     PeerRestarted,
     /// The peer's process is gone, or has closed.
     PeerGone,
+    /// This side closes.
+    ShutDown,
 }
 
 /// Bytes that have arrived.

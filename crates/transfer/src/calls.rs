@@ -3,7 +3,9 @@
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use millstream_metadata::{CallError, Caller, ClientConfig, Frame, HostPort};
+use millstream_metadata::{
+    CallError, CallErrorKind, Caller, ClientConfig, DEFAULT_FRAME_LIMIT, Frame, HostPort,
+};
 
 /// What is told of a call.
 pub(crate) type Done = Box<dyn FnOnce(Result<Frame, CallError>) + Send>;
@@ -16,7 +18,9 @@ pub(crate) struct Calls {
 
 impl Calls {
     pub(crate) fn new(config: ClientConfig) -> Self {
-        let caller = Some(Arc::new(Caller::new(config)));
+        // What is answered is short, unlike descriptors.
+        let frame_limit = DEFAULT_FRAME_LIMIT.min(config.frame_limit);
+        let caller = Some(Arc::new(Caller::new(ClientConfig { frame_limit, ..config })));
         Self { timeout: config.call_timeout, caller: Mutex::new(caller) }
     }
 
@@ -25,12 +29,13 @@ impl Calls {
         self.timeout
     }
 
-    /// Asks a peer. `done` is told by a thread that all calls share, so it is short. After `stop` it is
-    /// dropped.
+    /// Asks a peer. `done` is told by a thread that all calls share, so it is short; after `stop`, on this
+    /// thread.
     pub(crate) fn call(&self, address: &HostPort, frame: Frame, timeout: Duration, done: Done) {
         let caller = self.caller.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        if let Some(caller) = caller {
-            caller.call(address, frame, timeout, done);
+        match caller {
+            Some(caller) => caller.call(address, frame, timeout, done),
+            None => done(Err(CallError { peer: address.clone(), kind: CallErrorKind::Ended })),
         }
     }
 

@@ -60,6 +60,12 @@ impl Way {
 
     /// Copies a group, and tells its tasks. May wait for the peer if the way is not open.
     fn copy(&self, batch: &Arc<BatchShared>, group: &Group) {
+        for &index in &group.late {
+            TaskHandle { batch: Arc::clone(batch), index }.end_rest(TransferState::Timeout);
+        }
+        if group.count == 0 {
+            return;
+        }
         let mut failures = Vec::new();
         if let Err(reason) = self.try_copy(group, &mut failures) {
             // None of it counts.
@@ -161,6 +167,8 @@ fn reason(error: AccessError) -> FailureReason {
 struct Group {
     pieces: [Piece; GROUP_PIECES],
     count: usize,
+    /// Tasks whose deadline has passed. Nobody is told of their end under a lock.
+    late: Vec<usize>,
 }
 
 /// Slices of one task.
@@ -184,13 +192,13 @@ impl Group {
 
     /// Claims slices of these tasks, and moves on in them. None are left when it is empty.
     fn claim(batch: &Arc<BatchShared>, next: &mut usize, end: usize, within: bool) -> Self {
-        let mut group = Self { pieces: [Self::NONE; GROUP_PIECES], count: 0 };
+        let mut group = Self { pieces: [Self::NONE; GROUP_PIECES], count: 0, late: Vec::new() };
         let mut task = TaskHandle { batch: Arc::clone(batch), index: 0 };
         let mut bytes = 0;
         while *next < end && group.count < GROUP_PIECES && bytes < GROUP_BYTES {
             task.index = *next;
             if task.is_late() {
-                task.end_rest(TransferState::Timeout);
+                group.late.push(*next);
                 *next += 1;
                 continue;
             }
@@ -404,7 +412,7 @@ impl Shared {
             let Entry { way, batch, .. } = state.queue.pop_front()?;
             self.queued.fetch_sub(1, Ordering::Release);
             // Empty when others had claimed the last of it, or it was canceled.
-            if group.count > 0 {
+            if group.count > 0 || !group.late.is_empty() {
                 return Some((way, batch, group));
             }
         }

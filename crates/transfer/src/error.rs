@@ -652,6 +652,10 @@ pub enum FailureReason {
     /// The peer has said that it closes.
     #[error("it was shut down, and what it held is lost")]
     Closed,
+    /// A connection broke, and the peer did not confirm in time that nothing of it can arrive any more.
+    /// So the target's range is undefined, and nothing was tried again.
+    #[error("{0}; and it did not confirm that nothing sent before can arrive any more")]
+    NotFenced(Box<Self>),
     /// More than there may be at a time.
     #[error("{0}")]
     Limit(String),
@@ -664,7 +668,7 @@ impl FailureReason {
     /// Whether connecting again may well go better: the peer, or the way to it, did not answer.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
-            Self::PathMtu(_) => true,
+            Self::PathMtu(_) | Self::Limit(_) => true,
             Self::Unreachable(kind) => matches!(
                 **kind,
                 CallErrorKind::Resolve(_)

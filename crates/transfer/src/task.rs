@@ -39,6 +39,8 @@ pub(crate) struct Task {
     shape: OnceLock<Shape>,
     /// Who does it, of those that tell its end as a whole, and its name there.
     owner: OnceLock<(Weak<dyn EndTask>, TaskId)>,
+    /// All of it was claimed for an owner.
+    given_away: AtomicBool,
     /// It was to be ended before it had an owner.
     end_wanted: AtomicBool,
     /// Its owner has begun to do it.
@@ -154,6 +156,11 @@ impl Task {
         }
     }
 
+    /// Whether all of it was claimed for an owner that is not known yet.
+    fn is_given_away(&self) -> bool {
+        self.given_away.load(Ordering::SeqCst) && self.state.load(Ordering::Acquire) == 0
+    }
+
     fn is_waiting(&self) -> bool {
         match self.owner.get() {
             Some(_) => !self.begun.load(Ordering::Relaxed),
@@ -227,10 +234,11 @@ impl Task {
     /// It is over.
     fn set_state(&self, state: TransferState) {
         debug_assert!(state.is_final());
-        self.state.store(state as u8, Ordering::Release);
+        // First what is to follow: whoever sees the state may end the engine.
         if let Some(submission) = self.submission.get() {
             submission.task_ended(state);
         }
+        self.state.store(state as u8, Ordering::Release);
     }
 }
 
@@ -263,6 +271,7 @@ impl TaskHandle {
     /// Claims all of it for who does it as a whole: how many slices that is, if any.
     pub(crate) fn claim_whole(&self) -> Option<u64> {
         let rest = self.task().stop();
+        self.task().given_away.store(rest > 0, Ordering::SeqCst);
         (rest > 0).then_some(rest)
     }
 
@@ -321,7 +330,8 @@ impl TaskHandle {
         if let Some((owner, name)) = self.task().owner.get() {
             return owner.upgrade().is_some_and(|owner| owner.cancel(*name));
         }
-        self.end_rest(TransferState::Canceled)
+        // One that is being given to its owner just now is ended by that.
+        self.end_rest(TransferState::Canceled) || self.task().is_given_away()
     }
 
     /// Whether it has several pieces.

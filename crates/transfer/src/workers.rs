@@ -1,5 +1,5 @@
-//! Threads for what blocks: connecting to peers. Each job takes as long as its peer makes it wait,
-//! so there are several, started when needed.
+//! Threads for what takes a while, as making and resetting queue pairs, but waits for no peer. They are
+//! started when needed.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -42,7 +42,7 @@ impl Workers {
         }
         if state.idle <= state.queue.len() && state.threads.len() < self.limit {
             let shared = Arc::clone(&self.shared);
-            let thread = thread::Builder::new().name("rdma-connect".to_owned());
+            let thread = thread::Builder::new().name("rdma-work".to_owned());
             match thread.spawn(move || shared.work()) {
                 Ok(thread) => state.threads.push(thread),
                 Err(error) if state.threads.is_empty() => {

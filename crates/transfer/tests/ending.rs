@@ -2,7 +2,6 @@
 
 mod common;
 
-use std::net::TcpListener;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Wake, Waker};
@@ -13,35 +12,6 @@ use common::{LONG, contents, engine, pattern, private, request, shared};
 use millstream_transfer::{Notification, Opcode, SubmitOptions, TransferEngine, TransferState};
 
 const MIB: u64 = 1 << 20;
-
-#[test]
-fn a_deadline_that_has_passed_ends_a_task_that_cannot_go_on() {
-    let initiator = engine(1);
-    let local = private(&initiator, 100);
-    let peer = engine(1);
-    let _remote = shared(&peer, 100);
-    // A handshake that is never answered: the port of a listener that accepts nothing.
-    let segment = initiator.open_segment(peer.name()).unwrap();
-    let control: std::net::SocketAddr = peer.name().parse().unwrap();
-    drop(peer);
-    let _silent = TcpListener::bind(control).unwrap();
-    for opcode in [Opcode::Read, Opcode::Write] {
-        let batch = initiator.allocate_batch(1).unwrap();
-        let late = Instant::now() + Duration::from_millis(50);
-        let options = SubmitOptions { deadline: Some(late), ..SubmitOptions::default() };
-        let work = request(opcode, (&local, 0), &segment, 0, 100);
-        if initiator.submit_with(&batch, &[work], &options).is_err() {
-            // It was told that its peer closes, and asks for its segment again.
-            continue;
-        }
-        assert!(initiator.wait(&batch, LONG));
-        let status = initiator.status(&batch, 0).unwrap();
-        assert_eq!(status.state, TransferState::Timeout, "{status:?}");
-        // Nothing was sent.
-        assert_eq!((status.transferred_bytes, status.target_undefined), (0, false));
-        assert!(Instant::now() >= late);
-    }
-}
 
 #[test]
 fn a_deadline_in_mid_transfer_leaves_nothing_that_can_still_arrive() {
@@ -207,5 +177,9 @@ fn a_failed_task_sends_no_message() {
     assert_eq!(initiator.status(&batch, 0).unwrap().state, TransferState::Failed);
     // What comes after it is there.
     initiator.notify(segment.id(), &message("after")).unwrap();
-    assert_eq!(target.take_notifications(), [message("after")]);
+    // Another thread sends what follows a task: it would be there after some more round trips.
+    for round in 0..10 {
+        assert_eq!(target.take_notifications(), [message("after")], "{round}");
+        initiator.notify(segment.id(), &message("after")).unwrap();
+    }
 }

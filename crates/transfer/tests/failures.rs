@@ -3,9 +3,9 @@
 mod common;
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use common::{LONG, address, contents, engine, engine_with, pattern, private, request, shared};
 use millstream_metadata::{
@@ -14,7 +14,7 @@ use millstream_metadata::{
 };
 use millstream_transfer::{
     Buffer, Config, FailureReason, Opcode, RdmaConfig, Segment, SubmitAndWaitError, SubmitError,
-    TransferEngine, TransferError, TransferRequest, TransferState,
+    SubmitOptions, TransferEngine, TransferError, TransferRequest, TransferState,
 };
 
 const MIB: u64 = 1 << 20;
@@ -305,6 +305,13 @@ fn failure_of(
     opcode: Opcode,
     answer: fn(&HandShakeDesc, u32) -> Option<HandShakeDesc>,
 ) -> TransferError {
+    let server = fake_peer(answer);
+    let local = private(initiator, 4096);
+    let segment = initiator.open_segment(&server.address().to_string()).unwrap();
+    failure(initiator, request(opcode, (&local, 0), &segment, 0, 4096))
+}
+
+fn fake_peer(answer: fn(&HandShakeDesc, u32) -> Option<HandShakeDesc>) -> Server {
     let device = address();
     let peer = Arc::new(FakePeer {
         device,
@@ -316,9 +323,47 @@ fn failure_of(
     let server =
         Server::start((device, 0).into(), config, Arc::clone(&peer) as Arc<dyn Handler>).unwrap();
     peer.name.set(server.address().to_string()).unwrap();
-    let local = private(initiator, 4096);
+    server
+}
+
+#[test]
+fn a_deadline_that_has_passed_ends_a_task_that_cannot_go_on() {
+    let initiator = with_patience(LONG);
+    let server = fake_peer(|_, _| None);
+    let local = private(&initiator, 4096);
     let segment = initiator.open_segment(&server.address().to_string()).unwrap();
-    failure(initiator, request(opcode, (&local, 0), &segment, 0, 4096))
+    for opcode in [Opcode::Read, Opcode::Write] {
+        let batch = initiator.allocate_batch(1).unwrap();
+        let late = Instant::now() + Duration::from_millis(50);
+        let options = SubmitOptions { deadline: Some(late), ..SubmitOptions::default() };
+        let work = request(opcode, (&local, 0), &segment, 0, 4096);
+        initiator.submit_with(&batch, &[work], &options).unwrap();
+        assert!(initiator.wait(&batch, LONG));
+        let status = initiator.status(&batch, 0).unwrap();
+        assert_eq!(status.state, TransferState::Timeout, "{status:?}");
+        // Nothing was sent.
+        assert_eq!((status.transferred_bytes, status.target_undefined), (0, false));
+        assert!(Instant::now() >= late);
+    }
+}
+
+#[test]
+fn without_a_fence_the_target_is_undefined() {
+    let initiator = impatient();
+    // It promises a queue pair where there is none, and does not know of fences.
+    let server = fake_peer(|request, _| {
+        Some(HandShakeDesc { qp_num: vec![7], incarnation: None, ..request.clone() })
+    });
+    let local = private(&initiator, 4096);
+    let segment = initiator.open_segment(&server.address().to_string()).unwrap();
+    for (opcode, undefined) in [(Opcode::Write, true), (Opcode::Read, false)] {
+        let batch = initiator.allocate_batch(1).unwrap();
+        initiator.submit(&batch, &[request(opcode, (&local, 0), &segment, 0, 4096)]).unwrap();
+        assert!(initiator.wait(&batch, LONG));
+        let status = initiator.status(&batch, 0).unwrap();
+        assert_eq!(status.state, TransferState::Failed, "{status:?}");
+        assert_eq!(status.target_undefined, undefined, "{status:?}");
+    }
 }
 
 #[test]
@@ -335,7 +380,7 @@ fn handshakes_that_go_wrong() {
     assert!(error.to_string().contains("3 bytes are no path MTU"), "{error}");
 }
 
-/// A peer that refuses tells which of our NICs has asked.
+/// Then the other one, since the first is refused.
 #[test]
 fn the_nic_that_is_near_to_the_memory_is_taken() {
     let addresses = [address(), address()];
@@ -348,10 +393,14 @@ fn the_nic_that_is_near_to_the_memory_is_taken() {
         std::fs::write(&file, json).unwrap();
         let initiator =
             engine_with(RdmaConfig { topology_file: Some(file), ..RdmaConfig::new(&addresses) });
-        let error = failure_of(&initiator, Opcode::Write, |request, _| {
-            Some(HandShakeDesc::refusal(&request.local_nic_path))
+        static ASKED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+        failure_of(&initiator, Opcode::Write, |request, _| {
+            ASKED.lock().unwrap().push(request.local_nic_path.clone());
+            Some(HandShakeDesc::refusal("no"))
         });
-        assert!(error.to_string().ends_with(&names[near]), "{error}");
+        let asked = std::mem::take(&mut *ASKED.lock().unwrap());
+        assert!(asked[0].ends_with(&names[near]), "{asked:?}");
+        assert!(asked[1].ends_with(&names[far]), "{asked:?}");
     }
     std::fs::remove_dir_all(&folder).unwrap();
     let none = RdmaConfig { topology_file: Some(folder), ..RdmaConfig::new(&[address()]) };
@@ -362,12 +411,12 @@ fn the_nic_that_is_near_to_the_memory_is_taken() {
 
 #[test]
 fn a_peer_whose_queue_pair_does_not_answer_is_gone() {
-    // It promises a queue pair where there is none.
+    // It promises a queue pair where there is none, and does not know of fences.
     let error = against(|request, _| {
         Some(HandShakeDesc { qp_num: vec![7], local_gid: None, ..request.clone() })
     });
     assert!(
-        error.to_string().ends_with("retry count exceeded: the peer does not answer"),
+        error.to_string().contains("retry count exceeded: the peer does not answer;"),
         "{error}"
     );
 }

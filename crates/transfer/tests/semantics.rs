@@ -9,7 +9,9 @@ fn the_tests_that_the_table_names_are_there() {
     let table = fs::read_to_string(root.join("docs/semantics.md")).unwrap();
     let rows = table.lines().filter(|line| line.starts_with("| "));
     let mut found = 0;
-    for row in rows.filter(|row| !row.starts_with("| what |") && !row.contains("| not yet")) {
+    for row in rows.filter(|row| {
+        !row.starts_with("| what |") && !row.starts_with("| ---") && !row.contains("| not yet")
+    }) {
         let names = row.split('`').filter(|text| text.starts_with("crates/"));
         let mut names = names.peekable();
         assert!(names.peek().is_some(), "no test: {row}");

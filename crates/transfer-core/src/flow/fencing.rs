@@ -91,6 +91,19 @@ impl<P: Policy> Flow<P> {
         self.end_of_peer(now, Failure::PeerGone);
     }
 
+    /// This side closes: all tasks end, and nobody waits for the peer. Answer with
+    /// [`Flow::rail_aborted`] for each rail, once nothing here touches memory for it; tasks with WRITEs
+    /// that were in flight end then, and their target ranges are undefined.
+    pub fn shut_down(&mut self, now: Instant) {
+        for index in 0..self.rails.len() as u16 {
+            self.give_up_connecting(now, index, false);
+            self.hold(now, index, false);
+            self.rails[usize::from(index)].fence.lost = true;
+        }
+        self.end_all(now, Failure::ShutDown);
+        self.changed();
+    }
+
     fn end_of_peer(&mut self, now: Instant, failure: Failure) {
         for index in 0..self.rails.len() as u16 {
             self.give_up_connecting(now, index, false);

@@ -43,12 +43,13 @@ impl Peer {
         self.ask_peer(request, timeout, move |peer, reply| {
             let connected = reply.and_then(|reply| {
                 if !reply.reply_msg.is_empty() {
+                    let reason = reply.reply_msg.chars().take(200).collect();
+                    let reason = FailureReason::Refused(reason);
                     if let Some(floor) = reply.epoch_floor {
-                        peer.refused(rail, epoch, floor);
+                        peer.refused(rail, epoch, floor, reason);
                         return Ok(None);
                     }
-                    let reason = reply.reply_msg.chars().take(200).collect();
-                    return Err(FailureReason::Refused(reason));
+                    return Err(reason);
                 }
                 let nonsense = FailureReason::Handshake;
                 let address = reply.local_gid.unwrap_or(peer.way(rail).gid).address();
@@ -73,9 +74,10 @@ impl Peer {
                 Ok(reply) if reply.fenced.is_some_and(|fenced| fenced >= epoch) => {
                     peer.fenced(rail, epoch, true);
                 }
-                Ok(_) => peer.fenced(rail, epoch, false),
+                // It does not know of fences.
+                Ok(reply) if reply.incarnation.is_none() => peer.fenced(rail, epoch, false),
                 // The flow asks again.
-                Err(_) => {}
+                Ok(_) | Err(_) => {}
             }
         });
         // So it does when nobody knows where to ask.
@@ -122,12 +124,12 @@ impl Peer {
             .address(&self.name)
             .map_err(|error| FailureReason::Handshake(error.to_string()))?;
         let frame = Frame::new(FrameType::Connection, request.to_json());
-        let own = self.own.clone();
+        let (own, asked) = (self.own.clone(), self.incarnation());
         let answered = move |reply: Result<Frame, CallError>| {
             let Some(own) = own.upgrade() else { return };
             // Whoever makes the call has others to make.
             own.clone().in_background(move |peer| {
-                let reply = peer.understand(reply);
+                let reply = peer.understand(reply, asked);
                 done(peer, reply);
             });
         };
@@ -135,14 +137,19 @@ impl Peer {
         Ok(())
     }
 
-    fn understand(&self, reply: Result<Frame, CallError>) -> Result<HandShakeDesc, FailureReason> {
+    /// What a peer that had this incarnation has answered.
+    fn understand(
+        &self,
+        reply: Result<Frame, CallError>,
+        asked: Option<u64>,
+    ) -> Result<HandShakeDesc, FailureReason> {
         let reply = match reply {
             Ok(reply) => reply,
             Err(CallError { kind, .. }) => {
                 let refused = matches!(kind, CallErrorKind::Refused { .. });
                 let reason = FailureReason::Unreachable(Arc::new(kind));
                 if refused {
-                    self.gone(reason.clone());
+                    self.gone(asked, reason.clone());
                 }
                 return Err(reason);
             }

@@ -71,12 +71,13 @@ impl LocalDevice {
 /// that waits for a batch, which holds no lock.
 fn dispatch(completions: &[Completion], accepted: &Weak<Accepted>, links: &Links) {
     for run in completions.chunk_by(|a, b| a.qpn == b.qpn) {
-        if Accepted::is_question(&run[0]) {
-            if let Some(accepted) = accepted.upgrade() {
-                run.iter().for_each(|completion| accepted.ended(completion));
-            }
-        } else if let Some((peer, link)) = links.find(run[0].qpn) {
+        // By the queue pair: slices have all identifiers there are.
+        if let Some((peer, link)) = links.find(run[0].qpn) {
             peer.completed(&link, run);
+        } else if Accepted::is_question(&run[0])
+            && let Some(accepted) = accepted.upgrade()
+        {
+            run.iter().for_each(|completion| accepted.ended(completion));
         }
     }
 }

@@ -22,7 +22,9 @@ use std::time::Duration;
 
 use millstream_metadata::{DeviceDesc, Gid, HandShakeDesc, NicPath, SegmentDesc};
 use millstream_topology::{Address, Priorities, PriorityMatrix, reachable_pairs};
-use millstream_transfer_core::{Access as RailAccess, Classic, Flow, Order, Priority, RailSpec};
+use millstream_transfer_core::{
+    Access as RailAccess, Classic, Flow, MAX_RAILS, Order, Priority, RailSpec,
+};
 use millstream_verbs::{Access, Device, MemoryRegion};
 
 use self::accepted::{Accepted, AcceptedConfig, Refusal};
@@ -32,6 +34,7 @@ use self::peer::{Peer, Way};
 pub(crate) use self::shared::RdmaContext;
 use self::shared::Shared;
 use self::timer::{Clock, Timer};
+use self::work::Works;
 use crate::batch::BatchShared;
 use crate::memory::RawMemory;
 use crate::segment::OpenSegment;
@@ -69,12 +72,13 @@ struct Path {
     peer: Arc<Peer>,
 }
 
-/// A process: the name that it gives itself, and its devices. Names such as `localhost:12345` are not
-/// unique.
+/// A process: the name that it gives itself, and its devices, since names such as `localhost:12345` are not
+/// unique; and whether it knows of fences.
 #[derive(Clone, Debug, Eq, Hash, PartialEq)]
 struct PeerKey {
     name: String,
     devices: Vec<(String, Gid)>,
+    has_incarnation: bool,
 }
 
 impl RdmaTransport {
@@ -136,7 +140,8 @@ impl RdmaTransport {
         });
         let asking = asking.map_err(InstallError::Thread)?;
         let clock = Clock::start();
-        let timer = Timer::start(clock).map_err(InstallError::Thread)?;
+        let timer = Timer::start(clock);
+        let timer = timer.inspect_err(|_| drop(accepted.stop())).map_err(InstallError::Thread)?;
         let shared = Arc::new(Shared {
             workers: Workers::new(WORKERS),
             config,
@@ -144,6 +149,7 @@ impl RdmaTransport {
             devices,
             clock,
             timer,
+            works: Works::new(),
         });
         Ok(Self {
             shared,
@@ -187,11 +193,15 @@ impl RdmaTransport {
             return Err(format!("it speaks {:?}, not rdma", descriptor.protocol));
         }
         let devices = descriptor.devices.iter().map(|device| (device.name.clone(), device.gid));
-        let key = PeerKey { name: descriptor.name.clone(), devices: devices.collect() };
+        let has_incarnation = descriptor.incarnation.is_some();
+        let (name, devices) = (descriptor.name.clone(), devices.collect());
+        let key = PeerKey { name, devices, has_incarnation };
         let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(peer) = peers.get(&key) {
             return Ok(Arc::clone(peer));
         }
+        // Those that no open segment leads to go, once they have nothing to do.
+        peers.retain(|_, peer| Arc::strong_count(peer) > 1 || !peer.is_idle());
         let rails = self.rails(descriptor)?;
         let mut matrix = PriorityMatrix::default();
         for (location, (preferred, available)) in &descriptor.priority_matrix {
@@ -203,7 +213,6 @@ impl RdmaTransport {
         let peer = Arc::new_cyclic(|own| {
             let flow = self.flow(descriptor, &rails, priorities);
             let (shared, name) = (Arc::clone(&self.shared), segment.name.as_str().into());
-            let has_incarnation = descriptor.incarnation.is_some();
             Peer::new(own.clone(), shared, name, has_incarnation, locations, rails, flow)
         });
         self.shared.timer.add(&peer);
@@ -222,7 +231,8 @@ impl RdmaTransport {
             let nic = NicPath { server: descriptor.name.clone(), nic: name.clone() };
             Way { local: pair.own, remote: pair.peer, nic, gid: *gid }
         };
-        let rails: Vec<_> = reachable_pairs(&own, &theirs).into_iter().map(rail).collect();
+        let pairs = reachable_pairs(&own, &theirs).into_iter();
+        let rails: Vec<_> = pairs.take(MAX_RAILS).map(rail).collect();
         if rails.is_empty() {
             let list = |all: &mut dyn Iterator<Item = IpAddr>| {
                 all.map(|address| address.to_string()).collect::<Vec<_>>().join(", ")
@@ -273,8 +283,7 @@ impl RdmaTransport {
                 access: RailAccess::Connection,
                 max_slices: max_slices as u32,
             });
-            // 256 devices at most have pairs, at each end.
-            debug_assert!(rail.is_some() || rails.len() > millstream_transfer_core::MAX_RAILS);
+            debug_assert!(rail.is_some(), "there are no more than MAX_RAILS");
         }
         flow
     }
@@ -288,7 +297,9 @@ impl RdmaTransport {
                 let closing = peers.values().filter(|peer| peer.is(incarnation));
                 let closing: Vec<_> = closing.cloned().collect();
                 drop(peers);
-                closing.iter().for_each(|peer| peer.gone(FailureReason::Closed));
+                for peer in closing {
+                    peer.gone(Some(incarnation), FailureReason::Closed);
+                }
             }
             return Ok(HandShakeDesc::default());
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use millstream_metadata::{Gid, NicPath};
 use millstream_transfer_core::{
-    Classic, Ended, Flow, Instant, Output, Piece, Post, RailId, RailState, Ranges, Request,
+    Classic, Ended, Flow, Instant, Output, Piece, Post, Rail, RailId, RailState, Ranges, Request,
     SliceId, SliceResult, TaskId,
 };
 use millstream_verbs::{Completion, CompletionStatus, PostError};
@@ -66,19 +66,19 @@ struct State {
     runs: Runs,
     /// The connection of each rail that is up.
     connections: Vec<Option<Connected>>,
-    /// Tasks that failed for good, by their numbers, and how.
-    refused: Vec<(u64, CompletionStatus)>,
+    /// Those that are being reset.
+    aborting: Vec<(RailId, u64, Arc<Connection>)>,
+    /// Tasks that failed for good, by their numbers: on which rail, and how.
+    refused: Vec<(u64, RailId, CompletionStatus)>,
     /// Why a rail failed last.
     last: Option<(RailId, FailureReason)>,
-    /// The incarnation before, which will not come back.
+    /// The incarnation before: another one has answered since, and it will not come back.
     dead: Option<u64>,
     segments: Vec<Weak<OpenSegment>>,
     /// Whether it is being asked whether it is there.
     asking: bool,
     ask_at: Option<Instant>,
     stopped: bool,
-    /// Kept for their allocations. As many as threads have ever worked at once.
-    works: Vec<Work>,
 }
 
 /// The queue pairs of a rail that is up.
@@ -103,6 +103,7 @@ impl Peer {
             flow,
             runs: Runs::default(),
             connections: rails.iter().map(|_| None).collect(),
+            aborting: Vec::new(),
             refused: Vec::new(),
             last: None,
             dead: None,
@@ -110,7 +111,6 @@ impl Peer {
             asking: false,
             ask_at: None,
             stopped: false,
-            works: Vec::new(),
         };
         Self {
             own,
@@ -140,19 +140,22 @@ impl Peer {
         runs: &[Run],
         deadline: Option<std::time::Instant>,
     ) {
-        let now = self.now();
         let deadline = deadline.map(|at| self.shared.clock.at(at));
         let mut state = self.lock();
+        let now = self.now();
+        // Told after the lock.
+        let mut failed = Vec::new();
         for run in runs {
             if let Err(reason) = state.admit(now, run, &self.rails) {
                 let error = self.error(None, reason);
-                run.handles(batch).for_each(|task| task.fail_rest(&error));
+                let rest = |task: TaskHandle| task.claim_whole().map(|slices| (task, slices));
+                failed.extend(run.handles(batch).filter_map(rest).map(|it| (it, error.clone())));
                 continue;
             }
             let incarnation = state.flow.incarnation();
             let buffer = &run.descriptor.buffers[run.buffer];
             let peer_location = nics::number(&self.locations, &buffer.name);
-            let id = state.runs.insert(batch, run, run.tasks.len());
+            let id = state.runs.insert(batch, run);
             for index in run.tasks.clone() {
                 let handle = TaskHandle { batch: Arc::clone(batch), index };
                 let (task, user) = (&batch.tasks[index], Runs::user(id, index));
@@ -176,20 +179,23 @@ impl Peer {
                     Ok(id) => _ = state.flow.cancel(now, id),
                     Err(error) => {
                         let error = self.error(None, FailureReason::Limit(error.to_string()));
-                        handle.slices_failed(slices, &error);
+                        failed.push(((handle, slices), error));
                         state.runs.ended(user);
                     }
                 }
             }
         }
         self.act(now, state);
+        for ((task, slices), error) in failed {
+            task.slices_failed(slices, &error);
+        }
     }
 
     /// Takes the completions of a connection's work requests, in order.
     pub(super) fn completed(&self, link: &Link, completions: &[Completion]) {
         let rail = link.rail;
-        let now = self.now();
         let mut state = self.lock();
+        let now = self.now();
         let mut stale = false;
         for completion in completions {
             let slice = SliceId::from_bits(completion.id);
@@ -199,7 +205,7 @@ impl Peer {
                 status if is_permanent(status) => {
                     stale |= status == CompletionStatus::RemoteAccess;
                     if let Some(user) = state.flow.user(slice) {
-                        state.refused.push((user, status));
+                        state.refuse(user, rail, status);
                     }
                     SliceResult::Refused
                 }
@@ -218,8 +224,8 @@ impl Peer {
 
     /// The flow's time has come, or the peer is to be asked whether it is there.
     pub(super) fn handle_timeout(&self) {
-        let now = self.now();
         let mut state = self.lock();
+        let now = self.now();
         state.flow.handle_timeout(now);
         if state.ask_at.is_some_and(|at| at <= now) {
             state.ask_at = None;
@@ -246,8 +252,8 @@ impl Peer {
         connection: Connection,
         place: Place,
     ) -> Option<Connection> {
-        let now = self.now();
         let mut state = self.lock();
+        let now = self.now();
         let found = &state.flow.rails()[usize::from(rail.0)];
         if state.stopped || found.epoch() != epoch || found.state() != RailState::Connecting {
             return Some(connection);
@@ -260,14 +266,15 @@ impl Peer {
         let outstanding = [0; MAX_QUEUE_PAIRS];
         state.connections[usize::from(rail.0)] = Some(Connected { epoch, connection, outstanding });
         state.flow.rail_up(now, rail, epoch);
+        state.last = None;
         self.act(now, state);
         None
     }
 
     /// A rail could not be connected.
     pub(super) fn not_connected(&self, rail: RailId, epoch: u64, reason: FailureReason) {
-        let now = self.now();
         let mut state = self.lock();
+        let now = self.now();
         tracing::info!(error = %self.error(Some(rail), reason.clone()), epoch, "not connected");
         let hopeless = !reason.may_pass();
         state.last = Some((rail, reason));
@@ -275,30 +282,37 @@ impl Peer {
         let state = self.act_and_keep(now, state);
         let Some(mut state) = state.filter(|_| hopeless) else { return };
         // No patience helps, unless another rail is there or will be.
-        state.flow.give_up();
+        let may_come = |rail: &Rail| {
+            matches!(rail.state(), RailState::Up | RailState::Connecting | RailState::Fencing)
+        };
+        if !state.flow.rails().iter().any(may_come) {
+            state.flow.give_up();
+        }
         self.act(now, state);
     }
 
     /// The peer takes only connections with higher numbers than `floor`.
-    pub(super) fn refused(&self, rail: RailId, epoch: u64, floor: u64) {
-        let now = self.now();
+    pub(super) fn refused(&self, rail: RailId, epoch: u64, floor: u64, reason: FailureReason) {
         let mut state = self.lock();
+        let now = self.now();
+        state.last = Some((rail, reason));
         state.flow.rail_refused(now, rail, epoch, floor);
         self.act(now, state);
     }
 
     /// Nothing touches memory for a connection here any more.
     fn aborted(&self, rail: RailId, epoch: u64) {
-        let now = self.now();
         let mut state = self.lock();
+        let now = self.now();
+        state.aborting.retain(|(aborting, old, _)| (*aborting, *old) != (rail, epoch));
         state.flow.rail_aborted(now, rail, epoch);
         self.act(now, state);
     }
 
     /// The peer has confirmed a fence, or does not fence.
     pub(super) fn fenced(&self, rail: RailId, epoch: u64, confirmed: bool) {
-        let now = self.now();
         let mut state = self.lock();
+        let now = self.now();
         match confirmed {
             true => state.flow.fence_confirmed(now, rail, epoch),
             false => state.flow.fence_refused(now, rail, epoch),
@@ -308,11 +322,12 @@ impl Peer {
 
     /// Another start of the peer's process has answered.
     pub(super) fn restarted(&self, incarnation: u64) {
-        let now = self.now();
         let mut state = self.lock();
-        if state.flow.incarnation() != incarnation {
+        let now = self.now();
+        // An answer of the one before may be late.
+        if state.flow.incarnation() != incarnation && state.dead != Some(incarnation) {
             tracing::info!(peer = &*self.name, "the peer was restarted");
-            state.dead = Some(state.flow.incarnation());
+            state.bury();
             state.last = None;
             state.mark_stale();
             state.flow.peer_restarted(now, incarnation);
@@ -320,17 +335,17 @@ impl Peer {
         self.act(now, state);
     }
 
-    /// Nobody listens where the peer was, or it has said that it closes.
-    pub(super) fn gone(&self, reason: FailureReason) {
-        let now = self.now();
+    /// Nobody listens where the peer was when it had this incarnation, or it has said that it closes.
+    pub(super) fn gone(&self, asked: Option<u64>, reason: FailureReason) {
         let mut state = self.lock();
-        if !self.has_incarnation || state.flow.incarnation() != 0 {
+        let now = self.now();
+        // Another one may have come since.
+        if asked.unwrap_or(0) == state.flow.incarnation() {
             tracing::info!(peer = &*self.name, %reason, "the peer is gone");
-            state.dead = Some(state.flow.incarnation()).filter(|&incarnation| incarnation != 0);
             state.mark_stale();
+            state.last = Some((RailId(0), reason));
+            state.flow.peer_gone(now);
         }
-        state.last = Some((RailId(0), reason));
-        state.flow.peer_gone(now);
         self.act(now, state);
     }
 
@@ -338,6 +353,11 @@ impl Peer {
     pub(super) fn incarnation(&self) -> Option<u64> {
         let incarnation = self.lock().flow.incarnation();
         (self.has_incarnation && incarnation != 0).then_some(incarnation)
+    }
+
+    /// Whether nothing is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.lock().flow.is_idle()
     }
 
     /// Whether it is this start of the peer's process.
@@ -352,8 +372,8 @@ impl Peer {
 
     /// Closes the connection of a rail if nothing is under way on it; whether it did.
     pub(super) fn close_if_idle(&self, rail: RailId, epoch: u64) -> bool {
-        let now = self.now();
         let mut state = self.lock();
+        let now = self.now();
         let found = &state.flow.rails()[usize::from(rail.0)];
         let idle = found.epoch() == epoch && found.is_up() && found.slices_in_flight() == 0;
         if idle {
@@ -365,26 +385,25 @@ impl Peer {
 
     /// Ends everything: what is left fails. Returns whether there was a connection.
     pub(super) fn stop(&self) -> bool {
+        let mut state = self.lock();
         let now = self.now();
-        let mut state = self.lock();
         state.stopped = true;
-        let connections: Vec<_> = state.connections.iter_mut().map(Option::take).collect();
+        // Nothing is posted any more, and what is in flight is held.
+        state.flow.shut_down(now);
+        let up = state.connections.iter().flatten().map(|connected| &connected.connection);
+        let aborting = state.aborting.iter().map(|(_, _, connection)| connection);
+        let connections: Vec<_> = up.chain(aborting).cloned().collect();
         drop(state);
-        for (connected, way) in connections.iter().zip(&self.rails) {
-            if let Some(connected) = connected {
-                self.shared.devices[way.local].links.remove(&connected.connection);
-                // Before the tasks are told: from here on nothing touches their memory.
-                connected.connection.halt();
-            }
-        }
+        // Before the tasks are told: from here on nothing touches their memory. One that is being reset
+        // may be reset twice.
+        connections.iter().for_each(|connection| connection.halt());
         let mut state = self.lock();
-        state.flow.peer_gone(now);
         for index in 0..self.rails.len() as u16 {
             let epoch = state.flow.rails()[usize::from(index)].epoch();
             state.flow.rail_aborted(now, RailId(index), epoch);
         }
         self.act(now, state);
-        connections.iter().any(Option::is_some)
+        !connections.is_empty()
     }
 
     pub(super) fn way(&self, rail: RailId) -> &Way {
@@ -431,7 +450,7 @@ impl Peer {
         mut state: MutexGuard<'a, State>,
     ) -> Option<MutexGuard<'a, State>> {
         loop {
-            let mut work = state.works.pop().unwrap_or_default();
+            let mut work = self.shared.works.take();
             self.collect(now, &mut state, &mut work);
             if state.ask_at.is_none() && state.flow.slices() > 0 {
                 state.ask_at = Some(now + STALL);
@@ -439,7 +458,7 @@ impl Peer {
             let due = state.flow.poll_timeout().into_iter().chain(state.ask_at).min();
             self.shared.timer.set(&self.due, due);
             if work.is_empty() {
-                state.works.push(work);
+                self.shared.works.give_back(work);
                 return Some(state);
             }
             drop(state);
@@ -452,7 +471,7 @@ impl Peer {
             }
             let failed = work.has_failed();
             work.clear();
-            state.works.push(work);
+            self.shared.works.give_back(work);
             if !failed {
                 return Some(state);
             }
@@ -473,6 +492,7 @@ impl Peer {
                     let connection = connected.map(|connected| connected.connection);
                     if let Some(connection) = &connection {
                         self.device(rail).links.remove(connection);
+                        state.aborting.push((rail, epoch, Arc::clone(connection)));
                     }
                     // It may be the thread that makes the device's progress, which cannot wait for
                     // itself.
@@ -499,7 +519,7 @@ impl Peer {
         let connected = state.connections[usize::from(post.rail.0)].as_mut();
         let (Some(keys), Some(connected)) = (keys, connected) else {
             // A peer's descriptor that lacks keys, and a rail that ended in `stop`.
-            state.refused.push((post.user, CompletionStatus::RemoteAccess));
+            state.refuse(post.user, post.rail, CompletionStatus::RemoteAccess);
             state.flow.completed(now, post.slice, SliceResult::Refused);
             return;
         };
@@ -522,8 +542,8 @@ impl Peer {
 
     fn end(&self, state: &mut State, ended: &Ended, work: &mut Work) {
         use millstream_transfer_core::{End, Failure};
-        let found = state.refused.iter().position(|(user, _)| *user == ended.user);
-        let refused = found.map(|index| state.refused.swap_remove(index).1);
+        let found = state.refused.iter().position(|(user, ..)| *user == ended.user);
+        let refused = found.map(|index| state.refused.swap_remove(index));
         let (end, failure) = match ended.end {
             End::Completed => (TransferState::Completed, None),
             End::Canceled => (TransferState::Canceled, None),
@@ -534,17 +554,17 @@ impl Peer {
             if state.stopped {
                 return self.error(None, FailureReason::ShutDown);
             }
-            let (rail, last) = match &state.last {
-                Some((rail, reason)) => (Some(*rail), Some(reason.clone())),
-                None => (None, None),
-            };
-            let last = last.unwrap_or_else(|| FailureReason::NoPath("no answer".to_owned()));
-            let reason = match (failure, refused) {
-                (Failure::Refused, Some(status)) => FailureReason::Completion(status),
-                (Failure::PeerRestarted, _) => FailureReason::Restarted,
+            if let (Failure::Refused, Some((_, rail, status))) = (failure, refused) {
+                return self.error(Some(rail), FailureReason::Completion(status));
+            }
+            let unknown = || (RailId(0), FailureReason::NoPath("no answer".to_owned()));
+            let (rail, last) = state.last.clone().unwrap_or_else(unknown);
+            let reason = match failure {
+                Failure::PeerRestarted => FailureReason::Restarted,
+                Failure::NotFenced => FailureReason::NotFenced(Box::new(last)),
                 _ => last,
             };
-            self.error(rail.or(Some(RailId(0))), reason)
+            self.error(Some(rail), reason)
         });
         if let Some(TaskHandle { batch, index }) = state.runs.task(ended.user) {
             let end = TaskEnd {
@@ -579,15 +599,29 @@ impl State {
         let before = self.flow.incarnation();
         if before != incarnation {
             // Its descriptor is newer than what we know.
-            self.dead = Some(before).filter(|&before| before != 0).or(self.dead);
+            self.bury();
             self.flow.peer_restarted(now, incarnation);
         }
         Ok(())
     }
 
+    /// The incarnation that there was is over for good.
+    fn bury(&mut self) {
+        self.dead = Some(self.flow.incarnation()).filter(|&before| before != 0).or(self.dead);
+    }
+
+    /// A task has failed for good. The first reason is the one to tell.
+    fn refuse(&mut self, user: u64, rail: RailId, status: CompletionStatus) {
+        if !self.refused.iter().any(|(known, ..)| *known == user) {
+            self.refused.push((user, rail, status));
+        }
+    }
+
     fn completed(&mut self, now: Instant, link: &Link, slice: SliceId, result: SliceResult) {
         if let Some(connected) = &mut self.connections[usize::from(link.rail.0)]
             && connected.epoch == link.epoch
+            // A number of a queue pair may have been used before.
+            && self.flow.user(slice).is_some()
         {
             let outstanding = &mut connected.outstanding[link.queue_pair];
             *outstanding = outstanding.saturating_sub(1);
@@ -619,11 +653,22 @@ impl State {
 
 impl EndTask for Peer {
     fn cancel(&self, task: TaskId) -> bool {
-        let now = self.now();
         let mut state = self.lock();
+        let now = self.now();
         let canceled = state.flow.cancel(now, task);
         self.act(now, state);
         canceled
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for (connected, way) in state.connections.iter().zip(&self.rails) {
+            if let Some(connected) = connected {
+                self.shared.devices[way.local].links.remove(&connected.connection);
+            }
+        }
     }
 }
 

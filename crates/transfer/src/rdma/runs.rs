@@ -7,6 +7,7 @@ use millstream_metadata::SegmentDesc;
 use crate::batch::BatchShared;
 use crate::memory::LocalMemory;
 use crate::task::TaskHandle;
+use crate::transport::Run;
 
 /// Tasks of one batch between the same two pieces of memory.
 #[derive(Debug)]
@@ -41,13 +42,8 @@ pub(super) struct Keys {
 }
 
 impl Runs {
-    /// Adds a run of `tasks` tasks.
-    pub(super) fn insert(
-        &mut self,
-        batch: &Arc<BatchShared>,
-        run: &crate::transport::Run,
-        tasks: usize,
-    ) -> RunId {
+    /// Adds a run.
+    pub(super) fn insert(&mut self, batch: &Arc<BatchShared>, run: &Run) -> RunId {
         let entry = Some(Entry {
             batch: Arc::clone(batch),
             local: Arc::clone(&run.local),
@@ -55,7 +51,7 @@ impl Runs {
             descriptor: Arc::clone(&run.descriptor),
             buffer: run.buffer,
             // A batch has fewer tasks.
-            unfinished: tasks as u32,
+            unfinished: run.tasks.len() as u32,
         });
         match self.free.pop() {
             Some(index) => {

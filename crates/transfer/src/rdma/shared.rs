@@ -6,6 +6,7 @@ use millstream_metadata::{Client, Store};
 
 use super::device::LocalDevice;
 use super::timer::{Clock, Timer};
+use super::work::Works;
 use crate::RdmaConfig;
 use crate::calls::Calls;
 use crate::workers::Workers;
@@ -29,6 +30,7 @@ pub(super) struct Shared {
     pub(super) devices: Vec<Arc<LocalDevice>>,
     pub(super) clock: Clock,
     pub(super) timer: Arc<Timer>,
+    pub(super) works: Works,
     /// For what takes a while, but waits for nobody else.
     pub(super) workers: Workers,
 }

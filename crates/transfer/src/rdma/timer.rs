@@ -119,9 +119,10 @@ impl Timer {
                 return;
             }
             state.poked = false;
+            // Before the peers are looked at: who comes now pokes.
+            self.wakes_at.store(NEVER, Ordering::SeqCst);
             peers.extend(state.peers.iter().filter_map(Weak::upgrade));
             drop(state);
-            self.wakes_at.store(NEVER, Ordering::SeqCst);
             let now = self.clock.now();
             let mut next = NEVER;
             for peer in peers.drain(..) {

@@ -1,6 +1,6 @@
 //! What a flow wants done, to be done without its lock.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use millstream_transfer_core::{Opcode, Post, RailId, SliceId};
 use millstream_verbs::{Piece, PostError, SendOperation, SendRequest};
@@ -13,6 +13,9 @@ use crate::task::{EndedTasks, TaskEnd};
 
 /// The most work requests handed to a queue pair at a time: the device is locked for all of them.
 const POST_BATCH: usize = 256;
+
+/// Threads that work at once in most engines.
+const AT_ONCE: usize = 4;
 
 /// A slice and where it goes.
 pub(super) struct Posting<'a> {
@@ -35,6 +38,35 @@ struct Bucket {
     requests: Vec<SendRequest>,
 }
 
+impl Bucket {
+    fn new() -> Self {
+        let requests = Vec::with_capacity(POST_BATCH);
+        Self { device: 0, connection: None, queue_pair: 0, rail: RailId(0), requests }
+    }
+}
+
+/// Work that waits to be used again: as much as threads have ever done at once. What there is from the
+/// start is enough for most.
+pub(super) struct Works(Mutex<Vec<Work>>);
+
+impl Works {
+    pub(super) fn new() -> Self {
+        Self(Mutex::new((0..AT_ONCE).map(|_| Work::with_room()).collect()))
+    }
+
+    pub(super) fn take(&self) -> Work {
+        self.lock().pop().unwrap_or_else(Work::with_room)
+    }
+
+    pub(super) fn give_back(&self, work: Work) {
+        self.lock().push(work);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Work>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 /// Work requests to post, and tasks to tell. It keeps its room.
 #[derive(Default)]
 pub(super) struct Work {
@@ -46,6 +78,13 @@ pub(super) struct Work {
 }
 
 impl Work {
+    fn with_room() -> Self {
+        let mut work = Self::default();
+        work.buckets.push(Bucket::new());
+        work.ended.reserve(POST_BATCH);
+        work
+    }
+
     pub(super) const fn is_empty(&self) -> bool {
         self.used == 0 && self.ended.is_empty()
     }
@@ -66,8 +105,7 @@ impl Work {
         let known = self.buckets[..self.used].iter().rposition(is_it);
         let index = known.unwrap_or_else(|| {
             if self.used == self.buckets.len() {
-                let (connection, requests) = (None, Vec::new());
-                self.buckets.push(Bucket { device, connection, queue_pair, rail, requests });
+                self.buckets.push(Bucket::new());
             }
             let bucket = &mut self.buckets[self.used];
             bucket.connection = Some(Arc::clone(connection));
@@ -83,6 +121,12 @@ impl Work {
         if self.used > 0 {
             self.post_from(devices, 0);
         }
+        // Whoever is the last to have a connection destroys its queue pairs: not under a lock.
+        for bucket in &mut self.buckets[..self.used] {
+            bucket.connection = None;
+            bucket.requests.clear();
+        }
+        self.used = 0;
     }
 
     /// Has all devices from this one on collect what is posted, and then send it.
@@ -133,11 +177,6 @@ impl Work {
     }
 
     pub(super) fn clear(&mut self) {
-        for bucket in &mut self.buckets[..self.used] {
-            bucket.connection = None;
-            bucket.requests.clear();
-        }
-        self.used = 0;
         self.failed.clear();
     }
 }

@@ -171,6 +171,7 @@ const fn name_of_end(ended: &Ended) -> &'static str {
         (End::Failed(Failure::NoRail), _) => "ended: no rail",
         (End::Failed(Failure::PeerRestarted), _) => "ended: peer restarted",
         (End::Failed(Failure::PeerGone), _) => "ended: peer gone",
+        (End::Failed(Failure::ShutDown), _) => "ended: shut down",
     }
 }
 

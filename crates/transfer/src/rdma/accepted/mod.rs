@@ -262,14 +262,18 @@ impl Accepted {
         }
         store.connect(initiator, epoch, sender).map_err(|denied| match denied {
             Denied::Floor(floor) => Refusal::floor(floor),
-            Denied::Full => "as many peers are connected as may be".into(),
+            Denied::Full => {
+                let reason = "as many peers are connected as may be".to_owned();
+                Refusal { reason, epoch_floor: Some(epoch) }
+            }
         })?;
         store = self.carry_out(store);
         let deadline = Instant::now() + PATIENCE;
         while store.waits(initiator, epoch) {
             let Some(left) = left(deadline) else {
                 store.gives_up(initiator, epoch);
-                return Err("the connection before is still being closed: ask again".into());
+                let reason = "the connection before is still being closed: ask again".to_owned();
+                return Err(Refusal { reason, epoch_floor: Some(epoch) });
             };
             let waited = self.settled.wait_timeout(store, left);
             (store, _) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -341,7 +345,9 @@ impl Accepted {
                 continue;
             }
             // What there is is being made or closed by others.
-            let Some(left) = left(deadline) else { return Err(Refusal::full(limit)) };
+            let Some(left) = left(deadline) else {
+                return Err(Refusal { epoch_floor: Some(epoch), ..Refusal::full(limit) });
+            };
             let waited = self.settled.wait_timeout(store, left);
             (store, _) = waited.unwrap_or_else(PoisonError::into_inner);
         }
