@@ -21,6 +21,7 @@ use crate::local::LocalTransport;
 use crate::memory::Memory;
 use crate::notify::{Inbox, is_taken};
 use crate::nvmeof::{self, NvmeofTransport};
+use crate::path::Required;
 use crate::publication::Publication;
 use crate::rdma::{RdmaContext, RdmaTransport};
 use crate::rpc::Answer;
@@ -30,9 +31,9 @@ use crate::slicing::Slicing;
 use crate::transport::Transport;
 use crate::{
     Batch, BatchError, Capabilities, Config, FileError, FileOptions, FreeError, InstallError,
-    NewError, Notification, NotifyError, NvmeofConfig, PiecesRequest, RdmaConfig, RegisterError,
-    Segment, SegmentError, SegmentId, SubmitAndWaitError, SubmitError, SubmitOptions,
-    TransferRequest, TransferState, TransferStatus,
+    NewError, Notification, NotifyError, NvmeofConfig, PathReport, PiecesRequest, RdmaConfig,
+    RegisterError, Segment, SegmentError, SegmentId, SubmitAndWaitError, SubmitError,
+    SubmitOptions, TransferRequest, TransferState, TransferStatus,
 };
 
 /// A transfer engine. Dropping it ends its transfers, closes its connections, and unregisters its
@@ -67,6 +68,7 @@ pub(crate) struct Inner {
     pub(crate) inbox: Inbox,
     nvmeof: OnceLock<Arc<NvmeofTransport>>,
     pub(crate) segments: SegmentTable,
+    pub(crate) required: Required,
     stopped: AtomicBool,
 }
 
@@ -122,6 +124,7 @@ impl TransferEngine {
                 name: name.to_string(),
                 ..SegmentDesc::default()
             }),
+            required: Required::default(),
             stopped: AtomicBool::new(false),
         });
         inner.publish()?;
@@ -224,6 +227,27 @@ impl TransferEngine {
         transports.iter().map(|transport| (transport.name(), transport.capabilities())).collect()
     }
 
+    /// Insists on one of the transports that are installed, or on none any more: a request to a segment
+    /// that this one does not reach is refused with [`SubmitError::PathRequired`], whichever else does.
+    pub fn require(&self, transport: Option<&str>) -> Result<(), InstallError> {
+        let find = |name: &str| {
+            let transports = self.inner.transports();
+            let found = transports.iter().find(|transport| transport.name() == name);
+            found.map(|transport| transport.name())
+        };
+        let missing = |name: &str| InstallError::Missing(name.to_owned());
+        let name = transport.map(|name| find(name).ok_or_else(|| missing(name))).transpose()?;
+        self.inner.required.set(name);
+        Ok(())
+    }
+
+    /// Which transports take requests to an open segment now, and why the others do not, in the order in
+    /// which they are tried: `local`, `shm`, then others as they were installed.
+    pub fn paths(&self, segment: SegmentId) -> Result<Vec<PathReport>, SegmentError> {
+        let open = self.inner.segments.by_id(segment).ok_or(SegmentError::Unknown(segment))?;
+        Ok(self.inner.reports(&open, &open.descriptor()))
+    }
+
     /// The names of its RDMA devices.
     pub fn devices(&self) -> Vec<String> {
         let own = self.inner.segments.by_id(SegmentId::LOCAL).map(|open| open.descriptor());
@@ -263,8 +287,10 @@ impl TransferEngine {
         let whole = whole.map(|name| name.to_string());
         let name = whole.as_deref().unwrap_or(name);
         if let Some(open) = segments.by_name(name) {
-            if open.id == SegmentId::LOCAL {
-                self.inner.refresh(&open)?;
+            match open.id {
+                SegmentId::LOCAL => self.inner.refresh(&open)?,
+                // Another thread may have just opened it.
+                _ => self.inner.prepare(&open),
             }
             return Ok(Segment { open });
         }
@@ -505,10 +531,13 @@ impl Inner {
         self.with_transports(|all| all.iter().any(|each| each.capabilities().shared_memory))
     }
 
-    /// Tells the transports of a segment's new descriptor. May wait for its process.
+    /// Tells the transports of a segment that was opened. May wait for its process.
     fn prepare(&self, open: &Arc<OpenSegment>) {
-        let descriptor = open.descriptor();
-        self.transports().iter().for_each(|transport| transport.prepare(open, &descriptor));
+        open.prepare(|descriptor| self.tell_transports(open, descriptor));
+    }
+
+    fn tell_transports(&self, open: &Arc<OpenSegment>, descriptor: &Arc<SegmentDesc>) {
+        self.transports().iter().for_each(|transport| transport.prepare(open, descriptor));
     }
 
     /// Asks for the descriptor of an open segment again.
@@ -517,8 +546,8 @@ impl Inner {
             let failed = |error| SegmentError::Store { name: open.name.clone(), error };
             return self.publish().map_err(failed);
         }
-        open.set_descriptor(self.descriptor(&open.name)?);
-        self.prepare(open);
+        let descriptor = self.descriptor(&open.name)?;
+        open.replace_descriptor(descriptor, |descriptor| self.tell_transports(open, descriptor));
         Ok(())
     }
 

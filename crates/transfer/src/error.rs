@@ -113,6 +113,9 @@ pub enum InstallError {
     /// It is there already.
     #[error("the transport {0} is installed already")]
     Twice(&'static str),
+    /// A transport that is required was not installed.
+    #[error("the transport {0} is not installed")]
+    Missing(String),
     /// Memory was registered before.
     #[error("transports must be installed before memory is registered")]
     TooLate,
@@ -170,6 +173,7 @@ impl InstallError {
     pub fn code(&self) -> i32 {
         match self {
             Self::Twice(_)
+            | Self::Missing(_)
             | Self::TooLate
             | Self::NoAddress
             | Self::DuplicateAddress(_)
@@ -550,6 +554,23 @@ pub enum SubmitError {
         /// Why not.
         reason: String,
     },
+    /// The transport that [`crate::TransferEngine::require`] names does not reach the segment.
+    #[error(
+        "request {index}: {required} is required and does not reach segment {segment}: {reason} ({})",
+        otherwise(*instead)
+    )]
+    PathRequired {
+        /// Which request, from 0.
+        index: usize,
+        /// The segment's name.
+        segment: String,
+        /// The transport's name.
+        required: &'static str,
+        /// Why not.
+        reason: String,
+        /// The transport that would do it otherwise.
+        instead: Option<&'static str>,
+    },
     /// The segment's descriptor was out of date and could not be had again.
     #[error(transparent)]
     Refresh(#[from] SegmentError),
@@ -569,10 +590,18 @@ impl SubmitError {
             | Self::TargetOutOfRange { .. }
             | Self::TargetNotAccessible { .. } => code::INVALID_ARGUMENT,
             Self::SourceNotRegistered { .. } => code::ADDRESS_NOT_REGISTERED,
-            Self::NoPath { .. } => code::DEVICE_NOT_FOUND,
+            Self::NoPath { .. } | Self::PathRequired { .. } => code::DEVICE_NOT_FOUND,
             Self::Refresh(error) => error.code(),
             Self::ShutDown => code::CONTEXT,
         }
+    }
+}
+
+/// What would become of a request if no transport were required.
+fn otherwise(instead: Option<&'static str>) -> String {
+    match instead {
+        Some(name) => format!("it would go by {name}"),
+        None => "no other transport reaches it either".to_owned(),
     }
 }
 

@@ -2,14 +2,19 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use millstream_metadata::{BufferDesc, SegmentDesc};
 
+use crate::path::Told;
 use crate::{BufferError, SegmentError};
 
 /// The most segments open at a time.
 const MAX_SEGMENTS: usize = 65_536;
+
+/// How long to wait before it is tried again whether a transport reaches a segment.
+const TRY_AGAIN: Duration = Duration::from_secs(1);
 
 /// The number of an open segment in its engine.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
@@ -46,6 +51,11 @@ pub(crate) struct OpenSegment {
     /// The descriptor has proven wrong: ask again before the next use.
     stale: AtomicBool,
     durable: AtomicBool,
+    /// Held while transports are told of a descriptor; whether they have been.
+    preparing: Mutex<bool>,
+    /// When it was last tried whether a segment that no transport reached is reached now.
+    tried: Mutex<Option<Instant>>,
+    pub(crate) told: Told,
 }
 
 /// A version of a segment's descriptor, and the order of its buffers in memory.
@@ -165,6 +175,9 @@ impl OpenSegment {
             view: RwLock::new(View::new(descriptor)),
             stale: AtomicBool::new(false),
             durable: AtomicBool::new(false),
+            preparing: Mutex::new(false),
+            tried: Mutex::new(None),
+            told: Told::default(),
         }
     }
 
@@ -176,10 +189,51 @@ impl OpenSegment {
         self.view.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Takes another descriptor, once `prepare` has told transports of it.
+    pub(crate) fn replace_descriptor(
+        &self,
+        descriptor: SegmentDesc,
+        prepare: impl FnOnce(&Arc<SegmentDesc>),
+    ) {
+        let view = View::new(descriptor);
+        let mut prepared = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
+        // Before others see it: who submits meanwhile finds what belongs to the one of before.
+        prepare(&view.descriptor);
+        *prepared = true;
+        self.set_view(view);
+    }
+
+    /// Has `prepare` tell transports of its first descriptor, unless that was done; if another thread
+    /// is at it, waits until it has.
+    pub(crate) fn prepare(&self, prepare: impl FnOnce(&Arc<SegmentDesc>)) {
+        let mut prepared = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
+        if !*prepared {
+            prepare(&self.descriptor());
+            *prepared = true;
+        }
+    }
+
+    /// Whether to try again, since no transport reaches it: not more often than each second.
+    pub(crate) fn may_be_reached_now(&self) -> bool {
+        if self.id == SegmentId::LOCAL {
+            return false;
+        }
+        let mut tried = self.tried.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = tried.is_none_or(|tried| tried.elapsed() >= TRY_AGAIN);
+        if due {
+            *tried = Some(Instant::now());
+        }
+        due
+    }
+
     pub(crate) fn set_descriptor(&self, descriptor: SegmentDesc) {
+        self.set_view(View::new(descriptor));
+    }
+
+    fn set_view(&self, view: View) {
         // Cleared first: what marks it stale from here on has seen the descriptor of before.
         self.stale.store(false, Ordering::Release);
-        *self.view.write().unwrap_or_else(PoisonError::into_inner) = View::new(descriptor);
+        *self.view.write().unwrap_or_else(PoisonError::into_inner) = view;
     }
 
     pub(crate) fn mark_stale(&self) {

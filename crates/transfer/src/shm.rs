@@ -166,6 +166,19 @@ impl Transport for ShmTransport {
         }
     }
 
+    fn leads(
+        &self,
+        segment: &Arc<OpenSegment>,
+        descriptor: &Arc<SegmentDesc>,
+        buffer: usize,
+    ) -> bool {
+        let links = self.links.read().unwrap_or_else(PoisonError::into_inner);
+        // Its reason is not copied.
+        let linked = links.get(&segment.id).is_some_and(|link| link.peer.is_ok());
+        drop(links);
+        linked && self.reaches(segment, descriptor, buffer).is_ok()
+    }
+
     fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], _options: &SubmitOptions) {
         self.copier.submit(batch, runs, |run| {
             let peer = self.peer(&run.segment, &run.descriptor).map_err(FailureReason::NoPath)?;

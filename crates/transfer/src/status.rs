@@ -43,6 +43,8 @@ pub struct TransferStatus {
     /// The peer has not confirmed that nothing of a WRITE can arrive any more: its range may still
     /// change. Only of a task that is over, and not COMPLETED.
     pub target_undefined: bool,
+    /// The transport that does it.
+    pub transport: Option<&'static str>,
     /// Why it failed.
     pub error: Option<TransferError>,
 }

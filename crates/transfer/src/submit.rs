@@ -9,6 +9,7 @@ use crate::batch::BatchShared;
 use crate::engine::Inner;
 use crate::memory::LocalMemory;
 use crate::notify::{Submission, is_taken};
+use crate::path::Place;
 use crate::pieces::{Extent, NoExtent, Span};
 use crate::segment::{OpenSegment, View};
 use crate::slicing::Slicing;
@@ -92,6 +93,10 @@ impl Inner {
                 if let Some(submission) = &submission {
                     task.belongs_with(submission);
                 }
+            }
+            for run in &runs {
+                let tasks = &batch.tasks[run.tasks.clone()];
+                tasks.iter().for_each(|task| task.goes_by(run.transport_name));
             }
             batch.added(requests.len());
         }
@@ -198,6 +203,7 @@ impl Inner {
                     let (Some(target), Some(local)) = (&target, &local) else { continue };
                     runs.push(Run {
                         transport: target.transport,
+                        transport_name: target.transport_name,
                         tasks: task..task + 1,
                         local: Arc::clone(local),
                         segment: Arc::clone(&target.segment),
@@ -227,75 +233,46 @@ impl Inner {
                 (segment, view)
             }
         };
-        let find = |view: &View| view.find(span.first, span.length);
-        let mut found = if segment.is_stale() { None } else { find(&view) };
-        if found.is_none() {
-            // It may have registered more since, or have been restarted.
-            self.refresh(&segment)?;
-            view = segment.view();
-            found = find(&view);
-        }
-        let buffer = found.ok_or_else(|| SubmitError::TargetOutOfRange {
-            index,
-            segment: segment.name.clone(),
-            target_offset: span.first,
-            length: span.length,
-            nearest: list_buffers(&view.descriptor),
-        })?;
-        let transport = self.way(index, &segment, &view.descriptor, buffer)?;
-        Ok(Target { transport, segment, view, buffer })
-    }
-
-    /// The first transport that reaches a buffer of the segment.
-    fn way(
-        &self,
-        index: usize,
-        segment: &Arc<OpenSegment>,
-        descriptor: &Arc<SegmentDesc>,
-        buffer: usize,
-    ) -> Result<usize, SubmitError> {
-        self.with_transports(|transports| {
-            let own = segment.id == SegmentId::LOCAL;
-            let mut reasons = Vec::new();
-            let mut keys_missing = false;
-            for (position, transport) in transports.iter().enumerate() {
-                let capabilities = transport.capabilities();
-                let able =
-                    if own { capabilities.own_segment } else { capabilities.remote_segments };
-                if !able {
+        let mut refreshed = false;
+        // It may have registered more since, or have been restarted.
+        let mut refresh = segment.is_stale();
+        loop {
+            if refresh {
+                self.refresh(&segment)?;
+                view = segment.view();
+                refreshed = true;
+            }
+            let Some(buffer) = view.find(span.first, span.length) else {
+                if !refreshed {
+                    refresh = true;
                     continue;
                 }
-                if segment.is_durable() && !capabilities.durable {
-                    reasons.push(format!("{}: nothing is durable there", transport.name()));
-                    continue;
-                }
-                match transport.reaches(segment, descriptor, buffer) {
-                    Ok(())
-                        if capabilities.needs_keys
-                            && descriptor.buffers[buffer].rkey.is_empty() =>
-                    {
-                        keys_missing = true;
-                    }
-                    Ok(()) => return Ok(position),
-                    Err(why) => reasons.push(format!("{}: {why}", transport.name())),
-                }
-            }
-            let segment = segment.name.clone();
-            if keys_missing {
-                return Err(SubmitError::TargetNotAccessible { index, segment });
-            }
-            let reason = match reasons.is_empty() {
-                true => "no transport for other processes is installed".to_owned(),
-                false => reasons.join("; "),
+                return Err(SubmitError::TargetOutOfRange {
+                    index,
+                    segment: segment.name.clone(),
+                    target_offset: span.first,
+                    length: span.length,
+                    nearest: list_buffers(&view.descriptor),
+                });
             };
-            Err(SubmitError::NoPath { index, segment, reason })
-        })
+            let place = Place { segment: &segment, descriptor: &view.descriptor, buffer };
+            if let Some((transport, transport_name)) = self.choose(place) {
+                self.tell_path(place, transport_name);
+                return Ok(Target { transport, transport_name, segment, view, buffer });
+            }
+            // What was in the way when the segment was opened need not be there any more.
+            refresh = !refreshed && segment.may_be_reached_now();
+            if !refresh {
+                return Err(self.refusal(index, place));
+            }
+        }
     }
 }
 
 /// A buffer of a segment, and the transport that reaches it.
 struct Target {
     transport: usize,
+    transport_name: &'static str,
     segment: Arc<OpenSegment>,
     view: View,
     buffer: usize,

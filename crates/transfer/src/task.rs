@@ -14,7 +14,7 @@ use crate::batch::BatchShared;
 use crate::notify::Submission;
 use crate::pieces::Shape;
 use crate::slicing::Slicing;
-use crate::transport::EndTask;
+use crate::transport::{EndTask, code_of, name_of};
 use crate::{Opcode, PiecesRequest, TransferError, TransferRequest, TransferState, TransferStatus};
 
 /// A task's place in a batch.
@@ -46,6 +46,8 @@ pub(crate) struct Task {
     /// Its owner has begun to do it.
     begun: AtomicBool,
     target_undefined: AtomicBool,
+    /// The number of the transport that does it; 0 before there is one.
+    transport: AtomicU8,
     /// 0 while unfinished, then the final state.
     state: AtomicU8,
     error: OnceLock<TransferError>,
@@ -118,6 +120,11 @@ impl Task {
         }
     }
 
+    /// Which transport does it. Called before anybody else knows of it.
+    pub(crate) fn goes_by(&self, transport: &'static str) {
+        self.transport.store(code_of(transport), Ordering::Relaxed);
+    }
+
     /// Tells this of its end. Called before anybody else knows of it.
     pub(crate) fn belongs_with(&self, submission: &Arc<Submission>) {
         let _ = self.submission.set(Arc::clone(submission));
@@ -151,6 +158,7 @@ impl Task {
             state,
             transferred_bytes: self.transferred.load(Ordering::Relaxed),
             target_undefined: self.target_undefined.load(Ordering::Relaxed),
+            transport: name_of(self.transport.load(Ordering::Relaxed)),
             // Set early, when the first slice fails; meant only once the others have ended too.
             error: (state == TransferState::Failed).then(|| self.error.get().cloned()).flatten(),
         }

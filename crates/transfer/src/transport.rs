@@ -19,6 +19,21 @@ pub const ANY_LOCATION: &str = "*";
 /// The number of a location of which nothing is known: all devices are for it.
 pub(crate) const ANYWHERE: u16 = u16::MAX;
 
+/// The names of all transports. Where one is noted in a byte, it is its place here, counted from 1.
+const NAMES: [&str; 4] = ["local", "shm", "rdma", "nvmeof"];
+
+/// The number of a transport.
+pub(crate) fn code_of(name: &str) -> u8 {
+    let place = NAMES.iter().position(|known| *known == name);
+    debug_assert!(place.is_some(), "{name} is none of the transports that have numbers");
+    place.map_or(0, |place| place as u8 + 1)
+}
+
+/// The name of the transport that has this number; 0 is none.
+pub(crate) fn name_of(code: u8) -> Option<&'static str> {
+    NAMES.get(usize::from(code).checked_sub(1)?).copied()
+}
+
 /// What a transport can do.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Capabilities {
@@ -38,8 +53,9 @@ pub struct Capabilities {
 /// has found out about these.
 #[derive(Debug)]
 pub(crate) struct Run {
-    /// Which of the engine's transports does it.
+    /// Which of the engine's transports does it, and its name.
     pub(crate) transport: usize,
+    pub(crate) transport_name: &'static str,
     /// Their indexes in the batch.
     pub(crate) tasks: Range<usize>,
     pub(crate) local: Arc<LocalMemory>,
@@ -112,6 +128,16 @@ pub(crate) trait Transport: Send + Sync {
         descriptor: &Arc<SegmentDesc>,
         buffer: usize,
     ) -> Result<(), String>;
+
+    /// Whether it reaches this buffer, as each submission asks: does not allocate in steady state.
+    fn leads(
+        &self,
+        segment: &Arc<OpenSegment>,
+        descriptor: &Arc<SegmentDesc>,
+        buffer: usize,
+    ) -> bool {
+        self.reaches(segment, descriptor, buffer).is_ok()
+    }
 
     /// How often its devices repaired a loss.
     fn retransmissions(&self) -> u64 {

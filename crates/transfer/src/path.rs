@@ -1,0 +1,264 @@
+//! Which transport takes the requests to a segment, and why the others do not.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use millstream_metadata::SegmentDesc;
+
+use crate::engine::Inner;
+use crate::segment::OpenSegment;
+use crate::transport::{Transport, code_of, name_of};
+use crate::{SegmentId, SubmitError};
+
+/// Whether a transport takes requests to a segment.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PathReport {
+    /// The transport's name.
+    pub transport: &'static str,
+    /// Whether it takes the requests to one of the segment's buffers at least.
+    pub chosen: bool,
+    /// Why it does not take those to the first buffer that it does not take. `None` when it takes all.
+    pub reason: Option<String>,
+}
+
+/// A transport that an engine insists on.
+#[derive(Debug, Default)]
+pub(crate) struct Required(AtomicU8);
+
+impl Required {
+    /// Insists on this one, or on none.
+    pub(crate) fn set(&self, name: Option<&'static str>) {
+        self.0.store(name.map_or(0, code_of), Ordering::Relaxed);
+    }
+
+    fn name(&self) -> Option<&'static str> {
+        name_of(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// The transports that the log has told to take requests to a segment.
+#[derive(Debug, Default)]
+pub(crate) struct Told(AtomicU8);
+
+impl Told {
+    fn has(&self, name: &'static str) -> bool {
+        self.0.load(Ordering::Relaxed) & bit(name) != 0
+    }
+
+    fn set(&self, names: impl Iterator<Item = &'static str>) {
+        self.0.store(names.fold(0, |all, name| all | bit(name)), Ordering::Relaxed);
+    }
+}
+
+fn bit(name: &'static str) -> u8 {
+    match code_of(name) {
+        0 => 0,
+        code => 1 << (code - 1),
+    }
+}
+
+/// Where a request goes: a buffer of a segment.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub(crate) segment: &'a Arc<OpenSegment>,
+    pub(crate) descriptor: &'a Arc<SegmentDesc>,
+    /// Its index in the descriptor.
+    pub(crate) buffer: usize,
+}
+
+/// What keeps a transport from a buffer.
+enum Obstacle {
+    /// It is for other segments: the engine's own, or those of other processes.
+    Unable(&'static str),
+    /// The buffer has no keys for it.
+    KeysMissing,
+    /// What it says itself.
+    Reason(String),
+}
+
+impl Obstacle {
+    fn into_reason(self) -> String {
+        match self {
+            Self::Unable(reason) => reason.to_owned(),
+            Self::KeysMissing => "that buffer is not accessible for remotes".to_owned(),
+            Self::Reason(reason) => reason,
+        }
+    }
+}
+
+impl Place<'_> {
+    /// Why the transport is for other segments, if so.
+    fn unable(&self, transport: &dyn Transport) -> Option<&'static str> {
+        let capabilities = transport.capabilities();
+        match self.segment.id {
+            SegmentId::LOCAL if !capabilities.own_segment => Some("it is this engine's own"),
+            SegmentId::LOCAL => None,
+            _ if !capabilities.remote_segments => Some("it is another process's"),
+            _ => None,
+        }
+    }
+
+    /// Whether WRITEs are to be durable, which they are not by the transport.
+    fn not_durable(&self, transport: &dyn Transport) -> bool {
+        self.segment.is_durable() && !transport.capabilities().durable
+    }
+
+    fn keys_missing(&self, transport: &dyn Transport) -> bool {
+        transport.capabilities().needs_keys && self.descriptor.buffers[self.buffer].rkey.is_empty()
+    }
+
+    /// Whether the transport takes requests to it.
+    fn led_to_by(&self, transport: &dyn Transport) -> bool {
+        self.unable(transport).is_none()
+            && !self.not_durable(transport)
+            && !self.keys_missing(transport)
+            && transport.leads(self.segment, self.descriptor, self.buffer)
+    }
+
+    /// Why it does not, if so.
+    fn obstacle(&self, transport: &dyn Transport) -> Option<Obstacle> {
+        if let Some(reason) = self.unable(transport) {
+            return Some(Obstacle::Unable(reason));
+        }
+        if self.not_durable(transport) {
+            return Some(Obstacle::Reason("nothing is durable there".to_owned()));
+        }
+        match transport.reaches(self.segment, self.descriptor, self.buffer) {
+            Err(reason) => Some(Obstacle::Reason(reason)),
+            Ok(()) => self.keys_missing(transport).then_some(Obstacle::KeysMissing),
+        }
+    }
+}
+
+impl Inner {
+    /// The transport that takes requests to this place: the first that leads there, or the one that is
+    /// required. Its index and its name.
+    pub(crate) fn choose(&self, place: Place<'_>) -> Option<(usize, &'static str)> {
+        let required = self.required.name();
+        self.with_transports(|all| {
+            let mut candidates = all.iter().map(|transport| &**transport).enumerate();
+            let chosen = candidates.find(|(_, transport)| {
+                required.is_none_or(|name| name == transport.name()) && place.led_to_by(*transport)
+            });
+            chosen.map(|(index, transport)| (index, transport.name()))
+        })
+    }
+
+    /// Tells in the log which transports take requests to a segment, unless it has told this one.
+    pub(crate) fn tell_path(&self, place: Place<'_>, chosen: &'static str) {
+        let Place { segment, descriptor, .. } = place;
+        if segment.told.has(chosen) {
+            return;
+        }
+        let reports = self.reports(segment, descriptor);
+        let taken = reports.iter().filter(|report| report.chosen).map(|report| report.transport);
+        // What has changed since the reports counts, too.
+        segment.told.set(taken.chain([chosen]));
+        let others: Vec<_> = reports
+            .iter()
+            .filter(|report| report.transport != chosen)
+            .filter_map(|PathReport { transport, reason, .. }| {
+                reason.as_ref().map(|reason| format!("{transport}: {reason}"))
+            })
+            .collect();
+        let (name, not) = (&segment.name, others.join("; "));
+        tracing::info!(segment = name, transport = chosen, not, "path chosen");
+    }
+
+    /// What each transport that is installed does for a segment.
+    pub(crate) fn reports(
+        &self,
+        segment: &Arc<OpenSegment>,
+        descriptor: &Arc<SegmentDesc>,
+    ) -> Vec<PathReport> {
+        let mut reports: Vec<_> = self.with_transports(|all| {
+            let report = |transport: &Arc<dyn Transport>| PathReport {
+                transport: transport.name(),
+                chosen: false,
+                reason: None,
+            };
+            all.iter().map(report).collect()
+        });
+        if descriptor.buffers.is_empty() {
+            let nothing = "the segment has no memory";
+            reports.iter_mut().for_each(|report| report.reason = Some(nothing.to_owned()));
+            return reports;
+        }
+        for buffer in 0..descriptor.buffers.len() {
+            let place = Place { segment, descriptor, buffer };
+            let chosen = self.choose(place);
+            self.with_transports(|all| {
+                for (index, (report, transport)) in reports.iter_mut().zip(all).enumerate() {
+                    if chosen.is_some_and(|(chosen, _)| chosen == index) {
+                        report.chosen = true;
+                    } else if report.reason.is_none() {
+                        report.reason = Some(self.why_not(place, index, &**transport, chosen));
+                    }
+                }
+            });
+        }
+        reports
+    }
+
+    /// Why a transport does not take requests to this place, which another takes, if any does.
+    fn why_not(
+        &self,
+        place: Place<'_>,
+        index: usize,
+        transport: &dyn Transport,
+        chosen: Option<(usize, &'static str)>,
+    ) -> String {
+        if let Some((first, name)) = chosen
+            && first < index
+        {
+            // It is not asked: it would begin to prepare for requests that it does not get.
+            return place
+                .unable(transport)
+                .map_or_else(|| format!("{name} goes before it"), str::to_owned);
+        }
+        match (place.obstacle(transport), self.required.name()) {
+            (Some(obstacle), _) => obstacle.into_reason(),
+            (None, Some(required)) => format!("{required} is required"),
+            (None, None) => "it has led there only since".to_owned(),
+        }
+    }
+
+    /// Why no transport takes a request to this place.
+    pub(crate) fn refusal(&self, index: usize, place: Place<'_>) -> SubmitError {
+        let required = self.required.name();
+        let segment = place.segment.name.clone();
+        self.with_transports(|all| {
+            if let Some(required) = required {
+                let named = all.iter().find(|transport| transport.name() == required);
+                let obstacle = named.map(|transport| place.obstacle(&**transport));
+                let reason = match obstacle {
+                    None => "it is not installed".to_owned(),
+                    Some(None) => "it has led there only since".to_owned(),
+                    Some(Some(obstacle)) => obstacle.into_reason(),
+                };
+                let instead = all.iter().find(|transport| place.led_to_by(&***transport));
+                let instead = instead.map(|transport| transport.name());
+                return SubmitError::PathRequired { index, segment, required, reason, instead };
+            }
+            let mut reasons = Vec::new();
+            let mut keys_missing = false;
+            for transport in all {
+                match place.obstacle(&**transport) {
+                    Some(Obstacle::KeysMissing) => keys_missing = true,
+                    Some(Obstacle::Reason(why)) => {
+                        reasons.push(format!("{}: {why}", transport.name()));
+                    }
+                    Some(Obstacle::Unable(_)) | None => {}
+                }
+            }
+            if keys_missing {
+                return SubmitError::TargetNotAccessible { index, segment };
+            }
+            let reason = match reasons.is_empty() {
+                true => "no transport for other processes is installed".to_owned(),
+                false => reasons.join("; "),
+            };
+            SubmitError::NoPath { index, segment, reason }
+        })
+    }
+}
