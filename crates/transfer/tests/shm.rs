@@ -372,3 +372,26 @@ fn engines_end_while_others_write() {
         initiator.close_segment(segment.id()).unwrap();
     }
 }
+
+/// It was started again, with memory at the same place, and with `shm`.
+#[test]
+fn a_segment_that_no_transport_reached_is_tried_again() {
+    let memory: &'static mut [u8] = Box::leak(vec![0; 4096].into_boxed_slice());
+    let place = memory.as_mut_ptr();
+    let register = |engine: &TransferEngine| {
+        // SAFETY: it is never freed, and nothing else uses it.
+        unsafe { engine.register_memory(place, 4096, "*", true) }.unwrap();
+    };
+    let before = TransferEngine::new(Config::new(address())).unwrap();
+    register(&before);
+    let initiator = shm_engine();
+    let local = private(&initiator, 4096);
+    let segment = initiator.open_segment(before.name()).unwrap();
+    let write = request(Opcode::Write, (&local, 0), &segment, 0, 10);
+    let listen = before.listening_at();
+    drop(before);
+    let after = TransferEngine::new(Config { listen, ..Config::new(listen.ip()) }).unwrap();
+    after.install_shm().unwrap();
+    register(&after);
+    initiator.submit_and_wait(&[write], LONG).unwrap();
+}
