@@ -33,7 +33,7 @@ use crate::{
     Batch, BatchError, Capabilities, Config, FileError, FileOptions, FreeError, InstallError,
     NewError, Notification, NotifyError, NvmeofConfig, PathReport, PiecesRequest, RdmaConfig,
     RegisterError, Segment, SegmentError, SegmentId, SubmitAndWaitError, SubmitError,
-    SubmitOptions, TransferRequest, TransferState, TransferStatus,
+    SubmitNewError, SubmitOptions, TransferRequest, TransferState, TransferStatus,
 };
 
 /// A transfer engine. Dropping it ends its transfers, closes its connections, and unregisters its
@@ -383,6 +383,17 @@ impl TransferEngine {
         self.inner.submit(&batch.shared, requests, options)
     }
 
+    /// Makes a batch of just these requests, and begins to do them.
+    pub fn submit_new(
+        &self,
+        requests: &[TransferRequest],
+        options: &SubmitOptions,
+    ) -> Result<Batch, SubmitNewError> {
+        let batch = self.allocate_batch(requests.len())?;
+        self.submit_with(&batch, requests, options)?;
+        Ok(batch)
+    }
+
     /// As [`TransferEngine::submit_with`], with requests of several pieces: each is one task.
     pub fn submit_pieces(
         &self,
@@ -410,6 +421,16 @@ impl TransferEngine {
             self.inner.progress();
         }
         batch.statuses().collect()
+    }
+
+    /// How all tasks of the batch have ended, and frees it; gives it back while one is unfinished. Makes
+    /// progress then.
+    pub fn take_statuses(&self, batch: Batch) -> Result<Vec<TransferStatus>, Batch> {
+        let statuses = self.statuses(&batch);
+        match statuses.iter().all(|status| status.state.is_final()) {
+            true => Ok(statuses),
+            false => Err(batch),
+        }
     }
 
     /// Waits until all submitted tasks of the batch are finished, for good or bad; `false` when

@@ -742,6 +742,27 @@ pub enum SubmitAndWaitError {
     },
 }
 
+/// Why [`crate::TransferEngine::submit_new`] did nothing.
+#[derive(Debug, Error)]
+pub enum SubmitNewError {
+    /// The requests are too many or too few for a batch.
+    #[error(transparent)]
+    Batch(#[from] BatchError),
+    /// The requests were refused.
+    #[error(transparent)]
+    Submit(#[from] SubmitError),
+}
+
+impl SubmitNewError {
+    /// The number of the C API.
+    pub fn code(&self) -> i32 {
+        match self {
+            Self::Batch(error) => error.code(),
+            Self::Submit(error) => error.code(),
+        }
+    }
+}
+
 impl SubmitAndWaitError {
     /// The number of the C API.
     pub fn code(&self) -> i32 {

@@ -71,7 +71,7 @@ pub use config::{Config, RdmaConfig};
 pub use engine::TransferEngine;
 pub use error::{
     BatchError, BufferError, FailureReason, FileError, FreeError, InstallError, NewError,
-    RegisterError, SegmentError, SubmitAndWaitError, SubmitError, TransferError,
+    RegisterError, SegmentError, SubmitAndWaitError, SubmitError, SubmitNewError, TransferError,
 };
 pub use finished::Finished;
 pub use millstream_net::file_io::{FileEngine, UnknownFileEngine};

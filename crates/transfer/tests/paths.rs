@@ -8,7 +8,8 @@ use std::thread;
 use common::{LONG, address, private, request, shared};
 use millstream_transfer::{
     Config, InstallError, Opcode, PathReport, RdmaConfig, SegmentId, SubmitAndWaitError,
-    SubmitError, TransferEngine, TransferRequest, TransferState,
+    SubmitError, SubmitNewError, SubmitOptions, TransferEngine, TransferRequest, TransferState,
+    TransferStatus,
 };
 
 const LENGTH: usize = 4096;
@@ -171,4 +172,30 @@ fn whoever_opens_a_segment_second_finds_it_ready() {
         });
         initiator.close_segment(id).unwrap();
     }
+}
+
+#[test]
+fn a_batch_is_made_with_its_requests_and_goes_with_its_statuses() {
+    // Which takes a while: the two connect first.
+    let (target, initiator) = (engine(&["rdma"]), engine(&["rdma"]));
+    let (_remote, local) = (shared(&target, LENGTH), private(&initiator, LENGTH));
+    let segment = initiator.open_segment(target.name()).unwrap();
+    let write = request(Opcode::Write, (&local, 0), &segment, 0, 1000);
+    let options = SubmitOptions::default();
+    let mut batch = initiator.submit_new(&[write, write], &options).unwrap();
+    assert_eq!((batch.capacity(), batch.len()), (2, 2));
+    let statuses = loop {
+        match initiator.take_statuses(batch) {
+            Ok(statuses) => break statuses,
+            Err(unfinished) => batch = unfinished,
+        }
+        initiator.wait(&batch, LONG);
+    };
+    let ended =
+        |status: &TransferStatus| (status.state, status.transferred_bytes, status.transport);
+    let done = (TransferState::Completed, 1000, Some("rdma"));
+    assert_eq!(statuses.iter().map(ended).collect::<Vec<_>>(), [done; 2]);
+    let empty = TransferRequest { length: 0, ..write };
+    assert_eq!(initiator.submit_new(&[write, empty], &options).unwrap_err().code(), -1);
+    assert!(matches!(initiator.submit_new(&[], &options), Err(SubmitNewError::Batch(_))));
 }

@@ -378,12 +378,8 @@ fn engines_end_while_others_write() {
 fn a_segment_that_no_transport_reached_is_tried_again() {
     let memory: &'static mut [u8] = Box::leak(vec![0; 4096].into_boxed_slice());
     let place = memory.as_mut_ptr();
-    let register = |engine: &TransferEngine| {
-        // SAFETY: it is never freed, and nothing else uses it.
-        unsafe { engine.register_memory(place, 4096, "*", true) }.unwrap();
-    };
     let before = TransferEngine::new(Config::new(address())).unwrap();
-    register(&before);
+    register(&before, place, 4096);
     let initiator = shm_engine();
     let local = private(&initiator, 4096);
     let segment = initiator.open_segment(before.name()).unwrap();
@@ -392,6 +388,6 @@ fn a_segment_that_no_transport_reached_is_tried_again() {
     drop(before);
     let after = TransferEngine::new(Config { listen, ..Config::new(listen.ip()) }).unwrap();
     after.install_shm().unwrap();
-    register(&after);
+    register(&after, place, 4096);
     initiator.submit_and_wait(&[write], LONG).unwrap();
 }
