@@ -16,7 +16,7 @@ use thiserror::Error;
 use crate::address::{self, ATTEMPTS, NoneFree, is_one_of_many};
 use crate::failure::{self, not_yet, usage};
 use crate::reach::{Patience, Reach};
-use crate::{output, retry};
+use crate::{output, paths, retry};
 
 /// How often it is tried whether what is waited for is there, and how often that is told.
 const WAIT_INTERVAL: Duration = Duration::from_millis(50);
@@ -25,6 +25,8 @@ const TELL_INTERVAL: Duration = Duration::from_secs(10);
 /// A way for bytes to move that this version has.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Protocol {
+    /// All that there are here: the best one that leads to the peer.
+    Auto,
     /// RDMA: over soft devices, over the system's, or over what there is.
     Rdma(Option<Provider>),
     /// Between processes of one user on one host.
@@ -38,8 +40,8 @@ pub(crate) enum Protocol {
 /// Reads a value of `--protocol`.
 pub(crate) fn protocol(name: &str) -> anyhow::Result<Protocol> {
     match name {
-        // The only one that reaches another machine.
-        "auto" | "rdma" => Ok(Protocol::Rdma(None)),
+        "auto" => Ok(Protocol::Auto),
+        "rdma" => Ok(Protocol::Rdma(None)),
         "rdma:soft" => Ok(Protocol::Rdma(Some(Provider::Soft))),
         "rdma:ibverbs" => Ok(Protocol::Rdma(Some(Provider::Ibverbs))),
         "shm" => Ok(Protocol::Shm),
@@ -90,6 +92,13 @@ impl Options<'_> {
     }
 }
 
+/// An engine, and what it lacks.
+pub(crate) struct Started {
+    pub(crate) engine: TransferEngine,
+    /// Transports that `auto` could not install, and why.
+    pub(crate) missing: Vec<(&'static str, String)>,
+}
+
 /// Starts an engine on the first of these addresses, with RDMA devices on all of them if asked
 /// for. Without an address, one is found that leads to `peer`.
 pub(crate) fn start(
@@ -97,7 +106,7 @@ pub(crate) fn start(
     bind: &[IpAddr],
     peer: IpAddr,
     options: &Options<'_>,
-) -> anyhow::Result<TransferEngine> {
+) -> anyhow::Result<Started> {
     let rdma = provider(protocols)?.map(|provider| options.rdma(provider));
     crate::bind::check(bind)?;
     for _ in 0..ATTEMPTS {
@@ -113,16 +122,22 @@ pub(crate) fn start(
             given => given,
         };
         let engine = TransferEngine::new(options.settings.engine(addresses[0]))?;
+        let mut missing = Vec::new();
         if protocols.contains(&Protocol::Shm) {
             engine.install_shm()?;
+        } else if protocols.contains(&Protocol::Auto)
+            && let Err(error) = engine.install_shm()
+        {
+            tracing::info!(%error, "no transport shm");
+            missing.push(("shm", error.to_string()));
         }
         if protocols.contains(&Protocol::Nvmeof) {
             engine.install_nvmeof(NvmeofConfig::default())?;
         }
-        let Some(rdma) = &rdma else { return Ok(engine) };
+        let Some(rdma) = &rdma else { return Ok(Started { engine, missing }) };
         let rdma = RdmaConfig { addresses: addresses.to_vec(), ..rdma.clone() };
         match engine.install_rdma(rdma) {
-            Ok(()) => return Ok(engine),
+            Ok(()) => return Ok(Started { engine, missing }),
             Err(InstallError::Open(DeviceError::Soft(error)))
                 if error.is_in_use() && bind.is_empty() && is_one_of_many(peer) => {}
             Err(error @ InstallError::DuplicateDevice(_)) => {
@@ -138,6 +153,10 @@ pub(crate) fn start(
 #[expect(clippy::option_option, reason = "not asked for, any, or one of them")]
 fn provider(protocols: &[Protocol]) -> anyhow::Result<Option<Option<Provider>>> {
     let mut found = None;
+    let is_named = protocols.iter().any(|protocol| matches!(protocol, Protocol::Rdma(_)));
+    if protocols.contains(&Protocol::Auto) && !is_named {
+        return Ok(Some(None));
+    }
     for protocol in protocols {
         if let Protocol::Rdma(provider) = protocol
             && found.replace(*provider).is_some_and(|other| other != *provider)
@@ -152,6 +171,8 @@ fn provider(protocols: &[Protocol]) -> anyhow::Result<Option<Option<Provider>>> 
 pub(crate) struct Opened {
     pub(crate) engine: TransferEngine,
     pub(crate) segment: Segment,
+    /// Transports that `auto` could not install, and why.
+    pub(crate) missing: Vec<(&'static str, String)>,
 }
 
 /// A local address or a peer that is not there now, and may be later.
@@ -270,10 +291,14 @@ fn open_patiently(
     };
     let no_segmentation_offload = reach.no_segmentation_offload;
     let options = Options { settings, no_segmentation_offload, patience };
-    let engine = start(&[protocol], &reach.bind, peer, &options)?;
+    let Started { engine, missing } = start(&[protocol], &reach.bind, peer, &options)?;
     let opened = engine.open_segment(segment)?;
     if opened.buffers().is_empty() {
         bail!("segment {segment} has no memory to read or write");
     }
-    Ok(Opened { engine, segment: opened })
+    let opened = Opened { engine, segment: opened, missing };
+    if let Some(required) = &reach.require {
+        paths::require(&opened, required)?;
+    }
+    Ok(opened)
 }

@@ -24,6 +24,7 @@ mod manual;
 mod node;
 mod note;
 mod output;
+mod paths;
 mod process;
 mod rdma;
 mod reach;

@@ -12,11 +12,11 @@ use clap::Args;
 use millstream_transfer::{Buffer, FileOptions};
 use serde::Serialize;
 
-use crate::engine::Protocol;
+use crate::engine::{Protocol, Started};
 use crate::failure::usage;
 use crate::process::StopWatch;
 use crate::settings::SettingsArguments;
-use crate::{closed, engine, note, output, retry, units};
+use crate::{closed, engine, note, output, paths, retry, units};
 
 /// Bytes read from the file at a time.
 const CHUNK: usize = 1 << 20;
@@ -30,7 +30,7 @@ pub(crate) struct Arguments {
     /// Where segments are found: p2p
     #[arg(long, value_name = "URI", default_value = "p2p")]
     metadata: String,
-    /// How bytes move: auto (which is rdma), rdma, rdma:soft, rdma:ibverbs, shm, local, nvmeof
+    /// How bytes may move: auto (shm and rdma), rdma, rdma:soft, rdma:ibverbs, shm, local, nvmeof
     #[arg(long, value_name = "P", value_delimiter = ',', default_value = "auto")]
     protocol: Vec<String>,
     /// Local address, each an RDMA device [default: the first free one of 127.0.0.1 and up; with
@@ -68,6 +68,11 @@ struct Ready<'a> {
     metadata: &'a str,
     buffer: BufferPlace,
     protocols: &'a [String],
+    /// What was installed, in the order in which it is tried.
+    transports: Vec<&'static str>,
+    /// What `auto` could not install.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    paths: Vec<paths::Path>,
     devices: Vec<String>,
     /// The segments that are files.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -109,7 +114,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let start = Instant::now();
     let until = start.checked_add(arguments.wait).unwrap_or(start);
-    let engine = retry::until(until, retry::is_address_in_use, || {
+    let Started { engine, missing } = retry::until(until, retry::is_address_in_use, || {
         engine::start(&protocols, &arguments.bind, loopback, &options)
     })?;
     let allocating = format!("allocating {}", units::readable(arguments.buffer));
@@ -132,6 +137,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         metadata: &arguments.metadata,
         buffer: BufferPlace { addr: buffer.address(), length: buffer.length() as u64 },
         protocols: &arguments.protocol,
+        transports: engine.transports().into_iter().map(|(name, _)| name).collect(),
+        paths: paths::missing(&missing),
         devices: engine.devices(),
         files: engine.files(),
     })?;

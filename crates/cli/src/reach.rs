@@ -15,10 +15,13 @@ pub(crate) struct Reach {
     /// Where segments are found: p2p
     #[arg(long, value_name = "URI", default_value = "p2p")]
     pub(crate) metadata: String,
-    /// How bytes move: auto (which is rdma, and nvmeof for files), rdma, rdma:soft, rdma:ibverbs, shm,
-    /// local, nvmeof
+    /// How bytes move: auto (the first of local, shm and rdma that leads to the segment, and nvmeof for
+    /// files), or one of rdma, rdma:soft, rdma:ibverbs, shm, local, nvmeof
     #[arg(long, value_name = "P", default_value = "auto")]
     pub(crate) protocol: String,
+    /// Fail where bytes would move otherwise than by this path
+    #[arg(long, value_name = "PATH", value_parser = ["local", "shm", "rdma", "nvmeof"])]
+    pub(crate) require: Option<String>,
     /// Local address, each an RDMA device [default: one that leads to the segment]
     #[arg(long, value_name = "IP")]
     pub(crate) bind: Vec<IpAddr>,

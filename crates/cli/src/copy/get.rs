@@ -87,8 +87,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     get.progress = None;
     get.target.commit()?;
-    let done = Done { bytes: get.length, checksum: get.checksum, time: get.time };
-    common.report("out of", file, &done)
+    let taken = get.pipeline.path()?;
+    let done = Done { taken, bytes: get.length, checksum: get.checksum, time: get.time };
+    common.report("out of", file, done)
 }
 
 /// How many bytes to copy.

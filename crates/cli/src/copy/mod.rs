@@ -14,17 +14,18 @@ mod standard;
 mod target;
 mod watch;
 
-use std::path::Path;
+use std::path;
 use std::time::Duration;
 
 use clap::Args;
 use serde::Serialize;
 
-use self::pipeline::{CHUNK, Pipeline};
+use self::pipeline::{CHUNK, Pipeline, Taken};
 use self::session::Trouble;
 use self::watch::Watch;
 use crate::bench::figures::per;
 use crate::output::{self, Progress};
+use crate::paths::Path;
 use crate::reach::{Patience, Reach};
 use crate::units;
 
@@ -65,10 +66,14 @@ struct Report<'a> {
     gb_per_s: f64,
     segment: &'a str,
     offset: u64,
+    /// The one that took the last bytes; none where there were no bytes.
+    transport: Option<&'static str>,
+    paths: Vec<Path>,
 }
 
 /// What a copy has come to.
 struct Done {
+    taken: Taken,
     bytes: u64,
     checksum: u32,
     time: Duration,
@@ -76,9 +81,9 @@ struct Done {
 
 impl Common {
     /// Tells what was done: `what` is "into" or "out of".
-    fn report(&self, what: &str, path: &Path, done: &Done) -> anyhow::Result<()> {
+    fn report(&self, what: &str, path: &path::Path, done: Done) -> anyhow::Result<()> {
         let Self { segment, offset, .. } = self;
-        let Done { bytes, checksum, time } = *done;
+        let Done { taken: Taken { transport, paths }, bytes, checksum, time } = done;
         let bytes_per_s = per(bytes as f64, time.as_secs_f64());
         if self.json {
             let report = Report {
@@ -90,6 +95,8 @@ impl Common {
                 gb_per_s: bytes_per_s / 1e9,
                 segment,
                 offset: *offset,
+                transport,
+                paths,
             };
             return output::json(&report);
         }

@@ -10,6 +10,7 @@ use super::session::Trouble;
 use super::watch::Watch;
 use crate::engine::Opened;
 use crate::failure::usage;
+use crate::paths::{self, Path};
 
 /// Bytes of a chunk, and how many are under way.
 pub(super) const CHUNK: usize = 2 << 20;
@@ -42,6 +43,14 @@ pub(super) struct Pipeline {
     finished: u64,
     probe: Option<Batch>,
     probed_at: Instant,
+    /// What took the last chunk.
+    transport: Option<&'static str>,
+}
+
+/// How the bytes went.
+pub(super) struct Taken {
+    pub(super) transport: Option<&'static str>,
+    pub(super) paths: Vec<Path>,
 }
 
 struct Slot {
@@ -74,11 +83,18 @@ impl Pipeline {
             finished: 0,
             probe: None,
             probed_at: Instant::now(),
+            transport: None,
         })
     }
 
     pub(super) fn is_full(&self) -> bool {
         self.next - self.oldest == CHUNKS
+    }
+
+    /// What took the last chunk that has arrived, and what others say.
+    pub(super) fn path(&self) -> anyhow::Result<Taken> {
+        let paths = self.opened.as_ref().map(paths::of).transpose()?.unwrap_or_default();
+        Ok(Taken { transport: self.transport, paths })
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -109,14 +125,12 @@ impl Pipeline {
     /// Waits for the oldest chunk.
     pub(super) fn finish(&mut self, watch: &mut Watch) -> Result<Arrived, Trouble> {
         let position = self.oldest % CHUNKS;
-        let length = match &self.slots[position] {
-            Some(Slot { length, batch: Some(batch), .. }) => {
-                self.wait(batch, watch)?;
-                *length
-            }
+        let (length, transport) = match &self.slots[position] {
+            Some(Slot { length, batch: Some(batch), .. }) => (*length, self.wait(batch, watch)?),
             _ => return Err(Trouble::Remote(anyhow!("a chunk was not submitted"))),
         };
         self.slots[position] = None;
+        self.transport = transport;
         self.oldest += 1;
         self.finished += length as u64;
         Ok(Arrived { position, length })
@@ -138,7 +152,7 @@ impl Pipeline {
     /// Looks whether the peer is still there while nothing is under way that would tell: every now
     /// and then a byte is read. Does not wait: a later call tells of a failure.
     pub(super) fn probe(&mut self) -> Result<(), Trouble> {
-        let Some(Opened { engine, segment }) = &self.opened else { return Ok(()) };
+        let Some(Opened { engine, segment, .. }) = &self.opened else { return Ok(()) };
         if let Some(probe) = &self.probe {
             if !engine.wait(probe, Duration::ZERO) {
                 return Ok(());
@@ -236,7 +250,7 @@ impl Pipeline {
         Ok(batch)
     }
 
-    fn wait(&self, batch: &Batch, watch: &mut Watch) -> Result<(), Trouble> {
+    fn wait(&self, batch: &Batch, watch: &mut Watch) -> Result<Option<&'static str>, Trouble> {
         let Some(Opened { engine, .. }) = &self.opened else {
             return Err(Trouble::Remote(anyhow!("not connected")));
         };
@@ -261,12 +275,12 @@ impl Pipeline {
     }
 }
 
-/// How a batch has ended.
-fn outcome(engine: &TransferEngine, batch: &Batch) -> Result<(), Trouble> {
+/// How a batch has ended: the transport that did it.
+fn outcome(engine: &TransferEngine, batch: &Batch) -> Result<Option<&'static str>, Trouble> {
     let status = engine.status(batch, 0).map_err(anyhow::Error::from)?;
     match status.error {
         Some(error) => Err(Trouble::Remote(error.into())),
-        None if status.state == TransferState::Completed => Ok(()),
+        None if status.state == TransferState::Completed => Ok(status.transport),
         None => Err(Trouble::Remote(anyhow!("the transfer ended as {:?}", status.state))),
     }
 }

@@ -67,8 +67,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     put.progress = None;
     put.check(&common.segment)?;
-    let done = Done { bytes: put.watch.done, checksum: put.checksum, time: put.time };
-    common.report("into", file, &done)
+    let taken = put.pipeline.path()?;
+    let done = Done { taken, bytes: put.watch.done, checksum: put.checksum, time: put.time };
+    common.report("into", file, done)
 }
 
 /// Waits for the oldest chunk.

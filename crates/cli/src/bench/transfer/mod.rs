@@ -13,11 +13,11 @@ use millstream_transfer::Buffer;
 use serde::Serialize;
 
 use crate::bench::rdma::LEAST_WORKING_SET;
-use crate::engine::{self, Opened, Protocol};
+use crate::engine::{self, Opened, Protocol, Started};
 use crate::failure::usage;
 use crate::reach::Reach;
 use crate::settings::SettingsArguments;
-use crate::{note, process, units};
+use crate::{note, paths, process, units};
 use peer::Peer;
 use report::Row;
 use row::Shape;
@@ -156,7 +156,8 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         ended.unwrap_or_else(|| error.context(format!("segment {segment}")))
     })?;
     if arguments.json && !rows.is_empty() {
-        report::print_json(&rows, shapes.len() == 1, process::told_to_stop())?;
+        let paths = paths::of(&opened)?;
+        report::print_json(&rows, paths, shapes.len() == 1, process::told_to_stop())?;
     }
     process::step_back_when_told_to_stop();
     drop(own);
@@ -178,10 +179,15 @@ fn open_own(arguments: &Arguments, bytes: usize) -> anyhow::Result<(Opened, Buff
         patience: None,
     };
     let loopback = Ipv4Addr::LOCALHOST.into();
-    let engine = engine::start(&[Protocol::Local], &reach.bind, loopback, &options)?;
+    let Started { engine, missing } =
+        engine::start(&[Protocol::Local], &reach.bind, loopback, &options)?;
     let buffer = engine.allocate_buffer(bytes, "*", true)?;
     let segment = engine.open_segment(engine.name())?;
-    Ok((Opened { engine, segment }, buffer))
+    let opened = Opened { engine, segment, missing };
+    if let Some(required) = &reach.require {
+        paths::require(&opened, required)?;
+    }
+    Ok((opened, buffer))
 }
 
 /// Bytes that each side walks through: at least those of all threads' batches. Of the sizes that
@@ -242,7 +248,8 @@ fn measure(
 ) -> anyhow::Result<Vec<Row>> {
     let text = !arguments.json;
     if text {
-        report::print_header(&opened.segment, arguments.duration)?;
+        let transport = paths::chosen(opened)?.unwrap_or("nothing");
+        report::print_header(opened.segment.name(), transport, arguments.duration)?;
     }
     let mut rows = Vec::new();
     for shape in shapes {
@@ -262,8 +269,7 @@ fn measure(
         }
     }
     if arguments.baseline && !process::told_to_stop() {
-        let protocol = engine::protocol(&arguments.reach.protocol)?;
-        let copies = matches!(protocol, Protocol::Shm | Protocol::Local);
+        let copies = matches!(paths::chosen(opened)?, Some("shm" | "local"));
         report::add_baseline(&mut rows, buffer.length(), copies)?;
         if text {
             report::print_baseline(&rows)?;

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use anyhow::Context;
 use millstream_net::baseline::{self, CopyDirection};
-use millstream_transfer::Segment;
 use serde::Serialize;
 
 use super::Operation;
 use super::row::{Done, Shape};
 use crate::bench::figures::{per, three_digits};
+use crate::paths::Path;
 use crate::{output, units};
 
 /// Payload bytes in a packet of the plain stream: those of the largest path MTU.
@@ -24,6 +24,8 @@ const COPIES: Duration = Duration::from_millis(500);
 #[derive(Serialize)]
 pub(super) struct Row {
     op: Operation,
+    /// The one that did the last request.
+    transport: Option<&'static str>,
     block_size: u64,
     batch_size: u32,
     threads: u32,
@@ -73,10 +75,19 @@ struct Copies {
     ratio_to_process_copy: Option<f64>,
 }
 
+/// What `--json` prints of a row that is all that was asked for.
+#[derive(Serialize)]
+struct Alone<'a> {
+    #[serde(flatten)]
+    row: &'a Row,
+    paths: Vec<Path>,
+}
+
 /// What `--json` prints of a table.
 #[derive(Serialize)]
 struct Table<'a> {
     rows: &'a [Row],
+    paths: Vec<Path>,
     /// There are fewer rows than were asked for, or less time in the last one.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     interrupted: bool,
@@ -89,6 +100,7 @@ impl Row {
         let microseconds = |quantile| done.latencies.value_at_quantile(quantile) as f64 / 1e3;
         Self {
             op: shape.op,
+            transport: done.transport,
             block_size: shape.block_size,
             batch_size: shape.batch_size,
             threads: shape.threads,
@@ -110,10 +122,13 @@ impl Row {
 }
 
 /// What all rows share, and the names of their columns.
-pub(super) fn print_header(segment: &Segment, duration: Duration) -> anyhow::Result<()> {
-    let (name, protocol) = (segment.name(), segment.protocol());
+pub(super) fn print_header(
+    segment: &str,
+    transport: &str,
+    duration: Duration,
+) -> anyhow::Result<()> {
     output::line(&format!(
-        "segment {name} over {protocol}, {duration:?} a row; latencies are of whole batches"
+        "segment {segment} over {transport}, {duration:?} a row; latencies are of whole batches"
     ))?;
     output::line(&format!(
         "{:<6}{:>9}{:>7}{:>9}{:>11}{:>8}{:>12}{:>9}{:>9}{:>10}",
@@ -147,10 +162,15 @@ pub(super) fn print_row(row: &Row) -> anyhow::Result<()> {
 }
 
 /// Prints one row as an object of its own if it is all that was asked for, else all in one.
-pub(super) fn print_json(rows: &[Row], alone: bool, interrupted: bool) -> anyhow::Result<()> {
+pub(super) fn print_json(
+    rows: &[Row],
+    paths: Vec<Path>,
+    alone: bool,
+    interrupted: bool,
+) -> anyhow::Result<()> {
     match rows {
-        [row] if alone => output::json(row),
-        _ => output::json(&Table { rows, interrupted }),
+        [row] if alone => output::json(&Alone { row, paths }),
+        _ => output::json(&Table { rows, paths, interrupted }),
     }
 }
 

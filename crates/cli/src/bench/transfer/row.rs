@@ -45,6 +45,8 @@ impl Shape {
 pub(super) struct Done {
     pub(super) bytes: u64,
     pub(super) requests: u64,
+    /// Of the last request.
+    pub(super) transport: Option<&'static str>,
     /// Of batches, in nanoseconds.
     pub(super) latencies: Histogram<u64>,
     /// From the start to the end of the last batch.
@@ -57,7 +59,7 @@ impl Done {
     fn new() -> anyhow::Result<Self> {
         let latencies = Histogram::new_with_bounds(1, LONGEST_NS, 3)?;
         let (elapsed, cpu) = (Duration::ZERO, Duration::ZERO);
-        Ok(Self { bytes: 0, requests: 0, latencies, elapsed, cpu })
+        Ok(Self { bytes: 0, requests: 0, transport: None, latencies, elapsed, cpu })
     }
 }
 
@@ -83,6 +85,7 @@ pub(super) fn measure(opened: &Opened, buffer: &Buffer, shape: &Shape) -> anyhow
         let done = done?;
         total.bytes += done.bytes;
         total.requests += done.requests;
+        total.transport = done.transport.or(total.transport);
         total.latencies.add(done.latencies)?;
         total.elapsed = total.elapsed.max(done.elapsed);
     }
@@ -101,7 +104,10 @@ fn repeat(
     loop {
         let submitted = Instant::now();
         match submit(opened, &batch.requests) {
-            Ok(Some(bytes)) => done.bytes += bytes,
+            Ok(Some(moved)) => {
+                done.bytes += moved.bytes;
+                done.transport = moved.transport;
+            }
             Ok(None) => return Ok(done),
             Err(_) if process::failed_because_told_to_stop() => return Ok(done),
             Err(error) => {
@@ -121,9 +127,9 @@ fn repeat(
     }
 }
 
-/// Does a batch; returns the bytes moved, or `None` when told to stop before it was done. It is
+/// Does a batch; returns what was moved, or `None` when told to stop before it was done. It is
 /// done, for good or bad, without a limit of ours: the engine gives up on a peer that is dead.
-fn submit(opened: &Opened, requests: &[TransferRequest]) -> anyhow::Result<Option<u64>> {
+fn submit(opened: &Opened, requests: &[TransferRequest]) -> anyhow::Result<Option<Moved>> {
     let batch = opened.engine.allocate_batch(requests.len())?;
     opened.engine.submit(&batch, requests)?;
     while !opened.engine.wait(&batch, GLANCE) {
@@ -131,14 +137,22 @@ fn submit(opened: &Opened, requests: &[TransferRequest]) -> anyhow::Result<Optio
             return Ok(None);
         }
     }
-    let mut bytes = 0;
+    let mut moved = Moved { bytes: 0, transport: None };
     for (index, status) in opened.engine.statuses(&batch).into_iter().enumerate() {
         if let Some(error) = status.error {
             return Err(SubmitAndWaitError::Failed { index, error }.into());
         }
-        bytes += status.transferred_bytes;
+        moved.bytes += status.transferred_bytes;
+        moved.transport = status.transport;
     }
-    Ok(Some(bytes))
+    Ok(Some(moved))
+}
+
+/// What a batch has done.
+struct Moved {
+    bytes: u64,
+    /// Of its last request.
+    transport: Option<&'static str>,
 }
 
 /// The requests of a thread, and where the next ones are.
