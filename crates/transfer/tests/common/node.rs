@@ -1,0 +1,130 @@
+//! Targets that are processes of their own, to be killed and stopped. Each is the test binary again.
+
+use std::io::{BufRead, BufReader, Write};
+use std::net::IpAddr;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use millstream_transfer::{Config, RdmaConfig, TransferEngine};
+
+use super::{address, contents, shared};
+
+/// Set in processes that tests start: addresses of devices, port and length of the buffer.
+const ROLE: &str = "MILLSTREAM_TEST_NODE";
+
+/// A process with an engine and a buffer that peers can access. Dropped, it is killed.
+pub(crate) struct Node {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    pub(crate) name: String,
+    devices: Vec<IpAddr>,
+    length: usize,
+}
+
+impl Node {
+    pub(crate) fn start(devices: usize, length: usize) -> Self {
+        Self::start_at((0..devices).map(|_| address()).collect(), 0, length)
+    }
+
+    /// Kills it and starts it again under the same name.
+    pub(crate) fn restart(&mut self) {
+        let port = self.name.rsplit_once(':').unwrap().1.parse().unwrap();
+        self.kill();
+        *self = Self::start_at(self.devices.clone(), port, self.length);
+    }
+
+    fn start_at(devices: Vec<IpAddr>, port: u16, length: usize) -> Self {
+        let list: Vec<_> = devices.iter().map(IpAddr::to_string).collect();
+        let role = format!("{} {port} {length}", list.join(","));
+        let mut command = Command::new(std::env::current_exe().unwrap());
+        command.args(["--exact", "a_node", "--nocapture"]).env(ROLE, role);
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        let mut node = Self { child, input, output, name: String::new(), devices, length };
+        node.name = node.hear();
+        node
+    }
+
+    fn hear(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "it ended early");
+            if let Some((_, line)) = line.trim().split_once("node: ") {
+                return line.to_owned();
+            }
+        }
+    }
+
+    /// What is in its buffer, as it sees it: see [`sum`].
+    pub(crate) fn sum(&mut self) -> u64 {
+        writeln!(self.input, "sum").unwrap();
+        self.hear().parse().unwrap()
+    }
+
+    /// Has it close its engine and end. It has begun to when this returns.
+    pub(crate) fn close(&mut self) {
+        writeln!(self.input, "close").unwrap();
+        assert_eq!(self.hear(), "closing");
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Sends it a signal. A process that gets STOP has stopped when this returns.
+    pub(crate) fn signal(&self, signal: &str) {
+        let id = self.child.id().to_string();
+        assert!(Command::new("kill").args(["-s", signal, &id]).status().unwrap().success());
+        let limit = Instant::now() + Duration::from_secs(10);
+        while signal == "STOP" && self.state() != 'T' {
+            assert!(Instant::now() < limit);
+            std::thread::yield_now();
+        }
+    }
+
+    /// Its state, as `/proc` has it.
+    fn state(&self) -> char {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        stat.rsplit_once(") ").unwrap().1.chars().next().unwrap()
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Is the process, if it was started as one.
+pub(crate) fn run() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let [devices, port, length] = role.split(' ').collect::<Vec<_>>().try_into().unwrap();
+    let devices: Vec<IpAddr> = devices.split(',').map(|one| one.parse().unwrap()).collect();
+    let listen = (devices[0], port.parse().unwrap()).into();
+    let config = Config { listen, ..Config::new(devices[0]) };
+    let engine = TransferEngine::new(config).unwrap();
+    engine.install_rdma(RdmaConfig::new(&devices)).unwrap();
+    let length = length.parse().unwrap();
+    let buffer = shared(&engine, length);
+    println!("node: {}", engine.name());
+    for line in std::io::stdin().lines() {
+        match line.unwrap().as_str() {
+            "sum" => println!("node: {}", sum(&contents(&buffer, 0, length))),
+            "close" => {
+                println!("node: closing");
+                drop(engine);
+                std::process::exit(0);
+            }
+            line => unreachable!("{line}"),
+        }
+    }
+    std::process::exit(0);
+}
+
+pub(crate) fn sum(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0, |sum, &byte| sum.wrapping_mul(31).wrapping_add(byte.into()))
+}
