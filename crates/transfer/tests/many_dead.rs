@@ -1,0 +1,148 @@
+//! Many peers that are dead at once do not delay what is done with one that lives.
+
+mod common;
+
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use common::{LONG, address, engine, private, request, shared};
+use millstream_metadata::{
+    BufferDesc, DeviceDesc, Frame, FrameType, Gid, Handler, SegmentDesc, Server, ServerConfig,
+};
+use millstream_transfer::{Batch, Buffer, Opcode, Segment, TransferEngine, TransferState};
+
+const PEERS: usize = 64;
+const LENGTH: u64 = 1 << 20;
+
+/// How long the batches with the healthy peer are counted before, which is how long they are then.
+const MEASURED: Duration = Duration::from_secs(1);
+
+/// Gives out the descriptor of a peer of which there is nothing else.
+struct Publisher {
+    devices: Vec<IpAddr>,
+    name: OnceLock<String>,
+}
+
+impl Handler for Publisher {
+    fn handle(&self, _client: SocketAddr, request: Frame) -> Option<Frame> {
+        if request.frame_type != FrameType::Metadata {
+            return None;
+        }
+        let nic = |(index, &address)| DeviceDesc {
+            name: format!("nic_{index}"),
+            lid: 0,
+            gid: Gid::from_address(address),
+        };
+        let buffer = BufferDesc {
+            name: "cpu:0".to_owned(),
+            addr: 4096,
+            length: LENGTH,
+            rkey: vec![1; self.devices.len()],
+            lkey: vec![1; self.devices.len()],
+            ..BufferDesc::default()
+        };
+        let descriptor = SegmentDesc {
+            name: self.name.get()?.clone(),
+            protocol: "rdma".to_owned(),
+            devices: self.devices.iter().enumerate().map(nic).collect(),
+            buffers: vec![buffer],
+            incarnation: Some(4711),
+            ..SegmentDesc::default()
+        };
+        Some(Frame::new(request.frame_type, descriptor.to_json()))
+    }
+}
+
+/// Opens the segment of a peer, which is dead from then on. Its NICs' addresses are `devices`, where
+/// nobody is.
+fn dead_peer(initiator: &TransferEngine, host: IpAddr, devices: &[IpAddr]) -> Segment {
+    let publisher = Arc::new(Publisher { devices: devices.to_vec(), name: OnceLock::new() });
+    let handler = Arc::clone(&publisher) as Arc<dyn Handler>;
+    let server = Server::start((host, 0).into(), ServerConfig::default(), handler).unwrap();
+    let name = server.address().to_string();
+    publisher.name.set(name.clone()).unwrap();
+    initiator.open_segment(&name).unwrap()
+}
+
+/// Writes to the healthy peer for a while, one batch after the other; how many.
+fn count(initiator: &TransferEngine, healthy: &Segment, local: &Buffer) -> usize {
+    let write = request(Opcode::Write, (local, 0), healthy, 0, 64 << 10);
+    let end = Instant::now() + MEASURED;
+    let mut count = 0;
+    while Instant::now() < end {
+        initiator.submit_and_wait(&[write; 16], LONG).unwrap();
+        count += 1;
+    }
+    count
+}
+
+/// Ends within so long, failed, with nothing that could still arrive.
+fn all_end(initiator: &TransferEngine, batches: &[Batch], start: Instant, limit: Duration) {
+    let all = batches.iter().all(|batch| initiator.wait(batch, LONG));
+    let took = start.elapsed();
+    println!("all ended after {took:?}");
+    assert!(all && took < limit, "{took:?}");
+    for batch in batches {
+        for status in initiator.statuses(batch) {
+            assert_eq!(status.state, TransferState::Failed, "{status:?}");
+            assert!(!status.target_undefined, "nothing was sent: {status:?}");
+        }
+    }
+}
+
+/// `nics` of each dead peer, and of the initiator.
+fn beside(nics: usize, silent: bool, limit: Duration) {
+    let (target, initiator) = (engine(1), engine(nics));
+    let _remote = shared(&target, LENGTH as usize);
+    let local = private(&initiator, LENGTH as usize);
+    let healthy = initiator.open_segment(target.name()).unwrap();
+    let host = address();
+    let devices: Vec<_> = (0..nics).map(|_| address()).collect();
+    let mut listeners = Vec::new();
+    let segments: Vec<_> = (0..PEERS)
+        .map(|_| {
+            let segment = dead_peer(&initiator, host, &devices);
+            // Its host takes connections, but nobody answers. Without, it refuses them.
+            let address: SocketAddr = segment.name().parse().unwrap();
+            listeners.extend(silent.then(|| TcpListener::bind(address).unwrap()));
+            segment
+        })
+        .collect();
+    count(&initiator, &healthy, &local);
+    let before = count(&initiator, &healthy, &local);
+    let start = Instant::now();
+    let batches: Vec<_> = segments
+        .iter()
+        .map(|segment| {
+            let both = [Opcode::Write, Opcode::Read]
+                .map(|opcode| request(opcode, (&local, 0), segment, 0, LENGTH));
+            let batch = initiator.allocate_batch(2).unwrap();
+            initiator.submit(&batch, &both).unwrap();
+            batch
+        })
+        .collect();
+    let submitted = start.elapsed();
+    let during = thread::scope(|scope| {
+        scope.spawn(|| all_end(&initiator, &batches, start, limit));
+        count(&initiator, &healthy, &local)
+    });
+    println!("{before} batches before, {during} then; submitted in {submitted:?}");
+    // The processor is shared with others; a wait for one dead peer would leave one or none.
+    assert!(during > before / 5, "{during} batches in place of {before}");
+}
+
+#[test]
+fn peers_that_are_silent_delay_nobody() {
+    for nics in [1, 8] {
+        beside(nics, true, Duration::from_secs(5));
+    }
+}
+
+#[test]
+fn peers_that_are_gone_delay_nobody() {
+    for nics in [1, 8] {
+        beside(nics, false, Duration::from_secs(1));
+    }
+}
