@@ -205,3 +205,27 @@ fn the_first_batch_to_a_restarted_process_succeeds_once_its_segment_is_asked_for
         initiator.refresh_segment(segment.id()).unwrap();
     }
 }
+
+#[test]
+fn a_batch_whose_process_is_started_again_meanwhile_ends_within_a_second() {
+    for opcode in [Opcode::Write, Opcode::Read] {
+        let mut node = Node::start(2, LENGTH);
+        let initiator = engine(2);
+        let local = private(&initiator, LENGTH);
+        local.write(0, &pattern(LENGTH, 1)).unwrap();
+        let segment = initiator.open_segment(&node.name).unwrap();
+        let requests = requests(opcode, &local, &segment, 8, LENGTH);
+        let start = Instant::now();
+        let (batch, took) = until_failure(&initiator, &requests, || node.restart());
+        println!("{opcode:?}, restarted: {took:?} of {:?}", start.elapsed());
+        assert!(took < REFUSED, "{took:?}");
+        for status in initiator.statuses(&batch).iter().filter(|status| is_failed(status)) {
+            assert!(!status.target_undefined, "{status:?}");
+            // It was noticed while nobody was there, or when the second was.
+            use FailureReason::{Restarted, Unreachable};
+            let error = status.error.as_ref().unwrap();
+            assert!(matches!(error.reason, Restarted | Unreachable(_)), "{error}");
+        }
+        assert_eq!(node.sum(), sum(&vec![0; LENGTH]), "nothing is written to the second");
+    }
+}

@@ -9,7 +9,8 @@ use millstream_transfer::{Config, RdmaConfig, TransferEngine};
 
 use super::{address, contents, shared};
 
-/// Set in processes that tests start: addresses of devices, port and length of the buffer.
+/// Set in processes that tests start: addresses of devices, port, length of the buffer, and how many queue
+/// pairs peers may have.
 const ROLE: &str = "MILLSTREAM_TEST_NODE";
 
 /// A process with an engine and a buffer that peers can access. Dropped, it is killed.
@@ -20,29 +21,35 @@ pub(crate) struct Node {
     pub(crate) name: String,
     devices: Vec<IpAddr>,
     length: usize,
+    accepts: usize,
 }
 
 impl Node {
     pub(crate) fn start(devices: usize, length: usize) -> Self {
-        Self::start_at((0..devices).map(|_| address()).collect(), 0, length)
+        Self::start_with(devices, length, RdmaConfig::new(&[]).max_accepted_queue_pairs)
+    }
+
+    /// A process where peers have so many queue pairs at most.
+    pub(crate) fn start_with(devices: usize, length: usize, accepts: usize) -> Self {
+        Self::start_at((0..devices).map(|_| address()).collect(), 0, length, accepts)
     }
 
     /// Kills it and starts it again under the same name.
     pub(crate) fn restart(&mut self) {
         let port = self.name.rsplit_once(':').unwrap().1.parse().unwrap();
         self.kill();
-        *self = Self::start_at(self.devices.clone(), port, self.length);
+        *self = Self::start_at(self.devices.clone(), port, self.length, self.accepts);
     }
 
-    fn start_at(devices: Vec<IpAddr>, port: u16, length: usize) -> Self {
+    fn start_at(devices: Vec<IpAddr>, port: u16, length: usize, accepts: usize) -> Self {
         let list: Vec<_> = devices.iter().map(IpAddr::to_string).collect();
-        let role = format!("{} {port} {length}", list.join(","));
+        let role = format!("{} {port} {length} {accepts}", list.join(","));
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "a_node", "--nocapture"]).env(ROLE, role);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let input = child.stdin.take().unwrap();
         let output = BufReader::new(child.stdout.take().unwrap());
-        let mut node = Self { child, input, output, name: String::new(), devices, length };
+        let mut node = Self { child, input, output, name: String::new(), devices, length, accepts };
         node.name = node.hear();
         node
     }
@@ -85,6 +92,15 @@ impl Node {
         }
     }
 
+    /// Memory of it that is resident, in KiB, and how many files it has open.
+    pub(crate) fn resources(&self) -> (u64, usize) {
+        let process = format!("/proc/{}", self.child.id());
+        let status = std::fs::read_to_string(format!("{process}/status")).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
+        let resident = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+        (resident, std::fs::read_dir(format!("{process}/fd")).unwrap().count())
+    }
+
     /// Its state, as `/proc` has it.
     fn state(&self) -> char {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
@@ -102,12 +118,14 @@ impl Drop for Node {
 /// Is the process, if it was started as one.
 pub(crate) fn run() {
     let Ok(role) = std::env::var(ROLE) else { return };
-    let [devices, port, length] = role.split(' ').collect::<Vec<_>>().try_into().unwrap();
+    let [devices, port, length, accepts] = role.split(' ').collect::<Vec<_>>().try_into().unwrap();
     let devices: Vec<IpAddr> = devices.split(',').map(|one| one.parse().unwrap()).collect();
     let listen = (devices[0], port.parse().unwrap()).into();
     let config = Config { listen, ..Config::new(devices[0]) };
     let engine = TransferEngine::new(config).unwrap();
-    engine.install_rdma(RdmaConfig::new(&devices)).unwrap();
+    let max_accepted_queue_pairs = accepts.parse().unwrap();
+    let rdma = RdmaConfig { max_accepted_queue_pairs, ..RdmaConfig::new(&devices) };
+    engine.install_rdma(rdma).unwrap();
     let length = length.parse().unwrap();
     let buffer = shared(&engine, length);
     println!("node: {}", engine.name());
