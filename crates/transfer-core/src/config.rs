@@ -23,6 +23,9 @@ pub struct Config {
     pub connect_timeout: Duration,
     /// A rail on which something is in flight and nothing completes for so long has failed.
     pub silence: Duration,
+    /// While other rails of the flow complete, one that is measured has failed after 8 round trips of
+    /// silence, or 4 times what it needs for what is in flight, but not before this.
+    pub least_silence: Duration,
     /// How often the peer is asked to confirm a fence.
     pub fence_interval: Duration,
     /// How long its confirmation is waited for.
@@ -54,6 +57,7 @@ impl Default for Config {
             max_attempts: 10,
             connect_timeout: Duration::from_secs(1),
             silence: Duration::from_secs(3),
+            least_silence: Duration::from_millis(100),
             fence_interval: Duration::from_millis(250),
             fence_timeout: Duration::from_secs(2),
             patience: Duration::from_secs(4),

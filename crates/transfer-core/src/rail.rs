@@ -194,6 +194,20 @@ impl Rail {
                     && self.bytes + u64::from(length) <= self.limit))
     }
 
+    /// How long nothing may complete on it, while other rails complete, before it has failed. Its
+    /// peak rate may be that of a burst, and its smallest round trip that of an empty queue.
+    pub(crate) fn patience(&self, config: &crate::Config) -> Duration {
+        let (Access::Connection, Some(rate), Some(round_trip)) =
+            (self.spec.access, self.peak_rate(), self.smallest_round_trip())
+        else {
+            return config.silence;
+        };
+        let needed = u128::from(self.bytes) * 1_000_000_000 / u128::from(rate.max(1));
+        let needed = Duration::from_nanos(needed.min(u64::MAX.into()) as u64);
+        let patience = needed.saturating_mul(4).max(round_trip.saturating_mul(8));
+        patience.max(config.least_silence).min(config.silence)
+    }
+
     pub(crate) fn completed(&mut self, now: Instant, posted_at: Instant, length: u32) {
         self.last_completion = now;
         self.probing = false;
@@ -316,6 +330,26 @@ mod tests {
         slow.measure.begin(at(0));
         slow.completed(at(1000), at(990), 1000);
         assert_eq!(slow.limit_bytes(), 256 << 10);
+    }
+
+    #[test]
+    fn patience_follows_what_is_measured() {
+        let config = Config::default();
+        let mut rail = rail();
+        assert_eq!(rail.patience(&config), config.silence, "nothing is known");
+        rail.measure.begin(at(0));
+        // 1 MB in 5 ms, of which the last byte was posted 2 ms before.
+        rail.completed(at(5), at(3), 1_000_000);
+        assert_eq!(rail.patience(&config), Duration::from_millis(100));
+        // What is in flight takes 40 ms.
+        rail.bytes = 8_000_000;
+        assert_eq!(rail.patience(&config), Duration::from_millis(160));
+        rail.bytes = u64::MAX;
+        assert_eq!(rail.patience(&config), config.silence);
+        let mut far = self::rail();
+        far.measure.begin(at(0));
+        far.completed(at(40), at(0), 1_000_000);
+        assert_eq!(far.patience(&config), Duration::from_millis(320));
     }
 
     #[test]

@@ -130,7 +130,7 @@ impl<P: Policy> Flow<P> {
             length: self.slices.at(index).length,
         };
         if self.rails[usize::from(id.0)].timer.is_none() {
-            self.set_timer(id.0, now + self.config.silence);
+            self.set_timer(id.0, now + self.config.least_silence);
         }
         post
     }

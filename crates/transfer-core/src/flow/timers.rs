@@ -40,12 +40,20 @@ impl<P: Policy> Flow<P> {
             RailState::Connecting => self.give_up_connecting(now, index, true),
             RailState::Up => {
                 let Some(oldest) = rail.oldest else { return };
-                let silent_at = oldest.max(rail.last_completion) + self.config.silence;
-                if silent_at > now {
-                    return self.set_timer(index, silent_at);
+                let since = oldest.max(rail.last_completion);
+                let (patience, silent_at) =
+                    (rail.patience(&self.config), since + self.config.silence);
+                if since + patience > now {
+                    // It may be measured meanwhile, and then have less.
+                    let look = now + self.config.least_silence;
+                    return self.set_timer(index, look.min(since + patience));
+                }
+                if silent_at > now && !self.others_complete(index, since + patience / 2) {
+                    // Perhaps they do soon; or it is the peer that is silent, or this process.
+                    return self.set_timer(index, silent_at.min(now + patience / 2));
                 }
                 // It is the oldest that hangs, and those behind it wait.
-                if let Some(slice) = rail.posted.first() {
+                if let Some(slice) = self.rails[usize::from(index)].posted.first() {
                     let slice = self.slices.at_mut(slice);
                     slice.attempt = slice.attempt.saturating_add(1);
                     let (task, tired) = (slice.task, slice.attempt >= self.config.max_attempts);
@@ -68,6 +76,12 @@ impl<P: Policy> Flow<P> {
                 self.changed();
             }
         }
+    }
+
+    /// Whether anything has completed after `since` on another rail than this.
+    fn others_complete(&self, index: u16, since: Instant) -> bool {
+        let mut others = self.rails.iter().enumerate().filter(|(at, _)| *at != usize::from(index));
+        others.any(|(_, rail)| rail.is_up() && rail.last_completion > since)
     }
 
     pub(super) fn set_timer(&mut self, index: u16, at: Instant) {

@@ -534,6 +534,65 @@ fn a_rail_on_which_nothing_completes_has_failed() {
     assert!(bench.rail(0).is_up() && bench.flow.poll_timeout().is_none());
 }
 
+/// Two rails that are measured: a slice takes 10 ms. On each are the 256 KiB that are allowed.
+fn measured() -> (Bench, VecDeque<Post>) {
+    let mut bench = Bench::new();
+    bench.submit(write(1, 64 * SLICE));
+    bench.connect_all();
+    bench.pass(at(10));
+    for post in bench.take_posts() {
+        bench.complete(post, SliceResult::Done);
+    }
+    let posts: VecDeque<Post> = bench.take_posts().into();
+    assert_eq!(posts.iter().filter(|post| post.rail == RailId(1)).count(), 4);
+    assert_eq!(posts.len(), 8);
+    (bench, posts)
+}
+
+#[test]
+fn a_rail_that_is_silent_while_another_completes_has_failed_soon() {
+    let (mut bench, mut posts) = measured();
+    let mut held = Vec::new();
+    posts.retain(|post| {
+        held.extend((post.rail == RailId(1)).then_some(post.first));
+        post.rail == RailId(0)
+    });
+    for step in 2..=30 {
+        bench.pass(at(10 * step));
+        // What it has in flight takes it 40 ms.
+        assert_eq!(bench.aborts.is_empty(), step < 17, "at {step}0 ms");
+        let post = posts.pop_front().unwrap();
+        bench.complete(post, SliceResult::Done);
+        posts.extend(bench.take_posts());
+    }
+    assert_eq!(bench.aborts, [(RailId(1), 2)]);
+    assert_eq!(bench.fences[0], (RailId(1), 2));
+    // The other one takes over what was held, and first.
+    bench.abort_all();
+    bench.confirm_all();
+    for _ in 0..4 {
+        bench.complete(posts.pop_front().unwrap(), SliceResult::Done);
+    }
+    let again: Vec<Piece> = bench.take_posts().iter().map(|post| post.first).collect();
+    assert_eq!(again, held);
+}
+
+#[test]
+fn rails_that_are_silent_together_are_given_time() {
+    let (mut bench, posts) = measured();
+    bench.pass(at(3009));
+    assert_eq!(bench.aborts, []);
+    // This process was stopped, say, and what has completed meanwhile comes in one go.
+    for post in posts {
+        bench.complete(post, SliceResult::Done);
+    }
+    bench.pass(at(3010));
+    assert_eq!(bench.aborts, []);
+    let (mut bench, _) = measured();
+    bench.pass(at(3010));
+    assert_eq!(bench.aborts.len(), 2);
+}
+
 #[test]
 fn own_copies_end_by_themselves() {
     let config = Config { max_attempts: 2, ..Config::default() };
