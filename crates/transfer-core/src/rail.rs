@@ -194,18 +194,18 @@ impl Rail {
                     && self.bytes + u64::from(length) <= self.limit))
     }
 
-    /// How long nothing may complete on it, while other rails complete, before it has failed. Its
-    /// peak rate may be that of a burst, and its smallest round trip that of an empty queue.
-    pub(crate) fn patience(&self, config: &crate::Config) -> Duration {
-        let (Access::Connection, Some(rate), Some(round_trip)) =
-            (self.spec.access, self.peak_rate(), self.smallest_round_trip())
-        else {
-            return config.silence;
-        };
+    /// How long nothing may complete on it, while other rails complete, before it has failed. `None`
+    /// when nothing is known of it. Its peak rate may be that of a burst, and its smallest round trip
+    /// that of an empty queue.
+    pub(crate) fn patience(&self, config: &crate::Config) -> Option<Duration> {
+        if self.spec.access == Access::Own {
+            return Some(config.silence);
+        }
+        let (rate, round_trip) = (self.peak_rate()?, self.smallest_round_trip()?);
         let needed = u128::from(self.bytes) * 1_000_000_000 / u128::from(rate.max(1));
         let needed = Duration::from_nanos(needed.min(u64::MAX.into()) as u64);
         let patience = needed.saturating_mul(4).max(round_trip.saturating_mul(8));
-        patience.max(config.least_silence).min(config.silence)
+        Some(patience.max(config.least_silence).min(config.silence))
     }
 
     pub(crate) fn completed(&mut self, now: Instant, posted_at: Instant, length: u32) {
@@ -336,20 +336,23 @@ mod tests {
     fn patience_follows_what_is_measured() {
         let config = Config::default();
         let mut rail = rail();
-        assert_eq!(rail.patience(&config), config.silence, "nothing is known");
+        assert_eq!(rail.patience(&config), None);
         rail.measure.begin(at(0));
         // 1 MB in 5 ms, of which the last byte was posted 2 ms before.
         rail.completed(at(5), at(3), 1_000_000);
-        assert_eq!(rail.patience(&config), Duration::from_millis(100));
+        assert_eq!(rail.patience(&config), Some(Duration::from_millis(100)));
         // What is in flight takes 40 ms.
         rail.bytes = 8_000_000;
-        assert_eq!(rail.patience(&config), Duration::from_millis(160));
+        assert_eq!(rail.patience(&config), Some(Duration::from_millis(160)));
         rail.bytes = u64::MAX;
-        assert_eq!(rail.patience(&config), config.silence);
+        assert_eq!(rail.patience(&config), Some(config.silence));
+        rail.spec.access = Access::Own;
+        rail.bytes = 0;
+        assert_eq!(rail.patience(&config), Some(config.silence), "it copies by itself");
         let mut far = self::rail();
         far.measure.begin(at(0));
         far.completed(at(40), at(0), 1_000_000);
-        assert_eq!(far.patience(&config), Duration::from_millis(320));
+        assert_eq!(far.patience(&config), Some(Duration::from_millis(320)));
     }
 
     #[test]

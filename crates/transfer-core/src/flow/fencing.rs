@@ -14,7 +14,11 @@ impl<P: Policy> Flow<P> {
     /// A rail is connected.
     pub fn rail_up(&mut self, now: Instant, id: RailId, epoch: u64) {
         if self.is_in(id, epoch, RailState::Connecting) {
+            // While there are others, it need not be trusted with more before it has shown what it can.
+            let measured = |rail: &crate::Rail| rail.peak_rate().is_some();
+            let others = self.rails.iter().any(|rail| rail.is_up() && measured(rail));
             let rail = &mut self.rails[usize::from(id.0)];
+            rail.probing |= others && !measured(rail);
             rail.state = RailState::Up;
             rail.timer = None;
             rail.last_completion = now;

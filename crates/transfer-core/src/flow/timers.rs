@@ -41,8 +41,7 @@ impl<P: Policy> Flow<P> {
             RailState::Up => {
                 let Some(oldest) = rail.oldest else { return };
                 let since = oldest.max(rail.last_completion);
-                let (patience, silent_at) =
-                    (rail.patience(&self.config), since + self.config.silence);
+                let (patience, silent_at) = (self.patience(index), since + self.config.silence);
                 if since + patience > now {
                     // It may be measured meanwhile, and then have less.
                     let look = now + self.config.least_silence;
@@ -76,6 +75,16 @@ impl<P: Policy> Flow<P> {
                 self.changed();
             }
         }
+    }
+
+    /// How long nothing may complete on a rail while others complete. For one that has never completed
+    /// anything, 4 times what the most patient of the others is given.
+    fn patience(&self, index: u16) -> core::time::Duration {
+        let of = |rail: &crate::Rail| rail.patience(&self.config);
+        let own = of(&self.rails[usize::from(index)]);
+        let others = || self.rails.iter().filter(|rail| rail.is_up()).filter_map(of).max();
+        let known = own.or_else(|| Some(others()?.saturating_mul(4)));
+        known.map_or(self.config.silence, |patience| patience.min(self.config.silence))
     }
 
     /// Whether anything has completed after `since` on another rail than this.

@@ -578,6 +578,35 @@ fn a_rail_that_is_silent_while_another_completes_has_failed_soon() {
 }
 
 #[test]
+fn a_rail_that_comes_later_begins_with_one_slice() {
+    let mut bench = Bench::new();
+    bench.submit(write(1, 640 * SLICE));
+    let late = bench.connects.pop().unwrap();
+    bench.connect_all();
+    let mut posts: VecDeque<Post> = bench.take_posts().into();
+    for step in 1..=60 {
+        bench.pass(at(10 * step));
+        if step == 10 {
+            bench.connects.push(late);
+            bench.connect_all();
+            let on_late = |post: &&Post| post.rail == late.0;
+            assert_eq!(bench.posts.iter().filter(on_late).count(), 1);
+        }
+        posts.extend(bench.take_posts().into_iter().filter(|post| post.rail != late.0));
+        let post = posts.pop_front().unwrap();
+        bench.complete(post, SliceResult::Done);
+        // The other one is given 160 ms; this one, of which nothing is known, 640 ms from 100 ms.
+        assert_eq!(bench.aborts, []);
+    }
+    for step in 61..=80 {
+        bench.pass(at(10 * step));
+        posts.extend(bench.take_posts());
+        bench.complete(posts.pop_front().unwrap(), SliceResult::Done);
+    }
+    assert_eq!(bench.aborts, [late]);
+}
+
+#[test]
 fn rails_that_are_silent_together_are_given_time() {
     let (mut bench, posts) = measured();
     bench.pass(at(3009));
