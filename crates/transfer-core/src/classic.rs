@@ -123,13 +123,18 @@ impl Class {
         None
     }
 
-    /// The rail with room at which a slice that has failed `attempt` times goes on.
-    fn walk(&self, slice: &SliceInfo, rails: &Rails<'_>) -> Option<RailId> {
+    /// Where a slice that has failed `attempt` times goes on. It does not test rails of which it is
+    /// not known whether they work, unless there are no others: others that have not failed do.
+    fn walk(&self, slice: &SliceInfo, rails: &Rails<'_>) -> Option<Pick> {
+        let rail = |id: &RailId| &rails.all[usize::from(id.0)];
+        let proven = |id: &&RailId| rail(id).is_up() && !rail(id).probing;
+        let any = self.tiers.iter().flatten().any(|id| proven(&id));
         let all = self.tiers.iter().flatten();
         let count = self.tiers.iter().map(Vec::len).sum::<usize>().max(1);
         let from = (usize::from(slice.attempt) - 1) % count;
         let mut order = all.clone().skip(from).chain(all.take(from));
-        order.find(|id| rails.all[usize::from(id.0)].has_room(slice.length)).copied()
+        let found = order.find(|id| (!any || proven(id)) && rail(id).has_room(slice.length));
+        found.map(|id| Pick::Post(*id)).or_else(|| any.then_some(Pick::Wait))
     }
 }
 
@@ -149,9 +154,9 @@ impl Policy for Classic {
             return Pick::Connect(rail);
         }
         if slice.attempt > 0
-            && let Some(rail) = class.walk(slice, rails)
+            && let Some(pick) = class.walk(slice, rails)
         {
-            return Pick::Post(rail);
+            return pick;
         }
         let count = class.up.len();
         if count == 0 {
@@ -300,6 +305,17 @@ mod tests {
         let walk: Vec<Pick> =
             (1..=5).map(|attempt| post(&mut policy, &rails, 1, attempt)).collect();
         assert_eq!(walk, [3, 1, 2, 0, 3].map(|rail| Pick::Post(RailId(rail))));
+        // Those that may not work are tested by slices that have not failed.
+        for id in [0, 1, 3] {
+            rails[id].probing = true;
+        }
+        assert_eq!(post(&mut policy, &rails, 1, 1), Pick::Post(RailId(2)));
+        rails[2].slices = 2;
+        assert_eq!(post(&mut policy, &rails, 1, 1), Pick::Wait);
+        assert_eq!(post(&mut policy, &rails, 1, 0), Pick::Post(RailId(3)));
+        // Unless there are no others.
+        rails[2].state = RailState::Fencing;
+        assert_eq!(post(&mut policy, &rails, 1, 1), Pick::Post(RailId(3)));
     }
 
     #[test]

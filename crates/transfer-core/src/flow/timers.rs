@@ -54,8 +54,13 @@ impl<P: Policy> Flow<P> {
                 // It is the oldest that hangs, and those behind it wait.
                 if let Some(slice) = self.rails[usize::from(index)].posted.first() {
                     let slice = self.slices.at_mut(slice);
-                    slice.attempt = slice.attempt.saturating_add(1);
-                    let (task, tired) = (slice.task, slice.attempt >= self.config.max_attempts);
+                    // While others complete it is the rail, of which perhaps too much was asked.
+                    slice.attempt = match silent_at > now {
+                        true => slice.attempt.max(1),
+                        false => slice.attempt.saturating_add(1),
+                    };
+                    let tired = silent_at <= now && slice.attempt >= self.config.max_attempts;
+                    let task = slice.task;
                     self.break_rail(now, index, true);
                     if tired {
                         self.end(task, End::Failed(Failure::Attempts));
@@ -78,12 +83,12 @@ impl<P: Policy> Flow<P> {
     }
 
     /// How long nothing may complete on a rail while others complete. For one that has never completed
-    /// anything, 4 times what the most patient of the others is given.
+    /// anything, twice what the most patient of the others is given.
     fn patience(&self, index: u16) -> core::time::Duration {
         let of = |rail: &crate::Rail| rail.patience(&self.config);
         let own = of(&self.rails[usize::from(index)]);
         let others = || self.rails.iter().filter(|rail| rail.is_up()).filter_map(of).max();
-        let known = own.or_else(|| Some(others()?.saturating_mul(4)));
+        let known = own.or_else(|| Some(others()?.saturating_mul(2)));
         known.map_or(self.config.silence, |patience| patience.min(self.config.silence))
     }
 

@@ -557,7 +557,11 @@ impl Peer {
             if let (Failure::Refused, Some((_, rail, status))) = (failure, refused) {
                 return self.error(Some(rail), FailureReason::Completion(status));
             }
-            let unknown = || (RailId(0), FailureReason::NoPath("no answer".to_owned()));
+            let what = match failure {
+                Failure::Attempts => "each way to it has fallen silent too often",
+                _ => "no answer",
+            };
+            let unknown = || (RailId(0), FailureReason::NoPath(what.to_owned()));
             let (rail, last) = state.last.clone().unwrap_or_else(unknown);
             let reason = match failure {
                 Failure::PeerRestarted => FailureReason::Restarted,
