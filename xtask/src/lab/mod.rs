@@ -4,6 +4,7 @@
 //! its folder, which is gone when the lab is.
 
 mod bench;
+mod cuts;
 mod figures;
 mod options;
 mod record;
