@@ -163,7 +163,7 @@ fn recovery(rates: &[(Duration, f64)], from: Duration, to: Duration, part: f64, 
         "mean_ratio_to_one": figures::mean(rates, from, to) / one,
         "ms_to_reach": figures::first_at(rates, from, to, part * one).map(ms),
         "windows_below": rates.iter().filter(below).count(),
-        "ms_to_last_below": rates.iter().filter(below).next_back().map(|(at, _)| ms(*at)),
+        "ms_to_last_below": rates.iter().rfind(below).map(|(at, _)| ms(*at)),
         // What it was every 100 ms of the first two seconds.
         "ratios": (1..=20)
             .filter_map(|step| {
