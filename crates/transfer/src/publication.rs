@@ -44,30 +44,36 @@ impl Inner {
     /// What there is to tell has changed.
     pub(crate) fn changed(&self) -> Result<(), StoreError> {
         self.publication.version.fetch_add(1, Ordering::SeqCst);
-        // Only now: `publish` clears the mark before it looks at the version again.
+        // Only now: `publish` counts the marks before it looks at the version.
         if let Some(own) = self.segments.by_id(SegmentId::LOCAL) {
             own.mark_stale();
         }
         if self.store.is_local() { Ok(()) } else { self.publish() }
     }
 
-    /// Makes the descriptor say what is so now.
+    /// Makes the descriptor say what was so when this was called, or later. What changes meanwhile is left
+    /// to the next call, so that this one ends however often memory is registered.
     pub(crate) fn publish(&self) -> Result<(), StoreError> {
         let Publication { version, published, .. } = &self.publication;
         let mut published = published.lock().unwrap_or_else(PoisonError::into_inner);
-        loop {
-            let version = || version.load(Ordering::SeqCst);
-            let current = version();
-            if *published == Some(current) || self.is_stopped() {
-                return Ok(());
-            }
-            let descriptor = self.describe();
-            self.store.publish_segment(&descriptor)?;
-            if let Some(own) = self.segments.by_id(SegmentId::LOCAL) {
-                own.set_descriptor(descriptor);
-            }
-            *published = Some(current);
+        let own = self.segments.by_id(SegmentId::LOCAL).map(|own| (own.marks(), own));
+        let current = version.load(Ordering::SeqCst);
+        if self.is_stopped() {
+            return Ok(());
         }
+        if *published == Some(current) {
+            if let Some((marks, own)) = own {
+                own.confirm_descriptor(marks);
+            }
+            return Ok(());
+        }
+        let descriptor = self.describe();
+        self.store.publish_segment(&descriptor)?;
+        if let Some((marks, own)) = own {
+            own.set_descriptor(descriptor, marks);
+        }
+        *published = Some(current);
+        Ok(())
     }
 
     /// Takes the descriptor back. The engine has been stopped, so that none follows.
@@ -112,5 +118,43 @@ impl Inner {
         };
         self.with_transports(|all| all.iter().for_each(|each| each.describe(&mut descriptor)));
         descriptor
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    use super::*;
+    use crate::{Config, TransferEngine};
+
+    /// Who registers without end keeps nobody from the descriptor.
+    #[test]
+    fn a_descriptor_is_published_while_memory_changes_all_the_time() {
+        let address = [127, 97, std::process::id() as u8, 1].into();
+        let engine = TransferEngine::new(Config::new(address)).unwrap();
+        let done = AtomicBool::new(false);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !done.load(Ordering::Relaxed) {
+                    engine.inner.changed().unwrap();
+                }
+            });
+            for _ in 0..100 {
+                engine.inner.publish().unwrap();
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+        let own = engine.inner.segments.by_id(SegmentId::LOCAL).unwrap();
+        engine.inner.publish().unwrap();
+        assert!(!own.is_stale());
+        engine.inner.changed().unwrap();
+        assert!(own.is_stale());
+        // Somebody else's publication has it, but the mark comes after.
+        engine.inner.publish().unwrap();
+        own.mark_stale();
+        engine.inner.publish().unwrap();
+        assert!(!own.is_stale());
     }
 }

@@ -1,7 +1,7 @@
 //! Segments that are open, and the engine's own.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
@@ -48,8 +48,10 @@ pub(crate) struct OpenSegment {
     pub(crate) id: SegmentId,
     pub(crate) name: String,
     view: RwLock<View>,
-    /// The descriptor has proven wrong: ask again before the next use.
-    stale: AtomicBool,
+    /// How often something has happened that the descriptor may not say.
+    marks: AtomicU64,
+    /// Of how many of these the descriptor knows. If not of all, ask again before the next use.
+    seen: AtomicU64,
     durable: AtomicBool,
     /// Held while transports are told of a descriptor; whether they have been.
     preparing: Mutex<bool>,
@@ -173,7 +175,8 @@ impl OpenSegment {
             id,
             name: name.to_owned(),
             view: RwLock::new(View::new(descriptor)),
-            stale: AtomicBool::new(false),
+            marks: AtomicU64::new(0),
+            seen: AtomicU64::new(0),
             durable: AtomicBool::new(false),
             preparing: Mutex::new(false),
             tried: Mutex::new(None),
@@ -200,7 +203,8 @@ impl OpenSegment {
         // Before others see it: who submits meanwhile finds what belongs to the one of before.
         prepare(&view.descriptor);
         *prepared = true;
-        self.set_view(view);
+        // What marks it stale from here on may have seen the descriptor of before, or this one.
+        self.set_view(view, self.marks());
     }
 
     /// Has `prepare` tell transports of its first descriptor, unless that was done; if another thread
@@ -226,18 +230,27 @@ impl OpenSegment {
         due
     }
 
-    pub(crate) fn set_descriptor(&self, descriptor: SegmentDesc) {
-        self.set_view(View::new(descriptor));
+    /// Takes a descriptor that was written after [`OpenSegment::marks`] had said this.
+    pub(crate) fn set_descriptor(&self, descriptor: SegmentDesc, marks: u64) {
+        self.set_view(View::new(descriptor), marks);
     }
 
-    fn set_view(&self, view: View) {
-        // Cleared first: what marks it stale from here on has seen the descriptor of before.
-        self.stale.store(false, Ordering::Release);
+    fn set_view(&self, view: View, marks: u64) {
         *self.view.write().unwrap_or_else(PoisonError::into_inner) = view;
+        self.confirm_descriptor(marks);
+    }
+
+    /// The descriptor knows of so many marks.
+    pub(crate) fn confirm_descriptor(&self, marks: u64) {
+        self.seen.fetch_max(marks, Ordering::Release);
+    }
+
+    pub(crate) fn marks(&self) -> u64 {
+        self.marks.load(Ordering::SeqCst)
     }
 
     pub(crate) fn mark_stale(&self) {
-        self.stale.store(true, Ordering::Release);
+        self.marks.fetch_add(1, Ordering::SeqCst);
     }
 
     /// [`Segment::set_durable`].
@@ -246,7 +259,7 @@ impl OpenSegment {
     }
 
     pub(crate) fn is_stale(&self) -> bool {
-        self.stale.load(Ordering::Acquire)
+        self.seen.load(Ordering::Acquire) != self.marks.load(Ordering::Acquire)
     }
 }
 
@@ -330,6 +343,19 @@ mod tests {
             ..BufferDesc::default()
         };
         SegmentDesc { name: name.to_owned(), buffers: vec![buffer], ..SegmentDesc::default() }
+    }
+
+    #[test]
+    fn a_descriptor_that_was_begun_before_a_mark_is_stale() {
+        let open = OpenSegment::new(SegmentId(1), "a", SegmentDesc::default());
+        assert!(!open.is_stale());
+        open.mark_stale();
+        let marks = open.marks();
+        open.mark_stale();
+        open.set_descriptor(SegmentDesc::default(), marks);
+        assert!(open.is_stale());
+        open.replace_descriptor(SegmentDesc::default(), |_| {});
+        assert!(!open.is_stale());
     }
 
     #[test]
