@@ -27,9 +27,13 @@ pub(super) fn register(
         let failed = |error| format!("device {}: {error}", device.device.name());
         memory.register(&device.domain, access).map_err(failed)
     };
-    let processors = thread::available_parallelism().map_or(1, usize::from);
-    let pinned = devices.iter().any(|it| it.device.provider() == Provider::Ibverbs);
-    let populated = pinned && memory.length() >= POPULATED && processors >= PROCESSORS;
+    let pinned = || devices.iter().any(|it| it.device.provider() == Provider::Ibverbs);
+    // Reads files of the system: only for what takes longer.
+    let processors = match memory.length() >= POPULATED && pinned() {
+        true => thread::available_parallelism().map_or(1, usize::from),
+        false => 1,
+    };
+    let populated = processors >= PROCESSORS;
     if populated
         && let Err(error) = populate(memory.address(), memory.length(), processors.min(MAX_THREADS))
     {
