@@ -1,7 +1,8 @@
 //! The thread of a [`Caller`](super::Caller): sockets that do not block, and a timer for each call.
 
 use std::collections::{BTreeSet, HashMap};
-use std::io;
+use std::io::{self, Read, Write};
+use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -9,9 +10,9 @@ use mio::net::TcpStream;
 use mio::{Events, Interest, Poll, Token, Waker};
 
 use super::{Message, Request, Shared};
-use crate::CallErrorKind;
-use crate::exchange::{Attempt, Attempts, Step};
+use crate::exchange::{Attempt, Attempts, Exchange, Step};
 use crate::resolver::{Addresses, Resolution, Ticket, no_answer};
+use crate::{CallErrorKind, Frame};
 
 /// The waker's; calls are numbered upwards from 0.
 const WAKER: Token = Token(usize::MAX);
@@ -19,6 +20,8 @@ const WAKER: Token = Token(usize::MAX);
 const EVENTS: usize = 256;
 /// Bytes that are read at a time.
 const READ_LENGTH: usize = 64 << 10;
+/// Writes and reads of a call before the others have their turn.
+const STEPS: usize = 4;
 
 pub(super) struct EventLoop {
     shared: Arc<Shared>,
@@ -29,6 +32,8 @@ pub(super) struct EventLoop {
     /// When something about a call is over, by its number: one for each of `calls`.
     timers: BTreeSet<(Instant, u64)>,
     next: u64,
+    /// Calls whose turn has ended before their sockets blocked: no event comes for these.
+    unfinished: BTreeSet<u64>,
     buffer: Box<[u8]>,
 }
 
@@ -69,6 +74,7 @@ impl EventLoop {
             calls: HashMap::new(),
             timers: BTreeSet::new(),
             next: 0,
+            unfinished: BTreeSet::new(),
             buffer: vec![0; READ_LENGTH].into(),
         };
         Ok((event_loop, waker))
@@ -93,6 +99,9 @@ impl EventLoop {
             for message in messages {
                 self.take(message);
             }
+            for number in mem::take(&mut self.unfinished) {
+                self.ready(number);
+            }
             for event in events.iter().filter(|event| event.token() != WAKER) {
                 self.ready(event.token().0 as u64);
             }
@@ -100,8 +109,11 @@ impl EventLoop {
         }
     }
 
-    /// How long until a timer; `None` while there is none.
+    /// How long until a timer, or no time while there is work; `None` while there is neither.
     fn patience(&self, now: Instant) -> Option<Duration> {
+        if !self.unfinished.is_empty() {
+            return Some(Duration::ZERO);
+        }
         let (first, _) = self.timers.first()?;
         Some(first.saturating_duration_since(now))
     }
@@ -197,17 +209,18 @@ impl EventLoop {
         }
     }
 
-    /// Writes and reads as far as the socket does not block.
+    /// Writes and reads as far as the socket does not block, for one turn.
     fn exchange(&mut self, number: u64, mut request: Request, mut stream: TcpStream) {
-        let result = loop {
-            match request.exchange.step(&mut stream, &mut self.buffer) {
-                Ok(Step::More) => {}
-                Ok(Step::Blocked) => {
-                    let timer = request.deadline;
-                    return self.keep(number, request, Phase::Exchanging { stream }, timer);
+        let result = match turn(&mut request.exchange, &mut stream, &mut self.buffer) {
+            Ok(Step::Done(reply)) => Ok(reply),
+            Err(kind) => Err(kind),
+            Ok(step @ (Step::More | Step::Blocked)) => {
+                if matches!(step, Step::More) {
+                    self.unfinished.insert(number);
                 }
-                Ok(Step::Done(reply)) => break Ok(reply),
-                Err(kind) => break Err(kind),
+                // `expire` looks at it after each turn.
+                let timer = request.deadline;
+                return self.keep(number, request, Phase::Exchanging { stream }, timer);
             }
         };
         drop(stream);
@@ -250,6 +263,21 @@ impl EventLoop {
     }
 }
 
+/// Writes and reads until the stream blocks or the exchange ends; `More` when neither comes soon.
+fn turn(
+    exchange: &mut Exchange,
+    mut stream: impl Read + Write,
+    buffer: &mut [u8],
+) -> Result<Step<Frame>, CallErrorKind> {
+    for _ in 0..STEPS {
+        match exchange.step(&mut stream, buffer)? {
+            Step::More => {}
+            step => return Ok(step),
+        }
+    }
+    Ok(Step::More)
+}
+
 /// Whether a connection has been made, or why it cannot be.
 fn is_connected(stream: &TcpStream) -> io::Result<bool> {
     if let Some(error) = stream.take_error()? {
@@ -259,5 +287,58 @@ fn is_connected(stream: &TcpStream) -> io::Result<bool> {
         Ok(_) => Ok(true),
         Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(false),
         Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::FrameType;
+
+    /// Takes all, and has always more.
+    struct Endless {
+        read: usize,
+    }
+
+    impl Write for Endless {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Read for Endless {
+        fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+            let long = Frame::new(FrameType::Probe, vec![0; 100 * READ_LENGTH]).encode();
+            let rest = &long[self.read.min(long.len())..];
+            let count = rest.len().min(buffer.len());
+            buffer[..count].copy_from_slice(&rest[..count]);
+            self.read += count;
+            Ok(count)
+        }
+    }
+
+    #[test]
+    fn a_peer_that_sends_on_and_on_has_its_turn_only() {
+        let mut exchange =
+            Exchange::new(&Frame::new(FrameType::Probe, "{}"), 100 * READ_LENGTH + 1);
+        let mut stream = Endless { read: 0 };
+        let mut buffer = vec![0; READ_LENGTH];
+        let mut turns = 0;
+        loop {
+            let before = stream.read;
+            let step = turn(&mut exchange, &mut stream, &mut buffer).unwrap();
+            turns += 1;
+            assert!(stream.read - before <= STEPS * READ_LENGTH);
+            match step {
+                Step::More => {}
+                Step::Blocked => panic!("it does not block"),
+                Step::Done(reply) => break assert_eq!(reply.body.len(), 100 * READ_LENGTH),
+            }
+        }
+        assert!(turns > 100 / STEPS);
     }
 }
