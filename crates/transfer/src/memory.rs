@@ -58,6 +58,12 @@ impl RawMemory {
         Self { brought: true, ..unsafe { Self::new(pointer, length, None) } }
     }
 
+    #[cfg(test)]
+    pub(crate) fn of(bytes: &'static [std::sync::atomic::AtomicU8]) -> Self {
+        // SAFETY: they stay for ever, and references to atomic bytes exclude no access.
+        unsafe { Self::new(bytes.as_ptr().cast_mut().cast(), bytes.len(), None) }
+    }
+
     /// Whether it is the caller's, and not the engine's own.
     pub(crate) fn is_brought(&self) -> bool {
         self.brought

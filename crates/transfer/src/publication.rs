@@ -4,8 +4,8 @@
 //! written at each registration: these count up a version, and who looks at the descriptor has it
 //! written if it is of an older one. Where a store keeps it for others, it is written at once.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use millstream_metadata::{MAX_BUFFERS, SegmentDesc, StoreError, timestamp};
@@ -21,21 +21,27 @@ pub(crate) struct Publication {
     version: AtomicU64,
     /// Of which version the descriptor is.
     published: Mutex<Option<u64>>,
-    /// How many buffers are in it, and how many bytes these take.
-    buffers: AtomicUsize,
-    length: AtomicUsize,
+    size: Mutex<Size>,
+}
+
+/// Of the descriptor's buffers, with those that are about to be in it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Size {
+    buffers: usize,
+    /// Bytes.
+    length: usize,
 }
 
 impl Publication {
-    pub(crate) fn add(&self, regions: &[Region]) {
-        self.length.fetch_add(regions.iter().map(Region::text_length).sum(), Ordering::Relaxed);
-        self.buffers.fetch_add(regions.iter().map(Region::buffer_count).sum(), Ordering::Relaxed);
+    fn size(&self) -> MutexGuard<'_, Size> {
+        self.size.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn remove<'a>(&self, regions: impl Iterator<Item = &'a Region>) {
+        let mut size = self.size();
         for region in regions {
-            self.length.fetch_sub(region.text_length(), Ordering::Relaxed);
-            self.buffers.fetch_sub(region.buffer_count(), Ordering::Relaxed);
+            size.length -= region.text_length();
+            size.buffers -= region.buffer_count();
         }
     }
 }
@@ -43,12 +49,17 @@ impl Publication {
 impl Inner {
     /// What there is to tell has changed.
     pub(crate) fn changed(&self) -> Result<(), StoreError> {
+        self.count_change();
+        if self.store.is_local() { Ok(()) } else { self.publish() }
+    }
+
+    /// As [`Inner::changed`], but whoever looks next is the first to be told.
+    pub(crate) fn count_change(&self) {
         self.publication.version.fetch_add(1, Ordering::SeqCst);
         // Only now: `publish` counts the marks before it looks at the version.
         if let Some(own) = self.segments.by_id(SegmentId::LOCAL) {
             own.mark_stale();
         }
-        if self.store.is_local() { Ok(()) } else { self.publish() }
     }
 
     /// Makes the descriptor say what was so when this was called, or later. What changes meanwhile is left
@@ -84,18 +95,22 @@ impl Inner {
         let _ = self.store.withdraw_address(self.name());
     }
 
-    /// Whether the descriptor can be published with all that was added.
-    pub(crate) fn check_length(&self) -> Result<(), RegisterError> {
-        if self.publication.buffers.load(Ordering::Relaxed) > MAX_BUFFERS {
+    /// Counts what is about to be in the descriptor, if that can be published then.
+    pub(crate) fn add(&self, regions: &[Region]) -> Result<(), RegisterError> {
+        let engine = self.describe_engine().to_json().len();
+        let limit = self.store.segment_limit();
+        // Held from the sum to the end: of two that do not fit together, one does.
+        let mut size = self.publication.size();
+        let buffers = size.buffers + regions.iter().map(Region::buffer_count).sum::<usize>();
+        let length = size.length + regions.iter().map(Region::text_length).sum::<usize>();
+        if buffers > MAX_BUFFERS {
             return Err(RegisterError::TooMany { limit: MAX_BUFFERS });
         }
-        let buffers = self.publication.length.load(Ordering::Relaxed);
-        let length = self.describe_engine().to_json().len() + buffers;
-        let limit = self.store.segment_limit();
-        match length > limit {
-            true => Err(StoreError::TooLong { length, limit }.into()),
-            false => Ok(()),
+        if engine + length > limit {
+            return Err(StoreError::TooLong { length: engine + length, limit }.into());
         }
+        *size = Size { buffers, length };
+        Ok(())
     }
 
     fn describe(&self) -> SegmentDesc {

@@ -1,11 +1,13 @@
 //! Registration of memory: addresses are reserved, transports asked, and what came of it is shown, all
 //! of a batch or nothing of it. Transports work meanwhile under no lock that others need.
 
+use std::sync::Arc;
+
 use millstream_net::own_memory::Inspector;
 
 use crate::RegisterError;
 use crate::engine::Inner;
-use crate::memory::{Memory, RawMemory, Region};
+use crate::memory::{LocalMemory, Memory, RawMemory, Region};
 use crate::placement::Place;
 use crate::transport::{ANY_LOCATION, ANYWHERE};
 
@@ -31,21 +33,18 @@ impl Inner {
         let register = |memory| self.register_one(memory, location, remote);
         let regions = wanted.into_iter().map(register).collect::<Result<Vec<_>, _>>()?;
         if !remote {
-            reserved.fill(regions);
+            let _ = reserved.fill(regions);
             reserved.keep();
             return Ok(());
         }
-        self.publication.add(&regions);
-        if let Err(error) = self.check_length() {
+        self.add(&regions)?;
+        let filled = reserved.fill(regions);
+        if let Err(error) = self.changed() {
+            let regions = reserved.empty(&filled);
             self.publication.remove(regions.iter());
-            return Err(error);
+            self.count_change();
+            return Err(error.into());
         }
-        reserved.fill(regions);
-        self.changed().map_err(|error| {
-            let regions = reserved.empty();
-            self.publication.remove(regions.iter());
-            RegisterError::from(error)
-        })?;
         reserved.keep();
         Ok(())
     }
@@ -144,20 +143,32 @@ impl Reserved<'_> {
         Ok(())
     }
 
-    /// From here on transfers find them.
-    fn fill(&self, filling: Vec<Region>) {
+    /// From here on transfers find them, and anybody can unregister them.
+    fn fill(&self, filling: Vec<Region>) -> Vec<Arc<LocalMemory>> {
+        let filled = filling.iter().map(|region| Arc::clone(&region.local)).collect();
         let mut regions = self.memory.lock();
         for (&address, region) in self.addresses.iter().zip(filling) {
             if let Some(entry) = regions.entry(address) {
                 *entry = Some(region);
             }
         }
+        filled
     }
 
-    fn empty(&self) -> Vec<Region> {
+    /// Takes back what `fill` returned this for. What was unregistered since is not, nor what somebody else
+    /// has registered there.
+    fn empty(&mut self, filled: &[Arc<LocalMemory>]) -> Vec<Region> {
         let mut regions = self.memory.lock();
-        let take = |&address: &u64| regions.entry(address).and_then(Option::take);
-        self.addresses.iter().filter_map(take).collect()
+        let addresses = std::mem::take(&mut self.addresses);
+        let mut taken = Vec::with_capacity(filled.len());
+        for (address, memory) in addresses.into_iter().zip(filled) {
+            let own = |region: &mut Region| Arc::ptr_eq(&region.local, memory);
+            if let Some(region) = regions.entry(address).and_then(|entry| entry.take_if(own)) {
+                taken.push(region);
+                self.addresses.push(address);
+            }
+        }
+        taken
     }
 
     fn keep(mut self) {
@@ -213,4 +224,52 @@ fn check_location(location: &str) -> Result<&str, RegisterError> {
     }
     let location = location.chars().take(MAX_LOCATION).collect();
     Err(RegisterError::Location { location, limit: MAX_LOCATION })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicU8;
+
+    use millstream_metadata::StoreError;
+
+    use super::*;
+    use crate::{Config, TransferEngine};
+
+    #[test]
+    fn what_others_have_registered_meanwhile_is_not_taken_back() {
+        static BYTES: [AtomicU8; 200] = [const { AtomicU8::new(0) }; 200];
+        let pieces = || BYTES.chunks(100).map(RawMemory::of);
+        let address = [127, 97, std::process::id() as u8, 2].into();
+        let engine = TransferEngine::new(Config::new(address)).unwrap();
+        let inner = &engine.inner;
+        let addresses: Vec<u64> = pieces().map(|it| it.address()).collect();
+        let mut reserved = Reserved { memory: inner.memory(), addresses: Vec::new() };
+        reserved.add(&pieces().collect::<Vec<_>>()).unwrap();
+        let register = |memory| inner.register_one(memory, ANY_LOCATION, false).unwrap();
+        let filled = reserved.fill(pieces().map(register).collect());
+        inner.unregister(&addresses[..1]).unwrap();
+        inner.register(pieces().take(1).collect(), ANY_LOCATION, false).unwrap();
+        assert_eq!(reserved.empty(&filled).len(), 1);
+        drop(reserved);
+        inner.unregister(&addresses[..1]).unwrap();
+        assert!(inner.unregister(&addresses[1..]).is_err(), "it was taken back");
+    }
+
+    #[test]
+    fn what_does_not_fit_takes_no_room() {
+        static BYTES: [AtomicU8; 800] = [const { AtomicU8::new(0) }; 800];
+        let mut config = Config::new([127, 97, std::process::id() as u8, 3].into());
+        config.client.frame_limit = 400;
+        let engine = TransferEngine::new(config).unwrap();
+        let register = |bytes: &'static [AtomicU8], remote| {
+            engine.inner.register(bytes.chunks(100).map(RawMemory::of).collect(), "cpu:0", remote)
+        };
+        let error = register(&BYTES, true).unwrap_err();
+        assert!(
+            matches!(error, RegisterError::Publish(StoreError::TooLong { limit: 399, .. })),
+            "{error}"
+        );
+        register(&BYTES[..100], true).unwrap();
+        register(&BYTES[100..], false).unwrap();
+    }
 }
