@@ -9,7 +9,8 @@ pub(super) const PREFIX: &str = "MC_";
 const NO_TCP: &str = "there is no transport tcp yet";
 const NO_STORE: &str = "peers are asked themselves: there are no stores of metadata yet";
 const NO_GPU: &str = "there are no transports between GPUs yet";
-const NO_POLICY: &str = "pairs of NICs are not chosen by topology yet";
+const NO_POLICY: &str =
+    "pairs of NICs are chosen by topology, and there are no settings of affinity yet";
 const ONE_ENGINE: &str = "there is one engine";
 const QUEUE_SIZES: &str = "queues are as long as the settings of rdma make them";
 

@@ -119,7 +119,7 @@ fn each_variable_of_the_original_has_its_effect() {
     assert_eq!((engine.slice_length, engine.fragment_ratio), (32_768, 2));
     assert_eq!((engine.default_port, engine.listen_backlog), (Some(12_001), 7));
     assert_eq!(engine.client.connect_timeout, Duration::from_secs(9));
-    assert_eq!((engine.client.frame_limit, engine.server.frame_limit), (2 << 20, 2 << 20));
+    assert_eq!((engine.client.frame_limit, engine.server.frame_limit), (2 << 20, 1 << 20));
     assert_eq!((engine.ports, engine.host.as_deref()), (Some(15_000..=17_000), Some("192.0.2.7")));
     let rdma = settings.rdma(&[]);
     assert_eq!((rdma.queue_pairs_per_endpoint, rdma.send_queue_depth), (2, 256));

@@ -151,10 +151,8 @@ pub(super) const ROWS: &[Setting] = &[
             least: 1 << 20,
             most: 128 << 20,
             read: |values| values.engine.client.frame_limit as u64,
-            write: |values, bytes| {
-                values.engine.client.frame_limit = bytes as usize;
-                values.engine.server.frame_limit = bytes as usize;
-            },
+            // Questions of peers are short, whatever descriptors may be.
+            write: |values, bytes| values.engine.client.frame_limit = bytes as usize,
         },
         scope: Scope::Engine,
         meaning: "The longest answer that is accepted, and the longest descriptor that is published: \
