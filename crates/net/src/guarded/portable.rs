@@ -1,13 +1,12 @@
-//! Accesses of single bytes and words, atomic and relaxed. Faults end the process.
+//! Accesses of single bytes, atomic and relaxed: the memory model has no accesses of different sizes to the
+//! same bytes. Faults end the process.
 
-use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use super::Fault;
 
-const WORD: usize = size_of::<usize>();
-
 /// # Safety
-/// Both bytes, or words that are aligned, must be there.
+/// Both bytes must be there.
 unsafe fn byte(from: *const u8, to: *mut u8) {
     // SAFETY: the caller promises it.
     unsafe {
@@ -23,25 +22,9 @@ pub(super) unsafe fn copy_forward(
     to: *mut u8,
     length: usize,
 ) -> Result<(), Fault> {
-    let mut done = 0;
-    // SAFETY: all of it is within the ranges, and words are aligned at both ends.
-    unsafe {
-        if from.addr() % WORD == to.addr() % WORD {
-            while done < length && (to.addr() + done) % WORD != 0 {
-                byte(from.add(done), to.add(done));
-                done += 1;
-            }
-            while length - done >= WORD {
-                let value = AtomicUsize::from_ptr(from.add(done).cast_mut().cast());
-                let value = value.load(Ordering::Relaxed);
-                AtomicUsize::from_ptr(to.add(done).cast()).store(value, Ordering::Relaxed);
-                done += WORD;
-            }
-        }
-        while done < length {
-            byte(from.add(done), to.add(done));
-            done += 1;
-        }
+    for index in 0..length {
+        // SAFETY: within the ranges.
+        unsafe { byte(from.add(index), to.add(index)) };
     }
     Ok(())
 }
