@@ -66,10 +66,16 @@ impl Maps {
     }
 
     pub(super) fn read() -> io::Result<Self> {
-        let text = fs::read_to_string(PATH)?;
-        text.lines().map(parse).collect::<Option<_>>().map(Self::Read).ok_or_else(|| {
-            io::Error::new(io::ErrorKind::InvalidData, "/proc/self/maps has a strange line")
-        })
+        // Names of files may be any bytes.
+        let text = fs::read(PATH)?;
+        String::from_utf8_lossy(&text)
+            .lines()
+            .map(parse)
+            .collect::<Option<_>>()
+            .map(Self::Read)
+            .ok_or_else(|| {
+                io::Error::new(io::ErrorKind::InvalidData, "/proc/self/maps has a strange line")
+            })
     }
 
     /// The area with this address, or the first one after it.

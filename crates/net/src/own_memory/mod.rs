@@ -27,8 +27,9 @@ pub enum Defect {
     /// It must not be written.
     #[error("it must not be written (PROT_WRITE)")]
     NotWritable,
-    /// It is of a file that ends before.
-    #[error("its file ends before")]
+    /// It is of a file that ends before, or has no page there that could be read: no huge page is free, or its
+    /// memory is broken.
+    #[error("its file ends before, or has no page there")]
     BeyondFile,
 }
 

@@ -77,6 +77,17 @@ fn a_file_may_be_shorter_than_its_mapping() {
     unmap(first, 16);
 }
 
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn names_of_files_are_any_bytes() {
+    // SAFETY: a name, and a new descriptor that is nobody else's.
+    let file = unsafe { File::from_raw_fd(libc::memfd_create(c"\xff\xfe".as_ptr(), 0)) };
+    file.set_len(PAGE).unwrap();
+    let first = map(1, BOTH, libc::MAP_SHARED, file.as_raw_fd());
+    assert_eq!(defect(first, PAGE), None);
+    unmap(first, 1);
+}
+
 #[test]
 fn pages_have_nodes_once_they_are_there() {
     let first = map(4, BOTH, ANONYMOUS, -1);
