@@ -11,6 +11,7 @@
 //! instruction is one of those here, and goes on at the end of their function, as the Linux kernel does in its own
 //! copies to and from processes. All these functions are leaves without a stack frame, so that
 //! nothing is lost by leaving them anywhere. Faults of other instructions go to the handler of before.
+//! A thread that blocks SIGSEGV or SIGBUS has no recovery: the kernel calls no handler there, and ends the process.
 
 #[cfg(target_arch = "x86_64")]
 mod assembly;

@@ -145,6 +145,36 @@ fn other_faults_are_what_they_were() {
     assert_eq!(output.status.signal(), Some(libc::SIGSEGV), "{output:?}");
 }
 
+/// Sent by the kernel, but of no instruction: it ends the process, as without us, at once.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn memory_that_is_broken_elsewhere_ends_the_process() {
+    use std::os::unix::process::ExitStatusExt;
+
+    const ROLE: &str = "MILLSTREAM_TEST_BROKEN_MEMORY";
+    if std::env::var_os(ROLE).is_some() {
+        // SAFETY: the handler of Rust's library lets such a signal pass; nobody else is in this process.
+        unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
+        recover().unwrap();
+        // SAFETY: plain old data, of which zeros are a valid value; the process sends it to itself.
+        unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            info.si_signo = libc::SIGBUS;
+            info.si_code = libc::BUS_MCEERR_AO;
+            let (process, thread) = (libc::getpid(), libc::gettid());
+            let call = libc::SYS_rt_tgsigqueueinfo;
+            assert_eq!(libc::syscall(call, process, thread, libc::SIGBUS, &raw const info), 0);
+        }
+        std::process::exit(0);
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "guarded::tests::memory_that_is_broken_elsewhere_ends_the_process"])
+        .env(ROLE, "1")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.signal(), Some(libc::SIGBUS), "{output:?}");
+}
+
 #[test]
 fn both_ways_copy_every_byte_and_no_other() {
     let source: Vec<u8> = (0..100_000_u32).map(|index| ((index * 7) >> 3) as u8 | 1).collect();
