@@ -76,10 +76,11 @@ impl Bytes {
 ///
 /// There are no references to its bytes, since peers may change them at any time: they are copied
 /// in and out, on any threads at a time. Each byte is copied as by a relaxed atomic access
-/// ([`millstream_net::guarded`]), and so do transfers of this process. So a copy made while someone writes
-/// the same bytes may hold old and new ones mixed, and nothing worse: there is no data race. What a soft
-/// device sends from a buffer is read as a device would read it: bytes that are written meanwhile
-/// arrive as old or new ones, or are sent again.
+/// ([`millstream_net::guarded`]), and so do transfers of this process, except what soft devices send. So a
+/// copy made while someone writes the same bytes may hold old and new ones mixed, and nothing worse: there
+/// is no data race. What a soft device sends is read by ordinary loads. To write the same bytes meanwhile
+/// is a data race by the letter of the memory model; what arrives are old and new bytes, by a packet
+/// whose checksum is right.
 pub struct Buffer {
     bytes: Bytes,
     registered: bool,
@@ -89,7 +90,7 @@ pub struct Buffer {
 // SAFETY: it owns its memory, and accesses it by copies only.
 unsafe impl Send for Buffer {}
 // SAFETY: as above; copies are of atomic accesses to single bytes, so that concurrent ones mix bytes, and
-// are no data race.
+// are no data race. What soft devices send is not read so (docs/registration.md, "Data races").
 unsafe impl Sync for Buffer {}
 
 impl Buffer {
