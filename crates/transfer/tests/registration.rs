@@ -169,9 +169,9 @@ fn many_pieces_of_memory_are_registered_and_used() {
     assert_eq!(pages.0.iter().filter(|&&byte| byte != 0).count(), STEP - 1);
 }
 
-/// Each device gets its own key, at once or one after the other.
+/// All of them are used, in either way.
 #[test]
-fn several_devices_register_at_once() {
+fn each_device_has_a_key_of_its_own() {
     const LENGTH: usize = 1 << 20;
     for parallel_registration in [Some(true), Some(false), None] {
         let engine = || {

@@ -39,9 +39,17 @@ pub(super) fn register(
     {
         tracing::debug!(%error, "memory is registered without all of its pages");
     }
-    if devices.len() < 2 || !parallel.unwrap_or(populated) {
-        return devices.iter().map(one).collect();
+    match devices.len() >= 2 && parallel.unwrap_or(populated) {
+        true => at_once(devices, one),
+        false => devices.iter().map(one).collect(),
     }
+}
+
+/// Does this with each device on a thread of its own. The results are in the order of the devices.
+fn at_once<D: Sync, R: Send>(
+    devices: &[D],
+    one: impl Fn(&D) -> Result<R, String> + Copy + Send,
+) -> Result<Vec<R>, String> {
     thread::scope(|scope| {
         let begin = |device| {
             let thread = thread::Builder::new().name("register".to_owned());
@@ -58,4 +66,24 @@ pub(super) fn register(
         // All of them end, whatever one of them says.
         threads.into_iter().map(end).collect::<Vec<_>>().into_iter().collect()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+
+    use super::*;
+
+    #[test]
+    fn several_devices_register_at_once() {
+        let devices = [3, 1, 4, 1];
+        let all = Barrier::new(devices.len());
+        let one = |device: &u32| {
+            // Passed by all of them together, or never.
+            all.wait();
+            if *device == 9 { Err("nine".to_owned()) } else { Ok(device * 10) }
+        };
+        assert_eq!(at_once(&devices, one), Ok(vec![30, 10, 40, 10]));
+        assert_eq!(at_once(&[3, 9, 4, 1], one), Err("nine".to_owned()));
+    }
 }
