@@ -27,7 +27,6 @@ mod descriptors;
 mod driver;
 #[cfg(not(millstream_loom))]
 pub mod file_io;
-#[cfg(not(millstream_loom))]
 pub mod guarded;
 mod link;
 #[cfg(millstream_loom)]
