@@ -89,7 +89,12 @@ pub struct Rail {
     /// In flight, or waiting for the fence; the oldest first.
     pub(crate) posted: List,
     pub(crate) oldest: Option<Instant>,
+    /// When something completed last, or it was connected.
     pub(crate) last_completion: Instant,
+    /// When something completed last.
+    pub(crate) completed_at: Instant,
+    /// When it was first found silent while others complete.
+    pub(crate) suspected_at: Option<Instant>,
     pub(crate) measure: Measure,
     /// What it may have in flight by the last measurement.
     pub(crate) limit: u64,
@@ -117,6 +122,8 @@ impl Rail {
             posted: List::EMPTY,
             oldest: None,
             last_completion: Instant::ZERO,
+            completed_at: Instant::ZERO,
+            suspected_at: None,
             measure: Measure::default(),
             limit: LEAST_BYTES,
             timer: None,
@@ -209,7 +216,7 @@ impl Rail {
     }
 
     pub(crate) fn completed(&mut self, now: Instant, posted_at: Instant, length: u32) {
-        self.last_completion = now;
+        (self.last_completion, self.completed_at, self.suspected_at) = (now, now, None);
         self.probing = false;
         self.missed = 0;
         self.measure.completed(now, posted_at, length.into());

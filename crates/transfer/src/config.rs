@@ -85,12 +85,13 @@ pub struct RdmaConfig {
     pub queue_pairs_per_endpoint: usize,
     /// Work requests outstanding on a queue pair: 1 to 4096. More slices wait.
     pub send_queue_depth: usize,
-    /// How many connections in a row may break without a single slice done before the slices that
-    /// wait for them fail, the first not counted.
+    /// How often a slice is sent again after a connection broke under it, before its task fails. One
+    /// that falls silent while others work costs none.
     pub retry_count: u32,
-    /// For how long, since a slice was last done, more connections than `retry_count` may break,
-    /// and a peer that does not answer is asked again, before slices fail. A peer whose process is
-    /// gone, so that its host refuses the connection, is not waited for.
+    /// For how long a slice waits for a connection before its task fails: at least as long as one
+    /// attempt to connect may take, by [`Config::client`]. A peer whose process is gone, so that its host
+    /// refuses the connection, is not waited for. A WRITE whose connection broke also fails when the peer
+    /// does not confirm within 2 s that nothing of it can arrive any more.
     pub patience: Duration,
     /// The acknowledgement timeout of queue pairs as verbs code it: 4.096 us * 2^n, 1 to 31. A peer
     /// counts as gone after 8 of them: with 16, after 2.1 s. A busy machine may well let a

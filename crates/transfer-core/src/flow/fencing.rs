@@ -21,7 +21,7 @@ impl<P: Policy> Flow<P> {
             rail.probing |= others && !measured(rail);
             rail.state = RailState::Up;
             rail.timer = None;
-            rail.last_completion = now;
+            (rail.last_completion, rail.suspected_at) = (now, None);
             self.changed();
         }
     }

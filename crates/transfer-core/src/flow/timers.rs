@@ -51,6 +51,13 @@ impl<P: Policy> Flow<P> {
                     // Perhaps they do soon; or it is the peer that is silent, or this process.
                     return self.set_timer(index, silent_at.min(now + patience / 2));
                 }
+                // What has completed may be told later than this is looked at: so others complete once
+                // more before it is judged.
+                let rail = &mut self.rails[usize::from(index)];
+                let suspected_at = *rail.suspected_at.get_or_insert(now);
+                if silent_at > now && !self.others_complete(index, suspected_at) {
+                    return self.set_timer(index, silent_at.min(now + patience / 2));
+                }
                 // It is the oldest that hangs, and those behind it wait.
                 if let Some(slice) = self.rails[usize::from(index)].posted.first() {
                     let slice = self.slices.at_mut(slice);
@@ -95,7 +102,7 @@ impl<P: Policy> Flow<P> {
     /// Whether anything has completed after `since` on another rail than this.
     fn others_complete(&self, index: u16, since: Instant) -> bool {
         let mut others = self.rails.iter().enumerate().filter(|(at, _)| *at != usize::from(index));
-        others.any(|(_, rail)| rail.is_up() && rail.last_completion > since)
+        others.any(|(_, rail)| rail.is_up() && rail.completed_at > since)
     }
 
     pub(super) fn set_timer(&mut self, index: u16, at: Instant) {

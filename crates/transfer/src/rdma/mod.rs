@@ -25,7 +25,7 @@ use millstream_topology::{Address, Priorities, PriorityMatrix, reachable_pairs};
 use millstream_transfer_core::{
     Access as RailAccess, Classic, Flow, MAX_RAILS, Order, Priority, RailSpec,
 };
-use millstream_verbs::{Access, Device, MemoryRegion};
+use millstream_verbs::{Access, Device, MemoryRegion, Provider};
 
 use self::accepted::{Accepted, AcceptedConfig, Refusal};
 use self::connection::MAX_QUEUE_PAIRS;
@@ -247,6 +247,22 @@ impl RdmaTransport {
         Ok(rails)
     }
 
+    /// How long a rail may be silent at least before others are preferred to it: longer than its device
+    /// takes to send again what was lost. Soft devices do so after about a round trip. A peer that does
+    /// not know of fences has all the time there is, since its WRITEs cannot go another way.
+    fn least_silence(&self, descriptor: &SegmentDesc) -> Duration {
+        let defaults = millstream_transfer_core::Config::default();
+        let Shared { devices, config, .. } = &*self.shared;
+        let system = devices.iter().any(|it| it.device.provider() == Provider::Ibverbs);
+        // 4.096 us * 2^n (IBTA 9.7.6.1.3), of which there may be several.
+        let retry = Duration::from_nanos(4096 << config.acknowledge_timeout.min(31));
+        match descriptor.incarnation {
+            None => defaults.silence,
+            Some(_) if system => (4 * retry).clamp(defaults.least_silence, defaults.silence),
+            Some(_) => defaults.least_silence,
+        }
+    }
+
     fn flow(
         &self,
         descriptor: &SegmentDesc,
@@ -262,6 +278,7 @@ impl RdmaTransport {
             // The first attempt is none of the retries.
             max_attempts: u8::try_from(config.retry_count.saturating_add(1)).unwrap_or(u8::MAX),
             connect_timeout: limits.call_timeout + CONNECT_MORE,
+            least_silence: self.least_silence(descriptor),
             // Long enough for one attempt to connect.
             patience: config.patience.max(limits.call_timeout + CONNECT_MORE / 5),
             ..millstream_transfer_core::Config::default()

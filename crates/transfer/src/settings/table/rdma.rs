@@ -75,8 +75,8 @@ pub(super) const ROWS: &[Setting] = &[
             write: |values, count| values.rdma.retry_count = count as u32,
         },
         scope: Scope::Rdma,
-        meaning: "How many connections in a row may break without a slice done, the first not \
-                  counted, before the slices that wait for them fail.",
+        meaning: "How often a slice is sent again after a connection broke under it, before its task \
+                  fails. A connection that falls silent while others work costs none.",
     },
     Setting {
         key: "rdma.patience",
@@ -89,9 +89,8 @@ pub(super) const ROWS: &[Setting] = &[
             write: |values, time| values.rdma.patience = time,
         },
         scope: Scope::Rdma,
-        meaning: "For how long, since a slice was last done, more connections than \
-                  rdma.retry_count may break, and a peer that does not answer is asked again. put \
-                  and get have --timeout for it.",
+        meaning: "For how long a slice waits for a connection before its task fails: at least as long \
+                  as one attempt to connect may take. put and get have --timeout for it.",
     },
     Setting {
         key: "rdma.acknowledge_timeout",
