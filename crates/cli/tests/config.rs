@@ -133,6 +133,7 @@ fn a_node_that_is_started_for_a_measurement_has_the_same_settings() {
         "--duration=1ms",
         "--block-size=4KiB",
         "--working-set=1MiB",
+        "--protocol=rdma",
         "--json",
     ];
     // A soft device has one partition: refused at both ends.

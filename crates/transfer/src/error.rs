@@ -536,6 +536,17 @@ pub enum SubmitError {
         /// The buffers that there are.
         nearest: String,
     },
+    /// Another process is there. What comes next is for that one.
+    #[error(
+        "request {index}: the process of segment {segment} was restarted, and what it held is lost: \
+         look up its buffers again"
+    )]
+    Restarted {
+        /// Which request, from 0.
+        index: usize,
+        /// The segment's name.
+        segment: String,
+    },
     /// The segment's buffer is for its own process only.
     #[error("request {index}: that buffer of segment {segment} is not accessible for remotes")]
     TargetNotAccessible {
@@ -592,6 +603,7 @@ impl SubmitError {
             Self::SourceNotRegistered { .. } => code::ADDRESS_NOT_REGISTERED,
             Self::NoPath { .. } | Self::PathRequired { .. } => code::DEVICE_NOT_FOUND,
             Self::Refresh(error) => error.code(),
+            Self::Restarted { .. } => code::ENDPOINT,
             Self::ShutDown => code::CONTEXT,
         }
     }

@@ -238,9 +238,14 @@ impl Inner {
         let mut refresh = segment.is_stale();
         loop {
             if refresh {
+                let before = view.descriptor.incarnation;
                 self.refresh(&segment)?;
                 view = segment.view();
                 refreshed = true;
+                // Its addresses were asked of another process, which may have had other things there.
+                if before.is_some() && view.descriptor.incarnation != before {
+                    return Err(SubmitError::Restarted { index, segment: segment.name.clone() });
+                }
             }
             let Some(buffer) = view.find(span.first, span.length) else {
                 if !refreshed {

@@ -149,7 +149,11 @@ fn a_restarted_peer_is_not_taken_for_the_one_before() {
     let second = start(port);
     let address = std::ptr::with_exposed_provenance_mut::<u8>(remote.address() as usize);
     assert!(second.unregister_memory(address).is_err());
-    // The first has said that it closes. So its segment is asked for again, and has other buffers.
+    // The first has said that it closes. So its segment is asked for again, once in vain.
+    let error = initiator.submit_and_wait(&[write], LONG).unwrap_err();
+    assert!(matches!(error, SubmitAndWaitError::Submit(SubmitError::Restarted { .. })), "{error}");
+
+    // It has other buffers now.
     let error = initiator.submit_and_wait(&[write], LONG).unwrap_err();
     assert!(
         matches!(error, SubmitAndWaitError::Submit(SubmitError::TargetOutOfRange { .. })),

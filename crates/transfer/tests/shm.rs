@@ -389,5 +389,8 @@ fn a_segment_that_no_transport_reached_is_tried_again() {
     let after = TransferEngine::new(Config { listen, ..Config::new(listen.ip()) }).unwrap();
     after.install_shm().unwrap();
     register(&after, place, 4096);
+    // What it was told of another process is not taken for this one's.
+    let error = initiator.submit_and_wait(&[write], LONG).unwrap_err().to_string();
+    assert!(error.contains("restarted"), "{error}");
     initiator.submit_and_wait(&[write], LONG).unwrap();
 }

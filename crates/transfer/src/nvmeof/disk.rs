@@ -5,11 +5,13 @@
 //! neighbour's bytes from before.
 
 use std::collections::VecDeque;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Seek, SeekFrom};
 use std::mem;
 use std::ops::Range;
-use std::path::Path;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use millstream_net::file_io::{
@@ -83,7 +85,25 @@ pub(super) struct Operation {
     pub(super) range: Range<usize>,
 }
 
+/// Only what has bytes in order, and an end.
+fn check_kind(metadata: &Metadata) -> io::Result<()> {
+    let kind = metadata.file_type();
+    match () {
+        () if kind.is_file() || kind.is_block_device() => Ok(()),
+        () if kind.is_dir() => Err(io::ErrorKind::IsADirectory.into()),
+        () => {
+            let what = "it is no regular file and no block device";
+            Err(io::Error::new(io::ErrorKind::InvalidInput, what))
+        }
+    }
+}
+
 impl OpenFile {
+    /// Where it is: its path may have become another one's since it was opened by that.
+    pub(super) fn real_path(&self) -> io::Result<PathBuf> {
+        std::fs::read_link(format!("/proc/self/fd/{}", self.cached.as_raw_fd()))
+    }
+
     /// Opens a file, or a block device, of which the first `length` bytes are offered: all that there
     /// are, unless said. A regular file that is shorter becomes so long, if it is to be written.
     pub(super) fn open(
@@ -92,11 +112,11 @@ impl OpenFile {
         writable: bool,
         direct: bool,
     ) -> io::Result<Self> {
+        // Opening a pipe would wait for its other end.
+        check_kind(&std::fs::metadata(path)?)?;
         let mut file = OpenOptions::new().read(true).write(writable).open(path)?;
         let metadata = file.metadata()?;
-        if metadata.is_dir() {
-            return Err(io::ErrorKind::IsADirectory.into());
-        }
+        check_kind(&metadata)?;
         // A device says 0 in its metadata; what has no end, as a terminal, cannot seek.
         let mut present = file.seek(SeekFrom::End(0))?;
         if let Some(length) = length

@@ -34,15 +34,17 @@ pub(super) fn open(
 ) -> OpenFiles {
     let paths = descriptor.buffers.iter().map(|file| file.local_path_map.get(server)).enumerate();
     let mapped = paths.filter_map(|(index, path)| Some((index, path?))).take(MAX_FILES);
+    let check = |path: &Path| {
+        let inside =
+            |folder: &PathBuf| folder.canonicalize().is_ok_and(|folder| path.starts_with(folder));
+        let path = path.display();
+        let outside = || format!("{path} lies in none of the folders for mapped files");
+        folders.iter().any(inside).then_some(()).ok_or_else(outside)
+    };
     let open = |path: &String| {
         let failed = |error: io::Error| format!("{path}, where it is mapped here: {error}");
         let path = Path::new(path).canonicalize().map_err(failed)?;
-        let inside =
-            |folder: &PathBuf| folder.canonicalize().is_ok_and(|folder| path.starts_with(folder));
-        if !folders.iter().any(inside) {
-            let path = path.display();
-            return Err(format!("{path} lies in none of the folders for mapped files"));
-        }
+        check(&path)?;
         let file = match OpenFile::open(&path, None, true, direct) {
             Err(error)
                 if matches!(
@@ -54,7 +56,10 @@ pub(super) fn open(
             }
             opened => opened,
         };
-        file.map(Arc::new).map_err(failed)
+        let file = file.map_err(failed)?;
+        // Somebody may have put a link in its place meanwhile.
+        check(&file.real_path().map_err(failed)?)?;
+        Ok(Arc::new(file))
     };
     mapped.map(|(index, path)| (index, open(path))).collect()
 }

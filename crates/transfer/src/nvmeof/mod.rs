@@ -359,7 +359,12 @@ impl Transport for NvmeofTransport {
             let route = self.route(run.segment.id);
             let route = route.filter(|route| route.descriptor.name == run.descriptor.name);
             let entry = Entry::new(batch, run);
-            let mapped = |route: &Route| matches!(route.mapped.reaches(run.buffer), Some(Ok(())));
+            // The files of another version of the descriptor may be others.
+            let file = run.descriptor.buffers.get(run.buffer);
+            let mapped = |route: &Route| {
+                route.descriptor.buffers.get(run.buffer) == file
+                    && matches!(route.mapped.reaches(run.buffer), Some(Ok(())))
+            };
             match route.as_deref() {
                 Some(route) if mapped(route) => route.mapped.submit(entry),
                 Some(Route { link: Some(link), .. }) => link.submit(entry),
