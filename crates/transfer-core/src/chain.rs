@@ -39,6 +39,11 @@ impl List {
 }
 
 impl Chain {
+    /// One that takes so many entries without growing.
+    pub(crate) fn with_room(count: usize) -> Self {
+        Self { links: Vec::with_capacity(count) }
+    }
+
     pub(crate) fn push_back(&mut self, list: &mut List, place: u32) {
         let index = place as usize;
         if index >= self.links.len() {

@@ -36,6 +36,11 @@ impl<T> Slab<T> {
         Self { entries: Vec::new(), free: Vec::new() }
     }
 
+    /// One that takes so many entries without growing.
+    pub(crate) fn with_room(count: usize) -> Self {
+        Self { entries: Vec::with_capacity(count), free: Vec::with_capacity(count) }
+    }
+
     /// How many entries there are.
     pub(crate) const fn len(&self) -> usize {
         self.entries.len() - self.free.len()

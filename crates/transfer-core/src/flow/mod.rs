@@ -16,6 +16,9 @@ use crate::slab::Slab;
 use crate::wheel::Wheel;
 use crate::{Config, Instant, Output, Policy, Rail, RailId, RailSpec};
 
+/// Slices for which there is room from the start: as many as two rails usually hold.
+const SLICES: usize = 256;
+
 /// The most rails of a flow.
 pub const MAX_RAILS: usize = 1 << 12;
 
@@ -79,13 +82,13 @@ impl<P: Policy> Flow<P> {
             room: 0,
             epoch,
             tasks: Slab::new(),
-            slices: Slab::new(),
+            slices: Slab::with_room(SLICES),
             pieces: Pieces::new(config.max_pieces),
             queues: Vec::new(),
             turn: 0,
             task_chain: Chain::default(),
-            siblings: Chain::default(),
-            slice_chain: Chain::default(),
+            siblings: Chain::with_room(SLICES),
+            slice_chain: Chain::with_room(SLICES),
             deadlines: Wheel::new(),
             timers: None,
             outputs: VecDeque::new(),
