@@ -151,7 +151,6 @@ impl TransferEngine {
         let context = RdmaContext {
             engine: inner.name.clone(),
             incarnation: inner.incarnation,
-            client: inner.client.clone(),
             calls: Arc::clone(&inner.calls),
             slice_length: inner.slice_length,
             fragment_ratio: inner.fragment_ratio,

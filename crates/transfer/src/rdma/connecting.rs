@@ -39,7 +39,7 @@ impl Peer {
             epoch: Some(epoch),
             ..self.greeting(rail)
         };
-        let timeout = self.shared.context.client.config().call_timeout;
+        let timeout = self.shared.context.calls.timeout();
         self.ask_peer(request, timeout, move |peer, reply| {
             let connected = reply.and_then(|reply| {
                 if !reply.reply_msg.is_empty() {

@@ -270,17 +270,17 @@ impl RdmaTransport {
         priorities: Vec<Priority>,
     ) -> Flow<Classic> {
         let Shared { config, clock, context, .. } = &*self.shared;
-        let limits = context.client.config();
+        let call_timeout = context.calls.timeout();
         let flow = millstream_transfer_core::Config {
             slice_length: context.slice_length as u32,
             fragment_ratio: context.fragment_ratio as u32,
             max_slice_pieces: 1,
             // The first attempt is none of the retries.
             max_attempts: u8::try_from(config.retry_count.saturating_add(1)).unwrap_or(u8::MAX),
-            connect_timeout: limits.call_timeout + CONNECT_MORE,
+            connect_timeout: call_timeout + CONNECT_MORE,
             least_silence: self.least_silence(descriptor),
             // Long enough for one attempt to connect.
-            patience: config.patience.max(limits.call_timeout + CONNECT_MORE / 5),
+            patience: config.patience.max(call_timeout + CONNECT_MORE / 5),
             ..millstream_transfer_core::Config::default()
         };
         let order = match config.path_round_robin {

@@ -534,7 +534,6 @@ impl Peer {
             device: way.local,
             connection: &connected.connection,
             queue_pair,
-            rail: post.rail,
             post,
             keys,
         });

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millstream_metadata::{Client, Store};
+use millstream_metadata::Store;
 
 use super::device::LocalDevice;
 use super::timer::{Clock, Timer};
@@ -16,7 +16,6 @@ pub(crate) struct RdmaContext {
     /// The engine's name.
     pub(crate) engine: String,
     pub(crate) incarnation: u64,
-    pub(crate) client: Client,
     pub(crate) calls: Arc<Calls>,
     pub(crate) store: Arc<dyn Store>,
     pub(crate) slice_length: usize,

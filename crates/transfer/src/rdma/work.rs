@@ -23,7 +23,6 @@ pub(super) struct Posting<'a> {
     pub(super) device: usize,
     pub(super) connection: &'a Arc<Connection>,
     pub(super) queue_pair: usize,
-    pub(super) rail: RailId,
     pub(super) post: &'a Post,
     pub(super) keys: Keys,
 }
@@ -90,7 +89,7 @@ impl Work {
     }
 
     pub(super) fn add(&mut self, posting: Posting<'_>) {
-        let Posting { device, connection, queue_pair, rail, post, keys } = posting;
+        let Posting { device, connection, queue_pair, post, keys } = posting;
         let (remote_address, remote_key) = (post.first.remote, keys.remote);
         let operation = match post.opcode {
             Opcode::Read => SendOperation::Read { remote_address, remote_key },
@@ -109,7 +108,7 @@ impl Work {
             }
             let bucket = &mut self.buckets[self.used];
             bucket.connection = Some(Arc::clone(connection));
-            (bucket.device, bucket.queue_pair, bucket.rail) = (device, queue_pair, rail);
+            (bucket.device, bucket.queue_pair, bucket.rail) = (device, queue_pair, post.rail);
             self.used += 1;
             self.used - 1
         });
