@@ -340,8 +340,8 @@ impl Requester {
         self.rnr_retries_used = 0;
         // Whatever the peer was not ready for, it has taken since.
         self.rnr_until = None;
-        self.window.acknowledged(packets as u32);
         self.round_trip.acknowledged(now, self.unacknowledged);
+        self.window.acknowledged(packets as u32, self.round_trip.delay());
         self.next = self.next.max(self.unacknowledged);
         self.probe = None;
         budget.give_back(self.fetches.forget_before(self.unacknowledged));

@@ -26,6 +26,7 @@ pub(crate) struct RoundTrip {
     variation: Duration,
     /// The shortest one: without queues on the way.
     shortest: Option<Duration>,
+    latest: Option<Duration>,
     /// Doublings of the timer since an answer was last measured.
     backoff: u32,
     /// Oldest first.
@@ -48,6 +49,7 @@ impl RoundTrip {
             smoothed: None,
             variation: Duration::ZERO,
             shortest: None,
+            latest: None,
             backoff: 0,
             samples: VecDeque::with_capacity(SAMPLES),
         }
@@ -76,6 +78,7 @@ impl RoundTrip {
 
     fn measured(&mut self, round_trip: Duration) {
         self.shortest = Some(self.shortest.map_or(round_trip, |least| least.min(round_trip)));
+        self.latest = Some(round_trip);
         match self.smoothed {
             None => {
                 self.smoothed = Some(round_trip);
@@ -114,6 +117,14 @@ impl RoundTrip {
     /// Whether packets spend most of their time in queues.
     pub(crate) fn is_queueing(&self) -> bool {
         matches!((self.smoothed, self.shortest), (Some(now), Some(least)) if now > least * 3 / 2)
+    }
+
+    /// How much longer the latest packet took than the fastest: most of it was spent in queues.
+    pub(crate) fn delay(&self) -> Duration {
+        match (self.latest, self.shortest) {
+            (Some(latest), Some(least)) => latest.saturating_sub(least),
+            _ => Duration::ZERO,
+        }
     }
 
     /// How long to wait for an answer before probing; never more than `limit`.
@@ -161,6 +172,17 @@ mod tests {
     #[test]
     fn the_variation_counts_four_times() {
         assert_eq!(measured(10_000).timeout(LIMIT), Duration::from_millis(30));
+    }
+
+    #[test]
+    fn the_delay_is_that_of_the_latest_packet() {
+        let mut round_trip = measured(100);
+        assert_eq!(round_trip.delay(), Duration::ZERO);
+        for (micros, delay) in [(5000, 4900), (400, 300), (50, 0)] {
+            round_trip.sent(at(0), micros);
+            round_trip.acknowledged(at(micros), micros);
+            assert_eq!(round_trip.delay(), Duration::from_micros(delay));
+        }
     }
 
     /// A peer that has become slow: probes are sent until one of its answers is measured.

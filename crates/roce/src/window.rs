@@ -4,9 +4,23 @@
 //! packets are lost when too many are under way, and go-back-N makes every loss costly. So the
 //! window follows TCP's rules: slow start, additive increase, a cut on a loss (RFC 5681, by the
 //! factors of RFC 9438 where packets hardly queue), one packet when the peer stays silent.
+//!
+//! A link that is slow and does not drop would let the window grow to its limit, and with it the queue
+//! before the link: a second on a link of 10 Mbit/s. What stands there delays everything else on the
+//! link, the acknowledgements of the other direction among it. So a delay is taken for what it is: it
+//! ends slow start (as in RFC 9406), and a longer one ends growth.
+
+use core::time::Duration;
 
 /// The smallest window after a reported loss, in packets.
 const MINIMUM: u32 = 4;
+
+/// Ends slow start: packets wait so long that the link before them is full. Not shorter, as the
+/// acknowledgement may wait behind a burst of the other direction, too: 64 KiB take 5 ms at 100 Mbit/s.
+const SLOW_START_DELAY: Duration = Duration::from_millis(12);
+
+/// Ends all growth. What is in flight is enough for the link.
+const GROWTH_DELAY: Duration = Duration::from_millis(20);
 
 /// Silences in a row after which the path is taken to be congested: one or two are a probe that
 /// was lost too (RFC 9002, 7.6).
@@ -40,9 +54,15 @@ impl Window {
         self.silences >= PERSISTENT
     }
 
-    /// The peer acknowledged this many more packets.
-    pub(crate) fn acknowledged(&mut self, packets: u32) {
+    /// The peer acknowledged this many more packets, and they have waited so long on their way.
+    pub(crate) fn acknowledged(&mut self, packets: u32, delay: Duration) {
         self.silences = 0;
+        if delay >= SLOW_START_DELAY {
+            self.slow_start_threshold = self.slow_start_threshold.min(self.size);
+        }
+        if delay >= GROWTH_DELAY {
+            return;
+        }
         if self.size < self.slow_start_threshold {
             self.size = self.size.saturating_add(packets).min(self.limit);
             return;
@@ -100,7 +120,7 @@ mod tests {
         window.lost(100, false);
         assert_eq!(window.size(), 70);
         for _ in 0..70 {
-            window.acknowledged(1);
+            window.acknowledged(1, Duration::ZERO);
         }
         assert_eq!(window.size(), 71);
     }
@@ -118,16 +138,33 @@ mod tests {
             assert_eq!(window.size(), 1);
         }
         for _ in 0..100 {
-            window.acknowledged(1);
+            window.acknowledged(1, Duration::ZERO);
         }
         assert!((50..54).contains(&window.size()), "{}", window.size());
+    }
+
+    #[test]
+    fn packets_that_wait_long_end_its_growth() {
+        let milliseconds = Duration::from_millis;
+        let mut window = Window::new(1024);
+        window.acknowledged(64, milliseconds(11));
+        assert_eq!(window.size(), 128, "slow start");
+        window.acknowledged(128, milliseconds(12));
+        assert_eq!(window.size(), 129, "a packet a round trip");
+        window.acknowledged(129, milliseconds(1));
+        assert_eq!(window.size(), 130, "slow start is over");
+        window.acknowledged(10_000, milliseconds(20));
+        assert_eq!(window.size(), 130, "no growth");
+        // The queue is gone: other traffic made it.
+        window.acknowledged(130, milliseconds(1));
+        assert_eq!(window.size(), 131);
     }
 
     #[test]
     fn never_beyond_its_limit() {
         let mut window = Window::new(3);
         for _ in 0..1000 {
-            window.acknowledged(100);
+            window.acknowledged(100, Duration::ZERO);
         }
         assert_eq!(window.size(), 3);
         window.lost(1000, false);
