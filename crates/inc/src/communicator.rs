@@ -2,8 +2,8 @@
 //!
 //! Every child is an edge: one reliable connection, in order both ways. A child opens a collective
 //! with its [`Descriptor`] and sends its segments behind it without waiting. When all children
-//! have sent the same descriptor, each is told so; when all have contributed to a segment, each
-//! gets the result. Both go out in the same order on every edge.
+//! have sent the same descriptor, each is told so; when all have contributed to a cell of a segment,
+//! each gets that cell of the result. All go out in the same order on every edge.
 //!
 //! What makes a slot safe to use before all descriptors are known: a child's descriptor comes
 //! before its data. The first one decides what the slots compute, every other is compared with it
@@ -27,7 +27,7 @@ use crate::abort::{ABORT_BYTES, Abort, Violation};
 use crate::answer::Answer;
 use crate::descriptor::Descriptor;
 use crate::reduce::Kernel;
-use crate::slots::{ChildSet, Contribution, SlotError, Slots, all_children};
+use crate::slots::{ChildSet, SlotError, Slots, all_children};
 use crate::spec::{CommunicatorSpec, RECEIVE_BYTES, RECEIVES_PER_CHILD};
 use crate::{Collective, DataType, ReduceOperation};
 
@@ -38,18 +38,23 @@ const CONTROL_BASE: u64 = 1 << 48;
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Tag {
     Result,
+    /// A part of a result that is not the last one.
+    Cell,
     Agreed,
     Abort,
-    Receive { buffer: usize },
+    Receive {
+        buffer: usize,
+    },
 }
 
 impl Tag {
     pub(crate) const fn id(self, child: usize) -> u64 {
         let tag = match self {
             Self::Result => 0,
-            Self::Agreed => 1,
-            Self::Abort => 2,
-            Self::Receive { buffer } => 3 + buffer as u64,
+            Self::Cell => 1,
+            Self::Agreed => 2,
+            Self::Abort => 3,
+            Self::Receive { buffer } => 4 + buffer as u64,
         };
         (child as u64) << 8 | tag
     }
@@ -57,9 +62,10 @@ impl Tag {
     pub(crate) const fn from_id(id: u64) -> (Self, usize) {
         let tag = match id & 0xff {
             0 => Self::Result,
-            1 => Self::Agreed,
-            2 => Self::Abort,
-            tag => Self::Receive { buffer: tag as usize - 3 },
+            1 => Self::Cell,
+            2 => Self::Agreed,
+            3 => Self::Abort,
+            tag => Self::Receive { buffer: tag as usize - 4 },
         };
         (tag, (id >> 8) as usize)
     }
@@ -105,8 +111,10 @@ pub(crate) struct Child {
     contributed: u64,
     /// Agreements posted to it.
     agreed: u64,
-    /// Results posted to it.
+    /// Results posted to it, whole.
     posted: u64,
+    /// Bytes of the next one that are posted to it.
+    posted_bytes: u32,
     /// Results that its end of the connection has acknowledged.
     delivered: u64,
     /// Results that it has, as far as is known: acknowledged, or implied by what it sent.
@@ -131,6 +139,7 @@ pub(crate) enum Progress {
 pub(crate) struct Communicator {
     pub(crate) id: u64,
     key: u32,
+    path_mtu: u32,
     segment_bytes: u32,
     window: u64,
     memory_bytes: u64,
@@ -144,6 +153,8 @@ pub(crate) struct Communicator {
     announced: ChildSet,
     /// What the first of them asks for.
     kernel: Kernel,
+    /// The cells of its segments.
+    cell_bytes: u32,
     /// Some of them differ: the communicator is aborted as soon as it is known who is odd.
     doomed: bool,
     /// Collectives agreed on.
@@ -190,6 +201,7 @@ impl Communicator {
             contributed: 0,
             agreed: 0,
             posted: 0,
+            posted_bytes: 0,
             delivered: 0,
             received: 0,
             outstanding: 0,
@@ -198,15 +210,22 @@ impl Communicator {
         Self {
             id: spec.id,
             key,
+            path_mtu: spec.path_mtu.bytes() as u32,
             segment_bytes: spec.segment_bytes,
             window: spec.window.into(),
             memory_bytes: spec.memory_bytes(),
             send_limit: spec.send_requests() - 1,
             children: ranks.into_iter().zip(domains).map(child).collect(),
-            slots: Slots::new(spec.slots(), spec.segment_bytes, count),
+            slots: Slots::new(
+                spec.slots(),
+                spec.segment_bytes,
+                spec.path_mtu.bytes() as u32,
+                count,
+            ),
             control: vec![0; spec.control_bytes()].into(),
             announced: 0,
             kernel: |_, _| {},
+            cell_bytes: spec.segment_bytes,
             doomed: false,
             agreed: 0,
             completed: 0,
@@ -303,7 +322,9 @@ impl Communicator {
             return Err(self.violation(child, Violation::Window));
         }
         self.confirm(child, (segment + 1).saturating_sub(self.window));
-        self.slots.open(segment, length).map_err(|error| self.slot_refused(child, error))?;
+        self.slots
+            .open(segment, length, self.cell_bytes)
+            .map_err(|error| self.slot_refused(child, error))?;
         let targets = &mut self.children[child].targets;
         let index = segment % targets.len() as u64;
         targets[index as usize] = Target { address, key };
@@ -345,17 +366,13 @@ impl Communicator {
         self.statistics.bytes += payload.len() as u64;
         let edge = &mut self.children[child];
         edge.remaining -= payload.len() as u64;
-        if contribution == Contribution::Partial {
-            return Ok(Progress::None);
+        edge.contributed += u64::from(contribution.whole);
+        if contribution.complete {
+            // Every child contributes in order, so segments complete in order.
+            debug_assert_eq!(segment, self.completed);
+            self.completed += 1;
         }
-        edge.contributed += 1;
-        if contribution == Contribution::Child {
-            return Ok(Progress::None);
-        }
-        // Every child contributes in order, so segments complete in order.
-        debug_assert_eq!(segment, self.completed);
-        self.completed += 1;
-        Ok(Progress::Ready)
+        Ok(if contribution.more { Progress::Ready } else { Progress::None })
     }
 
     /// Takes bytes of a SEND into a receive buffer.
@@ -425,26 +442,32 @@ impl Communicator {
             edge.agreed += 1;
             return Some(self.message(child, Tag::Agreed, answer, Piece::default()));
         }
-        if edge.posted >= self.completed {
+        // Results go out in order, and before all descriptors are known there is none.
+        let segment = edge.posted;
+        let (complete, length) = self.slots.result(segment).ok()?;
+        let offset = edge.posted_bytes;
+        if complete <= offset {
             return None;
         }
-        let segment = edge.posted;
-        let length = self.slots.result_length(segment);
-        debug_assert!(length.is_ok(), "segment {segment} is complete and owed to child {child}");
-        let length = length.ok()?;
+        let last = complete == length;
         let target = edge.targets[(segment % edge.targets.len() as u64) as usize];
-        edge.posted += 1;
+        if last {
+            edge.posted += 1;
+        }
+        edge.posted_bytes = if last { 0 } else { complete };
         edge.outstanding += 1;
-        let piece = Piece { key: self.key, address: self.slots.offset(segment), length };
-        let operation = SendOperation::Write {
-            remote_address: target.address,
-            remote_key: target.key,
-            immediate: Some(Answer::result(segment).to_immediate()),
+        let piece = Piece {
+            key: self.key,
+            address: self.slots.offset(segment) + u64::from(offset),
+            length: complete - offset,
         };
-        Some(SendRequest {
-            solicited: true,
-            ..SendRequest::new(Tag::Result.id(child), operation, [piece])
-        })
+        let operation = SendOperation::Write {
+            remote_address: target.address.wrapping_add(offset.into()),
+            remote_key: target.key,
+            immediate: last.then(|| Answer::result(segment).to_immediate()),
+        };
+        let tag = if last { Tag::Result } else { Tag::Cell };
+        Some(SendRequest { solicited: last, ..SendRequest::new(tag.id(child), operation, [piece]) })
     }
 
     fn message(&mut self, child: usize, tag: Tag, answer: Answer, piece: Piece) -> SendRequest {

@@ -6,6 +6,9 @@
 //!
 //! A slot goes through: free, then one or more children have contributed (the first copies, later
 //! ones combine), then all have and it holds the result, then all have the result and it is free.
+//!
+//! A segment is cut into cells. Children contribute in order, so cells are complete in order, and the
+//! result can be passed on cell by cell while the rest of the segment is still to come.
 
 use thiserror::Error;
 
@@ -38,14 +41,14 @@ pub(crate) enum SlotError {
 }
 
 /// What a contribution did.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(crate) enum Contribution {
-    /// The child's message has more packets to come.
-    Partial,
-    /// The child has contributed; others have not.
-    Child,
-    /// All have: the slot holds the result.
-    Complete,
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(crate) struct Contribution {
+    /// The child has sent all of the segment.
+    pub(crate) whole: bool,
+    /// There is more of the result than before.
+    pub(crate) more: bool,
+    /// All of it: every child has sent all of the segment.
+    pub(crate) complete: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -56,6 +59,9 @@ struct Slot {
     /// So many bytes from the start have at least one contribution. Every child's packets come in
     /// order, so what has none is always the rest.
     filled: u32,
+    cell_bytes: u32,
+    /// So many bytes from the start have every child's contribution: whole cells.
+    complete: u32,
     contributed: ChildSet,
     acknowledged: ChildSet,
 }
@@ -64,18 +70,25 @@ struct Slot {
 pub(crate) struct Slots {
     bytes: Box<[u8]>,
     slots: Box<[Slot]>,
+    /// For each cell, how many children have sent it. All slots have room for the smallest cells.
+    arrived: Box<[u8]>,
     slot_bytes: u32,
+    cells_per_slot: u32,
     everyone: ChildSet,
     occupied: u32,
 }
 
 impl Slots {
-    /// A ring of `count` slots of `slot_bytes` bytes for so many children.
-    pub(crate) fn new(count: u32, slot_bytes: u32, children: usize) -> Self {
+    /// A ring of `count` slots of `slot_bytes` bytes for so many children. No cell is smaller than
+    /// `least_cell`, which is not 0.
+    pub(crate) fn new(count: u32, slot_bytes: u32, least_cell: u32, children: usize) -> Self {
+        let cells_per_slot = slot_bytes.div_ceil(least_cell);
         Self {
             bytes: vec![0; count as usize * slot_bytes as usize].into(),
             slots: vec![Slot::default(); count as usize].into(),
+            arrived: vec![0; count as usize * cells_per_slot as usize].into(),
             slot_bytes,
+            cells_per_slot,
             everyone: all_children(children),
             occupied: 0,
         }
@@ -95,26 +108,33 @@ impl Slots {
         self.index(segment) as u64 * u64::from(self.slot_bytes)
     }
 
-    fn find(&mut self, segment: u64) -> Result<(&mut Slot, &mut [u8]), SlotError> {
+    /// The index of the slot that holds a segment.
+    fn find(&self, segment: u64) -> Result<usize, SlotError> {
         let index = self.index(segment);
-        let slot = &mut self.slots[index];
-        if !slot.occupied || slot.segment != segment {
-            return Err(SlotError::Absent);
-        }
-        let start = index * self.slot_bytes as usize;
-        let end = start + slot.length as usize;
-        Ok((slot, &mut self.bytes[start..end]))
+        let slot = &self.slots[index];
+        let held = slot.occupied && slot.segment == segment;
+        if held { Ok(index) } else { Err(SlotError::Absent) }
     }
 
-    /// Takes a slot for the segment, or finds that it has one with the same length.
-    pub(crate) fn open(&mut self, segment: u64, length: u32) -> Result<(), SlotError> {
+    /// Takes a slot for the segment, in cells of `cell_bytes`, or finds that it has one with the same
+    /// length.
+    pub(crate) fn open(
+        &mut self,
+        segment: u64,
+        length: u32,
+        cell_bytes: u32,
+    ) -> Result<(), SlotError> {
         let index = self.index(segment);
         let slot = &mut self.slots[index];
         if !slot.occupied {
-            if length > self.slot_bytes {
+            let cells = u64::from(length).div_ceil(u64::from(cell_bytes.max(1)));
+            if length > self.slot_bytes || cells > u64::from(self.cells_per_slot) {
                 return Err(SlotError::Length);
             }
-            *slot = Slot { segment, occupied: true, length, ..Slot::default() };
+            let cell_bytes = cell_bytes.max(1);
+            *slot = Slot { segment, occupied: true, length, cell_bytes, ..Slot::default() };
+            let first = index * self.cells_per_slot as usize;
+            self.arrived[first..first + cells as usize].fill(0);
             self.occupied += 1;
             return Ok(());
         }
@@ -127,9 +147,8 @@ impl Slots {
         Ok(())
     }
 
-    /// Takes a packet of a child's message, `offset` bytes from its start. What others have sent
-    /// already is combined, what nobody has is copied. The last packet makes the contribution
-    /// count.
+    /// Takes a packet of a child's message, `offset` bytes from its start. Each child's packets come in
+    /// order. What others have sent already is combined, what nobody has is copied.
     pub(crate) fn contribute(
         &mut self,
         segment: u64,
@@ -138,51 +157,61 @@ impl Slots {
         payload: &[u8],
         kernel: Kernel,
     ) -> Result<Contribution, SlotError> {
-        let everyone = self.everyone;
-        let (slot, bytes) = self.find(segment)?;
+        let index = self.find(segment)?;
+        let slot = &mut self.slots[index];
         let bit = 1 << child;
         if slot.contributed & bit != 0 {
             return Err(SlotError::Repeated);
         }
-        let start = offset as usize;
-        let end = start + payload.len();
-        if end > bytes.len() {
+        let (start, end) = (offset as usize, offset as usize + payload.len());
+        if end > slot.length as usize {
             return Err(SlotError::Length);
         }
+        let base = index * self.slot_bytes as usize;
+        let bytes = &mut self.bytes[base..base + slot.length as usize];
         let filled = slot.filled as usize;
         let (known, new) = payload.split_at(filled.saturating_sub(start).min(payload.len()));
         kernel(&mut bytes[start..start + known.len()], known);
         bytes[start + known.len()..end].copy_from_slice(new);
         slot.filled = filled.max(end) as u32;
-        if end < bytes.len() {
-            return Ok(Contribution::Partial);
+
+        let end = end as u32;
+        let whole = end == slot.length;
+        if whole {
+            slot.contributed |= bit;
         }
-        slot.contributed |= bit;
-        let complete = slot.contributed == everyone;
-        Ok(if complete { Contribution::Complete } else { Contribution::Child })
+        let before = slot.complete;
+        // The last cell may be shorter than the others.
+        let cells = if whole { end.div_ceil(slot.cell_bytes) } else { end / slot.cell_bytes };
+        let first = index * self.cells_per_slot as usize;
+        let everyone = self.everyone.count_ones() as u8;
+        for cell in offset / slot.cell_bytes..cells {
+            let arrived = &mut self.arrived[first + cell as usize];
+            *arrived += 1;
+            if *arrived == everyone {
+                slot.complete = ((cell + 1) * slot.cell_bytes).min(slot.length);
+            }
+        }
+        let complete = slot.contributed == self.everyone;
+        debug_assert_eq!(complete, slot.complete == slot.length && slot.length > 0);
+        Ok(Contribution { whole, more: slot.complete > before, complete })
     }
 
-    /// How long the segment is, once it is complete.
-    pub(crate) fn result_length(&self, segment: u64) -> Result<u32, SlotError> {
-        let slot = &self.slots[self.index(segment)];
-        if !slot.occupied || slot.segment != segment {
-            return Err(SlotError::Absent);
-        }
-        if slot.contributed != self.everyone {
-            return Err(SlotError::Incomplete);
-        }
-        Ok(slot.length)
+    /// How much of the segment's result there is, from its start, and how long it will be.
+    pub(crate) fn result(&self, segment: u64) -> Result<(u32, u32), SlotError> {
+        let slot = &self.slots[self.find(segment)?];
+        Ok((slot.complete, slot.length))
     }
 
     /// A child has the result. Frees the slot when it is the last one.
     pub(crate) fn acknowledge(&mut self, segment: u64, child: usize) -> Result<(), SlotError> {
-        let everyone = self.everyone;
-        let (slot, _) = self.find(segment)?;
-        if slot.contributed != everyone {
+        let index = self.find(segment)?;
+        let slot = &mut self.slots[index];
+        if slot.contributed != self.everyone {
             return Err(SlotError::Incomplete);
         }
         slot.acknowledged |= 1 << child;
-        if slot.acknowledged == everyone {
+        if slot.acknowledged == self.everyone {
             slot.occupied = false;
             self.occupied -= 1;
         }
@@ -213,58 +242,98 @@ mod tests {
         assert_eq!(all_children(64), u64::MAX);
     }
 
+    /// What a contribution is to have done.
+    fn did(whole: bool, more: bool, complete: bool) -> Contribution {
+        Contribution { whole, more, complete }
+    }
+
     #[test]
     fn first_copies_later_combine_whatever_the_interleaving() {
-        let mut slots = Slots::new(2, 8, 3);
+        let mut slots = Slots::new(2, 8, 8, 3);
         // What an earlier lap left behind must not show.
-        slots.open(1, 8).unwrap();
+        slots.open(1, 8, 8).unwrap();
         slots.contribute(1, 0, 0, &[9; 8], sum()).unwrap();
         let mut slots = Slots { slots: vec![Slot::default(); 2].into(), occupied: 0, ..slots };
 
-        slots.open(3, 8).unwrap();
+        slots.open(3, 8, 8).unwrap();
         // Child 1 overtakes child 0 within the segment.
         let steps: [(usize, u32, &[u8], Contribution); 5] = [
-            (0, 0, &[1; 4], Contribution::Partial),
-            (1, 0, &[2; 8], Contribution::Child),
-            (0, 4, &[1; 4], Contribution::Child),
-            (2, 0, &[4; 4], Contribution::Partial),
-            (2, 4, &[4; 4], Contribution::Complete),
+            (0, 0, &[1; 4], did(false, false, false)),
+            (1, 0, &[2; 8], did(true, false, false)),
+            (0, 4, &[1; 4], did(true, false, false)),
+            (2, 0, &[4; 4], did(false, false, false)),
+            (2, 4, &[4; 4], did(true, true, true)),
         ];
         for (child, offset, payload, outcome) in steps {
-            assert_eq!(slots.result_length(3), Err(SlotError::Incomplete));
+            assert_eq!(slots.result(3), Ok((0, 8)));
             assert_eq!(slots.contribute(3, child, offset, payload, sum()), Ok(outcome));
         }
-        assert_eq!(slots.result_length(3), Ok(8));
+        assert_eq!(slots.result(3), Ok((8, 8)));
         assert_eq!(slots.get(slots.offset(3), 8).unwrap(), [7; 8]);
     }
 
     #[test]
+    fn there_is_a_cell_of_the_result_as_soon_as_every_child_has_sent_it() {
+        let mut slots = Slots::new(2, 16, 4, 2);
+        // Twice the same slot: what was counted before is forgotten.
+        for segment in [1, 3] {
+            slots.open(segment, 14, 4).unwrap();
+            let mut result = 0;
+            for (child, offset, length, wanted) in [
+                (0, 0, 3, 0),
+                // The rest of the first cell, the second, and a part of the third.
+                (0, 3, 6, 0),
+                (1, 0, 4, 4),
+                (1, 4, 3, 4),
+                (1, 7, 2, 8),
+                (0, 9, 5, 8),
+                (1, 9, 3, 12),
+                // The last cell is a short one.
+                (1, 12, 2, 14),
+            ] {
+                let payload = vec![1; length];
+                let done = slots.contribute(segment, child, offset, &payload, sum()).unwrap();
+                assert_eq!(slots.result(segment), Ok((wanted, 14)));
+                assert_eq!(done.more, wanted > result);
+                assert_eq!(done.complete, wanted == 14);
+                result = wanted;
+            }
+            assert_eq!(slots.get(slots.offset(segment), 14).unwrap(), [2; 14]);
+            (0..2).for_each(|child| slots.acknowledge(segment, child).unwrap());
+        }
+        // More cells than a slot has room for.
+        assert_eq!(slots.open(5, 16, 3), Err(SlotError::Length));
+        assert_eq!(slots.open(5, 16, 0), Err(SlotError::Length));
+        assert_eq!(slots.open(5, 12, 3), Ok(()));
+    }
+
+    #[test]
     fn a_slot_is_free_only_when_every_child_has_the_result() {
-        let mut slots = Slots::new(2, 4, 2);
-        slots.open(0, 4).unwrap();
-        slots.open(1, 4).unwrap();
-        assert_eq!(slots.open(2, 4), Err(SlotError::Busy));
+        let mut slots = Slots::new(2, 4, 4, 2);
+        slots.open(0, 4, 4).unwrap();
+        slots.open(1, 4, 4).unwrap();
+        assert_eq!(slots.open(2, 4, 4), Err(SlotError::Busy));
         slots.contribute(0, 0, 0, &[1; 4], sum()).unwrap();
         assert_eq!(slots.acknowledge(0, 0), Err(SlotError::Incomplete));
         slots.contribute(0, 1, 0, &[1; 4], sum()).unwrap();
         slots.acknowledge(0, 1).unwrap();
         slots.acknowledge(0, 1).unwrap();
-        assert_eq!(slots.open(2, 4), Err(SlotError::Busy));
+        assert_eq!(slots.open(2, 4, 4), Err(SlotError::Busy));
         assert_eq!(slots.occupied(), 2);
         slots.acknowledge(0, 0).unwrap();
         assert_eq!(slots.occupied(), 1);
         assert_eq!(slots.acknowledge(0, 0), Err(SlotError::Absent));
-        slots.open(2, 4).unwrap();
+        slots.open(2, 4, 4).unwrap();
         assert_eq!(slots.contribute(0, 0, 0, &[1; 4], sum()), Err(SlotError::Absent));
     }
 
     #[test]
     fn what_does_not_fit_is_refused() {
-        let mut slots = Slots::new(2, 4, 2);
-        assert_eq!(slots.open(0, 5), Err(SlotError::Length));
-        slots.open(0, 3).unwrap();
-        assert_eq!(slots.open(0, 4), Err(SlotError::Length));
-        assert_eq!(slots.open(0, 3), Ok(()));
+        let mut slots = Slots::new(2, 4, 4, 2);
+        assert_eq!(slots.open(0, 5, 4), Err(SlotError::Length));
+        slots.open(0, 3, 4).unwrap();
+        assert_eq!(slots.open(0, 4, 4), Err(SlotError::Length));
+        assert_eq!(slots.open(0, 3, 4), Ok(()));
         assert_eq!(slots.contribute(0, 0, 0, &[1; 4], sum()), Err(SlotError::Length));
         assert_eq!(slots.contribute(0, 0, 2, &[1; 2], sum()), Err(SlotError::Length));
         slots.contribute(0, 0, 0, &[1; 3], sum()).unwrap();
@@ -276,11 +345,11 @@ mod tests {
 
     #[test]
     fn numbers_beyond_32_bits_keep_their_laps_apart() {
-        let mut slots = Slots::new(6, 4, 1);
+        let mut slots = Slots::new(6, 4, 4, 1);
         for segment in (1 << 40) - 7..(1_u64 << 40) + 7 {
-            slots.open(segment, 4).unwrap();
+            slots.open(segment, 4, 4).unwrap();
             slots.contribute(segment, 0, 0, &[segment as u8; 4], sum()).unwrap();
-            assert_eq!(slots.result_length(segment - 6), Err(SlotError::Absent));
+            assert_eq!(slots.result(segment - 6), Err(SlotError::Absent));
             slots.acknowledge(segment, 0).unwrap();
         }
         assert_eq!(slots.occupied(), 0);

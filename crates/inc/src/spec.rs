@@ -22,6 +22,9 @@ pub(crate) const RECEIVES_PER_CHILD: usize = 2;
 /// Bytes of each: a descriptor and what later versions may append to it.
 pub(crate) const RECEIVE_BYTES: usize = 64;
 
+/// How many cells may be on their way on an edge beside the window's results.
+const CELLS_UNDERWAY: u32 = 60;
+
 /// What a send request costs in its queue, its completion queue and two targets of results.
 const QUEUE_BYTES_PER_REQUEST: u64 = 256;
 
@@ -116,10 +119,10 @@ impl CommunicatorSpec {
         2 * self.window
     }
 
-    /// Send requests on an edge: a window of results, and a few agreements; one place is kept for
-    /// the abort message.
+    /// Send requests on an edge: a window of results, cells of them, and a few agreements; one place is
+    /// kept for the abort message. Cells that find no room go together, later.
     pub(crate) const fn send_requests(&self) -> u32 {
-        self.window + 4
+        self.window + CELLS_UNDERWAY + 4
     }
 
     pub(crate) fn control_bytes(&self) -> usize {

@@ -10,7 +10,7 @@ use millstream_roce::{
     Endpoint, EndpointConfig, IcrcCheck, Instant, Node, Piece, QueuePairAttributes, QueuePairState,
     Transmit,
 };
-use millstream_wire::Qpn;
+use millstream_wire::{Opcode, Operation, Qpn};
 
 use crate::abort::{Abort, Mismatch, Violation};
 use crate::aggregator::Aggregator;
@@ -103,6 +103,8 @@ pub struct SwitchNode {
     /// By index.
     queues: Vec<Option<CompletionQueueId>>,
     memory_used: u64,
+    /// Communicators that packets have come for since they were last drained.
+    touched: Vec<u32>,
     events: VecDeque<SwitchEvent>,
     /// Kept for its allocation.
     completions: Vec<Completion>,
@@ -123,6 +125,7 @@ impl SwitchNode {
             edges: BTreeMap::new(),
             queues: Vec::new(),
             memory_used: 0,
+            touched: Vec::new(),
             events: VecDeque::new(),
             completions: Vec::new(),
             // Another sequence than the one that the endpoint takes queue pair numbers from.
@@ -289,6 +292,17 @@ impl SwitchNode {
         });
     }
 
+    /// Acts on all packets that have come, once for all of them.
+    fn catch_up(&mut self, now: Instant) {
+        if self.touched.is_empty() {
+            return;
+        }
+        let mut touched = core::mem::take(&mut self.touched);
+        touched.drain(..).for_each(|index| self.drain(now, index));
+        self.touched = touched;
+        self.settle(now);
+    }
+
     /// Acts on events of the endpoint, then sends what communicators owe their children.
     fn settle(&mut self, now: Instant) {
         while let Some(event) = self.endpoint.poll_event() {
@@ -343,18 +357,27 @@ impl Node for SwitchNode {
     fn handle_datagram(&mut self, now: Instant, meta: &DatagramMeta, datagram: &[u8]) {
         self.endpoint.handle_datagram(now, meta, datagram);
         // Only the queue pair that the packet is for can have completed anything. Its number is
-        // in bytes 5 to 7 of the base transport header.
-        let Some(&[a, b, c]) = datagram.get(5..8).and_then(|bytes| bytes.as_array()) else {
+        // in bytes 5 to 7 of the base transport header, behind the opcode.
+        let Some((&opcode, &[a, b, c])) =
+            datagram.first().zip(datagram.get(5..8).and_then(|bytes| bytes.as_array()))
+        else {
             return;
         };
-        if let Some(&(index, _)) = self.edges.get(&Qpn::from_bytes([a, b, c])) {
+        let Some(&(index, _)) = self.edges.get(&Qpn::from_bytes([a, b, c])) else { return };
+        let sends = Opcode::from_byte(opcode).is_ok_and(|it| it.operation() == Operation::Send);
+        if sends {
+            // What it announces may follow at once.
             self.drain(now, index);
-            self.settle(now);
+        }
+        if self.touched.last() != Some(&index) && !self.touched.contains(&index) {
+            self.touched.push(index);
         }
     }
 
     fn handle_timeout(&mut self, now: Instant) {
         self.endpoint.handle_timeout(now);
+        // A deadline may have broken any connection.
+        self.touched.clear();
         for index in 0..self.queues.len() as u32 {
             self.drain(now, index);
         }
@@ -366,6 +389,7 @@ impl Node for SwitchNode {
     }
 
     fn poll_transmit(&mut self, now: Instant, transmit: &mut Transmit) -> bool {
+        self.catch_up(now);
         self.endpoint.poll_transmit(now, transmit)
     }
 

@@ -259,3 +259,20 @@ fn flipped_bits_are_a_loss() {
     assert_ne!(network.switch.counters().dropped_icrc, 0);
     network.check_rest();
 }
+
+#[test]
+fn a_result_leaves_while_the_segment_is_still_on_its_way() {
+    let setup = Setup { hosts: 2, segment_bytes: 8192, ..Setup::default() };
+    let count = setup.elements();
+    let mut network = Network::new(setup);
+    let (calls, wanted) = network.start_all(0..2, count, false);
+    let contributed = |network: &Network| network.switch.statistics(COMMUNICATOR).unwrap().bytes;
+    let sent = |network: &Network| network.switch.counters().payload_bytes_sent;
+    network.run_until("bytes of the result", |network| sent(network) > 0);
+    assert!(contributed(&network) < 2 * 8192, "before the last packet of the segment");
+    let outcomes = network.outcomes();
+    for ((host, call), outcome) in (0..2).zip(&calls).zip(outcomes) {
+        network.check(host, call, outcome, &wanted);
+    }
+    network.check_rest();
+}

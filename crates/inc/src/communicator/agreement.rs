@@ -8,6 +8,13 @@ use crate::reduce::kernel;
 use crate::slots::all_children;
 use crate::spec::{RECEIVE_BYTES, RECEIVES_PER_CHILD};
 
+/// A vector that is not long is cut into so many cells. The last of them is behind the vector by its own
+/// length at every switch, which is this part of the whole.
+const CELLS_PER_VECTOR: u64 = 32;
+
+/// The most bytes of a cell: what the kernel takes as one train of packets.
+const LARGEST_CELL: u32 = 64 << 10;
+
 impl Communicator {
     /// A SEND of a child has arrived: its descriptor.
     pub(crate) fn announce(
@@ -47,7 +54,10 @@ impl Communicator {
                 let first = &self.children[first].descriptor;
                 self.doomed |= first.difference(&descriptor).is_some();
             }
-            _ => self.kernel = kernel,
+            _ => {
+                self.kernel = kernel;
+                self.cell_bytes = self.cell_for(self.children[child].remaining);
+            }
         }
         self.announced |= 1 << child;
         if self.announced != all_children(self.children.len()) {
@@ -59,6 +69,14 @@ impl Communicator {
         self.announced = 0;
         self.agreed += 1;
         Ok(Progress::Ready)
+    }
+
+    /// The cells of a vector of so many bytes. A cell waits for its last packet before it goes on, so
+    /// they are a small part of the vector; and each costs work, so they are no smaller than that needs.
+    fn cell_for(&self, bytes: u64) -> u32 {
+        let part = (bytes / CELLS_PER_VECTOR).min(LARGEST_CELL.into()) as u32;
+        let packets = part.div_ceil(self.path_mtu).max(1);
+        (packets * self.path_mtu).min(self.segment_bytes)
     }
 
     /// Who differs from most, once all descriptors are here. Among equally many the side of the

@@ -162,7 +162,9 @@ fn answers_out_of_turn_are_errors() {
         vec![(Answer::agreed(0), 1)],
         vec![agreed(0), agreed(0)],
         vec![agreed(0), result(1)],
-        vec![agreed(0), (Answer::result(0), 12)],
+        // Longer than the segment, or nothing.
+        vec![agreed(0), (Answer::result(0), 17)],
+        vec![agreed(0), (Answer::result(0), 0)],
         vec![agreed(0), result(0), result(0)],
         vec![agreed(0), result(0), result(1), result(2)],
         // No message of an abort.
