@@ -6,8 +6,8 @@ use std::hint::black_box;
 use std::time::Instant as Clock;
 
 use millstream_transfer_core::{
-    Access, Classic, Config, Flow, Instant, Opcode, Order, Output, Piece, RailSpec, Ranges,
-    Request, SliceId, SliceResult,
+    Access, Borders, Classic, Config, Flow, Instant, Opcode, Order, Output, Piece, RailSpec,
+    Ranges, Request, SliceId, SliceResult,
 };
 
 /// Requests of a batch.
@@ -46,6 +46,8 @@ fn measure(rails: u16, length: u64, deadline: bool, rounds: u64) -> f64 {
                 incarnation: 1,
                 local_location: 0,
                 peer_location: 0,
+                local_borders: Borders::NONE,
+                peer_borders: Borders::NONE,
                 user: round * BATCH + index,
             };
             flow.submit(&request).expect("there are few tasks at a time");

@@ -74,6 +74,6 @@ pub use flow::{Flow, MAX_RAILS};
 pub use output::{End, Ended, Failure, Moved, Output, Post, Progress, SliceResult};
 pub use policy::{Pick, Policy, Rails, SliceInfo};
 pub use rail::{Access, Rail, RailId, RailSpec, RailState};
-pub use request::{Opcode, Piece, Ranges, Request, SliceId, SubmitError, TaskId};
+pub use request::{Borders, Opcode, Piece, Ranges, Request, SliceId, SubmitError, TaskId};
 pub use target::{Initiator, Target, TargetOutput};
 pub use time::Instant;

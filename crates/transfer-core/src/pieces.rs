@@ -1,7 +1,7 @@
 //! The runs of a request, and how slices are cut from them, one after the other and not before they
 //! are posted.
 
-use crate::{Piece, Ranges, SubmitError};
+use crate::{Borders, Piece, Ranges, SubmitError};
 
 /// Pieces of a block.
 const BLOCK: usize = 32;
@@ -38,6 +38,13 @@ pub(crate) struct Cursor {
     index: u32,
     /// Bytes of it that are before this place.
     offset: u64,
+}
+
+/// What slices of a task do not go across.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    pub(crate) local: Borders,
+    pub(crate) peer: Borders,
 }
 
 /// How requests are cut: slices of one length, and a short rest goes along with the last.
@@ -169,18 +176,30 @@ impl Pieces {
     }
 
     /// The slice that starts at a place; `None` at the end.
-    pub(crate) fn cut(&self, runs: &Runs, start: Cursor, slicing: &Slicing) -> Option<Cut> {
+    pub(crate) fn cut(
+        &self,
+        runs: &Runs,
+        start: Cursor,
+        slicing: &Slicing,
+        limits: &Limits,
+    ) -> Option<Cut> {
         let Slicing { slice_length, fragment_limit, max_pieces } = *slicing;
         let (first, after) = self.piece(runs, start)?;
-        if first.length > slice_length + fragment_limit {
-            let end = Cursor { offset: start.offset + slice_length, ..start };
-            return Some(Cut { start, end, first, length: slice_length as u32, pieces: 1 });
+        let room = limits.local.room(first.local).min(limits.peer.room(first.remote));
+        let within = first.length.min(room);
+        let whole = within <= slice_length + fragment_limit;
+        let mut length = if whole { within } else { slice_length };
+        if length < first.length {
+            let end = Cursor { offset: start.offset + length, ..start };
+            return Some(Cut { start, end, first, length: length as u32, pieces: 1 });
         }
-        let (mut length, mut end, mut pieces) = (first.length, after, 1);
+        let (mut end, mut pieces) = (after, 1);
         while pieces < max_pieces
             && let Some((piece, after)) = self.piece(runs, end)
             && first.remote.checked_add(length) == Some(piece.remote)
             && length + piece.length <= slice_length
+            && piece.length <= limits.local.room(piece.local)
+            && length + piece.length <= limits.peer.room(first.remote)
         {
             (length, end, pieces) = (length + piece.length, after, pieces + 1);
         }
@@ -242,10 +261,21 @@ mod tests {
         Piece { local, remote, length }
     }
 
+    const NO_LIMITS: Limits = Limits { local: Borders::NONE, peer: Borders::NONE };
+
     fn cuts(pieces: &Pieces, runs: &Runs, slicing: &Slicing) -> Vec<(u64, u64, u32, u32)> {
+        limited(pieces, runs, slicing, &NO_LIMITS)
+    }
+
+    fn limited(
+        pieces: &Pieces,
+        runs: &Runs,
+        slicing: &Slicing,
+        limits: &Limits,
+    ) -> Vec<(u64, u64, u32, u32)> {
         let mut at = runs.start();
         let next = || {
-            let cut = pieces.cut(runs, at, slicing)?;
+            let cut = pieces.cut(runs, at, slicing, limits)?;
             assert_eq!(cut.start, at);
             let all: Vec<Piece> = pieces.of_slice(*runs, at, cut.length).collect();
             assert_eq!(all.len(), cut.pieces as usize);
@@ -312,6 +342,51 @@ mod tests {
         let pairs: Vec<u32> =
             cuts(&pieces, &runs, &few).into_iter().map(|(_, _, length, _)| length).collect();
         assert_eq!(pairs, [8192, 4096]);
+    }
+
+    #[test]
+    fn no_slice_goes_across_a_border() {
+        let every = |first, distance| Borders { first, distance };
+        let lengths = |local, peer, length| {
+            let mut pieces = Pieces::new(0);
+            let (runs, _) = pieces.take(&Ranges::Contiguous(piece(1000, 5000, length))).unwrap();
+            let cuts = limited(&pieces, &runs, &SLICING, &Limits { local, peer });
+            cuts.into_iter().map(|(_, _, length, _)| length).collect::<Vec<_>>()
+        };
+        let none = Borders::NONE;
+        assert_eq!(lengths(every(0, 100_000), none, 101_000), [65_536, 33_464, 2000]);
+        assert_eq!(lengths(none, every(0, 100_000), 101_000), [65_536, 29_464, 6000]);
+        assert_eq!(
+            lengths(every(0, 100_000), every(0, 100_000), 101_000),
+            [65_536, 29_464, 4000, 2000]
+        );
+        // A piece that ends, or begins, at a border; and one before the first.
+        assert_eq!(lengths(every(1000, 70_000), none, 70_000), [70_000]);
+        assert_eq!(lengths(every(1010, 70_000), none, 70_000), [10, 69_990]);
+        assert_eq!(lengths(every(u64::MAX, 1), none, 70_000), [70_000]);
+        // A peer may say anything.
+        assert_eq!(lengths(none, every(0, 0), 70_000), [70_000]);
+        assert_eq!(lengths(none, every(0, 1), 3), [1, 1, 1]);
+    }
+
+    #[test]
+    fn pieces_of_a_slice_do_not_go_across_a_border_either() {
+        let mut pieces = Pieces::new(0);
+        let strided = Ranges::Strided {
+            first: piece(0, 100, 100),
+            count: 6,
+            local_stride: 200,
+            remote_stride: 100,
+        };
+        let (runs, _) = pieces.take(&strided).unwrap();
+        let parts = |local, peer| {
+            let cuts = limited(&pieces, &runs, &SLICING, &Limits { local, peer });
+            cuts.into_iter().map(|(.., length, of)| (length, of)).collect::<Vec<_>>()
+        };
+        let every = |first, distance| Borders { first, distance };
+        // Between the third and the fourth at the peer; within the third here.
+        assert_eq!(parts(Borders::NONE, every(400, 1000)), [(300, 3), (300, 3)]);
+        assert_eq!(parts(every(450, 1000), Borders::NONE), [(200, 2), (50, 1), (350, 4)]);
     }
 
     #[test]

@@ -45,6 +45,32 @@ pub enum Ranges<'a> {
     List(&'a [Piece]),
 }
 
+/// Addresses that no slice goes across: the first one, and others at equal distances after it. Memory that
+/// is longer than a region of a device can be is registered as several, each with keys of its own.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Borders {
+    /// An address.
+    pub first: u64,
+    /// From each to the next one.
+    pub distance: u64,
+}
+
+impl Borders {
+    /// There are none.
+    pub const NONE: Self = Self { first: 0, distance: u64::MAX };
+
+    /// How many bytes there are from an address to the next border.
+    pub(crate) const fn room(&self, address: u64) -> u64 {
+        match address.checked_sub(self.first) {
+            None => self.first - address,
+            Some(offset) => match offset.checked_rem(self.distance) {
+                Some(beyond) => self.distance - beyond,
+                None => u64::MAX,
+            },
+        }
+    }
+}
+
 /// Something to move. It becomes a task.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
@@ -60,6 +86,10 @@ pub struct Request<'a> {
     pub local_location: u16,
     /// Where the peer's memory is.
     pub peer_location: u16,
+    /// What slices do not go across here.
+    pub local_borders: Borders,
+    /// What they do not go across at the peer.
+    pub peer_borders: Borders,
     /// The caller's own number, which comes back with all that is told of the task.
     pub user: u64,
 }

@@ -4,8 +4,8 @@
 use std::alloc::System;
 
 use millstream_transfer_core::{
-    Access, Classic, Config, Flow, Instant, Opcode, Order, Output, Piece, RailId, RailSpec, Ranges,
-    Request, SliceId, SliceResult,
+    Access, Borders, Classic, Config, Flow, Instant, Opcode, Order, Output, Piece, RailId,
+    RailSpec, Ranges, Request, SliceId, SliceResult,
 };
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
@@ -41,6 +41,8 @@ impl Driver {
                 incarnation: 1,
                 local_location: (user % 2) as u16,
                 peer_location: 0,
+                local_borders: Borders::NONE,
+                peer_borders: Borders::NONE,
                 user,
             };
             self.flow.submit(&request).unwrap();

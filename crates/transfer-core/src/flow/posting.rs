@@ -37,7 +37,7 @@ impl<P: Policy> Flow<P> {
             None => {
                 let index = queue.tasks.first()?;
                 let task = self.tasks.at(index);
-                let cut = self.pieces.cut(&task.runs, task.next, &self.slicing)?;
+                let cut = self.pieces.cut(&task.runs, task.next, &self.slicing, &task.limits)?;
                 (index, None, (cut.length, 0), Some(cut))
             }
         };

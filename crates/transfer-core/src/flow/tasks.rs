@@ -2,7 +2,7 @@
 
 use super::Flow;
 use crate::chain::List;
-use crate::pieces::{Cursor, Runs};
+use crate::pieces::{Cursor, Limits, Runs};
 use crate::slab::Key;
 use crate::{
     End, Ended, Failure, Instant, Opcode, Output, Piece, Policy, Progress, Request, SliceId,
@@ -16,6 +16,7 @@ pub(super) struct Task {
     /// Its queue.
     pub(super) class: u16,
     pub(super) runs: Runs,
+    pub(super) limits: Limits,
     /// Where the next slice starts.
     pub(super) next: Cursor,
     pub(super) length: u64,
@@ -95,6 +96,7 @@ impl<P: Policy> Flow<P> {
             opcode: request.opcode,
             class,
             runs,
+            limits: Limits { local: request.local_borders, peer: request.peer_borders },
             next: runs.start(),
             length,
             uncut: length,

@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use millstream_metadata::{Gid, NicPath};
 use millstream_transfer_core::{
-    Classic, Ended, Flow, Instant, Output, Piece, Post, Rail, RailId, RailState, Ranges, Request,
-    SliceId, SliceResult, TaskId,
+    Borders, Classic, Ended, Flow, Instant, Output, Piece, Post, Rail, RailId, RailState, Ranges,
+    Request, SliceId, SliceResult, TaskId,
 };
 use millstream_verbs::{Completion, CompletionStatus, PostError};
 
@@ -171,6 +171,8 @@ impl Peer {
                     incarnation,
                     local_location: run.local.location(task.whole().source),
                     peer_location,
+                    local_borders: Borders::NONE,
+                    peer_borders: Borders::NONE,
                     user,
                 });
                 match submitted {

@@ -2,7 +2,9 @@
 
 use core::time::Duration;
 
-use millstream_transfer_core::{End, Ended, Failure, Opcode, Piece, Ranges, Request, SubmitError};
+use millstream_transfer_core::{
+    Borders, End, Ended, Failure, Opcode, Piece, Ranges, Request, SubmitError,
+};
 
 use super::director::{Director, Event, Network, Phase, core_time};
 use super::process::{Peer, Transfer, incarnation};
@@ -118,6 +120,8 @@ impl Director {
             incarnation: found.flow.incarnation(),
             local_location: locations[0],
             peer_location: locations[1],
+            local_borders: Borders::NONE,
+            peer_borders: Borders::NONE,
             user,
         };
         let submitted: Result<_, SubmitError> = found.flow.submit(&request);

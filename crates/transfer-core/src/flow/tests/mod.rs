@@ -8,7 +8,7 @@ use core::time::Duration;
 
 use super::*;
 use crate::{
-    Access, Classic, End, Failure, Opcode, Order, Piece, Post, RailState, Ranges, Request,
+    Access, Borders, Classic, End, Failure, Opcode, Order, Piece, Post, RailState, Ranges, Request,
     SliceResult, SubmitError, TaskId,
 };
 
@@ -137,6 +137,8 @@ fn request(opcode: Opcode, user: u64, length: u64) -> Request<'static> {
         incarnation: INCARNATION,
         local_location: 0,
         peer_location: 0,
+        local_borders: Borders::NONE,
+        peer_borders: Borders::NONE,
         user,
     }
 }
