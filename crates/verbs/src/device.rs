@@ -37,6 +37,8 @@ pub struct DeviceAttributes {
     pub max_inline: usize,
     /// Memory regions.
     pub max_memory_regions: usize,
+    /// Bytes in a memory region.
+    pub max_memory_region_length: u64,
     /// Bytes in a message of a connection.
     pub max_message_length: u32,
     /// Bytes in an unreliable datagram.

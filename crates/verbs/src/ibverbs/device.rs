@@ -297,6 +297,11 @@ fn attributes(limits: &ffi::DeviceAttr, port: &ffi::PortAttr) -> DeviceAttribute
         // Devices tell it only by refusing a queue pair.
         max_inline: millstream_roce::MAX_INLINE,
         max_memory_regions: count(limits.max_mr),
+        // A driver that says nothing has no limit.
+        max_memory_region_length: match limits.max_mr_size {
+            0 => u64::MAX,
+            length => length,
+        },
         max_message_length: port.max_msg_sz,
         max_datagram_length: mtu(port.active_mtu).map_or(0, |mtu| mtu.bytes() as u32),
         // As many as attributes can ask for.

@@ -179,6 +179,7 @@ impl Device {
             max_completions: MAX_COMPLETIONS,
             max_inline: millstream_roce::MAX_INLINE,
             max_memory_regions: MAX_MEMORY_REGIONS,
+            max_memory_region_length: u64::MAX,
             max_message_length: config.max_message_length,
             max_datagram_length: config.max_datagram_length,
             max_reads: 128,
