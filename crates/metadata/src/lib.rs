@@ -42,7 +42,7 @@ pub use message::{Notify, Probe, SegmentQuery};
 pub use name::{DEFAULT_HANDSHAKE_PORT, FileName, HostPort, NameError, NicPath};
 pub use segment::{
     BufferDesc, DescriptorError, DeviceDesc, FileKey, FileTargetDesc, MAX_BUFFERS, MAX_DEVICES,
-    NVMEOF, PriorityMatrix, SegmentDesc, SharedMemoryDesc,
+    NVMEOF, PriorityMatrix, SegmentDesc, SharedMemoryDesc, WholeDesc,
 };
 pub use server::{Handler, Server, ServerConfig};
 pub use store::{P2P_HANDSHAKE, PeerToPeer, RpcMeta, Store, StoreError};

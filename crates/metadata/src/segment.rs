@@ -1,6 +1,7 @@
 //! Segment descriptors: what a segment offers to its peers.
 
 use std::collections::BTreeMap;
+use std::num::NonZeroU64;
 
 use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
@@ -122,6 +123,9 @@ pub struct BufferDesc {
     /// Its key for processes on the same host ([`SegmentDesc::shm`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub shm_key: Option<u64>,
+    /// Of what it is a part, where devices have that as several regions; Mooncake does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub part_of: Option<WholeDesc>,
     /// Where its process has the file, for people. `addr` is the offset of its first byte in the segment.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_path: Option<String>,
@@ -135,6 +139,16 @@ pub struct BufferDesc {
     /// Who knows this may ask the segment's process to read and write the file ([`FileKey`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_key: Option<FileKey>,
+}
+
+/// A piece of memory that is longer than a region of a device can be. It is a buffer for each region, or
+/// more; requests may go across them.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct WholeDesc {
+    /// Virtual address of its first byte.
+    pub addr: u64,
+    /// Bytes of each region but the last.
+    pub region_length: NonZeroU64,
 }
 
 /// What opens a file at the process that has it: 32 hexadecimal digits, drawn for each registration.
