@@ -73,6 +73,9 @@ pub struct RdmaConfig {
     /// Whether memory is registered with all devices at once. With `None`, memory of 4 GiB and more is, with
     /// devices of the system, where there are four processors.
     pub parallel_registration: Option<bool>,
+    /// Memory that is longer is registered as several regions of each device; so is what is longer than the
+    /// device can. From 4 KiB; pages that are not whole do not count.
+    pub max_region_length: u64,
     /// The largest path MTU used, where interfaces and peers would take larger ones.
     pub max_path_mtu: Mtu,
     /// Which of their device's partitions the queue pairs are in.
@@ -117,6 +120,7 @@ impl RdmaConfig {
             soft: SoftConfig::new(Ipv4Addr::LOCALHOST.into()),
             ibverbs: IbverbsConfig::default(),
             parallel_registration: None,
+            max_region_length: 1 << 40,
             max_path_mtu: Mtu::B4096,
             partition_key_index: 0,
             topology_file: None,

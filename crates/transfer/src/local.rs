@@ -6,6 +6,7 @@ use millstream_metadata::SegmentDesc;
 
 use crate::batch::BatchShared;
 use crate::copier::{Copier, Other, Way};
+use crate::keys::Keys;
 use crate::memory::{Memory, RawMemory};
 use crate::segment::OpenSegment;
 use crate::submit::SubmitOptions;
@@ -39,7 +40,7 @@ impl Transport for LocalTransport {
     }
 
     fn register(&self, _memory: &RawMemory, _remote: bool) -> Result<Registration, String> {
-        let (keys, remote_keys) = (Arc::new([]), Arc::new([]));
+        let (keys, remote_keys) = (Keys::none(), Keys::none());
         Ok(Registration { keys, remote_keys, shared_key: None, guard: Box::new(()) })
     }
 
@@ -59,7 +60,7 @@ impl Transport for LocalTransport {
 
     fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], _options: &SubmitOptions) {
         self.copier.submit(batch, runs, |run| {
-            let buffer = &run.descriptor.buffers[run.buffer];
+            let buffer = &run.view.descriptor.buffers[run.buffer];
             let found = self.memory.find(buffer.addr, buffer.length);
             Ok(Way {
                 local: Arc::clone(&run.local),

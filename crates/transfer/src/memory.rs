@@ -3,18 +3,22 @@
 #![allow(unsafe_code)]
 
 use std::io;
+use std::num::NonZeroU64;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
-use millstream_metadata::BufferDesc;
+use millstream_metadata::{BufferDesc, WholeDesc};
 use millstream_net::guarded::{self, Caching};
 use millstream_net::shared_memory::{
     AccessError, Offer, Registration as OfferedMemory, SharedMemory, TableFull, Visit,
 };
 use millstream_net::stream;
+use millstream_transfer_core::Borders;
 use millstream_verbs::{Access, MemoryRegion, ProtectionDomain, RegionError};
 
 use crate::gate::{Gate, Pass};
+use crate::keys::Keys;
 use crate::placement::Place;
 use crate::regions::RegionMap;
 use crate::transport::{ANYWHERE, Registration};
@@ -77,15 +81,19 @@ impl RawMemory {
         self.length as u64
     }
 
-    /// Registers it with a device.
+    /// Registers a part of it with a device, by the offsets of its first byte and of the one after it.
     pub(crate) fn register(
         &self,
+        part: Range<u64>,
         domain: &ProtectionDomain,
         access: Access,
     ) -> Result<MemoryRegion, RegionError> {
-        // SAFETY: this is what `new` asked its caller to promise; the caller there keeps the region
-        // with the value (`Region`), and drops the region first.
-        unsafe { domain.register_memory(self.pointer, self.length, access) }
+        let end = (part.end as usize).min(self.length);
+        let start = (part.start as usize).min(end);
+        let pointer = self.pointer.wrapping_add(start);
+        // SAFETY: it is within the memory, and this is what `new` asked its caller to promise; the caller
+        // there keeps the region with the value (`Region`), and drops the region first.
+        unsafe { domain.register_memory(pointer, end - start, access) }
     }
 
     /// Offers it to other processes.
@@ -120,7 +128,7 @@ impl Region {
             pointer: memory.pointer,
             first: memory.address(),
             length: memory.length(),
-            keys: registrations.iter().map(|each| Arc::clone(&each.keys)).collect(),
+            keys: registrations.iter().map(|each| each.keys.clone()).collect(),
             locations,
             gate: Gate::default(),
         });
@@ -132,26 +140,50 @@ impl Region {
         region
     }
 
-    /// What peers are told of it: a buffer for each place, all with the same keys.
+    /// What peers are told of it: a buffer for each place of each region, with the keys of the region.
     pub(crate) fn buffers(&self) -> impl Iterator<Item = BufferDesc> {
-        let keys = self.keyed.and_then(|index| self.registrations.get(index));
-        let keys = keys.map(|keys| (keys.keys.to_vec(), keys.remote_keys.to_vec()));
-        let (lkey, rkey) = keys.unwrap_or_default();
+        let keyed = self.keyed.and_then(|index| self.registrations.get(index));
         let shm_key = self.registrations.iter().find_map(|each| each.shared_key);
-        self.places.iter().map(move |place| BufferDesc {
-            name: place.location.clone(),
-            addr: self.local.first + place.offset,
-            length: place.length,
-            rkey: rkey.clone(),
-            lkey: lkey.clone(),
+        let whole = self.region_length().map(|region_length| {
+            let addr = self.local.first;
+            WholeDesc { addr, region_length }
+        });
+        self.parts().map(move |(location, Range { start, end })| BufferDesc {
+            name: location.to_owned(),
+            addr: self.local.first + start,
+            length: end - start,
+            rkey: keyed.map(|it| it.remote_keys.at(start).to_vec()).unwrap_or_default(),
+            lkey: keyed.map(|it| it.keys.at(start).to_vec()).unwrap_or_default(),
             shm_key,
+            part_of: whole,
             ..BufferDesc::default()
         })
     }
 
+    /// Bytes of each region but the last, if devices have several.
+    fn region_length(&self) -> Option<NonZeroU64> {
+        let keyed = self.registrations.get(self.keyed?)?;
+        keyed.keys.region_length().and_then(NonZeroU64::new)
+    }
+
+    /// Its places, cut where a region ends and the next begins: locations, and offsets.
+    fn parts(&self) -> impl Iterator<Item = (&str, Range<u64>)> {
+        let region = self.region_length().map_or(u64::MAX, NonZeroU64::get);
+        self.places.iter().flat_map(move |place| {
+            let (start, end) = (place.offset, place.offset + place.length);
+            let part = move |from: u64| {
+                let until = (from / region + 1).saturating_mul(region).min(end);
+                from..until
+            };
+            let next = move |before: &Range<u64>| (before.end < end).then(|| part(before.end));
+            let parts = std::iter::successors(Some(part(start)), next);
+            parts.map(|range| (place.location.as_str(), range))
+        })
+    }
+
     /// How many buffers that are.
-    pub(crate) const fn buffer_count(&self) -> usize {
-        self.places.len()
+    pub(crate) fn buffer_count(&self) -> usize {
+        self.parts().count()
     }
 
     /// How many bytes that takes in the descriptor.
@@ -188,7 +220,7 @@ pub(crate) struct LocalMemory {
     first: u64,
     length: u64,
     /// The keys of each transport.
-    pub(crate) keys: Box<[Arc<[u32]>]>,
+    keys: Box<[Keys]>,
     /// From which offset on it is at which location, by the number of the transport that has keys.
     locations: Box<[(u64, u16)]>,
     gate: Gate,
@@ -213,6 +245,17 @@ impl LocalMemory {
         let offset = address.saturating_sub(self.first);
         let after = self.locations.partition_point(|(start, _)| *start <= offset);
         after.checked_sub(1).map_or(ANYWHERE, |index| self.locations[index].1)
+    }
+
+    /// The keys of an address in it for the devices of a transport.
+    pub(crate) fn keys(&self, transport: usize, address: u64) -> &[u32] {
+        let offset = address.saturating_sub(self.first);
+        self.keys.get(transport).map_or(&[], |keys| keys.at(offset))
+    }
+
+    /// What work requests of a transport do not go across.
+    pub(crate) fn borders(&self, transport: usize) -> Borders {
+        self.keys.get(transport).map_or(Borders::NONE, |keys| keys.borders(self.first))
     }
 
     /// Whether it is being unregistered.

@@ -91,30 +91,62 @@ impl View {
         before.filter(holds).or_else(|| (0..buffers.len()).find(holds))
     }
 
+    /// The buffer whose keys the byte at an address has, of a request that begins in this one: of memory
+    /// that is several regions, each has its own.
+    pub(crate) fn part(&self, buffer: usize, address: u64) -> Option<&BufferDesc> {
+        let buffers = &self.descriptor.buffers;
+        let first = buffers.get(buffer)?;
+        if first.part_of.is_none() || first.contains(address, 1) {
+            return Some(first);
+        }
+        let after = self.order.partition_point(|&index| buffers[index as usize].addr <= address);
+        let found = &buffers[*self.order.get(after.checked_sub(1)?)? as usize];
+        (found.part_of == first.part_of && found.contains(address, 1)).then_some(found)
+    }
+
+    /// Bytes from the start of a buffer to the end of the piece of memory that it is of.
+    fn length_from(&self, buffer: usize) -> u64 {
+        let buffers = &self.descriptor.buffers;
+        let Some(first) = buffers.get(buffer) else { return 0 };
+        let place = self.order.partition_point(|&index| buffers[index as usize].addr < first.addr);
+        let found = self.order.get(place).is_some_and(|&index| index as usize == buffer);
+        let end = found.then(|| self.pieces_from(place).last()).flatten();
+        end.map_or(first.length, |end| end - first.addr)
+    }
+
+    /// The ends of the buffer at this place in the order, and of those that follow it without a gap and are of
+    /// the same piece of memory.
+    fn pieces_from(&self, place: usize) -> impl Iterator<Item = u64> {
+        let mut parts = self.order[place..].iter().map(|&it| &self.descriptor.buffers[it as usize]);
+        let first = parts.next();
+        let end = |it: &BufferDesc| it.addr.saturating_add(it.length);
+        let keyed = first.is_some_and(|it| !it.rkey.is_empty() || it.shm_key.is_some());
+        let mut until = first.map(end);
+        let following = parts.map_while(move |next| {
+            let goes_on = keyed && until == Some(next.addr) && goes_on(first?, next);
+            // One of no bytes ends nowhere.
+            until = Some(end(next)).filter(|_| goes_on && next.length > 0);
+            until
+        });
+        first.map(end).into_iter().chain(following)
+    }
+
     /// Whether these bytes lie in the buffer at this place in the order and those that follow it without a
-    /// gap, which have the same keys: one piece of memory whose pages are on several NUMA nodes.
+    /// gap, which have the same keys, or are parts of the same: one piece of memory whose pages are on several
+    /// NUMA nodes, or that is several regions of each device.
     fn holds_together(&self, place: usize, address: u64, length: u64) -> bool {
         let Some(end) = address.checked_add(length) else { return false };
-        let mut parts = self.order[place..].iter().map(|&it| &self.descriptor.buffers[it as usize]);
-        let Some(first) = parts.next() else { return false };
-        if first.rkey.is_empty() && first.shm_key.is_none() {
-            return false;
-        }
-        let mut until = first.addr.saturating_add(first.length);
-        while until < end {
-            match parts.next() {
-                Some(next)
-                    if next.addr == until
-                        && until > address
-                        && (&next.rkey, next.shm_key) == (&first.rkey, first.shm_key) =>
-                {
-                    until = until.saturating_add(next.length);
-                }
-                _ => return false,
-            }
-        }
-        true
+        let first = &self.descriptor.buffers[self.order[place] as usize];
+        let mut ends = self.pieces_from(place);
+        // In the first one is a byte at least.
+        first.contains(address, 1) && ends.any(|until| until >= end)
     }
+}
+
+/// Whether two buffers are of one piece of memory.
+fn goes_on(first: &BufferDesc, next: &BufferDesc) -> bool {
+    let parts = first.part_of.is_some() && next.part_of == first.part_of;
+    next.shm_key == first.shm_key && (parts || next.rkey == first.rkey)
 }
 
 impl Segment {
@@ -156,16 +188,28 @@ impl Segment {
     }
 
     /// The address, as requests want it, of the byte at `offset` from the start of a buffer (0: the
-    /// first), from where `length` bytes lie in the buffer.
+    /// first), from where `length` bytes lie in the buffer, or in it and those that follow it in the same
+    /// piece of memory ([`Segment::length_from`]).
     pub fn address_of(&self, buffer: usize, offset: u64, length: u64) -> Result<u64, BufferError> {
-        let descriptor = self.open.descriptor();
-        let count = descriptor.buffers.len();
-        let found =
-            descriptor.buffers.get(buffer).ok_or(BufferError::NoBuffer { index: buffer, count })?;
+        let view = self.open.view();
+        let count = view.descriptor.buffers.len();
+        let found = view.descriptor.buffers.get(buffer);
+        let found = found.ok_or(BufferError::NoBuffer { index: buffer, count })?;
+        let buffer_length = match offset.checked_add(length) {
+            Some(end) if end <= found.length => return Ok(found.addr + offset),
+            _ => view.length_from(buffer),
+        };
         match offset.checked_add(length) {
-            Some(end) if end <= found.length => Ok(found.addr + offset),
-            _ => Err(BufferError::OutOfRange { offset, length, buffer_length: found.length }),
+            Some(end) if end <= buffer_length => Ok(found.addr + offset),
+            _ => Err(BufferError::OutOfRange { offset, length, buffer_length }),
         }
+    }
+
+    /// Bytes from the start of a buffer to the end of the piece of memory that it is of, all of which one
+    /// request can have: memory whose pages are on several NUMA nodes, or that is several regions of each
+    /// device, is as many buffers. 0 when there is no such buffer.
+    pub fn length_from(&self, buffer: usize) -> u64 {
+        self.open.view().length_from(buffer)
     }
 }
 
@@ -333,6 +377,10 @@ impl SegmentTable {
 
 #[cfg(test)]
 mod tests {
+    use std::num::NonZeroU64;
+
+    use millstream_metadata::WholeDesc;
+
     use super::*;
 
     fn descriptor(name: &str) -> SegmentDesc {
@@ -405,6 +453,11 @@ mod tests {
             shm_key,
             ..BufferDesc::default()
         };
+        // Regions of one piece of memory, with keys of their own.
+        let part = |address, length, whole| BufferDesc {
+            part_of: Some(WholeDesc { addr: whole, region_length: NonZeroU64::new(10).unwrap() }),
+            ..buffer(address, length, Some(address as u32), None)
+        };
         let buffers = vec![
             buffer(100, 100, Some(1), Some(5)),
             buffer(200, 100, Some(1), Some(5)),
@@ -416,6 +469,10 @@ mod tests {
             buffer(900, 10, None, Some(7)),
             buffer(910, 10, None, Some(7)),
             buffer(921, 10, None, Some(7)),
+            part(1000, 10, 1000),
+            part(1010, 10, 1000),
+            part(1020, 10, 1000),
+            part(1030, 10, 1030),
         ];
         let view = View::new(SegmentDesc { buffers, ..SegmentDesc::default() });
         for (address, length, found) in [
@@ -428,12 +485,36 @@ mod tests {
             (599, 2, None),
             (650, 100, None),
             (799, 2, None),
+            (1000, 30, Some(10)),
+            (1015, 10, Some(11)),
+            (1015, 20, None),
             (900, 20, Some(7)),
             (900, 22, None),
             (100, u64::MAX, None),
         ] {
             assert_eq!(view.find(address, length), found, "{address} {length}");
         }
+    }
+
+    #[test]
+    fn a_slice_has_the_keys_of_the_region_where_it_begins() {
+        let part = |addr, whole: Option<u64>| BufferDesc {
+            addr,
+            length: 10,
+            rkey: vec![addr as u32],
+            part_of: whole
+                .map(|addr| WholeDesc { addr, region_length: NonZeroU64::new(10).unwrap() }),
+            ..BufferDesc::default()
+        };
+        let buffers =
+            vec![part(110, Some(100)), part(100, Some(100)), part(120, Some(120)), part(130, None)];
+        let view = View::new(SegmentDesc { buffers, ..SegmentDesc::default() });
+        let key = |buffer, address| view.part(buffer, address).map(|it| it.rkey[0]);
+        assert_eq!([100, 109, 110, 119].map(|it| key(1, it)), [100, 100, 110, 110].map(Some));
+        assert_eq!([99, 120, 130, u64::MAX].map(|it| key(1, it)), [None; 4]);
+        assert_eq!(key(3, 5), Some(130), "of no parts there is one key");
+        assert_eq!(key(4, 100), None);
+        assert_eq!([0, 1, 2, 3, 4].map(|it| view.length_from(it)), [10, 20, 10, 10, 0]);
     }
 
     #[test]

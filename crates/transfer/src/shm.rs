@@ -13,6 +13,7 @@ use millstream_net::shared_memory::{
 
 use crate::batch::BatchShared;
 use crate::copier::{Copier, Other, Way};
+use crate::keys::Keys;
 use crate::memory::RawMemory;
 use crate::segment::OpenSegment;
 use crate::submit::SubmitOptions;
@@ -95,7 +96,7 @@ impl Transport for ShmTransport {
     }
 
     fn register(&self, memory: &RawMemory, remote: bool) -> Result<Registration, String> {
-        let (keys, remote_keys) = (Arc::new([]), Arc::new([]));
+        let (keys, remote_keys) = (Keys::none(), Keys::none());
         let offer = self.offer().filter(|_| remote);
         let Some(offer) = offer else {
             let guard = Box::new(());
@@ -181,8 +182,9 @@ impl Transport for ShmTransport {
 
     fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], _options: &SubmitOptions) {
         self.copier.submit(batch, runs, |run| {
-            let peer = self.peer(&run.segment, &run.descriptor).map_err(FailureReason::NoPath)?;
-            let key = run.descriptor.buffers[run.buffer].shm_key;
+            let peer =
+                self.peer(&run.segment, &run.view.descriptor).map_err(FailureReason::NoPath)?;
+            let key = run.view.descriptor.buffers[run.buffer].shm_key;
             let key = Key(key.ok_or(FailureReason::Unregistered)?);
             let (local, segment) = (Arc::clone(&run.local), Arc::clone(&run.segment));
             Ok(Way { local, other: Other::Peer(peer, key), segment })

@@ -207,7 +207,7 @@ impl Inner {
                         tasks: task..task + 1,
                         local: Arc::clone(local),
                         segment: Arc::clone(&target.segment),
-                        descriptor: Arc::clone(&target.view.descriptor),
+                        view: target.view.clone(),
                         buffer: target.buffer,
                     });
                 }

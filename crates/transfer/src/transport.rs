@@ -8,8 +8,9 @@ use millstream_transfer_core::TaskId;
 
 use crate::SegmentId;
 use crate::batch::BatchShared;
+use crate::keys::Keys;
 use crate::memory::{LocalMemory, RawMemory};
-use crate::segment::OpenSegment;
+use crate::segment::{OpenSegment, View};
 use crate::submit::SubmitOptions;
 use crate::task::TaskHandle;
 
@@ -60,8 +61,8 @@ pub(crate) struct Run {
     pub(crate) tasks: Range<usize>,
     pub(crate) local: Arc<LocalMemory>,
     pub(crate) segment: Arc<OpenSegment>,
-    pub(crate) descriptor: Arc<SegmentDesc>,
-    /// Index of the target's buffer in the descriptor.
+    pub(crate) view: View,
+    /// Index of the target's buffer in the descriptor: of the first one, where it goes across several.
     pub(crate) buffer: usize,
 }
 
@@ -75,10 +76,10 @@ impl Run {
 /// What a transport keeps with a piece of registered memory. Dropping it takes the registration
 /// back, and returns when the transport does not touch the memory any more.
 pub(crate) struct Registration {
-    /// For work requests here, one for each of the transport's devices.
-    pub(crate) keys: Arc<[u32]>,
+    /// For work requests here.
+    pub(crate) keys: Keys,
     /// For the requests of peers.
-    pub(crate) remote_keys: Arc<[u32]>,
+    pub(crate) remote_keys: Keys,
     /// For processes on the same host.
     pub(crate) shared_key: Option<u64>,
     pub(crate) guard: Box<dyn Guard>,

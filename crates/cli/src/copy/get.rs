@@ -95,7 +95,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 /// How many bytes to copy.
 fn length(opened: &Opened, offset: u64, asked: Option<u64>) -> anyhow::Result<u64> {
     let segment = &opened.segment;
-    let available = segment.buffers()[0].length.checked_sub(offset);
+    let available = segment.length_from(0).checked_sub(offset);
     let length = asked.or(available).unwrap_or(0);
     segment
         .address_of(0, offset, length)

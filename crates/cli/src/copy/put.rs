@@ -92,7 +92,7 @@ fn room(opened: &Opened, offset: u64, length: Option<u64>) -> anyhow::Result<u64
     segment
         .address_of(0, offset, length.unwrap_or(0))
         .map_err(|error| usage(format!("segment {}: {error}", segment.name())))?;
-    Ok(segment.buffers()[0].length - offset)
+    Ok(segment.length_from(0) - offset)
 }
 
 struct Put {

@@ -103,7 +103,7 @@ impl Entry {
         let ends = Ends {
             local: Arc::clone(&run.local),
             segment: Arc::clone(&run.segment),
-            descriptor: Arc::clone(&run.descriptor),
+            descriptor: Arc::clone(&run.view.descriptor),
             buffer: run.buffer,
             durable: run.segment.is_durable(),
         };

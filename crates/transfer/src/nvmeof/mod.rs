@@ -32,6 +32,7 @@ use self::initiator::{Link, Patience};
 use self::mapped::Mapped;
 use self::target::{Files, Target};
 use crate::batch::BatchShared;
+use crate::keys::Keys;
 use crate::listen::listen;
 use crate::memory::RawMemory;
 use crate::segment::OpenSegment;
@@ -307,7 +308,7 @@ impl Transport for NvmeofTransport {
     }
 
     fn register(&self, _memory: &RawMemory, _remote: bool) -> Result<Registration, String> {
-        let (keys, remote_keys) = (Arc::new([]), Arc::new([]));
+        let (keys, remote_keys) = (Keys::none(), Keys::none());
         Ok(Registration { keys, remote_keys, shared_key: None, guard: Box::new(()) })
     }
 
@@ -357,10 +358,10 @@ impl Transport for NvmeofTransport {
     fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], _options: &SubmitOptions) {
         for run in runs {
             let route = self.route(run.segment.id);
-            let route = route.filter(|route| route.descriptor.name == run.descriptor.name);
+            let route = route.filter(|route| route.descriptor.name == run.view.descriptor.name);
             let entry = Entry::new(batch, run);
             // The files of another version of the descriptor may be others.
-            let file = run.descriptor.buffers.get(run.buffer);
+            let file = run.view.descriptor.buffers.get(run.buffer);
             let mapped = |route: &Route| {
                 route.descriptor.buffers.get(run.buffer) == file
                     && matches!(route.mapped.reaches(run.buffer), Some(Ok(())))

@@ -36,6 +36,7 @@ use self::shared::Shared;
 use self::timer::{Clock, Timer};
 use self::work::Works;
 use crate::batch::BatchShared;
+use crate::keys::Keys;
 use crate::memory::RawMemory;
 use crate::segment::OpenSegment;
 use crate::submit::SubmitOptions;
@@ -45,6 +46,9 @@ use crate::{FailureReason, InstallError, RdmaConfig, SegmentId, TransferError};
 
 /// The most completions that a queue of a device holds.
 pub(crate) const MAX_COMPLETIONS: usize = 1 << 20;
+
+/// The least of the longest region: a page.
+const LEAST_REGION: usize = 4096;
 
 /// Threads for what takes a while but waits for nobody else, as making and resetting queue pairs.
 const WORKERS: usize = 2;
@@ -96,6 +100,11 @@ impl RdmaTransport {
             if !(min..=max).contains(&value) {
                 return Err(InstallError::OutOfRange { name, value, min, max });
             }
+        }
+        let (name, value) = ("max_region_length", config.max_region_length as usize);
+        if value < LEAST_REGION {
+            let max = usize::MAX;
+            return Err(InstallError::OutOfRange { name, value, min: LEAST_REGION, max });
         }
         let value =
             config.max_endpoints * config.queue_pairs_per_endpoint * config.send_queue_depth;
@@ -370,11 +379,15 @@ impl Transport for RdmaTransport {
             access |= Access::REMOTE_READ | Access::REMOTE_WRITE;
         }
         let Shared { config, devices, .. } = &*self.shared;
-        let regions =
-            registration::register(devices, memory, access, config.parallel_registration)?;
-        let keys = regions.iter().map(MemoryRegion::key).collect();
-        let remote_keys = regions.iter().map(MemoryRegion::remote_key).collect();
-        let guard = Box::new(Regions(Mutex::new(regions)));
+        let longest = registration::longest_region(devices, config.max_region_length);
+        let parallel = config.parallel_registration;
+        let regions = registration::register(devices, memory, access, parallel, longest)?;
+        let count = regions.first().map_or(0, Vec::len);
+        let by_region = || (0..count).flat_map(|part| regions.iter().map(move |of| &of[part]));
+        let keys = Keys::new(by_region().map(MemoryRegion::key), devices.len(), longest);
+        let remote_keys = by_region().map(MemoryRegion::remote_key);
+        let remote_keys = Keys::new(remote_keys, devices.len(), longest);
+        let guard = Box::new(Regions(Mutex::new(regions.into_iter().flatten().collect())));
         Ok(Registration { keys, remote_keys, shared_key: None, guard })
     }
 
@@ -413,9 +426,9 @@ impl Transport for RdmaTransport {
     }
 
     fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], options: &SubmitOptions) {
-        for runs in runs.chunk_by(|a, b| Arc::ptr_eq(&a.descriptor, &b.descriptor)) {
-            let Run { segment, descriptor, .. } = &runs[0];
-            match self.peer(segment, descriptor) {
+        for runs in runs.chunk_by(|a, b| Arc::ptr_eq(&a.view.descriptor, &b.view.descriptor)) {
+            let Run { segment, view, .. } = &runs[0];
+            match self.peer(segment, &view.descriptor) {
                 Ok(peer) => peer.submit(batch, runs, options.deadline),
                 // `reaches` has found one.
                 Err(reason) => {

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use millstream_metadata::{Gid, NicPath};
+use millstream_metadata::{BufferDesc, Gid, NicPath};
 use millstream_transfer_core::{
     Borders, Classic, Ended, Flow, Instant, Output, Piece, Post, Rail, RailId, RailState, Ranges,
     Request, SliceId, SliceResult, TaskId,
@@ -153,7 +153,7 @@ impl Peer {
                 continue;
             }
             let incarnation = state.flow.incarnation();
-            let buffer = &run.descriptor.buffers[run.buffer];
+            let buffer = &run.view.descriptor.buffers[run.buffer];
             let peer_location = nics::number(&self.locations, &buffer.name);
             let id = state.runs.insert(batch, run);
             for index in run.tasks.clone() {
@@ -171,8 +171,8 @@ impl Peer {
                     incarnation,
                     local_location: run.local.location(task.whole().source),
                     peer_location,
-                    local_borders: Borders::NONE,
-                    peer_borders: Borders::NONE,
+                    local_borders: run.local.borders(run.transport),
+                    peer_borders: peer_borders(buffer),
                     user,
                 });
                 match submitted {
@@ -517,7 +517,7 @@ impl Peer {
     /// Puts a slice among what is posted.
     fn prepare(&self, now: Instant, state: &mut State, post: &Post, work: &mut Work) {
         let way = self.way(post.rail);
-        let keys = state.runs.keys(post.user, way.local, way.remote);
+        let keys = state.runs.keys(post.user, &post.first, way);
         let connected = state.connections[usize::from(post.rail.0)].as_mut();
         let (Some(keys), Some(connected)) = (keys, connected) else {
             // A peer's descriptor that lacks keys, and a rail that ended in `stop`.
@@ -591,12 +591,12 @@ impl State {
             return Err(FailureReason::ShutDown);
         }
         // A descriptor may say anything.
-        let keys = run.descriptor.buffers[run.buffer].rkey.len();
+        let keys = run.view.descriptor.buffers[run.buffer].rkey.len();
         if rails.iter().any(|way| way.remote >= keys) {
             let what = format!("its descriptor has {keys} keys for a buffer, and more devices");
             return Err(FailureReason::NoPath(what));
         }
-        let Some(incarnation) = run.descriptor.incarnation else { return Ok(()) };
+        let Some(incarnation) = run.view.descriptor.incarnation else { return Ok(()) };
         if self.dead == Some(incarnation) {
             run.segment.mark_stale();
             return Err(FailureReason::Restarted);
@@ -681,6 +681,14 @@ impl fmt::Debug for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Peer").field(&self.name).finish()
     }
+}
+
+/// Where a region of the peer ends and the next one begins.
+fn peer_borders(buffer: &BufferDesc) -> Borders {
+    buffer.part_of.map_or(Borders::NONE, |whole| Borders {
+        first: whole.addr,
+        distance: whole.region_length.get(),
+    })
 }
 
 fn ranges(task: &Task) -> Ranges<'_> {

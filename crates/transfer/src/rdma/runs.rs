@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use millstream_metadata::SegmentDesc;
+use millstream_transfer_core::Piece;
 
+use super::peer::Way;
 use crate::batch::BatchShared;
 use crate::memory::LocalMemory;
+use crate::segment::View;
 use crate::task::TaskHandle;
 use crate::transport::Run;
 
@@ -16,7 +18,7 @@ struct Entry {
     local: Arc<LocalMemory>,
     /// Which of the engine's transports does it.
     transport: usize,
-    descriptor: Arc<SegmentDesc>,
+    view: View,
     /// Index of the target's buffer in the descriptor.
     buffer: usize,
     /// Tasks that have not ended.
@@ -48,7 +50,7 @@ impl Runs {
             batch: Arc::clone(batch),
             local: Arc::clone(&run.local),
             transport: run.transport,
-            descriptor: Arc::clone(&run.descriptor),
+            view: run.view.clone(),
             buffer: run.buffer,
             // A batch has fewer tasks.
             unfinished: run.tasks.len() as u32,
@@ -85,12 +87,13 @@ impl Runs {
         Some((&self.entry(user)?.batch, user as u32 as usize))
     }
 
-    /// The keys for the devices of a rail. `None` when the descriptor has none for them.
-    pub(super) fn keys(&self, user: u64, local: usize, remote: usize) -> Option<Keys> {
+    /// The keys of a slice, which begins at these addresses, for the devices of a rail. `None` when the
+    /// descriptor has none for them.
+    pub(super) fn keys(&self, user: u64, slice: &Piece, way: &Way) -> Option<Keys> {
         let entry = self.entry(user)?;
-        let local = *entry.local.keys.get(entry.transport)?.get(local)?;
-        let remote = *entry.descriptor.buffers.get(entry.buffer)?.rkey.get(remote)?;
-        Some(Keys { local, remote })
+        let local = entry.local.keys(entry.transport, slice.local);
+        let remote = &entry.view.part(entry.buffer, slice.remote)?.rkey;
+        Some(Keys { local: *local.get(way.local)?, remote: *remote.get(way.remote)? })
     }
 
     /// A task of it has ended.

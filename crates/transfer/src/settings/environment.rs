@@ -37,7 +37,6 @@ pub(super) const IGNORED: &[(&str, &str)] = &[
     ("MC_MAX_CONCURRENT_REG_MR", "memory is registered with all devices at once, or with one"),
     ("MC_MAX_CQE_PER_CTX", QUEUE_SIZES),
     ("MC_MAX_INLINE", "slices are never sent inline"),
-    ("MC_MAX_MR_SIZE", "memory is registered as one region"),
     ("MC_MAX_SGE", "a slice is one piece"),
     ("MC_METADATA_CLUSTER_ID", NO_STORE),
     ("MC_MIN_REG_SIZE", "it is of a transport that there is not (barex)"),

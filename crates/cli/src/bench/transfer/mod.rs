@@ -134,7 +134,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             (engine::open(&arguments.reach, &segment)?, segment)
         }
     };
-    let available = opened.segment.buffers()[0].length;
+    let available = opened.segment.length_from(0);
     if let Some(set) = arguments.working_set.filter(|&set| set > available) {
         return Err(usage(format!(
             "--working-set {set}: the buffer of segment {segment} has only {available} bytes"

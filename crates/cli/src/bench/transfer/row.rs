@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, anyhow, ensure};
+use anyhow::{anyhow, ensure};
 use hdrhistogram::Histogram;
 use millstream_transfer::{Buffer, Opcode, SubmitAndWaitError, TransferRequest};
 
@@ -207,8 +207,7 @@ impl Blocks {
 /// segment has so many, and no thread has one of another's in our buffer.
 fn thread_batches(opened: &Opened, buffer: &Buffer, shape: &Shape) -> anyhow::Result<Vec<Batch>> {
     let size = shape.block_size;
-    let buffers = opened.segment.buffers();
-    let available = buffers.first().context("the segment has no memory any more")?.length;
+    let available = opened.segment.length_from(0);
     // It had enough when the command began.
     ensure!(
         available >= size,

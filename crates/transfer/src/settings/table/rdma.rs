@@ -222,4 +222,17 @@ pub(super) const ROWS: &[Setting] = &[
         meaning: "Memory is registered with all devices at once. auto: memory of 4 GiB and more is, with \
                   devices of the system, where there are four processors.",
     },
+    Setting {
+        key: "rdma.max_region_length",
+        variables: &["MC_MAX_MR_SIZE"],
+        kind: Kind::Size {
+            least: 4 << 10,
+            most: 1 << 50,
+            read: |values| values.rdma.max_region_length,
+            write: |values, bytes| values.rdma.max_region_length = bytes,
+        },
+        scope: Scope::Rdma,
+        meaning: "Memory that is longer is registered as several regions of each device, and so is what is \
+                  longer than a region of a device can be.",
+    },
 ];
