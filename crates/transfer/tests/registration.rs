@@ -188,3 +188,28 @@ fn each_device_has_a_key_of_its_own() {
         assert!(contents(&remote, 0, LENGTH) == bytes);
     }
 }
+
+/// Two pieces of memory are not one, though each is several regions and they are neighbours.
+#[test]
+fn neighbours_of_several_regions_are_not_one_piece() {
+    const HALF: usize = 64 * PAGE;
+    let mut pages = Pages::new(128);
+    let few = || {
+        let addresses = [address()];
+        engine_with(RdmaConfig { max_region_length: 65_536, ..RdmaConfig::new(&addresses) })
+    };
+    let (target, initiator) = (few(), few());
+    for half in [0, HALF] {
+        assert_eq!(register(&target, pages.piece(half, HALF), "cpu:0"), 0);
+    }
+    let local = private(&initiator, 2 * HALF);
+    let segment = initiator.open_segment(target.name()).unwrap();
+    assert_eq!(segment.buffers().len(), 8);
+    assert!(segment.address_of(0, 0, HALF as u64 + 1).is_err());
+    let all = request(Opcode::Write, (&local, 0), &segment, 0, HALF as u64);
+    initiator.submit_and_wait(&[all], LONG).unwrap();
+    let across = TransferRequest { length: HALF as u64 + 1, ..all };
+    let error = initiator.submit_and_wait(&[across], LONG).unwrap_err();
+    assert_eq!(error.code(), -1, "{error}");
+    drop((initiator, target));
+}
