@@ -8,6 +8,7 @@ use std::io;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
+use std::time::Instant;
 
 use millstream_net::guarded::Caching;
 use millstream_net::shared_memory::{AccessError, Key, Peer};
@@ -25,6 +26,9 @@ const INLINE: u64 = 512 << 10;
 /// A group ends with the slice that makes it so long.
 const GROUP_BYTES: u64 = 128 << 10;
 const GROUP_PIECES: usize = 64;
+
+/// Deadlines are looked at after so many bytes, at the latest: about a millisecond's work.
+const STEP_BYTES: u64 = 4 << 20;
 
 /// Requests of so many bytes are written around the caches, of which they would take most.
 const AROUND_CACHES: u64 = 256 << 10;
@@ -67,16 +71,21 @@ impl Way {
             return;
         }
         let mut failures = Vec::new();
-        if let Err(reason) = self.try_copy(group, &mut failures) {
+        if let Err(reason) = self.try_copy(batch, group, &mut failures) {
             // None of it counts.
-            failures = (0..group.pieces().len()).map(|index| (index, reason.clone())).collect();
+            let failed = |index| (index, Broken::Failed(reason.clone()));
+            failures = (0..group.pieces().len()).map(failed).collect();
         }
         let mut failures = failures.into_iter().peekable();
         let mut ended = EndedTasks::default();
         for (index, piece) in group.pieces().iter().enumerate() {
             match failures.next_if(|(failed, _)| *failed == index) {
                 None => ended.slices_done(batch, piece.task, piece.slices, piece.slice.length),
-                Some((_, reason)) => {
+                Some((_, Broken::Late(done))) => {
+                    let task = TaskHandle { batch: Arc::clone(batch), index: piece.task };
+                    task.slices_late(piece.slices, done);
+                }
+                Some((_, Broken::Failed(reason))) => {
                     if let Other::Peer(..) = self.other {
                         // Its memory is not what it was when it was asked.
                         self.segment.mark_stale();
@@ -100,8 +109,9 @@ impl Way {
     /// Copies each piece, or says why not; fails when none of them counts.
     fn try_copy(
         &self,
+        batch: &Arc<BatchShared>,
         group: &Group,
-        failures: &mut Vec<(usize, FailureReason)>,
+        failures: &mut Vec<(usize, Broken)>,
     ) -> Result<(), FailureReason> {
         let enter = || self.local.enter().ok_or(FailureReason::Unregistered);
         let pieces = group.pieces().iter().enumerate();
@@ -109,14 +119,16 @@ impl Way {
             Other::Own(other) => {
                 let local = enter()?;
                 let other = other.enter().ok_or(FailureReason::Unregistered)?;
-                for (index, Piece { opcode, slice, caching, .. }) in pieces {
-                    let (near, far, length) = (slice.source, slice.target, slice.length);
-                    let copied = match opcode {
-                        Opcode::Write => local.copy_to(near, &other, far, length, *caching),
-                        Opcode::Read => other.copy_to(far, &local, near, length, *caching),
-                    };
-                    if let Err(error) = copied {
-                        failures.push((index, reason(error)));
+                for (index, piece) in pieces {
+                    let Piece { opcode, caching, .. } = *piece;
+                    let copied = piece.in_steps(batch, true, |near, far, length| match opcode {
+                        Opcode::Write => local.copy_to(near, &other, far, length, caching),
+                        Opcode::Read => other.copy_to(far, &local, near, length, caching),
+                    });
+                    match copied {
+                        Ok(None) => {}
+                        Ok(Some(done)) => failures.push((index, Broken::Late(done))),
+                        Err(error) => failures.push((index, Broken::Failed(reason(error)))),
                     }
                 }
             }
@@ -134,18 +146,22 @@ impl Way {
                         None => thread::yield_now(),
                     }
                 };
-                for (index, Piece { opcode, slice, caching, .. }) in pieces {
-                    let (near, far) = (slice.source, slice.target);
-                    let copied = local.exchange(*opcode, near, &visit, far, slice.length, *caching);
-                    match copied {
-                        Ok(()) => {}
+                for (index, piece) in pieces {
+                    let Piece { opcode, caching, .. } = *piece;
+                    let copied = piece.in_steps(batch, false, |near, far, length| {
+                        local.exchange(opcode, near, &visit, far, length, caching)
+                    });
+                    let broken = match copied {
+                        Ok(None) => continue,
+                        Ok(Some(done)) => Broken::Late(done),
                         // What is mapped of the peer has another address here than there.
                         Err(AccessError::Fault(fault)) if !local.has(fault.address) => {
                             let text = "a page of it is not there, or cannot be accessed so";
-                            failures.push((index, FailureReason::Access(text.to_owned())));
+                            Broken::Failed(FailureReason::Access(text.to_owned()))
                         }
-                        Err(error) => failures.push((index, reason(error))),
-                    }
+                        Err(error) => Broken::Failed(reason(error)),
+                    };
+                    failures.push((index, broken));
                 }
                 visit.confirm().map_err(reason)?;
             }
@@ -171,6 +187,13 @@ struct Group {
     late: Vec<usize>,
 }
 
+/// Why a piece was not copied, or not to its end.
+enum Broken {
+    Failed(FailureReason),
+    /// The deadline of its task passed when so many bytes had been.
+    Late(u64),
+}
+
 /// Slices of one task.
 #[derive(Clone, Copy)]
 struct Piece {
@@ -179,6 +202,37 @@ struct Piece {
     slice: WideSlice,
     slices: u64,
     caching: Caching,
+}
+
+impl Piece {
+    /// Copies it step by step, and looks between whether the time of its task is over: then it says how many
+    /// bytes were copied. Both ends may be in one process and overlap: no step writes what one after it reads.
+    fn in_steps(
+        &self,
+        batch: &Arc<BatchShared>,
+        one_process: bool,
+        mut copy: impl FnMut(u64, u64, u64) -> Result<(), AccessError>,
+    ) -> Result<Option<u64>, AccessError> {
+        let WideSlice { source: near, target: far, length } = self.slice;
+        if length <= STEP_BYTES {
+            return copy(near, far, length).map(|()| None);
+        }
+        let upwards = match self.opcode {
+            Opcode::Write => far > near,
+            Opcode::Read => near > far,
+        };
+        let mut done = 0;
+        while done < length {
+            if done > 0 && batch.tasks[self.task].is_late() {
+                return Ok(Some(done));
+            }
+            let step = STEP_BYTES.min(length - done);
+            let offset = if one_process && upwards { length - done - step } else { done };
+            copy(near + offset, far + offset, step)?;
+            done += step;
+        }
+        Ok(None)
+    }
 }
 
 impl Group {
@@ -244,6 +298,8 @@ struct Entry {
     batch: Arc<BatchShared>,
     next: usize,
     end: usize,
+    /// Of its tasks.
+    deadline: Option<Instant>,
 }
 
 /// Does copies. One for all transports of an engine that copy.
@@ -263,6 +319,8 @@ struct Shared {
 #[derive(Default)]
 struct State {
     queue: VecDeque<Entry>,
+    /// No deadline in the queue is before this.
+    deadline: Option<Instant>,
     idle: usize,
     threads: Vec<JoinHandle<()>>,
     stopping: bool,
@@ -274,6 +332,7 @@ impl Copier {
         &self,
         batch: &Arc<BatchShared>,
         runs: &[Run],
+        deadline: Option<Instant>,
         way: impl Fn(&Run) -> Result<Way, FailureReason>,
     ) {
         let mut left = INLINE;
@@ -303,7 +362,7 @@ impl Copier {
                 }
             }
             if next < end {
-                self.enqueue(Entry { way, batch: Arc::clone(batch), next, end });
+                self.enqueue(Entry { way, batch: Arc::clone(batch), next, end, deadline });
             }
         }
     }
@@ -321,6 +380,7 @@ impl Copier {
             drop(state);
             return entry.fail();
         }
+        state.deadline = state.deadline.into_iter().chain(entry.deadline).min();
         state.queue.push_back(entry);
         self.shared.queued.fetch_add(1, Ordering::Release);
         let idle = state.idle > 0;
@@ -336,6 +396,11 @@ impl Copier {
             return false;
         }
         let mut state = self.shared.lock();
+        if let Some(late) = self.shared.take_late(&mut state) {
+            drop(state);
+            late.time_out();
+            return true;
+        }
         if !state.queue.front().is_some_and(|entry| entry.way.is_open()) {
             return false;
         }
@@ -375,6 +440,14 @@ fn threads() -> usize {
 }
 
 impl Entry {
+    /// Ends what nobody has begun.
+    fn time_out(&self) {
+        for index in self.next..self.end {
+            let task = TaskHandle { batch: Arc::clone(&self.batch), index };
+            task.end_rest(TransferState::Timeout);
+        }
+    }
+
     fn fail(&self) {
         let peer = self.way.segment.name.as_str().into();
         let nic = self.way.name().into();
@@ -400,6 +473,23 @@ impl Shared {
         Ok(())
     }
 
+    /// Tasks whose time is over while others are copied. They end without the lock.
+    fn take_late(&self, state: &mut State) -> Option<Entry> {
+        let now = state.deadline.map(|_| Instant::now())?;
+        if state.deadline? > now {
+            return None;
+        }
+        let late = |entry: &Entry| entry.deadline.is_some_and(|deadline| deadline <= now);
+        let found = state.queue.iter().position(late);
+        let entry = found.and_then(|index| state.queue.remove(index));
+        if entry.is_some() {
+            self.queued.fetch_sub(1, Ordering::Release);
+        } else {
+            state.deadline = state.queue.iter().filter_map(|entry| entry.deadline).min();
+        }
+        entry
+    }
+
     /// What to copy next.
     fn take(&self, state: &mut State) -> Option<(Way, Arc<BatchShared>, Group)> {
         loop {
@@ -422,7 +512,11 @@ impl Shared {
     fn work(self: &Arc<Self>) {
         let mut state = self.lock();
         loop {
-            if let Some((way, batch, group)) = self.take(&mut state) {
+            if let Some(late) = self.take_late(&mut state) {
+                drop(state);
+                late.time_out();
+                state = self.lock();
+            } else if let Some((way, batch, group)) = self.take(&mut state) {
                 // Another one can work on the same task.
                 let left = !state.queue.is_empty() && !state.stopping;
                 let more = left && state.idle > 0;

@@ -58,8 +58,8 @@ impl Transport for LocalTransport {
         }
     }
 
-    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], _options: &SubmitOptions) {
-        self.copier.submit(batch, runs, |run| {
+    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], options: &SubmitOptions) {
+        self.copier.submit(batch, runs, options.deadline, |run| {
             let buffer = &run.view.descriptor.buffers[run.buffer];
             let found = self.memory.find(buffer.addr, buffer.length);
             Ok(Way {

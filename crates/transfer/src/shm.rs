@@ -180,8 +180,8 @@ impl Transport for ShmTransport {
         linked && self.reaches(segment, descriptor, buffer).is_ok()
     }
 
-    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], _options: &SubmitOptions) {
-        self.copier.submit(batch, runs, |run| {
+    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], options: &SubmitOptions) {
+        self.copier.submit(batch, runs, options.deadline, |run| {
             let peer =
                 self.peer(&run.segment, &run.view.descriptor).map_err(FailureReason::NoPath)?;
             let key = run.view.descriptor.buffers[run.buffer].shm_key;

@@ -140,6 +140,11 @@ impl Task {
         self.length.load(Ordering::Relaxed)
     }
 
+    /// Whether its time is over.
+    pub(crate) fn is_late(&self) -> bool {
+        self.deadline.get().is_some_and(|&deadline| deadline <= Instant::now())
+    }
+
     /// How many slices it has in all.
     pub(crate) fn slices(&self) -> u64 {
         self.slices.load(Ordering::Relaxed)
@@ -349,7 +354,15 @@ impl TaskHandle {
 
     /// Whether its time is over.
     pub(crate) fn is_late(&self) -> bool {
-        self.task().deadline.get().is_some_and(|&deadline| deadline <= Instant::now())
+        self.task().is_late()
+    }
+
+    /// The time was over when so many bytes of these slices, which follow each other, had arrived: it ends
+    /// as TIMEOUT.
+    pub(crate) fn slices_late(&self, slices: u64, length: u64) {
+        self.task().transferred.fetch_add(length, Ordering::Relaxed);
+        self.task().end_as.store(TransferState::Timeout as u8, Ordering::Relaxed);
+        self.finish(slices + self.task().stop());
     }
 
     /// Nobody will do the slices that were not claimed yet: it ends with this state. Whether there were

@@ -2,9 +2,11 @@
 
 mod common;
 
+use std::time::{Duration, Instant};
+
 use common::{LONG, address, contents, engine, pattern, private, request, shared};
 use millstream_transfer::{
-    Config, Opcode, SegmentId, TransferEngine, TransferRequest, TransferState,
+    Config, Opcode, SegmentId, SubmitOptions, TransferEngine, TransferRequest, TransferState,
 };
 
 fn local_engine() -> TransferEngine {
@@ -83,7 +85,7 @@ fn a_buffer_outlives_its_engine() {
 /// As memmove does, whichever way the ranges lie, and whatever the slices.
 #[test]
 fn overlapping_ranges_are_copied_as_they_were() {
-    const LENGTH: usize = 3 << 20;
+    const LENGTH: usize = 11 << 20;
     let engine = local_engine();
     let buffer = shared(&engine, LENGTH);
     let bytes = pattern(LENGTH, 9);
@@ -96,6 +98,11 @@ fn overlapping_ranges_are_copied_as_they_were() {
         (70_000, 0, 2 << 20),
         (5, 1 << 20, (1 << 20) + 17),
         (7, 7, 2 << 20),
+        // In several steps.
+        (0, 1, 10 << 20),
+        (1, 0, 10 << 20),
+        (0, 1 << 20, 9 << 20),
+        (1 << 20, 0, 9 << 20),
     ] {
         for opcode in [Opcode::Write, Opcode::Read] {
             buffer.write(0, &bytes).unwrap();
@@ -141,6 +148,45 @@ fn submission_does_not_wait_for_long_copies() {
     assert_eq!((last.state, last.transferred_bytes), (TransferState::Canceled, 0));
     assert!(statuses.iter().all(|status| status.state.is_final() && status.error.is_none()));
     engine.free(batch).unwrap();
+}
+
+/// A copy within overlapping memory is one, and still ends in time; so does one that waits behind it.
+#[test]
+fn deadlines_are_kept_while_much_is_copied() {
+    const LENGTH: u64 = 512 << 20;
+    let engine = local_engine();
+    let buffer = shared(&engine, LENGTH as usize + 1);
+    let copy = |from: u64, to: u64, length| TransferRequest {
+        opcode: Opcode::Write,
+        source: buffer.address() + from,
+        target: SegmentId::LOCAL,
+        target_offset: buffer.address() + to,
+        length,
+    };
+    let submit = |request, within: Option<Duration>| {
+        let deadline = within.map(|within| Instant::now() + within);
+        let batch = engine.allocate_batch(1).unwrap();
+        let options = SubmitOptions { deadline, ..SubmitOptions::default() };
+        engine.submit_with(&batch, &[request], &options).unwrap();
+        batch
+    };
+    let status = |batch: &_| engine.status(batch, 0).unwrap();
+    for (from, to) in [(0, 1), (1, 0)] {
+        let late = submit(copy(from, to, LENGTH), Some(Duration::from_millis(10)));
+        assert!(engine.wait(&late, LONG));
+        let status = status(&late);
+        assert_eq!(status.state, TransferState::Timeout);
+        assert!(status.transferred_bytes < LENGTH, "{status:?}");
+        assert!(!status.target_undefined, "nobody touches it any more");
+    }
+    let first = submit(copy(0, 1, LENGTH), None);
+    // The next one is for another thread.
+    let second = submit(copy(1, 0, LENGTH), None);
+    let behind = submit(copy(0, 1 << 20, 1 << 20), Some(Duration::from_millis(10)));
+    assert!(engine.wait(&behind, LONG));
+    assert_eq!(status(&behind).state, TransferState::Timeout);
+    assert!(engine.wait(&first, LONG) && engine.wait(&second, LONG));
+    assert_eq!(status(&first).state, TransferState::Completed);
 }
 
 /// Another engine can have our name where it is. It is not us.
