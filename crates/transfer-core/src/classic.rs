@@ -16,6 +16,16 @@ pub struct Priority {
     pub available: Vec<u16>,
 }
 
+/// The peer's NICs for slices over one of ours, where not all pairs are alike: where each NIC has a network
+/// of its own, say.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Affinity {
+    /// By the peer's locations.
+    pub locations: Vec<Priority>,
+    /// For memory that is at none of them.
+    pub elsewhere: Priority,
+}
+
 /// How one of several equally good rails is chosen.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Order {
@@ -31,6 +41,8 @@ pub struct Classic {
     order: Order,
     local: Vec<Priority>,
     peer: Vec<Priority>,
+    /// By our NICs. Without, `peer` holds for each of them.
+    affinity: Vec<Affinity>,
     classes: Vec<Class>,
 }
 
@@ -52,22 +64,34 @@ impl Classic {
     /// A policy with the NICs of each local and each peer's location, by number. NICs that are in no
     /// list of a location are not for it; of a location without lists all are available.
     pub const fn new(order: Order, local: Vec<Priority>, peer: Vec<Priority>) -> Self {
-        Self { order, local, peer, classes: Vec::new() }
+        Self { order, local, peer, affinity: Vec::new(), classes: Vec::new() }
+    }
+
+    /// The same, with other NICs of the peer's locations for each of our NICs, by number.
+    #[must_use]
+    pub fn with_affinity(self, affinity: Vec<Affinity>) -> Self {
+        Self { affinity, ..self }
     }
 
     /// Sorts the rails of a class into tiers.
     fn sort(&mut self, slice: &SliceInfo, rails: &Rails<'_>) {
-        let rank = |lists: &[Priority], location: u16, nic: u16| {
-            let Some(list) = lists.get(usize::from(location)) else { return Some(1) };
+        let rank = |list: Option<&Priority>, nic: u16| {
+            let Some(list) = list else { return Some(1) };
             let available = || list.available.contains(&nic).then_some(1);
             if list.preferred.contains(&nic) { Some(0) } else { available() }
+        };
+        let (here, there) = (usize::from(slice.local_location), usize::from(slice.peer_location));
+        let peer_list = |own: u16| match self.affinity.get(usize::from(own)) {
+            Some(affinity) => Some(affinity.locations.get(there).unwrap_or(&affinity.elsewhere)),
+            None => self.peer.get(there),
         };
         let class = &mut self.classes[usize::from(slice.class)];
         class.known = rails.all.len();
         class.tiers = Default::default();
         for (index, rail) in rails.all.iter().enumerate() {
-            let local = rank(&self.local, slice.local_location, rail.spec().local_nic);
-            let peer = rank(&self.peer, slice.peer_location, rail.spec().peer_nic);
+            let spec = rail.spec();
+            let local = rank(self.local.get(here), spec.local_nic);
+            let peer = rank(peer_list(spec.local_nic), spec.peer_nic);
             if let (Some(local), Some(peer)) = (local, peer) {
                 class.tiers[local + peer].push(RailId(index as u16));
             }
@@ -294,6 +318,41 @@ mod tests {
         rails[1].slices = 2;
         assert_eq!(post(&mut policy, &rails, version, 0), Pick::Wait);
         assert_eq!(post(&mut policy, &rails, version, 1), Pick::Post(RailId(2)));
+    }
+
+    #[test]
+    fn nics_that_go_together_come_first() {
+        let of = |preferred: u16, available: u16| Priority {
+            preferred: vec![preferred],
+            available: vec![available],
+        };
+        // Ours with the peer's other one; of memory that is nowhere, with that of its number.
+        let affinity = [(1, 0), (0, 1)].map(|(preferred, available)| Affinity {
+            locations: vec![of(preferred, available)],
+            elsewhere: of(available, preferred),
+        });
+        for (location, together, apart) in [(0, vec![1, 2], 0), (9, vec![0, 3], 1)] {
+            let policy = Classic::new(Order::RoundRobin, vec![], priority(&[0, 1], &[]));
+            let mut policy = policy.with_affinity(affinity.to_vec());
+            let (mut rails, mut version) = (rails(), 0);
+            let slice = SliceInfo { peer_location: location, ..slice(0) };
+            let mut connected = Vec::new();
+            loop {
+                version += 1;
+                let view = Rails { all: &rails, version };
+                let Pick::Connect(id) = policy.pick(Instant::ZERO, &slice, &view) else { break };
+                connected.push(id.0);
+                rails[usize::from(id.0)].state = RailState::Connecting;
+            }
+            assert_eq!(connected, together);
+            // The others are there when these are not.
+            for id in together {
+                rails[usize::from(id)].state = RailState::Paused(Instant::from_nanos(u64::MAX));
+            }
+            let view = Rails { all: &rails, version: version + 1 };
+            let pick = policy.pick(Instant::ZERO, &slice, &view);
+            assert_eq!(pick, Pick::Connect(RailId(apart)));
+        }
     }
 
     #[test]

@@ -68,7 +68,7 @@ mod target;
 mod time;
 mod wheel;
 
-pub use classic::{Classic, Order, Priority};
+pub use classic::{Affinity, Classic, Order, Priority};
 pub use config::Config;
 pub use flow::{Flow, MAX_RAILS};
 pub use output::{End, Ended, Failure, Moved, Output, Post, Progress, SliceResult};
