@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use millstream_metadata::{ClientConfig, ServerConfig};
+use millstream_topology::PeerAffinity;
 use millstream_verbs::{IbverbsConfig, Mtu, Provider, SoftConfig};
 
 /// The longest descriptor: 65,536 buffers with the keys of 16 devices take some 30 MB.
@@ -82,6 +83,8 @@ pub struct RdmaConfig {
     pub partition_key_index: u16,
     /// A file with the matrix of which NICs are near to which memory, as JSON. Without, it is found out.
     pub topology_file: Option<PathBuf>,
+    /// Which of a peer's NICs go with which of ours: slices take those pairs first.
+    pub peer_affinity: PeerAffinity,
     /// Whether slices take equally good pairs of NICs in turn, or at random.
     pub path_round_robin: bool,
     /// Queue pairs between two NICs: 1 to 16.
@@ -124,6 +127,7 @@ impl RdmaConfig {
             max_path_mtu: Mtu::B4096,
             partition_key_index: 0,
             topology_file: None,
+            peer_affinity: PeerAffinity::Any,
             path_round_robin: true,
             queue_pairs_per_endpoint: 1,
             send_queue_depth: 128,

@@ -76,6 +76,7 @@ pub use error::{
 };
 pub use finished::Finished;
 pub use millstream_net::file_io::{FileEngine, UnknownFileEngine};
+pub use millstream_topology::PeerAffinity;
 pub use notify::{Notification, NotifyError};
 pub use nvmeof::{FileOptions, NvmeofConfig};
 pub use path::PathReport;

@@ -13,8 +13,8 @@ use millstream_metadata::{
     SegmentDesc, Server, ServerConfig,
 };
 use millstream_transfer::{
-    Buffer, Config, FailureReason, Opcode, RdmaConfig, Segment, SubmitAndWaitError, SubmitError,
-    SubmitOptions, TransferEngine, TransferError, TransferRequest, TransferState,
+    Buffer, Config, FailureReason, Opcode, PeerAffinity, RdmaConfig, Segment, SubmitAndWaitError,
+    SubmitError, SubmitOptions, TransferEngine, TransferError, TransferRequest, TransferState,
 };
 
 const MIB: u64 = 1 << 20;
@@ -260,7 +260,7 @@ fn at_the_limit_the_oldest_connection_makes_room() {
 
 /// A peer that offers a segment, and answers handshakes as it likes.
 struct FakePeer {
-    device: std::net::IpAddr,
+    devices: Vec<std::net::IpAddr>,
     name: std::sync::OnceLock<String>,
     answer: fn(&HandShakeDesc, u32) -> Option<HandShakeDesc>,
     handshakes: AtomicU32,
@@ -269,23 +269,24 @@ struct FakePeer {
 impl Handler for FakePeer {
     fn handle(&self, _client: SocketAddr, request: Frame) -> Option<Frame> {
         let body = if request.frame_type == FrameType::Metadata {
-            let device = DeviceDesc {
-                name: "fake_0".to_owned(),
+            let device = |(index, &address)| DeviceDesc {
+                name: format!("fake_{index}"),
                 lid: 0,
-                gid: Gid::from_address(self.device),
+                gid: Gid::from_address(address),
             };
+            let keys = vec![1; self.devices.len()];
             let buffer = BufferDesc {
                 name: "cpu:0".to_owned(),
                 addr: 4096,
                 length: 4096,
-                rkey: vec![1],
-                lkey: vec![1],
+                rkey: keys.clone(),
+                lkey: keys,
                 ..BufferDesc::default()
             };
             let descriptor = SegmentDesc {
                 name: self.name.get()?.clone(),
                 protocol: "rdma".to_owned(),
-                devices: vec![device],
+                devices: self.devices.iter().enumerate().map(device).collect(),
                 buffers: vec![buffer],
                 ..SegmentDesc::default()
             };
@@ -309,16 +310,27 @@ fn failure_of(
     opcode: Opcode,
     answer: fn(&HandShakeDesc, u32) -> Option<HandShakeDesc>,
 ) -> TransferError {
-    let server = fake_peer(answer);
+    failure_with(initiator, opcode, &fake_peer(answer))
+}
+
+fn failure_with(initiator: &TransferEngine, opcode: Opcode, server: &Server) -> TransferError {
     let local = private(initiator, 4096);
     let segment = initiator.open_segment(&server.address().to_string()).unwrap();
     failure(initiator, request(opcode, (&local, 0), &segment, 0, 4096))
 }
 
 fn fake_peer(answer: fn(&HandShakeDesc, u32) -> Option<HandShakeDesc>) -> Server {
+    fake_peer_with(1, answer)
+}
+
+fn fake_peer_with(
+    devices: usize,
+    answer: fn(&HandShakeDesc, u32) -> Option<HandShakeDesc>,
+) -> Server {
     let device = address();
+    let others = (1..devices).map(|_| address());
     let peer = Arc::new(FakePeer {
-        device,
+        devices: std::iter::once(device).chain(others).collect(),
         name: Default::default(),
         answer,
         handshakes: AtomicU32::new(0),
@@ -411,6 +423,25 @@ fn the_nic_that_is_near_to_the_memory_is_taken() {
     let engine = TransferEngine::new(Config::new(address())).unwrap();
     let error = engine.install_rdma(none).unwrap_err().to_string();
     assert!(error.contains("topology_file"), "{error}");
+}
+
+/// Then the others.
+#[test]
+fn the_nic_that_goes_with_ours_is_taken() {
+    static ASKED: Mutex<Vec<String>> = Mutex::new(Vec::new());
+    let own = address();
+    for goes_with in ["fake_0", "fake_1", "fake_2"] {
+        let peer_affinity = PeerAffinity::parse(&format!("soft-{own}={goes_with}")).unwrap();
+        let initiator = engine_with(RdmaConfig { peer_affinity, ..RdmaConfig::new(&[own]) });
+        let server = fake_peer_with(3, |request, _| {
+            ASKED.lock().unwrap().push(request.peer_nic_path.clone());
+            Some(HandShakeDesc::refusal("no"))
+        });
+        failure_with(&initiator, Opcode::Write, &server);
+        let asked = std::mem::take(&mut *ASKED.lock().unwrap());
+        assert!(asked[0].ends_with(goes_with), "{asked:?}");
+        assert!(!asked[1].ends_with(goes_with), "{asked:?}");
+    }
 }
 
 #[test]

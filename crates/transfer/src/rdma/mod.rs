@@ -23,7 +23,7 @@ use std::time::Duration;
 use millstream_metadata::{DeviceDesc, Gid, HandShakeDesc, NicPath, SegmentDesc};
 use millstream_topology::{Address, Priorities, PriorityMatrix, reachable_pairs};
 use millstream_transfer_core::{
-    Access as RailAccess, Classic, Flow, MAX_RAILS, Order, Priority, RailSpec,
+    Access as RailAccess, Affinity, Classic, Flow, MAX_RAILS, Order, Priority, RailSpec,
 };
 use millstream_verbs::{Access, Device, MemoryRegion, Provider};
 
@@ -219,8 +219,11 @@ impl RdmaTransport {
         }
         let names: Vec<_> = descriptor.devices.iter().map(|device| device.name.clone()).collect();
         let (locations, priorities) = nics::priorities(&matrix, &names);
+        let Shared { config, devices, .. } = &*self.shared;
+        let own: Vec<_> = devices.iter().map(|device| device.device.name().to_owned()).collect();
+        let affinity = nics::affinity(&config.peer_affinity, &own, &matrix, &names);
         let peer = Arc::new_cyclic(|own| {
-            let flow = self.flow(descriptor, &rails, priorities);
+            let flow = self.flow(descriptor, &rails, priorities, affinity);
             let (shared, name) = (Arc::clone(&self.shared), segment.name.as_str().into());
             Peer::new(own.clone(), shared, name, has_incarnation, locations, rails, flow)
         });
@@ -277,6 +280,7 @@ impl RdmaTransport {
         descriptor: &SegmentDesc,
         rails: &[Way],
         priorities: Vec<Priority>,
+        affinity: Vec<Affinity>,
     ) -> Flow<Classic> {
         let Shared { config, clock, context, .. } = &*self.shared;
         let call_timeout = context.calls.timeout();
@@ -297,6 +301,7 @@ impl RdmaTransport {
             false => Order::Random(context.incarnation),
         };
         let policy = Classic::new(order, self.priorities.clone(), priorities);
+        let policy = policy.with_affinity(affinity);
         // Above all that this process has used with this peer, since time passes faster.
         let epoch = clock.now().nanos();
         let mut flow = Flow::new(flow, policy, descriptor.incarnation.unwrap_or(0), epoch);

@@ -3,11 +3,13 @@
 use std::net::IpAddr;
 use std::path::Path;
 
-use millstream_topology::{MatrixFileError, Nic, PriorityMatrix, Topology};
-use millstream_transfer_core::Priority;
+use millstream_topology::{
+    Candidates, MatrixFileError, Nic, PeerAffinity, PriorityMatrix, Topology,
+};
+use millstream_transfer_core::{Affinity, Priority};
 use millstream_verbs::{Device, Provider};
 
-use crate::transport::ANYWHERE;
+use crate::transport::{ANY_LOCATION, ANYWHERE};
 
 /// The machine's own tree.
 const SYSFS: &str = "/sys";
@@ -57,15 +59,38 @@ pub(super) fn priorities(
     names: &[String],
 ) -> (Box<[String]>, Vec<Priority>) {
     let resolved = matrix.resolve(names);
-    let numbers = |list: &[usize]| list.iter().map(|&index| index as u16).collect();
     let locations: Box<[String]> = matrix.entries().iter().map(|(name, _)| name.clone()).collect();
     let candidates = locations.iter().map(|location| resolved.candidates(location));
-    let priorities = candidates.map(|it| Priority {
-        preferred: numbers(&it.preferred),
-        available: numbers(&it.available),
-    });
-    let priorities = priorities.collect();
+    let priorities = candidates.map(priority).collect();
     (locations, priorities)
+}
+
+/// Which of a peer's NICs are for each of ours, by its matrix and what goes together. Nothing where all pairs
+/// are alike.
+pub(super) fn affinity(
+    affinity: &PeerAffinity,
+    own: &[String],
+    matrix: &PriorityMatrix,
+    peer: &[String],
+) -> Vec<Affinity> {
+    if *affinity == PeerAffinity::Any {
+        return Vec::new();
+    }
+    let resolved = matrix.resolve(peer);
+    let of = |own: &String| {
+        let of = |location| affinity.candidates(own, resolved.candidates(location), peer);
+        let locations = matrix.entries().iter().map(|(location, _)| priority(&of(location)));
+        Affinity { locations: locations.collect(), elsewhere: priority(&of(ANY_LOCATION)) }
+    };
+    own.iter().map(of).collect()
+}
+
+fn priority(candidates: &Candidates) -> Priority {
+    let numbers = |list: &[usize]| list.iter().map(|&index| index as u16).collect();
+    Priority {
+        preferred: numbers(&candidates.preferred),
+        available: numbers(&candidates.available),
+    }
 }
 
 #[cfg(test)]
@@ -88,5 +113,23 @@ mod tests {
             priorities,
             [priority(&[1], &[0]), priority(&[0, 1], &[]), priority(&[0, 1], &[])]
         );
+    }
+    #[test]
+    fn what_goes_with_each_nic_becomes_numbers() {
+        let matrix = PriorityMatrix::parse(r#"{"cpu:0":[["c","d"],[]],"cpu:1":[["d"],["c"]]}"#);
+        let (matrix, own, peer) =
+            (matrix.unwrap(), ["a".to_owned(), "b".to_owned()], ["c".into(), "d".into()]);
+        let rules = PeerAffinity::parse("a=d").unwrap();
+        let found = affinity(&rules, &own, &matrix, &peer);
+        let priority = |preferred: &[u16], available: &[u16]| Priority {
+            preferred: preferred.to_vec(),
+            available: available.to_vec(),
+        };
+        let own_pairs =
+            Affinity { locations: vec![priority(&[1], &[0]); 2], elsewhere: priority(&[1], &[0]) };
+        let all = priority(&[0, 1], &[]);
+        let any = Affinity { locations: vec![all.clone(), priority(&[1], &[0])], elsewhere: all };
+        assert_eq!(found, [own_pairs, any]);
+        assert_eq!(affinity(&PeerAffinity::Any, &own, &matrix, &peer), []);
     }
 }

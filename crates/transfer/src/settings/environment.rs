@@ -9,8 +9,6 @@ pub(super) const PREFIX: &str = "MC_";
 const NO_TCP: &str = "there is no transport tcp yet";
 const NO_STORE: &str = "peers are asked themselves: there are no stores of metadata yet";
 const NO_GPU: &str = "there are no transports between GPUs yet";
-const NO_POLICY: &str =
-    "pairs of NICs are chosen by topology, and there are no settings of affinity yet";
 const ONE_ENGINE: &str = "there is one engine";
 const QUEUE_SIZES: &str = "queues are as long as the settings of rdma make them";
 
@@ -21,8 +19,7 @@ pub(super) const IGNORED: &[(&str, &str)] = &[
     ("MC_DISABLE_METACACHE", "descriptors that have proven out of date are asked for again"),
     ("MC_EFA_CQ_THREADS", "EFA has no reliable connections"),
     ("MC_EFA_NIC_SELECTION", "EFA has no reliable connections"),
-    ("MC_ENABLE_DEST_DEVICE_AFFINITY", NO_POLICY),
-    ("MC_ENABLE_HCA_PEER_AFFINITY", NO_POLICY),
+    ("MC_ENABLE_HCA_PEER_AFFINITY", "pairs in MC_NIC_PEER_AFFINITY count once they are there"),
     ("MC_ENDPOINT_STORE_TYPE", "endpoints are kept, up to rdma.max_endpoints"),
     ("MC_FORCE_HCA", "rdma.provider = \"ibverbs\" or --protocol rdma:ibverbs does this"),
     ("MC_FORCE_MNNVL", NO_GPU),
@@ -33,7 +30,7 @@ pub(super) const IGNORED: &[(&str, &str)] = &[
     ("MC_INTRA_NVLINK", NO_GPU),
     ("MC_LEGACY_RPC_PORT_BINDING", "the port in a segment's name is the one that is listened at"),
     ("MC_LOG_DIR", "logs go to stderr"),
-    ("MC_LOG_RDMA_SLICE_AFFINITY", NO_POLICY),
+    ("MC_LOG_RDMA_SLICE_AFFINITY", "the log tells connections, not slices"),
     ("MC_MAX_CONCURRENT_REG_MR", "memory is registered with all devices at once, or with one"),
     ("MC_MAX_CQE_PER_CTX", QUEUE_SIZES),
     ("MC_MAX_INLINE", "slices are never sent inline"),
@@ -42,7 +39,6 @@ pub(super) const IGNORED: &[(&str, &str)] = &[
     ("MC_MIN_REG_SIZE", "it is of a transport that there is not (barex)"),
     ("MC_MLX5_QP_LAG_PORT_BALANCE", "adapters of one vendor have no settings of their own"),
     ("MC_MLX5_QP_UDP_SPORTS", "adapters of one vendor have no settings of their own"),
-    ("MC_NIC_PEER_AFFINITY", NO_POLICY),
     ("MC_NUM_COMP_CHANNELS_PER_CTX", QUEUE_SIZES),
     ("MC_NUM_CQ_PER_CTX", QUEUE_SIZES),
     ("MC_RDMA_NOTIFY_BUFFER_SIZE", "there are no notifications yet"),

@@ -7,6 +7,7 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use millstream_topology::PeerAffinity;
 use serde_json::Value as Json;
 
 use super::values::Values;
@@ -48,6 +49,8 @@ pub(super) enum Kind {
         read: fn(&Values) -> Option<&str>,
         write: fn(&mut Values, Option<String>),
     },
+    /// Names of NICs, and the names of others that go with each of them; or nothing.
+    Pairs { read: fn(&Values) -> &PeerAffinity, write: fn(&mut Values, PeerAffinity) },
     /// The path of a file, or nothing, which stands for `none`.
     File {
         none: &'static str,
@@ -117,6 +120,9 @@ impl Kind {
                 let host = (!text.is_empty()).then(|| text.to_owned());
                 host.as_deref().is_none_or(is_host).then(|| write(values, host))
             }
+            Self::Pairs { write, .. } => {
+                PeerAffinity::parse(text).ok().map(|affinity| write(values, affinity))
+            }
             Self::File { write, .. } => {
                 let is_path = text.len() <= PATH_MAX && !text.contains(char::is_control);
                 let path = (!text.is_empty()).then(|| PathBuf::from(text));
@@ -135,6 +141,7 @@ impl Kind {
             Self::Word { read, .. } => read(values).to_owned(),
             Self::Index { read, .. } => read(values).map_or("-1".to_owned(), |it| it.to_string()),
             Self::Host { read, .. } => read(values).unwrap_or_default().to_owned(),
+            Self::Pairs { read, .. } => show_pairs(read(values)),
             Self::File { read, .. } => {
                 read(values).map_or(String::new(), |path| path.display().to_string())
             }
@@ -150,6 +157,7 @@ impl Kind {
             Self::Word { read, .. } => read(values).into(),
             Self::Index { read, .. } => read(values).into(),
             Self::Host { read, .. } => read(values).into(),
+            Self::Pairs { read, .. } => show_pairs(read(values)).into(),
             Self::File { read, .. } => read(values).map(|path| path.display().to_string()).into(),
         }
     }
@@ -193,9 +201,19 @@ impl Kind {
             Self::Host { none, .. } => {
                 format!("a host name or an address, without a port, or nothing for {none}")
             }
+            Self::Pairs { .. } => "NICs here, each with those of peers that go with it, such as \
+                 mlx5_0=mlx5_0,mlx5_1;mlx5_2=mlx5_3, or nothing"
+                .to_owned(),
             Self::File { none, .. } => format!("the path of a file, or nothing for {none}"),
         }
     }
+}
+
+/// As it is read. There are no pairs of NICs where it is not by them.
+fn show_pairs(affinity: &PeerAffinity) -> String {
+    let PeerAffinity::Listed(rules) = affinity else { return String::new() };
+    let rule = |(own, peers): &(String, Vec<String>)| format!("{own}={}", peers.join(","));
+    rules.iter().map(rule).collect::<Vec<_>>().join(";")
 }
 
 fn whole_number(text: &str) -> Option<u64> {

@@ -5,6 +5,7 @@ use millstream_verbs::{Driver, Mtu, Provider};
 
 use super::kind::Kind;
 use super::*;
+use crate::PeerAffinity;
 
 fn load(variables: &[(&str, &str)], arguments: &[&str]) -> Result<Settings, String> {
     let pair = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
@@ -167,6 +168,10 @@ fn bounds_are_values_and_what_is_beyond_is_refused() {
                 ["host.example", "192.0.2.1", "2001:db8::1", ""].map(str::to_owned).to_vec(),
                 ["host:1", "a b", "[::1]:5", "x/y"].map(str::to_owned).to_vec(),
             ),
+            Kind::Pairs { .. } => (
+                ["a=b", " a = b, c ; d=e;", ""].map(str::to_owned).to_vec(),
+                ["a", "a=", "a=b;a=c"].map(str::to_owned).to_vec(),
+            ),
             Kind::File { .. } => (
                 ["/etc/topology.json", "a b.json", ""].map(str::to_owned).to_vec(),
                 vec!["x".repeat(4096), "a\nb".to_owned()],
@@ -190,6 +195,29 @@ fn bounds_are_values_and_what_is_beyond_is_refused() {
             assert_eq!(format!("{values:?}"), before);
         }
     }
+}
+
+#[test]
+fn listed_pairs_of_nics_come_before_those_of_one_name() {
+    let affinity = |variables: &[(&str, &str)]| {
+        let address = "127.0.0.9".parse().unwrap();
+        load(variables, &[]).unwrap().rdma(&[address]).peer_affinity
+    };
+    let (pairs, same) = ("MC_NIC_PEER_AFFINITY", "MC_ENABLE_DEST_DEVICE_AFFINITY");
+    let listed = PeerAffinity::parse("a=b").unwrap();
+    for (variables, expected) in [
+        (&[][..], &PeerAffinity::Any),
+        (&[(same, "1")], &PeerAffinity::SameName),
+        (&[(same, "0")], &PeerAffinity::Any),
+        (&[(pairs, "a=b")], &listed),
+        (&[(pairs, "a=b"), (same, "1")], &listed),
+        (&[(same, "1"), (pairs, "a=b")], &listed),
+        (&[(same, "1"), (pairs, "")], &PeerAffinity::SameName),
+        (&[(pairs, "")], &PeerAffinity::Any),
+    ] {
+        assert_eq!(&affinity(variables), expected, "{variables:?}");
+    }
+    assert!(load(&[(pairs, "a")], &[]).unwrap_err().contains("mlx5_0=mlx5_0,mlx5_1"));
 }
 
 #[test]

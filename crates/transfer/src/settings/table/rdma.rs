@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use millstream_topology::PeerAffinity;
 use millstream_verbs::{Mtu, Provider};
 
 use super::{Scope, Setting};
@@ -155,6 +156,45 @@ pub(super) const ROWS: &[Setting] = &[
         scope: Scope::Rdma,
         meaning: "Of several pairs of NICs, tasks begin with each in turn; or else with any. A task \
                   with several slices uses as many pairs.",
+    },
+    Setting {
+        key: "rdma.nic_pairs",
+        variables: &["MC_NIC_PEER_AFFINITY"],
+        kind: Kind::Pairs {
+            read: |values| &values.rdma.peer_affinity,
+            write: |values, pairs| {
+                let affinity = &mut values.rdma.peer_affinity;
+                match (&pairs, &*affinity) {
+                    (PeerAffinity::Listed(rules), PeerAffinity::SameName) if rules.is_empty() => {}
+                    (PeerAffinity::Listed(rules), _) if rules.is_empty() => {
+                        *affinity = PeerAffinity::Any;
+                    }
+                    _ => *affinity = pairs,
+                }
+            },
+        },
+        scope: Scope::Rdma,
+        meaning: "Which of a peer's NICs go with which of ours. A NIC that has some takes those first, of those \
+                  that are near to the peer's memory.",
+    },
+    Setting {
+        key: "rdma.same_name_first",
+        variables: &["MC_ENABLE_DEST_DEVICE_AFFINITY"],
+        kind: Kind::Flag {
+            read: |values| values.rdma.peer_affinity == PeerAffinity::SameName,
+            write: |values, same_name| {
+                // Pairs that are listed come first.
+                let affinity = &mut values.rdma.peer_affinity;
+                match (same_name, &*affinity) {
+                    (true, PeerAffinity::Any) => *affinity = PeerAffinity::SameName,
+                    (false, PeerAffinity::SameName) => *affinity = PeerAffinity::Any,
+                    _ => {}
+                }
+            },
+        },
+        scope: Scope::Rdma,
+        meaning: "With each NIC goes the peer's NIC of the same name. Where rdma.nic_pairs says something, only \
+                  that counts.",
     },
     Setting {
         key: "rdma.max_path_mtu",
