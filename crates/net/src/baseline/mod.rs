@@ -11,7 +11,7 @@ use std::mem;
 use std::time::{Duration, Instant};
 
 pub use ping_pong::{PingPongReport, tcp_echo, tcp_ping_pong};
-pub use process_copy::{CopyDirection, block_copy, process_copy};
+pub use process_copy::{BlockCopies, CopyDirection, ProcessCopies, block_copy, process_copy};
 pub use tcp_stream::{TcpReport, tcp_stream};
 pub use udp_stream::{StreamReport, udp_streams};
 

@@ -7,6 +7,9 @@ use std::time::Duration;
 
 use super::{CopyReport, Usage};
 
+/// Bytes of a copy that gives pages.
+const PAGES: usize = 1 << 20;
+
 /// Which way [`process_copy`] goes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum CopyDirection {
@@ -18,14 +21,7 @@ pub enum CopyDirection {
 
 /// Copies so many bytes in blocks of this length, again and again for `duration`, on this thread.
 pub fn block_copy(duration: Duration, block: usize, working_set: usize) -> io::Result<CopyReport> {
-    let blocks = blocks(block, working_set)?;
-    let source = vec![1_u8; working_set];
-    let mut destination = vec![2_u8; working_set];
-    repeat(duration, block, blocks, |at| {
-        destination[at..at + block].copy_from_slice(black_box(&source[at..at + block]));
-        black_box(&mut destination);
-        Ok(())
-    })
+    BlockCopies::new(working_set).measure(duration, block, working_set)
 }
 
 /// The same between this process and another one, a system call a block.
@@ -35,12 +31,75 @@ pub fn process_copy(
     block: usize,
     working_set: usize,
 ) -> io::Result<CopyReport> {
-    let blocks = blocks(block, working_set)?;
-    let mut here = vec![1_u8; working_set];
-    let there = Other::start(working_set)?;
-    let mut copy = |at: usize| {
-        let local = libc::iovec { iov_base: here[at..].as_mut_ptr().cast(), iov_len: block };
-        let remote = libc::iovec { iov_base: there.memory.wrapping_add(at).cast(), iov_len: block };
+    ProcessCopies::new(working_set)?.measure(duration, direction, block, working_set)
+}
+
+/// Copies in blocks within this process, of memory that is used for all of them.
+#[derive(Debug)]
+pub struct BlockCopies {
+    source: Vec<u8>,
+    destination: Vec<u8>,
+}
+
+impl BlockCopies {
+    /// With so many bytes of memory, twice.
+    pub fn new(working_set: usize) -> Self {
+        Self { source: vec![1; working_set], destination: vec![2; working_set] }
+    }
+
+    /// Copies in blocks of this length, which go round the first so many bytes, for `duration`.
+    pub fn measure(
+        &mut self,
+        duration: Duration,
+        block: usize,
+        working_set: usize,
+    ) -> io::Result<CopyReport> {
+        let Self { source, destination } = self;
+        let blocks = blocks(block, working_set.min(source.len()))?;
+        repeat(duration, block, blocks, |at| {
+            destination[at..at + block].copy_from_slice(black_box(&source[at..at + block]));
+            black_box(&mut *destination);
+            Ok(())
+        })
+    }
+}
+
+/// Copies between this process and another one, a system call a block, of memory that is used for all of
+/// them.
+#[derive(Debug)]
+pub struct ProcessCopies {
+    here: Vec<u8>,
+    there: Other,
+}
+
+impl ProcessCopies {
+    /// With so many bytes of memory on each side.
+    pub fn new(working_set: usize) -> io::Result<Self> {
+        let mut new = Self { here: vec![1; working_set], there: Other::start(working_set)? };
+        // The kernel gives the other process its pages.
+        for at in (0..working_set).step_by(PAGES) {
+            new.copy(CopyDirection::Write, at, PAGES.min(working_set - at))?;
+        }
+        Ok(new)
+    }
+
+    /// As [`BlockCopies::measure`].
+    pub fn measure(
+        &mut self,
+        duration: Duration,
+        direction: CopyDirection,
+        block: usize,
+        working_set: usize,
+    ) -> io::Result<CopyReport> {
+        let blocks = blocks(block, working_set.min(self.here.len()))?;
+        repeat(duration, block, blocks, |at| self.copy(direction, at, block))
+    }
+
+    fn copy(&mut self, direction: CopyDirection, at: usize, length: usize) -> io::Result<()> {
+        let (here, there) = (&mut self.here[at..at + length], &self.there);
+        let local = libc::iovec { iov_base: here.as_mut_ptr().cast(), iov_len: length };
+        let remote =
+            libc::iovec { iov_base: there.memory.wrapping_add(at).cast(), iov_len: length };
         // SAFETY: the piece here is borrowed exclusively; the kernel checks the one there.
         let copied = unsafe {
             let (local, remote) = (&raw const local, &raw const remote);
@@ -50,16 +109,11 @@ pub fn process_copy(
             }
         };
         match usize::try_from(copied) {
-            Ok(copied) if copied == block => Ok(()),
+            Ok(copied) if copied == length => Ok(()),
             Ok(_) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
             Err(_) => Err(io::Error::last_os_error()),
         }
-    };
-    // The kernel gives the other process its pages.
-    for index in 0..blocks {
-        copy(index * block)?;
     }
-    repeat(duration, block, blocks, copy)
 }
 
 fn blocks(block: usize, working_set: usize) -> io::Result<usize> {
@@ -94,6 +148,7 @@ fn repeat(
 }
 
 /// A process that does nothing, and ends with us.
+#[derive(Debug)]
 struct Other {
     pid: libc::pid_t,
     memory: *mut u8,
