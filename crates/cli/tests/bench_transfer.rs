@@ -75,6 +75,30 @@ fn several_rows_are_one_object_and_one_row_is_that_of_the_contract() {
     assert_figures(&one);
 }
 
+/// With figures of no account, since there is no time for others.
+#[test]
+fn figures_stand_beside_what_is_aimed_at() {
+    let output = run(&["bench", "transfer", "--figures", "--duration=10ms", "--json"]);
+    let figures = output.success().json();
+    let rows = figures["rows"].as_array().unwrap();
+    assert_eq!(rows.len(), 12);
+    for row in rows {
+        assert!(row["memory_copy_gb_per_s"].as_f64().unwrap() > 0.0, "{row}");
+        for lane in ["local", "shm", "rdma:soft"] {
+            assert!(row["gb_per_s"][lane].as_f64().unwrap() > 0.0, "{row}");
+        }
+    }
+    let aims = figures["aims"].as_array().unwrap();
+    for what in ["memcpy", "requests/s", "p50"] {
+        let named = |aim: &&Value| aim["what"].as_str().unwrap().contains(what);
+        let aim = aims.iter().find(named).unwrap();
+        assert!(aim["at_least"].is_number() || aim["at_most"].is_number(), "{aim}");
+        assert!(aim["figure"].is_number() && aim["met"].is_boolean(), "{aim}");
+    }
+    let both = run(&["bench", "transfer", "--figures", "--op=read"]);
+    assert_eq!(both.status.code(), Some(2));
+}
+
 #[test]
 fn each_side_walks_through_the_working_set() {
     let measure = |more: &[&str]| {

@@ -1,5 +1,6 @@
 //! `bench transfer`: reads and writes of a segment, one row for each way and size.
 
+mod figures;
 mod peer;
 mod report;
 mod row;
@@ -51,12 +52,22 @@ pub(crate) struct Arguments {
     /// or what the batches of all threads need]
     #[arg(long, value_name = "S", value_parser = units::size)]
     working_set: Option<u64>,
-    /// How long to measure each row
+    /// How long to measure each row; with --figures, each of ten parts
     #[arg(long, value_name = "D", default_value = "1s", value_parser = units::duration)]
     duration: Duration,
     /// Measure a plain UDP stream and a memory copy too, for comparison
     #[arg(long)]
     baseline: bool,
+    /// Measure local, shm and rdma:soft beside copies of memory, by turns, and compare with what is aimed
+    /// at: takes about a minute and 3 GiB
+    #[arg(
+        long,
+        conflicts_with_all = [
+            "protocol", "require", "segment", "op", "block_size", "batch_size", "threads",
+            "working_set", "baseline", "bind",
+        ]
+    )]
+    figures: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -109,6 +120,9 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     if arguments.duration.is_zero() {
         return Err(usage("--duration 0s: choose 1ms or more"));
     }
+    if arguments.figures {
+        return figures::run(arguments);
+    }
     // Here, since it is not the node's fault when they are wrong.
     arguments.reach.settings.load()?;
     let set = working_set(arguments, &mut shapes)?;
@@ -122,13 +136,13 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (opened, segment) = match &arguments.segment {
         Some(segment) => (engine::open(&arguments.reach, segment)?, segment.clone()),
         None if is_local(&arguments.reach)? => {
-            let (opened, buffer) = open_own(arguments, set)?;
+            let (opened, buffer) = open_own(&arguments.reach, set)?;
             own = Some(buffer);
             let segment = opened.engine.name().to_owned();
             (opened, segment)
         }
         None => {
-            let started = start_peer(arguments, set as u64)?;
+            let started = start_peer(&arguments.reach, set as u64)?;
             let segment = started.segment.clone();
             peer = Some(started);
             (engine::open(&arguments.reach, &segment)?, segment)
@@ -170,8 +184,7 @@ fn is_local(reach: &Reach) -> anyhow::Result<bool> {
 }
 
 /// An engine whose own segment has so many bytes.
-fn open_own(arguments: &Arguments, bytes: usize) -> anyhow::Result<(Opened, Buffer)> {
-    let reach = &arguments.reach;
+fn open_own(reach: &Reach, bytes: usize) -> anyhow::Result<(Opened, Buffer)> {
     engine::check_metadata(&reach.metadata)?;
     let options = engine::Options {
         settings: reach.settings.load()?,
@@ -216,8 +229,7 @@ fn working_set(arguments: &Arguments, shapes: &mut Vec<Shape>) -> anyhow::Result
 }
 
 /// Starts a node with so many bytes of memory.
-fn start_peer(arguments: &Arguments, bytes: u64) -> anyhow::Result<Peer> {
-    let reach = &arguments.reach;
+fn start_peer(reach: &Reach, bytes: u64) -> anyhow::Result<Peer> {
     // Here, since it is this command line that is wrong.
     engine::check_metadata(&reach.metadata)?;
     let what = format!("starting a node with {}", units::readable(bytes));
@@ -253,7 +265,7 @@ fn measure(
     }
     let mut rows = Vec::new();
     for shape in shapes {
-        let done = match row::measure(opened, buffer, shape) {
+        let done = match row::measure(opened, buffer, buffer.length(), shape) {
             Err(_) if process::failed_because_told_to_stop() => break,
             done => done?,
         };

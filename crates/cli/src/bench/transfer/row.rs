@@ -63,9 +63,15 @@ impl Done {
     }
 }
 
-/// Measures one row. Told to stop, it ends at once, with what it has.
-pub(super) fn measure(opened: &Opened, buffer: &Buffer, shape: &Shape) -> anyhow::Result<Done> {
-    let mut batches = thread_batches(opened, buffer, shape)?;
+/// Measures one row, over so many bytes of each side at most. Told to stop, it ends at once, with what it
+/// has.
+pub(super) fn measure(
+    opened: &Opened,
+    buffer: &Buffer,
+    working_set: usize,
+    shape: &Shape,
+) -> anyhow::Result<Done> {
+    let mut batches = thread_batches(opened, buffer, working_set, shape)?;
     // Connects the queue pairs, and opens their windows.
     submit(opened, &batches[0].requests)?;
     let stop = AtomicBool::new(false);
@@ -205,7 +211,12 @@ impl Blocks {
 
 /// The first batch of each thread. Each request has its own block on both sides, as far as the
 /// segment has so many, and no thread has one of another's in our buffer.
-fn thread_batches(opened: &Opened, buffer: &Buffer, shape: &Shape) -> anyhow::Result<Vec<Batch>> {
+fn thread_batches(
+    opened: &Opened,
+    buffer: &Buffer,
+    working_set: usize,
+    shape: &Shape,
+) -> anyhow::Result<Vec<Batch>> {
     let size = shape.block_size;
     let available = opened.segment.length_from(0);
     // It had enough when the command began.
@@ -226,7 +237,7 @@ fn thread_batches(opened: &Opened, buffer: &Buffer, shape: &Shape) -> anyhow::Re
         let (source, target) = (buffer.address(), opened.segment.id());
         TransferRequest { opcode, source, target, target_offset: base, length: size }
     };
-    let set = buffer.length() as u64;
+    let set = buffer.length().min(working_set) as u64;
     let of_thread = |thread: u64| {
         let requests = (thread * batch..(thread + 1) * batch).map(request).collect();
         let blocks = |base, bytes| Blocks {

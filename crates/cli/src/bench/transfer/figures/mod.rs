@@ -1,0 +1,183 @@
+//! `bench transfer --figures`: the engine's ways within a machine, beside copies of memory.
+//!
+//! Everything that is compared is measured by turns, so that whatever else the machine does is in all of
+//! it, and each figure is the median of its turns.
+
+mod lane;
+mod report;
+
+use std::time::Duration;
+
+use millstream_net::baseline::{BlockCopies, CopyDirection, ProcessCopies};
+
+use super::row::{self, Shape};
+use super::{Arguments, Operation};
+use crate::step::Step;
+use crate::{process, units};
+use lane::Lane;
+use report::{Aim, Report, Row};
+
+/// Bytes that each side walks through: more than caches hold, and what they hold.
+const COLD: usize = 256 << 20;
+const HOT: usize = 1 << 20;
+const TURNS: usize = 5;
+/// Of `--duration`, what each measurement of a turn takes, and at least.
+const PART: u32 = 10;
+const LEAST: Duration = Duration::from_millis(1);
+/// Bytes of a request, and requests of a batch.
+const SHAPES: [(u64, u32); 6] =
+    [(4 << 10, 1), (64 << 10, 1), (1 << 20, 1), (16 << 20, 1), (4 << 10, 128), (64 << 10, 128)];
+
+/// Measures all of it, and prints it.
+pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    arguments.reach.settings.load()?;
+    // Before there are threads.
+    process::clean_up_when_told_to_stop()?;
+    let turn = (arguments.duration / PART).max(LEAST);
+    let mut report = Report::new(COLD, TURNS, turn);
+    {
+        let mut bench = Bench::new(arguments, turn)?;
+        process::say_last_words_when_told_to_stop();
+        for op in [Operation::Write, Operation::Read] {
+            for (block_size, batch_size) in SHAPES {
+                let row = bench.row(op, block_size, batch_size, COLD)?;
+                if !arguments.json {
+                    report.print_row(&row)?;
+                }
+                report.rows.push(row);
+            }
+        }
+        report.judge_rows();
+        bench.hot(&mut report.aims)?;
+    }
+    report.finish(arguments.json)?;
+    process::step_back_when_told_to_stop();
+    Ok(())
+}
+
+/// All that is measured by turns.
+struct Bench {
+    turn: Duration,
+    lanes: Vec<Lane>,
+    blocks: BlockCopies,
+    /// `None` where they are not allowed.
+    processes: Option<ProcessCopies>,
+}
+
+/// The medians of what one turn has.
+#[derive(Default)]
+struct Turns {
+    memory_copy: Vec<f64>,
+    process_copy: Vec<f64>,
+    /// Of each lane.
+    gb_per_s: Vec<Vec<f64>>,
+    p50_us: Vec<Vec<f64>>,
+}
+
+impl Bench {
+    fn new(arguments: &Arguments, turn: Duration) -> anyhow::Result<Self> {
+        let processes = ProcessCopies::new(COLD)
+            .inspect_err(|error| tracing::info!(%error, "no process_vm_writev to compare with"))
+            .ok();
+        let open = |name| Lane::open(&arguments.reach, name, COLD);
+        let lanes = lane::NAMES.into_iter().map(open).collect::<anyhow::Result<Vec<_>>>()?;
+        // All of it once, so that pages are there and mapped, as those of the copies are.
+        let (block_size, batch_size) = (16 << 20, (COLD >> 24) as u32);
+        for op in [Operation::Write, Operation::Read] {
+            let duration = Duration::ZERO;
+            let shape = Shape { op, block_size, batch_size, threads: 1, duration };
+            for lane in &lanes {
+                row::measure(&lane.opened, &lane.buffer, COLD, &shape)?;
+            }
+        }
+        Ok(Self { turn, lanes, blocks: BlockCopies::new(COLD), processes })
+    }
+
+    /// Requests of one size over all lanes, and copies of as many bytes.
+    fn row(
+        &mut self,
+        op: Operation,
+        block_size: u64,
+        batch_size: u32,
+        working_set: usize,
+    ) -> anyhow::Result<Row> {
+        let size = units::readable(block_size);
+        let _step = Step::new(&format!("{} {size} x {batch_size}", op.name()));
+        let shape = Shape { op, block_size, batch_size, threads: 1, duration: self.turn };
+        let direction = match op {
+            Operation::Read => CopyDirection::Read,
+            Operation::Write | Operation::Mix => CopyDirection::Write,
+        };
+        let block = block_size as usize;
+        let mut turns = Turns::default();
+        turns.gb_per_s.resize(self.lanes.len(), Vec::new());
+        turns.p50_us.resize(self.lanes.len(), Vec::new());
+        for _ in 0..TURNS {
+            turns.memory_copy.push(self.blocks.measure(self.turn, block, working_set)?.gb_per_s());
+            if let Some(processes) = &mut self.processes {
+                let copied = processes.measure(self.turn, direction, block, working_set)?;
+                turns.process_copy.push(copied.gb_per_s());
+            }
+            for (index, lane) in self.lanes.iter().enumerate() {
+                let done = row::measure(&lane.opened, &lane.buffer, working_set, &shape)?;
+                let seconds = done.elapsed.as_secs_f64();
+                turns.gb_per_s[index].push(done.bytes as f64 / 1e9 / seconds);
+                turns.p50_us[index].push(done.latencies.value_at_quantile(0.5) as f64 / 1e3);
+            }
+        }
+        let of_lanes = |all: Vec<Vec<f64>>| {
+            self.lanes
+                .iter()
+                .zip(all)
+                .map(|(lane, mut all)| (lane.name, median(&mut all)))
+                .collect()
+        };
+        Ok(Row {
+            op,
+            block_size,
+            batch_size,
+            working_set,
+            memory_copy_gb_per_s: median(&mut turns.memory_copy),
+            process_copy_gb_per_s: self
+                .processes
+                .is_some()
+                .then(|| median(&mut turns.process_copy)),
+            gb_per_s: of_lanes(turns.gb_per_s),
+            batch_p50_us: of_lanes(turns.p50_us),
+        })
+    }
+
+    /// Small requests over memory that caches hold.
+    fn hot(&mut self, aims: &mut Vec<Aim>) -> anyhow::Result<()> {
+        let row = self.row(Operation::Write, 4 << 10, 128, HOT)?;
+        for (name, least) in [("local", 0.8), ("shm", 0.6)] {
+            let what = format!("{name}, 4 KiB x 128 over a hot 1 MiB, in parts of a memcpy loop");
+            aims.push(Aim::at_least(what, row.gb_per_s[name] / row.memory_copy_gb_per_s, least));
+        }
+        let row = self.row(Operation::Write, 64, 128, HOT)?;
+        for (name, least) in [("local", 4e6), ("shm", 2e6)] {
+            let what = format!("{name}, 64 B x 128, requests/s");
+            aims.push(Aim::at_least(what, row.gb_per_s[name] * 1e9 / 64.0, least));
+        }
+        Ok(())
+    }
+}
+
+/// The one in the middle; of none 0.
+fn median(all: &mut [f64]) -> f64 {
+    all.sort_by(f64::total_cmp);
+    all.get(all.len() / 2).copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_in_the_middle() {
+        for (all, expected) in [(&mut [3.0, 1.0, 2.0][..], 2.0), (&mut [5.0], 5.0), (&mut [], 0.0)]
+        {
+            assert!((median(all) - expected).abs() < 1e-12);
+        }
+    }
+}
