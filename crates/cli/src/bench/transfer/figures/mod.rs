@@ -4,6 +4,7 @@
 //! it, and each figure is the median of its turns.
 
 mod lane;
+mod pieces;
 mod report;
 
 use std::time::Duration;
@@ -49,6 +50,10 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         report.judge_rows();
         bench.hot(&mut report.aims)?;
+        for lane in &bench.lanes {
+            let _step = Step::new(&format!("pieces over {}", lane.name));
+            pieces::measure(lane, &mut report.aims)?;
+        }
     }
     report.finish(arguments.json)?;
     process::step_back_when_told_to_stop();
