@@ -89,7 +89,7 @@ fn figures_stand_beside_what_is_aimed_at() {
         }
     }
     let aims = figures["aims"].as_array().unwrap();
-    for what in ["memcpy", "requests/s", "p50", "pieces"] {
+    for what in ["memcpy", "requests/s", "p50", "pieces", "plain verbs"] {
         let named = |aim: &&Value| aim["what"].as_str().unwrap().contains(what);
         let aim = aims.iter().find(named).unwrap();
         assert!(aim["at_least"].is_number() || aim["at_most"].is_number(), "{aim}");

@@ -167,7 +167,7 @@ fn run(posters: &mut [Poster<'_>], duration: Duration) -> anyhow::Result<u64> {
 
 /// Addresses of loopback for so many pairs, that no other process chooses as long as it has another
 /// number.
-fn own_addresses(pairs: u16) -> Vec<[IpAddr; 2]> {
+pub(super) fn own_addresses(pairs: u16) -> Vec<[IpAddr; 2]> {
     let process = std::process::id();
     let address =
         |host| Ipv4Addr::new(127, 64 | (process >> 8) as u8 & 63, process as u8, host).into();

@@ -7,6 +7,7 @@ mod latency;
 mod poster;
 mod process_end;
 mod processes;
+mod raw;
 mod report;
 mod work;
 
@@ -27,6 +28,7 @@ use bandwidth::Bench;
 use host::{Options, part_length};
 pub(super) use latency::{Arguments as LatencyEnd, run as run_latency_end};
 pub(super) use process_end::{Arguments as BandwidthEnd, run as run_bandwidth_end};
+pub(super) use raw::RawWrites;
 use report::{Report, Stream};
 
 /// The smallest working set: what 16 streams of the largest datagrams need.

@@ -6,6 +6,7 @@
 mod lane;
 mod pieces;
 mod report;
+mod verbs;
 
 use std::time::Duration;
 
@@ -55,6 +56,8 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             pieces::measure(lane, &mut report.aims)?;
         }
     }
+    let _step = Step::new("the engine beside plain verbs");
+    verbs::measure(&arguments.reach, turn, &mut report.aims)?;
     report.finish(arguments.json)?;
     process::step_back_when_told_to_stop();
     Ok(())
