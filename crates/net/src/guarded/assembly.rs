@@ -19,36 +19,55 @@ const TURN: usize = STREAMS * PAGE;
 /// Copies of so many bytes are faster by the processor's own copy, where it has a good one.
 const STRING: usize = 1024;
 
-/// A line from `rsi` to `rdi`, both with an offset.
+/// A line from one register to another one, both with an offset.
 macro_rules! line {
     ($store:literal, $offset:literal) => {
+        line!($store, $offset, "rsi", "rdi")
+    };
+    ($store:literal, $offset:literal, $from:literal, $to:literal) => {
         concat!(
-            "movdqu xmm0, [rsi + ",
+            "movdqu xmm0, [",
+            $from,
+            " + ",
             $offset,
             "]\n",
-            "movdqu xmm1, [rsi + ",
+            "movdqu xmm1, [",
+            $from,
+            " + ",
             $offset,
             " + 16]\n",
-            "movdqu xmm2, [rsi + ",
+            "movdqu xmm2, [",
+            $from,
+            " + ",
             $offset,
             " + 32]\n",
-            "movdqu xmm3, [rsi + ",
+            "movdqu xmm3, [",
+            $from,
+            " + ",
             $offset,
             " + 48]\n",
             $store,
-            " [rdi + ",
+            " [",
+            $to,
+            " + ",
             $offset,
             "], xmm0\n",
             $store,
-            " [rdi + ",
+            " [",
+            $to,
+            " + ",
             $offset,
             " + 16], xmm1\n",
             $store,
-            " [rdi + ",
+            " [",
+            $to,
+            " + ",
             $offset,
             " + 32], xmm2\n",
             $store,
-            " [rdi + ",
+            " [",
+            $to,
+            " + ",
             $offset,
             " + 48], xmm3\n",
         )
@@ -133,6 +152,27 @@ global_asm!(
         "add rsi, 12288\n add rdi, 12288\n dec rdx\n jnz 2b\n",
         "4: ret\n",
     ),
+    // rdi: four times where from and where to, which is a multiple of 16; rsi: lines of each. A line of each
+    // in turn.
+    function!(
+        "millstream_guarded_four",
+        "mov rax, rsi\n",
+        "mov rcx, [rdi]\n mov rdx, [rdi + 8]\n",
+        "mov r8, [rdi + 16]\n mov r9, [rdi + 24]\n",
+        "mov r10, [rdi + 32]\n mov r11, [rdi + 40]\n",
+        "mov rsi, [rdi + 48]\n mov rdi, [rdi + 56]\n",
+        "test rax, rax\n jz 3f\n",
+        ".p2align 4\n",
+        "2:\n",
+        line!("movntdq", "0", "rcx", "rdx"),
+        line!("movntdq", "0", "r8", "r9"),
+        line!("movntdq", "0", "r10", "r11"),
+        line!("movntdq", "0", "rsi", "rdi"),
+        "add rcx, 64\n add rdx, 64\n add r8, 64\n add r9, 64\n",
+        "add r10, 64\n add r11, 64\n add rsi, 64\n add rdi, 64\n",
+        "dec rax\n jnz 2b\n",
+        "3: ret\n",
+    ),
     // rdi: a byte to read.
     function!("millstream_guarded_probe", "xor eax, eax\n", "mov cl, [rdi]\n", "ret\n"),
     // rdi: a byte to write as it is.
@@ -152,6 +192,7 @@ unsafe extern "C" {
     fn millstream_guarded_string(to: *mut u8, from: *const u8, length: usize) -> usize;
     fn millstream_guarded_backward(to: *mut u8, from: *const u8, length: usize) -> usize;
     fn millstream_guarded_around(to: *mut u8, from: *const u8, turns: usize) -> usize;
+    fn millstream_guarded_four(places: *const [[*const u8; 2]; STREAMS], lines: usize) -> usize;
     fn millstream_guarded_probe(address: *const u8) -> usize;
     fn millstream_guarded_probe_write(address: *mut u8) -> usize;
     fn millstream_guarded_fault();
@@ -224,6 +265,36 @@ pub(super) unsafe fn copy_around(
         copied
     };
     result(copied).map(|()| head + turns * TURN)
+}
+
+/// Copies four ranges of one length around the caches.
+///
+/// # Safety
+/// As of [`super::copy_four`].
+pub(super) unsafe fn copy_four(
+    ranges: [(*const u8, *mut u8); STREAMS],
+    length: usize,
+) -> Result<(), Fault> {
+    let head = |to: *mut u8| (to.addr().wrapping_neg() % LINE).min(length);
+    let lines = ranges.iter().map(|(_, to)| (length - head(*to)) / LINE).min().unwrap_or(0);
+    let places =
+        ranges.map(|(from, to)| [from, to.cast_const()].map(|it| it.wrapping_add(head(to))));
+    // SAFETY: the heads, the lines and the ends are within the ranges, and the lines begin at lines of where
+    // they go.
+    unsafe {
+        for (from, to) in ranges {
+            copy_forward(from, to, head(to))?;
+        }
+        let copied = millstream_guarded_four(&raw const places, lines);
+        // As in `copy_around`.
+        _mm_sfence();
+        result(copied)?;
+        for (from, to) in ranges {
+            let done = head(to) + lines * LINE;
+            copy_forward(from.wrapping_add(done), to.wrapping_add(done), length - done)?;
+        }
+    }
+    Ok(())
 }
 
 /// # Safety

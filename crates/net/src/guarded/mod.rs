@@ -90,6 +90,17 @@ pub unsafe fn copy(
     }
 }
 
+/// Copies four ranges of one length, a line of each in turn, around the caches where the processor can: each
+/// is a stream for its prefetchers, which begin anew with every page. After a fault any part of them has been
+/// copied.
+///
+/// # Safety
+/// As of [`copy`] for each. Where one goes to what is another's, any of both may be there afterwards.
+pub unsafe fn copy_four(ranges: [(*const u8, *mut u8); 4], length: usize) -> Result<(), Fault> {
+    // SAFETY: the caller promises it.
+    unsafe { machine::copy_four(ranges, length) }
+}
+
 /// Whether a probe of this process has ever found memory that is gone.
 static FAULTED: AtomicBool = AtomicBool::new(false);
 

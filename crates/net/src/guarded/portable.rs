@@ -52,6 +52,16 @@ pub(super) unsafe fn copy_around(_: *const u8, _: *mut u8, _: usize) -> Result<u
 }
 
 /// # Safety
+/// As of [`super::copy_four`].
+pub(super) unsafe fn copy_four(
+    ranges: [(*const u8, *mut u8); 4],
+    length: usize,
+) -> Result<(), Fault> {
+    // SAFETY: the caller promises it.
+    ranges.into_iter().try_for_each(|(from, to)| unsafe { copy_forward(from, to, length) })
+}
+
+/// # Safety
 /// As for what [`super::copy`] reads.
 pub(super) unsafe fn probe(address: *const u8) -> Result<(), Fault> {
     // SAFETY: the caller promises it.

@@ -192,3 +192,44 @@ fn both_ways_copy_every_byte_and_no_other() {
         }
     }
 }
+
+#[test]
+fn four_ranges_are_copied_and_no_other_byte() {
+    const STEP: usize = 20_000;
+    let source: Vec<u8> = (0..4 * STEP).map(|index| ((index * 7) >> 3) as u8 | 1).collect();
+    recover().unwrap();
+    for length in [0, 1, 63, 64, 127, 4096, 4097, 16_383] {
+        for skew in [0, 1, 16, 63] {
+            let mut target = vec![0; 4 * STEP + 64];
+            let (from, to) = (source.as_ptr(), target.as_mut_ptr());
+            // Each at another distance from a line, and backwards.
+            let places =
+                [0, 1, 2, 3].map(|index| (index * STEP, (3 - index) * STEP + skew * index / 3));
+            let ranges = places.map(|(at, there)| (from.wrapping_add(at), to.wrapping_add(there)));
+            // SAFETY: within the vectors, of which there are no references meanwhile.
+            unsafe { copy_four(ranges, length).unwrap() };
+            let mut expected = vec![0; target.len()];
+            for (at, there) in places {
+                expected[there..there + length].copy_from_slice(&source[at..at + length]);
+            }
+            assert!(target == expected, "{length} {skew}");
+        }
+    }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_fault_ends_a_copy_of_four_ranges() {
+    let (good, bad) = (Mapped::new(8 * PAGE), Mapped::new(8 * PAGE));
+    bad.protect(5, 1, libc::PROT_READ);
+    recover().unwrap();
+    let ranges = |from: &Mapped, to: &Mapped| {
+        [0, 2, 5, 7].map(|page| (from.at(page * PAGE).cast_const(), to.at(page * PAGE)))
+    };
+    // SAFETY: memory of ours, which faults at one page.
+    unsafe {
+        assert_eq!(copy_four(ranges(&bad, &good), PAGE), Ok(()));
+        let fault = copy_four(ranges(&good, &bad), PAGE).unwrap_err();
+        assert_eq!(fault.address, bad.at(5 * PAGE).addr() as u64);
+    }
+}

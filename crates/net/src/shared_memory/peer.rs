@@ -354,6 +354,29 @@ impl Visit<'_> {
         Ok(())
     }
 
+    /// Copies four ranges of one length to or from the peer, each given by where it is here and there, around
+    /// the caches; whether it did. It does not where the peer's memory is not mapped here, and after a
+    /// fault, when any part of them may have been copied.
+    ///
+    /// # Safety
+    /// As of [`guarded::copy`], for the ranges here.
+    pub unsafe fn copy_four(
+        &self,
+        write: bool,
+        ranges: [(*mut u8, u64); 4],
+        length: usize,
+    ) -> bool {
+        let place = |(here, there)| Some((here, self.place(there, length).ok()??));
+        let [Some(a), Some(b), Some(c), Some(d)] = ranges.map(place) else { return false };
+        let ranges = [a, b, c, d].map(|(here, there)| match write {
+            true => (here.cast_const(), there),
+            false => (there.cast_const(), here),
+        });
+        // SAFETY: what is here is the caller's promise, what is there was found in the mapping, and the two are
+        // mapped apart.
+        unsafe { guarded::copy_four(ranges, length).is_ok() }
+    }
+
     /// What was copied before this counts: the memory was registered, and its process alive, until now.
     /// An owner that no longer waited for us may have taken the pages away, or used them otherwise.
     pub fn confirm(&self) -> Result<(), AccessError> {
