@@ -114,23 +114,33 @@ impl Way {
         failures: &mut Vec<(usize, Broken)>,
     ) -> Result<(), FailureReason> {
         let enter = || self.local.enter().ok_or(FailureReason::Unregistered);
-        let pieces = group.pieces().iter().enumerate();
+        let pieces = group.pieces();
         match &self.other {
             Other::Own(other) => {
                 let local = enter()?;
                 let other = other.enter().ok_or(FailureReason::Unregistered)?;
-                for (index, piece) in pieces {
-                    let Piece { opcode, caching, .. } = *piece;
-                    let copied = piece.in_steps(batch, true, |near, far, length| match opcode {
-                        Opcode::Write => local.copy_to(near, &other, far, length, caching),
-                        Opcode::Read => other.copy_to(far, &local, near, length, caching),
-                    });
-                    match copied {
-                        Ok(None) => {}
-                        Ok(Some(done)) => failures.push((index, Broken::Late(done))),
-                        Err(error) => failures.push((index, Broken::Failed(reason(error)))),
-                    }
-                }
+                for_each(
+                    pieces,
+                    |four, opcode, length| match opcode {
+                        Opcode::Write => local.copy_four_to(&other, four, length),
+                        Opcode::Read => {
+                            other.copy_four_to(&local, four.map(|(near, far)| (far, near)), length)
+                        }
+                    },
+                    |index, piece| {
+                        let Piece { opcode, caching, .. } = *piece;
+                        let copied =
+                            piece.in_steps(batch, true, |near, far, length| match opcode {
+                                Opcode::Write => local.copy_to(near, &other, far, length, caching),
+                                Opcode::Read => other.copy_to(far, &local, near, length, caching),
+                            });
+                        match copied {
+                            Ok(None) => {}
+                            Ok(Some(done)) => failures.push((index, Broken::Late(done))),
+                            Err(error) => failures.push((index, Broken::Failed(reason(error)))),
+                        }
+                    },
+                );
             }
             Other::Peer(peer, key) => {
                 let region = match peer.region(*key) {
@@ -146,23 +156,27 @@ impl Way {
                         None => thread::yield_now(),
                     }
                 };
-                for (index, piece) in pieces {
-                    let Piece { opcode, caching, .. } = *piece;
-                    let copied = piece.in_steps(batch, false, |near, far, length| {
-                        local.exchange(opcode, near, &visit, far, length, caching)
-                    });
-                    let broken = match copied {
-                        Ok(None) => continue,
-                        Ok(Some(done)) => Broken::Late(done),
-                        // What is mapped of the peer has another address here than there.
-                        Err(AccessError::Fault(fault)) if !local.has(fault.address) => {
-                            let text = "a page of it is not there, or cannot be accessed so";
-                            Broken::Failed(FailureReason::Access(text.to_owned()))
-                        }
-                        Err(error) => Broken::Failed(reason(error)),
-                    };
-                    failures.push((index, broken));
-                }
+                for_each(
+                    pieces,
+                    |four, opcode, length| local.exchange_four(opcode, &visit, four, length),
+                    |index, piece| {
+                        let Piece { opcode, caching, .. } = *piece;
+                        let copied = piece.in_steps(batch, false, |near, far, length| {
+                            local.exchange(opcode, near, &visit, far, length, caching)
+                        });
+                        let broken = match copied {
+                            Ok(None) => return,
+                            Ok(Some(done)) => Broken::Late(done),
+                            // What is mapped of the peer has another address here than there.
+                            Err(AccessError::Fault(fault)) if !local.has(fault.address) => {
+                                let text = "a page of it is not there, or cannot be accessed so";
+                                Broken::Failed(FailureReason::Access(text.to_owned()))
+                            }
+                            Err(error) => Broken::Failed(reason(error)),
+                        };
+                        failures.push((index, broken));
+                    },
+                );
                 visit.confirm().map_err(reason)?;
             }
         }
@@ -202,6 +216,42 @@ struct Piece {
     slice: WideSlice,
     slices: u64,
     caching: Caching,
+}
+
+/// Has these pieces copied: four at a time where they are of one length and go around the caches, and one by
+/// one where `four` does not.
+fn for_each(
+    pieces: &[Piece],
+    mut four: impl FnMut([(u64, u64); 4], Opcode, u64) -> bool,
+    mut one: impl FnMut(usize, &Piece),
+) {
+    let mut index = 0;
+    while let Some(piece) = pieces.get(index) {
+        let together = pieces[index..].first_chunk().filter(|next| alike(next));
+        if let Some(next) = together
+            && four(
+                next.map(|it| (it.slice.source, it.slice.target)),
+                piece.opcode,
+                piece.slice.length,
+            )
+        {
+            index += next.len();
+            continue;
+        }
+        one(index, piece);
+        index += 1;
+    }
+}
+
+/// Whether these are to be copied together. Longer ones are streams enough for themselves.
+fn alike(pieces: &[Piece; 4]) -> bool {
+    let [first, ..] = pieces;
+    let same = |it: &Piece| {
+        it.caching == Caching::Around
+            && it.opcode == first.opcode
+            && it.slice.length == first.slice.length
+    };
+    (1 << 10..16 << 10).contains(&first.slice.length) && pieces.iter().all(same)
 }
 
 impl Piece {

@@ -307,6 +307,34 @@ impl Inside<'_> {
         Ok(())
     }
 
+    /// Copies four ranges of one length to addresses in the other memory, which may be the same, around the
+    /// caches; whether it did. It does not where one of them is not in its memory or overlaps where it goes,
+    /// and after a fault, when any part of them may have been copied.
+    pub(crate) fn copy_four_to(&self, other: &Self, ranges: [(u64, u64); 4], length: u64) -> bool {
+        let place = |(from, to)| {
+            let (from, to) = (self.pointer(from, length)?, other.pointer(to, length)?);
+            let apart = from.addr().abs_diff(to.addr()) >= length as usize;
+            apart.then(|| (from.cast_const(), to))
+        };
+        let [Some(a), Some(b), Some(c), Some(d)] = ranges.map(place) else { return false };
+        // SAFETY: as in `copy_to`. Pieces that overlap each other have no order.
+        unsafe { guarded::copy_four([a, b, c, d], length as usize).is_ok() }
+    }
+
+    /// [`Visit::copy_four`] for ranges in the memory.
+    pub(crate) fn exchange_four(
+        &self,
+        opcode: Opcode,
+        visit: &Visit<'_>,
+        ranges: [(u64, u64); 4],
+        length: u64,
+    ) -> bool {
+        let place = |(near, far)| self.pointer(near, length).map(|here| (here, far));
+        let [Some(a), Some(b), Some(c), Some(d)] = ranges.map(place) else { return false };
+        // SAFETY: the ranges are in registered memory, which stays valid while it is entered.
+        unsafe { visit.copy_four(opcode == Opcode::Write, [a, b, c, d], length as usize) }
+    }
+
     /// Sends `before`, bytes of the memory and `after` to a stream, as [`stream::send`] does.
     pub(crate) fn send(
         &self,
