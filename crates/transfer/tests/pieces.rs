@@ -146,3 +146,62 @@ fn pieces_that_cannot_be_are_refused() {
     assert!(matches!(refused(&[good, beyond(991, 0)]), SubmitError::SourceNotRegistered { .. }));
     assert!(matches!(refused(&[good, beyond(0, 991)]), SubmitError::TargetOutOfRange { .. }));
 }
+
+/// Enough for them to go around the caches, four at a time; one is left over.
+#[test]
+fn pieces_of_one_length_arrive_where_they_should() {
+    const COUNT: usize = 261;
+    for length in [1024, 4096, 4999] {
+        let bytes = 300 * 5010;
+        let mut all = all();
+        let alone = engine(1);
+        for (name, Ends { target, initiator }) in &mut all {
+            let (remote, local) = (shared(target, bytes), private(initiator, bytes));
+            let segment = initiator.open_segment(target.name()).unwrap();
+            exchange(name, initiator, &local, (&remote, &segment), length, COUNT);
+        }
+        let (remote, local) = (shared(&alone, bytes), shared(&alone, bytes));
+        let segment = alone.open_segment(alone.name()).unwrap();
+        exchange("local", &alone, &local, (&remote, &segment), length, COUNT);
+    }
+}
+
+fn exchange(
+    name: &str,
+    engine: &TransferEngine,
+    local: &Buffer,
+    (remote, segment): (&Buffer, &Segment),
+    length: usize,
+    count: usize,
+) {
+    let (near, far) = (5000, 5003);
+    for opcode in [Opcode::Write, Opcode::Read] {
+        let (here, there) = (pattern(local.length(), 5), pattern(local.length(), 6));
+        local.write(0, &here).unwrap();
+        remote.write(0, &there).unwrap();
+        let first = TransferPiece {
+            source: local.address() + 7,
+            target_offset: remote.address() + 64,
+            length: length as u64,
+        };
+        let (source_stride, target_stride) = (near as u64, far as u64);
+        let pieces = Pieces::Strided { first, count: count as u32, source_stride, target_stride };
+        let request = PiecesRequest { opcode, target: segment.id(), pieces };
+        let (_, state) = submit(engine, request).unwrap();
+        assert_eq!(state, TransferState::Completed, "{name}");
+        let (mut expected_here, mut expected_there) = (here.clone(), there.clone());
+        for index in 0..count {
+            let (a, b) = (7 + index * near, 64 + index * far);
+            match opcode {
+                Opcode::Write => {
+                    expected_there[b..b + length].copy_from_slice(&here[a..a + length]);
+                }
+                Opcode::Read => {
+                    expected_here[a..a + length].copy_from_slice(&there[b..b + length]);
+                }
+            }
+        }
+        assert!(contents(local, 0, here.len()) == expected_here, "{name} {opcode:?} {length}");
+        assert!(contents(remote, 0, there.len()) == expected_there, "{name} {opcode:?} {length}");
+    }
+}
