@@ -40,6 +40,7 @@ pub use interface::Interface;
 pub use matrix::{MatrixError, MatrixFileError, Priorities, PriorityMatrix};
 pub use numa::NumaNode;
 pub use pci::{PciAddress, PciPath};
+use rdma::Gids;
 pub use rdma::{GidEntry, Port, RdmaDevice};
 pub use reach::{Address, Pair, reachable_pairs};
 pub use selection::{ANY_LOCATION, Candidates, Numbers, ResolvedMatrix};
@@ -68,11 +69,21 @@ pub struct ReadError {
 impl Topology {
     /// Reads the tree below `root`.
     pub fn read(root: &Path) -> Result<Self, ReadError> {
+        Self::read_with(root, Gids::Read)
+    }
+
+    /// The same without the GIDs, whose tables have some hundreds of entries a port, each in files of its
+    /// own.
+    pub fn read_places(root: &Path) -> Result<Self, ReadError> {
+        Self::read_with(root, Gids::LeaveOut)
+    }
+
+    fn read_with(root: &Path, gids: Gids) -> Result<Self, ReadError> {
         if !root.join("class").is_dir() {
             return Err(ReadError { root: root.to_owned() });
         }
         Ok(Self {
-            rdma_devices: rdma::read(root),
+            rdma_devices: rdma::read(root, gids),
             interfaces: interface::read(root),
             numa_nodes: numa::read(root),
             gpus: gpu::read(root),

@@ -52,12 +52,19 @@ pub struct GidEntry {
     pub interface: Option<String>,
 }
 
-pub(crate) fn read(root: &Path) -> Vec<RdmaDevice> {
+/// Whether the GIDs are read.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Gids {
+    Read,
+    LeaveOut,
+}
+
+pub(crate) fn read(root: &Path, gids: Gids) -> Vec<RdmaDevice> {
     let class = root.join("class/infiniband");
     let device = |name: String| {
         let folder = class.join(&name);
         let (device, ports) = (folder.join("device"), folder.join("ports"));
-        let port = |number: String| read_port(&ports.join(&number), number.parse().ok()?);
+        let port = |number: String| read_port(&ports.join(&number), number.parse().ok()?, gids);
         RdmaDevice {
             // Soft-RoCE has a link to the device of its network interface in some kernels.
             pci: PciPath::of(&device),
@@ -69,7 +76,7 @@ pub(crate) fn read(root: &Path) -> Vec<RdmaDevice> {
     names(&class, DEVICES_MAX).into_iter().map(device).collect()
 }
 
-fn read_port(folder: &Path, number: u32) -> Option<Port> {
+fn read_port(folder: &Path, number: u32, gids: Gids) -> Option<Port> {
     let attributes = folder.join("gid_attrs");
     let gid = |index: String| {
         // An empty entry's kind cannot be read.
@@ -91,6 +98,11 @@ fn read_port(folder: &Path, number: u32) -> Option<Port> {
         state,
         link_layer: text(&folder.join("link_layer")),
         rate: text(&folder.join("rate")),
-        gids: names(&folder.join("gids"), GIDS_MAX).into_iter().filter_map(gid).collect(),
+        gids: match gids {
+            Gids::Read => {
+                names(&folder.join("gids"), GIDS_MAX).into_iter().filter_map(gid).collect()
+            }
+            Gids::LeaveOut => Vec::new(),
+        },
     })
 }

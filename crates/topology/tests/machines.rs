@@ -256,3 +256,17 @@ fn every_matrix_has_every_nic_once_for_each_location() {
         assert!(resolved.candidates("*").len() == nics.len(), "{machine}");
     }
 }
+
+#[test]
+fn places_are_the_same_without_the_gids() {
+    let mut left_out = 0;
+    for (machine, text) in MACHINES {
+        let tree = Tree::of_text(text);
+        let mut whole = Topology::read(tree.root()).unwrap();
+        for port in whole.rdma_devices.iter_mut().flat_map(|device| &mut device.ports) {
+            left_out += std::mem::take(&mut port.gids).len();
+        }
+        assert_eq!(Topology::read_places(tree.root()).unwrap(), whole, "{machine}");
+    }
+    assert!(left_out > 0);
+}

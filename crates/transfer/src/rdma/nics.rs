@@ -23,7 +23,7 @@ pub(super) fn matrix<'a>(
         Some(file) => PriorityMatrix::read(file),
         None => {
             // A container may hide all of it: then the machine has one node, to which all are near.
-            let topology = Topology::read(SYSFS.as_ref()).unwrap_or_default();
+            let topology = Topology::read_places(SYSFS.as_ref()).unwrap_or_default();
             let addresses = millstream_net::address::local_addresses().unwrap_or_default();
             let nics: Vec<_> = devices.map(|device| nic(device, &topology, &addresses)).collect();
             Ok(topology.priority_matrix(&nics))
