@@ -328,8 +328,9 @@ fn choose_gid(
     let entries: Vec<Entry> = (0..length)
         .filter_map(|index| {
             let index = index as u8;
-            let version_2 = files.gid_is_version_2(index)?;
+            // Most are empty, which the library says at less cost than a file that cannot be read.
             let gid = context.gid(port, index).ok().filter(|gid| *gid != [0; 16])?;
+            let version_2 = files.gid_is_version_2(index)?;
             Some(Entry { index, gid, version_2 })
         })
         .collect();
