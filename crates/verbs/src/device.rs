@@ -61,6 +61,9 @@ pub enum Atomicity {
     Global,
 }
 
+/// What is told when a port begins or ceases to work. It must not wait for the device.
+pub type PortHandler = Box<dyn Fn(bool) + Send + Sync>;
+
 /// An RDMA device. Clones are handles to the same device; it closes with the last handle, region,
 /// queue and queue pair.
 #[derive(Clone)]
@@ -159,6 +162,25 @@ impl Device {
     /// the device has failed.
     pub fn wait_event(&self, timeout: Duration) -> Option<AsyncEvent> {
         either!(&self.device, device => device.wait_event(timeout))
+    }
+
+    /// Has `handler` told, on the device's own thread, when its port ceases to work (`false`), as when
+    /// its link is cut, and when it works again. The first handler counts. A soft device has no port.
+    ///
+    /// What is under way when a port ceases to work is not lost yet: the device tries again until its
+    /// queue pairs give up.
+    pub fn watch_port(&self, handler: PortHandler) {
+        if let Provided::Ibverbs(device) = &self.device {
+            device.watch_port(handler);
+        }
+    }
+
+    /// Whether its port works. That of a soft device always does.
+    pub fn port_works(&self) -> bool {
+        match &self.device {
+            Provided::Soft(_) => true,
+            Provided::Ibverbs(device) => device.port_works(),
+        }
     }
 
     /// Why the device does not work any more, if so.

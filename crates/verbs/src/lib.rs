@@ -49,7 +49,7 @@ mod waiting;
 
 pub use choice::{DeviceChoice, DeviceConfig, DeviceError};
 pub use completion_queue::{CompletionHandler, CompletionQueue};
-pub use device::{Atomicity, Device, DeviceAttributes, OpenError};
+pub use device::{Atomicity, Device, DeviceAttributes, OpenError, PortHandler};
 pub use ibverbs::{IbverbsConfig, IbverbsError};
 pub use memory_region::{MemoryRegion, ProtectionDomain};
 pub use provider::Provider;

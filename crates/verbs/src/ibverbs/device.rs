@@ -15,6 +15,7 @@ use super::events::{Events, Registry};
 use super::gid::{self, Entry, Refusal};
 use super::objects::{self, Channel, Context, DeviceList, Errno};
 use super::{ffi, sysfs};
+use crate::device::PortHandler;
 use crate::{Atomicity, DeviceAttributes};
 
 /// What a device of the system is opened with.
@@ -220,6 +221,14 @@ impl Device {
 
     pub(crate) fn wait_event(&self, timeout: Duration) -> Option<AsyncEvent> {
         self.registry.wait_event(timeout)
+    }
+
+    pub(crate) fn watch_port(&self, handler: PortHandler) {
+        self.registry.watch_port(self.port, handler);
+    }
+
+    pub(crate) fn port_works(&self) -> bool {
+        self.context.port(self.port).is_ok_and(|port| port.state == ffi::PORT_ACTIVE)
     }
 
     pub(crate) fn failure(&self) -> Option<String> {

@@ -16,6 +16,7 @@ use super::lock;
 use super::objects::{self, Channel, Context, DeviceEvent, Errno};
 use super::queue_pair::Pair;
 use super::work::{SHARED, Work};
+use crate::device::PortHandler;
 
 /// Events kept for an application that does not ask for them.
 const MAX_EVENTS: usize = 1024;
@@ -28,6 +29,8 @@ pub(super) struct Registry {
     /// How many shared receive queues there were. Their numbers are not used again.
     shared: AtomicU32,
     events: Mutex<VecDeque<AsyncEvent>>,
+    /// Told when the port of this number begins or ceases to work.
+    port: OnceLock<(u8, PortHandler)>,
     /// There is an event, or the device has failed.
     happened: Condvar,
     failure: OnceLock<String>,
@@ -182,6 +185,7 @@ impl Registry {
                 Happened::Told(AsyncEvent::SharedReceiveLimit(queue))
             }
             DeviceEvent::DeviceFatal => Happened::DeviceFailed,
+            DeviceEvent::Port(number, works) => Happened::PortChanged(number, works),
             DeviceEvent::Other(kind) => {
                 tracing::debug!("event {kind} (of ibv_event_type)");
                 Happened::Nothing
@@ -202,7 +206,23 @@ impl Registry {
                 self.stop_pairs(|pair| pair.takes_from(queue));
             }
             Happened::DeviceFailed => self.fail("the device reported a fatal error".into()),
+            Happened::PortChanged(number, works) => self.port_changed(number, works),
             Happened::Nothing => {}
+        }
+    }
+
+    /// The handler is told of this port's changes from now on. The first one counts.
+    pub(super) fn watch_port(&self, number: u8, handler: PortHandler) {
+        let _ = self.port.set((number, handler));
+    }
+
+    fn port_changed(&self, number: u8, works: bool) {
+        tracing::info!(port = number, works, "a port has changed");
+        if let Some((watched, handler)) = self.port.get()
+            && *watched == number
+            && catch_unwind(AssertUnwindSafe(|| handler(works))).is_err()
+        {
+            self.fail("a port's handler panicked".into());
         }
     }
 
@@ -224,6 +244,8 @@ enum Happened {
     /// By its number.
     SharedReceivesFailed(u32),
     DeviceFailed,
+    /// By its number; whether it works.
+    PortChanged(u8, bool),
     Nothing,
 }
 
@@ -246,6 +268,7 @@ impl Events {
             pairs: Mutex::default(),
             shared: AtomicU32::new(0),
             events: Mutex::default(),
+            port: OnceLock::new(),
             happened: Condvar::new(),
             failure: OnceLock::new(),
             quiet: AtomicBool::new(false),

@@ -141,6 +141,13 @@ impl Fake {
         self.send_event(element, event_type);
     }
 
+    /// Reports something of the port with this number.
+    pub(super) fn port_event(&self, event_type: u32, port: c_int) {
+        let mut element = [0; size_of::<usize>()];
+        element[..size_of::<c_int>()].copy_from_slice(&port.to_ne_bytes());
+        self.send_event(usize::from_ne_bytes(element), event_type);
+    }
+
     /// Reports that the completion queue into which this queue pair's sends complete is broken.
     pub(super) fn queue_error(&self, pair: u32) {
         // SAFETY: both exist, as the test holds them.

@@ -304,6 +304,21 @@ fn an_event_is_of_the_queue_pair_that_it_was_of() {
 }
 
 #[test]
+fn who_watches_a_port_hears_of_its_changes_and_of_no_other_port() {
+    let fake = Fake::open();
+    let (told, hears) = mpsc::channel();
+    fake.device.watch_port(Box::new(move |works| told.send(works).unwrap()));
+    fake.port_event(ffi::EVENT_PORT_ERR, 1);
+    fake.port_event(ffi::EVENT_PORT_ERR, 2);
+    fake.port_event(ffi::EVENT_PORT_ACTIVE, 2);
+    fake.port_event(ffi::EVENT_PORT_ACTIVE, 1);
+    // When this is known, the events before it have been dealt with.
+    fake.event(ffi::EVENT_DEVICE_FATAL, None);
+    fake.wait_for_failure();
+    assert_eq!(hears.try_iter().collect::<Vec<_>>(), [false, true]);
+}
+
+#[test]
 fn an_error_that_is_refused_leaves_failures_to_be_told() {
     let fake = Fake::open();
     let queue = fake.queue();

@@ -138,7 +138,9 @@ pub(super) enum DeviceEvent {
     /// To the shared receive queue with this number: its limit was reached.
     SharedReceivesLimit(u32),
     DeviceFatal,
-    /// What needs no reaction: ports, addresses and connections that change.
+    /// The port with this number works, or does not.
+    Port(u8, bool),
+    /// What needs no reaction: addresses and connections that change.
     Other(u32),
 }
 
@@ -241,6 +243,11 @@ impl Context {
                 }
             }
             ffi::EVENT_DEVICE_FATAL => DeviceEvent::DeviceFatal,
+            ffi::EVENT_PORT_ACTIVE | ffi::EVENT_PORT_ERR => {
+                // SAFETY: for these types the union is the port's number, a C `int`.
+                let number = unsafe { *(&raw const event.element).cast::<c_int>() };
+                DeviceEvent::Port(number as u8, event.event_type == ffi::EVENT_PORT_ACTIVE)
+            }
             other => DeviceEvent::Other(other),
         };
         let found = look_up(what);
