@@ -35,6 +35,15 @@ impl<P: Policy> Flow<P> {
         }
     }
 
+    /// A NIC here works again. Its rails are tried as if they had never failed, and need not wait for the end
+    /// of a pause.
+    pub fn nic_works(&mut self, now: Instant, local_nic: u16) {
+        for rail in self.rails.iter_mut().filter(|rail| rail.spec.local_nic == local_nic) {
+            rail.forgive(now);
+        }
+        self.changed();
+    }
+
     /// The peer refuses the epoch of a connection, since it takes only higher ones than `floor`.
     pub fn rail_refused(&mut self, now: Instant, id: RailId, epoch: u64, floor: u64) {
         if self.is_in(id, epoch, RailState::Connecting) {

@@ -732,6 +732,31 @@ fn a_rail_that_fails_again_and_again_pauses_and_is_tested_by_one_slice() {
 }
 
 #[test]
+fn a_nic_that_works_again_is_not_waited_for() {
+    let mut bench = Bench::with(Config::default(), &[spec(0, Access::Connection)]);
+    bench.submit(write(1, SLICE));
+    while !matches!(bench.rail(0).state(), RailState::Paused(_)) {
+        bench.flow.rail_down(bench.now, RailId(0), bench.rail(0).epoch());
+        bench.poll();
+        let next = bench.flow.poll_timeout().unwrap();
+        if !matches!(bench.rail(0).state(), RailState::Paused(_)) {
+            bench.pass(next);
+        }
+    }
+    bench.connects.clear();
+    let nic = bench.rail(0).spec().local_nic;
+    bench.flow.nic_works(bench.now, nic + 1);
+    bench.poll();
+    assert_eq!(bench.connects, [], "it is another one");
+    bench.flow.nic_works(bench.now, nic);
+    bench.poll();
+    bench.connect_all();
+    let posts = bench.take_posts();
+    bench.complete(posts[0], SliceResult::Done);
+    assert_eq!(bench.flow.tasks(), 0);
+}
+
+#[test]
 fn queues_take_turns_and_do_not_wait_for_each_other() {
     let mut bench = Bench::with(Config::default(), &[spec(0, Access::Connection)]);
     bench.submit(write(1, 100 * SLICE));
