@@ -100,8 +100,8 @@ pub struct RdmaConfig {
     /// does not confirm within 2 s that nothing of it can arrive any more.
     pub patience: Duration,
     /// The acknowledgement timeout of queue pairs as verbs code it: 4.096 us * 2^n, 1 to 31. A peer
-    /// counts as gone after 8 of them: with 16, after 2.1 s. A busy machine may well let a
-    /// process wait for a second.
+    /// counts as gone after 8 of them, or 7 with devices of the system: with 16, after 2.1 s. A busy machine
+    /// may well let a process wait for a second.
     pub acknowledge_timeout: u8,
     /// The most peer NICs that each local device connects to. Fewer where the device's completion
     /// queues do not hold `send_queue_depth` completions for each queue pair.

@@ -4,8 +4,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 
 use millstream_verbs::{
-    Access, Mtu, Psn, Qpn, QueuePair, QueuePairAttributes, QueuePairCapabilities, QueuePairOptions,
-    QueuePairState, encode_rnr_timer,
+    Access, Mtu, Provider, Psn, Qpn, QueuePair, QueuePairAttributes, QueuePairCapabilities,
+    QueuePairOptions, QueuePairState, encode_rnr_timer,
 };
 
 use super::device::LocalDevice;
@@ -15,8 +15,14 @@ use crate::FailureReason;
 /// uses: both sides must agree and do not tell each other.
 const READS: u8 = 16;
 
-/// Retransmissions in a row before a peer counts as gone: the most there is.
-const RETRY_COUNT: u8 = 7;
+/// Retransmissions in a row before a peer counts as gone: the most there is, or one less with devices of
+/// the system, as the kernel's soft-RoCE takes the most for "for ever" (`rxe_completer` in `rxe_comp.c`).
+const fn retry_count(provider: Provider) -> u8 {
+    match provider {
+        Provider::Soft => 7,
+        Provider::Ibverbs => 6,
+    }
+}
 
 /// Nothing here needs receive requests, so a peer that asks to wait does so for other reasons; not
 /// 7, which would be for ever.
@@ -29,6 +35,7 @@ pub(super) const MAX_QUEUE_PAIRS: usize = 16;
 pub(super) struct Unconnected {
     queue_pairs: Vec<QueuePair>,
     start_psn: Vec<Psn>,
+    retry_count: u8,
 }
 
 /// What the peer has said.
@@ -80,7 +87,8 @@ impl Unconnected {
             .iter()
             .map(|queue_pair| Psn::new(random.hash_one(queue_pair.number().value()) as u32))
             .collect();
-        Ok(Self { queue_pairs, start_psn })
+        let retry_count = retry_count(device.device.provider());
+        Ok(Self { queue_pairs, start_psn, retry_count })
     }
 
     /// Their numbers, as the handshake carries them.
@@ -119,7 +127,7 @@ impl Unconnected {
                 state: Some(QueuePairState::ReadyToSend),
                 send_psn: Some(*send_psn),
                 timeout: Some(acknowledge_timeout),
-                retry_count: Some(RETRY_COUNT),
+                retry_count: Some(self.retry_count),
                 rnr_retry: Some(RNR_RETRY),
                 initiator_depth: Some(READS),
                 send_window_bytes,

@@ -104,7 +104,7 @@ pub(super) const ROWS: &[Setting] = &[
         },
         scope: Scope::Rdma,
         meaning: "The acknowledgement timeout of queue pairs as verbs code it: n is 4.096 us * 2^n. \
-                  A peer counts as gone after 8 of them: with 16, after 2.1 s.",
+                  A peer counts as gone after 8 of them, or 7 with devices of the system: with 16, after 2.1 s.",
     },
     Setting {
         key: "rdma.max_endpoints",
