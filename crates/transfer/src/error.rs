@@ -703,13 +703,16 @@ pub enum FailureReason {
     /// There is no path MTU that fits.
     #[error("no path MTU: {0}")]
     PathMtu(String),
+    /// The port of this device here does not work.
+    #[error("the port of {0} here is down: is its link cut?")]
+    PortDown(String),
 }
 
 impl FailureReason {
     /// Whether connecting again may well go better: the peer, or the way to it, did not answer.
     pub(crate) fn may_pass(&self) -> bool {
         match self {
-            Self::PathMtu(_) | Self::Limit(_) => true,
+            Self::PathMtu(_) | Self::Limit(_) | Self::PortDown(_) => true,
             Self::Unreachable(kind) => matches!(
                 **kind,
                 CallErrorKind::Resolve(_)

@@ -26,6 +26,10 @@ impl Peer {
     fn begin_to_connect(&self, rail: RailId, epoch: u64) -> Result<(), FailureReason> {
         let (device, way, config) = (self.device(rail), self.way(rail), &self.shared.config);
         tracing::info!(peer = &*self.name, nic = way.nic.nic, epoch, "connecting");
+        // The system looks for a neighbour for a second, and in vain.
+        if !device.device.port_works() {
+            return Err(device.port_down());
+        }
         let own_mtu = device
             .path_mtu(way.gid.address())
             .map_err(|error| FailureReason::PathMtu(error.to_string()))?;

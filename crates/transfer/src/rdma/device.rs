@@ -11,7 +11,7 @@ use millstream_verbs::{
 
 use super::accepted::Accepted;
 use super::links::Links;
-use crate::{InstallError, RdmaConfig};
+use crate::{FailureReason, InstallError, RdmaConfig};
 
 pub(super) struct LocalDevice {
     pub(super) device: Device,
@@ -59,6 +59,11 @@ impl LocalDevice {
 
     pub(super) fn gid(&self) -> Gid {
         Gid::from_address(self.device.address())
+    }
+
+    /// What becomes of rails whose port here does not work.
+    pub(super) fn port_down(&self) -> FailureReason {
+        FailureReason::PortDown(self.device.name().to_owned())
     }
 
     /// The largest path MTU to a peer.

@@ -160,6 +160,13 @@ impl RdmaTransport {
             timer,
             works: Works::new(),
         });
+        for (index, device) in shared.devices.iter().enumerate() {
+            let timer = Arc::downgrade(&shared.timer);
+            device.device.watch_port(Box::new(move |works| {
+                let peers = timer.upgrade().map(|timer| timer.peers());
+                peers.iter().flatten().for_each(|peer| peer.port_changed(index, works));
+            }));
+        }
         Ok(Self {
             shared,
             accepted,

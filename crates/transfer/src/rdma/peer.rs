@@ -293,6 +293,29 @@ impl Peer {
         self.act(now, state);
     }
 
+    /// The port of one of the devices here has ceased to work, or works again.
+    pub(super) fn port_changed(&self, device: usize, works: bool) {
+        let mut state = self.lock();
+        let now = self.now();
+        if works {
+            state.flow.nic_works(now, device as u16);
+        } else {
+            let ways = self.rails.iter().enumerate().filter(|(_, way)| way.local == device);
+            for (index, _) in ways {
+                let rail = RailId(index as u16);
+                let (epoch, up) = {
+                    let rail = &state.flow.rails()[index];
+                    (rail.epoch(), rail.is_up())
+                };
+                if up {
+                    state.last = Some((rail, self.shared.devices[device].port_down()));
+                    state.flow.rail_down(now, rail, epoch);
+                }
+            }
+        }
+        self.act(now, state);
+    }
+
     /// The peer takes only connections with higher numbers than `floor`.
     pub(super) fn refused(&self, rail: RailId, epoch: u64, floor: u64, reason: FailureReason) {
         let mut state = self.lock();

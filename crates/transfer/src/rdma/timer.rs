@@ -82,6 +82,11 @@ impl Timer {
         state.peers.push(Arc::downgrade(peer));
     }
 
+    /// All peers that are told.
+    pub(super) fn peers(&self) -> Vec<Arc<Peer>> {
+        self.lock().peers.iter().filter_map(Weak::upgrade).collect()
+    }
+
     /// The peer wants to be told then, or not at all.
     pub(super) fn set(&self, due: &Due, at: Option<Instant>) {
         let at = at.map_or(NEVER, Instant::nanos);
