@@ -2,30 +2,21 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod devices;
 pub(crate) mod node;
 
-use std::net::{IpAddr, Ipv4Addr};
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::Duration;
 
 use millstream_transfer::{
     Buffer, Config, Opcode, RdmaConfig, Segment, TransferEngine, TransferRequest,
 };
 
+pub(crate) use devices::address;
+
 /// Longer than anything here takes, unless it hangs.
 pub(crate) const LONG: Duration = Duration::from_secs(60);
 
-/// A loopback address that no other test of this process has, and none of other processes, as long
-/// as their numbers differ in the low 15 bits.
-pub(crate) fn address() -> IpAddr {
-    static NEXT: AtomicU8 = AtomicU8::new(1);
-    let process = std::process::id();
-    let host = NEXT.fetch_add(1, Ordering::Relaxed);
-    assert_ne!(host, 0, "a test process has 255 addresses");
-    Ipv4Addr::new(127, 100 + ((process >> 8) & 0x7f) as u8, process as u8, host).into()
-}
-
-/// An engine with `rdma` over so many soft devices.
+/// An engine with `rdma` over so many devices.
 pub(crate) fn engine(devices: usize) -> TransferEngine {
     let addresses: Vec<_> = (0..devices).map(|_| address()).collect();
     engine_with(RdmaConfig::new(&addresses))
