@@ -51,17 +51,42 @@ pub(crate) fn profiled_millstream() -> Result<PathBuf> {
     }
 }
 
+/// A program of tests.
+pub(crate) struct Tests {
+    /// Its file, without `.rs`.
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+}
+
+/// The programs of a package's folder `tests`.
+pub(crate) fn tests_of(package: &str) -> Result<Vec<Tests>> {
+    let messages = messages(&["test", "--no-run", "--package", package, "--test", "*"])?;
+    Ok(messages.lines().filter_map(tests).collect())
+}
+
+/// The program of tests that one of cargo's messages is about.
+fn tests(message: &str) -> Option<Tests> {
+    let message: Value = serde_json::from_str(message).ok()?;
+    let wanted = message["target"]["kind"][0] == "test";
+    let path = message["executable"].as_str().filter(|_| wanted)?.into();
+    Some(Tests { name: message["target"]["name"].as_str()?.to_owned(), path })
+}
+
 fn example(package: &str, name: &str) -> Result<PathBuf> {
     build(&["build", "--package", package, "--example", name], name)
 }
 
 fn build(arguments: &[&str], target: &str) -> Result<PathBuf> {
-    let mut cargo: Command = process::cargo();
-    let messages = process::output(cargo.args(arguments).arg("--message-format=json"))?;
-    messages
+    messages(arguments)?
         .lines()
         .find_map(|message| executable(message, target))
         .with_context(|| format!("cargo named no executable of {target}"))
+}
+
+/// What cargo says of what it builds.
+fn messages(arguments: &[&str]) -> Result<String> {
+    let mut cargo: Command = process::cargo();
+    process::output(cargo.args(arguments).arg("--message-format=json"))
 }
 
 /// The executable that one of cargo's messages is about, if it is the target's.

@@ -13,6 +13,7 @@ mod lab;
 mod matrix;
 mod relay;
 mod row;
+mod transfer;
 
 use std::cell::Cell;
 use std::path::Path;
@@ -31,6 +32,8 @@ use crate::{install, process, programs};
 
 /// What the rows of the matrix are called while there is no peer to list them.
 const MATRIX: &str = "conformance cases";
+/// And the transfer engine's tests while they are not built.
+const TRANSFER: &str = "transfer engine's tests";
 
 /// For all rows: some five times of what a machine of two cores needs. What hangs ends by limits of
 /// its own; this is for a machine on which everything is slow.
@@ -132,6 +135,7 @@ const REFEREES: [(&str, Referee); 2] = [
 struct Rows {
     conversations: Vec<&'static Row>,
     matrix: Vec<Cases>,
+    transfer: Vec<transfer::Test>,
 }
 
 /// The cases of one of our drivers.
@@ -155,6 +159,7 @@ impl Rows {
         let rows = Self {
             conversations: row::ROWS.iter().filter(|row| wanted(row.name)).collect(),
             matrix: matrix::DRIVERS.into_iter().map(cases).collect::<Result<_>>()?,
+            transfer: transfer::choose(text)?,
         };
         if rows.names().next().is_none() {
             bail!("no row's name contains {text:?}");
@@ -164,7 +169,8 @@ impl Rows {
 
     fn names(&self) -> impl Iterator<Item = &str> {
         let conversations = self.conversations.iter().map(|row| row.name);
-        conversations.chain(self.matrix.iter().flat_map(Cases::names))
+        let transfer = self.transfer.iter().map(|test| test.name.as_str());
+        conversations.chain(self.matrix.iter().flat_map(Cases::names)).chain(transfer)
     }
 }
 
@@ -192,7 +198,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     let reports = match obstacle {
         None => run_rows(options)?,
         Some(reason) => {
-            let names = row::ROWS.iter().map(|row| row.name).chain([MATRIX]);
+            let names = row::ROWS.iter().map(|row| row.name).chain([MATRIX, TRANSFER]);
             let skipped = |name: &str| Report {
                 name: name.to_owned(),
                 outcome: Outcome::Skipped(reason.clone()),
@@ -201,6 +207,11 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             names.map(skipped).collect()
         }
     };
+    if transfer::is_meant(&options.only) {
+        for (test, why) in transfer::not_run()? {
+            println!("not run: {test} ({why})");
+        }
+    }
     summarize(&reports, process::everything_required())
 }
 
@@ -275,6 +286,13 @@ fn run_rows(options: &Options) -> Result<Vec<Report>> {
             for (name, judge) in &cases.referees {
                 report(attempt(name, &logs, |_| judge(&capture)));
             }
+        }
+        if !rows.transfer.is_empty() {
+            let set_up = |stem: &Path| transfer::set_up(&mut guest, stem);
+            report(attempt("transfer, the guest's devices", &logs, set_up));
+        }
+        for test in &rows.transfer {
+            report(attempt(&test.name, &logs, |stem| test.run(&mut guest, stem)));
         }
     }
     if failed.get() {
