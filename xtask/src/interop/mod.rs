@@ -135,7 +135,7 @@ const REFEREES: [(&str, Referee); 2] = [
 struct Rows {
     conversations: Vec<&'static Row>,
     matrix: Vec<Cases>,
-    transfer: Vec<transfer::Test>,
+    transfer: transfer::Tests,
 }
 
 /// The cases of one of our drivers.
@@ -169,7 +169,7 @@ impl Rows {
 
     fn names(&self) -> impl Iterator<Item = &str> {
         let conversations = self.conversations.iter().map(|row| row.name);
-        let transfer = self.transfer.iter().map(|test| test.name.as_str());
+        let transfer = self.transfer.run.iter().map(|test| test.name.as_str());
         conversations.chain(self.matrix.iter().flat_map(Cases::names)).chain(transfer)
     }
 }
@@ -207,11 +207,6 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             names.map(skipped).collect()
         }
     };
-    if transfer::is_meant(&options.only) {
-        for (test, why) in transfer::not_run()? {
-            println!("not run: {test} ({why})");
-        }
-    }
     summarize(&reports, process::everything_required())
 }
 
@@ -287,13 +282,16 @@ fn run_rows(options: &Options) -> Result<Vec<Report>> {
                 report(attempt(name, &logs, |_| judge(&capture)));
             }
         }
-        if !rows.transfer.is_empty() {
+        if !rows.transfer.run.is_empty() {
             let set_up = |stem: &Path| transfer::set_up(&mut guest, stem);
             report(attempt("transfer, the guest's devices", &logs, set_up));
         }
-        for test in &rows.transfer {
+        for test in &rows.transfer.run {
             report(attempt(&test.name, &logs, |stem| test.run(&mut guest, stem)));
         }
+    }
+    for (test, why) in &rows.transfer.not_run {
+        println!("not run: {test} ({why})");
     }
     if failed.get() {
         eprintln!("xtask: what both sides printed, and the packets: {}", logs.display());

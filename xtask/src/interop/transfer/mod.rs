@@ -33,34 +33,33 @@ pub(super) struct Test {
     test: String,
 }
 
+/// What is to be run.
+#[derive(Default)]
+pub(super) struct Tests {
+    pub(super) run: Vec<Test>,
+    /// What is never run here, `FILE::TEST`, each with the reason.
+    pub(super) not_run: Vec<(String, &'static str)>,
+}
+
 /// The tests whose rows' names contain `text`, if it begins as they do; without one, those that are
 /// always run. For others they are not even built.
-pub(super) fn choose(text: &str) -> Result<Vec<Test>> {
-    if !text.is_empty() && !is_meant(text) {
-        return Ok(Vec::new());
+pub(super) fn choose(text: &str) -> Result<Tests> {
+    if !text.is_empty() && !text.starts_with(PREFIX.trim_end_matches(", ")) {
+        return Ok(Tests::default());
     }
     let all = all()?;
     table::check(&all.iter().map(|test| &test.name[PREFIX.len()..]).collect::<Vec<_>>())?;
-    let wanted = |test: &Test| {
+    let mut tests = Tests::default();
+    for test in all {
         let name = &test.name[PREFIX.len()..];
-        match text.is_empty() {
-            true => table::ALWAYS.contains(&name),
-            false => test.name.contains(text) && table::why_not(name).is_none(),
+        match (text.is_empty(), table::why_not(name)) {
+            (true, _) if !table::ALWAYS.contains(&name) => {}
+            (false, _) if !test.name.contains(text) => {}
+            (_, Some(why)) => tests.not_run.push((name.to_owned(), why)),
+            (_, None) => tests.run.push(test),
         }
-    };
-    Ok(all.into_iter().filter(wanted).collect())
-}
-
-/// Tests that are never run here, `FILE::TEST`, each with the reason.
-pub(super) fn not_run() -> Result<Vec<(String, &'static str)>> {
-    let names = all()?.into_iter().map(|test| test.name[PREFIX.len()..].to_owned());
-    let why_not = |name: String| table::why_not(&name).map(|why| (name, why));
-    Ok(names.filter_map(why_not).collect())
-}
-
-/// Whether `text` chooses rows of these.
-pub(super) fn is_meant(text: &str) -> bool {
-    text.starts_with(PREFIX.trim_end_matches(", "))
+    }
+    Ok(tests)
 }
 
 /// All tests of the suite.
