@@ -1,5 +1,6 @@
 //! Segments that are files: of another engine, through both ways to do I/O, and mapped here.
 
+#[path = "../common/mod.rs"]
 mod common;
 
 use std::fs;
