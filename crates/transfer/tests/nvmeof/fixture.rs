@@ -1,0 +1,139 @@
+//! Files, engines that offer them, and processes that say what they want.
+
+use std::fs;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+
+use millstream_metadata::{Frame, Handler, SegmentDesc, Server, ServerConfig};
+use millstream_transfer::{
+    Buffer, Config, FileEngine, FileOptions, NvmeofConfig, Opcode, Segment, TransferEngine,
+    TransferRequest,
+};
+
+use crate::common::address;
+
+/// A folder that is removed with its files.
+pub(crate) struct Folder(pub(crate) PathBuf);
+
+impl Folder {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let name = format!("nvmeof-{}-{number}", std::process::id());
+        // On a disk, if the build is on one: memory has other ways around the page cache.
+        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+        fs::create_dir_all(&folder).unwrap();
+        Self(folder)
+    }
+
+    pub(crate) fn file(&self, name: &str, bytes: &[u8]) -> PathBuf {
+        let path = self.0.join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+pub(crate) fn engine(config: NvmeofConfig) -> TransferEngine {
+    let engine = TransferEngine::new(Config::new(address())).unwrap();
+    engine.install_nvmeof(config).unwrap();
+    engine
+}
+
+pub(crate) fn pair() -> (TransferEngine, TransferEngine) {
+    (engine(NvmeofConfig::default()), engine(NvmeofConfig::default()))
+}
+
+pub(crate) fn writable() -> FileOptions {
+    FileOptions { writable: true, ..FileOptions::default() }
+}
+
+pub(crate) fn request(
+    opcode: Opcode,
+    local: (&Buffer, u64),
+    segment: &Segment,
+    target_offset: u64,
+    length: u64,
+) -> TransferRequest {
+    let source = local.0.address() + local.1;
+    TransferRequest { opcode, source, target: segment.id(), target_offset, length }
+}
+
+/// All ways to do I/O that this machine has.
+pub(crate) fn ways() -> Vec<NvmeofConfig> {
+    let mut ways = Vec::new();
+    for file_engine in [FileEngine::IoUring, FileEngine::Threads] {
+        for direct in [true, false] {
+            let file_engine = Some(file_engine);
+            ways.push(NvmeofConfig { file_engine, direct, ..NvmeofConfig::default() });
+        }
+    }
+    let engine = TransferEngine::new(Config::new(address())).unwrap();
+    if let Err(error) = engine.install_nvmeof(ways[0].clone()) {
+        assert_ne!(std::env::var("MILLSTREAM_REQUIRE").as_deref(), Ok("all"), "{error}");
+        eprintln!("skipped: {error}");
+        ways.drain(..2);
+    }
+    ways
+}
+
+pub(crate) fn descriptor(engine: &TransferEngine, file: &str) -> SegmentDesc {
+    let client = millstream_metadata::Client::default();
+    let query = format!(r#"{{"file":"{file}"}}"#).into_bytes();
+    let peer = engine.name().parse().unwrap();
+    let frame = Frame::new(millstream_metadata::FrameType::Metadata, query);
+    SegmentDesc::from_json(&client.call(&peer, &frame).unwrap().body).unwrap()
+}
+
+/// Answers with a descriptor, whatever is asked.
+pub(crate) struct Says(pub(crate) SegmentDesc);
+
+impl Handler for Says {
+    fn handle(&self, _client: SocketAddr, request: Frame) -> Option<Frame> {
+        Some(Frame::new(request.frame_type, self.0.to_json()))
+    }
+}
+
+/// A process that says this of a file `f`; its segment's name.
+pub(crate) fn says(descriptor: SegmentDesc) -> (Server, String) {
+    let address = SocketAddr::new(address(), 0);
+    let server =
+        Server::start(address, ServerConfig::default(), Arc::new(Says(descriptor))).unwrap();
+    let name = format!("nvmeof/{}/f", server.address());
+    (server, name)
+}
+
+/// A target that does what a thread does with its connections.
+pub(crate) fn fake_target(serve: impl Fn(TcpStream) + Send + 'static) -> (Server, String) {
+    let listener = TcpListener::bind((address(), 0)).unwrap();
+    let place = listener.local_addr().unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            serve(stream.unwrap());
+        }
+    });
+    let text = format!(
+        r#"{{"name":"nvmeof/a:1/f","protocol":"nvmeof","file_target":{{"host":"{}","port":{}}},
+        "buffers":[{{"length":1048576,"file_path":"/f","file_key":"{:032x}"}}]}}"#,
+        place.ip(),
+        place.port(),
+        1
+    );
+    let descriptor = SegmentDesc::from_json(text.as_bytes()).unwrap();
+    let server = Server::start(
+        SocketAddr::new(place.ip(), 0),
+        ServerConfig::default(),
+        Arc::new(Says(descriptor)),
+    );
+    let server = server.unwrap();
+    let name = format!("nvmeof/{}/f", server.address());
+    (server, name)
+}
