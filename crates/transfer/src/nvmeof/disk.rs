@@ -48,6 +48,9 @@ struct State {
     /// Written, and being synced.
     syncing: Vec<Job<Work>>,
     sync_under_way: bool,
+    /// Calls that have failed, and how the last one did.
+    failed_syncs: u64,
+    sync_error: Option<io::Error>,
 }
 
 /// What belongs to an operation.
@@ -58,6 +61,8 @@ pub(super) struct Work {
     id: u64,
     durable: bool,
     direct: bool,
+    /// How many syncs of the file had failed when it began.
+    failed_syncs: u64,
 }
 
 /// Who has operations done.
@@ -224,17 +229,29 @@ impl OpenFile {
                 id: 0,
                 durable: false,
                 direct: false,
+                failed_syncs: 0,
             },
         });
     }
 
     /// A sync has ended.
-    fn synced(self: &Arc<Self>, queue: &JobQueue<Work>, result: &io::Result<()>) {
-        let mut ended = mem::take(&mut self.lock().syncing);
+    ///
+    /// The kernel tells a failure once, and may have dropped any page that was dirty by then. So it is that
+    /// of all WRITEs that had begun, and not only of those that waited for this call.
+    fn synced(self: &Arc<Self>, queue: &JobQueue<Work>, result: io::Result<()>) {
+        let mut state = self.lock();
+        if let Err(error) = result {
+            state.failed_syncs += 1;
+            state.sync_error = Some(error);
+        }
+        let failed_syncs = state.failed_syncs;
+        let error = state.sync_error.as_ref().map(again);
+        let mut ended = mem::take(&mut state.syncing);
+        drop(state);
         for job in ended.drain(..) {
-            let result = match result {
-                Ok(()) => Ok(()),
-                Err(error) => Err(again(error)),
+            let result = match &error {
+                Some(error) if job.payload.failed_syncs < failed_syncs => Err(again(error)),
+                _ => Ok(()),
             };
             end(job, result);
         }
@@ -300,14 +317,16 @@ impl Disk {
             Some(direct) if aligned => (direct, true),
             _ => (&file.cached, false),
         };
-        let work = Work { file: Arc::clone(file), owner: Some(owner), id, durable, direct };
+        let mut state = file.lock();
+        let failed_syncs = state.failed_syncs;
+        let owner = Some(owner);
+        let work = Work { file: Arc::clone(file), owner, id, durable, direct, failed_syncs };
         let operation = match opcode {
             Opcode::Read => FileOperation::Read,
             Opcode::Write => FileOperation::Write,
         };
         let job =
             Job { file: Arc::clone(descriptor), operation, offset, buffer, range, payload: work };
-        let mut state = file.lock();
         state.under_way += 1;
         if state.closed {
             drop(state);
@@ -329,7 +348,7 @@ impl Disk {
 fn done(queue: &JobQueue<Work>, job: Job<Work>, result: io::Result<()>) {
     let file = Arc::clone(&job.payload.file);
     match job.operation {
-        FileOperation::Sync => file.synced(queue, &result),
+        FileOperation::Sync => file.synced(queue, result),
         FileOperation::Read => end(job, result),
         FileOperation::Write => {
             file.written(queue);
@@ -429,6 +448,49 @@ mod tests {
             result.unwrap();
             assert!(!mem::replace(&mut seen[id as usize], true));
         }
+        file.close();
+    }
+
+    /// The kernel tells of a failure once, to whoever syncs next: a WRITE that had begun by then may be lost
+    /// too, though its own sync succeeds.
+    #[test]
+    fn a_failed_sync_is_that_of_all_writes_that_had_begun() {
+        let disk = Disk::start(None).unwrap();
+        let file = file("failed", 1 << 20, false);
+        let (owner, results) = told();
+        let written = |id| {
+            let state = file.lock();
+            let work = Work {
+                file: Arc::clone(&file),
+                owner: Some(Arc::clone(&owner)),
+                id,
+                durable: true,
+                direct: false,
+                failed_syncs: state.failed_syncs,
+            };
+            drop(state);
+            let Operation { offset, buffer, range, .. } = write(id, 0, 4096, true);
+            let operation = FileOperation::Write;
+            let descriptor = Arc::clone(&file.cached);
+            Job { file: descriptor, operation, offset, buffer, range, payload: work }
+        };
+        // A call serves the first WRITE; the second ends before it does.
+        let (first, second) = (written(1), written(2));
+        let mut state = file.lock();
+        state.under_way = 2;
+        state.writing = 1;
+        state.sync_under_way = true;
+        state.syncing.push(first);
+        drop(state);
+        done(disk.io.queue(), second, Ok(()));
+        file.synced(disk.io.queue(), Err(io::Error::from_raw_os_error(5)));
+        for id in [1, 2] {
+            let ended = results.recv_timeout(Duration::from_secs(60)).unwrap();
+            assert_eq!((ended.id, ended.result.unwrap_err().raw_os_error()), (id, Some(5)));
+        }
+        // What begins later has nothing to do with it.
+        disk.begin(&file, Arc::clone(&owner), write(3, 0, 4096, true));
+        results.recv_timeout(Duration::from_secs(60)).unwrap().result.unwrap();
         file.close();
     }
 
