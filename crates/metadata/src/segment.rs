@@ -139,6 +139,14 @@ pub struct BufferDesc {
     /// Who knows this may ask the segment's process to read and write the file ([`FileKey`]).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_key: Option<FileKey>,
+    /// Whether the file is offered for reading only, also to servers that have mapped it.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub file_read_only: bool,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes references")]
+const fn is_false(value: &bool) -> bool {
+    !*value
 }
 
 /// A piece of memory that is longer than a region of a device can be. It is a buffer for each region, or

@@ -32,8 +32,12 @@ pub(super) fn open(
     folders: &[PathBuf],
     direct: bool,
 ) -> OpenFiles {
-    let paths = descriptor.buffers.iter().map(|file| file.local_path_map.get(server)).enumerate();
-    let mapped = paths.filter_map(|(index, path)| Some((index, path?))).take(MAX_FILES);
+    let files = descriptor.buffers.iter().enumerate();
+    let mapped = files
+        .filter_map(|(index, file)| {
+            Some((index, file.local_path_map.get(server)?, !file.file_read_only))
+        })
+        .take(MAX_FILES);
     let check = |path: &Path| {
         let inside =
             |folder: &PathBuf| folder.canonicalize().is_ok_and(|folder| path.starts_with(folder));
@@ -41,16 +45,17 @@ pub(super) fn open(
         let outside = || format!("{path} lies in none of the folders for mapped files");
         folders.iter().any(inside).then_some(()).ok_or_else(outside)
     };
-    let open = |path: &String| {
+    let open = |path: &String, writable| {
         let failed = |error: io::Error| format!("{path}, where it is mapped here: {error}");
         let path = Path::new(path).canonicalize().map_err(failed)?;
         check(&path)?;
-        let file = match OpenFile::open(&path, None, true, direct) {
+        let file = match OpenFile::open(&path, None, writable, direct) {
             Err(error)
-                if matches!(
-                    error.kind(),
-                    io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
-                ) =>
+                if writable
+                    && matches!(
+                        error.kind(),
+                        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem
+                    ) =>
             {
                 OpenFile::open(&path, None, false, direct)
             }
@@ -61,7 +66,7 @@ pub(super) fn open(
         check(&file.real_path().map_err(failed)?)?;
         Ok(Arc::new(file))
     };
-    mapped.map(|(index, path)| (index, open(path))).collect()
+    mapped.map(|(index, path, writable)| (index, open(path, writable))).collect()
 }
 
 /// Does I/O on the files of one segment. Dropping it fails what has not begun.

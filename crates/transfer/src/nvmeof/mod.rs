@@ -205,6 +205,7 @@ impl NvmeofTransport {
                 file_path: Some(file.path.clone()),
                 local_path_map: options.local_path_map,
                 file_key: Some(key),
+                file_read_only: !file.writable,
                 ..BufferDesc::default()
             }],
             file_target: Some(FileTargetDesc { host: self.engine.host.clone(), port: self.port }),

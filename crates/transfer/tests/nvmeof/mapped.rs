@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use millstream_metadata::SegmentDesc;
-use millstream_transfer::{NvmeofConfig, Opcode};
+use millstream_transfer::{FileOptions, NvmeofConfig, Opcode};
 
 use crate::common::{LONG, contents, pattern, private};
 use crate::fixture::{Folder, engine, request, says, ways};
@@ -54,4 +54,35 @@ fn mapped_files_are_opened_here() {
         assert!(text.contains("lies in none of the folders for mapped files"), "{text}");
     }
     assert_eq!(fs::read(&elsewhere).unwrap(), [3; 4096]);
+}
+
+/// Though the file system would let us write it.
+#[test]
+fn what_is_offered_for_reading_is_not_written_where_it_is_mapped() {
+    let folder = Folder::new();
+    let path = folder.file("read-only", &[1; 8192]);
+    let target = engine(NvmeofConfig::default());
+    let options = FileOptions {
+        local_path_map: [("here".to_owned(), path.to_str().unwrap().to_owned())].into(),
+        ..FileOptions::default()
+    };
+    let name = target.register_file(&path, options).unwrap();
+    let initiator = engine(NvmeofConfig {
+        mapped_folders: vec![folder.0.clone()],
+        server_name: Some("here".to_owned()),
+        ..NvmeofConfig::default()
+    });
+    let segment = initiator.open_segment(&name).unwrap();
+    // No process does the I/O.
+    drop(target);
+    let local = private(&initiator, 8192);
+    initiator
+        .submit_and_wait(&[request(Opcode::Read, (&local, 0), &segment, 0, 8192)], LONG)
+        .unwrap();
+    assert_eq!(contents(&local, 0, 8192), [1; 8192]);
+    local.write(0, &[2; 8192]).unwrap();
+    let write = request(Opcode::Write, (&local, 0), &segment, 0, 8192);
+    let text = initiator.submit_and_wait(&[write], LONG).unwrap_err().to_string();
+    assert!(text.contains("it is offered for reading only"), "{text}");
+    assert_eq!(fs::read(&path).unwrap(), [1; 8192]);
 }
