@@ -4,6 +4,7 @@
 //! a container forbids that. Each job owns its buffer while it is under way, and comes back with it.
 
 mod buffer;
+mod progress;
 mod queue;
 mod threads;
 mod uring;
@@ -74,6 +75,8 @@ pub enum FileOperation {
 pub struct Job<T> {
     /// On what.
     pub file: Arc<File>,
+    /// Whether that is around the page cache: [`open_direct`].
+    pub direct: bool,
     /// What.
     pub operation: FileOperation,
     /// Of the first byte in the file.
@@ -208,7 +211,8 @@ mod tests {
 
     fn job(file: &Arc<File>, operation: FileOperation, offset: u64, length: usize) -> Job<usize> {
         let buffer = AlignedBuffer::new(length.next_multiple_of(ALIGNMENT));
-        Job { file: Arc::clone(file), operation, offset, buffer, range: 0..length, payload: 0 }
+        let file = Arc::clone(file);
+        Job { file, direct: false, operation, offset, buffer, range: 0..length, payload: 0 }
     }
 
     #[test]
@@ -260,6 +264,25 @@ mod tests {
         }
     }
 
+    /// Around the page cache less than a block can be had, but not asked for.
+    #[test]
+    fn the_end_of_a_file_within_a_block_is_told_as_such() {
+        let file = file(ALIGNMENT + 100);
+        let direct = match open_direct(&file, true) {
+            Ok(direct) => Arc::new(direct),
+            Err(error) => return eprintln!("skipped: no O_DIRECT here: {error}"),
+        };
+        for engine in ENGINES {
+            let Some((io, results)) = start(engine) else { continue };
+            io.queue().submit(Job {
+                direct: true,
+                ..job(&direct, FileOperation::Read, 0, 2 * ALIGNMENT)
+            });
+            let (_, result) = results.recv_timeout(Duration::from_secs(60)).unwrap();
+            assert_eq!(result.unwrap_err().kind(), io::ErrorKind::UnexpectedEof, "{engine}");
+        }
+    }
+
     #[test]
     fn errors_are_those_of_the_system() {
         for engine in ENGINES {
@@ -289,6 +312,7 @@ mod tests {
         for engine in ENGINES {
             let Some((io, results)) = start(engine) else { continue };
             let mut write = job(&direct, FileOperation::Write, ALIGNMENT as u64, ALIGNMENT);
+            write.direct = true;
             write.buffer.bytes_mut().fill(77);
             io.queue().submit(write);
             results.recv_timeout(Duration::from_secs(60)).unwrap().1.unwrap();

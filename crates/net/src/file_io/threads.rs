@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::{Arc, PoisonError};
 use std::thread::{self, JoinHandle};
 
+use super::progress::advance;
 use super::{FileOperation, Job, JobQueue};
 
 /// So many operations are under way at a time.
@@ -43,12 +44,16 @@ fn work<T>(queue: &JobQueue<T>) {
 }
 
 fn perform<T>(job: &mut Job<T>) -> io::Result<()> {
-    let bytes = job.range.clone();
-    match job.operation {
-        FileOperation::Read => {
-            job.file.read_exact_at(&mut job.buffer.bytes_mut()[bytes], job.offset)
+    let mut done = 0;
+    loop {
+        let (rest, offset) = (job.range.start + done..job.range.end, job.offset + done as u64);
+        let result = match job.operation {
+            FileOperation::Read => job.file.read_at(&mut job.buffer.bytes_mut()[rest], offset),
+            FileOperation::Write => job.file.write_at(&job.buffer.bytes()[rest], offset),
+            FileOperation::Sync => job.file.sync_data().map(|()| 0),
+        };
+        if let Some(result) = advance(job, &mut done, result) {
+            return result;
         }
-        FileOperation::Write => job.file.write_all_at(&job.buffer.bytes()[bytes], job.offset),
-        FileOperation::Sync => job.file.sync_data(),
     }
 }

@@ -8,6 +8,7 @@ use std::thread::{self, JoinHandle};
 
 use io_uring::{IoUring, Probe, opcode, squeue, types};
 
+use super::progress::advance;
 use super::{FileOperation, Job, JobQueue};
 use crate::descriptors::EventDescriptor;
 
@@ -166,24 +167,7 @@ impl<T> Worker<'_, T> {
                 error if error < 0 => Err(io::Error::from_raw_os_error(-error)),
                 count => Ok(count as usize),
             };
-            let result = match (result, job.operation) {
-                (Err(error), _)
-                    if matches!(error.raw_os_error(), Some(libc::EINTR | libc::EAGAIN)) =>
-                {
-                    None
-                }
-                (Err(error), _) => Some(Err(error)),
-                (Ok(_), FileOperation::Sync) => Some(Ok(())),
-                (Ok(0), operation) if !job.range.is_empty() => Some(Err(match operation {
-                    FileOperation::Read => io::ErrorKind::UnexpectedEof.into(),
-                    _ => io::ErrorKind::WriteZero.into(),
-                })),
-                (Ok(count), _) => {
-                    *done += count;
-                    (*done >= job.range.len()).then_some(Ok(()))
-                }
-            };
-            let Some(result) = result else {
+            let Some(result) = advance(job, done, result) else {
                 self.push(slot);
                 continue;
             };

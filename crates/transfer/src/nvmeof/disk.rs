@@ -60,7 +60,6 @@ pub(super) struct Work {
     owner: Option<Arc<dyn Owner>>,
     id: u64,
     durable: bool,
-    direct: bool,
     /// How many syncs of the file had failed when it began.
     failed_syncs: u64,
 }
@@ -195,11 +194,11 @@ impl OpenFile {
         let mut state = self.lock();
         state.writing -= 1;
         while let Some(next) = state.waiting.front() {
-            if state.writing > 0 && state.writing_direct != next.payload.direct {
+            if state.writing > 0 && state.writing_direct != next.direct {
                 return;
             }
             let Some(next) = state.waiting.pop_front() else { return };
-            state.begin_write(next.payload.direct);
+            state.begin_write(next.direct);
             drop(state);
             queue.submit(next);
             state = self.lock();
@@ -219,6 +218,7 @@ impl OpenFile {
         drop(state);
         queue.submit(Job {
             file: Arc::clone(&self.cached),
+            direct: false,
             operation: FileOperation::Sync,
             offset: 0,
             buffer: AlignedBuffer::default(),
@@ -228,7 +228,6 @@ impl OpenFile {
                 owner: None,
                 id: 0,
                 durable: false,
-                direct: false,
                 failed_syncs: 0,
             },
         });
@@ -320,13 +319,13 @@ impl Disk {
         let mut state = file.lock();
         let failed_syncs = state.failed_syncs;
         let owner = Some(owner);
-        let work = Work { file: Arc::clone(file), owner, id, durable, direct, failed_syncs };
+        let payload = Work { file: Arc::clone(file), owner, id, durable, failed_syncs };
         let operation = match opcode {
             Opcode::Read => FileOperation::Read,
             Opcode::Write => FileOperation::Write,
         };
-        let job =
-            Job { file: Arc::clone(descriptor), operation, offset, buffer, range, payload: work };
+        let file_descriptor = Arc::clone(descriptor);
+        let job = Job { file: file_descriptor, direct, operation, offset, buffer, range, payload };
         state.under_way += 1;
         if state.closed {
             drop(state);
@@ -465,14 +464,14 @@ mod tests {
                 owner: Some(Arc::clone(&owner)),
                 id,
                 durable: true,
-                direct: false,
                 failed_syncs: state.failed_syncs,
             };
             drop(state);
             let Operation { offset, buffer, range, .. } = write(id, 0, 4096, true);
             let operation = FileOperation::Write;
             let descriptor = Arc::clone(&file.cached);
-            Job { file: descriptor, operation, offset, buffer, range, payload: work }
+            let direct = false;
+            Job { file: descriptor, direct, operation, offset, buffer, range, payload: work }
         };
         // A call serves the first WRITE; the second ends before it does.
         let (first, second) = (written(1), written(2));
