@@ -95,7 +95,8 @@ pub trait JobsDone<T>: Fn(&JobQueue<T>, Job<T>, io::Result<()>) + Send + Sync + 
 
 impl<T, F: Fn(&JobQueue<T>, Job<T>, io::Result<()>) + Send + Sync + 'static> JobsDone<T> for F {}
 
-/// Does jobs. Dropping it does those that it has taken, and ends its threads.
+/// Does jobs. Dropping it does those that it has taken, and ends its threads: it waits for that, unless
+/// the owner of a job drops it when it is told.
 pub struct FileIo<T: Send + 'static> {
     engine: FileEngine,
     queue: Arc<JobQueue<T>>,
@@ -147,7 +148,12 @@ impl<T: Send + 'static> Drop for FileIo<T> {
     fn drop(&mut self) {
         self.queue.stop();
         let own = std::thread::current().id();
-        for thread in self.threads.drain(..).filter(|thread| thread.thread().id() != own) {
+        // One of them would wait for itself, and each other for the job that this one is at. They end
+        // by themselves.
+        if self.threads.iter().any(|thread| thread.thread().id() == own) {
+            return;
+        }
+        for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
     }
@@ -170,7 +176,7 @@ pub fn open_direct(file: &File, writable: bool) -> io::Result<File> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::sync::{Mutex, mpsc};
     use std::time::Duration;
 
     use super::*;
@@ -261,6 +267,35 @@ mod tests {
             }
             queue.submit(job(&file, FileOperation::Read, 0, 1));
             assert!(results.try_recv().unwrap().1.is_err(), "it has ended");
+        }
+    }
+
+    /// As when the last who has it is told of the end of the last job.
+    #[test]
+    fn it_may_be_dropped_by_who_is_told() {
+        for engine in ENGINES {
+            let Some(probe) = start(engine) else { continue };
+            drop(probe);
+            let (told, ended) = mpsc::channel();
+            let itself: Arc<Mutex<Option<FileIo<usize>>>> = Arc::default();
+            let held = Arc::clone(&itself);
+            let done = move |_: &JobQueue<usize>, _: Job<usize>, result: io::Result<()>| {
+                result.unwrap();
+                let itself = held.lock().unwrap().take();
+                drop(itself);
+                told.send(()).unwrap();
+            };
+            let mut holder = itself.lock().unwrap();
+            let io = FileIo::start(Some(engine), done).unwrap();
+            let queue = Arc::clone(io.queue());
+            *holder = Some(io);
+            drop(holder);
+            queue.submit(job(&file(4096), FileOperation::Read, 0, 4096));
+            ended.recv_timeout(Duration::from_secs(60)).unwrap();
+            // Their threads are the last who have a sender.
+            drop((queue, itself));
+            let end = ended.recv_timeout(Duration::from_secs(60));
+            assert_eq!(end, Err(mpsc::RecvTimeoutError::Disconnected), "{engine}");
         }
     }
 
