@@ -37,8 +37,14 @@ const PERF: Need =
 const ADDR2LINE: Need =
     Need { program: "addr2line", package: "binutils", reason: "says whose code an address is" };
 
+const MKE2FS: Need =
+    Need { program: "mke2fs", package: "e2fsprogs", reason: "makes a file system for a guest" };
+
 /// What `cargo xtask test` needs.
-pub(crate) const FOR_TESTS: &[Need] = &[TSHARK, TCPDUMP, IP, QEMU, ZSH, FISH, DPKG];
+pub(crate) const FOR_TESTS: &[Need] = &[TSHARK, TCPDUMP, IP, QEMU, ZSH, FISH, DPKG, MKE2FS];
+
+/// What `cargo xtask power-cut` needs beside what `interop` does.
+pub(crate) const FOR_POWER_CUT: &[Need] = &[MKE2FS];
 
 /// What `cargo xtask package` needs.
 pub(crate) const FOR_PACKAGE: &[Need] = &[DPKG];

@@ -36,6 +36,10 @@ usage: cargo xtask TASK
       --accel tcg|kvm    how qemu runs the guest (tcg)
       --list             print the rows and stop
       --bench            print figures of our stack beside the kernel's, and run no row
+  power-cut [OPTIONS]  reset a guest that offers files amid WRITEs, and see what is there then (docs/nvmeof.md)
+      --rounds N         resets (3)
+      --seed S           of the moments, and of what the disks' caches lose
+      --lying-disk       its flushes do nothing: this must fail
   campaign [OPTIONS]   run all simulations side by side, from seeds that were not tried before
       --minutes N        for so long (10)
       --runs R           so many of each scenario, in place of --minutes
@@ -85,6 +89,10 @@ fn main() -> ExitCode {
         ("interop", options) => match interop::Options::parse(options) {
             Ok(options) => interop::run(&options),
             Err(error) => return usage(&error.to_string()),
+        },
+        ("power-cut", options) => match interop::power_cut::Options::parse(options) {
+            Ok(options) => interop::power_cut::run(&options),
+            Err(error) => return usage(&format!("{error:#}")),
         },
         ("campaign", options) => match campaign::Options::parse(options) {
             Ok(options) => campaign::run(&options),

@@ -20,6 +20,11 @@ pub(crate) fn relay() -> Result<PathBuf> {
     example("millstream-net", "interop_relay")
 }
 
+/// What writes to a file until its target is gone, and says whether all of it is there.
+pub(crate) fn file_writes() -> Result<PathBuf> {
+    example("millstream-transfer", "file_writes")
+}
+
 /// The test suite of `millstream-verbs`.
 pub(crate) fn suite() -> Result<PathBuf> {
     build(&["test", "--no-run", "--package", "millstream-verbs", "--test", "suite"], "suite")

@@ -21,6 +21,7 @@ const STEPS: &[Step] = &[
     ("doc tests", || process::run(process::cargo().args(["test", "--workspace", "--doc"]))),
     ("models", models),
     ("interop", interop),
+    ("power cut", || interop::power_cut::run(&interop::power_cut::Options::default())),
     ("verbs over packet sockets", verbs_over_packet_sockets),
     ("seeds", campaign::run_of_commit),
     ("tests", tests),

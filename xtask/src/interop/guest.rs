@@ -61,6 +61,17 @@ impl Guest {
     /// Boots the guest in `lab`, at the end of the relay's link. If this process goes away, the lab
     /// ends it.
     pub(super) fn boot(image: &Image, accelerator: &str, lab: &Lab, relay: &Relay) -> Result<Self> {
+        Self::boot_with(image, accelerator, lab, relay, &[])
+    }
+
+    /// The same, with more arguments for qemu.
+    pub(super) fn boot_with(
+        image: &Image,
+        accelerator: &str,
+        lab: &Lab,
+        relay: &Relay,
+        arguments: &[String],
+    ) -> Result<Self> {
         let share = lab.scratch().join("share");
         fs::create_dir(&share)?;
         fs::write(share.join("agent.sh"), AGENT)?;
@@ -87,6 +98,7 @@ impl Guest {
             .arg("-fsdev")
             .arg(format!("local,id=host,path={},security_model=none", share.display()))
             .args(["-device", "virtio-9p-pci,fsdev=host,mount_tag=host"])
+            .args(arguments)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -130,6 +142,13 @@ impl Guest {
                 .with_context(|| format!("cannot copy {}", program.display()))?;
         }
         Ok(name.to_string_lossy().into_owned())
+    }
+
+    /// Resets the machine, as a cut of its power does: its kernel gets to do nothing more.
+    pub(super) fn reset(mut self) {
+        let child = self.child.get_mut();
+        let _ = child.kill();
+        let _ = child.wait();
     }
 
     /// What the guest says of itself, to explain a failure. It needs no network, but a guest that

@@ -9,7 +9,7 @@ folder=$1 init=$2
 packages="busybox-static libibverbs1 ibverbs-providers ibverbs-utils libgcc-s1 iproute2"
 # In load order where no dependency says so; dependencies are added.
 modules="virtio_pci virtio_console virtio_net 9pnet_virtio 9p
-  crc32_generic veth bridge ib_core ib_uverbs rdma_rxe"
+  crc32_generic veth bridge ib_core ib_uverbs rdma_rxe virtio_blk crc32c_generic ext4"
 
 fail() { echo "image: $1" >&2; exit 1; }
 

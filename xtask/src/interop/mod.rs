@@ -11,7 +11,7 @@ mod guest;
 mod image;
 mod lab;
 mod matrix;
-mod power_cut;
+pub(crate) mod power_cut;
 mod relay;
 mod row;
 mod transfer;
