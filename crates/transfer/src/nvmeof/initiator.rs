@@ -5,17 +5,17 @@
 //! means that it is gone.
 
 use std::io;
-use std::mem;
 use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::AsFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use millstream_net::stream::{Readiness, wait_for_stream};
 
-use super::flow::{Entry, Flow, Part};
+use super::flow::{Entry, Part};
 use super::protocol::{Hello, Outcome, Request};
+use super::queue::{Queue, no_thread};
 use super::receiving::{ReceiveError, Receiving};
 use super::sending::{LOOK, send_all, send_write};
 use crate::task::EndedTasks;
@@ -43,13 +43,11 @@ pub(super) struct Shared {
     host: String,
     port: u16,
     patience: Patience,
-    state: Mutex<State>,
-    changed: Condvar,
+    queue: Queue<Own>,
 }
 
 #[derive(Default)]
-struct State {
-    flow: Flow,
+struct Own {
     /// Since when something is under way.
     busy_since: Option<Instant>,
     stream: Option<Arc<TcpStream>>,
@@ -57,67 +55,32 @@ struct State {
     lost: Option<String>,
     /// Whether a reply has come over it.
     answered: bool,
-    /// Whether the thread that sends waits for more.
-    waiting: bool,
-    stopping: bool,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Link {
     pub(super) fn new(host: &str, port: u16, patience: Patience) -> Self {
-        let shared = Shared {
-            host: host.to_owned(),
-            port,
-            patience,
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        };
-        Self { shared: Arc::new(shared) }
+        let (host, queue) = (host.to_owned(), Queue::default());
+        Self { shared: Arc::new(Shared { host, port, patience, queue }) }
     }
 
     /// Begins to do these tasks.
     pub(super) fn submit(&self, entry: Entry) {
-        let mut state = self.shared.lock();
-        if state.stopping {
-            drop(state);
-            return entry.fail(&FailureReason::ShutDown);
-        }
-        if state.thread.is_none() {
-            let shared = Arc::clone(&self.shared);
-            let thread = thread::Builder::new().name("file requests".to_owned());
-            match thread.spawn(move || shared.work()) {
-                Ok(thread) => state.thread = Some(thread),
-                Err(error) => {
-                    drop(state);
-                    let text = format!("cannot start a thread: {error}: raise its limit");
-                    return entry.fail(&FailureReason::File(text.into()));
-                }
-            }
-        }
-        state.flow.push(entry);
-        self.shared.wake(state);
+        let shared = Arc::clone(&self.shared);
+        self.shared.queue.submit(entry, "file requests", move || shared.work());
     }
 
     /// Whether it has nothing to do.
     pub(super) fn is_at_rest(&self) -> bool {
-        let state = self.shared.lock();
-        state.flow.has_nothing_to_begin() && state.flow.is_at_rest()
+        self.shared.queue.is_at_rest()
     }
 
     /// Ends it. What is under way fails.
     pub(super) fn stop(&self) {
-        let mut state = self.shared.lock();
-        state.stopping = true;
-        if let Some(stream) = &state.stream {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-        let thread = state.thread.take();
-        self.shared.wake(state);
-        if let Some(thread) = thread
-            && thread.thread().id() != thread::current().id()
-        {
-            let _ = thread.join();
-        }
+        self.shared.queue.stop(|own| {
+            if let Some(stream) = &own.stream {
+                let _ = stream.shutdown(Shutdown::Both);
+            }
+        });
     }
 }
 
@@ -128,31 +91,13 @@ impl Drop for Link {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Lets the thread that sends look, if it waits.
-    fn wake(&self, mut state: MutexGuard<'_, State>) {
-        let waiting = mem::take(&mut state.waiting);
-        drop(state);
-        if waiting {
-            self.changed.notify_all();
-        }
-    }
-
-    fn wait<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        state.waiting = true;
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn fail(&self, text: &str) {
         let text = format!("{text} (target {}:{})", self.host, self.port);
         self.fail_for(&FailureReason::File(text.into()));
     }
 
     fn fail_for(&self, reason: &FailureReason) {
-        let rest = self.lock().flow.take();
+        let rest = self.queue.lock().flow.take();
         rest.fail(reason);
     }
 
@@ -160,9 +105,9 @@ impl Shared {
     fn work(self: Arc<Self>) {
         let mut unanswered = 0;
         loop {
-            let mut state = self.lock();
+            let mut state = self.queue.lock();
             while state.flow.has_nothing_to_begin() && !state.stopping {
-                state = self.wait(state);
+                state = self.queue.wait(state, None);
             }
             let stopping = state.stopping;
             drop(state);
@@ -176,19 +121,19 @@ impl Shared {
                     continue;
                 }
             };
-            let mut state = self.lock();
+            let mut state = self.queue.lock();
             if state.stopping {
                 continue;
             }
-            state.stream = Some(Arc::clone(&stream));
-            (state.lost, state.answered, state.busy_since) = (None, false, None);
+            state.own.stream = Some(Arc::clone(&stream));
+            (state.own.lost, state.own.answered, state.own.busy_since) = (None, false, None);
             drop(state);
             let ended = self.converse(&stream);
-            let mut state = self.lock();
-            state.stream = None;
-            let text = state.lost.take().unwrap_or(ended);
+            let mut state = self.queue.lock();
+            state.own.stream = None;
+            let text = state.own.lost.take().unwrap_or(ended);
             // What has not begun is not harmed; but one that never answers is not asked for ever.
-            unanswered = if state.answered { 0 } else { unanswered + 1 };
+            unanswered = if state.own.answered { 0 } else { unanswered + 1 };
             let harmless = state.flow.is_at_rest() && unanswered < 2;
             let stopping = state.stopping;
             drop(state);
@@ -208,7 +153,7 @@ impl Shared {
         let deadline = Instant::now() + self.patience.connect;
         for address in addresses {
             let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() || self.lock().stopping {
+            if left.is_zero() || self.queue.lock().stopping {
                 break;
             }
             match TcpStream::connect_timeout(&address, left) {
@@ -233,7 +178,7 @@ impl Shared {
         };
         let receiver = match receiver {
             Ok(receiver) => receiver,
-            Err(error) => return format!("cannot start a thread: {error}: raise its limit"),
+            Err(error) => return no_thread(&error),
         };
         let ended = self.send(stream);
         let _ = stream.shutdown(Shutdown::Both);
@@ -250,9 +195,9 @@ impl Shared {
         let mut parts: Vec<Part> = Vec::with_capacity(BURST);
         let mut headers: Vec<u8> = Vec::with_capacity(BURST * Request::LENGTH);
         loop {
-            let mut state = self.lock();
+            let mut state = self.queue.lock();
             loop {
-                if state.stopping || state.lost.is_some() {
+                if state.stopping || state.own.lost.is_some() {
                     return Ok(());
                 }
                 while parts.len() < BURST
@@ -263,9 +208,9 @@ impl Shared {
                 if !parts.is_empty() {
                     break;
                 }
-                state = self.wait(state);
+                state = self.queue.wait(state, None);
             }
-            state.busy_since.get_or_insert_with(Instant::now);
+            state.own.busy_since.get_or_insert_with(Instant::now);
             drop(state);
             for part in parts.drain(..) {
                 let Part { id, opcode, durable, key, offset, length, .. } = part;
@@ -288,19 +233,19 @@ impl Shared {
 
     /// The part that a reply is to, if it is under way.
     pub(super) fn answered(&self, id: u64) -> Option<Part> {
-        let mut state = self.lock();
-        state.answered = true;
+        let mut state = self.queue.lock();
+        state.own.answered = true;
         state.flow.part(id).cloned()
     }
 
     /// A part has ended.
     pub(super) fn end(&self, id: u64, outcome: Outcome, tasks: &mut EndedTasks) {
-        let mut state = self.lock();
+        let mut state = self.queue.lock();
         let ended = state.flow.end(id, outcome);
         if state.flow.is_at_rest() {
-            state.busy_since = None;
+            state.own.busy_since = None;
         }
-        self.wake(state);
+        self.queue.wake(state);
         if let Some(group) = ended {
             group.tell(tasks);
         }
@@ -310,9 +255,9 @@ impl Shared {
     fn receive(&self, stream: &TcpStream) {
         let Err(text) = self.try_receive(stream);
         tracing::debug!(host = self.host, port = self.port, text, "connection for files ended");
-        let mut state = self.lock();
-        state.lost.get_or_insert(text);
-        self.wake(state);
+        let mut state = self.queue.lock();
+        state.own.lost.get_or_insert(text);
+        self.queue.wake(state);
         // The other thread may be sending.
         let _ = stream.shutdown(Shutdown::Both);
     }
@@ -349,7 +294,7 @@ impl Shared {
     }
 
     fn check_silence(&self, heard: Instant) -> Result<(), String> {
-        let Some(since) = self.lock().busy_since else { return Ok(()) };
+        let Some(since) = self.queue.lock().own.busy_since else { return Ok(()) };
         if since.max(heard).elapsed() < self.patience.silence {
             return Ok(());
         }

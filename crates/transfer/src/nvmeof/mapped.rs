@@ -3,15 +3,15 @@
 use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::Arc;
 
 use millstream_metadata::SegmentDesc;
 use millstream_net::file_io::AlignedBuffer;
 
 use super::disk::{Disk, Ended, OpenFile, Operation, Owner};
-use super::flow::{Entry, Flow, Part};
+use super::flow::{Entry, Part};
 use super::protocol::{MAX_LENGTH, Outcome};
+use super::queue::Queue;
 use crate::task::EndedTasks;
 use crate::{FailureReason, Opcode};
 
@@ -77,27 +77,18 @@ pub(super) struct Mapped {
 struct Shared {
     disk: Arc<Disk>,
     files: OpenFiles,
-    state: Mutex<State>,
-    changed: Condvar,
+    queue: Queue<Own>,
 }
 
 #[derive(Default)]
-struct State {
-    flow: Flow,
+struct Own {
     buffers: Vec<AlignedBuffer>,
     under_way: usize,
-    stopping: bool,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Mapped {
     pub(super) fn new(disk: &Arc<Disk>, files: OpenFiles) -> Self {
-        let shared = Shared {
-            disk: Arc::clone(disk),
-            files,
-            state: Mutex::default(),
-            changed: Condvar::new(),
-        };
+        let shared = Shared { disk: Arc::clone(disk), files, queue: Queue::default() };
         Self { shared: Arc::new(shared) }
     }
 
@@ -108,46 +99,18 @@ impl Mapped {
 
     /// Begins to do these tasks.
     pub(super) fn submit(&self, entry: Entry) {
-        let mut state = self.shared.lock();
-        if state.stopping {
-            drop(state);
-            return entry.fail(&FailureReason::ShutDown);
-        }
-        if state.thread.is_none() {
-            let shared = Arc::clone(&self.shared);
-            let thread = thread::Builder::new().name("mapped files".to_owned());
-            match thread.spawn(move || shared.work()) {
-                Ok(thread) => state.thread = Some(thread),
-                Err(error) => {
-                    drop(state);
-                    let text = format!("cannot start a thread: {error}: raise its limit");
-                    return entry.fail(&FailureReason::File(text.into()));
-                }
-            }
-        }
-        state.flow.push(entry);
-        drop(state);
-        self.shared.changed.notify_all();
+        let shared = Arc::clone(&self.shared);
+        self.shared.queue.submit(entry, "mapped files", move || shared.work());
     }
 
     /// Whether it has nothing to do.
     pub(super) fn is_at_rest(&self) -> bool {
-        let state = self.shared.lock();
-        state.flow.has_nothing_to_begin() && state.flow.is_at_rest()
+        self.shared.queue.is_at_rest()
     }
 
     /// Ends it. What has begun ends, and the rest fails.
     pub(super) fn stop(&self) {
-        let mut state = self.shared.lock();
-        state.stopping = true;
-        let thread = state.thread.take();
-        drop(state);
-        self.shared.changed.notify_all();
-        if let Some(thread) = thread
-            && thread.thread().id() != thread::current().id()
-        {
-            let _ = thread.join();
-        }
+        self.shared.queue.stop(|_| ());
     }
 }
 
@@ -158,32 +121,28 @@ impl Drop for Mapped {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn work(self: Arc<Self>) {
-        let mut state = self.lock();
+        let mut state = self.queue.lock();
         loop {
             if state.stopping {
                 // What has begun ends.
-                while state.under_way > 0 {
-                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                while state.own.under_way > 0 {
+                    state = self.queue.wait(state, None);
                 }
                 let rest = state.flow.take();
                 drop(state);
                 return rest.fail(&FailureReason::ShutDown);
             }
             let Some(part) = state.flow.begin(BUFFERS) else {
-                state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                state = self.queue.wait(state, None);
                 continue;
             };
-            state.under_way += 1;
-            let buffer = state.buffers.pop();
+            state.own.under_way += 1;
+            let buffer = state.own.buffers.pop();
             drop(state);
             let buffer = buffer.unwrap_or_else(|| AlignedBuffer::new(MAX_LENGTH as usize));
             self.begin(part, buffer);
-            state = self.lock();
+            state = self.queue.lock();
         }
     }
 
@@ -213,15 +172,14 @@ impl Shared {
     }
 
     fn end(&self, id: u64, outcome: Outcome, buffer: AlignedBuffer) {
-        let mut state = self.lock();
+        let mut state = self.queue.lock();
         let ended = state.flow.end(id, outcome);
-        state.buffers.push(buffer);
-        state.under_way -= 1;
-        drop(state);
+        state.own.buffers.push(buffer);
+        state.own.under_way -= 1;
+        self.queue.wake(state);
         if let Some(group) = ended {
             group.tell(&mut EndedTasks::default());
         }
-        self.changed.notify_all();
     }
 }
 
@@ -230,7 +188,7 @@ impl Owner for Shared {
         let Ended { opcode, id, buffer, range, result } = ended;
         let mut outcome = result.map_or_else(|error| Outcome::of(&error), |()| Outcome::Done);
         if opcode == Opcode::Read && outcome == Outcome::Done {
-            let part = self.lock().flow.part(id).cloned();
+            let part = self.queue.lock().flow.part(id).cloned();
             let copied = part.is_some_and(|part| {
                 let inside = part.local.enter();
                 inside.is_some_and(|inside| inside.copy_in(part.address, &buffer.bytes()[range]))

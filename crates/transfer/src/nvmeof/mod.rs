@@ -9,6 +9,7 @@ mod flow;
 mod initiator;
 mod mapped;
 mod protocol;
+mod queue;
 mod receiving;
 mod sending;
 mod target;
