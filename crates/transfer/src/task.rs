@@ -43,6 +43,8 @@ pub(crate) struct Task {
     given_away: AtomicBool,
     /// It was to be ended before it had an owner.
     end_wanted: AtomicBool,
+    /// Who does it gives up what was claimed of it when it is to end.
+    can_be_given_up: AtomicBool,
     /// Its owner has begun to do it.
     begun: AtomicBool,
     target_undefined: AtomicBool,
@@ -219,6 +221,13 @@ impl Task {
         slices - self.next.swap(slices, Ordering::Relaxed).min(slices)
     }
 
+    /// Lets it end with this state whatever becomes of its slices; whether nothing else was decided.
+    fn end_claimed(&self, state: TransferState) -> bool {
+        let undecided = self.state.load(Ordering::Acquire) == 0;
+        let (as_it_is, early) = (Ordering::Relaxed, state as u8);
+        undecided && self.end_as.compare_exchange(0, early, as_it_is, as_it_is).is_ok()
+    }
+
     /// So many slices have ended; whether the task has. Then the batch must be told.
     fn end_slices(&self, slices: u64) -> bool {
         // Release what this thread has written before, the error above all; the last to come here
@@ -344,7 +353,43 @@ impl TaskHandle {
             return owner.upgrade().is_some_and(|owner| owner.cancel(*name));
         }
         // One that is being given to its owner just now is ended by that.
-        self.end_rest(TransferState::Canceled) || self.task().is_given_away()
+        let ends = self.end_rest(TransferState::Canceled) || self.task().is_given_away();
+        let can = self.task().can_be_given_up.load(Ordering::Relaxed);
+        ends || (can && self.task().end_claimed(TransferState::Canceled))
+    }
+
+    /// Says that who does it looks whether it [is to end early](Self::ends_early), and gives up what it has
+    /// claimed then.
+    pub(crate) fn can_be_given_up(&self) {
+        self.task().can_be_given_up.store(true, Ordering::Relaxed);
+    }
+
+    /// When its time is over, if ever.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.task().deadline.get().copied()
+    }
+
+    /// Whether it is to end though not all of it was done: it was canceled, or its time is over.
+    pub(crate) fn ends_early(&self) -> bool {
+        if self.is_late() {
+            self.task().end_claimed(TransferState::Timeout);
+            self.end_rest(TransferState::Timeout);
+        }
+        self.task().end_as.load(Ordering::Relaxed) != 0
+    }
+
+    /// So many slices that were claimed were given up, as it ends early. Some of them may yet arrive where
+    /// the target's range is `undefined` by that.
+    pub(crate) fn slices_given_up(&self, slices: u64, undefined: bool) {
+        if undefined {
+            self.target_is_undefined();
+        }
+        self.finish(slices + self.task().stop());
+    }
+
+    /// What its target holds is undefined.
+    pub(crate) fn target_is_undefined(&self) {
+        self.task().target_undefined.store(true, Ordering::Relaxed);
     }
 
     /// Whether it has several pieces.

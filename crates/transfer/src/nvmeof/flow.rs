@@ -3,8 +3,13 @@
 //! Slices that follow each other are claimed in *groups*, and a group is moved in one or several *parts*,
 //! requests of limited length. A group counts when all its parts have ended.
 
+mod overdue;
+
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::time::Instant;
+
+pub(super) use self::overdue::stuck;
 
 use millstream_metadata::{BufferDesc, SegmentDesc};
 
@@ -56,6 +61,8 @@ struct Group {
     begun: bool,
     /// Why one of them was not done.
     failed: Option<Outcome>,
+    /// Since when its task is to end whatever becomes of it.
+    unwanted: Option<Instant>,
 }
 
 /// A request.
@@ -74,6 +81,11 @@ pub(super) struct Part {
     /// Of the first byte in the file.
     pub(super) offset: u64,
     pub(super) length: u32,
+    begun: Instant,
+    /// Somebody is at its local memory.
+    in_use: bool,
+    /// Its group has ended without it: it is there until the target has answered.
+    pub(super) given_up: bool,
 }
 
 /// What waits and what is under way, to one target. Its user has the lock.
@@ -86,6 +98,8 @@ pub(super) struct Flow {
     current: Option<(usize, WideSlice)>,
     bytes: u64,
     serial: u64,
+    /// No deadline is earlier, if there is any.
+    earliest: Option<Instant>,
 }
 
 /// All that a flow had.
@@ -96,7 +110,11 @@ pub(super) struct Rest {
 
 /// A group that has ended, to be told without the lock.
 #[must_use]
-pub(super) struct EndedGroup(Group);
+pub(super) struct EndedGroup {
+    group: Group,
+    /// Not all of its parts have ended.
+    parts_left: bool,
+}
 
 impl Entry {
     pub(super) fn new(batch: &Arc<BatchShared>, run: &Run) -> Self {
@@ -132,6 +150,7 @@ impl Entry {
                 several
             };
             if let Some((slice, slices)) = claimed {
+                task.can_be_given_up();
                 return Some(Group {
                     ends: self.ends.clone(),
                     opcode: task.opcode(),
@@ -142,10 +161,16 @@ impl Entry {
                     parts: 0,
                     begun: false,
                     failed: None,
+                    unwanted: None,
                 });
             }
         }
         None
+    }
+
+    /// Of its tasks, which were submitted at a time.
+    fn deadline(&self) -> Option<Instant> {
+        TaskHandle { batch: Arc::clone(&self.batch), index: self.next.min(self.end - 1) }.deadline()
     }
 
     /// Nothing of it is done any more.
@@ -200,6 +225,7 @@ impl Ends {
 impl Flow {
     /// Takes tasks to do.
     pub(super) fn push(&mut self, entry: Entry) {
+        self.earliest = self.earliest.into_iter().chain(entry.deadline()).min();
         self.queue.push_back(entry);
     }
 
@@ -238,6 +264,9 @@ impl Flow {
             address: rest.source,
             offset: rest.target - file.addr,
             length: length as u32,
+            begun: Instant::now(),
+            in_use: false,
+            given_up: false,
         };
         group.parts += 1;
         group.begun = left == 0;
@@ -273,11 +302,18 @@ impl Flow {
         self.part(id)?;
         let part = self.parts.remove((id & 0xff) as usize)?;
         self.bytes -= u64::from(part.length);
+        if part.given_up {
+            return None;
+        }
         let group = self.groups.at(part.group)?;
         group.parts -= 1;
         if outcome != Outcome::Done {
-            // The first one is told.
-            group.failed.get_or_insert(outcome);
+            if outcome == Outcome::Abandoned && group.handle().ends_early() {
+                group.unwanted.get_or_insert_with(Instant::now);
+            } else {
+                // The first one is told.
+                group.failed.get_or_insert(outcome);
+            }
             if let Some((index, _)) = self.current
                 && index == part.group
             {
@@ -287,7 +323,18 @@ impl Flow {
             }
         }
         let over = group.parts == 0 && group.begun;
-        if over { self.groups.remove(part.group).map(EndedGroup) } else { None }
+        if !over {
+            return None;
+        }
+        let group = self.groups.remove(part.group)?;
+        Some(EndedGroup { group, parts_left: false })
+    }
+
+    /// Forgets what was given up: its connection has ended. To be called when nothing else is under way.
+    pub(super) fn forget_given_up(&mut self) {
+        debug_assert!(self.is_at_rest());
+        self.parts = Slots::default();
+        self.bytes = 0;
     }
 
     /// Takes all that there is.
@@ -304,6 +351,9 @@ impl Rest {
     pub(super) fn fail(self, reason: &FailureReason) {
         for group in self.groups {
             group.ends.segment.mark_stale();
+            if group.opcode == Opcode::Write {
+                group.handle().target_is_undefined();
+            }
             let reason = match (reason, group.opcode) {
                 (FailureReason::File(text), Opcode::Write) => {
                     let text = format!("{text}; what the file holds there is undefined");
@@ -323,10 +373,17 @@ impl Rest {
 impl EndedGroup {
     /// Tells its task.
     pub(super) fn tell(self, ended: &mut EndedTasks) {
-        let group = self.0;
+        let Self { group, parts_left } = self;
+        let writing_left = parts_left && group.opcode == Opcode::Write;
         let Some(outcome) = group.failed else {
+            if group.unwanted.is_some() {
+                return group.handle().slices_given_up(group.slices, writing_left);
+            }
             return ended.slices_done(&group.batch, group.task, group.slices, group.slice.length);
         };
+        if writing_left {
+            group.handle().target_is_undefined();
+        }
         if matches!(outcome, Outcome::UnknownFile | Outcome::OutOfRange) {
             group.ends.segment.mark_stale();
         }
@@ -335,8 +392,12 @@ impl EndedGroup {
 }
 
 impl Group {
+    fn handle(&self) -> TaskHandle {
+        TaskHandle { batch: Arc::clone(&self.batch), index: self.task }
+    }
+
     fn fail(&self, reason: &FailureReason) {
-        let task = TaskHandle { batch: Arc::clone(&self.batch), index: self.task };
+        let task = self.handle();
         // Other slices may have ended as badly.
         let whole = task.whole();
         let place = self.ends.place(whole.target, whole.length);
@@ -361,6 +422,13 @@ fn failure(opcode: Opcode, outcome: Outcome) -> FailureReason {
             .to_owned(),
         Outcome::Abandoned => return FailureReason::Unregistered,
         Outcome::ShutDown | Outcome::Done => return FailureReason::ShutDown,
+        Outcome::Hung(limit) => {
+            let undefined = match opcode {
+                Opcode::Write => "; what the file holds there is undefined",
+                Opcode::Read => "",
+            };
+            format!("its device has not answered for {limit:?}: see whether it is well{undefined}")
+        }
         Outcome::System(errno) => {
             let remedy = match errno {
                 ENOSPC | EDQUOT => "make room on its file system",

@@ -13,11 +13,11 @@ use std::time::{Duration, Instant};
 
 use millstream_net::stream::{Readiness, wait_for_stream};
 
-use super::flow::{Entry, Part};
+use super::flow::{Entry, Part, stuck};
 use super::protocol::{Hello, Outcome, Request};
 use super::queue::{Queue, no_thread};
 use super::receiving::{ReceiveError, Receiving};
-use super::sending::{LOOK, send_all, send_write};
+use super::sending::{send_all, send_write};
 use crate::task::EndedTasks;
 use crate::{FailureReason, Opcode};
 
@@ -32,6 +32,8 @@ const STAGE: usize = 64 << 10;
 pub(super) struct Patience {
     pub(super) connect: Duration,
     pub(super) silence: Duration,
+    /// For a device.
+    pub(super) io: Duration,
 }
 
 /// A link to a target. Dropping it fails what is under way.
@@ -136,6 +138,9 @@ impl Shared {
             unanswered = if state.own.answered { 0 } else { unanswered + 1 };
             let harmless = state.flow.is_at_rest() && unanswered < 2;
             let stopping = state.stopping;
+            if state.flow.is_at_rest() {
+                state.flow.forget_given_up();
+            }
             drop(state);
             if !harmless && !stopping {
                 self.fail(&text);
@@ -218,7 +223,7 @@ impl Shared {
                 headers.extend_from_slice(&header);
                 if opcode == Opcode::Write {
                     // The headers of READs before it go with it.
-                    if !send_write(stream, &headers, &part)? {
+                    if !self.send_write(stream, &headers, &part)? {
                         headers.truncate(headers.len() - Request::LENGTH);
                         self.end(id, Outcome::Abandoned, &mut EndedTasks::default());
                         continue;
@@ -229,6 +234,17 @@ impl Shared {
             send_all(stream, &headers)?;
             headers.clear();
         }
+    }
+
+    /// Sends a WRITE, as long as it is wanted.
+    fn send_write(&self, stream: &TcpStream, headers: &[u8], part: &Part) -> io::Result<bool> {
+        if !self.queue.lock().flow.enter(part.id) {
+            return Ok(false);
+        }
+        let wanted = || self.queue.lock().flow.is_wanted(part.id);
+        let sent = send_write(stream, headers, part, wanted);
+        self.queue.lock().flow.leave(part.id);
+        sent
     }
 
     /// The part that a reply is to, if it is under way.
@@ -266,7 +282,12 @@ impl Shared {
         let mut stage = vec![0; STAGE];
         let mut receiving = Receiving::new(self);
         let mut heard = Instant::now();
+        let mut next_look = heard;
         loop {
+            let now = Instant::now();
+            if now >= next_look {
+                next_look = now + self.look_after(&mut receiving, now)?;
+            }
             match receiving.receive(stream, &mut stage) {
                 Ok(0) => {
                     return Err(
@@ -278,7 +299,8 @@ impl Shared {
                 Err(ReceiveError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => {
                     // Whoever waits for these is told before we sleep.
                     receiving.tell();
-                    let ready = wait_for_stream(stream.as_fd(), Readiness::Readable, LOOK);
+                    let left = next_look.saturating_duration_since(Instant::now());
+                    let ready = wait_for_stream(stream.as_fd(), Readiness::Readable, left);
                     if !ready.map_err(|error| error.to_string())? {
                         self.check_silence(heard)?;
                     }
@@ -291,6 +313,24 @@ impl Shared {
                 }
             }
         }
+    }
+
+    /// Ends what is not to be waited for any more, and says when to look again.
+    fn look_after(&self, receiving: &mut Receiving<'_>, now: Instant) -> Result<Duration, String> {
+        let mut state = self.queue.lock();
+        let overdue = state.flow.look_after(now, self.patience.io);
+        let is_stuck = state.flow.is_stuck(now, usize::MAX, self.patience.io);
+        let next = state.flow.next_look(now);
+        drop(state);
+        // Before their tasks are told.
+        receiving.look();
+        overdue.tell();
+        if is_stuck { Err(stuck(self.patience.io)) } else { Ok(next) }
+    }
+
+    /// Whether the data that comes for a part is to be kept.
+    pub(super) fn is_wanted(&self, id: u64) -> bool {
+        self.queue.lock().flow.is_wanted(id)
     }
 
     fn check_silence(&self, heard: Instant) -> Result<(), String> {

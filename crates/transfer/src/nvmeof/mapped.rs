@@ -4,12 +4,13 @@ use std::collections::HashMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use millstream_metadata::SegmentDesc;
 use millstream_net::file_io::AlignedBuffer;
 
 use super::disk::{Disk, Ended, OpenFile, Operation, Owner};
-use super::flow::{Entry, Part};
+use super::flow::{Entry, Part, stuck};
 use super::protocol::{MAX_LENGTH, Outcome};
 use super::queue::Queue;
 use crate::task::EndedTasks;
@@ -77,6 +78,8 @@ pub(super) struct Mapped {
 struct Shared {
     disk: Arc<Disk>,
     files: OpenFiles,
+    /// For a device.
+    io_timeout: Duration,
     queue: Queue<Own>,
 }
 
@@ -87,8 +90,8 @@ struct Own {
 }
 
 impl Mapped {
-    pub(super) fn new(disk: &Arc<Disk>, files: OpenFiles) -> Self {
-        let shared = Shared { disk: Arc::clone(disk), files, queue: Queue::default() };
+    pub(super) fn new(disk: &Arc<Disk>, files: OpenFiles, io_timeout: Duration) -> Self {
+        let shared = Shared { disk: Arc::clone(disk), files, io_timeout, queue: Queue::default() };
         Self { shared: Arc::new(shared) }
     }
 
@@ -134,7 +137,18 @@ impl Shared {
                 return rest.fail(&FailureReason::ShutDown);
             }
             let Some(part) = state.flow.begin(BUFFERS) else {
-                state = self.queue.wait(state, None);
+                let busy = state.own.under_way > 0;
+                let timeout = busy.then(|| state.flow.next_look(Instant::now()));
+                state = self.queue.wait(state, timeout);
+                let (now, limit) = (Instant::now(), self.io_timeout);
+                let overdue = state.flow.look_after(now, limit);
+                let rest = state.flow.is_stuck(now, BUFFERS, limit).then(|| state.flow.take());
+                drop(state);
+                overdue.tell();
+                if let Some(rest) = rest {
+                    rest.fail(&FailureReason::File(stuck(limit).into()));
+                }
+                state = self.queue.lock();
                 continue;
             };
             state.own.under_way += 1;
@@ -188,7 +202,9 @@ impl Owner for Shared {
         let Ended { opcode, id, buffer, range, result } = ended;
         let mut outcome = result.map_or_else(|error| Outcome::of(&error), |()| Outcome::Done);
         if opcode == Opcode::Read && outcome == Outcome::Done {
-            let part = self.queue.lock().flow.part(id).cloned();
+            let mut state = self.queue.lock();
+            let part = if state.flow.enter(id) { state.flow.part(id).cloned() } else { None };
+            drop(state);
             let copied = part.is_some_and(|part| {
                 let inside = part.local.enter();
                 inside.is_some_and(|inside| inside.copy_in(part.address, &buffer.bytes()[range]))

@@ -63,6 +63,9 @@ pub struct NvmeofConfig {
     /// How long a target may say nothing while it is asked for something. It says that it is there twice
     /// a second.
     pub silence: Duration,
+    /// How long the device may take over a request, at the target or where a file is mapped. The target
+    /// says that it is there meanwhile.
+    pub io_timeout: Duration,
     /// Where files may lie that are mapped here. In none, unless said: a descriptor can name any path.
     pub mapped_folders: Vec<PathBuf>,
     /// By which name descriptors call this server where they say what is mapped here: the engine's,
@@ -79,6 +82,7 @@ impl Default for NvmeofConfig {
             direct: true,
             connect_timeout: Duration::from_secs(2),
             silence: Duration::from_secs(3),
+            io_timeout: Duration::from_secs(60),
             mapped_folders: Vec::new(),
             server_name: None,
         }
@@ -260,8 +264,8 @@ impl NvmeofTransport {
         if let Some(link) = links.get(&place).and_then(Weak::upgrade) {
             return Some(link);
         }
-        let NvmeofConfig { connect_timeout: connect, silence, .. } = self.config;
-        let link = Arc::new(Link::new(&place.0, place.1, Patience { connect, silence }));
+        let NvmeofConfig { connect_timeout: connect, silence, io_timeout: io, .. } = self.config;
+        let link = Arc::new(Link::new(&place.0, place.1, Patience { connect, silence, io }));
         links.insert(place, Arc::downgrade(&link));
         Some(link)
     }
@@ -325,7 +329,7 @@ impl Transport for NvmeofTransport {
         let server = self.config.server_name.as_deref().unwrap_or(&engine);
         let files =
             mapped::open(descriptor, server, &self.config.mapped_folders, self.config.direct);
-        let mapped = Mapped::new(&self.disk, files);
+        let mapped = Mapped::new(&self.disk, files, self.config.io_timeout);
         let route = Arc::new(Route { descriptor: Arc::clone(descriptor), link, mapped });
         let mut routes = self.routes.write().unwrap_or_else(PoisonError::into_inner);
         let before = routes.insert(segment.id, route);

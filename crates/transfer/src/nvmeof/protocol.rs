@@ -6,6 +6,7 @@
 //! TCP's checksum is the only one.
 
 use std::io;
+use std::time::Duration;
 
 use thiserror::Error;
 
@@ -125,6 +126,8 @@ pub(super) enum Outcome {
     ShutDown,
     /// What the system said: an errno.
     System(i32),
+    /// The initiator has waited for so long. No target says so.
+    Hung(Duration),
 }
 
 impl Outcome {
@@ -168,6 +171,8 @@ impl Reply {
             Outcome::Truncated => 4,
             Outcome::Abandoned => 5,
             Outcome::ShutDown => 6,
+            // Never said.
+            Outcome::Hung(_) => 7,
             Outcome::System(errno) => {
                 bytes[16..20].copy_from_slice(&errno.to_le_bytes());
                 7

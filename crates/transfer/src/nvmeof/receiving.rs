@@ -36,7 +36,7 @@ struct Destination {
     id: u64,
     local: Arc<LocalMemory>,
     address: u64,
-    /// The memory was unregistered meanwhile.
+    /// The memory was unregistered meanwhile, or nobody wants the data any more.
     gone: bool,
 }
 
@@ -48,6 +48,13 @@ impl<'a> Receiving<'a> {
     /// Tells the batches of the tasks that have ended. To be called before a wait.
     pub(super) fn tell(&mut self) {
         drop(mem::take(&mut self.tasks));
+    }
+
+    /// Touches memory no more for what is not wanted any more.
+    pub(super) fn look(&mut self) {
+        if let Some(data) = &mut self.data {
+            data.gone |= !self.shared.is_wanted(data.id);
+        }
     }
 
     /// Receives what there is; 0 at the end of the stream.
@@ -114,8 +121,8 @@ impl<'a> Receiving<'a> {
             return Err("its data is not as long as was asked for");
         }
         if length > 0 {
-            let Part { local, address, .. } = part;
-            self.data = Some(Destination { id, local, address, gone: false });
+            let Part { local, address, given_up, .. } = part;
+            self.data = Some(Destination { id, local, address, gone: given_up });
             return Ok(());
         }
         self.shared.end(id, outcome, &mut self.tasks);

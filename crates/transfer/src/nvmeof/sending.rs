@@ -11,7 +11,7 @@ use super::flow::Part;
 use super::protocol::{EFAULT, Request};
 
 /// How often who waits for a stream looks whether it is still wanted.
-pub(super) const LOOK: Duration = Duration::from_millis(200);
+const LOOK: Duration = Duration::from_millis(200);
 
 /// Sent for what is not there any more, in a WRITE that does not count.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
@@ -38,8 +38,14 @@ fn or_wait(stream: &TcpStream, sent: io::Result<usize>) -> io::Result<usize> {
 }
 
 /// Sends a WRITE, behind what else is in `headers`; `false` when its memory is not registered any more
-/// and nothing was sent. If that is so later, the target is told that the WRITE does not count.
-pub(super) fn send_write(stream: &TcpStream, headers: &[u8], part: &Part) -> io::Result<bool> {
+/// and nothing was sent. If that is so later, the target is told that the WRITE does not count; and also if
+/// it is not `wanted` any more, which is asked while there is no room.
+pub(super) fn send_write(
+    stream: &TcpStream,
+    headers: &[u8],
+    part: &Part,
+    wanted: impl Fn() -> bool,
+) -> io::Result<bool> {
     let data_end = headers.len() + part.length as usize;
     let mut counts = true;
     let mut sent = 0;
@@ -75,6 +81,10 @@ pub(super) fn send_write(stream: &TcpStream, headers: &[u8], part: &Part) -> io:
                 send_slice(stream.as_fd(), &ZEROS[..left.min(ZEROS.len())])
             }
         };
+        let is_full = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
+        if counts && left > 0 && result.as_ref().is_err_and(is_full) && !wanted() {
+            counts = false;
+        }
         sent += or_wait(stream, result)?;
     }
     Ok(true)
