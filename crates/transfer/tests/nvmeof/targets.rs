@@ -2,15 +2,19 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::thread;
 use std::time::{Duration, Instant};
 
+use millstream_metadata::Server;
 use millstream_transfer::{
-    Config, FileOptions, NvmeofConfig, Opcode, TransferEngine, TransferState,
+    Config, FileOptions, NvmeofConfig, Opcode, SubmitOptions, TransferEngine, TransferState,
+    TransferStatus,
 };
 
 use crate::common::{LONG, address, contents, private};
 use crate::fixture::{Folder, engine, fake_target, request};
+
+/// What a target begins with.
+const HELLO: &[u8] = b"MSFILES\n\x01\0\0\0";
 
 /// What became of a WRITE and a READ, and of how many seconds these took.
 fn outcome(name: &str) -> (Vec<String>, Duration) {
@@ -37,7 +41,7 @@ fn outcome(name: &str) -> (Vec<String>, Duration) {
 fn a_target_that_is_silent_is_given_up_in_time() {
     let (streams, kept) = std::sync::mpsc::channel();
     let (_server, name) = fake_target(move |mut stream| {
-        stream.write_all(b"MSFILES\n\x01\0\0\0").unwrap();
+        stream.write_all(HELLO).unwrap();
         let _ = streams.send(stream);
     });
     let (errors, took) = outcome(&name);
@@ -50,20 +54,128 @@ fn a_target_that_is_silent_is_given_up_in_time() {
     drop(kept);
 }
 
-/// One with a slow disk, which says that it is there.
+/// One with a slow disk, which says that it is there: its silence is no reason to give it up.
 #[test]
 fn a_target_that_is_slow_is_waited_for() {
     let (_server, name) = fake_target(|mut stream| {
-        stream.write_all(b"MSFILES\n\x01\0\0\0").unwrap();
+        stream.write_all(HELLO).unwrap();
+        stream.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
         let mut alive = [0; 24];
         alive[0] = 2;
-        for _ in 0..8 {
-            thread::sleep(Duration::from_millis(500));
-            stream.write_all(&alive).unwrap();
+        // It reads what comes, and says that it is alive when nothing does, until the other end closes.
+        loop {
+            match stream.read(&mut [0; 4096]) {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(_) if stream.write_all(&alive).is_err() => return,
+                Err(_) => {}
+            }
         }
     });
-    let (errors, took) = outcome(&name);
-    assert!(took >= Duration::from_secs(4), "{took:?} {errors:?}");
+    let config = NvmeofConfig { silence: Duration::from_secs(1), ..NvmeofConfig::default() };
+    let statuses = hanging(&name, config, Some(Duration::from_secs(3)), false).0;
+    for status in statuses {
+        assert_eq!(status.state, TransferState::Timeout, "{status:?}");
+    }
+}
+
+/// Takes what is asked of it, and does nothing. It is given up by nobody for its silence.
+fn with_a_disk_that_hangs() -> (Server, String, NvmeofConfig) {
+    let (server, name) = fake_target(|mut stream| {
+        stream.write_all(HELLO).unwrap();
+        let _ = std::io::copy(&mut stream, &mut std::io::sink());
+    });
+    (server, name, NvmeofConfig { silence: LONG, ..NvmeofConfig::default() })
+}
+
+/// What becomes of more WRITEs and READs than may be under way at a time, and after how long. They may have a
+/// deadline, or be canceled as soon as the target has something to do.
+fn hanging(
+    name: &str,
+    config: NvmeofConfig,
+    deadline: Option<Duration>,
+    cancel: bool,
+) -> (Vec<TransferStatus>, Duration) {
+    let initiator = engine(config);
+    let segment = initiator.open_segment(name).unwrap();
+    let local = private(&initiator, 1 << 20);
+    let batch = initiator.allocate_batch(20).unwrap();
+    let all = |opcode| request(opcode, (&local, 0), &segment, 0, 1 << 20);
+    let start = Instant::now();
+    let deadline = deadline.map(|time| start + time);
+    let options = SubmitOptions { deadline, ..SubmitOptions::default() };
+    let requests = [all(Opcode::Write), all(Opcode::Read)].repeat(10);
+    initiator.submit_with(&batch, &requests, &options).unwrap();
+    if cancel {
+        while initiator.status(&batch, 0).unwrap().state == TransferState::Waiting {
+            std::thread::yield_now();
+        }
+        for index in 0..20 {
+            assert!(initiator.cancel(&batch, index).unwrap(), "{index}");
+            assert!(!initiator.cancel(&batch, index).unwrap(), "{index}");
+        }
+    }
+    assert!(initiator.wait(&batch, LONG));
+    let took = start.elapsed();
+    // Nothing is written to this memory any more.
+    drop(local);
+    let statuses = initiator.statuses(&batch);
+    initiator.free(batch).unwrap();
+    (statuses, took)
+}
+
+/// Whether a WRITE that was begun is said to have left its target undefined, and no other request is.
+fn only_writes_are_undefined(statuses: &[TransferStatus]) -> bool {
+    let undefined = |index: &usize| statuses[*index].target_undefined;
+    undefined(&0) && !(0..20).filter(|index| index % 2 == 1).any(|index| undefined(&index))
+}
+
+#[test]
+fn deadlines_are_kept_though_a_disk_hangs() {
+    let (_server, name, config) = with_a_disk_that_hangs();
+    let (statuses, took) = hanging(&name, config, Some(Duration::from_millis(300)), false);
+    assert!(took < Duration::from_secs(6), "{took:?}");
+    assert!(statuses.iter().all(|status| status.state == TransferState::Timeout), "{statuses:?}");
+    assert!(only_writes_are_undefined(&statuses), "{statuses:?}");
+    assert!(!statuses[18].target_undefined, "it never began");
+}
+
+/// The thread that sends waits for room all the time.
+#[test]
+fn deadlines_are_kept_though_nothing_is_read() {
+    let (streams, kept) = std::sync::mpsc::channel();
+    let (_server, name) = fake_target(move |mut stream| {
+        stream.write_all(HELLO).unwrap();
+        let _ = streams.send(stream);
+    });
+    let config = NvmeofConfig { silence: LONG, ..NvmeofConfig::default() };
+    let (statuses, took) = hanging(&name, config, Some(Duration::from_millis(300)), false);
+    assert!(took < Duration::from_secs(6), "{took:?}");
+    assert!(statuses.iter().all(|status| status.state == TransferState::Timeout), "{statuses:?}");
+    assert!(only_writes_are_undefined(&statuses), "{statuses:?}");
+    drop(kept);
+}
+
+#[test]
+fn requests_are_canceled_though_a_disk_hangs() {
+    let (_server, name, config) = with_a_disk_that_hangs();
+    let (statuses, took) = hanging(&name, config, None, true);
+    assert!(took < Duration::from_secs(6), "{took:?}");
+    assert!(statuses.iter().all(|status| status.state == TransferState::Canceled), "{statuses:?}");
+    assert!(only_writes_are_undefined(&statuses), "{statuses:?}");
+}
+
+#[test]
+fn a_disk_that_hangs_is_given_up_some_time() {
+    let (_server, name, config) = with_a_disk_that_hangs();
+    let config = NvmeofConfig { io_timeout: Duration::from_millis(300), ..config };
+    let (statuses, took) = hanging(&name, config, None, false);
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    for status in &statuses {
+        let text = status.error.as_ref().unwrap().to_string();
+        assert!(text.contains("its device has not answered for 300ms"), "{text}");
+    }
+    assert!(only_writes_are_undefined(&statuses), "{statuses:?}");
 }
 
 #[test]
@@ -86,7 +198,7 @@ fn a_target_that_dies_or_talks_nonsense_is_given_up_at_once() {
         ),
         (
             |mut stream| {
-                let mut says = b"MSFILES\n\x01\0\0\0".to_vec();
+                let mut says = HELLO.to_vec();
                 says.extend([1; 24]);
                 says[14..].fill(0);
                 stream.write_all(&says).unwrap();
