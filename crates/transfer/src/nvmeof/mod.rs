@@ -11,6 +11,7 @@ mod mapped;
 mod protocol;
 mod queue;
 mod receiving;
+mod requests;
 mod sending;
 mod target;
 

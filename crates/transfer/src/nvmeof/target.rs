@@ -4,27 +4,28 @@
 //! An initiator that fills all of them is not read from until one is free.
 
 use std::collections::{HashMap, VecDeque};
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use millstream_metadata::{Acceptor, AcceptorConfig, Connection as Accepted};
 use millstream_net::file_io::AlignedBuffer;
 use socket2::SockRef;
 
-use super::disk::{Disk, Ended, OpenFile, Operation, Owner};
-use super::protocol::{Event, Hello, MAX_LENGTH, Outcome, Reply, Request, RequestDecoder};
+use super::disk::{Disk, Ended, OpenFile, Owner};
+use super::protocol::{Hello, MAX_LENGTH, Outcome, Reply, Request};
+use super::requests::Reader;
 use crate::Opcode;
 
 /// How often an initiator that waits hears that the target is there.
-const ALIVE_INTERVAL: Duration = Duration::from_millis(500);
+pub(super) const ALIVE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// For how long an initiator may be silent in the midst of a request, or not take a reply.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Buffers of a connection: many for small requests, some for large ones.
 const SMALL_LENGTH: usize = 16 << 10;
@@ -34,9 +35,6 @@ const LARGE_BUFFERS: usize = 8;
 
 /// Replies that wait for the connection, those without a buffer among them.
 const MAX_REPLIES: usize = 256;
-
-/// Bytes that are received at once where a request may begin.
-const STAGE: usize = 64 << 10;
 
 /// Files that others may ask for, by their keys.
 #[derive(Default)]
@@ -57,7 +55,7 @@ impl Files {
         }
     }
 
-    fn find(&self, request: &Request) -> Result<Arc<OpenFile>, Outcome> {
+    pub(super) fn find(&self, request: &Request) -> Result<Arc<OpenFile>, Outcome> {
         let files = self.by_key.read().unwrap_or_else(PoisonError::into_inner);
         let file = files.get(&request.key).ok_or(Outcome::UnknownFile)?;
         if !file.holds(request.offset, request.length.into()) {
@@ -98,21 +96,21 @@ impl Target {
 }
 
 /// What the threads of a connection share with those who do its I/O.
-struct Connection {
-    stream: TcpStream,
+pub(super) struct Connection {
+    pub(super) stream: TcpStream,
     state: Mutex<State>,
     changed: Condvar,
     /// Whether a request has begun to come.
-    amid: AtomicBool,
+    pub(super) amid: AtomicBool,
 }
 
 #[derive(Default)]
-struct State {
+pub(super) struct State {
     small: Pool,
     large: Pool,
     replies: VecDeque<Pending>,
     /// Requests whose operation has begun and not ended.
-    under_way: usize,
+    pub(super) under_way: usize,
     /// Nothing is read or written any more.
     closed: bool,
 }
@@ -159,7 +157,7 @@ impl State {
 }
 
 impl Connection {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -168,7 +166,7 @@ impl Connection {
     }
 
     /// A buffer for so many bytes, once there is one; `None` at the end.
-    fn buffer(&self, length: u32) -> Option<AlignedBuffer> {
+    pub(super) fn buffer(&self, length: u32) -> Option<AlignedBuffer> {
         let mut state = self.lock();
         while !state.closed {
             if let Some(buffer) = state.take(length as usize) {
@@ -180,7 +178,7 @@ impl Connection {
     }
 
     /// Replies, once there is room.
-    fn refuse(&self, id: u64, outcome: Outcome, buffer: AlignedBuffer) {
+    pub(super) fn refuse(&self, id: u64, outcome: Outcome, buffer: AlignedBuffer) {
         let mut state = self.lock();
         while !state.closed && state.replies.len() >= MAX_REPLIES {
             state = self.wait(state);
@@ -297,150 +295,4 @@ fn serve(accepted: &Accepted, files: &Files, disk: &Disk) -> io::Result<()> {
         state = connection.wait(state);
     }
     ended
-}
-
-/// Reads a connection's requests.
-struct Reader<'a> {
-    accepted: &'a Accepted,
-    connection: &'a Arc<Connection>,
-    files: &'a Files,
-    disk: &'a Disk,
-    decoder: RequestDecoder,
-    /// A WRITE whose data comes.
-    write: Option<Incoming>,
-}
-
-struct Incoming {
-    request: Request,
-    /// What it is for; else the data is dropped, and this is why.
-    file: Result<Arc<OpenFile>, Outcome>,
-    buffer: AlignedBuffer,
-    filled: usize,
-}
-
-impl<'a> Reader<'a> {
-    fn new(
-        accepted: &'a Accepted,
-        connection: &'a Arc<Connection>,
-        files: &'a Files,
-        disk: &'a Disk,
-    ) -> Self {
-        Self { accepted, connection, files, disk, decoder: RequestDecoder::new(), write: None }
-    }
-
-    fn read(mut self) -> io::Result<()> {
-        let mut stage = vec![0; STAGE];
-        let mut stream = &self.connection.stream;
-        let mut heard = Instant::now();
-        let mut idle = true;
-        loop {
-            // Data goes where it belongs; what comes after it is looked for in the stage.
-            let left = self.decoder.data_left();
-            let into = match &mut self.write {
-                Some(Incoming { file: Ok(_), buffer, filled, .. }) if left > 0 => {
-                    &mut buffer.bytes_mut()[*filled..*filled + left]
-                }
-                _ => &mut stage[..],
-            };
-            match stream.read(into) {
-                Ok(0) => return Ok(()),
-                Ok(count) => {
-                    heard = Instant::now();
-                    if std::mem::take(&mut idle) {
-                        self.accepted.heard();
-                    }
-                    match &mut self.write {
-                        Some(Incoming { file: Ok(_), filled, .. }) if left > 0 => {
-                            *filled += count;
-                            self.decoder.received(count);
-                        }
-                        _ => self.take(&stage[..count])?,
-                    }
-                    self.connection.amid.store(self.decoder.is_amid(), Ordering::Relaxed);
-                }
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error)
-                    if matches!(
-                        error.kind(),
-                        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
-                    ) =>
-                {
-                    let amid = self.decoder.is_amid();
-                    if amid && heard.elapsed() > PATIENCE {
-                        return Err(io::ErrorKind::TimedOut.into());
-                    }
-                    if !amid && !idle && self.connection.lock().under_way == 0 {
-                        // Others may need its place.
-                        self.accepted.awaited();
-                        idle = true;
-                    }
-                }
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    fn take(&mut self, mut input: &[u8]) -> io::Result<()> {
-        let wrong = |error| io::Error::new(io::ErrorKind::InvalidData, error);
-        while let Some(event) = self.decoder.next(&mut input).map_err(wrong)? {
-            match event {
-                Event::Hello => {}
-                Event::Header(request) if request.opcode == Opcode::Read => {
-                    self.begin_read(request);
-                }
-                Event::Header(request) => self.begin_write(request),
-                Event::Data(data) => {
-                    if let Some(Incoming { file: Ok(_), buffer, filled, .. }) = &mut self.write {
-                        buffer.bytes_mut()[*filled..*filled + data.len()].copy_from_slice(data);
-                        *filled += data.len();
-                    }
-                }
-                Event::End(counts) => self.end_write(counts),
-            }
-        }
-        Ok(())
-    }
-
-    fn begin_read(&self, request: Request) {
-        match self.files.find(&request) {
-            Ok(file) => {
-                if let Some(buffer) = self.connection.buffer(request.length) {
-                    self.begin(&file, request, buffer);
-                }
-            }
-            Err(outcome) => self.connection.refuse(request.id, outcome, AlignedBuffer::default()),
-        }
-    }
-
-    fn begin_write(&mut self, request: Request) {
-        let file = self.files.find(&request);
-        let buffer = match &file {
-            // Without one the connection is at its end, and the data is dropped.
-            Ok(_) => self.connection.buffer(request.length),
-            Err(_) => None,
-        };
-        let (file, buffer) = match (file, buffer) {
-            (Ok(file), Some(buffer)) => (Ok(file), buffer),
-            (file, _) => (Err(file.err().unwrap_or(Outcome::ShutDown)), AlignedBuffer::default()),
-        };
-        self.write = Some(Incoming { request, file, buffer, filled: 0 });
-    }
-
-    fn end_write(&mut self, counts: bool) {
-        let Some(Incoming { request, file, buffer, .. }) = self.write.take() else { return };
-        match file {
-            Ok(file) if counts => self.begin(&file, request, buffer),
-            Ok(_) => self.connection.refuse(request.id, Outcome::Abandoned, buffer),
-            Err(outcome) => self.connection.refuse(request.id, outcome, buffer),
-        }
-    }
-
-    fn begin(&self, file: &Arc<OpenFile>, request: Request, buffer: AlignedBuffer) {
-        let Request { opcode, durable, id, offset, length, .. } = request;
-        self.connection.lock().under_way += 1;
-        let range = 0..length as usize;
-        let operation = Operation { opcode, durable, id, offset, buffer, range };
-        let owner = Arc::clone(self.connection);
-        self.disk.begin(file, owner, operation);
-    }
 }

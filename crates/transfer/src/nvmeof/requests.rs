@@ -1,0 +1,163 @@
+//! The requests of a connection, as they come to a target.
+
+use std::io::{self, Read};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use millstream_metadata::Connection as Accepted;
+use millstream_net::file_io::AlignedBuffer;
+
+use super::disk::{Disk, OpenFile, Operation};
+use super::protocol::{Event, Outcome, Request, RequestDecoder};
+use super::target::{Connection, Files, PATIENCE};
+use crate::Opcode;
+
+/// Bytes that are received at once where a request may begin.
+const STAGE: usize = 64 << 10;
+
+/// Reads a connection's requests.
+pub(super) struct Reader<'a> {
+    accepted: &'a Accepted,
+    connection: &'a Arc<Connection>,
+    files: &'a Files,
+    disk: &'a Disk,
+    decoder: RequestDecoder,
+    /// A WRITE whose data comes.
+    write: Option<Incoming>,
+}
+
+struct Incoming {
+    request: Request,
+    /// What it is for; else the data is dropped, and this is why.
+    file: Result<Arc<OpenFile>, Outcome>,
+    buffer: AlignedBuffer,
+    filled: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(
+        accepted: &'a Accepted,
+        connection: &'a Arc<Connection>,
+        files: &'a Files,
+        disk: &'a Disk,
+    ) -> Self {
+        Self { accepted, connection, files, disk, decoder: RequestDecoder::new(), write: None }
+    }
+
+    pub(super) fn read(mut self) -> io::Result<()> {
+        let mut stage = vec![0; STAGE];
+        let mut stream = &self.connection.stream;
+        let mut heard = Instant::now();
+        let mut idle = true;
+        loop {
+            // Data goes where it belongs; what comes after it is looked for in the stage.
+            let left = self.decoder.data_left();
+            let into = match &mut self.write {
+                Some(Incoming { file: Ok(_), buffer, filled, .. }) if left > 0 => {
+                    &mut buffer.bytes_mut()[*filled..*filled + left]
+                }
+                _ => &mut stage[..],
+            };
+            match stream.read(into) {
+                Ok(0) => return Ok(()),
+                Ok(count) => {
+                    heard = Instant::now();
+                    if std::mem::take(&mut idle) {
+                        self.accepted.heard();
+                    }
+                    match &mut self.write {
+                        Some(Incoming { file: Ok(_), filled, .. }) if left > 0 => {
+                            *filled += count;
+                            self.decoder.received(count);
+                        }
+                        _ => self.take(&stage[..count])?,
+                    }
+                    self.connection.amid.store(self.decoder.is_amid(), Ordering::Relaxed);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+                    ) =>
+                {
+                    let amid = self.decoder.is_amid();
+                    if amid && heard.elapsed() > PATIENCE {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                    if !amid && !idle && self.connection.lock().under_way == 0 {
+                        // Others may need its place.
+                        self.accepted.awaited();
+                        idle = true;
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn take(&mut self, mut input: &[u8]) -> io::Result<()> {
+        let wrong = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+        while let Some(event) = self.decoder.next(&mut input).map_err(wrong)? {
+            match event {
+                Event::Hello => {}
+                Event::Header(request) if request.opcode == Opcode::Read => {
+                    self.begin_read(request);
+                }
+                Event::Header(request) => self.begin_write(request),
+                Event::Data(data) => {
+                    if let Some(Incoming { file: Ok(_), buffer, filled, .. }) = &mut self.write {
+                        buffer.bytes_mut()[*filled..*filled + data.len()].copy_from_slice(data);
+                        *filled += data.len();
+                    }
+                }
+                Event::End(counts) => self.end_write(counts),
+            }
+        }
+        Ok(())
+    }
+
+    fn begin_read(&self, request: Request) {
+        match self.files.find(&request) {
+            Ok(file) => {
+                if let Some(buffer) = self.connection.buffer(request.length) {
+                    self.begin(&file, request, buffer);
+                }
+            }
+            Err(outcome) => self.connection.refuse(request.id, outcome, AlignedBuffer::default()),
+        }
+    }
+
+    fn begin_write(&mut self, request: Request) {
+        let file = self.files.find(&request);
+        let buffer = match &file {
+            // Without one the connection is at its end, and the data is dropped.
+            Ok(_) => self.connection.buffer(request.length),
+            Err(_) => None,
+        };
+        let (file, buffer) = match (file, buffer) {
+            (Ok(file), Some(buffer)) => (Ok(file), buffer),
+            (file, _) => (Err(file.err().unwrap_or(Outcome::ShutDown)), AlignedBuffer::default()),
+        };
+        self.write = Some(Incoming { request, file, buffer, filled: 0 });
+    }
+
+    fn end_write(&mut self, counts: bool) {
+        let Some(Incoming { request, file, buffer, .. }) = self.write.take() else { return };
+        match file {
+            Ok(file) if counts => self.begin(&file, request, buffer),
+            Ok(_) => self.connection.refuse(request.id, Outcome::Abandoned, buffer),
+            Err(outcome) => self.connection.refuse(request.id, outcome, buffer),
+        }
+    }
+
+    fn begin(&self, file: &Arc<OpenFile>, request: Request, buffer: AlignedBuffer) {
+        let Request { opcode, durable, id, offset, length, .. } = request;
+        self.connection.lock().under_way += 1;
+        let range = 0..length as usize;
+        let operation = Operation { opcode, durable, id, offset, buffer, range };
+        let owner = Arc::clone(self.connection);
+        self.disk.begin(file, owner, operation);
+    }
+}
