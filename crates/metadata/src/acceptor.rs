@@ -1,7 +1,8 @@
 //! A listening socket: one thread accepts, one short-lived thread serves each connection.
 //!
 //! There is a limit on the connections that are open at a time. While there are so many, one that
-//! has said nothing for long is closed for the next: silent clients cannot keep others out.
+//! has said nothing for long is closed for the next, the one that is silent for longest first: silent
+//! clients cannot keep others out.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -63,6 +64,8 @@ struct Open {
     stream: TcpStream,
     /// Since when something is awaited from the client; `None` while nothing is.
     silent_since: Option<Instant>,
+    /// Nothing is under way: there is something to say before the end.
+    idle: bool,
 }
 
 impl Acceptor {
@@ -141,12 +144,18 @@ impl Connection {
 
     /// The client has said what was awaited: its place is its own until it is awaited again.
     pub fn heard(&self) {
-        self.set_silent_since(None);
+        self.set(None, false);
     }
 
     /// From here on the client can be silent again, and must make room if others need it.
     pub fn awaited(&self) {
-        self.set_silent_since(Some(Instant::now()));
+        self.set(Some(Instant::now()), false);
+    }
+
+    /// The same, of a client that waits for nothing. If others need the place, only reading from it ends:
+    /// who serves it comes to the end of what was received, and can say so before the connection ends.
+    pub fn idle(&self) {
+        self.set(Some(Instant::now()), true);
     }
 
     /// Gives the place back: the connection is no longer the acceptor's to close.
@@ -154,9 +163,9 @@ impl Connection {
         self.shared.leave(self.number);
     }
 
-    fn set_silent_since(&self, since: Option<Instant>) {
+    fn set(&self, silent_since: Option<Instant>, idle: bool) {
         if let Some(open) = self.shared.lock().open.get_mut(&self.number) {
-            open.silent_since = since;
+            (open.silent_since, open.idle) = (silent_since, idle);
         }
     }
 }
@@ -194,13 +203,15 @@ impl Shared {
                 );
             }
             let silence = self.config.silence_allowed;
-            let oldest = connections.open.values_mut().find(|open| open.silent_since.is_some());
-            let patience = oldest.map_or(silence, |open| {
+            let silent = connections.open.values_mut().filter(|open| open.silent_since.is_some());
+            let longest = silent.min_by_key(|open| open.silent_since);
+            let patience = longest.map_or(silence, |open| {
                 let silent_for = open.silent_since.map_or(Duration::ZERO, |since| since.elapsed());
                 if silent_for >= silence {
                     // Its thread sees the end of the stream and leaves.
                     open.silent_since = None;
-                    let _ = open.stream.shutdown(Shutdown::Both);
+                    let what = if open.idle { Shutdown::Read } else { Shutdown::Both };
+                    let _ = open.stream.shutdown(what);
                 }
                 silence.saturating_sub(silent_for)
             });
@@ -214,7 +225,9 @@ impl Shared {
         if connections.stopping {
             return None;
         }
-        let open = Open { stream: stream.try_clone().ok()?, silent_since: Some(Instant::now()) };
+        let stream_of_place = stream.try_clone().ok()?;
+        let silent_since = Some(Instant::now());
+        let open = Open { stream: stream_of_place, silent_since, idle: false };
         let number = connections.next;
         connections.next += 1;
         connections.open.insert(number, open);
@@ -264,9 +277,44 @@ fn accept_loop(listener: &TcpListener, shared: &Arc<Shared>) {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Read;
+    use std::io::{Read, Write};
 
     use super::*;
+
+    /// Not the one that came first.
+    #[test]
+    fn who_is_silent_for_longest_makes_room() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let limits =
+            AcceptorConfig { max_connections: 2, silence_allowed: Duration::from_millis(10) };
+        let acceptor = Acceptor::start(listener, limits, |connection| {
+            let mut byte = [0];
+            while connection.stream().read(&mut byte).is_ok_and(|count| count > 0) {
+                connection.heard();
+                connection.idle();
+                let _ = connection.stream().write_all(&byte);
+            }
+            // It may have been asked to make room, and can say so.
+            let _ = connection.stream().write_all(b"!");
+        })
+        .unwrap();
+        let connect = || TcpStream::connect(acceptor.address()).unwrap();
+        let speak = |mut stream: &TcpStream| {
+            stream.write_all(b"?").unwrap();
+            stream.read_exact(&mut [0]).unwrap();
+        };
+        let (first, mut second) = (connect(), connect());
+        speak(&first);
+        speak(&second);
+        // The second is the one of which nothing is heard for longest.
+        speak(&first);
+        let third = connect();
+        speak(&third);
+        let mut said = Vec::new();
+        second.read_to_end(&mut said).unwrap();
+        assert_eq!(said, b"!");
+        speak(&first);
+    }
 
     #[test]
     fn each_overload_is_told_of() {
