@@ -97,6 +97,8 @@ pub(super) struct Flow {
     /// The group that parts are made of, and what is left of it.
     current: Option<(usize, WideSlice)>,
     bytes: u64,
+    /// Parts whose connection has ended before they were begun at the target.
+    again: VecDeque<usize>,
     serial: u64,
     /// No deadline is earlier, if there is any.
     earliest: Option<Instant>,
@@ -231,7 +233,7 @@ impl Flow {
 
     /// Whether nothing is left to begin.
     pub(super) fn has_nothing_to_begin(&self) -> bool {
-        self.queue.is_empty() && self.current.is_none()
+        self.queue.is_empty() && self.current.is_none() && self.again.is_empty()
     }
 
     /// Whether nothing is under way.
@@ -241,6 +243,9 @@ impl Flow {
 
     /// Begins the next part, if there is one and no more than `most` are under way.
     pub(super) fn begin(&mut self, most: usize) -> Option<Part> {
+        if let Some(slot) = self.again.pop_front() {
+            return self.named(slot);
+        }
         if self.parts.count >= most.min(MAX_PARTS) || self.bytes >= MAX_BYTES {
             return None;
         }
@@ -252,7 +257,6 @@ impl Flow {
         let left = rest.length - length;
         let group = self.groups.at(index)?;
         let file = group.ends.file();
-        self.serial += 1;
         let part = Part {
             id: 0,
             group: index,
@@ -276,6 +280,12 @@ impl Flow {
         }
         self.bytes += length;
         let slot = self.parts.insert(part);
+        self.named(slot)
+    }
+
+    /// A part with a number of its own.
+    fn named(&mut self, slot: usize) -> Option<Part> {
+        self.serial += 1;
         let part = self.parts.at(slot)?;
         // Numbers of parts that have ended mean nothing.
         part.id = self.serial << 8 | slot as u64;
@@ -330,10 +340,25 @@ impl Flow {
         Some(EndedGroup { group, parts_left: false })
     }
 
+    /// All that is under way begins again: nothing of it was done, or is, over the connection that has ended.
+    pub(super) fn begin_again(&mut self) {
+        self.again.clear();
+        for slot in 0..self.parts.slots.len() {
+            let Some(part) = self.parts.at(slot) else { continue };
+            if !part.given_up {
+                (part.in_use, part.begun) = (false, Instant::now());
+                self.again.push_back(slot);
+            } else if let Some(part) = self.parts.remove(slot) {
+                self.bytes -= u64::from(part.length);
+            }
+        }
+    }
+
     /// Forgets what was given up: its connection has ended. To be called when nothing else is under way.
     pub(super) fn forget_given_up(&mut self) {
         debug_assert!(self.is_at_rest());
         self.parts = Slots::default();
+        self.again.clear();
         self.bytes = 0;
     }
 

@@ -4,12 +4,12 @@
 //! target that is there says so while it is asked for something, however slow its disk is; so silence
 //! means that it is gone.
 
-use std::io;
 use std::net::{Shutdown, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
+use std::{io, mem};
 
 use millstream_net::stream::{Readiness, wait_for_stream};
 
@@ -26,6 +26,9 @@ const BURST: usize = 16;
 
 /// Bytes that are received at once where a reply may begin.
 const STAGE: usize = 64 << 10;
+
+/// How often a target may close connections one after the other without an answer, though properly.
+const MAX_CLOSINGS: u32 = 8;
 
 /// How long a target is waited for.
 #[derive(Clone, Copy, Debug)]
@@ -53,6 +56,8 @@ struct Own {
     /// Since when something is under way.
     busy_since: Option<Instant>,
     stream: Option<Arc<TcpStream>>,
+    /// Whether the target has said that it closes the connection.
+    closing: bool,
     /// Why the connection has ended.
     lost: Option<String>,
     /// Whether a reply has come over it.
@@ -136,6 +141,10 @@ impl Shared {
             let text = state.own.lost.take().unwrap_or(ended);
             // What has not begun is not harmed; but one that never answers is not asked for ever.
             unanswered = if state.own.answered { 0 } else { unanswered + 1 };
+            if mem::take(&mut state.own.closing) && unanswered < MAX_CLOSINGS && !state.stopping {
+                state.flow.begin_again();
+                continue;
+            }
             let harmless = state.flow.is_at_rest() && unanswered < 2;
             let stopping = state.stopping;
             if state.flow.is_at_rest() {
@@ -296,6 +305,10 @@ impl Shared {
                 }
                 Ok(_) => heard = Instant::now(),
                 Err(ReceiveError::Nonsense(text)) => return Err(text),
+                Err(ReceiveError::Closing) => {
+                    self.queue.lock().own.closing = true;
+                    return Err("the process that has it has closed the connection".to_owned());
+                }
                 Err(ReceiveError::Io(error)) if error.kind() == io::ErrorKind::WouldBlock => {
                     // Whoever waits for these is told before we sleep.
                     receiving.tell();

@@ -151,6 +151,8 @@ pub(super) enum Reply {
     Ended { id: u64, outcome: Outcome, length: u32 },
     /// The target is there, and at work.
     Alive,
+    /// The target closes the connection. It has not begun, and will not, what it has not replied to.
+    Closing,
 }
 
 impl Reply {
@@ -158,9 +160,12 @@ impl Reply {
 
     pub(super) fn emit(&self) -> [u8; Self::LENGTH] {
         let mut bytes = [0; Self::LENGTH];
-        let Self::Ended { id, outcome, length } = *self else {
-            bytes[0] = 2;
-            return bytes;
+        let (id, outcome, length) = match *self {
+            Self::Ended { id, outcome, length } => (id, outcome, length),
+            Self::Alive | Self::Closing => {
+                bytes[0] = if *self == Self::Alive { 2 } else { 3 };
+                return bytes;
+            }
         };
         bytes[0] = 1;
         bytes[1] = match outcome {
@@ -187,6 +192,7 @@ impl Reply {
         match bytes[0] {
             1 => {}
             2 => return Ok(Self::Alive),
+            3 => return Ok(Self::Closing),
             other => return Err(ProtocolError::Operation(other)),
         }
         let outcome = match bytes[1] {
@@ -268,7 +274,7 @@ impl Header for Reply {
     fn data(&self) -> (u32, bool) {
         match *self {
             Self::Ended { length, .. } => (length, false),
-            Self::Alive => (0, false),
+            Self::Alive | Self::Closing => (0, false),
         }
     }
 }
@@ -485,6 +491,7 @@ mod tests {
             ended(Outcome::Abandoned, 0),
             ended(Outcome::ShutDown, 0),
             ended(Outcome::System(28), 0),
+            Reply::Closing,
         ];
         let mut stream = Hello::emit().to_vec();
         for reply in &replies {

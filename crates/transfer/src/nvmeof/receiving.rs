@@ -19,6 +19,8 @@ use crate::task::EndedTasks;
 pub(super) enum ReceiveError {
     /// There is nothing, or the connection broke.
     Io(io::Error),
+    /// The target closes, and has not begun what it has not answered.
+    Closing,
     /// No target says this.
     Nonsense(String),
 }
@@ -104,6 +106,7 @@ impl<'a> Receiving<'a> {
                     }
                     self.end_data();
                 }
+                Ok(Some(Event::Header(Reply::Closing))) => return Err(ReceiveError::Closing),
                 Ok(Some(Event::Hello | Event::Header(Reply::Alive) | Event::End(_))) => {}
                 Err(error) => return Err(nonsense(error.to_string())),
             }

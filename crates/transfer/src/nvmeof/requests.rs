@@ -10,7 +10,7 @@ use millstream_net::file_io::AlignedBuffer;
 
 use super::disk::{Disk, OpenFile, Operation};
 use super::protocol::{Event, Outcome, Request, RequestDecoder};
-use super::target::{Connection, Files, PATIENCE};
+use super::target::{Connection, Files, deadline};
 use crate::Opcode;
 
 /// Bytes that are received at once where a request may begin.
@@ -25,6 +25,10 @@ pub(super) struct Reader<'a> {
     decoder: RequestDecoder,
     /// A WRITE whose data comes.
     write: Option<Incoming>,
+    /// By when what has begun to come is to be there.
+    deadline: Option<Instant>,
+    /// Whether the initiator has its place only until others need it.
+    idle: bool,
 }
 
 struct Incoming {
@@ -42,15 +46,19 @@ impl<'a> Reader<'a> {
         files: &'a Files,
         disk: &'a Disk,
     ) -> Self {
-        Self { accepted, connection, files, disk, decoder: RequestDecoder::new(), write: None }
+        let decoder = RequestDecoder::new();
+        // Its hello is awaited.
+        let deadline = Some(deadline(0));
+        Self { accepted, connection, files, disk, decoder, write: None, deadline, idle: true }
     }
 
     pub(super) fn read(mut self) -> io::Result<()> {
         let mut stage = vec![0; STAGE];
         let mut stream = &self.connection.stream;
-        let mut heard = Instant::now();
-        let mut idle = true;
         loop {
+            if self.deadline.is_some_and(|deadline| Instant::now() > deadline) {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
             // Data goes where it belongs; what comes after it is looked for in the stage.
             let left = self.decoder.data_left();
             let into = match &mut self.write {
@@ -62,16 +70,17 @@ impl<'a> Reader<'a> {
             match stream.read(into) {
                 Ok(0) => return Ok(()),
                 Ok(count) => {
-                    heard = Instant::now();
-                    if std::mem::take(&mut idle) {
-                        self.accepted.heard();
-                    }
                     match &mut self.write {
                         Some(Incoming { file: Ok(_), filled, .. }) if left > 0 => {
                             *filled += count;
                             self.decoder.received(count);
                         }
                         _ => self.take(&stage[..count])?,
+                    }
+                    // The rest of a header, or of a hello.
+                    match self.decoder.is_amid() {
+                        false => self.deadline = None,
+                        true => drop(self.deadline.get_or_insert_with(|| deadline(0))),
                     }
                     self.connection.amid.store(self.decoder.is_amid(), Ordering::Relaxed);
                 }
@@ -83,13 +92,10 @@ impl<'a> Reader<'a> {
                     ) =>
                 {
                     let amid = self.decoder.is_amid();
-                    if amid && heard.elapsed() > PATIENCE {
-                        return Err(io::ErrorKind::TimedOut.into());
-                    }
-                    if !amid && !idle && self.connection.lock().under_way == 0 {
+                    if !amid && !self.idle && self.connection.lock().under_way == 0 {
                         // Others may need its place.
-                        self.accepted.awaited();
-                        idle = true;
+                        self.accepted.idle();
+                        self.idle = true;
                     }
                 }
                 Err(error) => return Err(error),
@@ -101,18 +107,30 @@ impl<'a> Reader<'a> {
         let wrong = |error| io::Error::new(io::ErrorKind::InvalidData, error);
         while let Some(event) = self.decoder.next(&mut input).map_err(wrong)? {
             match event {
-                Event::Hello => {}
+                Event::Header(_) if std::mem::take(&mut self.idle) => self.accepted.heard(),
+                _ => {}
+            }
+            match event {
+                Event::Hello => self.deadline = None,
                 Event::Header(request) if request.opcode == Opcode::Read => {
                     self.begin_read(request);
+                    self.deadline = None;
                 }
-                Event::Header(request) => self.begin_write(request),
+                Event::Header(request) => {
+                    self.begin_write(request);
+                    // Not before there was room for it.
+                    self.deadline = Some(deadline(request.length));
+                }
                 Event::Data(data) => {
                     if let Some(Incoming { file: Ok(_), buffer, filled, .. }) = &mut self.write {
                         buffer.bytes_mut()[*filled..*filled + data.len()].copy_from_slice(data);
                         *filled += data.len();
                     }
                 }
-                Event::End(counts) => self.end_write(counts),
+                Event::End(counts) => {
+                    self.end_write(counts);
+                    self.deadline = None;
+                }
             }
         }
         Ok(())

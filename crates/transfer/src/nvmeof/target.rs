@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millstream_metadata::{Acceptor, AcceptorConfig, Connection as Accepted};
 use millstream_net::file_io::AlignedBuffer;
@@ -24,8 +24,17 @@ use crate::Opcode;
 /// How often an initiator that waits hears that the target is there.
 pub(super) const ALIVE_INTERVAL: Duration = Duration::from_millis(500);
 
-/// For how long an initiator may be silent in the midst of a request, or not take a reply.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+/// For how long an initiator may take over the header of a request, and for all else in addition to what
+/// the least rate gives it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Bytes a second that an initiator is to send and take at least, once it has begun.
+const MIN_RATE: u32 = 64 << 10;
+
+/// By when so many bytes are to have been sent or taken.
+pub(super) fn deadline(length: u32) -> Instant {
+    Instant::now() + PATIENCE + Duration::from_secs_f64(f64::from(length) / f64::from(MIN_RATE))
+}
 
 /// Buffers of a connection: many for small requests, some for large ones.
 const SMALL_LENGTH: usize = 16 << 10;
@@ -111,6 +120,8 @@ pub(super) struct State {
     replies: VecDeque<Pending>,
     /// Requests whose operation has begun and not ended.
     pub(super) under_way: usize,
+    /// No more requests come.
+    finishing: bool,
     /// Nothing is read or written any more.
     closed: bool,
 }
@@ -189,6 +200,12 @@ impl Connection {
         self.changed.notify_all();
     }
 
+    /// Closes once all that has begun is answered, and that was said.
+    fn finish(&self) {
+        self.lock().finishing = true;
+        self.changed.notify_all();
+    }
+
     fn close(&self) {
         self.lock().closed = true;
         let _ = self.stream.shutdown(Shutdown::Both);
@@ -212,6 +229,10 @@ impl Connection {
                 }
                 if let Some(pending) = state.replies.pop_front() {
                     break pending;
+                }
+                if state.finishing && state.under_way == 0 {
+                    drop(state);
+                    return send_all(&self.stream, &Reply::Closing.emit(), &[]);
                 }
                 let waited = self.changed.wait_timeout(state, ALIVE_INTERVAL);
                 let (woken, timeout) = waited.unwrap_or_else(PoisonError::into_inner);
@@ -252,7 +273,11 @@ impl Owner for Connection {
 
 fn send_all(mut stream: &TcpStream, header: &[u8], data: &[u8]) -> io::Result<()> {
     let mut sent = 0;
+    let deadline = deadline(data.len() as u32);
     while sent < header.len() + data.len() {
+        if Instant::now() > deadline {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
         let count = match sent < header.len() {
             true => stream.write_vectored(&[IoSlice::new(&header[sent..]), IoSlice::new(data)]),
             false => stream.write(&data[sent - header.len()..]),
@@ -269,6 +294,8 @@ fn send_all(mut stream: &TcpStream, header: &[u8], data: &[u8]) -> io::Result<()
 
 /// Serves a connection until its end.
 fn serve(accepted: &Accepted, files: &Files, disk: &Disk) -> io::Result<()> {
+    // It may have asked for something by the time that its place is taken.
+    accepted.idle();
     let stream = accepted.stream().try_clone()?;
     stream.set_nodelay(true)?;
     stream.set_read_timeout(Some(ALIVE_INTERVAL))?;
@@ -287,7 +314,11 @@ fn serve(accepted: &Accepted, files: &Files, disk: &Disk) -> io::Result<()> {
     let replier = thread::Builder::new().name("file replies".to_owned());
     let replier = replier.spawn(move || replying.reply())?;
     let ended = Reader::new(accepted, &connection, files, disk).read();
-    connection.close();
+    match ended {
+        // The initiator has closed, or is to make room: what it asked for before is answered.
+        Ok(()) => connection.finish(),
+        Err(_) => connection.close(),
+    }
     let _ = replier.join();
     // Their buffers come back, and what the acceptor counts as served is over.
     let mut state = connection.lock();
