@@ -4,12 +4,13 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use millstream_metadata::{SegmentDesc, Server, ServerConfig};
-use millstream_transfer::{FileOptions, Opcode};
+use millstream_transfer::{FileOptions, NvmeofConfig, Opcode, TransferEngine};
 
 use crate::common::{LONG, contents, private};
-use crate::fixture::{Folder, Says, descriptor, pair, request, writable};
+use crate::fixture::{Folder, Says, descriptor, engine, pair, request, writable};
 
 /// What others say comes to nothing, and the target goes on.
 #[test]
@@ -38,6 +39,59 @@ fn strangers_at_the_port_change_nothing() {
     let read = request(Opcode::Read, (&local, 0), &segment, 0, 4096);
     initiator.submit_and_wait(&[read], LONG).unwrap();
     assert_eq!(contents(&local, 0, 4096), [3; 4096]);
+}
+
+/// A target with so many places, and a file of 4096 bytes.
+fn target_with(max_connections: usize) -> (Folder, TransferEngine, String, SocketAddr) {
+    let folder = Folder::new();
+    let path = folder.file("places", &[3; 4096]);
+    let target = engine(NvmeofConfig { max_connections, ..NvmeofConfig::default() });
+    let name = target.register_file(&path, writable()).unwrap();
+    let port = descriptor(&target, "places").file_target.unwrap().port;
+    let place = SocketAddr::new(target.listening_at().ip(), port);
+    (folder, target, name, place)
+}
+
+fn read_all(name: &str) -> Result<u64, String> {
+    let initiator = engine(NvmeofConfig { silence: LONG, ..NvmeofConfig::default() });
+    let segment = initiator.open_segment(name).unwrap();
+    let local = private(&initiator, 4096);
+    let read = request(Opcode::Read, (&local, 0), &segment, 0, 4096);
+    initiator.submit_and_wait(&[read], LONG).map_err(|error| error.to_string())
+}
+
+/// They have said something, but not what would be a request.
+#[test]
+fn strangers_that_are_slow_keep_nobody_out() {
+    let (_folder, _target, name, place) = target_with(3);
+    let header = [&b"MSFILES\n\x01\0\0\0"[..], &[0; 39]].concat();
+    let strangers = [&header[..3], &header[..12], &header[..]].map(|bytes| {
+        let mut stream = TcpStream::connect(place).unwrap();
+        stream.write_all(bytes).unwrap();
+        // It is served.
+        stream.read_exact(&mut [0; 12]).unwrap();
+        stream
+    });
+    let start = Instant::now();
+    assert_eq!(read_all(&name), Ok(4096));
+    // They may take 10 s.
+    assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
+    drop(strangers);
+}
+
+/// So an initiator knows that what it asks for meanwhile was not begun.
+#[test]
+fn who_makes_room_is_told_that_its_connection_is_closed() {
+    let (_folder, _target, name, place) = target_with(1);
+    let mut idle = TcpStream::connect(place).unwrap();
+    idle.write_all(b"MSFILES\n\x01\0\0\0").unwrap();
+    assert_eq!(read_all(&name), Ok(4096));
+    let mut said = Vec::new();
+    idle.set_read_timeout(Some(LONG)).unwrap();
+    idle.read_to_end(&mut said).unwrap();
+    let mut closing = [0; 24];
+    closing[0] = 3;
+    assert_eq!(said[12..], closing);
 }
 
 #[test]

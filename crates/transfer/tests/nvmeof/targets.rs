@@ -2,6 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
 use millstream_metadata::Server;
@@ -39,7 +41,7 @@ fn outcome(name: &str) -> (Vec<String>, Duration) {
 
 #[test]
 fn a_target_that_is_silent_is_given_up_in_time() {
-    let (streams, kept) = std::sync::mpsc::channel();
+    let (streams, kept) = channel();
     let (_server, name) = fake_target(move |mut stream| {
         stream.write_all(HELLO).unwrap();
         let _ = streams.send(stream);
@@ -73,28 +75,33 @@ fn a_target_that_is_slow_is_waited_for() {
         }
     });
     let config = NvmeofConfig { silence: Duration::from_secs(1), ..NvmeofConfig::default() };
-    let statuses = hanging(&name, config, Some(Duration::from_secs(3)), false).0;
+    let statuses = hanging(&name, config, Some(Duration::from_secs(3)), None).0;
     for status in statuses {
         assert_eq!(status.state, TransferState::Timeout, "{status:?}");
     }
 }
 
-/// Takes what is asked of it, and does nothing. It is given up by nobody for its silence.
-fn with_a_disk_that_hangs() -> (Server, String, NvmeofConfig) {
-    let (server, name) = fake_target(|mut stream| {
+/// Takes what is asked of it, tells when some of that has come, and does nothing. It is given up by nobody
+/// for its silence.
+fn with_a_disk_that_hangs() -> (Server, String, NvmeofConfig, Receiver<()>) {
+    let (came, coming) = channel();
+    let (server, name) = fake_target(move |mut stream| {
         stream.write_all(HELLO).unwrap();
+        // Some of the data of a WRITE.
+        let _ = stream.read_exact(&mut [0; 100]);
+        let _ = came.send(());
         let _ = std::io::copy(&mut stream, &mut std::io::sink());
     });
-    (server, name, NvmeofConfig { silence: LONG, ..NvmeofConfig::default() })
+    (server, name, NvmeofConfig { silence: LONG, ..NvmeofConfig::default() }, coming)
 }
 
 /// What becomes of more WRITEs and READs than may be under way at a time, and after how long. They may have a
-/// deadline, or be canceled as soon as the target has something to do.
+/// deadline, or be canceled once the target has something to do.
 fn hanging(
     name: &str,
     config: NvmeofConfig,
     deadline: Option<Duration>,
-    cancel: bool,
+    cancel_after: Option<&Receiver<()>>,
 ) -> (Vec<TransferStatus>, Duration) {
     let initiator = engine(config);
     let segment = initiator.open_segment(name).unwrap();
@@ -106,10 +113,8 @@ fn hanging(
     let options = SubmitOptions { deadline, ..SubmitOptions::default() };
     let requests = [all(Opcode::Write), all(Opcode::Read)].repeat(10);
     initiator.submit_with(&batch, &requests, &options).unwrap();
-    if cancel {
-        while initiator.status(&batch, 0).unwrap().state == TransferState::Waiting {
-            std::thread::yield_now();
-        }
+    if let Some(begun) = cancel_after {
+        begun.recv_timeout(LONG).unwrap();
         for index in 0..20 {
             assert!(initiator.cancel(&batch, index).unwrap(), "{index}");
             assert!(!initiator.cancel(&batch, index).unwrap(), "{index}");
@@ -132,8 +137,8 @@ fn only_writes_are_undefined(statuses: &[TransferStatus]) -> bool {
 
 #[test]
 fn deadlines_are_kept_though_a_disk_hangs() {
-    let (_server, name, config) = with_a_disk_that_hangs();
-    let (statuses, took) = hanging(&name, config, Some(Duration::from_millis(300)), false);
+    let (_server, name, config, _begun) = with_a_disk_that_hangs();
+    let (statuses, took) = hanging(&name, config, Some(Duration::from_millis(300)), None);
     assert!(took < Duration::from_secs(6), "{took:?}");
     assert!(statuses.iter().all(|status| status.state == TransferState::Timeout), "{statuses:?}");
     assert!(only_writes_are_undefined(&statuses), "{statuses:?}");
@@ -143,13 +148,13 @@ fn deadlines_are_kept_though_a_disk_hangs() {
 /// The thread that sends waits for room all the time.
 #[test]
 fn deadlines_are_kept_though_nothing_is_read() {
-    let (streams, kept) = std::sync::mpsc::channel();
+    let (streams, kept) = channel();
     let (_server, name) = fake_target(move |mut stream| {
         stream.write_all(HELLO).unwrap();
         let _ = streams.send(stream);
     });
     let config = NvmeofConfig { silence: LONG, ..NvmeofConfig::default() };
-    let (statuses, took) = hanging(&name, config, Some(Duration::from_millis(300)), false);
+    let (statuses, took) = hanging(&name, config, Some(Duration::from_millis(300)), None);
     assert!(took < Duration::from_secs(6), "{took:?}");
     assert!(statuses.iter().all(|status| status.state == TransferState::Timeout), "{statuses:?}");
     assert!(only_writes_are_undefined(&statuses), "{statuses:?}");
@@ -158,8 +163,8 @@ fn deadlines_are_kept_though_nothing_is_read() {
 
 #[test]
 fn requests_are_canceled_though_a_disk_hangs() {
-    let (_server, name, config) = with_a_disk_that_hangs();
-    let (statuses, took) = hanging(&name, config, None, true);
+    let (_server, name, config, begun) = with_a_disk_that_hangs();
+    let (statuses, took) = hanging(&name, config, None, Some(&begun));
     assert!(took < Duration::from_secs(6), "{took:?}");
     assert!(statuses.iter().all(|status| status.state == TransferState::Canceled), "{statuses:?}");
     assert!(only_writes_are_undefined(&statuses), "{statuses:?}");
@@ -167,15 +172,66 @@ fn requests_are_canceled_though_a_disk_hangs() {
 
 #[test]
 fn a_disk_that_hangs_is_given_up_some_time() {
-    let (_server, name, config) = with_a_disk_that_hangs();
+    let (_server, name, config, _begun) = with_a_disk_that_hangs();
     let config = NvmeofConfig { io_timeout: Duration::from_millis(300), ..config };
-    let (statuses, took) = hanging(&name, config, None, false);
+    let (statuses, took) = hanging(&name, config, None, None);
     assert!(took < Duration::from_secs(10), "{took:?}");
     for status in &statuses {
         let text = status.error.as_ref().unwrap().to_string();
         assert!(text.contains("its device has not answered for 300ms"), "{text}");
     }
     assert!(only_writes_are_undefined(&statuses), "{statuses:?}");
+}
+
+/// It has taken some requests from the stream, and says that it has begun none of them.
+#[test]
+fn what_a_target_has_not_begun_when_it_closes_is_asked_for_again() {
+    // One request each.
+    const LENGTH: u32 = 512 << 10;
+    let connections = AtomicU32::new(0);
+    let (_server, name) = fake_target(move |mut stream| {
+        stream.write_all(HELLO).unwrap();
+        let mut hello = [0; 12];
+        let mut request = [0; 40];
+        stream.read_exact(&mut hello).unwrap();
+        let mut ended = vec![[0; 24]; 0];
+        for _ in 0..2 {
+            stream.read_exact(&mut request).unwrap();
+            let is_write = request[0] == 1;
+            if is_write {
+                stream.read_exact(&mut vec![0; LENGTH as usize + 4]).unwrap();
+            }
+            let mut reply = [0; 24];
+            reply[0] = 1;
+            reply[8..16].copy_from_slice(&request[8..16]);
+            if !is_write {
+                reply[4..8].copy_from_slice(&LENGTH.to_le_bytes());
+            }
+            ended.push(reply);
+        }
+        if connections.fetch_add(1, Ordering::Relaxed) < 2 {
+            let mut closing = [0; 24];
+            closing[0] = 3;
+            stream.write_all(&closing).unwrap();
+            return;
+        }
+        for reply in ended {
+            stream.write_all(&reply).unwrap();
+            if reply[4..8] != [0; 4] {
+                stream.write_all(&vec![7; LENGTH as usize]).unwrap();
+            }
+        }
+        let _ = stream.read(&mut [0]);
+    });
+    let initiator = engine(NvmeofConfig::default());
+    let segment = initiator.open_segment(&name).unwrap();
+    let length = u64::from(LENGTH);
+    let local = private(&initiator, 2 * LENGTH as usize);
+    let requests = [(Opcode::Write, 0), (Opcode::Read, length)]
+        .map(|(opcode, at)| request(opcode, (&local, at), &segment, 0, length));
+    assert_eq!(initiator.submit_and_wait(&requests, LONG).unwrap(), 2 * length);
+    let came = contents(&local, LENGTH as usize, LENGTH as usize);
+    assert!(came.iter().all(|&byte| byte == 7));
 }
 
 #[test]
