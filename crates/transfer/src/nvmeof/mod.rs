@@ -8,6 +8,7 @@ mod disk;
 mod flow;
 mod initiator;
 mod mapped;
+mod offered;
 mod protocol;
 mod queue;
 mod receiving;
@@ -32,6 +33,7 @@ use self::disk::{Disk, OpenFile};
 use self::flow::Entry;
 use self::initiator::{Link, Patience};
 use self::mapped::Mapped;
+use self::offered::Offered;
 use self::target::{Files, Target};
 use crate::batch::BatchShared;
 use crate::keys::Keys;
@@ -44,9 +46,6 @@ use crate::{FailureReason, FileError, InstallError, SegmentId};
 
 /// As in `--protocol` and in descriptors.
 pub(crate) const NAME: &str = NVMEOF;
-
-/// The most files that an engine offers.
-const MAX_FILES: usize = 4096;
 
 /// What the transport `nvmeof` is installed with.
 #[derive(Clone, Debug)]
@@ -111,8 +110,7 @@ pub(crate) struct NvmeofTransport {
     config: NvmeofConfig,
     disk: Arc<Disk>,
     files: Arc<Files>,
-    /// By segment name. Held while one is added or removed.
-    offered: Mutex<HashMap<String, FileKey>>,
+    offered: Offered,
     target: Mutex<Option<Target>>,
     port: u16,
     routes: RwLock<HashMap<SegmentId, Arc<Route>>>,
@@ -169,7 +167,7 @@ impl NvmeofTransport {
             config,
             disk,
             files,
-            offered: Mutex::default(),
+            offered: Offered::default(),
             port: target.port(),
             target: Mutex::new(Some(target)),
             routes: RwLock::default(),
@@ -186,15 +184,20 @@ impl NvmeofTransport {
         options: FileOptions,
     ) -> Result<String, FileError> {
         let base = path.file_name().map(|name| name.to_string_lossy().into_owned());
-        let name = options.name.or(base).unwrap_or_default();
+        let name = options.name.clone().or(base).unwrap_or_default();
         let name = FileName::new(self.engine.clone(), &name)?.to_string();
-        let mut offered = lock(&self.offered);
-        if offered.contains_key(&name) {
-            return Err(FileError::Twice(name));
-        }
-        if offered.len() >= MAX_FILES {
-            return Err(FileError::TooMany { limit: MAX_FILES });
-        }
+        let work = || self.open_and_publish(store, path, &name, &options);
+        self.offered.offer(&name, work)?;
+        Ok(name)
+    }
+
+    fn open_and_publish(
+        &self,
+        store: &dyn Store,
+        path: &Path,
+        name: &str,
+        options: &FileOptions,
+    ) -> Result<FileKey, FileError> {
         let failed = |error| FileError::Open { path: path.display().to_string(), error };
         let open = || {
             let path = path.canonicalize()?;
@@ -203,13 +206,13 @@ impl NvmeofTransport {
         };
         let (file, key) = open().map_err(failed)?;
         let descriptor = SegmentDesc {
-            name: name.clone(),
+            name: name.to_owned(),
             protocol: NVMEOF.to_owned(),
             buffers: vec![BufferDesc {
                 name: file.path.clone(),
                 length: file.length,
                 file_path: Some(file.path.clone()),
-                local_path_map: options.local_path_map,
+                local_path_map: options.local_path_map.clone(),
                 file_key: Some(key),
                 file_read_only: !file.writable,
                 ..BufferDesc::default()
@@ -231,24 +234,21 @@ impl NvmeofTransport {
             self.files.remove(key.0);
             return Err(error.into());
         }
-        offered.insert(name.clone(), key);
-        Ok(name)
+        Ok(key)
     }
 
     /// Takes a file back. Returns when nobody reads or writes it any more.
     pub(crate) fn take_back(&self, store: &dyn Store, name: &str) -> Result<(), FileError> {
-        let mut offered = lock(&self.offered);
-        let key = offered.remove(name).ok_or_else(|| FileError::Unknown(name.to_owned()))?;
-        let withdrawn = store.withdraw_segment(name);
-        self.files.remove(key.0);
-        Ok(withdrawn?)
+        self.offered.take_back(name, |key| {
+            let withdrawn = store.withdraw_segment(name);
+            self.files.remove(key.0);
+            withdrawn
+        })
     }
 
     /// The names of the segments that are files of this engine.
     pub(crate) fn names(&self) -> Vec<String> {
-        let mut names: Vec<_> = lock(&self.offered).keys().cloned().collect();
-        names.sort();
-        names
+        self.offered.names()
     }
 
     /// The link to a segment's target, which segments of one target share.
@@ -397,7 +397,6 @@ impl Transport for NvmeofTransport {
         routes.into_values().chain(retired).for_each(|route| route.stop());
         let target = lock(&self.target).take();
         drop(target);
-        let offered = std::mem::take(&mut *lock(&self.offered));
-        offered.into_values().for_each(|key| self.files.remove(key.0));
+        self.offered.take().for_each(|key| self.files.remove(key.0));
     }
 }
