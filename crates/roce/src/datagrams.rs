@@ -182,7 +182,7 @@ impl QueuePair {
             return false;
         };
         let pieces = &datagrams.pieces;
-        if !pieces.get(&work.pieces).all(|piece| shared.memory.bytes(&piece).is_ok()) {
+        if !pieces.get(&work.pieces).all(|piece| shared.memory.stage(&piece, 0).is_ok()) {
             work.broken = true;
         }
         if work.broken {
@@ -292,8 +292,9 @@ impl QueuePair {
         let header = global_route_header(meta, datagram_length);
         let pieces = || self.responder.receives.pieces();
         let at = GLOBAL_ROUTE_HEADER_LENGTH as u64;
-        let delivered = scatter(shared, receive.domain, pieces(), 0, &header)
+        let written = scatter(shared, receive.domain, pieces(), 0, &header)
             .and_then(|()| scatter(shared, receive.domain, pieces(), at, packet.payload));
+        let delivered = written.and(shared.memory.flush());
         let status = match delivered {
             Ok(()) => CompletionStatus::Success,
             Err(_) => CompletionStatus::LocalProtection,

@@ -97,6 +97,8 @@ pub struct Endpoint<M> {
     burst: u32,
     pub(crate) timers: Timers,
     pub(crate) solvers: Solvers,
+    /// Whose packets the memory has not flushed: a queue pair's, and whether they are responses.
+    unflushed: Option<(u32, bool)>,
     /// [`Endpoint::fail_all`] was called.
     failed: bool,
 }
@@ -128,6 +130,7 @@ impl<M: Memory> Endpoint<M> {
             burst: 0,
             timers: Timers::default(),
             solvers: Solvers::default(),
+            unflushed: None,
             failed: false,
         }
     }
@@ -546,6 +549,25 @@ impl<M: Memory> Endpoint<M> {
         }
     }
 
+    /// Flushes what queue pairs have written; whether that was nothing, or went well. Whose packets did not
+    /// get where they belong, that queue pair fails.
+    fn flush(&mut self) -> bool {
+        let Some((index, responses)) = self.unflushed.take() else { return true };
+        let index = index as usize;
+        let Some(pair) = self.queue_pairs[index].as_mut() else { return true };
+        let flushed = match responses {
+            false => pair.flush_requests(&mut self.shared),
+            true => self.shared.memory.flush().is_ok(),
+        };
+        if !flushed {
+            if responses {
+                pair.fail_fatally(&mut self.shared, Some(CompletionStatus::LocalProtection));
+            }
+            self.after_change(index);
+        }
+        flushed
+    }
+
     fn arm(&mut self, index: usize) {
         if let Some(pair) = &self.queue_pairs[index]
             && let Some(deadline) = pair.deadline()
@@ -570,6 +592,14 @@ impl<M: Memory> Node for Endpoint<M> {
             }
         };
         let Some(index) = self.admit(meta, datagram, &packet) else { return };
+        let source = (index as u32, packet.opcode.is_response());
+        if let Some(unflushed) = self.unflushed.filter(|&unflushed| unflushed != source)
+            && !self.flush()
+            && unflushed.0 == source.0
+        {
+            // Its queue pair has just failed.
+            return;
+        }
         let Some(pair) = self.queue_pairs[index].as_mut() else { return };
         if packet.opcode.operation() == Operation::CongestionNotification {
             self.shared.counters.congestion_notifications += 1;
@@ -588,10 +618,13 @@ impl<M: Memory> Node for Endpoint<M> {
         } else {
             pair.handle_request(&mut self.shared, &packet);
         }
+        self.unflushed = (!self.shared.memory.is_flushed()).then_some(source);
         self.after_change(index);
     }
 
     fn handle_timeout(&mut self, now: Instant) {
+        self.flush();
+        self.shared.memory.unstage();
         while let Some(index) = self.timers.pop_due(now) {
             let index = index as usize;
             let Some(pair) = self.queue_pairs[index].as_mut() else { continue };

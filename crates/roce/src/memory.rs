@@ -129,7 +129,8 @@ pub trait Memory {
     /// (IBTA 9.7.4.1.4), so it is not asked about.
     fn authorize(&mut self, access: &RemoteAccess) -> Result<(), AccessDenied>;
 
-    /// Takes the payload of one packet.
+    /// Takes the payload of one packet. It may collect what belongs together, and say so by
+    /// [`Memory::is_flushed`].
     fn write(&mut self, destination: &Destination, payload: &[u8]) -> Result<(), AccessDenied>;
 
     /// Does an atomic operation and returns the value from before. Asked once for each operation:
@@ -148,6 +149,29 @@ pub trait Memory {
     fn invalidate(&mut self, _domain: ProtectionDomainId, _key: u32) -> Result<(), AccessDenied> {
         Err(AccessDenied::InvalidRequest)
     }
+
+    /// Whether all that was written is where it belongs.
+    fn is_flushed(&self) -> bool {
+        true
+    }
+
+    /// Brings what was written to where it belongs. The endpoint asks before anybody is told that it is
+    /// there, before it takes packets of another queue pair, and when it has taken all that had come. After
+    /// a failure, of a [`Memory::write`] that had to flush too, nothing counts that was written since
+    /// the last time.
+    fn flush(&mut self) -> Result<(), AccessDenied> {
+        Ok(())
+    }
+
+    /// Makes the bytes of a local piece ready to be sent: those that [`Memory::bytes`] is asked for next,
+    /// until [`Memory::unstage`]. The `following` bytes after them are of the same request, and may be
+    /// sent soon.
+    fn stage(&mut self, piece: &Piece, _following: u64) -> Result<(), AccessDenied> {
+        self.bytes(piece).map(drop)
+    }
+
+    /// All bytes that were staged have been sent, or never will be.
+    fn unstage(&mut self) {}
 
     /// The bytes of a local piece, to be sent. For a READ response the piece is what
     /// [`Memory::authorize`] has just admitted.

@@ -28,7 +28,7 @@ use crate::request_packets::{Part, packet_of};
 use crate::responder::scatter;
 use crate::round_trip::RoundTrip;
 use crate::window::Window;
-use crate::work::{Piece, SendOperation, SendRequest, parts};
+use crate::work::{Piece, SendOperation, SendRequest, parts, parts_and_rest};
 use crate::{Instant, Transmit};
 
 /// READ responses asked for by one request packet: a quarter of the largest window, within these
@@ -525,9 +525,11 @@ impl QueuePair {
             return;
         }
         let end = work.end();
-        if scatter(shared, self.domain, self.requester.pieces.get(&work.pieces), offset, data)
-            .is_err()
-        {
+        let pieces = self.requester.pieces.get(&work.pieces);
+        let scattered = scatter(shared, self.domain, pieces, offset, data);
+        // It is complete when all of it is where it belongs.
+        let flushed = |()| if psn + 1 == end { shared.memory.flush() } else { Ok(()) };
+        if scattered.and_then(flushed).is_err() {
             self.fail_fatally(shared, Some(CompletionStatus::LocalProtection));
             return;
         }
@@ -619,7 +621,14 @@ impl QueuePair {
         let (opcode, extended) = packet_of(&work.operation, part, mtu);
         let pieces = || requester.pieces.get(&work.pieces);
         let payload = || parts(pieces(), offset, if fetches { 0 } else { mtu });
-        if !payload().all(|piece| shared.memory.bytes(&piece).is_ok()) {
+        // So many bytes after this packet can be sent before the peer answers.
+        let window =
+            if probe.is_some() { 0 } else { (allowed - in_flight).saturating_sub(1) * mtu };
+        let mut stage = |(piece, following): (Piece, u64)| {
+            shared.memory.stage(&piece, following.min(window)).is_ok()
+        };
+        let staged = parts_and_rest(pieces(), offset, if fetches { 0 } else { mtu });
+        if !staged.into_iter().all(&mut stage) {
             requester.queue[at].broken = true;
             self.fail_broken(shared);
             return false;

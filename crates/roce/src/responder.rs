@@ -33,6 +33,9 @@ pub(crate) struct Responder {
     gap_reported: bool,
     /// The latest number that arrived behind the gap.
     behind_gap: u64,
+    /// The oldest packet whose payload the memory has not flushed, and how many messages were complete
+    /// before it.
+    unflushed: Option<(u64, u64)>,
     /// What is behind the gap is out of sequence by our own doing: the requester was asked to wait.
     not_ready: bool,
     pub(crate) minimum_rnr_timer: u8,
@@ -49,6 +52,8 @@ enum Incoming {
 enum Refusal {
     /// No receive request is posted: try later.
     NotReady,
+    /// What it has brought, or packets before it, could not be flushed.
+    Unflushed,
     /// Fatal for the queue pair; the remote hears why.
     Nak(NakCode),
     /// As above, and the receive request at the head ends with this status.
@@ -77,6 +82,7 @@ impl Responder {
             replies: Replies::default(),
             gap_reported: false,
             behind_gap: 0,
+            unflushed: None,
             not_ready: false,
             minimum_rnr_timer: 0,
         }
@@ -123,6 +129,12 @@ impl QueuePair {
     ) {
         let psn = packet.bth.psn.extend(self.responder.expected);
         let expected = self.responder.expected;
+        let operation = packet.opcode.operation();
+        let more = psn == expected && matches!(operation, Operation::Send | Operation::Write);
+        // Whatever else it is, its answer says that all before it was executed.
+        if !more && !self.flush_requests(shared) {
+            return;
+        }
         if psn < expected {
             shared.counters.duplicates += 1;
             self.handle_duplicate(shared, packet, psn);
@@ -143,7 +155,20 @@ impl QueuePair {
         }
         self.responder.gap_reported = false;
         self.responder.not_ready = false;
-        match self.execute(shared, packet) {
+        let executed = self.execute(shared, packet);
+        match &executed {
+            Ok(_) if shared.memory.is_flushed() => self.responder.unflushed = None,
+            Ok(_) => {
+                self.responder.unflushed.get_or_insert((psn, self.responder.messages));
+            }
+            Err(Refusal::Unflushed) => {
+                self.refuse_unflushed(shared);
+                return;
+            }
+            Err(_) if !self.flush_requests(shared) => return,
+            Err(_) => {}
+        }
+        match executed {
             Ok(packets) => {
                 shared.counters.payload_bytes_received += packet.payload.len() as u64;
                 self.responder.expected += packets;
@@ -157,11 +182,12 @@ impl QueuePair {
                 if !answered {
                     let newest = (self.responder.expected - 1, self.responder.message_number());
                     self.responder.acknowledged = newest;
-                    if packet.bth.acknowledge_request {
+                    if packet.bth.acknowledge_request && self.flush_requests(shared) {
                         self.responder.acknowledge();
                     }
                 }
             }
+            Err(Refusal::Unflushed) => {}
             Err(Refusal::NotReady) => {
                 self.responder.gap_reported = true;
                 self.responder.not_ready = true;
@@ -179,6 +205,25 @@ impl QueuePair {
                 self.refuse(shared, psn, code, AsyncEvent::QueuePairFatal(self.qpn));
             }
         }
+    }
+
+    /// Whether all requests that were executed are where they belong; if not, they are refused.
+    pub(crate) fn flush_requests<M: Memory>(&mut self, shared: &mut Shared<M>) -> bool {
+        let flushed = shared.memory.is_flushed() || shared.memory.flush().is_ok();
+        match flushed {
+            true => self.responder.unflushed = None,
+            false => self.refuse_unflushed(shared),
+        }
+        flushed
+    }
+
+    /// What was executed since the last flush does not count, and the remote hears so.
+    pub(crate) fn refuse_unflushed<M: Memory>(&mut self, shared: &mut Shared<M>) {
+        let none = (self.responder.expected, self.responder.messages);
+        let (psn, messages) = self.responder.unflushed.take().unwrap_or(none);
+        self.responder.messages = messages;
+        let event = AsyncEvent::QueuePairFatal(self.qpn);
+        self.refuse(shared, psn, NakCode::RemoteOperationalError, event);
     }
 
     /// A request that was executed before: its answer was lost, or the network doubled it.
@@ -268,6 +313,7 @@ impl QueuePair {
         let pieces = self.responder.receives.pieces();
         scatter(shared, receive.domain, pieces, offset, packet.payload).map_err(failed)?;
         if packet.opcode.position().ends() {
+            shared.memory.flush().map_err(|_| Refusal::Unflushed)?;
             // A key that may not be invalidated ends the message here, and at the peer (IBTA
             // 9.9.6.3.1 wants no answer; the peer would learn of it by a timeout).
             let denied = |_| {
@@ -335,6 +381,9 @@ impl QueuePair {
         if !ends {
             self.responder.incoming = Some(Incoming::Write { access, offset: end as u32 });
             return Ok(1);
+        }
+        if packet.extended.immediate.is_some() {
+            shared.memory.flush().map_err(|_| Refusal::Unflushed)?;
         }
         self.responder.incoming = None;
         if packet.extended.immediate.is_some()
@@ -541,8 +590,10 @@ impl QueuePair {
         // Asked again for each packet: the region may be gone by now, or its rights, or another may
         // have its key.
         let part = RemoteAccess { address, length, ..access };
+        let following = u64::from(access.length - offset - length);
         if length > 0
-            && (shared.memory.authorize(&part).is_err() || shared.memory.bytes(&piece).is_err())
+            && (shared.memory.authorize(&part).is_err()
+                || shared.memory.stage(&piece, following).is_err())
         {
             return false;
         }

@@ -56,10 +56,19 @@ pub(crate) fn length(pieces: &[Piece]) -> u64 {
 
 /// The part of a list from byte `offset` on, `length` bytes long (shorter where the list ends).
 pub(crate) fn parts(
-    mut pieces: impl Iterator<Item = Piece>,
+    pieces: impl Iterator<Item = Piece>,
     offset: u64,
     length: u64,
 ) -> impl Iterator<Item = Piece> {
+    parts_and_rest(pieces, offset, length).map(|(part, _)| part)
+}
+
+/// As [`parts`], each with how many bytes of its piece follow it.
+pub(crate) fn parts_and_rest(
+    mut pieces: impl Iterator<Item = Piece>,
+    offset: u64,
+    length: u64,
+) -> impl Iterator<Item = (Piece, u64)> {
     let (mut skip, mut left) = (offset, length);
     core::iter::from_fn(move || {
         loop {
@@ -73,10 +82,10 @@ pub(crate) fn parts(
                 continue;
             }
             let take = left.min(available - skip);
-            let address = address.wrapping_add(skip);
+            let (address, rest) = (address.wrapping_add(skip), available - skip - take);
             skip = 0;
             left -= take;
-            return Some(Piece { key, address, length: take as u32 });
+            return Some((Piece { key, address, length: take as u32 }, rest));
         }
     })
 }
