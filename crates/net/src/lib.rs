@@ -22,6 +22,8 @@ mod control;
 mod counters;
 mod crc32;
 mod credentials;
+#[cfg(not(millstream_loom))]
+pub mod cuda;
 #[cfg_attr(millstream_loom, path = "model/descriptors.rs")]
 mod descriptors;
 mod driver;

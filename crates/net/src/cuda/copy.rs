@@ -1,0 +1,116 @@
+//! Copies between memory of a GPU and memory of the host, or within GPUs, that are done when they return.
+//!
+//! Memory of the host is copied to and from pinned memory first, as any registered memory is copied: it
+//! may be gone, and others may access it. The driver would fault.
+
+use thiserror::Error;
+
+use super::pool::Pair;
+use super::{CudaError, Gpu};
+use crate::guarded::{self, Caching, Fault};
+
+/// Why bytes were not copied, or only some.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+pub enum CopyError {
+    /// Memory of the host was not there.
+    #[error(transparent)]
+    Fault(#[from] Fault),
+    /// The driver refused: as when memory of the GPU was freed.
+    #[error(transparent)]
+    Driver(#[from] CudaError),
+}
+
+impl Gpu {
+    /// Copies from memory of the host to memory of the GPU.
+    ///
+    /// # Safety
+    /// `from` as of [`guarded::copy`]; `to` must be memory of this GPU that was registered and is meant.
+    pub unsafe fn copy_in(&self, from: *const u8, to: u64, length: usize) -> Result<(), CopyError> {
+        let mut lanes = self.lanes()?;
+        let begun = chunks(&lanes, length).enumerate().try_for_each(|(index, (offset, length))| {
+            let lane = &mut lanes[index % 2];
+            // What it was used for before.
+            lane.wait()?;
+            // SAFETY: the caller promises it of `from`; nobody else has the lane, whose buffer is as long
+            // as a chunk. Its copies were waited for, and this one is below.
+            unsafe {
+                guarded::copy(from.wrapping_add(offset), lane.buffer(), length, Caching::Through)?;
+                lane.write(0, to + offset as u64, length)?;
+            }
+            Ok(())
+        });
+        ended(&mut lanes, begun)
+    }
+
+    /// Copies from memory of the GPU to memory of the host.
+    ///
+    /// # Safety
+    /// `from` must be memory of this GPU that was registered and is meant; `to` as of [`guarded::copy`].
+    pub unsafe fn copy_out(&self, from: u64, to: *mut u8, length: usize) -> Result<(), CopyError> {
+        let mut lanes = self.lanes()?;
+        let mut before = None;
+        let out = |lanes: &mut Pair, (index, offset, length): (usize, usize, usize)| {
+            let lane: &mut Box<dyn super::Lane> = &mut lanes[index % 2];
+            lane.wait()?;
+            let to = to.wrapping_add(offset);
+            // SAFETY: the caller promises it of `to`; nobody else has the lane, and its copy is done.
+            unsafe { guarded::copy(lane.buffer(), to, length, Caching::Through)? };
+            Ok::<_, CopyError>(())
+        };
+        let list = chunks(&lanes, length);
+        let mut begun = list.enumerate().try_for_each(|(index, (offset, length))| {
+            // SAFETY: the caller promises it of `from`; the lane has been emptied.
+            unsafe { lanes[index % 2].read(from + offset as u64, 0, length)? };
+            // Meanwhile.
+            match before.replace((index, offset, length)) {
+                Some(before) => out(&mut lanes, before),
+                None => Ok(()),
+            }
+        });
+        if let (Ok(()), Some(before)) = (&begun, before) {
+            begun = out(&mut lanes, before);
+        }
+        ended(&mut lanes, begun)
+    }
+
+    /// Copies between memory of GPUs, which may overlap.
+    ///
+    /// # Safety
+    /// Both must be memory of GPUs that was registered and is meant.
+    pub unsafe fn copy_within(&self, from: u64, to: u64, length: usize) -> Result<(), CopyError> {
+        let mut lanes = self.lanes()?;
+        if from.abs_diff(to) >= length as u64 {
+            // SAFETY: the caller promises it.
+            let begun = unsafe { lanes[0].copy(from, to, length) };
+            return ended(&mut lanes, begun.map_err(CopyError::from));
+        }
+        // Each chunk is read before what overlaps it is written.
+        let mut list: Vec<_> = chunks(&lanes, length).collect();
+        if from < to {
+            list.reverse();
+        }
+        let lane = &mut lanes[0];
+        let copied = list.into_iter().try_for_each(|(offset, length)| {
+            // SAFETY: as above, and each is waited for before the lane is used again.
+            unsafe {
+                lane.read(from + offset as u64, 0, length)?;
+                lane.wait()?;
+                lane.write(0, to + offset as u64, length)?;
+                lane.wait()
+            }
+        });
+        ended(&mut lanes, copied.map_err(CopyError::from))
+    }
+}
+
+/// What fits a lane, one after the other: offset and length.
+fn chunks(lanes: &Pair, length: usize) -> impl Iterator<Item = (usize, usize)> + use<> {
+    let step = lanes[0].length();
+    (0..length).step_by(step).map(move |offset| (offset, step.min(length - offset)))
+}
+
+/// Nothing is under way any more: whoever calls may free the memory. The first error counts.
+fn ended(lanes: &mut Pair, copied: Result<(), CopyError>) -> Result<(), CopyError> {
+    let waited = lanes.iter_mut().map(|lane| lane.wait()).fold(Ok(()), Result::and);
+    copied.and(waited.map_err(CopyError::from))
+}
