@@ -14,6 +14,9 @@
 
 mod copy;
 mod pool;
+pub mod pretended;
+#[cfg(test)]
+mod tests;
 
 use std::fmt;
 use std::sync::Arc;
