@@ -12,7 +12,11 @@
 //! **Order.** Copies do not wait for work that is under way on other streams: what a kernel writes is there
 //! when the caller has synchronised with it, and not before.
 
+mod context;
 mod copy;
+mod driver;
+mod ffi;
+mod lane;
 mod pool;
 pub mod pretended;
 #[cfg(test)]
@@ -24,6 +28,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 pub use self::copy::CopyError;
+pub use self::driver::open;
 use self::pool::Pool;
 
 /// Why the driver did not do something.
