@@ -29,6 +29,16 @@ pub fn open(ordinal: u32) -> Result<Arc<Gpu>, CudaError> {
 }
 
 impl Driver {
+    /// `None` when the process has not loaded it, or it is one that we cannot use.
+    pub(super) fn loaded() -> Option<&'static Self> {
+        if let Some(driver) = DRIVER.get() {
+            return Some(driver);
+        }
+        let functions = Functions::loaded()?;
+        let unusable = |error: &_| tracing::warn!(%error, "memory of GPUs is not recognised");
+        functions.inspect_err(unusable).ok().map(Self::keep)
+    }
+
     pub(super) fn load() -> Result<&'static Self, CudaError> {
         match DRIVER.get() {
             Some(driver) => Ok(driver),

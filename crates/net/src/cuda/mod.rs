@@ -5,17 +5,20 @@
 //! the other.
 //!
 //! **Who uses CUDA.** A process that does not is left as it is. Memory of a GPU can be there only when the driver's
-//! library is loaded, so the driver is asked only then, and never loaded or initialised, except for who asks for a GPU by its number. Copies are made in the primary context of the GPU,
+//! library is loaded, so [`find`] asks the driver only then, and never loads or initialises it; [`open`]
+//! does, for who asks for a GPU by its number. Copies are made in the primary context of the GPU,
 //! the one that the CUDA runtime uses; the context that is current on the caller's thread is current again
 //! afterwards.
 //!
 //! **Order.** Copies do not wait for work that is under way on other streams: what a kernel writes is there
 //! when the caller has synchronised with it, and not before.
 
+mod allocation;
 mod context;
 mod copy;
 mod driver;
 mod ffi;
+mod find;
 mod lane;
 mod pool;
 pub mod pretended;
@@ -27,8 +30,10 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+pub use self::allocation::Allocation;
 pub use self::copy::CopyError;
 pub use self::driver::open;
+pub use self::find::{find, summary};
 use self::pool::Pool;
 
 /// Why the driver did not do something.
@@ -63,6 +68,30 @@ pub enum CudaError {
         /// What the driver calls that.
         name: String,
     },
+}
+
+/// Why a range is not memory of one GPU, though it begins in such memory.
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
+pub enum FindError {
+    /// It is longer than what was allocated there.
+    #[error(
+        "the allocation of GPU {ordinal} there has {length} bytes at {address:#x}, and the range is not \
+         within it"
+    )]
+    OtherAllocation {
+        /// The GPU.
+        ordinal: u32,
+        /// First byte of the allocation.
+        address: u64,
+        /// Its bytes.
+        length: u64,
+    },
+    /// It is a texture's or another opaque layout's.
+    #[error("it is a CUDA array, which has no linear addresses")]
+    Array,
+    /// The driver does not let us at it.
+    #[error(transparent)]
+    Driver(#[from] CudaError),
 }
 
 /// What a GPU is behind: the driver, or what takes its place in tests.

@@ -110,3 +110,20 @@ fn no_more_than_a_few_lanes_are_pinned() {
     drop(gpu);
     assert_eq!(pretended.lanes(), 0);
 }
+
+/// Where there is no driver, this is what is said; where there is one, it has not been loaded by this
+/// process unless another test has asked for a GPU, and no memory of the host is taken for a GPU's.
+#[test]
+fn memory_of_the_host_is_not_taken_for_a_gpu() {
+    let bytes = pattern(100);
+    let found = find(bytes.as_ptr().expose_provenance() as u64, 100).unwrap();
+    assert!(found.is_none());
+    match summary() {
+        Err(CudaError::DriverMissing(reason)) => {
+            assert!(reason.contains("libcuda.so.1"), "{reason}");
+            let error = Allocation::new(0, 100).unwrap_err();
+            assert!(error.to_string().contains("install the NVIDIA driver"), "{error}");
+        }
+        other => println!("there is a driver: {other:?}"),
+    }
+}
