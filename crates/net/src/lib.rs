@@ -58,7 +58,8 @@ pub use counters::DriverCounters;
 pub use driver::{Driver, UnknownDriver};
 pub use prefetch::prefetch;
 pub use progress::{
-    Failure, Guard, Hook, NodeGuard, Opened, Progress, ProgressConfig, Shared, Worker, wait,
+    Failure, Guard, Hook, MAX_ROUND_DATAGRAMS, NodeGuard, Opened, Progress, ProgressConfig, Shared,
+    Worker, wait,
 };
 pub use socket::{OpenError, SocketConfig, SocketInfo};
 pub use waiters::Waiters;

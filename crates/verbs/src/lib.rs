@@ -51,7 +51,7 @@ pub use choice::{DeviceChoice, DeviceConfig, DeviceError};
 pub use completion_queue::{CompletionHandler, CompletionQueue};
 pub use device::{Atomicity, Device, DeviceAttributes, OpenError, PortHandler};
 pub use ibverbs::{IbverbsConfig, IbverbsError};
-pub use memory_region::{MemoryRegion, ProtectionDomain};
+pub use memory_region::{GpuMemoryError, MemoryRegion, ProtectionDomain};
 pub use provider::Provider;
 pub use queue_pair::{QueuePair, QueuePairOptions};
 pub use receive_share::ReceiveShare;

@@ -1,8 +1,11 @@
 //! Protection domains and the memory registered in them.
 
+use std::ptr;
 use std::sync::Arc;
 
+use millstream_net::cuda::{CudaError, Gpu};
 use millstream_roce::{Access, CreateError, QueuePairCapabilities, RegionError};
+use thiserror::Error;
 
 use crate::completion_queue::CompletionQueue;
 use crate::device::Device;
@@ -10,6 +13,34 @@ use crate::provider::{Provided, either};
 use crate::queue_pair::{QueuePair, QueuePairOptions};
 use crate::shared_receive_queue::SharedReceiveQueue;
 use crate::{ibverbs, soft};
+
+/// Why memory of a GPU could not be registered.
+#[derive(Debug, Error)]
+pub enum GpuMemoryError {
+    /// As memory of the host could not be either.
+    #[error(transparent)]
+    Region(#[from] RegionError),
+    /// Remotes were to do atomic operations on it.
+    #[error("remotes cannot do atomic operations on memory of a GPU: leave REMOTE_ATOMIC out")]
+    Atomic,
+    /// No memory of the host was pinned for it.
+    #[error("no memory of the host can be pinned for it")]
+    Pin(#[from] CudaError),
+    /// A NIC does not get at it.
+    #[error(
+        "{call} failed: {}: the NIC does not get at memory of GPU {gpu}; load nvidia-peermem \
+         (`modprobe nvidia-peermem`), or use a soft device, which copies through memory of the host",
+        std::io::Error::from_raw_os_error(*code)
+    )]
+    OutOfReach {
+        /// The GPU.
+        gpu: u32,
+        /// The call.
+        call: &'static str,
+        /// Its error number.
+        code: i32,
+    },
+}
 
 /// A protection domain: memory regions serve only the queue pairs made in the same one.
 #[derive(Clone, Debug)]
@@ -64,6 +95,49 @@ impl ProtectionDomain {
             }
         };
         Ok(MemoryRegion { region, address: address.addr() as u64, length })
+    }
+
+    /// Registers `length` bytes of a GPU, as [`ProtectionDomain::register_memory`] does memory of the host.
+    /// A soft device copies through memory of the host that it pins, 1.25 MiB for each of its shards and
+    /// GPU; a NIC gets at it by itself, which takes a module of the kernel. Atomic operations are not for it.
+    ///
+    /// # Safety
+    /// As of [`ProtectionDomain::register_memory`], but the memory may be freed before: what needs it
+    /// fails then, on soft devices. What is allocated there afterwards is taken for it.
+    pub unsafe fn register_gpu_memory(
+        &self,
+        gpu: &Arc<Gpu>,
+        address: u64,
+        length: usize,
+        access: Access,
+    ) -> Result<MemoryRegion, GpuMemoryError> {
+        if access.contains(Access::REMOTE_ATOMIC) {
+            return Err(GpuMemoryError::Atomic);
+        }
+        let region = match &self.domain {
+            Provided::Soft(domain) => {
+                // SAFETY: the caller's promise is the one asked for.
+                let region = unsafe {
+                    soft::MemoryRegion::register_gpu(domain, gpu, address, length, access)
+                };
+                Provided::Soft(region?)
+            }
+            Provided::Ibverbs(domain) => {
+                let pointer = ptr::with_exposed_provenance_mut(address as usize);
+                // SAFETY: as above. Nobody but the NIC follows the pointer.
+                let region =
+                    unsafe { ibverbs::MemoryRegion::register(domain, pointer, length, access) };
+                let refused = |source| match source {
+                    RegionError::System { call, code } => {
+                        let gpu = gpu.ordinal();
+                        GpuMemoryError::OutOfReach { gpu, call, code }
+                    }
+                    other => GpuMemoryError::Region(other),
+                };
+                Provided::Ibverbs(region.map_err(refused)?)
+            }
+        };
+        Ok(MemoryRegion { region, address, length })
     }
 
     /// Makes a reliable-connection queue pair in state RESET.

@@ -27,6 +27,7 @@ use driver::Doze;
 use hook::AfterRound;
 pub use hook::{Hook, Worker};
 pub use leader::wait;
+pub use seat::MAX_ROUND_DATAGRAMS;
 pub use shared::{Failure, Guard, NodeGuard, Shared};
 use socket::Socket;
 

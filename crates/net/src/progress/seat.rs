@@ -13,7 +13,7 @@ use crate::link::{Incoming, Link};
 
 /// Datagrams collected and sent at once: up to 512 KiB at the largest MTU, which bounds how long
 /// the node is held and how long [`Shared::quiesce`] waits.
-const SEND_DATAGRAMS: usize = 128;
+pub const MAX_ROUND_DATAGRAMS: usize = 128;
 
 /// Something was asked of the node by another thread.
 pub(super) const OTHER_THREAD: u8 = 1;
@@ -57,7 +57,7 @@ impl<L: Link> Buffers<L> {
     pub(super) fn new(link: Arc<L>) -> Self {
         Self {
             incoming: link.incoming(),
-            outgoing: SendBatch::new(SEND_DATAGRAMS),
+            outgoing: SendBatch::new(MAX_ROUND_DATAGRAMS),
             link,
             counters: DriverCounters::default(),
             // The node may have had something to send from the start, or a deadline.

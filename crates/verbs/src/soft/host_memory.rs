@@ -3,12 +3,15 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use millstream_net::cuda::Gpu;
 use millstream_net::guarded::{self, Caching};
 use millstream_net::prefetch;
 use millstream_roce::{
-    Access, AccessDenied, AtomicOperation, Destination, Memory, Piece, ProtectionDomainId,
+    Access, AccessDenied, AtomicOperation, Destination, Memory, Piece, ProtectionDomainId, Region,
     RegionError, RegionTable, RemoteAccess,
 };
+
+use super::staging::{GpuStaging, Staging};
 
 /// Registered regions of this process. A region's virtual address is its real address.
 ///
@@ -16,9 +19,20 @@ use millstream_roce::{
 /// [`crate::ProtectionDomain::register_memory`]): its bytes stay mapped, and are not accessed in
 /// ways that exclude others, until it is deregistered. Where the process recovers from faults
 /// ([`guarded::recover`]), memory that is unmapped before fails what needs it, as if it were not registered.
+///
+/// Regions of GPUs are among them, whose bytes go through pinned memory ([`Staging`]).
 #[derive(Debug)]
 pub(crate) struct HostMemory {
-    regions: RegionTable<Invalidation>,
+    regions: RegionTable<Backing>,
+    staging: Staging,
+}
+
+/// What lies behind a region.
+#[derive(Clone, Debug)]
+struct Backing {
+    invalidation: Invalidation,
+    /// The index of the GPU that it is memory of, in [`Staging`]; `None` for memory of the host.
+    gpu: Option<usize>,
 }
 
 /// Whether remotes have lost their access to a region, for all shards that have it: a table alone
@@ -39,7 +53,7 @@ impl Invalidation {
 
 impl HostMemory {
     pub(super) fn new(capacity: usize, seed: u64) -> Self {
-        Self { regions: RegionTable::new(capacity, seed) }
+        Self { regions: RegionTable::new(capacity, seed), staging: Staging::default() }
     }
 
     /// # Safety
@@ -54,7 +68,36 @@ impl HostMemory {
         access: Access,
         invalidation: Invalidation,
     ) -> Result<u32, RegionError> {
-        self.regions.register(domain, address, length, access, invalidation)
+        let backing = Backing { invalidation, gpu: None };
+        self.regions.register(domain, address, length, access, backing)
+    }
+
+    /// Whether memory of this GPU can be registered without anything being opened.
+    pub(super) fn knows(&self, gpu: &Arc<Gpu>) -> bool {
+        self.staging.index(gpu).is_some()
+    }
+
+    /// As [`HostMemory::register`], memory of a GPU, for which `opened` is there unless it is known.
+    ///
+    /// # Safety
+    /// Until [`HostMemory::deregister`], the range must be meant when its bytes are read and written: what is
+    /// freed and allocated again there is.
+    #[expect(clippy::too_many_arguments, reason = "as of `register`, and what it takes")]
+    pub(super) unsafe fn register_gpu(
+        &mut self,
+        domain: ProtectionDomainId,
+        address: u64,
+        length: u64,
+        access: Access,
+        invalidation: Invalidation,
+        gpu: &Arc<Gpu>,
+        opened: &mut Option<GpuStaging>,
+    ) -> Result<u32, RegionError> {
+        let known = self.staging.index(gpu);
+        let index = known.or_else(|| opened.take().map(|opened| self.staging.add(opened)));
+        debug_assert!(index.is_some(), "GPUs that are known are not forgotten");
+        let backing = Backing { invalidation, gpu: index };
+        self.regions.register(domain, address, length, access, backing)
     }
 
     /// As [`RegionTable::check`], and whether another shard has taken the remotes' access away.
@@ -65,15 +108,16 @@ impl HostMemory {
         address: u64,
         length: u64,
         right: Access,
-    ) -> Result<(), AccessDenied> {
+    ) -> Result<&Region<Backing>, AccessDenied> {
         let region = self.regions.check(domain, key, address, length, right)?;
-        if right != Access::LOCAL_WRITE && region.backing.has_happened() {
+        if right != Access::LOCAL_WRITE && region.backing.invalidation.has_happened() {
             return Err(AccessDenied::Protection);
         }
-        Ok(())
+        Ok(region)
     }
 
     pub(super) fn deregister(&mut self, key: u32) -> Result<(), RegionError> {
+        debug_assert!(self.staging.is_flushed(), "nothing is collected when the endpoint rests");
         self.regions.deregister(key).map(drop)
     }
 }
@@ -81,13 +125,18 @@ impl HostMemory {
 impl Memory for HostMemory {
     fn authorize(&mut self, access: &RemoteAccess) -> Result<(), AccessDenied> {
         let RemoteAccess { domain, key, address, length, .. } = *access;
-        self.check(domain, key, address, length.into(), access.right())
+        self.check(domain, key, address, length.into(), access.right()).map(drop)
     }
 
     fn write(&mut self, destination: &Destination, payload: &[u8]) -> Result<(), AccessDenied> {
         let (domain, key, address, right) = destination.place();
         // Checked for each packet: the region may have gone since the message began.
-        self.check(domain, key, address, payload.len() as u64, right)?;
+        let region = self.check(domain, key, address, payload.len() as u64, right)?;
+        if let Some(gpu) = region.backing.gpu {
+            // SAFETY: `check` found the range inside a registered region of this GPU. The endpoint flushes
+            // before it rests, and regions are deregistered when it does.
+            return unsafe { self.staging.write(gpu, address, payload) };
+        }
         // SAFETY: `check` found the whole range inside a registered region that grants writing;
         // `register`'s caller promised that such bytes are mapped and writable. `payload` lies in
         // the driver's receive buffer, which is not registered, so the two do not overlap.
@@ -106,7 +155,12 @@ impl Memory for HostMemory {
         access: &RemoteAccess,
         operation: AtomicOperation,
     ) -> Result<u64, AccessDenied> {
-        self.authorize(access)?;
+        let RemoteAccess { domain, key, address, length, .. } = *access;
+        let region = self.check(domain, key, address, length.into(), access.right())?;
+        if region.backing.gpu.is_some() {
+            // Only the GPU could do it.
+            return Err(AccessDenied::InvalidRequest);
+        }
         let target = std::ptr::with_exposed_provenance_mut::<u64>(access.address as usize);
         if access.length as usize != size_of::<u64>() || !target.is_aligned() {
             return Err(AccessDenied::InvalidRequest);
@@ -129,7 +183,7 @@ impl Memory for HostMemory {
     fn invalidate(&mut self, domain: ProtectionDomainId, key: u32) -> Result<(), AccessDenied> {
         self.regions.invalidate(domain, key)?;
         if let Some(region) = self.regions.get(key)
-            && let Invalidation(Some(invalidated)) = &region.backing
+            && let Invalidation(Some(invalidated)) = &region.backing.invalidation
         {
             // On another shard it may have been done already.
             if invalidated.swap(true, Ordering::SeqCst) {
@@ -139,8 +193,31 @@ impl Memory for HostMemory {
         Ok(())
     }
 
+    fn is_flushed(&self) -> bool {
+        self.staging.is_flushed()
+    }
+
+    fn flush(&mut self) -> Result<(), AccessDenied> {
+        self.staging.flush()
+    }
+
+    fn stage(&mut self, piece: &Piece, following: u64) -> Result<(), AccessDenied> {
+        let (region, offset) = self.regions.locate(piece)?;
+        let Some(gpu) = region.backing.gpu else { return self.bytes(piece).map(drop) };
+        let rest = region.length - offset - u64::from(piece.length);
+        // SAFETY: all of it is inside a registered region of this GPU.
+        unsafe { self.staging.stage(gpu, piece, following.min(rest)) }
+    }
+
+    fn unstage(&mut self) {
+        self.staging.unstage();
+    }
+
     fn bytes(&self, piece: &Piece) -> Result<&[u8], AccessDenied> {
-        self.regions.locate(piece)?;
+        let (region, _) = self.regions.locate(piece)?;
+        if let Some(gpu) = region.backing.gpu {
+            return self.staging.bytes(gpu, piece);
+        }
         let source = std::ptr::with_exposed_provenance::<u8>(piece.address as usize);
         let length = piece.length as usize;
         // Who makes a packet of it probes it then, when it has been prefetched. What that finds is told

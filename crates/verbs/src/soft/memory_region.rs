@@ -2,10 +2,14 @@
 
 use std::sync::Arc;
 
+use millstream_net::cuda::Gpu;
 use millstream_roce::{Access, ProtectionDomainId, RegionError};
 
 use super::device::Device;
 use super::host_memory::Invalidation;
+use super::shards::Shard;
+use super::staging::GpuStaging;
+use crate::GpuMemoryError;
 
 #[derive(Clone, Debug)]
 pub(crate) struct ProtectionDomain {
@@ -43,6 +47,33 @@ impl MemoryRegion {
             // SAFETY: the caller's promise is the one asked for, and ends where `MemoryRegion::drop`
             // deregisters and waits.
             unsafe { memory.register(domain.id, address, length as u64, access, invalidation) }
+        })?;
+        Ok(Self { device, key })
+    }
+
+    /// # Safety
+    /// As of [`crate::ProtectionDomain::register_gpu_memory`].
+    pub(crate) unsafe fn register_gpu(
+        domain: &ProtectionDomain,
+        gpu: &Arc<Gpu>,
+        address: u64,
+        length: usize,
+        access: Access,
+    ) -> Result<Self, GpuMemoryError> {
+        let device = Arc::clone(&domain.device);
+        let shards = device.shards().all();
+        let invalidation = Invalidation::new(access, shards.len());
+        // Pinning takes milliseconds, in which nobody is to wait for a lock.
+        let open = |shard: &Arc<Shard>| {
+            let known = shard.lock_regardless().memory().knows(gpu);
+            if known { Ok(None) } else { GpuStaging::open(gpu).map(Some) }
+        };
+        let mut opened = shards.iter().map(open).collect::<Result<Vec<_>, _>>()?;
+        let key = device.shards().make(|shard, endpoint| {
+            let (memory, invalidation) = (endpoint.memory_mut(), invalidation.clone());
+            let (id, length, opened) = (domain.id, length as u64, &mut opened[shard]);
+            // SAFETY: as in `register`.
+            unsafe { memory.register_gpu(id, address, length, access, invalidation, gpu, opened) }
         })?;
         Ok(Self { device, key })
     }

@@ -8,6 +8,7 @@ mod memory_region;
 mod queue_pair;
 mod shards;
 mod shared_receive_queue;
+mod staging;
 
 pub use device::SoftConfig;
 
