@@ -206,3 +206,6 @@ impl Staging {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
