@@ -24,7 +24,7 @@ pub enum GpuMemoryError {
     #[error("remotes cannot do atomic operations on memory of a GPU: leave REMOTE_ATOMIC out")]
     Atomic,
     /// No memory of the host was pinned for it.
-    #[error("no memory of the host can be pinned for it")]
+    #[error("no memory of the host can be pinned for it: {0}")]
     Pin(#[from] CudaError),
     /// A NIC does not get at it.
     #[error(

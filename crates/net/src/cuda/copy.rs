@@ -26,17 +26,35 @@ impl Gpu {
     /// # Safety
     /// `from` as of [`guarded::copy`]; `to` must be memory of this GPU that was registered and is meant.
     pub unsafe fn copy_in(&self, from: *const u8, to: u64, length: usize) -> Result<(), CopyError> {
+        let source = |pinned, offset, length| {
+            // SAFETY: the caller promises it of `from`; nobody else has the pinned memory.
+            unsafe { guarded::copy(from.wrapping_add(offset), pinned, length, Caching::Through) }
+                .map_err(CopyError::from)
+        };
+        // SAFETY: the caller promises it.
+        unsafe { self.write_with(to, length, source) }
+    }
+
+    /// Copies what `source` puts into pinned memory, which it is given with an offset and a length, to memory
+    /// of the GPU.
+    ///
+    /// # Safety
+    /// `to` must be memory of this GPU that was registered and is meant.
+    pub unsafe fn write_with<E: From<CudaError>>(
+        &self,
+        to: u64,
+        length: usize,
+        mut source: impl FnMut(*mut u8, usize, usize) -> Result<(), E>,
+    ) -> Result<(), E> {
         let mut lanes = self.lanes()?;
         let begun = chunks(&lanes, length).enumerate().try_for_each(|(index, (offset, length))| {
             let lane = &mut lanes[index % 2];
             // What it was used for before.
             lane.wait()?;
-            // SAFETY: the caller promises it of `from`; nobody else has the lane, whose buffer is as long
-            // as a chunk. Its copies were waited for, and this one is below.
-            unsafe {
-                guarded::copy(from.wrapping_add(offset), lane.buffer(), length, Caching::Through)?;
-                lane.write(0, to + offset as u64, length)?;
-            }
+            source(lane.buffer(), offset, length)?;
+            // SAFETY: the caller promises it of `to`; nobody else has the lane, whose buffer is as long as a
+            // chunk. This copy is waited for before the buffer is changed.
+            unsafe { lane.write(0, to + offset as u64, length)? };
             Ok(())
         });
         ended(&mut lanes, begun)
@@ -47,15 +65,31 @@ impl Gpu {
     /// # Safety
     /// `from` must be memory of this GPU that was registered and is meant; `to` as of [`guarded::copy`].
     pub unsafe fn copy_out(&self, from: u64, to: *mut u8, length: usize) -> Result<(), CopyError> {
+        let sink = |pinned, offset, length| {
+            // SAFETY: the caller promises it of `to`; nobody else has the pinned memory.
+            unsafe { guarded::copy(pinned, to.wrapping_add(offset), length, Caching::Through) }
+                .map_err(CopyError::from)
+        };
+        // SAFETY: the caller promises it.
+        unsafe { self.read_with(from, length, sink) }
+    }
+
+    /// Copies memory of the GPU into pinned memory, which `sink` is given with an offset and a length.
+    ///
+    /// # Safety
+    /// `from` must be memory of this GPU that was registered and is meant.
+    pub unsafe fn read_with<E: From<CudaError>>(
+        &self,
+        from: u64,
+        length: usize,
+        mut sink: impl FnMut(*const u8, usize, usize) -> Result<(), E>,
+    ) -> Result<(), E> {
         let mut lanes = self.lanes()?;
         let mut before = None;
-        let out = |lanes: &mut Pair, (index, offset, length): (usize, usize, usize)| {
+        let mut out = |lanes: &mut Pair, (index, offset, length): (usize, usize, usize)| {
             let lane: &mut Box<dyn super::Lane> = &mut lanes[index % 2];
             lane.wait()?;
-            let to = to.wrapping_add(offset);
-            // SAFETY: the caller promises it of `to`; nobody else has the lane, and its copy is done.
-            unsafe { guarded::copy(lane.buffer(), to, length, Caching::Through)? };
-            Ok::<_, CopyError>(())
+            sink(lane.buffer(), offset, length)
         };
         let list = chunks(&lanes, length);
         let mut begun = list.enumerate().try_for_each(|(index, (offset, length))| {
@@ -110,7 +144,7 @@ fn chunks(lanes: &Pair, length: usize) -> impl Iterator<Item = (usize, usize)> +
 }
 
 /// Nothing is under way any more: whoever calls may free the memory. The first error counts.
-fn ended(lanes: &mut Pair, copied: Result<(), CopyError>) -> Result<(), CopyError> {
+fn ended<E: From<CudaError>>(lanes: &mut Pair, copied: Result<(), E>) -> Result<(), E> {
     let waited = lanes.iter_mut().map(|lane| lane.wait()).fold(Ok(()), Result::and);
-    copied.and(waited.map_err(CopyError::from))
+    copied.and(waited.map_err(E::from))
 }

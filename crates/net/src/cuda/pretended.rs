@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use super::{Backend, CudaError, Gpu, Lane};
 
 /// Where its memory begins: no process has memory of the host there.
-const FIRST: u64 = 0x00f0_0000_0000_0000;
+pub const FIRST: u64 = 0x00f0_0000_0000_0000;
 
 /// What a copy was, of those that were made.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
