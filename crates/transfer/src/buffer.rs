@@ -4,14 +4,16 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::fmt;
-use std::ptr::NonNull;
+use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
+use millstream_net::cuda::{Allocation, CopyError};
 use millstream_net::guarded::{self, Caching};
 use millstream_net::shared_memory::SharedMemory;
 
 use crate::engine::Inner;
 use crate::memory::RawMemory;
+use crate::transport::ANY_LOCATION;
 use crate::{BufferError, RegisterError, TransferEngine};
 
 /// Alignment of the engine's own buffers: a page.
@@ -42,11 +44,47 @@ impl TransferEngine {
     }
 }
 
+impl TransferEngine {
+    /// Allocates and registers zeroed memory of the GPU with this number, at the location `cuda:N`. Loads and
+    /// initialises the CUDA driver, if this process has not done so.
+    pub fn allocate_gpu_buffer(
+        &self,
+        length: usize,
+        ordinal: u32,
+        remote_accessible: bool,
+    ) -> Result<Buffer, RegisterError> {
+        if length == 0 {
+            return Err(RegisterError::Empty);
+        }
+        let refused = |source| RegisterError::GpuAllocation { ordinal, length, source };
+        let allocation = Allocation::new(ordinal, length).map_err(refused)?;
+        let gpu = Arc::clone(allocation.gpu());
+        let (bytes, engine) = (Bytes::Gpu(allocation), Arc::clone(&self.inner));
+        let mut buffer = Buffer { bytes, registered: false, engine };
+        // SAFETY: as of `allocate_buffer`; nobody follows the pointer.
+        let mut memory = unsafe { RawMemory::new(buffer.pointer(), length, None) };
+        memory.set_gpu(gpu);
+        self.inner.register(vec![memory], ANY_LOCATION, remote_accessible)?;
+        buffer.registered = true;
+        Ok(buffer)
+    }
+}
+
+impl From<CopyError> for BufferError {
+    fn from(error: CopyError) -> Self {
+        match error {
+            CopyError::Fault(fault) => Self::Fault(fault),
+            CopyError::Driver(error) => Self::Gpu(error),
+        }
+    }
+}
+
 /// Memory of the engine's own, zeroed and page-aligned.
 enum Bytes {
     Heap(NonNull<u8>, Layout),
     /// Other processes can map it.
     Shared(Arc<SharedMemory>),
+    Gpu(Allocation),
 }
 
 impl Bytes {
@@ -65,7 +103,7 @@ impl Bytes {
 
     fn shared(&self) -> Option<Arc<SharedMemory>> {
         match self {
-            Self::Heap(..) => None,
+            Self::Heap(..) | Self::Gpu(_) => None,
             Self::Shared(memory) => Some(Arc::clone(memory)),
         }
     }
@@ -104,6 +142,7 @@ impl Buffer {
         match &self.bytes {
             Bytes::Heap(_, layout) => layout.size(),
             Bytes::Shared(memory) => memory.length(),
+            Bytes::Gpu(memory) => memory.length(),
         }
     }
 
@@ -111,12 +150,19 @@ impl Buffer {
         match &self.bytes {
             Bytes::Heap(pointer, _) => pointer.as_ptr(),
             Bytes::Shared(memory) => memory.pointer().as_ptr(),
+            Bytes::Gpu(memory) => ptr::with_exposed_provenance_mut(memory.address() as usize),
         }
     }
 
     /// Copies `bytes` into it, `offset` bytes from its start.
     pub fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), BufferError> {
         let to = self.range(offset, bytes.len())?;
+        if let Bytes::Gpu(memory) = &self.bytes {
+            let address = memory.address() + offset as u64;
+            // SAFETY: as below; the memory is the GPU's, and lives.
+            unsafe { memory.gpu().copy_in(bytes.as_ptr(), address, bytes.len())? };
+            return Ok(());
+        }
         // SAFETY: `range` has checked that the bytes lie in the buffer, to which there are no references.
         unsafe { guarded::copy(bytes.as_ptr(), to, bytes.len(), Caching::Through)? };
         Ok(())
@@ -125,6 +171,12 @@ impl Buffer {
     /// Copies from `offset` bytes after its start into `bytes`, filling it.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), BufferError> {
         let from = self.range(offset, bytes.len())?;
+        if let Bytes::Gpu(memory) = &self.bytes {
+            let address = memory.address() + offset as u64;
+            // SAFETY: as in `write`.
+            unsafe { memory.gpu().copy_out(address, bytes.as_mut_ptr(), bytes.len())? };
+            return Ok(());
+        }
         // SAFETY: as in `write`.
         unsafe { guarded::copy(from, bytes.as_mut_ptr(), bytes.len(), Caching::Through)? };
         Ok(())
@@ -170,6 +222,8 @@ impl Drop for Buffer {
             }
             // Whoever still has access to it keeps it.
             Bytes::Shared(_) => {}
+            // Freed next. Other processes have no access to it but by devices, which have ended it.
+            Bytes::Gpu(_) => {}
         }
     }
 }

@@ -4,16 +4,18 @@
 //! for who waits for a batch. Each takes a *group* at a time: slices of one task, or many small tasks.
 
 use std::collections::VecDeque;
-use std::io;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
+use std::{io, iter};
 
 use millstream_net::guarded::Caching;
 use millstream_net::shared_memory::{AccessError, Key, Peer};
 
 use crate::batch::BatchShared;
+use crate::gpu::Exchanged;
 use crate::memory::LocalMemory;
 use crate::segment::OpenSegment;
 use crate::task::{EndedTasks, TaskHandle, WideSlice};
@@ -29,6 +31,9 @@ const GROUP_PIECES: usize = 64;
 
 /// Deadlines are looked at after so many bytes, at the latest: about a millisecond's work.
 const STEP_BYTES: u64 = 4 << 20;
+
+/// A group where memory of a GPU is an end: each copy takes the driver some ten microseconds.
+const GPU_GROUP_BYTES: u64 = 4 << 20;
 
 /// Requests of so many bytes are written around the caches, of which they would take most.
 const AROUND_CACHES: u64 = 256 << 10;
@@ -54,11 +59,29 @@ pub(crate) enum Other {
 }
 
 impl Way {
-    /// Whether copies can begin without a wait.
+    /// Whether copies can begin without a wait. Those of a GPU wait for its driver.
     fn is_open(&self) -> bool {
         match &self.other {
+            _ if self.has_gpu() => false,
             Other::Own(_) => true,
             Other::Peer(peer, key) => peer.region(*key).is_some(),
+        }
+    }
+
+    /// Whether an end is memory of a GPU.
+    fn has_gpu(&self) -> bool {
+        let other = match &self.other {
+            Other::Own(other) => other.is_gpu(),
+            Other::Peer(..) => false,
+        };
+        other || self.local.is_gpu()
+    }
+
+    /// How to make groups of what goes this way.
+    fn grouping(&self) -> Grouping {
+        Grouping {
+            within: matches!(self.other, Other::Own(_)),
+            bytes: if self.has_gpu() { GPU_GROUP_BYTES } else { GROUP_BYTES },
         }
     }
 
@@ -119,28 +142,28 @@ impl Way {
             Other::Own(other) => {
                 let local = enter()?;
                 let other = other.enter().ok_or(FailureReason::Unregistered)?;
-                for_each(
-                    pieces,
-                    |four, opcode, length| match opcode {
-                        Opcode::Write => local.copy_four_to(&other, four, length),
-                        Opcode::Read => {
-                            other.copy_four_to(&local, four.map(|(near, far)| (far, near)), length)
-                        }
-                    },
-                    |index, piece| {
-                        let Piece { opcode, caching, .. } = *piece;
-                        let copied =
-                            piece.in_steps(batch, true, |near, far, length| match opcode {
-                                Opcode::Write => local.copy_to(near, &other, far, length, caching),
-                                Opcode::Read => other.copy_to(far, &local, near, length, caching),
-                            });
-                        match copied {
-                            Ok(None) => {}
-                            Ok(Some(done)) => failures.push((index, Broken::Late(done))),
-                            Err(error) => failures.push((index, Broken::Failed(reason(error)))),
-                        }
-                    },
-                );
+                let copy_one = |piece: &Piece| {
+                    let Piece { opcode, caching, .. } = *piece;
+                    broken(piece.in_steps(batch, true, |near, far, length| match opcode {
+                        Opcode::Write => local.copy_to(near, &other, far, length, caching),
+                        Opcode::Read => other.copy_to(far, &local, near, length, caching),
+                    }))
+                };
+                if self.has_gpu() {
+                    group.for_each_joined(copy_one, failures);
+                } else {
+                    for_each(
+                        pieces,
+                        |four, opcode, length| match opcode {
+                            Opcode::Write => local.copy_four_to(&other, four, length),
+                            Opcode::Read => {
+                                let four = four.map(|(near, far)| (far, near));
+                                other.copy_four_to(&local, four, length)
+                            }
+                        },
+                        |index, piece| failures.extend(copy_one(piece).map(|why| (index, why))),
+                    );
+                }
             }
             Other::Peer(peer, key) => {
                 let region = match peer.region(*key) {
@@ -156,27 +179,32 @@ impl Way {
                         None => thread::yield_now(),
                     }
                 };
-                for_each(
-                    pieces,
-                    |four, opcode, length| local.exchange_four(opcode, &visit, four, length),
-                    |index, piece| {
-                        let Piece { opcode, caching, .. } = *piece;
-                        let copied = piece.in_steps(batch, false, |near, far, length| {
-                            local.exchange(opcode, near, &visit, far, length, caching)
-                        });
-                        let broken = match copied {
-                            Ok(None) => return,
-                            Ok(Some(done)) => Broken::Late(done),
-                            // What is mapped of the peer has another address here than there.
-                            Err(AccessError::Fault(fault)) if !local.has(fault.address) => {
-                                let text = "a page of it is not there, or cannot be accessed so";
-                                Broken::Failed(FailureReason::Access(text.to_owned()))
-                            }
-                            Err(error) => Broken::Failed(reason(error)),
-                        };
-                        failures.push((index, broken));
-                    },
-                );
+                let copy_one = |piece: &Piece| {
+                    let Piece { opcode, caching, .. } = *piece;
+                    let copied = piece.in_steps(batch, false, |near, far, length| {
+                        local.exchange(opcode, near, &visit, far, length, caching)
+                    });
+                    broken(copied.map_err(|error| match error {
+                        // What is mapped of the peer has another address here than there.
+                        Exchanged::Access(AccessError::Fault(fault))
+                            if !local.has(fault.address) =>
+                        {
+                            let text = "a page of it is not there, or cannot be accessed so";
+                            FailureReason::Access(text.to_owned())
+                        }
+                        Exchanged::Access(error) => reason(error),
+                        Exchanged::Gpu(error) => FailureReason::Gpu(error),
+                    }))
+                };
+                if self.has_gpu() {
+                    group.for_each_joined(copy_one, failures);
+                } else {
+                    for_each(
+                        pieces,
+                        |four, opcode, length| local.exchange_four(opcode, &visit, four, length),
+                        |index, piece| failures.extend(copy_one(piece).map(|why| (index, why))),
+                    );
+                }
                 visit.confirm().map_err(reason)?;
             }
         }
@@ -193,6 +221,15 @@ fn reason(error: AccessError) -> FailureReason {
     }
 }
 
+/// What is taken together.
+#[derive(Clone, Copy)]
+struct Grouping {
+    /// Both ends are in one process.
+    within: bool,
+    /// A group ends with the slice that makes it so long.
+    bytes: u64,
+}
+
 /// What one thread copies at a time.
 struct Group {
     pieces: [Piece; GROUP_PIECES],
@@ -202,10 +239,19 @@ struct Group {
 }
 
 /// Why a piece was not copied, or not to its end.
+#[derive(Clone)]
 enum Broken {
     Failed(FailureReason),
     /// The deadline of its task passed when so many bytes had been.
     Late(u64),
+}
+
+/// What is wrong with a piece that was copied with this result.
+fn broken(copied: Result<Option<u64>, FailureReason>) -> Option<Broken> {
+    match copied {
+        Ok(late) => late.map(Broken::Late),
+        Err(reason) => Some(Broken::Failed(reason)),
+    }
 }
 
 /// Slices of one task.
@@ -257,12 +303,12 @@ fn alike(pieces: &[Piece; 4]) -> bool {
 impl Piece {
     /// Copies it step by step, and looks between whether the time of its task is over: then it says how many
     /// bytes were copied. Both ends may be in one process and overlap: no step writes what one after it reads.
-    fn in_steps(
+    fn in_steps<E>(
         &self,
         batch: &Arc<BatchShared>,
         one_process: bool,
-        mut copy: impl FnMut(u64, u64, u64) -> Result<(), AccessError>,
-    ) -> Result<Option<u64>, AccessError> {
+        mut copy: impl FnMut(u64, u64, u64) -> Result<(), E>,
+    ) -> Result<Option<u64>, E> {
         let WideSlice { source: near, target: far, length } = self.slice;
         if length <= STEP_BYTES {
             return copy(near, far, length).map(|()| None);
@@ -295,11 +341,12 @@ impl Group {
     };
 
     /// Claims slices of these tasks, and moves on in them. None are left when it is empty.
-    fn claim(batch: &Arc<BatchShared>, next: &mut usize, end: usize, within: bool) -> Self {
+    fn claim(batch: &Arc<BatchShared>, next: &mut usize, end: usize, grouping: Grouping) -> Self {
+        let Grouping { within, bytes: limit } = grouping;
         let mut group = Self { pieces: [Self::NONE; GROUP_PIECES], count: 0, late: Vec::new() };
         let mut task = TaskHandle { batch: Arc::clone(batch), index: 0 };
         let mut bytes = 0;
-        while *next < end && group.count < GROUP_PIECES && bytes < GROUP_BYTES {
+        while *next < end && group.count < GROUP_PIECES && bytes < limit {
             task.index = *next;
             if task.is_late() {
                 group.late.push(*next);
@@ -309,7 +356,7 @@ impl Group {
             let whole = task.whole();
             // What overlaps is one copy, in the direction that is right for all of it.
             let at_once =
-                !task.has_pieces() && (whole.length <= GROUP_BYTES || (within && overlaps(&whole)));
+                !task.has_pieces() && (whole.length <= limit || (within && overlaps(&whole)));
             let claimed = match at_once {
                 true => task.claim_rest(),
                 false => task.claim().map(|slice| (slice, 1)),
@@ -334,6 +381,40 @@ impl Group {
 
     fn pieces(&self) -> &[Piece] {
         &self.pieces[..self.count]
+    }
+
+    /// Its pieces, and their places in the list. Slices of a task that follow each other at both ends are one,
+    /// as long as one step takes it.
+    fn joined(&self) -> impl Iterator<Item = (Range<usize>, Piece)> {
+        let mut next = 0;
+        iter::from_fn(move || {
+            let first = next;
+            let mut all = *self.pieces().get(first)?;
+            next += 1;
+            while let Some(piece) = self.pieces().get(next)
+                && all.task == piece.task
+                && all.slice.source + all.slice.length == piece.slice.source
+                && all.slice.target + all.slice.length == piece.slice.target
+                && all.slice.length + piece.slice.length <= STEP_BYTES
+            {
+                all.slice.length += piece.slice.length;
+                next += 1;
+            }
+            Some((first..next, all))
+        })
+    }
+
+    /// Has its pieces copied, those that follow each other at once.
+    fn for_each_joined(
+        &self,
+        copy_one: impl Fn(&Piece) -> Option<Broken>,
+        failures: &mut Vec<(usize, Broken)>,
+    ) {
+        for (indexes, piece) in self.joined() {
+            if let Some(why) = copy_one(&piece) {
+                failures.extend(indexes.map(|index| (index, why.clone())));
+            }
+        }
     }
 }
 
@@ -396,7 +477,7 @@ impl Copier {
                     continue;
                 }
             };
-            let within = matches!(way.other, Other::Own(_));
+            let grouping = way.grouping();
             let (mut next, end) = (run.tasks.start, run.tasks.end);
             if way.is_open() {
                 while next < end && batch.tasks[next].length() <= left {
@@ -407,7 +488,7 @@ impl Copier {
                         until += 1;
                     }
                     while next < until {
-                        way.copy(batch, &Group::claim(batch, &mut next, until, within));
+                        way.copy(batch, &Group::claim(batch, &mut next, until, grouping));
                     }
                 }
             }
@@ -544,8 +625,8 @@ impl Shared {
     fn take(&self, state: &mut State) -> Option<(Way, Arc<BatchShared>, Group)> {
         loop {
             let entry = state.queue.front_mut()?;
-            let within = matches!(entry.way.other, Other::Own(_));
-            let group = Group::claim(&entry.batch, &mut entry.next, entry.end, within);
+            let grouping = entry.way.grouping();
+            let group = Group::claim(&entry.batch, &mut entry.next, entry.end, grouping);
             if entry.next < entry.end {
                 return Some((entry.way.clone(), Arc::clone(&entry.batch), group));
             }

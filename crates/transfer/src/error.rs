@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_metadata::{CallErrorKind, NameError, StoreError};
+use millstream_net::cuda::{CudaError, FindError};
 use millstream_net::guarded::Fault;
 use millstream_net::own_memory::Defect;
 use millstream_topology::MatrixFileError;
@@ -220,7 +221,10 @@ pub enum RegisterError {
         other_length: u64,
     },
     /// Not all of it is mapped, readable and writable.
-    #[error("{length} bytes at {address:#x} cannot be registered: at {first:#x}, {defect}")]
+    #[error(
+        "{length} bytes at {address:#x} cannot be registered: at {first:#x}, {defect}, and it is no memory \
+         of a GPU"
+    )]
     Defective {
         /// First byte.
         address: u64,
@@ -230,6 +234,26 @@ pub enum RegisterError {
         first: u64,
         /// Why.
         defect: Defect,
+    },
+    /// It begins in memory of a GPU, but not all of it is what was allocated there.
+    #[error("{length} bytes at {address:#x} cannot be registered: {reason}")]
+    Gpu {
+        /// First byte.
+        address: u64,
+        /// Bytes.
+        length: u64,
+        /// Why.
+        reason: FindError,
+    },
+    /// A GPU does not give memory.
+    #[error("no {length} bytes of GPU {ordinal}: {source}")]
+    GpuAllocation {
+        /// The GPU.
+        ordinal: u32,
+        /// Bytes.
+        length: usize,
+        /// Why.
+        source: CudaError,
     },
     /// A location has a name of printable characters.
     #[error(
@@ -292,13 +316,15 @@ impl RegisterError {
     /// The number of the C API: -1 for zero length, -7 for an overlap, -3 for unknown memory.
     pub fn code(&self) -> i32 {
         match self {
-            Self::Empty | Self::Invalid { .. } | Self::Defective { .. } | Self::Location { .. } => {
-                code::INVALID_ARGUMENT
-            }
+            Self::Empty
+            | Self::Invalid { .. }
+            | Self::Defective { .. }
+            | Self::Gpu { .. }
+            | Self::Location { .. } => code::INVALID_ARGUMENT,
             Self::Overlap { .. } => code::ADDRESS_OVERLAPPED,
             Self::Unknown { .. } => code::ADDRESS_NOT_REGISTERED,
             Self::TooMany { .. } => code::TOO_MANY_REQUESTS,
-            Self::OutOfMemory { .. } => code::MEMORY,
+            Self::OutOfMemory { .. } | Self::GpuAllocation { .. } => code::MEMORY,
             Self::Transport { .. } | Self::InUse { .. } | Self::ShutDown => code::CONTEXT,
             Self::Publish(error) => store_code(error),
         }
@@ -357,7 +383,7 @@ impl FileError {
 }
 
 /// An access to a [`crate::Buffer`] or a segment's buffer beyond its end.
-#[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
+#[derive(Clone, Debug, Eq, Error, PartialEq)]
 pub enum BufferError {
     /// The range does not fit.
     #[error("{length} bytes at offset {offset} do not fit a buffer of {buffer_length} bytes")]
@@ -372,6 +398,9 @@ pub enum BufferError {
     /// The system has no memory for it, as for want of huge pages.
     #[error(transparent)]
     Fault(#[from] Fault),
+    /// It is memory of a GPU, whose driver does not copy.
+    #[error(transparent)]
+    Gpu(#[from] CudaError),
     /// There are not so many buffers.
     #[error("the segment has {count} buffers: there is no buffer {index}")]
     NoBuffer {
@@ -387,7 +416,7 @@ impl BufferError {
     pub const fn code(&self) -> i32 {
         match self {
             Self::OutOfRange { .. } | Self::NoBuffer { .. } => code::INVALID_ARGUMENT,
-            Self::Fault(_) => code::MEMORY,
+            Self::Fault(_) | Self::Gpu(_) => code::MEMORY,
         }
     }
 }
@@ -678,6 +707,9 @@ pub enum FailureReason {
         /// Where a byte was not there.
         address: u64,
     },
+    /// Memory of a GPU was freed, or its driver has failed.
+    #[error("memory of a GPU cannot be accessed: {0}; unregister memory before it is freed")]
+    Gpu(CudaError),
     /// The memory was unregistered meanwhile.
     #[error("the memory was unregistered before the transfer was done")]
     Unregistered,

@@ -41,6 +41,7 @@ mod engine;
 mod error;
 mod finished;
 mod gate;
+mod gpu;
 mod keys;
 mod listen;
 mod local;

@@ -9,20 +9,22 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Arc, PoisonError, RwLock, RwLockWriteGuard};
 
 use millstream_metadata::{BufferDesc, WholeDesc};
+use millstream_net::cuda::Gpu;
 use millstream_net::guarded::{self, Caching};
 use millstream_net::shared_memory::{
     AccessError, Offer, Registration as OfferedMemory, SharedMemory, TableFull, Visit,
 };
 use millstream_net::stream;
 use millstream_transfer_core::Borders;
-use millstream_verbs::{Access, MemoryRegion, ProtectionDomain, RegionError};
+use millstream_verbs::{Access, GpuMemoryError, MemoryRegion, ProtectionDomain};
 
 use crate::gate::{Gate, Pass};
+use crate::gpu::{self, Exchanged};
 use crate::keys::Keys;
 use crate::placement::Place;
 use crate::regions::RegionMap;
 use crate::transport::{ANYWHERE, Registration};
-use crate::{Opcode, RegisterError, TransferEngine};
+use crate::{FailureReason, Opcode, RegisterError, TransferEngine};
 
 /// Memory that stays valid as long as this value, by the promise made to [`RawMemory::new`].
 #[derive(Debug)]
@@ -33,6 +35,8 @@ pub(crate) struct RawMemory {
     shared: Option<Arc<SharedMemory>>,
     /// By the caller, who may take it away.
     brought: bool,
+    /// The GPU whose memory it is, if it is one's. Nobody follows the pointer then.
+    gpu: Option<Arc<Gpu>>,
 }
 
 // SAFETY: the promise made to `new` holds on every thread, and what the methods do with the memory
@@ -51,7 +55,7 @@ impl RawMemory {
         length: usize,
         shared: Option<Arc<SharedMemory>>,
     ) -> Self {
-        Self { pointer, length, shared, brought: false }
+        Self { pointer, length, shared, brought: false, gpu: None }
     }
 
     /// # Safety
@@ -73,6 +77,15 @@ impl RawMemory {
         self.brought
     }
 
+    /// It is memory of this GPU.
+    pub(crate) fn set_gpu(&mut self, gpu: Arc<Gpu>) {
+        self.gpu = Some(gpu);
+    }
+
+    pub(crate) const fn gpu(&self) -> Option<&Arc<Gpu>> {
+        self.gpu.as_ref()
+    }
+
     pub(crate) fn address(&self) -> u64 {
         self.pointer.expose_provenance() as u64
     }
@@ -87,13 +100,18 @@ impl RawMemory {
         part: Range<u64>,
         domain: &ProtectionDomain,
         access: Access,
-    ) -> Result<MemoryRegion, RegionError> {
+    ) -> Result<MemoryRegion, GpuMemoryError> {
         let end = (part.end as usize).min(self.length);
         let start = (part.start as usize).min(end);
+        if let Some(gpu) = &self.gpu {
+            let address = self.address() + start as u64;
+            // SAFETY: as below.
+            return unsafe { domain.register_gpu_memory(gpu, address, end - start, access) };
+        }
         let pointer = self.pointer.wrapping_add(start);
         // SAFETY: it is within the memory, and this is what `new` asked its caller to promise; the caller
         // there keeps the region with the value (`Region`), and drops the region first.
-        unsafe { domain.register_memory(pointer, end - start, access) }
+        Ok(unsafe { domain.register_memory(pointer, end - start, access) }?)
     }
 
     /// Offers it to other processes.
@@ -128,6 +146,7 @@ impl Region {
             pointer: memory.pointer,
             first: memory.address(),
             length: memory.length(),
+            gpu: memory.gpu.clone(),
             keys: registrations.iter().map(|each| each.keys.clone()).collect(),
             locations,
             gate: Gate::default(),
@@ -219,6 +238,7 @@ pub(crate) struct LocalMemory {
     pointer: *mut u8,
     first: u64,
     length: u64,
+    gpu: Option<Arc<Gpu>>,
     /// The keys of each transport.
     keys: Box<[Keys]>,
     /// From which offset on it is at which location, by the number of the transport that has keys.
@@ -258,6 +278,11 @@ impl LocalMemory {
         self.keys.get(transport).map_or(Borders::NONE, |keys| keys.borders(self.first))
     }
 
+    /// Whether it is memory of a GPU, which the processor does not touch.
+    pub(crate) const fn is_gpu(&self) -> bool {
+        self.gpu.is_some()
+    }
+
     /// Whether it is being unregistered.
     pub(crate) fn is_closed(&self) -> bool {
         self.gate.is_closed()
@@ -282,9 +307,18 @@ impl Inside<'_> {
         self.memory.contains(address, 1)
     }
 
-    fn pointer(&self, address: u64, length: u64) -> Option<*mut u8> {
+    pub(crate) fn contains(&self, address: u64, length: u64) -> bool {
+        self.memory.contains(address, length)
+    }
+
+    pub(crate) fn gpu(&self) -> Option<&Gpu> {
+        self.memory.gpu.as_deref()
+    }
+
+    /// Where bytes of it are; `None` when they are not in it, or it is memory of a GPU.
+    pub(crate) fn pointer(&self, address: u64, length: u64) -> Option<*mut u8> {
         let LocalMemory { pointer, first, .. } = *self.memory;
-        let found = self.memory.contains(address, length);
+        let found = self.memory.contains(address, length) && !self.memory.is_gpu();
         found.then(|| pointer.wrapping_add((address - first) as usize))
     }
 
@@ -296,15 +330,18 @@ impl Inside<'_> {
         to: u64,
         length: u64,
         caching: Caching,
-    ) -> Result<(), AccessError> {
+    ) -> Result<(), FailureReason> {
+        if self.memory.is_gpu() || other.memory.is_gpu() {
+            return gpu::copy((self, from), (other, to), length);
+        }
         let (Some(from), Some(to)) = (self.pointer(from, length), other.pointer(to, length)) else {
-            return Err(AccessError::Unregistered);
+            return Err(FailureReason::Unregistered);
         };
         let overlap = from.addr().abs_diff(to.addr()) < length as usize;
         let caching = if overlap { Caching::Through } else { caching };
         // SAFETY: both ranges are in registered memory, which stays valid while it is entered.
-        unsafe { guarded::copy(from, to, length as usize, caching)? };
-        Ok(())
+        unsafe { guarded::copy(from, to, length as usize, caching) }
+            .map_err(|fault| FailureReason::MemoryGone { address: fault.address })
     }
 
     /// Copies four ranges of one length to addresses in the other memory, which may be the same, around the
@@ -383,15 +420,20 @@ impl Inside<'_> {
         target: u64,
         length: u64,
         caching: Caching,
-    ) -> Result<(), AccessError> {
-        let pointer = self.pointer(address, length).ok_or(AccessError::Unregistered)?;
+    ) -> Result<(), Exchanged> {
+        if let Some(gpu) = self.gpu() {
+            return gpu::exchange((self, gpu), opcode, address, (visit, target), length);
+        }
+        let pointer = self.pointer(address, length);
+        let pointer = pointer.ok_or(Exchanged::Access(AccessError::Unregistered))?;
         // SAFETY: the range is in registered memory, which stays valid while it is entered.
-        unsafe {
+        let exchanged = unsafe {
             match opcode {
                 Opcode::Write => visit.write(pointer, target, length as usize, caching),
                 Opcode::Read => visit.read(pointer, target, length as usize, caching),
             }
-        }
+        };
+        exchanged.map_err(Exchanged::Access)
     }
 }
 

@@ -7,6 +7,7 @@ use millstream_net::own_memory::Inspector;
 
 use crate::RegisterError;
 use crate::engine::Inner;
+use crate::gpu;
 use crate::memory::{LocalMemory, Memory, RawMemory, Region};
 use crate::placement::Place;
 use crate::transport::{ANY_LOCATION, ANYWHERE};
@@ -18,7 +19,7 @@ impl Inner {
     /// Registers each of these, or none.
     pub(crate) fn register(
         &self,
-        wanted: Vec<RawMemory>,
+        mut wanted: Vec<RawMemory>,
         location: &str,
         remote: bool,
     ) -> Result<(), RegisterError> {
@@ -29,6 +30,7 @@ impl Inner {
         let location = check_location(location)?;
         let mut reserved = Reserved { memory: self.memory(), addresses: Vec::new() };
         reserved.add(&wanted)?;
+        gpu::recognise(&mut wanted)?;
         check_mapping(&wanted)?;
         let register = |memory| self.register_one(memory, location, remote);
         let regions = wanted.into_iter().map(register).collect::<Result<Vec<_>, _>>()?;
@@ -67,9 +69,10 @@ impl Inner {
                 keyed.get_or_insert(index);
             }
         }
-        let mut places = match location {
-            ANY_LOCATION => Place::find(memory.address(), memory.length()),
-            location => Place::whole(memory.length(), location),
+        let mut places = match (location, memory.gpu()) {
+            (ANY_LOCATION, Some(gpu)) => Place::whole(memory.length(), &gpu.location()),
+            (ANY_LOCATION, None) => Place::find(memory.address(), memory.length()),
+            (location, _) => Place::whole(memory.length(), location),
         };
         // Peers know by the keys that places belong together.
         if keyed.is_none() && registrations.iter().all(|each| each.shared_key.is_none()) {
@@ -185,9 +188,10 @@ impl Drop for Reserved<'_> {
     }
 }
 
-/// What callers bring must be there, all of it.
+/// What callers bring must be there, all of it. Of memory of GPUs their driver has said so.
 fn check_mapping(wanted: &[RawMemory]) -> Result<(), RegisterError> {
-    let mut brought = wanted.iter().filter(|memory| memory.is_brought()).peekable();
+    let is_mapped = |memory: &&RawMemory| memory.is_brought() && memory.gpu().is_none();
+    let mut brought = wanted.iter().filter(is_mapped).peekable();
     if brought.peek().is_none() {
         return Ok(());
     }

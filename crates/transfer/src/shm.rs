@@ -97,7 +97,8 @@ impl Transport for ShmTransport {
 
     fn register(&self, memory: &RawMemory, remote: bool) -> Result<Registration, String> {
         let (keys, remote_keys) = (Keys::none(), Keys::none());
-        let offer = self.offer().filter(|_| remote);
+        // The processor of a peer does not get at memory of a GPU.
+        let offer = self.offer().filter(|_| remote && memory.gpu().is_none());
         let Some(offer) = offer else {
             let guard = Box::new(());
             return Ok(Registration { keys, remote_keys, shared_key: None, guard });
@@ -160,7 +161,11 @@ impl Transport for ShmTransport {
         buffer: usize,
     ) -> Result<(), String> {
         let peer = self.peer(segment, descriptor)?;
-        let key = descriptor.buffers[buffer].shm_key.ok_or("this buffer is not shared")?;
+        let buffer = &descriptor.buffers[buffer];
+        let key = buffer.shm_key.ok_or(match buffer.name.starts_with("cuda:") {
+            true => "this buffer is not shared, as memory of GPUs is not",
+            false => "this buffer is not shared",
+        })?;
         match peer.obstacle(Key(key)) {
             None => Ok(()),
             Some(reason) => Err(reason),

@@ -61,7 +61,7 @@ pub(super) fn register(
     };
     let pinned = || devices.iter().any(|it| it.device.provider() == Provider::Ibverbs);
     // Reads files of the system: only for what takes longer.
-    let processors = match memory.length() >= POPULATED && pinned() {
+    let processors = match memory.length() >= POPULATED && memory.gpu().is_none() && pinned() {
         true => thread::available_parallelism().map_or(1, usize::from),
         false => 1,
     };
