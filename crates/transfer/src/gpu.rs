@@ -135,3 +135,6 @@ pub(crate) mod pretended {
         found.filter(|_| address >= FIRST)
     }
 }
+
+#[cfg(test)]
+mod tests;
