@@ -39,6 +39,10 @@ pub(super) struct Facts {
     pub(super) rdma_devices: Vec<RdmaDevice>,
     pub(super) has_libibverbs: bool,
     pub(super) has_librdmacm: bool,
+    /// The CUDA driver, a GPU of NVIDIA, and what lets NICs at its memory.
+    pub(super) has_libcuda: bool,
+    pub(super) has_nvidia_gpu: bool,
+    pub(super) has_peermem: bool,
     /// The kernel's soft-RoCE is loaded.
     pub(super) has_rxe: bool,
     pub(super) udp_sockets: Vec<PortUser>,
@@ -98,6 +102,10 @@ impl Facts {
             rdma_devices: topology.rdma_devices,
             has_libibverbs: has_library(root, "libibverbs.so.1"),
             has_librdmacm: has_library(root, "librdmacm.so.1"),
+            has_libcuda: has_library(root, "libcuda.so.1"),
+            has_nvidia_gpu: root.join("sys/module/nvidia").is_dir()
+                || root.join("proc/driver/nvidia").is_dir(),
+            has_peermem: root.join("sys/module/nvidia_peermem").is_dir(),
             has_rxe: root.join("sys/module/rdma_rxe").is_dir(),
             udp_sockets: sockets(root, ["udp", "udp6"], |_| true),
             // TCP_LISTEN

@@ -70,6 +70,9 @@ fn the_files_of_a_machine_are_understood() {
             ("sys/kernel/mm/transparent_hugepage/enabled", "always madvise [never]\n"),
             ("sys/devices/system/clocksource/clocksource0/current_clocksource", "hpet\n"),
             ("sys/module/rdma_rxe/x", ""),
+            ("sys/module/nvidia/x", ""),
+            ("sys/module/nvidia_peermem/x", ""),
+            ("usr/lib64/libcuda.so.1", ""),
             ("sys/class/net/eth7/mtu", "1500\n"),
             ("usr/lib64/librdmacm.so.1", ""),
             ("etc/ld.so.cache", "\0\u{1}glibc\0libibverbs.so.1\0/opt/libibverbs.so.1\0"),
@@ -90,6 +93,7 @@ fn the_files_of_a_machine_are_understood() {
     assert_eq!((facts.memory_limit, facts.processor_quota), (Some(512 << 20), Some(0.5)));
     assert_eq!(facts.transparent_huge_pages.as_deref(), Some("never"));
     assert_eq!(facts.clock_source.as_deref(), Some("hpet"));
+    assert!(facts.has_libcuda && facts.has_nvidia_gpu && facts.has_peermem);
     assert!(facts.has_rxe && facts.has_libibverbs && facts.has_librdmacm);
     assert_eq!(facts.interfaces[0].mtu, Some(1500));
 }

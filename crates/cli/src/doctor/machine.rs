@@ -10,7 +10,7 @@ use super::network::is_link_local;
 use crate::output::escaped;
 
 pub(super) fn checks(facts: &Facts) -> Vec<Check> {
-    let mut checks = vec![libibverbs(facts), librdmacm(facts)];
+    let mut checks = vec![libibverbs(facts), librdmacm(facts), cuda(facts)];
     let ports =
         facts.rdma_devices.iter().flat_map(|it| it.ports.iter().map(move |port| (it, port)));
     checks.extend(ports.map(|(device, port)| rdma_port(device, port)));
@@ -40,6 +40,28 @@ fn libibverbs(facts: &Facts) -> Check {
 fn librdmacm(facts: &Facts) -> Check {
     let found = if facts.has_librdmacm { "is here" } else { "is not here" };
     Check::ok("librdmacm", format!("{found}; nothing of millstream needs it"))
+}
+
+fn cuda(facts: &Facts) -> Check {
+    const NAME: &str = "CUDA driver";
+    let nics = !facts.rdma_devices.is_empty();
+    match (facts.has_libcuda, facts.has_nvidia_gpu) {
+        (false, false) => Check::ok(NAME, "is not here, nor is the kernel's module of NVIDIA GPUs"),
+        (false, true) => Check::degraded(
+            NAME,
+            "libcuda.so.1 is not here, but the kernel's module of NVIDIA GPUs is",
+            "memory of GPUs cannot be registered",
+            "apt-get install libcuda1 (in a container: docker run --gpus all ...)",
+        ),
+        (true, true) if nics && !facts.has_peermem => Check::degraded(
+            NAME,
+            "is here, and nvidia-peermem is not loaded",
+            "RDMA devices of the system do not get at memory of GPUs; soft devices do",
+            "modprobe nvidia-peermem",
+        ),
+        (true, false) => Check::ok(NAME, "is here; the kernel's module of NVIDIA GPUs is not seen"),
+        (true, true) => Check::ok(NAME, "is here: memory of GPUs can be registered"),
+    }
 }
 
 fn rdma_port(device: &RdmaDevice, port: &Port) -> Check {

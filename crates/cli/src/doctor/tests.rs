@@ -188,6 +188,13 @@ fn what_stands_in_the_way_is_told_with_the_line_that_changes_it() {
             "libibverbs",
             "apt-get install ibverbs-providers",
         ),
+        (|it| it.has_nvidia_gpu = true, Degraded, "CUDA driver", "libcuda1"),
+        (
+            |it| (it.has_nvidia_gpu, it.has_libcuda) = (true, true),
+            Degraded,
+            "CUDA driver",
+            "modprobe nvidia-peermem",
+        ),
         (
             |it| it.rdma_devices = vec![device("DOWN", "Ethernet", &["::ffff:10.0.0.7"])],
             Degraded,
@@ -249,6 +256,12 @@ fn what_does_not_matter_here_is_all_right() {
         |it| (it.ptrace_scope, it.capabilities) = (Some(2), Some(1 << 13 | 1 << 19)),
         |it| (it.receive_buffer_limit, it.capabilities) = (Some(1), Some(1 << 13 | 1 << 12)),
         |it| it.receive_buffer_limit = Some(4 << 20),
+        |it| it.has_libcuda = true,
+        |it| (it.has_nvidia_gpu, it.has_libcuda, it.has_peermem) = (true, true, true),
+        |it| {
+            (it.has_nvidia_gpu, it.has_libcuda) = (true, true);
+            it.rdma_devices.clear();
+        },
         // Those of the same user share.
         |it| it.udp_sockets = vec![user("127.0.0.1", 4791, 1000), user("0.0.0.0", 53, 0)],
         |it| it.tcp_listeners = vec![user("127.0.0.1", 52_200, 1000), user("10.0.0.7", 52_201, 0)],
