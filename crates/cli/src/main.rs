@@ -21,6 +21,7 @@ mod escape;
 mod failure;
 mod log;
 mod manual;
+mod memory;
 mod node;
 mod note;
 mod output;

@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::engine::{Protocol, Started};
 use crate::failure::usage;
+use crate::memory::MemoryKind;
 use crate::process::StopWatch;
 use crate::settings::SettingsArguments;
 use crate::{closed, engine, note, output, paths, retry, units};
@@ -40,6 +41,9 @@ pub(crate) struct Arguments {
     /// Bytes of memory to serve
     #[arg(long, value_name = "SIZE", value_parser = units::size)]
     buffer: u64,
+    /// Whose memory that is: host, or cuda:N, the GPU with that number
+    #[arg(long, value_name = "KIND", default_value_t = MemoryKind::Host)]
+    memory: MemoryKind,
     /// Put this file's bytes at the start of the memory; - is stdin
     #[arg(long, value_name = "F")]
     file: Option<PathBuf>,
@@ -118,7 +122,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         engine::start(&protocols, &arguments.bind, loopback, &options)
     })?;
     let allocating = format!("allocating {}", units::readable(arguments.buffer));
-    let buffer = note::when_slow(&allocating, || engine.allocate_buffer(length, "*", true));
+    let buffer = note::when_slow(&allocating, || arguments.memory.allocate(&engine, length, true));
     let buffer = buffer.context("cannot serve the buffer")?;
     if let (Some(source), Some(path)) = (preload, &arguments.file) {
         let path = output::escaped(path);

@@ -16,6 +16,7 @@ use serde::Serialize;
 use crate::bench::rdma::LEAST_WORKING_SET;
 use crate::engine::{self, Opened, Protocol, Started};
 use crate::failure::usage;
+use crate::memory::MemoryKind;
 use crate::reach::Reach;
 use crate::settings::SettingsArguments;
 use crate::{note, paths, process, units};
@@ -52,6 +53,12 @@ pub(crate) struct Arguments {
     /// or what the batches of all threads need]
     #[arg(long, value_name = "S", value_parser = units::size)]
     working_set: Option<u64>,
+    /// Whose memory is read and written here: host, or cuda:N, the GPU with that number
+    #[arg(long, value_name = "KIND", default_value_t = MemoryKind::Host)]
+    memory: MemoryKind,
+    /// The same of the node that is started for this, or of the segment of --protocol local
+    #[arg(long, value_name = "KIND", default_value_t = MemoryKind::Host, conflicts_with = "segment")]
+    node_memory: MemoryKind,
     /// How long to measure each row; with --figures, each of ten parts
     #[arg(long, value_name = "D", default_value = "1s", value_parser = units::duration)]
     duration: Duration,
@@ -162,7 +169,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             "--block-size {size}: the buffer of segment {segment} has only {available} bytes"
         )));
     }
-    let buffer = allocate(&opened, set)?;
+    let buffer = allocate(&opened, set, arguments.memory)?;
     process::say_last_words_when_told_to_stop();
     let rows = measure(arguments, &shapes, &opened, &buffer).map_err(|error| {
         // How the peer ended says more than what was seen of it from here.
@@ -194,7 +201,7 @@ fn open_own(reach: &Reach, bytes: usize) -> anyhow::Result<(Opened, Buffer)> {
     let loopback = Ipv4Addr::LOCALHOST.into();
     let Started { engine, missing } =
         engine::start(&[Protocol::Local], &reach.bind, loopback, &options)?;
-    let buffer = engine.allocate_buffer(bytes, "*", true)?;
+    let buffer = arguments.node_memory.allocate(&engine, bytes, true)?;
     let segment = engine.open_segment(engine.name())?;
     let opened = Opened { engine, segment, missing };
     if let Some(required) = &reach.require {
@@ -233,16 +240,16 @@ fn start_peer(reach: &Reach, bytes: u64) -> anyhow::Result<Peer> {
     // Here, since it is this command line that is wrong.
     engine::check_metadata(&reach.metadata)?;
     let what = format!("starting a node with {}", units::readable(bytes));
-    note::when_slow(&what, || Peer::start(reach, bytes))
+    note::when_slow(&what, || Peer::start(reach, bytes, arguments.node_memory))
 }
 
 /// Memory for the blocks of all threads, with something other than zeros, which the kernel may
 /// share.
-fn allocate(opened: &Opened, bytes: usize) -> anyhow::Result<Buffer> {
+fn allocate(opened: &Opened, bytes: usize, memory: MemoryKind) -> anyhow::Result<Buffer> {
     let chunk: Vec<u8> =
         (0..1 << 20).map(|index: u32| (index.wrapping_mul(0x9e37_79b9) >> 24) as u8).collect();
     note::when_slow(&format!("allocating {}", units::readable(bytes as u64)), || {
-        let buffer = opened.engine.allocate_buffer(bytes, "*", false)?;
+        let buffer = memory.allocate(&opened.engine, bytes, false)?;
         for at in (0..bytes).step_by(chunk.len()) {
             buffer.write(at, &chunk[..chunk.len().min(bytes - at)])?;
         }

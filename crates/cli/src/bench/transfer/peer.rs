@@ -6,6 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 
 use crate::cluster::text;
+use crate::memory::MemoryKind;
 use crate::process::Child;
 use crate::reach::Reach;
 
@@ -21,11 +22,14 @@ pub(super) struct Peer {
 
 impl Peer {
     /// Starts a node that is reached as `reach` says, on an address that it finds, with so many
-    /// bytes of memory.
-    pub(super) fn start(reach: &Reach, bytes: u64) -> anyhow::Result<Self> {
+    /// bytes of memory of this kind.
+    pub(super) fn start(reach: &Reach, bytes: u64, memory: MemoryKind) -> anyhow::Result<Self> {
         let buffer = bytes.to_string();
         let mut arguments =
             ["node", "--name=bench", "--buffer", &buffer].map(OsString::from).to_vec();
+        if memory != MemoryKind::Host {
+            arguments.push(format!("--memory={memory}").into());
+        }
         let reached = ["--metadata", &reach.metadata, "--protocol", &reach.protocol];
         arguments.extend(reached.map(OsString::from));
         if reach.no_segmentation_offload {
