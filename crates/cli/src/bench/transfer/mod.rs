@@ -143,13 +143,13 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let (opened, segment) = match &arguments.segment {
         Some(segment) => (engine::open(&arguments.reach, segment)?, segment.clone()),
         None if is_local(&arguments.reach)? => {
-            let (opened, buffer) = open_own(&arguments.reach, set)?;
+            let (opened, buffer) = open_own(&arguments.reach, set, arguments.node_memory)?;
             own = Some(buffer);
             let segment = opened.engine.name().to_owned();
             (opened, segment)
         }
         None => {
-            let started = start_peer(&arguments.reach, set as u64)?;
+            let started = start_peer(&arguments.reach, set as u64, arguments.node_memory)?;
             let segment = started.segment.clone();
             peer = Some(started);
             (engine::open(&arguments.reach, &segment)?, segment)
@@ -191,7 +191,7 @@ fn is_local(reach: &Reach) -> anyhow::Result<bool> {
 }
 
 /// An engine whose own segment has so many bytes.
-fn open_own(reach: &Reach, bytes: usize) -> anyhow::Result<(Opened, Buffer)> {
+fn open_own(reach: &Reach, bytes: usize, memory: MemoryKind) -> anyhow::Result<(Opened, Buffer)> {
     engine::check_metadata(&reach.metadata)?;
     let options = engine::Options {
         settings: reach.settings.load()?,
@@ -201,7 +201,7 @@ fn open_own(reach: &Reach, bytes: usize) -> anyhow::Result<(Opened, Buffer)> {
     let loopback = Ipv4Addr::LOCALHOST.into();
     let Started { engine, missing } =
         engine::start(&[Protocol::Local], &reach.bind, loopback, &options)?;
-    let buffer = arguments.node_memory.allocate(&engine, bytes, true)?;
+    let buffer = memory.allocate(&engine, bytes, true)?;
     let segment = engine.open_segment(engine.name())?;
     let opened = Opened { engine, segment, missing };
     if let Some(required) = &reach.require {
@@ -236,11 +236,11 @@ fn working_set(arguments: &Arguments, shapes: &mut Vec<Shape>) -> anyhow::Result
 }
 
 /// Starts a node with so many bytes of memory.
-fn start_peer(reach: &Reach, bytes: u64) -> anyhow::Result<Peer> {
+fn start_peer(reach: &Reach, bytes: u64, memory: MemoryKind) -> anyhow::Result<Peer> {
     // Here, since it is this command line that is wrong.
     engine::check_metadata(&reach.metadata)?;
     let what = format!("starting a node with {}", units::readable(bytes));
-    note::when_slow(&what, || Peer::start(reach, bytes, arguments.node_memory))
+    note::when_slow(&what, || Peer::start(reach, bytes, memory))
 }
 
 /// Memory for the blocks of all threads, with something other than zeros, which the kernel may

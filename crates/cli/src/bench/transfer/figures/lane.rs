@@ -5,6 +5,7 @@ use millstream_transfer::Buffer;
 use super::super::peer::Peer;
 use super::super::{allocate, open_own, start_peer};
 use crate::engine::{self, Opened};
+use crate::memory::MemoryKind;
 use crate::reach::Reach;
 
 /// All of them.
@@ -25,15 +26,15 @@ impl Lane {
         let reach = Reach { protocol: name.to_owned(), ..reach.clone() };
         let (opened, own, peer) = match name {
             "local" => {
-                let (opened, own) = open_own(&reach, bytes)?;
+                let (opened, own) = open_own(&reach, bytes, MemoryKind::Host)?;
                 (opened, Some(own), None)
             }
             _ => {
-                let peer = start_peer(&reach, bytes as u64)?;
+                let peer = start_peer(&reach, bytes as u64, MemoryKind::Host)?;
                 (engine::open(&reach, &peer.segment)?, None, Some(peer))
             }
         };
-        let buffer = allocate(&opened, bytes)?;
+        let buffer = allocate(&opened, bytes, MemoryKind::Host)?;
         Ok(Self { name, buffer, opened, _own: own, _peer: peer })
     }
 }

@@ -11,6 +11,7 @@ use super::report::Aim;
 use super::{COLD, TURNS, median};
 use crate::bench::rdma::RawWrites;
 use crate::engine::{self, Started};
+use crate::memory::MemoryKind;
 use crate::reach::Reach;
 
 /// Requests of a batch where rates are compared.
@@ -29,7 +30,7 @@ pub(super) fn measure(reach: &Reach, turn: Duration, aims: &mut Vec<Aim>) -> any
     let Started { engine: target, .. } = engine::start(&protocols, &[], loopback, &options)?;
     let _remote = target.allocate_buffer(COLD, "*", true)?;
     let opened = engine::open(&reach, target.name())?;
-    let buffer = allocate(&opened, COLD)?;
+    let buffer = allocate(&opened, COLD, MemoryKind::Host)?;
     let (mut rates, mut latencies) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
     let shape = |block_size, batch_size| Shape {
         op: Operation::Write,
