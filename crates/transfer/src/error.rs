@@ -11,10 +11,10 @@ use millstream_net::cuda::{CudaError, FindError};
 use millstream_net::guarded::Fault;
 use millstream_net::own_memory::Defect;
 use millstream_topology::MatrixFileError;
-use millstream_verbs::{CompletionStatus, CreateError, DeviceError, ModifyError, PostError};
+use millstream_verbs::{CreateError, DeviceError};
 use thiserror::Error;
 
-use crate::{Batch, SegmentId};
+use crate::{Batch, FailureReason, SegmentId};
 
 mod code {
     pub(super) const INVALID_ARGUMENT: i32 = -1;
@@ -662,101 +662,6 @@ impl TransferError {
     /// The number of the C API.
     pub const fn code(&self) -> i32 {
         code::ENDPOINT
-    }
-}
-
-/// How a task failed.
-#[derive(Clone, Debug, Error)]
-pub enum FailureReason {
-    /// A work request ended with an error.
-    #[error("{0}")]
-    Completion(CompletionStatus),
-    /// The peer could not be asked to connect queue pairs.
-    #[error("cannot connect: {0}")]
-    Unreachable(Arc<CallErrorKind>),
-    /// The peer refused to connect queue pairs.
-    #[error("it refused to connect: {0}")]
-    Refused(String),
-    /// The peer's answer to the handshake makes no sense.
-    #[error("its answer to the handshake makes no sense: {0}")]
-    Handshake(String),
-    /// A queue pair could not be made here.
-    #[error("cannot make a queue pair: {0}")]
-    Create(CreateError),
-    /// A queue pair could not be connected.
-    #[error("cannot connect a queue pair: {0}")]
-    Modify(ModifyError),
-    /// A work request was not accepted.
-    #[error("cannot post a work request: {0}")]
-    Post(PostError),
-    /// Another process answers in its place.
-    #[error("it was restarted, and what it held is lost: open its segment again")]
-    Restarted,
-    /// The peer's process was on this host, and has ended.
-    #[error("its process has ended, and what it held is lost")]
-    ProcessEnded,
-    /// The peer's memory could not be accessed.
-    #[error("its memory cannot be accessed: {0}")]
-    Access(String),
-    /// Registered memory of this process was unmapped, or protected.
-    #[error(
-        "registered memory is gone: at {address:#x} of this process nothing is mapped any more, or it \
-         cannot be accessed so; unregister memory before it is unmapped"
-    )]
-    MemoryGone {
-        /// Where a byte was not there.
-        address: u64,
-    },
-    /// Memory of a GPU was freed, or its driver has failed.
-    #[error("memory of a GPU cannot be accessed: {0}; unregister memory before it is freed")]
-    Gpu(CudaError),
-    /// The memory was unregistered meanwhile.
-    #[error("the memory was unregistered before the transfer was done")]
-    Unregistered,
-    /// The engine was dropped.
-    #[error("the engine was shut down before the transfer was done")]
-    ShutDown,
-    /// No pair of NICs leads there.
-    #[error("no way there: {0}")]
-    NoPath(String),
-    /// A file could not be read or written: which, where, why, and what to do.
-    #[error("{0}")]
-    File(Arc<str>),
-    /// The peer has said that it closes.
-    #[error("it was shut down, and what it held is lost")]
-    Closed,
-    /// A connection broke, and the peer did not confirm in time that nothing of it can arrive any more.
-    /// So the target's range is undefined, and nothing was tried again.
-    #[error("{0}; and it did not confirm that nothing sent before can arrive any more")]
-    NotFenced(Box<Self>),
-    /// More than there may be at a time.
-    #[error("{0}")]
-    Limit(String),
-    /// There is no path MTU that fits.
-    #[error("no path MTU: {0}")]
-    PathMtu(String),
-    /// The port of this device here does not work.
-    #[error("the port of {0} here is down: is its link cut?")]
-    PortDown(String),
-}
-
-impl FailureReason {
-    /// Whether connecting again may well go better: the peer, or the way to it, did not answer.
-    pub(crate) fn may_pass(&self) -> bool {
-        match self {
-            Self::PathMtu(_) | Self::Limit(_) | Self::PortDown(_) => true,
-            Self::Unreachable(kind) => matches!(
-                **kind,
-                CallErrorKind::Resolve(_)
-                    | CallErrorKind::Unreachable { .. }
-                    | CallErrorKind::Connect { .. }
-                    | CallErrorKind::NoReply { .. }
-                    | CallErrorKind::Closed
-                    | CallErrorKind::TooMany { .. }
-                    | CallErrorKind::Io(_)
-            ),
-            _ => false,
-        }
     }
 }
 

@@ -39,6 +39,7 @@ mod config;
 mod copier;
 mod engine;
 mod error;
+mod failure_reason;
 mod finished;
 mod gate;
 mod gpu;
@@ -72,9 +73,10 @@ pub use buffer::Buffer;
 pub use config::{Config, RdmaConfig};
 pub use engine::TransferEngine;
 pub use error::{
-    BatchError, BufferError, FailureReason, FileError, FreeError, InstallError, NewError,
-    RegisterError, SegmentError, SubmitAndWaitError, SubmitError, SubmitNewError, TransferError,
+    BatchError, BufferError, FileError, FreeError, InstallError, NewError, RegisterError,
+    SegmentError, SubmitAndWaitError, SubmitError, SubmitNewError, TransferError,
 };
+pub use failure_reason::FailureReason;
 pub use finished::Finished;
 pub use millstream_net::file_io::{FileEngine, UnknownFileEngine};
 pub use millstream_topology::PeerAffinity;
