@@ -29,6 +29,7 @@ mod descriptors;
 mod driver;
 #[cfg(not(millstream_loom))]
 pub mod file_io;
+pub mod file_table;
 pub mod guarded;
 mod link;
 #[cfg(millstream_loom)]

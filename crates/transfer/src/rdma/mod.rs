@@ -20,7 +20,10 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use millstream_metadata::{DeviceDesc, Gid, HandShakeDesc, NicPath, SegmentDesc};
+use millstream_metadata::{
+    DEFAULT_CALL_LIMIT, DeviceDesc, Gid, HandShakeDesc, NicPath, SegmentDesc,
+};
+use millstream_net::file_table;
 use millstream_topology::{Address, Priorities, PriorityMatrix, reachable_pairs};
 use millstream_transfer_core::{
     Access as RailAccess, Affinity, Classic, Flow, MAX_RAILS, Order, Priority, RailSpec,
@@ -52,6 +55,10 @@ const LEAST_REGION: usize = 4096;
 
 /// Threads for what takes a while but waits for nobody else, as making and resetting queue pairs.
 const WORKERS: usize = 2;
+
+/// So many files and sockets may be open before the kernel makes room for more: as many calls as are made at a
+/// time, and what else a process has.
+const FILES: usize = DEFAULT_CALL_LIMIT + 1024;
 
 /// What connecting may take longer than the peer's answer.
 const CONNECT_MORE: Duration = Duration::from_millis(500);
@@ -119,6 +126,10 @@ impl RdmaTransport {
             if config.addresses[..index].contains(address) {
                 return Err(InstallError::DuplicateAddress(*address));
             }
+        }
+        // Otherwise those who connect may wait for a second later, when many do.
+        if let Err(error) = file_table::make_room(FILES) {
+            tracing::debug!(%error, "no room for many files");
         }
         let accepted = Arc::new(Accepted::new(AcceptedConfig {
             incarnation: context.incarnation,

@@ -1,0 +1,55 @@
+//! Room in the process's table of open files.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+
+/// Lets the table of open files hold `count`, or as many as the process may have open.
+///
+/// The kernel makes the table larger when a file is opened that it has no place for. In a process with
+/// threads it waits for an RCU grace period then, and with it every thread that opens a file. That takes
+/// as long as a processor is busy without a pause, which can be a second. So who must not wait later
+/// waits here, when it starts. The table never becomes smaller.
+pub fn make_room(count: usize) -> io::Result<()> {
+    // SAFETY: plain old data, of which zeros are a valid value.
+    let mut limit: libc::rlimit = unsafe { std::mem::zeroed() };
+    // SAFETY: `limit` is a `rlimit`, which is filled in.
+    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let most = usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX);
+    let Some(last) = count.min(most).checked_sub(1) else { return Ok(()) };
+    let last = libc::c_int::try_from(last).unwrap_or(libc::c_int::MAX);
+    let any = File::open("/dev/null")?;
+    // SAFETY: no pointers.
+    let copy = unsafe { libc::fcntl(any.as_raw_fd(), libc::F_DUPFD_CLOEXEC, last) };
+    if copy < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: it was just opened, and nobody else knows it.
+    drop(unsafe { OwnedFd::from_raw_fd(copy) });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn size() -> usize {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("FDSize:")).unwrap();
+        line.trim().parse().unwrap()
+    }
+
+    #[test]
+    fn the_table_has_room_and_the_files_are_as_many_as_before() {
+        make_room(0).unwrap();
+        make_room(500).unwrap();
+        assert!(size() >= 500, "{}", size());
+        let before = size();
+        make_room(1).unwrap();
+        assert_eq!(size(), before);
+        // More than may be open is no error.
+        make_room(usize::MAX).unwrap();
+    }
+}
