@@ -236,6 +236,13 @@ impl OpenSegment {
         self.view.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// What is known of it, and whether that is stale.
+    pub(crate) fn current(&self) -> (View, bool) {
+        // In this order: what another thread has asked for meanwhile must not vouch for the view of before.
+        let stale = self.is_stale();
+        (self.view(), stale)
+    }
+
     /// Takes another descriptor, once `prepare` has told transports of it.
     pub(crate) fn replace_descriptor(
         &self,
@@ -404,6 +411,32 @@ mod tests {
         assert!(open.is_stale());
         open.replace_descriptor(SegmentDesc::default(), |_| {});
         assert!(!open.is_stale());
+    }
+
+    #[test]
+    fn a_view_from_before_a_refresh_is_stale() {
+        const ROUNDS: u64 = 1_000_000;
+        let open = OpenSegment::new(SegmentId(1), "a", SegmentDesc::default());
+        let of = |round| SegmentDesc { incarnation: Some(round), ..SegmentDesc::default() };
+        let marked = AtomicU64::new(0);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for round in 1..=ROUNDS {
+                    open.mark_stale();
+                    marked.store(round, Ordering::SeqCst);
+                    open.set_descriptor(of(round), open.marks());
+                }
+            });
+            loop {
+                let before = marked.load(Ordering::SeqCst);
+                let (view, stale) = open.current();
+                let seen = view.descriptor.incarnation.unwrap_or(0);
+                assert!(stale || seen >= before, "{seen} for {before}");
+                if before == ROUNDS {
+                    break;
+                }
+            }
+        });
     }
 
     #[test]

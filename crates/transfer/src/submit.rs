@@ -216,7 +216,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Where a request goes. What was found for the one before is looked at first.
+    /// Where a request goes. The segment of the one before is looked at first.
     fn target(
         &self,
         index: usize,
@@ -224,18 +224,16 @@ impl Inner {
         span: Span,
         before: Option<Target>,
     ) -> Result<Target, SubmitError> {
-        let (segment, mut view) = match before {
-            Some(Target { segment: known, view, .. }) if known.id == segment => (known, view),
+        let segment = match before {
+            Some(Target { segment: known, .. }) if known.id == segment => known,
             _ => {
                 let unknown = SubmitError::UnknownSegment { index, segment };
-                let segment = self.segments.by_id(segment).ok_or(unknown)?;
-                let view = segment.view();
-                (segment, view)
+                self.segments.by_id(segment).ok_or(unknown)?
             }
         };
+        // If it is stale, it may have registered more since, or have been restarted.
+        let (mut view, mut refresh) = segment.current();
         let mut refreshed = false;
-        // It may have registered more since, or have been restarted.
-        let mut refresh = segment.is_stale();
         loop {
             if refresh {
                 let before = view.descriptor.incarnation;
