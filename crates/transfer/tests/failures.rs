@@ -448,6 +448,35 @@ fn the_nic_that_goes_with_ours_is_taken() {
     }
 }
 
+/// More than a flow has queues for.
+#[test]
+fn memory_at_any_number_of_locations_is_sent_from() {
+    const LOCATIONS: usize = 300;
+    let address = address();
+    let near = |index| format!(r#""numa:{index}":[["soft-{address}"],[]]"#);
+    let entries: Vec<_> = (0..LOCATIONS).map(near).collect();
+    let file = std::env::temp_dir().join(format!("millstream-many-{}.json", std::process::id()));
+    std::fs::write(&file, format!("{{{}}}", entries.join(","))).unwrap();
+    let config = RdmaConfig { topology_file: Some(file.clone()), ..RdmaConfig::new(&[address]) };
+    let (target, initiator) = (engine(1), engine_with(config));
+    std::fs::remove_file(file).unwrap();
+    let remote = shared(&target, 2 * LOCATIONS);
+    let segment = initiator.open_segment(target.name()).unwrap();
+    // The second time the first ones have their queues still.
+    for round in 0..2 {
+        for index in 0..LOCATIONS {
+            let name = format!("numa:{index}");
+            let local = initiator.allocate_buffer(2, &name, false).unwrap();
+            let bytes = [index as u8, (index >> 8) as u8 + round];
+            local.write(0, &bytes).unwrap();
+            let offset = 2 * index;
+            let write = request(Opcode::Write, (&local, 0), &segment, offset as u64, 2);
+            initiator.submit_and_wait(&[write], LONG).unwrap();
+            assert_eq!(contents(&remote, offset, 2), bytes, "{index}");
+        }
+    }
+}
+
 #[test]
 fn a_peer_whose_queue_pair_does_not_answer_is_gone() {
     // It promises a queue pair where there is none, and does not know of fences.

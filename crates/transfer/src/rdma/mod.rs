@@ -5,6 +5,7 @@ mod connecting;
 mod connection;
 mod device;
 mod links;
+mod locations;
 mod nics;
 mod peer;
 mod registration;

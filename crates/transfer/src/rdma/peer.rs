@@ -18,6 +18,7 @@ use millstream_verbs::{Completion, CompletionStatus, PostError};
 use super::connection::{Connection, MAX_QUEUE_PAIRS};
 use super::device::LocalDevice;
 use super::links::{Link, Place};
+use super::locations::Pairs;
 use super::nics;
 use super::runs::Runs;
 use super::shared::Shared;
@@ -64,6 +65,7 @@ pub(super) struct Way {
 struct State {
     flow: Flow<Classic>,
     runs: Runs,
+    pairs: Pairs,
     /// The connection of each rail that is up.
     connections: Vec<Option<Connected>>,
     /// Those that are being reset.
@@ -102,6 +104,7 @@ impl Peer {
         let state = State {
             flow,
             runs: Runs::default(),
+            pairs: Pairs::new(millstream_transfer_core::Config::default().max_locations),
             connections: rails.iter().map(|_| None).collect(),
             aborting: Vec::new(),
             refused: Vec::new(),
@@ -164,12 +167,15 @@ impl Peer {
                     state.runs.ended(user);
                     continue;
                 };
+                let local_location = run.local.location(task.whole().source);
+                let (local_location, peer_location) =
+                    state.pairs.queue_of((local_location, peer_location));
                 let submitted = state.flow.submit(&Request {
                     opcode: core_opcode(task.opcode()),
                     ranges: ranges(task),
                     deadline,
                     incarnation,
-                    local_location: run.local.location(task.whole().source),
+                    local_location,
                     peer_location,
                     local_borders: run.local.borders(run.transport),
                     peer_borders: peer_borders(buffer),
