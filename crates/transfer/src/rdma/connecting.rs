@@ -148,7 +148,10 @@ impl Peer {
         asked: Option<u64>,
     ) -> Result<HandShakeDesc, FailureReason> {
         let reply = match reply {
-            Ok(reply) => reply,
+            Ok(reply) => {
+                self.answered();
+                reply
+            }
             Err(CallError { kind, .. }) => {
                 let refused = matches!(kind, CallErrorKind::Refused { .. });
                 let reason = FailureReason::Unreachable(Arc::new(kind));

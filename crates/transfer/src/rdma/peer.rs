@@ -5,6 +5,7 @@
 //! resetting queue pairs, a thread of the pool does.
 
 use std::fmt;
+use std::mem;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -33,6 +34,10 @@ use crate::{FailureReason, Opcode, TransferError, TransferState};
 
 /// When nothing has completed for so long, the peer is asked whether it is there.
 const STALL: Duration = Duration::from_millis(300);
+
+/// When it has not answered since it was first asked so long ago, and nothing has completed, then what waits
+/// for a connection fails, unless it is to wait for longer.
+const SILENT: Duration = Duration::from_secs(4);
 
 /// A process, and the ways to it.
 pub(super) struct Peer {
@@ -80,6 +85,8 @@ struct State {
     /// Whether it is being asked whether it is there.
     asking: bool,
     ask_at: Option<Instant>,
+    /// Since when it has been asked whether it is there without an answer.
+    silent_since: Option<Instant>,
     stopped: bool,
 }
 
@@ -113,6 +120,7 @@ impl Peer {
             segments: Vec::new(),
             asking: false,
             ask_at: None,
+            silent_since: None,
             stopped: false,
         };
         Self {
@@ -236,11 +244,25 @@ impl Peer {
         let now = self.now();
         state.flow.handle_timeout(now);
         if state.ask_at.is_some_and(|at| at <= now) {
-            state.ask_at = None;
-            if state.is_stalled(now) && self.has_incarnation && !state.asking {
-                state.asking = true;
-                self.in_background(Self::ask);
+            let age = state.oldest_age(now);
+            // If it has died since it completed something last, this is when it is to be asked.
+            let wait = STALL.checked_sub(age).filter(|wait| !wait.is_zero()).unwrap_or(STALL);
+            if age >= STALL && self.has_incarnation {
+                state.silent_since.get_or_insert(now);
+                if !mem::replace(&mut state.asking, true) {
+                    self.in_background(Self::ask);
+                }
             }
+            let silent = state.silent_since.is_some_and(|since| since + SILENT <= now);
+            let Shared { config, context, .. } = &*self.shared;
+            if silent && config.patience.max(context.calls.timeout()) <= SILENT {
+                state.silent_since = None;
+                state.flow.give_up();
+            }
+            let silent_at = state.silent_since.map(|since| since + SILENT);
+            let silent_at = silent_at.filter(|&at| at > now);
+            let next = silent_at.into_iter().chain([now + wait]).min();
+            state.ask_at = next.filter(|_| state.flow.tasks() > 0);
         }
         self.act(now, state);
     }
@@ -396,6 +418,11 @@ impl Peer {
         self.has_incarnation && self.lock().flow.incarnation() == incarnation
     }
 
+    /// It has answered something.
+    pub(super) fn answered(&self) {
+        self.lock().silent_since = None;
+    }
+
     /// It was asked whether it is there.
     pub(super) fn asked(&self) {
         self.lock().asking = false;
@@ -483,7 +510,9 @@ impl Peer {
         loop {
             let mut work = self.shared.works.take();
             self.collect(now, &mut state, &mut work);
-            if state.ask_at.is_none() && state.flow.slices() > 0 {
+            if state.flow.tasks() == 0 {
+                state.silent_since = None;
+            } else if state.ask_at.is_none() {
                 state.ask_at = Some(now + STALL);
             }
             let due = state.flow.poll_timeout().into_iter().chain(state.ask_at).min();
@@ -660,6 +689,9 @@ impl State {
             let outstanding = &mut connected.outstanding[link.queue_pair];
             *outstanding = outstanding.saturating_sub(1);
         }
+        if result == SliceResult::Done {
+            self.silent_since = None;
+        }
         if let Some(moved) = self.flow.completed(now, slice, result)
             && let Some((batch, index)) = self.runs.place(moved.user)
         {
@@ -674,10 +706,10 @@ impl State {
         self.flow.completed(now, slice, SliceResult::Broken);
     }
 
-    /// Whether something is under way, and nothing has completed for a while.
-    fn is_stalled(&self, now: Instant) -> bool {
-        let stalled = |age: Duration| age >= STALL;
-        self.flow.rails().iter().any(|rail| rail.oldest_age(now).is_some_and(stalled))
+    /// For how long at most something has been under way.
+    fn oldest_age(&self, now: Instant) -> Duration {
+        let ages = self.flow.rails().iter().filter_map(|rail| rail.oldest_age(now));
+        ages.max().unwrap_or_default()
     }
 
     fn mark_stale(&self) {
