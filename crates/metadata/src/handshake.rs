@@ -73,6 +73,10 @@ pub struct HandShakeDesc {
     /// The sender's engine, of this `incarnation`, closes: its memory is not there any more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub closing: bool,
+    /// The sender, of this `incarnation`, has closed the connection of the receiver's `rail` with the number
+    /// `epoch`, to make room for others. It serves the receiver still.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub evicted: bool,
     /// The sender is done with these connections: `qp_num` names its queue pairs, and the receiver
     /// may destroy those that it connected to them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -145,6 +149,7 @@ mod tests {
             fence: true,
             fenced: Some(2),
             closing: true,
+            evicted: true,
             disconnect: true,
             ..HandShakeDesc::default()
         };

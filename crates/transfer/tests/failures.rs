@@ -262,6 +262,40 @@ fn at_the_limit_the_oldest_connection_makes_room() {
     assert_eq!(contents(&remote, 0, 100), [3; 100]);
 }
 
+/// By silence, it would learn of that after two seconds.
+#[test]
+fn who_made_room_for_another_connects_again_at_once() {
+    let limited = RdmaConfig { max_accepted_queue_pairs: 1, ..RdmaConfig::new(&[address()]) };
+    let target = engine_with(limited);
+    let remote = shared(&target, 2 << 20);
+    let initiators = [engine(1), engine(1)];
+    let locals = [0, 1].map(|index: usize| private(&initiators[index], 1 << 20));
+    let write = |index: usize, round: u64| {
+        let bytes = pattern(1 << 20, 2 * round + index as u64);
+        locals[index].write(0, &bytes).unwrap();
+        let segment = initiators[index].open_segment(target.name()).unwrap();
+        let offset = index as u64 * MIB;
+        let write = request(Opcode::Write, (&locals[index], 0), &segment, offset, MIB);
+        initiators[index].submit_and_wait(&[write], LONG).unwrap();
+        assert!(contents(&remote, index << 20, 1 << 20) == bytes, "{index} {round}");
+    };
+    let start = Instant::now();
+    for round in 0..10 {
+        write(0, round);
+        write(1, round);
+    }
+    println!("20 by turns: {:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    // And so do those that drive out each other in the middle of it.
+    std::thread::scope(|scope| {
+        for index in [0, 1] {
+            let write = &write;
+            scope.spawn(move || (10..20).for_each(|round| write(index, round)));
+        }
+    });
+    println!("20 more at once: {:?}", start.elapsed());
+}
+
 /// A peer that offers a segment, and answers handshakes as it likes.
 struct FakePeer {
     devices: Vec<std::net::IpAddr>,

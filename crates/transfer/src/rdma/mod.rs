@@ -27,11 +27,11 @@ use millstream_metadata::{
 use millstream_net::file_table;
 use millstream_topology::{Address, Priorities, PriorityMatrix, reachable_pairs};
 use millstream_transfer_core::{
-    Access as RailAccess, Affinity, Classic, Flow, MAX_RAILS, Order, Priority, RailSpec,
+    Access as RailAccess, Affinity, Classic, Flow, MAX_RAILS, Order, Priority, RailId, RailSpec,
 };
 use millstream_verbs::{Access, Device, MemoryRegion, Provider};
 
-use self::accepted::{Accepted, AcceptedConfig, Refusal};
+use self::accepted::{Accepted, AcceptedConfig, Notices, Refusal};
 use self::connection::MAX_QUEUE_PAIRS;
 use self::device::LocalDevice;
 use self::peer::{Peer, Way};
@@ -132,13 +132,16 @@ impl RdmaTransport {
         if let Err(error) = file_table::make_room(FILES) {
             tracing::debug!(%error, "no room for many files");
         }
-        let accepted = Arc::new(Accepted::new(AcceptedConfig {
+        let (store, calls) = (Arc::clone(&context.store), Arc::clone(&context.calls));
+        let notices = Notices::new(store, calls, context.incarnation);
+        let accepted = Accepted::new(AcceptedConfig {
             incarnation: context.incarnation,
             max_queue_pairs: config.max_accepted_queue_pairs,
             own_queue_pairs: config.max_endpoints * config.queue_pairs_per_endpoint,
             acknowledge_timeout: config.acknowledge_timeout,
             interval: config.keep_alive_interval,
-        }));
+        });
+        let accepted = Arc::new(accepted.telling(notices));
         let open = |&address: &IpAddr| {
             LocalDevice::open(address, &config, Arc::downgrade(&accepted)).map(Arc::new)
         };
@@ -338,17 +341,29 @@ impl RdmaTransport {
         flow
     }
 
+    /// What is known of the process of this incarnation.
+    fn peers_of(&self, incarnation: u64) -> Vec<Arc<Peer>> {
+        let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        peers.values().filter(|peer| peer.is(incarnation)).cloned().collect()
+    }
+
     /// Answers a peer, or says why not.
     fn answer(&self, request: &HandShakeDesc) -> Result<HandShakeDesc, Refusal> {
         if request.closing {
             if let Some(incarnation) = request.incarnation {
                 self.accepted.peer_closes(incarnation);
-                let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
-                let closing = peers.values().filter(|peer| peer.is(incarnation));
-                let closing: Vec<_> = closing.cloned().collect();
-                drop(peers);
-                for peer in closing {
+                for peer in self.peers_of(incarnation) {
                     peer.gone(Some(incarnation), FailureReason::Closed);
+                }
+            }
+            return Ok(HandShakeDesc::default());
+        }
+        if request.evicted {
+            if let (Some(incarnation), Some(rail), Some(epoch)) =
+                (request.incarnation, request.rail, request.epoch)
+            {
+                for peer in self.peers_of(incarnation) {
+                    peer.evicted(RailId(rail), epoch);
                 }
             }
             return Ok(HandShakeDesc::default());

@@ -353,6 +353,21 @@ impl Peer {
         self.act(now, state);
     }
 
+    /// The peer has closed a connection to make room for others. What comes next connects again.
+    pub(super) fn evicted(&self, rail: RailId, epoch: u64) {
+        let mut state = self.lock();
+        let now = self.now();
+        let found = state.flow.rails().get(usize::from(rail.0));
+        if found.is_some_and(|found| found.epoch() == epoch && found.is_up()) {
+            tracing::info!(peer = &*self.name, epoch, "the peer has closed a connection");
+            state.flow.close_rail(now, rail, epoch);
+        } else if found.is_some() {
+            // It may have been told before the answer to its request.
+            state.flow.rail_down(now, rail, epoch);
+        }
+        self.act(now, state);
+    }
+
     /// Nothing touches memory for a connection here any more.
     fn aborted(&self, rail: RailId, epoch: u64) {
         let mut state = self.lock();

@@ -26,8 +26,8 @@ use millstream_metadata::{HandShakeDesc, NicPath};
 use millstream_transfer_core::Initiator;
 use millstream_verbs::{CreateError, ReceiveShare};
 
-pub(super) use self::closing::tell;
-use self::store::{Denied, Ending, Open, Sender, Store};
+pub(super) use self::closing::{Notices, tell};
+use self::store::{Denied, Ending, Evicted, Open, Sender, Store};
 use super::connection::{Connection, MAX_QUEUE_PAIRS, Peer, Unconnected};
 use super::device::LocalDevice;
 use crate::FailureReason;
@@ -56,6 +56,8 @@ pub(super) struct AcceptedConfig {
 
 pub(super) struct Accepted {
     config: AcceptedConfig,
+    /// By which those are told whose connections make room for others.
+    notices: Option<Notices>,
     store: Mutex<Store>,
     /// Peers have come, were asked, or no more will come.
     changed: Condvar,
@@ -118,6 +120,7 @@ impl Accepted {
         let acknowledge_timeout = (config.acknowledge_timeout + QUESTION_TIMEOUT_MORE).min(31);
         Self {
             config: AcceptedConfig { acknowledge_timeout, ..config },
+            notices: None,
             store: Mutex::new(Store::new()),
             changed: Condvar::new(),
             settled: Condvar::new(),
@@ -125,6 +128,11 @@ impl Accepted {
             last_epoch: AtomicU64::new(0),
             names: RandomState::new(),
         }
+    }
+
+    /// The same, which tells those whose connections make room for others.
+    pub(super) fn telling(self, notices: Notices) -> Self {
+        Self { notices: Some(notices), ..self }
     }
 
     /// Whether a request is for this start of this engine, as far as it says.
@@ -340,8 +348,10 @@ impl Accepted {
             if store.reserve(initiator, epoch, count, limit) {
                 return Ok(());
             }
-            if store.evict(device.device.name()) {
-                store = self.carry_out(store);
+            if let Some(evicted) = store.evict(device.device.name()) {
+                drop(self.carry_out(store));
+                self.tell(&evicted);
+                store = self.lock();
                 continue;
             }
             // What there is is being made or closed by others.
@@ -358,7 +368,14 @@ impl Accepted {
         let mut store = self.lock();
         let evicted = store.evict(device.device.name());
         drop(self.carry_out(store));
-        evicted
+        evicted.inspect(|evicted| self.tell(evicted)).is_some()
+    }
+
+    /// Tells the initiator of a connection that it is closed.
+    fn tell(&self, evicted: &Evicted) {
+        if let Some(notices) = &self.notices {
+            notices.evicted(evicted);
+        }
     }
 
     /// How many queue pairs of a device peers may have.

@@ -73,6 +73,13 @@ pub(super) struct Ending {
     pub(super) open: Open,
 }
 
+/// A connection that is closed to make room.
+pub(super) struct Evicted {
+    pub(super) initiator: Initiator,
+    pub(super) epoch: u64,
+    pub(super) sender: Arc<Sender>,
+}
+
 /// Somebody who waits for the answer to a fence.
 struct Fence {
     ticket: u64,
@@ -185,14 +192,11 @@ impl Store {
         true
     }
 
-    /// Closes a connection on a device, to make room; whether there was one.
-    pub(super) fn evict(&mut self, device: &str) -> bool {
-        let Some(place) = self.places.get_mut(device) else { return false };
-        let Some(number) = place.sieve.evict() else { return false };
-        let (initiator, entry) = match self.by_number.get(&number) {
-            Some(&initiator) => (initiator, &self.entries[&initiator]),
-            None => return false,
-        };
+    /// Closes a connection on a device, to make room, if there is one.
+    pub(super) fn evict(&mut self, device: &str) -> Option<Evicted> {
+        let place = self.places.get_mut(device)?;
+        let initiator = *self.by_number.get(&place.sieve.evict()?)?;
+        let entry = &self.entries[&initiator];
         let (peer, limit) = (&entry.peer.nic_path, place.limit);
         if mem::replace(&mut place.complained, true) {
             tracing::debug!(peer, device, "made room");
@@ -204,8 +208,9 @@ impl Store {
                 "as many queue pairs are connected as may be: made room"
             );
         }
-        self.target.close(initiator, entry.epoch);
-        true
+        let (epoch, sender) = (entry.epoch, Arc::clone(&entry.peer));
+        self.target.close(initiator, epoch);
+        Some(Evicted { initiator, epoch, sender })
     }
 
     /// A connection is there, unless it was closed while it was made: then it is returned.
