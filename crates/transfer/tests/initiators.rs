@@ -5,9 +5,11 @@ mod common;
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::thread;
+use std::time::{Duration, Instant};
 
 use common::node::{self, Node};
-use common::{LONG, address, engine_with, private, request};
+use common::{LONG, address, engine, engine_with, private, request};
+use millstream_metadata::{Client, Frame, FrameType, Gid, HandShakeDesc, SegmentDesc};
 use millstream_transfer::{Opcode, RdmaConfig};
 
 /// Set in initiators: the address of the device, and the name of the target.
@@ -89,4 +91,64 @@ fn initiators_that_are_killed_leave_nothing_behind() {
     assert!(last.1 <= before.1 + 4, "{} files after {FIRST}, {} at the end", before.1, last.1);
     let most = before.0 + (GROWTH_KIB * (all - FIRST)) as u64;
     assert!(last.0 <= most, "{} KiB after {FIRST}, {} at the end", before.0, last.0);
+}
+
+/// Connects again and again: as the same initiator with one number after the other, or each time as another.
+#[test]
+fn a_peer_that_connects_in_a_loop_holds_up_nobody_and_leaves_nothing_behind() {
+    const EACH: u64 = 1000;
+    const ROUNDS: u64 = 5;
+    let target = Node::start_with(1, LENGTH, ACCEPTED);
+    let initiator = engine(1);
+    let local = private(&initiator, LENGTH);
+    let segment = initiator.open_segment(&target.name).unwrap();
+    let write = request(Opcode::Write, (&local, 0), &segment, 0, LENGTH as u64);
+    initiator.submit_and_wait(&[write], LONG).unwrap();
+    let (client, peer) = (Client::default(), target.name.parse().unwrap());
+    let call = |frame_type, body| client.call(&peer, &Frame::new(frame_type, body)).unwrap().body;
+    let descriptor = SegmentDesc::from_json(&call(FrameType::Metadata, Vec::new())).unwrap();
+    let address = address();
+    let connect = |incarnation, rail: u64, epoch| {
+        let request = HandShakeDesc {
+            // Nobody is there who could be told anything.
+            local_nic_path: format!("{address}:1@nic"),
+            local_gid: Some(Gid::from_address(address)),
+            peer_nic_path: format!("{}@{}", target.name, descriptor.devices[0].name),
+            qp_num: vec![17],
+            incarnation: Some(incarnation),
+            rail: Some(rail as u16),
+            epoch: Some(epoch),
+            ..HandShakeDesc::default()
+        };
+        let reply = call(FrameType::Connection, request.to_json());
+        let reply = HandShakeDesc::from_json(&reply).unwrap();
+        assert_eq!((reply.reply_msg.as_str(), reply.qp_num.len()), ("", 1));
+    };
+    let mut resources = Vec::new();
+    for round in 0..ROUNDS {
+        let longest = thread::scope(|scope| {
+            let connecting = scope.spawn(|| {
+                for number in (round * EACH..).take(EACH as usize) {
+                    connect(1, number % 5, number + 1);
+                    connect(number + 2, 0, 1);
+                }
+            });
+            let mut longest = Duration::ZERO;
+            while !connecting.is_finished() {
+                let start = Instant::now();
+                initiator.submit_and_wait(&[write; 4], LONG).unwrap();
+                longest = longest.max(start.elapsed());
+            }
+            connecting.join().unwrap();
+            longest
+        });
+        resources.push(target.resources());
+        println!("{} connected: {resources:?}, {longest:?}", 2 * (round + 1) * EACH);
+        assert!(longest < Duration::from_secs(1), "{longest:?}");
+    }
+    // The first rounds fill what is kept for use again, and the numbers that are remembered.
+    let ((memory, files), (at_the_end, last_files)) = (resources[0], resources[4]);
+    assert!(last_files <= files + 4, "{resources:?}");
+    let most = memory + 2 * (ROUNDS - 1) * EACH * GROWTH_KIB as u64;
+    assert!(at_the_end <= most, "{resources:?}");
 }

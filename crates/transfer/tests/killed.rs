@@ -20,6 +20,9 @@ const REFUSED: Duration = Duration::from_secs(1);
 /// And one whose target is silent.
 const SILENT: Duration = Duration::from_secs(5);
 
+/// For how many seconds a process is stopped that is not waited for, if not 6: `10,60`.
+const STOPPED: &str = "MILLSTREAM_TEST_STOPPED";
+
 /// The processes that the other tests start. As a test of its own, nothing.
 #[test]
 fn a_node() {
@@ -182,6 +185,37 @@ fn a_process_that_stands_still_for_a_second_is_waited_for() {
         for status in initiator.statuses(&batch) {
             assert_eq!(status.state, TransferState::Completed, "{status:?}");
         }
+    }
+}
+
+/// Each batch that is submitted meanwhile ends in time, and the first one after it succeeds.
+#[test]
+fn a_process_that_stands_still_for_long_is_found_again() {
+    let list = std::env::var(STOPPED).unwrap_or("6".to_owned());
+    for seconds in list.split(',').map(|text| text.parse().unwrap()) {
+        let mut node = Node::start(1, LENGTH);
+        let initiator = engine(1);
+        let local = private(&initiator, LENGTH);
+        let segment = initiator.open_segment(&node.name).unwrap();
+        let requests = requests(Opcode::Write, &local, &segment, 8, LENGTH);
+        let (batch, took) = until_failure(&initiator, &requests, || node.signal("STOP"));
+        let over = Instant::now() - took + Duration::from_secs(seconds);
+        println!("stopped for {seconds} s: ended after {took:?}");
+        assert!(took < SILENT, "{took:?}");
+        let statuses = initiator.statuses(&batch);
+        assert!(statuses.iter().any(|status| status.target_undefined), "{statuses:?}");
+        while Instant::now() < over {
+            let start = Instant::now();
+            let error = initiator.submit_and_wait(&requests[..1], LONG).unwrap_err();
+            assert!(start.elapsed() < SILENT, "{error}: {:?}", start.elapsed());
+        }
+        let bytes = pattern(LENGTH, seconds);
+        local.write(0, &bytes).unwrap();
+        node.signal("CONT");
+        let start = Instant::now();
+        initiator.submit_and_wait(&requests[..1], LONG).unwrap();
+        println!("stopped for {seconds} s: found again after {:?}", start.elapsed());
+        assert_eq!(node.sum(), sum(&bytes));
     }
 }
 

@@ -1,7 +1,7 @@
 //! The connections that this engine has made with a device: whose completions are whose, and which
 //! of them is closed to make room for another.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
@@ -10,6 +10,7 @@ use millstream_verbs::Qpn;
 
 use super::connection::Connection;
 use super::peer::Peer;
+use super::sieve::Sieve;
 use crate::FailureReason;
 
 /// A queue pair of a connection.
@@ -36,20 +37,27 @@ pub(super) struct Place(Arc<AtomicUsize>);
 
 #[derive(Debug, Default)]
 struct Table {
-    by_number: HashMap<Qpn, (Link, Arc<AtomicBool>)>,
-    /// All connections, the oldest first.
-    order: VecDeque<Entry>,
-    /// Where the search for one to close goes on.
-    hand: usize,
+    by_number: HashMap<Qpn, Pair>,
+    /// All connections, by the order in which they were made.
+    connections: HashMap<u64, Entry>,
+    sieve: Sieve,
+    /// The last number of a connection.
+    last: u64,
+}
+
+/// A queue pair of a connection.
+#[derive(Debug)]
+struct Pair {
+    link: Link,
+    /// The number of its connection.
+    connection: u64,
+    /// Something has completed since the sieve looked.
+    used: Arc<AtomicBool>,
 }
 
 #[derive(Debug)]
 struct Entry {
     link: Link,
-    /// Of its first queue pair.
-    number: Qpn,
-    /// Something has completed since the hand was here.
-    used: Arc<AtomicBool>,
     _place: Place,
 }
 
@@ -65,7 +73,7 @@ impl Links {
     }
 
     /// Finds room for one more, if need be by closing one that is idle: the first that was not used
-    /// since the search was last there (SIEVE; Zhang et al., NSDI 2024). Not under a peer's lock.
+    /// since the search was last there (`sieve.rs`). Not under a peer's lock.
     pub(super) fn make_room(&self, device: &str) -> Result<Place, FailureReason> {
         let mut closed = 0;
         loop {
@@ -86,21 +94,14 @@ impl Links {
 
     /// Closes an idle connection; whether there was one.
     fn close_one(&self) -> bool {
-        // In the first round those that were used are passed over once.
-        for _ in 0..2 * self.read().order.len() {
+        // Those that are not idle are passed, and perhaps come once more.
+        for _ in 0..2 * self.read().connections.len() {
             let mut table = self.write();
-            if table.hand >= table.order.len() {
-                table.hand = 0;
-            }
-            let hand = table.hand;
-            let Some(entry) = table.order.get(hand) else { return false };
-            let passed = entry.used.swap(false, Ordering::Relaxed);
-            let link = entry.link.clone();
-            table.hand += 1;
-            drop(table);
-            if passed {
+            let Some(number) = table.sieve.next_unused() else { return false };
+            let Some(link) = table.connections.get(&number).map(|entry| entry.link.clone()) else {
                 continue;
-            }
+            };
+            drop(table);
             if let Some(peer) = link.peer.upgrade()
                 && peer.close_if_idle(link.rail, link.epoch)
             {
@@ -113,32 +114,32 @@ impl Links {
     /// Completions of the connection's queue pairs are for this link from now on.
     pub(super) fn add(&self, connection: &Connection, link: &Link, place: Place) {
         let mut table = self.write();
-        let used = Arc::new(AtomicBool::new(false));
+        table.last += 1;
+        let number = table.last;
+        let used = table.sieve.insert(number);
         for (queue_pair, pair) in connection.queue_pairs.iter().enumerate() {
             let link = Link { queue_pair, ..link.clone() };
-            table.by_number.insert(pair.number(), (link, Arc::clone(&used)));
+            let used = Arc::clone(&used);
+            table.by_number.insert(pair.number(), Pair { link, connection: number, used });
         }
-        let number = connection.queue_pairs[0].number();
-        table.order.push_back(Entry { link: link.clone(), number, used, _place: place });
+        table.connections.insert(number, Entry { link: link.clone(), _place: place });
     }
 
     /// Completions of the connection's queue pairs are for nobody any more.
     pub(super) fn remove(&self, connection: &Connection) {
         let mut table = self.write();
         for pair in &connection.queue_pairs {
-            table.by_number.remove(&pair.number());
-        }
-        let number = connection.queue_pairs[0].number();
-        if let Some(index) = table.order.iter().position(|entry| entry.number == number) {
-            table.order.remove(index);
-            table.hand -= usize::from(index < table.hand);
+            if let Some(pair) = table.by_number.remove(&pair.number()) {
+                table.connections.remove(&pair.connection);
+                table.sieve.remove(pair.connection);
+            }
         }
     }
 
     /// Whose a queue pair is.
     pub(super) fn find(&self, number: Qpn) -> Option<(Arc<Peer>, Link)> {
         let table = self.read();
-        let (link, used) = table.by_number.get(&number)?;
+        let Pair { link, used, .. } = table.by_number.get(&number)?;
         used.store(true, Ordering::Relaxed);
         Some((link.peer.upgrade()?, link.clone()))
     }

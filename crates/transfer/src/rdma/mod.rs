@@ -11,6 +11,7 @@ mod peer;
 mod registration;
 mod runs;
 mod shared;
+mod sieve;
 mod timer;
 mod work;
 

@@ -10,7 +10,6 @@
 
 mod closing;
 mod liveness;
-mod sieve;
 mod store;
 #[cfg(test)]
 mod tests;
@@ -27,7 +26,7 @@ use millstream_transfer_core::Initiator;
 use millstream_verbs::{CreateError, ReceiveShare};
 
 pub(super) use self::closing::{Notices, tell};
-use self::store::{Denied, Ending, Evicted, Open, Sender, Store};
+use self::store::{Denied, Ending, Open, Sender, Store};
 use super::connection::{Connection, MAX_QUEUE_PAIRS, Peer, Unconnected};
 use super::device::LocalDevice;
 use crate::FailureReason;
@@ -41,6 +40,9 @@ const QUESTION_TIMEOUT_MORE: u8 = 1;
 
 /// How long a request waits for others that close what is in its way. Its sender asks again.
 const PATIENCE: Duration = Duration::from_secs(1);
+
+/// So many connections are passed at a time because they were used since they were last looked at.
+const LOOKS: usize = 64;
 
 pub(super) struct AcceptedConfig {
     /// Of this engine.
@@ -348,10 +350,10 @@ impl Accepted {
             if store.reserve(initiator, epoch, count, limit) {
                 return Ok(());
             }
-            if let Some(evicted) = store.evict(device.device.name()) {
-                drop(self.carry_out(store));
-                self.tell(&evicted);
-                store = self.lock();
+            drop(store);
+            let evicted = self.make_room(device);
+            store = self.lock();
+            if evicted {
                 continue;
             }
             // What there is is being made or closed by others.
@@ -365,17 +367,26 @@ impl Accepted {
 
     /// Closes one of the connections of a device; whether there was one.
     fn make_room(&self, device: &LocalDevice) -> bool {
-        let mut store = self.lock();
-        let evicted = store.evict(device.device.name());
-        drop(self.carry_out(store));
-        evicted.inspect(|evicted| self.tell(evicted)).is_some()
-    }
-
-    /// Tells the initiator of a connection that it is closed.
-    fn tell(&self, evicted: &Evicted) {
-        if let Some(notices) = &self.notices {
-            notices.evicted(evicted);
+        for looked in 0..=LOOKS {
+            let Some((number, connection)) = self.lock().candidate(device.device.name()) else {
+                return false;
+            };
+            // It may take a system call, so the lock is not held.
+            let receive_psn = connection.receive_psn();
+            let mut store = self.lock();
+            if store.was_used(number, receive_psn) && looked < LOOKS {
+                continue;
+            }
+            let evicted = store.evict(number);
+            drop(self.carry_out(store));
+            if let Some(evicted) = evicted {
+                if let Some(notices) = &self.notices {
+                    notices.evicted(&evicted);
+                }
+                return true;
+            }
         }
+        false
     }
 
     /// How many queue pairs of a device peers may have.

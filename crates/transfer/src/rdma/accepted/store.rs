@@ -12,7 +12,7 @@ use millstream_transfer_core::{Initiator, Target, TargetOutput};
 use millstream_verbs::{Psn, ReceiveShare};
 
 use super::super::connection::Connection;
-use super::sieve::Sieve;
+use super::super::sieve::Sieve;
 
 /// What bounds connections is their queue pairs. This is more than devices have of them.
 const MAX_CONNECTIONS: usize = 1 << 16;
@@ -192,11 +192,25 @@ impl Store {
         true
     }
 
-    /// Closes a connection on a device, to make room, if there is one.
-    pub(super) fn evict(&mut self, device: &str) -> Option<Evicted> {
-        let place = self.places.get_mut(device)?;
-        let initiator = *self.by_number.get(&place.sieve.evict()?)?;
+    /// The connection on a device that is the next to make room, as far as was noted.
+    pub(super) fn candidate(&mut self, device: &str) -> Option<(u64, Arc<Connection>)> {
+        let number = self.places.get_mut(device)?.sieve.next_unused()?;
+        self.open(number).map(|(.., open)| (number, Arc::clone(&open.connection)))
+    }
+
+    /// Whether a connection was used since it was last looked at, by what its queue pairs expect now.
+    pub(super) fn was_used(&mut self, number: u64, receive_psn: Vec<Option<Psn>>) -> bool {
+        let Some((.., open)) = self.open(number) else { return false };
+        mem::replace(&mut open.receive_psn, receive_psn) != open.receive_psn
+    }
+
+    /// Closes a connection, to make room, if it is there still.
+    pub(super) fn evict(&mut self, number: u64) -> Option<Evicted> {
+        let initiator = *self.by_number.get(&number)?;
         let entry = &self.entries[&initiator];
+        let device = &entry.peer.device;
+        let place = self.places.get_mut(device)?;
+        place.sieve.remove(number);
         let (peer, limit) = (&entry.peer.nic_path, place.limit);
         if mem::replace(&mut place.complained, true) {
             tracing::debug!(peer, device, "made room");
