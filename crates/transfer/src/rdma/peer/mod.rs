@@ -1,0 +1,416 @@
+//! A peer: its flow, which decides, and the connections of its rails, which do it.
+//!
+//! Here tasks begin, and what has completed is told. `rails.rs` has the connections, `process.rs` whether the
+//! peer is there, and `actions.rs` what the flow wants done.
+//!
+//! Each call gives the flow an input under the lock, takes what is to be done, and does it after the
+//! lock: posting, and telling tasks that they have ended. What may take longer, as connecting and
+//! resetting queue pairs, a thread of the pool does.
+
+mod actions;
+mod process;
+mod rails;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use millstream_metadata::{BufferDesc, Gid, NicPath};
+use millstream_transfer_core::{
+    Borders, Classic, Flow, Instant, Piece, RailId, Ranges, Request, SliceId, SliceResult, TaskId,
+};
+use millstream_verbs::{Completion, CompletionStatus, PostError};
+
+use super::connection::{Connection, MAX_QUEUE_PAIRS};
+use super::device::LocalDevice;
+use super::links::Link;
+use super::locations::Pairs;
+use super::nics;
+use super::runs::Runs;
+use super::shared::Shared;
+use super::timer::Due;
+use crate::batch::BatchShared;
+use crate::pieces::Shape;
+use crate::segment::OpenSegment;
+use crate::task::{Task, TaskHandle, WideSlice};
+use crate::transport::{EndTask, Run};
+use crate::{FailureReason, Opcode, TransferError};
+
+/// When nothing has completed for so long, the peer is asked whether it is there.
+const STALL: Duration = Duration::from_millis(300);
+
+/// When it has not answered since it was first asked so long ago, and nothing has completed, then what waits
+/// for a connection fails, unless it is to wait for longer.
+const SILENT: Duration = Duration::from_secs(4);
+
+/// A process, and the ways to it.
+pub(super) struct Peer {
+    pub(super) own: Weak<Self>,
+    pub(super) shared: Arc<Shared>,
+    /// The name that its segment was opened by: where to call it.
+    pub(super) name: Arc<str>,
+    /// Whether it says which start of its process it is. Others do not know of fences.
+    pub(super) has_incarnation: bool,
+    pub(super) rails: Box<[Way]>,
+    /// The locations that its descriptor has NICs for: the policy knows them by their places here.
+    locations: Box<[String]>,
+    state: Mutex<State>,
+    pub(super) due: Due,
+}
+
+/// The two NICs of a rail.
+#[derive(Debug)]
+pub(super) struct Way {
+    /// Index of the device here.
+    pub(super) local: usize,
+    /// Index of the device in the peer's descriptor.
+    pub(super) remote: usize,
+    /// The peer's NIC, by the name that the peer gives itself.
+    pub(super) nic: NicPath,
+    /// Its address, by the peer's descriptor.
+    pub(super) gid: Gid,
+}
+
+struct State {
+    flow: Flow<Classic>,
+    runs: Runs,
+    pairs: Pairs,
+    /// The connection of each rail that is up.
+    connections: Vec<Option<Connected>>,
+    /// Those that are being reset.
+    aborting: Vec<(RailId, u64, Arc<Connection>)>,
+    /// Tasks that failed for good, by their numbers: on which rail, and how.
+    refused: Vec<(u64, RailId, CompletionStatus)>,
+    /// Why a rail failed last.
+    last: Option<(RailId, FailureReason)>,
+    /// The incarnation before: another one has answered since, and it will not come back.
+    dead: Option<u64>,
+    segments: Vec<Weak<OpenSegment>>,
+    /// Whether it is being asked whether it is there.
+    asking: bool,
+    ask_at: Option<Instant>,
+    /// Since when it has been asked whether it is there without an answer.
+    silent_since: Option<Instant>,
+    stopped: bool,
+}
+
+/// The queue pairs of a rail that is up.
+struct Connected {
+    epoch: u64,
+    connection: Arc<Connection>,
+    /// Work requests outstanding on each queue pair.
+    outstanding: [u32; MAX_QUEUE_PAIRS],
+}
+
+impl Peer {
+    pub(super) fn new(
+        own: Weak<Self>,
+        shared: Arc<Shared>,
+        name: Arc<str>,
+        has_incarnation: bool,
+        locations: Box<[String]>,
+        rails: Vec<Way>,
+        flow: Flow<Classic>,
+    ) -> Self {
+        let state = State {
+            flow,
+            runs: Runs::default(),
+            pairs: Pairs::new(millstream_transfer_core::Config::default().max_locations),
+            connections: rails.iter().map(|_| None).collect(),
+            aborting: Vec::new(),
+            refused: Vec::new(),
+            last: None,
+            dead: None,
+            segments: Vec::new(),
+            asking: false,
+            ask_at: None,
+            silent_since: None,
+            stopped: false,
+        };
+        Self {
+            own,
+            shared,
+            name,
+            has_incarnation,
+            rails: rails.into(),
+            locations,
+            state: Mutex::new(state),
+            due: Due::default(),
+        }
+    }
+
+    /// Tells this segment when its descriptor proves wrong.
+    pub(super) fn serves(&self, segment: &Arc<OpenSegment>) {
+        let mut state = self.lock();
+        if !state.segments.iter().any(|known| known.as_ptr() == Arc::as_ptr(segment)) {
+            state.segments.retain(|known| known.strong_count() > 0);
+            state.segments.push(Arc::downgrade(segment));
+        }
+    }
+
+    /// Begins to do these runs.
+    pub(super) fn submit(
+        &self,
+        batch: &Arc<BatchShared>,
+        runs: &[Run],
+        deadline: Option<std::time::Instant>,
+    ) {
+        let deadline = deadline.map(|at| self.shared.clock.at(at));
+        let mut state = self.lock();
+        let now = self.now();
+        // Told after the lock.
+        let mut failed = Vec::new();
+        for run in runs {
+            if let Err(reason) = state.admit(now, run, &self.rails) {
+                let error = self.error(None, reason);
+                let rest = |task: TaskHandle| task.claim_whole().map(|slices| (task, slices));
+                failed.extend(run.handles(batch).filter_map(rest).map(|it| (it, error.clone())));
+                continue;
+            }
+            let incarnation = state.flow.incarnation();
+            let buffer = &run.view.descriptor.buffers[run.buffer];
+            let peer_location = nics::number(&self.locations, &buffer.name);
+            let id = state.runs.insert(batch, run);
+            for index in run.tasks.clone() {
+                let handle = TaskHandle { batch: Arc::clone(batch), index };
+                let (task, user) = (&batch.tasks[index], Runs::user(id, index));
+                // It may have been canceled meanwhile.
+                let Some(slices) = handle.claim_whole() else {
+                    state.runs.ended(user);
+                    continue;
+                };
+                let local_location = run.local.location(task.whole().source);
+                let (local_location, peer_location) =
+                    state.pairs.queue_of((local_location, peer_location));
+                let submitted = state.flow.submit(&Request {
+                    opcode: core_opcode(task.opcode()),
+                    ranges: ranges(task),
+                    deadline,
+                    incarnation,
+                    local_location,
+                    peer_location,
+                    local_borders: run.local.borders(run.transport),
+                    peer_borders: peer_borders(buffer),
+                    user,
+                });
+                match submitted {
+                    // Who cancels it from now on finds it.
+                    Ok(id) if task.belongs_to(self.own.clone(), id) => {}
+                    Ok(id) => _ = state.flow.cancel(now, id),
+                    Err(error) => {
+                        let error = self.error(None, FailureReason::Limit(error.to_string()));
+                        failed.push(((handle, slices), error));
+                        state.runs.ended(user);
+                    }
+                }
+            }
+        }
+        self.act(now, state);
+        for ((task, slices), error) in failed {
+            task.slices_failed(slices, &error);
+        }
+    }
+
+    /// Takes the completions of a connection's work requests, in order.
+    pub(super) fn completed(&self, link: &Link, completions: &[Completion]) {
+        let rail = link.rail;
+        let mut state = self.lock();
+        let now = self.now();
+        let mut stale = false;
+        for completion in completions {
+            let slice = SliceId::from_bits(completion.id);
+            let result = match completion.status {
+                CompletionStatus::Success => SliceResult::Done,
+                CompletionStatus::Flushed => SliceResult::Flushed,
+                status if is_permanent(status) => {
+                    stale |= status == CompletionStatus::RemoteAccess;
+                    if let Some(user) = state.flow.user(slice) {
+                        state.refuse(user, rail, status);
+                    }
+                    SliceResult::Refused
+                }
+                status => {
+                    state.last = Some((rail, FailureReason::Completion(status)));
+                    SliceResult::Broken
+                }
+            };
+            state.completed(now, link, slice, result);
+        }
+        if stale {
+            state.mark_stale();
+        }
+        self.act(now, state);
+    }
+
+    /// Whether nothing is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.lock().flow.is_idle()
+    }
+
+    pub(super) fn way(&self, rail: RailId) -> &Way {
+        &self.rails[usize::from(rail.0)]
+    }
+
+    pub(super) fn device(&self, rail: RailId) -> &Arc<LocalDevice> {
+        &self.shared.devices[self.way(rail).local]
+    }
+
+    /// Has a thread of the pool do this.
+    pub(super) fn in_background(&self, job: impl FnOnce(&Self) + Send + 'static) {
+        let own = self.own.clone();
+        let job = move || {
+            if let Some(own) = own.upgrade() {
+                job(&own);
+            }
+        };
+        // Refused only when all ends.
+        let _ = self.shared.workers.run(Box::new(job));
+    }
+
+    fn now(&self) -> Instant {
+        self.shared.clock.now()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn error(&self, rail: Option<RailId>, reason: FailureReason) -> TransferError {
+        let nic = rail.map_or("none", |rail| self.way(rail).nic.nic.as_str());
+        TransferError { peer: Arc::clone(&self.name), nic: nic.into(), reason }
+    }
+}
+
+impl State {
+    /// Whether a run is for the peer's process that there is.
+    fn admit(&mut self, now: Instant, run: &Run, rails: &[Way]) -> Result<(), FailureReason> {
+        if self.stopped {
+            return Err(FailureReason::ShutDown);
+        }
+        // A descriptor may say anything.
+        let keys = run.view.descriptor.buffers[run.buffer].rkey.len();
+        if rails.iter().any(|way| way.remote >= keys) {
+            let what = format!("its descriptor has {keys} keys for a buffer, and more devices");
+            return Err(FailureReason::NoPath(what));
+        }
+        let Some(incarnation) = run.view.descriptor.incarnation else { return Ok(()) };
+        if self.dead == Some(incarnation) {
+            run.segment.mark_stale();
+            return Err(FailureReason::Restarted);
+        }
+        let before = self.flow.incarnation();
+        if before != incarnation {
+            // Its descriptor is newer than what we know.
+            self.bury();
+            self.flow.peer_restarted(now, incarnation);
+        }
+        Ok(())
+    }
+
+    /// The incarnation that there was is over for good.
+    fn bury(&mut self) {
+        self.dead = Some(self.flow.incarnation()).filter(|&before| before != 0).or(self.dead);
+    }
+
+    /// A task has failed for good. The first reason is the one to tell.
+    fn refuse(&mut self, user: u64, rail: RailId, status: CompletionStatus) {
+        if !self.refused.iter().any(|(known, ..)| *known == user) {
+            self.refused.push((user, rail, status));
+        }
+    }
+
+    fn completed(&mut self, now: Instant, link: &Link, slice: SliceId, result: SliceResult) {
+        if let Some(connected) = &mut self.connections[usize::from(link.rail.0)]
+            && connected.epoch == link.epoch
+            // A number of a queue pair may have been used before.
+            && self.flow.user(slice).is_some()
+        {
+            let outstanding = &mut connected.outstanding[link.queue_pair];
+            *outstanding = outstanding.saturating_sub(1);
+        }
+        if result == SliceResult::Done {
+            self.silent_since = None;
+        }
+        if let Some(moved) = self.flow.completed(now, slice, result)
+            && let Some((batch, index)) = self.runs.place(moved.user)
+        {
+            batch.tasks[index].moved(moved.length);
+        }
+    }
+
+    /// The queue pair did not take a request: it has failed meanwhile, or its device has.
+    fn not_posted(&mut self, now: Instant, posting: (RailId, SliceId), error: PostError) {
+        let (rail, slice) = posting;
+        self.last = Some((rail, FailureReason::Post(error)));
+        self.flow.completed(now, slice, SliceResult::Broken);
+    }
+
+    /// For how long at most something has been under way.
+    fn oldest_age(&self, now: Instant) -> Duration {
+        let ages = self.flow.rails().iter().filter_map(|rail| rail.oldest_age(now));
+        ages.max().unwrap_or_default()
+    }
+
+    fn mark_stale(&self) {
+        self.segments.iter().filter_map(Weak::upgrade).for_each(|segment| segment.mark_stale());
+    }
+}
+
+impl EndTask for Peer {
+    fn cancel(&self, task: TaskId) -> bool {
+        let mut state = self.lock();
+        let now = self.now();
+        let canceled = state.flow.cancel(now, task);
+        self.act(now, state);
+        canceled
+    }
+}
+
+impl Drop for Peer {
+    fn drop(&mut self) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        for (connected, way) in state.connections.iter().zip(&self.rails) {
+            if let Some(connected) = connected {
+                self.shared.devices[way.local].links.remove(&connected.connection);
+            }
+        }
+    }
+}
+
+impl fmt::Debug for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Peer").field(&self.name).finish()
+    }
+}
+
+/// Where a region of the peer ends and the next one begins.
+fn peer_borders(buffer: &BufferDesc) -> Borders {
+    buffer.part_of.map_or(Borders::NONE, |whole| Borders {
+        first: whole.addr,
+        distance: whole.region_length.get(),
+    })
+}
+
+fn ranges(task: &Task) -> Ranges<'_> {
+    let WideSlice { source: local, target: remote, length } = task.whole();
+    let contiguous = Ranges::Contiguous(Piece { local, remote, length });
+    task.shape().map_or(contiguous, Shape::ranges)
+}
+
+fn core_opcode(opcode: Opcode) -> millstream_transfer_core::Opcode {
+    match opcode {
+        Opcode::Read => millstream_transfer_core::Opcode::Read,
+        Opcode::Write => millstream_transfer_core::Opcode::Write,
+    }
+}
+
+/// Whether doing a slice again would end the same way.
+fn is_permanent(status: CompletionStatus) -> bool {
+    matches!(
+        status,
+        CompletionStatus::LocalLength
+            | CompletionStatus::LocalProtection
+            | CompletionStatus::RemoteInvalidRequest
+            | CompletionStatus::RemoteAccess
+    )
+}

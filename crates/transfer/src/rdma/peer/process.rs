@@ -1,0 +1,113 @@
+//! The peer's process: whether it is there, and whether it is the one that is meant.
+
+use std::mem;
+
+use millstream_transfer_core::RailId;
+
+use super::super::shared::Shared;
+use super::{Peer, SILENT, STALL};
+use crate::FailureReason;
+
+impl Peer {
+    /// The flow's time has come, or the peer is to be asked whether it is there.
+    pub(in super::super) fn handle_timeout(&self) {
+        let mut state = self.lock();
+        let now = self.now();
+        state.flow.handle_timeout(now);
+        if state.ask_at.is_some_and(|at| at <= now) {
+            let age = state.oldest_age(now);
+            // If it has died since it completed something last, this is when it is to be asked.
+            let wait = STALL.checked_sub(age).filter(|wait| !wait.is_zero()).unwrap_or(STALL);
+            if age >= STALL && self.has_incarnation {
+                state.silent_since.get_or_insert(now);
+                if !mem::replace(&mut state.asking, true) {
+                    self.in_background(Self::ask);
+                }
+            }
+            let silent = state.silent_since.is_some_and(|since| since + SILENT <= now);
+            let Shared { config, context, .. } = &*self.shared;
+            if silent && config.patience.max(context.calls.timeout()) <= SILENT {
+                state.silent_since = None;
+                state.flow.give_up();
+            }
+            let silent_at = state.silent_since.map(|since| since + SILENT);
+            let silent_at = silent_at.filter(|&at| at > now);
+            let next = silent_at.into_iter().chain([now + wait]).min();
+            state.ask_at = next.filter(|_| state.flow.tasks() > 0);
+        }
+        self.act(now, state);
+    }
+
+    /// Another start of the peer's process has answered.
+    pub(in super::super) fn restarted(&self, incarnation: u64) {
+        let mut state = self.lock();
+        let now = self.now();
+        // An answer of the one before may be late.
+        if state.flow.incarnation() != incarnation && state.dead != Some(incarnation) {
+            tracing::info!(peer = &*self.name, "the peer was restarted");
+            state.bury();
+            state.last = None;
+            state.mark_stale();
+            state.flow.peer_restarted(now, incarnation);
+        }
+        self.act(now, state);
+    }
+
+    /// Nobody listens where the peer was when it had this incarnation, or it has said that it closes.
+    pub(in super::super) fn gone(&self, asked: Option<u64>, reason: FailureReason) {
+        let mut state = self.lock();
+        let now = self.now();
+        // Another one may have come since.
+        if asked.unwrap_or(0) == state.flow.incarnation() {
+            tracing::info!(peer = &*self.name, %reason, "the peer is gone");
+            state.mark_stale();
+            state.last = Some((RailId(0), reason));
+            state.flow.peer_gone(now);
+        }
+        self.act(now, state);
+    }
+
+    /// Which start of the peer's process it is, if that is known.
+    pub(in super::super) fn incarnation(&self) -> Option<u64> {
+        let incarnation = self.lock().flow.incarnation();
+        (self.has_incarnation && incarnation != 0).then_some(incarnation)
+    }
+
+    /// Whether it is this start of the peer's process.
+    pub(in super::super) fn is(&self, incarnation: u64) -> bool {
+        self.has_incarnation && self.lock().flow.incarnation() == incarnation
+    }
+
+    /// It has answered something.
+    pub(in super::super) fn answered(&self) {
+        self.lock().silent_since = None;
+    }
+
+    /// It was asked whether it is there.
+    pub(in super::super) fn asked(&self) {
+        self.lock().asking = false;
+    }
+
+    /// Ends everything: what is left fails. Returns whether there was a connection.
+    pub(in super::super) fn stop(&self) -> bool {
+        let mut state = self.lock();
+        let now = self.now();
+        state.stopped = true;
+        // Nothing is posted any more, and what is in flight is held.
+        state.flow.shut_down(now);
+        let up = state.connections.iter().flatten().map(|connected| &connected.connection);
+        let aborting = state.aborting.iter().map(|(_, _, connection)| connection);
+        let connections: Vec<_> = up.chain(aborting).cloned().collect();
+        drop(state);
+        // Before the tasks are told: from here on nothing touches their memory. One that is being reset
+        // may be reset twice.
+        connections.iter().for_each(|connection| connection.halt());
+        let mut state = self.lock();
+        for index in 0..self.rails.len() as u16 {
+            let epoch = state.flow.rails()[usize::from(index)].epoch();
+            state.flow.rail_aborted(now, RailId(index), epoch);
+        }
+        self.act(now, state);
+        !connections.is_empty()
+    }
+}
