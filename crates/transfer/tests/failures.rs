@@ -535,6 +535,23 @@ fn patience_outlasts_handshakes_without_a_reply_and_connections_that_break() {
     assert!(error.to_string().ends_with("it refused to connect: enough"), "{error}");
 }
 
+/// Three failures pause a rail, here the only one, for a second.
+#[test]
+fn what_comes_after_a_failure_does_not_wait_for_the_end_of_a_pause() {
+    let initiator = impatient();
+    let server = fake_peer(|_, before| match before {
+        0..3 => None,
+        _ => Some(HandShakeDesc::refusal("enough")),
+    });
+    let local = private(&initiator, 4096);
+    let segment = initiator.open_segment(&server.address().to_string()).unwrap();
+    let write = request(Opcode::Write, (&local, 0), &segment, 0, 4096);
+    let error = failure(&initiator, write);
+    assert!(matches!(error.reason, FailureReason::Unreachable(_)), "{error}");
+    let error = failure(&initiator, write);
+    assert!(error.to_string().ends_with("it refused to connect: enough"), "{error}");
+}
+
 #[test]
 fn patience_comes_to_an_end() {
     let error = failure_of(&with_patience(Duration::from_millis(300)), Opcode::Read, |_, _| None);

@@ -17,7 +17,8 @@ use std::time::Duration;
 
 use millstream_metadata::{BufferDesc, Gid, NicPath};
 use millstream_transfer_core::{
-    Borders, Classic, Flow, Instant, Piece, RailId, Ranges, Request, SliceId, SliceResult, TaskId,
+    Borders, Classic, Flow, Instant, Piece, Rail, RailId, RailState, Ranges, Request, SliceId,
+    SliceResult, TaskId,
 };
 use millstream_verbs::{Completion, CompletionStatus, PostError};
 
@@ -158,6 +159,7 @@ impl Peer {
         let deadline = deadline.map(|at| self.shared.clock.at(at));
         let mut state = self.lock();
         let now = self.now();
+        state.try_all_again(now);
         // Told after the lock.
         let mut failed = Vec::new();
         for run in runs {
@@ -305,6 +307,18 @@ impl State {
             self.flow.peer_restarted(now, incarnation);
         }
         Ok(())
+    }
+
+    /// If all rails pause, since the peer was away for long, and nothing is under way, then what comes next
+    /// does not wait for the end of their pauses.
+    fn try_all_again(&mut self, now: Instant) {
+        let paused = |rail: &Rail| matches!(rail.state(), RailState::Paused(_));
+        if self.flow.rails().iter().all(paused) && self.flow.is_idle() {
+            let incarnation = self.flow.incarnation();
+            // To the flow it is a peer that comes back.
+            self.flow.peer_gone(now);
+            self.flow.peer_restarted(now, incarnation);
+        }
     }
 
     /// The incarnation that there was is over for good.
