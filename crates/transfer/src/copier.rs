@@ -20,6 +20,7 @@ use crate::memory::LocalMemory;
 use crate::segment::OpenSegment;
 use crate::task::{EndedTasks, TaskHandle, WideSlice};
 use crate::transport::Run;
+use crate::workers::join;
 use crate::{FailureReason, Opcode, TransferError, TransferState};
 
 /// So many bytes of one submission are copied by who submits: some ten microseconds' work.
@@ -551,10 +552,7 @@ impl Copier {
         drop(state);
         self.shared.changed.notify_all();
         queue.iter().for_each(Entry::fail);
-        let own = thread::current().id();
-        for thread in threads.into_iter().filter(|thread| thread.thread().id() != own) {
-            let _ = thread.join();
-        }
+        join(threads);
     }
 }
 

@@ -65,10 +65,15 @@ impl Workers {
         let threads = std::mem::take(&mut state.threads);
         drop(state);
         self.shared.changed.notify_all();
-        let own = thread::current().id();
-        for thread in threads.into_iter().filter(|thread| thread.thread().id() != own) {
-            let _ = thread.join();
-        }
+        join(threads);
+    }
+}
+
+/// Waits for these threads, unless one of them does so. A panic of theirs was reported when it happened.
+pub(crate) fn join(threads: impl IntoIterator<Item = JoinHandle<()>>) {
+    let own = thread::current().id();
+    for thread in threads.into_iter().filter(|thread| thread.thread().id() != own) {
+        let _ = thread.join();
     }
 }
 

@@ -46,7 +46,7 @@ use crate::memory::RawMemory;
 use crate::segment::OpenSegment;
 use crate::submit::SubmitOptions;
 use crate::transport::{Capabilities, Guard, Registration, Run, Transport};
-use crate::workers::Workers;
+use crate::workers::{Workers, join};
 use crate::{FailureReason, InstallError, RdmaConfig, SegmentId, TransferError};
 
 /// The most completions that a queue of a device holds.
@@ -503,9 +503,7 @@ impl Transport for RdmaTransport {
         names.dedup();
         accepted::tell(&*context.store, &context.calls, context.incarnation, names.into_iter());
         let asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(asking) = asking {
-            let _ = asking.join();
-        }
+        join(asking);
         self.shared.timer.stop();
         self.shared.workers.stop();
         self.paths.write().unwrap_or_else(PoisonError::into_inner).clear();

@@ -8,6 +8,7 @@ use std::time::Duration;
 use millstream_transfer_core::Instant;
 
 use super::peer::Peer;
+use crate::workers::join;
 
 /// Nothing is due.
 const NEVER: u64 = u64::MAX;
@@ -106,10 +107,7 @@ impl Timer {
         let thread = state.thread.take();
         drop(state);
         self.changed.notify_one();
-        if let Some(thread) = thread.filter(|thread| thread.thread().id() != thread::current().id())
-        {
-            let _ = thread.join();
-        }
+        join(thread);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
