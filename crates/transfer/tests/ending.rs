@@ -97,8 +97,10 @@ fn a_batch_is_a_future() {
         let whole = request(Opcode::Write, (&local, 0), &segment, 0, MIB);
         initiator.submit(&batch, &[whole]).unwrap();
         let mut finished = pin!(batch.finished());
+        let start = Instant::now();
         while finished.as_mut().poll(&mut context) == Poll::Pending {
             thread::park_timeout(LONG);
+            assert!(start.elapsed() < LONG, "nobody has woken it");
         }
         assert_eq!(initiator.status(&batch, 0).unwrap().state, TransferState::Completed);
     }
