@@ -4,7 +4,7 @@ use core::time::Duration;
 
 use crate::Instant;
 use crate::chain::List;
-use crate::measure::Measure;
+use crate::measure::{Mark, Measure};
 
 /// The bytes that may be in flight on any rail.
 const LEAST_BYTES: u64 = 256 << 10;
@@ -215,11 +215,17 @@ impl Rail {
         Some(patience.max(config.least_silence).min(config.silence))
     }
 
-    pub(crate) fn completed(&mut self, now: Instant, posted_at: Instant, length: u32) {
+    pub(crate) fn completed(
+        &mut self,
+        now: Instant,
+        posted_at: Instant,
+        posted: Mark,
+        length: u32,
+    ) {
         (self.last_completion, self.completed_at, self.suspected_at) = (now, now, None);
         self.probing = false;
         self.missed = 0;
-        self.measure.completed(now, posted_at, length.into());
+        self.measure.completed(now, posted_at, posted, length.into());
         let Some(rate) = self.measure.peak_rate() else { return };
         let round_trip = self.measure.smallest_round_trip().unwrap_or_default();
         let flight = FLIGHT.max(2 * round_trip).as_nanos();
@@ -297,6 +303,13 @@ mod tests {
         Rail { state: RailState::Up, ..Rail::new(spec) }
     }
 
+    /// A slice that was posted when nothing else was in flight.
+    fn complete(rail: &mut Rail, posted: u64, now: u64, length: u32) {
+        rail.measure.begin(at(posted));
+        let mark = rail.measure.mark();
+        rail.completed(at(now), at(posted), mark, length);
+    }
+
     fn at(millis: u64) -> Instant {
         Instant::from_nanos(millis * 1_000_000)
     }
@@ -323,19 +336,16 @@ mod tests {
     #[test]
     fn the_limit_follows_the_rate() {
         let mut rail = rail();
-        rail.measure.begin(at(0));
         // 1 MB in 2 ms: 500 MB/s, of which 20 ms may be in flight.
-        rail.completed(at(2), at(1), 1_000_000);
+        complete(&mut rail, 0, 2, 1_000_000);
         assert_eq!(rail.limit_bytes(), 10_000_000);
         // With a round trip of 40 ms, what it carries in 80 ms.
         let mut far = self::rail();
-        far.measure.begin(at(0));
-        far.completed(at(40), at(0), 1_000_000);
+        complete(&mut far, 0, 40, 1_000_000);
         assert_eq!(far.limit_bytes(), 2_000_000);
         // A slow one keeps the least.
         let mut slow = self::rail();
-        slow.measure.begin(at(0));
-        slow.completed(at(1000), at(990), 1000);
+        complete(&mut slow, 0, 1000, 1000);
         assert_eq!(slow.limit_bytes(), 256 << 10);
     }
 
@@ -344,9 +354,8 @@ mod tests {
         let config = Config::default();
         let mut rail = rail();
         assert_eq!(rail.patience(&config), None);
-        rail.measure.begin(at(0));
-        // 1 MB in 5 ms, of which the last byte was posted 2 ms before.
-        rail.completed(at(5), at(3), 1_000_000);
+        // 1 MB in 5 ms.
+        complete(&mut rail, 0, 5, 1_000_000);
         assert_eq!(rail.patience(&config), Some(Duration::from_millis(100)));
         // What is in flight takes 40 ms.
         rail.bytes = 8_000_000;
@@ -357,8 +366,7 @@ mod tests {
         rail.bytes = 0;
         assert_eq!(rail.patience(&config), Some(config.silence), "it copies by itself");
         let mut far = self::rail();
-        far.measure.begin(at(0));
-        far.completed(at(40), at(0), 1_000_000);
+        complete(&mut far, 0, 40, 1_000_000);
         assert_eq!(far.patience(&config), Some(Duration::from_millis(320)));
     }
 
@@ -388,7 +396,7 @@ mod tests {
             assert_eq!(rail.timer, Some(at(until)));
         }
         // When its test succeeds it counts anew.
-        rail.completed(at(110_001), at(110_000), 1);
+        complete(&mut rail, 110_000, 110_001, 1);
         rail.rest(at(111_000), true, &config);
         assert_eq!((rail.state(), rail.retry_at), (RailState::Down, at(111_010)));
         rail.forgive(at(111_000));
@@ -405,7 +413,7 @@ mod tests {
                 let now = failure * interval;
                 rail.rest(at(now), true, &config);
                 paused |= rail.state() != RailState::Down;
-                rail.completed(at(now + 1), at(now), 1);
+                complete(&mut rail, now, now + 1, 1);
             }
             assert_eq!(paused, pauses, "each {interval} ms: the window is 10 s");
         }
@@ -415,9 +423,8 @@ mod tests {
     fn what_was_measured_is_told() {
         let mut rail = rail();
         assert_eq!((rail.peak_rate(), rail.smallest_round_trip()), (None, None));
-        rail.measure.begin(at(0));
-        rail.completed(at(4), at(1), 1_000_000);
-        rail.completed(at(14), at(12), 1000);
+        complete(&mut rail, 0, 4, 1_000_000);
+        complete(&mut rail, 12, 14, 1000);
         assert_eq!(rail.peak_rate(), Some(250_000_000));
         assert_eq!(rail.smallest_round_trip(), Some(Duration::from_millis(2)));
     }

@@ -2,6 +2,7 @@
 
 use super::Flow;
 use super::tasks::{Place, Slice};
+use crate::measure::Mark;
 use crate::rail::Access;
 use crate::{
     End, Failure, Instant, Moved, Opcode, Pick, Policy, Post, RailId, RailState, Rails, SliceId,
@@ -94,6 +95,7 @@ impl<P: Policy> Flow<P> {
                     length: cut.length,
                     pieces: cut.pieces,
                     since: now,
+                    posted: Mark::default(),
                 });
                 self.siblings.push_back(&mut found.slices, key.index);
                 key.index
@@ -115,6 +117,7 @@ impl<P: Policy> Flow<P> {
             rail.measure.begin(now);
             rail.oldest = Some(now);
         }
+        slice.posted = rail.measure.mark();
         rail.slices += 1;
         rail.bytes += u64::from(slice.length);
         self.slice_chain.push_back(&mut rail.posted, index);
@@ -142,12 +145,12 @@ impl<P: Policy> Flow<P> {
         slice: SliceId,
         result: SliceResult,
     ) -> Option<Moved> {
-        let &Slice { task, rail, place, since, length, .. } = self.slices.find(slice.0)?;
+        let &Slice { task, rail, place, since, posted, length, .. } = self.slices.find(slice.0)?;
         let index = slice.0.index;
         if result == SliceResult::Done {
             self.unpost(index);
             let rail = &mut self.rails[usize::from(rail)];
-            rail.completed(now, since, length);
+            rail.completed(now, since, posted, length);
             self.room += 1;
             let found = self.tasks.at_mut(task);
             found.transferred += u64::from(length);

@@ -2,6 +2,7 @@
 
 use super::Flow;
 use crate::chain::List;
+use crate::measure::Mark;
 use crate::pieces::{Cursor, Limits, Runs};
 use crate::slab::Key;
 use crate::{
@@ -57,6 +58,8 @@ pub(super) struct Slice {
     pub(super) pieces: u32,
     /// When it was posted, or came back to its queue.
     pub(super) since: Instant,
+    /// What had completed on its rail when it was posted.
+    pub(super) posted: Mark,
 }
 
 /// What waits to be posted between a pair of locations.

@@ -541,12 +541,14 @@ fn a_rail_on_which_nothing_completes_has_failed() {
 fn measured() -> (Bench, VecDeque<Post>) {
     let config = Config { max_attempts: 1, ..Config::default() };
     let mut bench = Bench::with(config, &[0, 1].map(|nic| spec(nic, Access::Connection)));
-    bench.submit(write(1, 64 * SLICE));
+    bench.submit(write(1, 2 * SLICE));
     bench.connect_all();
     bench.pass(at(10));
     for post in bench.take_posts() {
         bench.complete(post, SliceResult::Done);
     }
+    bench.take_ended();
+    bench.submit(write(2, 64 * SLICE));
     let posts: VecDeque<Post> = bench.take_posts().into();
     assert_eq!(posts.iter().filter(|post| post.rail == RailId(1)).count(), 4);
     assert_eq!(posts.len(), 8);
