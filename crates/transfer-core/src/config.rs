@@ -28,7 +28,8 @@ pub struct Config {
     pub least_silence: Duration,
     /// How often the peer is asked to confirm a fence.
     pub fence_interval: Duration,
-    /// How long its confirmation is waited for.
+    /// How long its confirmation is waited for, by tasks that are to end. Those that are to go on wait for
+    /// `patience`, if that is longer.
     pub fence_timeout: Duration,
     /// A task for which there has been no rail for so long fails. It begins when it is submitted, and when
     /// something of it comes back from a rail that failed; and anew when there was a rail.

@@ -80,6 +80,11 @@ impl Measure {
         }
     }
 
+    /// What was measured says nothing any more.
+    pub(crate) fn forget(&mut self) {
+        (self.rate, self.round_trip) = (Best::default(), Best::default());
+    }
+
     /// Bytes per second; `None` before anything was measured.
     pub(crate) fn peak_rate(&self) -> Option<u64> {
         self.rate.get(u64::max)
@@ -131,6 +136,10 @@ mod tests {
         alone(&mut measure, 90_000, 90_020, 200);
         assert_eq!(measure.peak_rate(), Some(10_000));
         assert_eq!(measure.smallest_round_trip(), Some(Duration::from_millis(20)));
+        measure.forget();
+        assert_eq!((measure.peak_rate(), measure.smallest_round_trip()), (None, None));
+        alone(&mut measure, 90_100, 90_102, 100);
+        assert_eq!(measure.peak_rate(), Some(50_000));
     }
 
     #[test]

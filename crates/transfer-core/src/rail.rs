@@ -10,6 +10,8 @@ use crate::measure::{Mark, Measure};
 const LEAST_BYTES: u64 = 256 << 10;
 /// What may be in flight is what the rail carries in so long, or in two round trips.
 const FLIGHT: Duration = Duration::from_millis(20);
+/// So often the patience with a rail doubles at most: then it is as long as it may be.
+const MOST_DOUBLINGS: u32 = 16;
 /// A rail that has just failed is left alone for so long; it doubles with each failure.
 const FIRST_DELAY: Duration = Duration::from_millis(10);
 
@@ -62,6 +64,17 @@ pub enum RailState {
     Fencing,
 }
 
+/// Why a connection ends.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Cause {
+    /// Something that is not the rail's fault.
+    Other,
+    /// It has failed.
+    Failure,
+    /// Nothing completed on it while others completed: it has failed, or is slow.
+    Silence,
+}
+
 /// How far a fence has come.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Fence {
@@ -71,6 +84,9 @@ pub(crate) struct Fence {
     pub(crate) confirmed: bool,
     /// The confirmation is not waited for any more.
     pub(crate) lost: bool,
+    /// When the peer was first asked.
+    pub(crate) asked_at: Instant,
+    /// How long the confirmation is waited for by tasks that are to go on.
     pub(crate) give_up_at: Instant,
     /// The rail broke by itself, and not since a task was ended.
     pub(crate) guilty: bool,
@@ -103,6 +119,8 @@ pub struct Rail {
     pub(crate) retry_at: Instant,
     /// Nothing has completed on it since it failed: one slice at a time tests it.
     pub(crate) probing: bool,
+    /// How often it was given up as silent while others completed, since something completed on it.
+    silences: u32,
     /// Slices that failed by themselves since one was done.
     missed: u32,
     failures: u32,
@@ -129,6 +147,7 @@ impl Rail {
             timer: None,
             retry_at: Instant::ZERO,
             probing: false,
+            silences: 0,
             missed: 0,
             failures: 0,
             first_failure: Instant::ZERO,
@@ -201,9 +220,9 @@ impl Rail {
                     && self.bytes + u64::from(length) <= self.limit))
     }
 
-    /// How long nothing may complete on it, while other rails complete, before it has failed. `None`
-    /// when nothing is known of it. Its peak rate may be that of a burst, and its smallest round trip
-    /// that of an empty queue.
+    /// How long nothing may complete on it, while other rails complete, before it has failed, if it has not
+    /// been silent before. `None` when nothing is known of it. Its peak rate may be that of a burst, and its
+    /// smallest round trip that of an empty queue.
     pub(crate) fn patience(&self, config: &crate::Config) -> Option<Duration> {
         if self.spec.access == Access::Own {
             return Some(config.silence);
@@ -224,13 +243,31 @@ impl Rail {
     ) {
         (self.last_completion, self.completed_at, self.suspected_at) = (now, now, None);
         self.probing = false;
-        self.missed = 0;
+        (self.silences, self.missed) = (0, 0);
         self.measure.completed(now, posted_at, posted, length.into());
         let Some(rate) = self.measure.peak_rate() else { return };
         let round_trip = self.measure.smallest_round_trip().unwrap_or_default();
         let flight = FLIGHT.max(2 * round_trip).as_nanos();
         let bytes = u128::from(rate) * flight / 1_000_000_000;
         self.limit = LEAST_BYTES.max(bytes.min(u64::MAX.into()) as u64);
+    }
+
+    /// Since when nothing has completed of what is in flight.
+    pub(crate) fn silent_since(&self) -> Instant {
+        self.oldest.map_or(self.last_completion, |oldest| oldest.max(self.last_completion))
+    }
+
+    /// It was silent for too long. It may be slower than it was measured to be, so what was measured is
+    /// forgotten, and it has twice the patience until something completes on it.
+    pub(crate) fn was_silent(&mut self) {
+        self.silences = self.silences.saturating_add(1);
+        self.measure.forget();
+        self.limit = LEAST_BYTES;
+    }
+
+    /// What its patience is to be multiplied by.
+    pub(crate) fn leniency(&self) -> u32 {
+        1 << self.silences.min(MOST_DOUBLINGS)
     }
 
     /// A slice failed, and nothing broke by that. Returns whether the rail has failed.

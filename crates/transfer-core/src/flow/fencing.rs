@@ -7,7 +7,7 @@
 
 use super::Flow;
 use super::tasks::Place;
-use crate::rail::{Access, Fence};
+use crate::rail::{Access, Cause, Fence};
 use crate::{End, Failure, Instant, Output, Policy, RailId, RailState};
 
 impl<P: Policy> Flow<P> {
@@ -31,7 +31,7 @@ impl<P: Policy> Flow<P> {
         if self.is_in(id, epoch, RailState::Connecting) {
             self.rest(now, id.0, true);
         } else if self.is_in(id, epoch, RailState::Up) {
-            self.break_rail(now, id.0, true);
+            self.break_rail(now, id.0, Cause::Failure);
         }
     }
 
@@ -80,7 +80,7 @@ impl<P: Policy> Flow<P> {
     /// A rail is not needed now: its connection is closed, as if it had broken, but without blame.
     pub fn close_rail(&mut self, now: Instant, id: RailId, epoch: u64) {
         if self.is_in(id, epoch, RailState::Up) {
-            self.break_rail(now, id.0, false);
+            self.break_rail(now, id.0, Cause::Other);
         } else if self.is_in(id, epoch, RailState::Connecting) {
             self.give_up_connecting(now, id.0, false);
         }
@@ -110,7 +110,7 @@ impl<P: Policy> Flow<P> {
     pub fn shut_down(&mut self, now: Instant) {
         for index in 0..self.rails.len() as u16 {
             self.give_up_connecting(now, index, false);
-            self.hold(now, index, false);
+            self.hold(now, index, Cause::Other);
             self.rails[usize::from(index)].fence.lost = true;
         }
         self.end_all(now, Failure::ShutDown);
@@ -120,7 +120,7 @@ impl<P: Policy> Flow<P> {
     fn end_of_peer(&mut self, now: Instant, failure: Failure) {
         for index in 0..self.rails.len() as u16 {
             self.give_up_connecting(now, index, false);
-            self.hold(now, index, false);
+            self.hold(now, index, Cause::Other);
             let rail = &mut self.rails[usize::from(index)];
             match rail.spec.access {
                 Access::Own | Access::Connection => rail.fence.confirmed = true,
@@ -154,14 +154,14 @@ impl<P: Policy> Flow<P> {
     }
 
     /// Ends a connection: what is in flight on it is held from now on.
-    pub(super) fn break_rail(&mut self, now: Instant, index: u16, guilty: bool) {
-        if self.hold(now, index, guilty) {
+    pub(super) fn break_rail(&mut self, now: Instant, index: u16, cause: Cause) {
+        if self.hold(now, index, cause) {
             self.ask_for_fence(now, index);
         }
     }
 
     /// The same, but returns whether the peer is to be asked for a fence.
-    fn hold(&mut self, now: Instant, index: u16, guilty: bool) -> bool {
+    fn hold(&mut self, now: Instant, index: u16, cause: Cause) -> bool {
         let rail = &self.rails[usize::from(index)];
         if rail.state != RailState::Up {
             return false;
@@ -169,14 +169,23 @@ impl<P: Policy> Flow<P> {
         let mut next = rail.posted.first();
         let mut writes = false;
         while let Some(slice) = next {
-            self.slices.at_mut(slice).place = Place::Held;
+            let found = self.slices.at_mut(slice);
+            found.place = Place::Held;
+            found.silences = found.silences.saturating_add(u8::from(cause == Cause::Silence));
             writes |= self.needs_fence(slice);
             next = self.slice_chain.next(slice);
         }
-        let give_up_at = now + self.config.fence_timeout;
         let rail = &mut self.rails[usize::from(index)];
+        let mut failed_at = now;
+        if cause == Cause::Silence {
+            // By then it would have failed without the others.
+            failed_at = now.max(rail.silent_since() + self.config.silence);
+            rail.was_silent();
+        }
+        let give_up_at = failed_at + self.config.fence_timeout.max(self.config.patience);
+        let guilty = cause != Cause::Other;
         rail.state = RailState::Fencing;
-        rail.fence = Fence { guilty, give_up_at, ..Fence::default() };
+        rail.fence = Fence { guilty, asked_at: now, give_up_at, ..Fence::default() };
         let (rail, epoch) = (RailId(index), rail.epoch);
         self.outputs.push_back(Output::Abort { rail, epoch });
         self.rails[usize::from(index)].timer = None;
@@ -187,9 +196,16 @@ impl<P: Policy> Flow<P> {
     /// Asks the peer, again if need be.
     pub(super) fn ask_for_fence(&mut self, now: Instant, index: u16) {
         let rail = &self.rails[usize::from(index)];
-        let (give_up_at, epoch) = (rail.fence.give_up_at, rail.epoch);
-        self.outputs.push_back(Output::Fence { rail: RailId(index), epoch });
-        self.set_timer(index, give_up_at.min(now + self.config.fence_interval));
+        let Fence { give_up_at, asked_at, .. } = rail.fence;
+        self.outputs.push_back(Output::Fence { rail: RailId(index), epoch: rail.epoch });
+        let over_at = asked_at + self.config.fence_timeout;
+        let next = give_up_at.min(now + self.config.fence_interval);
+        self.set_timer(index, if over_at > now { next.min(over_at) } else { next });
+    }
+
+    /// Whether a fence has been waited for as long as tasks that are to end wait.
+    pub(super) fn fence_is_over(&self, now: Instant, index: u16) -> bool {
+        self.rails[usize::from(index)].fence.asked_at + self.config.fence_timeout <= now
     }
 
     /// Frees what need not be held any more.
@@ -199,13 +215,15 @@ impl<P: Policy> Flow<P> {
         if !fence.aborted {
             return;
         }
+        let is_over = self.fence_is_over(now, index);
         let mut next = rail.posted.first();
         while let Some(slice) = next {
             next = self.slice_chain.next(slice);
+            let ends = || self.tasks.at(self.slices.at(slice).task).end.is_some();
             if fence.confirmed || !self.needs_fence(slice) {
                 self.unpost(slice);
                 self.throw_back(now, slice);
-            } else if fence.lost {
+            } else if fence.lost || (is_over && ends()) {
                 self.unpost(slice);
                 self.lose(slice);
             }

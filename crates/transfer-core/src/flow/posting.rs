@@ -3,7 +3,7 @@
 use super::Flow;
 use super::tasks::{Place, Slice};
 use crate::measure::Mark;
-use crate::rail::Access;
+use crate::rail::{Access, Cause};
 use crate::{
     End, Failure, Instant, Moved, Opcode, Pick, Policy, Post, RailId, RailState, Rails, SliceId,
     SliceInfo, SliceResult,
@@ -90,6 +90,7 @@ impl<P: Policy> Flow<P> {
                     rail: rail.0,
                     place: Place::Posted,
                     attempt: 0,
+                    silences: 0,
                     start: cut.start,
                     first: cut.first,
                     length: cut.length,
@@ -169,10 +170,11 @@ impl<P: Policy> Flow<P> {
             self.throw_back(now, index);
             let found = &mut self.rails[usize::from(rail)];
             if result == SliceResult::Broken && found.missed(&self.config) {
-                self.break_rail(now, rail, true);
+                self.break_rail(now, rail, Cause::Failure);
             }
         } else if place == Place::Posted {
-            self.break_rail(now, rail, result != SliceResult::Refused);
+            let refused = result == SliceResult::Refused;
+            self.break_rail(now, rail, if refused { Cause::Other } else { Cause::Failure });
         }
         if !self.tasks.holds(task) {
             return None;

@@ -4,6 +4,7 @@ use super::Flow;
 use crate::chain::List;
 use crate::measure::Mark;
 use crate::pieces::{Cursor, Limits, Runs};
+use crate::rail::Cause;
 use crate::slab::Key;
 use crate::{
     End, Ended, Failure, Instant, Opcode, Output, Piece, Policy, Progress, Request, SliceId,
@@ -52,6 +53,8 @@ pub(super) struct Slice {
     pub(super) rail: u16,
     pub(super) place: Place,
     pub(super) attempt: u8,
+    /// How often it was on a rail that was silent while others completed.
+    pub(super) silences: u8,
     pub(super) start: Cursor,
     pub(super) first: Piece,
     pub(super) length: u32,
@@ -214,7 +217,10 @@ impl<P: Policy> Flow<P> {
         while let Some(slice) = next {
             let Slice { place, rail, .. } = *self.slices.at(slice);
             if place == Place::Posted {
-                self.break_rail(now, rail, false);
+                self.break_rail(now, rail, Cause::Other);
+            } else if place == Place::Held && self.fence_is_over(now, rail) {
+                // What is still held waits no longer for the peer.
+                self.set_timer(rail, now);
             }
             next = self.siblings.next(slice);
         }

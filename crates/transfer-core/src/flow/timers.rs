@@ -1,6 +1,7 @@
 //! What time brings about.
 
 use super::Flow;
+use crate::rail::Cause;
 use crate::{End, Failure, Instant, Policy, RailState};
 
 impl<P: Policy> Flow<P> {
@@ -39,8 +40,10 @@ impl<P: Policy> Flow<P> {
         match rail.state {
             RailState::Connecting => self.give_up_connecting(now, index, true),
             RailState::Up => {
-                let Some(oldest) = rail.oldest else { return };
-                let since = oldest.max(rail.last_completion);
+                if rail.oldest.is_none() {
+                    return;
+                }
+                let since = rail.silent_since();
                 let (patience, silent_at) = (self.patience(index), since + self.config.silence);
                 if since + patience > now {
                     // It may be measured meanwhile, and then have less.
@@ -68,7 +71,12 @@ impl<P: Policy> Flow<P> {
                     };
                     let tired = silent_at <= now && slice.attempt >= self.config.max_attempts;
                     let task = slice.task;
-                    self.break_rail(now, index, true);
+                    let early = silent_at > now;
+                    self.break_rail(
+                        now,
+                        index,
+                        if early { Cause::Silence } else { Cause::Failure },
+                    );
                     if tired {
                         self.end(task, End::Failed(Failure::Attempts));
                     }
@@ -76,11 +84,14 @@ impl<P: Policy> Flow<P> {
             }
             // The peer has answered, and the local end is waited for.
             RailState::Fencing if rail.fence.confirmed || rail.fence.lost => {}
-            RailState::Fencing if rail.fence.give_up_at <= now => {
-                rail.fence.lost = true;
+            RailState::Fencing => {
+                rail.fence.lost = rail.fence.give_up_at <= now;
                 self.go_on_fencing(now, index);
+                let rail = &self.rails[usize::from(index)];
+                if rail.state == RailState::Fencing && !rail.fence.lost {
+                    self.ask_for_fence(now, index);
+                }
             }
-            RailState::Fencing => self.ask_for_fence(now, index),
             RailState::Down => self.changed(),
             RailState::Paused(_) => {
                 (rail.state, rail.retry_at) = (RailState::Down, now);
@@ -89,14 +100,20 @@ impl<P: Policy> Flow<P> {
         }
     }
 
-    /// How long nothing may complete on a rail while others complete. For one that has never completed
-    /// anything, twice what the most patient of the others is given.
+    /// How long nothing may complete on a rail while others complete. For one of which nothing is known,
+    /// twice what the most patient of the others is given. A rail that was silent before is given twice as
+    /// long each time, so that a slow one comes up; and so is one whose oldest slice was on silent rails,
+    /// since it may be the peer's memory that is slow, on every rail.
     fn patience(&self, index: u16) -> core::time::Duration {
         let of = |rail: &crate::Rail| rail.patience(&self.config);
-        let own = of(&self.rails[usize::from(index)]);
+        let rail = &self.rails[usize::from(index)];
+        let own = of(rail);
         let others = || self.rails.iter().filter(|rail| rail.is_up()).filter_map(of).max();
         let known = own.or_else(|| Some(others()?.saturating_mul(2)));
-        known.map_or(self.config.silence, |patience| patience.min(self.config.silence))
+        let silences = rail.posted.first().map_or(0, |oldest| self.slices.at(oldest).silences);
+        let leniency = rail.leniency() << silences.min(8);
+        let patience = known.map(|patience| patience.saturating_mul(leniency));
+        patience.map_or(self.config.silence, |patience| patience.min(self.config.silence))
     }
 
     /// Whether anything has completed after `since` on another rail than this.
