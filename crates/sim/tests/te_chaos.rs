@@ -51,6 +51,8 @@ fn whatever_happens() {
         "slices: broken",
         "slices: done",
         "slices: flushed",
+        "tests of rails: answered",
+        "tests of rails: failed",
         "transfers for which there is no rail",
     ] {
         assert!(tally.count(name) > 0, "{name} never happened:\n{tally}");

@@ -58,6 +58,7 @@ fn measure(rails: u16, length: u64, deadline: bool, rounds: u64) -> f64 {
                 match output {
                     Output::Post(post) => posted.push(black_box(post).slice),
                     Output::Connect { rail, epoch } => flow.rail_up(now, rail, epoch),
+                    Output::Test { rail, epoch } => flow.rail_tested(now, rail, epoch),
                     Output::Ended(_) => ended += 1,
                     Output::Abort { .. } | Output::Fence { .. } => {}
                 }

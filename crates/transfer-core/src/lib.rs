@@ -7,7 +7,7 @@
 //! under the engine's threads and in the simulator.
 //!
 //! - inputs: [`Flow::submit`], [`Flow::cancel`], [`Flow::completed`], [`Flow::rail_up`],
-//!   [`Flow::rail_down`], [`Flow::rail_refused`], [`Flow::rail_aborted`],
+//!   [`Flow::rail_tested`], [`Flow::rail_down`], [`Flow::rail_refused`], [`Flow::rail_aborted`],
 //!   [`Flow::close_rail`], [`Flow::fence_confirmed`], [`Flow::fence_refused`],
 //!   [`Flow::peer_restarted`], [`Flow::peer_gone`], [`Flow::give_up`], [`Flow::shut_down`],
 //!   [`Flow::handle_timeout`];
@@ -26,7 +26,7 @@
 //!   both.
 //!
 //! Then slices are posted again, or their tasks end. If the peer does not confirm in time
-//! ([`Config::fence_timeout`]), the tasks end and say that their target range is undefined
+//! ([`Config::fence_timeout`] where tasks are to end, [`Config::patience`] where not), the tasks end and say that their target range is undefined
 //! ([`Ended::target_undefined`]). So a task that ended otherwise than [`End::Completed`], and does
 //! not say so, changes nothing at the target any more.
 //!

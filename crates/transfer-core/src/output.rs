@@ -16,6 +16,14 @@ pub enum Output {
         /// The number of the connection.
         epoch: u64,
     },
+    /// Do something over a connection that changes nothing and that the peer's NIC answers, as a WRITE of no
+    /// bytes, and answer with [`crate::Flow::rail_tested`]; or with [`crate::Flow::rail_down`] if it fails.
+    Test {
+        /// Which.
+        rail: RailId,
+        /// The number of the connection.
+        epoch: u64,
+    },
     /// End all local access of a connection at once: reset its queue pairs, and wait until nothing
     /// reads or writes for them. Then call [`crate::Flow::rail_aborted`]. What has completed by then
     /// may be told before.

@@ -117,8 +117,10 @@ pub struct Rail {
     pub(crate) timer: Option<Instant>,
     /// It may not be connected before.
     pub(crate) retry_at: Instant,
-    /// Nothing has completed on it since it failed: one slice at a time tests it.
+    /// Nothing has completed on it since it failed: one slice at a time shows whether it works.
     pub(crate) probing: bool,
+    /// A test is under way: then it is not up before that is answered, or others are judged by the answer.
+    pub(crate) testing: bool,
     /// How often it was given up as silent while others completed, since something completed on it.
     silences: u32,
     /// Slices that failed by themselves since one was done.
@@ -147,6 +149,7 @@ impl Rail {
             timer: None,
             retry_at: Instant::ZERO,
             probing: false,
+            testing: false,
             silences: 0,
             missed: 0,
             failures: 0,
@@ -211,13 +214,13 @@ impl Rail {
         self.limit
     }
 
-    /// Whether a slice of so many bytes may be posted now. One may always be in flight.
+    /// Whether a slice of so many bytes may be posted now. One may always be in flight, however long it is.
     pub fn has_room(&self, length: u32) -> bool {
+        let fits = || !self.probing && self.bytes + u64::from(length) <= self.limit;
+        // A test takes a place in the send queue, too.
         self.is_up()
-            && (self.slices == 0
-                || (self.slices < self.spec.max_slices
-                    && !self.probing
-                    && self.bytes + u64::from(length) <= self.limit))
+            && self.slices + u32::from(self.testing) < self.spec.max_slices
+            && (self.slices == 0 || fits())
     }
 
     /// How long nothing may complete on it, while other rails complete, before it has failed, if it has not
@@ -283,6 +286,7 @@ impl Rail {
         self.timer = None;
         self.retry_at = now;
         self.missed = 0;
+        self.testing = false;
         if !guilty {
             return;
         }

@@ -77,6 +77,7 @@ impl Driver {
                     self.flow.rail_up(now, rail, epoch);
                     self.up.push((rail, epoch));
                 }
+                Output::Test { rail, epoch } => self.flow.rail_tested(now, rail, epoch),
                 Output::Abort { rail, epoch } => {
                     self.up.retain(|up| *up != (rail, epoch));
                     self.flow.rail_aborted(now, rail, epoch);

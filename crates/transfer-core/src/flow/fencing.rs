@@ -11,7 +11,8 @@ use crate::rail::{Access, Cause, Fence};
 use crate::{End, Failure, Instant, Output, Policy, RailId, RailState};
 
 impl<P: Policy> Flow<P> {
-    /// A rail is connected.
+    /// A rail is connected. One that has failed before, or that is not needed since there are others, is
+    /// tested before it gets slices: what it does not complete waits for a fence.
     pub fn rail_up(&mut self, now: Instant, id: RailId, epoch: u64) {
         if self.is_in(id, epoch, RailState::Connecting) {
             // While there are others, it need not be trusted with more before it has shown what it can.
@@ -19,17 +20,48 @@ impl<P: Policy> Flow<P> {
             let others = self.rails.iter().any(|rail| rail.is_up() && measured(rail));
             let rail = &mut self.rails[usize::from(id.0)];
             rail.probing |= others && !measured(rail);
-            rail.state = RailState::Up;
-            rail.timer = None;
-            (rail.last_completion, rail.suspected_at) = (now, None);
-            self.changed();
+            if rail.probing && rail.spec.access != Access::Own {
+                self.test(id.0);
+            } else {
+                self.begin_using(now, id.0);
+            }
         }
+    }
+
+    /// A test of a connection was answered.
+    pub fn rail_tested(&mut self, now: Instant, id: RailId, epoch: u64) {
+        if self.is_in(id, epoch, RailState::Connecting) && self.rails[usize::from(id.0)].testing {
+            self.begin_using(now, id.0);
+        } else if self.is_in(id, epoch, RailState::Up) {
+            let rail = &mut self.rails[usize::from(id.0)];
+            (rail.testing, rail.completed_at) = (false, now);
+            self.room += 1;
+        }
+    }
+
+    /// Tests a connection, unless that is under way.
+    pub(super) fn test(&mut self, index: u16) {
+        let rail = &mut self.rails[usize::from(index)];
+        if !core::mem::replace(&mut rail.testing, true) {
+            let (rail, epoch) = (RailId(index), rail.epoch);
+            self.outputs.push_back(Output::Test { rail, epoch });
+        }
+    }
+
+    fn begin_using(&mut self, now: Instant, index: u16) {
+        let rail = &mut self.rails[usize::from(index)];
+        (rail.state, rail.testing, rail.timer) = (RailState::Up, false, None);
+        (rail.last_completion, rail.suspected_at) = (now, None);
+        self.changed();
     }
 
     /// A rail could not be connected, or its connection broke, or one of its NICs went away.
     pub fn rail_down(&mut self, now: Instant, id: RailId, epoch: u64) {
         if self.is_in(id, epoch, RailState::Connecting) {
-            self.rest(now, id.0, true);
+            match self.rails[usize::from(id.0)].testing {
+                true => self.give_up_connecting(now, id.0, true),
+                false => self.rest(now, id.0, true),
+            }
         } else if self.is_in(id, epoch, RailState::Up) {
             self.break_rail(now, id.0, Cause::Failure);
         }
@@ -184,7 +216,7 @@ impl<P: Policy> Flow<P> {
         }
         let give_up_at = failed_at + self.config.fence_timeout.max(self.config.patience);
         let guilty = cause != Cause::Other;
-        rail.state = RailState::Fencing;
+        (rail.state, rail.testing) = (RailState::Fencing, false);
         rail.fence = Fence { guilty, asked_at: now, give_up_at, ..Fence::default() };
         let (rail, epoch) = (RailId(index), rail.epoch);
         self.outputs.push_back(Output::Abort { rail, epoch });

@@ -51,7 +51,9 @@ impl<P: Policy> Flow<P> {
                     return self.set_timer(index, look.min(since + patience));
                 }
                 if silent_at > now && !self.others_complete(index, since + patience / 2) {
-                    // Perhaps they do soon; or it is the peer that is silent, or this process.
+                    // Perhaps they do soon; or it is the peer that is silent, or this process. Those that
+                    // have nothing to do, since what is in flight here is waited for, are tested.
+                    self.test_others(index);
                     return self.set_timer(index, silent_at.min(now + patience / 2));
                 }
                 // What has completed may be told later than this is looked at: so others complete once
@@ -59,6 +61,7 @@ impl<P: Policy> Flow<P> {
                 let rail = &mut self.rails[usize::from(index)];
                 let suspected_at = *rail.suspected_at.get_or_insert(now);
                 if silent_at > now && !self.others_complete(index, suspected_at) {
+                    self.test_others(index);
                     return self.set_timer(index, silent_at.min(now + patience / 2));
                 }
                 // It is the oldest that hangs, and those behind it wait.
@@ -116,7 +119,18 @@ impl<P: Policy> Flow<P> {
         patience.map_or(self.config.silence, |patience| patience.min(self.config.silence))
     }
 
-    /// Whether anything has completed after `since` on another rail than this.
+    /// Tests the other rails that have nothing in flight.
+    fn test_others(&mut self, index: u16) {
+        for other in 0..self.rails.len() as u16 {
+            let rail = &self.rails[usize::from(other)];
+            let idle = rail.is_up() && rail.slices == 0 && rail.spec.access != crate::Access::Own;
+            if other != index && idle {
+                self.test(other);
+            }
+        }
+    }
+
+    /// Whether anything has completed after `since` on another rail than this, tests among it.
     fn others_complete(&self, index: u16, since: Instant) -> bool {
         let mut others = self.rails.iter().enumerate().filter(|(at, _)| *at != usize::from(index));
         others.any(|(_, rail)| rail.is_up() && rail.completed_at > since)

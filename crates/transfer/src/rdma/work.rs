@@ -17,6 +17,14 @@ const POST_BATCH: usize = 256;
 /// Threads that work at once in most engines.
 const AT_ONCE: usize = 4;
 
+/// The identifier of tests: no slice has it, as there are fewer.
+const TEST: u64 = u64::MAX;
+
+/// Whether a completion is of a test.
+pub(super) const fn is_test(completion: u64) -> bool {
+    completion == TEST
+}
+
 /// A slice and where it goes.
 pub(super) struct Posting<'a> {
     /// Index of the device.
@@ -97,6 +105,24 @@ impl Work {
         };
         let piece = Piece { key: keys.local, address: post.first.local, length: post.length };
         let request = SendRequest::new(post.slice.to_bits(), operation, [piece]);
+        self.put(device, connection, queue_pair, post.rail, request);
+    }
+
+    /// Adds a WRITE of no bytes. No memory is touched, so no key is needed (IBTA 9.7.4.1.4).
+    pub(super) fn add_test(&mut self, device: usize, connection: &Arc<Connection>, rail: RailId) {
+        let operation = SendOperation::Write { remote_address: 0, remote_key: 0, immediate: None };
+        let nothing = Piece { key: 0, address: 0, length: 0 };
+        self.put(device, connection, 0, rail, SendRequest::new(TEST, operation, [nothing]));
+    }
+
+    fn put(
+        &mut self,
+        device: usize,
+        connection: &Arc<Connection>,
+        queue_pair: usize,
+        rail: RailId,
+        request: SendRequest,
+    ) {
         let is_it = |bucket: &Bucket| {
             let same = |known: &Arc<Connection>| Arc::ptr_eq(known, connection);
             bucket.queue_pair == queue_pair && bucket.connection.as_ref().is_some_and(same)
@@ -108,7 +134,7 @@ impl Work {
             }
             let bucket = &mut self.buckets[self.used];
             bucket.connection = Some(Arc::clone(connection));
-            (bucket.device, bucket.queue_pair, bucket.rail) = (device, queue_pair, post.rail);
+            (bucket.device, bucket.queue_pair, bucket.rail) = (device, queue_pair, rail);
             self.used += 1;
             self.used - 1
         });

@@ -215,7 +215,8 @@ impl Director {
         // Of an answer that comes twice, or too late, nothing becomes.
         let waits = |link: &&super::process::Link| {
             let state = found.map(|found| found.flow.rails()[usize::from(rail.0)].state());
-            link.epoch == epoch && state == Some(millstream_transfer_core::RailState::Connecting)
+            let connecting = state == Some(millstream_transfer_core::RailState::Connecting);
+            link.epoch == epoch && connecting && !link.connected
         };
         let Some(link) = found.and_then(|found| found.links.get(&rail)).filter(waits) else {
             return;
@@ -225,6 +226,10 @@ impl Director {
         let options = self.world.connection;
         network.with_machine(own_end.nic, |nic, _| nic.connect(own_end.qpn, &remote, &options));
         self.tally.one("connections made");
+        let links = self.processes[own].peers.get_mut(&peer).map(|found| &mut found.links);
+        if let Some(link) = links.and_then(|links| links.get_mut(&rail)) {
+            link.connected = true;
+        }
         let now = core_time(network.now());
         self.answer(network, initiator, target, epoch, |flow, rail| flow.rail_up(now, rail, epoch));
     }

@@ -21,6 +21,9 @@ use super::world::{Outages, World, duration};
 use crate::scenarios::rc_chaos::Tally;
 use crate::{NodeId, Rng, Simulation};
 
+/// The identifier of tests of rails. No slice has it.
+const TEST: u64 = u64::MAX;
+
 pub(super) type Network<'a> = Simulation<'a, Nic>;
 
 /// Something that happens later. What is of a process says of which of its lives.
@@ -287,6 +290,22 @@ impl Director {
                     self.tally.one("completions withheld");
                     continue;
                 }
+                let epoch = found.links.get(&rail).map_or(0, |link| link.epoch);
+                if completion.id == TEST {
+                    touched.insert((own, peer));
+                    if completion.status != CompletionStatus::Success {
+                        self.tally.one("tests of rails: failed");
+                        found.flow.rail_down(now, rail, epoch);
+                        continue;
+                    }
+                    self.tally.one("tests of rails: answered");
+                    found.flow.rail_tested(now, rail, epoch);
+                    let again = |flow: &mut _| Flow::rail_tested(flow, now, rail, epoch);
+                    if let Some(what) = tell_again(&mut found.flow, again) {
+                        network.violate(format!("a test of {rail:?}: {what}"));
+                    }
+                    continue;
+                }
                 let (result, name) = match completion.status {
                     CompletionStatus::Success => (SliceResult::Done, "slices: done"),
                     CompletionStatus::Flushed => (SliceResult::Flushed, "slices: flushed"),
@@ -295,7 +314,6 @@ impl Director {
                 };
                 self.tally.one(name);
                 let slice = SliceId::from_bits(completion.id);
-                let epoch = found.links.get(&rail).map_or(0, |link| link.epoch);
                 found.flow.completed(now, slice, result);
                 touched.insert((own, peer));
                 // Of those that did not succeed there are few.
@@ -320,6 +338,7 @@ impl Director {
             match output {
                 Output::Post(post) => self.post(network, own, peer, &post),
                 Output::Connect { rail, epoch } => self.connect(network, own, peer, rail, epoch),
+                Output::Test { rail, epoch } => self.test(network, (own, peer), rail, epoch),
                 Output::Abort { rail, epoch } => {
                     self.tally.one("connections aborted");
                     let delay = duration(&mut self.rng, Duration::from_millis(2));
@@ -388,6 +407,29 @@ impl Director {
         }
     }
 
+    /// Posts a WRITE of no bytes.
+    fn test(
+        &mut self,
+        network: &mut Network<'_>,
+        (own, peer): (usize, usize),
+        rail: RailId,
+        epoch: u64,
+    ) {
+        self.tally.one("tests of rails");
+        let life = self.processes[own].life;
+        let Some(found) = self.peer(own, life, peer) else { return };
+        let Some(link) = found.links.get(&rail).copied().filter(|link| link.epoch == epoch) else {
+            return network.violate(format!("{rail:?} is tested, and has no connection {epoch}"));
+        };
+        let operation = SendOperation::Write { remote_address: 0, remote_key: 0, immediate: None };
+        let request = SendRequest::new(TEST, operation, Vec::new());
+        let End { nic, qpn, .. } = link.end;
+        let posted = network.with_machine(nic, |nic, now| nic.post(now, qpn, &request));
+        if let Err(error) = posted {
+            network.violate(format!("a test of {rail:?}: {error}"));
+        }
+    }
+
     fn connect(
         &mut self,
         network: &mut Network<'_>,
@@ -414,7 +456,7 @@ impl Director {
         let end = End { nic, qpn, psn };
         self.processes[own].by_qpn.insert((nic, qpn), (peer, rail));
         if let Some(found) = self.peer(own, life, peer) {
-            found.links.insert(rail, Link { epoch, end, mute: false });
+            found.links.insert(rail, Link { epoch, end, connected: false, mute: false });
         }
         let initiator = Initiator { incarnation: incarnation(own, life), rail: rail.0 };
         let target = found_incarnation(&self.processes[own], peer);

@@ -30,6 +30,8 @@ pub(super) struct Link {
     pub(super) end: End,
     /// Nothing that completes on it is told any more.
     pub(super) mute: bool,
+    /// The peer has accepted it.
+    pub(super) connected: bool,
 }
 
 /// A transfer that is under way.

@@ -25,6 +25,9 @@ struct Bench {
     now: Instant,
     posts: Vec<Post>,
     connects: Vec<(RailId, u64)>,
+    tests: Vec<(RailId, u64)>,
+    /// Whether tests are answered at once.
+    answers_tests: bool,
     aborts: Vec<(RailId, u64)>,
     fences: Vec<(RailId, u64)>,
     ended: Vec<(u64, End, bool, u64)>,
@@ -46,6 +49,8 @@ impl Bench {
             now: Instant::ZERO,
             posts: Vec::new(),
             connects: Vec::new(),
+            tests: Vec::new(),
+            answers_tests: true,
             aborts: Vec::new(),
             fences: Vec::new(),
             ended: Vec::new(),
@@ -69,6 +74,12 @@ impl Bench {
             match output {
                 Output::Post(post) => self.posts.push(post),
                 Output::Connect { rail, epoch } => self.connects.push((rail, epoch)),
+                Output::Test { rail, epoch } => {
+                    self.tests.push((rail, epoch));
+                    if self.answers_tests {
+                        self.flow.rail_tested(self.now, rail, epoch);
+                    }
+                }
                 Output::Abort { rail, epoch } => self.aborts.push((rail, epoch)),
                 Output::Fence { rail, epoch } => self.fences.push((rail, epoch)),
                 Output::Ended(ended) => {

@@ -1,6 +1,154 @@
-//! Rails that are silent while others complete: patience, and how long a fence is waited for.
+//! Rails that are silent while others complete: tests of those that have nothing to do, patience, and
+//! how long a fence is waited for.
 
 use super::*;
+
+/// Two rails of which one is measured and has nothing in flight, and one has a slice.
+fn one_busy() -> (Bench, Post) {
+    let mut bench = Bench::new();
+    bench.answers_tests = false;
+    bench.submit(write(1, 2 * SLICE));
+    bench.connect_all();
+    bench.pass(at(10));
+    for post in bench.take_posts() {
+        bench.complete(post, SliceResult::Done);
+    }
+    bench.take_ended();
+    bench.submit(write(2, SLICE));
+    let post = bench.take_posts()[0];
+    assert_eq!(post.rail, RailId(0));
+    (bench, post)
+}
+
+/// What waits in order for a slice gives the other rails nothing to do.
+#[test]
+fn rails_that_have_nothing_to_do_are_tested_to_judge_one_that_is_silent() {
+    let (mut bench, _) = one_busy();
+    bench.pass(at(109));
+    assert_eq!(bench.tests, []);
+    bench.pass(at(110));
+    assert_eq!(bench.tests, [(RailId(1), 2)]);
+    bench.pass(at(1000));
+    assert_eq!(bench.tests.len(), 1, "it is under way");
+    assert_eq!(bench.aborts, [], "perhaps the peer is silent");
+    bench.flow.rail_tested(bench.now, RailId(1), 2);
+    bench.pass(at(1100));
+    assert_eq!((bench.tests.len(), bench.aborts.len()), (2, 0), "once more, as told late");
+    bench.flow.rail_tested(bench.now, RailId(1), 2);
+    bench.pass(at(1200));
+    assert_eq!(bench.aborts, [(RailId(0), 1)]);
+    // It was a rail that has something to do that was silent, and not the tested one.
+    assert!(bench.rail(1).is_up());
+}
+
+#[test]
+fn a_test_that_fails_breaks_its_rail() {
+    let (mut bench, post) = one_busy();
+    bench.pass(at(110));
+    bench.flow.rail_down(bench.now, RailId(1), 2);
+    bench.poll();
+    assert_eq!((&bench.aborts[..], bench.fences.len()), (&[(RailId(1), 2)][..], 0));
+    bench.complete(post, SliceResult::Done);
+    assert_eq!(bench.take_ended(), [(2, End::Completed, false, SLICE)]);
+}
+
+#[test]
+fn a_rail_that_has_failed_is_tested_before_it_gets_slices() {
+    let mut bench = Bench::new();
+    bench.answers_tests = false;
+    bench.submit(write(1, 64 * SLICE));
+    bench.connect_all();
+    assert_eq!(bench.tests, [], "nothing speaks against it");
+    bench.flow.rail_down(bench.now, RailId(0), 1);
+    bench.poll();
+    bench.abort_all();
+    bench.confirm_all();
+    bench.pass(at(10));
+    let again = bench.connects.pop().unwrap();
+    assert_eq!(again.0, RailId(0));
+    bench.take_posts();
+    bench.connects.push(again);
+    bench.connect_all();
+    let posted = bench.take_posts();
+    assert_eq!((&bench.tests[..], posted.len()), (&[again][..], 0));
+    assert_eq!(bench.rail(0).state(), RailState::Connecting);
+    // Told twice it is one test; an answer of another connection is none.
+    bench.flow.rail_up(bench.now, again.0, again.1);
+    bench.flow.rail_tested(bench.now, again.0, 1);
+    bench.poll();
+    assert_eq!((bench.tests.len(), bench.take_posts().len()), (1, 0));
+    bench.flow.rail_tested(bench.now, again.0, again.1);
+    bench.poll();
+    let posts = bench.take_posts();
+    assert_eq!(posts.len(), 1, "and then one slice");
+    bench.complete(posts[0], SliceResult::Done);
+    assert!(bench.take_posts().len() > 1);
+}
+
+#[test]
+fn a_test_without_an_answer_is_a_failure() {
+    for told in [false, true] {
+        let mut bench = Bench::with(Config::default(), &[spec(0, Access::Connection)]);
+        bench.answers_tests = false;
+        bench.submit(read(1, SLICE));
+        bench.connect_all();
+        bench.flow.rail_down(bench.now, RailId(0), 1);
+        bench.poll();
+        bench.abort_all();
+        bench.pass(at(10));
+        bench.connect_all();
+        assert_eq!(bench.tests, [(RailId(0), 2)]);
+        if told {
+            bench.flow.rail_down(bench.now, RailId(0), 2);
+            bench.poll();
+        } else {
+            bench.pass(at(1010));
+        }
+        assert_eq!(bench.aborts, [(RailId(0), 2)], "it has queue pairs");
+        assert_eq!((bench.fences.len(), bench.rail(0).state()), (0, RailState::Down));
+        bench.flow.rail_tested(bench.now, RailId(0), 2);
+        assert_eq!(bench.rail(0).state(), RailState::Down, "too late");
+    }
+}
+
+#[test]
+fn a_test_takes_a_place_in_the_send_queue() {
+    let rails = [0, 1].map(|nic| RailSpec { max_slices: 1, ..spec(nic, Access::Connection) });
+    let mut bench = Bench::with(Config::default(), &rails);
+    bench.answers_tests = false;
+    bench.submit(write(1, 2 * SLICE));
+    bench.connect_all();
+    bench.pass(at(10));
+    bench.take_posts().into_iter().for_each(|post| bench.complete(post, SliceResult::Done));
+    bench.submit(write(2, SLICE));
+    bench.pass(at(110));
+    assert_eq!((bench.tests.len(), bench.take_posts().len()), (1, 1));
+    bench.submit(write(3, SLICE));
+    assert_eq!(bench.take_posts(), []);
+    bench.flow.rail_tested(bench.now, RailId(1), 2);
+    bench.submit(write(4, SLICE));
+    assert_eq!(bench.take_posts().len(), 1);
+}
+
+#[test]
+fn own_copies_are_not_tested() {
+    let mut bench = Bench::with(Config::default(), &[0, 1].map(|nic| spec(nic, Access::Own)));
+    bench.answers_tests = false;
+    bench.submit(write(1, 2 * SLICE));
+    bench.connect_all();
+    bench.pass(at(10));
+    bench.take_posts().into_iter().for_each(|post| bench.complete(post, SliceResult::Done));
+    bench.submit(write(2, SLICE));
+    bench.pass(at(2900));
+    assert_eq!(bench.tests, []);
+    bench.flow.rail_down(bench.now, RailId(0), 1);
+    bench.poll();
+    bench.abort_all();
+    bench.pass(at(3000));
+    bench.submit(write(3, SLICE));
+    bench.connect_all();
+    assert_eq!((&bench.tests[..], bench.rail(0).is_up()), (&[][..], true));
+}
 
 /// Lets a rail be judged as silent at once when it may be: what the other rail has completes always.
 fn judged_after(bench: &mut Bench, rail: u16) -> Duration {
@@ -42,6 +190,33 @@ fn a_rail_that_is_silent_again_has_twice_the_patience_until_it_completes_somethi
     assert!(waited.is_sorted(), "{waited:?}");
     assert!(waited[0] <= 250 && waited[1] <= 1300 && waited[5] >= 3000, "{waited:?}");
     assert!(waited[5] <= 3010, "never more than what silence is without the others: {waited:?}");
+}
+
+/// The peer may be about to answer.
+#[test]
+fn the_fence_of_a_rail_that_was_judged_early_is_waited_for_from_when_silence_would_end_it() {
+    for (early, until) in [(true, 10 + 3000 + 4000), (false, 200 + 4000)] {
+        let mut bench = Bench::new();
+        bench.submit(write(1, 2 * SLICE));
+        bench.connect_all();
+        bench.pass(at(10));
+        bench.take_posts().into_iter().for_each(|post| bench.complete(post, SliceResult::Done));
+        bench.take_ended();
+        bench.submit(write(2, SLICE));
+        if !early {
+            bench.pass(at(105));
+            bench.now = at(200);
+            bench.flow.rail_down(bench.now, RailId(0), 1);
+            bench.poll();
+        }
+        bench.pass(at(300));
+        assert_eq!(bench.aborts, [(RailId(0), 1)]);
+        bench.abort_all();
+        bench.pass(at(until - 1));
+        assert_eq!(bench.take_ended(), [], "{early}");
+        bench.pass(at(until));
+        assert_eq!(bench.take_ended(), [(2, End::Failed(Failure::NotFenced), true, 0)], "{early}");
+    }
 }
 
 #[test]

@@ -60,6 +60,11 @@ impl Peer {
                 Output::Connect { rail, epoch } => {
                     self.in_background(move |peer| peer.connect(rail, epoch));
                 }
+                Output::Test { rail, .. } => {
+                    if let Some(connected) = &state.connections[usize::from(rail.0)] {
+                        work.add_test(self.way(rail).local, &connected.connection, rail);
+                    }
+                }
                 Output::Abort { rail, epoch } => {
                     let place = &mut state.connections[usize::from(rail.0)];
                     let connected = place.take_if(|connected| connected.epoch == epoch);

@@ -30,6 +30,7 @@ use super::nics;
 use super::runs::Runs;
 use super::shared::Shared;
 use super::timer::Due;
+use super::work::is_test;
 use crate::batch::BatchShared;
 use crate::pieces::Shape;
 use crate::segment::OpenSegment;
@@ -220,6 +221,19 @@ impl Peer {
         let now = self.now();
         let mut stale = false;
         for completion in completions {
+            if is_test(completion.id) {
+                match completion.status {
+                    CompletionStatus::Success => {
+                        state.silent_since = None;
+                        state.flow.rail_tested(now, rail, link.epoch);
+                    }
+                    status => {
+                        state.last = Some((rail, FailureReason::Completion(status)));
+                        state.flow.rail_down(now, rail, link.epoch);
+                    }
+                }
+                continue;
+            }
             let slice = SliceId::from_bits(completion.id);
             let result = match completion.status {
                 CompletionStatus::Success => SliceResult::Done,
@@ -356,6 +370,10 @@ impl State {
     fn not_posted(&mut self, now: Instant, posting: (RailId, SliceId), error: PostError) {
         let (rail, slice) = posting;
         self.last = Some((rail, FailureReason::Post(error)));
+        if is_test(slice.to_bits()) {
+            let epoch = self.flow.rails()[usize::from(rail.0)].epoch();
+            return self.flow.rail_down(now, rail, epoch);
+        }
         self.flow.completed(now, slice, SliceResult::Broken);
     }
 
