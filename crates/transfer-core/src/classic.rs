@@ -147,18 +147,19 @@ impl Class {
         None
     }
 
-    /// Where a slice that has failed `attempt` times goes on. It does not test rails of which it is
-    /// not known whether they work, unless there are no others: others that have not failed do.
+    /// Where a slice that has failed `attempt` times goes on: rather over rails on which something has
+    /// completed since they failed. But it does not wait for one while another has room, as it holds up
+    /// those behind it.
     fn walk(&self, slice: &SliceInfo, rails: &Rails<'_>) -> Option<Pick> {
         let rail = |id: &RailId| &rails.all[usize::from(id.0)];
-        let proven = |id: &&RailId| rail(id).is_up() && !rail(id).probing;
-        let any = self.tiers.iter().flatten().any(|id| proven(&id));
         let all = self.tiers.iter().flatten();
         let count = self.tiers.iter().map(Vec::len).sum::<usize>().max(1);
         let from = (usize::from(slice.attempt) - 1) % count;
-        let mut order = all.clone().skip(from).chain(all.take(from));
-        let found = order.find(|id| (!any || proven(id)) && rail(id).has_room(slice.length));
-        found.map(|id| Pick::Post(*id)).or_else(|| any.then_some(Pick::Wait))
+        let order = all.clone().skip(from).chain(all.take(from));
+        let mut room = order.filter(|id| rail(id).has_room(slice.length));
+        let first = room.next()?;
+        let proven = |id: &&RailId| !rail(id).probing;
+        Some(Pick::Post(*core::iter::once(first).chain(room).find(proven).unwrap_or(first)))
     }
 }
 
@@ -364,17 +365,21 @@ mod tests {
         let walk: Vec<Pick> =
             (1..=5).map(|attempt| post(&mut policy, &rails, 1, attempt)).collect();
         assert_eq!(walk, [3, 1, 2, 0, 3].map(|rail| Pick::Post(RailId(rail))));
-        // Those that may not work are tested by slices that have not failed.
+        // Rather over one that works than over those that may not.
         for id in [0, 1, 3] {
             rails[id].probing = true;
         }
         assert_eq!(post(&mut policy, &rails, 1, 1), Pick::Post(RailId(2)));
+        // But it does not hold up those behind it while one of these has room.
         rails[2].slices = 2;
-        assert_eq!(post(&mut policy, &rails, 1, 1), Pick::Wait);
-        assert_eq!(post(&mut policy, &rails, 1, 0), Pick::Post(RailId(3)));
-        // Unless there are no others.
-        rails[2].state = RailState::Fencing;
         assert_eq!(post(&mut policy, &rails, 1, 1), Pick::Post(RailId(3)));
+        rails[3].slices = 1;
+        assert_eq!(post(&mut policy, &rails, 1, 1), Pick::Post(RailId(1)));
+        rails[2].state = RailState::Fencing;
+        for id in [0, 1] {
+            rails[id].slices = 1;
+        }
+        assert_eq!(post(&mut policy, &rails, 1, 1), Pick::Wait);
     }
 
     #[test]
