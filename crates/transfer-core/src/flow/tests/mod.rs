@@ -2,6 +2,7 @@ mod closing;
 mod ends;
 mod own;
 mod patience;
+mod rates;
 mod silence;
 mod turns;
 

@@ -1,0 +1,258 @@
+//! What rails carry together, over links of a rate: while one is cut, slow, or held up.
+
+use std::collections::BTreeMap;
+
+use super::*;
+
+/// Bytes per second of a link: 200 Mbit/s.
+const RATE: u64 = 25_000_000;
+/// What an answer takes, from a NIC or the control port.
+const ANSWER: Duration = Duration::from_millis(1);
+/// A queue pair gives up when nothing was acknowledged for so long.
+const QUEUE_PAIR: Duration = Duration::from_millis(2100);
+/// Tasks are as long as the chunks of a copy, and as many of them are under way.
+const CHUNK: u64 = 2 << 20;
+const CHUNKS: u64 = 4;
+
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    Up(RailId, u64),
+    Tested(RailId, u64),
+    Down(RailId, u64),
+    Aborted(RailId, u64),
+    Confirmed(RailId, u64),
+    Done(Post),
+}
+
+struct Link {
+    rate: u64,
+    free_at: Instant,
+    cut: bool,
+}
+
+/// A copy in order: the next chunk begins when the oldest has ended.
+struct Copy {
+    flow: Flow<Classic>,
+    now: Instant,
+    links: Vec<Link>,
+    events: BTreeMap<(Instant, u64), Event>,
+    sequence: u64,
+    /// What is told is told then: a thread is held up until then.
+    held_up_until: Instant,
+    /// The chunk of which the first byte is so slow at the peer that its NIC waits for it.
+    slow: Option<(u64, Duration)>,
+    begun: u64,
+    ended: Vec<u64>,
+    oldest: u64,
+    breaks: Vec<RailId>,
+    /// Bytes that came in each 100 ms.
+    came: Vec<u64>,
+}
+
+impl Copy {
+    fn new(links: u16) -> Self {
+        let policy = Classic::new(Order::RoundRobin, Vec::new(), Vec::new());
+        let mut flow = Flow::new(Config::default(), policy, INCARNATION, 0);
+        for nic in 0..links {
+            flow.add_rail(spec(nic, Access::Connection)).unwrap();
+        }
+        let link = |_| Link { rate: RATE, free_at: Instant::ZERO, cut: false };
+        Self {
+            flow,
+            now: Instant::ZERO,
+            links: (0..links).map(link).collect(),
+            events: BTreeMap::new(),
+            sequence: 0,
+            held_up_until: Instant::ZERO,
+            slow: None,
+            begun: 0,
+            ended: Vec::new(),
+            oldest: 0,
+            breaks: Vec::new(),
+            came: Vec::new(),
+        }
+    }
+
+    fn plan(&mut self, at: Instant, event: Event) {
+        self.sequence += 1;
+        self.events.insert((at, self.sequence), event);
+    }
+
+    fn link(&mut self, rail: RailId) -> &mut Link {
+        &mut self.links[usize::from(rail.0)]
+    }
+
+    fn post(&mut self, post: Post) {
+        let slow = self.slow.filter(|&(chunk, _)| post.first.local == chunk << 32);
+        let now = self.now;
+        let link = self.link(post.rail);
+        if link.cut {
+            return self.plan(now + QUEUE_PAIR, Event::Down(post.rail, post.epoch));
+        }
+        let took = Duration::from_nanos(u64::from(post.length) * 1_000_000_000 / link.rate);
+        let waits = slow.map_or(Duration::ZERO, |(_, waits)| waits);
+        link.free_at = link.free_at.max(now) + took + waits;
+        let at = link.free_at + ANSWER;
+        self.plan(at, Event::Done(post));
+    }
+
+    /// Does what the flow wants, and keeps the copy going.
+    fn poll(&mut self) {
+        loop {
+            while self.begun < self.oldest + CHUNKS {
+                self.begun += 1;
+                self.flow.submit(&write(self.begun, CHUNK)).unwrap();
+            }
+            let Some(output) = self.flow.poll_output(self.now) else { break };
+            let soon = self.now + ANSWER;
+            match output {
+                Output::Post(post) => self.post(post),
+                Output::Connect { rail, epoch } => self.plan(soon, Event::Up(rail, epoch)),
+                Output::Test { rail, epoch } if self.link(rail).cut => {
+                    self.plan(self.now + QUEUE_PAIR, Event::Down(rail, epoch));
+                }
+                Output::Test { rail, epoch } => {
+                    // Behind what there is.
+                    let at = self.link(rail).free_at.max(self.now) + ANSWER;
+                    self.plan(at, Event::Tested(rail, epoch));
+                }
+                Output::Abort { rail, epoch } => {
+                    self.breaks.push(rail);
+                    self.plan(soon, Event::Aborted(rail, epoch));
+                }
+                Output::Fence { rail, epoch } => self.plan(soon, Event::Confirmed(rail, epoch)),
+                Output::Ended(ended) => {
+                    assert_eq!(ended.end, End::Completed);
+                    self.ended.push(ended.user);
+                    while self.ended.contains(&(self.oldest + 1)) {
+                        self.oldest += 1;
+                        self.ended.retain(|&user| user > self.oldest);
+                    }
+                }
+            }
+        }
+    }
+
+    fn happen(&mut self, event: Event) {
+        let now = self.now;
+        match event {
+            Event::Up(rail, epoch) => self.flow.rail_up(now, rail, epoch),
+            Event::Tested(rail, epoch) if !self.link(rail).cut => {
+                self.flow.rail_tested(now, rail, epoch);
+            }
+            Event::Tested(rail, epoch) => self.plan(now + QUEUE_PAIR, Event::Down(rail, epoch)),
+            Event::Down(rail, epoch) => self.flow.rail_down(now, rail, epoch),
+            Event::Aborted(rail, epoch) => self.flow.rail_aborted(now, rail, epoch),
+            Event::Confirmed(rail, epoch) => self.flow.fence_confirmed(now, rail, epoch),
+            Event::Done(post) if self.link(post.rail).cut => {
+                self.plan(now + QUEUE_PAIR, Event::Down(post.rail, post.epoch));
+            }
+            Event::Done(post) => {
+                let moved = self.flow.completed(now, post.slice, SliceResult::Done);
+                let window = (now.nanos() / 100_000_000) as usize;
+                self.came.resize(self.came.len().max(window + 1), 0);
+                self.came[window] += moved.map_or(0, |moved| u64::from(moved.length));
+            }
+        }
+    }
+
+    fn pass(&mut self, until: Instant) {
+        loop {
+            self.poll();
+            let event = self.events.keys().next().map(|&(at, _)| at.max(self.held_up_until));
+            let next = event.into_iter().chain(self.flow.poll_timeout()).min();
+            let Some(next) = next.filter(|&next| next.max(self.held_up_until) <= until) else {
+                break;
+            };
+            self.now = self.now.max(next).max(self.held_up_until);
+            // As threads do: those that tell, and one that keeps time.
+            if event.is_some_and(|at| at <= self.now)
+                && let Some((_, event)) = self.events.pop_first()
+            {
+                self.happen(event);
+            } else {
+                self.flow.handle_timeout(self.now);
+            }
+        }
+        self.now = until;
+    }
+
+    /// The least rate of a whole 100 ms, in parts of a link's, percent.
+    fn least(&self, from: u64, to: u64) -> u64 {
+        let windows = &self.came[(from / 100) as usize..(to / 100) as usize];
+        windows.iter().min().unwrap() * 10 * 100 / RATE
+    }
+}
+
+#[test]
+fn several_links_carry_what_they_can() {
+    for links in [1, 2, 4] {
+        let mut copy = Copy::new(links);
+        copy.pass(at(2000));
+        assert!(copy.least(100, 1900) >= 97 * u64::from(links), "{:?}", copy.came);
+        assert_eq!(copy.breaks, []);
+    }
+}
+
+#[test]
+fn a_link_that_is_cut_is_made_up_for_and_taken_again() {
+    let mut copy = Copy::new(4);
+    copy.pass(at(1000));
+    copy.links[3].cut = true;
+    copy.pass(at(9000));
+    assert!(copy.least(1500, 9000) >= 270, "{:?}", copy.came);
+    copy.links[3].cut = false;
+    copy.pass(at(46_000));
+    assert!(copy.least(44_000, 46_000) >= 360, "{:?}", copy.came);
+    assert!(copy.breaks.iter().all(|rail| rail.0 == 3), "{:?}", copy.breaks);
+}
+
+#[test]
+fn links_that_are_cut_one_after_the_other_are_made_up_for() {
+    let mut copy = Copy::new(4);
+    copy.pass(at(1000));
+    copy.links[3].cut = true;
+    copy.pass(at(1050));
+    copy.links[2].cut = true;
+    copy.pass(at(8000));
+    assert!(copy.least(2000, 8000) >= 180, "{:?}", copy.came);
+}
+
+/// What completes meanwhile is told in one go.
+#[test]
+fn a_thread_that_is_held_up_leaves_rails_as_they_were() {
+    for millis in [20, 90, 1000] {
+        let mut copy = Copy::new(4);
+        copy.pass(at(1000));
+        copy.held_up_until = at(1000 + millis);
+        copy.pass(at(4000));
+        assert!(copy.least(2500, 4000) >= 388, "{millis} ms: {:?}", copy.came);
+        for rail in copy.flow.rails() {
+            let limit = rail.limit_bytes();
+            assert!(limit <= (RATE / 50) * 11 / 10, "{millis} ms: {limit} bytes may be in flight");
+        }
+    }
+}
+
+#[test]
+fn a_slice_that_is_slow_at_the_peer_takes_few_rails_with_it() {
+    for (millis, most) in [(90, 0), (500, 2), (2500, 5)] {
+        let mut copy = Copy::new(4);
+        copy.slow = Some((40, Duration::from_millis(millis)));
+        copy.pass(at(20_000));
+        assert!(copy.breaks.len() <= most, "{millis} ms: {:?}", copy.breaks);
+        assert!(copy.oldest > 600, "it went on: {}", copy.oldest);
+        assert!(copy.least(18_000, 20_000) >= 360, "{:?}", copy.came);
+    }
+}
+
+/// A slice takes it 0.66 s: more than is needed to judge a rail of which nothing is known.
+#[test]
+fn a_slow_rail_comes_up() {
+    let mut copy = Copy::new(2);
+    copy.links[1].cut = true;
+    copy.pass(at(1000));
+    (copy.links[1].cut, copy.links[1].rate) = (false, 100_000);
+    copy.pass(at(60_000));
+    assert!(copy.flow.rails()[1].peak_rate().is_some_and(|rate| rate > 80_000));
+}
