@@ -41,6 +41,7 @@ fn whatever_happens() {
         "fences asked for",
         "fences confirmed",
         "NIC flaps",
+        "NICs that wait for memory",
         "packets: of no queue pair",
         "packets: very late",
         "paths cut",

@@ -22,6 +22,8 @@ pub(super) enum Trouble {
     Control(usize),
     /// A process stands still.
     Stopped(usize),
+    /// A NIC waits for slow memory.
+    Slow(NodeId),
 }
 
 impl Director {
@@ -31,7 +33,7 @@ impl Director {
         if self.world.kills.happens(&mut self.rng) {
             return self.restart(network, own);
         }
-        match self.rng.below(18) {
+        match self.rng.below(20) {
             0..7 => self.flap(network, own, nic),
             7..11 => {
                 let other = self.draw_nic((own + 1) % PROCESSES);
@@ -49,6 +51,7 @@ impl Director {
             }
             14 => self.evict(network, own),
             15 => self.mute(own),
+            16 | 17 => self.slow(network, nic),
             _ => self.close_rails(network, own),
         }
     }
@@ -111,6 +114,21 @@ impl Director {
         self.plan(network, duration, Event::Over(Trouble::Stopped(own)));
     }
 
+    /// What arrives at a NIC has to wait, as for memory that is not there yet. The process's other NICs
+    /// and its control port answer.
+    fn slow(&mut self, network: &mut Network<'_>, nic: NodeId) {
+        let duration = Duration::from_millis(self.rng.between(50, 3000));
+        let until = network.after(duration);
+        if self.outages.borrow_mut().stopped.contains_key(&nic) {
+            return;
+        }
+        self.outages.borrow_mut().stopped.insert(nic, until);
+        self.tally.one("NICs that wait for memory");
+        network.note(|| format!("slow {nic:?}"));
+        self.troubles += 1;
+        self.plan(network, duration, Event::Over(Trouble::Slow(nic)));
+    }
+
     /// A process is killed, and started again after a while.
     fn restart(&mut self, network: &mut Network<'_>, own: usize) {
         if !self.processes[own].up {
@@ -153,6 +171,9 @@ impl Director {
                 self.outages.borrow_mut().controls.remove(&own);
                 let nics = &self.processes[own].nics;
                 self.outages.borrow_mut().stopped.retain(|nic, _| !nics.contains(nic));
+            }
+            Trouble::Slow(nic) => {
+                self.outages.borrow_mut().stopped.remove(&nic);
             }
             Trouble::Process(own) => {
                 self.processes[own].up = true;
