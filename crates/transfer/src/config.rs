@@ -96,8 +96,8 @@ pub struct RdmaConfig {
     pub retry_count: u32,
     /// For how long a slice waits for a connection before its task fails: at least as long as one
     /// attempt to connect may take, by [`Config::client`]. A peer whose process is gone, so that its host
-    /// refuses the connection, is not waited for. A WRITE whose connection broke also fails when the peer
-    /// does not confirm within 2 s that nothing of it can arrive any more.
+    /// refuses the connection, is not waited for. As long a WRITE whose connection broke waits for the
+    /// peer's confirmation that nothing of it can arrive any more, and at least 2 s.
     pub patience: Duration,
     /// The acknowledgement timeout of queue pairs as verbs code it: 4.096 us * 2^n, 1 to 31. A peer
     /// counts as gone after 8 of them, or 7 with devices of the system: with 16, after 2.1 s. A busy machine

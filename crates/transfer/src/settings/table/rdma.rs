@@ -90,8 +90,10 @@ pub(super) const ROWS: &[Setting] = &[
             write: |values, time| values.rdma.patience = time,
         },
         scope: Scope::Rdma,
-        meaning: "For how long a slice waits for a connection before its task fails: at least as long \
-                  as one attempt to connect may take. put and get have --timeout for it.",
+        meaning: "For how long a slice waits for a connection, or a WRITE for the peer's confirmation \
+                  that nothing of a connection that broke can arrive any more, before its task fails: \
+                  at least as long as one attempt to connect may take. put and get have --timeout for \
+                  it.",
     },
     Setting {
         key: "rdma.acknowledge_timeout",
