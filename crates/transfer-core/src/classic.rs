@@ -138,7 +138,20 @@ impl Class {
         for tier in &self.tiers {
             let up = tier.iter().filter(|id| rail(**id).is_up());
             let first = up.clone().map(|id| rail(*id).spec().transport).next();
-            self.up.extend(up.filter(|id| Some(rail(**id).spec().transport) == first));
+            let of_first = || up.clone().filter(|id| Some(rail(**id).spec().transport) == first);
+            // Those that took the place of one that had failed are not used beside it: a link that two
+            // of them have is the slowest then.
+            for wanted in [2, 1] {
+                for id in of_first() {
+                    let spec = rail(*id).spec();
+                    let used = || self.up.iter().map(|used| rail(*used).spec());
+                    let alone = usize::from(used().all(|used| used.local_nic != spec.local_nic))
+                        + usize::from(used().all(|used| used.peer_nic != spec.peer_nic));
+                    if alone >= wanted {
+                        self.up.push(*id);
+                    }
+                }
+            }
             if !self.up.is_empty() {
                 break;
             }
@@ -298,6 +311,30 @@ mod tests {
         assert_eq!((connected, pick), (vec![1, 2], Pick::Post(RailId(3))));
     }
 
+    /// 0-1 and 1-0 have come up while 0-0 was down.
+    #[test]
+    fn what_took_the_place_of_a_rail_is_not_used_beside_it() {
+        let mut policy = Classic::new(Order::RoundRobin, vec![], vec![]);
+        let mut rails = rails();
+        rails.iter_mut().for_each(|rail| rail.state = RailState::Up);
+        rails[0].state = RailState::Fencing;
+        let mut posts = |rails: &[Rail], version| {
+            let mut posts = [(); 4].map(|()| match post(&mut policy, rails, version, 0) {
+                Pick::Post(id) => id.0,
+                pick => panic!("{pick:?}"),
+            });
+            posts.sort_unstable();
+            posts
+        };
+        assert_eq!(posts(&rails, 1), [1, 1, 2, 2]);
+        rails[0].state = RailState::Up;
+        assert_eq!(posts(&rails, 2), [0, 0, 3, 3]);
+        // One of its NICs has no other.
+        rails[3].state = RailState::Fencing;
+        rails[1].state = RailState::Fencing;
+        assert_eq!(posts(&rails, 3), [0, 0, 2, 2]);
+    }
+
     #[test]
     fn near_ones_come_first_and_others_when_there_are_none() {
         let mut policy =
@@ -403,11 +440,13 @@ mod tests {
         let mut policy = Classic::new(Order::RoundRobin, vec![], vec![]);
         let mut rails = rails();
         rails.iter_mut().for_each(|rail| rail.state = RailState::Up);
+        rails[0].state = RailState::Fencing;
+        rails[2].state = RailState::Fencing;
         let turns = [(); 3].map(|()| post(&mut policy, &rails, 1, 0));
-        assert_eq!(turns, [0, 1, 2].map(|rail| Pick::Post(RailId(rail))));
-        rails[1].state = RailState::Fencing;
+        assert_eq!(turns, [1, 3, 1].map(|rail| Pick::Post(RailId(rail))));
+        rails[3].state = RailState::Fencing;
         let turns = [(); 2].map(|()| post(&mut policy, &rails, 2, 0));
-        assert_eq!(turns, [0, 2].map(|rail| Pick::Post(RailId(rail))));
+        assert_eq!(turns, [1, 1].map(|rail| Pick::Post(RailId(rail))));
     }
 
     #[test]
@@ -421,10 +460,13 @@ mod tests {
 
     #[test]
     fn at_random_each_is_taken_as_often() {
-        let all = || priority(&[0, 1], &[]);
+        let all = || priority(&[0, 1, 2, 3], &[]);
         let mut policy = Classic::new(Order::Random(7), all(), all());
         let mut rails = rails();
-        rails.iter_mut().for_each(|rail| rail.state = RailState::Up);
+        for (nic, rail) in (0..).zip(&mut rails) {
+            (rail.spec.local_nic, rail.spec.peer_nic) = (nic, nic);
+            rail.state = RailState::Up;
+        }
         let mut counts = [0; 4];
         for _ in 0..4000 {
             let Pick::Post(rail) = post(&mut policy, &rails, 1, 0) else { panic!() };
