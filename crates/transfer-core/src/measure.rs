@@ -4,6 +4,9 @@ use core::time::Duration;
 
 use crate::Instant;
 
+/// A rate is taken over at least so long: a link may let some packets pass at once that has sent nothing
+/// for a while, and a rail that may hold too much takes what others would have carried.
+const SAMPLE: Duration = Duration::from_millis(2);
 /// The past counts for between one and two of these.
 const MEMORY: Duration = Duration::from_secs(5);
 
@@ -73,9 +76,10 @@ impl Measure {
         self.present = Mark { bytes: self.present.bytes + bytes, at: now, posted_at };
         let completing = now.saturating_duration_since(posted.at);
         let posting = posted_at.saturating_duration_since(posted.posted_at);
-        let elapsed = completing.max(posting).as_nanos();
-        let done = u128::from(self.present.bytes - posted.bytes) * 1_000_000_000;
-        if let Some(rate) = done.checked_div(elapsed) {
+        let elapsed = completing.max(posting);
+        if !elapsed.is_zero() {
+            let done = u128::from(self.present.bytes - posted.bytes) * 1_000_000_000;
+            let rate = done / elapsed.max(SAMPLE).as_nanos();
             self.rate.add(now, rate.min(u64::MAX.into()) as u64, u64::max);
         }
     }
@@ -155,6 +159,14 @@ mod tests {
         }
         assert_eq!(measure.peak_rate(), Some(250_000));
         assert_eq!(measure.smallest_round_trip(), Some(Duration::from_millis(4)));
+    }
+
+    /// As after a bucket of tokens was filled.
+    #[test]
+    fn a_slice_that_passes_at_once_is_no_rate() {
+        let mut measure = Measure::default();
+        alone(&mut measure, 100, 101, 64_000);
+        assert_eq!(measure.peak_rate(), Some(32_000_000));
     }
 
     /// What is told after a thread was held up, while more is posted.

@@ -6,6 +6,8 @@ use super::*;
 
 /// Bytes per second of a link: 200 Mbit/s.
 const RATE: u64 = 25_000_000;
+/// Bytes that pass at once after a pause.
+const BUCKET: u64 = 66 << 10;
 /// What an answer takes, from a NIC or the control port.
 const ANSWER: Duration = Duration::from_millis(1);
 /// A queue pair gives up when nothing was acknowledged for so long.
@@ -91,8 +93,11 @@ impl Copy {
         }
         let took = Duration::from_nanos(u64::from(post.length) * 1_000_000_000 / link.rate);
         let waits = slow.map_or(Duration::ZERO, |(_, waits)| waits);
-        link.free_at = link.free_at.max(now) + took + waits;
-        let at = link.free_at + ANSWER;
+        // A link that has sent nothing for a while lets a slice pass at once.
+        let filled =
+            Instant::from_nanos(now.nanos().saturating_sub(BUCKET * 1_000_000_000 / link.rate));
+        link.free_at = link.free_at.max(filled) + took + waits;
+        let at = link.free_at.max(now) + ANSWER;
         self.plan(at, Event::Done(post));
     }
 
