@@ -12,7 +12,7 @@ fn outcomes(options: &Options) -> Outcomes {
 #[test]
 fn whatever_happens() {
     let mut tally = Tally::default();
-    for seed in 0..200 {
+    for seed in 0..400 {
         let outcomes = outcomes(&Options::new(seed));
         assert!(outcomes.report.passed(), "{}", outcomes.report);
         tally.merge(&outcomes.tally);

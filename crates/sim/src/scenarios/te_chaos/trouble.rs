@@ -5,7 +5,7 @@ use core::time::Duration;
 use millstream_transfer_core::{RailId, RailState};
 
 use super::director::{Director, Event, Network, core_time};
-use super::process::{incarnation, life_of};
+use super::process::{Peer, incarnation, life_of};
 use super::world::{PROCESSES, duration};
 use crate::NodeId;
 
@@ -50,7 +50,7 @@ impl Director {
                 }
             }
             14 => self.evict(network, own),
-            15 => self.mute(own),
+            15 => self.mute(network, own),
             16 | 17 => self.slow(network, nic),
             _ => self.close_rails(network, own),
         }
@@ -220,11 +220,16 @@ impl Director {
         }
     }
 
-    /// A transport stops telling what completes on some connections of a process.
-    fn mute(&mut self, own: usize) {
-        let links = self.processes[own].peers.values_mut().flat_map(|peer| peer.links.values_mut());
-        for link in links {
-            link.mute |= self.rng.below(4) == 0;
+    /// A transport stops telling what completes on some connections of a process: on most of those that
+    /// have something under way.
+    fn mute(&mut self, network: &Network<'_>, own: usize) {
+        let now = core_time(network.now());
+        for peer in self.processes[own].peers.values_mut() {
+            let Peer { flow, links, .. } = peer;
+            for (rail, link) in links {
+                let busy = flow.rails()[usize::from(rail.0)].oldest_age(now).is_some();
+                link.mute |= self.rng.below(4) < if busy { 3 } else { 1 };
+            }
         }
     }
 
