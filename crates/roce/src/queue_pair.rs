@@ -138,6 +138,7 @@ impl QueuePair {
         }
         if let Some(resources) = attributes.responder_resources {
             self.responder.replies.resources = usize::from(resources);
+            self.responder.replies.make_room();
         }
         if let Some(timer) = attributes.minimum_rnr_timer {
             self.responder.minimum_rnr_timer = timer;

@@ -97,6 +97,12 @@ impl Replies {
         (MAX_WAITING + 4 * self.resources + 1, self.resources)
     }
 
+    /// Makes room for what waits when the driver is slow, so that no packet costs an allocation later.
+    pub(crate) fn make_room(&mut self) {
+        self.queue.reserve(2 * self.resources + 8);
+        self.executed.reserve(self.resources);
+    }
+
     /// The next answer.
     pub(crate) fn next(&self) -> Option<Reply> {
         self.queue.front().copied()
