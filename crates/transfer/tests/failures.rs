@@ -296,6 +296,23 @@ fn who_made_room_for_another_connects_again_at_once() {
     println!("20 more at once: {:?}", start.elapsed());
 }
 
+/// The connection to the one is closed to make room for that to the other.
+#[test]
+fn an_initiator_with_room_for_one_connection_writes_to_two_targets_by_turns() {
+    let initiator = engine_with(RdmaConfig { max_endpoints: 1, ..RdmaConfig::new(&[address()]) });
+    let local = private(&initiator, 100);
+    let targets = [engine(1), engine(1)];
+    let remotes = targets.each_ref().map(|target| shared(target, 100));
+    let segments = targets.each_ref().map(|target| initiator.open_segment(target.name()).unwrap());
+    for round in 0..10 {
+        let (index, byte) = (round % 2, round as u8);
+        local.write(0, &[byte; 100]).unwrap();
+        let write = request(Opcode::Write, (&local, 0), &segments[index], 0, 100);
+        initiator.submit_and_wait(&[write], LONG).unwrap();
+        assert_eq!(contents(&remotes[index], 0, 100), [byte; 100]);
+    }
+}
+
 /// A peer that offers a segment, and answers handshakes as it likes.
 struct FakePeer {
     devices: Vec<std::net::IpAddr>,

@@ -94,8 +94,9 @@ impl Links {
 
     /// Closes an idle connection; whether there was one.
     fn close_one(&self) -> bool {
-        // Those that are not idle are passed, and perhaps come once more.
-        for _ in 0..2 * self.read().connections.len() {
+        // Those that are not idle are passed, and perhaps come once more. The lock is not held meanwhile.
+        let connections = self.read().connections.len();
+        for _ in 0..2 * connections {
             let mut table = self.write();
             let Some(number) = table.sieve.next_unused() else { return false };
             let Some(link) = table.connections.get(&number).map(|entry| entry.link.clone()) else {
