@@ -24,8 +24,10 @@ const SAMPLES: usize = 16;
 pub(crate) struct RoundTrip {
     smoothed: Option<Duration>,
     variation: Duration,
-    /// The shortest one: without queues on the way.
+    /// The shortest one: without queues on the way. It does not expire: as long as the window is full, no
+    /// packet finds the queue empty, and the delay of the queue would be taken for that of the path.
     shortest: Option<Duration>,
+    /// `None` when what was under way was lost or late since: it says nothing about what is sent then.
     latest: Option<Duration>,
     /// Doublings of the timer since an answer was last measured.
     backoff: u32,
@@ -94,18 +96,20 @@ impl RoundTrip {
     /// What is under measurement will be sent again or late.
     pub(crate) fn forget_samples(&mut self) {
         self.samples.clear();
+        self.latest = None;
     }
 
     /// The peer says that something was lost: then it is not slow. What is sent again queues behind
     /// what is still in flight.
     pub(crate) fn lost(&mut self) {
-        self.samples.clear();
+        self.forget_samples();
         self.backoff = u32::from(self.is_queueing());
     }
 
     /// The peer was silent for [`RoundTrip::timeout`].
     pub(crate) fn timed_out(&mut self) {
         self.backoff += 1;
+        self.latest = None;
         self.samples.iter_mut().for_each(|sample| sample.blurred = true);
     }
 
@@ -182,6 +186,18 @@ mod tests {
             round_trip.sent(at(0), micros);
             round_trip.acknowledged(at(micros), micros);
             assert_eq!(round_trip.delay(), Duration::from_micros(delay));
+        }
+    }
+
+    #[test]
+    fn no_delay_is_known_after_a_loss_or_silence() {
+        for forget in [RoundTrip::timed_out, RoundTrip::lost, RoundTrip::forget_samples] {
+            let mut round_trip = measured(100);
+            round_trip.sent(at(1000), 2);
+            round_trip.acknowledged(at(6000), 2);
+            assert_eq!(round_trip.delay(), Duration::from_micros(4900));
+            forget(&mut round_trip);
+            assert_eq!(round_trip.delay(), Duration::ZERO);
         }
     }
 

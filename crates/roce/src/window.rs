@@ -15,6 +15,10 @@ use core::time::Duration;
 /// The smallest window after a reported loss, in packets.
 const MINIMUM: u32 = 4;
 
+/// The first window, in packets. A delay does not keep one from growing that is smaller: so few packets
+/// make no queue that matters, and the path itself may have become longer.
+const FIRST: u32 = 64;
+
 /// Ends slow start: packets wait so long that the link before them is full. Not shorter, as the
 /// acknowledgement may wait behind a burst of the other direction, too: 64 KiB take 5 ms at 100 Mbit/s.
 const SLOW_START_DELAY: Duration = Duration::from_millis(12);
@@ -41,7 +45,7 @@ impl Window {
     pub(crate) fn new(limit: u32) -> Self {
         // With none in flight nothing would ever move.
         let limit = limit.max(1);
-        Self { size: limit.min(64), limit, slow_start_threshold: limit, credit: 0, silences: 0 }
+        Self { size: limit.min(FIRST), limit, slow_start_threshold: limit, credit: 0, silences: 0 }
     }
 
     /// Packets that may be in flight.
@@ -58,9 +62,9 @@ impl Window {
     pub(crate) fn acknowledged(&mut self, packets: u32, delay: Duration) {
         self.silences = 0;
         if delay >= SLOW_START_DELAY {
-            self.slow_start_threshold = self.slow_start_threshold.min(self.size);
+            self.slow_start_threshold = self.slow_start_threshold.min(self.size.max(MINIMUM));
         }
-        if delay >= GROWTH_DELAY {
+        if delay >= GROWTH_DELAY && self.size >= FIRST {
             return;
         }
         if self.size < self.slow_start_threshold {
@@ -158,6 +162,20 @@ mod tests {
         // The queue is gone: other traffic made it.
         window.acknowledged(130, milliseconds(1));
         assert_eq!(window.size(), 131);
+    }
+
+    #[test]
+    fn a_small_window_grows_whatever_packets_wait() {
+        let mut window = Window::new(256);
+        window.collapse(100);
+        window.acknowledged(1, GROWTH_DELAY);
+        assert_eq!(window.size(), 2, "slow start goes on to the minimum");
+        window.acknowledged(2, GROWTH_DELAY);
+        assert_eq!(window.size(), MINIMUM);
+        for _ in 0..100 {
+            window.acknowledged(window.size(), GROWTH_DELAY);
+        }
+        assert_eq!(window.size(), FIRST, "a packet a round trip");
     }
 
     #[test]
