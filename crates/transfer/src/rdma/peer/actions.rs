@@ -60,8 +60,11 @@ impl Peer {
                 Output::Connect { rail, epoch } => {
                     self.in_background(move |peer| peer.connect(rail, epoch));
                 }
-                Output::Test { rail, .. } => {
-                    if let Some(connected) = &state.connections[usize::from(rail.0)] {
+                Output::Test { rail, epoch } => {
+                    let connected = state.connections[usize::from(rail.0)].as_mut();
+                    if let Some(connected) = connected.filter(|it| it.epoch == epoch) {
+                        // It takes a place of its queue, as slices do.
+                        connected.outstanding[0] += 1;
                         work.add_test(self.way(rail).local, &connected.connection, rail);
                     }
                 }

@@ -222,6 +222,7 @@ impl Peer {
         let mut stale = false;
         for completion in completions {
             if is_test(completion.id) {
+                state.returned(link);
                 match completion.status {
                     CompletionStatus::Success => {
                         state.silent_since = None;
@@ -347,14 +348,20 @@ impl State {
         }
     }
 
-    fn completed(&mut self, now: Instant, link: &Link, slice: SliceId, result: SliceResult) {
+    /// A queue pair has a place for one more work request, if it is of the connection that there is.
+    fn returned(&mut self, link: &Link) {
         if let Some(connected) = &mut self.connections[usize::from(link.rail.0)]
             && connected.epoch == link.epoch
-            // A number of a queue pair may have been used before.
-            && self.flow.user(slice).is_some()
         {
             let outstanding = &mut connected.outstanding[link.queue_pair];
             *outstanding = outstanding.saturating_sub(1);
+        }
+    }
+
+    fn completed(&mut self, now: Instant, link: &Link, slice: SliceId, result: SliceResult) {
+        // A number of a queue pair may have been used before.
+        if self.flow.user(slice).is_some() {
+            self.returned(link);
         }
         if result == SliceResult::Done {
             self.silent_since = None;
