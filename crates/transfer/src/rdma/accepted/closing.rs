@@ -1,12 +1,16 @@
 //! Telling peers that this engine closes, or has closed their connection: they need not find out by silence.
+//!
+//! Where an initiator answers is what it says itself, and anybody may connect. So only IP addresses are called:
+//! nobody can have this engine look up names.
 
+use std::net::IpAddr;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use millstream_metadata::{Frame, FrameType, HandShakeDesc, NicPath, Store};
+use millstream_metadata::{Frame, FrameType, HandShakeDesc, HostPort, NicPath, Store};
 
-use super::store::Evicted;
+use super::store::{Evicted, Sender};
 use crate::calls::Calls;
 
 /// How long telling all of them may take.
@@ -40,8 +44,7 @@ impl Notices {
     /// Tells the initiator of a connection, if it would understand. The connection is closed already.
     pub(super) fn evicted(&self, connection: &Evicted) {
         let Evicted { initiator, epoch, sender } = connection;
-        let path = sender.nic_path.parse::<NicPath>();
-        let Some(NicPath { server, .. }) = path.ok().filter(|_| sender.numbered) else { return };
+        let Some(server) = server_of(sender) else { return };
         if !self.may_tell(Instant::now()) {
             return;
         }
@@ -70,6 +73,13 @@ impl Notices {
         told.1 += 1;
         told.1 <= NOTICES_PER_SECOND
     }
+}
+
+/// Where a sender is told something, if it would understand: only where its host is an IP address.
+pub(super) fn server_of(sender: &Sender) -> Option<String> {
+    let path = sender.nic_path.parse::<NicPath>().ok().filter(|_| sender.numbered)?;
+    let HostPort { host, .. } = path.server.parse().ok()?;
+    host.parse::<IpAddr>().is_ok().then_some(path.server)
 }
 
 /// Tells the engines of these names, as far as that is quick, that the engine of this incarnation closes.

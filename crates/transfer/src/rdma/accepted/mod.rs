@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use millstream_metadata::{HandShakeDesc, NicPath};
+use millstream_metadata::HandShakeDesc;
 use millstream_transfer_core::Initiator;
 use millstream_verbs::{CreateError, ReceiveShare};
 
@@ -251,9 +251,8 @@ impl Accepted {
         self.changed.notify_all();
         self.settled.notify_all();
         open.iter().for_each(|(_, open)| open.connection.halt());
-        let numbered = open.iter().filter(|(sender, _)| sender.numbered);
-        let servers = numbered.filter_map(|(sender, _)| sender.nic_path.parse::<NicPath>().ok());
-        servers.map(|path| path.server).collect::<BTreeSet<_>>().into_iter().collect()
+        let servers = open.iter().filter_map(|(sender, _)| closing::server_of(sender));
+        servers.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// Waits until it is the turn of a request: until what is to be closed before is closed.

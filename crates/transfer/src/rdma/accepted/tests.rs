@@ -480,7 +480,13 @@ fn an_engine_that_stops_knows_whom_to_tell_and_accepts_nobody() {
     let nobody = HandShakeDesc { local_nic_path: "no path".to_owned(), ..by_rail(3, 0, 1) };
     accepted.accept(&ours, &nobody).unwrap();
     accepted.accept(&ours, &by_path("plain", 200)).unwrap();
-    assert_eq!(accepted.stop(), ["peer:1"]);
+    // Nor has a stranger a name looked up, here by `peer`.
+    for (rail, server) in [(1, "127.3.2.1:9"), (2, "[::1]:9")] {
+        let path = format!("{server}@nic");
+        let known = HandShakeDesc { local_nic_path: path, ..by_rail(4, rail, 1) };
+        accepted.accept(&ours, &known).unwrap();
+    }
+    assert_eq!(accepted.stop(), ["127.3.2.1:9", "[::1]:9"]);
     let refusal = accepted.accept(&ours, &by_rail(1, 0, 9)).unwrap_err().reason;
     assert!(refusal.contains("closes"), "{refusal}");
     accepted.fence(&fence(1, 0, 9)).unwrap_err();
