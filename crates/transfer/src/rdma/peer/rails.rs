@@ -107,12 +107,10 @@ impl Peer {
         let mut state = self.lock();
         let now = self.now();
         let found = state.flow.rails().get(usize::from(rail.0));
-        if found.is_some_and(|found| found.epoch() == epoch && found.is_up()) {
+        if found.is_some_and(|found| found.epoch() == epoch) {
             tracing::info!(peer = &*self.name, epoch, "the peer has closed a connection");
+            // Also while it connects: it may have been told before the answer to its request.
             state.flow.close_rail(now, rail, epoch);
-        } else if found.is_some() {
-            // It may have been told before the answer to its request.
-            state.flow.rail_down(now, rail, epoch);
         }
         self.act(now, state);
     }
