@@ -17,8 +17,9 @@ const POST_BATCH: usize = 256;
 /// Threads that work at once in most engines.
 const AT_ONCE: usize = 4;
 
-/// The identifier of tests: no slice has it, as there are fewer.
-const TEST: u64 = u64::MAX;
+/// The identifier of tests: no slice has it, as there are fewer, and it is none of a question
+/// (`accepted/liveness.rs`), as which a completion would be noted that comes after its link is gone.
+const TEST: u64 = (1 << 63) - 1;
 
 /// Whether a completion is of a test.
 pub(super) const fn is_test(completion: u64) -> bool {

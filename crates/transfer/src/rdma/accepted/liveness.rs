@@ -13,8 +13,8 @@ use millstream_verbs::{Completion, CompletionStatus, SendOperation, SendRequest}
 use super::super::connection::Connection;
 use super::Accepted;
 
-/// The identifiers of questions have this bit, and below it the number of the connection. Those of
-/// other requests have the number of an endpoint there, which is small.
+/// The identifiers of questions have this bit, and below it the number of the connection. Those of tests
+/// do not have it, and those of slices only when 2^31 others were in their place before.
 const QUESTION: u64 = 1 << 63;
 
 impl Accepted {
