@@ -30,10 +30,22 @@ pub(super) const fn is_test(completion: u64) -> bool {
 pub(super) struct Posting<'a> {
     /// Index of the device.
     pub(super) device: usize,
+    /// The number of the connection.
+    pub(super) epoch: u64,
     pub(super) connection: &'a Arc<Connection>,
     pub(super) queue_pair: usize,
     pub(super) post: &'a Post,
     pub(super) keys: Keys,
+}
+
+/// A slice or a test that a queue pair did not take.
+#[derive(Clone, Copy)]
+pub(super) struct NotPosted {
+    pub(super) rail: RailId,
+    /// The number of the connection.
+    pub(super) epoch: u64,
+    pub(super) slice: SliceId,
+    pub(super) error: PostError,
 }
 
 /// Work requests for one queue pair.
@@ -43,13 +55,15 @@ struct Bucket {
     connection: Option<Arc<Connection>>,
     queue_pair: usize,
     rail: RailId,
+    epoch: u64,
     requests: Vec<SendRequest>,
 }
 
 impl Bucket {
     fn new() -> Self {
         let requests = Vec::with_capacity(POST_BATCH);
-        Self { device: 0, connection: None, queue_pair: 0, rail: RailId(0), requests }
+        let rail = RailId(0);
+        Self { device: 0, connection: None, queue_pair: 0, rail, epoch: 0, requests }
     }
 }
 
@@ -82,7 +96,7 @@ pub(super) struct Work {
     /// The first so many are used.
     used: usize,
     pub(super) ended: Vec<(Arc<BatchShared>, usize, TaskEnd)>,
-    failed: Vec<((RailId, SliceId), PostError)>,
+    failed: Vec<NotPosted>,
 }
 
 impl Work {
@@ -98,7 +112,7 @@ impl Work {
     }
 
     pub(super) fn add(&mut self, posting: Posting<'_>) {
-        let Posting { device, connection, queue_pair, post, keys } = posting;
+        let Posting { device, epoch, connection, queue_pair, post, keys } = posting;
         let (remote_address, remote_key) = (post.first.remote, keys.remote);
         let operation = match post.opcode {
             Opcode::Read => SendOperation::Read { remote_address, remote_key },
@@ -106,22 +120,22 @@ impl Work {
         };
         let piece = Piece { key: keys.local, address: post.first.local, length: post.length };
         let request = SendRequest::new(post.slice.to_bits(), operation, [piece]);
-        self.put(device, connection, queue_pair, post.rail, request);
+        self.put((device, post.rail, epoch), connection, queue_pair, request);
     }
 
-    /// Adds a WRITE of no bytes. No memory is touched, so no key is needed (IBTA 9.7.4.1.4).
-    pub(super) fn add_test(&mut self, device: usize, connection: &Arc<Connection>, rail: RailId) {
+    /// Adds a WRITE of no bytes for a connection of this number. No memory is touched, so no key is needed (IBTA 9.7.4.1.4).
+    pub(super) fn add_test(&mut self, way: (usize, RailId, u64), connection: &Arc<Connection>) {
         let operation = SendOperation::Write { remote_address: 0, remote_key: 0, immediate: None };
         let nothing = Piece { key: 0, address: 0, length: 0 };
-        self.put(device, connection, 0, rail, SendRequest::new(TEST, operation, [nothing]));
+        self.put(way, connection, 0, SendRequest::new(TEST, operation, [nothing]));
     }
 
+    /// For a device, on the connection of a rail that has this number.
     fn put(
         &mut self,
-        device: usize,
+        (device, rail, epoch): (usize, RailId, u64),
         connection: &Arc<Connection>,
         queue_pair: usize,
-        rail: RailId,
         request: SendRequest,
     ) {
         let is_it = |bucket: &Bucket| {
@@ -135,7 +149,8 @@ impl Work {
             }
             let bucket = &mut self.buckets[self.used];
             bucket.connection = Some(Arc::clone(connection));
-            (bucket.device, bucket.queue_pair, bucket.rail) = (device, queue_pair, rail);
+            (bucket.device, bucket.queue_pair) = (device, queue_pair);
+            (bucket.rail, bucket.epoch) = (rail, epoch);
             self.used += 1;
             self.used - 1
         });
@@ -176,9 +191,10 @@ impl Work {
                 rest = others;
                 if let Err((posted, error)) = queue_pair.post_send(next) {
                     let left = next[posted..].iter().chain(others);
-                    let slice =
-                        |request: &SendRequest| (bucket.rail, SliceId::from_bits(request.id));
-                    self.failed.extend(left.map(|request| (slice(request), error)));
+                    let &Bucket { rail, epoch, .. } = bucket;
+                    let slice = |request: &SendRequest| SliceId::from_bits(request.id);
+                    let failed = |it| NotPosted { rail, epoch, slice: slice(it), error };
+                    self.failed.extend(left.map(failed));
                     break;
                 }
             }
@@ -194,7 +210,7 @@ impl Work {
     }
 
     /// What was not posted, and why.
-    pub(super) fn not_posted(&self) -> impl Iterator<Item = ((RailId, SliceId), PostError)> {
+    pub(super) fn not_posted(&self) -> impl Iterator<Item = NotPosted> {
         self.failed.iter().copied()
     }
 

@@ -40,8 +40,8 @@ impl Peer {
             work.post(&self.shared.devices);
             work.tell();
             state = self.lock();
-            for (posting, error) in work.not_posted() {
-                state.not_posted(now, posting, error);
+            for posting in work.not_posted() {
+                state.not_posted(now, posting);
             }
             let failed = work.has_failed();
             work.clear();
@@ -65,7 +65,8 @@ impl Peer {
                     if let Some(connected) = connected.filter(|it| it.epoch == epoch) {
                         // It takes a place of its queue, as slices do.
                         connected.outstanding[0] += 1;
-                        work.add_test(self.way(rail).local, &connected.connection, rail);
+                        let way = (self.way(rail).local, rail, epoch);
+                        work.add_test(way, &connected.connection);
                     }
                 }
                 Output::Abort { rail, epoch } => {
@@ -114,6 +115,7 @@ impl Peer {
         }
         work.add(Posting {
             device: way.local,
+            epoch: connected.epoch,
             connection: &connected.connection,
             queue_pair,
             post,

@@ -20,7 +20,7 @@ use millstream_transfer_core::{
     Borders, Classic, Flow, Instant, Piece, Rail, RailId, RailState, Ranges, Request, SliceId,
     SliceResult, TaskId,
 };
-use millstream_verbs::{Completion, CompletionStatus, PostError};
+use millstream_verbs::{Completion, CompletionStatus};
 
 use super::connection::{Connection, MAX_QUEUE_PAIRS};
 use super::device::LocalDevice;
@@ -30,7 +30,7 @@ use super::nics;
 use super::runs::Runs;
 use super::shared::Shared;
 use super::timer::Due;
-use super::work::is_test;
+use super::work::{NotPosted, is_test};
 use crate::batch::BatchShared;
 use crate::pieces::Shape;
 use crate::segment::OpenSegment;
@@ -374,11 +374,11 @@ impl State {
     }
 
     /// The queue pair did not take a request: it has failed meanwhile, or its device has.
-    fn not_posted(&mut self, now: Instant, posting: (RailId, SliceId), error: PostError) {
-        let (rail, slice) = posting;
+    fn not_posted(&mut self, now: Instant, posting: NotPosted) {
+        let NotPosted { rail, epoch, slice, error } = posting;
         self.last = Some((rail, FailureReason::Post(error)));
         if is_test(slice.to_bits()) {
-            let epoch = self.flow.rails()[usize::from(rail.0)].epoch();
+            // Another connection may be there meanwhile.
             return self.flow.rail_down(now, rail, epoch);
         }
         self.flow.completed(now, slice, SliceResult::Broken);
