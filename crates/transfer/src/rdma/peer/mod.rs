@@ -22,6 +22,7 @@ use millstream_transfer_core::{
 };
 use millstream_verbs::{Completion, CompletionStatus};
 
+use super::LEAST_REGION;
 use super::connection::{Connection, MAX_QUEUE_PAIRS};
 use super::device::LocalDevice;
 use super::links::Link;
@@ -422,11 +423,12 @@ impl fmt::Debug for Peer {
     }
 }
 
-/// Where a region of the peer ends and the next one begins.
+/// Where a region of the peer ends and the next one begins. Whatever its descriptor says, slices are not
+/// cut smaller than the regions that there are.
 fn peer_borders(buffer: &BufferDesc) -> Borders {
     buffer.part_of.map_or(Borders::NONE, |whole| Borders {
         first: whole.addr,
-        distance: whole.region_length.get(),
+        distance: whole.region_length.get().max(LEAST_REGION as u64),
     })
 }
 
@@ -452,4 +454,24 @@ fn is_permanent(status: CompletionStatus) -> bool {
             | CompletionStatus::RemoteInvalidRequest
             | CompletionStatus::RemoteAccess
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use std::num::NonZeroU64;
+
+    use millstream_metadata::WholeDesc;
+
+    use super::*;
+
+    #[test]
+    fn no_descriptor_has_slices_cut_small() {
+        for (told, expected) in [(1, 4096), (4095, 4096), (4096, 4096), (1 << 30, 1 << 30)] {
+            let region_length = NonZeroU64::new(told).unwrap();
+            let part_of = Some(WholeDesc { addr: 0x1000, region_length });
+            let buffer = BufferDesc { part_of, ..BufferDesc::default() };
+            let Borders { first, distance } = peer_borders(&buffer);
+            assert_eq!((first, distance), (0x1000, expected));
+        }
+    }
 }
