@@ -23,6 +23,9 @@ pub struct Config {
     pub connect_timeout: Duration,
     /// A rail on which something is in flight and nothing completes for so long has failed.
     pub silence: Duration,
+    /// How long a connection bears silence before it breaks by itself, if that is shorter than `silence`:
+    /// from then on a fence is waited for at a rail that was judged earlier.
+    pub connection_silence: Duration,
     /// While other rails of the flow complete, one that is measured has failed after 8 round trips of
     /// silence, or 4 times what it needs for what is in flight, but not before this.
     pub least_silence: Duration,
@@ -58,6 +61,7 @@ impl Default for Config {
             max_attempts: 10,
             connect_timeout: Duration::from_secs(1),
             silence: Duration::from_secs(3),
+            connection_silence: Duration::from_secs(3),
             least_silence: Duration::from_millis(100),
             fence_interval: Duration::from_millis(250),
             fence_timeout: Duration::from_secs(2),

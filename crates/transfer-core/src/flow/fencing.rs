@@ -211,7 +211,8 @@ impl<P: Policy> Flow<P> {
         let mut failed_at = now;
         if cause == Cause::Silence {
             // By then it would have failed without the others.
-            failed_at = now.max(rail.silent_since() + self.config.silence);
+            let silence = self.config.silence.min(self.config.connection_silence);
+            failed_at = now.max(rail.silent_since() + silence);
             rail.was_silent();
         }
         let give_up_at = failed_at + self.config.fence_timeout.max(self.config.patience);

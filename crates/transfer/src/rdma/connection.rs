@@ -15,12 +15,15 @@ use crate::FailureReason;
 /// uses: both sides must agree and do not tell each other.
 const READS: u8 = 16;
 
+/// The most retransmissions in a row that there may be.
+pub(super) const MAX_RETRIES: u8 = 7;
+
 /// Retransmissions in a row before a peer counts as gone: the most there is, or one less with devices of
 /// the system, as the kernel's soft-RoCE takes the most for "for ever" (`rxe_completer` in `rxe_comp.c`).
 const fn retry_count(provider: Provider) -> u8 {
     match provider {
-        Provider::Soft => 7,
-        Provider::Ibverbs => 6,
+        Provider::Soft => MAX_RETRIES,
+        Provider::Ibverbs => MAX_RETRIES - 1,
     }
 }
 

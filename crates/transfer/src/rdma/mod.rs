@@ -33,7 +33,7 @@ use millstream_transfer_core::{
 use millstream_verbs::{Access, Device, MemoryRegion, Provider};
 
 use self::accepted::{Accepted, AcceptedConfig, Notices, Refusal};
-use self::connection::MAX_QUEUE_PAIRS;
+use self::connection::{MAX_QUEUE_PAIRS, MAX_RETRIES};
 use self::device::LocalDevice;
 use self::peer::{Peer, Way};
 pub(crate) use self::shared::RdmaContext;
@@ -289,8 +289,8 @@ impl RdmaTransport {
         let defaults = millstream_transfer_core::Config::default();
         let Shared { devices, config, .. } = &*self.shared;
         let system = devices.iter().any(|it| it.device.provider() == Provider::Ibverbs);
-        // 4.096 us * 2^n (IBTA 9.7.6.1.3), of which there may be several.
-        let retry = Duration::from_nanos(4096 << config.acknowledge_timeout.min(31));
+        // Of which there may be several.
+        let retry = retry_time(config);
         match descriptor.incarnation {
             None => defaults.silence,
             Some(_) if system => (4 * retry).clamp(defaults.least_silence, defaults.silence),
@@ -315,6 +315,7 @@ impl RdmaTransport {
             max_attempts: u8::try_from(config.retry_count.saturating_add(1)).unwrap_or(u8::MAX),
             connect_timeout: call_timeout + CONNECT_MORE,
             least_silence: self.least_silence(descriptor),
+            connection_silence: retry_time(config) * (u32::from(MAX_RETRIES) + 1),
             // Long enough for one attempt to connect.
             patience: config.patience.max(call_timeout + CONNECT_MORE / 5),
             ..millstream_transfer_core::Config::default()
@@ -518,4 +519,9 @@ impl Guard for Regions {
         drop(mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner)));
         Ok(())
     }
+}
+
+/// After how long a queue pair sends again what was not acknowledged: 4.096 us * 2^n (IBTA 9.7.6.1.3).
+fn retry_time(config: &RdmaConfig) -> Duration {
+    Duration::from_nanos(4096 << config.acknowledge_timeout.min(31))
 }

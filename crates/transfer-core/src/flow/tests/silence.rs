@@ -195,8 +195,13 @@ fn a_rail_that_is_silent_again_has_twice_the_patience_until_it_completes_somethi
 /// The peer may be about to answer.
 #[test]
 fn the_fence_of_a_rail_that_was_judged_early_is_waited_for_from_when_silence_would_end_it() {
-    for (early, until) in [(true, 10 + 3000 + 4000), (false, 200 + 4000)] {
-        let mut bench = Bench::new();
+    let early = [(1500, 1500), (3000, 3000), (9000, 3000)];
+    let early = early.map(|(connection, until)| (true, connection, 10 + until + 4000));
+    for (early, connection, until) in early.into_iter().chain([(false, 3000, 200 + 4000)]) {
+        let connection_silence = Duration::from_millis(connection);
+        let config = Config { connection_silence, ..Config::default() };
+        let rails = [0, 1].map(|nic| spec(nic, Access::Connection));
+        let mut bench = Bench::with(config, &rails);
         bench.submit(write(1, 2 * SLICE));
         bench.connect_all();
         bench.pass(at(10));
