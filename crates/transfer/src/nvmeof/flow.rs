@@ -241,12 +241,17 @@ impl Flow {
         self.groups.count == 0
     }
 
+    /// Whether as much is under way as may be.
+    pub(super) fn is_full(&self, most: usize) -> bool {
+        self.parts.count >= most.min(MAX_PARTS) || self.bytes >= MAX_BYTES
+    }
+
     /// Begins the next part, if there is one and no more than `most` are under way.
     pub(super) fn begin(&mut self, most: usize) -> Option<Part> {
         if let Some(slot) = self.again.pop_front() {
             return self.named(slot);
         }
-        if self.parts.count >= most.min(MAX_PARTS) || self.bytes >= MAX_BYTES {
+        if self.is_full(most) {
             return None;
         }
         let (index, rest) = match self.current.take() {

@@ -250,7 +250,15 @@ impl Shared {
         if !self.queue.lock().flow.enter(part.id) {
             return Ok(false);
         }
-        let wanted = || self.queue.lock().flow.is_wanted(part.id);
+        let wanted = || {
+            let mut state = self.queue.lock();
+            let wanted = state.flow.is_wanted(part.id);
+            if !wanted {
+                // The rest may never find room: its task ends before.
+                state.flow.leave(part.id);
+            }
+            wanted
+        };
         let sent = send_write(stream, headers, part, wanted);
         self.queue.lock().flow.leave(part.id);
         sent
@@ -332,7 +340,7 @@ impl Shared {
     fn look_after(&self, receiving: &mut Receiving<'_>, now: Instant) -> Result<Duration, String> {
         let mut state = self.queue.lock();
         let overdue = state.flow.look_after(now, self.patience.io);
-        let is_stuck = state.flow.is_stuck(now, usize::MAX, self.patience.io);
+        let is_stuck = state.flow.is_stuck(now, self.patience.io);
         let next = state.flow.next_look(now);
         drop(state);
         // Before their tasks are told.

@@ -142,7 +142,8 @@ impl Shared {
                 state = self.queue.wait(state, timeout);
                 let (now, limit) = (Instant::now(), self.io_timeout);
                 let overdue = state.flow.look_after(now, limit);
-                let rest = state.flow.is_stuck(now, BUFFERS, limit).then(|| state.flow.take());
+                let rest = (state.flow.is_full(BUFFERS) && state.flow.is_stuck(now, limit))
+                    .then(|| state.flow.take());
                 drop(state);
                 overdue.tell();
                 if let Some(rest) = rest {

@@ -39,7 +39,8 @@ fn or_wait(stream: &TcpStream, sent: io::Result<usize>) -> io::Result<usize> {
 
 /// Sends a WRITE, behind what else is in `headers`; `false` when its memory is not registered any more
 /// and nothing was sent. If that is so later, the target is told that the WRITE does not count; and also if
-/// it is not `wanted` any more, which is asked while there is no room.
+/// it is not `wanted` any more, which is asked while there is no room. Its memory is not touched after that, even
+/// where the rest of the WRITE never finds room.
 pub(super) fn send_write(
     stream: &TcpStream,
     headers: &[u8],
@@ -82,7 +83,8 @@ pub(super) fn send_write(
             }
         };
         let is_full = |error: &io::Error| error.kind() == io::ErrorKind::WouldBlock;
-        if counts && left > 0 && result.as_ref().is_err_and(is_full) && !wanted() {
+        // What has been sent whole counts.
+        if result.as_ref().is_err_and(is_full) && !wanted() && left > 0 {
             counts = false;
         }
         sent += or_wait(stream, result)?;

@@ -103,6 +103,17 @@ fn hanging(
     deadline: Option<Duration>,
     cancel_after: Option<&Receiver<()>>,
 ) -> (Vec<TransferStatus>, Duration) {
+    hanging_at([Opcode::Write, Opcode::Read], name, config, deadline, cancel_after)
+}
+
+/// The same, by turns, of these. If all are WRITEs, they are more than the buffers of sockets hold.
+fn hanging_at(
+    opcodes: [Opcode; 2],
+    name: &str,
+    config: NvmeofConfig,
+    deadline: Option<Duration>,
+    cancel_after: Option<&Receiver<()>>,
+) -> (Vec<TransferStatus>, Duration) {
     let initiator = engine(config);
     let segment = initiator.open_segment(name).unwrap();
     let local = private(&initiator, 1 << 20);
@@ -111,7 +122,7 @@ fn hanging(
     let start = Instant::now();
     let deadline = deadline.map(|time| start + time);
     let options = SubmitOptions { deadline, ..SubmitOptions::default() };
-    let requests = [all(Opcode::Write), all(Opcode::Read)].repeat(10);
+    let requests = opcodes.map(all).repeat(10);
     initiator.submit_with(&batch, &requests, &options).unwrap();
     if let Some(begun) = cancel_after {
         begun.recv_timeout(LONG).unwrap();
@@ -145,20 +156,41 @@ fn deadlines_are_kept_though_a_disk_hangs() {
     assert!(!statuses[18].target_undefined, "it never began");
 }
 
-/// The thread that sends waits for room all the time.
-#[test]
-fn deadlines_are_kept_though_nothing_is_read() {
+/// Says hello to whoever comes, and reads nothing: the thread that sends waits for room all the time.
+fn that_reads_nothing() -> (Server, String, NvmeofConfig, Receiver<TcpStream>) {
     let (streams, kept) = channel();
-    let (_server, name) = fake_target(move |mut stream| {
+    let (server, name) = fake_target(move |mut stream| {
         stream.write_all(HELLO).unwrap();
         let _ = streams.send(stream);
     });
-    let config = NvmeofConfig { silence: LONG, ..NvmeofConfig::default() };
-    let (statuses, took) = hanging(&name, config, Some(Duration::from_millis(300)), None);
-    assert!(took < Duration::from_secs(6), "{took:?}");
-    assert!(statuses.iter().all(|status| status.state == TransferState::Timeout), "{statuses:?}");
-    assert!(only_writes_are_undefined(&statuses), "{statuses:?}");
-    drop(kept);
+    (server, name, NvmeofConfig { silence: LONG, ..NvmeofConfig::default() }, kept)
+}
+
+#[test]
+fn deadlines_are_kept_though_nothing_is_read() {
+    let (_server, name, config, _kept) = that_reads_nothing();
+    for opcodes in [[Opcode::Write, Opcode::Read], [Opcode::Write; 2]] {
+        let deadline = Some(Duration::from_millis(300));
+        let (statuses, took) = hanging_at(opcodes, &name, config.clone(), deadline, None);
+        assert!(took < Duration::from_secs(6), "{took:?}");
+        let late = statuses.iter().all(|status| status.state == TransferState::Timeout);
+        assert!(late, "{statuses:?}");
+        let writes = opcodes == [Opcode::Write; 2] || only_writes_are_undefined(&statuses);
+        assert!(writes && statuses[0].target_undefined, "{statuses:?}");
+    }
+}
+
+#[test]
+fn a_target_that_reads_nothing_is_given_up_some_time() {
+    let (_server, name, config, _kept) = that_reads_nothing();
+    let config = NvmeofConfig { io_timeout: Duration::from_millis(300), ..config };
+    let (statuses, took) = hanging_at([Opcode::Write; 2], &name, config, None, None);
+    assert!(took < Duration::from_secs(10), "{took:?}");
+    for status in &statuses {
+        let text = status.error.as_ref().unwrap().to_string();
+        assert!(text.contains("its device has not answered for 300ms"), "{text}");
+    }
+    assert!(statuses[0].target_undefined, "{statuses:?}");
 }
 
 #[test]

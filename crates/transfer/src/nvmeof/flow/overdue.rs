@@ -7,7 +7,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-use super::{EndedGroup, Entry, Flow, MAX_BYTES, MAX_PARTS, Part};
+use super::{EndedGroup, Entry, Flow, Part};
 use crate::{Opcode, TransferState};
 
 /// For how long a WRITE that is not wanted any more is waited for.
@@ -95,6 +95,10 @@ impl Flow {
         let hung = parts.any(|part| now.saturating_duration_since(part.begun) >= limit);
         let mut parts = self.parts.slots.iter_mut().flatten().filter(own);
         if parts.any(|part| part.in_use) {
+            if hung {
+                // So whoever is at its memory leaves.
+                group.failed.get_or_insert(super::Outcome::Hung(limit));
+            }
             return;
         }
         let waited = group.unwanted.map(|since| now.saturating_duration_since(since));
@@ -120,11 +124,11 @@ impl Flow {
         }
     }
 
-    /// Whether nothing can begin, since all that fills the window was given up, some of it long ago.
-    pub(in super::super) fn is_stuck(&self, now: Instant, most: usize, limit: Duration) -> bool {
-        let full = self.parts.count >= most.min(MAX_PARTS) || self.bytes >= MAX_BYTES;
+    /// Whether all that is under way was given up, some of it long ago: nothing else can be on its way, be it
+    /// that it fills the window, or that the rest of a WRITE finds no room.
+    pub(in super::super) fn is_stuck(&self, now: Instant, limit: Duration) -> bool {
         let mut parts = self.parts.slots.iter().flatten();
-        full && parts.clone().all(|part| part.given_up)
+        parts.clone().all(|part| part.given_up)
             && parts.any(|part| now.saturating_duration_since(part.begun) >= limit)
     }
 
@@ -152,6 +156,10 @@ impl Flow {
     pub(in super::super) fn is_wanted(&mut self, id: u64) -> bool {
         let Some(part) = self.part(id) else { return false };
         let (given_up, group) = (part.given_up, part.group);
-        !given_up && self.groups.at(group).is_some_and(|group| !group.handle().ends_early())
+        !given_up
+            && self
+                .groups
+                .at(group)
+                .is_some_and(|group| group.failed.is_none() && !group.handle().ends_early())
     }
 }
