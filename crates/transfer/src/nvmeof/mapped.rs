@@ -106,9 +106,9 @@ impl Mapped {
         self.shared.queue.submit(entry, "mapped files", move || shared.work());
     }
 
-    /// Whether it has nothing to do.
+    /// Whether it has nothing to do, and nothing is at the disk that was given up: `stop` waits for that.
     pub(super) fn is_at_rest(&self) -> bool {
-        self.shared.queue.is_at_rest()
+        self.shared.queue.lock().own.under_way == 0 && self.shared.queue.is_at_rest()
     }
 
     /// Ends it. What has begun ends, and the rest fails.
