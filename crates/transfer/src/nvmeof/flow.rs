@@ -367,6 +367,15 @@ impl Flow {
         self.bytes = 0;
     }
 
+    /// Takes what waits, where all that is under way was given up: that stays, and fills the window.
+    pub(super) fn take_waiting(&mut self) -> Rest {
+        self.current = None;
+        self.earliest = None;
+        let groups = std::mem::take(&mut self.groups);
+        let queue = std::mem::take(&mut self.queue);
+        Rest { queue, groups: groups.slots.into_iter().flatten().collect() }
+    }
+
     /// Takes all that there is.
     pub(super) fn take(&mut self) -> Rest {
         let all = std::mem::take(self);
@@ -377,10 +386,17 @@ impl Flow {
 }
 
 impl Rest {
+    /// Lets the next submissions ask for the descriptors again.
+    pub(super) fn mark_stale(&self) {
+        let of_groups = self.groups.iter().map(|group| &group.ends);
+        for ends in of_groups.chain(self.queue.iter().map(|entry| &entry.ends)) {
+            ends.segment.mark_stale();
+        }
+    }
+
     /// None of it is done any more.
     pub(super) fn fail(self, reason: &FailureReason) {
         for group in self.groups {
-            group.ends.segment.mark_stale();
             if group.opcode == Opcode::Write {
                 group.handle().target_is_undefined();
             }
@@ -394,7 +410,6 @@ impl Rest {
             group.fail(&reason);
         }
         for entry in self.queue {
-            entry.ends.segment.mark_stale();
             entry.fail(reason);
         }
     }

@@ -105,6 +105,7 @@ impl Shared {
 
     fn fail_for(&self, reason: &FailureReason) {
         let rest = self.queue.lock().flow.take();
+        rest.mark_stale();
         rest.fail(reason);
     }
 

@@ -142,8 +142,10 @@ impl Shared {
                 state = self.queue.wait(state, timeout);
                 let (now, limit) = (Instant::now(), self.io_timeout);
                 let overdue = state.flow.look_after(now, limit);
-                let rest = (state.flow.is_full(BUFFERS) && state.flow.is_stuck(now, limit))
-                    .then(|| state.flow.take());
+                let is_stuck = state.flow.is_full(BUFFERS) && state.flow.is_stuck(now, limit);
+                // What is at the disk goes on to count. The segment is as it was: with its files opened anew
+                // there would be more at the disk.
+                let rest = is_stuck.then(|| state.flow.take_waiting());
                 drop(state);
                 overdue.tell();
                 if let Some(rest) = rest {
