@@ -107,10 +107,6 @@ impl<'a> Reader<'a> {
         let wrong = |error| io::Error::new(io::ErrorKind::InvalidData, error);
         while let Some(event) = self.decoder.next(&mut input).map_err(wrong)? {
             match event {
-                Event::Header(_) if std::mem::take(&mut self.idle) => self.accepted.heard(),
-                _ => {}
-            }
-            match event {
                 Event::Hello => self.deadline = None,
                 Event::Header(request) if request.opcode == Opcode::Read => {
                     self.begin_read(request);
@@ -136,9 +132,17 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn begin_read(&self, request: Request) {
+    /// It has a key, and with that a place of its own. Strangers have none.
+    fn heard(&mut self) {
+        if std::mem::take(&mut self.idle) {
+            self.accepted.heard();
+        }
+    }
+
+    fn begin_read(&mut self, request: Request) {
         match self.files.find(&request) {
             Ok(file) => {
+                self.heard();
                 if let Some(buffer) = self.connection.buffer(request.length) {
                     self.begin(&file, request, buffer);
                 }
@@ -149,6 +153,9 @@ impl<'a> Reader<'a> {
 
     fn begin_write(&mut self, request: Request) {
         let file = self.files.find(&request);
+        if file.is_ok() {
+            self.heard();
+        }
         let buffer = match &file {
             // Without one the connection is at its end, and the data is dropped.
             Ok(_) => self.connection.buffer(request.length),

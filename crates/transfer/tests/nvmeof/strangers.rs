@@ -79,6 +79,24 @@ fn strangers_that_are_slow_keep_nobody_out() {
     drop(strangers);
 }
 
+/// Though they ask for something.
+#[test]
+fn strangers_without_a_key_keep_nobody_out() {
+    let (_folder, _target, name, place) = target_with(2);
+    // WRITEs to an unknown file. Their data does not come.
+    let write = [&b"MSFILES\n\x01\0\0\0"[..], &[1, 0, 0, 0, 0, 0, 1], &[0; 33]].concat();
+    let strangers = [(); 2].map(|()| {
+        let mut stream = TcpStream::connect(place).unwrap();
+        stream.write_all(&write).unwrap();
+        stream.read_exact(&mut [0; 12]).unwrap();
+        stream
+    });
+    let start = Instant::now();
+    assert_eq!(read_all(&name), Ok(4096));
+    assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
+    drop(strangers);
+}
+
 /// So an initiator knows that what it asks for meanwhile was not begun.
 #[test]
 fn who_makes_room_is_told_that_its_connection_is_closed() {
