@@ -179,6 +179,11 @@ impl Entry {
     pub(super) fn fail(&self, reason: &FailureReason) {
         for index in self.next..self.end {
             let task = TaskHandle { batch: Arc::clone(&self.batch), index };
+            if task.is_late() {
+                // Nobody looked while there was no connection.
+                task.end_rest(TransferState::Timeout);
+                continue;
+            }
             let whole = task.whole();
             let place = self.ends.place(whole.target, whole.length);
             task.fail_rest(&self.ends.error(reason, &place));
