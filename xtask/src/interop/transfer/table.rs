@@ -45,8 +45,15 @@ const NOT_RUN: &[NotRun] = &[
     },
     NotRun {
         why: "a role of processes that other tests start: by itself it tests nothing",
-        tests: &["initiators::a_node", "initiators::an_initiator", "killed::a_node", "shm::a_role"],
+        tests: &[
+            "initiators::a_node",
+            "initiators::an_initiator",
+            "killed::a_node",
+            "many_killed::peers",
+            "shm::a_role",
+        ],
     },
+    NotRun { why: "the guest has no GPU", tests: &["cuda"] },
     NotRun {
         why: "the relay between the two ends passes what soft devices send, by addresses of its own",
         tests: &["late"],
@@ -61,7 +68,10 @@ const NOT_RUN: &[NotRun] = &[
     },
     NotRun {
         why: "the kernel goes on answering for the device of a process that is stopped: nothing is silent",
-        tests: &["killed::what_a_silent_process_was_sent_is_undefined_and_it_is_found_again"],
+        tests: &[
+            "killed::what_a_silent_process_was_sent_is_undefined_and_it_is_found_again",
+            "many_killed::peers_that_are_stopped_at_once_hold_up_nobody",
+        ],
     },
     NotRun {
         why: "pages stay pinned while they are registered: taking them away hinders no device",
