@@ -71,7 +71,7 @@ pub(crate) struct Arguments {
         long,
         conflicts_with_all = [
             "protocol", "require", "segment", "op", "block_size", "batch_size", "threads",
-            "working_set", "baseline", "bind",
+            "working_set", "baseline", "bind", "memory", "node_memory",
         ]
     )]
     figures: bool,
