@@ -269,6 +269,53 @@ fn exchange_a_little(engine: &TransferEngine, peer: &TransferEngine) {
     assert!(other.read(1000) == pattern(1000, 4));
 }
 
+/// In the mode that refuses most, on all threads: neither disturbs the other. The first transfers open what
+/// copies are made through.
+#[test]
+fn transfers_run_while_the_application_captures_a_graph() {
+    if !has_gpu() {
+        return;
+    }
+    const LENGTH: usize = 3 << 20;
+    let retain: unsafe extern "C" fn(*mut *mut c_void, c_int) -> c_int =
+        function(c"cuDevicePrimaryCtxRetain");
+    let set: unsafe extern "C" fn(*mut c_void) -> c_int = function(c"cuCtxSetCurrent");
+    let create: unsafe extern "C" fn(*mut *mut c_void, c_uint) -> c_int =
+        function(c"cuStreamCreate");
+    let begin: unsafe extern "C" fn(*mut c_void, c_int) -> c_int =
+        function(c"cuStreamBeginCapture_v2");
+    let end: unsafe extern "C" fn(*mut c_void, *mut *mut c_void) -> c_int =
+        function(c"cuStreamEndCapture");
+    let (own, peer) = (engine(1), engine(1));
+    let (here, there) = (Memory::new(&own, true, LENGTH), Memory::new(&peer, true, LENGTH));
+    let near = Memory::new(&own, false, LENGTH);
+    here.write(&pattern(LENGTH, 6));
+    let (far, itself) =
+        (own.open_segment(peer.name()).unwrap(), own.open_segment(own.name()).unwrap());
+    let (mut context, mut stream, mut graph) = (ptr::null_mut(), ptr::null_mut(), ptr::null_mut());
+    // SAFETY: as `cuda.h` declares them; the pointers are to what lives. The test leaves what it creates.
+    unsafe {
+        assert_eq!(retain(&raw mut context, 0), 0);
+        assert_eq!(set(context), 0);
+        assert_eq!(create(&raw mut stream, 1), 0);
+        assert_eq!(begin(stream, 0), 0);
+    }
+    let transfer = || {
+        for (segment, memory) in [(&far, &there), (&itself, &near)] {
+            let request = one(Opcode::Write, (&here, 0), segment, (memory, 0), LENGTH);
+            own.submit_and_wait(&[request], LONG).map_err(|error| error.to_string())?;
+        }
+        Ok::<_, String>(())
+    };
+    let elsewhere = thread::scope(|scope| scope.spawn(transfer).join().unwrap());
+    let captures = transfer();
+    // SAFETY: as above.
+    let ended = unsafe { end(stream, &raw mut graph) };
+    assert_eq!((elsewhere, captures, ended), (Ok(()), Ok(()), 0));
+    assert!(there.read(LENGTH) == pattern(LENGTH, 6));
+    assert!(near.read(LENGTH) == pattern(LENGTH, 6));
+}
+
 #[test]
 fn memory_that_was_freed_fails_its_own_requests() {
     if !has_gpu() {

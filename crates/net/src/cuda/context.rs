@@ -6,6 +6,7 @@ use std::ptr;
 use std::sync::Arc;
 
 use super::CudaError;
+use super::capture::Relaxed;
 use super::driver::Driver;
 use super::ffi::{Context, Functions, Status};
 
@@ -27,6 +28,7 @@ unsafe impl Sync for Retained {}
 impl Primary {
     pub(super) fn retain(driver: &'static Driver, ordinal: u32) -> Result<Self, CudaError> {
         let device = driver.device(ordinal)?;
+        let _relaxed = Relaxed::begin(&driver.functions);
         let mut context = ptr::null_mut();
         driver.call("cuDevicePrimaryCtxRetain", |f| {
             // SAFETY: the pointer is to one that lives; `Retained` releases it.
@@ -42,6 +44,7 @@ impl Primary {
         function: impl FnOnce(&Functions) -> Status,
     ) -> Result<(), CudaError> {
         let Retained { driver, context, .. } = *self.0;
+        let _relaxed = Relaxed::begin(&driver.functions);
         // SAFETY: the context is retained as long as `self` lives.
         driver.call("cuCtxPushCurrent", |f| unsafe { (f.push_context)(context) })?;
         let result = driver.call(call, function);
@@ -61,6 +64,7 @@ impl fmt::Debug for Primary {
 
 impl Drop for Retained {
     fn drop(&mut self) {
+        let _relaxed = Relaxed::begin(&self.driver.functions);
         // SAFETY: it was retained once, by this value, and nothing is done in it any more. A process that
         // ends may have lost its driver: then there is nothing to release.
         let _ = self

@@ -39,11 +39,18 @@ pub(super) const PORTABLE: c_uint = 1;
 /// `CU_STREAM_NON_BLOCKING`: does not wait for the default stream, nor that for it.
 pub(super) const NON_BLOCKING: c_uint = 1;
 
+/// `CU_STREAM_CAPTURE_MODE_RELAXED`.
+pub(super) const CAPTURE_RELAXED: c_int = 2;
+
+type ExchangeCaptureMode = unsafe extern "C" fn(*mut c_int) -> Status;
+
 /// The functions.
 macro_rules! functions {
     ($($name:ident as $symbol:literal ($($argument:ty),*);)*) => {
         pub(super) struct Functions {
             $(pub(super) $name: unsafe extern "C" fn($($argument),*) -> Status,)*
+            /// `cuThreadExchangeStreamCaptureMode`, since CUDA 10.1.
+            pub(super) exchange_capture_mode: Option<ExchangeCaptureMode>,
         }
 
         impl Functions {
@@ -55,6 +62,11 @@ macro_rules! functions {
                         let found = unsafe { library.get($symbol.as_bytes()) };
                         *found.map_err(|_| CudaError::Symbol($symbol))?
                     },)*
+                    exchange_capture_mode: {
+                        // SAFETY: as above.
+                        let found = unsafe { library.get(b"cuThreadExchangeStreamCaptureMode") };
+                        found.ok().map(|found| *found)
+                    },
                 };
                 // It has threads and handlers of its own, which an unloading would pull the ground from.
                 std::mem::forget(library);

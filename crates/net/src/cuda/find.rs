@@ -3,6 +3,7 @@
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::sync::Arc;
 
+use super::capture::Relaxed;
 use super::driver::Driver;
 use super::{CudaError, FindError, Gpu, ffi};
 
@@ -10,6 +11,7 @@ use super::{CudaError, FindError, Gpu, ffi};
 /// since the processor can access them, and so is all memory of a process that has not loaded the driver.
 pub fn find(address: u64, length: u64) -> Result<Option<Arc<Gpu>>, FindError> {
     let Some(driver) = Driver::loaded() else { return Ok(None) };
+    let _relaxed = Relaxed::begin(&driver.functions);
     let Some(first) = driver.attributes(address)? else { return Ok(None) };
     if first.memory == ffi::ARRAY {
         return Err(FindError::Array);

@@ -14,6 +14,7 @@
 //! when the caller has synchronised with it, and not before.
 
 mod allocation;
+mod capture;
 mod context;
 mod copy;
 mod driver;
