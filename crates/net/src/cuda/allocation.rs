@@ -20,13 +20,15 @@ impl Allocation {
     /// Allocates on the GPU with this number, as [`open`] does.
     pub fn new(ordinal: u32, length: usize) -> Result<Self, CudaError> {
         let gpu = open(ordinal)?;
-        let primary = Primary::retain(Driver::load()?, ordinal)?;
+        let driver = Driver::load()?;
+        let primary = Primary::retain(driver, ordinal)?;
         let mut address = 0;
         primary.call("cuMemAlloc", |f| {
             // SAFETY: the pointer is to a number that lives; `Allocation` frees the memory.
             unsafe { (f.allocate)(&raw mut address, length) }
         })?;
         let allocation = Self { address, length, primary, gpu };
+        driver.synchronous(address);
         // SAFETY: the memory has just been allocated, with this length.
         allocation.primary.call("cuMemsetD8", |f| unsafe { (f.fill)(address, 0, length) })?;
         allocation.settle()?;

@@ -38,14 +38,7 @@ pub fn find(address: u64, length: u64) -> Result<Option<Arc<Gpu>>, FindError> {
         return Err(outside);
     }
     let gpu = driver.gpu(ordinal)?;
-    // Calls of the driver that are said to be done when they return are so, then, for this memory: for small
-    // copies from memory of the host they are not. What cannot be set so, as memory that was mapped
-    // by hand, is left as it is.
-    let yes: c_uint = 1;
-    // SAFETY: the attribute is a flag, and the address one of an allocation.
-    let _ = driver.call("cuPointerSetAttribute", |f| unsafe {
-        (f.set_pointer_attribute)((&raw const yes).cast(), ffi::SYNC_MEMOPS, address)
-    });
+    driver.synchronous(address);
     Ok(Some(gpu))
 }
 
@@ -81,6 +74,20 @@ struct Attributes {
 }
 
 impl Driver {
+    /// Calls of the driver that are said to be done when they return are so from here on for the allocation
+    /// at this address: for small copies from memory of the host they are not otherwise. What cannot be set
+    /// so, as memory that was mapped by hand, is left as it is.
+    pub(super) fn synchronous(&self, address: u64) {
+        let yes: c_uint = 1;
+        let set = self.call("cuPointerSetAttribute", |f| {
+            // SAFETY: the attribute is a flag, and the address one of an allocation.
+            unsafe { (f.set_pointer_attribute)((&raw const yes).cast(), ffi::SYNC_MEMOPS, address) }
+        });
+        if let Err(error) = set {
+            tracing::debug!(%error, address, "copies to memory of a GPU may be under way when they are said to be done");
+        }
+    }
+
     /// `None` when the driver does not know the address, or nobody has initialised it: then there is no
     /// memory of GPUs.
     fn attributes(&self, address: u64) -> Result<Option<Attributes>, CudaError> {
