@@ -47,10 +47,19 @@ impl Pretended {
 
     /// Allocates zeros; their address.
     pub fn allocate(&self, length: usize) -> u64 {
+        // A gap between them.
+        self.allocate_behind(4096, length)
+    }
+
+    /// Allocates zeros right behind the last allocation, as another one: no copy touches both.
+    pub fn allocate_adjacent(&self, length: usize) -> u64 {
+        self.allocate_behind(0, length)
+    }
+
+    fn allocate_behind(&self, gap: u64, length: usize) -> u64 {
         let mut state = self.lock();
         let last = state.allocations.last_key_value();
-        // A gap between them.
-        let address = last.map_or(FIRST, |(address, bytes)| address + bytes.len() as u64 + 4096);
+        let address = last.map_or(FIRST, |(address, bytes)| address + bytes.len() as u64 + gap);
         state.allocations.insert(address, vec![0; length]);
         address
     }

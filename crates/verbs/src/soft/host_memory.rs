@@ -135,7 +135,7 @@ impl Memory for HostMemory {
         if let Some(gpu) = region.backing.gpu {
             // SAFETY: `check` found the range inside a registered region of this GPU. The endpoint flushes
             // before it rests, and regions are deregistered when it does.
-            return unsafe { self.staging.write(gpu, address, payload) };
+            return unsafe { self.staging.write(gpu, key, address, payload) };
         }
         // SAFETY: `check` found the whole range inside a registered region that grants writing;
         // `register`'s caller promised that such bytes are mapped and writable. `payload` lies in

@@ -1,6 +1,6 @@
 //! Memory of GPUs, as an endpoint writes it and sends from it: through pinned memory of the host.
 //!
-//! What arrives is collected as long as it is for neighbouring bytes, and copied by one call of the driver:
+//! What arrives is collected as long as it is for neighbouring bytes of a region, and copied by one call of the driver:
 //! before anybody is told that it is there ([`millstream_roce::Memory::flush`]). What is sent is copied
 //! ahead of the packet that is made, as far as its request goes and the window reaches. It is kept until the round is sent:
 //! whoever posts later has what is in memory then.
@@ -80,6 +80,8 @@ pub(super) struct Staging {
 #[derive(Clone, Copy, Debug)]
 struct Collected {
     gpu: usize,
+    /// The region: the driver copies to one allocation at a time, and two may be neighbours.
+    key: u32,
     address: u64,
     length: usize,
 }
@@ -101,23 +103,25 @@ impl Staging {
     }
 
     /// # Safety
-    /// The target must be registered memory of the GPU with this index, and stay so until the next flush.
+    /// The target must be memory of the GPU with this index, registered with this key, and stay so until the next flush.
     pub(super) unsafe fn write(
         &mut self,
         gpu: usize,
+        key: u32,
         mut address: u64,
         payload: &[u8],
     ) -> Result<(), AccessDenied> {
         for payload in payload.chunks(COLLECTED) {
             let neighbour = |collected: &Collected| {
-                collected.gpu == gpu
+                (collected.gpu, collected.key) == (gpu, key)
                     && collected.address + collected.length as u64 == address
                     && collected.length + payload.len() <= COLLECTED
             };
             if !self.collected.as_ref().is_some_and(neighbour) {
                 self.copy()?;
             }
-            let collected = self.collected.get_or_insert(Collected { gpu, address, length: 0 });
+            let collected =
+                self.collected.get_or_insert(Collected { gpu, key, address, length: 0 });
             let to = self.gpus[gpu].incoming.buffer().wrapping_add(collected.length);
             // SAFETY: there is room for it, and nothing is under way there: each copy is waited for.
             // Nobody else has the lane, so that it does not overlap with the payload.
@@ -130,7 +134,9 @@ impl Staging {
 
     /// Copies what was collected. What cannot be copied is lost, of which `flush` tells.
     fn copy(&mut self) -> Result<(), AccessDenied> {
-        let Some(Collected { gpu, address, length }) = self.collected.take() else { return Ok(()) };
+        let Some(Collected { gpu, address, length, .. }) = self.collected.take() else {
+            return Ok(());
+        };
         let lane = &mut self.gpus[gpu].incoming;
         // SAFETY: `write` was promised that it is registered memory until it is flushed, which is now. The
         // buffer is not changed before it was waited for.

@@ -23,7 +23,7 @@ fn bench() -> Bench {
 impl Bench {
     fn write(&mut self, offset: u64, payload: &[u8]) -> Result<(), AccessDenied> {
         // SAFETY: it is memory of a GPU that is not there.
-        unsafe { self.staging.write(0, self.address + offset, payload) }
+        unsafe { self.staging.write(0, 1, self.address + offset, payload) }
     }
 
     fn stage(&mut self, offset: u64, length: u32, following: u64) -> Result<(), AccessDenied> {
@@ -70,6 +70,22 @@ fn what_is_no_neighbour_comes_after_what_was_before() {
     let expected = [[4; 100], [3; 100]].concat();
     assert_eq!(found[..150], expected[..150]);
     assert_eq!(found[150..], [2; 50]);
+}
+
+/// The driver refuses a copy that begins in one allocation and ends in the next.
+#[test]
+fn neighbours_of_two_allocations_are_two_copies() {
+    let mut bench = bench();
+    let (end, next) = (LENGTH as u64, bench.pretended.allocate_adjacent(4096));
+    assert_eq!(next, bench.address + end);
+    bench.write(end - 100, &[1; 100]).unwrap();
+    // SAFETY: it is memory of a GPU that is not there.
+    unsafe { bench.staging.write(0, 2, next, &[2; 100]) }.unwrap();
+    bench.staging.flush().unwrap();
+    let copied = bench.pretended.copied();
+    assert_eq!(copied, [Copied::In(next - 100, 100), Copied::In(next, 100)]);
+    assert_eq!(bench.pretended.read(next - 100, 100), [1; 100]);
+    assert_eq!(bench.pretended.read(next, 101)[..], [&[2; 100][..], &[0]].concat());
 }
 
 #[test]
