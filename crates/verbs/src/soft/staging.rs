@@ -174,7 +174,9 @@ impl Staging {
         if gpu.find(address, needed).is_some() {
             return Ok(());
         }
-        let room = (AHEAD - gpu.ahead).min(AHEAD_AT_ONCE);
+        // The round sends no more packets like this one, and what it does not send is copied again.
+        let sent = needed.saturating_mul(MAX_ROUND_DATAGRAMS - 1);
+        let room = (AHEAD - gpu.ahead).min(AHEAD_AT_ONCE).min(sent);
         let ahead = usize::try_from(following).unwrap_or(usize::MAX).min(room);
         let (offset, length) = (gpu.used, needed + ahead);
         if offset + length > gpu.outgoing.length() {

@@ -145,6 +145,18 @@ fn a_request_is_copied_ahead_once_in_a_round() {
     assert_eq!(bench.bytes(3, 10).unwrap(), [0xee; 10]);
 }
 
+/// Of a request that goes on for long, what follows in this round is copied, and no more.
+#[test]
+fn no_more_is_copied_ahead_than_a_round_sends() {
+    for mtu in [256, 1024, 4096] {
+        let mut bench = bench();
+        bench.stage(0, mtu, LENGTH as u64 - u64::from(mtu)).unwrap();
+        let round = MAX_ROUND_DATAGRAMS * mtu as usize;
+        let length = round.min(AHEAD_AT_ONCE + mtu as usize);
+        assert_eq!(bench.pretended.copied(), [Copied::Out(bench.address, length)]);
+    }
+}
+
 /// However many requests have bytes ahead, all packets of a round find room.
 #[test]
 fn there_is_room_for_all_packets_of_a_round() {
