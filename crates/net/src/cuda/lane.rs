@@ -6,7 +6,8 @@ use super::context::Primary;
 use super::ffi::{self, Stream};
 use super::{Backend, CudaError, Lane};
 
-impl Backend for Primary {
+// SAFETY: the driver pins so many bytes, or fails.
+unsafe impl Backend for Primary {
     fn open_lane(&self, length: usize) -> Result<Box<dyn Lane>, CudaError> {
         let pinned = Pinned::allocate(self, length)?;
         let mut stream = ptr::null_mut();
@@ -68,7 +69,9 @@ impl DriverLane {
     }
 }
 
-impl Lane for DriverLane {
+// SAFETY: the memory is pinned as long as `Pinned` lives, and nobody else's. `wait` waits for its stream, on which all
+// copies are; when that fails, the context is lost, and with it what was under way.
+unsafe impl Lane for DriverLane {
     fn buffer(&self) -> *mut u8 {
         self.pinned.pointer
     }

@@ -96,13 +96,21 @@ pub enum FindError {
 }
 
 /// What a GPU is behind: the driver, or what takes its place in tests.
-pub trait Backend: fmt::Debug + Send + Sync {
+///
+/// # Safety
+/// Lanes must have the length that was asked for.
+pub(crate) unsafe trait Backend: fmt::Debug + Send + Sync {
     /// Pins so much memory, and makes a stream.
     fn open_lane(&self, length: usize) -> Result<Box<dyn Lane>, CudaError>;
 }
 
 /// Pinned memory of the host, and copies between it and the GPU, in order.
-pub trait Lane: fmt::Debug + Send {
+///
+/// # Safety
+/// [`Lane::buffer`] must be valid for reads and writes of [`Lane::length`] bytes, and both the same as long as the
+/// lane lives; nothing else may access it, but copies that were begun until [`Lane::wait`] has returned, also with an
+/// error.
+pub unsafe trait Lane: fmt::Debug + Send {
     /// Its first byte. Nobody else accesses it; it stays where it is as long as the lane lives.
     fn buffer(&self) -> *mut u8;
 
@@ -142,7 +150,7 @@ pub struct Gpu {
 
 impl Gpu {
     /// The GPU of this number, of which the backend has what it takes.
-    pub fn new(ordinal: u32, backend: Box<dyn Backend>) -> Arc<Self> {
+    pub(crate) fn new(ordinal: u32, backend: Box<dyn Backend>) -> Arc<Self> {
         Arc::new(Self { ordinal, backend, pool: Pool::default() })
     }
 

@@ -108,7 +108,8 @@ impl State {
     }
 }
 
-impl Backend for Pretended {
+// SAFETY: the buffer has that length.
+unsafe impl Backend for Pretended {
     fn open_lane(&self, length: usize) -> Result<Box<dyn Lane>, CudaError> {
         self.lock().lanes += 1;
         let (buffer, gpu) = (vec![0; length].into_boxed_slice(), self.clone());
@@ -156,7 +157,8 @@ impl PretendedLane {
     }
 }
 
-impl Lane for PretendedLane {
+// SAFETY: it owns its buffer until it is dropped, and copies only when it is waited for.
+unsafe impl Lane for PretendedLane {
     fn buffer(&self) -> *mut u8 {
         self.buffer.cast()
     }
