@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use millstream_net::cuda::{self, CopyError, FindError, Gpu};
+use millstream_net::cuda::{self, CopyError, FindError, Finder, Gpu};
 use millstream_net::guarded::Caching;
 use millstream_net::shared_memory::{AccessError, Visit};
 
@@ -13,9 +13,10 @@ use crate::{FailureReason, Opcode, RegisterError};
 
 /// Says of what callers bring which is memory of a GPU.
 pub(crate) fn recognise(wanted: &mut [RawMemory]) -> Result<(), RegisterError> {
+    let finder = Finder::loaded();
     for memory in wanted.iter_mut().filter(|memory| memory.is_brought()) {
         let (address, length) = (memory.address(), memory.length());
-        let found = find(address, length);
+        let found = find(finder, address, length);
         let refused = |reason| RegisterError::Gpu { address, length, reason };
         if let Some(gpu) = found.map_err(refused)? {
             memory.set_gpu(gpu);
@@ -24,12 +25,12 @@ pub(crate) fn recognise(wanted: &mut [RawMemory]) -> Result<(), RegisterError> {
     Ok(())
 }
 
-fn find(address: u64, length: u64) -> Result<Option<Arc<Gpu>>, FindError> {
+fn find(finder: Option<Finder>, address: u64, length: u64) -> Result<Option<Arc<Gpu>>, FindError> {
     #[cfg(test)]
     if let Some(gpu) = pretended::find(address) {
         return Ok(Some(gpu));
     }
-    cuda::find(address, length)
+    finder.map_or(Ok(None), |finder| finder.find(address, length))
 }
 
 /// Copies `length` bytes from one memory to the other, of which one is a GPU's at least, or both. They may

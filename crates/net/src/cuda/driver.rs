@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::ffi::{CStr, c_int};
 use std::ptr;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, Weak};
 
 use super::context::Primary;
 use super::ffi::{self, Functions, Status};
@@ -29,13 +29,16 @@ pub fn open(ordinal: u32) -> Result<Arc<Gpu>, CudaError> {
 }
 
 impl Driver {
-    /// `None` when the process has not loaded it, or it is one that we cannot use.
+    /// `None` when the process has not loaded it, or it is one that we cannot use: of which it warns once.
     pub(super) fn loaded() -> Option<&'static Self> {
         if let Some(driver) = DRIVER.get() {
             return Some(driver);
         }
         let functions = Functions::loaded()?;
-        let unusable = |error: &_| tracing::warn!(%error, "memory of GPUs is not recognised");
+        let unusable = |error: &_| {
+            static WARNED: Once = Once::new();
+            WARNED.call_once(|| tracing::warn!(%error, "memory of GPUs is not recognised"));
+        };
         functions.inspect_err(unusable).ok().map(Self::keep)
     }
 

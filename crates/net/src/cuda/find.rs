@@ -1,16 +1,38 @@
 //! What the driver says of addresses, and of GPUs.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
+use std::fmt;
 use std::sync::Arc;
 
 use super::capture::Relaxed;
 use super::driver::Driver;
 use super::{CudaError, FindError, Gpu, ffi};
 
-/// The GPU whose memory this is; `None` when it is memory of the host: pinned and managed memory are,
-/// since the processor can access them, and so is all memory of a process that has not loaded the driver.
-pub fn find(address: u64, length: u64) -> Result<Option<Arc<Gpu>>, FindError> {
-    let Some(driver) = Driver::loaded() else { return Ok(None) };
+/// The driver, if this process has loaded it: it knows what addresses are.
+#[derive(Clone, Copy)]
+pub struct Finder(&'static Driver);
+
+impl Finder {
+    /// `None` when the process has not loaded the driver: then all memory is the host's. Asks the system's
+    /// loader each time until it has.
+    pub fn loaded() -> Option<Self> {
+        Driver::loaded().map(Self)
+    }
+
+    /// The GPU whose memory this is; `None` when it is memory of the host: pinned and managed memory are,
+    /// since the processor can access them.
+    pub fn find(self, address: u64, length: u64) -> Result<Option<Arc<Gpu>>, FindError> {
+        find(self.0, address, length)
+    }
+}
+
+impl fmt::Debug for Finder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Finder").finish_non_exhaustive()
+    }
+}
+
+fn find(driver: &'static Driver, address: u64, length: u64) -> Result<Option<Arc<Gpu>>, FindError> {
     let _relaxed = Relaxed::begin(&driver.functions);
     let Some(first) = driver.attributes(address)? else { return Ok(None) };
     if first.memory == ffi::ARRAY {

@@ -5,7 +5,7 @@
 //! the other.
 //!
 //! **Who uses CUDA.** A process that does not is left as it is. Memory of a GPU can be there only when the driver's
-//! library is loaded, so [`find`] asks the driver only then, and never loads or initialises it; [`open`]
+//! library is loaded, so [`Finder`] asks the driver only then, and never loads or initialises it; [`open`]
 //! does, for who asks for a GPU by its number. Copies are made in the primary context of the GPU,
 //! the one that the CUDA runtime uses; the context that is current on the caller's thread is current again
 //! afterwards.
@@ -34,7 +34,7 @@ use thiserror::Error;
 pub use self::allocation::Allocation;
 pub use self::copy::CopyError;
 pub use self::driver::open;
-pub use self::find::{find, summary};
+pub use self::find::{Finder, summary};
 use self::pool::Pool;
 
 /// Why the driver did not do something.
