@@ -43,6 +43,12 @@ const OTHERS: &[(&str, &str, u64)] = &[
         "te-chaos",
         1_003_462,
     ),
+    (
+        "a request for a connection came twice, and the refusal of the second one ended the test of the \
+         connection, each time",
+        "te-chaos",
+        1_003_138,
+    ),
 ];
 
 #[test]

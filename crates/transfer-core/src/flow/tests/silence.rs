@@ -85,6 +85,30 @@ fn a_rail_that_has_failed_is_tested_before_it_gets_slices() {
     assert!(bench.take_posts().len() > 1);
 }
 
+/// The request for a connection came twice: the second one is refused, as its number was used.
+#[test]
+fn a_refusal_of_what_is_connected_already_ends_no_test() {
+    let mut bench = Bench::new();
+    bench.answers_tests = false;
+    bench.submit(write(1, 64 * SLICE));
+    bench.connect_all();
+    bench.flow.rail_down(bench.now, RailId(0), 1);
+    bench.poll();
+    bench.abort_all();
+    bench.confirm_all();
+    bench.pass(at(10));
+    let (rail, epoch) = bench.connects.pop().unwrap();
+    bench.take_posts();
+    bench.connects.push((rail, epoch));
+    bench.connect_all();
+    assert_eq!(bench.tests, [(rail, epoch)]);
+    bench.flow.rail_refused(bench.now, rail, epoch, epoch);
+    bench.flow.rail_tested(bench.now, rail, epoch);
+    bench.poll();
+    assert!(bench.rail(rail.0).is_up());
+    assert_eq!(bench.aborts.iter().filter(|abort| abort.1 == epoch).count(), 0);
+}
+
 #[test]
 fn a_test_without_an_answer_is_a_failure() {
     for told in [false, true] {
