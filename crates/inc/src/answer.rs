@@ -3,7 +3,7 @@
 //!
 //! | kind | message | number |
 //! |---|---|---|
-//! | 0 | WRITE: the result of a segment | segment |
+//! | 0 | WRITE: the last part of a segment's result | segment |
 //! | 1 | SEND, empty: all ranks sent the same descriptor | sequence of the collective |
 //! | 2 | SEND: the communicator is aborted, the payload says why | 0 |
 //!

@@ -10,9 +10,9 @@
 //!   RDMA WRITEs, one for each segment, whose address and key are those of the host's own
 //!   destination. The switch keeps them, and gives them to no one but the host that they came from.
 //! - When all hosts have sent the same descriptor, the switch answers with an empty SEND. When all
-//!   have contributed to a segment, it answers with an RDMA WRITE to the address and key that the
-//!   host gave, with immediate data, so that the host sees the result as the completion of a
-//!   receive.
+//!   have contributed to a cell of a segment, it answers with an RDMA WRITE of that part of the
+//!   result, to the address and key that the host gave. The last one of a segment has immediate
+//!   data, so that the host sees the result as the completion of a receive.
 //! - When hosts disagree, break the protocol or die, the rest gets a SEND that says who did what
 //!   ([`Abort`]), and the communicator is over.
 //!

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::{Arc, Mutex};
 use std::thread::sleep;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail};
 
@@ -24,8 +24,6 @@ use crate::{install, process, programs};
 
 /// For a guest's node to be ready, for WRITEs to be COMPLETED, and for a check.
 const LIMIT: Duration = Duration::from_secs(60);
-
-const POLL: Duration = Duration::from_millis(5);
 
 /// A cut comes this long after enough was COMPLETED, at most.
 const MAX_DELAY: Duration = Duration::from_millis(400);
@@ -289,10 +287,7 @@ fn write(machine: &Machine, boot: Boot, written: &[Written], random: &mut Random
         bail!("not enough was written within {LIMIT:?}: {}", logs.join("; "));
     }
     // Not a wait for anything: the moment of the cut is to be any.
-    let moment = Instant::now() + MAX_DELAY.mul_f64((random.next() % 1000) as f64 / 1000.0);
-    while Instant::now() < moment {
-        sleep(POLL);
-    }
+    sleep(MAX_DELAY.mul_f64((random.next() % 1000) as f64 / 1000.0));
     let Boot { guest, disks, .. } = boot;
     guest.reset();
     for disk in disks {

@@ -135,15 +135,20 @@ fn a_test_without_an_answer_is_a_failure() {
     }
 }
 
-#[test]
-fn a_test_takes_a_place_in_the_send_queue() {
-    let rails = [0, 1].map(|nic| RailSpec { max_slices: 1, ..spec(nic, Access::Connection) });
-    let mut bench = Bench::with(Config::default(), &rails);
+/// Connects two rails, and has each complete a slice after 10 ms. Tests are not answered.
+fn measure_both(bench: &mut Bench) {
     bench.answers_tests = false;
     bench.submit(write(1, 2 * SLICE));
     bench.connect_all();
     bench.pass(at(10));
     bench.take_posts().into_iter().for_each(|post| bench.complete(post, SliceResult::Done));
+}
+
+#[test]
+fn a_test_takes_a_place_in_the_send_queue() {
+    let rails = [0, 1].map(|nic| RailSpec { max_slices: 1, ..spec(nic, Access::Connection) });
+    let mut bench = Bench::with(Config::default(), &rails);
+    measure_both(&mut bench);
     bench.submit(write(2, SLICE));
     bench.pass(at(110));
     assert_eq!((bench.tests.len(), bench.take_posts().len()), (1, 1));
@@ -157,11 +162,7 @@ fn a_test_takes_a_place_in_the_send_queue() {
 #[test]
 fn own_copies_are_not_tested() {
     let mut bench = Bench::with(Config::default(), &[0, 1].map(|nic| spec(nic, Access::Own)));
-    bench.answers_tests = false;
-    bench.submit(write(1, 2 * SLICE));
-    bench.connect_all();
-    bench.pass(at(10));
-    bench.take_posts().into_iter().for_each(|post| bench.complete(post, SliceResult::Done));
+    measure_both(&mut bench);
     bench.submit(write(2, SLICE));
     bench.pass(at(2900));
     assert_eq!(bench.tests, []);
