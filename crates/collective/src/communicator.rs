@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millstream_inc::protocol::{ToController, shortened};
-use millstream_inc::{AllReduce, ReduceOperation};
+use millstream_inc::{Collective, CollectiveCall, Mode, ReduceOperation};
 use millstream_verbs::ProtectionDomain;
 
 use crate::control::Sender;
@@ -195,7 +195,10 @@ impl Communicator {
         count: usize,
         operation: ReduceOperation,
     ) -> Result<(), CollectiveError> {
-        let call = AllReduce {
+        let call = CollectiveCall {
+            collective: Collective::AllReduce,
+            root: 0,
+            mode: Mode::Write,
             source_key: source.local_key,
             source_address: source.address,
             destination_key: destination.remote_key,

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use millstream_inc::{AllReduce, CONTROL_BYTES, CollectiveError as E, Command, HostWorker};
+use millstream_inc::{CONTROL_BYTES, CollectiveCall, CollectiveError as E, Command, HostWorker};
 use millstream_verbs::{
     Access, Completion, CompletionOperation, CompletionQueue, CompletionStatus, Device, Mtu, Psn,
     QueuePair, QueuePairAttributes, QueuePairState, ReceiveRequest, SendRequest, Waiters,
@@ -184,12 +184,16 @@ impl Engine {
     }
 
     /// Starts a collective; returns its number.
-    pub(crate) fn start(&self, call: &AllReduce, limit: Duration) -> Result<u64, CollectiveError> {
+    pub(crate) fn start(
+        &self,
+        call: &CollectiveCall,
+        limit: Duration,
+    ) -> Result<u64, CollectiveError> {
         // So that nothing is sent with the state locked.
         self.device.postpone_sending(|| self.begin(call, limit))
     }
 
-    fn begin(&self, call: &AllReduce, limit: Duration) -> Result<u64, CollectiveError> {
+    fn begin(&self, call: &CollectiveCall, limit: Duration) -> Result<u64, CollectiveError> {
         let mut state = self.lock();
         if let Some(Running { sequence, .. }) = state.running {
             return Err(CollectiveError::Busy(sequence));

@@ -113,6 +113,8 @@ pub(crate) fn join(
         window,
         control_key: control.operand().local_key,
         control_address: control.operand().address,
+        rank: config.rank,
+        world: config.world,
     })?;
     let capabilities = QueuePairCapabilities::new(
         worker.required_send_requests() as usize,

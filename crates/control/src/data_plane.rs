@@ -57,7 +57,7 @@ impl DataPlane {
     ) -> Result<Vec<SwitchEdge>, DataPlaneError> {
         let shared = self.progress.shared();
         let mut node = shared.lock()?;
-        let edges = node.create_communicator(shared.now(), spec)?;
+        let edges = node.create_communicator(shared.now(), spec)?.edges;
         drop(node);
         let edge = |edge: millstream_inc::Edge| SwitchEdge {
             rank: edge.rank,

@@ -11,7 +11,9 @@ use std::time::Duration;
 use millstream_inc::protocol::{
     FromController, Refusal, SwitchChild, SwitchReport, ToController, encode, shortened,
 };
-use millstream_inc::{Abort, ChildSpec, CommunicatorSpec, SwitchConfig as NodeConfig, SwitchEvent};
+use millstream_inc::{
+    Abort, ChildSpec, CommunicatorSpec, Ranks, SwitchConfig as NodeConfig, SwitchEvent,
+};
 use millstream_net::{Failure, OpenError};
 use thiserror::Error;
 use tokio::io::AsyncWriteExt;
@@ -226,8 +228,17 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 window,
                 children,
             } => {
-                let children = children.into_iter().map(child).collect();
-                let spec = CommunicatorSpec { id, path_mtu, segment_bytes, window, children };
+                let children: Vec<_> = children.into_iter().map(child).collect();
+                let world = children.len() as u32;
+                let spec = CommunicatorSpec {
+                    id,
+                    path_mtu,
+                    segment_bytes,
+                    window,
+                    children,
+                    world,
+                    has_parent: false,
+                };
                 Some(self.create(&spec))
             }
             FromController::DestroyCommunicator { communicator } => self.destroy(communicator),
@@ -313,7 +324,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
 
 fn child(child: SwitchChild) -> ChildSpec {
     let SwitchChild { rank, address, qpn, psn } = child;
-    ChildSpec { rank, address, qpn, psn }
+    ChildSpec { ranks: Ranks::one(rank), address, qpn, psn }
 }
 
 async fn send(writer: &mut OwnedWriteHalf, message: &ToController) -> Result<(), SessionEnd> {

@@ -186,11 +186,12 @@ mod tests {
     use millstream_wire::{Mtu, Psn, Qpn};
 
     use super::*;
+    use crate::Ranks;
     use crate::spec::ChildSpec;
 
     fn spec(children: u32) -> CommunicatorSpec {
         let child = |rank| ChildSpec {
-            rank,
+            ranks: Ranks::one(rank),
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             qpn: Qpn::new(5),
             psn: Psn::new(0),
@@ -200,7 +201,9 @@ mod tests {
             path_mtu: Mtu::B256,
             segment_bytes: 256,
             window: 1,
+            world: children,
             children: (0..children).map(child).collect(),
+            has_parent: false,
         }
     }
 

@@ -189,7 +189,8 @@ impl Communicator {
             root: 0,
             count: 0,
         };
-        let mut ranks: Vec<u32> = spec.children.iter().map(|child| child.rank).collect();
+        let mut ranks: Vec<u32> =
+            spec.children.iter().filter_map(|child| child.ranks.first()).collect();
         ranks.sort_unstable();
         let child = |(rank, domain)| Child {
             rank,

@@ -28,7 +28,7 @@ use crate::descriptor::{DESCRIPTOR_BYTES, Descriptor};
 use crate::error::{CollectiveError, StartError};
 use crate::reduce::supported;
 use crate::spec::{MAX_SEGMENT_BYTES, MAX_WINDOW};
-use crate::{Collective, DataType, ReduceOperation};
+use crate::{Collective, CollectiveCall};
 
 /// Bytes of the control region: the descriptor that is being sent, then a message of the switch.
 pub const CONTROL_BYTES: usize = 128;
@@ -50,6 +50,10 @@ pub struct HostConfig {
     pub control_key: u32,
     /// Its address.
     pub control_address: u64,
+    /// Which one this is.
+    pub rank: u32,
+    /// How many there are.
+    pub world: u32,
 }
 
 /// Why a worker cannot be made.
@@ -61,25 +65,6 @@ pub enum HostConfigError {
     /// The segment size is out of range.
     #[error("a segment of {0} bytes is no good: a multiple of 8 from 8 to {MAX_SEGMENT_BYTES}")]
     SegmentBytes(u32),
-}
-
-/// An AllReduce to start.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct AllReduce {
-    /// Local key of the source's region.
-    pub source_key: u32,
-    /// Address of this rank's vector.
-    pub source_address: u64,
-    /// Remote key of the destination's region: the switch writes through it.
-    pub destination_key: u32,
-    /// Address of the result. It may be the source's.
-    pub destination_address: u64,
-    /// How many elements.
-    pub count: u64,
-    /// What they are.
-    pub data_type: DataType,
-    /// How they are combined.
-    pub operation: ReduceOperation,
 }
 
 /// Something to do now, in this order.
@@ -105,7 +90,7 @@ pub struct Completed {
 /// A collective under way.
 #[derive(Clone, Copy, Debug)]
 struct Running {
-    call: AllReduce,
+    call: CollectiveCall,
     bytes: u64,
     /// Its first segment and one past its last.
     first: u64,
@@ -177,16 +162,16 @@ impl HostWorker {
     }
 
     /// Starts a collective; returns its number.
-    pub fn start(&mut self, call: &AllReduce) -> Result<u64, StartError> {
-        let AllReduce { count, data_type, operation, .. } = *call;
+    pub fn start(&mut self, call: &CollectiveCall) -> Result<u64, StartError> {
+        let CollectiveCall { count, data_type, operation, .. } = *call;
         if let Some(error) = self.failed {
             return Err(StartError::Failed(error));
         }
         if self.running.is_some() || self.outcome.is_some() {
             return Err(StartError::Busy(self.sequence - 1));
         }
-        if !supported(data_type, operation) {
-            let collective = Collective::AllReduce;
+        if call.collective != Collective::AllReduce || !supported(data_type, operation) {
+            let collective = call.collective;
             return Err(StartError::Unsupported { collective, operation, data_type });
         }
         let ends = |bytes: u64| {
@@ -212,10 +197,10 @@ impl HostWorker {
         Ok(sequence)
     }
 
-    fn descriptor(&self, call: &AllReduce) -> Descriptor {
+    fn descriptor(&self, call: &CollectiveCall) -> Descriptor {
         Descriptor {
             sequence: self.sequence,
-            collective: Collective::AllReduce,
+            collective: call.collective,
             operation: call.operation,
             data_type: call.data_type,
             root: 0,

@@ -28,6 +28,7 @@
 mod abort;
 mod aggregator;
 mod answer;
+mod call;
 mod communicator;
 pub mod controller;
 mod data_type;
@@ -36,19 +37,22 @@ mod error;
 mod host;
 pub mod plan;
 pub mod protocol;
+mod ranks;
 mod reduce;
 mod slots;
 mod spec;
 mod switch;
 
 pub use abort::{ABORT_BYTES, Abort, Mismatch, Violation};
+pub use call::{CollectiveCall, Mode};
 pub use communicator::CommunicatorStatistics;
 pub use data_type::{Collective, DataType, ReduceOperation, UnknownName};
 pub use descriptor::{DESCRIPTOR_BYTES, Descriptor, DescriptorError, Field, MAX_COLLECTIVE_BYTES};
 pub use error::{CollectiveError, StartError};
-pub use host::{
-    AllReduce, CONTROL_BYTES, Command, Completed, HostConfig, HostConfigError, HostWorker,
-};
+pub use host::{CONTROL_BYTES, Command, Completed, HostConfig, HostConfigError, HostWorker};
+pub use ranks::Ranks;
 pub use reduce::{Kernel, kernel, supported};
-pub use spec::{ChildSpec, CommunicatorSpec, MAX_SEGMENT_BYTES, MAX_WINDOW, SpecError};
-pub use switch::{CreateError, Edge, SwitchConfig, SwitchEvent, SwitchNode};
+pub use spec::{
+    ChildSpec, CommunicatorSpec, MAX_SEGMENT_BYTES, MAX_WINDOW, MAX_WORLD, ParentSpec, SpecError,
+};
+pub use switch::{CreateError, Created, Edge, SwitchConfig, SwitchEvent, SwitchNode, Uplink};

@@ -1,12 +1,12 @@
 //! What a communicator is made from, and what it costs a switch.
 
 use core::net::IpAddr;
-use std::collections::HashSet;
 
 use millstream_wire::{Mtu, Psn, Qpn};
 use thiserror::Error;
 
 use crate::abort::ABORT_BYTES;
+use crate::ranks::Ranks;
 use crate::slots::MAX_CHILDREN;
 
 /// The most segments in a window.
@@ -28,11 +28,14 @@ const CELLS_UNDERWAY: u32 = 60;
 /// What a send request costs in its queue, its completion queue and two targets of results.
 const QUEUE_BYTES_PER_REQUEST: u64 = 256;
 
-/// A child of a communicator: a host.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+/// The most ranks of a communicator.
+pub const MAX_WORLD: u32 = 65_536;
+
+/// A child of a node: a host, or a switch with all hosts below it.
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub struct ChildSpec {
-    /// Its rank, unique within the communicator.
-    pub rank: u32,
+    /// The ranks below it: of a host one. No rank is below two children.
+    pub ranks: Ranks,
     /// Its address.
     pub address: IpAddr,
     /// Its queue pair.
@@ -41,7 +44,18 @@ pub struct ChildSpec {
     pub psn: Psn,
 }
 
-/// What a communicator is made from.
+/// The node above: where its switch is, and the queue pair that it has for this node.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct ParentSpec {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its queue pair.
+    pub qpn: Qpn,
+    /// The first packet sequence number that it sends.
+    pub psn: Psn,
+}
+
+/// What a node of a communicator's tree is made from.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct CommunicatorSpec {
     /// Its number, chosen by whoever controls the switch.
@@ -52,8 +66,13 @@ pub struct CommunicatorSpec {
     pub segment_bytes: u32,
     /// Segments that a host may be ahead of its last result.
     pub window: u32,
-    /// Who takes part: 1 to 64 hosts.
+    /// How many ranks the communicator has, in all nodes.
+    pub world: u32,
+    /// Who is below: 1 to 64 hosts and switches.
     pub children: Vec<ChildSpec>,
+    /// Whether there is a node above: not at the root. The node serves once it is connected to that
+    /// ([`crate::SwitchNode::connect_parent`]).
+    pub has_parent: bool,
 }
 
 /// Why a specification is no good.
@@ -65,6 +84,19 @@ pub enum SpecError {
     /// Two children with one rank.
     #[error("rank {0} occurs twice")]
     DuplicateRank(u32),
+    /// A child without ranks.
+    #[error("a child has no ranks")]
+    NoRanks,
+    /// More ranks than there may be, or fewer than are below this node.
+    #[error(
+        "a world of {world} ranks is no good: 1 to {MAX_WORLD}, no fewer than the {below} below the switch, and all of them below the root"
+    )]
+    World {
+        /// What was asked for.
+        world: u32,
+        /// How many are below the node.
+        below: u64,
+    },
     /// The window is out of range.
     #[error("a window of {0} segments is out of range: 1 to {MAX_WINDOW}")]
     Window(u32),
@@ -106,11 +138,23 @@ impl CommunicatorSpec {
         }
         check_window(self.window)?;
         check_segment_bytes(self.segment_bytes, self.path_mtu)?;
-        let mut ranks = HashSet::new();
-        match self.children.iter().find(|child| !ranks.insert(child.rank)) {
-            Some(child) => Err(SpecError::DuplicateRank(child.rank)),
-            None => Ok(()),
+        let mut ranges: Vec<_> =
+            self.children.iter().flat_map(|child| child.ranks.ranges()).collect();
+        ranges.sort_unstable_by_key(|range| range.start);
+        if self.children.iter().any(|child| child.ranks.is_empty()) {
+            return Err(SpecError::NoRanks);
         }
+        if let Some(pair) = ranges.windows(2).find(|pair| pair[1].start < pair[0].end) {
+            return Err(SpecError::DuplicateRank(pair[1].start));
+        }
+        let below = self.children.iter().map(|child| child.ranks.len()).sum();
+        let last = ranges.last().map_or(0, |range| range.end);
+        let world = self.world;
+        let all = self.has_parent || below == u64::from(world);
+        if world == 0 || world > MAX_WORLD || last > world || !all {
+            return Err(SpecError::World { world, below });
+        }
+        Ok(())
     }
 
     /// How many slots it takes: the range between what the slowest host has and what the fastest

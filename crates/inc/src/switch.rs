@@ -16,7 +16,7 @@ use crate::abort::{Abort, Mismatch, Violation};
 use crate::aggregator::Aggregator;
 use crate::communicator::{CommunicatorStatistics, Tag};
 
-pub use create::{CreateError, Edge};
+pub use create::{CreateError, Created, Edge, Uplink};
 
 /// What a switch is made with.
 #[derive(Clone, Debug)]

@@ -5,7 +5,7 @@ mod network;
 use core::net::{IpAddr, Ipv4Addr};
 
 use millstream_inc::{
-    ChildSpec, CommunicatorSpec, DataType, ReduceOperation, SwitchConfig, SwitchNode,
+    ChildSpec, CommunicatorSpec, DataType, Ranks, ReduceOperation, SwitchConfig, SwitchNode,
 };
 use millstream_roce::{IcrcCheck, Instant};
 use millstream_wire::{Mtu, Psn, Qpn};
@@ -180,16 +180,19 @@ fn sequence_numbers_of_hosts_wrap() {
 fn nearest_to_the_end(seed: u64) -> u32 {
     let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let mut switch = SwitchNode::new(SwitchConfig::new(address, seed));
-    let child = |rank| ChildSpec { rank, address, qpn: Qpn::new(9), psn: Psn::new(0) };
+    let child =
+        |rank| ChildSpec { ranks: Ranks::one(rank), address, qpn: Qpn::new(9), psn: Psn::new(0) };
     let spec = CommunicatorSpec {
         id: 1,
         path_mtu: Mtu::B256,
         segment_bytes: 256,
         window: 1,
         children: (0..64).map(child).collect(),
+        world: 64,
+        has_parent: false,
     };
-    let edges = switch.create_communicator(Instant::ZERO, &spec).unwrap();
-    edges.iter().map(|edge| Psn::COUNT - edge.psn.value()).min().unwrap()
+    let created = switch.create_communicator(Instant::ZERO, &spec).unwrap();
+    created.edges.iter().map(|edge| Psn::COUNT - edge.psn.value()).min().unwrap()
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use core::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use millstream_inc::{
-    ChildSpec, CommunicatorSpec, CreateError, MAX_SEGMENT_BYTES, MAX_WINDOW, SpecError,
+    ChildSpec, CommunicatorSpec, CreateError, MAX_SEGMENT_BYTES, MAX_WINDOW, Ranks, SpecError,
     SwitchConfig, SwitchNode,
 };
 use millstream_roce::{Instant, Node, Transmit};
@@ -18,7 +18,7 @@ fn switch(max_communicators: usize, max_memory: u64) -> SwitchNode {
 
 fn spec(id: u64, children: u32) -> CommunicatorSpec {
     let child = |rank| ChildSpec {
-        rank,
+        ranks: Ranks::one(rank),
         address: IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2)),
         qpn: Qpn::new(0x100 + rank),
         psn: Psn::new(rank),
@@ -28,16 +28,18 @@ fn spec(id: u64, children: u32) -> CommunicatorSpec {
         path_mtu: Mtu::B1024,
         segment_bytes: 4096,
         window: 8,
+        world: children,
         children: (0..children).rev().map(child).collect(),
+        has_parent: false,
     }
 }
 
 #[test]
 fn edges_are_told_apart_and_come_in_the_order_of_ranks() {
     let mut switch = switch(2, 1 << 30);
-    let mut edges = switch.create_communicator(NOW, &spec(1, 64)).unwrap();
+    let mut edges = switch.create_communicator(NOW, &spec(1, 64)).unwrap().edges;
     assert!(edges.iter().map(|edge| edge.rank).eq(0..64));
-    edges.extend(switch.create_communicator(NOW, &spec(2, 64)).unwrap());
+    edges.extend(switch.create_communicator(NOW, &spec(2, 64)).unwrap().edges);
     edges.sort_unstable_by_key(|edge| edge.qpn);
     edges.dedup_by_key(|edge| edge.qpn);
     assert_eq!(edges.len(), 128);
@@ -50,7 +52,7 @@ fn edges_are_told_apart_and_come_in_the_order_of_ranks() {
 fn bad_specifications_are_refused_with_the_reason() {
     let good = spec(1, 2);
     let mut duplicate = good.clone();
-    duplicate.children[0].rank = 0;
+    duplicate.children[0].ranks = Ranks::one(0);
     let path_mtu = good.path_mtu;
     let segment = |segment_bytes| {
         let error = SpecError::SegmentBytes { segment_bytes, path_mtu };
@@ -105,7 +107,10 @@ fn what_there_is_no_room_for_is_refused_and_leaves_nothing() {
 fn a_communicator_that_comes_and_goes_leaves_nothing() {
     let mut switch = switch(1, spec(1, 64).memory_bytes());
     for id in 0..200 {
-        assert_eq!(switch.create_communicator(NOW, &spec(id, 64)).map(|edges| edges.len()), Ok(64));
+        assert_eq!(
+            switch.create_communicator(NOW, &spec(id, 64)).map(|created| created.edges.len()),
+            Ok(64)
+        );
         assert!(switch.destroy_communicator(NOW, id));
     }
     assert!(!switch.poll_transmit(NOW, &mut Transmit::new()));
@@ -118,9 +123,9 @@ fn a_communicator_that_comes_and_goes_leaves_nothing() {
 fn the_same_calls_make_the_same_edges_whatever_was_destroyed_before() {
     let [one, other] = [1, 2].map(|_| {
         let mut switch = switch(2, 1 << 30);
-        switch.create_communicator(NOW, &spec(1, 64)).unwrap();
+        switch.create_communicator(NOW, &spec(1, 64)).unwrap().edges;
         assert!(switch.destroy_communicator(NOW, 1));
-        switch.create_communicator(NOW, &spec(2, 64)).unwrap()
+        switch.create_communicator(NOW, &spec(2, 64)).unwrap().edges
     });
     assert_eq!(one, other);
 }

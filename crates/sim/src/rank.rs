@@ -3,7 +3,9 @@
 use core::time::Duration;
 use std::sync::Arc;
 
-use millstream_inc::{AllReduce, CollectiveError, Command, HostWorker, SwitchEvent, SwitchNode};
+use millstream_inc::{
+    CollectiveCall, CollectiveError, Command, HostWorker, SwitchEvent, SwitchNode,
+};
 use millstream_roce::{
     Completion, CompletionQueueId, Counters, DatagramMeta, Endpoint, Instant, Node, OwnedMemory,
     Piece, PostError, Transmit,
@@ -16,7 +18,7 @@ use crate::Machine;
 #[derive(Clone, Debug)]
 pub struct Call {
     /// What is called.
-    pub request: AllReduce,
+    pub request: CollectiveCall,
     /// How long after the one before has ended.
     pub pause: Duration,
     /// What the region of the destination holds afterwards: the result, and bytes that must stay

@@ -1,10 +1,20 @@
 use super::*;
 use crate::abort::Violation;
+use crate::{DataType, Mode, ReduceOperation};
 
-const CONFIG: HostConfig =
-    HostConfig { segment_bytes: 16, window: 2, control_key: 9, control_address: 0x9000 };
+const CONFIG: HostConfig = HostConfig {
+    segment_bytes: 16,
+    window: 2,
+    control_key: 9,
+    control_address: 0x9000,
+    rank: 1,
+    world: 3,
+};
 
-const CALL: AllReduce = AllReduce {
+const CALL: CollectiveCall = CollectiveCall {
+    collective: Collective::AllReduce,
+    root: 0,
+    mode: Mode::Write,
     source_key: 1,
     source_address: 0x1000,
     destination_key: 2,
@@ -29,7 +39,7 @@ fn worker() -> HostWorker {
 /// A worker that has called for so many elements, and sent its descriptor.
 fn announced(count: u64) -> HostWorker {
     let mut worker = worker();
-    worker.start(&AllReduce { count, ..CALL }).unwrap();
+    worker.start(&CollectiveCall { count, ..CALL }).unwrap();
     assert!(matches!(worker.poll_command(), Some(Command::Store(_))));
     assert_eq!(next_send(&mut worker), Some((DESCRIPTOR_ID, 0x9000, 32)));
     worker
@@ -97,7 +107,7 @@ fn a_window_of_segments_ahead_of_the_results() {
     assert_eq!(worker.poll_outcome(), None);
 
     // Numbers go on where they were.
-    assert_eq!(worker.start(&AllReduce { count: 1, ..CALL }), Ok(1));
+    assert_eq!(worker.start(&CollectiveCall { count: 1, ..CALL }), Ok(1));
     assert!(matches!(worker.poll_command(), Some(Command::Store(_))));
     assert_eq!(next_send(&mut worker), Some((DESCRIPTOR_ID, 0x9000, 32)));
     assert_eq!(next_send(&mut worker), Some((5, 0x1000, 4)));
@@ -115,7 +125,7 @@ fn the_destination_travels_with_the_data() {
 #[test]
 fn the_descriptor_is_what_was_called() {
     let mut worker = worker();
-    worker.start(&AllReduce { count: 3, ..CALL }).unwrap();
+    worker.start(&CollectiveCall { count: 3, ..CALL }).unwrap();
     let Some(Command::Store(bytes)) = worker.poll_command() else { panic!() };
     let descriptor = Descriptor::parse(&bytes).unwrap();
     assert_eq!((descriptor.sequence, descriptor.count), (0, 3));
@@ -232,10 +242,10 @@ fn the_first_error_that_says_something_is_the_error() {
 #[test]
 fn calls_that_cannot_be_are_refused() {
     let mut worker = worker();
-    let call = AllReduce { operation: ReduceOperation::Average, ..CALL };
+    let call = CollectiveCall { operation: ReduceOperation::Average, ..CALL };
     assert!(matches!(worker.start(&call), Err(StartError::Unsupported { .. })));
     for (source_address, count) in [(0, u64::MAX), (0, 1 << 47), (u64::MAX - 3, 1)] {
-        let call = AllReduce { source_address, count, ..CALL };
+        let call = CollectiveCall { source_address, count, ..CALL };
         assert!(matches!(worker.start(&call), Err(StartError::TooLong { .. })), "{count}");
     }
     assert_eq!(worker.start(&CALL), Ok(0));

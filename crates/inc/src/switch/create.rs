@@ -8,17 +8,35 @@ use millstream_wire::{Psn, Qpn};
 use thiserror::Error;
 
 use super::SwitchNode;
-use crate::spec::{ChildSpec, CommunicatorSpec, RECEIVES_PER_CHILD, SpecError};
+use crate::spec::{ChildSpec, CommunicatorSpec, ParentSpec, RECEIVES_PER_CHILD, SpecError};
 
 /// The switch's end of the connection to one child.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Edge {
-    /// The child.
+    /// The child: the lowest rank below it.
     pub rank: u32,
     /// The switch's queue pair for it.
     pub qpn: Qpn,
     /// The first packet sequence number that the switch sends to it.
     pub psn: Psn,
+}
+
+/// A node's end of the connection to the node above.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Uplink {
+    /// The node's queue pair.
+    pub qpn: Qpn,
+    /// The first packet sequence number that it sends.
+    pub psn: Psn,
+}
+
+/// A node that was made.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Created {
+    /// Its edges, in the order of the lowest ranks below them.
+    pub edges: Vec<Edge>,
+    /// Its way up, unless it is the root.
+    pub uplink: Option<Uplink>,
 }
 
 /// Why a communicator could not be made. Nothing is left of it.
@@ -66,7 +84,7 @@ impl SwitchNode {
         &mut self,
         now: Instant,
         spec: &CommunicatorSpec,
-    ) -> Result<Vec<Edge>, CreateError> {
+    ) -> Result<Created, CreateError> {
         spec.check()?;
         if self.communicators.contains_key(&spec.id) {
             return Err(CreateError::Exists(spec.id));
@@ -92,7 +110,7 @@ impl SwitchNode {
         if edges.is_err() {
             self.destroy(spec.id);
         }
-        edges
+        Ok(Created { edges: edges?, uplink: None })
     }
 
     fn create_edges(
@@ -103,9 +121,10 @@ impl SwitchNode {
         queue: CompletionQueueId,
     ) -> Result<Vec<Edge>, CreateError> {
         let mut children = spec.children.clone();
-        children.sort_unstable_by_key(|child| child.rank);
+        children.sort_unstable_by_key(|child| child.ranks.first());
         let mut edges = Vec::with_capacity(children.len());
         for (number, child) in children.iter().enumerate() {
+            let rank = child.ranks.first().unwrap_or(0);
             let Some(communicator) = self.endpoint.memory_mut().get_mut(index) else { break };
             let receives: [_; RECEIVES_PER_CHILD] =
                 core::array::from_fn(|buffer| communicator.receive_request(number, buffer));
@@ -123,13 +142,13 @@ impl SwitchNode {
             for attributes in self.path_to(child, spec, psn) {
                 self.endpoint
                     .modify_queue_pair(now, qpn, &attributes)
-                    .map_err(|error| CreateError::Connect { rank: child.rank, error })?;
+                    .map_err(|error| CreateError::Connect { rank, error })?;
             }
             for receive in &receives {
                 let posted = self.endpoint.post_receive(qpn, receive);
                 debug_assert_eq!(posted, Ok(()), "there is room for as many as the queue holds");
             }
-            edges.push(Edge { rank: child.rank, qpn, psn });
+            edges.push(Edge { rank, qpn, psn });
         }
         Ok(edges)
     }
@@ -171,6 +190,17 @@ impl SwitchNode {
                 ..none
             },
         ]
+    }
+
+    /// Connects a node to the one above, which knows the queue pair of its [`Uplink`]. `false` when there is
+    /// no such node, or it is the root.
+    pub fn connect_parent(
+        &mut self,
+        _now: Instant,
+        _id: u64,
+        _parent: &ParentSpec,
+    ) -> Result<bool, CreateError> {
+        Ok(false)
     }
 
     /// Removes a communicator at once; hosts that were not told hear nothing more. `false` when

@@ -47,6 +47,8 @@ impl Host {
             window: setup.window,
             control_key: control,
             control_address: base,
+            rank: rank % setup.hosts,
+            world: setup.hosts,
         })
         .unwrap();
         let (sends, receives) =

@@ -11,8 +11,8 @@ use core::time::Duration;
 use std::collections::BinaryHeap;
 
 use millstream_inc::{
-    AllReduce, ChildSpec, CollectiveError, CommunicatorSpec, Completed, DataType, ReduceOperation,
-    SwitchConfig, SwitchEvent, SwitchNode,
+    ChildSpec, Collective, CollectiveCall, CollectiveError, CommunicatorSpec, Completed, DataType,
+    Mode, Ranks, ReduceOperation, SwitchConfig, SwitchEvent, SwitchNode,
 };
 use millstream_roce::{
     Access, DatagramMeta, IcrcCheck, Identification, Instant, Node, ProtectionDomainId, Transmit,
@@ -122,7 +122,7 @@ impl Network {
         let mut switch = SwitchNode::new(config);
         for (group, hosts) in hosts.chunks_mut(setup.hosts as usize).enumerate() {
             let children = hosts.iter().enumerate().map(|(rank, host)| ChildSpec {
-                rank: rank as u32,
+                ranks: Ranks::one(rank as u32),
                 address: host.address,
                 qpn: host.qpn,
                 psn: setup.first_psn,
@@ -134,9 +134,11 @@ impl Network {
                 window: setup.window,
                 // The switch must not depend on the order.
                 children: children.rev().collect(),
+                world: setup.hosts,
+                has_parent: false,
             };
-            let edges = switch.create_communicator(Instant::ZERO, &spec).unwrap();
-            for edge in edges {
+            let created = switch.create_communicator(Instant::ZERO, &spec).unwrap();
+            for edge in created.edges {
                 hosts[edge.rank as usize].connect(&setup, edge.qpn, edge.psn);
             }
         }
@@ -305,7 +307,7 @@ impl Network {
         operation: ReduceOperation,
         bytes: impl Fn(T) -> Vec<u8>,
         in_place: bool,
-    ) -> AllReduce {
+    ) -> CollectiveCall {
         let source: Vec<u8> = vector.iter().flat_map(|&element| bytes(element)).collect();
         // A canary behind the end; and regions are never empty.
         let destination = vec![0xa5; source.len() + 1];
@@ -322,7 +324,10 @@ impl Network {
             let key = memory.register(DOMAIN, destination_address, access, destination);
             (key.unwrap(), destination_address)
         };
-        AllReduce {
+        CollectiveCall {
+            collective: Collective::AllReduce,
+            root: 0,
+            mode: Mode::Write,
             source_key,
             source_address,
             destination_key,
@@ -334,13 +339,13 @@ impl Network {
     }
 
     /// Starts a call on a rank.
-    pub fn start(&mut self, rank: usize, call: &AllReduce) {
+    pub fn start(&mut self, rank: usize, call: &CollectiveCall) {
         self.hosts[rank].worker.start(call).unwrap();
         self.service(rank);
     }
 
     /// Takes the vectors of a call back; returns the destination, whose canary must be untouched.
-    pub fn finish(&mut self, rank: usize, call: &AllReduce) -> Vec<u8> {
+    pub fn finish(&mut self, rank: usize, call: &CollectiveCall) -> Vec<u8> {
         let memory = self.hosts[rank].endpoint.memory_mut();
         let mut result = memory.deregister(call.source_key).unwrap();
         if call.destination_key != call.source_key {
@@ -376,7 +381,7 @@ impl Network {
         hosts: Range<usize>,
         count: usize,
         in_place: bool,
-    ) -> (Vec<AllReduce>, Vec<u8>) {
+    ) -> (Vec<CollectiveCall>, Vec<u8>) {
         let mut wanted = vec![0_i32; count];
         let mut calls = Vec::new();
         for host in hosts.clone() {
@@ -392,7 +397,13 @@ impl Network {
     }
 
     /// Checks that a call ended with the wanted result.
-    pub fn check(&mut self, host: usize, call: &AllReduce, outcome: Option<Outcome>, want: &[u8]) {
+    pub fn check(
+        &mut self,
+        host: usize,
+        call: &CollectiveCall,
+        outcome: Option<Outcome>,
+        want: &[u8],
+    ) {
         let completed = outcome.unwrap().unwrap();
         assert_eq!(completed.bytes, want.len() as u64);
         let result = self.finish(host, call);

@@ -6,8 +6,9 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use millstream_inc::{
-    AllReduce, CONTROL_BYTES, ChildSpec, CollectiveError, CommunicatorSpec, DataType, HostConfig,
-    HostWorker, ReduceOperation, SwitchConfig, SwitchEvent, SwitchNode,
+    CONTROL_BYTES, ChildSpec, Collective, CollectiveCall, CollectiveError, CommunicatorSpec,
+    DataType, HostConfig, HostWorker, Mode, Ranks, ReduceOperation, SwitchConfig, SwitchEvent,
+    SwitchNode,
 };
 use millstream_roce::{
     Access, CompletionQueueId, Endpoint, EndpointConfig, IcrcCheck, Instant, OwnedMemory,
@@ -120,10 +121,13 @@ impl<'a> Reduction<'a> {
                     path_mtu: options.connection.path_mtu,
                     segment_bytes: options.segment_bytes,
                     window: options.window,
-                    children: builders.iter().map(|builder| builder.child).collect(),
+                    children: builders.iter().map(|builder| builder.child.clone()).collect(),
+                    world: options.hosts,
+                    has_parent: false,
                 },
             )
-            .expect("the options fit a switch");
+            .expect("the options fit a switch")
+            .edges;
         let participant = Participant::Switch(Box::new(switch), Vec::new());
         let switch = simulation.add_machine(switch_address, participant, options.host);
         let mut hosts = Vec::new();
@@ -327,6 +331,8 @@ impl Builder {
             window: options.window,
             control_key,
             control_address,
+            rank,
+            world: options.hosts,
         })
         .expect("segment and window are in range");
         let capabilities = QueuePairCapabilities::new(
@@ -339,12 +345,12 @@ impl Builder {
         let config = QueuePairConfig::new(DOMAIN, completions, capabilities);
         let qpn: Qpn = endpoint.create_queue_pair(&config).expect("one queue pair fits");
         let psn = Psn::new(Rng::new(seed).bits() as u32);
-        let child = ChildSpec { rank, address, qpn, psn };
+        let child = ChildSpec { ranks: Ranks::one(rank), address, qpn, psn };
         Self { endpoint, completions, child, control_key, worker, regions: 0 }
     }
 
     /// Registers a vector, and a place for the result unless it is the same.
-    fn request(&mut self, mut vector: Vec<u8>, in_place: bool) -> AllReduce {
+    fn request(&mut self, mut vector: Vec<u8>, in_place: bool) -> CollectiveCall {
         let count = vector.len() as u64 / 4;
         let mut result = vec![0; vector.len()];
         vector.extend(UNTOUCHED);
@@ -354,7 +360,10 @@ impl Builder {
         let (source_key, source_address) = self.register(access, vector);
         let (destination_key, destination_address) =
             if in_place { (source_key, source_address) } else { self.register(remote, result) };
-        AllReduce {
+        CollectiveCall {
+            collective: Collective::AllReduce,
+            root: 0,
+            mode: Mode::Write,
             source_key,
             source_address,
             destination_key,
