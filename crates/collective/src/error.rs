@@ -211,6 +211,9 @@ impl CollectiveError {
                 Self::PeerLost { rank, detail }
             }
             E::Aborted(abort @ Abort::Violation { .. }) => Self::Protocol(abort.to_string()),
+            E::Aborted(abort @ Abort::ParentLost) => {
+                Self::SwitchLost { switch, detail: abort.to_string() }
+            }
             E::Aborted(Abort::Requested { code }) => Self::Controller(format!(
                 "the switch has a new controller, which does not know it (code {code})"
             )),
@@ -233,6 +236,7 @@ impl CollectiveError {
             StartError::Unsupported { operation, data_type, .. } => {
                 Self::Unsupported { operation, data_type }
             }
+            StartError::Root { .. } => Self::Protocol(error.to_string()),
             StartError::TooLong { count, data_type } => Self::TooLong { count, data_type },
         }
     }

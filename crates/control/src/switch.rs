@@ -316,6 +316,8 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 let detail = violation.to_string();
                 (communicator, SwitchReport::Violation { rank, detail })
             }
+            // The abort goes down from here, and the controller knows which switches are there.
+            SwitchEvent::ParentLost { .. } => return Ok(None),
             SwitchEvent::Aborted { communicator, .. } => return Ok(self.destroy(communicator)),
         };
         Ok(Some(ToController::Report { communicator, report }))
@@ -324,7 +326,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
 
 fn child(child: SwitchChild) -> ChildSpec {
     let SwitchChild { rank, address, qpn, psn } = child;
-    ChildSpec { ranks: Ranks::one(rank), address, qpn, psn }
+    ChildSpec { ranks: Ranks::one(rank), address, qpn, psn, is_switch: false }
 }
 
 async fn send(writer: &mut OwnedWriteHalf, message: &ToController) -> Result<(), SessionEnd> {

@@ -40,6 +40,9 @@ pub enum Abort {
         /// How.
         violation: Violation,
     },
+    /// A switch lost the connection to the one above it in the tree, or that one broke the protocol.
+    #[error("a switch of the tree no longer hears the one above it")]
+    ParentLost,
     /// Whoever owns the communicator asked for it, with a code of its own.
     #[error("the communicator was aborted on request (code {code})")]
     Requested {
@@ -151,6 +154,7 @@ impl Abort {
             Self::PeerLost { rank } => (2, 0, rank, 0, [0; 3]),
             Self::Violation { rank, violation } => (3, violation as u8, rank, 0, [0; 3]),
             Self::Requested { code } => (4, 0, 0, code, [0; 3]),
+            Self::ParentLost => (5, 0, 0, 0, [0; 3]),
         };
         let mut bytes = [0; ABORT_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
@@ -188,6 +192,7 @@ impl Abort {
             2 => Self::PeerLost { rank },
             3 => Self::Violation { rank, violation: Violation::from_code(bytes[6])? },
             4 => Self::Requested { code: other },
+            5 => Self::ParentLost,
             _ => return None,
         };
         // Nothing but what this version writes.
@@ -217,6 +222,7 @@ mod tests {
             Abort::Mismatch(MISMATCH),
             Abort::PeerLost { rank: 63 },
             Abort::Requested { code: 0xdead_beef },
+            Abort::ParentLost,
         ];
         reasons.extend((1..=12).map(|code| Abort::Violation {
             rank: 1,

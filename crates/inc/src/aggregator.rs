@@ -7,15 +7,15 @@ use millstream_roce::{
     AccessDenied, AccessKind, Destination, Memory, Piece, ProtectionDomainId, RemoteAccess,
 };
 
-use crate::abort::{Abort, Violation};
+use crate::abort::Violation;
 use crate::communicator::{Communicator, Progress};
 use crate::spec::CommunicatorSpec;
 
-/// Which child of which communicator an edge is.
+/// Which port of which communicator an edge is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct Edge {
     communicator: u32,
-    child: u32,
+    port: u32,
 }
 
 #[derive(Debug, Default)]
@@ -45,8 +45,9 @@ impl Aggregator {
                 self.places.len() - 1
             }
         };
-        let domains: Vec<ProtectionDomainId> = (0..spec.children.len())
-            .map(|child| self.create_edge(Edge { communicator: index as u32, child: child as u32 }))
+        let domains: Vec<ProtectionDomainId> = (0..spec.children.len()
+            + usize::from(spec.has_parent))
+            .map(|port| self.create_edge(Edge { communicator: index as u32, port: port as u32 }))
             .collect();
         let place = &mut self.places[index];
         place.generation = place.generation.wrapping_add(1);
@@ -104,11 +105,10 @@ impl Aggregator {
         Some(index)
     }
 
-    /// Aborts a communicator because of what a child did.
-    pub(crate) fn violation(&mut self, index: u32, child: usize, violation: Violation) {
+    /// Aborts a communicator because of what came on a port.
+    pub(crate) fn violation(&mut self, index: u32, port: usize, violation: Violation) {
         if let Some(communicator) = self.get_mut(index) {
-            let rank = communicator.children[child].rank;
-            let progress = communicator.abort(Abort::Violation { rank, violation });
+            let progress = communicator.broken(port, violation);
             self.mark(index, progress);
         }
     }
@@ -130,10 +130,13 @@ impl Aggregator {
 impl Memory for Aggregator {
     fn authorize(&mut self, access: &RemoteAccess) -> Result<(), AccessDenied> {
         let (edge, communicator) = self.edge(access.domain).ok_or(AccessDenied::InvalidRequest)?;
-        let child = edge.child as usize;
+        let port = edge.port as usize;
         let RemoteAccess { address, key, length, .. } = *access;
         let result = match access.kind {
-            AccessKind::Write => communicator.authorize(child, address, key, length),
+            AccessKind::Write if communicator.is_uplink(port) => {
+                communicator.admit_result(address, length)
+            }
+            AccessKind::Write => communicator.authorize(port, address, key, length),
             AccessKind::Read | AccessKind::Atomic => Err(AccessDenied::InvalidRequest),
         };
         if result.is_err() {
@@ -143,19 +146,25 @@ impl Memory for Aggregator {
     }
 
     fn write(&mut self, destination: &Destination, payload: &[u8]) -> Result<(), AccessDenied> {
-        match *destination {
-            Destination::Remote { access, offset } => {
+        let (edge, result) = match *destination {
+            // The packets of a WRITE come in order, one WRITE after the other.
+            Destination::Remote { access, .. } => {
                 let (edge, communicator) =
                     self.edge(access.domain).ok_or(AccessDenied::InvalidRequest)?;
-                let result = communicator.contribute(edge.child as usize, offset, payload);
-                self.mark(edge.communicator, result.unwrap_or(Progress::Ready));
-                result.map(drop)
+                let port = edge.port as usize;
+                if communicator.is_uplink(port) {
+                    (edge, communicator.take_result(payload))
+                } else {
+                    (edge, communicator.contribute(port, payload))
+                }
             }
             Destination::Local { domain, address, .. } => {
-                let (_, communicator) = self.edge(domain).ok_or(AccessDenied::Protection)?;
-                communicator.store(address, payload)
+                let (edge, communicator) = self.edge(domain).ok_or(AccessDenied::Protection)?;
+                (edge, communicator.store(edge.port as usize, address, payload))
             }
-        }
+        };
+        self.mark(edge.communicator, result.unwrap_or(Progress::Ready));
+        result.map(drop)
     }
 
     fn bytes(&self, piece: &Piece) -> Result<&[u8], AccessDenied> {
@@ -171,11 +180,11 @@ impl Memory for Aggregator {
         write: bool,
     ) -> Result<(), AccessDenied> {
         let edge = self.edges.get(domain.0 as usize).copied().flatten();
-        self.keyed(piece.key)
-            .filter(|(index, _)| edge.is_some_and(|edge| edge.communicator == *index))
-            .filter(|(_, communicator)| communicator.check_local(piece, write))
-            .map(drop)
-            .ok_or(AccessDenied::Protection)
+        let (edge, (index, communicator)) =
+            edge.zip(self.keyed(piece.key)).ok_or(AccessDenied::Protection)?;
+        let right = edge.communicator == index
+            && communicator.check_local(edge.port as usize, piece, write);
+        if right { Ok(()) } else { Err(AccessDenied::Protection) }
     }
 }
 
@@ -195,6 +204,7 @@ mod tests {
             address: IpAddr::V4(Ipv4Addr::LOCALHOST),
             qpn: Qpn::new(5),
             psn: Psn::new(0),
+            is_switch: false,
         };
         CommunicatorSpec {
             id: 1,

@@ -1,11 +1,12 @@
-//! How a switch's messages to a host say what they are: two bits of kind and thirty of number in
-//! the immediate data.
+//! How messages on an edge say what they are: two bits of kind and thirty of number in the immediate data.
+//! All but the last kind go down.
 //!
 //! | kind | message | number |
 //! |---|---|---|
-//! | 0 | WRITE: the last part of a segment's result | segment |
+//! | 0 | WRITE, or in SEND mode SEND: the last part of a segment's result; empty where the receiver gets none | segment |
 //! | 1 | SEND, empty: all ranks sent the same descriptor | sequence of the collective |
 //! | 2 | SEND: the communicator is aborted, the payload says why | 0 |
+//! | 3 | SEND, empty, up: the sender has nothing for the segments before | segment |
 //!
 //! Both ends count segments and collectives in 64 bits and an edge delivers in order, so the
 //! thirty bits only confirm what the host expects next.
@@ -22,6 +23,8 @@ pub(crate) enum Answer {
     Agreed(u32),
     /// The communicator is aborted.
     Aborted,
+    /// The sender has nothing for the segments before the one with these low bits.
+    Credit(u32),
 }
 
 impl Answer {
@@ -35,11 +38,27 @@ impl Answer {
         Self::Agreed((sequence & NUMBER as u64) as u32)
     }
 
+    /// For the segments before this one.
+    pub(crate) const fn credit(end: u64) -> Self {
+        Self::Credit((end & NUMBER as u64) as u32)
+    }
+
+    /// How far the number is behind `first`, circularly; `None` of what has no number.
+    pub(crate) const fn distance_from(self, first: u64) -> Option<u64> {
+        match self {
+            Self::Result(number) | Self::Agreed(number) | Self::Credit(number) => {
+                Some((number as u64).wrapping_sub(first) & NUMBER as u64)
+            }
+            Self::Aborted => None,
+        }
+    }
+
     pub(crate) const fn to_immediate(self) -> u32 {
         match self {
             Self::Result(number) => number & NUMBER,
             Self::Agreed(number) => 1 << KIND_SHIFT | (number & NUMBER),
             Self::Aborted => 2 << KIND_SHIFT,
+            Self::Credit(number) => 3 << KIND_SHIFT | (number & NUMBER),
         }
     }
 
@@ -49,6 +68,7 @@ impl Answer {
             (0, _) => Some(Self::Result(number)),
             (1, _) => Some(Self::Agreed(number)),
             (2, 0) => Some(Self::Aborted),
+            (3, _) => Some(Self::Credit(number)),
             _ => None,
         }
     }
@@ -61,12 +81,15 @@ mod tests {
     #[test]
     fn immediates_round_trip_and_others_are_refused() {
         for number in [0, 1, u64::from(NUMBER), 1 << 30, u64::MAX] {
-            for answer in [Answer::result(number), Answer::agreed(number), Answer::Aborted] {
+            let numbered = [Answer::result(number), Answer::agreed(number), Answer::credit(number)];
+            for answer in numbered.into_iter().chain([Answer::Aborted]) {
                 assert_eq!(Answer::from_immediate(answer.to_immediate()), Some(answer));
             }
         }
         assert_eq!(Answer::result(1 << 30), Answer::Result(0));
         assert_eq!(Answer::from_immediate(2 << 30 | 1), None);
-        assert_eq!(Answer::from_immediate(3 << 30), None);
+        assert_eq!(Answer::credit(5).distance_from(1 << 30 | 2), Some(3));
+        assert_eq!(Answer::credit(1 << 30).distance_from((1 << 30) - 2), Some(2));
+        assert_eq!(Answer::Aborted.distance_from(0), None);
     }
 }

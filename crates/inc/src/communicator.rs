@@ -1,40 +1,55 @@
-//! One communicator at the switch: its children, what each has sent, and what each is owed.
+//! One communicator at the switch: a node of its tree. Its ports, what each has sent, and what each is
+//! owed.
 //!
-//! Every child is an edge: one reliable connection, in order both ways. A child opens a collective
-//! with its [`Descriptor`] and sends its segments behind it without waiting. When all children
-//! have sent the same descriptor, each is told so; when all have contributed to a cell of a segment,
-//! each gets that cell of the result. All go out in the same order on every edge.
+//! Every port is a reliable connection, in order both ways, to a child (a host, or a switch below) or to
+//! the switch above. A child opens a collective with its [`Descriptor`] and sends its segments behind it
+//! without waiting. When all children have sent the same descriptor, it goes up, as that of one host would;
+//! at the root each is told so, and this goes down. When all have contributed to a cell of a segment, the
+//! cell goes up, or is the result at the root; what comes from above goes to the children. All go out in
+//! the same order on every port.
 //!
-//! What makes a slot safe to use before all descriptors are known: a child's descriptor comes
-//! before its data. The first one decides what the slots compute, every other is compared with it
-//! on arrival, and from the first difference on no data is taken into slots any more.
+//! Every port contributes to every segment, be it nothing (a credit: a SEND without payload), and gets an
+//! answer for every segment, be it empty. So one rule holds for all collectives, whoever has bytes:
 //!
-//! What makes a slot free in time: a child sends segment `x` only when it has all results up to
-//! `x - W`. So when `x` arrives within the window of results that were sent to this child, all
-//! children have contributed to `x - W`, and so every child has all results up to `x - 2W`: the
-//! one that the slot of `x` held among N = 2W. The connection's own acknowledgement of that
-//! result may have been lost; the contribution says the same. If the result is then sent again
-//! from a slot that holds newer bytes, the child drops it as a duplicate.
+//! What makes a slot safe to use before all descriptors are known: a child's descriptor comes before its
+//! data. The first one decides what the slots compute, every other is compared with it on arrival, and the
+//! first difference ends the communicator.
+//!
+//! What makes a slot free in time: a child sends segment `x` only when it has all answers up to `x - W`.
+//! So when `x` arrives within the window of answers that were sent to this child, all children have
+//! contributed to `x - W`, and so every child has all answers up to `x - 2W`: the one that the slot of `x`
+//! held among N = 2W. The connection's own acknowledgement of that answer may have been lost; the
+//! contribution says the same. If the answer is then sent again from a slot that holds newer bytes, the
+//! child drops it as a duplicate. The same holds for what goes up: the answer from above needs it.
 
 mod agreement;
+mod child;
+mod uplink;
 
-use millstream_roce::{
-    AccessDenied, Piece, ProtectionDomainId, ReceiveRequest, SendOperation, SendRequest,
-};
+use millstream_roce::{Piece, ProtectionDomainId, ReceiveRequest, SendOperation, SendRequest};
 use millstream_wire::Qpn;
 
 use crate::abort::{ABORT_BYTES, Abort, Violation};
 use crate::answer::Answer;
-use crate::descriptor::Descriptor;
+use crate::descriptor::{DESCRIPTOR_BYTES, Descriptor};
+use crate::layout::Layout;
+use crate::ranks::Ranks;
 use crate::reduce::Kernel;
-use crate::slots::{ChildSet, SlotError, Slots, all_children};
+use crate::slots::{ChildSet, Slots, all_children};
 use crate::spec::{CommunicatorSpec, RECEIVE_BYTES, RECEIVES_PER_CHILD};
-use crate::{Collective, DataType, ReduceOperation};
+use crate::{Collective, DataType, Mode, ReduceOperation};
+
+pub(crate) use child::Child;
+pub(crate) use uplink::Uplink;
 
 /// Control messages lie at these addresses, slots from 0 on.
 const CONTROL_BASE: u64 = 1 << 48;
 
-/// What a work request of the switch is, in the low byte of its id; the child is in the second.
+/// What a child sends by SEND is received at these addresses, which no memory lies at: a segment's bytes go
+/// into its slot, a descriptor's to the control messages.
+const RECEIVE_BASE: u64 = 1 << 49;
+
+/// What a work request of the switch is, in the low byte of its id; the port is in the second.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Tag {
     Result,
@@ -42,21 +57,24 @@ pub(crate) enum Tag {
     Cell,
     Agreed,
     Abort,
+    /// To the switch above.
+    Up,
     Receive {
         buffer: usize,
     },
 }
 
 impl Tag {
-    pub(crate) const fn id(self, child: usize) -> u64 {
+    pub(crate) const fn id(self, port: usize) -> u64 {
         let tag = match self {
             Self::Result => 0,
             Self::Cell => 1,
             Self::Agreed => 2,
             Self::Abort => 3,
-            Self::Receive { buffer } => 4 + buffer as u64,
+            Self::Up => 4,
+            Self::Receive { buffer } => 5 + buffer as u64,
         };
-        (child as u64) << 8 | tag
+        (port as u64) << 8 | tag
     }
 
     pub(crate) const fn from_id(id: u64) -> (Self, usize) {
@@ -65,7 +83,8 @@ impl Tag {
             1 => Self::Cell,
             2 => Self::Agreed,
             3 => Self::Abort,
-            tag => Self::Receive { buffer: tag as usize - 4 },
+            4 => Self::Up,
+            tag => Self::Receive { buffer: tag as usize - 5 },
         };
         (tag, (id >> 8) as usize)
     }
@@ -76,53 +95,16 @@ impl Tag {
 pub struct CommunicatorStatistics {
     /// Collectives that all ranks agreed on.
     pub collectives: u64,
-    /// Segments that all ranks contributed to.
+    /// Segments that all children contributed to.
     pub segments: u64,
-    /// Payload bytes taken into slots.
+    /// Payload bytes taken into slots, from below.
     pub bytes: u64,
-    /// Payload bytes thrown away because the communicator is aborted or about to be.
+    /// Payload bytes thrown away because the communicator is aborted.
     pub discarded_bytes: u64,
     /// Slots that hold a segment now.
     pub slots_in_use: u32,
     /// Why it ended, if it did.
     pub abort: Option<Abort>,
-}
-
-/// Where a child wants the result of a segment: its own memory, opaque to the switch.
-#[derive(Clone, Copy, Debug, Default)]
-struct Target {
-    address: u64,
-    key: u32,
-}
-
-#[derive(Debug)]
-pub(crate) struct Child {
-    pub(crate) rank: u32,
-    pub(crate) domain: ProtectionDomainId,
-    /// Known once the queue pair exists.
-    pub(crate) qpn: Qpn,
-    /// Its latest descriptor.
-    descriptor: Descriptor,
-    /// How many descriptors it has sent.
-    announced: u64,
-    /// Bytes of its current collective that are still to come.
-    remaining: u64,
-    /// Segments that it has contributed to.
-    contributed: u64,
-    /// Agreements posted to it.
-    agreed: u64,
-    /// Results posted to it, whole.
-    posted: u64,
-    /// Bytes of the next one that are posted to it.
-    posted_bytes: u32,
-    /// Results that its end of the connection has acknowledged.
-    delivered: u64,
-    /// Results that it has, as far as is known: acknowledged, or implied by what it sent.
-    received: u64,
-    /// Send requests that are not complete.
-    outstanding: u32,
-    /// For the segments in the slots, where the child wants the result.
-    targets: Box<[Target]>,
 }
 
 /// What happened that others must hear of.
@@ -131,9 +113,39 @@ pub(crate) struct Child {
 pub(crate) enum Progress {
     /// Nothing.
     None,
-    /// There is something to send, to some child at least.
+    /// There is something to send, on some port at least.
     Ready,
 }
+
+/// A collective as the switch computes it.
+#[derive(Clone, Copy, Debug)]
+struct Call {
+    descriptor: Descriptor,
+    layout: Layout,
+    kernel: Kernel,
+    cell_bytes: u32,
+}
+
+impl Call {
+    /// Before the first one.
+    const fn none() -> Self {
+        let descriptor = Descriptor {
+            sequence: 0,
+            collective: Collective::Barrier,
+            operation: ReduceOperation::Sum,
+            data_type: DataType::Int8,
+            root: 0,
+            count: 0,
+            mode: Mode::Write,
+            destination_address: 0,
+            destination_key: 0,
+        };
+        Self { descriptor, layout: Layout::none(), kernel: |_, _| {}, cell_bytes: 1 }
+    }
+}
+
+/// A set of ports: the children, and then the uplink.
+type PortSet = u128;
 
 #[derive(Debug)]
 pub(crate) struct Communicator {
@@ -141,23 +153,24 @@ pub(crate) struct Communicator {
     key: u32,
     path_mtu: u32,
     segment_bytes: u32,
+    world: u32,
     window: u64,
     memory_bytes: u64,
-    /// Send requests on an edge, not counting the abort message, which always has a place.
+    /// Send requests on a port, not counting the abort message, which always has a place.
     send_limit: u32,
     pub(crate) children: Vec<Child>,
+    /// Not at the root.
+    pub(crate) uplink: Option<Uplink>,
     slots: Slots,
-    /// Receive buffers of all children, then the abort message.
+    /// Receive buffers of all children, then what goes up, what comes from above, and the abort message.
     control: Box<[u8]>,
     /// Who has sent the descriptor of the next collective to agree on.
     announced: ChildSet,
-    /// What the first of them asks for.
-    kernel: Kernel,
-    /// The cells of its segments.
-    cell_bytes: u32,
-    /// Some of them differ: the communicator is aborted as soon as it is known who is odd.
-    doomed: bool,
-    /// Collectives agreed on.
+    /// The latest collective that all children have announced.
+    call: Call,
+    /// How many there were.
+    called: u64,
+    /// Collectives that all ranks have announced.
     agreed: u64,
     /// Segments that every child has contributed to.
     completed: u64,
@@ -165,69 +178,51 @@ pub(crate) struct Communicator {
     /// The abort was told of by [`Communicator::take_report`].
     reported: bool,
     /// To whom the abort message was posted.
-    told: ChildSet,
+    told: PortSet,
     /// Who will not be heard of any more: lost, refused, or told and confirmed.
-    ended: ChildSet,
+    ended: PortSet,
     /// In the aggregator's list of communicators that have something to send.
     pub(crate) ready: bool,
     statistics: CommunicatorStatistics,
 }
 
 impl Communicator {
-    /// One that `spec`, which was checked, describes. `domains` are those of the children.
+    /// One that `spec`, which was checked, describes. `domains` are those of the children, and then that of
+    /// the uplink, if it has one.
     pub(crate) fn new(
         spec: &CommunicatorSpec,
         key: u32,
-        domains: impl Iterator<Item = ProtectionDomainId>,
+        mut domains: impl Iterator<Item = ProtectionDomainId>,
     ) -> Self {
         let count = spec.children.len();
-        let nothing = Descriptor {
-            sequence: 0,
-            collective: Collective::Barrier,
-            operation: ReduceOperation::Sum,
-            data_type: DataType::Int8,
-            root: 0,
-            count: 0,
-        };
-        let mut ranks: Vec<u32> =
-            spec.children.iter().filter_map(|child| child.ranks.first()).collect();
-        ranks.sort_unstable();
-        let child = |(rank, domain)| Child {
-            rank,
-            domain,
-            qpn: Qpn::default(),
-            descriptor: nothing,
-            announced: 0,
-            remaining: 0,
-            contributed: 0,
-            agreed: 0,
-            posted: 0,
-            posted_bytes: 0,
-            delivered: 0,
-            received: 0,
-            outstanding: 0,
-            targets: vec![Target::default(); spec.slots() as usize].into(),
-        };
+        let mut children: Vec<_> =
+            spec.children.iter().map(|child| (child.ranks.clone(), child.is_switch)).collect();
+        children.sort_unstable_by_key(|(ranks, _)| ranks.first());
+        let below: Ranks =
+            children.iter().flat_map(|(ranks, _)| ranks.ranges().iter().cloned()).collect();
+        let children = children
+            .into_iter()
+            .zip(&mut domains)
+            .map(|((ranks, is_switch), domain)| Child::new(ranks, is_switch, domain, spec.slots()))
+            .collect();
+        let uplink = domains.next().filter(|_| spec.has_parent);
+        let path_mtu = spec.path_mtu.bytes() as u32;
         Self {
             id: spec.id,
             key,
-            path_mtu: spec.path_mtu.bytes() as u32,
+            path_mtu,
             segment_bytes: spec.segment_bytes,
+            world: spec.world,
             window: spec.window.into(),
             memory_bytes: spec.memory_bytes(),
             send_limit: spec.send_requests() - 1,
-            children: ranks.into_iter().zip(domains).map(child).collect(),
-            slots: Slots::new(
-                spec.slots(),
-                spec.segment_bytes,
-                spec.path_mtu.bytes() as u32,
-                count,
-            ),
+            children,
+            uplink: uplink.map(|domain| Uplink::new(domain, below)),
+            slots: Slots::new(spec.slots(), spec.segment_bytes, path_mtu, count, !spec.has_parent),
             control: vec![0; spec.control_bytes()].into(),
             announced: 0,
-            kernel: |_, _| {},
-            cell_bytes: spec.segment_bytes,
-            doomed: false,
+            call: Call::none(),
+            called: 0,
             agreed: 0,
             completed: 0,
             abort: None,
@@ -254,6 +249,49 @@ impl Communicator {
         self.memory_bytes
     }
 
+    /// How many ports it has: the children, and then the uplink.
+    pub(crate) fn ports(&self) -> usize {
+        self.children.len() + usize::from(self.uplink.is_some())
+    }
+
+    pub(crate) fn is_uplink(&self, port: usize) -> bool {
+        port == self.children.len()
+    }
+
+    /// The protection domain of a port.
+    pub(crate) fn domain(&self, port: usize) -> ProtectionDomainId {
+        match (self.children.get(port), &self.uplink) {
+            (Some(child), _) => child.domain,
+            (None, Some(uplink)) => uplink.domain,
+            (None, None) => ProtectionDomainId(u32::MAX),
+        }
+    }
+
+    /// A port has this queue pair.
+    pub(crate) fn set_qpn(&mut self, port: usize, qpn: Qpn) {
+        match (self.children.get_mut(port), &mut self.uplink) {
+            (Some(child), _) => child.qpn = qpn,
+            (None, Some(uplink)) => uplink.qpn = qpn,
+            (None, None) => debug_assert!(false, "there is no port {port}"),
+        }
+    }
+
+    /// The way up is open.
+    pub(crate) fn connected(&mut self) {
+        if let Some(uplink) = &mut self.uplink {
+            uplink.connected = true;
+        }
+    }
+
+    /// The queue pair of a port.
+    pub(crate) fn qpn(&self, port: usize) -> Qpn {
+        match (self.children.get(port), &self.uplink) {
+            (Some(child), _) => child.qpn,
+            (None, Some(uplink)) => uplink.qpn,
+            (None, None) => Qpn::default(),
+        }
+    }
+
     /// Why it is aborted, the first time that this is asked.
     pub(crate) fn take_report(&mut self) -> Option<Abort> {
         let abort = self.abort.filter(|_| !self.reported);
@@ -273,119 +311,74 @@ impl Communicator {
         self.abort = Some(abort);
         let message = self.control.len() - ABORT_BYTES;
         self.control[message..].copy_from_slice(&abort.to_bytes());
+        if self.uplink.as_ref().is_some_and(|uplink| !uplink.connected) {
+            // There is nobody to tell.
+            self.ended |= 1 << self.children.len();
+        }
         Progress::Ready
     }
 
-    /// The child is gone, or was told and nothing more is expected of it; `false` when that was
+    /// Aborts it because of what came on a port.
+    pub(crate) fn broken(&mut self, port: usize, violation: Violation) -> Progress {
+        self.abort(match self.children.get(port) {
+            Some(child) => Abort::Violation { rank: child.rank, violation },
+            None => Abort::ParentLost,
+        })
+    }
+
+    /// The port is gone, or was told and nothing more is expected of it; `false` when that was
     /// known.
-    pub(crate) fn end(&mut self, child: usize) -> bool {
+    pub(crate) fn end(&mut self, port: usize) -> bool {
         let before = self.ended;
-        self.ended |= 1 << child;
+        self.ended |= 1 << port;
         self.ended != before
     }
 
-    pub(crate) fn has_ended(&self, child: usize) -> bool {
-        self.ended & 1 << child != 0
+    pub(crate) fn has_ended(&self, port: usize) -> bool {
+        self.ended & 1 << port != 0
     }
 
     pub(crate) fn all_ended(&self) -> bool {
-        self.ended == all_children(self.children.len())
+        self.ended == PortSet::MAX >> (PortSet::BITS as usize - self.ports())
     }
 
-    /// The child broke the protocol: its queue pair fails by the answer, the others are told.
-    fn violation(&mut self, child: usize, violation: Violation) -> AccessDenied {
-        let rank = self.children[child].rank;
-        let _ = self.abort(Abort::Violation { rank, violation });
-        AccessDenied::InvalidRequest
-    }
-
-    /// Admits a WRITE: the child's contribution to its next segment.
-    pub(crate) fn authorize(
+    /// Takes bytes of a SEND: of a child's segment, or of a message.
+    pub(crate) fn store(
         &mut self,
-        child: usize,
+        port: usize,
         address: u64,
-        key: u32,
-        length: u32,
-    ) -> Result<(), AccessDenied> {
-        if self.abort.is_some() || self.doomed {
-            // A refusal would break the connection on which the child is about to hear why.
-            return Ok(());
-        }
-        let edge = &self.children[child];
-        let segment = edge.contributed;
-        if edge.remaining == 0 {
-            return Err(self.violation(child, Violation::Unannounced));
-        }
-        if u64::from(length) != edge.remaining.min(self.segment_bytes.into()) {
-            return Err(self.violation(child, Violation::Length));
-        }
-        if segment >= edge.posted + self.window {
-            return Err(self.violation(child, Violation::Window));
-        }
-        self.confirm(child, (segment + 1).saturating_sub(self.window));
-        self.slots
-            .open(segment, length, self.cell_bytes)
-            .map_err(|error| self.slot_refused(child, error))?;
-        let targets = &mut self.children[child].targets;
-        let index = segment % targets.len() as u64;
-        targets[index as usize] = Target { address, key };
-        Ok(())
-    }
-
-    fn slot_refused(&mut self, child: usize, error: SlotError) -> AccessDenied {
-        // The checks before leave none of these; were there one, it must not become a wrong sum.
-        debug_assert!(false, "{error}");
-        self.violation(child, Violation::Window)
-    }
-
-    /// The child has all results before `end`.
-    fn confirm(&mut self, child: usize, end: u64) {
-        let edge = &mut self.children[child];
-        while edge.received < end.min(edge.posted) {
-            let freed = self.slots.acknowledge(edge.received, child);
-            debug_assert_eq!(freed, Ok(()), "segment {} of child {child}", edge.received);
-            edge.received += 1;
-        }
-    }
-
-    /// Takes a packet of a WRITE that was admitted.
-    pub(crate) fn contribute(
-        &mut self,
-        child: usize,
-        offset: u32,
         payload: &[u8],
-    ) -> Result<Progress, AccessDenied> {
-        if self.abort.is_some() || self.doomed {
-            self.statistics.discarded_bytes += payload.len() as u64;
+    ) -> Result<Progress, millstream_roce::AccessDenied> {
+        let denied = millstream_roce::AccessDenied::Protection;
+        let Some(place) = address.checked_sub(RECEIVE_BASE) else {
+            let start = self.message_offset(address, payload.len()).ok_or(denied)?;
+            self.control[start..start + payload.len()].copy_from_slice(payload);
             return Ok(Progress::None);
+        };
+        if self.sends_data(port) {
+            return self.contribute_sent(port, payload);
         }
-        let segment = self.children[child].contributed;
-        let contribution = self
-            .slots
-            .contribute(segment, child, offset, payload, self.kernel)
-            .map_err(|error| self.slot_refused(child, error))?;
-        self.statistics.bytes += payload.len() as u64;
-        let edge = &mut self.children[child];
-        edge.remaining -= payload.len() as u64;
-        edge.contributed += u64::from(contribution.whole);
-        if contribution.complete {
-            // Every child contributes in order, so segments complete in order.
-            debug_assert_eq!(segment, self.completed);
-            self.completed += 1;
+        // A message that is longer than any descriptor: it is refused by its length when it is complete.
+        let (buffer, offset) = (place / self.receive_stride(), place % self.receive_stride());
+        let start = (port * RECEIVES_PER_CHILD + buffer as usize) * RECEIVE_BYTES;
+        let kept = payload.len().min(RECEIVE_BYTES.saturating_sub(offset as usize));
+        let start = start + offset as usize;
+        if kept > 0 {
+            self.control[start..start + kept].copy_from_slice(&payload[..kept]);
         }
-        Ok(if contribution.more { Progress::Ready } else { Progress::None })
+        Ok(Progress::None)
     }
 
-    /// Takes bytes of a SEND into a receive buffer.
-    pub(crate) fn store(&mut self, address: u64, payload: &[u8]) -> Result<(), AccessDenied> {
-        let start = self.receive_offset(address, payload.len()).ok_or(AccessDenied::Protection)?;
-        self.control[start..start + payload.len()].copy_from_slice(payload);
-        Ok(())
+    /// From the address of one receive buffer of a child to that of the next.
+    fn receive_stride(&self) -> u64 {
+        u64::from(self.segment_bytes).max(RECEIVE_BYTES as u64)
     }
 
-    fn receive_offset(&self, address: u64, length: usize) -> Option<usize> {
+    /// Where in the control messages the one from above is, and others may not be written.
+    fn message_offset(&self, address: u64, length: usize) -> Option<usize> {
         let start = usize::try_from(address.checked_sub(CONTROL_BASE)?).ok()?;
-        (start.checked_add(length)? <= self.control.len() - ABORT_BYTES).then_some(start)
+        let first = self.control.len() - 2 * ABORT_BYTES;
+        (start >= first && start.checked_add(length)? <= first + ABORT_BYTES).then_some(start)
     }
 
     /// The bytes of a piece that this communicator made.
@@ -399,29 +392,57 @@ impl Communicator {
         }
     }
 
-    /// Whether a piece is one that work requests may use.
-    pub(crate) fn check_local(&self, piece: &Piece, write: bool) -> bool {
-        if write {
-            self.receive_offset(piece.address, piece.length as usize).is_some()
-        } else {
-            self.bytes(piece).is_some()
+    /// Whether a piece is one that work requests of a port may use.
+    pub(crate) fn check_local(&self, port: usize, piece: &Piece, write: bool) -> bool {
+        if !write {
+            return self.bytes(piece).is_some();
+        }
+        match piece.address.checked_sub(RECEIVE_BASE) {
+            Some(place) => {
+                let end = place.checked_add(piece.length.into());
+                let limit = RECEIVES_PER_CHILD as u64 * self.receive_stride();
+                !self.is_uplink(port) && end.is_some_and(|end| end <= limit)
+            }
+            None => {
+                let length = piece.length as usize;
+                self.is_uplink(port) && self.message_offset(piece.address, length).is_some()
+            }
         }
     }
 
-    /// A receive request of a child.
-    pub(crate) fn receive_request(&self, child: usize, buffer: usize) -> ReceiveRequest {
-        let index = child * RECEIVES_PER_CHILD + buffer;
-        let piece = Piece {
-            key: self.key,
-            address: CONTROL_BASE + (index * RECEIVE_BYTES) as u64,
-            length: RECEIVE_BYTES as u32,
+    /// A receive request of a port.
+    pub(crate) fn receive_request(&self, port: usize, buffer: usize) -> ReceiveRequest {
+        let (address, length) = if self.is_uplink(port) {
+            // All share one buffer: at most one message with a payload ever comes.
+            (CONTROL_BASE + (self.control.len() - 2 * ABORT_BYTES) as u64, ABORT_BYTES as u32)
+        } else {
+            let stride = self.receive_stride();
+            (RECEIVE_BASE + buffer as u64 * stride, stride as u32)
         };
-        ReceiveRequest { id: Tag::Receive { buffer }.id(child), pieces: [piece] }
+        let piece = Piece { key: self.key, address, length };
+        ReceiveRequest { id: Tag::Receive { buffer }.id(port), pieces: [piece] }
     }
 
-    /// The next message to post to a child, if it is owed one and there is room for it.
-    pub(crate) fn next_send(&mut self, child: usize) -> Option<SendRequest> {
-        let bit = 1 << child;
+    /// How many receive requests a port has.
+    pub(crate) fn receives(&self, port: usize) -> usize {
+        if self.is_uplink(port) { self.window as usize + 2 } else { RECEIVES_PER_CHILD }
+    }
+
+    /// Whether a port is to be closed without a word: the other end has receives for the results of SEND
+    /// mode, and none for another message.
+    pub(crate) fn closes_silently(&mut self, port: usize) -> bool {
+        let bit = 1 << port;
+        let waits = self.children.get(port).is_some_and(Child::awaits_sends);
+        let closes = self.abort.is_some() && waits && self.told & bit == 0;
+        if closes {
+            self.told |= bit;
+        }
+        closes
+    }
+
+    /// The next message to post on a port, if it is owed one and there is room for it.
+    pub(crate) fn next_send(&mut self, port: usize) -> Option<SendRequest> {
+        let bit = 1 << port;
         if self.ended & bit != 0 {
             return None;
         }
@@ -432,67 +453,56 @@ impl Communicator {
             self.told |= bit;
             let address = CONTROL_BASE + (self.control.len() - ABORT_BYTES) as u64;
             let piece = Piece { key: self.key, address, length: ABORT_BYTES as u32 };
-            return Some(self.message(child, Tag::Abort, Answer::Aborted, piece));
+            let immediate = (!self.is_uplink(port)).then(|| Answer::Aborted.to_immediate());
+            return Some(self.message(port, Tag::Abort, immediate, piece));
         }
-        let edge = &mut self.children[child];
-        if edge.outstanding >= self.send_limit {
-            return None;
-        }
-        if edge.agreed < self.agreed {
-            let answer = Answer::agreed(edge.agreed);
-            edge.agreed += 1;
-            return Some(self.message(child, Tag::Agreed, answer, Piece::default()));
-        }
-        // Results go out in order, and before all descriptors are known there is none.
-        let segment = edge.posted;
-        let (complete, length) = self.slots.result(segment).ok()?;
-        let offset = edge.posted_bytes;
-        if complete <= offset {
-            return None;
-        }
-        let last = complete == length;
-        let target = edge.targets[(segment % edge.targets.len() as u64) as usize];
-        if last {
-            edge.posted += 1;
-        }
-        edge.posted_bytes = if last { 0 } else { complete };
-        edge.outstanding += 1;
-        let piece = Piece {
-            key: self.key,
-            address: self.slots.offset(segment) + u64::from(offset),
-            length: complete - offset,
-        };
-        let operation = SendOperation::Write {
-            remote_address: target.address.wrapping_add(offset.into()),
-            remote_key: target.key,
-            immediate: last.then(|| Answer::result(segment).to_immediate()),
-        };
-        let tag = if last { Tag::Result } else { Tag::Cell };
-        Some(SendRequest { solicited: last, ..SendRequest::new(tag.id(child), operation, [piece]) })
+        if self.is_uplink(port) { self.next_up() } else { self.next_down(port) }
     }
 
-    fn message(&mut self, child: usize, tag: Tag, answer: Answer, piece: Piece) -> SendRequest {
-        self.children[child].outstanding += 1;
+    fn message(
+        &mut self,
+        port: usize,
+        tag: Tag,
+        immediate: Option<u32>,
+        piece: Piece,
+    ) -> SendRequest {
+        match (self.children.get_mut(port), &mut self.uplink) {
+            (Some(child), _) => child.outstanding += 1,
+            (None, Some(uplink)) => uplink.outstanding += 1,
+            (None, None) => debug_assert!(false, "there is no port {port}"),
+        }
         SendRequest {
             solicited: true,
-            ..SendRequest::new(
-                tag.id(child),
-                SendOperation::Send { immediate: Some(answer.to_immediate()) },
-                [piece],
-            )
+            ..SendRequest::new(tag.id(port), SendOperation::Send { immediate }, [piece])
         }
     }
 
-    /// A send request to the child is complete: it has the message.
-    pub(crate) fn delivered(&mut self, child: usize, tag: Tag) -> Progress {
-        let edge = &mut self.children[child];
-        let full = edge.outstanding >= self.send_limit;
-        edge.outstanding = edge.outstanding.saturating_sub(1);
+    /// A send request on a port is complete: the other end has the message.
+    pub(crate) fn delivered(&mut self, port: usize, tag: Tag) -> Progress {
+        let limit = self.send_limit;
+        let outstanding = match (self.children.get_mut(port), &mut self.uplink) {
+            (Some(child), _) => &mut child.outstanding,
+            (None, Some(uplink)) => &mut uplink.outstanding,
+            (None, None) => return Progress::None,
+        };
+        let full = *outstanding >= limit;
+        *outstanding = outstanding.saturating_sub(1);
         if tag == Tag::Result {
-            edge.delivered += 1;
-            let delivered = edge.delivered;
-            self.confirm(child, delivered);
+            let child = &mut self.children[port];
+            child.delivered += 1;
+            let delivered = child.delivered;
+            self.confirm(port, delivered);
         }
         if full { Progress::Ready } else { Progress::None }
+    }
+
+    /// Whether all children are in the set.
+    fn is_everyone(&self, children: ChildSet) -> bool {
+        children == all_children(self.children.len())
+    }
+
+    /// The address of what goes up.
+    fn descriptor_address(&self) -> usize {
+        self.control.len() - 2 * ABORT_BYTES - DESCRIPTOR_BYTES
     }
 }

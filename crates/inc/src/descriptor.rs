@@ -5,20 +5,27 @@
 //!  8  flags, 4 bytes   12  root, 4 bytes
 //! 16  sequence, 8 bytes
 //! 24  count, 8 bytes
+//! 32  address of the destination, 8 bytes
+//! 40  its key, 4 bytes 44  0
 //! ```
+//!
+//! Flag 1: SEND mode. The destination is the rank's own, of no meaning in SEND mode and where the rank
+//! gets no result; it is not compared.
 //!
 //! All fields are little-endian, as the elements are. The switch compares the descriptors of all
 //! ranks before it answers anyone, so ranks that disagree on what they compute learn it.
 
 use thiserror::Error;
 
-use crate::{Collective, DataType, ReduceOperation};
+use crate::{Collective, DataType, Mode, ReduceOperation};
 
 /// Bytes of a descriptor.
-pub const DESCRIPTOR_BYTES: usize = 32;
+pub const DESCRIPTOR_BYTES: usize = 48;
 
 const MAGIC: [u8; 4] = *b"MSIC";
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
+
+const SEND_MODE: u32 = 1;
 
 /// The most bytes that one collective may reduce. Keeps every sum of positions within 64 bits.
 pub const MAX_COLLECTIVE_BYTES: u64 = 1 << 48;
@@ -38,6 +45,12 @@ pub struct Descriptor {
     pub root: u32,
     /// How many elements.
     pub count: u64,
+    /// How the vectors travel.
+    pub mode: Mode,
+    /// Where the sender wants its result.
+    pub destination_address: u64,
+    /// The remote key of that.
+    pub destination_key: u32,
 }
 
 /// Why bytes are not a descriptor.
@@ -79,6 +92,7 @@ pub enum Field {
     DataType = 3,
     Root = 4,
     Count = 5,
+    Mode = 6,
 }
 
 impl Field {
@@ -89,6 +103,7 @@ impl Field {
             3 => Self::DataType,
             4 => Self::Root,
             5 => Self::Count,
+            6 => Self::Mode,
             _ => return None,
         })
     }
@@ -101,6 +116,7 @@ impl Field {
             Self::DataType => "data type",
             Self::Root => "root",
             Self::Count => "count",
+            Self::Mode => "mode",
         }
     }
 
@@ -111,6 +127,7 @@ impl Field {
             Self::Collective => code.and_then(Collective::from_code).map(Collective::name),
             Self::Operation => code.and_then(ReduceOperation::from_code).map(ReduceOperation::name),
             Self::DataType => code.and_then(DataType::from_code).map(DataType::name),
+            Self::Mode => Some(if value == 0 { "WRITE" } else { "SEND" }),
             Self::Root | Self::Count => None,
         };
         name.map_or_else(|| value.to_string(), str::to_owned)
@@ -124,6 +141,23 @@ impl Descriptor {
         (bytes <= MAX_COLLECTIVE_BYTES).then_some(bytes)
     }
 
+    /// Bytes of all ranks' parts together; `None` when they are more than [`MAX_COLLECTIVE_BYTES`].
+    pub(crate) fn total_bytes(&self, world: u32) -> Option<u64> {
+        let parts = match self.collective {
+            Collective::ReduceScatter | Collective::AllGather => world,
+            _ => 1,
+        };
+        let bytes = self.bytes()?.checked_mul(parts.into())?;
+        (bytes <= MAX_COLLECTIVE_BYTES).then_some(bytes)
+    }
+
+    const fn flags(&self) -> u32 {
+        match self.mode {
+            Mode::Write => 0,
+            Mode::Send => SEND_MODE,
+        }
+    }
+
     /// The message.
     pub fn to_bytes(&self) -> [u8; DESCRIPTOR_BYTES] {
         let mut bytes = [0; DESCRIPTOR_BYTES];
@@ -132,9 +166,12 @@ impl Descriptor {
         bytes[5] = self.collective.code();
         bytes[6] = self.operation.code();
         bytes[7] = self.data_type.code();
+        bytes[8..12].copy_from_slice(&self.flags().to_le_bytes());
         bytes[12..16].copy_from_slice(&self.root.to_le_bytes());
         bytes[16..24].copy_from_slice(&self.sequence.to_le_bytes());
-        bytes[24..].copy_from_slice(&self.count.to_le_bytes());
+        bytes[24..32].copy_from_slice(&self.count.to_le_bytes());
+        bytes[32..40].copy_from_slice(&self.destination_address.to_le_bytes());
+        bytes[40..44].copy_from_slice(&self.destination_key.to_le_bytes());
         bytes
     }
 
@@ -153,7 +190,7 @@ impl Descriptor {
             return Err(DescriptorError::Version(bytes[4]));
         }
         let flags = word(8);
-        if flags != 0 {
+        if flags & !SEND_MODE != 0 || word(44) != 0 {
             return Err(DescriptorError::Flags(flags));
         }
         let descriptor = Self {
@@ -165,6 +202,9 @@ impl Descriptor {
             data_type: DataType::from_code(bytes[7]).ok_or(DescriptorError::DataType(bytes[7]))?,
             root: word(12),
             count: double(24),
+            mode: if flags & SEND_MODE == 0 { Mode::Write } else { Mode::Send },
+            destination_address: double(32),
+            destination_key: word(40),
         };
         descriptor.bytes().ok_or(DescriptorError::Count(descriptor.count))?;
         Ok(descriptor)
@@ -180,6 +220,7 @@ impl Descriptor {
                 (Field::DataType, descriptor.data_type.code().into()),
                 (Field::Root, descriptor.root.into()),
                 (Field::Count, descriptor.count),
+                (Field::Mode, descriptor.flags().into()),
             ]
         };
         let pairs = fields(self).into_iter().zip(fields(other));
@@ -202,6 +243,9 @@ mod tests {
         data_type: DataType::Int64,
         root: 7,
         count: 1000,
+        mode: Mode::Send,
+        destination_address: 0x1112_1314_1516_1718,
+        destination_key: 0x2122_2324,
     };
 
     fn any_descriptor() -> impl Strategy<Value = Descriptor> {
@@ -217,38 +261,45 @@ mod tests {
                 data_type,
                 root,
                 count,
+                mode: if root % 2 == 0 { Mode::Write } else { Mode::Send },
+                destination_address: sequence.rotate_left(7),
+                destination_key: root.rotate_left(3),
             },
         )
     }
 
     #[test]
     fn the_layout_is_the_documented_one() {
-        let mut wanted = *b"MSIC\x01\x00\x03\x06\0\0\0\0\x07\0\0\0\
-            \x08\x07\x06\x05\x04\x03\x02\x01\xe8\x03\0\0\0\0\0\0";
+        let mut wanted = *b"MSIC\x02\x00\x03\x06\x01\0\0\0\x07\0\0\0\
+            \x08\x07\x06\x05\x04\x03\x02\x01\xe8\x03\0\0\0\0\0\0\
+            \x18\x17\x16\x15\x14\x13\x12\x11\x24\x23\x22\x21\0\0\0\0";
         assert_eq!(EXAMPLE.to_bytes(), wanted);
         assert_eq!(Descriptor::parse(&wanted), Ok(EXAMPLE));
 
         for (at, value, error) in [
             (0, b'X', DescriptorError::Magic),
-            (4, 2, DescriptorError::Version(2)),
+            (4, 1, DescriptorError::Version(1)),
             (5, 6, DescriptorError::Collective(6)),
             (6, 8, DescriptorError::Operation(8)),
             (7, 12, DescriptorError::DataType(12)),
-            (11, 0x80, DescriptorError::Flags(0x8000_0000)),
+            (11, 0x80, DescriptorError::Flags(0x8000_0001)),
+            (44, 1, DescriptorError::Flags(1)),
             (31, 1, DescriptorError::Count(1 << 56 | 1000)),
         ] {
             let kept = core::mem::replace(&mut wanted[at], value);
             assert_eq!(Descriptor::parse(&wanted), Err(error));
             wanted[at] = kept;
         }
-        assert_eq!(Descriptor::parse(&wanted[..31]), Err(DescriptorError::Length(31)));
-        assert_eq!(Descriptor::parse(&[0; 33]), Err(DescriptorError::Length(33)));
+        assert_eq!(Descriptor::parse(&wanted[..47]), Err(DescriptorError::Length(47)));
+        assert_eq!(Descriptor::parse(&[0; 49]), Err(DescriptorError::Length(49)));
     }
 
     #[test]
     fn the_first_difference_is_named() {
         assert_eq!(EXAMPLE.difference(&EXAMPLE), None);
-        assert_eq!(EXAMPLE.difference(&Descriptor { sequence: 0, ..EXAMPLE }), None);
+        let same =
+            Descriptor { sequence: 0, destination_address: 0, destination_key: 0, ..EXAMPLE };
+        assert_eq!(EXAMPLE.difference(&same), None);
         let other = Descriptor { data_type: DataType::Float64, count: 999, ..EXAMPLE };
         assert_eq!(EXAMPLE.difference(&other), Some((Field::DataType, 6, 11)));
         let other = Descriptor { count: 999, ..EXAMPLE };
@@ -264,7 +315,7 @@ mod tests {
         #[test]
         fn what_parses_is_what_would_be_emitted(bytes in any::<[u8; DESCRIPTOR_BYTES]>()) {
             let mut bytes = bytes;
-            bytes[..5].copy_from_slice(b"MSIC\x01");
+            bytes[..5].copy_from_slice(b"MSIC\x02");
             if let Ok(descriptor) = Descriptor::parse(&bytes) {
                 prop_assert_eq!(descriptor.to_bytes(), bytes);
             }

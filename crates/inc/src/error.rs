@@ -53,6 +53,14 @@ pub enum StartError {
         /// What was asked for.
         data_type: DataType,
     },
+    /// There is no such rank.
+    #[error("there is no rank {root} to be the root: the communicator has {world}, from 0 on")]
+    Root {
+        /// What was asked for.
+        root: u32,
+        /// How many there are.
+        world: u32,
+    },
     /// Too long, or beyond the end of the address space.
     #[error("{count} elements of {data_type} are more than a collective can have")]
     TooLong {

@@ -26,9 +26,10 @@ use crate::abort::{ABORT_BYTES, Abort};
 use crate::answer::Answer;
 use crate::descriptor::{DESCRIPTOR_BYTES, Descriptor};
 use crate::error::{CollectiveError, StartError};
+use crate::layout::Layout;
 use crate::reduce::supported;
 use crate::spec::{MAX_SEGMENT_BYTES, MAX_WINDOW};
-use crate::{Collective, CollectiveCall};
+use crate::{Collective, CollectiveCall, Mode};
 
 /// Bytes of the control region: the descriptor that is being sent, then a message of the switch.
 pub const CONTROL_BYTES: usize = 128;
@@ -37,6 +38,7 @@ const MESSAGE_OFFSET: usize = 64;
 /// Ids of work requests: WRITEs have the number of their segment.
 const DESCRIPTOR_ID: u64 = 1 << 62;
 const PROBE_ID: u64 = DESCRIPTOR_ID + 1;
+const CREDIT_ID: u64 = DESCRIPTOR_ID + 2;
 const RECEIVE_ID: u64 = 1 << 63;
 
 /// What a worker is made with. All ranks of a communicator have the same segments and window.
@@ -91,10 +93,9 @@ pub struct Completed {
 #[derive(Clone, Copy, Debug)]
 struct Running {
     call: CollectiveCall,
-    bytes: u64,
-    /// Its first segment and one past its last.
-    first: u64,
-    end: u64,
+    layout: Layout,
+    /// The number of the receive that its agreement goes into.
+    first_receive: u64,
     stored: bool,
     announced: bool,
     agreed: bool,
@@ -106,13 +107,15 @@ pub struct HostWorker {
     config: HostConfig,
     /// Collectives started.
     sequence: u64,
-    /// Segments sent, over all collectives.
+    /// Segments sent, or not to be sent, over all collectives.
     sent: u64,
-    /// Results that have come, without gaps.
+    /// Answers to them that have come, without gaps.
     results: u64,
     running: Option<Running>,
-    /// Receive requests posted and not consumed.
-    receives: u32,
+    /// Receive requests posted, over all collectives.
+    posted: u64,
+    /// How many of them are consumed.
+    consumed: u64,
     /// Send requests posted and not complete.
     sends: u32,
     /// A probe is to be sent.
@@ -141,7 +144,8 @@ impl HostWorker {
             sent: 0,
             results: 0,
             running: None,
-            receives: 0,
+            posted: 0,
+            consumed: 0,
             sends: 0,
             probe: false,
             outcome: None,
@@ -163,33 +167,41 @@ impl HostWorker {
 
     /// Starts a collective; returns its number.
     pub fn start(&mut self, call: &CollectiveCall) -> Result<u64, StartError> {
-        let CollectiveCall { count, data_type, operation, .. } = *call;
+        let CollectiveCall { collective, count, data_type, operation, root, .. } = *call;
+        let HostConfig { rank, world, segment_bytes, .. } = self.config;
         if let Some(error) = self.failed {
             return Err(StartError::Failed(error));
         }
         if self.running.is_some() || self.outcome.is_some() {
             return Err(StartError::Busy(self.sequence - 1));
         }
-        if call.collective != Collective::AllReduce || !supported(data_type, operation) {
-            let collective = call.collective;
+        let reduces = match collective {
+            Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => true,
+            Collective::Broadcast | Collective::AllGather | Collective::Barrier => false,
+        };
+        if reduces && !supported(data_type, operation) {
             return Err(StartError::Unsupported { collective, operation, data_type });
         }
+        if root >= world {
+            return Err(StartError::Root { root, world });
+        }
+        let descriptor = self.descriptor(call);
         let ends = |bytes: u64| {
             call.source_address.checked_add(bytes)?;
             call.destination_address.checked_add(bytes)
         };
-        let bytes = self
-            .descriptor(call)
-            .bytes()
+        descriptor
+            .total_bytes(world)
             .filter(|&bytes| ends(bytes).is_some())
             .ok_or(StartError::TooLong { count, data_type })?;
+        let layout = Layout::new(&descriptor, world, segment_bytes, self.sent);
+        debug_assert!(rank < world, "rank {rank} of {world}");
         let sequence = self.sequence;
         self.sequence += 1;
         self.running = Some(Running {
             call: *call,
-            bytes,
-            first: self.sent,
-            end: self.sent + bytes.div_ceil(self.config.segment_bytes.into()),
+            layout,
+            first_receive: self.consumed,
             stored: false,
             announced: false,
             agreed: false,
@@ -203,8 +215,11 @@ impl HostWorker {
             collective: call.collective,
             operation: call.operation,
             data_type: call.data_type,
-            root: 0,
+            root: call.root,
             count: call.count,
+            mode: call.mode,
+            destination_address: call.destination_address,
+            destination_key: call.destination_key,
         }
     }
 
@@ -222,11 +237,8 @@ impl HostWorker {
             return None;
         }
         // Receives come before the sends that they are for.
-        if self.receives < self.required_receive_requests() {
-            self.receives += 1;
-            let piece = self.control_piece(MESSAGE_OFFSET, ABORT_BYTES);
-            // All share one buffer: at most one message with a payload ever comes.
-            let request = ReceiveRequest { id: RECEIVE_ID, pieces: [piece] };
+        if let Some(request) = self.next_receive() {
+            self.posted += 1;
             return Some(Command::Receive(request));
         }
         let running = self.running?;
@@ -245,24 +257,72 @@ impl HostWorker {
             let operation = SendOperation::Send { immediate: None };
             return Some(self.send(DESCRIPTOR_ID, operation, piece));
         }
-        if self.sent >= running.end || self.sent >= self.results + u64::from(self.config.window) {
-            // What is not acknowledged yet asks the same question.
-            let probe = core::mem::take(&mut self.probe) && self.sends == 0;
-            let operation =
-                SendOperation::Write { remote_address: 0, remote_key: 0, immediate: None };
-            return probe.then(|| self.send(PROBE_ID, operation, Piece::default()));
+        let Running { call, layout, .. } = running;
+        let limit = layout.end().min(self.results + u64::from(self.config.window));
+        if self.sent < limit
+            && let Some(offset) = layout.source_offset(self.sent, self.config.rank)
+        {
+            let segment = self.sent;
+            self.sent += 1;
+            let length = layout.place(segment).length;
+            let address = call.source_address + offset;
+            let piece = Piece { key: call.source_key, address, length };
+            let operation = match call.mode {
+                Mode::Write => SendOperation::Write {
+                    remote_address: call.destination_address.wrapping_add(offset),
+                    remote_key: call.destination_key,
+                    immediate: None,
+                },
+                Mode::Send => SendOperation::Send { immediate: None },
+            };
+            return Some(self.send(segment, operation, piece));
         }
-        let segment = self.sent;
-        self.sent += 1;
-        let (offset, length) = self.range(&running, segment);
-        let call = &running.call;
-        let piece = Piece { key: call.source_key, address: call.source_address + offset, length };
-        let operation = SendOperation::Write {
-            remote_address: call.destination_address + offset,
-            remote_key: call.destination_key,
-            immediate: None,
-        };
-        Some(self.send(segment, operation, piece))
+        if let Some(end) = self.next_credit(&layout, limit) {
+            self.sent = end;
+            let immediate = Some(Answer::credit(end).to_immediate());
+            return Some(self.send(CREDIT_ID, SendOperation::Send { immediate }, Piece::default()));
+        }
+        // What is not acknowledged yet asks the same question.
+        let probe = core::mem::take(&mut self.probe) && self.sends == 0;
+        let operation = SendOperation::Write { remote_address: 0, remote_key: 0, immediate: None };
+        probe.then(|| self.send(PROBE_ID, operation, Piece::default()))
+    }
+
+    /// The receive request to post next, if it is time. They are consumed in the order of the switch's
+    /// messages: of each collective the agreement, then an answer for each segment. What follows these is
+    /// the next agreement, or an abort.
+    fn next_receive(&self) -> Option<ReceiveRequest> {
+        let segments = self.running.map_or(0, |it| it.layout.end() - it.layout.first() + 1);
+        let first = self.running.map_or(self.consumed, |running| running.first_receive);
+        let limit = self.consumed + u64::from(self.required_receive_requests());
+        if self.posted >= limit || self.posted > first + segments {
+            return None;
+        }
+        // All messages share one buffer: at most one with a payload ever comes.
+        let mut piece = self.control_piece(MESSAGE_OFFSET, ABORT_BYTES);
+        if let Some(Running { call, layout, .. }) = self.running
+            && call.mode == Mode::Send
+            && let Some(number) = (self.posted - first).checked_sub(1)
+            && layout.first() + number < layout.end()
+            && let segment = layout.first() + number
+            && let Some(offset) = layout.target_offset(segment, self.config.rank)
+        {
+            let length = layout.place(segment).length;
+            let address = call.destination_address + offset;
+            piece = Piece { key: call.destination_key, address, length };
+        }
+        Some(ReceiveRequest { id: RECEIVE_ID, pieces: [piece] })
+    }
+
+    /// Up to which segment it is to be said now that there is nothing of this rank. Not for each one alone,
+    /// unless the next is not of that kind.
+    fn next_credit(&self, layout: &Layout, limit: u64) -> Option<u64> {
+        let has_nothing =
+            |&segment: &u64| layout.source_offset(segment, self.config.rank).is_none();
+        let end = (self.sent..limit).take_while(has_nothing).last()? + 1;
+        let over = end == layout.end() || (end < limit && !has_nothing(&end));
+        let enough = end - self.sent >= u64::from(self.config.window / 2);
+        (over || enough).then_some(end)
     }
 
     fn send(&mut self, id: u64, operation: SendOperation, piece: Piece) -> Command {
@@ -278,13 +338,6 @@ impl HostWorker {
         }
     }
 
-    /// Where in the vector a segment lies.
-    fn range(&self, running: &Running, segment: u64) -> (u64, u32) {
-        let segment_bytes = u64::from(self.config.segment_bytes);
-        let offset = (segment - running.first) * segment_bytes;
-        (offset, segment_bytes.min(running.bytes - offset) as u32)
-    }
-
     /// Takes a completion of the queue pair. `control` is what the control region holds now.
     pub fn handle_completion(&mut self, completion: &Completion, control: &[u8]) {
         if completion.status != CompletionStatus::Success {
@@ -294,7 +347,7 @@ impl HostWorker {
         if completion.id & RECEIVE_ID == 0 {
             self.sends = self.sends.saturating_sub(1);
         } else {
-            self.receives = self.receives.saturating_sub(1);
+            self.consumed += 1;
             if let Err(error) = self.answered(completion, control) {
                 self.fail(error);
             }
@@ -321,16 +374,27 @@ impl HostWorker {
                 running.ok_or(CollectiveError::Protocol("it agreed out of turn"))?.agreed = true;
                 Ok(())
             }
-            (Answer::Result(_), true) => {
+            (Answer::Result(_), _) => {
                 const OUT_OF_TURN: CollectiveError =
                     CollectiveError::Protocol("it sent a result out of turn");
                 let running = self.running.filter(|running| running.agreed).ok_or(OUT_OF_TURN)?;
-                if self.results >= self.sent || answer != Answer::result(self.results) {
+                let mode = if write { Mode::Write } else { Mode::Send };
+                if self.results >= self.sent
+                    || answer != Answer::result(self.results)
+                    || mode != running.call.mode
+                {
                     return Err(OUT_OF_TURN);
                 }
-                // The last part of the segment: the switch passes it on as it becomes complete.
-                let length = self.range(&running, self.results).1;
-                if completion.length == 0 || completion.length > length {
+                let layout = &running.layout;
+                let right = match layout.target_offset(self.results, self.config.rank) {
+                    None => completion.length == 0,
+                    // The last part of the segment: the switch passes it on as it becomes complete.
+                    Some(_) if write => {
+                        (1..=layout.place(self.results).length).contains(&completion.length)
+                    }
+                    Some(_) => completion.length == layout.place(self.results).length,
+                };
+                if !right {
                     return Err(CollectiveError::Protocol("it sent a result of the wrong length"));
                 }
                 self.results += 1;
@@ -342,10 +406,11 @@ impl HostWorker {
 
     fn finish(&mut self) {
         let over = |running: &mut Running| {
-            running.agreed && self.results == running.end && self.sends == 0
+            running.agreed && self.results == running.layout.end() && self.sends == 0
         };
         if let Some(running) = self.running.take_if(over) {
-            let completed = Completed { sequence: self.sequence - 1, bytes: running.bytes };
+            let completed =
+                Completed { sequence: self.sequence - 1, bytes: running.layout.bytes() };
             self.outcome = Some(Ok(completed));
         }
     }
@@ -373,7 +438,7 @@ impl HostWorker {
     /// The error of a collective that takes too long, for [`HostWorker::fail`].
     pub fn timed_out(&self) -> CollectiveError {
         let (first, end) =
-            self.running.map_or((self.sent, self.sent), |running| (running.first, running.end));
+            self.running.map_or((self.sent, self.sent), |it| (it.layout.first(), it.layout.end()));
         CollectiveError::TimedOut {
             sequence: self.sequence.saturating_sub(1),
             results: self.results - first,
@@ -389,7 +454,8 @@ impl HostWorker {
     /// The collective under way: its number, segments whose result has come, and segments.
     pub fn progress(&self) -> Option<(u64, u64, u64)> {
         let running = self.running?;
-        Some((self.sequence - 1, self.results - running.first, running.end - running.first))
+        let layout = &running.layout;
+        Some((self.sequence - 1, self.results - layout.first(), layout.end() - layout.first()))
     }
 }
 

@@ -35,6 +35,7 @@ mod data_type;
 mod descriptor;
 mod error;
 mod host;
+mod layout;
 pub mod plan;
 pub mod protocol;
 mod ranks;

@@ -62,6 +62,8 @@ struct Slot {
     cell_bytes: u32,
     /// So many bytes from the start have every child's contribution: whole cells.
     complete: u32,
+    /// Below the root, so many bytes of the result have come from above, from the start.
+    received: u32,
     contributed: ChildSet,
     acknowledged: ChildSet,
 }
@@ -75,13 +77,21 @@ pub(crate) struct Slots {
     slot_bytes: u32,
     cells_per_slot: u32,
     everyone: ChildSet,
+    /// What all children have sent is the result.
+    is_root: bool,
     occupied: u32,
 }
 
 impl Slots {
     /// A ring of `count` slots of `slot_bytes` bytes for so many children. No cell is smaller than
     /// `least_cell`, which is not 0.
-    pub(crate) fn new(count: u32, slot_bytes: u32, least_cell: u32, children: usize) -> Self {
+    pub(crate) fn new(
+        count: u32,
+        slot_bytes: u32,
+        least_cell: u32,
+        children: usize,
+        is_root: bool,
+    ) -> Self {
         let cells_per_slot = slot_bytes.div_ceil(least_cell);
         Self {
             bytes: vec![0; count as usize * slot_bytes as usize].into(),
@@ -90,6 +100,7 @@ impl Slots {
             slot_bytes,
             cells_per_slot,
             everyone: all_children(children),
+            is_root,
             occupied: 0,
         }
     }
@@ -175,17 +186,42 @@ impl Slots {
         bytes[start + known.len()..end].copy_from_slice(new);
         slot.filled = filled.max(end) as u32;
 
-        let end = end as u32;
+        self.arrived(index, child, offset, end as u32)
+    }
+
+    /// A child has nothing to add to a segment.
+    pub(crate) fn contribute_nothing(
+        &mut self,
+        segment: u64,
+        child: usize,
+    ) -> Result<Contribution, SlotError> {
+        let index = self.find(segment)?;
+        let slot = &self.slots[index];
+        if slot.contributed & 1 << child != 0 {
+            return Err(SlotError::Repeated);
+        }
+        self.arrived(index, child, 0, slot.length)
+    }
+
+    /// Counts what has come of a child, from `start` to `end`.
+    fn arrived(
+        &mut self,
+        index: usize,
+        child: usize,
+        start: u32,
+        end: u32,
+    ) -> Result<Contribution, SlotError> {
+        let slot = &mut self.slots[index];
         let whole = end == slot.length;
         if whole {
-            slot.contributed |= bit;
+            slot.contributed |= 1 << child;
         }
         let before = slot.complete;
         // The last cell may be shorter than the others.
         let cells = if whole { end.div_ceil(slot.cell_bytes) } else { end / slot.cell_bytes };
         let first = index * self.cells_per_slot as usize;
         let everyone = self.everyone.count_ones() as u8;
-        for cell in offset / slot.cell_bytes..cells {
+        for cell in start / slot.cell_bytes..cells {
             let arrived = &mut self.arrived[first + cell as usize];
             *arrived += 1;
             if *arrived == everyone {
@@ -197,17 +233,62 @@ impl Slots {
         Ok(Contribution { whole, more: slot.complete > before, complete })
     }
 
-    /// How much of the segment's result there is, from its start, and how long it will be.
-    pub(crate) fn result(&self, segment: u64) -> Result<(u32, u32), SlotError> {
+    /// How much of the segment all children have sent, from its start, and how long it is.
+    pub(crate) fn contributions(&self, segment: u64) -> Result<(u32, u32), SlotError> {
         let slot = &self.slots[self.find(segment)?];
         Ok((slot.complete, slot.length))
+    }
+
+    /// Takes the next bytes of the result from the node above, `offset` bytes from the segment's start:
+    /// they replace what was sent there. Whether there is a cell more of it.
+    pub(crate) fn receive(
+        &mut self,
+        segment: u64,
+        offset: u32,
+        payload: &[u8],
+    ) -> Result<bool, SlotError> {
+        let index = self.find(segment)?;
+        let slot = &mut self.slots[index];
+        let (start, end) = (offset as usize, offset as usize + payload.len());
+        if self.is_root || offset != slot.received || end > slot.complete as usize {
+            return Err(SlotError::Incomplete);
+        }
+        let base = index * self.slot_bytes as usize;
+        self.bytes[base + start..base + end].copy_from_slice(payload);
+        slot.received = end as u32;
+        Ok(slot.received == slot.length
+            || slot.received / slot.cell_bytes > offset / slot.cell_bytes)
+    }
+
+    /// The segment has a result above, but there is nothing of it for this node.
+    pub(crate) fn receive_nothing(&mut self, segment: u64) -> Result<(), SlotError> {
+        let index = self.find(segment)?;
+        let slot = &mut self.slots[index];
+        if self.is_root || slot.received != 0 || slot.complete != slot.length {
+            return Err(SlotError::Incomplete);
+        }
+        slot.received = slot.length;
+        Ok(())
+    }
+
+    /// How much of the segment's result there is, from its start, in whole cells, and how long it will be.
+    pub(crate) fn result(&self, segment: u64) -> Result<(u32, u32), SlotError> {
+        let slot = &self.slots[self.find(segment)?];
+        let Slot { complete, received, cell_bytes, length, .. } = *slot;
+        let result = match self.is_root {
+            true => complete,
+            false if received == length => received,
+            false => received / cell_bytes * cell_bytes,
+        };
+        Ok((result, length))
     }
 
     /// A child has the result. Frees the slot when it is the last one.
     pub(crate) fn acknowledge(&mut self, segment: u64, child: usize) -> Result<(), SlotError> {
         let index = self.find(segment)?;
         let slot = &mut self.slots[index];
-        if slot.contributed != self.everyone {
+        let result = if self.is_root { slot.complete } else { slot.received };
+        if slot.contributed != self.everyone || result != slot.length {
             return Err(SlotError::Incomplete);
         }
         slot.acknowledged |= 1 << child;
@@ -249,7 +330,7 @@ mod tests {
 
     #[test]
     fn first_copies_later_combine_whatever_the_interleaving() {
-        let mut slots = Slots::new(2, 8, 8, 3);
+        let mut slots = Slots::new(2, 8, 8, 3, true);
         // What an earlier lap left behind must not show.
         slots.open(1, 8, 8).unwrap();
         slots.contribute(1, 0, 0, &[9; 8], sum()).unwrap();
@@ -274,7 +355,7 @@ mod tests {
 
     #[test]
     fn there_is_a_cell_of_the_result_as_soon_as_every_child_has_sent_it() {
-        let mut slots = Slots::new(2, 16, 4, 2);
+        let mut slots = Slots::new(2, 16, 4, 2, true);
         // Twice the same slot: what was counted before is forgotten.
         for segment in [1, 3] {
             slots.open(segment, 14, 4).unwrap();
@@ -309,7 +390,7 @@ mod tests {
 
     #[test]
     fn a_slot_is_free_only_when_every_child_has_the_result() {
-        let mut slots = Slots::new(2, 4, 4, 2);
+        let mut slots = Slots::new(2, 4, 4, 2, true);
         slots.open(0, 4, 4).unwrap();
         slots.open(1, 4, 4).unwrap();
         assert_eq!(slots.open(2, 4, 4), Err(SlotError::Busy));
@@ -329,7 +410,7 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused() {
-        let mut slots = Slots::new(2, 4, 4, 2);
+        let mut slots = Slots::new(2, 4, 4, 2, true);
         assert_eq!(slots.open(0, 5, 4), Err(SlotError::Length));
         slots.open(0, 3, 4).unwrap();
         assert_eq!(slots.open(0, 4, 4), Err(SlotError::Length));
@@ -345,7 +426,7 @@ mod tests {
 
     #[test]
     fn numbers_beyond_32_bits_keep_their_laps_apart() {
-        let mut slots = Slots::new(6, 4, 4, 1);
+        let mut slots = Slots::new(6, 4, 4, 1, true);
         for segment in (1 << 40) - 7..(1_u64 << 40) + 7 {
             slots.open(segment, 4, 4).unwrap();
             slots.contribute(segment, 0, 0, &[segment as u8; 4], sum()).unwrap();

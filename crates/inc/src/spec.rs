@@ -6,6 +6,7 @@ use millstream_wire::{Mtu, Psn, Qpn};
 use thiserror::Error;
 
 use crate::abort::ABORT_BYTES;
+use crate::descriptor::DESCRIPTOR_BYTES;
 use crate::ranks::Ranks;
 use crate::slots::MAX_CHILDREN;
 
@@ -42,6 +43,8 @@ pub struct ChildSpec {
     pub qpn: Qpn,
     /// The first packet sequence number that it sends.
     pub psn: Psn,
+    /// Whether it is a switch.
+    pub is_switch: bool,
 }
 
 /// The node above: where its switch is, and the queue pair that it has for this node.
@@ -169,15 +172,23 @@ impl CommunicatorSpec {
         self.window + CELLS_UNDERWAY + 4
     }
 
+    /// Receive requests on the way up: the answers of a window, an agreement and an abort.
+    pub(crate) const fn parent_receives(&self) -> usize {
+        self.window as usize + 2
+    }
+
     pub(crate) fn control_bytes(&self) -> usize {
-        self.children.len() * RECEIVES_PER_CHILD * RECEIVE_BYTES + ABORT_BYTES
+        self.children.len() * RECEIVES_PER_CHILD * RECEIVE_BYTES
+            + DESCRIPTOR_BYTES
+            + 2 * ABORT_BYTES
     }
 
     /// Bytes of memory that it takes on a switch: its slots and, roughly, its queues.
     /// Specifications that [`CommunicatorSpec::check`] refuses have no meaningful size.
     pub fn memory_bytes(&self) -> u64 {
         let slots = u64::from(self.slots()) * u64::from(self.segment_bytes);
-        let queues = self.children.len() as u64 * u64::from(self.send_requests());
+        let ports = self.children.len() as u64 + u64::from(self.has_parent);
+        let queues = ports * u64::from(self.send_requests());
         slots + self.control_bytes() as u64 + queues * QUEUE_BYTES_PER_REQUEST
     }
 }

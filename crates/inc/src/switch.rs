@@ -10,10 +10,11 @@ use millstream_roce::{
     Endpoint, EndpointConfig, IcrcCheck, Instant, Node, Piece, QueuePairAttributes, QueuePairState,
     Transmit,
 };
-use millstream_wire::{Opcode, Operation, Qpn};
+use millstream_wire::{Mtu, Opcode, Operation, Qpn};
 
 use crate::abort::{Abort, Mismatch, Violation};
 use crate::aggregator::Aggregator;
+use crate::answer::Answer;
 use crate::communicator::{CommunicatorStatistics, Tag};
 
 pub use create::{CreateError, Created, Edge, Uplink};
@@ -65,6 +66,13 @@ pub enum SwitchEvent {
         /// How its connection ended.
         status: CompletionStatus,
     },
+    /// The connection to the switch above broke, and with it the communicator.
+    ParentLost {
+        /// The communicator.
+        communicator: u64,
+        /// How its connection ended.
+        status: CompletionStatus,
+    },
     /// The ranks do not agree on what to compute; the communicator is being aborted.
     Mismatch {
         /// The communicator.
@@ -100,6 +108,8 @@ pub struct SwitchNode {
     communicators: BTreeMap<u64, u32>,
     /// Index and child, by queue pair.
     edges: BTreeMap<Qpn, (u32, usize)>,
+    /// Ways up that are not connected yet, by number.
+    uplinks: BTreeMap<u64, (Uplink, Mtu)>,
     /// By index.
     queues: Vec<Option<CompletionQueueId>>,
     memory_used: u64,
@@ -123,6 +133,7 @@ impl SwitchNode {
             endpoint: Endpoint::new(endpoint_config, Aggregator::default()),
             communicators: BTreeMap::new(),
             edges: BTreeMap::new(),
+            uplinks: BTreeMap::new(),
             queues: Vec::new(),
             memory_used: 0,
             touched: Vec::new(),
@@ -215,13 +226,23 @@ impl SwitchNode {
     fn received(&mut self, index: u32, child: usize, buffer: usize, completion: &Completion) {
         let memory = self.endpoint.memory_mut();
         let Some(communicator) = memory.get_mut(index) else { return };
-        let outcome = if completion.operation == CompletionOperation::Receive {
-            communicator.announce(child, buffer, completion.length as usize)
-        } else {
-            Err(Violation::Immediate)
+        let send = completion.operation == CompletionOperation::Receive;
+        let outcome = match completion.immediate {
+            immediate if communicator.is_uplink(child) => {
+                Ok(communicator.answered(immediate, !send, completion.length))
+            }
+            Some(immediate) if send && completion.length == 0 => {
+                match Answer::from_immediate(immediate) {
+                    Some(end @ Answer::Credit(_)) => communicator.credit(child, end),
+                    _ => Err(Violation::Immediate),
+                }
+            }
+            None if send && communicator.is_segment(child) => communicator.end_segment(child),
+            None if send => communicator.announce(child, buffer, completion.length as usize),
+            _ => Err(Violation::Immediate),
         };
         let request = communicator.receive_request(child, buffer);
-        let qpn = communicator.children[child].qpn;
+        let qpn = communicator.qpn(child);
         match outcome {
             Ok(progress) => memory.mark(index, progress),
             Err(violation) => memory.violation(index, child, violation),
@@ -239,15 +260,20 @@ impl SwitchNode {
         if communicator.has_ended(child) {
             return;
         }
-        let (id, rank) = (communicator.id, communicator.children[child].rank);
+        let id = communicator.id;
+        let rank = communicator.children.get(child).map(|child| child.rank);
         if communicator.aborted().is_none() {
-            let abort = match broken_by(status) {
-                Some(violation) => Abort::Violation { rank, violation },
-                None => Abort::PeerLost { rank },
+            let abort = match (rank, broken_by(status)) {
+                (Some(rank), Some(violation)) => Abort::Violation { rank, violation },
+                (Some(rank), None) => Abort::PeerLost { rank },
+                (None, _) => Abort::ParentLost,
             };
             let progress = communicator.abort(abort);
             memory.mark(index, progress);
-            self.events.push_back(SwitchEvent::ChildLost { communicator: id, rank, status });
+            self.events.push_back(match rank {
+                Some(rank) => SwitchEvent::ChildLost { communicator: id, rank, status },
+                None => SwitchEvent::ParentLost { communicator: id, status },
+            });
         }
         self.end(now, index, child);
     }
@@ -257,7 +283,7 @@ impl SwitchNode {
         self.report(index);
         let Some(communicator) = self.endpoint.memory_mut().get_mut(index) else { return };
         let newly = communicator.end(child);
-        let (id, qpn) = (communicator.id, communicator.children[child].qpn);
+        let (id, qpn) = (communicator.id, communicator.qpn(child));
         if let Some(abort) = communicator.aborted()
             && newly
             && communicator.all_ended()
@@ -288,7 +314,9 @@ impl SwitchNode {
                 Some(SwitchEvent::Violation { communicator: id, rank, violation })
             }
             // Told already, or asked for.
-            Some(Abort::PeerLost { .. } | Abort::Requested { .. }) | None => None,
+            Some(Abort::PeerLost { .. } | Abort::Requested { .. } | Abort::ParentLost) | None => {
+                None
+            }
         });
     }
 
@@ -316,18 +344,22 @@ impl SwitchNode {
         }
         while let Some(index) = self.endpoint.memory_mut().take_ready() {
             self.report(index);
-            let children = self.endpoint.memory().get(index).map_or(0, |c| c.children.len());
-            for child in 0..children {
-                self.send(now, index, child);
+            let ports = self.endpoint.memory().get(index).map_or(0, |c| c.ports());
+            for port in 0..ports {
+                let memory = self.endpoint.memory_mut();
+                if memory.get_mut(index).is_some_and(|it| it.closes_silently(port)) {
+                    self.end(now, index, port);
+                }
+                self.send(now, index, port);
             }
         }
     }
 
-    /// Posts what a child is owed, as far as its send queue has room.
-    fn send(&mut self, now: Instant, index: u32, child: usize) {
+    /// Posts what a port is owed, as far as its send queue has room.
+    fn send(&mut self, now: Instant, index: u32, port: usize) {
         while let Some(communicator) = self.endpoint.memory_mut().get_mut(index) {
-            let Some(request) = communicator.next_send(child) else { return };
-            let qpn = communicator.children[child].qpn;
+            let Some(request) = communicator.next_send(port) else { return };
+            let qpn = communicator.qpn(port);
             // A queue pair that has failed takes it and flushes it.
             let posted = self.endpoint.post_send(now, qpn, &request);
             debug_assert_eq!(posted, Ok(()), "next_send counts what the queue holds");
@@ -364,9 +396,10 @@ impl Node for SwitchNode {
             return;
         };
         let Some(&(index, _)) = self.edges.get(&Qpn::from_bytes([a, b, c])) else { return };
-        let sends = Opcode::from_byte(opcode).is_ok_and(|it| it.operation() == Operation::Send);
-        if sends {
-            // What it announces may follow at once.
+        // A SEND, or the end of a WRITE of the switch above: what it says comes before what follows it.
+        let tells = Opcode::from_byte(opcode)
+            .is_ok_and(|it| it.operation() == Operation::Send || it.has_immediate());
+        if tells {
             self.drain(now, index);
         }
         if self.touched.last() != Some(&index) && !self.touched.contains(&index) {

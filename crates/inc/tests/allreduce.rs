@@ -180,8 +180,13 @@ fn sequence_numbers_of_hosts_wrap() {
 fn nearest_to_the_end(seed: u64) -> u32 {
     let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
     let mut switch = SwitchNode::new(SwitchConfig::new(address, seed));
-    let child =
-        |rank| ChildSpec { ranks: Ranks::one(rank), address, qpn: Qpn::new(9), psn: Psn::new(0) };
+    let child = |rank| ChildSpec {
+        ranks: Ranks::one(rank),
+        address,
+        qpn: Qpn::new(9),
+        psn: Psn::new(0),
+        is_switch: false,
+    };
     let spec = CommunicatorSpec {
         id: 1,
         path_mtu: Mtu::B256,

@@ -7,8 +7,8 @@ use core::net::{IpAddr, Ipv4Addr};
 use core::time::Duration;
 
 use millstream_inc::{
-    Abort, Collective, CollectiveError, DataType, Descriptor, Field, Mismatch, ReduceOperation,
-    StartError, SwitchEvent, Violation,
+    Abort, Collective, CollectiveError, DESCRIPTOR_BYTES, DataType, Descriptor, Field, Mismatch,
+    Mode, ReduceOperation, StartError, SwitchEvent, Violation,
 };
 use millstream_roce::{
     Access, CompletionStatus, IcrcCheck, Instant, Piece, ProtectionDomainId, SendOperation,
@@ -47,8 +47,7 @@ fn check_events(network: &mut Network, why: &[SwitchEvent], abort: Abort) {
 
 #[test]
 fn a_mismatch_is_an_error_everywhere_that_names_the_rank() {
-    // The odd one, and the rank that it is compared with.
-    for (odd, reference) in [(0, 1), (1, 0), (3, 0)] {
+    for odd in [0, 1, 3] {
         // Several windows, less than one, and next to nothing.
         for (seed, loss, count) in [(1, 0, 2000), (2, 100, 2000), (3, 0, 300), (4, 100, 1)] {
             let faults = Faults { loss, ..Faults::default() };
@@ -57,14 +56,17 @@ fn a_mismatch_is_an_error_everywhere_that_names_the_rank() {
             let counts: Vec<_> =
                 (0..4).map(|rank| Some(count + usize::from(rank == odd))).collect();
             start(&mut network, &counts);
-            let mismatch = Mismatch {
-                sequence: 1,
-                rank: odd as u32,
-                reference,
-                field: Field::Count,
-                expected: count as u64,
-                found: count as u64 + 1,
+            // It is told as soon as two differ, which need not show who is the odd one.
+            network.run_until("an outcome", |network| network.hosts[0].outcome.is_some());
+            let outcome = network.hosts[0].outcome;
+            let Some(Err(CollectiveError::Aborted(Abort::Mismatch(mismatch)))) = outcome else {
+                panic!("{outcome:?}");
             };
+            let Mismatch { rank, reference, expected, found, .. } = mismatch;
+            let count_of = |rank| count as u64 + u64::from(rank == odd as u32);
+            assert!((rank == odd as u32) != (reference == odd as u32), "{mismatch:?}");
+            assert_eq!((mismatch.sequence, mismatch.field), (1, Field::Count));
+            assert_eq!((expected, found), (count_of(reference), count_of(rank)));
             let abort = Abort::Mismatch(mismatch);
             all_failed(&mut network, abort.into());
             let why = [SwitchEvent::Mismatch { communicator: COMMUNICATOR, mismatch }];
@@ -113,13 +115,21 @@ fn a_mismatch_of_empty_and_not_empty() {
 #[derive(Clone, Copy, Debug)]
 enum Rude {
     /// A SEND of these bytes.
-    Send([u8; 32]),
+    Send([u8; DESCRIPTOR_BYTES]),
     /// So many bytes of a SEND.
     Garbage(u32),
     /// A WRITE of so many bytes.
     Write(u32),
     WriteWithImmediate(u32),
     Read(u32),
+}
+
+/// What no switch computes.
+fn floats_bit_by_bit() -> Rude {
+    let Rude::Send(mut bytes) = descriptor(0, Collective::AllReduce, 1) else { unreachable!() };
+    bytes[6] = ReduceOperation::BitAnd.code();
+    bytes[7] = DataType::Float32.code();
+    Rude::Send(bytes)
 }
 
 fn descriptor(sequence: u64, collective: Collective, count: u64) -> Rude {
@@ -131,6 +141,9 @@ fn descriptor(sequence: u64, collective: Collective, count: u64) -> Rude {
             data_type: DataType::Int32,
             root: 0,
             count,
+            mode: Mode::Write,
+            destination_address: 0,
+            destination_key: 0,
         }
         .to_bytes(),
     )
@@ -141,7 +154,7 @@ fn misbehave(network: &mut Network, rank: usize, requests: &[Rude]) {
     let host = &mut network.hosts[rank];
     for (number, request) in requests.iter().enumerate() {
         let (bytes, length) = match request {
-            Rude::Send(bytes) => (bytes.to_vec(), 32),
+            Rude::Send(bytes) => (bytes.to_vec(), DESCRIPTOR_BYTES as u32),
             Rude::Garbage(length)
             | Rude::Write(length)
             | Rude::WriteWithImmediate(length)
@@ -168,7 +181,7 @@ fn misbehave(network: &mut Network, rank: usize, requests: &[Rude]) {
 
 #[test]
 fn who_breaks_the_protocol_is_named_and_the_others_go_free() {
-    use Collective::{AllReduce, Barrier};
+    use Collective::AllReduce;
     let open = |count| descriptor(0, AllReduce, count);
     for (requests, violation) in [
         (vec![Rude::Garbage(32)], Violation::Descriptor),
@@ -181,7 +194,7 @@ fn who_breaks_the_protocol_is_named_and_the_others_go_free() {
         (vec![open(100), descriptor(0, AllReduce, 0)], Violation::Sequence),
         (vec![open(100), descriptor(1, AllReduce, 0)], Violation::Early),
         (vec![open(0), descriptor(1, AllReduce, 0), Rude::Write(4)], Violation::Unannounced),
-        (vec![descriptor(0, Barrier, 0)], Violation::Unsupported),
+        (vec![floats_bit_by_bit()], Violation::Unsupported),
         (vec![Rude::Write(4)], Violation::Unannounced),
         (vec![open(1), Rude::Write(4), Rude::Write(4)], Violation::Unannounced),
         (vec![open(1000), Rude::Write(511)], Violation::Length),

@@ -22,6 +22,7 @@ fn spec(id: u64, children: u32) -> CommunicatorSpec {
         address: IpAddr::V4(Ipv4Addr::new(127, 0, 0, 2)),
         qpn: Qpn::new(0x100 + rank),
         psn: Psn::new(rank),
+        is_switch: false,
     };
     CommunicatorSpec {
         id,

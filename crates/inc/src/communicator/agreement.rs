@@ -1,11 +1,11 @@
 //! What the ranks want to compute, and whether they want the same.
 
-use super::{Child, Communicator, Progress};
+use super::{Call, Child, Communicator, Progress};
 use crate::Collective;
-use crate::abort::{Abort, Mismatch, Violation};
+use crate::abort::{ABORT_BYTES, Abort, Mismatch, Violation};
 use crate::descriptor::Descriptor;
-use crate::reduce::kernel;
-use crate::slots::all_children;
+use crate::layout::Layout;
+use crate::reduce::{Kernel, kernel};
 use crate::spec::{RECEIVE_BYTES, RECEIVES_PER_CHILD};
 
 /// A vector that is not long is cut into so many cells. The last of them is behind the vector by its own
@@ -16,7 +16,7 @@ const CELLS_PER_VECTOR: u64 = 32;
 const LARGEST_CELL: u32 = 64 << 10;
 
 impl Communicator {
-    /// A SEND of a child has arrived: its descriptor.
+    /// A SEND of a child has arrived: its descriptor, or why a switch below has ended the communicator.
     pub(crate) fn announce(
         &mut self,
         child: usize,
@@ -27,48 +27,69 @@ impl Communicator {
             return Ok(Progress::None);
         }
         let start = (child * RECEIVES_PER_CHILD + buffer) * RECEIVE_BYTES;
-        let message = &self.control[start..start + length.min(RECEIVE_BYTES)];
+        let message = self.control.get(start..start + length.min(RECEIVE_BYTES));
+        let message = message.filter(|_| length <= RECEIVE_BYTES).unwrap_or_default();
+        let edge = &self.children[child];
+        if edge.is_switch
+            && length == ABORT_BYTES
+            && let Some(abort) = Abort::parse(message)
+        {
+            return Ok(self.abort(abort));
+        }
         let descriptor = Descriptor::parse(message).map_err(|_| Violation::Descriptor)?;
-        let edge = &mut self.children[child];
         if descriptor.sequence != edge.announced {
             return Err(Violation::Sequence);
         }
-        // The collective before must be over for this child: agreed on, and all results out.
+        // The collective before must be over for this child: agreed on, and all answers out.
         let over = edge.announced == self.agreed
-            && edge.remaining == 0
-            && edge.posted == edge.contributed
-            && edge.agreed == self.agreed;
+            && edge.agreed == self.agreed
+            && edge.posted == edge.call.layout.end();
         if !over {
             return Err(Violation::Early);
         }
-        let Some(kernel) = kernel(descriptor.data_type, descriptor.operation)
-            .filter(|_| descriptor.collective == Collective::AllReduce)
-        else {
-            return Err(Violation::Unsupported);
-        };
+        let call = self.call_of(&descriptor, edge.call.layout.end())?;
+        let edge = &mut self.children[child];
         edge.announced += 1;
-        edge.descriptor = descriptor;
-        edge.remaining = descriptor.bytes().ok_or(Violation::Descriptor)?;
-        match self.announced.trailing_zeros() as usize {
-            first if first < self.children.len() => {
-                let first = &self.children[first].descriptor;
-                self.doomed |= first.difference(&descriptor).is_some();
-            }
-            _ => {
-                self.kernel = kernel;
-                self.cell_bytes = self.cell_for(self.children[child].remaining);
-            }
-        }
+        edge.call = call;
+        let first = self.announced.trailing_zeros() as usize;
         self.announced |= 1 << child;
-        if self.announced != all_children(self.children.len()) {
-            return Ok(Progress::None);
-        }
-        if let Some(mismatch) = self.mismatch() {
+        if let Some(first) = self.children.get(first)
+            && first.call.descriptor.difference(&descriptor).is_some()
+            && let Some(mismatch) = self.mismatch()
+        {
             return Ok(self.abort(Abort::Mismatch(mismatch)));
         }
+        if !self.is_everyone(self.announced) {
+            return Ok(Progress::None);
+        }
         self.announced = 0;
-        self.agreed += 1;
+        self.call = call;
+        self.called += 1;
+        if self.uplink.is_none() {
+            self.agreed += 1;
+        }
         Ok(Progress::Ready)
+    }
+
+    /// What a descriptor asks for, if it is offered.
+    fn call_of(&self, descriptor: &Descriptor, first: u64) -> Result<Call, Violation> {
+        let kernel: Kernel = match descriptor.collective {
+            Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => {
+                kernel(descriptor.data_type, descriptor.operation).ok_or(Violation::Unsupported)?
+            }
+            // One rank's bytes: there is nothing to combine them with.
+            Collective::Broadcast | Collective::AllGather | Collective::Barrier => |_, _| {},
+        };
+        if descriptor.total_bytes(self.world).is_none() || descriptor.root >= self.world {
+            return Err(Violation::Descriptor);
+        }
+        let layout = Layout::new(descriptor, self.world, self.segment_bytes, first);
+        Ok(Call {
+            descriptor: *descriptor,
+            layout,
+            kernel,
+            cell_bytes: self.cell_for(layout.bytes()),
+        })
     }
 
     /// The cells of a vector of so many bytes. A cell waits for its last packet before it goes on, so
@@ -79,22 +100,29 @@ impl Communicator {
         (packets * self.path_mtu).min(self.segment_bytes)
     }
 
-    /// Who differs from most, once all descriptors are here. Among equally many the side of the
-    /// lowest rank is taken for the right one.
+    /// Who differs from most of those who have announced. Among equally many the side of the lowest rank
+    /// is taken for the right one.
     fn mismatch(&self) -> Option<Mismatch> {
-        let same = |child: &&Child| {
-            let ours = &child.descriptor;
-            self.children
-                .iter()
-                .filter(|other| ours.difference(&other.descriptor).is_none())
-                .count()
+        let announced = || {
+            let bits = self.announced;
+            let all = self.children.iter().enumerate();
+            all.filter(move |(child, _)| bits & 1 << child != 0).map(|(_, child)| child)
         };
-        // `max_by_key` returns the last of equals, so the order is turned around.
-        let reference = self.children.iter().rev().max_by_key(same)?;
-        self.children.iter().find_map(|child| {
-            let (field, expected, found) = reference.descriptor.difference(&child.descriptor)?;
+        let same = |child: &&Child| {
+            let ours = &child.call.descriptor;
+            announced().filter(|other| ours.difference(&other.call.descriptor).is_none()).count()
+        };
+        let mut reference = announced().next()?;
+        for child in announced() {
+            if same(&child) > same(&reference) {
+                reference = child;
+            }
+        }
+        announced().find_map(|child| {
+            let ours = &reference.call.descriptor;
+            let (field, expected, found) = ours.difference(&child.call.descriptor)?;
             Some(Mismatch {
-                sequence: reference.descriptor.sequence,
+                sequence: ours.sequence,
                 rank: child.rank,
                 reference: reference.rank,
                 field,

@@ -1,13 +1,14 @@
 //! Making communicators and removing them.
 
 use millstream_roce::{
-    Access, CompletionQueueId, Instant, QueuePairAttributes, QueuePairCapabilities,
-    QueuePairConfig, QueuePairState,
+    Access, CompletionQueueId, Instant, ProtectionDomainId, QueuePairAttributes,
+    QueuePairCapabilities, QueuePairConfig, QueuePairState,
 };
-use millstream_wire::{Psn, Qpn};
+use millstream_wire::{Mtu, Psn, Qpn};
 use thiserror::Error;
 
 use super::SwitchNode;
+use crate::communicator::Progress;
 use crate::spec::{ChildSpec, CommunicatorSpec, ParentSpec, RECEIVES_PER_CHILD, SpecError};
 
 /// The switch's end of the connection to one child.
@@ -68,6 +69,12 @@ pub enum CreateError {
     /// The device refused a queue.
     #[error("the switch's device cannot serve the communicator: {0}")]
     Device(#[from] millstream_roce::CreateError),
+    /// The queue pair to the switch above could not be connected.
+    #[error("the queue pair to the switch above cannot be connected: {error}")]
+    ConnectParent {
+        /// Why.
+        error: millstream_roce::ModifyError,
+    },
     /// A queue pair could not be connected.
     #[error("the queue pair for rank {rank} cannot be connected: {error}")]
     Connect {
@@ -98,7 +105,9 @@ impl SwitchNode {
             return Err(CreateError::Memory { needed, available });
         }
         let requests = spec.send_requests() as usize + RECEIVES_PER_CHILD;
-        let queue = self.endpoint.create_completion_queue(spec.children.len() * requests)?;
+        let up =
+            usize::from(spec.has_parent) * (spec.send_requests() as usize + spec.parent_receives());
+        let queue = self.endpoint.create_completion_queue(spec.children.len() * requests + up)?;
         let index = self.endpoint.memory_mut().create(spec);
         if self.queues.len() <= index as usize {
             self.queues.resize(index as usize + 1, None);
@@ -106,60 +115,101 @@ impl SwitchNode {
         self.queues[index as usize] = Some(queue);
         self.communicators.insert(spec.id, index);
         self.memory_used += needed;
-        let edges = self.create_edges(now, spec, index, queue);
-        if edges.is_err() {
+        let created = self.create_ports(now, spec, index, queue);
+        if created.is_err() {
             self.destroy(spec.id);
         }
-        Ok(Created { edges: edges?, uplink: None })
+        created
     }
 
-    fn create_edges(
+    fn create_ports(
         &mut self,
         now: Instant,
         spec: &CommunicatorSpec,
         index: u32,
         queue: CompletionQueueId,
-    ) -> Result<Vec<Edge>, CreateError> {
+    ) -> Result<Created, CreateError> {
         let mut children = spec.children.clone();
         children.sort_unstable_by_key(|child| child.ranks.first());
         let mut edges = Vec::with_capacity(children.len());
         for (number, child) in children.iter().enumerate() {
-            let rank = child.ranks.first().unwrap_or(0);
-            let Some(communicator) = self.endpoint.memory_mut().get_mut(index) else { break };
-            let receives: [_; RECEIVES_PER_CHILD] =
-                core::array::from_fn(|buffer| communicator.receive_request(number, buffer));
-            let config = QueuePairConfig::new(
-                communicator.children[number].domain,
-                queue,
-                QueuePairCapabilities::new(spec.send_requests() as usize, RECEIVES_PER_CHILD),
-            );
-            let qpn = self.endpoint.create_queue_pair(&config)?;
-            self.edges.insert(qpn, (index, number));
-            if let Some(communicator) = self.endpoint.memory_mut().get_mut(index) {
-                communicator.children[number].qpn = qpn;
-            }
+            let rank = child.ranks.first().unwrap_or_default();
+            let qpn = self.create_port(spec, index, queue, number)?;
             let psn = Psn::from_extended(self.random());
-            for attributes in self.path_to(child, spec, psn) {
-                self.endpoint
-                    .modify_queue_pair(now, qpn, &attributes)
-                    .map_err(|error| CreateError::Connect { rank, error })?;
-            }
-            for receive in &receives {
-                let posted = self.endpoint.post_receive(qpn, receive);
-                debug_assert_eq!(posted, Ok(()), "there is room for as many as the queue holds");
-            }
+            let &ChildSpec { address, qpn: child_qpn, psn: child_psn, .. } = child;
+            let other = ParentSpec { address, qpn: child_qpn, psn: child_psn };
+            self.connect(now, qpn, &other, spec.path_mtu, psn)
+                .map_err(|error| CreateError::Connect { rank, error })?;
+            self.post_receives(index, number);
             edges.push(Edge { rank, qpn, psn });
         }
-        Ok(edges)
+        let mut uplink = None;
+        if spec.has_parent {
+            let qpn = self.create_port(spec, index, queue, children.len())?;
+            let psn = Psn::from_extended(self.random());
+            self.uplinks.insert(spec.id, (Uplink { qpn, psn }, spec.path_mtu));
+            uplink = Some(Uplink { qpn, psn });
+        }
+        Ok(Created { edges, uplink })
     }
 
-    /// The steps that connect a queue pair to a child.
-    fn path_to(
-        &self,
-        child: &ChildSpec,
+    /// Makes the queue pair of a port.
+    fn create_port(
+        &mut self,
         spec: &CommunicatorSpec,
+        index: u32,
+        queue: CompletionQueueId,
+        port: usize,
+    ) -> Result<Qpn, CreateError> {
+        let sends = spec.send_requests() as usize;
+        let memory = self.endpoint.memory();
+        let (domain, receives) = memory
+            .get(index)
+            .map_or((ProtectionDomainId(0), 0), |it| (it.domain(port), it.receives(port)));
+        let capabilities = QueuePairCapabilities::new(sends, receives);
+        let qpn =
+            self.endpoint.create_queue_pair(&QueuePairConfig::new(domain, queue, capabilities))?;
+        self.edges.insert(qpn, (index, port));
+        if let Some(communicator) = self.endpoint.memory_mut().get_mut(index) {
+            communicator.set_qpn(port, qpn);
+        }
+        Ok(qpn)
+    }
+
+    /// Posts the receive requests of a port.
+    fn post_receives(&mut self, index: u32, port: usize) {
+        let Some(communicator) = self.endpoint.memory().get(index) else { return };
+        let qpn = communicator.qpn(port);
+        // Of an uplink they are all the same.
+        let requests: Vec<_> = (0..communicator.receives(port))
+            .map(|buffer| {
+                let buffer = if communicator.is_uplink(port) { 0 } else { buffer };
+                communicator.receive_request(port, buffer)
+            })
+            .collect();
+        for request in &requests {
+            let posted = self.endpoint.post_receive(qpn, request);
+            debug_assert_eq!(posted, Ok(()), "there is room for as many as the queue holds");
+        }
+    }
+
+    /// Connects a queue pair.
+    fn connect(
+        &mut self,
+        now: Instant,
+        qpn: Qpn,
+        other: &ParentSpec,
+        path_mtu: Mtu,
         psn: Psn,
-    ) -> [QueuePairAttributes; 3] {
+    ) -> Result<(), millstream_roce::ModifyError> {
+        for attributes in self.path_to(other, path_mtu, psn) {
+            self.endpoint.modify_queue_pair(now, qpn, &attributes)?;
+        }
+        Ok(())
+    }
+
+    /// The steps that connect a queue pair to the one at the other end.
+    fn path_to(&self, other: &ParentSpec, path_mtu: Mtu, psn: Psn) -> [QueuePairAttributes; 3] {
         let none = QueuePairAttributes::default();
         [
             QueuePairAttributes {
@@ -169,10 +219,10 @@ impl SwitchNode {
             },
             QueuePairAttributes {
                 state: Some(QueuePairState::ReadyToReceive),
-                remote_address: Some(child.address),
-                path_mtu: Some(spec.path_mtu),
-                destination_qpn: Some(child.qpn),
-                receive_psn: Some(child.psn),
+                remote_address: Some(other.address),
+                path_mtu: Some(path_mtu),
+                destination_qpn: Some(other.qpn),
+                receive_psn: Some(other.psn),
                 responder_resources: Some(0),
                 // 0.64 ms: a child that sends descriptors faster than it may can wait.
                 minimum_rnr_timer: Some(12),
@@ -193,14 +243,29 @@ impl SwitchNode {
     }
 
     /// Connects a node to the one above, which knows the queue pair of its [`Uplink`]. `false` when there is
-    /// no such node, or it is the root.
+    /// no such node, it is the root, or it is connected already.
     pub fn connect_parent(
         &mut self,
-        _now: Instant,
-        _id: u64,
-        _parent: &ParentSpec,
+        now: Instant,
+        id: u64,
+        parent: &ParentSpec,
     ) -> Result<bool, CreateError> {
-        Ok(false)
+        let Some(&index) = self.communicators.get(&id) else { return Ok(false) };
+        let Some((Uplink { qpn, psn }, path_mtu)) = self.uplinks.remove(&id) else {
+            return Ok(false);
+        };
+        self.connect(now, qpn, parent, path_mtu, psn)
+            .map_err(|error| CreateError::ConnectParent { error })?;
+        let port = self.endpoint.memory().get(index).map_or(0, |it| it.ports() - 1);
+        self.post_receives(index, port);
+        // Children may have been faster.
+        let memory = self.endpoint.memory_mut();
+        if let Some(communicator) = memory.get_mut(index) {
+            communicator.connected();
+            memory.mark(index, Progress::Ready);
+        }
+        self.settle(now);
+        Ok(true)
     }
 
     /// Removes a communicator at once; hosts that were not told hear nothing more. `false` when
@@ -211,6 +276,7 @@ impl SwitchNode {
 
     fn destroy(&mut self, id: u64) -> bool {
         let Some(index) = self.communicators.remove(&id) else { return false };
+        self.uplinks.remove(&id);
         self.edges.retain(|&qpn, &mut (other, _)| {
             if other == index {
                 self.endpoint.destroy_queue_pair(qpn);

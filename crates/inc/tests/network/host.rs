@@ -74,7 +74,7 @@ impl Host {
         }
     }
 
-    pub fn connect(&mut self, setup: &Setup, switch_qpn: Qpn, switch_psn: Psn) {
+    pub fn connect(&mut self, setup: &Setup, switch: IpAddr, switch_qpn: Qpn, switch_psn: Psn) {
         let none = QueuePairAttributes::default();
         for attributes in [
             QueuePairAttributes {
@@ -84,7 +84,7 @@ impl Host {
             },
             QueuePairAttributes {
                 state: Some(QueuePairState::ReadyToReceive),
-                remote_address: Some(SWITCH),
+                remote_address: Some(switch),
                 path_mtu: Some(setup.path_mtu),
                 destination_qpn: Some(switch_qpn),
                 receive_psn: Some(switch_psn),

@@ -12,7 +12,7 @@ use std::collections::BinaryHeap;
 
 use millstream_inc::{
     ChildSpec, Collective, CollectiveCall, CollectiveError, CommunicatorSpec, Completed, DataType,
-    Mode, Ranks, ReduceOperation, SwitchConfig, SwitchEvent, SwitchNode,
+    Mode, ParentSpec, Ranks, ReduceOperation, SwitchConfig, SwitchEvent, SwitchNode, Uplink,
 };
 use millstream_roce::{
     Access, DatagramMeta, IcrcCheck, Identification, Instant, Node, ProtectionDomainId, Transmit,
@@ -40,8 +40,19 @@ pub struct Faults {
     pub acknowledgement_loss: u64,
 }
 
+/// A node of a tree: on which switch it is, the number of its parent, which comes before it, and the hosts
+/// below it.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeShape {
+    pub switch: usize,
+    pub parent: Option<usize>,
+    pub hosts: &'static [u32],
+}
+
 #[derive(Clone, Debug)]
 pub struct Setup {
+    /// The tree, the root first, with hosts 0 to `hosts`. Without nodes: one switch for all groups.
+    pub tree: &'static [NodeShape],
     /// Communicators, each with hosts of its own.
     pub groups: u32,
     /// Hosts of each.
@@ -58,6 +69,7 @@ pub struct Setup {
 impl Default for Setup {
     fn default() -> Self {
         Self {
+            tree: &[],
             groups: 1,
             hosts: 4,
             path_mtu: Mtu::B256,
@@ -106,6 +118,8 @@ type Flight = Reverse<(Instant, u64, usize, IpAddr, Vec<u8>)>;
 pub struct Network {
     pub now: Instant,
     pub switch: SwitchNode,
+    /// Those below.
+    pub others: Vec<SwitchNode>,
     pub hosts: Vec<Host>,
     pub setup: Setup,
     pub events: Vec<SwitchEvent>,
@@ -114,18 +128,85 @@ pub struct Network {
     sent: u64,
 }
 
+/// Where the switch of this number is.
+fn switch_address(number: usize) -> IpAddr {
+    IpAddr::V4(Ipv4Addr::new(10, 0, 0, 254 - number as u8))
+}
+
+/// Makes all nodes of the tree, from the leaves up, and connects them and the hosts.
+fn connect_tree(setup: &Setup, switches: &mut [SwitchNode], hosts: &mut [Host]) {
+    let mut ways_up: Vec<Option<(Ranks, Uplink)>> = setup.tree.iter().map(|_| None).collect();
+    for (number, node) in setup.tree.iter().enumerate().rev() {
+        let mut children: Vec<ChildSpec> = node
+            .hosts
+            .iter()
+            .map(|&rank| {
+                let Host { address, qpn, .. } = hosts[rank as usize];
+                let ranks = Ranks::one(rank);
+                ChildSpec { ranks, address, qpn, psn: setup.first_psn, is_switch: false }
+            })
+            .collect();
+        let below = |other: &&(usize, NodeShape)| other.1.parent == Some(number);
+        let shapes: Vec<_> = setup.tree.iter().copied().enumerate().collect();
+        for &(child, shape) in shapes.iter().filter(below) {
+            let (ranks, Uplink { qpn, psn }) = ways_up[child].clone().unwrap();
+            let address = switch_address(shape.switch);
+            children.push(ChildSpec { ranks, address, qpn, psn, is_switch: true });
+        }
+        let ranks = children.iter().flat_map(|child| child.ranks.ranges().iter().cloned());
+        let ranks: Ranks = ranks.collect();
+        let spec = CommunicatorSpec {
+            id: COMMUNICATOR + number as u64,
+            path_mtu: setup.path_mtu,
+            segment_bytes: setup.segment_bytes,
+            window: setup.window,
+            world: setup.hosts,
+            children,
+            has_parent: node.parent.is_some(),
+        };
+        let created = switches[node.switch].create_communicator(Instant::ZERO, &spec).unwrap();
+        ways_up[number] = created.uplink.map(|uplink| (ranks, uplink));
+        let address = switch_address(node.switch);
+        for edge in created.edges {
+            let parent = ParentSpec { address, qpn: edge.qpn, psn: edge.psn };
+            let child = shapes.iter().filter(below).find(|(child, _)| {
+                ways_up[*child].as_ref().unwrap().0.first() == Some(edge.rank)
+                    && !node.hosts.contains(&edge.rank)
+            });
+            match child {
+                None => hosts[edge.rank as usize].connect(setup, address, edge.qpn, edge.psn),
+                Some(&(child, shape)) => {
+                    let id = COMMUNICATOR + child as u64;
+                    let switch = &mut switches[shape.switch];
+                    assert!(switch.connect_parent(Instant::ZERO, id, &parent).unwrap());
+                }
+            }
+        }
+    }
+}
+
 impl Network {
     pub fn new(setup: Setup) -> Self {
         let count = setup.groups * setup.hosts;
         let mut hosts: Vec<Host> = (0..count).map(|number| Host::new(number, &setup)).collect();
-        let config = SwitchConfig { icrc: setup.icrc, ..SwitchConfig::new(SWITCH, setup.seed) };
-        let mut switch = SwitchNode::new(config);
-        for (group, hosts) in hosts.chunks_mut(setup.hosts as usize).enumerate() {
+        let switch = |number: usize| {
+            let seed = setup.seed + 100 * number as u64;
+            let config = SwitchConfig::new(switch_address(number), seed);
+            SwitchNode::new(SwitchConfig { icrc: setup.icrc, ..config })
+        };
+        let count = setup.tree.iter().map(|node| node.switch + 1).max().unwrap_or(1);
+        let mut switches: Vec<SwitchNode> = (0..count).map(switch).collect();
+        connect_tree(&setup, &mut switches, &mut hosts);
+        let others = switches.split_off(1);
+        let mut switch = switches.remove(0);
+        let groups = if setup.tree.is_empty() { &mut hosts[..] } else { &mut [] };
+        for (group, hosts) in groups.chunks_mut(setup.hosts as usize).enumerate() {
             let children = hosts.iter().enumerate().map(|(rank, host)| ChildSpec {
                 ranks: Ranks::one(rank as u32),
                 address: host.address,
                 qpn: host.qpn,
                 psn: setup.first_psn,
+                is_switch: false,
             });
             let spec = CommunicatorSpec {
                 id: COMMUNICATOR + group as u64,
@@ -139,13 +220,14 @@ impl Network {
             };
             let created = switch.create_communicator(Instant::ZERO, &spec).unwrap();
             for edge in created.edges {
-                hosts[edge.rank as usize].connect(&setup, edge.qpn, edge.psn);
+                hosts[edge.rank as usize].connect(&setup, SWITCH, edge.qpn, edge.psn);
             }
         }
         let random = Random::new(setup.seed);
         let mut network = Self {
             now: Instant::ZERO,
             switch,
+            others,
             hosts,
             setup,
             events: Vec::new(),
@@ -153,20 +235,33 @@ impl Network {
             flights: BinaryHeap::new(),
             sent: 0,
         };
-        (0..=network.hosts.len()).for_each(|node| network.service(node));
+        (0..network.nodes()).for_each(|node| network.service(node));
         network
     }
 
     /// Hosts by number, then the switch.
     fn node(&mut self, index: usize) -> &mut dyn Node {
+        let count = self.hosts.len();
         match self.hosts.get_mut(index) {
             Some(host) => &mut host.endpoint,
-            None => &mut self.switch,
+            None if index == count => &mut self.switch,
+            None => &mut self.others[index - count - 1],
         }
     }
 
     fn address(&self, index: usize) -> IpAddr {
-        self.hosts.get(index).map_or(SWITCH, |host| host.address)
+        let count = self.hosts.len();
+        self.hosts.get(index).map_or_else(|| switch_address(index - count), |host| host.address)
+    }
+
+    /// Hosts and switches.
+    fn nodes(&self) -> usize {
+        self.hosts.len() + 1 + self.others.len()
+    }
+
+    /// A switch: the first is the root's.
+    pub fn switch_number(&self, number: usize) -> &SwitchNode {
+        number.checked_sub(1).map_or(&self.switch, |other| &self.others[other])
     }
 
     fn is_dead(&self, index: usize) -> bool {
@@ -182,10 +277,15 @@ impl Network {
         match self.hosts.get_mut(index) {
             Some(host) => host.work(now),
             None => {
-                let switch = &mut self.switch;
+                let switch = match index - self.hosts.len() {
+                    0 => &mut self.switch,
+                    number => &mut self.others[number - 1],
+                };
                 self.events.extend(core::iter::from_fn(|| switch.poll_event()));
-                if let Some(statistics) = self.switch.statistics(COMMUNICATOR) {
-                    assert!(statistics.slots_in_use <= 2 * self.setup.window);
+                for node in 0..self.setup.tree.len().max(1) as u64 {
+                    let statistics = switch.statistics(COMMUNICATOR + node);
+                    let held = statistics.map_or(0, |statistics| statistics.slots_in_use);
+                    assert!(held <= 2 * self.setup.window);
                 }
             }
         }
@@ -231,7 +331,7 @@ impl Network {
         destination: IpAddr,
         datagram: Vec<u8>,
     ) {
-        let to = (0..self.hosts.len()).find(|&host| self.hosts[host].address == destination);
+        let to = (0..self.nodes()).find(|&node| self.address(node) == destination);
         let to = to.unwrap_or(self.hosts.len());
         self.sent += 1;
         self.flights.push(Reverse((self.now + delay, self.sent, to, source, datagram)));
@@ -240,7 +340,7 @@ impl Network {
     /// Goes to the next thing that happens; `false` when nothing ever will.
     pub fn step(&mut self) -> bool {
         let mut timeout = None;
-        for node in 0..=self.hosts.len() {
+        for node in 0..self.nodes() {
             if !self.is_dead(node)
                 && let Some(deadline) = self.node(node).poll_timeout()
                 && timeout.is_none_or(|(earliest, _)| deadline < earliest)

@@ -345,7 +345,7 @@ impl Builder {
         let config = QueuePairConfig::new(DOMAIN, completions, capabilities);
         let qpn: Qpn = endpoint.create_queue_pair(&config).expect("one queue pair fits");
         let psn = Psn::new(Rng::new(seed).bits() as u32);
-        let child = ChildSpec { ranks: Ranks::one(rank), address, qpn, psn };
+        let child = ChildSpec { ranks: Ranks::one(rank), address, qpn, psn, is_switch: false };
         Self { endpoint, completions, child, control_key, worker, regions: 0 }
     }
 

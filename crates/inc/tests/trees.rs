@@ -1,0 +1,158 @@
+//! Trees of switches: every collective, in both modes, is exact on all of them, whatever the network loses.
+
+mod network;
+
+use millstream_inc::{Collective, CollectiveCall, DataType, Mode, ReduceOperation};
+use millstream_roce::{Access, ProtectionDomainId};
+use network::{Faults, Network, NodeShape, Setup, vector_address};
+
+const fn node(switch: usize, parent: Option<usize>, hosts: &'static [u32]) -> NodeShape {
+    NodeShape { switch, parent, hosts }
+}
+
+/// World, nodes.
+type Shape = (u32, &'static [NodeShape]);
+
+const ONE: Shape = (1, &[node(0, None, &[0])]);
+const FLAT: Shape = (3, &[node(0, None, &[0, 1, 2])]);
+const TWO_LEVELS: Shape =
+    (5, &[node(0, None, &[]), node(1, Some(0), &[0, 3]), node(2, Some(0), &[1, 2, 4])]);
+/// Hosts at all levels, and leaves of one host.
+const UNEVEN: Shape = (
+    6,
+    &[
+        node(0, None, &[2]),
+        node(1, Some(0), &[5]),
+        node(2, Some(0), &[0]),
+        node(3, Some(1), &[1, 3]),
+        node(4, Some(3), &[4]),
+    ],
+);
+/// Six levels, most with one child, and all but the root on one switch.
+const CHAIN: Shape = (
+    2,
+    &[
+        node(0, None, &[]),
+        node(1, Some(0), &[]),
+        node(1, Some(1), &[]),
+        node(1, Some(2), &[1]),
+        node(1, Some(3), &[]),
+        node(1, Some(4), &[0]),
+    ],
+);
+const SHAPES: [Shape; 5] = [ONE, FLAT, TWO_LEVELS, UNEVEN, CHAIN];
+
+fn network((hosts, tree): Shape, seed: u64, faults: Faults) -> Network {
+    Network::new(Setup { hosts, tree, seed, faults, ..Setup::default() })
+}
+
+fn bytes(vector: &[i32]) -> Vec<u8> {
+    vector.iter().flat_map(|element| element.to_le_bytes()).collect()
+}
+
+/// Calls an int32 sum on all hosts and checks every result.
+fn run(network: &mut Network, collective: Collective, mode: Mode, root: u32, count: usize) {
+    let world = network.hosts.len();
+    let parts = |each: bool| if each { world } else { 1 };
+    let source_parts = parts(collective == Collective::ReduceScatter);
+    let target_parts = parts(collective == Collective::AllGather);
+    let mut sources = Vec::new();
+    for _ in 0..world {
+        let length = source_parts * count;
+        sources.push((0..length).map(|_| network.random.next() as i32).collect::<Vec<_>>());
+    }
+    let mut sum = sources[0].clone();
+    for source in &sources[1..] {
+        sum.iter_mut().zip(source).for_each(|(sum, x)| *sum = sum.wrapping_add(*x));
+    }
+    let untouched = vec![0x5a5a_5a5a_u32 as i32; target_parts * count];
+    let wanted = |rank: usize| match collective {
+        Collective::AllReduce => sum.clone(),
+        Collective::Reduce if rank == root as usize => sum.clone(),
+        Collective::Reduce | Collective::Barrier => untouched.clone(),
+        Collective::Broadcast => sources[root as usize].clone(),
+        Collective::ReduceScatter => sum[rank * count..(rank + 1) * count].to_vec(),
+        Collective::AllGather => sources.concat(),
+    };
+    let mut calls = Vec::new();
+    for (rank, source) in sources.iter().enumerate() {
+        let memory = network.hosts[rank].endpoint.memory_mut();
+        let mut register = |address, vector: &[i32]| {
+            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+            let mut region = bytes(vector);
+            region.push(0xa5);
+            memory.register(ProtectionDomainId(1), address, access, region).unwrap()
+        };
+        let addresses = [false, true].map(|target| vector_address(rank as u32, target));
+        calls.push(CollectiveCall {
+            collective,
+            data_type: DataType::Int32,
+            operation: ReduceOperation::Sum,
+            root,
+            count: if collective == Collective::Barrier { 0 } else { count as u64 },
+            mode,
+            source_key: register(addresses[0], source),
+            source_address: addresses[0],
+            destination_key: register(addresses[1], &untouched),
+            destination_address: addresses[1],
+        });
+    }
+    for (rank, call) in calls.iter().enumerate() {
+        network.start(rank, call);
+    }
+    for (rank, outcome) in network.outcomes().into_iter().enumerate() {
+        let what = format!("{collective} {mode:?} of {count} from {root} of {world}, rank {rank}");
+        assert!(matches!(outcome, Some(Ok(_))), "{what}: {outcome:?}");
+        let memory = network.hosts[rank].endpoint.memory_mut();
+        let call = &calls[rank];
+        memory.deregister(call.source_key).unwrap();
+        let mut result = memory.deregister(call.destination_key).unwrap();
+        assert_eq!(result.pop(), Some(0xa5), "{what}");
+        assert!(result == bytes(&wanted(rank)), "{what}: wrong");
+    }
+}
+
+/// All collectives, one after the other, on one communicator.
+fn all(network: &mut Network, counts: &[usize]) {
+    let world = network.hosts.len() as u32;
+    for &count in counts {
+        for &collective in Collective::ALL {
+            for mode in [Mode::Write, Mode::Send] {
+                let root = network.random.next() as u32 % world;
+                run(network, collective, mode, root, count);
+            }
+        }
+    }
+}
+
+#[test]
+fn every_collective_is_exact_on_every_tree() {
+    // A segment has 128 elements, a window 4 segments.
+    for shape in SHAPES {
+        let mut network = network(shape, 1, Faults::default());
+        all(&mut network, &[0, 1, 63, 128, 129, 1500]);
+        network.run_to_rest();
+        for number in 0..=network.others.len() {
+            let statistics = (0..shape.1.len() as u64).filter_map(|node| {
+                network.switch_number(number).statistics(network::COMMUNICATOR + node)
+            });
+            statistics.for_each(|it| assert_eq!((it.slots_in_use, it.abort), (0, None)));
+        }
+    }
+}
+
+#[test]
+fn losses_duplicates_and_disorder_change_nothing() {
+    let faults = Faults {
+        loss: 20,
+        duplication: 20,
+        reordering: 20,
+        corruption: 0,
+        acknowledgement_loss: 50,
+    };
+    for seed in 0..10 {
+        for shape in SHAPES {
+            all(&mut network(shape, seed, faults), &[1, 700]);
+        }
+    }
+}
