@@ -36,6 +36,7 @@ mod descriptor;
 mod error;
 mod host;
 mod layout;
+pub mod kernels;
 pub mod plan;
 pub mod protocol;
 mod ranks;
