@@ -18,7 +18,9 @@ pub(super) const fn function(data_type: DataType, operation: ReduceOperation) ->
         DataType::UInt32 => uint32::function(operation),
         DataType::Int64 => int64::function(operation),
         DataType::UInt64 => uint64::function(operation),
-        DataType::Float16 | DataType::BFloat16 | DataType::Float32 | DataType::Float64 => None,
+        DataType::Float16 | DataType::BFloat16 => None,
+        DataType::Float32 => float32::function(operation),
+        DataType::Float64 => float64::function(operation),
     }
 }
 
@@ -70,6 +72,53 @@ macro_rules! integers {
     )+};
 }
 
+macro_rules! floats {
+    ($($module:ident $element:ident;)+) => {$(
+        mod $module {
+            use super::{Function, Level, ReduceOperation, zip};
+
+            function!($element, sum, |a: $element, b| canonical(a + b));
+            function!($element, product, |a: $element, b| canonical(a * b));
+            function!($element, minimum, lesser);
+            function!($element, maximum, greater);
+
+            #[inline(always)]
+            fn canonical(number: $element) -> $element {
+                if number.is_nan() { $element::NAN } else { number }
+            }
+
+            // Equal numbers differ in the sign of a zero at most: the lesser has it when one of them
+            // does, the greater when both do.
+            #[inline(always)]
+            fn lesser(a: $element, b: $element) -> $element {
+                let equal = $element::from_bits(a.to_bits() | b.to_bits());
+                let ordered = if a < b { a } else if b < a { b } else { equal };
+                if a.is_nan() | b.is_nan() { $element::NAN } else { ordered }
+            }
+
+            #[inline(always)]
+            fn greater(a: $element, b: $element) -> $element {
+                let equal = $element::from_bits(a.to_bits() & b.to_bits());
+                let ordered = if a > b { a } else if b > a { b } else { equal };
+                if a.is_nan() | b.is_nan() { $element::NAN } else { ordered }
+            }
+
+            pub(super) const fn function(operation: ReduceOperation) -> Option<Function> {
+                Some(match operation {
+                    ReduceOperation::Sum => sum,
+                    ReduceOperation::Product => product,
+                    ReduceOperation::Minimum => minimum,
+                    ReduceOperation::Maximum => maximum,
+                    ReduceOperation::Average
+                    | ReduceOperation::BitAnd
+                    | ReduceOperation::BitOr
+                    | ReduceOperation::BitXor => return None,
+                })
+            }
+        }
+    )+};
+}
+
 integers! {
     int8 i8;
     uint8 u8;
@@ -79,4 +128,9 @@ integers! {
     uint32 u32;
     int64 i64;
     uint64 u64;
+}
+
+floats! {
+    float32 f32;
+    float64 f64;
 }

@@ -4,7 +4,15 @@
 //! combined so far, as accumulators, and a payload brings elements as they are on the wire. Both are
 //! little-endian and need not be aligned.
 //!
-//! Integers wrap.
+//! Results have the same bits on every machine and at every level of vector instructions:
+//!
+//! - Integers wrap.
+//! - A NaN that is computed is the positive quiet one without payload, whatever NaNs went in. `+`
+//!   and `*` alone would give one of the operands' or the processor's own. Only a NaN of 32 or 64
+//!   bits that is a lone contribution's goes on as it is.
+//! - `Minimum` and `Maximum` give a NaN when there is one among the contributions, and -0 is less
+//!   than +0 (IEEE 754-2019, 9.6: minimum and maximum). So they do not depend on the order.
+//! - Sums and products of floats do depend on the order of contributions.
 
 mod combine;
 #[cfg(test)]
@@ -32,7 +40,7 @@ pub struct Kernel {
 
 impl Kernel {
     /// The kernel for this type and operation, for the processor that this runs on. `None` for
-    /// averages and for floats.
+    /// averages, 16-bit floats and for the bitwise operations on floats.
     pub fn of(data_type: DataType, operation: ReduceOperation) -> Option<Self> {
         Self::at_level(data_type, operation, Level::new())
     }

@@ -53,10 +53,36 @@ fn masked(data_type: DataType, bits: u64) -> u64 {
 
 /// Where a type's arithmetic is special, and the numbers next to it.
 fn special_elements(data_type: DataType) -> Vec<u64> {
-    let lowest = 1 << (8 * data_type.size() - 1);
-    [0, 1, 2, lowest - 1, lowest, lowest + 1, u64::MAX - 1, u64::MAX]
-        .map(|bits| masked(data_type, bits))
-        .into()
+    let of_bits = |sign: u32, fraction: u32| {
+        let (smallest_normal, infinity) =
+            (1 << fraction, ((1 << (sign - fraction)) - 1) << fraction);
+        // One, in the middle of the exponents.
+        let one = (infinity >> 1) & infinity;
+        let magnitudes = [
+            0,
+            1,
+            smallest_normal - 1,
+            smallest_normal,
+            one,
+            one + 1,
+            infinity - 1,
+            infinity,
+            infinity + 1,
+            infinity + (smallest_normal >> 1),
+            infinity + smallest_normal - 1,
+        ];
+        magnitudes.iter().flat_map(|&bits| [bits, bits | 1 << sign]).collect()
+    };
+    match data_type {
+        DataType::Float32 => of_bits(31, 23),
+        DataType::Float64 => of_bits(63, 52),
+        _ => {
+            let lowest = 1 << (8 * data_type.size() - 1);
+            [0, 1, 2, lowest - 1, lowest, lowest + 1, u64::MAX - 1, u64::MAX]
+                .map(|bits| masked(data_type, bits))
+                .into()
+        }
+    }
 }
 
 /// Every pair of special elements, and then others, in vectors of [`LONGEST`] bytes.
@@ -200,19 +226,37 @@ fn results_that_are_known() {
         bytes.resize(8, 0);
         u64::from_le_bytes(bytes.try_into().unwrap())
     };
+    let single = |number: f32| u64::from(number.to_bits());
     assert_eq!(result(UInt32, Sum, &[u32::MAX.into(), 2]), 1);
     assert_eq!(result(Int32, Maximum, &[0xffff_ffff, 0]), 0);
     assert_eq!(result(UInt32, Maximum, &[0xffff_ffff, 0]), 0xffff_ffff);
+    assert_eq!(result(Float32, Minimum, &[single(0.0), single(-0.0)]), single(-0.0));
+    assert_eq!(result(Float32, Maximum, &[single(-0.0), single(0.0)]), single(0.0));
+    for operation in [Sum, Product, Minimum, Maximum] {
+        // A signalling NaN, a quiet negative one with a payload.
+        for nan in [0x7f80_0001, 0xffc1_2345] {
+            assert_eq!(result(Float32, operation, &[single(1.0), nan]), 0x7fc0_0000);
+            assert_eq!(result(Float32, operation, &[nan, single(1.0)]), 0x7fc0_0000);
+        }
+    }
+    assert_eq!(
+        result(Float32, Sum, &[single(f32::INFINITY), single(f32::NEG_INFINITY)]),
+        0x7fc0_0000
+    );
 }
 
 #[test]
-fn integers_have_all_operations_but_the_average() {
+fn floats_have_no_bitwise_operations_and_integers_have_all() {
     for &data_type in DataType::ALL {
         for &operation in ReduceOperation::ALL {
             use DataType::{BFloat16, Float16, Float32, Float64};
+            use ReduceOperation::{BitAnd, BitOr, BitXor};
             let is_float = matches!(data_type, Float16 | BFloat16 | Float32 | Float64);
+            let is_bitwise = matches!(operation, BitAnd | BitOr | BitXor);
             let kernel = Kernel::of(data_type, operation);
-            let none = is_float || operation == ReduceOperation::Average;
+            let none = (is_float && is_bitwise)
+                || operation == ReduceOperation::Average
+                || matches!(data_type, Float16 | BFloat16);
             assert_eq!(kernel.is_some(), !none, "{operation} of {data_type}");
         }
     }
