@@ -18,15 +18,17 @@ pub(super) const fn function(data_type: DataType, operation: ReduceOperation) ->
         DataType::UInt32 => uint32::function(operation),
         DataType::Int64 => int64::function(operation),
         DataType::UInt64 => uint64::function(operation),
-        DataType::Float16 | DataType::BFloat16 => None,
+        DataType::Float16 => binary16::function(operation),
+        DataType::BFloat16 => bfloat16::function(operation),
         DataType::Float32 => float32::function(operation),
         DataType::Float64 => float64::function(operation),
     }
 }
 
-/// One function: `$name` applies `$operation` to elements of type `$element`.
+/// One function: `$name` applies `$operation` to accumulators and elements, both of them `$slot`
+/// once `$widen` has made that of what is `$wire` in the payload.
 macro_rules! function {
-    ($element:ty, $name:ident, $operation:expr) => {
+    ($slot:ty, $wire:ty, $widen:expr, $name:ident, $operation:expr) => {
         fn $name(level: Level, slot: &mut [u8], payload: &[u8]) {
             zip(
                 level,
@@ -34,8 +36,8 @@ macro_rules! function {
                 payload,
                 #[inline(always)]
                 |ours, theirs| {
-                    $operation(<$element>::from_le_bytes(ours), <$element>::from_le_bytes(theirs))
-                        .to_le_bytes()
+                    let theirs = $widen(<$wire>::from_le_bytes(theirs));
+                    $operation(<$slot>::from_le_bytes(ours), theirs).to_le_bytes()
                 },
             );
         }
@@ -46,15 +48,16 @@ macro_rules! integers {
     ($($module:ident $element:ident;)+) => {$(
         mod $module {
             use super::{Function, Level, ReduceOperation, zip};
+            use core::convert::identity;
             use core::ops::{BitAnd, BitOr, BitXor};
 
-            function!($element, sum, $element::wrapping_add);
-            function!($element, product, $element::wrapping_mul);
-            function!($element, minimum, $element::min);
-            function!($element, maximum, $element::max);
-            function!($element, bit_and, $element::bitand);
-            function!($element, bit_or, $element::bitor);
-            function!($element, bit_xor, $element::bitxor);
+            function!($element, $element, identity, sum, $element::wrapping_add);
+            function!($element, $element, identity, product, $element::wrapping_mul);
+            function!($element, $element, identity, minimum, $element::min);
+            function!($element, $element, identity, maximum, $element::max);
+            function!($element, $element, identity, bit_and, $element::bitand);
+            function!($element, $element, identity, bit_or, $element::bitor);
+            function!($element, $element, identity, bit_xor, $element::bitxor);
 
             pub(super) const fn function(operation: ReduceOperation) -> Option<Function> {
                 Some(match operation {
@@ -73,34 +76,34 @@ macro_rules! integers {
 }
 
 macro_rules! floats {
-    ($($module:ident $element:ident;)+) => {$(
+    ($($module:ident $slot:ident $wire:ident $widen:path;)+) => {$(
         mod $module {
             use super::{Function, Level, ReduceOperation, zip};
 
-            function!($element, sum, |a: $element, b| canonical(a + b));
-            function!($element, product, |a: $element, b| canonical(a * b));
-            function!($element, minimum, lesser);
-            function!($element, maximum, greater);
+            function!($slot, $wire, $widen, sum, |a: $slot, b| canonical(a + b));
+            function!($slot, $wire, $widen, product, |a: $slot, b| canonical(a * b));
+            function!($slot, $wire, $widen, minimum, lesser);
+            function!($slot, $wire, $widen, maximum, greater);
 
             #[inline(always)]
-            fn canonical(number: $element) -> $element {
-                if number.is_nan() { $element::NAN } else { number }
+            fn canonical(number: $slot) -> $slot {
+                if number.is_nan() { $slot::NAN } else { number }
             }
 
             // Equal numbers differ in the sign of a zero at most: the lesser has it when one of them
             // does, the greater when both do.
             #[inline(always)]
-            fn lesser(a: $element, b: $element) -> $element {
-                let equal = $element::from_bits(a.to_bits() | b.to_bits());
+            fn lesser(a: $slot, b: $slot) -> $slot {
+                let equal = $slot::from_bits(a.to_bits() | b.to_bits());
                 let ordered = if a < b { a } else if b < a { b } else { equal };
-                if a.is_nan() | b.is_nan() { $element::NAN } else { ordered }
+                if a.is_nan() | b.is_nan() { $slot::NAN } else { ordered }
             }
 
             #[inline(always)]
-            fn greater(a: $element, b: $element) -> $element {
-                let equal = $element::from_bits(a.to_bits() & b.to_bits());
+            fn greater(a: $slot, b: $slot) -> $slot {
+                let equal = $slot::from_bits(a.to_bits() & b.to_bits());
                 let ordered = if a > b { a } else if b > a { b } else { equal };
-                if a.is_nan() | b.is_nan() { $element::NAN } else { ordered }
+                if a.is_nan() | b.is_nan() { $slot::NAN } else { ordered }
             }
 
             pub(super) const fn function(operation: ReduceOperation) -> Option<Function> {
@@ -131,6 +134,8 @@ integers! {
 }
 
 floats! {
-    float32 f32;
-    float64 f64;
+    binary16 f32 u16 super::super::float16::from_binary16;
+    bfloat16 f32 u16 super::super::float16::from_bfloat16;
+    float32 f32 f32 core::convert::identity;
+    float64 f64 f64 core::convert::identity;
 }

@@ -2,7 +2,8 @@
 //!
 //! A [`Kernel`] is chosen once a call. It has plain functions over bytes: a slot holds what has been
 //! combined so far, as accumulators, and a payload brings elements as they are on the wire. Both are
-//! little-endian and need not be aligned.
+//! little-endian and need not be aligned. Accumulators of 16-bit floats are 32-bit floats, so that
+//! a switch rounds once, when it has all; all others are as on the wire.
 //!
 //! Results have the same bits on every machine and at every level of vector instructions:
 //!
@@ -15,6 +16,7 @@
 //! - Sums and products of floats do depend on the order of contributions.
 
 mod combine;
+mod float16;
 #[cfg(test)]
 mod tests;
 mod vectors;
@@ -34,36 +36,64 @@ pub struct Kernel {
     #[cfg_attr(not(test), expect(dead_code, reason = "only averages have a last step"))]
     operation: ReduceOperation,
     level: Level,
+    /// Makes accumulators of elements.
+    widen: Function,
     /// Combines elements into accumulators.
     combine: Function,
 }
 
 impl Kernel {
     /// The kernel for this type and operation, for the processor that this runs on. `None` for
-    /// averages, 16-bit floats and for the bitwise operations on floats.
+    /// averages, and for the bitwise operations on floats.
     pub fn of(data_type: DataType, operation: ReduceOperation) -> Option<Self> {
         Self::at_level(data_type, operation, Level::new())
     }
 
     fn at_level(data_type: DataType, operation: ReduceOperation, level: Level) -> Option<Self> {
         let combine = combine::function(data_type, operation)?;
-        Some(Self { data_type, operation, level, combine })
+        let widen = match data_type {
+            DataType::Float16 => float16::widen_binary16,
+            DataType::BFloat16 => float16::widen_bfloat16,
+            _ => |_, slot: &mut [u8], payload: &[u8]| slot.copy_from_slice(payload),
+        };
+        Some(Self { data_type, operation, level, widen, combine })
     }
 
-    /// Bytes of one element, on the wire and in a slot.
-    const fn size(&self) -> usize {
+    /// Bytes of one element on the wire.
+    pub const fn wire_size(&self) -> usize {
         self.data_type.size() as usize
+    }
+
+    /// Bytes of one element in a slot.
+    pub const fn accumulator_size(&self) -> usize {
+        match self.data_type {
+            DataType::Float16 | DataType::BFloat16 => size_of::<f32>(),
+            _ => self.wire_size(),
+        }
     }
 
     /// Starts accumulators with the first contribution.
     pub fn first(&self, slot: &mut [u8], payload: &[u8]) {
-        let length = slot.len().min(payload.len());
-        let whole = length - length % self.size();
-        slot[..whole].copy_from_slice(&payload[..whole]);
+        let elements = (slot.len() / self.accumulator_size()).min(payload.len() / self.wire_size());
+        let slot = &mut slot[..elements * self.accumulator_size()];
+        (self.widen)(self.level, slot, &payload[..elements * self.wire_size()]);
     }
 
     /// Combines a later contribution into the accumulators.
     pub fn combine(&self, slot: &mut [u8], payload: &[u8]) {
         (self.combine)(self.level, slot, payload);
+    }
+
+    /// Turns accumulators into what goes on the wire, which is at the front of the slot then.
+    /// Returns how many bytes that is.
+    ///
+    /// Once a result: accumulators cannot be combined with more afterwards.
+    pub fn finish(&self, slot: &mut [u8]) -> usize {
+        match self.data_type {
+            DataType::Float16 => float16::narrow_binary16(self.level, slot),
+            DataType::BFloat16 => float16::narrow_bfloat16(self.level, slot),
+            _ => {}
+        }
+        slot.len() / self.accumulator_size() * self.wire_size()
     }
 }

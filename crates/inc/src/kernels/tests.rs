@@ -7,6 +7,7 @@ use fearless_simd::{Level, Simd};
 use proptest::prelude::*;
 
 use super::Kernel;
+use super::float16::{from_bfloat16, from_binary16, narrow_bfloat16, narrow_binary16};
 use crate::{DataType, ReduceOperation};
 
 /// What surrounds vectors, and must stay.
@@ -23,12 +24,6 @@ fn levels() -> Vec<Level> {
         levels.extend(best.as_avx2().map(|token| token.level()));
     }
     levels
-}
-
-/// The types that there are kernels for.
-fn computed() -> Vec<DataType> {
-    let all = DataType::ALL.iter().copied();
-    all.filter(|&data_type| Kernel::of(data_type, ReduceOperation::Sum).is_some()).collect()
 }
 
 fn kernels() -> Vec<Kernel> {
@@ -74,6 +69,8 @@ fn special_elements(data_type: DataType) -> Vec<u64> {
         magnitudes.iter().flat_map(|&bits| [bits, bits | 1 << sign]).collect()
     };
     match data_type {
+        DataType::Float16 => of_bits(15, 10),
+        DataType::BFloat16 => of_bits(15, 7),
         DataType::Float32 => of_bits(31, 23),
         DataType::Float64 => of_bits(63, 52),
         _ => {
@@ -103,15 +100,32 @@ fn every_pair_of_special_elements_is_as_the_oracle_says() {
     for kernel in kernels() {
         let (data_type, operation) = (kernel.data_type, kernel.operation);
         for [a, b] in pairs(data_type) {
-            let mut slot = vec![GUARD; bytes(&a, kernel.size()).len()];
-            kernel.first(&mut slot, &bytes(&a, kernel.size()));
-            assert_eq!(slot, bytes(&a, kernel.size()), "{kernel:?}");
-            let each = a.iter().zip(&b);
-            let wanted: Vec<u64> = each
-                .map(|(&ours, &theirs)| oracle::combine(data_type, operation, ours, theirs))
-                .collect();
-            kernel.combine(&mut slot, &bytes(&b, kernel.size()));
-            assert_eq!(slot, bytes(&wanted, kernel.size()), "{kernel:?} {a:x?} {b:x?}");
+            let first: Vec<u64> =
+                a.iter().map(|&element| oracle::first(data_type, element)).collect();
+            let mut slot = vec![GUARD; a.len() * kernel.accumulator_size()];
+            kernel.first(&mut slot, &bytes(&a, kernel.wire_size()));
+            if kernel.accumulator_size() == kernel.wire_size() {
+                assert_eq!(slot, bytes(&first, kernel.accumulator_size()), "{kernel:?}");
+            }
+
+            // Accumulators of 16-bit floats reach more values than elements do: combine twice.
+            let combined = |accumulators: &[u64]| -> Vec<u64> {
+                let each = accumulators.iter().zip(&b);
+                each.map(|(&ours, &theirs)| oracle::combine(data_type, operation, ours, theirs))
+                    .collect()
+            };
+            let mut wanted = combined(&first);
+            let payload = bytes(&b, kernel.wire_size());
+            kernel.combine(&mut slot, &payload);
+            assert_eq!(slot, bytes(&wanted, kernel.accumulator_size()), "{kernel:?} {a:x?} {b:x?}");
+            wanted = combined(&wanted);
+            kernel.combine(&mut slot, &payload);
+            assert_eq!(slot, bytes(&wanted, kernel.accumulator_size()), "{kernel:?} {a:x?} {b:x?}");
+
+            let wanted: Vec<u64> =
+                wanted.iter().map(|&bits| oracle::finish(data_type, bits)).collect();
+            let length = kernel.finish(&mut slot);
+            assert_eq!(slot[..length], bytes(&wanted, kernel.wire_size()), "{kernel:?}");
         }
     }
 }
@@ -119,24 +133,35 @@ fn every_pair_of_special_elements_is_as_the_oracle_says() {
 #[test]
 fn any_length_and_alignment_and_no_byte_around() {
     for kernel in kernels() {
+        let (wire, accumulator) = (kernel.wire_size(), kernel.accumulator_size());
         let [a, b] = pairs(kernel.data_type).swap_remove(0);
-        let (a, b) = (bytes(&a, kernel.size()), bytes(&b, kernel.size()));
-        let mut combined = a.clone();
+        let (a, b) = (bytes(&a, wire), bytes(&b, wire));
+        let mut first = vec![0; a.len() / wire * accumulator];
+        kernel.first(&mut first, &a);
+        let mut combined = first.clone();
         kernel.combine(&mut combined, &b);
+        let mut finished = combined.clone();
+        assert_eq!(kernel.finish(&mut finished), a.len());
 
         for length in 0..=a.len() {
-            let whole = length - length % kernel.size();
+            let elements = length / wire;
             for alignment in 0..8 {
                 let payload_at = (5 * alignment + length) % 8;
                 let moved = |vector: &[u8]| [&[GUARD; 8][..payload_at], &vector[..length]].concat();
-                let end = alignment + whole;
-                let mut slot = vec![GUARD; end + 16];
+                let end = alignment + elements * accumulator;
+                let mut slot = vec![GUARD; alignment + length / wire * accumulator + 16];
                 kernel.first(&mut slot[alignment..], &moved(&a)[payload_at..]);
-                assert_eq!(slot[alignment..end], a[..whole], "{kernel:?}");
+                assert_eq!(slot[alignment..end], first[..elements * accumulator], "{kernel:?}");
                 kernel.combine(&mut slot[alignment..], &moved(&b)[payload_at..]);
-                assert_eq!(slot[alignment..end], combined[..whole], "{kernel:?}");
-                let mut around = slot[..alignment].iter().chain(&slot[end..]);
-                assert!(around.all(|&byte| byte == GUARD), "{kernel:?} {length}");
+                assert_eq!(slot[alignment..end], combined[..elements * accumulator], "{kernel:?}");
+                let around = |slot: &[u8]| {
+                    slot[..alignment].iter().chain(&slot[end..]).all(|&byte| byte == GUARD)
+                };
+                assert!(around(&slot), "{kernel:?} {length}");
+                let filled = kernel.finish(&mut slot[alignment..end]);
+                assert_eq!(filled, elements * wire);
+                assert_eq!(slot[alignment..][..filled], finished[..filled], "{kernel:?} {length}");
+                assert!(around(&slot), "{kernel:?} {length}");
             }
         }
     }
@@ -145,21 +170,81 @@ fn any_length_and_alignment_and_no_byte_around() {
 #[test]
 fn payloads_that_do_not_fit_are_combined_as_far_as_they_do() {
     for kernel in kernels() {
-        let payload = vec![1; 3 * kernel.size()];
+        let payload = vec![1; 3 * kernel.wire_size()];
         // A byte less than three accumulators.
-        let size = kernel.size();
+        let size = kernel.accumulator_size();
         let mut slot = vec![GUARD; 3 * size - 1];
         kernel.first(&mut slot, &payload);
         kernel.combine(&mut slot, &payload);
         assert!(slot[2 * size..].iter().all(|&byte| byte == GUARD), "{kernel:?}");
+        assert_eq!(kernel.finish(&mut slot), 2 * kernel.wire_size());
         kernel.first(&mut [], &payload);
         kernel.combine(&mut [], &payload);
+        assert_eq!(kernel.finish(&mut []), 0);
+    }
+}
+
+#[test]
+fn all_16_bit_floats_are_widened_exactly_and_come_back() {
+    for bits in 0..=u16::MAX {
+        for (data_type, widened) in
+            [(DataType::Float16, from_binary16(bits)), (DataType::BFloat16, from_bfloat16(bits))]
+        {
+            let value = oracle::value_of_16_bits(data_type, bits);
+            match value.is_nan() {
+                true => assert!(widened.is_nan(), "{data_type} {bits:#x}"),
+                false => {
+                    assert_eq!(f64::from(widened).to_bits(), value.to_bits(), "{bits:#x}");
+                    assert_eq!(oracle::narrowed(data_type, widened), bits);
+                }
+            }
+        }
+    }
+}
+
+fn narrowed(level: Level, data_type: DataType, numbers: &[f32]) -> Vec<u16> {
+    let mut slot: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    match data_type {
+        DataType::Float16 => narrow_binary16(level, &mut slot),
+        _ => narrow_bfloat16(level, &mut slot),
+    }
+    let (elements, _) = slot.as_chunks();
+    elements[..numbers.len()].iter().map(|&bytes| u16::from_le_bytes(bytes)).collect()
+}
+
+/// Each 16-bit float, what lies half way to the next one, and the numbers on both sides of these.
+#[test]
+fn numbers_next_to_every_tie_are_rounded_to_the_nearest() {
+    for data_type in [DataType::Float16, DataType::BFloat16] {
+        let value = |bits| oracle::value_of_16_bits(data_type, bits);
+        let finite = (0..u16::MAX).filter(|&bits| value(bits).is_finite());
+        let numbers: Vec<f32> = finite
+            .flat_map(|bits| {
+                let exact = value(bits);
+                let next = match value(bits + 1) {
+                    next if next.is_finite() => next,
+                    // As if the exponent had more bits: beyond the largest one.
+                    _ => exact + (exact - value(bits - 1)),
+                };
+                [exact, f64::midpoint(exact, next)]
+            })
+            .flat_map(|number| {
+                let number = number as f32;
+                [number.next_down(), number, number.next_up()]
+            })
+            .chain([f32::MAX, f32::MIN, f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN])
+            .collect();
+        let wanted: Vec<u16> =
+            numbers.iter().map(|&number| oracle::narrowed(data_type, number)).collect();
+        for level in levels() {
+            assert_eq!(narrowed(level, data_type, &numbers), wanted, "{data_type} {level:?}");
+        }
     }
 }
 
 /// Contributions whose elements are special ones or any bits.
 fn contributions() -> impl Strategy<Value = (DataType, Vec<Vec<u64>>)> {
-    let data_type = prop::sample::select(computed());
+    let data_type = prop::sample::select(DataType::ALL);
     (data_type, 1..=6_usize, 1..=70_usize).prop_flat_map(|(data_type, ranks, elements)| {
         let element = prop_oneof![
             prop::sample::select(special_elements(data_type)),
@@ -171,14 +256,16 @@ fn contributions() -> impl Strategy<Value = (DataType, Vec<Vec<u64>>)> {
 }
 
 fn reduced(kernel: Kernel, ranks: &[Vec<u64>]) -> Vec<u8> {
-    let mut slot = vec![GUARD; ranks[0].len() * kernel.size()];
+    let mut slot = vec![GUARD; ranks[0].len() * kernel.accumulator_size()];
     for (number, rank) in ranks.iter().enumerate() {
-        let payload = bytes(rank, kernel.size());
+        let payload = bytes(rank, kernel.wire_size());
         match number {
             0 => kernel.first(&mut slot, &payload),
             _ => kernel.combine(&mut slot, &payload),
         }
     }
+    let length = kernel.finish(&mut slot);
+    slot.truncate(length);
     slot
 }
 
@@ -189,14 +276,15 @@ proptest! {
             let operation = kernel.operation;
             let wanted: Vec<u64> = (0..ranks[0].len())
                 .map(|at| {
-                    let first = ranks[0][at];
-                    ranks[1..].iter().fold(first, |accumulator, rank| {
+                    let first = oracle::first(data_type, ranks[0][at]);
+                    let combined = ranks[1..].iter().fold(first, |accumulator, rank| {
                         oracle::combine(data_type, operation, accumulator, rank[at])
-                    })
+                    });
+                    oracle::finish(data_type, combined)
                 })
                 .collect();
             let result = reduced(kernel, &ranks);
-            prop_assert_eq!(result, bytes(&wanted, kernel.size()), "{:?}", kernel);
+            prop_assert_eq!(result, bytes(&wanted, kernel.wire_size()), "{:?}", kernel);
         }
     }
 
@@ -210,6 +298,18 @@ proptest! {
         for operation in [ReduceOperation::Minimum, ReduceOperation::Maximum] {
             let kernel = Kernel::of(data_type, operation).unwrap();
             prop_assert_eq!(reduced(kernel, &ranks), reduced(kernel, &others));
+        }
+    }
+
+    #[test]
+    fn any_number_is_rounded_to_the_nearest(bits in prop::collection::vec(any::<u32>(), 1..200)) {
+        let numbers: Vec<f32> = bits.into_iter().map(f32::from_bits).collect();
+        for data_type in [DataType::Float16, DataType::BFloat16] {
+            let wanted: Vec<u16> =
+                numbers.iter().map(|&number| oracle::narrowed(data_type, number)).collect();
+            for level in levels() {
+                prop_assert_eq!(narrowed(level, data_type, &numbers), &wanted[..]);
+            }
         }
     }
 }
@@ -230,6 +330,10 @@ fn results_that_are_known() {
     assert_eq!(result(UInt32, Sum, &[u32::MAX.into(), 2]), 1);
     assert_eq!(result(Int32, Maximum, &[0xffff_ffff, 0]), 0);
     assert_eq!(result(UInt32, Maximum, &[0xffff_ffff, 0]), 0xffff_ffff);
+    // 2048 + 1 is 2048 when it is rounded each time; 2048 + 1 + 1 is 2050.
+    assert_eq!(result(Float16, Sum, &[0x6800, 0x3c00, 0x3c00]), 0x6801);
+    assert_eq!(result(Float16, Sum, &[0x7b53; 2]), 0x7c00);
+    assert_eq!(result(BFloat16, Sum, &[0x4380, 0x3f80, 0x3f80]), 0x4381); // 256 + 1 + 1 = 258
     assert_eq!(result(Float32, Minimum, &[single(0.0), single(-0.0)]), single(-0.0));
     assert_eq!(result(Float32, Maximum, &[single(-0.0), single(0.0)]), single(0.0));
     for operation in [Sum, Product, Minimum, Maximum] {
@@ -254,10 +358,12 @@ fn floats_have_no_bitwise_operations_and_integers_have_all() {
             let is_float = matches!(data_type, Float16 | BFloat16 | Float32 | Float64);
             let is_bitwise = matches!(operation, BitAnd | BitOr | BitXor);
             let kernel = Kernel::of(data_type, operation);
-            let none = (is_float && is_bitwise)
-                || operation == ReduceOperation::Average
-                || matches!(data_type, Float16 | BFloat16);
+            let none = (is_float && is_bitwise) || operation == ReduceOperation::Average;
             assert_eq!(kernel.is_some(), !none, "{operation} of {data_type}");
+            let Some(kernel) = kernel else { continue };
+            assert_eq!(kernel.wire_size(), data_type.size() as usize);
+            let wide = matches!(data_type, Float16 | BFloat16);
+            assert_eq!(kernel.accumulator_size(), kernel.wire_size() * if wide { 2 } else { 1 });
         }
     }
 }

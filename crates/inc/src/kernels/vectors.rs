@@ -8,14 +8,14 @@ use fearless_simd::{Level, Simd, dispatch};
 
 /// Changes each element of the first vector by the one of the second.
 #[inline(always)]
-pub(super) fn zip<const SIZE: usize>(
+pub(super) fn zip<const SLOT: usize, const WIRE: usize>(
     level: Level,
     slot: &mut [u8],
     payload: &[u8],
-    operation: impl Fn([u8; SIZE], [u8; SIZE]) -> [u8; SIZE],
+    operation: impl Fn([u8; SLOT], [u8; WIRE]) -> [u8; SLOT],
 ) {
-    let (slot, _) = slot.as_chunks_mut::<SIZE>();
-    let (payload, _) = payload.as_chunks::<SIZE>();
+    let (slot, _) = slot.as_chunks_mut::<SLOT>();
+    let (payload, _) = payload.as_chunks::<WIRE>();
     dispatch!(level, simd => simd.vectorize(
         #[inline(always)]
         move || {
