@@ -61,14 +61,13 @@ macro_rules! integers {
 
             pub(super) const fn function(operation: ReduceOperation) -> Option<Function> {
                 Some(match operation {
-                    ReduceOperation::Sum => sum,
+                    ReduceOperation::Sum | ReduceOperation::Average => sum,
                     ReduceOperation::Product => product,
                     ReduceOperation::Minimum => minimum,
                     ReduceOperation::Maximum => maximum,
                     ReduceOperation::BitAnd => bit_and,
                     ReduceOperation::BitOr => bit_or,
                     ReduceOperation::BitXor => bit_xor,
-                    ReduceOperation::Average => return None,
                 })
             }
         }
@@ -108,12 +107,11 @@ macro_rules! floats {
 
             pub(super) const fn function(operation: ReduceOperation) -> Option<Function> {
                 Some(match operation {
-                    ReduceOperation::Sum => sum,
+                    ReduceOperation::Sum | ReduceOperation::Average => sum,
                     ReduceOperation::Product => product,
                     ReduceOperation::Minimum => minimum,
                     ReduceOperation::Maximum => maximum,
-                    ReduceOperation::Average
-                    | ReduceOperation::BitAnd
+                    ReduceOperation::BitAnd
                     | ReduceOperation::BitOr
                     | ReduceOperation::BitXor => return None,
                 })

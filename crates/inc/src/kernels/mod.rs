@@ -13,13 +13,18 @@
 //!   bits that is a lone contribution's goes on as it is.
 //! - `Minimum` and `Maximum` give a NaN when there is one among the contributions, and -0 is less
 //!   than +0 (IEEE 754-2019, 9.6: minimum and maximum). So they do not depend on the order.
+//! - A partial sum of an average is a plain sum. Only the root divides, by the number of ranks:
+//!   floats before they are rounded to 16 bits, integers toward zero, after the sum has wrapped.
 //! - Sums and products of floats do depend on the order of contributions.
 
+mod average;
 mod combine;
 mod float16;
 #[cfg(test)]
 mod tests;
 mod vectors;
+
+use core::num::NonZeroU32;
 
 use fearless_simd::Level;
 
@@ -33,7 +38,6 @@ use combine::Function;
 #[derive(Clone, Copy, Debug)]
 pub struct Kernel {
     data_type: DataType,
-    #[cfg_attr(not(test), expect(dead_code, reason = "only averages have a last step"))]
     operation: ReduceOperation,
     level: Level,
     /// Makes accumulators of elements.
@@ -43,8 +47,8 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The kernel for this type and operation, for the processor that this runs on. `None` for
-    /// averages, and for the bitwise operations on floats.
+    /// The kernel for this type and operation, for the processor that this runs on. `None` for the
+    /// bitwise operations on floats.
     pub fn of(data_type: DataType, operation: ReduceOperation) -> Option<Self> {
         Self::at_level(data_type, operation, Level::new())
     }
@@ -87,8 +91,12 @@ impl Kernel {
     /// Turns accumulators into what goes on the wire, which is at the front of the slot then.
     /// Returns how many bytes that is.
     ///
-    /// Once a result: accumulators cannot be combined with more afterwards.
-    pub fn finish(&self, slot: &mut [u8]) -> usize {
+    /// Once a result: accumulators cannot be combined with more afterwards. The root of an average
+    /// says of how many ranks; for all other operations that has no effect.
+    pub fn finish(&self, slot: &mut [u8], ranks: Option<NonZeroU32>) -> usize {
+        if let (ReduceOperation::Average, Some(ranks)) = (self.operation, ranks) {
+            average::divide(self.level, self.data_type, slot, ranks);
+        }
         match self.data_type {
             DataType::Float16 => float16::narrow_binary16(self.level, slot),
             DataType::BFloat16 => float16::narrow_bfloat16(self.level, slot),

@@ -3,6 +3,8 @@
 
 mod oracle;
 
+use core::num::NonZeroU32;
+
 use fearless_simd::{Level, Simd};
 use proptest::prelude::*;
 
@@ -122,10 +124,19 @@ fn every_pair_of_special_elements_is_as_the_oracle_says() {
             kernel.combine(&mut slot, &payload);
             assert_eq!(slot, bytes(&wanted, kernel.accumulator_size()), "{kernel:?} {a:x?} {b:x?}");
 
-            let wanted: Vec<u64> =
-                wanted.iter().map(|&bits| oracle::finish(data_type, bits)).collect();
-            let length = kernel.finish(&mut slot);
-            assert_eq!(slot[..length], bytes(&wanted, kernel.wire_size()), "{kernel:?}");
+            for ranks in [None, Some(1), Some(2), Some(3), Some(255), Some(257), Some(65_536)] {
+                let wanted: Vec<u64> = wanted
+                    .iter()
+                    .map(|&bits| oracle::finish(data_type, operation, bits, ranks))
+                    .collect();
+                let mut slot = slot.clone();
+                let length = kernel.finish(&mut slot, ranks.and_then(NonZeroU32::new));
+                assert_eq!(
+                    slot[..length],
+                    bytes(&wanted, kernel.wire_size()),
+                    "{kernel:?} {ranks:?}"
+                );
+            }
         }
     }
 }
@@ -141,7 +152,8 @@ fn any_length_and_alignment_and_no_byte_around() {
         let mut combined = first.clone();
         kernel.combine(&mut combined, &b);
         let mut finished = combined.clone();
-        assert_eq!(kernel.finish(&mut finished), a.len());
+        let ranks = NonZeroU32::new(3);
+        assert_eq!(kernel.finish(&mut finished, ranks), a.len());
 
         for length in 0..=a.len() {
             let elements = length / wire;
@@ -158,7 +170,7 @@ fn any_length_and_alignment_and_no_byte_around() {
                     slot[..alignment].iter().chain(&slot[end..]).all(|&byte| byte == GUARD)
                 };
                 assert!(around(&slot), "{kernel:?} {length}");
-                let filled = kernel.finish(&mut slot[alignment..end]);
+                let filled = kernel.finish(&mut slot[alignment..end], ranks);
                 assert_eq!(filled, elements * wire);
                 assert_eq!(slot[alignment..][..filled], finished[..filled], "{kernel:?} {length}");
                 assert!(around(&slot), "{kernel:?} {length}");
@@ -177,10 +189,10 @@ fn payloads_that_do_not_fit_are_combined_as_far_as_they_do() {
         kernel.first(&mut slot, &payload);
         kernel.combine(&mut slot, &payload);
         assert!(slot[2 * size..].iter().all(|&byte| byte == GUARD), "{kernel:?}");
-        assert_eq!(kernel.finish(&mut slot), 2 * kernel.wire_size());
+        assert_eq!(kernel.finish(&mut slot, None), 2 * kernel.wire_size());
         kernel.first(&mut [], &payload);
         kernel.combine(&mut [], &payload);
-        assert_eq!(kernel.finish(&mut []), 0);
+        assert_eq!(kernel.finish(&mut [], NonZeroU32::new(2)), 0);
     }
 }
 
@@ -255,7 +267,7 @@ fn contributions() -> impl Strategy<Value = (DataType, Vec<Vec<u64>>)> {
     })
 }
 
-fn reduced(kernel: Kernel, ranks: &[Vec<u64>]) -> Vec<u8> {
+fn reduced(kernel: Kernel, ranks: &[Vec<u64>], root: bool) -> Vec<u8> {
     let mut slot = vec![GUARD; ranks[0].len() * kernel.accumulator_size()];
     for (number, rank) in ranks.iter().enumerate() {
         let payload = bytes(rank, kernel.wire_size());
@@ -264,26 +276,30 @@ fn reduced(kernel: Kernel, ranks: &[Vec<u64>]) -> Vec<u8> {
             _ => kernel.combine(&mut slot, &payload),
         }
     }
-    let length = kernel.finish(&mut slot);
+    let count = NonZeroU32::new(ranks.len() as u32).filter(|_| root);
+    let length = kernel.finish(&mut slot, count);
     slot.truncate(length);
     slot
 }
 
 proptest! {
     #[test]
-    fn reductions_are_as_the_oracle_says((data_type, ranks) in contributions()) {
+    fn reductions_are_as_the_oracle_says((data_type, ranks) in contributions(), root: bool) {
         for kernel in kernels().into_iter().filter(|kernel| kernel.data_type == data_type) {
+            // A lone contribution that needs no rounding goes on as it is, NaNs included; what
+            // division or rounding makes of one is in the other tests.
             let operation = kernel.operation;
+            let count = Some(ranks.len() as u32).filter(|_| root);
             let wanted: Vec<u64> = (0..ranks[0].len())
                 .map(|at| {
                     let first = oracle::first(data_type, ranks[0][at]);
                     let combined = ranks[1..].iter().fold(first, |accumulator, rank| {
                         oracle::combine(data_type, operation, accumulator, rank[at])
                     });
-                    oracle::finish(data_type, combined)
+                    oracle::finish(data_type, operation, combined, count)
                 })
                 .collect();
-            let result = reduced(kernel, &ranks);
+            let result = reduced(kernel, &ranks, root);
             prop_assert_eq!(result, bytes(&wanted, kernel.wire_size()), "{:?}", kernel);
         }
     }
@@ -297,7 +313,33 @@ proptest! {
         others[1..].reverse();
         for operation in [ReduceOperation::Minimum, ReduceOperation::Maximum] {
             let kernel = Kernel::of(data_type, operation).unwrap();
-            prop_assert_eq!(reduced(kernel, &ranks), reduced(kernel, &others));
+            prop_assert_eq!(reduced(kernel, &ranks, true), reduced(kernel, &others, true));
+        }
+    }
+
+    #[test]
+    fn sums_are_divided_by_any_number_of_ranks(
+        sums in prop::collection::vec(any::<u64>(), 1..40),
+        ranks in prop_oneof![1..1000_u32, any::<u32>(), Just(u32::MAX)],
+    ) {
+        let divisor = NonZeroU32::new(ranks.max(1));
+        let average = ReduceOperation::Average;
+        for kernel in kernels().into_iter().filter(|kernel| kernel.operation == average) {
+            let data_type = kernel.data_type;
+            // As binary32, numbers of ranks beyond 2^24 are rounded.
+            let is_float = Kernel::of(data_type, ReduceOperation::BitAnd).is_none();
+            if is_float && ranks > 1 << 24 {
+                continue;
+            }
+            let size = kernel.accumulator_size();
+            let bits = u64::MAX >> (64 - 8 * size);
+            let wanted: Vec<u64> = sums
+                .iter()
+                .map(|sum| oracle::finish(data_type, average, sum & bits, divisor.map(u32::from)))
+                .collect();
+            let mut slot = bytes(&sums, size);
+            let length = kernel.finish(&mut slot, divisor);
+            prop_assert_eq!(&slot[..length], bytes(&wanted, kernel.wire_size()), "{:?}", kernel);
         }
     }
 
@@ -322,21 +364,30 @@ fn results_that_are_known() {
     let result = |data_type, operation, ranks: &[u64]| {
         let ranks: Vec<Vec<u64>> = ranks.iter().map(|&element| vec![element]).collect();
         let kernel = Kernel::of(data_type, operation).unwrap();
-        let mut bytes = reduced(kernel, &ranks);
+        let mut bytes = reduced(kernel, &ranks, true);
         bytes.resize(8, 0);
         u64::from_le_bytes(bytes.try_into().unwrap())
     };
     let single = |number: f32| u64::from(number.to_bits());
+    // Toward zero, and after the sum has wrapped: 100 + 100 is -56.
+    assert_eq!(result(Int8, Average, &[0xfd, 0xfc]), 0xfd); // (-3 + -4) / 2 = -3
+    assert_eq!(result(Int8, Average, &[100, 100]), 0xe4); // -56 / 2 = -28
+    assert_eq!(result(UInt8, Average, &[1; 256]), 0); // 256 wraps to 0
+    assert_eq!(result(UInt8, Average, &[255; 257]), 0); // 255 * 257 = 255 mod 256; 255 / 257
+    assert_eq!(result(Int64, Average, &[1 << 62, 1 << 62]), 0xc000_0000_0000_0000);
     assert_eq!(result(UInt32, Sum, &[u32::MAX.into(), 2]), 1);
     assert_eq!(result(Int32, Maximum, &[0xffff_ffff, 0]), 0);
     assert_eq!(result(UInt32, Maximum, &[0xffff_ffff, 0]), 0xffff_ffff);
     // 2048 + 1 is 2048 when it is rounded each time; 2048 + 1 + 1 is 2050.
     assert_eq!(result(Float16, Sum, &[0x6800, 0x3c00, 0x3c00]), 0x6801);
+    // 60000 * 4 overflows, its quarter does not.
+    assert_eq!(result(Float16, Average, &[0x7b53; 4]), 0x7b53);
     assert_eq!(result(Float16, Sum, &[0x7b53; 2]), 0x7c00);
     assert_eq!(result(BFloat16, Sum, &[0x4380, 0x3f80, 0x3f80]), 0x4381); // 256 + 1 + 1 = 258
+    assert_eq!(result(BFloat16, Average, &[0x7f7f; 2]), 0x7f80); // the sum is beyond a binary32
     assert_eq!(result(Float32, Minimum, &[single(0.0), single(-0.0)]), single(-0.0));
     assert_eq!(result(Float32, Maximum, &[single(-0.0), single(0.0)]), single(0.0));
-    for operation in [Sum, Product, Minimum, Maximum] {
+    for operation in [Sum, Product, Minimum, Maximum, Average] {
         // A signalling NaN, a quiet negative one with a payload.
         for nan in [0x7f80_0001, 0xffc1_2345] {
             assert_eq!(result(Float32, operation, &[single(1.0), nan]), 0x7fc0_0000);
@@ -358,8 +409,7 @@ fn floats_have_no_bitwise_operations_and_integers_have_all() {
             let is_float = matches!(data_type, Float16 | BFloat16 | Float32 | Float64);
             let is_bitwise = matches!(operation, BitAnd | BitOr | BitXor);
             let kernel = Kernel::of(data_type, operation);
-            let none = (is_float && is_bitwise) || operation == ReduceOperation::Average;
-            assert_eq!(kernel.is_some(), !none, "{operation} of {data_type}");
+            assert_eq!(kernel.is_some(), !(is_float && is_bitwise), "{operation} of {data_type}");
             let Some(kernel) = kernel else { continue };
             assert_eq!(kernel.wire_size(), data_type.size() as usize);
             let wide = matches!(data_type, Float16 | BFloat16);

@@ -25,3 +25,21 @@ pub(super) fn zip<const SLOT: usize, const WIRE: usize>(
         }
     ));
 }
+
+/// Changes each element.
+#[inline(always)]
+pub(super) fn map<const SIZE: usize>(
+    level: Level,
+    slot: &mut [u8],
+    operation: impl Fn([u8; SIZE]) -> [u8; SIZE],
+) {
+    let (slot, _) = slot.as_chunks_mut::<SIZE>();
+    dispatch!(level, simd => simd.vectorize(
+        #[inline(always)]
+        move || {
+            for element in slot {
+                *element = operation(*element);
+            }
+        }
+    ));
+}

@@ -39,14 +39,13 @@ pub(super) fn combine(
         _ => {
             let (a, b) = (integer(data_type, a), integer(data_type, b));
             let result = match operation {
-                ReduceOperation::Sum => a + b,
+                ReduceOperation::Sum | ReduceOperation::Average => a + b,
                 ReduceOperation::Product => a.wrapping_mul(b),
                 ReduceOperation::Minimum => a.min(b),
                 ReduceOperation::Maximum => a.max(b),
                 ReduceOperation::BitAnd => a & b,
                 ReduceOperation::BitOr => a | b,
                 ReduceOperation::BitXor => a ^ b,
-                ReduceOperation::Average => unreachable!("no average has a kernel"),
             };
             wrapped(data_type, result)
         }
@@ -54,12 +53,31 @@ pub(super) fn combine(
 }
 
 /// What goes on the wire.
-pub(super) fn finish(data_type: DataType, accumulator: u64) -> u64 {
+pub(super) fn finish(
+    data_type: DataType,
+    operation: ReduceOperation,
+    accumulator: u64,
+    ranks: Option<u32>,
+) -> u64 {
+    let ranks = ranks.filter(|&ranks| operation == ReduceOperation::Average && ranks > 1);
+    let divided = match (data_type, ranks) {
+        (_, None) => accumulator,
+        (DataType::Float16 | DataType::BFloat16 | DataType::Float32, Some(ranks)) => {
+            let sum = f32::from_bits(accumulator as u32);
+            let quotient = (f64::from(sum) / f64::from(ranks)) as f32;
+            if quotient.is_nan() { 0x7fc0_0000 } else { quotient.to_bits().into() }
+        }
+        (DataType::Float64, Some(ranks)) => {
+            let quotient = f64::from_bits(accumulator) / f64::from(ranks);
+            if quotient.is_nan() { 0x7ff8_0000_0000_0000 } else { quotient.to_bits() }
+        }
+        (_, Some(ranks)) => wrapped(data_type, integer(data_type, accumulator) / i128::from(ranks)),
+    };
     match data_type {
         DataType::Float16 | DataType::BFloat16 => {
-            narrowed(data_type, f32::from_bits(accumulator as u32)).into()
+            narrowed(data_type, f32::from_bits(divided as u32)).into()
         }
-        _ => accumulator,
+        _ => divided,
     }
 }
 
@@ -72,11 +90,13 @@ fn float(operation: ReduceOperation, a: f64, b: f64) -> f64 {
         Some(Ordering::Equal) => [b, a],
     };
     match operation {
-        ReduceOperation::Sum => a + b,
+        ReduceOperation::Sum | ReduceOperation::Average => a + b,
         ReduceOperation::Product => a * b,
         ReduceOperation::Minimum => negative_first(a, b)[0],
         ReduceOperation::Maximum => negative_first(a, b)[1],
-        _ => unreachable!("not of floats"),
+        ReduceOperation::BitAnd | ReduceOperation::BitOr | ReduceOperation::BitXor => {
+            unreachable!("floats have no bitwise operations")
+        }
     }
 }
 
