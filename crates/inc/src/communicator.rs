@@ -26,15 +26,17 @@ mod agreement;
 mod child;
 mod uplink;
 
+use core::num::NonZeroU32;
+
 use millstream_roce::{Piece, ProtectionDomainId, ReceiveRequest, SendOperation, SendRequest};
 use millstream_wire::Qpn;
 
 use crate::abort::{ABORT_BYTES, Abort, Violation};
 use crate::answer::Answer;
 use crate::descriptor::{DESCRIPTOR_BYTES, Descriptor};
+use crate::kernels::Kernel;
 use crate::layout::Layout;
 use crate::ranks::Ranks;
-use crate::reduce::Kernel;
 use crate::slots::{ChildSet, Slots, all_children};
 use crate::spec::{CommunicatorSpec, RECEIVE_BYTES, RECEIVES_PER_CHILD};
 use crate::{Collective, DataType, Mode, ReduceOperation};
@@ -122,13 +124,14 @@ pub(crate) enum Progress {
 struct Call {
     descriptor: Descriptor,
     layout: Layout,
+    /// Of a collective that reduces nothing, one that is never asked to combine.
     kernel: Kernel,
     cell_bytes: u32,
 }
 
 impl Call {
     /// Before the first one.
-    const fn none() -> Self {
+    fn none() -> Self {
         let descriptor = Descriptor {
             sequence: 0,
             collective: Collective::Barrier,
@@ -140,7 +143,7 @@ impl Call {
             destination_address: 0,
             destination_key: 0,
         };
-        Self { descriptor, layout: Layout::none(), kernel: |_, _| {}, cell_bytes: 1 }
+        Self { descriptor, layout: Layout::none(), kernel: Kernel::of_bytes(), cell_bytes: 1 }
     }
 }
 
@@ -218,7 +221,13 @@ impl Communicator {
             send_limit: spec.send_requests() - 1,
             children,
             uplink: uplink.map(|domain| Uplink::new(domain, below)),
-            slots: Slots::new(spec.slots(), spec.segment_bytes, path_mtu, count, !spec.has_parent),
+            slots: Slots::new(
+                spec.slots(),
+                spec.segment_bytes,
+                path_mtu,
+                count,
+                NonZeroU32::new(spec.world).filter(|_| !spec.has_parent),
+            ),
             control: vec![0; spec.control_bytes()].into(),
             announced: 0,
             call: Call::none(),

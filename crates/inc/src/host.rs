@@ -26,8 +26,8 @@ use crate::abort::{ABORT_BYTES, Abort};
 use crate::answer::Answer;
 use crate::descriptor::{DESCRIPTOR_BYTES, Descriptor};
 use crate::error::{CollectiveError, StartError};
+use crate::kernels::Kernel;
 use crate::layout::Layout;
-use crate::reduce::supported;
 use crate::spec::{MAX_SEGMENT_BYTES, MAX_WINDOW};
 use crate::{Collective, CollectiveCall, Mode};
 
@@ -179,7 +179,7 @@ impl HostWorker {
             Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => true,
             Collective::Broadcast | Collective::AllGather | Collective::Barrier => false,
         };
-        if reduces && !supported(data_type, operation) {
+        if reduces && Kernel::of(data_type, operation).is_none() {
             return Err(StartError::Unsupported { collective, operation, data_type });
         }
         if root >= world {

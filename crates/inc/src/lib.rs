@@ -35,12 +35,11 @@ mod data_type;
 mod descriptor;
 mod error;
 mod host;
-mod layout;
 pub mod kernels;
+mod layout;
 pub mod plan;
 pub mod protocol;
 mod ranks;
-mod reduce;
 mod slots;
 mod spec;
 mod switch;
@@ -52,8 +51,8 @@ pub use data_type::{Collective, DataType, ReduceOperation, UnknownName};
 pub use descriptor::{DESCRIPTOR_BYTES, Descriptor, DescriptorError, Field, MAX_COLLECTIVE_BYTES};
 pub use error::{CollectiveError, StartError};
 pub use host::{CONTROL_BYTES, Command, Completed, HostConfig, HostConfigError, HostWorker};
+pub use kernels::Kernel;
 pub use ranks::Ranks;
-pub use reduce::{Kernel, kernel, supported};
 pub use spec::{
     ChildSpec, CommunicatorSpec, MAX_SEGMENT_BYTES, MAX_WINDOW, MAX_WORLD, ParentSpec, SpecError,
 };

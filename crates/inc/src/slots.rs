@@ -12,7 +12,9 @@
 
 use thiserror::Error;
 
-use crate::reduce::Kernel;
+use core::num::NonZeroU32;
+
+use crate::kernels::Kernel;
 
 /// A set of children: bit `c` stands for child `c`.
 pub(crate) type ChildSet = u64;
@@ -60,6 +62,8 @@ struct Slot {
     /// order, so what has none is always the rest.
     filled: u32,
     cell_bytes: u32,
+    /// What is computed; of a slot that was in use, always.
+    kernel: Option<Kernel>,
     /// So many bytes from the start have every child's contribution: whole cells.
     complete: u32,
     /// Below the root, so many bytes of the result have come from above, from the start.
@@ -70,15 +74,18 @@ struct Slot {
 
 #[derive(Debug)]
 pub(crate) struct Slots {
+    /// What is sent: results, and what goes up. Accumulators too, where these are no longer.
     bytes: Box<[u8]>,
+    /// Accumulators that are twice as long, of 16-bit floats; empty until there is one.
+    wide: Box<[u8]>,
     slots: Box<[Slot]>,
     /// For each cell, how many children have sent it. All slots have room for the smallest cells.
     arrived: Box<[u8]>,
     slot_bytes: u32,
     cells_per_slot: u32,
     everyone: ChildSet,
-    /// What all children have sent is the result.
-    is_root: bool,
+    /// At the root, where what all children have sent is the result: of how many ranks.
+    root_of: Option<NonZeroU32>,
     occupied: u32,
 }
 
@@ -90,7 +97,7 @@ impl Slots {
         slot_bytes: u32,
         least_cell: u32,
         children: usize,
-        is_root: bool,
+        root_of: Option<NonZeroU32>,
     ) -> Self {
         let cells_per_slot = slot_bytes.div_ceil(least_cell);
         Self {
@@ -100,7 +107,8 @@ impl Slots {
             slot_bytes,
             cells_per_slot,
             everyone: all_children(children),
-            is_root,
+            root_of,
+            wide: Box::default(),
             occupied: 0,
         }
     }
@@ -134,6 +142,7 @@ impl Slots {
         segment: u64,
         length: u32,
         cell_bytes: u32,
+        kernel: Kernel,
     ) -> Result<(), SlotError> {
         let index = self.index(segment);
         let slot = &mut self.slots[index];
@@ -143,7 +152,8 @@ impl Slots {
                 return Err(SlotError::Length);
             }
             let cell_bytes = cell_bytes.max(1);
-            *slot = Slot { segment, occupied: true, length, cell_bytes, ..Slot::default() };
+            let kernel = Some(kernel);
+            *slot = Slot { segment, occupied: true, length, cell_bytes, kernel, ..Slot::default() };
             let first = index * self.cells_per_slot as usize;
             self.arrived[first..first + cells as usize].fill(0);
             self.occupied += 1;
@@ -166,7 +176,6 @@ impl Slots {
         child: usize,
         offset: u32,
         payload: &[u8],
-        kernel: Kernel,
     ) -> Result<Contribution, SlotError> {
         let index = self.find(segment)?;
         let slot = &mut self.slots[index];
@@ -178,12 +187,22 @@ impl Slots {
         if end > slot.length as usize {
             return Err(SlotError::Length);
         }
-        let base = index * self.slot_bytes as usize;
-        let bytes = &mut self.bytes[base..base + slot.length as usize];
+        let Some(kernel) = slot.kernel else { return Err(SlotError::Absent) };
+        // An accumulator has as many bytes as an element, or twice as many.
+        let times = kernel.accumulator_size() / kernel.wire_size();
+        let ring_bytes = times * self.slots.len() * self.slot_bytes as usize;
+        let slot = &mut self.slots[index];
+        let ring = if times == 1 { &mut self.bytes } else { &mut self.wide };
+        if ring.is_empty() {
+            *ring = vec![0; ring_bytes].into();
+        }
+        let base = times * index * self.slot_bytes as usize;
+        let accumulators = &mut ring[base..base + times * slot.length as usize];
         let filled = slot.filled as usize;
         let (known, new) = payload.split_at(filled.saturating_sub(start).min(payload.len()));
-        kernel(&mut bytes[start..start + known.len()], known);
-        bytes[start + known.len()..end].copy_from_slice(new);
+        let border = start + known.len();
+        kernel.combine(&mut accumulators[times * start..times * border], known);
+        kernel.first(&mut accumulators[times * border..times * end], new);
         slot.filled = filled.max(end) as u32;
 
         self.arrived(index, child, offset, end as u32)
@@ -228,9 +247,28 @@ impl Slots {
                 slot.complete = ((cell + 1) * slot.cell_bytes).min(slot.length);
             }
         }
-        let complete = slot.contributed == self.everyone;
+        let (after, complete) = (slot.complete, slot.contributed == self.everyone);
+        if after > before {
+            self.finish(index, before as usize, after as usize);
+        }
+        let slot = &self.slots[index];
         debug_assert_eq!(complete, slot.complete == slot.length && slot.length > 0);
-        Ok(Contribution { whole, more: slot.complete > before, complete })
+        Ok(Contribution { whole, more: after > before, complete })
+    }
+
+    /// All children have sent these bytes of a slot: they become what is sent.
+    fn finish(&mut self, index: usize, start: usize, end: usize) {
+        let Some(kernel) = self.slots[index].kernel else { return };
+        let times = kernel.accumulator_size() / kernel.wire_size();
+        let base = index * self.slot_bytes as usize;
+        let bytes = &mut self.bytes[base + start..base + end];
+        if times == 1 {
+            kernel.finish(bytes, self.root_of);
+        } else {
+            let wide = &mut self.wide[times * (base + start)..times * (base + end)];
+            let length = kernel.finish(wide, self.root_of);
+            bytes[..length].copy_from_slice(&wide[..length]);
+        }
     }
 
     /// How much of the segment all children have sent, from its start, and how long it is.
@@ -250,7 +288,7 @@ impl Slots {
         let index = self.find(segment)?;
         let slot = &mut self.slots[index];
         let (start, end) = (offset as usize, offset as usize + payload.len());
-        if self.is_root || offset != slot.received || end > slot.complete as usize {
+        if self.root_of.is_some() || offset != slot.received || end > slot.complete as usize {
             return Err(SlotError::Incomplete);
         }
         let base = index * self.slot_bytes as usize;
@@ -264,7 +302,7 @@ impl Slots {
     pub(crate) fn receive_nothing(&mut self, segment: u64) -> Result<(), SlotError> {
         let index = self.find(segment)?;
         let slot = &mut self.slots[index];
-        if self.is_root || slot.received != 0 || slot.complete != slot.length {
+        if self.root_of.is_some() || slot.received != 0 || slot.complete != slot.length {
             return Err(SlotError::Incomplete);
         }
         slot.received = slot.length;
@@ -275,7 +313,7 @@ impl Slots {
     pub(crate) fn result(&self, segment: u64) -> Result<(u32, u32), SlotError> {
         let slot = &self.slots[self.find(segment)?];
         let Slot { complete, received, cell_bytes, length, .. } = *slot;
-        let result = match self.is_root {
+        let result = match self.root_of.is_some() {
             true => complete,
             false if received == length => received,
             false => received / cell_bytes * cell_bytes,
@@ -287,7 +325,7 @@ impl Slots {
     pub(crate) fn acknowledge(&mut self, segment: u64, child: usize) -> Result<(), SlotError> {
         let index = self.find(segment)?;
         let slot = &mut self.slots[index];
-        let result = if self.is_root { slot.complete } else { slot.received };
+        let result = if self.root_of.is_some() { slot.complete } else { slot.received };
         if slot.contributed != self.everyone || result != slot.length {
             return Err(SlotError::Incomplete);
         }
@@ -309,10 +347,10 @@ impl Slots {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{DataType, ReduceOperation, reduce};
+    use crate::{DataType, ReduceOperation};
 
     fn sum() -> Kernel {
-        reduce::kernel(DataType::UInt8, ReduceOperation::Sum).unwrap()
+        Kernel::of(DataType::UInt8, ReduceOperation::Sum).unwrap()
     }
 
     #[test]
@@ -330,13 +368,13 @@ mod tests {
 
     #[test]
     fn first_copies_later_combine_whatever_the_interleaving() {
-        let mut slots = Slots::new(2, 8, 8, 3, true);
+        let mut slots = Slots::new(2, 8, 8, 3, NonZeroU32::new(1));
         // What an earlier lap left behind must not show.
-        slots.open(1, 8, 8).unwrap();
-        slots.contribute(1, 0, 0, &[9; 8], sum()).unwrap();
+        slots.open(1, 8, 8, sum()).unwrap();
+        slots.contribute(1, 0, 0, &[9; 8]).unwrap();
         let mut slots = Slots { slots: vec![Slot::default(); 2].into(), occupied: 0, ..slots };
 
-        slots.open(3, 8, 8).unwrap();
+        slots.open(3, 8, 8, sum()).unwrap();
         // Child 1 overtakes child 0 within the segment.
         let steps: [(usize, u32, &[u8], Contribution); 5] = [
             (0, 0, &[1; 4], did(false, false, false)),
@@ -347,7 +385,7 @@ mod tests {
         ];
         for (child, offset, payload, outcome) in steps {
             assert_eq!(slots.result(3), Ok((0, 8)));
-            assert_eq!(slots.contribute(3, child, offset, payload, sum()), Ok(outcome));
+            assert_eq!(slots.contribute(3, child, offset, payload), Ok(outcome));
         }
         assert_eq!(slots.result(3), Ok((8, 8)));
         assert_eq!(slots.get(slots.offset(3), 8).unwrap(), [7; 8]);
@@ -355,10 +393,10 @@ mod tests {
 
     #[test]
     fn there_is_a_cell_of_the_result_as_soon_as_every_child_has_sent_it() {
-        let mut slots = Slots::new(2, 16, 4, 2, true);
+        let mut slots = Slots::new(2, 16, 4, 2, NonZeroU32::new(1));
         // Twice the same slot: what was counted before is forgotten.
         for segment in [1, 3] {
-            slots.open(segment, 14, 4).unwrap();
+            slots.open(segment, 14, 4, sum()).unwrap();
             let mut result = 0;
             for (child, offset, length, wanted) in [
                 (0, 0, 3, 0),
@@ -373,7 +411,7 @@ mod tests {
                 (1, 12, 2, 14),
             ] {
                 let payload = vec![1; length];
-                let done = slots.contribute(segment, child, offset, &payload, sum()).unwrap();
+                let done = slots.contribute(segment, child, offset, &payload).unwrap();
                 assert_eq!(slots.result(segment), Ok((wanted, 14)));
                 assert_eq!(done.more, wanted > result);
                 assert_eq!(done.complete, wanted == 14);
@@ -383,53 +421,53 @@ mod tests {
             (0..2).for_each(|child| slots.acknowledge(segment, child).unwrap());
         }
         // More cells than a slot has room for.
-        assert_eq!(slots.open(5, 16, 3), Err(SlotError::Length));
-        assert_eq!(slots.open(5, 16, 0), Err(SlotError::Length));
-        assert_eq!(slots.open(5, 12, 3), Ok(()));
+        assert_eq!(slots.open(5, 16, 3, sum()), Err(SlotError::Length));
+        assert_eq!(slots.open(5, 16, 0, sum()), Err(SlotError::Length));
+        assert_eq!(slots.open(5, 12, 3, sum()), Ok(()));
     }
 
     #[test]
     fn a_slot_is_free_only_when_every_child_has_the_result() {
-        let mut slots = Slots::new(2, 4, 4, 2, true);
-        slots.open(0, 4, 4).unwrap();
-        slots.open(1, 4, 4).unwrap();
-        assert_eq!(slots.open(2, 4, 4), Err(SlotError::Busy));
-        slots.contribute(0, 0, 0, &[1; 4], sum()).unwrap();
+        let mut slots = Slots::new(2, 4, 4, 2, NonZeroU32::new(1));
+        slots.open(0, 4, 4, sum()).unwrap();
+        slots.open(1, 4, 4, sum()).unwrap();
+        assert_eq!(slots.open(2, 4, 4, sum()), Err(SlotError::Busy));
+        slots.contribute(0, 0, 0, &[1; 4]).unwrap();
         assert_eq!(slots.acknowledge(0, 0), Err(SlotError::Incomplete));
-        slots.contribute(0, 1, 0, &[1; 4], sum()).unwrap();
+        slots.contribute(0, 1, 0, &[1; 4]).unwrap();
         slots.acknowledge(0, 1).unwrap();
         slots.acknowledge(0, 1).unwrap();
-        assert_eq!(slots.open(2, 4, 4), Err(SlotError::Busy));
+        assert_eq!(slots.open(2, 4, 4, sum()), Err(SlotError::Busy));
         assert_eq!(slots.occupied(), 2);
         slots.acknowledge(0, 0).unwrap();
         assert_eq!(slots.occupied(), 1);
         assert_eq!(slots.acknowledge(0, 0), Err(SlotError::Absent));
-        slots.open(2, 4, 4).unwrap();
-        assert_eq!(slots.contribute(0, 0, 0, &[1; 4], sum()), Err(SlotError::Absent));
+        slots.open(2, 4, 4, sum()).unwrap();
+        assert_eq!(slots.contribute(0, 0, 0, &[1; 4]), Err(SlotError::Absent));
     }
 
     #[test]
     fn what_does_not_fit_is_refused() {
-        let mut slots = Slots::new(2, 4, 4, 2, true);
-        assert_eq!(slots.open(0, 5, 4), Err(SlotError::Length));
-        slots.open(0, 3, 4).unwrap();
-        assert_eq!(slots.open(0, 4, 4), Err(SlotError::Length));
-        assert_eq!(slots.open(0, 3, 4), Ok(()));
-        assert_eq!(slots.contribute(0, 0, 0, &[1; 4], sum()), Err(SlotError::Length));
-        assert_eq!(slots.contribute(0, 0, 2, &[1; 2], sum()), Err(SlotError::Length));
-        slots.contribute(0, 0, 0, &[1; 3], sum()).unwrap();
-        assert_eq!(slots.contribute(0, 0, 0, &[1; 3], sum()), Err(SlotError::Repeated));
-        assert_eq!(slots.contribute(2, 0, 0, &[1; 3], sum()), Err(SlotError::Absent));
+        let mut slots = Slots::new(2, 4, 4, 2, NonZeroU32::new(1));
+        assert_eq!(slots.open(0, 5, 4, sum()), Err(SlotError::Length));
+        slots.open(0, 3, 4, sum()).unwrap();
+        assert_eq!(slots.open(0, 4, 4, sum()), Err(SlotError::Length));
+        assert_eq!(slots.open(0, 3, 4, sum()), Ok(()));
+        assert_eq!(slots.contribute(0, 0, 0, &[1; 4]), Err(SlotError::Length));
+        assert_eq!(slots.contribute(0, 0, 2, &[1; 2]), Err(SlotError::Length));
+        slots.contribute(0, 0, 0, &[1; 3]).unwrap();
+        assert_eq!(slots.contribute(0, 0, 0, &[1; 3]), Err(SlotError::Repeated));
+        assert_eq!(slots.contribute(2, 0, 0, &[1; 3]), Err(SlotError::Absent));
         assert_eq!(slots.get(8, 1), None);
         assert_eq!(slots.get(u64::MAX, 1), None);
     }
 
     #[test]
     fn numbers_beyond_32_bits_keep_their_laps_apart() {
-        let mut slots = Slots::new(6, 4, 4, 1, true);
+        let mut slots = Slots::new(6, 4, 4, 1, NonZeroU32::new(1));
         for segment in (1 << 40) - 7..(1_u64 << 40) + 7 {
-            slots.open(segment, 4, 4).unwrap();
-            slots.contribute(segment, 0, 0, &[segment as u8; 4], sum()).unwrap();
+            slots.open(segment, 4, 4, sum()).unwrap();
+            slots.contribute(segment, 0, 0, &[segment as u8; 4]).unwrap();
             assert_eq!(slots.result(segment - 6), Err(SlotError::Absent));
             slots.acknowledge(segment, 0).unwrap();
         }

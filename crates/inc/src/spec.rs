@@ -186,7 +186,8 @@ impl CommunicatorSpec {
     /// Bytes of memory that it takes on a switch: its slots and, roughly, its queues.
     /// Specifications that [`CommunicatorSpec::check`] refuses have no meaningful size.
     pub fn memory_bytes(&self) -> u64 {
-        let slots = u64::from(self.slots()) * u64::from(self.segment_bytes);
+        // What is sent, and accumulators of 16-bit floats.
+        let slots = 3 * u64::from(self.slots()) * u64::from(self.segment_bytes);
         let ports = self.children.len() as u64 + u64::from(self.has_parent);
         let queues = ports * u64::from(self.send_requests());
         slots + self.control_bytes() as u64 + queues * QUEUE_BYTES_PER_REQUEST

@@ -156,3 +156,66 @@ fn losses_duplicates_and_disorder_change_nothing() {
         }
     }
 }
+
+/// A small whole number as an element. Powers of two are exact in every type.
+fn element(data_type: DataType, value: u64) -> Vec<u8> {
+    let float = (value as f32).to_bits();
+    match data_type {
+        DataType::Float64 => (value as f64).to_le_bytes().to_vec(),
+        DataType::Float32 => float.to_le_bytes().to_vec(),
+        DataType::BFloat16 => ((float >> 16) as u16).to_le_bytes().to_vec(),
+        // Another bias of the exponent, and fewer bits of the fraction.
+        DataType::Float16 if value > 0 => {
+            (((float - (112 << 23)) >> 13) as u16).to_le_bytes().to_vec()
+        }
+        integer => value.to_le_bytes()[..integer.size() as usize].to_vec(),
+    }
+}
+
+#[test]
+fn every_type_and_operation_on_trees() {
+    use ReduceOperation as Op;
+    for (world, tree) in [TWO_LEVELS, UNEVEN] {
+        let mut network = network((world, tree), 3, Faults::default());
+        for &data_type in DataType::ALL {
+            for &operation in ReduceOperation::ALL {
+                if millstream_inc::Kernel::of(data_type, operation).is_none() {
+                    continue;
+                }
+                let same = operation == Op::Average;
+                let value = |rank: u32, at: u64| {
+                    1 << if same { at % 3 } else { (at + u64::from(rank)) % 3 }
+                };
+                let result = |at| {
+                    let values = (0..world).map(|rank| value(rank, at));
+                    values.reduce(|a, b| match operation {
+                        Op::Sum => a + b,
+                        Op::Product => a * b,
+                        Op::Minimum | Op::Average => a.min(b),
+                        Op::Maximum => a.max(b),
+                        Op::BitAnd => a & b,
+                        Op::BitOr => a | b,
+                        Op::BitXor => a ^ b,
+                    })
+                };
+                // Two segments and a bit.
+                let count = 1030 / u64::from(data_type.size());
+                let wanted: Vec<u8> =
+                    (0..count).flat_map(|at| element(data_type, result(at).unwrap())).collect();
+                let calls: Vec<_> = (0..world)
+                    .map(|rank| {
+                        let vector: Vec<u64> = (0..count).map(|at| value(rank, at)).collect();
+                        let bytes = |value| element(data_type, value);
+                        network.call(rank as usize, &vector, data_type, operation, bytes, false)
+                    })
+                    .collect();
+                calls.iter().enumerate().for_each(|(rank, call)| network.start(rank, call));
+                for (rank, outcome) in network.outcomes().into_iter().enumerate() {
+                    assert!(matches!(outcome, Some(Ok(_))), "{data_type} {operation}: {outcome:?}");
+                    let result = network.finish(rank, &calls[rank]);
+                    assert!(result == wanted, "{data_type} {operation}: wrong on rank {rank}");
+                }
+            }
+        }
+    }
+}

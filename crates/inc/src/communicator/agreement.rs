@@ -4,8 +4,8 @@ use super::{Call, Child, Communicator, Progress};
 use crate::Collective;
 use crate::abort::{ABORT_BYTES, Abort, Mismatch, Violation};
 use crate::descriptor::Descriptor;
+use crate::kernels::Kernel;
 use crate::layout::Layout;
-use crate::reduce::{Kernel, kernel};
 use crate::spec::{RECEIVE_BYTES, RECEIVES_PER_CHILD};
 
 /// A vector that is not long is cut into so many cells. The last of them is behind the vector by its own
@@ -73,12 +73,15 @@ impl Communicator {
 
     /// What a descriptor asks for, if it is offered.
     fn call_of(&self, descriptor: &Descriptor, first: u64) -> Result<Call, Violation> {
-        let kernel: Kernel = match descriptor.collective {
+        let kernel = match descriptor.collective {
             Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => {
-                kernel(descriptor.data_type, descriptor.operation).ok_or(Violation::Unsupported)?
+                Kernel::of(descriptor.data_type, descriptor.operation)
+                    .ok_or(Violation::Unsupported)?
             }
             // One rank's bytes: there is nothing to combine them with.
-            Collective::Broadcast | Collective::AllGather | Collective::Barrier => |_, _| {},
+            Collective::Broadcast | Collective::AllGather | Collective::Barrier => {
+                Kernel::of_bytes()
+            }
         };
         if descriptor.total_bytes(self.world).is_none() || descriptor.root >= self.world {
             return Err(Violation::Descriptor);

@@ -145,7 +145,7 @@ impl Communicator {
         self.confirm(child, (segment + 1).saturating_sub(self.window));
         let length = call.layout.place(segment).length;
         self.slots
-            .open(segment, length, call.cell_bytes)
+            .open(segment, length, call.cell_bytes, call.kernel)
             .map_err(|error| self.slot_refused(child, error))
     }
 
@@ -214,10 +214,10 @@ impl Communicator {
             return Ok(Progress::None);
         }
         let edge = &self.children[child];
-        let (segment, progress, call) = (edge.contributed, edge.progress, edge.call);
+        let (segment, progress) = (edge.contributed, edge.progress);
         let contribution = self
             .slots
-            .contribute(segment, child, progress, payload, call.kernel)
+            .contribute(segment, child, progress, payload)
             .map_err(|error| self.slot_refused(child, error))?;
         self.statistics.bytes += payload.len() as u64;
         let edge = &mut self.children[child];

@@ -248,7 +248,8 @@ fn the_first_error_that_says_something_is_the_error() {
 #[test]
 fn calls_that_cannot_be_are_refused() {
     let mut worker = worker();
-    let call = CollectiveCall { operation: ReduceOperation::Average, ..CALL };
+    let call =
+        CollectiveCall { data_type: DataType::Float32, operation: ReduceOperation::BitOr, ..CALL };
     assert!(matches!(worker.start(&call), Err(StartError::Unsupported { .. })));
     for (source_address, count) in [(0, u64::MAX), (0, 1 << 47), (u64::MAX - 3, 1)] {
         let call = CollectiveCall { source_address, count, ..CALL };

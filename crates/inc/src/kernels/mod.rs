@@ -53,6 +53,14 @@ impl Kernel {
         Self::at_level(data_type, operation, Level::new())
     }
 
+    /// One that takes any bytes as they are, for what is not combined.
+    pub(crate) fn of_bytes() -> Self {
+        let level = Level::new();
+        let copy: Function = |_, slot: &mut [u8], payload: &[u8]| slot.copy_from_slice(payload);
+        let operation = ReduceOperation::BitOr;
+        Self { data_type: DataType::UInt8, operation, level, widen: copy, combine: |_, _, _| {} }
+    }
+
     fn at_level(data_type: DataType, operation: ReduceOperation, level: Level) -> Option<Self> {
         let combine = combine::function(data_type, operation)?;
         let widen = match data_type {
