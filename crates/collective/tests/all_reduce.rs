@@ -178,10 +178,10 @@ fn wrong_arguments_are_refused_and_change_nothing() {
         one.all_reduce(&[1, 2], &mut [0], Sum).unwrap_err(),
         CollectiveError::Lengths { source_length: 2, destination_length: 1 }
     );
-    let operation = ReduceOperation::Average;
+    let operation = ReduceOperation::BitOr;
     assert_eq!(
-        one.all_reduce_in_place(&mut [1_i32], operation).unwrap_err(),
-        CollectiveError::Unsupported { operation, data_type: DataType::Int32 }
+        one.all_reduce_in_place(&mut [1_f32], operation).unwrap_err(),
+        CollectiveError::Unsupported { operation, data_type: DataType::Float32 }
     );
     let mut foreign = stranger.allocate::<i32>(4).unwrap();
     let own = one.allocate::<i32>(4).unwrap();
