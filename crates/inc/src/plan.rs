@@ -1,17 +1,29 @@
 //! Which switches serve a communicator, and who hangs where.
 //!
-//! A plan is a tree of switches with the hosts as leaves. Today it has one level: one switch and
-//! all hosts below it. The types hold deeper ones.
+//! A plan is a tree of switches with the hosts as leaves. Each node of it is a communicator on a
+//! switch; several nodes can be on one switch. [`Tree::plan`] makes a balanced tree,
+//! [`Tree::new`] checks one that somebody wrote down.
+
+mod balanced;
+
+use core::ops::Range;
 
 use thiserror::Error;
 
+pub use balanced::{Candidate, PlanError, PlanOptions};
+
+use crate::ranks::Ranks;
 use crate::slots::MAX_CHILDREN;
+use crate::spec::MAX_WORLD;
+
+/// The most levels of switches between a host and the root, both ends' switches included.
+pub const MAX_DEPTH: u32 = 6;
 
 /// A switch, by the number that the controller gave it.
 #[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 pub struct SwitchId(pub u64);
 
-/// What hangs below a switch.
+/// What hangs below a node.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Child {
     /// A host.
@@ -19,21 +31,21 @@ pub enum Child {
         /// Its rank.
         rank: u32,
     },
-    /// Another switch of the tree.
+    /// Another node of the tree.
     Switch {
         /// Its index in [`Tree::nodes`].
         node: usize,
     },
 }
 
-/// A switch's place in the tree.
+/// A place in the tree, and the switch that takes it.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct TreeNode {
     /// Which switch.
     pub switch: SwitchId,
-    /// Index of the switch above; `None` at the root.
+    /// Index of the node above; `None` at the root.
     pub parent: Option<usize>,
-    /// What is below, hosts in the order of their ranks.
+    /// What is below, 1 to 64.
     pub children: Vec<Child>,
 }
 
@@ -41,50 +53,151 @@ pub struct TreeNode {
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Tree {
     nodes: Vec<TreeNode>,
+    /// The ranks below each node.
+    below: Vec<Ranks>,
+    /// The node above each rank.
+    leaves: Vec<usize>,
+    depth: u32,
 }
 
-/// A switch that could serve.
+/// How many children a node has at most: 1 to 64.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Candidate {
-    /// Which.
-    pub switch: SwitchId,
-    /// How many communicators it serves.
-    pub communicators: usize,
+pub struct FanIn(u32);
+
+impl FanIn {
+    /// What a switch can do.
+    pub const MAX: Self = Self(MAX_CHILDREN as u32);
+
+    /// The numbers that there are.
+    pub const RANGE: Range<u32> = 1..Self::MAX.0 + 1;
+
+    /// `None` when it is out of range.
+    pub fn new(children: u32) -> Option<Self> {
+        Self::RANGE.contains(&children).then_some(Self(children))
+    }
+
+    /// The number.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    /// How many ranks a tree can have.
+    pub fn max_world(self) -> u32 {
+        self.0.saturating_pow(MAX_DEPTH).min(MAX_WORLD)
+    }
 }
 
-/// Why there is no plan.
+/// Why nodes are no tree. Nodes are named by their indices.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
-pub enum PlanError {
-    /// There is no switch.
-    #[error("no switch is registered")]
-    NoSwitch,
-    /// A switch has no room for so many.
-    #[error("a switch serves 1 to {MAX_CHILDREN} hosts, not {0}")]
-    World(u32),
+pub enum TreeError {
+    /// The first node is not the root, or another one is too.
+    #[error("node {0}: the first node is the root and has no parent, all others have one")]
+    Root(usize),
+    /// A node has too many children, or none.
+    #[error("node {node} has {children} children, not 1 to {MAX_CHILDREN}")]
+    FanIn {
+        /// Which.
+        node: usize,
+        /// How many.
+        children: usize,
+    },
+    /// Parent and child do not agree, or there is no such node, or it is a child twice.
+    #[error("node {node} is not once the child of its parent")]
+    Parent {
+        /// The child.
+        node: usize,
+    },
+    /// The nodes above a node are a circle.
+    #[error("node {0} is not below the root")]
+    Unreachable(usize),
+    /// Too many levels.
+    #[error("a tree has 1 to {MAX_DEPTH} levels of switches, and node {0} is below that")]
+    Depth(usize),
+    /// There are no ranks, or too many.
+    #[error("a tree has 1 to {MAX_WORLD} ranks, not {0}")]
+    World(usize),
+    /// A rank occurs twice.
+    #[error("rank {0} occurs twice")]
+    DuplicateRank(u32),
+    /// Ranks count from 0 and leave none out.
+    #[error("rank {rank} of {world}: ranks count from 0 and leave none out")]
+    Rank {
+        /// Which.
+        rank: u32,
+        /// How many there are.
+        world: usize,
+    },
 }
 
 impl Tree {
-    /// A tree for ranks 0 to `world` - 1: below the switch with the fewest communicators, of
-    /// equals the one that has been there longest.
-    pub fn plan(world: u32, candidates: &[Candidate]) -> Result<Self, PlanError> {
-        if world == 0 || world as usize > MAX_CHILDREN {
-            return Err(PlanError::World(world));
+    /// The tree of these nodes, of which the first is the root.
+    pub fn new(nodes: Vec<TreeNode>) -> Result<Self, TreeError> {
+        let order = order(&nodes)?;
+        let hosts = |node: &TreeNode| {
+            node.children.iter().filter(|child| matches!(child, Child::Host { .. })).count()
+        };
+        let world: usize = nodes.iter().map(hosts).sum();
+        if world == 0 || world > MAX_WORLD as usize {
+            return Err(TreeError::World(world));
         }
-        let least = candidates.iter().min_by_key(|one| (one.communicators, one.switch));
-        let switch = least.ok_or(PlanError::NoSwitch)?.switch;
-        let children = (0..world).map(|rank| Child::Host { rank }).collect();
-        Ok(Self { nodes: vec![TreeNode { switch, parent: None, children }] })
+        let mut leaves = vec![None; world];
+        for (index, node) in nodes.iter().enumerate() {
+            for child in &node.children {
+                let &Child::Host { rank } = child else { continue };
+                let leaf = leaves.get_mut(rank as usize).ok_or(TreeError::Rank { rank, world })?;
+                if leaf.replace(index).is_some() {
+                    return Err(TreeError::DuplicateRank(rank));
+                }
+            }
+        }
+        // Each rank is in range and none occurs twice, so none is left out.
+        let leaves = leaves.into_iter().flatten().collect();
+        let mut below = vec![Ranks::default(); nodes.len()];
+        for &(index, _) in order.iter().rev() {
+            let ranges = nodes[index].children.iter().flat_map(|child| match *child {
+                Child::Host { rank } => vec![rank..rank + 1],
+                Child::Switch { node } => below[node].ranges().to_vec(),
+            });
+            below[index] = ranges.collect();
+        }
+        let depth = order.iter().map(|&(_, level)| level).max().unwrap_or_default();
+        Ok(Self { nodes, below, leaves, depth })
     }
 
-    /// The switches.
+    /// The nodes.
     pub fn nodes(&self) -> &[TreeNode] {
         &self.nodes
     }
 
-    /// The switch that a rank is connected to.
-    pub fn switch_of(&self, rank: u32) -> Option<SwitchId> {
-        let holds = |node: &&TreeNode| node.children.contains(&Child::Host { rank });
-        self.nodes.iter().find(holds).map(|node| node.switch)
+    /// How many ranks there are.
+    pub fn world(&self) -> u32 {
+        self.leaves.len() as u32
+    }
+
+    /// How many levels of switches there are.
+    pub fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    /// The ranks below a child.
+    pub fn ranks(&self, child: Child) -> Ranks {
+        match child {
+            Child::Host { rank } => Ranks::one(rank),
+            Child::Switch { node } => self.below[node].clone(),
+        }
+    }
+
+    /// The lowest of them, which names the edge.
+    pub fn lowest_rank(&self, child: Child) -> u32 {
+        match child {
+            Child::Host { rank } => rank,
+            Child::Switch { node } => self.below[node].first().unwrap_or_default(),
+        }
+    }
+
+    /// The node that a rank is connected to.
+    pub fn leaf_of(&self, rank: u32) -> Option<usize> {
+        self.leaves.get(rank as usize).copied()
     }
 
     /// Whether a switch is part of it.
@@ -93,31 +206,47 @@ impl Tree {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn candidate(switch: u64, communicators: usize) -> Candidate {
-        Candidate { switch: SwitchId(switch), communicators }
+/// The nodes from the root down, each with its level, from 1.
+fn order(nodes: &[TreeNode]) -> Result<Vec<(usize, u32)>, TreeError> {
+    let mut is_child = vec![false; nodes.len()];
+    for (index, node) in nodes.iter().enumerate() {
+        if node.parent.is_none() != (index == 0) {
+            return Err(TreeError::Root(index));
+        }
+        let children = node.children.len();
+        if children == 0 || children > MAX_CHILDREN {
+            return Err(TreeError::FanIn { node: index, children });
+        }
+        for child in &node.children {
+            let &Child::Switch { node } = child else { continue };
+            let agreed = nodes.get(node).is_some_and(|child| child.parent == Some(index));
+            if !agreed || core::mem::replace(&mut is_child[node], true) {
+                return Err(TreeError::Parent { node });
+            }
+        }
     }
-
-    #[test]
-    fn the_switch_with_the_fewest_communicators_serves() {
-        let candidates = [candidate(4, 2), candidate(7, 1), candidate(5, 1), candidate(1, 3)];
-        let tree = Tree::plan(3, &candidates).unwrap();
-        let [root] = tree.nodes() else { panic!("one level") };
-        assert_eq!((root.switch, root.parent), (SwitchId(5), None));
-        assert_eq!(root.children, [0, 1, 2].map(|rank| Child::Host { rank }));
-        assert_eq!(tree.switch_of(2), Some(SwitchId(5)));
-        assert_eq!(tree.switch_of(3), None);
-        assert!(tree.contains(SwitchId(5)) && !tree.contains(SwitchId(7)));
+    if let Some(node) = (1..nodes.len()).find(|&node| !is_child[node]) {
+        return Err(TreeError::Parent { node });
     }
-
-    #[test]
-    fn impossible_plans_are_refused() {
-        assert_eq!(Tree::plan(2, &[]), Err(PlanError::NoSwitch));
-        assert_eq!(Tree::plan(0, &[candidate(1, 0)]), Err(PlanError::World(0)));
-        assert_eq!(Tree::plan(65, &[candidate(1, 0)]), Err(PlanError::World(65)));
-        assert!(Tree::plan(64, &[candidate(1, 0)]).is_ok());
+    let mut order = Vec::with_capacity(nodes.len());
+    order.extend(nodes.first().map(|_| (0, 1)));
+    let mut next = 0;
+    while let Some(&(index, level)) = order.get(next) {
+        next += 1;
+        if level > MAX_DEPTH {
+            return Err(TreeError::Depth(index));
+        }
+        order.extend(nodes[index].children.iter().filter_map(|child| match *child {
+            Child::Host { .. } => None,
+            Child::Switch { node } => Some((node, level + 1)),
+        }));
+    }
+    // A node is a child once at most, so nothing was visited twice: what is missing are circles.
+    let mut reached = vec![false; nodes.len()];
+    order.iter().for_each(|&(index, _)| reached[index] = true);
+    match reached.iter().position(|reached| !reached) {
+        Some(node) => Err(TreeError::Unreachable(node)),
+        None => Ok(order),
     }
 }
+

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use super::Output;
 use super::group::{End, Group};
 use super::{ConnectionId, Controller, ControllerConfig, GroupId, Role, Switch, is_name};
-use crate::plan::{Candidate, SwitchId, Tree};
+use crate::plan::{Candidate, PlanOptions, SwitchId, Tree};
 use crate::protocol::{
     AbortReason, FromController, Plan, Refusal, SwitchEdge, SwitchReport, shortened,
 };
@@ -61,9 +61,11 @@ impl Controller {
             return;
         };
         // Without a switch the group waits for one until its deadline.
-        let Ok(tree) = Tree::plan(group.world, &candidates) else { return };
+        let options = PlanOptions::default();
+        let Ok(tree) = Tree::plan(group.world, &candidates, &options) else { return };
         for (&rank, member) in &group.members {
-            let switch = tree.switch_of(rank).and_then(|id| self.switches.get(&id));
+            let leaf = tree.leaf_of(rank).and_then(|node| tree.nodes().get(node));
+            let switch = leaf.and_then(|leaf| self.switches.get(&leaf.switch));
             if let Some(&Switch { address: switch_address, .. }) = switch {
                 let ControllerConfig { segment_bytes, window, .. } = self.config;
                 let message = FromController::GroupReady { switch_address, segment_bytes, window };
