@@ -250,3 +250,5 @@ fn order(nodes: &[TreeNode]) -> Result<Vec<(usize, u32)>, TreeError> {
     }
 }
 
+#[cfg(test)]
+mod tests;
