@@ -4,7 +4,8 @@ use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::message::{Ranks, Refusal};
+use super::Refusal;
+use super::refusal::Ranks;
 
 /// What a group lacks before its communicator is there.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]

@@ -1,14 +1,11 @@
 //! The messages.
 
-use core::fmt;
 use core::net::IpAddr;
 
 use millstream_wire::{Mtu, Psn, Qpn};
 use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
-use super::{Awaited, fields};
-use crate::slots::MAX_CHILDREN;
+use super::{AbortReason, Awaited, Refusal, fields};
 
 /// What a switch or a host says to the controller.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -241,207 +238,11 @@ pub enum SwitchReport {
     },
 }
 
-/// Why a communicator is over before its time.
-#[derive(Clone, Debug, Deserialize, Eq, Error, PartialEq, Serialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum AbortReason {
-    /// A rank is gone.
-    #[error("rank {rank} is lost: {detail}")]
-    PeerLost {
-        /// Which.
-        rank: u32,
-        /// How that is known.
-        detail: String,
-    },
-    /// The ranks called different collectives.
-    #[error("{detail}")]
-    Mismatch {
-        /// Who differs from most.
-        rank: u32,
-        /// In what.
-        detail: String,
-    },
-    /// A rank broke the protocol.
-    #[error("rank {rank} broke the protocol: {detail}")]
-    Violation {
-        /// Which.
-        rank: u32,
-        /// How.
-        detail: String,
-    },
-    /// The switch is gone.
-    #[error("switch {name:?} at {address} is lost: {detail}")]
-    SwitchLost {
-        /// Its name.
-        name: String,
-        /// Its address.
-        address: IpAddr,
-        /// How that is known.
-        detail: String,
-    },
-}
-
-/// Why the controller turns a peer away.
-#[derive(Clone, Debug, Deserialize, Eq, Error, PartialEq, Serialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Refusal {
-    /// Not all ranks came in time.
-    #[error(
-        "group {group:?} is incomplete: {} of its {world} ranks did not join in time: {}",
-        missing.len(),
-        Ranks(missing)
-    )]
-    Incomplete {
-        /// The group.
-        group: String,
-        /// How many ranks it has.
-        world: u32,
-        /// Who did not come.
-        missing: Vec<u32>,
-    },
-    /// All ranks came, but there was no switch for them.
-    #[error(
-        "there is no switch for group {group:?}: start one with \
-         `millstream switch --controller ADDRESS --name NAME --bind IP`"
-    )]
-    NoSwitch {
-        /// The group.
-        group: String,
-    },
-    /// Some ranks joined, and then did not connect.
-    #[error("group {group:?} was complete, but these ranks did not connect: {}", Ranks(ranks))]
-    Unconnected {
-        /// The group.
-        group: String,
-        /// Who did not.
-        ranks: Vec<u32>,
-    },
-    /// The switch did not make the communicator.
-    #[error("switch {name:?} could not make the communicator: {reason}")]
-    SwitchFailed {
-        /// The switch.
-        name: String,
-        /// Why, in its words.
-        reason: String,
-    },
-    /// The group ended while it was being made.
-    #[error("the group ended while it was being made: {reason}")]
-    Aborted {
-        /// Why.
-        reason: AbortReason,
-    },
-    /// A group has 1 to 64 ranks.
-    #[error("a group of {world} ranks is out of range: 1 to {MAX_CHILDREN}")]
-    World {
-        /// What was asked for.
-        world: u32,
-    },
-    /// Ranks count from 0.
-    #[error("rank {rank} is out of range: a group of {world} has ranks 0 to {}", world.saturating_sub(1))]
-    Rank {
-        /// What was asked for.
-        rank: u32,
-        /// How many there are.
-        world: u32,
-    },
-    /// Another rank said otherwise.
-    #[error("rank {rank} says that group {group:?} has {found} ranks, the others say {expected}")]
-    WorldDiffers {
-        /// The group.
-        group: String,
-        /// Who differs.
-        rank: u32,
-        /// What it says.
-        found: u32,
-        /// What the others say.
-        expected: u32,
-    },
-    /// Someone is this rank already.
-    #[error(
-        "group {group:?} has a rank {rank} already, at {holder}: \
-         give every process its own rank, or another group name"
-    )]
-    RankTaken {
-        /// The group.
-        group: String,
-        /// The rank.
-        rank: u32,
-        /// Who has it.
-        holder: IpAddr,
-    },
-    /// Another switch has the name or the address.
-    #[error("there is a switch {name:?} at {address} already: give this one its own {what}")]
-    SwitchTaken {
-        /// The other's name.
-        name: String,
-        /// The other's address.
-        address: IpAddr,
-        /// What is the same.
-        what: String,
-    },
-    /// Names have some characters, and not too many.
-    #[error(
-        "the name of a {what} has 1 to {max} bytes and no control characters",
-        max = super::MAX_NAME_BYTES
-    )]
-    Name {
-        /// Of what.
-        what: String,
-    },
-    /// The controller has as many as it can.
-    #[error("the controller has its {limit} {what} already")]
-    Limit {
-        /// Of what.
-        what: String,
-        /// How many.
-        limit: usize,
-    },
-    /// The peer broke the protocol.
-    #[error("{detail}")]
-    Protocol {
-        /// How.
-        detail: String,
-    },
-}
-
-/// Prints ranks as people do: 0, 2-5.
-pub(super) struct Ranks<'a>(pub(super) &'a [u32]);
-
-impl fmt::Display for Ranks<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut rest = self.0;
-        let mut separator = "";
-        while let Some((&first, _)) = rest.split_first() {
-            let run =
-                rest.iter().zip(first..=u32::MAX).take_while(|&(&rank, next)| rank == next).count();
-            match run {
-                1 => write!(f, "{separator}{first}")?,
-                _ => write!(f, "{separator}{first}-{}", rest[run - 1])?,
-            }
-            rest = &rest[run..];
-            separator = ", ";
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::protocol::{FrameDecoder, encode};
-
-    #[test]
-    fn ranks_are_listed_as_people_do() {
-        for (ranks, text) in [
-            (&[][..], ""),
-            (&[3], "3"),
-            (&[0, 1], "0-1"),
-            (&[0, 2, 3, 4, 63], "0, 2-4, 63"),
-            (&[5, 5, u32::MAX], "5, 5, 4294967295"),
-        ] {
-            assert_eq!(Ranks(ranks).to_string(), text);
-        }
-    }
+    use crate::slots::MAX_CHILDREN;
 
     #[test]
     fn a_full_communicator_fits_a_frame() {
@@ -458,19 +259,6 @@ mod tests {
             window: u32::MAX,
             children: vec![child; MAX_CHILDREN],
         };
-        let mut decoder = FrameDecoder::new();
-        decoder.extend(&encode(&message).unwrap());
-        assert_eq!(decoder.next_message(), Ok(Some(message)));
-    }
-
-    #[test]
-    fn a_refusal_survives_the_wire() {
-        let reason = AbortReason::SwitchLost {
-            name: "s\"1".to_owned(),
-            address: "127.0.0.9".parse().unwrap(),
-            detail: "é".to_owned(),
-        };
-        let message = FromController::Refused { reason: Refusal::Aborted { reason } };
         let mut decoder = FrameDecoder::new();
         decoder.extend(&encode(&message).unwrap());
         assert_eq!(decoder.next_message(), Ok(Some(message)));

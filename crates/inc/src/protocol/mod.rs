@@ -29,13 +29,14 @@ mod awaited;
 mod fields;
 mod frame;
 mod message;
+mod refusal;
 
 pub use awaited::Awaited;
 pub use frame::{FrameDecoder, FrameError, MAX_FRAME_BYTES, VERSION, encode};
 pub use message::{
-    AbortReason, FromController, Hello, Plan, Refusal, SwitchChild, SwitchEdge, SwitchReport,
-    ToController,
+    FromController, Hello, Plan, SwitchChild, SwitchEdge, SwitchReport, ToController,
 };
+pub use refusal::{AbortReason, Refusal};
 
 /// The port that a controller listens on unless told otherwise.
 pub const DEFAULT_PORT: u16 = 52200;
