@@ -2,8 +2,7 @@
 
 use std::io;
 
-use millstream_inc::protocol::{FrameDecoder, FrameError};
-use serde::de::DeserializeOwned;
+use millstream_inc::protocol::{FrameDecoder, FrameError, Message};
 use thiserror::Error;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
@@ -31,7 +30,7 @@ impl<R: AsyncRead + Unpin> MessageReader<R> {
         Self { stream, decoder: FrameDecoder::new(), buffer: vec![0; 8192].into() }
     }
 
-    pub(crate) async fn next<M: DeserializeOwned>(&mut self) -> Result<M, ReadError> {
+    pub(crate) async fn next<M: Message>(&mut self) -> Result<M, ReadError> {
         loop {
             if let Some(message) = self.decoder.next_message()? {
                 return Ok(message);

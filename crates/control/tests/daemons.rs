@@ -12,12 +12,10 @@ use millstream_control::controller::{self, ControllerConfig};
 use millstream_control::switch::{self, SwitchConfig};
 use millstream_control::{Shutdown, shutdown};
 use millstream_inc::protocol::{
-    FrameDecoder, FromController, Refusal, SwitchChild, ToController, encode,
+    FrameDecoder, FromController, Message, Refusal, SwitchChild, ToController, encode,
 };
 use millstream_net::OpenError;
 use millstream_wire::{Mtu, Psn, Qpn};
-use serde::Serialize;
-use serde::de::DeserializeOwned;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
@@ -52,12 +50,12 @@ impl Peer {
         Self { stream, decoder: FrameDecoder::new() }
     }
 
-    fn say(&self, message: &impl Serialize) {
+    fn say(&self, message: &impl Message) {
         (&self.stream).write_all(&encode(message).unwrap()).unwrap();
     }
 
     /// The next message; `None` at the end of the connection.
-    fn hear<M: DeserializeOwned>(&mut self) -> Option<M> {
+    fn hear<M: Message>(&mut self) -> Option<M> {
         loop {
             if let Some(message) = self.decoder.next_message().unwrap() {
                 return Some(message);
@@ -82,7 +80,7 @@ fn a_peer_that_talks_nonsense_is_told_so_and_nobody_else_notices() {
     let newer = [&(newer.len() as u32).to_be_bytes()[..], newer].concat();
     for (bytes, text) in [
         (browser, "\"GET \" in place of the length of a frame: the peer does not speak"),
-        (newer, "the peer speaks version 9 of the protocol, and this is version 2"),
+        (newer, "the peer speaks version 9 of the protocol, and this is version 3"),
     ] {
         let mut peer = Peer::new(TcpStream::connect(controller).unwrap());
         peer.stream.write_all(&bytes).unwrap();

@@ -154,9 +154,9 @@ impl Tree {
         let leaves = leaves.into_iter().flatten().collect();
         let mut below = vec![Ranks::default(); nodes.len()];
         for &(index, _) in order.iter().rev() {
-            let ranges = nodes[index].children.iter().flat_map(|child| match *child {
-                Child::Host { rank } => vec![rank..rank + 1],
-                Child::Switch { node } => below[node].ranges().to_vec(),
+            let ranges = nodes[index].children.iter().flat_map(|&child| {
+                let ranks = ranks(child, &below);
+                ranks.ranges().to_vec()
             });
             below[index] = ranges.collect();
         }
@@ -181,10 +181,7 @@ impl Tree {
 
     /// The ranks below a child.
     pub fn ranks(&self, child: Child) -> Ranks {
-        match child {
-            Child::Host { rank } => Ranks::one(rank),
-            Child::Switch { node } => self.below[node].clone(),
-        }
+        ranks(child, &self.below)
     }
 
     /// The lowest of them, which names the edge.
@@ -203,6 +200,13 @@ impl Tree {
     /// Whether a switch is part of it.
     pub fn contains(&self, switch: SwitchId) -> bool {
         self.nodes.iter().any(|node| node.switch == switch)
+    }
+}
+
+fn ranks(child: Child, below: &[Ranks]) -> Ranks {
+    match child {
+        Child::Host { rank } => Ranks::one(rank),
+        Child::Switch { node } => below[node].clone(),
     }
 }
 

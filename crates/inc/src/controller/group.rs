@@ -9,7 +9,7 @@ use millstream_wire::{Mtu, Psn, Qpn};
 use super::ConnectionId;
 use crate::plan::{SwitchId, Tree};
 use crate::protocol::{
-    AbortReason, Awaited, FromController, Plan, Refusal, SwitchChild, SwitchEdge,
+    AbortReason, Awaited, FromController, Plan, RankList, Refusal, SwitchChild, SwitchEdge,
 };
 
 /// How far a group is. One that does not exist has no state.
@@ -107,8 +107,11 @@ impl Group {
     /// What it waits for. `switch` is the name of its switch.
     pub(super) fn awaited(&self, switch: Option<&str>) -> Awaited {
         if !self.is_full() {
-            let missing = (0..self.world).filter(|rank| !self.members.contains_key(rank));
-            return Awaited::Ranks { missing: missing.collect() };
+            // Between those that are there: a world is a claim, which should cost nobody time.
+            let ends = self.members.keys().copied().chain([self.world]);
+            let gaps = ends.scan(0, |next, end| Some(core::mem::replace(next, end + 1)..end));
+            let count = self.world - self.members.len() as u32;
+            return Awaited::Ranks { missing: RankList::new(gaps, count) };
         }
         let Some(switch) = switch else { return Awaited::Switch };
         if !self.requested {

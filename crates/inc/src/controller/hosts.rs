@@ -41,7 +41,7 @@ impl Controller {
             return Err(Refusal::Name { what: "group".to_owned() });
         }
         if world == 0 || world as usize > MAX_CHILDREN {
-            return Err(Refusal::World { world });
+            return Err(Refusal::World { world, limit: MAX_CHILDREN as u32 });
         }
         if rank >= world {
             return Err(Refusal::Rank { rank, world });

@@ -4,8 +4,7 @@ use core::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::Refusal;
-use super::refusal::Ranks;
+use super::{RankList, Refusal};
 
 /// What a group lacks before its communicator is there.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -14,14 +13,14 @@ pub enum Awaited {
     /// Ranks that have not joined.
     Ranks {
         /// Which.
-        missing: Vec<u32>,
+        missing: RankList,
     },
     /// A switch: none is registered.
     Switch,
     /// Ranks that have joined, and not made their end of the connection.
     Connections {
         /// Which.
-        ranks: Vec<u32>,
+        ranks: RankList,
     },
     /// The switch that makes the communicator.
     Communicator {
@@ -46,12 +45,12 @@ impl Awaited {
 
 impl fmt::Display for Awaited {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let plural = |ranks: &[u32]| if ranks.len() == 1 { "" } else { "s" };
+        let plural = |ranks: &RankList| if ranks.count() == 1 { "" } else { "s" };
         match self {
-            Self::Ranks { missing } => write!(f, "rank{} {}", plural(missing), Ranks(missing)),
+            Self::Ranks { missing } => write!(f, "rank{} {}", plural(missing), missing),
             Self::Switch => f.write_str("a switch"),
             Self::Connections { ranks } => {
-                write!(f, "rank{} {} to connect", plural(ranks), Ranks(ranks))
+                write!(f, "rank{} {} to connect", plural(ranks), ranks)
             }
             Self::Communicator { switch } => {
                 write!(f, "switch {switch:?} to make the communicator")
@@ -66,11 +65,12 @@ mod tests {
 
     #[test]
     fn it_reads_as_what_one_waits_for() {
+        let ranks = |ranks: &[u32]| ranks.iter().copied().collect();
         for (awaited, text) in [
-            (Awaited::Ranks { missing: vec![2] }, "rank 2"),
-            (Awaited::Ranks { missing: vec![0, 2, 3] }, "ranks 0, 2-3"),
+            (Awaited::Ranks { missing: ranks(&[2]) }, "rank 2"),
+            (Awaited::Ranks { missing: ranks(&[0, 2, 3]) }, "ranks 0, 2-3"),
             (Awaited::Switch, "a switch"),
-            (Awaited::Connections { ranks: vec![1] }, "rank 1 to connect"),
+            (Awaited::Connections { ranks: ranks(&[1]) }, "rank 1 to connect"),
             (
                 Awaited::Communicator { switch: "s0".to_owned() },
                 "switch \"s0\" to make the communicator",

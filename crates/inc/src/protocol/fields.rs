@@ -62,3 +62,51 @@ pub(super) mod mtu {
         })
     }
 }
+
+/// Ranks: numbers, and pairs for the first and the last of several in a row.
+pub(super) mod ranks {
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    use crate::ranks::Ranks;
+    use crate::spec::MAX_WORLD;
+
+    #[derive(Deserialize, Serialize)]
+    #[serde(untagged)]
+    enum Run {
+        One(u32),
+        FirstAndLast([u32; 2]),
+    }
+
+    pub(in super::super) fn serialize<S: Serializer>(
+        ranks: &Ranks,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        to.collect_seq(ranks.ranges().iter().map(|range| match range.end - range.start {
+            1 => Run::One(range.start),
+            _ => Run::FirstAndLast([range.start, range.end - 1]),
+        }))
+    }
+
+    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Ranks, D::Error> {
+        let mut ranges = Vec::new();
+        let mut next = 0;
+        for run in Vec::<Run>::deserialize(from)? {
+            let [first, last] = match run {
+                Run::One(rank) => [rank, rank],
+                Run::FirstAndLast(ends) => ends,
+            };
+            if first < next || last < first || last >= MAX_WORLD {
+                let limit = MAX_WORLD - 1;
+                return Err(D::Error::custom(format_args!(
+                    "{first} to {last} are no ranks that follow those before: up to {limit}"
+                )));
+            }
+            next = last + 1;
+            ranges.push(first..next);
+        }
+        Ok(ranges.into_iter().collect())
+    }
+}

@@ -8,11 +8,14 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 /// The version of the protocol.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 
-/// The longest JSON text of a frame. The longest message names 64 ranks in some 6 KiB; so many
-/// bytes at most does an unknown peer make us keep.
-pub const MAX_FRAME_BYTES: usize = 64 << 10;
+/// What is sent in frames.
+pub trait Message: Serialize + DeserializeOwned {
+    /// The longest JSON text of a frame: so many bytes, and no more than have arrived, does a peer
+    /// make us keep.
+    const MAX_FRAME_BYTES: usize;
+}
 
 const LENGTH_BYTES: usize = 4;
 
@@ -20,8 +23,13 @@ const LENGTH_BYTES: usize = 4;
 #[derive(Clone, Debug, Eq, Error, PartialEq)]
 pub enum FrameError {
     /// Longer than any message.
-    #[error("{}: the peer does not speak this protocol", too_long(*.0))]
-    TooLong(usize),
+    #[error("{}: the peer does not speak this protocol", too_long(*length, *limit))]
+    TooLong {
+        /// How long, in bytes.
+        length: usize,
+        /// The most bytes of a frame.
+        limit: usize,
+    },
     /// Another version.
     #[error("the peer speaks version {0} of the protocol, and this is version {VERSION}")]
     Version(u32),
@@ -31,12 +39,12 @@ pub enum FrameError {
 }
 
 /// Who begins with text tells what it speaks instead.
-fn too_long(length: usize) -> String {
+fn too_long(length: usize, limit: usize) -> String {
     let bytes = (length as u32).to_be_bytes();
     if bytes.iter().all(|byte| byte.is_ascii_graphic() || *byte == b' ') {
         return format!("\"{}\" in place of the length of a frame", bytes.escape_ascii());
     }
-    format!("a frame of {length} bytes, and the limit is {MAX_FRAME_BYTES}")
+    format!("a frame of {length} bytes, and the limit is {limit}")
 }
 
 #[derive(Deserialize)]
@@ -52,14 +60,12 @@ struct Versioned<'a, M> {
 }
 
 /// The frame of a message. The only error is [`FrameError::TooLong`], when a text in it is.
-pub fn encode<M: Serialize>(message: &M) -> Result<Vec<u8>, FrameError> {
+pub fn encode<M: Message>(message: &M) -> Result<Vec<u8>, FrameError> {
     let mut frame = vec![0; LENGTH_BYTES];
     serde_json::to_writer(&mut frame, &Versioned { version: VERSION, message })
         .map_err(|error| FrameError::Message(error.to_string()))?;
     let length = frame.len() - LENGTH_BYTES;
-    if length > MAX_FRAME_BYTES {
-        return Err(FrameError::TooLong(length));
-    }
+    check_length::<M>(length)?;
     frame[..LENGTH_BYTES].copy_from_slice(&(length as u32).to_be_bytes());
     Ok(frame)
 }
@@ -93,20 +99,23 @@ impl FrameDecoder {
 
     /// The next message, or `None` until more bytes have arrived. After an error it stays at the
     /// broken frame.
-    pub fn next_message<M: DeserializeOwned>(&mut self) -> Result<Option<M>, FrameError> {
+    pub fn next_message<M: Message>(&mut self) -> Result<Option<M>, FrameError> {
         let rest = &self.buffer[self.taken..];
         let Some((length, rest)) = rest.split_first_chunk::<LENGTH_BYTES>() else {
             return Ok(None);
         };
         let length = u32::from_be_bytes(*length) as usize;
-        if length > MAX_FRAME_BYTES {
-            return Err(FrameError::TooLong(length));
-        }
+        check_length::<M>(length)?;
         let Some(json) = rest.get(..length) else { return Ok(None) };
         let message = parse(json)?;
         self.taken += LENGTH_BYTES + length;
         Ok(Some(message))
     }
+}
+
+fn check_length<M: Message>(length: usize) -> Result<(), FrameError> {
+    let limit = M::MAX_FRAME_BYTES;
+    if length > limit { Err(FrameError::TooLong { length, limit }) } else { Ok(()) }
 }
 
 fn parse<M: DeserializeOwned>(json: &[u8]) -> Result<M, FrameError> {
@@ -140,10 +149,10 @@ mod tests {
     #[test]
     fn the_layout_is_the_documented_one() {
         let bytes = encode(&ToController::Leave { collectives: 7 }).unwrap();
-        assert_eq!(bytes, frame(r#"{"version":2,"type":"leave","collectives":7}"#));
+        assert_eq!(bytes, frame(r#"{"version":3,"type":"leave","collectives":7}"#));
         assert_eq!(decode(&bytes), Ok(Some(ToController::Leave { collectives: 7 })));
         let bytes = encode(&ToController::Pong).unwrap();
-        assert_eq!(bytes, frame(r#"{"version":2,"type":"pong"}"#));
+        assert_eq!(bytes, frame(r#"{"version":3,"type":"pong"}"#));
         assert_eq!(decode(&bytes), Ok(Some(ToController::Pong)));
     }
 
@@ -170,35 +179,51 @@ mod tests {
     fn broken_frames_are_told_apart() {
         assert_eq!(decode(&frame("{}")[..5]), Ok(None));
         // What a web browser sends.
-        assert_eq!(decode(b"GET / HTTP/1.1\r\n"), Err(FrameError::TooLong(0x4745_5420)));
-        assert_eq!(decode(&frame(r#"{"version":3,"kind":"new"}"#)), Err(FrameError::Version(3)));
+        assert_eq!(
+            decode(b"GET / HTTP/1.1\r\n"),
+            Err(FrameError::TooLong { length: 0x4745_5420, limit: 64 << 10 })
+        );
+        assert_eq!(decode(&frame(r#"{"version":4,"kind":"new"}"#)), Err(FrameError::Version(4)));
         for json in [
             "",
             "{",
             "[]",
             "null",
             r#"{"type":"pong"}"#,
-            r#"{"version":2}"#,
-            r#"{"version":2,"type":"none"}"#,
-            r#"{"version":2,"type":"leave"}"#,
-            r#"{"version":2,"type":"leave","collectives":-1}"#,
-            r#"{"version":2,"type":"connect","qpn":16777216,"psn":0,"path_mtu":4096}"#,
-            r#"{"version":2,"type":"connect","qpn":1,"psn":0,"path_mtu":4096}"#,
-            r#"{"version":2,"type":"connect","qpn":17,"psn":16777216,"path_mtu":4096}"#,
-            r#"{"version":2,"type":"connect","qpn":17,"psn":0,"path_mtu":1500}"#,
+            r#"{"version":3}"#,
+            r#"{"version":3,"type":"none"}"#,
+            r#"{"version":3,"type":"leave"}"#,
+            r#"{"version":3,"type":"leave","collectives":-1}"#,
+            r#"{"version":3,"type":"connect","qpn":16777216,"psn":0,"path_mtu":4096}"#,
+            r#"{"version":3,"type":"connect","qpn":1,"psn":0,"path_mtu":4096}"#,
+            r#"{"version":3,"type":"connect","qpn":17,"psn":16777216,"path_mtu":4096}"#,
+            r#"{"version":3,"type":"connect","qpn":17,"psn":0,"path_mtu":1500}"#,
         ] {
             let result = decode(&frame(json));
             assert!(matches!(result, Err(FrameError::Message(_))), "{json}: {result:?}");
         }
-        let deep = format!(r#"{{"version":2,"type":{}"#, "[".repeat(MAX_FRAME_BYTES - 32));
+        let deep = format!(r#"{{"version":3,"type":{}"#, "[".repeat((64 << 10) - 32));
         assert!(matches!(decode(&frame(&deep)), Err(FrameError::Message(_))));
     }
 
     #[test]
     fn too_long_a_text_is_not_sent() {
-        let reason = "x".repeat(MAX_FRAME_BYTES);
+        let reason = "x".repeat(ToController::MAX_FRAME_BYTES);
         let result = encode(&ToController::Fail { reason });
-        assert!(matches!(result, Err(FrameError::TooLong(_))));
+        assert!(matches!(result, Err(FrameError::TooLong { .. })));
+    }
+
+    #[test]
+    fn each_direction_has_its_limit() {
+        for length in [64 << 10, (64 << 10) + 1, 512 << 10, (512 << 10) + 1_u32] {
+            let too_long = |limit| FrameError::TooLong { length: length as usize, limit };
+            let mut decoder = FrameDecoder::new();
+            decoder.extend(&length.to_be_bytes());
+            let to = decoder.next_message::<ToController>();
+            let from = decoder.next_message::<FromController>();
+            assert_eq!(to, if length > 64 << 10 { Err(too_long(64 << 10)) } else { Ok(None) });
+            assert_eq!(from, if length > 512 << 10 { Err(too_long(512 << 10)) } else { Ok(None) });
+        }
     }
 
     proptest! {

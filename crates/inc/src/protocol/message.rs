@@ -5,7 +5,18 @@ use core::net::IpAddr;
 use millstream_wire::{Mtu, Psn, Qpn};
 use serde::{Deserialize, Serialize};
 
-use super::{AbortReason, Awaited, Refusal, fields};
+use super::{AbortReason, Awaited, Message, Refusal, fields};
+
+impl Message for ToController {
+    // The longest names the 64 edges of a node, in some 4 KiB.
+    const MAX_FRAME_BYTES: usize = 64 << 10;
+}
+
+impl Message for FromController {
+    // The longest says which of 65,536 ranks are below which of 64 children: 7 bytes a rank where
+    // they are in runs of two.
+    const MAX_FRAME_BYTES: usize = 512 << 10;
+}
 
 /// What a switch or a host says to the controller.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]

@@ -29,13 +29,15 @@ mod awaited;
 mod fields;
 mod frame;
 mod message;
+mod rank_list;
 mod refusal;
 
 pub use awaited::Awaited;
-pub use frame::{FrameDecoder, FrameError, MAX_FRAME_BYTES, VERSION, encode};
+pub use frame::{FrameDecoder, FrameError, Message, VERSION, encode};
 pub use message::{
     FromController, Hello, Plan, SwitchChild, SwitchEdge, SwitchReport, ToController,
 };
+pub use rank_list::RankList;
 pub use refusal::{AbortReason, Refusal};
 
 /// The port that a controller listens on unless told otherwise.

@@ -1,12 +1,12 @@
 //! Why a communicator is over, and why a peer is turned away.
 
-use core::fmt;
 use core::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::slots::MAX_CHILDREN;
+use super::RankList;
+use crate::plan::MAX_DEPTH;
 
 /// Why a communicator is over before its time.
 #[derive(Clone, Debug, Deserialize, Eq, Error, PartialEq, Serialize)]
@@ -55,8 +55,8 @@ pub enum Refusal {
     /// Not all ranks came in time.
     #[error(
         "group {group:?} is incomplete: {} of its {world} ranks did not join in time: {}",
-        missing.len(),
-        Ranks(missing)
+        missing.count(),
+        missing
     )]
     Incomplete {
         /// The group.
@@ -64,7 +64,7 @@ pub enum Refusal {
         /// How many ranks it has.
         world: u32,
         /// Who did not come.
-        missing: Vec<u32>,
+        missing: RankList,
     },
     /// All ranks came, but there was no switch for them.
     #[error(
@@ -76,12 +76,12 @@ pub enum Refusal {
         group: String,
     },
     /// Some ranks joined, and then did not connect.
-    #[error("group {group:?} was complete, but these ranks did not connect: {}", Ranks(ranks))]
+    #[error("group {group:?} was complete, but these ranks did not connect: {ranks}")]
     Unconnected {
         /// The group.
         group: String,
         /// Who did not.
-        ranks: Vec<u32>,
+        ranks: RankList,
     },
     /// The switch did not make the communicator.
     #[error("switch {name:?} could not make the communicator: {reason}")]
@@ -97,11 +97,24 @@ pub enum Refusal {
         /// Why.
         reason: AbortReason,
     },
-    /// A group has 1 to 64 ranks.
-    #[error("a group of {world} ranks is out of range: 1 to {MAX_CHILDREN}")]
+    /// There are no ranks, or too many.
+    #[error("a group of {world} ranks is out of range: 1 to {limit}")]
     World {
         /// What was asked for.
         world: u32,
+        /// The most that this controller takes.
+        limit: u32,
+    },
+    /// The tree of switches would be too deep.
+    #[error(
+        "a group of {world} ranks needs more than {MAX_DEPTH} levels of switches with {fan_in} \
+         children each: start the controller with a larger --fan-in"
+    )]
+    Depth {
+        /// What was asked for.
+        world: u32,
+        /// How many children a switch may have.
+        fan_in: u32,
     },
     /// Ranks count from 0.
     #[error("rank {rank} is out of range: a group of {world} has ranks 0 to {}", world.saturating_sub(1))]
@@ -171,44 +184,10 @@ pub enum Refusal {
     },
 }
 
-/// Prints ranks as people do: 0, 2-5.
-pub(super) struct Ranks<'a>(pub(super) &'a [u32]);
-
-impl fmt::Display for Ranks<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut rest = self.0;
-        let mut separator = "";
-        while let Some((&first, _)) = rest.split_first() {
-            let run =
-                rest.iter().zip(first..=u32::MAX).take_while(|&(&rank, next)| rank == next).count();
-            match run {
-                1 => write!(f, "{separator}{first}")?,
-                _ => write!(f, "{separator}{first}-{}", rest[run - 1])?,
-            }
-            rest = &rest[run..];
-            separator = ", ";
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::protocol::{FrameDecoder, FromController, encode};
-
-    #[test]
-    fn ranks_are_listed_as_people_do() {
-        for (ranks, text) in [
-            (&[][..], ""),
-            (&[3], "3"),
-            (&[0, 1], "0-1"),
-            (&[0, 2, 3, 4, 63], "0, 2-4, 63"),
-            (&[5, 5, u32::MAX], "5, 5, 4294967295"),
-        ] {
-            assert_eq!(Ranks(ranks).to_string(), text);
-        }
-    }
 
     #[test]
     fn a_refusal_survives_the_wire() {
