@@ -2,19 +2,23 @@
 
 use std::net::IpAddr;
 
-use millstream_inc::protocol::SwitchEdge;
-use millstream_inc::{Abort, CommunicatorSpec, CreateError, SwitchConfig, SwitchEvent, SwitchNode};
+use millstream_inc::{
+    Abort, CommunicatorSpec, CreateError, Created, ParentSpec, SwitchConfig, SwitchEvent,
+    SwitchNode,
+};
 use millstream_net::{Failure, OpenError, Progress, ProgressConfig};
 use thiserror::Error;
 use tokio::sync::mpsc;
 
-/// Why a communicator was not made.
+/// Why a communicator was not made, or not connected.
 #[derive(Debug, Error)]
 pub(crate) enum DataPlaneError {
     #[error(transparent)]
     Create(#[from] CreateError),
     #[error(transparent)]
     Failed(#[from] Failure),
+    #[error("there is no such communicator, or it has no node above")]
+    NoUplink,
 }
 
 /// A running switch.
@@ -51,20 +55,24 @@ impl DataPlane {
         self.progress.shared().socket_info().address
     }
 
-    pub(crate) fn create(
-        &self,
-        spec: &CommunicatorSpec,
-    ) -> Result<Vec<SwitchEdge>, DataPlaneError> {
+    pub(crate) fn create(&self, spec: &CommunicatorSpec) -> Result<Created, DataPlaneError> {
         let shared = self.progress.shared();
         let mut node = shared.lock()?;
-        let edges = node.create_communicator(shared.now(), spec)?.edges;
-        drop(node);
-        let edge = |edge: millstream_inc::Edge| SwitchEdge {
-            rank: edge.rank,
-            qpn: edge.qpn,
-            psn: edge.psn,
-        };
-        Ok(edges.into_iter().map(edge).collect())
+        Ok(node.create_communicator(shared.now(), spec)?)
+    }
+
+    /// Connects a communicator to the node above it in its tree.
+    pub(crate) fn connect_parent(
+        &self,
+        communicator: u64,
+        parent: &ParentSpec,
+    ) -> Result<(), DataPlaneError> {
+        let shared = self.progress.shared();
+        let mut node = shared.lock()?;
+        match node.connect_parent(shared.now(), communicator, parent)? {
+            true => Ok(()),
+            false => Err(DataPlaneError::NoUplink),
+        }
     }
 
     /// Tells the hosts of a communicator why it ends. [`SwitchEvent::Aborted`] follows when they

@@ -9,10 +9,12 @@ use std::pin::pin;
 use std::time::Duration;
 
 use millstream_inc::protocol::{
-    FromController, Refusal, SwitchChild, SwitchReport, ToController, encode, shortened,
+    FromController, Refusal, SwitchChild, SwitchEdge, SwitchReport, SwitchUplink, ToController,
+    encode, shortened,
 };
 use millstream_inc::{
-    Abort, ChildSpec, CommunicatorSpec, Ranks, SwitchConfig as NodeConfig, SwitchEvent,
+    Abort, ChildSpec, CommunicatorSpec, Created, Edge, ParentSpec, SwitchConfig as NodeConfig,
+    SwitchEvent, Uplink,
 };
 use millstream_net::{Failure, OpenError};
 use thiserror::Error;
@@ -226,20 +228,25 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 path_mtu,
                 segment_bytes,
                 window,
+                world,
+                has_parent,
                 children,
             } => {
-                let children: Vec<_> = children.into_iter().map(child).collect();
-                let world = children.len() as u32;
+                let children = children.into_iter().map(child).collect();
                 let spec = CommunicatorSpec {
                     id,
                     path_mtu,
                     segment_bytes,
                     window,
-                    children,
                     world,
-                    has_parent: false,
+                    has_parent,
+                    children,
                 };
                 Some(self.create(&spec))
+            }
+            FromController::ConnectParent { communicator, address, qpn, psn } => {
+                let parent = ParentSpec { address, qpn, psn };
+                Some(self.connect_parent(communicator, &parent))
             }
             FromController::DestroyCommunicator { communicator } => self.destroy(communicator),
             FromController::AbortCommunicator { communicator, rank } => {
@@ -275,14 +282,34 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
     fn create(&mut self, spec: &CommunicatorSpec) -> ToController {
         let communicator = spec.id;
         match self.data_plane.create(spec) {
-            Ok(edges) => {
+            Ok(Created { edges, uplink }) => {
                 self.communicators.insert(communicator);
-                ToController::CommunicatorCreated { communicator, edges }
+                let edge = |Edge { rank, qpn, psn }| SwitchEdge { rank, qpn, psn };
+                let edges = edges.into_iter().map(edge).collect();
+                let uplink = uplink.map(|Uplink { qpn, psn }| SwitchUplink { qpn, psn });
+                ToController::CommunicatorCreated { communicator, edges, uplink }
             }
             Err(error) => {
                 tracing::warn!(communicator, %error, "not created");
                 let reason = shortened(error.to_string());
                 ToController::CommunicatorFailed { communicator, reason }
+            }
+        }
+    }
+
+    /// Connects a communicator to the node above. When that fails, nothing is left of it, as of one that
+    /// was not made.
+    fn connect_parent(&mut self, communicator: u64, parent: &ParentSpec) -> ToController {
+        match self.data_plane.connect_parent(communicator, parent) {
+            Ok(()) => ToController::ParentConnected { communicator },
+            Err(error) => {
+                tracing::warn!(communicator, parent = %parent.address, %error, "not connected");
+                if self.communicators.remove(&communicator) {
+                    self.data_plane.destroy(communicator);
+                }
+                let address = parent.address;
+                let reason = format!("it cannot be connected to the one at {address}: {error}");
+                ToController::CommunicatorFailed { communicator, reason: shortened(reason) }
             }
         }
     }
@@ -325,8 +352,8 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
 }
 
 fn child(child: SwitchChild) -> ChildSpec {
-    let SwitchChild { rank, address, qpn, psn } = child;
-    ChildSpec { ranks: Ranks::one(rank), address, qpn, psn, is_switch: false }
+    let SwitchChild { ranks, address, qpn, psn, is_switch } = child;
+    ChildSpec { ranks, address, qpn, psn, is_switch }
 }
 
 async fn send(writer: &mut OwnedWriteHalf, message: &ToController) -> Result<(), SessionEnd> {

@@ -11,6 +11,7 @@ use std::time::Duration;
 use millstream_control::controller::{self, ControllerConfig};
 use millstream_control::switch::{self, SwitchConfig};
 use millstream_control::{Shutdown, shutdown};
+use millstream_inc::Ranks;
 use millstream_inc::protocol::{
     FrameDecoder, FromController, Message, Refusal, SwitchChild, ToController, encode,
 };
@@ -176,13 +177,20 @@ impl PlayedController {
     }
 
     fn create(&mut self, communicator: u64, window: u32) -> ToController {
-        let child =
-            |rank| SwitchChild { rank, address: address(), qpn: Qpn::new(9), psn: Psn::new(rank) };
+        let child = |rank| SwitchChild {
+            ranks: Ranks::one(rank),
+            is_switch: false,
+            address: address(),
+            qpn: Qpn::new(9),
+            psn: Psn::new(rank),
+        };
         self.switch.say(&FromController::CreateCommunicator {
             communicator,
             path_mtu: Mtu::B1024,
             segment_bytes: 64 << 10,
             window,
+            world: 2,
+            has_parent: false,
             children: vec![child(0), child(1)],
         });
         self.switch.hear().unwrap()
@@ -210,7 +218,7 @@ fn a_switch_does_what_its_controller_says() {
     assert_eq!(played.switch.hear(), Some(ToController::Pong));
 
     let created = played.create(7, 4);
-    let ToController::CommunicatorCreated { communicator: 7, edges } = created else {
+    let ToController::CommunicatorCreated { communicator: 7, edges, uplink: None } = created else {
         panic!("{created:?}");
     };
     assert_eq!(edges.iter().map(|edge| edge.rank).collect::<Vec<_>>(), [0, 1]);
@@ -229,6 +237,19 @@ fn a_switch_does_what_its_controller_says() {
     played.switch.say(&FromController::DestroyCommunicator { communicator: 7 });
     let communicator = 7;
     assert_eq!(played.switch.hear(), Some(ToController::CommunicatorDestroyed { communicator }));
+    // A root has no way up, and there is none of this number.
+    played.create(9, 4);
+    let (qpn, psn) = (Qpn::new(9), Psn::new(0));
+    for communicator in [9, 10] {
+        let address = address();
+        played.switch.say(&FromController::ConnectParent { communicator, address, qpn, psn });
+        let reason = format!(
+            "it cannot be connected to the one at {address}: \
+             there is no such communicator, or it has no node above"
+        );
+        let failed = ToController::CommunicatorFailed { communicator, reason };
+        assert_eq!(played.switch.hear(), Some(failed));
+    }
     // Then the number is free; destroying what is not there says nothing.
     played.switch.say(&FromController::DestroyCommunicator { communicator: 7 });
     let created = played.create(7, 4);

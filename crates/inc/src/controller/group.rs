@@ -11,6 +11,7 @@ use crate::plan::{SwitchId, Tree};
 use crate::protocol::{
     AbortReason, Awaited, FromController, Plan, RankList, Refusal, SwitchChild, SwitchEdge,
 };
+use crate::ranks::Ranks;
 
 /// How far a group is. One that does not exist has no state.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -130,7 +131,14 @@ impl Group {
             let end = member.end?;
             path_mtu = path_mtu.min(end.path_mtu);
             let HostEnd { qpn, psn, .. } = end;
-            children.push(SwitchChild { rank, address: member.address, qpn, psn });
+            let ranks = Ranks::one(rank);
+            children.push(SwitchChild {
+                ranks,
+                is_switch: false,
+                address: member.address,
+                qpn,
+                psn,
+            });
         }
         Some((children, path_mtu))
     }

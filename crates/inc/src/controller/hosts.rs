@@ -93,6 +93,7 @@ impl Controller {
             self.next_communicator
         });
         let Some((children, path_mtu)) = group.children() else { return };
+        let world = group.world;
         let Some(switch) = self.switches.get_mut(&switch) else { return };
         group.requested = true;
         switch.communicators.insert(communicator);
@@ -105,6 +106,8 @@ impl Controller {
                 path_mtu,
                 segment_bytes,
                 window,
+                world,
+                has_parent: false,
                 children,
             },
         );

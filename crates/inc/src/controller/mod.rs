@@ -214,7 +214,7 @@ impl Controller {
                 self.register(connection, name, address);
             }
             (Role::New { .. }, ToController::Join(hello)) => self.join(now, connection, &hello),
-            (Role::Switch(id), ToController::CommunicatorCreated { communicator, edges }) => {
+            (Role::Switch(id), ToController::CommunicatorCreated { communicator, edges, .. }) => {
                 self.created(id, communicator, &edges);
             }
             (Role::Switch(id), ToController::CommunicatorFailed { communicator, reason }) => {

@@ -4,6 +4,7 @@ use millstream_wire::{Mtu, Psn, Qpn};
 
 use super::*;
 use crate::protocol::{Hello, Plan, SwitchChild, SwitchEdge, SwitchReport};
+use crate::ranks::Ranks;
 
 const SWITCH: ConnectionId = ConnectionId(1000);
 const PEER_LOST: &str = "its control connection was closed";
@@ -135,13 +136,12 @@ impl World {
         else {
             panic!("{heard:?}");
         };
-        let edge = |child: &SwitchChild| SwitchEdge {
-            rank: child.rank,
-            qpn: Qpn::new(500 + child.rank),
-            psn: Psn::new(child.rank),
+        let edge = |child: &SwitchChild| {
+            let rank = child.ranks.first().unwrap();
+            SwitchEdge { rank, qpn: Qpn::new(500 + rank), psn: Psn::new(rank) }
         };
         let (communicator, edges) = (*communicator, children.iter().map(edge).collect());
-        self.say(SWITCH, ToController::CommunicatorCreated { communicator, edges });
+        self.say(SWITCH, ToController::CommunicatorCreated { communicator, edges, uplink: None });
         communicator
     }
 
@@ -205,7 +205,8 @@ fn a_group_goes_from_idle_to_ready_and_back() {
     };
     // The smallest of all.
     assert_eq!((*path_mtu, *window), (Mtu::B1024, 8));
-    assert_eq!(children[0], SwitchChild { rank: 0, address: hello("g", 2, 0).address, qpn, psn });
+    let (ranks, address) = (Ranks::one(0), hello("g", 2, 0).address);
+    assert_eq!(children[0], SwitchChild { ranks, is_switch: false, address, qpn, psn });
     let edges = [1, 0].map(|rank| SwitchEdge {
         rank,
         qpn: Qpn::new(500 + rank),
@@ -213,7 +214,7 @@ fn a_group_goes_from_idle_to_ready_and_back() {
     });
     let communicator = *communicator;
     let edges = edges.to_vec();
-    world.say(SWITCH, ToController::CommunicatorCreated { communicator, edges });
+    world.say(SWITCH, ToController::CommunicatorCreated { communicator, edges, uplink: None });
     assert_eq!(world.controller.group_state("g"), Some(GroupState::CommunicatorReady));
     let plan = Plan {
         communicator,
@@ -433,7 +434,10 @@ fn a_switch_that_cannot_or_does_not_answer_is_named() {
         panic!("{heard:?}");
     };
     // The answer comes late: nobody minds.
-    world.say(SWITCH, ToController::CommunicatorCreated { communicator, edges: Vec::new() });
+    world.say(
+        SWITCH,
+        ToController::CommunicatorCreated { communicator, edges: Vec::new(), uplink: None },
+    );
     assert_eq!(world.heard(SWITCH), []);
 
     // Edges that do not fit the ranks.
@@ -444,7 +448,7 @@ fn a_switch_that_cannot_or_does_not_answer_is_named() {
         panic!("{heard:?}");
     };
     let edges = vec![SwitchEdge { rank: 1, qpn: Qpn::new(9), psn: Psn::new(0) }];
-    world.say(SWITCH, ToController::CommunicatorCreated { communicator, edges });
+    world.say(SWITCH, ToController::CommunicatorCreated { communicator, edges, uplink: None });
     assert_eq!(
         world.refusal(host).to_string(),
         "switch \"tor\" could not make the communicator: it made the wrong queue pairs"

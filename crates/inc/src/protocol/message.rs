@@ -6,6 +6,7 @@ use millstream_wire::{Mtu, Psn, Qpn};
 use serde::{Deserialize, Serialize};
 
 use super::{AbortReason, Awaited, Message, Refusal, fields};
+use crate::ranks::Ranks;
 
 impl Message for ToController {
     // The longest names the 64 edges of a node, in some 4 KiB.
@@ -29,14 +30,22 @@ pub enum ToController {
         /// Its address on the data network.
         address: IpAddr,
     },
-    /// Switch: the communicator exists, hosts may connect.
+    /// Switch: the communicator exists, its children may connect.
     CommunicatorCreated {
         /// Which.
         communicator: u64,
-        /// Its queue pairs, one for each rank.
+        /// Its queue pairs, one for each child.
         edges: Vec<SwitchEdge>,
+        /// Its queue pair for the node above, unless it is the root.
+        uplink: Option<SwitchUplink>,
     },
-    /// Switch: the communicator could not be made.
+    /// Switch: the communicator is connected to the node above.
+    ParentConnected {
+        /// Which.
+        communicator: u64,
+    },
+    /// Switch: the communicator could not be made, or not be connected to the node above. Nothing is
+    /// left of it.
     CommunicatorFailed {
         /// Which.
         communicator: u64,
@@ -91,9 +100,9 @@ pub enum FromController {
     /// To a switch: you are known. Whatever it served before this, for this controller or
     /// another, is over.
     Registered,
-    /// To a switch: make this.
+    /// To a switch: make this, a node of a communicator's tree.
     CreateCommunicator {
-        /// Its number.
+        /// The node's number.
         communicator: u64,
         /// Payload bytes per packet on every edge.
         #[serde(with = "fields::mtu")]
@@ -102,10 +111,27 @@ pub enum FromController {
         segment_bytes: u32,
         /// Segments that a host may be ahead of its last result.
         window: u32,
-        /// Who takes part.
+        /// How many ranks the tree has.
+        world: u32,
+        /// Whether there is a node above. [`FromController::ConnectParent`] says where.
+        has_parent: bool,
+        /// Who is below.
         children: Vec<SwitchChild>,
     },
-    /// To a switch: all ranks are done with this.
+    /// To a switch: connect this to the node above. Answered with [`ToController::ParentConnected`].
+    ConnectParent {
+        /// Which.
+        communicator: u64,
+        /// The other switch's address, which may be its own.
+        address: IpAddr,
+        /// The queue pair of the node above for this one.
+        #[serde(with = "fields::qpn")]
+        qpn: Qpn,
+        /// The first packet sequence number that it sends.
+        #[serde(with = "fields::psn")]
+        psn: Psn,
+    },
+    /// To a switch: nobody needs this any more.
     DestroyCommunicator {
         /// Which.
         communicator: u64,
@@ -194,11 +220,14 @@ pub struct Plan {
     pub path_mtu: Mtu,
 }
 
-/// A host, as the switch needs to know it.
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+/// A host or a node below, as the switch needs to know it.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct SwitchChild {
-    /// Its rank.
-    pub rank: u32,
+    /// The ranks below it, of a host its own.
+    #[serde(with = "fields::ranks")]
+    pub ranks: Ranks,
+    /// Whether it is a node of the tree, and not a host.
+    pub is_switch: bool,
     /// Its address.
     pub address: IpAddr,
     /// Its queue pair.
@@ -209,15 +238,26 @@ pub struct SwitchChild {
     pub psn: Psn,
 }
 
-/// The switch's end of the connection to a host.
+/// The switch's end of the connection to a child.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct SwitchEdge {
-    /// The host's rank.
+    /// The lowest rank below the child.
     pub rank: u32,
     /// The switch's queue pair for it.
     #[serde(with = "fields::qpn")]
     pub qpn: Qpn,
     /// The first packet sequence number that the switch sends.
+    #[serde(with = "fields::psn")]
+    pub psn: Psn,
+}
+
+/// A node's end of the connection to the node above.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct SwitchUplink {
+    /// Its queue pair.
+    #[serde(with = "fields::qpn")]
+    pub qpn: Qpn,
+    /// The first packet sequence number that it sends.
     #[serde(with = "fields::psn")]
     pub psn: Psn,
 }
@@ -254,11 +294,16 @@ mod tests {
     use super::*;
     use crate::protocol::{FrameDecoder, encode};
     use crate::slots::MAX_CHILDREN;
+    use crate::spec::MAX_WORLD;
 
+    /// The message with the longest text that there can be: all ranks are below other children than
+    /// their neighbours, but for one.
     #[test]
-    fn a_full_communicator_fits_a_frame() {
-        let child = SwitchChild {
-            rank: u32::MAX,
+    fn the_longest_message_fits_a_frame() {
+        let pair = |rank: u32| rank..rank + 2;
+        let child = |number: u32| SwitchChild {
+            ranks: (2 * number..MAX_WORLD).step_by(2 * MAX_CHILDREN).map(pair).collect(),
+            is_switch: false,
             address: "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap(),
             qpn: Qpn::new(0xff_ffff),
             psn: Psn::new(0xff_ffff),
@@ -268,10 +313,28 @@ mod tests {
             path_mtu: Mtu::B4096,
             segment_bytes: u32::MAX,
             window: u32::MAX,
-            children: vec![child; MAX_CHILDREN],
+            world: MAX_WORLD,
+            has_parent: false,
+            children: (0..MAX_CHILDREN as u32).map(child).collect(),
         };
         let mut decoder = FrameDecoder::new();
         decoder.extend(&encode(&message).unwrap());
         assert_eq!(decoder.next_message(), Ok(Some(message)));
+    }
+
+    #[test]
+    fn the_messages_of_trees_are_laid_out_as_documented() {
+        let (qpn, psn) = (Qpn::new(17), Psn::new(5));
+        let created = ToController::CommunicatorCreated {
+            communicator: 9,
+            edges: vec![SwitchEdge { rank: 3, qpn, psn }],
+            uplink: Some(SwitchUplink { qpn, psn }),
+        };
+        let text = r#"{"version":3,"type":"communicator_created","communicator":9,"edges":[{"rank":3,"qpn":17,"psn":5}],"uplink":{"qpn":17,"psn":5}}"#;
+        assert_eq!(&encode(&created).unwrap()[4..], text.as_bytes());
+        let address = IpAddr::from([127, 0, 0, 1]);
+        let connect = FromController::ConnectParent { communicator: 9, address, qpn, psn };
+        let text = r#"{"version":3,"type":"connect_parent","communicator":9,"address":"127.0.0.1","qpn":17,"psn":5}"#;
+        assert_eq!(&encode(&connect).unwrap()[4..], text.as_bytes());
     }
 }

@@ -10,13 +10,15 @@
 //!   |                        | <---------------- Join |   until the group is complete
 //!   |                        | GroupReady ----------> |
 //!   |                        | <------------- Connect |   its queue pair and path MTU
-//!   | <-- CreateCommunicator |                        |
+//!   | <-- CreateCommunicator |                        |   from the leaves of the tree up
 //!   | CommunicatorCreated -> |                        |
-//!   |                        | Plan ----------------> |   the switch's queue pair
+//!   | <------- ConnectParent |                        |   unless it is the root
+//!   | ParentConnected -----> |                        |
+//!   |                        | Plan ----------------> |   its leaf's queue pair
 //!   :                        :                        :
 //!   |                        | <--------------- Leave |
 //!   |                        | Left ----------------> |   to the other ranks
-//!   | <-- DestroyCommunicator|                        |   when all have left
+//!   | <-- DestroyCommunicator|                        |   when all have left, to each node
 //!   | CommunicatorDestroyed >|                        |
 //!   |                        | Closed --------------> |
 //! ```
@@ -35,7 +37,7 @@ mod refusal;
 pub use awaited::Awaited;
 pub use frame::{FrameDecoder, FrameError, Message, VERSION, encode};
 pub use message::{
-    FromController, Hello, Plan, SwitchChild, SwitchEdge, SwitchReport, ToController,
+    FromController, Hello, Plan, SwitchChild, SwitchEdge, SwitchReport, SwitchUplink, ToController,
 };
 pub use rank_list::RankList;
 pub use refusal::{AbortReason, Refusal};
