@@ -9,9 +9,8 @@ use millstream_wire::{Mtu, Psn, Qpn};
 use super::ConnectionId;
 use crate::plan::{SwitchId, Tree};
 use crate::protocol::{
-    AbortReason, Awaited, FromController, Plan, RankList, Refusal, SwitchChild, SwitchEdge,
+    AbortReason, Awaited, FromController, RankList, Refusal, SwitchEdge, SwitchUplink,
 };
-use crate::ranks::Ranks;
 
 /// How far a group is. One that does not exist has no state.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -52,11 +51,47 @@ pub(super) struct Group {
     pub(super) deadline: Option<Instant>,
     /// Known once a switch was found.
     pub(super) tree: Option<Tree>,
-    /// Its number, once the first rank has connected.
-    pub(super) communicator: Option<u64>,
-    /// The switch was asked to make the communicator.
-    pub(super) requested: bool,
+    /// One for each of the tree's, once all ranks have connected.
+    pub(super) nodes: Vec<Node>,
+    /// How many ranks have connected.
+    pub(super) connected: u32,
+    /// The smallest of those that have.
+    pub(super) path_mtu: Mtu,
     pub(super) ready: bool,
+}
+
+/// How far a node of the tree is.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Step {
+    /// It waits for those below.
+    Waiting,
+    /// Its switch was asked to make it.
+    Creating,
+    /// It is there, and the node above is not.
+    Created,
+    /// Its switch was asked to connect it to the node above.
+    Connecting,
+    /// It is connected to its children, and to the node above where there is one.
+    Done,
+    /// Its switch has ended it.
+    Gone,
+}
+
+/// A node of the tree, as its switch has it.
+#[derive(Debug)]
+pub(super) struct Node {
+    /// Its number: no other node of any tree has it.
+    pub(super) communicator: u64,
+    pub(super) step: Step,
+    /// To its children, in their order in the tree.
+    pub(super) edges: Vec<SwitchEdge>,
+    pub(super) uplink: Option<SwitchUplink>,
+}
+
+impl Node {
+    pub(super) fn new(communicator: u64) -> Self {
+        Self { communicator, step: Step::Waiting, edges: Vec::new(), uplink: None }
+    }
 }
 
 /// Why a group ends.
@@ -76,8 +111,9 @@ impl Group {
             members: BTreeMap::new(),
             deadline: Some(deadline),
             tree: None,
-            communicator: None,
-            requested: false,
+            nodes: Vec::new(),
+            connected: 0,
+            path_mtu: Mtu::B4096,
             ready: false,
         }
     }
@@ -85,7 +121,7 @@ impl Group {
     pub(super) fn state(&self) -> GroupState {
         match () {
             () if self.ready => GroupState::CommunicatorReady,
-            () if self.communicator.is_some() => GroupState::CreatingCommunicator,
+            () if self.connected > 0 => GroupState::CreatingCommunicator,
             () if self.is_full() => GroupState::GroupReady,
             () => GroupState::CreatingGroup,
         }
@@ -100,12 +136,22 @@ impl Group {
         self.tree.as_ref().is_some_and(|tree| tree.contains(switch))
     }
 
-    /// The only switch of the tree.
-    pub(super) fn switch(&self) -> Option<SwitchId> {
-        Some(self.tree.as_ref()?.nodes().first()?.switch)
+    /// The switches of nodes that they were not asked for yet.
+    pub(super) fn planned(&self) -> impl Iterator<Item = SwitchId> {
+        let nodes = self.tree.iter().flat_map(Tree::nodes).enumerate();
+        nodes.filter_map(|(index, place)| {
+            let asked = self.nodes.get(index).is_some_and(|node| node.step != Step::Waiting);
+            (!asked).then_some(place.switch)
+        })
     }
 
-    /// What it waits for. `switch` is the name of its switch.
+    /// A switch that has not done yet what it was asked for.
+    pub(super) fn busy_switch(&self) -> Option<SwitchId> {
+        let busy = |node: &Node| matches!(node.step, Step::Creating | Step::Connecting);
+        Some(self.tree.as_ref()?.nodes()[self.nodes.iter().position(busy)?].switch)
+    }
+
+    /// What it waits for. `switch` is the name of its busy switch.
     pub(super) fn awaited(&self, switch: Option<&str>) -> Awaited {
         if !self.is_full() {
             // Between those that are there: a world is a claim, which should cost nobody time.
@@ -114,50 +160,14 @@ impl Group {
             let count = self.world - self.members.len() as u32;
             return Awaited::Ranks { missing: RankList::new(gaps, count) };
         }
-        let Some(switch) = switch else { return Awaited::Switch };
-        if !self.requested {
+        if self.tree.is_none() {
+            return Awaited::Switch;
+        }
+        if self.nodes.is_empty() {
             let unconnected = self.members.iter().filter(|(_, member)| member.end.is_none());
             return Awaited::Connections { ranks: unconnected.map(|(&rank, _)| rank).collect() };
         }
-        Awaited::Communicator { switch: switch.to_owned() }
-    }
-
-    /// The hosts as the switch needs to know them, and their smallest path MTU; `None` until all
-    /// have connected.
-    pub(super) fn children(&self) -> Option<(Vec<SwitchChild>, Mtu)> {
-        let mut path_mtu = Mtu::B4096;
-        let mut children = Vec::with_capacity(self.members.len());
-        for (&rank, member) in &self.members {
-            let end = member.end?;
-            path_mtu = path_mtu.min(end.path_mtu);
-            let HostEnd { qpn, psn, .. } = end;
-            let ranks = Ranks::one(rank);
-            children.push(SwitchChild {
-                ranks,
-                is_switch: false,
-                address: member.address,
-                qpn,
-                psn,
-            });
-        }
-        Some((children, path_mtu))
-    }
-
-    /// The plan of each host, when the switch gave every rank its edge and no more.
-    pub(super) fn plans(
-        &self,
-        edges: &[SwitchEdge],
-        plan: &Plan,
-    ) -> Option<Vec<(ConnectionId, Plan)>> {
-        if edges.len() != self.members.len() {
-            return None;
-        }
-        let of = |(&rank, member): (&u32, &Member)| {
-            let edge = edges.iter().find(|edge| edge.rank == rank)?;
-            let plan = Plan { qpn: edge.qpn, psn: edge.psn, ..plan.clone() };
-            Some((member.connection, plan))
-        };
-        self.members.iter().map(of).collect()
+        Awaited::Communicator { switch: switch.unwrap_or_default().to_owned() }
     }
 
     /// What a member is told at the end.

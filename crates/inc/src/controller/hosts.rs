@@ -5,9 +5,9 @@ use core::time::Duration;
 use millstream_roce::Instant;
 
 use super::group::{End, Group, HostEnd, Member};
-use super::{ConnectionId, Controller, ControllerConfig, GroupId, Output, Role, is_name};
+use super::{ConnectionId, Controller, GroupId, Output, Role, is_name};
 use crate::protocol::{AbortReason, FromController, Hello, Refusal};
-use crate::slots::MAX_CHILDREN;
+use crate::spec::MAX_WORLD;
 
 impl Controller {
     pub(super) fn join(&mut self, now: Instant, connection: ConnectionId, hello: &Hello) {
@@ -40,8 +40,14 @@ impl Controller {
         if !is_name(group) {
             return Err(Refusal::Name { what: "group".to_owned() });
         }
-        if world == 0 || world as usize > MAX_CHILDREN {
-            return Err(Refusal::World { world, limit: MAX_CHILDREN as u32 });
+        // More than there can be connections would wait for each other in vain.
+        let limit = MAX_WORLD.min(self.config.max_connections.try_into().unwrap_or(MAX_WORLD));
+        if world == 0 || world > limit {
+            return Err(Refusal::World { world, limit });
+        }
+        let fan_in = self.config.fan_in;
+        if world > fan_in.max_world() {
+            return Err(Refusal::Depth { world, fan_in: fan_in.get() });
         }
         if rank >= world {
             return Err(Refusal::Rank { rank, world });
@@ -80,37 +86,19 @@ impl Controller {
         end: HostEnd,
     ) {
         let Some(group) = self.groups.get_mut(&id) else { return };
-        let switch = group.switch();
-        let member = group.members.get_mut(&rank).filter(|member| member.end.is_none());
-        let (Some(switch), Some(member)) = (switch, member) else {
+        let planned = group.tree.is_some();
+        let member = group.members.get_mut(&rank).filter(|member| planned && member.end.is_none());
+        let Some(member) = member else {
             let detail = "a host cannot send Connect now".to_owned();
             self.misbehaved(connection, detail);
             return;
         };
         member.end = Some(end);
-        let communicator = *group.communicator.get_or_insert_with(|| {
-            self.next_communicator += 1;
-            self.next_communicator
-        });
-        let Some((children, path_mtu)) = group.children() else { return };
-        let world = group.world;
-        let Some(switch) = self.switches.get_mut(&switch) else { return };
-        group.requested = true;
-        switch.communicators.insert(communicator);
-        let connection = switch.connection;
-        let ControllerConfig { segment_bytes, window, .. } = self.config;
-        self.send(
-            connection,
-            FromController::CreateCommunicator {
-                communicator,
-                path_mtu,
-                segment_bytes,
-                window,
-                world,
-                has_parent: false,
-                children,
-            },
-        );
+        group.connected += 1;
+        group.path_mtu = group.path_mtu.min(end.path_mtu);
+        if group.connected == group.world {
+            self.begin(id);
+        }
     }
 
     pub(super) fn leave(&mut self, id: GroupId, rank: u32, collectives: u64) {
@@ -141,11 +129,9 @@ impl Controller {
     /// All ranks have left.
     fn close_group(&mut self, id: GroupId) {
         let Some(group) = self.groups.remove(&id) else { return };
-        let switch = group.switch().and_then(|id| self.switches.get(&id));
-        if let (Some(switch), Some(communicator)) = (switch, group.communicator) {
-            let connection = switch.connection;
-            self.send(connection, FromController::DestroyCommunicator { communicator });
-        }
+        self.end_nodes(&group, |communicator| {
+            Some(FromController::DestroyCommunicator { communicator })
+        });
         for member in group.members.values() {
             self.dismiss(member.connection, FromController::Closed);
         }

@@ -10,6 +10,7 @@
 
 mod group;
 mod hosts;
+mod nodes;
 mod switches;
 #[cfg(test)]
 mod tests;
@@ -21,9 +22,9 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use millstream_roce::Instant;
 
 pub use group::GroupState;
-use group::{End, Group, HostEnd};
+use group::{End, Group, HostEnd, Step};
 
-use crate::plan::SwitchId;
+use crate::plan::{FanIn, SwitchId, Tree};
 use crate::protocol::{
     AbortReason, Awaited, FrameError, FromController, MAX_NAME_BYTES, Refusal, ToController,
     shortened,
@@ -49,6 +50,10 @@ pub struct ControllerConfig {
     pub keep_alive_interval: Duration,
     /// Who does not answer so many times in a row is dead.
     pub keep_alive_misses: u32,
+    /// How long a communicator that ends by itself may be on a switch before it is destroyed.
+    pub abort_timeout: Duration,
+    /// How many children a node of a tree may have.
+    pub fan_in: FanIn,
     /// Bytes of a segment, for all communicators: a multiple of every path MTU.
     pub segment_bytes: u32,
     /// Segments that a host may be ahead of its last result.
@@ -67,6 +72,8 @@ impl ControllerConfig {
             max_group_timeout: Duration::from_secs(3600),
             keep_alive_interval: Duration::from_secs(1),
             keep_alive_misses: 3,
+            abort_timeout: Duration::from_secs(10),
+            fan_in: FanIn::MAX,
             // Measured with 4 hosts on 2 cores: smaller segments cost more for each packet, as
             // segmentation offload has less to work with; larger ones gain little.
             segment_bytes: 256 << 10,
@@ -103,12 +110,12 @@ pub struct Census {
     pub connections: usize,
     pub switches: usize,
     pub groups: usize,
-    /// On all switches, those that are being destroyed included.
+    /// Nodes of trees on all switches, those that are being destroyed included.
     pub communicators: usize,
 }
 
 /// Groups are numbered: a name may belong to one that forms and to others that end.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+#[derive(Clone, Copy, Debug, Eq, Hash, Ord, PartialEq, PartialOrd)]
 struct GroupId(u64);
 
 #[derive(Clone, Copy, Debug)]
@@ -149,6 +156,12 @@ pub struct Controller {
     groups: BTreeMap<GroupId, Group>,
     /// Groups that nobody has left.
     names: HashMap<String, GroupId>,
+    /// The nodes of all groups' trees, by their numbers.
+    nodes: HashMap<u64, (GroupId, usize)>,
+    /// Nodes that end by themselves, until when, in order.
+    ending: VecDeque<(Instant, SwitchId, u64)>,
+    /// The last time that we were told.
+    now: Instant,
     outputs: VecDeque<Output>,
     next_switch: u64,
     next_group: u64,
@@ -166,6 +179,9 @@ impl Controller {
             switches: BTreeMap::new(),
             groups: BTreeMap::new(),
             names: HashMap::new(),
+            nodes: HashMap::new(),
+            ending: VecDeque::new(),
+            now: Instant::ZERO,
             outputs: VecDeque::new(),
             next_switch: 0,
             next_group: 0,
@@ -175,6 +191,7 @@ impl Controller {
 
     /// Someone has connected.
     pub fn handle_connected(&mut self, now: Instant, connection: ConnectionId) {
+        self.now = now;
         let strangers = || {
             let new = |connection: &Connection| matches!(connection.role, Role::New { .. });
             self.connections.iter().filter(move |(_, connection)| new(connection))
@@ -204,6 +221,7 @@ impl Controller {
         connection: ConnectionId,
         message: ToController,
     ) {
+        self.now = now;
         // What was read before we closed the connection.
         let Some(state) = self.connections.get_mut(&connection) else { return };
         state.unanswered = 0;
@@ -214,8 +232,14 @@ impl Controller {
                 self.register(connection, name, address);
             }
             (Role::New { .. }, ToController::Join(hello)) => self.join(now, connection, &hello),
-            (Role::Switch(id), ToController::CommunicatorCreated { communicator, edges, .. }) => {
-                self.created(id, communicator, &edges);
+            (
+                Role::Switch(id),
+                ToController::CommunicatorCreated { communicator, edges, uplink },
+            ) => {
+                self.created(id, communicator, &edges, uplink);
+            }
+            (Role::Switch(id), ToController::ParentConnected { communicator }) => {
+                self.parent_connected(id, communicator);
             }
             (Role::Switch(id), ToController::CommunicatorFailed { communicator, reason }) => {
                 self.not_created(id, communicator, reason);
@@ -264,7 +288,9 @@ impl Controller {
 
     /// Acts on deadlines that have passed.
     pub fn handle_timeout(&mut self, now: Instant) {
+        self.now = now;
         self.keep_alive(now);
+        self.destroy_overdue(now);
         let due = |(&id, group): (&GroupId, &Group)| {
             group.deadline.is_some_and(|deadline| deadline <= now).then_some(id)
         };
@@ -282,7 +308,9 @@ impl Controller {
             Role::New { until } => until.min(connection.next_ping),
             _ => connection.next_ping,
         });
-        pings.chain(self.groups.values().filter_map(|group| group.deadline)).min()
+        let deadlines = self.groups.values().filter_map(|group| group.deadline);
+        let ending = self.ending.front().map(|&(until, ..)| until);
+        pings.chain(deadlines).chain(ending).min()
     }
 
     /// The next thing to do.
@@ -361,9 +389,7 @@ impl Controller {
                 asked.push((id, group));
             }
         }
-        for (connection, group) in asked {
-            self.tell_what_is_awaited(now, connection, group);
-        }
+        self.tell_what_is_awaited(now, &asked);
         for (connection, detail) in silent {
             self.misbehaved(connection, detail.to_owned());
         }
@@ -371,18 +397,25 @@ impl Controller {
 
     /// What a group that is being made waits for.
     fn awaited(&self, group: &Group) -> Awaited {
-        let switch = group.switch().and_then(|id| self.switches.get(&id));
+        let switch = group.busy_switch().and_then(|id| self.switches.get(&id));
         group.awaited(switch.map(|switch| switch.name.as_str()))
     }
 
-    /// Says to a host what its group waits for, if it does.
-    fn tell_what_is_awaited(&mut self, now: Instant, connection: ConnectionId, group: GroupId) {
-        let Some(group) = self.groups.get(&group) else { return };
-        let Some(deadline) = group.deadline else { return };
-        let left = deadline.saturating_duration_since(now);
-        let left_ms = left.as_millis().try_into().unwrap_or(u64::MAX);
-        let awaited = self.awaited(group);
-        self.send(connection, FromController::Waiting { awaited, left_ms });
+    /// Says to hosts what their groups wait for, if they do.
+    fn tell_what_is_awaited(&mut self, now: Instant, hosts: &[(ConnectionId, GroupId)]) {
+        // Looked up once for each group, which may have many hosts.
+        let mut known: HashMap<GroupId, Option<FromController>> = HashMap::new();
+        for &(connection, id) in hosts {
+            let message = known.entry(id).or_insert_with(|| {
+                let group = self.groups.get(&id)?;
+                let left = group.deadline?.saturating_duration_since(now);
+                let left_ms = left.as_millis().try_into().unwrap_or(u64::MAX);
+                Some(FromController::Waiting { awaited: self.awaited(group), left_ms })
+            });
+            if let Some(message) = message.clone() {
+                self.outputs.push_back(Output::Send { connection, message });
+            }
+        }
     }
 
     fn set_role(&mut self, connection: ConnectionId, role: Role) {
@@ -399,25 +432,63 @@ impl Controller {
         }
     }
 
-    /// Ends a group before all ranks have left: tells everyone, and the switch if it must know.
+    /// Ends a group before all ranks have left: tells everyone, and the switches that must know.
     fn end_group(&mut self, id: GroupId, end: &End) {
         let Some(group) = self.groups.remove(&id) else { return };
         self.names.retain(|_, other| *other != id);
-        let switch = group.switch().and_then(|id| self.switches.get(&id));
-        if let (Some(switch), Some(communicator), true) =
-            (switch, group.communicator, group.requested)
-        {
-            let message = match *end {
-                End::Aborted(AbortReason::PeerLost { rank, .. }) if group.ready => {
-                    FromController::AbortCommunicator { communicator, rank }
-                }
-                _ => FromController::DestroyCommunicator { communicator },
-            };
-            let connection = switch.connection;
-            self.send(connection, message);
-        }
+        self.end_nodes(&group, |communicator| match *end {
+            End::Aborted(AbortReason::PeerLost { rank, .. }) if group.ready => {
+                Some(FromController::AbortCommunicator { communicator, rank })
+            }
+            // The node that has found it tells the others.
+            End::Aborted(AbortReason::Mismatch { .. } | AbortReason::Violation { .. })
+                if group.ready =>
+            {
+                None
+            }
+            _ => Some(FromController::DestroyCommunicator { communicator }),
+        });
         for member in group.members.values() {
             self.dismiss(member.connection, group.farewell(member, end));
+        }
+    }
+
+    /// Has the switches end the nodes of a group that is over, by a message or by themselves. What is
+    /// not gone in time is destroyed.
+    fn end_nodes(&mut self, group: &Group, message: impl Fn(u64) -> Option<FromController>) {
+        for (place, node) in group.tree.iter().flat_map(Tree::nodes).zip(&group.nodes) {
+            let communicator = node.communicator;
+            self.nodes.remove(&communicator);
+            let Some(switch) = self.switches.get(&place.switch) else { continue };
+            let message = match node.step {
+                Step::Waiting => continue,
+                Step::Gone => None,
+                _ => message(communicator),
+            };
+            if !matches!(message, Some(FromController::DestroyCommunicator { .. })) {
+                let until = self.now + self.config.abort_timeout;
+                self.ending.push_back((until, place.switch, communicator));
+            }
+            if let Some(message) = message {
+                let connection = switch.connection;
+                self.send(connection, message);
+            }
+        }
+    }
+
+    /// Destroys what should have ended by itself.
+    fn destroy_overdue(&mut self, now: Instant) {
+        while let Some(&(_, switch, communicator)) =
+            self.ending.front().filter(|&&(until, ..)| until <= now)
+        {
+            self.ending.pop_front();
+            let switch = self.switches.get(&switch);
+            if let Some(switch) = switch
+                && switch.communicators.contains(&communicator)
+            {
+                let connection = switch.connection;
+                self.send(connection, FromController::DestroyCommunicator { communicator });
+            }
         }
     }
 }

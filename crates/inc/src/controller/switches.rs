@@ -1,15 +1,13 @@
 //! What switches say, and which groups they serve.
 
 use core::net::IpAddr;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use super::Output;
 use super::group::{End, Group};
 use super::{ConnectionId, Controller, ControllerConfig, GroupId, Role, Switch, is_name};
 use crate::plan::{Candidate, PlanOptions, SwitchId, Tree};
-use crate::protocol::{
-    AbortReason, FromController, Plan, Refusal, SwitchEdge, SwitchReport, shortened,
-};
+use crate::protocol::{AbortReason, FromController, Refusal, SwitchReport, shortened};
 
 impl Controller {
     pub(super) fn register(&mut self, connection: ConnectionId, name: String, address: IpAddr) {
@@ -43,25 +41,23 @@ impl Controller {
         }
     }
 
-    /// Finds a switch for a full group that has none, if there is one, and tells the ranks.
+    /// Plans the tree of a full group that has none, if there is a switch, and tells the ranks.
     pub(super) fn plan(&mut self, id: GroupId) {
-        let planned = |switch| {
-            let asked_for = |group: &&Group| group.uses(switch) && !group.requested;
-            self.groups.values().filter(asked_for).count()
+        let mut planned: HashMap<SwitchId, usize> = HashMap::new();
+        for switch in self.groups.values().flat_map(Group::planned) {
+            *planned.entry(switch).or_default() += 1;
+        }
+        let candidate = |(&switch, state): (&SwitchId, &Switch)| {
+            let planned = planned.get(&switch).copied().unwrap_or_default();
+            Candidate { switch, communicators: state.communicators.len() + planned }
         };
-        let candidates: Vec<Candidate> = self
-            .switches
-            .iter()
-            .map(|(&switch, state)| {
-                let communicators = state.communicators.len() + planned(switch);
-                Candidate { switch, communicators }
-            })
-            .collect();
+        let candidates: Vec<Candidate> = self.switches.iter().map(candidate).collect();
         let Some(group) = self.groups.get_mut(&id).filter(|group| group.tree.is_none()) else {
             return;
         };
+        let hosts: Vec<IpAddr> = group.members.values().map(|member| member.address).collect();
+        let options = PlanOptions { fan_in: self.config.fan_in, hosts: &hosts };
         // Without a switch the group waits for one until its deadline.
-        let options = PlanOptions::default();
         let Ok(tree) = Tree::plan(group.world, &candidates, &options) else { return };
         for (&rank, member) in &group.members {
             let leaf = tree.leaf_of(rank).and_then(|node| tree.nodes().get(node));
@@ -76,61 +72,9 @@ impl Controller {
         group.tree = Some(tree);
     }
 
-    /// The group of a communicator that this switch serves.
-    fn find(&self, switch: SwitchId, communicator: u64) -> Option<GroupId> {
-        let is_it = |group: &Group| group.communicator == Some(communicator) && group.uses(switch);
-        self.groups.iter().find(|(_, group)| is_it(group)).map(|(&id, _)| id)
-    }
-
-    pub(super) fn created(&mut self, switch: SwitchId, communicator: u64, edges: &[SwitchEdge]) {
-        // When there is none, it has failed meanwhile, and the switch was told.
-        let Some(id) = self.find(switch, communicator) else { return };
-        let (Some(group), Some(switch)) = (self.groups.get_mut(&id), self.switches.get(&switch))
-        else {
-            return;
-        };
-        if group.ready {
-            return;
-        }
-        let path_mtu = group.children().map(|(_, path_mtu)| path_mtu);
-        let plans = path_mtu.zip(edges.first()).and_then(|(path_mtu, edge)| {
-            let plan = Plan {
-                communicator,
-                switch: switch.name.clone(),
-                address: switch.address,
-                qpn: edge.qpn,
-                psn: edge.psn,
-                path_mtu,
-            };
-            group.plans(edges, &plan)
-        });
-        let Some(plans) = plans else {
-            let reason = "it made the wrong queue pairs".to_owned();
-            let refusal = Refusal::SwitchFailed { name: switch.name.clone(), reason };
-            self.end_group(id, &End::Refused(refusal));
-            return;
-        };
-        group.ready = true;
-        group.deadline = None;
-        for (connection, plan) in plans {
-            self.send(connection, FromController::Plan(plan));
-        }
-    }
-
-    pub(super) fn not_created(&mut self, switch: SwitchId, communicator: u64, reason: String) {
-        let group = self.find(switch, communicator);
-        let Some(switch) = self.switches.get_mut(&switch) else { return };
-        switch.communicators.remove(&communicator);
-        let (name, reason) = (switch.name.clone(), shortened(reason));
-        if let Some(id) = group {
-            self.forget_request(id);
-            self.end_group(id, &End::Refused(Refusal::SwitchFailed { name, reason }));
-        }
-    }
-
-    /// A communicator ends by itself; the switch destroys it when all hosts have heard.
+    /// A communicator ends by itself; the switch destroys it when all below and above have heard.
     pub(super) fn reported(&mut self, switch: SwitchId, communicator: u64, report: SwitchReport) {
-        let Some(id) = self.find(switch, communicator) else { return };
+        let Some((id, node)) = self.find(switch, communicator) else { return };
         let reason = match report {
             SwitchReport::PeerLost { rank, detail } => {
                 AbortReason::PeerLost { rank, detail: shortened(detail) }
@@ -142,15 +86,8 @@ impl Controller {
                 AbortReason::Violation { rank, detail: shortened(detail) }
             }
         };
-        self.forget_request(id);
+        self.gone(id, node);
         self.end_group(id, &End::Aborted(reason));
-    }
-
-    /// The switch knows that the communicator is over.
-    fn forget_request(&mut self, id: GroupId) {
-        if let Some(group) = self.groups.get_mut(&id) {
-            group.requested = false;
-        }
     }
 
     pub(super) fn switch_lost(&mut self, id: SwitchId, detail: &str) {

@@ -251,8 +251,8 @@ fn who_asks_for_the_impossible_is_refused_and_nobody_else_notices() {
     let name = |group: &str| Hello { group: group.to_owned(), ..hello("", 4, 0) };
     for (number, wrong, text) in [
         (10, hello("g", 4, 4), "rank 4 is out of range: a group of 4 has ranks 0 to 3"),
-        (11, hello("g", 0, 0), "a group of 0 ranks is out of range: 1 to 64"),
-        (12, hello("g", 65, 0), "a group of 65 ranks is out of range: 1 to 64"),
+        (11, hello("g", 0, 0), "a group of 0 ranks is out of range: 1 to 4096"),
+        (12, hello("g", 4097, 0), "a group of 4097 ranks is out of range: 1 to 4096"),
         (13, hello("g", 3, 0), "rank 0 says that group \"g\" has 3 ranks, the others say 4"),
         (
             14,

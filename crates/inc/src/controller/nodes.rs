@@ -1,0 +1,210 @@
+//! The nodes of a group's tree, made from the leaves up and connected from the root down.
+
+use millstream_wire::Mtu;
+
+use super::group::{End, Node, Step};
+use super::{Controller, ControllerConfig, GroupId, Switch};
+use crate::plan::{Child, SwitchId};
+use crate::protocol::{
+    FromController, Plan, Refusal, SwitchChild, SwitchEdge, SwitchUplink, shortened,
+};
+
+impl Controller {
+    /// All ranks have connected: their leaves can be made.
+    pub(super) fn begin(&mut self, id: GroupId) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        let Some(tree) = &group.tree else { return };
+        let mut leaves = Vec::new();
+        for (index, node) in tree.nodes().iter().enumerate() {
+            self.next_communicator += 1;
+            group.nodes.push(Node::new(self.next_communicator));
+            self.nodes.insert(self.next_communicator, (id, index));
+            if !node.children.iter().any(|child| matches!(child, Child::Switch { .. })) {
+                leaves.push(index);
+            }
+        }
+        for leaf in leaves {
+            self.request(id, leaf);
+        }
+    }
+
+    /// Has a switch make a node, whose children are there.
+    fn request(&mut self, id: GroupId, index: usize) {
+        let Some((children, path_mtu)) = self.children(id, index) else { return };
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        let Some(tree) = &group.tree else { return };
+        let place = &tree.nodes()[index];
+        let node = &mut group.nodes[index];
+        let Some(switch) = self.switches.get_mut(&place.switch) else { return };
+        node.step = Step::Creating;
+        switch.communicators.insert(node.communicator);
+        let ControllerConfig { segment_bytes, window, .. } = self.config;
+        let message = FromController::CreateCommunicator {
+            communicator: node.communicator,
+            path_mtu,
+            segment_bytes,
+            window,
+            world: group.world,
+            has_parent: place.parent.is_some(),
+            children,
+        };
+        let connection = switch.connection;
+        self.send(connection, message);
+    }
+
+    /// A node's children as its switch needs to know them; `None` when one is not there.
+    fn children(&self, id: GroupId, index: usize) -> Option<(Vec<SwitchChild>, Mtu)> {
+        let group = self.groups.get(&id)?;
+        let tree = group.tree.as_ref()?;
+        let of = |&child: &Child| {
+            let ranks = tree.ranks(child);
+            Some(match child {
+                Child::Host { rank } => {
+                    let member = group.members.get(&rank)?;
+                    let end = member.end?;
+                    let (address, is_switch) = (member.address, false);
+                    SwitchChild { ranks, is_switch, address, qpn: end.qpn, psn: end.psn }
+                }
+                Child::Switch { node } => {
+                    let address = self.switches.get(&tree.nodes()[node].switch)?.address;
+                    let SwitchUplink { qpn, psn } = group.nodes.get(node)?.uplink?;
+                    SwitchChild { ranks, is_switch: true, address, qpn, psn }
+                }
+            })
+        };
+        let children: Option<_> = tree.nodes().get(index)?.children.iter().map(of).collect();
+        Some((children?, group.path_mtu))
+    }
+
+    /// The node of a communicator that this switch has.
+    pub(super) fn find(&self, switch: SwitchId, communicator: u64) -> Option<(GroupId, usize)> {
+        let &(id, index) = self.nodes.get(&communicator)?;
+        let tree = self.groups.get(&id)?.tree.as_ref()?;
+        (tree.nodes()[index].switch == switch).then_some((id, index))
+    }
+
+    pub(super) fn created(
+        &mut self,
+        switch: SwitchId,
+        communicator: u64,
+        edges: &[SwitchEdge],
+        uplink: Option<SwitchUplink>,
+    ) {
+        // When there is none, it has failed meanwhile, and the switch was told.
+        let Some((id, index)) = self.find(switch, communicator) else { return };
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        if group.nodes[index].step != Step::Creating {
+            return;
+        }
+        let Some(tree) = &group.tree else { return };
+        let place = &tree.nodes()[index];
+        let edge_of = |&child: &Child| {
+            let rank = tree.lowest_rank(child);
+            edges.iter().find(|edge| edge.rank == rank).copied()
+        };
+        let ours: Option<Vec<SwitchEdge>> = place.children.iter().map(edge_of).collect();
+        let fitting =
+            edges.len() == place.children.len() && uplink.is_some() == place.parent.is_some();
+        let Some(edges) = ours.filter(|_| fitting) else {
+            let name = self.switches.get(&switch).map(|switch| switch.name.clone());
+            let (name, reason) = (name.unwrap_or_default(), "it made the wrong queue pairs".into());
+            self.end_group(id, &End::Refused(Refusal::SwitchFailed { name, reason }));
+            return;
+        };
+        let node = &mut group.nodes[index];
+        node.step = if place.parent.is_some() { Step::Created } else { Step::Done };
+        (node.edges, node.uplink) = (edges, uplink);
+        let parent = place.parent.filter(|&parent| {
+            tree.nodes()[parent].children.iter().all(|child| match *child {
+                Child::Host { .. } => true,
+                Child::Switch { node } => group.nodes[node].step == Step::Created,
+            })
+        });
+        if let Some(parent) = parent {
+            self.request(id, parent);
+        }
+        self.connect_children(id, index);
+        self.finish(id);
+    }
+
+    /// Has the nodes below one that was made connect to it.
+    fn connect_children(&mut self, id: GroupId, index: usize) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        let Some(tree) = &group.tree else { return };
+        let place = &tree.nodes()[index];
+        let Some(&Switch { address, .. }) = self.switches.get(&place.switch) else { return };
+        let edges = group.nodes[index].edges.clone();
+        let mut messages = Vec::new();
+        for (child, SwitchEdge { qpn, psn, .. }) in place.children.iter().zip(edges) {
+            let &Child::Switch { node } = child else { continue };
+            let Some(switch) = self.switches.get(&tree.nodes()[node].switch) else { continue };
+            let node = &mut group.nodes[node];
+            node.step = Step::Connecting;
+            let communicator = node.communicator;
+            let message = FromController::ConnectParent { communicator, address, qpn, psn };
+            messages.push((switch.connection, message));
+        }
+        for (connection, message) in messages {
+            self.send(connection, message);
+        }
+    }
+
+    pub(super) fn parent_connected(&mut self, switch: SwitchId, communicator: u64) {
+        let Some((id, index)) = self.find(switch, communicator) else { return };
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        let step = &mut group.nodes[index].step;
+        if *step == Step::Connecting {
+            *step = Step::Done;
+            self.finish(id);
+        }
+    }
+
+    /// Tells the ranks once the whole tree is there.
+    fn finish(&mut self, id: GroupId) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        let (Some(tree), Some(root)) = (&group.tree, group.nodes.first()) else { return };
+        if group.ready || group.nodes.iter().any(|node| node.step != Step::Done) {
+            return;
+        }
+        let mut plans = Vec::new();
+        for (place, node) in tree.nodes().iter().zip(&group.nodes) {
+            let Some(switch) = self.switches.get(&place.switch) else { return };
+            for (child, edge) in place.children.iter().zip(&node.edges) {
+                let &Child::Host { rank } = child else { continue };
+                let Some(member) = group.members.get(&rank) else { return };
+                let plan = Plan {
+                    communicator: root.communicator,
+                    switch: switch.name.clone(),
+                    address: switch.address,
+                    qpn: edge.qpn,
+                    psn: edge.psn,
+                    path_mtu: group.path_mtu,
+                };
+                plans.push((member.connection, plan));
+            }
+        }
+        group.ready = true;
+        group.deadline = None;
+        for (connection, plan) in plans {
+            self.send(connection, FromController::Plan(plan));
+        }
+    }
+
+    pub(super) fn not_created(&mut self, switch: SwitchId, communicator: u64, reason: String) {
+        let found = self.find(switch, communicator);
+        let Some(switch) = self.switches.get_mut(&switch) else { return };
+        switch.communicators.remove(&communicator);
+        let (name, reason) = (switch.name.clone(), shortened(reason));
+        if let Some((id, index)) = found {
+            self.gone(id, index);
+            self.end_group(id, &End::Refused(Refusal::SwitchFailed { name, reason }));
+        }
+    }
+
+    /// The switch knows that the node is over.
+    pub(super) fn gone(&mut self, id: GroupId, index: usize) {
+        if let Some(node) = self.groups.get_mut(&id).and_then(|group| group.nodes.get_mut(index)) {
+            node.step = Step::Gone;
+        }
+    }
+}
