@@ -1,5 +1,6 @@
 //! The controller under virtual time: every row of what can go wrong.
 
+mod trees;
 mod world;
 
 use millstream_wire::{Mtu, Psn, Qpn};
