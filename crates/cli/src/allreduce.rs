@@ -19,7 +19,7 @@ use crate::note::note;
 use crate::{address, controller, output, units};
 
 /// The most hosts in a group.
-pub(crate) const MAX_HOSTS: u32 = 64;
+const MAX_HOSTS: u32 = 65_536;
 
 /// The longest latency, in nanoseconds, that is told from longer ones: an hour.
 const LONGEST_NS: u64 = 3_600_000_000_000;
@@ -322,7 +322,8 @@ fn reduce(
 /// What a rank contributes at a place: any number of 32 bits, so that sums wrap around, and
 /// another one at each place, rank and iteration.
 fn element(iteration: u32, rank: u32, index: usize) -> i32 {
-    let place = (index as u64) ^ (u64::from(iteration) << 40) ^ (u64::from(rank) << 58);
+    let whose = (u64::from(iteration) << 32) | u64::from(rank);
+    let place = (index as u64) ^ whose.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let mixed = (place ^ (place >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     (mixed >> 32) as i32
 }
@@ -353,8 +354,8 @@ mod tests {
 
     #[test]
     fn elements_differ_and_sums_wrap() {
-        let mut seen: Vec<i32> = (0..64).map(|rank| element(0, rank, 5)).collect();
-        seen.extend((1..64).map(|iteration| element(iteration, 0, 5)));
+        let mut seen: Vec<i32> = (0..200).map(|rank| element(0, rank, 5)).collect();
+        seen.extend((1..600).map(|iteration| element(iteration, 0, 5)));
         seen.extend((6..64).map(|index| element(0, 0, index)));
         let count = seen.len();
         seen.sort_unstable();

@@ -1,4 +1,4 @@
-//! A controller, a switch and hosts as processes on this machine.
+//! A controller, switches and hosts as processes on this machine.
 
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -16,12 +16,12 @@ const END: Duration = Duration::from_secs(20);
 
 /// Daemons that serve AllReduce. Dropping it stops them.
 pub(crate) struct Cluster {
-    switch: Child,
+    switches: Vec<Child>,
     controller: Child,
     /// Where the controller listens.
     pub(crate) listen: String,
-    /// The switch's address.
-    pub(crate) address: String,
+    /// The switches' addresses.
+    pub(crate) addresses: Vec<String>,
 }
 
 /// What the hosts do.
@@ -39,15 +39,24 @@ pub(crate) struct Job<'a> {
 }
 
 impl Cluster {
-    pub(crate) fn start() -> anyhow::Result<Self> {
-        let mut controller =
-            Child::start("the controller", ["controller", "--listen", "127.0.0.1:0"])?;
+    /// With so many switches, which have so many children each at most.
+    pub(crate) fn start(switches: u32, fan_in: u32) -> anyhow::Result<Self> {
+        let fan_in = fan_in.to_string();
+        let arguments = ["controller", "--listen", "127.0.0.1:0", "--fan-in", &fan_in];
+        let mut controller = Child::start("the controller", arguments)?;
         let ready = controller.ready(READY)?;
         let listen = text(&ready, "listen")?.to_owned();
-        let arguments = ["switch", "--controller", &listen, "--name", "s0"];
-        let mut switch = Child::start("the switch", arguments)?;
-        let address = text(&switch.ready(READY)?, "address")?.to_owned();
-        Ok(Self { switch, controller, listen, address })
+        let (mut started, mut addresses) = (Vec::new(), Vec::new());
+        // One after the other, as each looks for an address that nobody has.
+        for number in 0..switches {
+            let name = format!("s{number}");
+            let what = if switches == 1 { "the switch".into() } else { format!("switch {name}") };
+            let arguments = ["switch", "--controller", &listen, "--name", &name];
+            let mut switch = Child::start(what, arguments)?;
+            addresses.push(text(&switch.ready(READY)?, "address")?.to_owned());
+            started.push(switch);
+        }
+        Ok(Self { switches: started, controller, listen, addresses })
     }
 
     /// Runs the hosts, each a process, and calls `done` with their reports of each size.
@@ -59,7 +68,7 @@ impl Cluster {
         let outcome = self.run_hosts(job, done);
         // When a daemon has ended, that is why hosts fail.
         self.controller.check()?;
-        self.switch.check()?;
+        self.switches.iter_mut().try_for_each(Child::check)?;
         outcome
     }
 

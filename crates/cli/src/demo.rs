@@ -158,7 +158,7 @@ fn reduce(size: u64, rows: &mut Vec<Row>) -> anyhow::Result<u64> {
     let reduction = Reduction::default();
     reduction.elements(size)?;
     let step = Step::new("starting a controller and a switch");
-    let mut cluster = Cluster::start()?;
+    let mut cluster = Cluster::start(1, HOSTS)?;
     drop(step);
     let job = Job {
         hosts: HOSTS,
@@ -175,10 +175,10 @@ fn reduce(size: u64, rows: &mut Vec<Row>) -> anyhow::Result<u64> {
         Ok(())
     })?;
     drop(step);
-    let Cluster { listen, address, .. } = &cluster;
+    let Cluster { listen, addresses, .. } = &cluster;
     let did = format!("made the group, on TCP {listen}");
     rows.push(served("controller", did, 0, start));
-    let did = format!("added {HOSTS} vectors, on UDP {address}:{ROCE_PORT}");
+    let did = format!("added {HOSTS} vectors, on UDP {}:{ROCE_PORT}", addresses.join(", "));
     rows.push(served("switch", did, size * u64::from(HOSTS), start));
     let mut checked = 0;
     for report in &reports {

@@ -29,7 +29,7 @@ pub struct JoinConfig {
     pub controller: SocketAddr,
     /// The group's name, the same on all ranks.
     pub group: String,
-    /// How many ranks there are, the same on all: 1 to 64.
+    /// How many ranks there are, the same on all: 1 to 65,536.
     pub world: u32,
     /// Which of them this is, from 0.
     pub rank: u32,

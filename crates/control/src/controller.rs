@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millstream_inc::controller::{ConnectionId, Controller, ControllerConfig as Rules, Output};
+pub use millstream_inc::plan::FanIn;
 use millstream_inc::protocol::{
     DEFAULT_PORT, FrameError, FromController, Refusal, ToController, encode,
 };

@@ -6,8 +6,6 @@
 
 mod balanced;
 
-use core::ops::Range;
-
 use thiserror::Error;
 
 pub use balanced::{Candidate, PlanError, PlanOptions};
@@ -65,15 +63,15 @@ pub struct Tree {
 pub struct FanIn(u32);
 
 impl FanIn {
+    /// One child, so that there is one rank.
+    pub const MIN: Self = Self(1);
+
     /// What a switch can do.
     pub const MAX: Self = Self(MAX_CHILDREN as u32);
 
-    /// The numbers that there are.
-    pub const RANGE: Range<u32> = 1..Self::MAX.0 + 1;
-
     /// `None` when it is out of range.
     pub fn new(children: u32) -> Option<Self> {
-        Self::RANGE.contains(&children).then_some(Self(children))
+        (Self::MIN.0..=Self::MAX.0).contains(&children).then_some(Self(children))
     }
 
     /// The number.

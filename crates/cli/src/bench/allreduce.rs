@@ -2,26 +2,31 @@
 
 use anyhow::bail;
 use clap::Args;
+use millstream_control::controller::FanIn;
 use serde::Serialize;
 
 use super::figures::three_digits;
-use crate::allreduce::{Latency, MAX_HOSTS, Reduction, Report};
+use crate::allreduce::{Latency, Reduction, Report};
 use crate::cluster::{Cluster, Job};
-use crate::failure::{not_yet, usage};
+use crate::controller::FAN_IN;
+use crate::failure::usage;
 use crate::{output, process, units};
+
+/// The most processes of hosts, and of switches.
+const MAX_PROCESSES: i64 = 1024;
 
 /// Arguments of `bench allreduce`.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
     /// Host processes
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_HOSTS)))]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=MAX_PROCESSES))]
     hosts: u32,
-    /// Hosts below one switch
-    #[arg(long, value_name = "F", hide = true)]
-    fan_in: Option<u32>,
-    /// Shape of the switches
-    #[arg(long, value_name = "SHAPE", hide = true)]
-    switches: Option<String>,
+    /// Children that a switch has in the tree at most, hosts and switches
+    #[arg(long, value_name = "F", default_value_t = FanIn::MAX.get(), value_parser = clap::value_parser!(u32).range(FAN_IN))]
+    fan_in: u32,
+    /// Switch processes, which take the places in the tree by turns
+    #[arg(long, value_name = "S", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_PROCESSES))]
+    switches: u32,
     /// Bytes of the vector, several with commas between
     #[arg(
         long,
@@ -48,6 +53,8 @@ pub(crate) struct Arguments {
 #[derive(Serialize)]
 struct Row {
     hosts: u32,
+    switches: u32,
+    fan_in: u32,
     bytes: u64,
     iters: u32,
     algbw_mb_per_s: f64,
@@ -69,7 +76,7 @@ struct Table<'a> {
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     check(arguments)?;
     process::clean_up_when_told_to_stop()?;
-    let mut cluster = Cluster::start()?;
+    let mut cluster = Cluster::start(arguments.switches, arguments.fan_in)?;
     process::say_last_words_when_told_to_stop();
     if !arguments.json {
         print_header(arguments, &cluster)?;
@@ -84,7 +91,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     };
     let mut rows = Vec::new();
     let measured = cluster.all_reduce(&job, |reports| {
-        let row = Row::slowest(arguments.hosts, &reports);
+        let row = Row::slowest(arguments, &reports);
         if !arguments.json {
             print(arguments, &row)?;
         }
@@ -114,24 +121,19 @@ fn check(arguments: &Arguments) -> anyhow::Result<()> {
     for &size in &arguments.size {
         arguments.reduction.elements(size)?;
     }
-    let hosts = arguments.hosts;
-    match arguments.fan_in {
-        Some(0) => return Err(usage("--fan-in 0: a switch has one host at least")),
-        Some(fan_in) if fan_in < hosts => {
-            return Err(not_yet(&format!(
-                "this version has one switch: --fan-in {fan_in} is less than --hosts {hosts}"
-            )));
-        }
-        _ => {}
-    }
-    if let Some(shape) = &arguments.switches {
-        return Err(not_yet(&format!("this version has one switch: leave out --switches {shape}")));
+    let &Arguments { hosts, fan_in, .. } = arguments;
+    let most = FanIn::new(fan_in).map_or(0, FanIn::max_world);
+    if hosts > most {
+        return Err(usage(format!(
+            "--fan-in {fan_in}: a tree of it has up to {most} hosts, not --hosts {hosts}"
+        )));
     }
     Ok(())
 }
 
 impl Row {
-    fn slowest(hosts: u32, reports: &[Report]) -> Self {
+    fn slowest(arguments: &Arguments, reports: &[Report]) -> Self {
+        let &Arguments { hosts, switches, fan_in, .. } = arguments;
         let least = |figure: fn(&Report) -> f64| {
             reports.iter().map(figure).min_by(f64::total_cmp).unwrap_or_default()
         };
@@ -141,6 +143,8 @@ impl Row {
         let first = reports.first();
         Self {
             hosts,
+            switches,
+            fan_in,
             bytes: first.map_or(0, |report| report.bytes),
             iters: first.map_or(0, |report| report.iters),
             algbw_mb_per_s: least(|report| report.algbw_mb_per_s),
@@ -158,11 +162,18 @@ impl Row {
 
 /// What all rows share, and the names of their columns.
 fn print_header(arguments: &Arguments, cluster: &Cluster) -> anyhow::Result<()> {
-    let Arguments { hosts, iters, warmup_iters, .. } = arguments;
+    let Arguments { hosts, fan_in, iters, warmup_iters, .. } = arguments;
+    let addresses = cluster.addresses.join(", ");
+    let mut switches = match cluster.addresses.len() {
+        1 => format!("a switch at {addresses}"),
+        count => format!("{count} switches at {addresses}"),
+    };
+    if fan_in < hosts {
+        switches += &format!(", up to {fan_in} children each");
+    }
     output::line(&format!(
-        "{hosts} hosts over a switch at {}; {iters} iterations a row, after {warmup_iters} to warm \
-         up; the slowest host's figures",
-        cluster.address
+        "{hosts} hosts over {switches}; {iters} iterations a row, after {warmup_iters} to warm up; \
+         the slowest host's figures"
     ))?;
     output::line(&format!(
         "{:>9}{:>10}{:>7}{:>7}{:>10}{:>11}{:>11}{:>7}",
