@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use super::Output;
 use super::group::{End, Group};
 use super::{ConnectionId, Controller, ControllerConfig, GroupId, Role, Switch, is_name};
-use crate::plan::{Candidate, PlanOptions, SwitchId, Tree};
+use crate::plan::{Candidate, Child, PlanOptions, SwitchId, Tree};
 use crate::protocol::{AbortReason, FromController, Refusal, SwitchReport, shortened};
 
 impl Controller {
@@ -77,7 +77,14 @@ impl Controller {
         let Some((id, node)) = self.find(switch, communicator) else { return };
         let reason = match report {
             SwitchReport::PeerLost { rank, detail } => {
-                AbortReason::PeerLost { rank, detail: shortened(detail) }
+                let detail = shortened(detail);
+                match self.switch_below(id, node, rank) {
+                    // All that the switch above knows of it is the lowest rank below.
+                    Some(Switch { name, address, .. }) => {
+                        AbortReason::SwitchLost { name: name.clone(), address: *address, detail }
+                    }
+                    None => AbortReason::PeerLost { rank, detail },
+                }
             }
             SwitchReport::Mismatch { rank, detail } => {
                 AbortReason::Mismatch { rank, detail: shortened(detail) }
@@ -88,6 +95,16 @@ impl Controller {
         };
         self.gone(id, node);
         self.end_group(id, &End::Aborted(reason));
+    }
+
+    /// The switch of a node's child, if its edge has the name of this rank and it is no host.
+    fn switch_below(&self, id: GroupId, node: usize, rank: u32) -> Option<&Switch> {
+        let tree = self.groups.get(&id)?.tree.as_ref()?;
+        let mut children = tree.nodes()[node].children.iter();
+        match *children.find(|&&child| tree.lowest_rank(child) == rank)? {
+            Child::Host { .. } => None,
+            Child::Switch { node } => self.switches.get(&tree.nodes()[node].switch),
+        }
     }
 
     pub(super) fn switch_lost(&mut self, id: SwitchId, detail: &str) {

@@ -186,13 +186,14 @@ impl Lab {
             let uplink = Some(SwitchUplink { qpn: child.qpn, psn: child.psn });
             match self.nodes.values().chain(&self.lost).find(|made| made.uplink == uplink) {
                 Some(below) => {
+                    assert!(child.is_switch);
                     assert_eq!(
                         (child.address, &child.ranks),
                         (address(below.switch), &below.ranks())
                     );
                 }
                 None => {
-                    assert_eq!(child.ranks.len(), 1);
+                    assert_eq!((child.ranks.len(), child.is_switch), (1, false));
                     let rank = child.ranks.first().unwrap();
                     assert_eq!(child.address, IpAddr::from([127, 0, 0, rank as u8 + 1]));
                     assert_eq!(child.psn.value(), child.qpn.value() - 100);
@@ -468,9 +469,9 @@ fn every_node_is_told_of_a_rank_that_dies_and_destroyed_in_time() {
 fn what_a_node_reports_ends_the_whole_tree() {
     let detail = "as the switch says".to_owned();
     for (report, aborted) in [
-        (SwitchReport::PeerLost { rank: 6, detail: detail.clone() }, true),
-        (SwitchReport::Mismatch { rank: 6, detail: detail.clone() }, false),
-        (SwitchReport::Violation { rank: 6, detail: detail.clone() }, false),
+        (SwitchReport::PeerLost { rank: 7, detail: detail.clone() }, true),
+        (SwitchReport::Mismatch { rank: 7, detail: detail.clone() }, false),
+        (SwitchReport::Violation { rank: 7, detail: detail.clone() }, false),
     ] {
         // From the root, from between, and from a leaf.
         for reporter in [0, 2, 6] {
@@ -483,9 +484,9 @@ fn what_a_node_reports_ends_the_whole_tree() {
                 let heard = lab.world.heard(host);
                 let [FromController::Abort { reason }] = &heard[..] else { panic!("{heard:?}") };
                 match reason {
-                    AbortReason::PeerLost { rank: 6, detail: told }
-                    | AbortReason::Mismatch { rank: 6, detail: told }
-                    | AbortReason::Violation { rank: 6, detail: told } => {
+                    AbortReason::PeerLost { rank: 7, detail: told }
+                    | AbortReason::Mismatch { rank: 7, detail: told }
+                    | AbortReason::Violation { rank: 7, detail: told } => {
                         assert_eq!(*told, detail);
                     }
                     reason => panic!("{reason:?}"),
@@ -494,7 +495,7 @@ fn what_a_node_reports_ends_the_whole_tree() {
             // The reporter knows. The others hear of it along the edges, or from the controller.
             let told = lab.told();
             let names = |message: &FromController| match *message {
-                FromController::AbortCommunicator { communicator, rank: 6 } => communicator,
+                FromController::AbortCommunicator { communicator, rank: 7 } => communicator,
                 ref message => panic!("{message:?}"),
             };
             let mut told: Vec<u64> = told.iter().map(|(_, message)| names(message)).collect();
@@ -506,6 +507,37 @@ fn what_a_node_reports_ends_the_whole_tree() {
             lab.run(|_| Answer::Done);
             lab.assert_quiet();
         }
+    }
+}
+
+#[test]
+fn a_switch_that_does_not_answer_the_one_above_is_named() {
+    let mut lab = Lab::new(2, 3);
+    let (hosts, nodes) = lab.ready("g", 1, 8);
+    // The root's second child, below which 4 is the lowest rank; and the same rank from its leaf.
+    for (reporter, below) in [(0, Some(2)), (5, None)] {
+        let (hosts, nodes) = match below {
+            Some(_) => (hosts.clone(), nodes.clone()),
+            None => lab.ready("h", 100, 8),
+        };
+        let below = below.map(|node: usize| lab.nodes[&nodes[node]].switch);
+        let (communicator, detail) = (nodes[reporter], "it does not answer".to_owned());
+        let switch = lab.nodes[&communicator].switch;
+        let report = SwitchReport::PeerLost { rank: 4, detail: detail.clone() };
+        lab.say(switch, ToController::Report { communicator, report });
+        let reason = match below {
+            Some(switch) => {
+                let (name, address) = (format!("s{switch}"), address(switch));
+                AbortReason::SwitchLost { name, address, detail }
+            }
+            None => AbortReason::PeerLost { rank: 4, detail },
+        };
+        for host in hosts {
+            let abort = FromController::Abort { reason: reason.clone() };
+            assert_eq!(lab.world.heard(host), [abort]);
+        }
+        lab.told();
+        lab.nodes.clear();
     }
 }
 
