@@ -18,7 +18,8 @@ fn start(arguments: &[&str]) -> Running {
     command.args(["bench", "allreduce"]).args(arguments).process_group(0);
     let mut bench = Running::start("bench allreduce", &mut command);
     let [about, columns, row] = [bench.line(), bench.line(), bench.line()];
-    assert!(about.contains(" hosts over a switch at 127."), "{about}");
+    let over = [" hosts over a switch at 127.", " hosts over 3 switches at 127."];
+    assert!(over.iter().any(|over| about.contains(over)), "{about}");
     let columns: Vec<&str> = columns.split_whitespace().collect();
     let expected =
         "size count type redop time us algbw GB/s busbw GB/s wrong".split(' ').collect::<Vec<_>>();
@@ -59,9 +60,33 @@ fn several_rows_are_one_object() {
     assert_eq!(rows.len(), 3);
 }
 
+#[test]
+fn trees_of_switches_are_exact() {
+    // Two levels on three switches and on one, and three levels.
+    for (hosts, fan_in, switches) in [(4, 2, 3), (4, 2, 1), (5, 2, 2)] {
+        let [hosts, fan_in, switches] = [
+            format!("--hosts={hosts}"),
+            format!("--fan-in={fan_in}"),
+            format!("--switches={switches}"),
+        ];
+        let arguments = ["bench", "allreduce", &hosts, &fan_in, &switches, "--json"];
+        let more = ["--size=4,0,1000004", "--iters=3", "--warmup-iters=0"];
+        let table = run(&[&arguments[..], &more].concat()).success().json();
+        for row in table["rows"].as_array().unwrap() {
+            assert_eq!(row["wrong"], 0, "{row}");
+            assert_eq!(format!("--switches={}", row["switches"]), switches);
+        }
+    }
+}
+
 /// Kills a child in the second row; returns the sentence.
 fn killed(words: &[&str]) -> String {
-    let bench = start(&["--hosts=3", "--size=4,4MiB", "--iters=300", "--warmup-iters=0"]);
+    killed_in(&["--hosts=3"], words)
+}
+
+fn killed_in(shape: &[&str], words: &[&str]) -> String {
+    let arguments = ["--size=4,4MiB", "--iters=300", "--warmup-iters=0"];
+    let bench = start(&[shape, &arguments].concat());
     let group = bench.id();
     let victim = child(group, words).unwrap().to_string();
     assert!(Command::new("kill").args(["-s", "KILL", &victim]).status().unwrap().success());
@@ -76,6 +101,13 @@ fn who_is_killed_is_named_in_time() {
     assert!(host.contains("rank 2 is lost"), "{host}");
     let switch = killed(&["switch"]);
     assert!(switch.contains("the switch ended") && switch.contains("signal: 9"), "{switch}");
+    let tree = ["--hosts=4", "--fan-in=2", "--switches=3"];
+    let host = killed_in(&tree, &["--rank", "2"]);
+    assert!(host.contains("rank 2 is lost"), "{host}");
+    for name in ["s0", "s1", "s2"] {
+        let switch = killed_in(&tree, &["--name", name]);
+        assert!(switch.contains(&format!("switch {name} ended")), "{switch}");
+    }
 }
 
 #[test]
