@@ -43,7 +43,7 @@ mod watcher;
 const LONGEST: std::time::Duration = std::time::Duration::from_secs(100 * 365 * 24 * 3600);
 
 pub use communicator::Communicator;
-pub use element::Element;
+pub use element::{BFloat16, Element, Float16};
 pub use error::{CollectiveError, JoinError};
 pub use join::{JoinConfig, Waiting};
 pub use memory::Buffer;

@@ -1,5 +1,9 @@
 //! What vectors are made of.
 
+mod sixteen;
+
+pub use sixteen::{BFloat16, Float16};
+
 use millstream_inc::DataType;
 
 /// A type that the switch can compute with. On the wire elements are little-endian, as they are
@@ -34,6 +38,8 @@ elements! {
     u32 = UInt32,
     i64 = Int64,
     u64 = UInt64,
+    Float16 = Float16,
+    BFloat16 = BFloat16,
     f32 = Float32,
     f64 = Float64,
 }
