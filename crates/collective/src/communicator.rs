@@ -95,8 +95,12 @@ impl Communicator {
         operation: ReduceOperation,
     ) -> Result<(), CollectiveError> {
         if source.len() != destination.len() {
-            let (source_length, destination_length) = (source.len(), destination.len());
-            return Err(CollectiveError::Lengths { source_length, destination_length });
+            return Err(CollectiveError::Lengths {
+                collective: Collective::AllReduce,
+                world: self.world(),
+                source_length: source.len(),
+                destination_length: destination.len(),
+            });
         }
         let count = source.len();
         let source = Borrowed::source(&self.domain, source)?;
@@ -126,8 +130,12 @@ impl Communicator {
         self.check_owner(source)?;
         self.check_owner(destination)?;
         if source.len() != destination.len() {
-            let (source_length, destination_length) = (source.len(), destination.len());
-            return Err(CollectiveError::Lengths { source_length, destination_length });
+            return Err(CollectiveError::Lengths {
+                collective: Collective::AllReduce,
+                world: self.world(),
+                source_length: source.len(),
+                destination_length: destination.len(),
+            });
         }
         let count = source.len();
         // SAFETY: borrowed exclusively until this returns, and the window ends before.

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use millstream_inc::protocol::{AbortReason, FrameError, Refusal};
-use millstream_inc::{Abort, DataType, HostConfigError, ReduceOperation, StartError};
+use millstream_inc::{Abort, Collective, DataType, HostConfigError, ReduceOperation, StartError};
 use millstream_verbs::{CompletionStatus, CreateError, ModifyError, PostError, RegionError};
 use thiserror::Error;
 
@@ -149,17 +149,48 @@ pub enum CollectiveError {
     /// Memory could not be registered. The communicator is as good as before.
     #[error(transparent)]
     Region(#[from] RegionError),
-    /// Source and destination differ in length. The communicator is as good as before.
-    #[error("the source has {source_length} elements and the destination {destination_length}")]
+    /// The lengths of source and destination do not fit each other. The communicator is as good as
+    /// before.
+    #[error(
+        "the source has {source_length} elements and the destination {destination_length}: for \
+         {collective} of {world} ranks {}", length_rule(*collective, *world)
+    )]
     Lengths {
+        /// What was called.
+        collective: Collective,
+        /// How many ranks there are.
+        world: u32,
         /// Of the source.
         source_length: usize,
         /// Of the destination.
         destination_length: usize,
     },
+    /// A vector does not have a part for each rank. The communicator is as good as before.
+    #[error(
+        "the vector has {length} elements: for {collective} in place it must have a part for each of \
+         the {world} ranks, all of one length"
+    )]
+    Parts {
+        /// What was called.
+        collective: Collective,
+        /// How many ranks there are.
+        world: u32,
+        /// Of the vector.
+        length: usize,
+    },
+    /// There is no such rank. The communicator is as good as before.
+    #[error("the root {root} is no rank: with {world} ranks, they are 0 to {}", world - 1)]
+    Root {
+        /// What was asked for.
+        root: u32,
+        /// How many ranks there are.
+        world: u32,
+    },
     /// The switch cannot compute this. The communicator is as good as before.
-    #[error("{operation} of {data_type} is not supported")]
+    #[error("{collective} with {operation} of {data_type} is not supported")]
     Unsupported {
+        /// What was asked for.
+        collective: Collective,
         /// What was asked for.
         operation: ReduceOperation,
         /// What was asked for.
@@ -182,6 +213,22 @@ pub enum CollectiveError {
     /// The buffer is registered with another communicator's memory. Nothing was done with it.
     #[error("the buffer was allocated by another communicator")]
     ForeignBuffer,
+}
+
+/// How lengths must fit, in words.
+fn length_rule(collective: Collective, world: u32) -> String {
+    match collective {
+        Collective::AllReduce | Collective::Reduce | Collective::Broadcast => {
+            "they must have as many".to_owned()
+        }
+        Collective::Barrier => "both must be empty".to_owned(),
+        Collective::ReduceScatter => {
+            format!("the source must have {world} times as many as the destination")
+        }
+        Collective::AllGather => {
+            format!("the destination must have {world} times as many as the source")
+        }
+    }
 }
 
 impl CollectiveError {
@@ -233,8 +280,8 @@ impl CollectiveError {
         match error {
             StartError::Busy(sequence) => Self::Busy(sequence),
             StartError::Failed(error) => Self::from_switch(error, switch),
-            StartError::Unsupported { operation, data_type, .. } => {
-                Self::Unsupported { operation, data_type }
+            StartError::Unsupported { collective, operation, data_type } => {
+                Self::Unsupported { collective, operation, data_type }
             }
             StartError::Root { .. } => Self::Protocol(error.to_string()),
             StartError::TooLong { count, data_type } => Self::TooLong { count, data_type },

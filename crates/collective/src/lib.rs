@@ -29,6 +29,8 @@
 //! (other than one about the arguments) the communicator is of no more use, and all ranks get one;
 //! they may join again, under the same name.
 
+#[allow(dead_code, reason = "nothing calls more than AllReduce yet")]
+mod call;
 mod communicator;
 mod control;
 mod element;
@@ -42,6 +44,7 @@ mod watcher;
 /// overflow the clock.
 const LONGEST: std::time::Duration = std::time::Duration::from_secs(100 * 365 * 24 * 3600);
 
+pub use call::Call;
 pub use communicator::Communicator;
 pub use element::{BFloat16, Element, Float16};
 pub use error::{CollectiveError, JoinError};
@@ -49,4 +52,4 @@ pub use join::{JoinConfig, Waiting};
 pub use memory::Buffer;
 
 pub use millstream_inc::protocol::{Awaited, DEFAULT_PORT, Refusal};
-pub use millstream_inc::{DataType, ReduceOperation};
+pub use millstream_inc::{Collective, DataType, Mode, ReduceOperation, UnknownName};

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::{Cluster, PATIENCE, each, leave};
 use millstream_collective::{
-    CollectiveError, Communicator, DataType, Element, JoinConfig, ReduceOperation,
+    Collective, CollectiveError, Communicator, DataType, Element, JoinConfig, ReduceOperation,
 };
 use millstream_verbs::{Device, SoftConfig};
 
@@ -176,12 +176,21 @@ fn wrong_arguments_are_refused_and_change_nothing() {
     let (one, stranger) = (&mut ranks[0], &mut other[0]);
     assert_eq!(
         one.all_reduce(&[1, 2], &mut [0], Sum).unwrap_err(),
-        CollectiveError::Lengths { source_length: 2, destination_length: 1 }
+        CollectiveError::Lengths {
+            collective: Collective::AllReduce,
+            world: 1,
+            source_length: 2,
+            destination_length: 1
+        }
     );
     let operation = ReduceOperation::BitOr;
     assert_eq!(
         one.all_reduce_in_place(&mut [1_f32], operation).unwrap_err(),
-        CollectiveError::Unsupported { operation, data_type: DataType::Float32 }
+        CollectiveError::Unsupported {
+            collective: Collective::AllReduce,
+            operation,
+            data_type: DataType::Float32
+        }
     );
     let mut foreign = stranger.allocate::<i32>(4).unwrap();
     let own = one.allocate::<i32>(4).unwrap();
