@@ -8,13 +8,14 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millstream_inc::protocol::{ToController, shortened};
-use millstream_inc::{Collective, CollectiveCall, Mode, ReduceOperation};
+use millstream_inc::{CollectiveCall, Mode, ReduceOperation};
 use millstream_verbs::ProtectionDomain;
 
+use crate::call::{Call, Shape};
 use crate::control::Sender;
 use crate::engine::Engine;
 use crate::join::{self, JoinConfig, Joined, Waiting};
-use crate::memory::{Borrowed, Buffer, Operand, Pending};
+use crate::memory::{Borrowed, Buffer, Operands, Pending};
 use crate::watcher::Watcher;
 use crate::{CollectiveError, Element, JoinError};
 
@@ -36,6 +37,7 @@ pub struct Communicator {
     owner: u64,
     config: JoinConfig,
     switch: (String, IpAddr),
+    mode: Mode,
     /// The buffer of the collective that was started.
     pending: Option<Box<dyn Any + Send>>,
     _watcher: Watcher,
@@ -61,6 +63,7 @@ impl Communicator {
             owner: NEXT_OWNER.fetch_add(1, Ordering::Relaxed),
             config: config.clone(),
             switch: (plan.switch, plan.address),
+            mode: Mode::Write,
             pending: None,
             _watcher: watcher,
         })
@@ -86,61 +89,65 @@ impl Communicator {
         self.engine.failure()
     }
 
-    /// Combines the vectors of all ranks; every rank gets the result. The memory is registered for
-    /// this call; a [`Buffer`] saves that.
-    pub fn all_reduce<T: Element>(
+    /// By which operations of RDMA vectors travel from now on: WRITE, unless this was called. All ranks
+    /// say the same.
+    pub fn set_mode(&mut self, mode: Mode) {
+        self.mode = mode;
+    }
+
+    /// Calls a collective. The memory is registered for this call; a [`Buffer`] saves that for sources.
+    /// [`Call`] says what lengths the vectors must have.
+    pub fn call<T: Element>(
         &mut self,
+        call: Call,
         source: &[T],
         destination: &mut [T],
-        operation: ReduceOperation,
     ) -> Result<(), CollectiveError> {
-        if source.len() != destination.len() {
-            return Err(CollectiveError::Lengths {
-                collective: Collective::AllReduce,
-                world: self.world(),
-                source_length: source.len(),
-                destination_length: destination.len(),
-            });
-        }
-        let count = source.len();
-        let source = Borrowed::source(&self.domain, source)?;
-        let destination = Borrowed::destination(&self.domain, destination)?;
-        self.run::<T>([source.operand(), destination.operand()], count, operation)
+        let shape = call.shape(self.rank(), self.world(), source.len(), destination.len())?;
+        let memory = Borrowed::apart(&self.domain, self.mode, &shape, source, destination)?;
+        self.run::<T>(call, &shape, memory.operands())
     }
 
-    /// As [`Communicator::all_reduce`], with the result in place of this rank's vector. After an
-    /// error the vector is a mixture.
-    pub fn all_reduce_in_place<T: Element>(
+    /// Calls a collective in place. After an error the vector is a mixture.
+    pub fn call_in_place<T: Element>(
         &mut self,
+        call: Call,
         vector: &mut [T],
-        operation: ReduceOperation,
     ) -> Result<(), CollectiveError> {
-        let count = vector.len();
-        let vector = Borrowed::destination(&self.domain, vector)?;
-        self.run::<T>([vector.operand(); 2], count, operation)
+        let shape = call.shape_in_place(self.rank(), self.world(), vector.len())?;
+        let memory = Borrowed::in_place(&self.domain, self.mode, &shape, vector)?;
+        self.run::<T>(call, &shape, memory.operands())
     }
 
-    /// As [`Communicator::all_reduce`], between registered vectors.
-    pub fn all_reduce_buffers<T: Element>(
+    /// Calls a collective between registered vectors.
+    pub fn call_buffers<T: Element>(
         &mut self,
+        call: Call,
         source: &Buffer<T>,
         destination: &mut Buffer<T>,
-        operation: ReduceOperation,
     ) -> Result<(), CollectiveError> {
         self.check_owner(source)?;
         self.check_owner(destination)?;
-        if source.len() != destination.len() {
-            return Err(CollectiveError::Lengths {
-                collective: Collective::AllReduce,
-                world: self.world(),
-                source_length: source.len(),
-                destination_length: destination.len(),
-            });
-        }
-        let count = source.len();
+        let shape = call.shape(self.rank(), self.world(), source.len(), destination.len())?;
         // SAFETY: borrowed exclusively until this returns, and the window ends before.
-        let window = unsafe { destination.open(&self.domain)? };
-        self.run::<T>([source.operand(), window.operand()], count, operation)
+        let window = unsafe { destination.open(&self.domain, self.mode, &shape.destination)? };
+        let operands =
+            Operands { source: source.source(&shape.source), destination: window.operand() };
+        self.run::<T>(call, &shape, operands)
+    }
+
+    /// Calls a collective in place of a registered vector. After an error the vector is a mixture.
+    pub fn call_buffer_in_place<T: Element>(
+        &mut self,
+        call: Call,
+        vector: &mut Buffer<T>,
+    ) -> Result<(), CollectiveError> {
+        self.check_owner(vector)?;
+        let shape = call.shape_in_place(self.rank(), self.world(), vector.len())?;
+        // SAFETY: borrowed exclusively until this returns, and the window ends before.
+        let window = unsafe { vector.open(&self.domain, self.mode, &shape.destination)? };
+        let operands = vector.operands_in_place(&shape, &window);
+        self.run::<T>(call, &shape, operands)
     }
 
     /// A vector of zeros that is registered once and for all.
@@ -148,19 +155,23 @@ impl Communicator {
         Ok(Buffer::new(&self.domain, length, self.owner)?)
     }
 
-    /// Starts to combine, in place, and returns at once. [`Communicator::wait`] gives the buffer
+    /// Starts a collective, in place, and returns at once. [`Communicator::wait`] gives the buffer
     /// back. When it cannot be started, the buffer comes back with the reason.
     pub fn start<T: Element>(
         &mut self,
+        call: Call,
         buffer: Buffer<T>,
-        operation: ReduceOperation,
     ) -> Result<(), (Buffer<T>, CollectiveError)> {
-        if let Err(error) = self.check_owner(&buffer) {
-            return Err((buffer, error));
-        }
-        let pending = Pending::new(buffer, &self.domain)
+        let shape = self
+            .check_owner(&buffer)
+            .and_then(|()| call.shape_in_place(self.rank(), self.world(), buffer.len()));
+        let shape = match shape {
+            Ok(shape) => shape,
+            Err(error) => return Err((buffer, error)),
+        };
+        let pending = Pending::new(buffer, &self.domain, self.mode, &shape)
             .map_err(|(buffer, error)| (buffer, CollectiveError::from(error)))?;
-        match self.start_call::<T>([pending.operand(); 2], pending.len(), operation) {
+        match self.start_call::<T>(call, &shape, pending.operands()) {
             Ok(()) => {
                 self.pending = Some(Box::new(pending));
                 Ok(())
@@ -199,34 +210,41 @@ impl Communicator {
 
     fn start_call<T: Element>(
         &self,
-        [source, destination]: [Operand; 2],
-        count: usize,
-        operation: ReduceOperation,
+        call: Call,
+        shape: &Shape,
+        operands: Operands,
     ) -> Result<(), CollectiveError> {
+        let Operands { source, destination } = operands;
+        let destination_key = match self.mode {
+            Mode::Write => destination.remote_key,
+            Mode::Send => destination.local_key,
+        };
+        let written = self.mode == Mode::Write && !shape.destination.is_empty();
         let call = CollectiveCall {
-            collective: Collective::AllReduce,
-            root: 0,
-            mode: Mode::Write,
+            collective: call.collective(),
+            // Where nothing is combined, all ranks must say the same all the same.
+            operation: call.operation().unwrap_or(ReduceOperation::Sum),
+            data_type: call.data_type::<T>(),
+            root: call.root().unwrap_or(0),
+            count: shape.count as u64,
+            mode: self.mode,
             source_key: source.local_key,
             source_address: source.address,
-            destination_key: destination.remote_key,
+            destination_key,
             destination_address: destination.address,
-            count: count as u64,
-            data_type: T::DATA_TYPE,
-            operation,
         };
-        self.engine.start(&call, self.config.call_timeout).map(drop)
+        self.engine.start(&call, written, self.config.call_timeout).map(drop)
     }
 
     /// Starts a collective and waits for its end. When this returns, the operands are the
     /// caller's again.
     fn run<T: Element>(
         &mut self,
-        operands: [Operand; 2],
-        count: usize,
-        operation: ReduceOperation,
+        call: Call,
+        shape: &Shape,
+        operands: Operands,
     ) -> Result<(), CollectiveError> {
-        self.start_call::<T>(operands, count, operation)?;
+        self.start_call::<T>(call, shape, operands)?;
         loop {
             // Ends by itself, with an error when its time is up.
             if let Some(outcome) = self.engine.wait(Duration::MAX) {

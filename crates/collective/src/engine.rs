@@ -54,6 +54,8 @@ struct Running {
     sequence: u64,
     deadline: Instant,
     limit: Duration,
+    /// The switch may write the result.
+    admitted: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -183,17 +185,24 @@ impl Engine {
         let _ = self.pair.modify(&QueuePairAttributes { access, ..QueuePairAttributes::default() });
     }
 
-    /// Starts a collective; returns its number.
+    /// Starts a collective; returns its number. `written` says that the switch writes into this
+    /// rank's memory.
     pub(crate) fn start(
         &self,
         call: &CollectiveCall,
+        written: bool,
         limit: Duration,
     ) -> Result<u64, CollectiveError> {
         // So that nothing is sent with the state locked.
-        self.device.postpone_sending(|| self.begin(call, limit))
+        self.device.postpone_sending(|| self.begin(call, written, limit))
     }
 
-    fn begin(&self, call: &CollectiveCall, limit: Duration) -> Result<u64, CollectiveError> {
+    fn begin(
+        &self,
+        call: &CollectiveCall,
+        written: bool,
+        limit: Duration,
+    ) -> Result<u64, CollectiveError> {
         let mut state = self.lock();
         if let Some(Running { sequence, .. }) = state.running {
             return Err(CollectiveError::Busy(sequence));
@@ -216,8 +225,10 @@ impl Engine {
             .start(call)
             .map_err(|error| CollectiveError::from_start(error, self.switch))?;
         state.started = sequence + 1;
-        state.running = Some(Running { sequence, deadline, limit });
-        self.admit_results(true);
+        state.running = Some(Running { sequence, deadline, limit, admitted: written });
+        if written {
+            self.admit_results(true);
+        }
         self.advance(&mut state);
         Ok(sequence)
     }
@@ -266,7 +277,7 @@ impl Engine {
     /// The collective is over: how, for the caller.
     fn ended(&self, state: MutexGuard<'_, State>, outcome: Outcome) -> Result<(), CollectiveError> {
         let mut state = self.await_verdict(state);
-        state.running = None;
+        let running = state.running.take();
         state.outcome = None;
         let result = match (outcome, &mut state.failure) {
             (Outcome::Failed, Some(failure)) => {
@@ -277,7 +288,9 @@ impl Engine {
             _ => Ok(()),
         };
         drop(state);
-        self.admit_results(false);
+        if running.is_some_and(|running| running.admitted) {
+            self.admit_results(false);
+        }
         result
     }
 

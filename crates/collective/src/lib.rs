@@ -1,4 +1,5 @@
-//! The host side of in-network collectives: join a group, call AllReduce.
+//! The host side of in-network collectives: join a group, call AllReduce, Reduce, Broadcast, Barrier,
+//! ReduceScatter or AllGather.
 //!
 //! A [`Communicator`] is one rank of a group. The controller finds a switch for the group, and
 //! every rank has one reliable connection to it; what a rank sends is added up in the switch, and
@@ -29,8 +30,8 @@
 //! (other than one about the arguments) the communicator is of no more use, and all ranks get one;
 //! they may join again, under the same name.
 
-#[allow(dead_code, reason = "nothing calls more than AllReduce yet")]
 mod call;
+mod calls;
 mod communicator;
 mod control;
 mod element;

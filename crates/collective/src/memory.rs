@@ -1,21 +1,31 @@
 //! Registered memory: the only place of this crate with `unsafe`.
 //!
 //! Remotes write at any time they like, as far as a queue pair lets them. So the queue pair of a
-//! communicator lets the switch write only while a collective runs (see `Engine`), only the
-//! destination of that collective is registered for writing, and while it runs no Rust reference to
-//! it is used: a [`Buffer`] was given away, a slice is borrowed by the call that waits.
+//! communicator lets the switch write only while a collective runs that has a result for this rank (see
+//! `Engine`), only the destination of that collective is registered for writing, and while it runs no
+//! Rust reference to it is used: a [`Buffer`] was given away, a slice is borrowed by the call that waits.
 
 use std::fmt;
-use std::ops::{Deref, DerefMut};
+use std::marker::PhantomData;
+use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::slice;
 
+use millstream_inc::Mode;
 use millstream_verbs::{Access, MemoryRegion, ProtectionDomain, RegionError};
 
 use crate::Element;
+use crate::call::Shape;
 
 const READABLE: Access = Access::empty();
-const WRITABLE: Access = Access::LOCAL_WRITE.union(Access::REMOTE_WRITE);
+
+/// What the region of a destination allows: WRITEs of the switch, or receives of our own.
+const fn writable(mode: Mode) -> Access {
+    match mode {
+        Mode::Write => Access::LOCAL_WRITE.union(Access::REMOTE_WRITE),
+        Mode::Send => Access::LOCAL_WRITE,
+    }
+}
 
 /// Memory as work requests name it. Without elements, nothing is registered.
 #[derive(Clone, Copy, Debug, Default)]
@@ -26,51 +36,136 @@ pub(crate) struct Operand {
     pub(crate) address: u64,
 }
 
-/// A slice that is registered for one call.
+impl Operand {
+    /// The part of it from this element on.
+    fn at_element<T>(self, index: usize) -> Self {
+        Self { address: self.address + (index * size_of::<T>()) as u64, ..self }
+    }
+}
+
+/// What a call reads and writes.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Operands {
+    pub(crate) source: Operand,
+    pub(crate) destination: Operand,
+}
+
+/// Slices that are registered for one call.
 pub(crate) struct Borrowed<'a, T> {
-    region: Option<MemoryRegion>,
-    /// Neither used nor released by its owner meanwhile.
-    _slice: std::marker::PhantomData<&'a mut [T]>,
+    source: Option<MemoryRegion>,
+    destination: Option<MemoryRegion>,
+    operands: Operands,
+    /// Neither used nor released by their owner meanwhile.
+    _slices: PhantomData<&'a mut [T]>,
 }
 
 impl<'a, T: Element> Borrowed<'a, T> {
-    /// A source.
-    pub(crate) fn source(domain: &ProtectionDomain, slice: &'a [T]) -> Result<Self, RegionError> {
+    /// Registers what a call reads of one slice and writes of another.
+    pub(crate) fn apart(
+        domain: &ProtectionDomain,
+        mode: Mode,
+        shape: &Shape,
+        source: &'a [T],
+        destination: &'a mut [T],
+    ) -> Result<Self, RegionError> {
+        let (source, destination) =
+            (&source[shape.source.clone()], &mut destination[shape.destination.clone()]);
         // SAFETY: only read, and `register` says the rest.
-        unsafe { Self::register(domain, slice.as_ptr().cast_mut(), slice.len(), READABLE) }
-    }
-
-    /// A destination, or both at once.
-    pub(crate) fn destination(
-        domain: &ProtectionDomain,
-        slice: &'a mut [T],
-    ) -> Result<Self, RegionError> {
+        let source =
+            unsafe { register(domain, source.as_ptr().cast_mut(), source.len(), READABLE)? };
+        let (elements, length) = (destination.as_mut_ptr(), destination.len());
         // SAFETY: the slice is exclusively ours, and `register` says the rest.
-        unsafe { Self::register(domain, slice.as_mut_ptr(), slice.len(), WRITABLE) }
-    }
-
-    /// # Safety
-    /// The elements must be borrowed for `'a` in a way that allows `access`.
-    unsafe fn register(
-        domain: &ProtectionDomain,
-        elements: *mut T,
-        length: usize,
-        access: Access,
-    ) -> Result<Self, RegionError> {
-        let bytes = length * size_of::<T>();
-        let region = match bytes {
-            0 => None,
-            // SAFETY: the elements stay where they are as long as the borrow lasts, and the region
-            // is dropped before it ends: the callers in `communicator` keep it in a local variable, which
-            // they neither forget nor give away. Any bytes are elements.
-            _ => Some(unsafe { domain.register_memory(elements.cast(), bytes, access)? }),
+        let destination = unsafe { register(domain, elements, length, writable(mode))? };
+        let operands = Operands {
+            source: operand(source.as_ref()),
+            destination: operand(destination.as_ref()),
         };
-        Ok(Self { region, _slice: std::marker::PhantomData })
+        Ok(Self { source, destination, operands, _slices: PhantomData })
     }
 
-    pub(crate) fn operand(&self) -> Operand {
-        operand(self.region.as_ref())
+    /// Registers what a call reads and writes of one slice.
+    pub(crate) fn in_place(
+        domain: &ProtectionDomain,
+        mode: Mode,
+        shape: &Shape,
+        vector: &'a mut [T],
+    ) -> Result<Self, RegionError> {
+        // SAFETY: the slice is exclusively ours as long as this lives.
+        let (source, destination) =
+            unsafe { register_in_place(domain, mode, shape, NonNull::from(vector).cast::<T>())? };
+        let operands = operands_in_place::<T>(shape, source.as_ref(), destination.as_ref());
+        Ok(Self { source, destination, operands, _slices: PhantomData })
     }
+
+    pub(crate) fn operands(&self) -> Operands {
+        self.operands
+    }
+}
+
+impl<T> Drop for Borrowed<'_, T> {
+    fn drop(&mut self) {
+        // Here and not when the fields go, so that the borrow lasts until then.
+        self.source = None;
+        self.destination = None;
+    }
+}
+
+/// # Safety
+/// The elements must be borrowed, in a way that allows `access`, until the region is dropped. The callers in
+/// `communicator` keep what has it in a local variable, which they neither forget nor give away.
+unsafe fn register<T: Element>(
+    domain: &ProtectionDomain,
+    elements: *mut T,
+    length: usize,
+    access: Access,
+) -> Result<Option<MemoryRegion>, RegionError> {
+    Ok(match length * size_of::<T>() {
+        0 => None,
+        // SAFETY: the elements stay where they are as long as the borrow lasts. Any bytes are elements.
+        bytes => Some(unsafe { domain.register_memory(elements.cast(), bytes, access)? }),
+    })
+}
+
+/// The regions of what a call reads and writes of one vector: what is read has none of its own where it
+/// is a part of what is written.
+///
+/// # Safety
+/// As of [`register`], for all elements of the shape, exclusively.
+unsafe fn register_in_place<T: Element>(
+    domain: &ProtectionDomain,
+    mode: Mode,
+    shape: &Shape,
+    elements: NonNull<T>,
+) -> Result<(Option<MemoryRegion>, Option<MemoryRegion>), RegionError> {
+    let part = |range: &Range<usize>, access| {
+        // SAFETY: within the vector, and the caller promised the rest.
+        unsafe { register(domain, elements.as_ptr().add(range.start), range.len(), access) }
+    };
+    let destination = part(&shape.destination, writable(mode))?;
+    let source = match is_within(&shape.source, &shape.destination) {
+        true => None,
+        false => part(&shape.source, READABLE)?,
+    };
+    Ok((source, destination))
+}
+
+fn is_within(inner: &Range<usize>, outer: &Range<usize>) -> bool {
+    inner.start >= outer.start && inner.end <= outer.end
+}
+
+/// What work requests of a call in place name, with the regions of [`register_in_place`].
+fn operands_in_place<T>(
+    shape: &Shape,
+    source: Option<&MemoryRegion>,
+    destination: Option<&MemoryRegion>,
+) -> Operands {
+    let destination = operand(destination);
+    let source = match is_within(&shape.source, &shape.destination) {
+        true if shape.source.is_empty() => Operand::default(),
+        true => destination.at_element::<T>(shape.source.start - shape.destination.start),
+        false => operand(source),
+    };
+    Operands { source, destination }
 }
 
 fn operand(region: Option<&MemoryRegion>) -> Operand {
@@ -92,12 +187,15 @@ pub struct Buffer<T: Element> {
     owner: u64,
 }
 
-/// The right of the switch to write to a [`Buffer`].
-pub(crate) struct Window(Option<MemoryRegion>);
+/// The right of a call to write to a [`Buffer`].
+pub(crate) struct Window {
+    region: Option<MemoryRegion>,
+    operand: Operand,
+}
 
 impl Window {
     pub(crate) fn operand(&self) -> Operand {
-        operand(self.0.as_ref())
+        self.operand
     }
 }
 
@@ -105,34 +203,36 @@ impl Window {
 pub(crate) struct Pending<T: Element> {
     /// Goes before the buffer does.
     window: Window,
+    operands: Operands,
     buffer: Buffer<T>,
 }
 
 impl<T: Element> Pending<T> {
-    /// Takes a buffer and lets the switch write to it.
+    /// Takes a buffer and lets a call in place write to it.
     pub(crate) fn new(
         mut buffer: Buffer<T>,
         domain: &ProtectionDomain,
+        mode: Mode,
+        shape: &Shape,
     ) -> Result<Self, (Buffer<T>, RegionError)> {
         // SAFETY: the two are kept together, out of reach, and end in this order.
-        match unsafe { buffer.open(domain) } {
-            Ok(window) => Ok(Self { window, buffer }),
+        match unsafe { buffer.open(domain, mode, &shape.destination) } {
+            Ok(window) => {
+                let operands = buffer.operands_in_place(shape, &window);
+                Ok(Self { window, operands, buffer })
+            }
             Err(error) => Err((buffer, error)),
         }
     }
 
-    pub(crate) fn operand(&self) -> Operand {
-        self.window.operand()
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.buffer.length
+    pub(crate) fn operands(&self) -> Operands {
+        self.operands
     }
 
     /// Gives the buffer back; the switch can write no more.
     pub(crate) fn close(self) -> Buffer<T> {
-        let Self { window, buffer } = self;
-        drop(window);
+        let Self { window, buffer, .. } = self;
+        drop(window.region);
         buffer
     }
 }
@@ -163,25 +263,37 @@ impl<T: Element> Buffer<T> {
         Ok(buffer)
     }
 
-    /// As a source.
-    pub(crate) fn operand(&self) -> Operand {
-        operand(self.region.as_ref())
+    /// A part of it, as a source.
+    pub(crate) fn source(&self, range: &Range<usize>) -> Operand {
+        match range.is_empty() {
+            true => Operand::default(),
+            false => operand(self.region.as_ref()).at_element::<T>(range.start),
+        }
     }
 
-    /// Lets the switch write to it, as long as the window lives.
+    /// What a call in place reads and writes.
+    pub(crate) fn operands_in_place(&self, shape: &Shape, window: &Window) -> Operands {
+        Operands { source: self.source(&shape.source), destination: window.operand() }
+    }
+
+    /// Lets a call write to a part of it, as long as the window lives.
     ///
     /// # Safety
     /// Until the window is dropped, nobody may refer to the elements, and the buffer must live.
-    pub(crate) unsafe fn open(&mut self, domain: &ProtectionDomain) -> Result<Window, RegionError> {
-        let bytes = self.length * size_of::<T>();
-        let region = match bytes {
-            0 => None,
-            // SAFETY: ours, and the caller promised the rest. Any bytes are elements.
-            _ => Some(unsafe {
-                domain.register_memory(self.elements.as_ptr().cast(), bytes, WRITABLE)?
-            }),
+    pub(crate) unsafe fn open(
+        &mut self,
+        domain: &ProtectionDomain,
+        mode: Mode,
+        range: &Range<usize>,
+    ) -> Result<Window, RegionError> {
+        debug_assert!(range.end <= self.length);
+        // SAFETY: within the buffer, which is ours, and the caller promised the rest.
+        let region = unsafe {
+            let elements = self.elements.as_ptr().add(range.start);
+            register(domain, elements, range.len(), writable(mode))?
         };
-        Ok(Window(region))
+        let operand = operand(region.as_ref());
+        Ok(Window { region, operand })
     }
 
     pub(crate) fn owner(&self) -> u64 {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::{Cluster, PATIENCE, each, leave};
 use millstream_collective::{
-    Collective, CollectiveError, Communicator, DataType, Element, JoinConfig, ReduceOperation,
+    Call, Collective, CollectiveError, Communicator, DataType, Element, JoinConfig, ReduceOperation,
 };
 use millstream_verbs::{Device, SoftConfig};
 
@@ -149,7 +149,7 @@ fn a_collective_can_be_started_and_waited_for() {
     let [first, second] = &mut ranks[..] else { panic!("two ranks") };
     let mut buffer = first.allocate::<i32>(300_000).unwrap();
     buffer.copy_from_slice(&vector(0, 300_000, 0));
-    first.start(buffer, Sum).unwrap();
+    first.start(Call::AllReduce(Sum), buffer).unwrap();
     // The other has not called it, so it cannot have ended.
     assert!(first.test::<i32>().unwrap().is_none());
     assert!(first.wait::<i32>(Duration::from_millis(1)).unwrap().is_none());
@@ -162,7 +162,7 @@ fn a_collective_can_be_started_and_waited_for() {
     assert_eq!(first.test::<i32>().unwrap_err(), CollectiveError::NotStarted);
     // An empty one, too.
     let empty = first.allocate::<i32>(0).unwrap();
-    first.start(empty, Sum).unwrap();
+    first.start(Call::AllReduce(Sum), empty).unwrap();
     second.all_reduce_in_place::<i32>(&mut [], Sum).unwrap();
     assert_eq!(first.wait::<i32>(PATIENCE).unwrap().expect("over").len(), 0);
     leave(ranks);
@@ -198,11 +198,11 @@ fn wrong_arguments_are_refused_and_change_nothing() {
         one.all_reduce_buffers(&own, &mut foreign, Sum).unwrap_err(),
         CollectiveError::ForeignBuffer
     );
-    let (foreign, error) = one.start(foreign, Sum).unwrap_err();
+    let (foreign, error) = one.start(Call::AllReduce(Sum), foreign).unwrap_err();
     assert_eq!((foreign.len(), error), (4, CollectiveError::ForeignBuffer));
     assert_eq!(one.test::<i32>().unwrap_err(), CollectiveError::NotStarted);
     // Busy: what was started must be waited for.
-    one.start(own, Sum).unwrap();
+    one.start(Call::AllReduce(Sum), own).unwrap();
     assert_eq!(one.all_reduce_in_place(&mut [1], Sum).unwrap_err(), CollectiveError::Busy(0));
     assert!(one.wait::<i32>(PATIENCE).unwrap().is_some());
     let mut vector = [7];

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use common::{Cluster, PATIENCE, address, each, join_all, leave, start_controller};
 use millstream_collective::{
-    Awaited, CollectiveError, Communicator, JoinConfig, JoinError, ReduceOperation, Refusal,
+    Awaited, Call, CollectiveError, Communicator, JoinConfig, JoinError, ReduceOperation, Refusal,
     Waiting,
 };
 use millstream_inc::protocol::{FrameDecoder, FromController, Hello, ToController, encode};
@@ -79,7 +79,7 @@ fn with_dummy(cluster: &Cluster, group: &str, world: u32) -> (Vec<Communicator>,
 fn errors_after(ranks: &mut [Communicator], happening: impl FnOnce()) -> Vec<CollectiveError> {
     for rank in ranks.iter_mut() {
         let buffer = rank.allocate::<i32>(1 << 20).unwrap();
-        rank.start(buffer, Sum).unwrap();
+        rank.start(Call::AllReduce(Sum), buffer).unwrap();
     }
     happening();
     let before = Instant::now();
@@ -154,10 +154,10 @@ fn a_communicator_that_is_dropped_in_the_middle_ends_it_for_all() {
     let mut last = ranks.pop().unwrap();
     // Not all have started, so it cannot end.
     let buffer = last.allocate::<i32>(1 << 20).unwrap();
-    last.start(buffer, Sum).unwrap();
+    last.start(Call::AllReduce(Sum), buffer).unwrap();
     for rank in &mut ranks[..1] {
         let buffer = rank.allocate::<i32>(1 << 20).unwrap();
-        rank.start(buffer, Sum).unwrap();
+        rank.start(Call::AllReduce(Sum), buffer).unwrap();
     }
     drop(last);
     let error = ranks[0].wait::<i32>(PATIENCE).unwrap_err();
@@ -302,7 +302,7 @@ fn a_controller_that_dies_stops_nobody_and_the_next_one_serves() {
     leave(next);
     // To the new controller the old communicator means nothing: it is ended.
     let buffer = ranks[0].allocate::<i32>(10).unwrap();
-    match ranks[0].start(buffer, Sum) {
+    match ranks[0].start(Call::AllReduce(Sum), buffer) {
         Ok(()) => {
             let error = ranks[0].wait::<i32>(PATIENCE).unwrap_err();
             assert!(matches!(error, CollectiveError::Controller(_)), "{error:?}");
