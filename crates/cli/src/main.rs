@@ -9,6 +9,8 @@ mod bench;
 mod bind;
 mod closed;
 mod cluster;
+#[allow(dead_code, reason = "used by the command `collective`, which comes next")]
+mod collective;
 mod completions;
 mod config;
 mod controller;

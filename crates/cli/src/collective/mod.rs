@@ -1,0 +1,4 @@
+//! Collectives from the command line.
+
+mod number;
+mod work;
