@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::Context;
 use serde_json::Value;
 
-use crate::allreduce::{Reduction, Report};
+use crate::collective::{Report, Work};
 use crate::process::Child;
 
 /// For a daemon to serve.
@@ -14,7 +14,7 @@ const READY: Duration = Duration::from_secs(20);
 /// For a host to end once it has reported its last size.
 const END: Duration = Duration::from_secs(20);
 
-/// Daemons that serve AllReduce. Dropping it stops them.
+/// Daemons that serve collectives. Dropping it stops them.
 pub(crate) struct Cluster {
     switches: Vec<Child>,
     controller: Child,
@@ -30,7 +30,7 @@ pub(crate) struct Job<'a> {
     pub(crate) hosts: u32,
     /// Bytes of the vectors, one after the other.
     pub(crate) sizes: &'a [u64],
-    pub(crate) reduction: &'a Reduction,
+    pub(crate) work: Work,
     pub(crate) iters: u32,
     pub(crate) warmup_iters: u32,
     /// How long a host may print no report. `None`: as long as it lives. It gives up by itself on
@@ -60,7 +60,7 @@ impl Cluster {
     }
 
     /// Runs the hosts, each a process, and calls `done` with their reports of each size.
-    pub(crate) fn all_reduce(
+    pub(crate) fn run(
         &mut self,
         job: &Job<'_>,
         done: impl FnMut(Vec<Report>) -> anyhow::Result<()>,
@@ -101,21 +101,21 @@ impl Cluster {
             [job.hosts, job.iters, job.warmup_iters].map(|number| number.to_string());
         let sizes: Vec<String> = job.sizes.iter().map(u64::to_string).collect();
         let sizes = sizes.join(",");
+        let Work { call, reduction, .. } = job.work;
+        let collective = call.collective().name();
+        let root = call.root().unwrap_or(0).to_string();
         let start = |rank: u32| {
             let rank = rank.to_string();
-            let arguments = [
-                ["allreduce", "--json"],
-                ["--verify", "--group=local"],
-                ["--controller", &self.listen],
-                ["--world", &world],
-                ["--rank", &rank],
-                ["--size", &sizes],
-                ["--dtype", &job.reduction.dtype],
-                ["--op", &job.reduction.op],
-                ["--iters", &iters],
-                ["--warmup-iters", &warmup_iters],
-            ];
-            Child::start(format!("host {rank}"), arguments.as_flattened())
+            let mut arguments = vec!["collective", "--collective", collective, "--json"];
+            arguments.extend(["--verify", "--group=local", "--controller", &self.listen]);
+            arguments.extend(["--world", &world, "--rank", &rank, "--size", &sizes]);
+            arguments.extend(["--dtype", reduction.dtype.name(), "--op", reduction.op.name()]);
+            arguments.extend(["--mode", reduction.mode.name(), "--root", &root]);
+            arguments.extend(["--iters", &iters, "--warmup-iters", &warmup_iters]);
+            if job.work.in_place {
+                arguments.push("--in-place");
+            }
+            Child::start(format!("host {rank}"), &arguments)
         };
         (0..job.hosts).map(start).collect()
     }

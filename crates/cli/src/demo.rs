@@ -10,12 +10,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, ensure};
 use clap::Args;
+use millstream_collective::Collective;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::address::ROCE_PORT;
-use crate::allreduce::{Reduction, Report as HostReport};
 use crate::cluster::{Cluster, Job, text};
+use crate::collective::{Reduction, Report as HostReport, Work};
 use crate::process::{self, Child, Scratch};
 use crate::step::Step;
 use crate::{output, units};
@@ -155,22 +156,22 @@ fn transfer(
 /// Has the hosts sum their vectors; returns how many elements were checked, and were all right.
 fn reduce(size: u64, rows: &mut Vec<Row>) -> anyhow::Result<u64> {
     let start = Instant::now();
-    let reduction = Reduction::default();
-    reduction.elements(size)?;
+    let work = Work::new(Collective::AllReduce, Reduction::default(), 0, false, HOSTS)?;
+    work.count(size, HOSTS)?;
     let step = Step::new("starting a controller and a switch");
     let mut cluster = Cluster::start(1, HOSTS)?;
     drop(step);
     let job = Job {
         hosts: HOSTS,
         sizes: &[size],
-        reduction: &reduction,
+        work,
         iters: 1,
         warmup_iters: 0,
         patience: Some(PATIENCE),
     };
     let step = Step::new("hosts sum their vectors");
     let mut reports = Vec::new();
-    cluster.all_reduce(&job, |all| {
+    cluster.run(&job, |all| {
         reports = all;
         Ok(())
     })?;

@@ -9,7 +9,6 @@ mod bench;
 mod bind;
 mod closed;
 mod cluster;
-#[allow(dead_code, reason = "used by the command `collective`, which comes next")]
 mod collective;
 mod completions;
 mod config;
@@ -76,6 +75,8 @@ enum Command {
     Switch(switch::Arguments),
     /// Take part in an AllReduce as one host
     Allreduce(allreduce::Arguments),
+    /// Take part in a collective as one host
+    Collective(collective::Arguments),
     /// Serve segment descriptors over HTTP
     #[command(hide = true)]
     MetadataServer(unready::MetadataServer),
@@ -164,6 +165,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
         Command::Controller(arguments) => controller::run(arguments),
         Command::Switch(arguments) => switch::run(arguments),
         Command::Allreduce(arguments) => allreduce::run(arguments),
+        Command::Collective(arguments) => collective::run(arguments),
         Command::MetadataServer(arguments) => arguments.run(),
         Command::Topology(arguments) => topology::run(arguments),
         Command::Config(arguments) => config::run(arguments),

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Folder, Output, Running, address, millstream, node, run, transfer};
 
-const COMMANDS: [&str; 14] = [
+const COMMANDS: [&str; 15] = [
     "demo",
     "node",
     "put",
@@ -13,6 +13,7 @@ const COMMANDS: [&str; 14] = [
     "controller",
     "switch",
     "allreduce",
+    "collective",
     "topology",
     "config",
     "doctor",
@@ -58,17 +59,6 @@ fn what_is_not_there_yet_says_so() {
         &["controller", "--topology", "tree.yaml"],
         &["node", "--name=a", "--metadata=p2p", "--protocol=rdma,tcp", "--buffer=1KiB"],
         &["node", "--name=a", "--metadata=etcd://x", "--protocol=rdma", "--buffer=1KiB"],
-        &["bench", "allreduce", "--hosts=4", "--size=4", "--dtype=fp32", "--op=sum", "--iters=1"],
-        &[
-            "bench",
-            "allreduce",
-            "--hosts=4",
-            "--size=4",
-            "--dtype=int32",
-            "--op=sum",
-            "--mode=send",
-            "--iters=1",
-        ],
     ] {
         let output = run(arguments);
         let sentence = output.failure(2);
@@ -134,6 +124,7 @@ fn bad_usage_is_told_in_one_sentence() {
         (allreduce(["--world=2", "--rank=2", "--size=4", "--verify"]), "--rank 2"),
         (allreduce(["--world=65", "--rank=2", "--size=4", "--verify"]), "--world"),
         (allreduce(["--world=2", "--rank=1", "--size=5", "--verify"]), "4 bytes"),
+        (allreduce(["--world=2", "--rank=1", "--size=4", "--mode=read"]), "write, send"),
         (vec!["bench", "transfer", "--duration=5"], "250ms or 5s"),
     ] {
         let output = run(&arguments);

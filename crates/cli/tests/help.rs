@@ -38,8 +38,7 @@ fn help_ends_with_the_exit_statuses() {
 fn help_shows_nothing_that_only_says_not_yet() {
     for (words, hidden) in [
         (&["--help"][..], &["metadata-server", "manual"][..]),
-        (&["bench", "allreduce", "--help"], &["--fan-in", "--switches", "--mode"]),
-        (&["allreduce", "--help"], &["--mode"]),
+        (&["bench", "allreduce", "--help"], &["--fan-in", "--switches"]),
         (&["controller", "--help"], &["--topology"]),
         (&["sim", "--help"], &["FILE.toml", "NAME|FILE"]),
         (&["config", "--help"], &["--reference"]),

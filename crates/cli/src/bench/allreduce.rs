@@ -2,18 +2,15 @@
 
 use anyhow::bail;
 use clap::Args;
-use millstream_control::controller::FanIn;
+use millstream_collective::Collective;
 use serde::Serialize;
 
 use super::figures::three_digits;
-use crate::allreduce::{Latency, Reduction, Report};
+use super::row::Row;
+use super::tree::{MAX_PROCESSES, Tree};
 use crate::cluster::{Cluster, Job};
-use crate::controller::FAN_IN;
-use crate::failure::usage;
+use crate::collective::{Reduction, Work};
 use crate::{output, process, units};
-
-/// The most processes of hosts, and of switches.
-const MAX_PROCESSES: i64 = 1024;
 
 /// Arguments of `bench allreduce`.
 #[derive(Args, Debug)]
@@ -21,12 +18,8 @@ pub(crate) struct Arguments {
     /// Host processes
     #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=MAX_PROCESSES))]
     hosts: u32,
-    /// Children that a switch has in the tree at most, hosts and switches
-    #[arg(long, value_name = "F", default_value_t = FanIn::MAX.get(), value_parser = clap::value_parser!(u32).range(FAN_IN))]
-    fan_in: u32,
-    /// Switch processes, which take the places in the tree by turns
-    #[arg(long, value_name = "S", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_PROCESSES))]
-    switches: u32,
+    #[command(flatten)]
+    tree: Tree,
     /// Bytes of the vector, several with commas between
     #[arg(
         long,
@@ -49,21 +42,6 @@ pub(crate) struct Arguments {
     json: bool,
 }
 
-/// What `--json` prints of a row: the slowest host's figures, and the wrong elements of all.
-#[derive(Serialize)]
-struct Row {
-    hosts: u32,
-    switches: u32,
-    fan_in: u32,
-    bytes: u64,
-    iters: u32,
-    algbw_mb_per_s: f64,
-    busbw_mb_per_s: f64,
-    latency_us: Latency,
-    checked: u64,
-    wrong: u64,
-}
-
 /// What `--json` prints of a table.
 #[derive(Serialize)]
 struct Table<'a> {
@@ -74,9 +52,9 @@ struct Table<'a> {
 }
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    check(arguments)?;
+    let work = check(arguments)?;
     process::clean_up_when_told_to_stop()?;
-    let mut cluster = Cluster::start(arguments.switches, arguments.fan_in)?;
+    let mut cluster = Cluster::start(arguments.tree.switches, arguments.tree.fan_in)?;
     process::say_last_words_when_told_to_stop();
     if !arguments.json {
         print_header(arguments, &cluster)?;
@@ -84,14 +62,14 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let job = Job {
         hosts: arguments.hosts,
         sizes: &arguments.size,
-        reduction: &arguments.reduction,
+        work,
         iters: arguments.iters,
         warmup_iters: arguments.warmup_iters,
         patience: None,
     };
     let mut rows = Vec::new();
-    let measured = cluster.all_reduce(&job, |reports| {
-        let row = Row::slowest(arguments, &reports);
+    let measured = cluster.run(&job, |reports| {
+        let row = Row::slowest(arguments.hosts, &arguments.tree, &reports);
         if !arguments.json {
             print(arguments, &row)?;
         }
@@ -117,60 +95,20 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
 }
 
-fn check(arguments: &Arguments) -> anyhow::Result<()> {
+fn check(arguments: &Arguments) -> anyhow::Result<Work> {
+    let hosts = arguments.hosts;
+    let work = Work::new(Collective::AllReduce, arguments.reduction, 0, false, hosts)?;
     for &size in &arguments.size {
-        arguments.reduction.elements(size)?;
+        work.count(size, hosts)?;
     }
-    let &Arguments { hosts, fan_in, .. } = arguments;
-    let most = FanIn::new(fan_in).map_or(0, FanIn::max_world);
-    if hosts > most {
-        return Err(usage(format!(
-            "--fan-in {fan_in}: a tree of it has up to {most} hosts, not --hosts {hosts}"
-        )));
-    }
-    Ok(())
-}
-
-impl Row {
-    fn slowest(arguments: &Arguments, reports: &[Report]) -> Self {
-        let &Arguments { hosts, switches, fan_in, .. } = arguments;
-        let least = |figure: fn(&Report) -> f64| {
-            reports.iter().map(figure).min_by(f64::total_cmp).unwrap_or_default()
-        };
-        let most = |figure: fn(&Report) -> f64| {
-            reports.iter().map(figure).max_by(f64::total_cmp).unwrap_or_default()
-        };
-        let first = reports.first();
-        Self {
-            hosts,
-            switches,
-            fan_in,
-            bytes: first.map_or(0, |report| report.bytes),
-            iters: first.map_or(0, |report| report.iters),
-            algbw_mb_per_s: least(|report| report.algbw_mb_per_s),
-            busbw_mb_per_s: least(|report| report.busbw_mb_per_s),
-            latency_us: Latency {
-                mean: most(|report| report.latency_us.mean),
-                p50: most(|report| report.latency_us.p50),
-                p99: most(|report| report.latency_us.p99),
-            },
-            checked: reports.iter().map(|report| report.checked).sum(),
-            wrong: reports.iter().map(|report| report.wrong).sum(),
-        }
-    }
+    arguments.tree.check(hosts)?;
+    Ok(work)
 }
 
 /// What all rows share, and the names of their columns.
 fn print_header(arguments: &Arguments, cluster: &Cluster) -> anyhow::Result<()> {
-    let Arguments { hosts, fan_in, iters, warmup_iters, .. } = arguments;
-    let addresses = cluster.addresses.join(", ");
-    let mut switches = match cluster.addresses.len() {
-        1 => format!("a switch at {addresses}"),
-        count => format!("{count} switches at {addresses}"),
-    };
-    if fan_in < hosts {
-        switches += &format!(", up to {fan_in} children each");
-    }
+    let Arguments { hosts, tree, iters, warmup_iters, .. } = arguments;
+    let switches = tree.describe(*hosts, cluster);
     output::line(&format!(
         "{hosts} hosts over {switches}; {iters} iterations a row, after {warmup_iters} to warm up; \
          the slowest host's figures"
@@ -182,11 +120,13 @@ fn print_header(arguments: &Arguments, cluster: &Cluster) -> anyhow::Result<()> 
 }
 
 fn print(arguments: &Arguments, row: &Row) -> anyhow::Result<()> {
-    let Reduction { dtype, op, .. } = &arguments.reduction;
+    let Reduction { dtype, op, .. } = arguments.reduction;
     output::line(&format!(
-        "{:>9}{:>10}{dtype:>7}{op:>7}{:>10}{:>11}{:>11}{:>7}",
+        "{:>9}{:>10}{:>7}{:>7}{:>10}{:>11}{:>11}{:>7}",
         units::readable(row.bytes),
-        row.bytes / 4,
+        row.count,
+        dtype.name(),
+        op.name(),
         three_digits(row.latency_us.mean),
         three_digits(row.algbw_mb_per_s / 1e3),
         three_digits(row.busbw_mb_per_s / 1e3),

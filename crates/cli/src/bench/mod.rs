@@ -3,7 +3,9 @@
 mod allreduce;
 pub(crate) mod figures;
 mod rdma;
+mod row;
 mod transfer;
+mod tree;
 
 use clap::Subcommand;
 

@@ -1,0 +1,49 @@
+//! Over how many switches collectives are measured.
+
+use clap::Args;
+use millstream_control::controller::FanIn;
+
+use crate::cluster::Cluster;
+use crate::controller::FAN_IN;
+use crate::failure::usage;
+
+/// The most processes of hosts, and of switches.
+pub(super) const MAX_PROCESSES: i64 = 1024;
+
+/// Arguments of benchmarks of collectives.
+#[derive(Args, Clone, Copy, Debug)]
+pub(super) struct Tree {
+    /// Children that a switch has in the tree at most, hosts and switches
+    #[arg(long, value_name = "F", default_value_t = FanIn::MAX.get(), value_parser = clap::value_parser!(u32).range(FAN_IN))]
+    pub(super) fan_in: u32,
+    /// Switch processes, which take the places in the tree by turns
+    #[arg(long, value_name = "S", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_PROCESSES))]
+    pub(super) switches: u32,
+}
+
+impl Tree {
+    /// Whether so many hosts fit below it.
+    pub(super) fn check(&self, hosts: u32) -> anyhow::Result<()> {
+        let fan_in = self.fan_in;
+        let most = FanIn::new(fan_in).map_or(0, FanIn::max_world);
+        if hosts > most {
+            return Err(usage(format!(
+                "--fan-in {fan_in}: a tree of it has up to {most} hosts, not --hosts {hosts}"
+            )));
+        }
+        Ok(())
+    }
+
+    /// The switches of a cluster, in words.
+    pub(super) fn describe(&self, hosts: u32, cluster: &Cluster) -> String {
+        let addresses = cluster.addresses.join(", ");
+        let switches = match cluster.addresses.len() {
+            1 => format!("a switch at {addresses}"),
+            count => format!("{count} switches at {addresses}"),
+        };
+        match self.fan_in {
+            fan_in if fan_in < hosts => format!("{switches}, up to {fan_in} children each"),
+            _ => switches,
+        }
+    }
+}

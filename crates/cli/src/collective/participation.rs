@@ -1,0 +1,135 @@
+//! One host of a group: how it joins.
+
+use std::net::IpAddr;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use clap::Args;
+use millstream_collective::{Awaited, Communicator, JoinConfig, JoinError};
+use millstream_verbs::SoftConfig;
+
+use super::work::Reduction;
+use crate::note::note;
+use crate::{address, controller, units};
+
+/// The most hosts in a group.
+pub(crate) const MAX_HOSTS: u32 = 65_536;
+
+/// How long a rank waits in silence before it says for what.
+const SILENCE: Duration = Duration::from_secs(2);
+/// How often it says so again while nothing changes.
+const REMINDER: Duration = Duration::from_secs(10);
+/// Between attempts to reach a controller that is not there yet.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Arguments of all commands that are one host of a group.
+#[derive(Args, Debug)]
+pub(crate) struct Participation {
+    /// The controller's HOST:PORT
+    #[arg(long, value_name = "ADDR", default_value = controller::DEFAULT)]
+    pub(super) controller: String,
+    /// The group to take part in
+    #[arg(long, value_name = "G", default_value = "default")]
+    pub(super) group: String,
+    /// Hosts in the group
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_HOSTS)))]
+    pub(super) world: u32,
+    /// This host's place among them, from 0
+    #[arg(long, value_name = "R")]
+    pub(super) rank: u32,
+    /// Local address [default: one that leads to the controller]
+    #[arg(long, value_name = "IP")]
+    pub(super) bind: Option<IpAddr>,
+    /// Bytes of the vector, several with commas between, one after the other
+    #[arg(long, value_name = "S,...", required = true, value_delimiter = ',', value_parser = units::size)]
+    pub(super) size: Vec<u64>,
+    #[command(flatten)]
+    pub(super) reduction: Reduction,
+    /// How often, for each size
+    #[arg(long, value_name = "I", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
+    pub(super) iters: u32,
+    /// How often before that, without a figure
+    #[arg(long, value_name = "I", default_value_t = 0)]
+    pub(super) warmup_iters: u32,
+    /// Check every element of every result
+    #[arg(long)]
+    pub(super) verify: bool,
+    /// Wait up to so long for a controller that is not there yet
+    #[arg(long, value_name = "D", default_value = "0s", value_parser = units::duration)]
+    pub(super) wait: Duration,
+    /// Fail when other ranks or a switch are missing for so long, or a collective takes longer
+    /// [default: 30s for ranks and a switch, 60s for a collective]
+    #[arg(long, value_name = "D", value_parser = units::duration)]
+    pub(super) timeout: Option<Duration>,
+    /// Send every packet as its own datagram, as captures want it
+    #[arg(long)]
+    pub(super) no_segmentation_offload: bool,
+    /// Print one JSON object for each size
+    #[arg(long)]
+    pub(super) json: bool,
+}
+
+/// Joins the group, and says what it waits for when that takes long.
+pub(super) fn join(arguments: &Participation) -> anyhow::Result<Communicator> {
+    let &Participation { world, rank, wait, timeout, .. } = arguments;
+    let controller = address::resolve(&arguments.controller)?;
+    let device = address::open_device(arguments.bind, controller.ip(), |address| SoftConfig {
+        segmentation_offload: !arguments.no_segmentation_offload,
+        ..SoftConfig::new(address)
+    })?;
+    let mut config = JoinConfig::new(controller, &arguments.group, world, rank, &device);
+    config.timeout = timeout.unwrap_or(config.timeout);
+    config.call_timeout = timeout.unwrap_or(config.call_timeout);
+    let (start, mut announcer) = (Instant::now(), Announcer::new());
+    loop {
+        let joined = Communicator::join_reporting(&config, |waiting| {
+            announcer.say(&awaited(arguments, waiting.awaited.as_ref()), waiting.left);
+        });
+        match joined {
+            Err(JoinError::Unreachable { .. }) if start.elapsed() < wait => {
+                let what = format!("the controller at {controller}, which cannot be reached");
+                announcer.say(&what, wait.saturating_sub(start.elapsed()));
+                thread::sleep(RETRY.min(wait));
+            }
+            joined => {
+                return joined.with_context(|| {
+                    format!("rank {rank} of {world} cannot join group {}", arguments.group)
+                });
+            }
+        }
+    }
+}
+
+/// What a rank waits for, in words.
+fn awaited(arguments: &Participation, awaited: Option<&Awaited>) -> String {
+    let Participation { controller, group, world, .. } = arguments;
+    match awaited {
+        None => format!("an answer of the controller at {controller}"),
+        Some(ranks @ Awaited::Ranks { .. }) => format!("{ranks} of {world} in group {group}"),
+        Some(other) => format!("{other} for group {group}"),
+    }
+}
+
+/// Says on stderr what a rank waits for: not at once, when it changes, and now and then again.
+struct Announcer {
+    start: Instant,
+    said: Option<(String, Instant)>,
+}
+
+impl Announcer {
+    fn new() -> Self {
+        Self { start: Instant::now(), said: None }
+    }
+
+    fn say(&mut self, what: &str, left: Duration) {
+        let news = match &self.said {
+            None => self.start.elapsed() >= SILENCE,
+            Some((before, when)) => before != what || when.elapsed() >= REMINDER,
+        };
+        if news {
+            note(&format!("waiting for {what}; giving up in {:.0} s", left.as_secs_f64()));
+            self.said = Some((what.to_owned(), Instant::now()));
+        }
+    }
+}
