@@ -31,7 +31,7 @@ fn help_lists_every_command_and_each_has_its_own() {
         assert!(own.contains("Usage: millstream"), "{own}");
     }
     for (group, commands) in [
-        ("bench", &["transfer", "allreduce"][..]),
+        ("bench", &["transfer", "allreduce", "collective"][..]),
         ("rdma", &["pingpong", "ud-pingpong", "send-bw", "write-bw", "read-bw", "atomic"]),
     ] {
         let help = run(&[group, "--help"]).success().stdout;
@@ -125,6 +125,12 @@ fn bad_usage_is_told_in_one_sentence() {
         (allreduce(["--world=65", "--rank=2", "--size=4", "--verify"]), "--world"),
         (allreduce(["--world=2", "--rank=1", "--size=5", "--verify"]), "4 bytes"),
         (allreduce(["--world=2", "--rank=1", "--size=4", "--mode=read"]), "write, send"),
+        (vec!["bench", "collective", "--collective=allreduce,scan"], "allgather"),
+        (vec!["bench", "collective", "--op=median"], "bxor"),
+        (vec!["bench", "collective", "--dtype=fp8"], "bf16"),
+        (vec!["bench", "collective", "--dtype=fp16", "--op=band"], "none of fp16"),
+        (vec!["bench", "collective", "--hosts=2", "--root=2"], "--root 2: ranks are 0 to 1"),
+        (vec!["bench", "collective", "--dtype=int64", "--size=12"], "8 bytes"),
         (vec!["bench", "transfer", "--duration=5"], "250ms or 5s"),
     ] {
         let output = run(&arguments);

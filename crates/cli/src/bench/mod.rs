@@ -1,6 +1,7 @@
 //! `bench`: measurements.
 
 mod allreduce;
+mod collective;
 pub(crate) mod figures;
 mod rdma;
 mod row;
@@ -26,6 +27,8 @@ pub(crate) enum Command {
     BandwidthEnd(rdma::BandwidthEnd),
     /// Measure AllReduce over local processes
     Allreduce(allreduce::Arguments),
+    /// Measure collectives over local processes
+    Collective(collective::Arguments),
 }
 
 impl Command {
@@ -45,5 +48,6 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<()> {
         Command::LatencyEnd(arguments) => rdma::run_latency_end(arguments),
         Command::BandwidthEnd(arguments) => rdma::run_bandwidth_end(arguments),
         Command::Allreduce(arguments) => allreduce::run(arguments),
+        Command::Collective(arguments) => collective::run(arguments),
     }
 }
