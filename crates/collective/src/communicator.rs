@@ -219,7 +219,9 @@ impl Communicator {
             Mode::Write => destination.remote_key,
             Mode::Send => destination.local_key,
         };
-        let written = self.mode == Mode::Write && !shape.destination.is_empty();
+        // Answers are WRITEs in this mode, those without bytes too, which ranks without a result get: these
+        // have no region that anybody may write to.
+        let written = self.mode == Mode::Write && shape.count > 0;
         let call = CollectiveCall {
             collective: call.collective(),
             // Where nothing is combined, all ranks must say the same all the same.

@@ -185,8 +185,8 @@ impl Engine {
         let _ = self.pair.modify(&QueuePairAttributes { access, ..QueuePairAttributes::default() });
     }
 
-    /// Starts a collective; returns its number. `written` says that the switch writes into this
-    /// rank's memory.
+    /// Starts a collective; returns its number. `written` says that it is
+    /// answered by WRITEs.
     pub(crate) fn start(
         &self,
         call: &CollectiveCall,

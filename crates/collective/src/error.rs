@@ -283,7 +283,7 @@ impl CollectiveError {
             StartError::Unsupported { collective, operation, data_type } => {
                 Self::Unsupported { collective, operation, data_type }
             }
-            StartError::Root { .. } => Self::Protocol(error.to_string()),
+            StartError::Root { root, world } => Self::Root { root, world },
             StartError::TooLong { count, data_type } => Self::TooLong { count, data_type },
         }
     }

@@ -1,7 +1,7 @@
 //! Registered memory: the only place of this crate with `unsafe`.
 //!
 //! Remotes write at any time they like, as far as a queue pair lets them. So the queue pair of a
-//! communicator lets the switch write only while a collective runs that has a result for this rank (see
+//! communicator lets the switch write only while a collective runs that is answered by WRITEs (see
 //! `Engine`), only the destination of that collective is registered for writing, and while it runs no
 //! Rust reference to it is used: a [`Buffer`] was given away, a slice is borrowed by the call that waits.
 
