@@ -5,6 +5,7 @@ mod collective;
 pub(crate) mod figures;
 mod rdma;
 mod row;
+mod sweep;
 mod transfer;
 mod tree;
 
@@ -29,6 +30,8 @@ pub(crate) enum Command {
     Allreduce(allreduce::Arguments),
     /// Measure collectives over local processes
     Collective(collective::Arguments),
+    /// Check all collectives, types and operations against results computed here
+    Sweep(sweep::Arguments),
 }
 
 impl Command {
@@ -49,5 +52,6 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<()> {
         Command::BandwidthEnd(arguments) => rdma::run_bandwidth_end(arguments),
         Command::Allreduce(arguments) => allreduce::run(arguments),
         Command::Collective(arguments) => collective::run(arguments),
+        Command::Sweep(arguments) => sweep::run(arguments),
     }
 }

@@ -4,12 +4,10 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
-use millstream_collective::{
-    BFloat16, Buffer, Call, CollectiveError, Communicator, DataType, Float16, ReduceOperation,
-};
+use millstream_collective::{Buffer, Call, CollectiveError, Communicator, ReduceOperation};
 use serde::{Deserialize, Serialize};
 
-use super::number::{Number, Reference};
+use super::number::{Number, Reference, of_type};
 use super::work::Work;
 use crate::bench::figures::per;
 
@@ -61,20 +59,7 @@ pub(super) fn measure(
     count: usize,
     repetitions: Repetitions,
 ) -> Result<Report, CollectiveError> {
-    let measure = match work.reduction.dtype {
-        DataType::Int8 => measure_of::<i8>,
-        DataType::UInt8 => measure_of::<u8>,
-        DataType::Int16 => measure_of::<i16>,
-        DataType::UInt16 => measure_of::<u16>,
-        DataType::Int32 => measure_of::<i32>,
-        DataType::UInt32 => measure_of::<u32>,
-        DataType::Int64 => measure_of::<i64>,
-        DataType::UInt64 => measure_of::<u64>,
-        DataType::Float16 => measure_of::<Float16>,
-        DataType::BFloat16 => measure_of::<BFloat16>,
-        DataType::Float32 => measure_of::<f32>,
-        DataType::Float64 => measure_of::<f64>,
-    };
+    let measure = of_type!(work.reduction.dtype, measure_of);
     measure(communicator, work, count, repetitions)
 }
 

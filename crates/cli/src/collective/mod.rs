@@ -9,9 +9,11 @@ use anyhow::{Context, bail};
 use clap::Args;
 use millstream_collective::Collective;
 
-pub(crate) use measure::{Latency, Report};
+pub(crate) use measure::{Latency, Parts, Report};
+pub(crate) use number::{Number, Reference, of_type};
 pub(crate) use participation::{MAX_HOSTS, Participation};
-pub(crate) use work::{Reduction, Work, collectives};
+use work::collectives;
+pub(crate) use work::{Mode, Reduction, Work, data_types, is_defined, operations};
 
 use crate::failure::usage;
 use crate::{output, units};

@@ -99,6 +99,29 @@ floats! {
     BFloat16: f32, BFloat16::from_f32, BFloat16::to_f32;
 }
 
+/// The function of elements of this type.
+macro_rules! of_type {
+    ($data_type:expr, $function:ident) => {{
+        use millstream_collective::{BFloat16, DataType, Float16};
+        match $data_type {
+            DataType::Int8 => $function::<i8>,
+            DataType::UInt8 => $function::<u8>,
+            DataType::Int16 => $function::<i16>,
+            DataType::UInt16 => $function::<u16>,
+            DataType::Int32 => $function::<i32>,
+            DataType::UInt32 => $function::<u32>,
+            DataType::Int64 => $function::<i64>,
+            DataType::UInt64 => $function::<u64>,
+            DataType::Float16 => $function::<Float16>,
+            DataType::BFloat16 => $function::<BFloat16>,
+            DataType::Float32 => $function::<f32>,
+            DataType::Float64 => $function::<f64>,
+        }
+    }};
+}
+
+pub(crate) use of_type;
+
 /// The vectors of all ranks of a call, and its results.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reference {
@@ -136,7 +159,7 @@ impl Reference {
     }
 
     /// What all ranks contribute at a place, combined.
-    fn reduction<T: Number>(&self, index: usize, operation: ReduceOperation) -> T {
+    pub(crate) fn reduction<T: Number>(&self, index: usize, operation: ReduceOperation) -> T {
         let others = (1..self.world).map(|rank| self.source(rank, index));
         let combined = others.fold(self.source(0, index), |a: T, b| a.combine(b, operation));
         match operation {

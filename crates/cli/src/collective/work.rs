@@ -47,18 +47,20 @@ impl From<Mode> for millstream_collective::Mode {
     }
 }
 
-fn data_types() -> impl TypedValueParser<Value = DataType> {
+/// For `--dtype`.
+pub(crate) fn data_types() -> impl TypedValueParser<Value = DataType> {
     let names = DataType::ALL.iter().map(|data_type| data_type.name());
     PossibleValuesParser::new(names).try_map(|name| name.parse())
 }
 
-fn operations() -> impl TypedValueParser<Value = ReduceOperation> {
+/// For `--op`.
+pub(crate) fn operations() -> impl TypedValueParser<Value = ReduceOperation> {
     let names = ReduceOperation::ALL.iter().map(|operation| operation.name());
     PossibleValuesParser::new(names).try_map(|name| name.parse())
 }
 
 /// For `--collective`.
-pub(crate) fn collectives() -> impl TypedValueParser<Value = Collective> {
+pub(super) fn collectives() -> impl TypedValueParser<Value = Collective> {
     let names = Collective::ALL.iter().map(|collective| collective.name());
     PossibleValuesParser::new(names).try_map(|name| name.parse())
 }

@@ -1,0 +1,72 @@
+//! `bench sweep` and `bench collective`: every collective, type and operation, checked.
+
+mod common;
+
+use common::run;
+
+const COLLECTIVES: [&str; 6] =
+    ["allreduce", "reduce", "broadcast", "barrier", "reducescatter", "allgather"];
+
+#[test]
+fn all_collectives_types_and_operations_are_exact() {
+    let worlds = ["--world=1,3", "--count=0,1,2,1023,1024,1025", "--json"];
+    let table = run(&[&["bench", "sweep"], &worlds[..]].concat()).success().json();
+    assert_eq!(table["wrong"], 0, "{table}");
+    let rows = table["rows"].as_array().unwrap();
+    // Each for two worlds and two modes.
+    assert_eq!(rows.len(), COLLECTIVES.len() * 4);
+    for (row, collective) in rows.iter().zip(COLLECTIVES.into_iter().cycle()) {
+        assert_eq!(row["collective"], collective);
+        let world = row["world"].as_u64().unwrap();
+        // 8 operations of 8 types of integers, and 5 of 4 types of floats.
+        let kinds = match collective {
+            "allreduce" | "reduce" | "reducescatter" => 8 * 8 + 5 * 4,
+            "barrier" => 1,
+            _ => 12,
+        };
+        assert_eq!(row["calls"], kinds * 6 * 4 * world, "{row}");
+    }
+}
+
+#[test]
+fn long_vectors_and_many_ranks_are_exact() {
+    for arguments in [
+        ["--world=2", "--count=1048579", "--dtype=fp16", "--op=avg"],
+        ["--world=17", "--count=0,1025,40000", "--dtype=int64", "--op=sum"],
+    ] {
+        let output = run(&[&["bench", "sweep"], &arguments[..]].concat()).success();
+        assert!(output.stdout.ends_with(" elements checked, 0 wrong\n"), "{}", output.stdout);
+    }
+}
+
+#[test]
+fn bench_collective_has_a_row_for_each_collective_and_size() {
+    let common =
+        ["bench", "collective", "--hosts=3", "--size=4096,40", "--iters=2", "--dtype=bf16"];
+    for more in [["--mode=send", "--root=2"], ["--in-place", "--op=max"]] {
+        let json = run(&[&common[..], &more[..], &["--json"]].concat()).success().json();
+        let rows = json["rows"].as_array().unwrap();
+        let names: Vec<&str> = rows.iter().map(|row| row["collective"].as_str().unwrap()).collect();
+        assert_eq!(names.len(), 11, "a barrier has no size: {names:?}");
+        for row in rows {
+            assert_eq!(row["wrong"], 0, "{row}");
+            match (row["collective"].as_str().unwrap(), row["bytes"].as_u64().unwrap()) {
+                ("barrier", bytes) => assert_eq!(bytes, 0),
+                // Three equal parts.
+                ("reducescatter" | "allgather", bytes) => assert!([4092, 36].contains(&bytes)),
+                (_, bytes) => assert!([4096, 40].contains(&bytes)),
+            }
+            assert_eq!(
+                row["checked"].as_u64().unwrap() > 0,
+                row["collective"] != "barrier",
+                "{row}"
+            );
+        }
+    }
+    let table = run(&common).success().stdout;
+    let columns = table.lines().nth(1).unwrap();
+    for column in ["collective", "size", "count", "redop", "root", "busbw", "wrong"] {
+        assert!(columns.contains(column), "{columns}");
+    }
+    assert_eq!(table.lines().count(), 2 + 11, "{table}");
+}
