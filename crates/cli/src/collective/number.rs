@@ -136,7 +136,8 @@ pub(crate) struct Reference {
 impl Reference {
     /// What a rank contributes at a place of its source.
     pub(crate) fn source<T: Number>(&self, rank: u32, index: usize) -> T {
-        let place = (index as u64) ^ (u64::from(self.iteration) << 40) ^ (u64::from(rank) << 58);
+        let whose = (u64::from(self.iteration) << 32) | u64::from(rank);
+        let place = (index as u64) ^ whose.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mixed = (place ^ (place >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let operation = self.call.operation().unwrap_or(ReduceOperation::Sum);
         // The upper half of a product is the better mixed one.
