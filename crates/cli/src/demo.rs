@@ -1,7 +1,7 @@
 //! `demo`: the main job end to end, as real processes on this machine.
 //!
 //! A file goes into a node's memory and back over RoCEv2; then four hosts sum their vectors in a
-//! switch. Every process is this binary with the command line that a user would type.
+//! tree of three switches, in both modes. Every process is this binary with the command line that a user would type.
 
 use std::fs::File;
 use std::io::{BufReader, BufWriter, Read, Write};
@@ -16,12 +16,16 @@ use serde_json::Value;
 
 use crate::address::ROCE_PORT;
 use crate::cluster::{Cluster, Job, text};
-use crate::collective::{Reduction, Report as HostReport, Work};
+use crate::collective::{Mode, Reduction, Report as HostReport, Work};
 use crate::process::{self, Child, Scratch};
 use crate::step::Step;
 use crate::{output, units};
 
 const HOSTS: u32 = 4;
+
+/// A root, and two switches below it with two hosts each.
+const SWITCHES: u32 = 3;
+const FAN_IN: u32 = 2;
 
 /// Long enough for a slow machine; a process that is still busy then is stuck.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -153,43 +157,53 @@ fn transfer(
     Ok(checksums)
 }
 
-/// Has the hosts sum their vectors; returns how many elements were checked, and were all right.
+/// Has the hosts sum their vectors, in each mode; returns how many elements were checked, and were all right.
 fn reduce(size: u64, rows: &mut Vec<Row>) -> anyhow::Result<u64> {
     let start = Instant::now();
-    let work = Work::new(Collective::AllReduce, Reduction::default(), 0, false, HOSTS)?;
-    work.count(size, HOSTS)?;
-    let step = Step::new("starting a controller and a switch");
-    let mut cluster = Cluster::start(1, HOSTS)?;
+    let step = Step::new("starting a controller and three switches");
+    let mut cluster = Cluster::start(SWITCHES, FAN_IN)?;
     drop(step);
-    let job = Job {
-        hosts: HOSTS,
-        sizes: &[size],
-        work,
-        iters: 1,
-        warmup_iters: 0,
-        patience: Some(PATIENCE),
-    };
-    let step = Step::new("hosts sum their vectors");
     let mut reports = Vec::new();
-    cluster.run(&job, |all| {
-        reports = all;
-        Ok(())
-    })?;
-    drop(step);
+    for mode in [Mode::Write, Mode::Send] {
+        let reduction = Reduction { mode, ..Reduction::default() };
+        let work = Work::new(Collective::AllReduce, reduction, 0, false, HOSTS)?;
+        work.count(size, HOSTS)?;
+        let job = Job {
+            hosts: HOSTS,
+            sizes: &[size],
+            work,
+            iters: 1,
+            warmup_iters: 0,
+            patience: Some(PATIENCE),
+        };
+        let step = Step::new("hosts sum their vectors");
+        cluster.run(&job, |all| {
+            reports.extend(all.into_iter().map(|report| (mode, report)));
+            Ok(())
+        })?;
+        drop(step);
+    }
     let Cluster { listen, addresses, .. } = &cluster;
     let did = format!("made the group, on TCP {listen}");
     rows.push(served("controller", did, 0, start));
-    let did = format!("added {HOSTS} vectors, on UDP {}:{ROCE_PORT}", addresses.join(", "));
-    rows.push(served("switch", did, size * u64::from(HOSTS), start));
+    let did = format!(
+        "a tree of two levels: added {HOSTS} vectors twice, on UDP port {ROCE_PORT} of {}",
+        addresses.join(", ")
+    );
+    rows.push(served("switches", did, 2 * size * u64::from(HOSTS), start));
     let mut checked = 0;
-    for report in &reports {
+    for (mode, report) in &reports {
         let HostReport { rank, bytes, wrong, .. } = *report;
         ensure!(wrong == 0, "host {rank} found {wrong} wrong elements in its result");
         ensure!(report.checked == size / 4, "host {rank} did not check its whole result");
         checked += report.checked;
         rows.push(Row {
             process: format!("host {rank}"),
-            did: format!("contributed its vector, checked {} sums", report.checked),
+            did: format!(
+                "contributed its vector by {}, checked {} sums",
+                mode.name().to_uppercase(),
+                report.checked
+            ),
             bytes,
             seconds: report.latency_us.p50 / 1e6,
             gb_per_s: report.algbw_mb_per_s / 1e3,

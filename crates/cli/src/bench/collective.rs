@@ -9,8 +9,9 @@ use serde::Serialize;
 
 use super::figures::three_digits;
 use super::row::Row;
+use super::tree::{MAX_PROCESSES, Tree};
 use crate::cluster::{Cluster, Job};
-use crate::collective::{MAX_HOSTS, Reduction, Work};
+use crate::collective::{Reduction, Work};
 use crate::{output, process, units};
 
 /// Arguments of `bench collective`.
@@ -26,8 +27,10 @@ pub(crate) struct Arguments {
     )]
     collective: Vec<Choice>,
     /// Host processes
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_HOSTS)))]
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=MAX_PROCESSES))]
     hosts: u32,
+    #[command(flatten)]
+    tree: Tree,
     /// Bytes of the longer vector, several with commas between
     #[arg(
         long,
@@ -106,7 +109,7 @@ struct Table<'a> {
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let works = works(arguments)?;
     process::clean_up_when_told_to_stop()?;
-    let mut cluster = Cluster::start()?;
+    let mut cluster = Cluster::start(arguments.tree.switches, arguments.tree.fan_in)?;
     process::say_last_words_when_told_to_stop();
     if !arguments.json {
         print_header(arguments, &cluster)?;
@@ -138,7 +141,8 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 
 /// What is to be done, checked before anything is started.
 fn works(arguments: &Arguments) -> anyhow::Result<Vec<Work>> {
-    let &Arguments { reduction, root, in_place, hosts, .. } = arguments;
+    let &Arguments { reduction, root, in_place, hosts, tree, .. } = arguments;
+    tree.check(hosts)?;
     let work = |collective| {
         let work = Work::new(collective, reduction, root, in_place, hosts)?;
         for &size in &arguments.size {
@@ -164,7 +168,7 @@ fn measure(
     let &Arguments { hosts, iters, warmup_iters, .. } = arguments;
     let job = Job { hosts, sizes, work, iters, warmup_iters, patience: None };
     cluster.run(&job, |reports| {
-        let row = Row::slowest(hosts, &reports);
+        let row = Row::slowest(hosts, &arguments.tree, &reports);
         if !arguments.json {
             print(&work, &row)?;
         }
@@ -175,13 +179,13 @@ fn measure(
 
 /// What all rows share, and the names of their columns.
 fn print_header(arguments: &Arguments, cluster: &Cluster) -> anyhow::Result<()> {
-    let Arguments { hosts, iters, warmup_iters, reduction, in_place, .. } = arguments;
+    let Arguments { hosts, tree, iters, warmup_iters, reduction, in_place, .. } = arguments;
+    let switches = tree.describe(*hosts, cluster);
     let place = if *in_place { "in place" } else { "out of place" };
     let mode = reduction.mode.name();
     output::line(&format!(
-        "{hosts} hosts over a switch at {}, --mode {mode}, {place}; {iters} iterations a row, after \
-         {warmup_iters} to warm up; the slowest host's figures",
-        cluster.address
+        "{hosts} hosts over {switches}, --mode {mode}, {place}; {iters} iterations a row, after \
+         {warmup_iters} to warm up; the slowest host's figures"
     ))?;
     output::line(&format!(
         "{:<13}{:>9}{:>10}{:>7}{:>7}{:>6}{:>10}{:>10}{:>11}{:>11}{:>7}",
