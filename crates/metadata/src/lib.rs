@@ -13,6 +13,7 @@
 //! - [`Acceptor`]: the socket below a server, with a limit on strangers.
 //! - [`Store`]: where descriptors are published and looked up; [`PeerToPeer`] asks the segment's
 //!   own process (`P2PHANDSHAKE`).
+//! - [`KeyValue`]: servers that keep values by keys, below stores.
 
 #![forbid(unsafe_code)]
 
@@ -23,6 +24,7 @@ mod exchange;
 mod frame;
 mod gid;
 mod handshake;
+mod key_value;
 mod message;
 mod name;
 mod resolver;
@@ -38,6 +40,7 @@ pub use client::{CallError, CallErrorKind, Client, ClientConfig};
 pub use frame::{DEFAULT_FRAME_LIMIT, Frame, FrameDecoder, FrameError, FrameType};
 pub use gid::{Gid, GidError};
 pub use handshake::HandShakeDesc;
+pub use key_value::{KeyValue, KeyValueError, KeyValueErrorKind, REFRESH_INTERVAL, TIME_TO_LIVE};
 pub use message::{Notify, Probe, SegmentQuery};
 pub use name::{DEFAULT_HANDSHAKE_PORT, FileName, HostPort, NameError, NicPath};
 pub use segment::{
