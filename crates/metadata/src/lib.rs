@@ -27,6 +27,7 @@ mod handshake;
 mod key_value;
 mod message;
 mod name;
+mod protocols;
 mod resolver;
 mod segment;
 mod server;

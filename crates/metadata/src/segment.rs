@@ -6,7 +6,7 @@ use std::num::NonZeroU64;
 use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
-use crate::Gid;
+use crate::{Gid, protocols};
 
 /// The most devices that a descriptor may list.
 pub const MAX_DEVICES: usize = 256;
@@ -40,8 +40,8 @@ pub struct SegmentDesc {
     /// The segment's name. Peer to peer it is where its process answers: `host:port`.
     #[serde(default, deserialize_with = "null_is_default")]
     pub name: String,
-    /// How its buffers are reached: `rdma`.
-    #[serde(default, deserialize_with = "null_is_default")]
+    /// How its buffers are reached: `rdma`; with commas between several, which are an array in JSON.
+    #[serde(default, with = "protocols")]
     pub protocol: String,
     /// Its RDMA devices.
     #[serde(default, deserialize_with = "null_is_default")]
@@ -114,6 +114,9 @@ pub struct BufferDesc {
     /// Bytes.
     #[serde(default)]
     pub length: u64,
+    /// Where the segment has several protocols, those that reach it, as the segment's.
+    #[serde(default, skip_serializing_if = "Option::is_none", with = "one_or_none")]
+    pub protocol: Option<String>,
     /// Its remote keys, one for each device; none when it is for local use only.
     #[serde(default, deserialize_with = "null_is_default")]
     pub rkey: Vec<u32>,
@@ -225,6 +228,9 @@ impl SegmentDesc {
     pub fn from_json(text: &[u8]) -> Result<Self, DescriptorError> {
         let mut descriptor: Self = serde_json::from_slice(text)?;
         descriptor.place_files();
+        if protocols::are_several(&descriptor.protocol) {
+            protocols::merge(&mut descriptor.buffers);
+        }
         match descriptor.fault() {
             None => Ok(descriptor),
             Some(what) => Err(DescriptorError::Corrupt {
@@ -238,6 +244,11 @@ impl SegmentDesc {
     pub fn to_json(&self) -> Vec<u8> {
         // Strings, numbers, lists and maps with string keys: nothing that JSON cannot hold.
         serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// Whether this is one of its protocols.
+    pub fn speaks(&self, protocol: &str) -> bool {
+        protocols::has(&self.protocol, protocol)
     }
 
     /// The buffer that holds `length` bytes from `address` on.
@@ -266,7 +277,7 @@ impl SegmentDesc {
         if self.name.is_empty() {
             return Some("it has no name".to_owned());
         }
-        if self.protocol.is_empty() {
+        if protocols::lacks_name(&self.protocol) {
             return Some("it names no protocol".to_owned());
         }
         if self.devices.len() > MAX_DEVICES || self.buffers.len() > MAX_BUFFERS {
@@ -304,6 +315,26 @@ impl SegmentDesc {
             };
             Some(format!("buffer {index} {what}"))
         })
+    }
+}
+
+/// The protocols of a buffer, if it says them.
+mod one_or_none {
+    use serde::{Deserializer, Serializer};
+
+    use crate::protocols;
+
+    pub(super) fn serialize<S: Serializer>(
+        it: &Option<String>,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        protocols::serialize(it.as_deref().unwrap_or_default(), serializer)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        deserializer: D,
+    ) -> Result<Option<String>, D::Error> {
+        Ok(Some(protocols::deserialize(deserializer)?).filter(|it| !it.is_empty()))
     }
 }
 
@@ -472,9 +503,7 @@ mod tests {
 
     #[test]
     fn texts_that_are_no_descriptor() {
-        for text in
-            ["", "[]", "{}", "nonsense", r#"{"name":1}"#, r#"{"name":"a","protocol":["b"]}"#]
-        {
+        for text in ["", "[]", "{}", "nonsense", r#"{"name":1}"#, r#"{"name":"a","protocol":{}}"#] {
             assert!(SegmentDesc::from_json(text.as_bytes()).is_err(), "{text}");
         }
         let deep = "[".repeat(100_000);

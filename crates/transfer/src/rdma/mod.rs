@@ -221,7 +221,7 @@ impl RdmaTransport {
         segment: &Arc<OpenSegment>,
         descriptor: &Arc<SegmentDesc>,
     ) -> Result<Arc<Peer>, String> {
-        if descriptor.protocol != Self::NAME {
+        if !descriptor.speaks(Self::NAME) {
             return Err(format!("it speaks {:?}, not rdma", descriptor.protocol));
         }
         let devices = descriptor.devices.iter().map(|device| (device.name.clone(), device.gid));
