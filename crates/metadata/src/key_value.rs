@@ -1,5 +1,7 @@
 //! Servers that keep values by keys: what all of them can do, and how they fail.
 
+pub(crate) mod http;
+
 use std::time::Duration;
 
 use thiserror::Error;
