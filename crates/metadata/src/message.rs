@@ -20,6 +20,12 @@ pub struct Probe {
     /// `success`.
     #[serde(default)]
     pub status: String,
+    /// The name of the segment that is the engine's memory; Mooncake does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Which start of the engine answers; Mooncake does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub incarnation: Option<u64>,
 }
 
 /// What is asked for by a request of type [`crate::FrameType::Metadata`]. Mooncake's has a descriptor in

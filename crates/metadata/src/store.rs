@@ -8,7 +8,7 @@ use thiserror::Error;
 use crate::client::CallErrorKind;
 use crate::{
     CallError, Client, DEFAULT_FRAME_LIMIT, DescriptorError, FileName, Frame, FrameType, HostPort,
-    NVMEOF, NameError, SegmentDesc, SegmentQuery,
+    KeyValueError, NVMEOF, NameError, SegmentDesc, SegmentQuery,
 };
 
 /// The name of [`PeerToPeer`] where a metadata server is expected.
@@ -19,6 +19,8 @@ pub const P2P_HANDSHAKE: &str = "P2PHANDSHAKE";
 pub struct RpcMeta {
     /// Host name or address, and port.
     pub address: HostPort,
+    /// Which start of its process wrote it, as in the descriptor; Mooncake does not say.
+    pub incarnation: Option<u64>,
 }
 
 /// Why a store could not do what was asked.
@@ -46,14 +48,59 @@ pub enum StoreError {
         /// What is wrong with it.
         error: DescriptorError,
     },
-    /// The descriptor is too long for a peer to accept.
-    #[error("the segment descriptor takes {length} bytes, more than the {limit} of a frame")]
+    /// The descriptor is too long for the store, or for a peer to accept.
+    #[error(
+        "the descriptor of segment {name:?} takes {length} bytes, more than the {limit} that a peer or \
+         the metadata server takes: register fewer pieces of memory, and longer ones"
+    )]
     TooLong {
+        /// The segment.
+        name: String,
         /// Bytes of its JSON.
         length: usize,
-        /// The most a frame carries.
+        /// The most that fit.
         limit: usize,
     },
+    /// No segment can be called so in a store.
+    #[error("segment name {name:?}: {what}")]
+    BadName {
+        /// The name, shortened.
+        name: String,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// The server failed.
+    #[error(transparent)]
+    Server(#[from] KeyValueError),
+    /// Another engine has the name.
+    #[error(
+        "segment name {name:?} is taken: {store} has it for the engine at {holder}, which {sign}; choose \
+         another name, or end that engine"
+    )]
+    Taken {
+        /// The name.
+        name: String,
+        /// Where it is taken.
+        store: String,
+        /// Where the other engine answers.
+        holder: HostPort,
+        /// How it is known to be there.
+        sign: &'static str,
+    },
+    /// One call failed for several callers.
+    #[error(transparent)]
+    Shared(Arc<Self>),
+}
+
+impl StoreError {
+    /// Whether the same call may succeed later, with nothing changed but the server.
+    pub fn is_transient(&self) -> bool {
+        match self {
+            Self::Server(error) => error.is_transient(),
+            Self::Shared(error) => error.is_transient(),
+            _ => false,
+        }
+    }
 }
 
 /// Publishes and looks up descriptors and addresses. Calls may block, up to the store's deadline.
@@ -62,13 +109,20 @@ pub trait Store: Send + Sync + 'static {
     /// before.
     fn publish_segment(&self, descriptor: &SegmentDesc) -> Result<(), StoreError>;
 
+    /// As [`Store::publish_segment`], but does not wait: it is published when the store can be reached.
+    fn publish_segment_later(&self, descriptor: &SegmentDesc) {
+        if let Err(error) = self.publish_segment(descriptor) {
+            tracing::error!(%error, "the descriptor is not published");
+        }
+    }
+
     /// Takes a descriptor of this engine back.
     fn withdraw_segment(&self, name: &str) -> Result<(), StoreError>;
 
     /// The descriptor of a segment, as it is now.
     fn segment(&self, name: &str) -> Result<SegmentDesc, StoreError>;
 
-    /// Publishes where this engine answers.
+    /// Publishes where this engine answers. Before that, nobody else may have its name.
     fn publish_address(&self, name: &str, meta: &RpcMeta) -> Result<(), StoreError>;
 
     /// Takes that back.
@@ -149,7 +203,8 @@ impl Store for PeerToPeer {
         let text = descriptor.to_json();
         let limit = self.segment_limit();
         if text.len() > limit {
-            return Err(StoreError::TooLong { length: text.len(), limit });
+            let (name, length) = (descriptor.name.clone(), text.len());
+            return Err(StoreError::TooLong { name, length, limit });
         }
         match descriptor.name.parse::<FileName>() {
             Ok(name) => {
@@ -192,7 +247,7 @@ impl Store for PeerToPeer {
     }
 
     fn address(&self, name: &str) -> Result<RpcMeta, StoreError> {
-        Ok(RpcMeta { address: name.parse()? })
+        Ok(RpcMeta { address: name.parse()?, incarnation: None })
     }
 
     fn local_segment(&self) -> Option<Arc<[u8]>> {

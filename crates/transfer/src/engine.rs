@@ -128,7 +128,8 @@ impl TransferEngine {
             stopped: AtomicBool::new(false),
         });
         inner.publish()?;
-        inner.store.publish_address(&inner.name, &RpcMeta { address: name })?;
+        let incarnation = Some(inner.incarnation);
+        inner.store.publish_address(&inner.name, &RpcMeta { address: name, incarnation })?;
         let handler = Arc::new(Answer::new(Arc::downgrade(&inner)));
         let server = Server::serve(listener, config.server, handler).map_err(failed)?;
         Ok(Self { inner, address, server: Some(server) })

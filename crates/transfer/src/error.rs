@@ -41,7 +41,12 @@ fn store_code(error: &StoreError) -> i32 {
             _ => code::SOCKET,
         },
         StoreError::Descriptor { .. } => code::MALFORMED_JSON,
-        StoreError::NotFound { .. } | StoreError::TooLong { .. } => code::METADATA,
+        StoreError::BadName { .. } => code::INVALID_ARGUMENT,
+        StoreError::Shared(error) => store_code(error),
+        StoreError::NotFound { .. }
+        | StoreError::TooLong { .. }
+        | StoreError::Server(_)
+        | StoreError::Taken { .. } => code::METADATA,
     }
 }
 

@@ -107,7 +107,8 @@ impl Inner {
             return Err(RegisterError::TooMany { limit: MAX_BUFFERS });
         }
         if engine + length > limit {
-            return Err(StoreError::TooLong { length: engine + length, limit }.into());
+            let (name, length) = (self.name().to_owned(), engine + length);
+            return Err(StoreError::TooLong { name, length, limit }.into());
         }
         *size = Size { buffers, length };
         Ok(())

@@ -53,7 +53,12 @@ impl Handler for Answer {
                 reply.to_json()
             }
             FrameType::Notify => serde_json::to_vec(&engine.inbox.answer(&request)).ok()?,
-            FrameType::Probe => serde_json::to_vec(&Probe { status: "success".to_owned() }).ok()?,
+            FrameType::Probe => {
+                let (name, incarnation) = (engine.name().to_owned(), engine.incarnation());
+                let (name, incarnation) = (Some(name), Some(incarnation));
+                serde_json::to_vec(&Probe { status: "success".to_owned(), name, incarnation })
+                    .ok()?
+            }
         };
         Some(Frame::new(request.frame_type, body))
     }
