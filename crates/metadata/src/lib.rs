@@ -25,6 +25,7 @@ mod frame;
 mod gid;
 mod handshake;
 mod key_value;
+mod key_value_store;
 mod message;
 mod name;
 mod protocols;

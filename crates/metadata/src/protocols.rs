@@ -60,7 +60,7 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
                 if protocols.len() == MAX_PROTOCOLS {
                     return Err(A::Error::custom("there are too many protocols"));
                 }
-                protocols.push(OneOrMore.visit_str(&protocol)?);
+                protocols.push(Self.visit_str(&protocol)?);
             }
             Ok(protocols.join(","))
         }
