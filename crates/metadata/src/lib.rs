@@ -13,7 +13,7 @@
 //! - [`Acceptor`]: the socket below a server, with a limit on strangers.
 //! - [`Store`]: where descriptors are published and looked up; [`PeerToPeer`] asks the segment's
 //!   own process (`P2PHANDSHAKE`).
-//! - [`KeyValue`]: servers that keep values by keys, below stores.
+//! - [`KeyValueStore`]: a store on a server that keeps values by keys ([`KeyValue`]).
 
 #![forbid(unsafe_code)]
 
@@ -44,6 +44,7 @@ pub use gid::{Gid, GidError};
 pub use handshake::HandShakeDesc;
 pub use key_value::http::HttpKeyValue;
 pub use key_value::{KeyValue, KeyValueError, KeyValueErrorKind, REFRESH_INTERVAL, TIME_TO_LIVE};
+pub use key_value_store::{KeyValueStore, KeyValueStoreConfig};
 pub use message::{Notify, Probe, SegmentQuery};
 pub use name::{DEFAULT_HANDSHAKE_PORT, FileName, HostPort, NameError, NicPath};
 pub use segment::{
