@@ -115,8 +115,8 @@ impl<K: KeyValue> Shared<K> {
 
     /// Makes the server have what is wanted. `writing` is held.
     pub(super) fn write_entry(&self, key: &str, entry: Entry) -> Result<(), StoreError> {
-        if let Kind::Address(_) = &entry.kind {
-            self.server.put(key, &entry.wanted)?;
+        if let Kind::Address(own) = &entry.kind {
+            self.claim(key, own, &entry)?;
             self.own().written(key, entry.wanted, entry.extras);
             return Ok(());
         }

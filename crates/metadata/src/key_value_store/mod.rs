@@ -4,6 +4,7 @@
 //! An engine's entries are what it wants there (`own.rs`). Who publishes waits until the server has it; a
 //! thread looks after all of them from then on (`keeper.rs`).
 
+mod claim;
 mod extras;
 mod keeper;
 mod names;
@@ -70,7 +71,6 @@ struct Shared<K> {
     server: K,
     config: KeyValueStoreConfig,
     names: Names,
-    #[expect(dead_code, reason = "probes are still to come")]
     client: Client,
     own: Mutex<Own>,
     changed: Condvar,
