@@ -9,6 +9,8 @@ mod extras;
 mod keeper;
 mod names;
 mod own;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::fmt;
