@@ -13,6 +13,7 @@
 //! - [`Acceptor`]: the socket below a server, with a limit on strangers.
 //! - [`Store`]: where descriptors are published and looked up; [`PeerToPeer`] asks the segment's
 //!   own process (`P2PHANDSHAKE`).
+//! - [`open_store`]: the store with a URI.
 //! - [`KeyValueStore`]: a store on a server that keeps values by keys ([`KeyValue`]).
 
 #![forbid(unsafe_code)]
@@ -28,6 +29,7 @@ mod key_value;
 mod key_value_store;
 mod message;
 mod name;
+mod open;
 mod protocols;
 mod resolver;
 mod segment;
@@ -47,6 +49,7 @@ pub use key_value::{KeyValue, KeyValueError, KeyValueErrorKind, REFRESH_INTERVAL
 pub use key_value_store::{KeyValueStore, KeyValueStoreConfig};
 pub use message::{Notify, Probe, SegmentQuery};
 pub use name::{DEFAULT_HANDSHAKE_PORT, FileName, HostPort, NameError, NicPath};
+pub use open::{OpenStoreError, OpenStoreErrorKind, is_peer_to_peer, open_store};
 pub use segment::{
     BufferDesc, DescriptorError, DeviceDesc, FileKey, FileTargetDesc, MAX_BUFFERS, MAX_DEVICES,
     NVMEOF, PriorityMatrix, SegmentDesc, SharedMemoryDesc, WholeDesc,

@@ -1,0 +1,117 @@
+//! Stores by their URIs.
+
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use crate::{
+    Client, HttpKeyValue, KeyValueStore, KeyValueStoreConfig, P2P_HANDSHAKE, PeerToPeer, Store,
+};
+
+/// [`P2P_HANDSHAKE`], as commands have it.
+const P2P: &str = "p2p";
+
+/// What stores there are.
+const FORMS: &str =
+    "p2p, http://HOST:PORT/PATH, etcd://HOST:PORT, redis://HOST:PORT or memcached://HOST:PORT";
+
+/// Why there is no store of this URI.
+#[derive(Debug, Error)]
+#[error("metadata {uri}: {kind}")]
+pub struct OpenStoreError {
+    /// The URI, without password.
+    pub uri: String,
+    /// Why.
+    #[source]
+    pub kind: OpenStoreErrorKind,
+}
+
+/// Why a URI is none of a store.
+#[derive(Debug, Error)]
+pub enum OpenStoreErrorKind {
+    /// There is no such kind.
+    #[error("it is {FORMS}")]
+    Unknown,
+    /// This build has none of that kind.
+    #[error("this build has no {0}")]
+    NotBuilt(&'static str),
+    /// The URI is none.
+    #[error("{0}")]
+    Malformed(String),
+}
+
+/// The store with this URI. Does not connect: what is wrong with its server is told by the first call.
+///
+/// Metadata servers are asked with `config`; peers with its `client`, if there is no server.
+pub fn open_store(
+    uri: &str,
+    config: KeyValueStoreConfig,
+) -> Result<Arc<dyn Store>, OpenStoreError> {
+    let failed = |kind| OpenStoreError { uri: without_password(uri), kind };
+    if is_peer_to_peer(uri) {
+        return Ok(Arc::new(PeerToPeer::new(Client::new(config.client))));
+    }
+    let scheme = uri.split_once("://").map_or("", |(scheme, _)| scheme);
+    let not_built = |what| Err(failed(OpenStoreErrorKind::NotBuilt(what)));
+    let malformed = |what| failed(OpenStoreErrorKind::Malformed(what));
+    match scheme {
+        "http" => {
+            let server = HttpKeyValue::new(uri).map_err(malformed)?;
+            Ok(Arc::new(KeyValueStore::new(server, config)))
+        }
+        "https" => not_built("TLS for metadata servers: http:// has none"),
+        "etcd" => not_built("client of etcd"),
+        "redis" => not_built("client of redis"),
+        "memcached" => not_built("client of memcached"),
+        _ => Err(failed(OpenStoreErrorKind::Unknown)),
+    }
+}
+
+/// Whether this means that segments are named by where their processes answer.
+pub fn is_peer_to_peer(uri: &str) -> bool {
+    uri == P2P || uri == P2P_HANDSHAKE
+}
+
+/// A URI as it may be shown.
+fn without_password(uri: &str) -> String {
+    let Some((scheme, rest)) = uri.split_once("://") else { return uri.to_owned() };
+    let end = rest.find('/').unwrap_or(rest.len());
+    match rest[..end].rfind('@') {
+        Some(at) => format!("{scheme}://***{}", &rest[at..]),
+        None => uri.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(uri: &str) -> String {
+        match open_store(uri, KeyValueStoreConfig::default()) {
+            Ok(_) => panic!("{uri} was opened"),
+            Err(error) => error.to_string(),
+        }
+    }
+
+    #[test]
+    fn stores_have_uris() {
+        for (uri, local) in [("p2p", true), (P2P_HANDSHAKE, true), ("http://a:1/metadata", false)] {
+            let store = open_store(uri, KeyValueStoreConfig::default()).unwrap();
+            assert_eq!((store.is_local(), is_peer_to_peer(uri)), (local, local), "{uri}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_store_is_told_without_passwords() {
+        for uri in ["", "P2P", "a:1", "ftp://a:1", "://a"] {
+            assert_eq!(error(uri), format!("metadata {uri}: it is {FORMS}"));
+        }
+        assert_eq!(
+            error("ftp://:secret@a:1/3"),
+            format!("metadata ftp://***@a:1/3: it is {FORMS}")
+        );
+        let user = error("http://me:secret@a:1/metadata");
+        assert!(user.starts_with("metadata http://***@a:1/metadata: it names a user"), "{user}");
+        assert!(error("https://a:1").contains("TLS"));
+    }
+}
