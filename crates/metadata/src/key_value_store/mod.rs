@@ -19,7 +19,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use self::names::Names;
-use self::own::{Kind, Own};
+use self::own::{Entry, Kind, Own};
 use crate::{
     Client, ClientConfig, FileName, KeyValue, KeyValueError, KeyValueErrorKind, REFRESH_INTERVAL,
     RpcMeta, SegmentDesc, Store, StoreError,
@@ -167,28 +167,27 @@ impl<K: KeyValue> Shared<K> {
         let Some(entry) = own.entry(key) else { return Ok(()) };
         let lost = own.lost(&entry.name).is_some();
         own.remove(key);
+        // Whoever ends does not wait twice for a server that is not there.
+        let is_down = own.left.is_some_and(|left| left.elapsed() < OUTAGE);
         drop(own);
-        if lost {
+        if lost || is_down {
             return Ok(());
         }
-        let remove = || -> Result<(), KeyValueError> {
-            if matches!(entry.kind, Kind::Address(_))
-                && self.server.get(key)?.is_none_or(|now| *now != *entry.wanted)
-            {
-                return Ok(());
-            }
-            self.server.remove(key)
-        };
-        // Whoever ends does not wait for a server that is not there.
-        if self.has_just_failed() {
-            tracing::warn!(
-                key,
-                store = self.server.uri(),
-                "it stays there: the server cannot be reached"
-            );
+        let result = self.note(self.remove(key, &entry).map_err(StoreError::from));
+        if result.as_ref().is_err_and(StoreError::is_transient) {
+            tracing::warn!(store = self.server.uri(), "entries stay there: it cannot be reached");
+            self.own().left = Some(Instant::now());
+        }
+        result
+    }
+
+    fn remove(&self, key: &str, entry: &Entry) -> Result<(), KeyValueError> {
+        if matches!(entry.kind, Kind::Address(_))
+            && self.server.get(key)?.is_none_or(|now| *now != *entry.wanted)
+        {
             return Ok(());
         }
-        self.note(remove().map_err(StoreError::from))
+        self.server.remove(key)
     }
 
     /// Tries again while that may help, for as long as there is patience.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Instant;
 
 use super::extras::Fields;
 use crate::{HostPort, RpcMeta};
@@ -39,6 +40,8 @@ pub(super) struct Own {
     /// Whether the keeper is not to wait for its time.
     pub(super) hurry: bool,
     pub(super) stopped: bool,
+    /// When an entry could not be taken back.
+    pub(super) left: Option<Instant>,
 }
 
 impl Own {
