@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use millstream_metadata::{ClientConfig, ServerConfig};
+use millstream_metadata::{ClientConfig, P2P_HANDSHAKE, ServerConfig};
 use millstream_topology::PeerAffinity;
 use millstream_verbs::{IbverbsConfig, Mtu, Provider, SoftConfig};
 
@@ -21,9 +21,16 @@ pub struct Config {
     pub ports: Option<RangeInclusive<u16>>,
     /// Connections that wait to be accepted, before more are refused or come later.
     pub listen_backlog: u16,
-    /// The host in the segment's name, `host:port`, by which peers reach it. The address of
-    /// `listen` unless given; needed when that is unspecified (`0.0.0.0`).
+    /// The host by which peers reach it, which is in the segment's name where that is `host:port`. The
+    /// address of `listen` unless given; needed when that is unspecified (`0.0.0.0`).
     pub host: Option<String>,
+    /// Where segments are found, as [`millstream_metadata::open_store`] has it: `P2PHANDSHAKE`, where a
+    /// segment's name says where its process answers, or the URI of a metadata server.
+    pub metadata: String,
+    /// The segment's name at a metadata server. Without, it is `host:port` there, too.
+    pub segment_name: Option<String>,
+    /// Which of several clusters that share a metadata server it belongs to. Mostly empty.
+    pub metadata_cluster: String,
     /// The port of segments' names that have none. Without, they are refused.
     pub default_port: Option<u16>,
     /// How it asks peers.
@@ -46,6 +53,9 @@ impl Config {
             ports: None,
             listen_backlog: 128,
             host: None,
+            metadata: P2P_HANDSHAKE.to_owned(),
+            segment_name: None,
+            metadata_cluster: String::new(),
             default_port: None,
             client: ClientConfig {
                 connect_timeout: Duration::from_secs(2),

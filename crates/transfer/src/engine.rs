@@ -9,8 +9,8 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWrite
 use std::time::{Duration, Instant, SystemTime};
 
 use millstream_metadata::{
-    Client, Frame, FrameType, HandShakeDesc, HostPort, PeerToPeer, RpcMeta, SegmentDesc, Server,
-    Store,
+    Client, Frame, FrameType, HandShakeDesc, HostPort, KeyValueStoreConfig, RpcMeta, SegmentDesc,
+    Server, Store, open_store,
 };
 use millstream_verbs::Device;
 
@@ -47,6 +47,8 @@ pub struct TransferEngine {
 pub(crate) struct Inner {
     pub(crate) own: Weak<Self>,
     name: String,
+    /// Where it answers.
+    address: HostPort,
     /// Drawn at the start: peers tell by it whether this is still the process they knew.
     incarnation: u64,
     slicing: Slicing,
@@ -73,8 +75,20 @@ pub(crate) struct Inner {
 }
 
 impl TransferEngine {
-    /// Starts an engine that answers peers at `config.listen`, with the transport `local`.
+    /// Starts an engine that answers peers at `config.listen`, with the transport `local`. With a metadata
+    /// server it may block, up to the deadlines of the store.
     pub fn new(config: Config) -> Result<Self, NewError> {
+        let store = KeyValueStoreConfig {
+            cluster: config.metadata_cluster.clone(),
+            client: config.client,
+            ..KeyValueStoreConfig::default()
+        };
+        let store = open_store(&config.metadata, store)?;
+        Self::with_store(config, store)
+    }
+
+    /// As [`TransferEngine::new`], with a store that is there already, whatever `config.metadata` says.
+    pub fn with_store(config: Config, store: Arc<dyn Store>) -> Result<Self, NewError> {
         let (min, max) = (Slicing::MIN_SLICE_LENGTH, Slicing::MAX_SLICE_LENGTH);
         let ranges = [
             ("slice_length", config.slice_length, min, max),
@@ -89,12 +103,17 @@ impl TransferEngine {
         let listener = listen(config.listen, config.ports.as_ref(), config.listen_backlog);
         let listener = listener.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
-        let name = match &config.host {
+        let reached_at = match &config.host {
             Some(host) => HostPort::parse_with_default(host, address.port())?,
             None if address.ip().is_unspecified() => {
                 return Err(NewError::HostMissing(config.listen));
             }
             None => HostPort::from_address(address.ip(), address.port()),
+        };
+        let name = match config.segment_name {
+            // Peer to peer, the name says where.
+            Some(name) if !store.is_local() => name,
+            _ => reached_at.to_string(),
         };
         let client = Client::new(config.client);
         let memory = Arc::new(Memory::default());
@@ -103,14 +122,15 @@ impl TransferEngine {
         let local: Arc<dyn Transport> = Arc::new(local);
         let inner = Arc::new_cyclic(|own| Inner {
             own: own.clone(),
-            name: name.to_string(),
+            name: name.clone(),
+            address: reached_at.clone(),
             incarnation: RandomState::new().hash_one(SystemTime::now()),
             slicing: Slicing::new(config.slice_length, config.fragment_ratio),
             slice_length: config.slice_length,
             fragment_ratio: config.fragment_ratio,
-            default_port: config.default_port,
-            client: client.clone(),
-            store: Arc::new(PeerToPeer::new(client)),
+            default_port: config.default_port.filter(|_| store.is_local()),
+            client,
+            store,
             memory,
             installing: RwLock::default(),
             publication: Publication::default(),
@@ -120,22 +140,22 @@ impl TransferEngine {
             calls: Arc::new(Calls::new(config.client)),
             inbox: Inbox::default(),
             nvmeof: OnceLock::new(),
-            segments: SegmentTable::new(SegmentDesc {
-                name: name.to_string(),
-                ..SegmentDesc::default()
-            }),
+            segments: SegmentTable::new(SegmentDesc { name, ..SegmentDesc::default() }),
             required: Required::default(),
             stopped: AtomicBool::new(false),
         });
-        inner.publish()?;
-        let incarnation = Some(inner.incarnation);
-        inner.store.publish_address(&inner.name, &RpcMeta { address: name, incarnation })?;
         let handler = Arc::new(Answer::new(Arc::downgrade(&inner)));
         let server = Server::serve(listener, config.server, handler).map_err(failed)?;
-        Ok(Self { inner, address, server: Some(server) })
+        let engine = Self { inner, address, server: Some(server) };
+        // It answers already: whoever has its name may be asked who that is.
+        let meta = RpcMeta { address: reached_at, incarnation: Some(engine.inner.incarnation) };
+        engine.inner.store.publish_address(&engine.inner.name, &meta)?;
+        engine.inner.changed().and_then(|()| engine.inner.publish())?;
+        Ok(engine)
     }
 
-    /// The name of its segment, by which peers open it: `host:port`.
+    /// The name of its segment, by which peers open it: `host:port`, or what it is called at the metadata
+    /// server.
     pub fn name(&self) -> &str {
         &self.inner.name
     }
@@ -189,7 +209,8 @@ impl TransferEngine {
         let inner = &self.inner;
         let _installing = inner.installing();
         inner.check_install(nvmeof::NAME)?;
-        let transport = NvmeofTransport::new(config, &inner.name, inner.incarnation, self.address)?;
+        let server = inner.address.clone();
+        let transport = NvmeofTransport::new(config, server, inner.incarnation, self.address)?;
         let transport = Arc::new(transport);
         let _ = inner.nvmeof.set(Arc::clone(&transport));
         inner.transports.write().unwrap_or_else(PoisonError::into_inner).push(transport);
@@ -281,7 +302,7 @@ impl TransferEngine {
     /// A name without a port is that of an engine at [`Config::default_port`].
     pub fn open_segment(&self, name: &str) -> Result<Segment, SegmentError> {
         let segments = &self.inner.segments;
-        // What is no name is told by who looks it up.
+        // What is no name is told by who looks it up. At a metadata server, names need no port.
         let default_port = self.inner.default_port;
         let whole = default_port.and_then(|port| HostPort::parse_with_default(name, port).ok());
         let whole = whole.map(|name| name.to_string());

@@ -6,7 +6,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use millstream_metadata::{CallErrorKind, NameError, StoreError};
+use millstream_metadata::{CallErrorKind, NameError, OpenStoreError, StoreError};
 use millstream_net::cuda::{CudaError, FindError};
 use millstream_net::guarded::Fault;
 use millstream_net::own_memory::Defect;
@@ -83,6 +83,9 @@ pub enum NewError {
     /// The host is none.
     #[error("host {0}")]
     Host(#[from] NameError),
+    /// There is no such metadata store.
+    #[error(transparent)]
+    Metadata(#[from] OpenStoreError),
     /// Its name or descriptor could not be published.
     #[error(transparent)]
     Publish(#[from] StoreError),
@@ -106,7 +109,7 @@ impl NewError {
         match self {
             Self::Publish(error) => store_code(error),
             Self::Listen { .. } => code::SOCKET,
-            Self::HostMissing(_) | Self::Host(_) | Self::OutOfRange { .. } => {
+            Self::HostMissing(_) | Self::Host(_) | Self::Metadata(_) | Self::OutOfRange { .. } => {
                 code::INVALID_ARGUMENT
             }
         }

@@ -2,10 +2,11 @@
 //!
 //! It has an entry for each piece of registered memory, of which there may be many. So it is not
 //! written at each registration: these count up a version, and who looks at the descriptor has it
-//! written if it is of an older one. Where a store keeps it for others, it is written at once.
+//! written if it is of an older one. Where a server keeps it for others, it is written at once, but once for
+//! all who wait for it: while one call of the server is under way, others gather for the next.
 
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
 
 use millstream_metadata::{MAX_BUFFERS, SegmentDesc, StoreError, timestamp};
@@ -21,7 +22,17 @@ pub(crate) struct Publication {
     version: AtomicU64,
     /// Of which version the descriptor is.
     published: Mutex<Option<u64>>,
+    at_server: Mutex<AtServer>,
     size: Mutex<Size>,
+}
+
+/// What became of versions that a metadata server was to have.
+#[derive(Debug, Default)]
+struct AtServer {
+    /// It has this one.
+    version: u64,
+    /// It was not given this one, and why.
+    failed: Option<(u64, Arc<StoreError>)>,
 }
 
 /// Of the descriptor's buffers, with those that are about to be in it.
@@ -49,17 +60,54 @@ impl Publication {
 impl Inner {
     /// What there is to tell has changed.
     pub(crate) fn changed(&self) -> Result<(), StoreError> {
-        self.count_change();
-        if self.store.is_local() { Ok(()) } else { self.publish() }
+        let version = self.count_change();
+        if self.store.is_local() { Ok(()) } else { self.publish_at_server(version) }
     }
 
-    /// As [`Inner::changed`], but whoever looks next is the first to be told.
-    pub(crate) fn count_change(&self) {
-        self.publication.version.fetch_add(1, Ordering::SeqCst);
+    /// As [`Inner::changed`], but the server is told when it can be: what it has is taken back.
+    pub(crate) fn changed_back(&self) {
+        self.count_change();
+        if self.store.is_local() {
+            return;
+        }
+        let _at_server = self.at_server();
+        if !self.is_stopped() {
+            self.store.publish_segment_later(&self.describe());
+        }
+    }
+
+    fn at_server(&self) -> MutexGuard<'_, AtServer> {
+        self.publication.at_server.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives the server this version or a later one, unless somebody else has meanwhile.
+    fn publish_at_server(&self, version: u64) -> Result<(), StoreError> {
+        let mut at_server = self.at_server();
+        if at_server.version >= version || self.is_stopped() {
+            return Ok(());
+        }
+        if let Some((failed, error)) = &at_server.failed
+            && *failed >= version
+        {
+            return Err(StoreError::Shared(Arc::clone(error)));
+        }
+        let version = self.publication.version.load(Ordering::SeqCst);
+        let published = self.store.publish_segment(&self.describe()).map_err(Arc::new);
+        match &published {
+            Ok(()) => *at_server = AtServer { version, failed: None },
+            Err(error) => at_server.failed = Some((version, Arc::clone(error))),
+        }
+        published.map_err(StoreError::Shared)
+    }
+
+    /// Whoever looks next is told.
+    fn count_change(&self) -> u64 {
+        let version = self.publication.version.fetch_add(1, Ordering::SeqCst) + 1;
         // Only now: `publish` counts the marks before it looks at the version.
         if let Some(own) = self.segments.by_id(SegmentId::LOCAL) {
             own.mark_stale();
         }
+        version
     }
 
     /// Makes the descriptor say what was so when this was called, or later. What changes meanwhile is left
@@ -79,7 +127,9 @@ impl Inner {
             return Ok(());
         }
         let descriptor = self.describe();
-        self.store.publish_segment(&descriptor)?;
+        if self.store.is_local() {
+            self.store.publish_segment(&descriptor)?;
+        }
         if let Some((marks, own)) = own {
             own.set_descriptor(descriptor, marks);
         }
@@ -91,6 +141,7 @@ impl Inner {
     pub(crate) fn withdraw(&self) {
         let published = self.publication.published.lock();
         let _published = published.unwrap_or_else(PoisonError::into_inner);
+        let _at_server = self.at_server();
         let _ = self.store.withdraw_segment(self.name());
         let _ = self.store.withdraw_address(self.name());
     }

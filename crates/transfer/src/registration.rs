@@ -44,7 +44,7 @@ impl Inner {
         if let Err(error) = self.changed() {
             let regions = reserved.empty(&filled);
             self.publication.remove(regions.iter());
-            self.count_change();
+            self.changed_back();
             return Err(error.into());
         }
         reserved.keep();
@@ -105,7 +105,8 @@ impl Inner {
         let published = match offered.next() {
             Some(first) => {
                 self.publication.remove(std::iter::once(first).chain(offered));
-                self.changed()
+                // The memory goes, whether the server hears of it now or later.
+                self.changed().inspect_err(|_| self.changed_back())
             }
             None => Ok(()),
         };

@@ -23,7 +23,9 @@ impl Handler for Answer {
         let engine = self.engine.upgrade()?;
         let body = match request.frame_type {
             FrameType::Metadata => {
-                if let Err(error) = engine.publish() {
+                if engine.store.is_local()
+                    && let Err(error) = engine.publish()
+                {
                     tracing::error!(%error, "peers do not see all of the memory");
                 }
                 // What is no query, as Mooncake's, asks for the memory.

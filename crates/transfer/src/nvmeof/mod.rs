@@ -104,7 +104,7 @@ pub struct FileOptions {
 }
 
 pub(crate) struct NvmeofTransport {
-    /// The engine's name.
+    /// Where the engine answers.
     engine: HostPort,
     incarnation: u64,
     config: NvmeofConfig,
@@ -143,14 +143,11 @@ impl Route {
 impl NvmeofTransport {
     pub(crate) fn new(
         config: NvmeofConfig,
-        engine: &str,
+        engine: HostPort,
         incarnation: u64,
         address: SocketAddr,
     ) -> Result<Self, InstallError> {
         let failed = |error: io::Error| InstallError::Files(error.to_string());
-        let engine: HostPort = engine
-            .parse()
-            .map_err(|error| InstallError::Files(format!("the engine's name: {error}")))?;
         let disk = Arc::new(Disk::start(config.file_engine).map_err(failed)?);
         tracing::info!(engine = %disk.engine(), "files are read and written");
         let files = Arc::new(Files::default());

@@ -133,8 +133,7 @@ impl RdmaTransport {
         if let Err(error) = file_table::make_room(FILES) {
             tracing::debug!(%error, "no room for many files");
         }
-        let (store, calls) = (Arc::clone(&context.store), Arc::clone(&context.calls));
-        let notices = Notices::new(store, calls, context.incarnation);
+        let notices = Notices::new(Arc::clone(&context.calls), context.incarnation);
         let accepted = Accepted::new(AcceptedConfig {
             incarnation: context.incarnation,
             max_queue_pairs: config.max_accepted_queue_pairs,
@@ -496,13 +495,17 @@ impl Transport for RdmaTransport {
     fn stop(&self) {
         let peers = mem::take(&mut *self.peers.lock().unwrap_or_else(PoisonError::into_inner));
         let connected = peers.values().filter(|peer| peer.stop() && peer.has_incarnation);
-        let mut names: Vec<_> = connected.map(|peer| peer.name.to_string()).collect();
-        names.extend(self.accepted.stop());
         let context = &self.shared.context;
-        names.retain(|name| *name != context.engine);
-        names.sort_unstable();
-        names.dedup();
-        accepted::tell(&*context.store, &context.calls, context.incarnation, names.into_iter());
+        let others = connected.filter(|peer| *peer.name != *context.engine);
+        let others: Vec<_> = others.map(|peer| &peer.name).collect();
+        let initiators = self.accepted.stop().into_iter().filter(|name| *name != context.engine);
+        let mut addresses: Vec<_> = initiators.filter_map(|name| name.parse().ok()).collect();
+        // A server may have to be asked.
+        let known = others.into_iter().filter_map(|name| context.store.address(name).ok());
+        addresses.extend(known.map(|meta| meta.address));
+        addresses.sort_unstable();
+        addresses.dedup();
+        accepted::tell(&context.calls, context.incarnation, addresses.into_iter());
         let asking = self.asking.lock().unwrap_or_else(PoisonError::into_inner).take();
         join(asking);
         self.shared.timer.stop();

@@ -1,14 +1,14 @@
 //! Telling peers that this engine closes, or has closed their connection: they need not find out by silence.
 //!
 //! Where an initiator answers is what it says itself, and anybody may connect. So only IP addresses are called:
-//! nobody can have this engine look up names.
+//! nobody can have this engine look up names, of hosts or at a metadata server.
 
 use std::net::IpAddr;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use millstream_metadata::{Frame, FrameType, HandShakeDesc, HostPort, NicPath, Store};
+use millstream_metadata::{Frame, FrameType, HandShakeDesc, HostPort, NicPath};
 
 use super::store::{Evicted, Sender};
 use crate::calls::Calls;
@@ -25,7 +25,6 @@ const NOTICE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Tells initiators that their connections were closed to make room.
 pub(in super::super) struct Notices {
-    store: Arc<dyn Store>,
     calls: Arc<Calls>,
     incarnation: u64,
     /// When the second began, and how many were told in it.
@@ -33,12 +32,8 @@ pub(in super::super) struct Notices {
 }
 
 impl Notices {
-    pub(in super::super) fn new(
-        store: Arc<dyn Store>,
-        calls: Arc<Calls>,
-        incarnation: u64,
-    ) -> Self {
-        Self { store, calls, incarnation, told: Mutex::new((Instant::now(), 0)) }
+    pub(in super::super) fn new(calls: Arc<Calls>, incarnation: u64) -> Self {
+        Self { calls, incarnation, told: Mutex::new((Instant::now(), 0)) }
     }
 
     /// Tells the initiator of a connection, if it would understand. The connection is closed already.
@@ -48,7 +43,7 @@ impl Notices {
         if !self.may_tell(Instant::now()) {
             return;
         }
-        let Ok(meta) = self.store.address(&server) else { return };
+        let Ok(address) = server.parse() else { return };
         let message = HandShakeDesc {
             evicted: true,
             incarnation: Some(self.incarnation),
@@ -62,7 +57,7 @@ impl Notices {
             }
         });
         let frame = Frame::new(FrameType::Connection, message.to_json());
-        self.calls.call(&meta.address, frame, NOTICE_TIMEOUT, told);
+        self.calls.call(&address, frame, NOTICE_TIMEOUT, told);
     }
 
     fn may_tell(&self, now: Instant) -> bool {
@@ -82,20 +77,18 @@ pub(super) fn server_of(sender: &Sender) -> Option<String> {
     host.parse::<IpAddr>().is_ok().then_some(path.server)
 }
 
-/// Tells the engines of these names, as far as that is quick, that the engine of this incarnation closes.
+/// Tells the engines at these addresses, as far as that is quick, that the engine of this incarnation closes.
 pub(in super::super) fn tell(
-    store: &dyn Store,
     calls: &Calls,
     incarnation: u64,
-    names: impl Iterator<Item = String>,
+    addresses: impl Iterator<Item = HostPort>,
 ) {
     let deadline = Instant::now() + PATIENCE;
     let message =
         HandShakeDesc { closing: true, incarnation: Some(incarnation), ..HandShakeDesc::default() };
     let frame = Frame::new(FrameType::Connection, message.to_json());
     let (done, all_done) = mpsc::channel::<()>();
-    for name in names {
-        let Ok(meta) = store.address(&name) else { continue };
+    for address in addresses {
         let done = done.clone();
         let told = Box::new(move |reply: Result<Frame, _>| {
             if let Err(error) = reply {
@@ -103,7 +96,7 @@ pub(in super::super) fn tell(
             }
             drop(done);
         });
-        calls.call(&meta.address, frame.clone(), PATIENCE, told);
+        calls.call(&address, frame.clone(), PATIENCE, told);
     }
     drop(done);
     let left = deadline.saturating_duration_since(Instant::now());
@@ -114,14 +107,13 @@ pub(in super::super) fn tell(
 
 #[cfg(test)]
 mod tests {
-    use millstream_metadata::{Client, ClientConfig, PeerToPeer};
+    use millstream_metadata::ClientConfig;
 
     use super::*;
 
     #[test]
     fn no_more_are_told_in_a_second_than_may_be() {
-        let store = Arc::new(PeerToPeer::new(Client::default()));
-        let notices = Notices::new(store, Arc::new(Calls::new(ClientConfig::default())), 1);
+        let notices = Notices::new(Arc::new(Calls::new(ClientConfig::default())), 1);
         let start = Instant::now() + Duration::from_secs(10);
         for second in 0..3 {
             let now = start + Duration::from_secs(second);
