@@ -69,23 +69,13 @@ pub enum RunError {
     #[error("the runtime cannot start")]
     Runtime(#[source] io::Error),
     /// It cannot listen.
-    #[error("cannot listen on {address}: {source}{}", listen_advice(source))]
+    #[error("cannot listen on {address}: {source}{}", crate::listen_advice(source))]
     Listen {
         /// Where.
         address: SocketAddr,
         /// Why.
         source: io::Error,
     },
-}
-
-/// What to do where a controller cannot listen.
-fn listen_advice(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::AddrNotAvailable => ": `ip address` shows the addresses of this machine",
-        io::ErrorKind::AddrInUse => ": another process does, perhaps another controller",
-        io::ErrorKind::PermissionDenied => ": ports below 1024 need privileges",
-        _ => "",
-    }
 }
 
 /// Runs a controller until `shutdown` is over. `ready` gets the address that it listens on.

@@ -1,10 +1,11 @@
-//! The daemons of in-network collectives: [`controller`] and [`switch`].
+//! The daemons: [`controller`] and [`switch`] of in-network collectives.
 //!
 //! Each is one function that runs until it is told to stop, on the thread that calls it. What it
 //! decides is in the state machines of `millstream_inc`; here are sockets, clocks and signals.
 
 pub mod controller;
 mod data_plane;
+mod metadata_server;
 mod reader;
 mod shutdown;
 pub mod switch;
@@ -21,6 +22,16 @@ pub use shutdown::{Shutdown, shutdown, terminated};
 fn block_on<F: Future>(future: F) -> io::Result<F::Output> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     Ok(runtime.block_on(future))
+}
+
+/// What to do where a daemon cannot listen.
+fn listen_advice(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::AddrNotAvailable => ": `ip address` shows the addresses of this machine",
+        io::ErrorKind::AddrInUse => ": another process does, perhaps another one like this",
+        io::ErrorKind::PermissionDenied => ": ports below 1024 need privileges",
+        _ => "",
+    }
 }
 
 /// Whether a future is over already. To be asked before a daemon says that it is ready: a future

@@ -1,0 +1,355 @@
+//! Entries on disk: a file to which each change is appended, and forced out before it counts.
+//!
+//! A record is the length of its payload and the CRC-32C of that, little-endian, and the payload: what is
+//! done (1: put, 2: remove), the length of the key, the key, and the value. What a crash has left of the last
+//! record is dropped when the file is opened. A file that is mostly of the past is written anew beside it,
+//! and takes its name.
+
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use hyper::body::Bytes;
+
+const NAME: &str = "entries.log";
+const NEW_NAME: &str = "entries.log.new";
+const LOCK_NAME: &str = "lock";
+
+/// What the file begins with: what it is, and the version of its form.
+const MAGIC: &[u8; 8] = b"MSmeta\x00\x01";
+
+/// Length and CRC of a record.
+const HEADER: usize = 8;
+
+const PUT: u8 = 1;
+const REMOVE: u8 = 2;
+
+/// No file is compacted that is shorter.
+const LEAST_COMPACTED: u64 = 1 << 20;
+
+/// The entries and their keys.
+pub(super) type Entries = BTreeMap<String, Bytes>;
+
+/// The open file.
+#[derive(Debug)]
+pub(super) struct Log {
+    folder: PathBuf,
+    file: File,
+    /// Bytes of whole records.
+    length: u64,
+    /// What the file must not have more than twice of: bytes of the entries that there are.
+    live: u64,
+    /// It may have something after `length`, or other than that.
+    is_broken: bool,
+    /// Held as long as this lives.
+    _lock: File,
+}
+
+impl Log {
+    /// Opens or makes the file in a folder, which is made if it is not there; what is in the file. Keys and
+    /// values are no longer together than `limit`.
+    pub(super) fn open(folder: &Path, limit: usize) -> io::Result<(Self, Entries)> {
+        std::fs::create_dir_all(folder)?;
+        let lock = OpenOptions::new().create(true).append(true).open(folder.join(LOCK_NAME))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                return Err(io::Error::other("another metadata server has it open"));
+            }
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+        let path = folder.join(NAME);
+        let mut options = OpenOptions::new();
+        let mut file = options.create(true).read(true).write(true).truncate(false).open(&path)?;
+        let total = file.metadata()?.len();
+        if total < MAGIC.len() as u64 {
+            // Made just now, or before a crash.
+            file.set_len(0)?;
+            file.write_all(MAGIC)?;
+            file.sync_all()?;
+            File::open(folder)?.sync_all()?;
+        }
+        let mut reader = Reader::new(&file, limit)?;
+        let mut entries = Entries::new();
+        while let Some(change) = reader.next()? {
+            match change {
+                Change::Put(key, value) => drop(entries.insert(key, value)),
+                Change::Remove(key) => drop(entries.remove(&key)),
+            }
+        }
+        let length = reader.length;
+        if let Some(dropped) = total.checked_sub(length).filter(|&dropped| dropped > 0) {
+            tracing::warn!(path = %path.display(), dropped, "the torn end of the file is dropped");
+            file.set_len(length)?;
+            file.sync_all()?;
+        }
+        file.seek(SeekFrom::Start(length))?;
+        let live = entries.iter().map(|(key, value)| record_length(key, value)).sum();
+        let folder = folder.to_owned();
+        Ok((Self { folder, file, length, live, is_broken: false, _lock: lock }, entries))
+    }
+
+    /// Writes that a key has a value, or none any more, and has had `before`. When this returns it is on disk,
+    /// or, with an error, is not.
+    pub(super) fn append(
+        &mut self,
+        key: &str,
+        value: Option<&[u8]>,
+        before: Option<&[u8]>,
+    ) -> io::Result<()> {
+        if self.is_broken {
+            self.file.set_len(self.length)?;
+            self.file.seek(SeekFrom::Start(self.length))?;
+            self.file.sync_all()?;
+            self.is_broken = false;
+        }
+        let record = record(key, value);
+        self.is_broken = true;
+        self.file.write_all(&record)?;
+        self.file.sync_data()?;
+        self.is_broken = false;
+        self.length += record.len() as u64;
+        self.live -= before.map_or(0, |before| record_length(key, before));
+        self.live += value.map_or(0, |value| record_length(key, value));
+        Ok(())
+    }
+
+    /// Whether it is mostly of the past.
+    pub(super) fn wants_compaction(&self) -> bool {
+        self.length > LEAST_COMPACTED && self.length / 2 > self.live
+    }
+
+    /// Writes it anew with just these entries. With an error, it is as it was.
+    pub(super) fn compact(&mut self, entries: &Entries) -> io::Result<()> {
+        let path = self.folder.join(NEW_NAME);
+        let mut file = File::create(&path)?;
+        let mut writer = io::BufWriter::new(&mut file);
+        writer.write_all(MAGIC)?;
+        for (key, value) in entries {
+            writer.write_all(&record(key, Some(value)))?;
+        }
+        writer.flush()?;
+        drop(writer);
+        file.sync_all()?;
+        let length = file.stream_position()?;
+        std::fs::rename(&path, self.folder.join(NAME))?;
+        // From here on the other file has no name.
+        let before = self.length;
+        (self.file, self.length, self.is_broken) = (file, length, false);
+        self.live = length - MAGIC.len() as u64;
+        File::open(&self.folder)?.sync_all()?;
+        tracing::info!(before, after = length, "the file of entries was written anew");
+        Ok(())
+    }
+}
+
+fn record_length(key: &str, value: &[u8]) -> u64 {
+    (HEADER + 1 + 4 + key.len() + value.len()) as u64
+}
+
+/// The bytes of a change.
+fn record(key: &str, value: Option<&[u8]>) -> Vec<u8> {
+    let bytes = value.unwrap_or_default();
+    let mut record = vec![0; HEADER];
+    record.push(if value.is_some() { PUT } else { REMOVE });
+    record.extend_from_slice(&(key.len() as u32).to_le_bytes());
+    record.extend_from_slice(key.as_bytes());
+    record.extend_from_slice(bytes);
+    let length = (record.len() - HEADER) as u32;
+    let checksum = crc32c::crc32c(&record[HEADER..]);
+    record[..4].copy_from_slice(&length.to_le_bytes());
+    record[4..HEADER].copy_from_slice(&checksum.to_le_bytes());
+    record
+}
+
+enum Change {
+    Put(String, Bytes),
+    Remove(String),
+}
+
+/// Reads records up to the first that is none.
+struct Reader<'a> {
+    input: BufReader<&'a File>,
+    limit: usize,
+    /// Bytes up to the end of the last whole record.
+    length: u64,
+}
+
+impl<'a> Reader<'a> {
+    fn new(mut file: &'a File, limit: usize) -> io::Result<Self> {
+        file.seek(SeekFrom::Start(0))?;
+        let mut input = BufReader::new(file);
+        let mut magic = [0; MAGIC.len()];
+        input.read_exact(&mut magic)?;
+        if magic != *MAGIC {
+            let what = format!("{NAME} in it is no file of entries, or of another version");
+            return Err(io::Error::new(io::ErrorKind::InvalidData, what));
+        }
+        Ok(Self { input, limit, length: MAGIC.len() as u64 })
+    }
+
+    fn next(&mut self) -> io::Result<Option<Change>> {
+        let mut header = [0; HEADER];
+        if !fill(&mut self.input, &mut header)? {
+            return Ok(None);
+        }
+        let [a, b, c, d, checksum @ ..] = header;
+        let length = u32::from_le_bytes([a, b, c, d]) as usize;
+        if length < 5 || length > self.limit + 5 {
+            return Ok(None);
+        }
+        let mut payload = vec![0; length];
+        if !fill(&mut self.input, &mut payload)?
+            || crc32c::crc32c(&payload) != u32::from_le_bytes(checksum)
+        {
+            return Ok(None);
+        }
+        let change = change(&payload);
+        if change.is_some() {
+            self.length += (HEADER + length) as u64;
+        }
+        Ok(change)
+    }
+}
+
+fn change(payload: &[u8]) -> Option<Change> {
+    let (&what, rest) = payload.split_first()?;
+    let (length, rest) = rest.split_first_chunk()?;
+    let (key, value) = rest.split_at_checked(u32::from_le_bytes(*length) as usize)?;
+    let key = String::from_utf8(key.to_vec()).ok()?;
+    match what {
+        PUT => Some(Change::Put(key, Bytes::copy_from_slice(value))),
+        REMOVE if value.is_empty() => Some(Change::Remove(key)),
+        _ => None,
+    }
+}
+
+/// Whether there were so many bytes.
+fn fill(input: &mut impl Read, buffer: &mut [u8]) -> io::Result<bool> {
+    match input.read_exact(buffer) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: usize = 4096;
+
+    /// A folder that goes away.
+    struct Folder(PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let name = format!("millstream-log-{name}-{}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            let _ = std::fs::remove_dir_all(&path);
+            Self(path)
+        }
+
+        fn file(&self) -> PathBuf {
+            self.0.join(NAME)
+        }
+
+        fn entries(&self) -> Entries {
+            Log::open(&self.0, LIMIT).unwrap().1
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn entries(list: &[(&str, &[u8])]) -> Entries {
+        let entry =
+            |(key, value): &(&str, &[u8])| ((*key).to_owned(), Bytes::copy_from_slice(value));
+        list.iter().map(entry).collect()
+    }
+
+    #[test]
+    fn what_was_appended_is_there_again() {
+        let folder = Folder::new("again");
+        let (mut log, empty) = Log::open(&folder.0, LIMIT).unwrap();
+        assert!(empty.is_empty());
+        let other = Log::open(&folder.0, LIMIT).unwrap_err();
+        assert_eq!(other.to_string(), "another metadata server has it open");
+        log.append("a", Some(b"1"), None).unwrap();
+        log.append("b", Some(b""), None).unwrap();
+        log.append("a", Some(b"22"), Some(b"1")).unwrap();
+        log.append("c", Some(b"3"), None).unwrap();
+        log.append("c", None, Some(b"3")).unwrap();
+        let live = log.live;
+        drop(log);
+        let (log, found) = Log::open(&folder.0, LIMIT).unwrap();
+        assert_eq!(found, entries(&[("a", b"22"), ("b", b"")]));
+        assert_eq!(log.live, live);
+    }
+
+    /// Wherever a crash cuts the file, all that was written before the cut is there, and more can be written.
+    #[test]
+    fn a_torn_end_is_dropped() {
+        let folder = Folder::new("torn");
+        let (mut log, _) = Log::open(&folder.0, LIMIT).unwrap();
+        log.append("a", Some(b"1"), None).unwrap();
+        let first = log.length;
+        log.append("b", Some(b"22"), None).unwrap();
+        let end = log.length;
+        drop(log);
+        let whole = std::fs::read(folder.file()).unwrap();
+        assert_eq!(whole.len() as u64, end);
+        for cut in 0..end {
+            std::fs::write(folder.file(), &whole[..cut as usize]).unwrap();
+            let (mut log, found) = Log::open(&folder.0, LIMIT).unwrap();
+            let expected = if cut < first { entries(&[]) } else { entries(&[("a", b"1")]) };
+            assert_eq!(found, expected, "{cut}");
+            log.append("c", Some(b"3"), None).unwrap();
+            drop(log);
+            assert_eq!(folder.entries()["c"], b"3"[..], "{cut}");
+        }
+        // What follows may be anything: zeros that a crash has left, or noise.
+        for tail in [&[0_u8; 100][..], &[0xff; 100], &whole[whole.len() - 10..], b"x"] {
+            std::fs::write(folder.file(), [&whole, tail].concat()).unwrap();
+            assert_eq!(folder.entries(), entries(&[("a", b"1"), ("b", b"22")]));
+        }
+        for bit in 0..8 * (end - first) {
+            let mut text = whole.clone();
+            text[(first + bit / 8) as usize] ^= 1 << (bit % 8);
+            std::fs::write(folder.file(), text).unwrap();
+            assert_eq!(folder.entries(), entries(&[("a", b"1")]), "{bit}");
+        }
+    }
+
+    #[test]
+    fn another_file_is_left_alone() {
+        let folder = Folder::new("other");
+        std::fs::create_dir_all(&folder.0).unwrap();
+        std::fs::write(folder.file(), "some notes of mine").unwrap();
+        let error = Log::open(&folder.0, LIMIT).unwrap_err().to_string();
+        assert!(error.contains("no file of entries"), "{error}");
+        assert_eq!(std::fs::read(folder.file()).unwrap(), b"some notes of mine");
+    }
+
+    #[test]
+    fn a_file_of_the_past_is_written_anew() {
+        let folder = Folder::new("anew");
+        let (mut log, _) = Log::open(&folder.0, LIMIT).unwrap();
+        let value = [7; 4000];
+        let mut before = None;
+        while !log.wants_compaction() {
+            log.append("a", Some(&value), before).unwrap();
+            before = Some(&value[..]);
+        }
+        let now = entries(&[("a", &value)]);
+        log.compact(&now).unwrap();
+        assert!(log.length < 5000 && !log.wants_compaction());
+        log.append("b", Some(b"1"), None).unwrap();
+        drop(log);
+        assert_eq!(folder.entries(), entries(&[("a", &value), ("b", b"1")]));
+    }
+}
