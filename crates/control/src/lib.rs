@@ -1,11 +1,11 @@
-//! The daemons: [`controller`] and [`switch`] of in-network collectives.
+//! The daemons: [`controller`] and [`switch`] of in-network collectives, and [`metadata_server`].
 //!
 //! Each is one function that runs until it is told to stop, on the thread that calls it. What it
 //! decides is in the state machines of `millstream_inc`; here are sockets, clocks and signals.
 
 pub mod controller;
 mod data_plane;
-mod metadata_server;
+pub mod metadata_server;
 mod reader;
 mod shutdown;
 pub mod switch;
