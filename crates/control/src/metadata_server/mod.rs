@@ -4,6 +4,7 @@ mod log;
 mod service;
 mod table;
 
+use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -18,6 +19,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use thiserror::Error;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use self::table::Table;
@@ -142,6 +144,7 @@ async fn serve(
     let (ending, ended) = watch::channel(());
     let mut failing = false;
     let mut full = false;
+    let mut connections = VecDeque::new();
     loop {
         let accepted = tokio::select! {
             () = &mut shutdown => break,
@@ -150,14 +153,22 @@ async fn serve(
         match accepted {
             Ok((stream, client)) => {
                 failing = false;
-                let Ok(place) = Arc::clone(&places).try_acquire_owned() else {
+                connections.retain(|connection: &AbortHandle| !connection.is_finished());
+                // One that asks nothing keeps nobody out: whose connection closes makes another.
+                let oldest = (connections.len() >= limits.connections)
+                    .then(|| connections.pop_front())
+                    .flatten();
+                if let Some(oldest) = oldest {
+                    oldest.abort();
                     if !std::mem::replace(&mut full, true) {
-                        tracing::warn!(%client, limits.connections, "no more connections: closed");
+                        tracing::warn!(%client, "too many connections: the oldest ones are closed");
                     }
-                    continue;
-                };
-                full = false;
-                tokio::spawn(converse(stream, place, table.clone(), limits, ended.clone()));
+                } else {
+                    full = false;
+                }
+                let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
+                let connection = converse(stream, place, table.clone(), limits, ended.clone());
+                connections.push_back(tokio::spawn(connection).abort_handle());
             }
             Err(error) => {
                 // Out of file descriptors, most likely: some will be closed.
