@@ -1,14 +1,18 @@
 //! Transfer engines as commands ask for them: protocols, metadata, local addresses.
 
 use std::io;
-use std::net::{IpAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
-use millstream_metadata::{CallErrorKind, FileName, HostPort, StoreError};
+use millstream_metadata::{
+    CallErrorKind, FileName, HostPort, KeyValueStoreConfig, OpenStoreErrorKind, StoreError,
+    is_peer_to_peer, open_store,
+};
 use millstream_transfer::{
-    InstallError, NvmeofConfig, RdmaConfig, Segment, SegmentError, Settings, TransferEngine,
+    Config, InstallError, NewError, NvmeofConfig, RdmaConfig, Segment, SegmentError, Settings,
+    TransferEngine,
 };
 use millstream_verbs::{DeviceError, Provider};
 use thiserror::Error;
@@ -60,21 +64,24 @@ pub(crate) fn protocol(name: &str) -> anyhow::Result<Protocol> {
 
 /// Checks a value of `--metadata`.
 pub(crate) fn check_metadata(uri: &str) -> anyhow::Result<()> {
-    if uri == "p2p" || uri == "P2PHANDSHAKE" {
-        return Ok(());
+    match open_store(uri, KeyValueStoreConfig::default()) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(match error.kind {
+            OpenStoreErrorKind::NotBuilt(_) => not_yet(&format!("--{error}")),
+            OpenStoreErrorKind::Unknown | OpenStoreErrorKind::Malformed(_) => {
+                usage(format!("--{error}"))
+            }
+        }),
     }
-    let known = ["http://", "https://", "etcd://", "redis://", "memcached://"];
-    if known.iter().any(|scheme| uri.starts_with(scheme)) {
-        return Err(not_yet(&format!("this version has no metadata store {uri}, only p2p")));
-    }
-    Err(usage(format!(
-        "--metadata {uri}: it is p2p, http://HOST:PORT/PATH, etcd://, redis:// or memcached://"
-    )))
 }
 
 /// What an engine is made with.
 pub(crate) struct Options<'a> {
     pub(crate) settings: &'a Settings,
+    /// Where segments are found.
+    pub(crate) metadata: &'a str,
+    /// What its own segment is called there, if that is not its address.
+    pub(crate) segment_name: Option<&'a str>,
     /// Whatever the settings say.
     pub(crate) no_segmentation_offload: bool,
     /// With peers that do not answer, where the command says it.
@@ -82,6 +89,15 @@ pub(crate) struct Options<'a> {
 }
 
 impl Options<'_> {
+    /// What the engine is made with.
+    fn engine(&self, listen: IpAddr) -> Config {
+        Config {
+            metadata: self.metadata.to_owned(),
+            segment_name: self.segment_name.map(str::to_owned),
+            ..self.settings.engine(listen)
+        }
+    }
+
     /// What the transport `rdma` is installed with, but for its addresses.
     fn rdma(&self, provider: Option<Provider>) -> RdmaConfig {
         let mut config = self.settings.rdma(&[]);
@@ -121,7 +137,7 @@ pub(crate) fn start(
             }
             given => given,
         };
-        let engine = TransferEngine::new(options.settings.engine(addresses[0]))?;
+        let engine = TransferEngine::new(options.engine(addresses[0]))?;
         let mut missing = Vec::new();
         if protocols.contains(&Protocol::Shm) {
             engine.install_shm()?;
@@ -188,8 +204,30 @@ pub(crate) fn open(reach: &Reach, segment: &str) -> anyhow::Result<Opened> {
     open_patiently(reach, segment, None)
 }
 
-/// Checks the value of `--segment`; where its process is.
-pub(crate) fn parse_segment(segment: &str, settings: &Settings) -> anyhow::Result<HostPort> {
+/// Checks the value of `--segment`, as far as that can be done here.
+pub(crate) fn check_segment(segment: &str, reach: &Reach) -> anyhow::Result<()> {
+    let settings = reach.settings.load()?;
+    match is_peer_to_peer(&reach.metadata) {
+        true => parse_segment(segment, settings).map(drop),
+        // What has a name is for the server to know.
+        false => check_metadata(&reach.metadata),
+    }
+}
+
+/// Where the process of a segment answers.
+fn find(segment: &str, reach: &Reach, settings: &Settings) -> anyhow::Result<HostPort> {
+    if is_peer_to_peer(&reach.metadata) {
+        return parse_segment(segment, settings);
+    }
+    let Config { client, metadata_cluster, .. } = settings.engine(Ipv4Addr::LOCALHOST.into());
+    let config =
+        KeyValueStoreConfig { cluster: metadata_cluster, client, ..KeyValueStoreConfig::default() };
+    let store = open_store(&reach.metadata, config)?;
+    Ok(store.address(segment)?.address)
+}
+
+/// Checks the value of `--segment`, peer to peer; where its process is.
+fn parse_segment(segment: &str, settings: &Settings) -> anyhow::Result<HostPort> {
     if segment.starts_with(FileName::PREFIX) {
         let name: Result<FileName, _> = segment.parse();
         return match name {
@@ -243,7 +281,19 @@ pub(crate) fn open_when_there(
 
 /// Whether this is about what may be there a moment later.
 fn may_come(error: &anyhow::Error) -> bool {
+    let at_server = |error: &StoreError| {
+        error.is_transient()
+            || matches!(error, StoreError::NotFound { .. } | StoreError::Taken { .. })
+    };
     let peer = error.chain().any(|cause| {
+        let store = match (cause.downcast_ref(), cause.downcast_ref()) {
+            (Some(SegmentError::Store { error, .. }), _) => Some(error),
+            (_, Some(NewError::Publish(error))) => Some(error),
+            _ => cause.downcast_ref::<StoreError>(),
+        };
+        if store.is_some_and(at_server) {
+            return true;
+        }
         if let Some(SegmentError::Store { error: StoreError::Call(error), .. }) =
             cause.downcast_ref()
         {
@@ -275,11 +325,11 @@ fn open_patiently(
         "auto" if segment.starts_with(FileName::PREFIX) => Protocol::Nvmeof,
         name => protocol(name)?,
     };
-    let name = parse_segment(segment, settings)?;
     // Where the segment is says on which of our addresses it can be reached.
     let peer = match reach.bind.first() {
         Some(address) => *address,
         None => {
+            let name = find(segment, reach, settings)?;
             let unresolved = |error| Unresolved { segment: segment.to_owned(), error };
             let mut addresses =
                 (name.host.as_str(), name.port).to_socket_addrs().map_err(unresolved)?;
@@ -290,7 +340,9 @@ fn open_patiently(
         }
     };
     let no_segmentation_offload = reach.no_segmentation_offload;
-    let options = Options { settings, no_segmentation_offload, patience };
+    let metadata = &reach.metadata;
+    let options =
+        Options { settings, metadata, segment_name: None, no_segmentation_offload, patience };
     let Started { engine, missing } = start(&[protocol], &reach.bind, peer, &options)?;
     let opened = engine.open_segment(segment)?;
     if opened.buffers().is_empty() {

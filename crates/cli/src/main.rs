@@ -23,6 +23,7 @@ mod failure;
 mod log;
 mod manual;
 mod memory;
+mod metadata_server;
 mod node;
 mod note;
 mod output;
@@ -37,7 +38,6 @@ mod step;
 mod switch;
 mod topology;
 mod units;
-mod unready;
 
 use std::process::ExitCode;
 
@@ -78,8 +78,7 @@ enum Command {
     /// Take part in a collective as one host
     Collective(collective::Arguments),
     /// Serve segment descriptors over HTTP
-    #[command(hide = true)]
-    MetadataServer(unready::MetadataServer),
+    MetadataServer(metadata_server::Arguments),
     /// Show NICs, NUMA nodes, GPUs and their distances
     Topology(topology::Arguments),
     /// Show every setting and where it came from
@@ -166,7 +165,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
         Command::Switch(arguments) => switch::run(arguments),
         Command::Allreduce(arguments) => allreduce::run(arguments),
         Command::Collective(arguments) => collective::run(arguments),
-        Command::MetadataServer(arguments) => arguments.run(),
+        Command::MetadataServer(arguments) => metadata_server::run(arguments),
         Command::Topology(arguments) => topology::run(arguments),
         Command::Config(arguments) => config::run(arguments),
         Command::Doctor(arguments) => doctor::run(arguments),
@@ -192,6 +191,9 @@ impl Command {
 
     /// Whether it serves until it is told to stop.
     const fn is_daemon(&self) -> bool {
-        matches!(self, Self::Node(_) | Self::Controller(_) | Self::Switch(_))
+        matches!(
+            self,
+            Self::Node(_) | Self::Controller(_) | Self::Switch(_) | Self::MetadataServer(_)
+        )
     }
 }

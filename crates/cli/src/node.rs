@@ -25,10 +25,11 @@ const CHUNK: usize = 1 << 20;
 /// Arguments of `node`.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// The node's name [default: this machine's]
+    /// The node's name [default: this machine's]; with a metadata server, also its segment's [default: its
+    /// HOST:PORT]
     #[arg(long, value_name = "N")]
     name: Option<String>,
-    /// Where segments are found: p2p
+    /// Where segments are found: p2p, or the URI of a metadata server: http://HOST:PORT/metadata
     #[arg(long, value_name = "URI", default_value = "p2p")]
     metadata: String,
     /// How bytes may move: auto (shm and rdma), rdma, rdma:soft, rdma:ibverbs, shm, local, nvmeof
@@ -53,7 +54,7 @@ pub(crate) struct Arguments {
     /// As --offer-file, for reading only
     #[arg(long, value_name = "F")]
     offer_file_read_only: Vec<PathBuf>,
-    /// Wait up to so long for an address that is in use
+    /// Wait up to so long for an address or a name that is in use, or a metadata server that is not there
     #[arg(long, value_name = "D", default_value = "0s", value_parser = units::duration)]
     wait: Duration,
     /// Send every packet as its own datagram, as captures want it
@@ -113,12 +114,14 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let loopback = Ipv4Addr::LOCALHOST.into();
     let options = engine::Options {
         settings: arguments.settings.load()?,
+        metadata: &arguments.metadata,
+        segment_name: arguments.name.as_deref(),
         no_segmentation_offload: arguments.no_segmentation_offload,
         patience: None,
     };
     let start = Instant::now();
     let until = start.checked_add(arguments.wait).unwrap_or(start);
-    let Started { engine, missing } = retry::until(until, retry::is_address_in_use, || {
+    let Started { engine, missing } = retry::until(until, retry::may_start_later, || {
         engine::start(&protocols, &arguments.bind, loopback, &options)
     })?;
     let allocating = format!("allocating {}", units::readable(arguments.buffer));
@@ -138,7 +141,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     output::ready(&Ready {
         name: &name,
         segment: engine.name(),
-        metadata: &arguments.metadata,
+        metadata: &millstream_metadata::without_password(&arguments.metadata),
         buffer: BufferPlace { addr: buffer.address(), length: buffer.length() as u64 },
         protocols: &arguments.protocol,
         transports: engine.transports().into_iter().map(|(name, _)| name).collect(),

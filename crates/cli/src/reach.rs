@@ -12,7 +12,7 @@ use crate::units;
 /// How segments are found, and how bytes move to and from them.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Reach {
-    /// Where segments are found: p2p
+    /// Where segments are found: p2p, or the URI of a metadata server: http://HOST:PORT/metadata
     #[arg(long, value_name = "URI", default_value = "p2p")]
     pub(crate) metadata: String,
     /// How bytes move: auto (the first of local, shm and rdma that leads to the segment, and nvmeof for

@@ -4,6 +4,7 @@ use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use millstream_metadata::StoreError;
 use millstream_transfer::{InstallError, NewError};
 use millstream_verbs::{DeviceError, OpenError};
 
@@ -50,6 +51,15 @@ pub(crate) fn is_address_in_use(error: &anyhow::Error) -> bool {
             || matches!(cause.downcast_ref(), Some(InstallError::Open(error)) if device(error))
             || matches!(cause.downcast_ref(), Some(NewError::Listen { error, .. }) if io(error))
     })
+}
+
+/// An engine cannot start, and may a moment later: its address or its name is in use, or the metadata
+/// server does not answer.
+pub(crate) fn may_start_later(error: &anyhow::Error) -> bool {
+    let store =
+        |error: &StoreError| error.is_transient() || matches!(error, StoreError::Taken { .. });
+    let new = |error: &NewError| matches!(error, NewError::Publish(error) if store(error));
+    is_address_in_use(error) || error.chain().any(|cause| cause.downcast_ref().is_some_and(new))
 }
 
 /// Nobody listens there, or there is no way there now; both may change.

@@ -53,9 +53,7 @@ fn no_command_at_all_is_a_usage_error_that_shows_the_commands() {
 #[test]
 fn what_is_not_there_yet_says_so() {
     for arguments in [
-        &["metadata-server"][..],
-        &["metadata-server", "--listen", "127.0.0.1:1"],
-        &["sim", "--scenario", "a/file.toml"],
+        &["sim", "--scenario", "a/file.toml"][..],
         &["controller", "--topology", "tree.yaml"],
         &["node", "--name=a", "--metadata=p2p", "--protocol=rdma,tcp", "--buffer=1KiB"],
         &["node", "--name=a", "--metadata=etcd://x", "--protocol=rdma", "--buffer=1KiB"],

@@ -72,8 +72,8 @@ pub fn is_peer_to_peer(uri: &str) -> bool {
     uri == P2P || uri == P2P_HANDSHAKE
 }
 
-/// A URI as it may be shown.
-fn without_password(uri: &str) -> String {
+/// A URI as it may be shown: without user and password.
+pub fn without_password(uri: &str) -> String {
     let Some((scheme, rest)) = uri.split_once("://") else { return uri.to_owned() };
     let end = rest.find('/').unwrap_or(rest.len());
     match rest[..end].rfind('@') {

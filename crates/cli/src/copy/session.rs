@@ -50,7 +50,7 @@ impl<'a> Session<'a> {
         segment: &'a str,
         patience: Patience,
     ) -> anyhow::Result<Self> {
-        engine::parse_segment(segment, reach.settings.load()?)?;
+        engine::check_segment(segment, reach)?;
         let retries_left = patience.retry;
         Ok(Self { command, reach, segment, patience, retries_left, incarnation: None })
     }

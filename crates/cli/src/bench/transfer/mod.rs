@@ -195,6 +195,8 @@ fn open_own(reach: &Reach, bytes: usize, memory: MemoryKind) -> anyhow::Result<(
     engine::check_metadata(&reach.metadata)?;
     let options = engine::Options {
         settings: reach.settings.load()?,
+        metadata: &reach.metadata,
+        segment_name: None,
         no_segmentation_offload: reach.no_segmentation_offload,
         patience: None,
     };

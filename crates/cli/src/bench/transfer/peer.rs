@@ -25,8 +25,9 @@ impl Peer {
     /// bytes of memory of this kind.
     pub(super) fn start(reach: &Reach, bytes: u64, memory: MemoryKind) -> anyhow::Result<Self> {
         let buffer = bytes.to_string();
-        let mut arguments =
-            ["node", "--name=bench", "--buffer", &buffer].map(OsString::from).to_vec();
+        // Another bench may be at the same metadata server.
+        let name = format!("--name=bench-{}", std::process::id());
+        let mut arguments = ["node", &name, "--buffer", &buffer].map(OsString::from).to_vec();
         if memory != MemoryKind::Host {
             arguments.push(format!("--memory={memory}").into());
         }

@@ -22,6 +22,8 @@ pub(super) fn measure(reach: &Reach, turn: Duration, aims: &mut Vec<Aim>) -> any
     let reach = Reach { protocol: "rdma:soft".to_owned(), ..reach.clone() };
     let options = engine::Options {
         settings: reach.settings.load()?,
+        metadata: &reach.metadata,
+        segment_name: None,
         no_segmentation_offload: reach.no_segmentation_offload,
         patience: None,
     };

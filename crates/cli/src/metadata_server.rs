@@ -1,0 +1,45 @@
+//! `metadata-server`: segment descriptors and addresses over HTTP.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+use millstream_control::metadata_server::{self, MetadataServerConfig};
+use serde::Serialize;
+
+use crate::daemon::ReadyLine;
+
+/// Arguments of `metadata-server`.
+#[derive(Args, Debug)]
+pub(crate) struct Arguments {
+    /// Where to listen
+    #[arg(long, value_name = "ADDR", default_value_t = MetadataServerConfig::DEFAULT_LISTEN)]
+    listen: SocketAddr,
+    /// Keep entries in this folder, where they survive a crash [default: in memory]
+    #[arg(long, value_name = "DIR")]
+    data_dir: Option<PathBuf>,
+}
+
+/// The `ready` line.
+#[derive(Serialize)]
+struct Ready {
+    /// Where nodes find it.
+    listen: SocketAddr,
+    /// What they are given as --metadata.
+    metadata: String,
+}
+
+/// Runs `metadata-server`.
+pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
+    let line = ReadyLine::default();
+    let ready = |listen: SocketAddr| {
+        let metadata = format!("http://{listen}/metadata");
+        line.print(&Ready { listen, metadata });
+    };
+    let config = MetadataServerConfig {
+        data_dir: arguments.data_dir.clone(),
+        ..MetadataServerConfig::new(arguments.listen)
+    };
+    metadata_server::run(config, ready, line.shutdown())?;
+    line.outcome()
+}
