@@ -4,7 +4,7 @@ use std::convert::Infallible;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
-use hyper::body::{Bytes, Incoming};
+use hyper::body::{Body, Bytes, Incoming};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode};
 use tokio::time::timeout;
@@ -77,13 +77,17 @@ fn reply(outcome: Outcome, done: &'static str) -> Reply {
 
 /// The value that is to be put.
 async fn value(request: Request<Incoming>, limit: usize) -> Result<Bytes, Reply> {
+    let too_long = || {
+        let what = format!("metadata value is longer than {limit} bytes");
+        text(StatusCode::PAYLOAD_TOO_LARGE, what)
+    };
+    if request.body().size_hint().lower() > limit as u64 {
+        return Err(too_long());
+    }
     let body = Limited::new(request.into_body(), limit);
     match timeout(BODY_TIMEOUT, body.collect()).await {
         Ok(Ok(body)) => Ok(body.to_bytes()),
-        Ok(Err(error)) if error.is::<LengthLimitError>() => {
-            let what = format!("metadata value is longer than {limit} bytes");
-            Err(text(StatusCode::PAYLOAD_TOO_LARGE, what))
-        }
+        Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_long()),
         Ok(Err(error)) => Err(text(StatusCode::BAD_REQUEST, error.to_string())),
         Err(_) => Err(text(StatusCode::REQUEST_TIMEOUT, "metadata value did not come in time")),
     }
