@@ -7,7 +7,7 @@ use super::table::settings;
 pub(super) const PREFIX: &str = "MC_";
 
 const NO_TCP: &str = "there is no transport tcp yet";
-const NO_STORE: &str = "peers are asked themselves: there are no stores of metadata yet";
+const NO_REDIS: &str = "there is no metadata by redis yet";
 const NO_GPU: &str = "there are no transports between GPUs yet";
 const ONE_ENGINE: &str = "there is one engine";
 const QUEUE_SIZES: &str = "queues are as long as the settings of rdma make them";
@@ -35,7 +35,6 @@ pub(super) const IGNORED: &[(&str, &str)] = &[
     ("MC_MAX_CQE_PER_CTX", QUEUE_SIZES),
     ("MC_MAX_INLINE", "slices are never sent inline"),
     ("MC_MAX_SGE", "a slice is one piece"),
-    ("MC_METADATA_CLUSTER_ID", NO_STORE),
     ("MC_MIN_REG_SIZE", "it is of a transport that there is not (barex)"),
     ("MC_MLX5_QP_LAG_PORT_BALANCE", "adapters of one vendor have no settings of their own"),
     ("MC_MLX5_QP_UDP_SPORTS", "adapters of one vendor have no settings of their own"),
@@ -48,9 +47,9 @@ pub(super) const IGNORED: &[(&str, &str)] = &[
     ("MC_RDMA_NOTIFY_OOB_FALLBACK", "there are no notifications yet"),
     ("MC_RDMA_NOTIFY_RECV_COUNT", "there are no notifications yet"),
     ("MC_RDMA_RAIL_PAUSE_SECONDS", "pairs of NICs are not paused yet"),
-    ("MC_REDIS_DB_INDEX", NO_STORE),
-    ("MC_REDIS_PASSWORD", NO_STORE),
-    ("MC_REDIS_USERNAME", NO_STORE),
+    ("MC_REDIS_DB_INDEX", NO_REDIS),
+    ("MC_REDIS_PASSWORD", NO_REDIS),
+    ("MC_REDIS_USERNAME", NO_REDIS),
     ("MC_RPC_PROTOCOL", "handshakes go over TCP"),
     ("MC_SLICE_TIMEOUT", "slices have no deadline yet; rdma.acknowledge_timeout ends waiting"),
     ("MC_TCP_ADMISSION_TIMEOUT_MS", NO_TCP),
@@ -65,7 +64,10 @@ pub(super) const IGNORED: &[(&str, &str)] = &[
     ("MC_TCP_STATUS_TIMEOUT_SEC", NO_TCP),
     ("MC_TENT_CONF", ONE_ENGINE),
     ("MC_TE_FILTERS", "--bind says which devices an engine has; millstream topology shows it"),
-    ("MC_TE_METADATA_REFRESH_INTERVAL_SECONDS", NO_STORE),
+    (
+        "MC_TE_METADATA_REFRESH_INTERVAL_SECONDS",
+        "descriptors that have proven out of date are asked for again",
+    ),
     ("MC_TE_METRIC", "there are no metrics yet"),
     ("MC_TE_METRIC_INTERVAL_SECONDS", "there are no metrics yet"),
     ("MC_TE_RPC_CLIENT_IO_THREADS", ONE_ENGINE),

@@ -56,6 +56,17 @@ pub(super) const ROWS: &[Setting] = &[
         meaning: "Log everything, as log_level = \"trace\" does.",
     },
     Setting {
+        key: "metadata.cluster",
+        variables: &["MC_METADATA_CLUSTER_ID"],
+        kind: Kind::Host {
+            none: "no cluster in the keys",
+            read: |values| Some(&*values.engine.metadata_cluster).filter(|name| !name.is_empty()),
+            write: |values, name| values.engine.metadata_cluster = name.unwrap_or_default(),
+        },
+        scope: Scope::Engine,
+        meaning: "The name of a cluster that shares a metadata server with others: it is in all keys.",
+    },
+    Setting {
         key: "handshake.host",
         variables: &["MC_RDMA_BIND_ADDRESS", "MC_TCP_BIND_ADDRESS"],
         kind: Kind::Host {
