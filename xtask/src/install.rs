@@ -40,8 +40,22 @@ const ADDR2LINE: Need =
 const MKE2FS: Need =
     Need { program: "mke2fs", package: "e2fsprogs", reason: "makes a file system for a guest" };
 
+const ETCD: Need =
+    Need { program: "etcd", package: "etcd-server", reason: "is a metadata server to test with" };
+const REDIS: Need = Need {
+    program: "redis-server",
+    package: "redis-server",
+    reason: "is a metadata server to test with",
+};
+const MEMCACHED: Need = Need {
+    program: "memcached",
+    package: "memcached",
+    reason: "is a metadata server to test with",
+};
+
 /// What `cargo xtask test` needs.
-pub(crate) const FOR_TESTS: &[Need] = &[TSHARK, TCPDUMP, IP, QEMU, ZSH, FISH, DPKG, MKE2FS];
+pub(crate) const FOR_TESTS: &[Need] =
+    &[TSHARK, TCPDUMP, IP, QEMU, ZSH, FISH, DPKG, MKE2FS, ETCD, REDIS, MEMCACHED];
 
 /// What `cargo xtask power-cut` needs beside what `interop` does.
 pub(crate) const FOR_POWER_CUT: &[Need] = &[MKE2FS];
@@ -101,8 +115,21 @@ fn install(packages: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// Runs `apt-get` and has no service started meanwhile: tests start servers themselves, and a machine
+/// gets none that listens because somebody ran the tests. Debian asks `policy-rc.d` before it starts one
+/// (invoke-rc.d(8)); a policy that is there stays.
+const APT_GET: &str = r#"
+policy=/usr/sbin/policy-rc.d
+if [ ! -e "$policy" ]; then
+    trap 'rm -f "$policy"' EXIT
+    trap 'exit 1' INT TERM HUP
+    printf '#!/bin/sh\nexit 101\n' > "$policy"
+    chmod 755 "$policy"
+fi
+DEBIAN_FRONTEND=noninteractive apt-get "$@"
+"#;
+
 fn apt_get(prefix: &[&str], arguments: &[&str]) -> Result<()> {
-    // `env` carries the variable through sudo, which clears the environment.
-    let words = [prefix, &["env", "DEBIAN_FRONTEND=noninteractive", "apt-get"], arguments].concat();
+    let words = [prefix, &["sh", "-c", APT_GET, "apt-get"], arguments].concat();
     process::run(Command::new(words[0]).args(&words[1..]))
 }
