@@ -2,9 +2,17 @@
 
 pub(crate) mod http;
 
+#[expect(dead_code, reason = "the clients follow")]
+mod config;
+#[expect(dead_code, reason = "the clients follow")]
+mod uri;
+
 use std::time::Duration;
 
 use thiserror::Error;
+
+pub use config::KeyValueConfig;
+pub use uri::UriError;
 
 /// How long an entry lives after it was put or refreshed, where the server has times to live.
 pub const TIME_TO_LIVE: Duration = Duration::from_secs(30);

@@ -45,7 +45,10 @@ pub use frame::{DEFAULT_FRAME_LIMIT, Frame, FrameDecoder, FrameError, FrameType}
 pub use gid::{Gid, GidError};
 pub use handshake::HandShakeDesc;
 pub use key_value::http::HttpKeyValue;
-pub use key_value::{KeyValue, KeyValueError, KeyValueErrorKind, REFRESH_INTERVAL, TIME_TO_LIVE};
+pub use key_value::{
+    KeyValue, KeyValueConfig, KeyValueError, KeyValueErrorKind, REFRESH_INTERVAL, TIME_TO_LIVE,
+    UriError,
+};
 pub use key_value_store::{KeyValueStore, KeyValueStoreConfig};
 pub use message::{Notify, Probe, SegmentQuery};
 pub use name::{DEFAULT_HANDSHAKE_PORT, FileName, HostPort, NameError, NicPath};
