@@ -5,6 +5,8 @@ pub(crate) mod http;
 #[expect(dead_code, reason = "the clients follow")]
 mod config;
 #[expect(dead_code, reason = "the clients follow")]
+mod connection;
+#[expect(dead_code, reason = "the clients follow")]
 mod uri;
 
 use std::time::Duration;
