@@ -4,8 +4,8 @@ pub(crate) mod http;
 
 #[expect(dead_code, reason = "the clients follow")]
 mod config;
-#[expect(dead_code, reason = "the clients follow")]
 mod connection;
+mod memcached;
 #[expect(dead_code, reason = "the clients follow")]
 mod uri;
 
@@ -14,6 +14,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 pub use config::KeyValueConfig;
+pub use memcached::Memcached;
 pub use uri::UriError;
 
 /// How long an entry lives after it was put or refreshed, where the server has times to live.
