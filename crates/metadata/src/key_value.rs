@@ -2,11 +2,10 @@
 
 pub(crate) mod http;
 
-#[expect(dead_code, reason = "the clients follow")]
 mod config;
 mod connection;
 mod memcached;
-#[expect(dead_code, reason = "the clients follow")]
+mod redis;
 mod uri;
 
 use std::time::Duration;
@@ -15,6 +14,7 @@ use thiserror::Error;
 
 pub use config::KeyValueConfig;
 pub use memcached::Memcached;
+pub use redis::Redis;
 pub use uri::UriError;
 
 /// How long an entry lives after it was put or refreshed, where the server has times to live.
