@@ -2,8 +2,12 @@
 
 pub(crate) mod http;
 
+#[expect(dead_code, reason = "the clients follow")]
+mod agent;
 mod config;
 mod connection;
+#[expect(dead_code, reason = "the clients follow")]
+mod etcd;
 mod memcached;
 mod redis;
 mod uri;

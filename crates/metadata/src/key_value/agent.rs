@@ -1,0 +1,99 @@
+//! What all clients over HTTP have in common: limits, deadlines, and host names looked up by the threads
+//! that the whole process has for it.
+
+use std::time::Instant;
+
+use ureq::Agent;
+use ureq::http::Uri;
+use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
+use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
+
+use super::{KeyValueConfig, KeyValueErrorKind};
+use crate::client::deadline;
+use crate::resolver::SYSTEM;
+
+/// Connections that are kept while nobody uses them.
+const MAX_IDLE: usize = 4;
+/// As many addresses of a name as the HTTP client tries.
+const MAX_ADDRESSES: usize = 16;
+
+/// A client that asks whom it is told to: it follows no redirect and no proxy.
+pub(super) fn agent(config: &KeyValueConfig) -> Agent {
+    let config = Agent::config_builder()
+        .user_agent(concat!("millstream/", env!("CARGO_PKG_VERSION")))
+        .http_status_as_error(false)
+        .max_redirects(0)
+        .proxy(None)
+        .max_idle_connections(MAX_IDLE)
+        .max_idle_connections_per_host(MAX_IDLE)
+        .timeout_connect(Some(config.connect_timeout))
+        .timeout_global(Some(config.call_timeout))
+        .build();
+    Agent::with_parts(config, DefaultConnector::default(), Names)
+}
+
+/// Why there is no whole reply. `what` is what the server should be.
+pub(super) fn failure(error: ureq::Error, what: &str) -> KeyValueErrorKind {
+    match error {
+        ureq::Error::Timeout(ureq::Timeout::Resolve) => KeyValueErrorKind::Unreachable(
+            "its host name does not resolve in time: is the name server up?".to_owned(),
+        ),
+        ureq::Error::Timeout(ureq::Timeout::Connect) => KeyValueErrorKind::Unreachable(
+            "no answer: is its machine up, and does a firewall let the connection through?"
+                .to_owned(),
+        ),
+        ureq::Error::Timeout(_) => KeyValueErrorKind::Unreachable(format!(
+            "it gave no whole reply in time: has it stopped, or is it something else than {what}?"
+        )),
+        ureq::Error::HostNotFound => KeyValueErrorKind::Unreachable(
+            "its host name does not resolve: is it spelled right?".to_owned(),
+        ),
+        ureq::Error::Io(error) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
+            KeyValueErrorKind::Unreachable(
+                "connection refused: no process listens there".to_owned(),
+            )
+        }
+        ureq::Error::Io(error) => {
+            KeyValueErrorKind::Unreachable(format!("the connection failed: {error}"))
+        }
+        ureq::Error::ConnectionFailed => {
+            KeyValueErrorKind::Unreachable("no connection to any of its addresses".to_owned())
+        }
+        ureq::Error::BodyExceedsLimit(limit) => {
+            KeyValueErrorKind::Meaning(format!("it takes more than {limit} bytes: is it {what}?"))
+        }
+        error => KeyValueErrorKind::Meaning(format!("{error}: is it {what}?")),
+    }
+}
+
+/// Asks the process's resolver, since the HTTP client's own starts a thread for each look-up.
+#[derive(Debug)]
+struct Names;
+
+impl Resolver for Names {
+    fn resolve(
+        &self,
+        uri: &Uri,
+        _config: &ureq::config::Config,
+        timeout: NextTimeout,
+    ) -> Result<ResolvedSocketAddrs, ureq::Error> {
+        let host = uri.host().ok_or(ureq::Error::HostNotFound)?;
+        let host = host.trim_start_matches('[').trim_end_matches(']');
+        let port = uri.port_u16().unwrap_or(80);
+        let until = deadline(*timeout.after);
+        let addresses = SYSTEM.resolve_until(host, until).map_err(|_| match Instant::now() {
+            now if now >= until => ureq::Error::Timeout(ureq::Timeout::Resolve),
+            _ => ureq::Error::HostNotFound,
+        })?;
+        let mut resolved = self.empty();
+        for address in addresses.iter().take(MAX_ADDRESSES) {
+            let mut address = *address;
+            address.set_port(port);
+            resolved.push(address);
+        }
+        match resolved.is_empty() {
+            true => Err(ureq::Error::HostNotFound),
+            false => Ok(resolved),
+        }
+    }
+}
