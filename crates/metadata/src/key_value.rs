@@ -2,11 +2,9 @@
 
 pub(crate) mod http;
 
-#[expect(dead_code, reason = "the clients follow")]
 mod agent;
 mod config;
 mod connection;
-#[expect(dead_code, reason = "the clients follow")]
 mod etcd;
 mod memcached;
 mod redis;
@@ -17,6 +15,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 pub use config::KeyValueConfig;
+pub use etcd::Etcd;
 pub use memcached::Memcached;
 pub use redis::Redis;
 pub use uri::UriError;

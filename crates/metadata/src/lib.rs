@@ -46,8 +46,8 @@ pub use gid::{Gid, GidError};
 pub use handshake::HandShakeDesc;
 pub use key_value::http::HttpKeyValue;
 pub use key_value::{
-    KeyValue, KeyValueConfig, KeyValueError, KeyValueErrorKind, Memcached, REFRESH_INTERVAL, Redis,
-    TIME_TO_LIVE, UriError,
+    Etcd, KeyValue, KeyValueConfig, KeyValueError, KeyValueErrorKind, Memcached, REFRESH_INTERVAL,
+    Redis, TIME_TO_LIVE, UriError,
 };
 pub use key_value_store::{KeyValueStore, KeyValueStoreConfig};
 pub use message::{Notify, Probe, SegmentQuery};
