@@ -4,6 +4,8 @@
 
 mod contract;
 mod daemon;
+mod fake;
+mod lies;
 mod memcached;
 
 use std::time::{Duration, Instant};
