@@ -54,7 +54,6 @@ impl Fake {
 }
 
 /// A server that takes connections and says nothing.
-#[expect(dead_code, reason = "the tests of etcd follow")]
 pub(crate) fn silent() -> Fake {
     Fake::new(Script::Hang(Vec::new()))
 }

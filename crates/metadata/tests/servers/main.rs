@@ -4,9 +4,11 @@
 
 mod contract;
 mod daemon;
+mod etcd;
 mod fake;
 mod lies;
 mod memcached;
+mod redis;
 
 use std::time::{Duration, Instant};
 

@@ -1,0 +1,162 @@
+//! Etcd.
+
+use std::time::Duration;
+
+use millstream_metadata::{Etcd, KeyValue, KeyValueConfig};
+
+use crate::daemon::{Daemon, port};
+use crate::fake::silent;
+use crate::{contract, patient, short_lived};
+
+/// The arguments of one member. Nobody else listens on its ports.
+fn member(name: &str, ports: (u16, u16), cluster: &str) -> Vec<String> {
+    let url = |port: u16| format!("http://127.0.0.1:{port}");
+    let words = [
+        ("--name", name.to_owned()),
+        ("--data-dir", "data".to_owned()),
+        ("--listen-client-urls", url(ports.0)),
+        ("--advertise-client-urls", url(ports.0)),
+        ("--listen-peer-urls", url(ports.1)),
+        ("--initial-advertise-peer-urls", url(ports.1)),
+        ("--initial-cluster", cluster.to_owned()),
+    ];
+    words.into_iter().flat_map(|(word, value)| [word.to_owned(), value]).collect()
+}
+
+/// One server, and its port.
+fn start() -> Option<(Daemon, u16)> {
+    let ports = (port(), port());
+    let cluster = format!("one=http://127.0.0.1:{}", ports.1);
+    Some((Daemon::start("etcd", member("one", ports, &cluster))?, ports.0))
+}
+
+fn client(ports: &[u16], config: KeyValueConfig) -> Etcd {
+    let hosts: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+    Etcd::new(&format!("etcd://{}", hosts.join(",")), config).unwrap()
+}
+
+#[test]
+fn etcd_does_all_that_a_store_asks() {
+    let Some((mut daemon, port)) = start() else { return };
+    let client = client(&[port], patient());
+    daemon.ready(&client);
+    contract::operations(&client);
+    contract::odd_keys(&client);
+    contract::long_values(&client);
+    contract::threads(&client);
+}
+
+#[test]
+fn etcd_entries_end_unless_they_are_refreshed() {
+    let Some((mut daemon, port)) = start() else { return };
+    let client = client(&[port], short_lived());
+    daemon.ready(&client);
+    contract::times_to_live(&client, short_lived().time_to_live);
+}
+
+#[test]
+fn etcd_entries_of_a_client_end_together_and_apart_from_those_of_others() {
+    let Some((mut daemon, port)) = start() else { return };
+    let (one, other) = (client(&[port], short_lived()), client(&[port], short_lived()));
+    daemon.ready(&one);
+    one.put("a", b"1").unwrap();
+    one.put("b", b"1").unwrap();
+    other.put("c", b"2").unwrap();
+    // A refresh of one entry is one of all that the client has put. Nobody refreshes those of the other one.
+    crate::until("the entry of a client that is gone ends", || {
+        assert!(one.refresh("a").unwrap());
+        other.get("c").unwrap().is_none().then_some(())
+    });
+    assert_eq!(one.get("b").unwrap().unwrap(), b"1");
+    // Another one's entry is none of this client's: with its lease it ends.
+    other.put("a", b"2").unwrap();
+    assert!(!one.refresh("a").unwrap());
+}
+
+#[test]
+fn etcd_is_killed_and_restarted_in_mid_run() {
+    let Some((mut daemon, port)) = start() else { return };
+    let client = client(&[port], patient());
+    daemon.ready(&client);
+    contract::killed_in_mid_run(&client, &mut daemon);
+    // It keeps entries and leases.
+    client.put("k", b"v").unwrap();
+    daemon.kill();
+    daemon.run();
+    daemon.ready(&client);
+    assert!(client.refresh("k").unwrap());
+    assert_eq!(client.get("k").unwrap().unwrap(), b"v");
+    // With its files it loses both, and a put takes a new lease.
+    daemon.kill();
+    daemon.empty();
+    daemon.run();
+    daemon.ready(&client);
+    client.put("other", b"v").unwrap();
+    assert!(!client.refresh("k").unwrap());
+    client.put("k", b"v").unwrap();
+    assert!(client.refresh("k").unwrap() && client.refresh("other").unwrap());
+}
+
+#[test]
+fn etcd_that_has_stopped_is_an_error_in_time() {
+    let Some((mut daemon, port)) = start() else { return };
+    let patient = client(&[port], patient());
+    daemon.ready(&patient);
+    let short = KeyValueConfig { call_timeout: Duration::from_millis(500), ..crate::patient() };
+    let short = client(&[port], short);
+    // The first put takes a lease, and two fsyncs.
+    crate::until("a put in half a second", || short.put("first", b"").ok());
+    contract::stopped(&short, &patient, &mut daemon);
+}
+
+#[test]
+fn etcd_endpoints_that_do_not_answer_are_passed_over() {
+    let Some((mut daemon, live)) = start() else { return };
+    let silent = silent();
+    daemon.ready(&client(&[live], patient()));
+    let config = KeyValueConfig { call_timeout: Duration::from_secs(3), ..patient() };
+    let client = client(&[port(), silent.port(), live], config);
+    contract::operations(&client);
+    // The one that answers is asked first from then on: the silent one would take a second of each call.
+    assert_eq!(silent.connections(), 1);
+    daemon.kill();
+    let error = client.get("k").unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    let text = error.to_string();
+    assert!(text.contains("no process listens there") && text.contains("no whole reply"), "{text}");
+}
+
+#[test]
+fn etcd_goes_on_without_a_member_of_its_cluster() {
+    let ports: Vec<(u16, u16)> = (0..3).map(|_| (port(), port())).collect();
+    let names = ["one", "two", "three"];
+    let urls =
+        names.iter().zip(&ports).map(|(name, (_, peer))| format!("{name}=http://127.0.0.1:{peer}"));
+    let cluster = urls.collect::<Vec<_>>().join(",");
+    let mut members = Vec::new();
+    for (name, ports) in names.iter().zip(&ports) {
+        let Some(daemon) = Daemon::start("etcd", member(name, *ports, &cluster)) else { return };
+        members.push(daemon);
+    }
+    let client = client(&ports.iter().map(|ports| ports.0).collect::<Vec<_>>(), patient());
+    for member in &mut members {
+        member.ready(&client);
+    }
+    for index in 0..3 {
+        client.put("k", &[index]).unwrap();
+        // One of the three is the leader.
+        let member = &mut members[usize::from(index)];
+        member.kill();
+        let put = || match client.put("l", &[index]) {
+            Ok(()) => Some(()),
+            Err(error) => {
+                assert!(error.is_transient(), "{error}");
+                None
+            }
+        };
+        crate::until("another member leads", put);
+        assert_eq!(client.get("k").unwrap().unwrap(), [index]);
+        assert!(client.refresh("k").unwrap());
+        member.run();
+    }
+}
