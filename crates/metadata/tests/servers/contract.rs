@@ -79,23 +79,27 @@ pub(crate) fn threads(client: &dyn KeyValue) {
     });
 }
 
-/// An entry that is refreshed outlives its time several times over, and one that is not ends.
+/// An entry that is put and never refreshed ends, and one that is refreshed outlives its time several times
+/// over, and ends after that.
 pub(crate) fn times_to_live(client: &dyn KeyValue, time_to_live: Duration) {
+    let ends = |what: &str| {
+        until(what, || client.get(KEY).unwrap().is_none().then_some(()));
+        assert!(!client.refresh(KEY).unwrap());
+    };
     client.put(KEY, b"value").unwrap();
+    assert!(client.get(KEY).unwrap().is_some());
+    ends("an entry that was put once ends");
+    client.put(KEY, b"again").unwrap();
     let start = Instant::now();
     while start.elapsed() < time_to_live * 2 {
         assert!(client.refresh(KEY).unwrap(), "after {:?}", start.elapsed());
         // Time has to pass: entries are refreshed three times as often as needed.
         thread::sleep(time_to_live / 3);
     }
-    assert_eq!(client.get(KEY).unwrap().as_deref(), Some(&b"value"[..]));
-    until("an entry that nobody refreshes ends", || {
-        client.get(KEY).unwrap().is_none().then_some(())
-    });
-    assert!(!client.refresh(KEY).unwrap());
-    client.put(KEY, b"again").unwrap();
-    assert!(client.refresh(KEY).unwrap());
     assert_eq!(client.get(KEY).unwrap().as_deref(), Some(&b"again"[..]));
+    ends("an entry that is refreshed no more ends");
+    client.put(KEY, b"once more").unwrap();
+    assert!(client.refresh(KEY).unwrap());
 }
 
 /// The server is killed and started again while threads use it. All errors meanwhile say so and may pass, and
