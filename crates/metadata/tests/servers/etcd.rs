@@ -1,5 +1,7 @@
 //! Etcd.
 
+use std::io::{Read, Write};
+use std::net::TcpStream;
 use std::time::Duration;
 
 use millstream_metadata::{Etcd, KeyValue, KeyValueConfig};
@@ -25,9 +27,26 @@ fn member(name: &str, ports: (u16, u16), cluster: &str) -> Vec<String> {
 
 /// One server, and its port.
 fn start() -> Option<(Daemon, u16)> {
+    start_with(&[])
+}
+
+/// One server with these arguments more, and its port.
+fn start_with(more: &[&str]) -> Option<(Daemon, u16)> {
     let ports = (port(), port());
-    let cluster = format!("one=http://127.0.0.1:{}", ports.1);
-    Some((Daemon::start("etcd", member("one", ports, &cluster))?, ports.0))
+    let mut arguments = member("one", ports, &format!("one=http://127.0.0.1:{}", ports.1));
+    arguments.extend(more.iter().map(|&word| word.to_owned()));
+    Some((Daemon::start("etcd", arguments)?, ports.0))
+}
+
+/// Asks for something that clients have no use for.
+fn post(port: u16, path: &str, body: &str) {
+    let mut stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    let length = body.len();
+    let head = format!("POST /v3/{path} HTTP/1.1\r\nHost: a\r\nContent-Length: {length}");
+    write!(stream, "{head}\r\nConnection: close\r\n\r\n{body}").unwrap();
+    let mut reply = String::new();
+    stream.read_to_string(&mut reply).unwrap();
+    assert!(reply.starts_with("HTTP/1.1 200"), "{reply}");
 }
 
 fn client(ports: &[u16], config: KeyValueConfig) -> Etcd {
@@ -124,6 +143,23 @@ fn etcd_endpoints_that_do_not_answer_are_passed_over() {
     assert!(error.is_transient(), "{error}");
     let text = error.to_string();
     assert!(text.contains("no process listens there") && text.contains("no whole reply"), "{text}");
+}
+
+#[test]
+fn etcd_that_refuses_says_why() {
+    let Some((mut daemon, port)) = start_with(&["--max-request-bytes", "10000"]) else { return };
+    let client = client(&[port], patient());
+    daemon.ready(&client);
+    let error = client.put("k", &[b'x'; 20_000]).unwrap_err();
+    assert!(!error.is_transient(), "{error}");
+    assert!(error.to_string().contains("larger --max-request-bytes"), "{error}");
+    client.put("k", b"short").unwrap();
+    post(port, "auth/user/add", r#"{"name":"root","password":"secret"}"#);
+    post(port, "auth/user/grant", r#"{"user":"root","role":"root"}"#);
+    post(port, "auth/enable", "{}");
+    let error = client.get("k").unwrap_err();
+    assert!(!error.is_transient(), "{error}");
+    assert!(error.to_string().contains("which this client does not send"), "{error}");
 }
 
 #[test]

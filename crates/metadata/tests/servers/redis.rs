@@ -123,3 +123,33 @@ fn redis_databases_are_apart() {
     let error = database(99).get("k").unwrap_err().to_string();
     assert!(error.contains("database 99: ERR DB index is out of range"), "{error}");
 }
+
+#[test]
+fn redis_that_takes_no_writes_says_why() {
+    let Some((mut daemon, port)) = start(&["--maxmemory", "3mb"]) else { return };
+    let full = client(&format!("redis://127.0.0.1:{port}"), patient());
+    daemon.ready(&full);
+    let value = vec![b'x'; full.limit()];
+    let error = (0..4).find_map(|index| full.put(&index.to_string(), &value).err()).unwrap();
+    assert!(error.to_string().contains("maxmemory"), "{error}");
+    let master = port.to_string();
+    let Some((mut daemon, port)) = start(&["--replicaof", "127.0.0.1", &master]) else { return };
+    let replica = client(&format!("redis://127.0.0.1:{port}"), patient());
+    daemon.ready(&replica);
+    let error = replica.put("k", b"v").unwrap_err().to_string();
+    assert!(error.contains("it is a replica: name its master"), "{error}");
+}
+
+#[test]
+fn redis_that_has_clients_enough_may_have_room_later() {
+    let Some((mut daemon, port)) = start(&["--maxclients", "1"]) else { return };
+    let uri = format!("redis://127.0.0.1:{port}");
+    let one = client(&uri, patient());
+    daemon.ready(&one);
+    let error = client(&uri, patient()).put("k", b"v").unwrap_err();
+    assert!(error.is_transient(), "{error}");
+    assert!(error.to_string().contains("it is full"), "{error}");
+    // It keeps one connection, and closes it in the end.
+    drop(one);
+    crate::until("there is room", || client(&uri, patient()).put("k", b"v").ok());
+}
