@@ -56,7 +56,7 @@ fn what_is_not_there_yet_says_so() {
         &["sim", "--scenario", "a/file.toml"][..],
         &["controller", "--topology", "tree.yaml"],
         &["node", "--name=a", "--metadata=p2p", "--protocol=rdma,tcp", "--buffer=1KiB"],
-        &["node", "--name=a", "--metadata=etcd://x", "--protocol=rdma", "--buffer=1KiB"],
+        &["node", "--name=a", "--metadata=https://x", "--protocol=rdma", "--buffer=1KiB"],
     ] {
         let output = run(arguments);
         let sentence = output.failure(2);

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use crate::{
-    Client, HttpKeyValue, KeyValueStore, KeyValueStoreConfig, P2P_HANDSHAKE, PeerToPeer, Store,
+    Client, Etcd, HttpKeyValue, KeyValueConfig, KeyValueStore, KeyValueStoreConfig, Memcached,
+    P2P_HANDSHAKE, PeerToPeer, Redis, Store, UriError,
 };
 
 /// [`P2P_HANDSHAKE`], as commands have it.
@@ -54,15 +55,16 @@ pub fn open_store(
     let scheme = uri.split_once("://").map_or("", |(scheme, _)| scheme);
     let not_built = |what| Err(failed(OpenStoreErrorKind::NotBuilt(what)));
     let malformed = |what| failed(OpenStoreErrorKind::Malformed(what));
+    let server = KeyValueConfig::default();
     match scheme {
         "http" => {
             let server = HttpKeyValue::new(uri).map_err(malformed)?;
             Ok(Arc::new(KeyValueStore::new(server, config)))
         }
         "https" => not_built("TLS for metadata servers: http:// has none"),
-        "etcd" => not_built("client of etcd"),
-        "redis" => not_built("client of redis"),
-        "memcached" => not_built("client of memcached"),
+        "etcd" => Ok(Arc::new(KeyValueStore::new(Etcd::new(uri, server)?, config))),
+        "redis" => Ok(Arc::new(KeyValueStore::new(Redis::new(uri, server)?, config))),
+        "memcached" => Ok(Arc::new(KeyValueStore::new(Memcached::new(uri, server)?, config))),
         _ => Err(failed(OpenStoreErrorKind::Unknown)),
     }
 }
@@ -72,12 +74,19 @@ pub fn is_peer_to_peer(uri: &str) -> bool {
     uri == P2P || uri == P2P_HANDSHAKE
 }
 
-/// A URI as it may be shown: without user and password.
+impl From<UriError> for OpenStoreError {
+    fn from(error: UriError) -> Self {
+        Self { uri: error.uri, kind: OpenStoreErrorKind::Malformed(error.reason) }
+    }
+}
+
+/// A URI as it may be shown: without user and password. A password may have slashes and at signs that nobody
+/// has encoded.
 pub fn without_password(uri: &str) -> String {
-    let Some((scheme, rest)) = uri.split_once("://") else { return uri.to_owned() };
-    let end = rest.find('/').unwrap_or(rest.len());
-    match rest[..end].rfind('@') {
-        Some(at) => format!("{scheme}://***{}", &rest[at..]),
+    let scheme = uri.split_once("://").map_or("", |(scheme, _)| scheme);
+    match uri.rsplit_once('@') {
+        Some(_) if scheme.contains('@') => "***".to_owned(),
+        Some((_, place)) => format!("{scheme}://***@{place}"),
         None => uri.to_owned(),
     }
 }
@@ -95,7 +104,15 @@ mod tests {
 
     #[test]
     fn stores_have_uris() {
-        for (uri, local) in [("p2p", true), (P2P_HANDSHAKE, true), ("http://a:1/metadata", false)] {
+        let all = [
+            ("p2p", true),
+            (P2P_HANDSHAKE, true),
+            ("http://a:1/metadata", false),
+            ("etcd://a:1,b:2", false),
+            ("redis://:secret@a:1/2", false),
+            ("memcached://a", false),
+        ];
+        for (uri, local) in all {
             let store = open_store(uri, KeyValueStoreConfig::default()).unwrap();
             assert_eq!((store.is_local(), is_peer_to_peer(uri)), (local, local), "{uri}");
         }
@@ -110,6 +127,10 @@ mod tests {
             error("ftp://:secret@a:1/3"),
             format!("metadata ftp://***@a:1/3: it is {FORMS}")
         );
+        let slash = error("ftp://:sec/ret@a:1");
+        assert_eq!(slash, format!("metadata ftp://***@a:1: it is {FORMS}"));
+        let number = error("redis://:secret@a:1/x");
+        assert!(number.starts_with("metadata redis://a:1/x: what follows the port"), "{number}");
         let user = error("http://me:secret@a:1/metadata");
         assert!(user.starts_with("metadata http://***@a:1/metadata: it names a user"), "{user}");
         assert!(error("https://a:1").contains("TLS"));
