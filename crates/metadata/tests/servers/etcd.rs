@@ -26,7 +26,7 @@ fn member(name: &str, ports: (u16, u16), cluster: &str) -> Vec<String> {
 }
 
 /// One server, and its port.
-fn start() -> Option<(Daemon, u16)> {
+pub(crate) fn start() -> Option<(Daemon, u16)> {
     start_with(&[])
 }
 

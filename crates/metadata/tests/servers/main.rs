@@ -9,6 +9,7 @@ mod fake;
 mod lies;
 mod memcached;
 mod redis;
+mod stores;
 
 use std::time::{Duration, Instant};
 

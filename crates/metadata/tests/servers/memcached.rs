@@ -8,7 +8,7 @@ use crate::daemon::{Daemon, port};
 use crate::{contract, patient, short_lived};
 
 /// A server with these arguments more, and its port.
-fn start(arguments: &[&str]) -> Option<(Daemon, u16)> {
+pub(crate) fn start(arguments: &[&str]) -> Option<(Daemon, u16)> {
     let port = port();
     let own = ["-p", &port.to_string(), "-l", "127.0.0.1", "-u", "root"].map(str::to_owned);
     let arguments = own.into_iter().chain(arguments.iter().map(|&word| word.to_owned())).collect();

@@ -8,7 +8,7 @@ use crate::daemon::{Daemon, port};
 use crate::{contract, patient, short_lived};
 
 /// A server with these settings more, and its port.
-fn start(settings: &[&str]) -> Option<(Daemon, u16)> {
+pub(crate) fn start(settings: &[&str]) -> Option<(Daemon, u16)> {
     let port = port();
     let mut arguments = vec!["--port".to_owned(), port.to_string()];
     arguments.extend(["--bind", "127.0.0.1", "--save", ""].map(str::to_owned));
