@@ -100,10 +100,11 @@ fn skip(reason: &str) {
 /// would have it while a server is down.
 pub(crate) fn port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    /// Ports that each process has for itself, as far as its number is another one's modulo 1000.
-    const EACH: u16 = 20;
+    /// Ports that each process has for itself, as far as no other one has its number modulo 200: more than
+    /// all tests take.
+    const EACH: u16 = 100;
     loop {
-        let mine = u16::try_from(std::process::id() % 1000).unwrap() * EACH;
+        let mine = u16::try_from(std::process::id() % 200).unwrap() * EACH;
         let port = 12_000 + mine + NEXT.fetch_add(1, Ordering::Relaxed) % EACH;
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;
