@@ -108,8 +108,9 @@ impl Aggregator {
     /// Aborts a communicator because of what came on a port.
     pub(crate) fn violation(&mut self, index: u32, port: usize, violation: Violation) {
         if let Some(communicator) = self.get_mut(index) {
-            let progress = communicator.broken(port, violation);
-            self.mark(index, progress);
+            // It may be aborted already, by the check that found this, and nobody was told yet.
+            let _ = communicator.broken(port, violation);
+            self.mark(index, Progress::Ready);
         }
     }
 

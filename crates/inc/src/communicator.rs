@@ -180,6 +180,8 @@ pub(crate) struct Communicator {
     abort: Option<Abort>,
     /// The abort was told of by [`Communicator::take_report`].
     reported: bool,
+    /// That all have heard of it was told of by [`Communicator::take_ended`].
+    closed: bool,
     /// To whom the abort message was posted.
     told: PortSet,
     /// Who will not be heard of any more: lost, refused, or told and confirmed.
@@ -236,6 +238,7 @@ impl Communicator {
             completed: 0,
             abort: None,
             reported: false,
+            closed: false,
             told: 0,
             ended: 0,
             ready: false,
@@ -308,6 +311,13 @@ impl Communicator {
         abort
     }
 
+    /// Why it is aborted, the first time that this is asked after all have heard of it.
+    pub(crate) fn take_ended(&mut self) -> Option<Abort> {
+        let ended = self.abort.filter(|_| !self.closed && self.all_ended());
+        self.closed |= ended.is_some();
+        ended
+    }
+
     pub(crate) fn aborted(&self) -> Option<Abort> {
         self.abort
     }
@@ -327,6 +337,13 @@ impl Communicator {
         Progress::Ready
     }
 
+    /// Aborts it because of what the switch at the other end of a port says: that one knows.
+    pub(crate) fn abort_heard(&mut self, port: usize, abort: Abort) -> Progress {
+        self.told |= 1 << port;
+        self.ended |= 1 << port;
+        self.abort(abort)
+    }
+
     /// Aborts it because of what came on a port.
     pub(crate) fn broken(&mut self, port: usize, violation: Violation) -> Progress {
         self.abort(match self.children.get(port) {
@@ -335,19 +352,16 @@ impl Communicator {
         })
     }
 
-    /// The port is gone, or was told and nothing more is expected of it; `false` when that was
-    /// known.
-    pub(crate) fn end(&mut self, port: usize) -> bool {
-        let before = self.ended;
+    /// The port is gone, or was told and nothing more is expected of it.
+    pub(crate) fn end(&mut self, port: usize) {
         self.ended |= 1 << port;
-        self.ended != before
     }
 
     pub(crate) fn has_ended(&self, port: usize) -> bool {
         self.ended & 1 << port != 0
     }
 
-    pub(crate) fn all_ended(&self) -> bool {
+    fn all_ended(&self) -> bool {
         self.ended == PortSet::MAX >> (PortSet::BITS as usize - self.ports())
     }
 

@@ -85,7 +85,7 @@ pub enum Command {
 pub struct Completed {
     /// Its number.
     pub sequence: u64,
-    /// Bytes of the result.
+    /// Bytes of the whole vector that the ranks reduced or got together.
     pub bytes: u64,
 }
 
@@ -317,10 +317,12 @@ impl HostWorker {
     /// Up to which segment it is to be said now that there is nothing of this rank. Not for each one alone,
     /// unless the next is not of that kind.
     fn next_credit(&self, layout: &Layout, limit: u64) -> Option<u64> {
-        let has_nothing =
-            |&segment: &u64| layout.source_offset(segment, self.config.rank).is_none();
-        let end = (self.sent..limit).take_while(has_nothing).last()? + 1;
-        let over = end == layout.end() || (end < limit && !has_nothing(&end));
+        let next = layout.next_source(self.sent, self.config.rank);
+        let end = next.min(limit);
+        if end <= self.sent {
+            return None;
+        }
+        let over = end == next;
         let enough = end - self.sent >= u64::from(self.config.window / 2);
         (over || enough).then_some(end)
     }

@@ -136,6 +136,17 @@ impl Layout {
         place.sources.is(rank).then_some(if own_only { place.offset } else { place.start })
     }
 
+    /// The first segment from this one on that has bytes of a rank, or the end.
+    pub(crate) fn next_source(&self, segment: u64, rank: u32) -> u64 {
+        let own = self.first + u64::from(rank) * self.segments_per_part;
+        match self.collective {
+            Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => segment,
+            Collective::Broadcast if rank == self.root => segment,
+            Collective::AllGather if segment < own + self.segments_per_part => segment.max(own),
+            _ => self.end(),
+        }
+    }
+
     /// Where in its destination a rank gets the result of a segment, if it does.
     pub(crate) fn target_offset(&self, segment: u64, rank: u32) -> Option<u64> {
         let place = self.place(segment);
@@ -206,5 +217,14 @@ mod tests {
         );
         assert_eq!((scatter.target_offset(5, 2), scatter.target_offset(5, 1)), (Some(16), None));
         assert_eq!(gather.bytes(), 60);
+        for layout in [gather, scatter, layout(Collective::Broadcast, 20, 3)] {
+            for rank in 0..3 {
+                for segment in layout.first()..layout.end() {
+                    let has = |&segment: &u64| layout.source_offset(segment, rank).is_some();
+                    let next = (segment..layout.end()).find(has).unwrap_or(layout.end());
+                    assert_eq!(layout.next_source(segment, rank), next, "{layout:?} {rank}");
+                }
+            }
+        }
     }
 }

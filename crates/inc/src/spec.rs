@@ -16,8 +16,8 @@ pub const MAX_WINDOW: u32 = 4096;
 /// The most bytes in a segment.
 pub const MAX_SEGMENT_BYTES: u32 = 1 << 20;
 
-/// Receive requests on every edge of the switch: descriptors, of which an honest child has one
-/// outstanding.
+/// Receive requests on every edge of the switch. More SENDs may be under way: each is taken, and its request
+/// posted again, before the next packet.
 pub(crate) const RECEIVES_PER_CHILD: usize = 2;
 
 /// Bytes of each: a descriptor and what later versions may append to it.
@@ -87,9 +87,9 @@ pub enum SpecError {
     /// Two children with one rank.
     #[error("rank {0} occurs twice")]
     DuplicateRank(u32),
-    /// A child without ranks.
-    #[error("a child has no ranks")]
-    NoRanks,
+    /// A child without ranks, or a host with several.
+    #[error("a child has {0} ranks: a host has one, and a switch has those of the hosts below it")]
+    Ranks(u64),
     /// More ranks than there may be, or fewer than are below this node.
     #[error(
         "a world of {world} ranks is no good: 1 to {MAX_WORLD}, no fewer than the {below} below the switch, and all of them below the root"
@@ -144,8 +144,12 @@ impl CommunicatorSpec {
         let mut ranges: Vec<_> =
             self.children.iter().flat_map(|child| child.ranks.ranges()).collect();
         ranges.sort_unstable_by_key(|range| range.start);
-        if self.children.iter().any(|child| child.ranks.is_empty()) {
-            return Err(SpecError::NoRanks);
+        let bad = |child: &&ChildSpec| match child.ranks.len() {
+            0 => true,
+            ranks => ranks > 1 && !child.is_switch,
+        };
+        if let Some(child) = self.children.iter().find(bad) {
+            return Err(SpecError::Ranks(child.ranks.len()));
         }
         if let Some(pair) = ranges.windows(2).find(|pair| pair[1].start < pair[0].end) {
             return Err(SpecError::DuplicateRank(pair[1].start));

@@ -282,14 +282,9 @@ impl SwitchNode {
     fn end(&mut self, now: Instant, index: u32, child: usize) {
         self.report(index);
         let Some(communicator) = self.endpoint.memory_mut().get_mut(index) else { return };
-        let newly = communicator.end(child);
-        let (id, qpn) = (communicator.id, communicator.qpn(child));
-        if let Some(abort) = communicator.aborted()
-            && newly
-            && communicator.all_ended()
-        {
-            self.events.push_back(SwitchEvent::Aborted { communicator: id, abort });
-        }
+        communicator.end(child);
+        let qpn = communicator.qpn(child);
+        self.report_end(index);
         if self.endpoint.queue_pair_state(qpn) == Some(QueuePairState::Error) {
             // It failed by itself; closing it would take back the answer that says why.
             return;
@@ -318,6 +313,15 @@ impl SwitchNode {
                 None
             }
         });
+    }
+
+    /// Tells once that all have heard of an abort.
+    fn report_end(&mut self, index: u32) {
+        if let Some(communicator) = self.endpoint.memory_mut().get_mut(index)
+            && let (id, Some(abort)) = (communicator.id, communicator.take_ended())
+        {
+            self.events.push_back(SwitchEvent::Aborted { communicator: id, abort });
+        }
     }
 
     /// Acts on all packets that have come, once for all of them.
@@ -352,6 +356,7 @@ impl SwitchNode {
                 }
                 self.send(now, index, port);
             }
+            self.report_end(index);
         }
     }
 

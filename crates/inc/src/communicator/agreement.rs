@@ -34,7 +34,7 @@ impl Communicator {
             && length == ABORT_BYTES
             && let Some(abort) = Abort::parse(message)
         {
-            return Ok(self.abort(abort));
+            return Ok(self.abort_heard(child, abort));
         }
         let descriptor = Descriptor::parse(message).map_err(|_| Violation::Descriptor)?;
         if descriptor.sequence != edge.announced {

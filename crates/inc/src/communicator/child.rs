@@ -87,7 +87,10 @@ impl Child {
 
     /// Whether what it gets next is a SEND into its own memory.
     pub(super) fn awaits_sends(&self) -> bool {
-        self.mode() == Mode::Send && self.posted < self.call.layout.end()
+        self.mode() == Mode::Send
+            && self.agreed == self.announced
+            && self.posted < self.call.layout.end()
+            && self.call.layout.place(self.posted).targets.among(&self.ranks)
     }
 
     /// Whether there are bytes of the child in the next segment that it contributes to.
@@ -179,12 +182,17 @@ impl Communicator {
     ) -> Result<Progress, AccessDenied> {
         let edge = &mut self.children[child];
         edge.sends_segment = true;
+        if self.abort.is_some() {
+            // Thrown away: a refusal would break the connection on which the child is about to hear why.
+            return self.contribute(child, payload);
+        }
+        let edge = &self.children[child];
         let (segment, progress, length) = (edge.contributed, edge.progress, payload.len() as u32);
         let rest = edge.call.layout.place(segment).length - progress;
         if length > rest || (length < rest && length != self.path_mtu) {
             return Err(self.violation(child, Violation::Length));
         }
-        if progress == 0 && self.abort.is_none() {
+        if progress == 0 {
             self.begin(child)?;
         }
         self.contribute(child, payload)

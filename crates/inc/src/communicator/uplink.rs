@@ -179,7 +179,7 @@ impl Communicator {
                 let start = self.control.len() - 2 * ABORT_BYTES;
                 let message = &self.control[start..start + (length as usize).min(ABORT_BYTES)];
                 let abort = Abort::parse(message).unwrap_or(Abort::ParentLost);
-                self.abort(abort)
+                self.abort_heard(self.children.len(), abort)
             }
             Answer::Agreed(_) if !write => {
                 let expected = answer == Answer::agreed(self.agreed);

@@ -8,7 +8,7 @@ use millstream_wire::{Mtu, Psn, Qpn};
 use thiserror::Error;
 
 use super::SwitchNode;
-use crate::communicator::Progress;
+use crate::communicator::{Communicator, Progress};
 use crate::spec::{ChildSpec, CommunicatorSpec, ParentSpec, RECEIVES_PER_CHILD, SpecError};
 
 /// The switch's end of the connection to one child.
@@ -243,7 +243,7 @@ impl SwitchNode {
     }
 
     /// Connects a node to the one above, which knows the queue pair of its [`Uplink`]. `false` when there is
-    /// no such node, it is the root, or it is connected already.
+    /// no such node, it is the root, connected already, or aborted.
     pub fn connect_parent(
         &mut self,
         now: Instant,
@@ -251,11 +251,16 @@ impl SwitchNode {
         parent: &ParentSpec,
     ) -> Result<bool, CreateError> {
         let Some(&index) = self.communicators.get(&id) else { return Ok(false) };
-        let Some((Uplink { qpn, psn }, path_mtu)) = self.uplinks.remove(&id) else {
+        let aborted = self.endpoint.memory().get(index).and_then(Communicator::aborted);
+        let Some(&(Uplink { qpn, psn }, path_mtu)) = self.uplinks.get(&id) else {
             return Ok(false);
         };
+        if aborted.is_some() {
+            return Ok(false);
+        }
         self.connect(now, qpn, parent, path_mtu, psn)
             .map_err(|error| CreateError::ConnectParent { error })?;
+        self.uplinks.remove(&id);
         let port = self.endpoint.memory().get(index).map_or(0, |it| it.ports() - 1);
         self.post_receives(index, port);
         // Children may have been faster.

@@ -282,11 +282,6 @@ impl Network {
                     number => &mut self.others[number - 1],
                 };
                 self.events.extend(core::iter::from_fn(|| switch.poll_event()));
-                for node in 0..self.setup.tree.len().max(1) as u64 {
-                    let statistics = switch.statistics(COMMUNICATOR + node);
-                    let held = statistics.map_or(0, |statistics| statistics.slots_in_use);
-                    assert!(held <= 2 * self.setup.window);
-                }
             }
         }
         let source = self.address(index);
