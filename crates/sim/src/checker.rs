@@ -6,7 +6,7 @@
 //! that never go back.
 
 use core::net::IpAddr;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use millstream_wire::icrc::{self, Addresses, Addressing};
 use millstream_wire::{
@@ -25,6 +25,8 @@ const BASE: u64 = 1 << 32;
 pub(crate) struct Checker {
     /// See [`crate::Simulation::allow_changed_sources`].
     pub(crate) changed_sources: bool,
+    /// See [`crate::Simulation::allow_changed_sources_of`].
+    pub(crate) changing: BTreeSet<IpAddr>,
     flows: BTreeMap<Name, Flow>,
 }
 
@@ -94,7 +96,8 @@ impl Checker {
             source: (datagram.source, source),
             destination: (datagram.destination, packet.bth.destination_qpn),
         };
-        let content = content(&packet, !self.changed_sources);
+        let changes = self.changed_sources || self.changing.contains(&datagram.source);
+        let content = content(&packet, !changes);
         let flow = self.flows.entry(name).or_default();
         match packet.opcode.operation() {
             Operation::Acknowledge => match packet.extended.aeth {
@@ -378,6 +381,16 @@ mod tests {
         assert_eq!(checker.sent(SOURCE, &send(5, b"a")), Ok(()));
         assert_eq!(checker.sent(SOURCE, &send(5, b"b")), Ok(()));
         assert!(checker.sent(SOURCE, &read(5, 1)).is_err());
+    }
+
+    #[test]
+    fn changed_sources_may_be_allowed_to_one_machine() {
+        for (address, changes) in [([10, 0, 0, 1], true), ([10, 0, 0, 2], false)] {
+            let changing = [IpAddr::from(address)].into();
+            let mut checker = Checker { changing, ..Checker::default() };
+            assert_eq!(checker.sent(SOURCE, &send(5, b"a")), Ok(()));
+            assert_eq!(checker.sent(SOURCE, &send(5, b"b")).is_ok(), changes);
+        }
     }
 
     #[test]

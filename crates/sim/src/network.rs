@@ -178,6 +178,11 @@ impl<'a, M: Machine> Simulation<'a, M> {
         self.checker.changed_sources = true;
     }
 
+    /// Lets one machine do so: see [`Simulation::allow_changed_sources`].
+    pub fn allow_changed_sources_of(&mut self, node: NodeId) {
+        self.checker.changing.insert(self.places[node.0].address);
+    }
+
     /// Captures every datagram, as it is sent, into `output`.
     pub fn capture(&mut self, output: &'a mut dyn Write) -> io::Result<()> {
         self.pcap = Some(PcapWriter::new(output)?);
