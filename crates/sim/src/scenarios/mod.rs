@@ -3,6 +3,7 @@
 pub mod allreduce;
 pub mod congestion;
 pub mod grid;
+pub mod inc_chaos;
 pub mod rc_chaos;
 mod report;
 pub mod swarm;
