@@ -9,5 +9,6 @@
 
 #![expect(dead_code, reason = "the run itself is still to come")]
 
+mod call;
 mod reference;
 mod tree;

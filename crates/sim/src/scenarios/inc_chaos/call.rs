@@ -1,0 +1,230 @@
+//! Collectives that a run draws, and the memory of each rank for them.
+
+use core::ops::Range;
+
+use millstream_inc::{Collective, CollectiveCall, DataType, Kernel, Mode, ReduceOperation};
+
+use super::reference;
+use super::tree::Tree;
+use crate::Rng;
+
+/// What lengths matter to a communicator.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    pub(super) path_mtu: u32,
+    pub(super) segment_bytes: u32,
+    pub(super) window: u32,
+    pub(super) world: u32,
+}
+
+/// A collective as its ranks call it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Shape {
+    pub(super) collective: Collective,
+    pub(super) data_type: DataType,
+    pub(super) operation: ReduceOperation,
+    pub(super) root: u32,
+    pub(super) count: u64,
+    pub(super) mode: Mode,
+}
+
+/// The memory of a rank for one call: guards, the source and the destination.
+#[derive(Clone, Debug)]
+pub(super) struct Arena {
+    /// What is called. Key and addresses of what the rank has are those of the arena, once it is registered.
+    pub(super) request: CollectiveCall,
+    pub(super) bytes: Vec<u8>,
+    /// Where the source is; empty where there is none.
+    source: Range<usize>,
+    pub(super) destination: Range<usize>,
+    /// What is in it afterwards. None of a call that cannot succeed.
+    pub(super) expected: Option<Vec<u8>>,
+}
+
+/// Bytes of all parts together at most.
+const MOST_BYTES: u64 = 12 << 10;
+
+fn pick<T: Copy>(rng: &mut Rng, all: &[T]) -> T {
+    all[rng.below(all.len() as u64) as usize]
+}
+
+impl Shape {
+    pub(super) fn draw(rng: &mut Rng, sizes: &Sizes, modes: &[Mode]) -> Self {
+        let mut shape = Self {
+            collective: pick(rng, Collective::ALL),
+            data_type: pick(rng, DataType::ALL),
+            operation: pick(rng, ReduceOperation::ALL),
+            root: rng.below(sizes.world.into()) as u32,
+            count: 0,
+            mode: pick(rng, modes),
+        };
+        while shape.reduces() && Kernel::of(shape.data_type, shape.operation).is_none() {
+            shape.operation = pick(rng, ReduceOperation::ALL);
+        }
+        shape.count = shape.draw_count(rng, sizes);
+        shape
+    }
+
+    pub(super) const fn reduces(&self) -> bool {
+        use Collective as C;
+        matches!(self.collective, C::AllReduce | C::Reduce | C::ReduceScatter)
+    }
+
+    /// None, one, a few, or about as many as fill packets, segments or windows.
+    pub(super) fn draw_count(&self, rng: &mut Rng, sizes: &Sizes) -> u64 {
+        let size = u64::from(self.data_type.size());
+        let segment = u64::from(sizes.segment_bytes);
+        let window = segment * u64::from(sizes.window);
+        let unit = pick(rng, &[sizes.path_mtu.into(), segment, window, 2 * window]);
+        let border = (rng.between(1, 3) * unit / size + rng.below(3)).saturating_sub(1);
+        let count = match rng.below(8) {
+            0 => 0,
+            1 => 1,
+            2 => rng.below(64),
+            3 => rng.below(MOST_BYTES / size),
+            _ => border,
+        };
+        count.min(MOST_BYTES / size / self.parts(sizes.world))
+    }
+
+    const fn parts(&self, world: u32) -> u64 {
+        match self.collective {
+            Collective::ReduceScatter | Collective::AllGather => world as u64,
+            _ => 1,
+        }
+    }
+
+    const fn part_bytes(&self) -> usize {
+        self.count as usize * self.data_type.size() as usize
+    }
+
+    /// Bytes of a rank's source and destination; `None` where it has none.
+    fn lengths(&self, rank: u32, world: u32) -> (Option<usize>, Option<usize>) {
+        let part = self.part_bytes();
+        let all = part * world as usize;
+        let at_root = (self.root == rank).then_some(part);
+        match self.collective {
+            Collective::AllReduce => (Some(part), Some(part)),
+            Collective::Reduce => (Some(part), at_root),
+            Collective::Broadcast => (at_root, Some(part)),
+            Collective::Barrier => (None, None),
+            Collective::ReduceScatter => (Some(all), Some(part)),
+            Collective::AllGather => (Some(part), Some(all)),
+        }
+    }
+
+    /// Other than it is in one respect, or `None` when that cannot be called.
+    pub(super) fn changed(&self, rng: &mut Rng, sizes: &Sizes) -> Option<Self> {
+        let mut other = *self;
+        match rng.below(6) {
+            0 => other.collective = pick(rng, Collective::ALL),
+            1 => other.data_type = pick(rng, DataType::ALL),
+            2 => other.operation = pick(rng, ReduceOperation::ALL),
+            3 => other.root = rng.below(sizes.world.into()) as u32,
+            4 => other.count = other.draw_count(rng, sizes),
+            _ => other.mode = if self.mode == Mode::Write { Mode::Send } else { Mode::Write },
+        }
+        let limit = MOST_BYTES / u64::from(other.data_type.size()) / other.parts(sizes.world);
+        other.count = other.count.min(limit);
+        let kernel = Kernel::of(other.data_type, other.operation);
+        (other != *self && (!other.reduces() || kernel.is_some())).then_some(other)
+    }
+
+    /// The memory of all ranks.
+    pub(super) fn arenas(&self, rng: &mut Rng, tree: &Tree, world: u32) -> Vec<Arena> {
+        let in_place = rng.below(3) == 0;
+        let mut arenas: Vec<Arena> =
+            (0..world).map(|rank| self.arena(rng, rank, world, in_place)).collect();
+        let sources: Vec<Vec<u8>> =
+            arenas.iter().map(|arena| arena.bytes[arena.source.clone()].to_vec()).collect();
+        let whole = match self.collective {
+            Collective::Barrier => Vec::new(),
+            Collective::Broadcast => sources[self.root as usize].clone(),
+            Collective::AllGather => sources.concat(),
+            _ => reference::reduce(tree, self.data_type, self.operation, &sources),
+        };
+        for (rank, arena) in arenas.iter_mut().enumerate() {
+            let length = arena.destination.len();
+            let own = if self.collective == Collective::ReduceScatter { rank * length } else { 0 };
+            let mut expected = arena.bytes.clone();
+            if length > 0 {
+                expected[arena.destination.clone()].copy_from_slice(&whole[own..own + length]);
+            }
+            arena.expected = Some(expected);
+        }
+        arenas
+    }
+
+    /// The memory of a rank whose call has no result.
+    pub(super) fn arena(&self, rng: &mut Rng, rank: u32, world: u32, in_place: bool) -> Arena {
+        let (source, destination) = self.lengths(rank, world);
+        let guard = |rng: &mut Rng| 8 + rng.below(24) as usize;
+        let (source_bytes, target_bytes) = (source.unwrap_or(0), destination.unwrap_or(0));
+        let start = guard(rng);
+        let (from, to, end) = if in_place && source.is_some() && destination.is_some() {
+            // The shorter one is the rank's own part of the longer one.
+            let own = rank as usize * self.part_bytes();
+            let from = start + if source_bytes < target_bytes { own } else { 0 };
+            let to = start + if target_bytes < source_bytes { own } else { 0 };
+            (from, to, start + source_bytes.max(target_bytes))
+        } else {
+            let to = start + source_bytes + guard(rng);
+            (start, to, to + target_bytes)
+        };
+        let mut bytes = vec![0; end + guard(rng)];
+        rng.fill(&mut bytes);
+        let part = from..from + source_bytes;
+        if self.reduces() {
+            reference::draw(rng, self.data_type, self.operation, &mut bytes[part.clone()]);
+        }
+        // Keys and addresses of what a rank does not have mean nothing.
+        let nothing = rng.bits();
+        let request = CollectiveCall {
+            collective: self.collective,
+            data_type: self.data_type,
+            operation: self.operation,
+            root: self.root,
+            count: self.count,
+            mode: self.mode,
+            source_key: nothing as u32,
+            source_address: source.map_or(nothing >> 20, |_| from as u64),
+            destination_key: (nothing >> 32) as u32,
+            destination_address: destination.map_or(nothing >> 24, |_| to as u64),
+        };
+        let mut arena = Arena {
+            request,
+            bytes,
+            source: part,
+            destination: to..to + target_bytes,
+            expected: None,
+        };
+        if source.is_none() {
+            arena.source = 0..0;
+        }
+        if destination.is_none() {
+            arena.destination = 0..0;
+        }
+        arena
+    }
+}
+
+impl Arena {
+    /// It has this key and address.
+    pub(super) fn registered(&mut self, shape: &Shape, rank: u32, world: u32, at: (u32, u64)) {
+        let (source, destination) = shape.lengths(rank, world);
+        let (key, address) = at;
+        if source.is_some() {
+            self.request.source_key = key;
+            self.request.source_address += address;
+        }
+        if destination.is_some() {
+            self.request.destination_key = key;
+            self.request.destination_address += address;
+        }
+    }
+
+    /// Whether its result comes to where its source is.
+    pub(super) fn is_in_place(&self) -> bool {
+        self.source.start < self.destination.end && self.destination.start < self.source.end
+    }
+}
