@@ -12,3 +12,4 @@
 mod call;
 mod reference;
 mod tree;
+mod world;

@@ -1,0 +1,312 @@
+//! What a run consists of, drawn from its seed.
+
+use core::net::{IpAddr, Ipv4Addr};
+use core::time::Duration;
+
+use millstream_inc::Mode;
+use millstream_wire::Mtu;
+
+use super::call::{Shape, Sizes};
+use super::tree::Tree;
+use crate::{LinkOptions, Probability, Rng};
+
+/// A member that does not keep to the protocol. What it contributes is right all the same, so that
+/// whoever gets a result gets the right one.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Rudeness {
+    /// Its window is larger.
+    Window,
+    /// Its segments are shorter or longer.
+    SegmentBytes,
+    /// It takes itself for another rank.
+    Rank,
+    /// It posts something past its worker.
+    Post(Post),
+}
+
+/// What a rude member posts.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Post {
+    /// A SEND that is longer than any.
+    LongSend,
+    /// A SEND of nothing.
+    EmptySend,
+    /// Its descriptor again.
+    Repeat,
+    /// A WRITE that is longer than a segment.
+    LongWrite,
+    /// A WRITE with immediate data.
+    Immediate,
+    /// A SEND with immediate data that says that it has nothing.
+    Credit,
+}
+
+const POSTS: [Post; 6] =
+    [Post::LongSend, Post::EmptySend, Post::Repeat, Post::LongWrite, Post::Immediate, Post::Credit];
+
+/// What goes wrong, at a time.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Trouble {
+    /// The links of a machine are cut for a while.
+    Cut {
+        machine: usize,
+        length: Duration,
+    },
+    /// It neither takes nor sends anything for a while.
+    Stand {
+        machine: usize,
+        length: Duration,
+    },
+    /// It is gone.
+    Death {
+        machine: usize,
+    },
+    /// Its links are slow from now on.
+    Slow {
+        machine: usize,
+    },
+    /// An outsider sends something.
+    Forge,
+    Rude {
+        group: usize,
+        rank: u32,
+        post: Post,
+    },
+}
+
+/// A communicator.
+#[derive(Clone, Debug)]
+pub(super) struct Group {
+    pub(super) tree: Tree,
+    pub(super) sizes: Sizes,
+    pub(super) path_mtu: Mtu,
+    /// The machine of each rank.
+    pub(super) hosts: Vec<usize>,
+    pub(super) calls: Vec<Shape>,
+    /// The call and the rank that differs there from all others, and in what.
+    pub(super) mismatch: Option<(usize, u32, Shape)>,
+    pub(super) rude: Option<(u32, Rudeness)>,
+    /// Something happens that its connections or its calls need not survive.
+    pub(super) may_fail: bool,
+    /// Whoever watches over it ends it when it has failed for one. If not, its switches and hosts must come to
+    /// an end by themselves.
+    pub(super) is_watched: bool,
+}
+
+/// A run.
+#[derive(Clone, Debug)]
+pub(super) struct World {
+    pub(super) hosts: usize,
+    pub(super) switches: usize,
+    pub(super) link: LinkOptions,
+    pub(super) acknowledgement_loss: Probability,
+    /// Packets that are much later than others.
+    pub(super) late: Probability,
+    /// Of all connections: 4.096 us * 2^n.
+    pub(super) timeout: u8,
+    pub(super) groups: Vec<Group>,
+    pub(super) troubles: Vec<(Duration, Trouble)>,
+    /// How long it takes whoever watches over a communicator to end it.
+    pub(super) watch: Duration,
+}
+
+/// A machine: hosts come first, then switches, then the outsider.
+pub(super) fn address(machine: usize) -> IpAddr {
+    Ipv4Addr::new(10, 0, (machine / 250) as u8, (machine % 250) as u8 + 1).into()
+}
+
+fn one_in(rng: &mut Rng, count: u64) -> bool {
+    rng.below(count) == 0
+}
+
+/// Short times are as likely as long ones.
+fn moment(rng: &mut Rng) -> Duration {
+    let scale = 1 << rng.between(12, 25);
+    Duration::from_nanos(scale + rng.below(scale))
+}
+
+impl World {
+    pub(super) fn draw(rng: &mut Rng) -> Self {
+        let hosts = rng.between(1, 10) as usize;
+        let switches = rng.between(1, 5) as usize;
+        // One in four runs has trouble that need not be survived; the others only what must be.
+        let breaks = one_in(rng, 4);
+        let disturbed = one_in(rng, 3);
+        let timeout = rng.between(12, 14) as u8;
+        let heavy = breaks && one_in(rng, 3);
+        let (link, acknowledgement_loss) = draw_link(rng, heavy, disturbed);
+        let late = if one_in(rng, 3) { Probability::per_mille(10) } else { Probability::NEVER };
+        let count = if one_in(rng, 3) { rng.between(2, 3) } else { 1 };
+        let groups = (0..count).map(|_| Group::draw(rng, hosts, switches)).collect();
+        let mut world = Self {
+            hosts,
+            switches,
+            link,
+            acknowledgement_loss,
+            late,
+            timeout,
+            groups,
+            troubles: Vec::new(),
+            watch: moment(rng) * 20,
+        };
+        if link.loss > Probability::per_mille(40) {
+            // Patience may be at an end.
+            world.groups.iter_mut().for_each(|group| group.may_fail = true);
+        }
+        world.draw_troubles(rng, breaks, disturbed);
+        world
+    }
+
+    /// The time that a connection waits for an answer before it asks again.
+    const fn timeout(&self) -> Duration {
+        Duration::from_nanos(4096 << self.timeout)
+    }
+
+    fn draw_troubles(&mut self, rng: &mut Rng, breaks: bool, disturbed: bool) {
+        let machines = self.hosts + self.switches;
+        let machine = |rng: &mut Rng| rng.below(machines as u64) as usize;
+        if disturbed {
+            for _ in 0..rng.between(1, 3) {
+                // Much shorter than anyone is patient.
+                let length = self.timeout().mul_f64(rng.below(100) as f64 / 100.0);
+                let machine = machine(rng);
+                let trouble = match rng.below(3) {
+                    0 => Trouble::Cut { machine, length },
+                    1 => Trouble::Slow { machine },
+                    _ => Trouble::Stand { machine, length },
+                };
+                self.troubles.push((moment(rng), trouble));
+            }
+        }
+        if one_in(rng, 2) {
+            for _ in 0..1 << rng.below(8) {
+                self.troubles.push((moment(rng), Trouble::Forge));
+            }
+        }
+        if !breaks {
+            return;
+        }
+        match rng.below(5) {
+            0 => self.break_machine(rng, |machine, _| Trouble::Death { machine }),
+            1 => self.break_machine(rng, |machine, length| Trouble::Cut { machine, length }),
+            2 => self.break_machine(rng, |machine, length| Trouble::Stand { machine, length }),
+            3 => {
+                let group = rng.below(self.groups.len() as u64) as usize;
+                self.groups[group].differ(rng);
+            }
+            _ => {
+                let group = rng.below(self.groups.len() as u64) as usize;
+                let at = moment(rng);
+                let post = self.groups[group].misbehave(rng);
+                self.troubles
+                    .extend(post.map(|(rank, post)| (at, Trouble::Rude { group, rank, post })));
+            }
+        }
+    }
+
+    /// Something happens to a machine for longer than anyone is patient.
+    fn break_machine(&mut self, rng: &mut Rng, trouble: impl Fn(usize, Duration) -> Trouble) {
+        let machine = rng.below((self.hosts + self.switches) as u64) as usize;
+        let length = self.timeout() * rng.between(2, 40) as u32;
+        self.troubles.push((moment(rng), trouble(machine, length)));
+        for group in &mut self.groups {
+            group.may_fail |= group.uses(machine, self.hosts);
+        }
+    }
+}
+
+/// What all links are like, and how likely acknowledgements are lost beside.
+fn draw_link(rng: &mut Rng, heavy: bool, disturbed: bool) -> (LinkOptions, Probability) {
+    let rate = [100_000_000, 1_000_000_000, 10_000_000_000][rng.below(3) as usize];
+    let calm = LinkOptions {
+        jitter: Duration::from_nanos(rng.below(5000)),
+        reorder_delay: Duration::from_micros(rng.between(1, 200)),
+        ..LinkOptions::new(rate, Duration::from_nanos(rng.between(500, 20_000)))
+    };
+    if one_in(rng, 4) && !heavy {
+        return (calm, Probability::NEVER);
+    }
+    // Where a cut takes some of the attempts, the rest must do.
+    let most = if heavy {
+        200
+    } else if disturbed {
+        3
+    } else {
+        20
+    };
+    let mut share = |most: u64| Probability::per_mille(rng.below(most + 1) as u32);
+    let link = LinkOptions {
+        loss: share(most),
+        corrupt: share(most / 2),
+        duplicate: share(200),
+        reorder: share(200),
+        ..calm
+    };
+    (link, share(2 * most))
+}
+
+impl Group {
+    fn draw(rng: &mut Rng, hosts: usize, switches: usize) -> Self {
+        let world = rng.between(1, 12) as u32;
+        let tree = Tree::draw(rng, world, switches);
+        let path_mtu = [Mtu::B256, Mtu::B512, Mtu::B1024][rng.below(3) as usize];
+        let sizes = Sizes {
+            path_mtu: path_mtu.bytes() as u32,
+            segment_bytes: path_mtu.bytes() as u32 * rng.between(1, 4) as u32,
+            window: rng.between(1, 8) as u32,
+            world,
+        };
+        let modes: &[Mode] = match rng.below(4) {
+            0 => &[Mode::Write],
+            1 => &[Mode::Send],
+            _ => &[Mode::Write, Mode::Send],
+        };
+        let calls = (0..rng.between(1, 6)).map(|_| Shape::draw(rng, &sizes, modes)).collect();
+        let hosts = (0..world).map(|_| rng.below(hosts as u64) as usize).collect();
+        Self {
+            tree,
+            sizes,
+            path_mtu,
+            hosts,
+            calls,
+            mismatch: None,
+            rude: None,
+            may_fail: false,
+            is_watched: true,
+        }
+    }
+
+    /// Whether a machine is one of its hosts or switches.
+    pub(super) fn uses(&self, machine: usize, hosts: usize) -> bool {
+        self.hosts.contains(&machine)
+            || self.tree.nodes.iter().any(|node| node.switch + hosts == machine)
+    }
+
+    /// One rank calls something else than all others.
+    fn differ(&mut self, rng: &mut Rng) {
+        if self.sizes.world == 1 {
+            return;
+        }
+        let call = rng.below(self.calls.len() as u64) as usize;
+        let rank = rng.below(self.sizes.world.into()) as u32;
+        if let Some(other) = self.calls[call].changed(rng, &self.sizes) {
+            self.mismatch = Some((call, rank, other));
+            self.is_watched = self.may_fail;
+            self.may_fail = true;
+        }
+    }
+
+    /// One rank breaks the protocol; perhaps by what it posts past its worker.
+    fn misbehave(&mut self, rng: &mut Rng) -> Option<(u32, Post)> {
+        self.may_fail = true;
+        let rank = rng.below(self.sizes.world.into()) as u32;
+        let rudeness = match rng.below(6) {
+            0 | 1 => Rudeness::Window,
+            2 => Rudeness::SegmentBytes,
+            3 => Rudeness::Rank,
+            _ => Rudeness::Post(POSTS[rng.below(POSTS.len() as u64) as usize]),
+        };
+        self.rude = Some((rank, rudeness));
+        if let Rudeness::Post(post) = rudeness { Some((rank, post)) } else { None }
+    }
+}
