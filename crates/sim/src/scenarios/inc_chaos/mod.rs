@@ -10,6 +10,7 @@
 #![expect(dead_code, reason = "the run itself is still to come")]
 
 mod call;
+mod machine;
 mod reference;
 mod tree;
 mod world;
