@@ -11,6 +11,7 @@
 
 mod call;
 mod machine;
+mod outsider;
 mod reference;
 mod tree;
 mod world;
