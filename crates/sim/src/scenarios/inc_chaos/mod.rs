@@ -9,6 +9,7 @@
 
 #![expect(dead_code, reason = "the run itself is still to come")]
 
+mod build;
 mod call;
 mod machine;
 mod outsider;

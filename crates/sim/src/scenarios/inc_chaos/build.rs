@@ -1,0 +1,326 @@
+//! Hosts, switches and connections, as a world says.
+
+use core::time::Duration;
+
+use millstream_inc::{
+    CONTROL_BYTES, ChildSpec, CommunicatorSpec, HostConfig, HostWorker, ParentSpec, Ranks,
+    SwitchConfig, SwitchNode, Uplink,
+};
+use millstream_roce::{
+    Access, Endpoint, EndpointConfig, IcrcCheck, Instant, OwnedMemory, ProtectionDomainId,
+    QueuePairCapabilities, QueuePairConfig,
+};
+use millstream_wire::{Psn, Qpn};
+
+use super::call::Arena;
+use super::machine::{Call, Kind, Member, Participant};
+use super::outsider::Known;
+use super::world::{Group, Rudeness, World, address};
+use crate::connection::{Remote, connect};
+use crate::{ConnectionOptions, HostOptions, LinkId, NodeId, Rng, Simulation};
+
+const DOMAIN: ProtectionDomainId = ProtectionDomainId(1);
+
+pub(super) type Network<'a> = Simulation<'a, Participant>;
+
+/// The number of a node of a communicator's tree.
+pub(super) const fn number(group: usize, node: usize) -> u64 {
+    (group as u64) << 32 | node as u64
+}
+
+/// What was built.
+pub(super) struct Built {
+    /// All queue pairs.
+    pub(super) known: Vec<Known>,
+    /// The links of each machine.
+    pub(super) links: Vec<Vec<LinkId>>,
+    /// The outsider.
+    pub(super) outsider: NodeId,
+    /// Bytes of all vectors.
+    pub(super) bytes: u64,
+}
+
+/// A host that is being made.
+struct Host {
+    endpoint: Endpoint<OwnedMemory>,
+    members: Vec<Member>,
+    regions: u64,
+    changes_sources: bool,
+}
+
+impl Host {
+    fn new(world: &World, machine: usize, rng: &mut Rng) -> Self {
+        let on_it = |group: &Group| group.hosts.iter().filter(|&&host| host == machine).count();
+        let regions = world.groups.iter().map(|group| on_it(group) * (1 + group.calls.len()));
+        let config = EndpointConfig {
+            icrc: IcrcCheck::Exact,
+            ..EndpointConfig::new(address(machine), rng.bits())
+        };
+        let memory = OwnedMemory::new(regions.sum());
+        let endpoint = Endpoint::new(config, memory);
+        Self { endpoint, members: Vec::new(), regions: 0, changes_sources: false }
+    }
+
+    fn register(&mut self, rng: &mut Rng, access: Access, bytes: Vec<u8>) -> (u32, u64) {
+        self.regions += 1;
+        let address = (self.regions << 32) + rng.below(64);
+        let memory = self.endpoint.memory_mut();
+        let key = memory.register(DOMAIN, address, access, bytes);
+        (key.expect("room was made for all regions"), address)
+    }
+
+    /// Makes a rank's queue pair, memory and worker; where its switch finds it.
+    fn add(
+        &mut self,
+        rng: &mut Rng,
+        (number, group): (usize, &Group),
+        rank: u32,
+        arenas: Vec<Arena>,
+    ) -> (Qpn, Psn) {
+        let sizes = &group.sizes;
+        let (control_key, control_address) = {
+            let bytes = vec![0; CONTROL_BYTES];
+            self.register(rng, Access::LOCAL_WRITE, bytes)
+        };
+        let mut config = HostConfig {
+            segment_bytes: sizes.segment_bytes,
+            window: sizes.window,
+            control_key,
+            control_address,
+            rank,
+            world: sizes.world,
+        };
+        match group.rude.filter(|(rude, _)| *rude == rank) {
+            Some((_, Rudeness::Window)) => config.window += rng.between(1, 9) as u32,
+            Some((_, Rudeness::SegmentBytes)) => {
+                config.segment_bytes = sizes.path_mtu * rng.between(1, 5) as u32;
+            }
+            Some((_, Rudeness::Rank)) => config.rank = rng.below(sizes.world.into()) as u32,
+            Some((_, Rudeness::Post(_))) | None => {}
+        }
+        let worker = HostWorker::new(config).expect("segment and window are in range");
+        let sends = worker.required_send_requests() as usize + 8;
+        let receives = worker.required_receive_requests() as usize;
+        let completions = self.endpoint.create_completion_queue(sends + receives);
+        let completions = completions.expect("each rank has one completion queue");
+        let capabilities = QueuePairCapabilities::new(sends, receives);
+        let config = QueuePairConfig::new(DOMAIN, completions, capabilities);
+        let qpn = self.endpoint.create_queue_pair(&config).expect("each rank has one queue pair");
+        let mut calls = Vec::new();
+        for (index, mut arena) in arenas.into_iter().enumerate() {
+            let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+            self.changes_sources |= arena.is_in_place();
+            let at = self.register(rng, access, arena.bytes.clone());
+            arena.registered(&group.shape(index, rank), rank, sizes.world, at);
+            let pause = match rng.below(4) {
+                0 | 1 => 0,
+                2 => rng.below(100_000),
+                _ => rng.below(3_000_000),
+            };
+            calls.push(Call { key: at.0, arena, pause: Duration::from_nanos(pause) });
+        }
+        self.members.push(Member {
+            group: number,
+            rank,
+            qpn,
+            completions,
+            control_key,
+            control_address,
+            worker,
+            ended: 0,
+            start_at: calls.first().map(|call| Instant::ZERO + call.pause),
+            calls,
+            deadline: None,
+            probe_at: None,
+            failed: None,
+            rng: Rng::new(rng.bits()),
+        });
+        // Half of the first numbers wrap soon.
+        let psn = rng.bits() as u32;
+        let psn = if psn & 1 == 0 { psn } else { 0u32.wrapping_sub(1 + (psn >> 20) % 64) };
+        (qpn, Psn::new(psn))
+    }
+}
+
+impl Group {
+    /// What a rank calls.
+    fn shape(&self, call: usize, rank: u32) -> super::call::Shape {
+        match self.mismatch {
+            Some((at, differs, other)) if (at, differs) == (call, rank) => other,
+            _ => self.calls[call],
+        }
+    }
+
+    /// The memory of all ranks for all calls, by rank.
+    fn arenas(&self, rng: &mut Rng) -> Vec<Vec<Arena>> {
+        let world = self.sizes.world;
+        let mut by_rank: Vec<Vec<Arena>> = (0..world).map(|_| Vec::new()).collect();
+        for (number, shape) in self.calls.iter().enumerate() {
+            let mut arenas = shape.arenas(rng, &self.tree, world);
+            if let Some((call, rank, other)) = self.mismatch
+                && call <= number
+            {
+                arenas.iter_mut().for_each(|arena| arena.expected = None);
+                if call == number {
+                    arenas[rank as usize] = other.arena(rng, rank, world, false);
+                }
+            }
+            by_rank.iter_mut().zip(arenas).for_each(|(of_rank, arena)| of_rank.push(arena));
+        }
+        by_rank
+    }
+}
+
+/// Adds all machines, links and communicators.
+pub(super) fn build(world: &World, rng: &mut Rng, network: &mut Network<'_>) -> Built {
+    let mut hosts: Vec<Host> =
+        (0..world.hosts).map(|machine| Host::new(world, machine, rng)).collect();
+    let mut switches: Vec<SwitchNode> = (0..world.switches)
+        .map(|number| {
+            SwitchNode::new(SwitchConfig {
+                icrc: IcrcCheck::Exact,
+                timeout: world.timeout,
+                ..SwitchConfig::new(address(world.hosts + number), rng.bits())
+            })
+        })
+        .collect();
+    let mut known = Vec::new();
+    let mut bytes = 0;
+    for group in world.groups.iter().enumerate() {
+        bytes += connect_group(world, rng, group, &mut hosts, &mut switches, &mut known);
+    }
+    for (machine, host) in hosts.into_iter().enumerate() {
+        let kind = Kind::Host(Box::new(host.endpoint), host.members);
+        let options = HostOptions::default();
+        let node = network.add_machine(address(machine), Participant::new(kind), options);
+        if host.changes_sources {
+            network.allow_changed_sources_of(node);
+        }
+    }
+    for (number, switch) in switches.into_iter().enumerate() {
+        let (kind, options) = (Kind::Switch(Box::new(switch)), HostOptions::default());
+        let address = address(world.hosts + number);
+        let node = network.add_machine(address, Participant::new(kind), options);
+        // A slot is used again once a child's next contribution shows that it has the result, though its
+        // acknowledgement was lost.
+        network.allow_changed_sources_of(node);
+    }
+    let outsider = network.add_machine(
+        address(world.hosts + world.switches),
+        Participant::new(Kind::Outsider),
+        HostOptions::default(),
+    );
+    let links = add_links(world, network, outsider);
+    Built { known, links, outsider, bytes }
+}
+
+/// Each machine sends everything over one link, and gets all from a switch over another.
+fn add_links(world: &World, network: &mut Network<'_>, outsider: NodeId) -> Vec<Vec<LinkId>> {
+    let machines = world.hosts + world.switches;
+    let mut links: Vec<Vec<LinkId>> = (0..machines).map(|_| Vec::new()).collect();
+    let outside = network.add_link(crate::LinkOptions { rate: None, ..world.link });
+    for switch in world.hosts..machines {
+        for other in 0..=switch {
+            let pairs = [(switch, other), (other, switch)];
+            for (from, to) in pairs.into_iter().take(1 + usize::from(other != switch)) {
+                let link = network.add_link(world.link);
+                network.route(NodeId(from), NodeId(to), link);
+                links[from].push(link);
+                links[to].push(link);
+            }
+        }
+    }
+    for machine in 0..machines {
+        network.route(outsider, NodeId(machine), outside);
+    }
+    links
+}
+
+/// Makes all nodes of a tree from the leaves up, and connects them and the hosts; bytes of all vectors.
+fn connect_group(
+    world: &World,
+    rng: &mut Rng,
+    (number_of_group, group): (usize, &Group),
+    hosts: &mut [Host],
+    switches: &mut [SwitchNode],
+    known: &mut Vec<Known>,
+) -> u64 {
+    let arenas = group.arenas(rng);
+    let bytes = arenas.iter().flatten().map(|arena| arena.bytes.len() as u64).sum();
+    let ends: Vec<(Qpn, Psn)> = arenas
+        .into_iter()
+        .enumerate()
+        .map(|(rank, arenas)| {
+            let host = &mut hosts[group.hosts[rank]];
+            host.add(rng, (number_of_group, group), rank as u32, arenas)
+        })
+        .collect();
+    let options = ConnectionOptions {
+        path_mtu: group.path_mtu,
+        timeout: world.timeout,
+        reads: 0,
+        ..ConnectionOptions::DEFAULT
+    };
+    let tree = &group.tree;
+    let place = |node: usize| address(world.hosts + tree.nodes[node].switch);
+    let mut ways_up: Vec<Option<Uplink>> = vec![None; tree.nodes.len()];
+    for node in (0..tree.nodes.len()).rev() {
+        let of_hosts = tree.nodes[node].ranks.iter().map(|&rank| {
+            let (qpn, psn) = ends[rank as usize];
+            let address = address(group.hosts[rank as usize]);
+            ChildSpec { ranks: Ranks::one(rank), address, qpn, psn, is_switch: false }
+        });
+        let of_nodes = tree.below(node).map(|below| {
+            let Uplink { qpn, psn } = ways_up[below].expect("children were made before");
+            let ranks: Ranks = tree.ranks(below).into_iter().collect();
+            ChildSpec { ranks, address: place(below), qpn, psn, is_switch: true }
+        });
+        let spec = CommunicatorSpec {
+            id: number(number_of_group, node),
+            path_mtu: group.path_mtu,
+            segment_bytes: group.sizes.segment_bytes,
+            window: group.sizes.window,
+            world: group.sizes.world,
+            children: of_hosts.chain(of_nodes).collect(),
+            has_parent: tree.nodes[node].parent.is_some(),
+        };
+        let created = switches[tree.nodes[node].switch]
+            .create_communicator(Instant::ZERO, &spec)
+            .expect("a switch has room for all");
+        ways_up[node] = created.uplink;
+        for edge in created.edges {
+            let below =
+                tree.below(node).find(|&it| tree.ranks(it).into_iter().min() == Some(edge.rank));
+            let (peer, peer_qpn) = match below {
+                Some(below) => (place(below), ways_up[below].map(|it| it.qpn).unwrap_or_default()),
+                None => (address(group.hosts[edge.rank as usize]), ends[edge.rank as usize].0),
+            };
+            known.push(Known { address: place(node), qpn: edge.qpn, peer });
+            known.push(Known { address: peer, qpn: peer_qpn, peer: place(node) });
+            let parent = ParentSpec { address: place(node), qpn: edge.qpn, psn: edge.psn };
+            match below {
+                Some(below) => {
+                    let id = number(number_of_group, below);
+                    let connected = switches[tree.nodes[below].switch].connect_parent(
+                        Instant::ZERO,
+                        id,
+                        &parent,
+                    );
+                    assert_eq!(connected, Ok(true));
+                }
+                None => {
+                    let (qpn, psn) = ends[edge.rank as usize];
+                    let remote = Remote {
+                        address: parent.address,
+                        qpn: parent.qpn,
+                        send_psn: psn,
+                        receive_psn: parent.psn,
+                    };
+                    let host = &mut hosts[group.hosts[edge.rank as usize]];
+                    connect(&mut host.endpoint, qpn, &remote, &options);
+                }
+            }
+        }
+    }
+    bytes
+}
