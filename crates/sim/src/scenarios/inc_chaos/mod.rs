@@ -11,6 +11,7 @@
 
 mod build;
 mod call;
+mod director;
 mod machine;
 mod outsider;
 mod reference;
