@@ -19,10 +19,11 @@ pub use report::{NetworkCounts, Report};
 use crate::{ConnectionOptions, LinkOptions, Machine, Probability, Simulation};
 
 /// The scenarios that [`run`] knows, the default one first.
-pub const NAMES: [&str; 7] =
-    ["allreduce", "transfer", "swarm", "grid", RC_CHAOS, "congestion", TE_CHAOS];
+pub const NAMES: [&str; 8] =
+    ["allreduce", "transfer", "swarm", "grid", RC_CHAOS, "congestion", TE_CHAOS, INC_CHAOS];
 const RC_CHAOS: &str = "rc-chaos";
 const TE_CHAOS: &str = "te-chaos";
+const INC_CHAOS: &str = "inc-chaos";
 
 /// Connections that survive 8.6 s of silence, where half a second is usual: of packets and answers
 /// that are both lost one time in five, ten in a row are, sooner or later.
@@ -149,6 +150,7 @@ pub fn run_with_outputs(
         "grid" => grid::scenario(parameters, &outputs),
         "congestion" => congestion::scenario(parameters, &outputs),
         RC_CHAOS => rc_chaos::scenario(parameters, outputs),
+        INC_CHAOS => inc_chaos::scenario(parameters, outputs),
         TE_CHAOS => te_chaos::scenario(parameters, outputs),
         _ => Err(ScenarioError::Unknown(name.into())),
     }

@@ -7,8 +7,6 @@
 //! memory around it and after the call too. Where nothing happened that a communicator need not survive, every
 //! call has to succeed on every rank; where something did, every rank has to hear of it.
 
-#![expect(dead_code, reason = "the run itself is still to come")]
-
 mod build;
 mod call;
 mod director;
@@ -17,3 +15,123 @@ mod outsider;
 mod reference;
 mod tree;
 mod world;
+
+use core::time::Duration;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use self::director::Director;
+use self::outsider::{Seen, Weather};
+use self::world::World;
+use super::rc_chaos::Tally;
+use super::{NetworkCounts, Outputs, Parameters, Report, ScenarioError};
+use crate::{Outcome, Rng, Simulation};
+
+/// Virtual time within which a run must be over.
+const LIMIT: Duration = Duration::from_secs(3600);
+
+/// What a run showed.
+#[derive(Clone, Debug)]
+pub struct Outcomes {
+    /// What there is to tell, and what does not hold.
+    pub report: Report,
+    /// What happened how often.
+    pub tally: Tally,
+}
+
+/// Runs a seed.
+pub fn run(seed: u64, outputs: Outputs<'_>) -> Result<Outcomes, ScenarioError> {
+    let mut rng = Rng::fork(seed, 0x17c_4a05);
+    let world = World::draw(&mut rng);
+    let mut network = Simulation::new(seed);
+    outputs.attach(&mut network)?;
+    let built = build::build(&world, &mut rng, &mut network);
+    let bytes = built.bytes;
+    let seen = Rc::new(RefCell::new(Seen::default()));
+    network.add_rule(Weather {
+        acknowledgement_loss: world.acknowledgement_loss,
+        late: world.late,
+        rng: Rng::fork(seed, 0x1a7e),
+        seen: Rc::clone(&seen),
+    });
+    let mut director = Director::new(world, built, seen, rng);
+    director.start(&mut network);
+    let deadline = network.after(LIMIT);
+    let outcome = network.run_until(deadline, |network| {
+        director.advance(network);
+        false
+    });
+    match outcome {
+        Outcome::Violated => {}
+        Outcome::Quiet => director.close(&mut network),
+        Outcome::Done | Outcome::Deadline => {
+            network.violate("an hour has passed, and packets or timers go on".into());
+        }
+    }
+    network.finish()?;
+    Ok(outcomes(seed, director, &network, bytes))
+}
+
+fn outcomes(seed: u64, director: Director, network: &build::Network<'_>, bytes: u64) -> Outcomes {
+    let Director { world, mut tally, .. } = director;
+    tally.one("runs");
+    for group in &world.groups {
+        for shape in &group.calls {
+            tally.one(shape.collective.name());
+            tally.one(shape.data_type.name());
+            if shape.reduces() {
+                tally.one(shape.operation.name());
+            }
+        }
+        const LEVELS: [&str; 7] = [
+            "",
+            "trees of 1",
+            "trees of 2",
+            "trees of 3",
+            "trees of 4",
+            "trees of 5",
+            "trees of 6",
+        ];
+        tally.one(LEVELS[group.tree.levels().min(6)]);
+    }
+    for counters in network.machines().filter_map(|machine| machine.counters()) {
+        for (name, count) in [
+            ("packets: duplicates", counters.duplicates),
+            ("packets: from a wrong address", counters.dropped_source),
+            ("packets: bad ICRC", counters.dropped_icrc),
+            ("packets: RNR NAKs", counters.rnr_naks_sent),
+            ("timeouts", counters.timeouts),
+        ] {
+            tally.add(name, count);
+        }
+    }
+    let what = format!(
+        "{} hosts, {} switches, {} communicators with trees of {:?} nodes, {} calls",
+        world.hosts,
+        world.switches,
+        world.groups.len(),
+        world.groups.iter().map(|group| group.tree.nodes.len()).collect::<Vec<_>>(),
+        world.groups.iter().map(|group| group.calls.len()).sum::<usize>(),
+    );
+    let report = Report {
+        scenario: super::INC_CHAOS,
+        seed,
+        digest: network.digest(),
+        what,
+        bytes,
+        virtual_time: Duration::from_nanos(network.now().nanos()),
+        network: NetworkCounts::of(network),
+        devices: Vec::new(),
+        violations: network.violations().to_vec(),
+        table: Some(tally.to_string()),
+    };
+    Outcomes { report, tally }
+}
+
+/// The scenario `inc-chaos`. Only the seed is a parameter of it.
+pub(super) fn scenario(
+    parameters: &Parameters,
+    outputs: Outputs<'_>,
+) -> Result<Report, ScenarioError> {
+    run(parameters.seed, outputs).map(|outcomes| outcomes.report)
+}

@@ -1,0 +1,72 @@
+//! In-network collectives under everything at once. A seed that fails here is a bug;
+//! `millstream sim --scenario inc-chaos --seed N` shows it again.
+
+use millstream_inc::{Collective, DataType, ReduceOperation};
+use millstream_sim::scenarios::Outputs;
+use millstream_sim::scenarios::inc_chaos::{Outcomes, run};
+use millstream_sim::scenarios::rc_chaos::Tally;
+
+fn outcomes(seed: u64) -> Outcomes {
+    run(seed, Outputs::default()).unwrap()
+}
+
+#[test]
+fn whatever_happens() {
+    let mut tally = Tally::default();
+    for seed in 0..1000 {
+        let outcomes = outcomes(seed);
+        assert!(outcomes.report.passed(), "{}", outcomes.report);
+        tally.merge(&outcomes.tally);
+    }
+    // All of it did happen.
+    let collectives = Collective::ALL.iter().map(|it| it.name());
+    let types = DataType::ALL.iter().map(|it| it.name());
+    let operations = ReduceOperation::ALL.iter().map(|it| it.name());
+    let others = [
+        "breaches",
+        "forged: a packet again, much later",
+        "forged: for a queue pair of others",
+        "forged: from an address that has no part in it",
+        "forged: noise",
+        "forged: with a wrong ICRC",
+        "forged: with an old number and other content",
+        "links cut",
+        "machines that died",
+        "machines that stand still",
+        "packets: bad ICRC",
+        "packets: duplicates",
+        "packets: from a wrong address",
+        "ranks: all calls ended well",
+        "ranks: connection broken",
+        "ranks: no answer",
+        "ranks: told of a lost rank",
+        "ranks: told of a lost switch",
+        "ranks: told of a mismatch",
+        "ranks: told of a request",
+        "ranks: told of a violation",
+        "slow links",
+        "switches: child lost",
+        "switches: mismatch",
+        "switches: parent lost",
+        "switches: violation",
+        "timeouts",
+        "trees of 1",
+        "trees of 2",
+        "trees of 3",
+        "trees of 4",
+        "trees of 5",
+        "trees of 6",
+    ];
+    for name in collectives.chain(types).chain(operations).chain(others) {
+        assert!(tally.count(name) > 0, "{name} never happened:\n{tally}");
+    }
+}
+
+#[test]
+fn a_seed_is_a_run() {
+    for seed in 0..5 {
+        let [first, second] = [(); 2].map(|()| outcomes(seed));
+        assert_eq!(first.report.digest, second.report.digest);
+        assert_eq!(first.tally, second.tally);
+    }
+}
