@@ -109,7 +109,8 @@ impl Host {
         let mut calls = Vec::new();
         for (index, mut arena) in arenas.into_iter().enumerate() {
             let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-            self.changes_sources |= arena.is_in_place();
+            // What is posted past the worker may be under way when the call has ended.
+            self.changes_sources |= arena.is_in_place() || group.posts(rank);
             let at = self.register(rng, access, arena.bytes.clone());
             arena.registered(&group.shape(index, rank), rank, sizes.world, at);
             let pause = match rng.below(4) {
@@ -133,6 +134,7 @@ impl Host {
             deadline: None,
             probe_at: None,
             failed: None,
+            is_confused: group.is_confused(rank),
             rng: Rng::new(rng.bits()),
         });
         // Half of the first numbers wrap soon.

@@ -11,7 +11,7 @@ use millstream_roce::{Instant, Piece, SendOperation, SendRequest};
 use super::build::{Built, Network, number};
 use super::machine::{Member, RUDE, name_of_end};
 use super::outsider::{Seen, forge};
-use super::world::{Group, Post, Rudeness, Trouble, World, address};
+use super::world::{Group, Post, Trouble, World, address};
 use crate::scenarios::rc_chaos::Tally;
 use crate::{LinkOptions, NodeId, Rng};
 
@@ -302,13 +302,11 @@ impl Director {
 fn check_member(member: &Member, group: &Group) -> Option<String> {
     let Member { group: number, rank, ended, failed, .. } = member;
     let name = format!("communicator {number}, rank {rank}");
-    let confused = group
-        .rude
-        .is_some_and(|(_, rudeness)| !matches!(rudeness, Rudeness::Window | Rudeness::Post(_)));
+    let confused = group.is_confused(*rank);
     match failed {
         None if *ended < member.calls.len() => Some(format!("{name} never ended call {ended}")),
         // It waits for what is not to come.
-        Some(CollectiveError::TimedOut { .. }) if confused => None,
+        Some(CollectiveError::TimedOut { .. }) if group.may_wait() => None,
         Some(error @ CollectiveError::TimedOut { .. }) => {
             Some(format!("{name} heard nothing of what was wrong: {error}"))
         }

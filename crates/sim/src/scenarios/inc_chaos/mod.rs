@@ -53,6 +53,7 @@ pub fn run(seed: u64, outputs: Outputs<'_>) -> Result<Outcomes, ScenarioError> {
         late: world.late,
         rng: Rng::fork(seed, 0x1a7e),
         seen: Rc::clone(&seen),
+        outsider: built.outsider,
     });
     let mut director = Director::new(world, built, seen, rng);
     director.start(&mut network);

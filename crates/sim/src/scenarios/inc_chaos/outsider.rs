@@ -9,7 +9,7 @@ use std::rc::Rc;
 use millstream_wire::icrc::{self, Addresses, Addressing};
 use millstream_wire::{Opcode, Psn, Qpn, ROCE_PORT};
 
-use crate::{Datagram, PacketInfo, Probability, Rng, Rule, Verdict};
+use crate::{Datagram, NodeId, PacketInfo, Probability, Rng, Rule, Verdict};
 
 /// Packets that the outsider remembers.
 const REMEMBERED: usize = 64;
@@ -28,11 +28,15 @@ pub(super) struct Weather {
     pub(super) late: Probability,
     pub(super) rng: Rng,
     pub(super) seen: Rc<RefCell<Seen>>,
+    /// What the outsider itself sends is not new to it.
+    pub(super) outsider: NodeId,
 }
 
 impl Rule for Weather {
     fn on_packet(&mut self, packet: &PacketInfo<'_>) -> Verdict {
-        let Some(parsed) = &packet.packet else { return Verdict::Pass };
+        let Some(parsed) = packet.packet.as_ref().filter(|_| packet.source != self.outsider) else {
+            return Verdict::Pass;
+        };
         let mut seen = self.seen.borrow_mut();
         if seen.packets.len() < REMEMBERED {
             seen.packets.push(packet.datagram.clone());

@@ -282,6 +282,23 @@ impl Group {
             || self.tree.nodes.iter().any(|node| node.switch + hosts == machine)
     }
 
+    /// Whether a rank breaks the protocol, in a way that its own results need not be right: it knows its
+    /// rank, the segments or the window wrong.
+    pub(super) fn is_confused(&self, rank: u32) -> bool {
+        use Rudeness::{Rank, SegmentBytes, Window};
+        matches!(self.rude, Some((rude, SegmentBytes | Rank | Window)) if rude == rank)
+    }
+
+    /// Whether some rank may wait for what is not to come.
+    pub(super) const fn may_wait(&self) -> bool {
+        matches!(self.rude, Some((_, Rudeness::SegmentBytes | Rudeness::Rank)))
+    }
+
+    /// Whether a rank posts something past its worker.
+    pub(super) fn posts(&self, rank: u32) -> bool {
+        matches!(self.rude, Some((rude, Rudeness::Post(_))) if rude == rank)
+    }
+
     /// One rank calls something else than all others.
     fn differ(&mut self, rng: &mut Rng) {
         if self.sizes.world == 1 {
