@@ -49,6 +49,13 @@ const OTHERS: &[(&str, &str, u64)] = &[
         "te-chaos",
         1_003_138,
     ),
+    (
+        "a rank said beyond its window that it has nothing, and nobody was told that the communicator had \
+         ended for that",
+        "inc-chaos",
+        2102,
+    ),
+    ("the same, in a tree", "inc-chaos", 2906),
 ];
 
 #[test]

@@ -100,6 +100,12 @@ impl Child {
     }
 }
 
+/// The checks before leave none of these; were there one, it must not become a wrong sum.
+fn slot_refused(error: SlotError) -> Violation {
+    debug_assert!(false, "{error}");
+    Violation::Window
+}
+
 impl Communicator {
     /// The child broke the protocol: its queue pair fails by the answer, the others are told.
     fn violation(&mut self, child: usize, violation: Violation) -> AccessDenied {
@@ -129,7 +135,7 @@ impl Communicator {
         if length > rest || (length < rest && !length.is_multiple_of(self.path_mtu)) {
             return Err(self.violation(child, Violation::Length));
         }
-        self.begin(child)?;
+        self.begin(child).map_err(|violation| self.violation(child, violation))?;
         let targets = &mut self.children[child].targets;
         let index = (segment % targets.len() as u64) as usize;
         if progress == 0 {
@@ -138,24 +144,17 @@ impl Communicator {
         Ok(())
     }
 
-    /// A child is about to contribute to its next segment.
-    fn begin(&mut self, child: usize) -> Result<(), AccessDenied> {
+    /// A child is about to contribute to its next segment. Who asks ends the communicator if it may not.
+    fn begin(&mut self, child: usize) -> Result<(), Violation> {
         let edge = &self.children[child];
         let (segment, call) = (edge.contributed, edge.call);
         if segment >= edge.posted + self.window {
-            return Err(self.violation(child, Violation::Window));
+            return Err(Violation::Window);
         }
         self.confirm(child, (segment + 1).saturating_sub(self.window));
         let length = call.layout.place(segment).length;
-        self.slots
-            .open(segment, length, call.cell_bytes, call.kernel)
-            .map_err(|error| self.slot_refused(child, error))
-    }
-
-    fn slot_refused(&mut self, child: usize, error: SlotError) -> AccessDenied {
-        // The checks before leave none of these; were there one, it must not become a wrong sum.
-        debug_assert!(false, "{error}");
-        self.violation(child, Violation::Window)
+        let opened = self.slots.open(segment, length, call.cell_bytes, call.kernel);
+        opened.map_err(slot_refused)
     }
 
     /// The child has all answers before `end`.
@@ -193,7 +192,7 @@ impl Communicator {
             return Err(self.violation(child, Violation::Length));
         }
         if progress == 0 {
-            self.begin(child)?;
+            self.begin(child).map_err(|violation| self.violation(child, violation))?;
         }
         self.contribute(child, payload)
     }
@@ -226,7 +225,7 @@ impl Communicator {
         let contribution = self
             .slots
             .contribute(segment, child, progress, payload)
-            .map_err(|error| self.slot_refused(child, error))?;
+            .map_err(|error| self.violation(child, slot_refused(error)))?;
         self.statistics.bytes += payload.len() as u64;
         let edge = &mut self.children[child];
         edge.progress += payload.len() as u32;
@@ -262,9 +261,9 @@ impl Communicator {
             if segment >= edge.call.layout.end() || edge.has_data() {
                 return Err(Violation::Length);
             }
-            self.begin(child).map_err(|_| Violation::Window)?;
+            self.begin(child)?;
             let outcome = self.slots.contribute_nothing(segment, child);
-            let contribution = outcome.map_err(|_| Violation::Window)?;
+            let contribution = outcome.map_err(slot_refused)?;
             self.children[child].contributed += 1;
             if self.contributed(segment, contribution) == Progress::Ready {
                 progress = Progress::Ready;
