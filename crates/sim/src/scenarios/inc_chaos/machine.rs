@@ -49,7 +49,7 @@ pub(super) struct Member {
     pub(super) deadline: Option<Instant>,
     pub(super) probe_at: Option<Instant>,
     pub(super) failed: Option<CollectiveError>,
-    /// It breaks the protocol in a way that its own results need not be right.
+    /// Some rank breaks the protocol in such a way that the results of this one need not be right.
     pub(super) is_confused: bool,
     pub(super) rng: Rng,
 }

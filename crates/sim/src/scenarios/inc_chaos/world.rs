@@ -149,7 +149,7 @@ impl World {
             troubles: Vec::new(),
             watch: moment(rng) * 20,
         };
-        if link.loss > Probability::per_mille(40) {
+        if heavy {
             // Patience may be at an end.
             world.groups.iter_mut().for_each(|group| group.may_fail = true);
         }
@@ -282,11 +282,15 @@ impl Group {
             || self.tree.nodes.iter().any(|node| node.switch + hosts == machine)
     }
 
-    /// Whether a rank breaks the protocol, in a way that its own results need not be right: it knows its
-    /// rank, the segments or the window wrong.
+    /// Whether the results of a rank need not be right, because it knows its rank, the segments or the window
+    /// wrong, or because some rank sends bytes that are none of its vector.
     pub(super) fn is_confused(&self, rank: u32) -> bool {
         use Rudeness::{Rank, SegmentBytes, Window};
-        matches!(self.rude, Some((rude, SegmentBytes | Rank | Window)) if rude == rank)
+        match self.rude {
+            Some((rude, SegmentBytes | Rank | Window)) => rude == rank,
+            Some((_, Rudeness::Post(post))) => post == Post::LongSend,
+            None => false,
+        }
     }
 
     /// Whether some rank may wait for what is not to come.
