@@ -58,6 +58,18 @@ pub struct SegmentDesc {
     /// Where its process reads and writes files for others; Mooncake does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub file_target: Option<FileTargetDesc>,
+    /// The host of its TCP data port, for whom the segment's name does not tell.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tcp_data_host: Option<String>,
+    /// Where its process takes requests over TCP for its memory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tcp_data_port: Option<u16>,
+    /// The framing of Mooncake that is understood there: 1, or 2, which acknowledges WRITEs. Without, 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tcp_proto_version: Option<u32>,
+    /// The version of the framing with numbered messages that is understood there too; Mooncake does not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tcp_message_version: Option<u32>,
     /// Which start of its process this is, as in the handshake; Mooncake does not say. Addresses
     /// and keys mean nothing to another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -375,6 +387,10 @@ mod tests {
             .into(),
             shm: None,
             file_target: None,
+            tcp_data_host: None,
+            tcp_data_port: None,
+            tcp_proto_version: None,
+            tcp_message_version: None,
             incarnation: None,
             timestamp: "2026-11-21 01:49:20.352931".to_owned(),
         }
@@ -404,6 +420,24 @@ mod tests {
             let error = SegmentDesc::from_json(&descriptor.to_json()).unwrap_err().to_string();
             assert!(error.contains("socket for shared memory"), "{error}");
         }
+    }
+
+    /// As an engine of Mooncake 0.3.13 says it, word for word.
+    const TCP: &str = r#"{"buffers":[{"addr":94274042963760,"length":65536,"name":"nodeA:12345"}],"name":"nodeA:12345","protocol":"tcp","rdma_server_name":"","tcp_data_host":"192.0.2.2","tcp_data_port":15270,"tcp_proto_version":2,"timestamp":"2026-11-21 01:49:20.352931"}"#;
+
+    #[test]
+    fn a_tcp_data_port() {
+        let descriptor = SegmentDesc::from_json(TCP.as_bytes()).unwrap();
+        assert_eq!(descriptor.tcp_data_host.as_deref(), Some("192.0.2.2"));
+        assert_eq!(
+            (descriptor.tcp_data_port, descriptor.tcp_proto_version),
+            (Some(15270), Some(2))
+        );
+        assert_eq!(descriptor.tcp_message_version, None);
+        let ours = SegmentDesc { tcp_message_version: Some(1), ..descriptor };
+        let text = String::from_utf8(ours.to_json()).unwrap();
+        assert!(text.contains(r#""tcp_message_version":1"#), "{text}");
+        assert_eq!(SegmentDesc::from_json(text.as_bytes()).unwrap(), ours);
     }
 
     /// As Mooncake's stores have it: no addresses, no names, no keys.
