@@ -38,6 +38,8 @@ mod model;
 pub mod own_memory;
 #[cfg(not(millstream_loom))]
 mod packet;
+#[cfg(not(millstream_loom))]
+mod polling;
 mod prefetch;
 #[cfg(not(millstream_loom))]
 pub mod probe;
@@ -57,6 +59,8 @@ mod wake;
 pub use clock::now;
 pub use counters::DriverCounters;
 pub use driver::{Driver, UnknownDriver};
+#[cfg(not(millstream_loom))]
+pub use polling::{PollSet, Sleeper, Waiting};
 pub use prefetch::prefetch;
 pub use progress::{
     Failure, Guard, Hook, MAX_ROUND_DATAGRAMS, NodeGuard, Opened, Progress, ProgressConfig, Shared,

@@ -4,6 +4,7 @@
 use std::io;
 use std::mem;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::ptr;
 use std::time::Duration;
 
 /// What a stream is waited for.
@@ -42,6 +43,65 @@ pub unsafe fn send(
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: two slices, and memory that the caller vouches for, are read during the call.
     count(unsafe { libc::sendmsg(stream.as_raw_fd(), &raw const message, flags) })
+}
+
+/// A piece of memory that is sent from or received into, one of several.
+#[derive(Clone, Copy, Debug)]
+#[repr(transparent)]
+pub struct Part(libc::iovec);
+
+/// The most parts of one call, as the kernel has it (`UIO_MAXIOV`).
+pub const MAX_PARTS: usize = 1024;
+
+impl Part {
+    /// No bytes.
+    pub const NONE: Self = Self(libc::iovec { iov_base: ptr::null_mut(), iov_len: 0 });
+
+    /// So many bytes at an address. Nothing is done to them before [`send_parts`] or [`receive_parts`].
+    pub const fn new(pointer: *mut u8, length: usize) -> Self {
+        Self(libc::iovec { iov_base: pointer.cast(), iov_len: length })
+    }
+
+    /// The bytes of a slice, to be sent.
+    pub const fn of(bytes: &[u8]) -> Self {
+        Self::new(bytes.as_ptr().cast_mut(), bytes.len())
+    }
+
+    /// Bytes.
+    pub const fn length(&self) -> usize {
+        self.0.iov_len
+    }
+}
+
+/// Sends the first so many bytes of these parts as there is room for.
+///
+/// # Safety
+/// All of them are mapped during the call, or have been registered: where nothing is mapped any more the
+/// call sends what is before, or fails with EFAULT.
+pub unsafe fn send_parts(stream: BorrowedFd<'_>, parts: &[Part]) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    let message = message(parts);
+    // SAFETY: the parts are iovecs, alive during the call, of memory that the caller vouches for and that
+    // is only read.
+    count(unsafe { libc::sendmsg(stream.as_raw_fd(), &raw const message, flags) })
+}
+
+/// Receives into these parts; 0 at the end of the stream, or if they have no bytes.
+///
+/// # Safety
+/// As of [`send_parts`], for memory that may be written to.
+pub unsafe fn receive_parts(stream: BorrowedFd<'_>, parts: &[Part]) -> io::Result<usize> {
+    let mut message = message(parts);
+    // SAFETY: as above, and the memory may be written to.
+    count(unsafe { libc::recvmsg(stream.as_raw_fd(), &raw mut message, libc::MSG_DONTWAIT) })
+}
+
+fn message(parts: &[Part]) -> libc::msghdr {
+    // SAFETY: plain old data, of which zeros are a valid value.
+    let mut message: libc::msghdr = unsafe { mem::zeroed() };
+    message.msg_iov = parts.as_ptr().cast_mut().cast();
+    message.msg_iovlen = parts.len().min(MAX_PARTS) as _;
+    message
 }
 
 /// As [`send`], of a slice.
@@ -123,6 +183,39 @@ mod tests {
         let mut bytes = [0; 1003];
         far.read_exact(&mut bytes).unwrap();
         assert_eq!((bytes[0], &bytes[1..1001], &bytes[1001..]), (b'1', &memory[..], &b"33"[..]));
+    }
+
+    #[test]
+    fn parts_are_gathered_and_scattered() {
+        let (near, far) = pair();
+        let (a, b) = (vec![1; 3000], vec![2; 2000]);
+        // SAFETY: vectors.
+        let sent = unsafe { send_parts(near.as_fd(), &[Part::of(&a), Part::NONE, Part::of(&b)]) };
+        assert_eq!(sent.unwrap(), 5000);
+        assert!(wait_for_stream(far.as_fd(), Readiness::Readable, LONG).unwrap());
+        let (mut c, mut d) = (vec![0; 1000], vec![0; 4000]);
+        let parts = [Part::new(c.as_mut_ptr(), 1000), Part::new(d.as_mut_ptr(), 4000)];
+        // SAFETY: vectors that nobody else has.
+        assert_eq!(unsafe { receive_parts(far.as_fd(), &parts) }.unwrap(), 5000);
+        assert!(c == a[..1000] && d[..2000] == a[1000..] && d[2000..] == b);
+    }
+
+    /// Where nothing is mapped the call fails, and the process goes on.
+    #[test]
+    fn what_is_not_there_is_an_error() {
+        let (near, far) = pair();
+        let nowhere = Part::new(std::ptr::without_provenance_mut(4096), 4096);
+        // SAFETY: the kernel finds nothing there.
+        let error = unsafe { send_parts(near.as_fd(), &[nowhere]) }.unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+        // SAFETY: as above.
+        let error = unsafe { receive_parts(far.as_fd(), &[nowhere]) }.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        send_slice(near.as_fd(), b"x").unwrap();
+        assert!(wait_for_stream(far.as_fd(), Readiness::Readable, LONG).unwrap());
+        // SAFETY: as above.
+        let error = unsafe { receive_parts(far.as_fd(), &[nowhere]) }.unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
     }
 
     #[test]

@@ -54,12 +54,22 @@ impl Wake {
         timeout: Option<Duration>,
         stay: impl FnOnce() -> bool,
     ) -> io::Result<bool> {
+        self.sleep_by(stay, |event| poll(event, watched, timeout))
+    }
+
+    /// The same, where `wait` does the waiting: until the event, which it drains then, or something else; and
+    /// says whether it was the event.
+    pub(crate) fn sleep_by(
+        &self,
+        stay: impl FnOnce() -> bool,
+        wait: impl FnOnce(&EventDescriptor) -> io::Result<bool>,
+    ) -> io::Result<bool> {
         self.asleep.store(true, Ordering::SeqCst);
         if self.pending.load(Ordering::SeqCst) || stay() {
             self.asleep.store(false, Ordering::SeqCst);
             return Ok(false);
         }
-        let woken = poll(&self.event, watched, timeout);
+        let woken = wait(&self.event);
         self.asleep.store(false, Ordering::SeqCst);
         woken
     }
