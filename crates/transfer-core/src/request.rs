@@ -99,6 +99,19 @@ pub struct Request<'a> {
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct TaskId(pub(crate) Key);
 
+impl TaskId {
+    /// The name as one number.
+    pub const fn to_bits(self) -> u64 {
+        self.0.to_bits()
+    }
+
+    /// The name that [`TaskId::to_bits`] has made this number of. Who does tasks without a flow can name
+    /// them so, too.
+    pub const fn from_bits(bits: u64) -> Self {
+        Self(Key::from_bits(bits))
+    }
+}
+
 /// The name of a slice: a part of a task that is posted as one work request.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
 pub struct SliceId(pub(crate) Key);
