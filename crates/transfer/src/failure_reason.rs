@@ -64,6 +64,9 @@ pub enum FailureReason {
     /// A file could not be read or written: which, where, why, and what to do.
     #[error("{0}")]
     File(Arc<str>),
+    /// A connection for data, or what the peer said over it: what was wrong, and where.
+    #[error("{0}")]
+    Connection(Arc<str>),
     /// The peer has said that it closes.
     #[error("it was shut down, and what it held is lost")]
     Closed,

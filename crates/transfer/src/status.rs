@@ -14,7 +14,7 @@ pub enum TransferState {
     Invalid = 2,
     /// Canceled before all of it was sent.
     Canceled = 3,
-    /// Done: every byte is where it should be, at the target for a WRITE.
+    /// Done: every byte is where it should be, at the target for a WRITE, unless [`TransferStatus::unconfirmed`].
     Completed = 4,
     /// Gave up for want of time.
     Timeout = 5,
@@ -43,6 +43,9 @@ pub struct TransferStatus {
     /// The peer has not confirmed that nothing of a WRITE can arrive any more: its range may still
     /// change. Only of a task that is over, and not COMPLETED.
     pub target_undefined: bool,
+    /// A WRITE that is COMPLETED was sent, and its peer does not say whether it has arrived: so are those to engines
+    /// of Mooncake before version 0.3.12, over TCP.
+    pub unconfirmed: bool,
     /// The transport that does it.
     pub transport: Option<&'static str>,
     /// Why it failed.

@@ -48,6 +48,7 @@ pub(crate) struct Task {
     /// Its owner has begun to do it.
     begun: AtomicBool,
     target_undefined: AtomicBool,
+    unconfirmed: AtomicBool,
     /// The number of the transport that does it; 0 before there is one.
     transport: AtomicU8,
     /// 0 while unfinished, then the final state.
@@ -63,6 +64,7 @@ pub(crate) struct TaskEnd {
     /// At least so many bytes have arrived.
     pub(crate) transferred: u64,
     pub(crate) target_undefined: bool,
+    pub(crate) unconfirmed: bool,
     /// Of one that failed.
     pub(crate) error: Option<TransferError>,
 }
@@ -165,6 +167,7 @@ impl Task {
             state,
             transferred_bytes: self.transferred.load(Ordering::Relaxed),
             target_undefined: self.target_undefined.load(Ordering::Relaxed),
+            unconfirmed: self.unconfirmed.load(Ordering::Relaxed),
             transport: name_of(self.transport.load(Ordering::Relaxed)),
             // Set early, when the first slice fails; meant only once the others have ended too.
             error: (state == TransferState::Failed).then(|| self.error.get().cloned()).flatten(),
@@ -189,8 +192,8 @@ impl Task {
     }
 
     /// So many bytes have arrived.
-    pub(crate) fn moved(&self, length: u32) {
-        self.transferred.fetch_add(length.into(), Ordering::Relaxed);
+    pub(crate) fn moved(&self, length: u64) {
+        self.transferred.fetch_add(length, Ordering::Relaxed);
     }
 
     /// Who does it, as a whole, once all of it was claimed. `false` when it was to be ended before: then
@@ -462,10 +465,11 @@ impl EndedTasks {
 
     /// A task has ended that had an owner.
     pub(crate) fn ended(&mut self, batch: &Arc<BatchShared>, task: usize, end: TaskEnd) {
-        let TaskEnd { state, transferred, target_undefined, error } = end;
+        let TaskEnd { state, transferred, target_undefined, unconfirmed, error } = end;
         let task = &batch.tasks[task];
         task.transferred.store(transferred, Ordering::Relaxed);
         task.target_undefined.store(target_undefined, Ordering::Relaxed);
+        task.unconfirmed.store(unconfirmed, Ordering::Relaxed);
         if let Some(error) = error {
             let _ = task.error.set(error);
         }

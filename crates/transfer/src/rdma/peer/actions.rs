@@ -155,6 +155,7 @@ impl Peer {
         });
         if let Some(TaskHandle { batch, index }) = state.runs.task(ended.user) {
             let end = TaskEnd {
+                unconfirmed: false,
                 state: end,
                 transferred: ended.transferred,
                 target_undefined: ended.target_undefined,

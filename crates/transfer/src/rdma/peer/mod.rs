@@ -370,7 +370,7 @@ impl State {
         if let Some(moved) = self.flow.completed(now, slice, result)
             && let Some((batch, index)) = self.runs.place(moved.user)
         {
-            batch.tasks[index].moved(moved.length);
+            batch.tasks[index].moved(moved.length.into());
         }
     }
 
