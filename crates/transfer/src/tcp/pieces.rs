@@ -1,0 +1,285 @@
+//! Pieces of registered memory whose bytes cross a stream one after the other, straight from where they are.
+//!
+//! Memory can be unregistered or unmapped meanwhile. That is the fault of the piece that has it, and of no other:
+//! bytes that are received for it are thrown away, and zeros are sent in their place.
+
+use std::io;
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use millstream_net::stream::{receive_slice, send_slice};
+
+use super::message::Fault;
+use crate::memory::{Gathered, LocalMemory};
+
+/// Bad address: nothing is mapped there.
+const EFAULT: i32 = 14;
+
+/// Sent for what is not there any more.
+static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// A piece of memory.
+#[derive(Clone, Debug)]
+pub(super) struct Piece {
+    /// `None`, and a fault, when it is in none.
+    pub(super) memory: Option<Arc<LocalMemory>>,
+    pub(super) address: u64,
+    pub(super) length: u64,
+    pub(super) fault: Option<Fault>,
+}
+
+/// Pieces, and how far they are.
+#[derive(Debug, Default)]
+pub(super) struct Pieces {
+    list: Vec<Piece>,
+    /// The first one that is not done, and how much of it is.
+    next: usize,
+    done: u64,
+    /// Bytes of all that are left.
+    left: u64,
+    /// Memory of one of several was not there: they are tried one by one.
+    singly: bool,
+    /// No zeros are sent: sending fails where memory is not there.
+    strict: bool,
+}
+
+impl Pieces {
+    /// Has none any more. It keeps its memory. If `strict`, a fault ends what is sent, since the other end has no
+    /// way to hear of it.
+    pub(super) fn clear(&mut self, strict: bool) {
+        self.list.clear();
+        self.strict = strict;
+        self.rewind();
+    }
+
+    /// Begins again.
+    pub(super) fn rewind(&mut self) {
+        (self.next, self.done, self.singly) = (0, 0, false);
+        self.left = self.list.iter().map(|piece| piece.length).sum();
+    }
+
+    pub(super) fn push(&mut self, piece: Piece) {
+        self.left += piece.length;
+        self.list.push(piece);
+    }
+
+    /// Takes one out, before anything is moved.
+    pub(super) fn remove(&mut self, index: usize) {
+        self.list.remove(index);
+    }
+
+    pub(super) fn list(&self) -> &[Piece] {
+        &self.list
+    }
+
+    /// Bytes that are left of all.
+    pub(super) const fn left(&self) -> u64 {
+        self.left
+    }
+
+    /// Leaves out those that have a fault: none of their bytes cross the stream.
+    pub(super) fn skip_faulty(&mut self) {
+        self.left = self.list.iter().filter(|it| it.fault.is_none()).map(|it| it.length).sum();
+        for piece in &mut self.list {
+            if piece.fault.is_some() {
+                piece.length = 0;
+            }
+        }
+    }
+
+    /// The peer has said that this piece failed.
+    pub(super) fn set_fault(&mut self, index: usize, fault: Fault) -> bool {
+        match self.list.get_mut(index) {
+            Some(piece) => {
+                piece.fault.get_or_insert(fault);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// Those with faults, and their indexes.
+    pub(super) fn faults(&self) -> impl Iterator<Item = (u32, Fault)> {
+        (0..).zip(&self.list).filter_map(|(index, piece)| Some((index, piece.fault?)))
+    }
+
+    /// Sends what there is room for, behind the rest of `before` and in front of `after`: how many bytes of all
+    /// three.
+    pub(super) fn send(
+        &mut self,
+        stream: &TcpStream,
+        before: &[u8],
+        after: &[u8],
+    ) -> io::Result<usize> {
+        loop {
+            self.settle();
+            if self.left == 0 {
+                let mut gathered = Gathered::default();
+                gathered.add_bytes(before);
+                gathered.add_bytes(after);
+                return gathered.send(stream.as_fd());
+            }
+            let mut gathered = Gathered::default();
+            gathered.add_bytes(before);
+            if self.gather(&mut gathered) {
+                gathered.add_bytes(after);
+            }
+            let (count, result) = match gathered.count() {
+                0 => (0, Ok(0)),
+                count => (count, gathered.send(stream.as_fd())),
+            };
+            drop(gathered);
+            if count == 0 {
+                // Its memory is not there.
+                if self.strict {
+                    return Err(io::ErrorKind::ConnectionAborted.into());
+                }
+                let left = (self.list[self.next].length - self.done) as usize;
+                let sent = send_slice(stream.as_fd(), &ZEROS[..left.min(ZEROS.len())])?;
+                self.advance(sent as u64);
+                return Ok(sent);
+            }
+            match result {
+                Err(error) if error.raw_os_error() == Some(EFAULT) => {
+                    if count > 1 && !before.is_empty() {
+                        return send_slice(stream.as_fd(), before);
+                    }
+                    self.blame(count > 1);
+                }
+                result => {
+                    let sent = result?;
+                    let data = sent.saturating_sub(before.len()) as u64;
+                    self.advance(data.min(self.left));
+                    return Ok(sent);
+                }
+            }
+        }
+    }
+
+    /// Receives what has come; 0 at the end of the stream. `scratch` is for what has no place.
+    pub(super) fn receive(&mut self, stream: &TcpStream, scratch: &mut [u8]) -> io::Result<usize> {
+        loop {
+            self.settle();
+            let mut gathered = Gathered::default();
+            self.gather(&mut gathered);
+            let (parts, result) = match gathered.count() {
+                0 => (0, Ok(0)),
+                parts => (parts, gathered.receive(stream.as_fd())),
+            };
+            drop(gathered);
+            if parts == 0 {
+                let left = self.list.get(self.next).map_or(0, |piece| piece.length - self.done);
+                let room = scratch.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+                let count = receive_slice(stream.as_fd(), &mut scratch[..room])?;
+                self.advance(count as u64);
+                return Ok(count);
+            }
+            match result {
+                Err(error) if error.raw_os_error() == Some(EFAULT) => self.blame(parts > 1),
+                result => {
+                    let count = result?;
+                    self.advance(count as u64);
+                    return Ok(count);
+                }
+            }
+        }
+    }
+
+    /// Takes bytes that were received already; how many of them.
+    pub(super) fn take(&mut self, mut bytes: &[u8]) -> usize {
+        let before = bytes.len();
+        loop {
+            self.settle();
+            let Some(piece) = self.list.get_mut(self.next) else { break };
+            let left = piece.length - self.done;
+            let count = bytes.len().min(usize::try_from(left).unwrap_or(usize::MAX));
+            if count == 0 {
+                break;
+            }
+            let (now, rest) = bytes.split_at(count);
+            if piece.fault.is_none() {
+                let inside = piece.memory.as_ref().and_then(|memory| memory.enter());
+                piece.fault = match inside {
+                    None => Some(Fault::NotRegistered),
+                    Some(inside) if inside.copy_in(piece.address + self.done, now) => None,
+                    Some(_) => Some(Fault::Gone),
+                };
+            }
+            bytes = rest;
+            self.advance(count as u64);
+        }
+        before - bytes.len()
+    }
+
+    /// Adds what can be moved at once; whether that is all.
+    fn gather<'a>(&'a self, gathered: &mut Gathered<'a>) -> bool {
+        let mut skip = self.done;
+        for piece in self.list.iter().skip(self.next) {
+            let Piece { memory, address, length, fault } = piece;
+            // What a peer says need not be an address of anything.
+            let (from, left) = (address.wrapping_add(skip), length - skip);
+            skip = 0;
+            if left == 0 {
+                continue;
+            }
+            let added = match memory {
+                Some(memory) if fault.is_none() => gathered.add(memory, from, left),
+                _ => false,
+            };
+            if !added || self.singly {
+                return false;
+            }
+        }
+        true
+    }
+
+    /// Memory was not there. Of several pieces that were tried together it is not known whose.
+    fn blame(&mut self, many: bool) {
+        if many && !self.singly {
+            self.singly = true;
+            return;
+        }
+        if let Some(piece) = self.list.get_mut(self.next) {
+            piece.fault.get_or_insert(Fault::Gone);
+        }
+        self.singly = false;
+    }
+
+    /// Notes what is wrong with the next piece, where that is to be seen at once.
+    fn settle(&mut self) {
+        while let Some(piece) = self.list.get(self.next)
+            && piece.length == self.done
+        {
+            self.next += 1;
+            self.done = 0;
+        }
+        if let Some(piece) = self.list.get_mut(self.next)
+            && piece.fault.is_none()
+        {
+            piece.fault = match &piece.memory {
+                Some(memory) if memory.is_gpu() => Some(Fault::Gpu),
+                Some(memory) if !memory.is_closed() => None,
+                _ => Some(Fault::NotRegistered),
+            };
+        }
+    }
+
+    fn advance(&mut self, mut count: u64) {
+        self.left -= count;
+        while let Some(piece) = self.list.get(self.next) {
+            let left = piece.length - self.done;
+            if count < left {
+                self.done += count;
+                return;
+            }
+            count -= left;
+            self.next += 1;
+            self.done = 0;
+            self.singly = false;
+            if count == 0 {
+                return;
+            }
+        }
+    }
+}
