@@ -1,0 +1,146 @@
+//! What a connection has received: headers, and what has come behind them.
+
+use std::io::{self, Read};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+
+use millstream_metadata::Connection as Accepted;
+use millstream_net::stream::{Readiness, wait_for_stream};
+
+use super::{LOOK, Pace};
+use crate::tcp::pieces::Pieces;
+
+/// Bytes that are received at once where a header may begin: with it a small request comes whole. More of a large
+/// one would be copied once more than need be.
+const STAGE: usize = 8 << 10;
+
+/// Where bytes go that have no place.
+const SCRATCH: usize = 64 << 10;
+
+/// A connection that is read.
+pub(super) struct Input<'a> {
+    accepted: &'a Accepted,
+    stage: Box<[u8]>,
+    start: usize,
+    end: usize,
+    scratch: Vec<u8>,
+}
+
+impl<'a> Input<'a> {
+    pub(super) fn new(accepted: &'a Accepted) -> Self {
+        let stage = vec![0; STAGE].into_boxed_slice();
+        Self { accepted, stage, start: 0, end: 0, scratch: Vec::new() }
+    }
+
+    pub(super) fn stream(&self) -> &'a TcpStream {
+        self.accepted.stream()
+    }
+
+    /// The next bytes, where a request may begin: `None` at the end of the stream. Until it begins the connection
+    /// makes room for others.
+    pub(super) fn header<const LENGTH: usize>(&mut self) -> io::Result<Option<[u8; LENGTH]>> {
+        if self.start == self.end {
+            loop {
+                match self.fill() {
+                    Ok(0) => return Ok(None),
+                    Ok(_) => break,
+                    Err(error) if is_pause(&error) => {}
+                    Err(error) => return Err(error),
+                }
+            }
+        }
+        // Only now: who says half of one keeps no place from others.
+        let bytes = self.bytes()?;
+        self.accepted.heard();
+        Ok(Some(bytes))
+    }
+
+    /// A request is over: the connection makes room for others until the next one begins.
+    pub(super) fn rest(&self) {
+        if self.start == self.end {
+            self.accepted.idle();
+        }
+    }
+
+    /// The next bytes.
+    pub(super) fn bytes<const LENGTH: usize>(&mut self) -> io::Result<[u8; LENGTH]> {
+        let mut pace = None;
+        while self.end - self.start < LENGTH {
+            let pace = pace.get_or_insert_with(Pace::new);
+            match self.fill() {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(_) => {}
+                Err(error) if is_pause(&error) => {}
+                Err(error) => return Err(error),
+            }
+            pace.check()?;
+        }
+        let bytes = self.stage[self.start..self.end].first_chunk().copied();
+        self.start += LENGTH;
+        // The loop has seen to it.
+        bytes.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
+    }
+
+    /// Receives all of these pieces, those with faults for nothing.
+    pub(super) fn receive(&mut self, pieces: &mut Pieces) -> io::Result<()> {
+        self.start += pieces.take(&self.stage[self.start..self.end]);
+        if pieces.left() == 0 {
+            return Ok(());
+        }
+        let (stream, mut pace) = (self.stream(), Pace::new());
+        if self.scratch.is_empty() {
+            self.scratch = vec![0; SCRATCH];
+        }
+        while pieces.left() > 0 {
+            match pieces.receive(stream, &mut self.scratch) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(count) => pace.moved(count),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    wait_for_stream(stream.as_fd(), Readiness::Readable, LOOK)?;
+                    pace.check()?;
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Throws away what still comes, for a moment: who closes a connection with bytes that were not read takes
+    /// back what it has said last.
+    pub(super) fn linger(&mut self) {
+        let pace = Pace::new();
+        (self.start, self.end) = (0, 0);
+        let _ = self.stream().shutdown(std::net::Shutdown::Write);
+        // The next one may need its place.
+        self.accepted.awaited();
+        while pace.check().is_ok() {
+            match self.fill() {
+                Ok(0) => return,
+                Ok(_) => (self.start, self.end) = (0, 0),
+                Err(error) if is_pause(&error) => {}
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// Receives what comes, and waits for it up to [`LOOK`].
+    fn fill(&mut self) -> io::Result<usize> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        } else if self.start > 0 {
+            self.stage.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+        }
+        let count = self.stream().read(&mut self.stage[self.end..])?;
+        self.end += count;
+        Ok(count)
+    }
+}
+
+/// Whether nothing has come for a while.
+fn is_pause(error: &io::Error) -> bool {
+    use io::ErrorKind::{Interrupted, TimedOut, WouldBlock};
+    matches!(error.kind(), Interrupted | TimedOut | WouldBlock)
+}
