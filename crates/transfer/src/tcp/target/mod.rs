@@ -1,0 +1,145 @@
+//! The side that has memory: it does the requests of initiators.
+//!
+//! Each connection has a thread, which sleeps in a call that receives: a request costs no hand-off. The first bytes
+//! say which framing a connection has.
+
+mod input;
+mod numbered;
+mod old;
+mod registry;
+
+use std::io;
+use std::net::{TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use millstream_metadata::{Acceptor, AcceptorConfig, Connection as Accepted};
+use millstream_net::stream::{Readiness, send_slice, wait_for_stream};
+use socket2::SockRef;
+
+use self::input::Input;
+use self::registry::Registry;
+use super::message::Hello;
+use super::original::{REQUEST_LENGTH, Request};
+use crate::memory::Memory;
+
+/// For how long an initiator may take over a header, and over data in addition to what the least rate gives it.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Bytes a second that an initiator is to send and take at least, once it has begun.
+const MIN_RATE: u64 = 64 << 10;
+
+/// So many bytes are to come, or go, within the time that the least rate gives them.
+const STRETCH: u64 = 1 << 20;
+
+/// How often a thread that waits for an initiator looks whether its time is over.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Answers at a socket. Dropping it closes its connections.
+pub(super) struct Target {
+    acceptor: Acceptor,
+}
+
+/// What all connections have.
+struct Shared {
+    memory: Arc<Memory>,
+    incarnation: u64,
+    registry: Registry,
+}
+
+impl Target {
+    pub(super) fn start(
+        listener: TcpListener,
+        max_connections: usize,
+        memory: Arc<Memory>,
+        incarnation: u64,
+    ) -> io::Result<Self> {
+        let config =
+            AcceptorConfig { max_connections, silence_allowed: Duration::from_millis(250) };
+        let shared = Shared { memory, incarnation, registry: Registry::default() };
+        let serve = move |accepted: &Accepted| {
+            if let Err(error) = serve(accepted, &shared) {
+                tracing::debug!(client = %accepted.client(), %error, "connection for memory ended");
+            }
+        };
+        Ok(Self { acceptor: Acceptor::start(listener, config, serve)? })
+    }
+
+    pub(super) const fn port(&self) -> u16 {
+        self.acceptor.address().port()
+    }
+}
+
+/// By when a stretch of data is to have come, or gone.
+struct Pace {
+    until: Instant,
+    left: u64,
+}
+
+impl Pace {
+    fn new() -> Self {
+        let stretch = Duration::from_secs(STRETCH / MIN_RATE);
+        Self { until: Instant::now() + PATIENCE + stretch, left: STRETCH }
+    }
+
+    /// So many bytes more have.
+    fn moved(&mut self, count: usize) {
+        match self.left.checked_sub(count as u64) {
+            Some(left) if left > 0 => self.left = left,
+            _ => *self = Self::new(),
+        }
+    }
+
+    fn check(&self) -> io::Result<()> {
+        if Instant::now() < self.until { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
+    }
+}
+
+fn serve(accepted: &Accepted, shared: &Shared) -> io::Result<()> {
+    accepted.awaited();
+    let stream = accepted.stream();
+    stream.set_nodelay(true)?;
+    stream.set_read_timeout(Some(LOOK))?;
+    // Who was cut off is forgotten.
+    let keep_alive = socket2::TcpKeepalive::new().with_time(PATIENCE).with_interval(PATIENCE);
+    SockRef::from(stream).set_tcp_keepalive(&keep_alive)?;
+    let mut input = Input::new(accepted);
+    let Some(first) = input.header::<REQUEST_LENGTH>()? else { return Ok(()) };
+    if Hello::begins(&first) {
+        return numbered::serve(input, shared, &first);
+    }
+    match Request::parse(&first) {
+        Some(request) => old::serve(input, shared, request),
+        None => Err(nonsense("it begins with no request")),
+    }
+}
+
+fn nonsense(text: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
+/// Sends all of these.
+fn send_bytes(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
+    let mut pace = Pace::new();
+    while !bytes.is_empty() {
+        match send_slice(stream.as_fd(), bytes) {
+            Ok(sent) => {
+                bytes = &bytes[sent..];
+                pace.moved(sent);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                wait_for_room(stream, &pace)?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Waits until there is room to send.
+fn wait_for_room(stream: &TcpStream, pace: &Pace) -> io::Result<()> {
+    wait_for_stream(stream.as_fd(), Readiness::Writable, LOOK)?;
+    pace.check()
+}

@@ -1,0 +1,151 @@
+//! Numbered messages of another engine of this project.
+
+use std::io;
+use std::net::TcpStream;
+
+use super::{Input, Pace, Shared, nonsense, send_bytes, wait_for_room};
+use crate::Opcode;
+use crate::tcp::message::{
+    Answer, Fault, Header, Hello, Piece as Named, Purpose, VERSION, Welcome, add_up,
+};
+use crate::tcp::original::REQUEST_LENGTH;
+use crate::tcp::pieces::{Piece, Pieces};
+
+/// Does messages until the end of the connection.
+pub(super) fn serve(
+    mut input: Input<'_>,
+    shared: &Shared,
+    first: &[u8; REQUEST_LENGTH],
+) -> io::Result<()> {
+    let rest = input.bytes::<{ Hello::LENGTH - REQUEST_LENGTH }>()?;
+    let mut whole = [0; Hello::LENGTH];
+    whole[..REQUEST_LENGTH].copy_from_slice(first);
+    whole[REQUEST_LENGTH..].copy_from_slice(&rest);
+    let hello = Hello::parse(&whole).ok_or_else(|| nonsense("it does not say hello"))?;
+    let stream = input.stream();
+    let registered = shared.registry.enter(hello.connection, stream)?;
+    let welcome = match &registered {
+        _ if hello.version != VERSION => Welcome::OtherVersion,
+        _ if hello.incarnation != shared.incarnation => Welcome::OtherIncarnation,
+        None => Welcome::Fenced,
+        Some(_) => Welcome::Taken,
+    };
+    send_bytes(stream, &welcome.emit())?;
+    if welcome != Welcome::Taken {
+        input.linger();
+        return Ok(());
+    }
+    let (mut pieces, mut answer, mut end) = (Pieces::default(), Vec::new(), Vec::new());
+    loop {
+        input.rest();
+        let Some(header) = input.header::<{ Header::LENGTH }>()? else { return Ok(()) };
+        let header = Header::parse(&header).ok_or_else(|| nonsense("no message begins so"))?;
+        let id = header.id;
+        answer.clear();
+        end.clear();
+        pieces.clear(false);
+        match header.purpose {
+            Purpose::Fence => {
+                let connection = Named::parse(&input.bytes()?).number();
+                let ended = connection != hello.connection && shared.registry.fence(connection);
+                answer.extend_from_slice(&Answer::Ended { id, faults: u32::from(!ended) }.emit());
+                if !ended {
+                    answer.extend_from_slice(&Fault::NotFenced.emit(0));
+                }
+                send_bytes(stream, &answer)?;
+            }
+            Purpose::Move(opcode) => {
+                read_pieces(&mut input, shared, &header, &mut pieces)?;
+                match opcode {
+                    Opcode::Write => {
+                        input.receive(&mut pieces)?;
+                        say_ended(id, &pieces, &mut answer);
+                        send_bytes(stream, &answer)?;
+                    }
+                    Opcode::Read => {
+                        answer_read(stream, id, &mut pieces, &mut answer, &mut end)?;
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn read_pieces(
+    input: &mut Input<'_>,
+    shared: &Shared,
+    header: &Header,
+    pieces: &mut Pieces,
+) -> io::Result<()> {
+    for _ in 0..header.pieces {
+        let Named { address, length } = Named::parse(&input.bytes()?);
+        if length > header.length {
+            return Err(nonsense("a piece is longer than its message"));
+        }
+        // Several often lie in the same.
+        let last = pieces.list().last().and_then(|piece| piece.memory.as_ref());
+        let same = last.filter(|last| last.contains(address, length) && !last.is_closed()).cloned();
+        let memory = same.or_else(|| shared.memory.find_offered(address, length));
+        let fault = match &memory {
+            None => Some(Fault::NotRegistered),
+            Some(memory) if memory.is_gpu() => Some(Fault::Gpu),
+            Some(_) => None,
+        };
+        pieces.push(Piece { memory, address, length, fault });
+    }
+    match add_up(pieces.list().iter().map(|piece| piece.length), header.length) {
+        true => Ok(()),
+        false => Err(nonsense("the pieces of a message are not as long as it says")),
+    }
+}
+
+fn say_ended(id: u64, pieces: &Pieces, answer: &mut Vec<u8>) {
+    let faults = pieces.faults().count() as u32;
+    answer.extend_from_slice(&Answer::Ended { id, faults }.emit());
+    pieces.faults().for_each(|(index, fault)| answer.extend_from_slice(&fault.emit(index)));
+}
+
+fn answer_read(
+    stream: &TcpStream,
+    id: u64,
+    pieces: &mut Pieces,
+    answer: &mut Vec<u8>,
+    end: &mut Vec<u8>,
+) -> io::Result<()> {
+    let faults = pieces.faults().count() as u32;
+    pieces.skip_faulty();
+    if pieces.left() == 0 {
+        say_ended(id, pieces, end);
+        return send_bytes(stream, end);
+    }
+    answer.extend_from_slice(&Answer::Data { id, faults, length: pieces.left() }.emit());
+    pieces.faults().for_each(|(index, fault)| answer.extend_from_slice(&fault.emit(index)));
+    // What comes last goes with the data, unless there is something to say.
+    end.extend_from_slice(&Answer::Ended { id, faults: 0 }.emit());
+    let mut left = &end[..];
+    let mut before = &answer[..];
+    let mut pace = Pace::new();
+    while pieces.left() > 0 || !before.is_empty() {
+        let intact = pieces.faults().count() as u32 == faults;
+        let data = pieces.left() + before.len() as u64;
+        match pieces.send(stream, before, if intact { left } else { &[] }) {
+            Ok(sent) => {
+                before = before.get(sent..).unwrap_or_default();
+                left = &left[(sent as u64).saturating_sub(data) as usize..];
+                pace.moved(sent);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                wait_for_room(stream, &pace)?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    if left.len() == end.len() && pieces.faults().count() as u32 != faults {
+        // Zeros were sent for some.
+        let mut late = Vec::new();
+        say_ended(id, pieces, &mut late);
+        return send_bytes(stream, &late);
+    }
+    send_bytes(stream, left)
+}
