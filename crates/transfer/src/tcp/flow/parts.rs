@@ -1,0 +1,177 @@
+//! Messages, and how they are filled from tasks.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::Framing;
+use crate::batch::BatchShared;
+use crate::memory::LocalMemory;
+use crate::segment::OpenSegment;
+use crate::task::WideSlice;
+use crate::tcp::message::{Fault, MAX_DATA, MAX_PIECES};
+use crate::tcp::pieces::{Piece, Pieces};
+use crate::{FailureReason, Opcode, TransferState};
+
+/// What is left to do of a task.
+pub(super) struct Task {
+    pub(super) generation: u32,
+    pub(super) batch: Arc<BatchShared>,
+    pub(super) index: usize,
+    pub(super) local: Arc<LocalMemory>,
+    pub(super) segment: Arc<OpenSegment>,
+    pub(super) opcode: Opcode,
+    /// The next piece to post, and how much of it was.
+    pub(super) next: u64,
+    pub(super) offset: u64,
+    pub(super) posted: bool,
+    pub(super) under_way: u32,
+    pub(super) done: u64,
+    /// It ends so whatever becomes of it, since then.
+    pub(super) ending: Option<(TransferState, Instant)>,
+    pub(super) failure: Option<FailureReason>,
+    pub(super) undefined: bool,
+    pub(super) unconfirmed: bool,
+    pub(super) deadline: Option<Instant>,
+}
+
+impl Task {
+    pub(super) fn is_wanted(&self) -> bool {
+        self.ending.is_none() && self.failure.is_none()
+    }
+
+    pub(super) fn count(&self) -> u64 {
+        self.batch.tasks[self.index].shape().map_or(1, |shape| shape.count())
+    }
+
+    pub(super) fn piece(&self, index: u64) -> WideSlice {
+        let task = &self.batch.tasks[self.index];
+        task.shape().map_or_else(|| task.whole(), |shape| shape.piece(index))
+    }
+}
+
+/// Something of a task that is moved by a message.
+pub(super) struct Part {
+    pub(super) slot: u32,
+    pub(super) remote: u64,
+    pub(super) length: u64,
+    /// What the peer has said of it.
+    pub(super) fault: Option<Fault>,
+}
+
+/// What is sent at a time, and answered.
+#[derive(Default)]
+pub(in crate::tcp) struct Message {
+    pub(in crate::tcp) id: u64,
+    /// `None` of a fence.
+    pub(in crate::tcp) opcode: Option<Opcode>,
+    /// The connection that a fence ends.
+    pub(in crate::tcp) fence: u128,
+    /// Local memory.
+    pub(in crate::tcp) pieces: Pieces,
+    pub(super) parts: Vec<Part>,
+    pub(in crate::tcp) length: u64,
+    pub(super) attempts: u32,
+    /// Its data has come, or comes.
+    pub(super) has_data: bool,
+}
+
+impl Message {
+    /// Where its parts are at the peer: addresses and lengths.
+    pub(in crate::tcp) fn remote(&self) -> impl ExactSizeIterator<Item = (u64, u64)> {
+        self.parts.iter().map(|part| (part.remote, part.length))
+    }
+
+    /// The peer has said this of a part; whether there is one.
+    pub(in crate::tcp) fn set_fault(&mut self, index: u32, fault: Fault) -> bool {
+        match self.parts.get_mut(index as usize) {
+            Some(part) => {
+                part.fault = Some(fault);
+                true
+            }
+            None => false,
+        }
+    }
+
+    /// The peer has rejected all of it.
+    pub(in crate::tcp) fn reject(&mut self) {
+        self.parts.iter_mut().for_each(|part| part.fault = Some(Fault::NotRegistered));
+    }
+
+    /// No data comes for the parts that the peer has found fault with.
+    pub(in crate::tcp) fn expect_data(&mut self) {
+        self.has_data = true;
+        for (index, part) in self.parts.iter().enumerate() {
+            if let Some(fault) = part.fault {
+                self.pieces.set_fault(index, fault);
+            }
+        }
+        self.pieces.skip_faulty();
+    }
+
+    /// Whether a READ can end: its data has come, or there is none.
+    pub(in crate::tcp) fn is_received(&self) -> bool {
+        let all_faulty = self.parts.iter().all(|part| part.fault.is_some());
+        all_faulty || (self.has_data && self.pieces.left() == 0)
+    }
+
+    pub(super) fn is_write(&self) -> bool {
+        self.opcode == Some(Opcode::Write)
+    }
+}
+
+/// Adds what there is room for of a task; whether the message is full.
+pub(super) fn fill(message: &mut Message, slot: u32, task: &mut Task, framing: Framing) -> bool {
+    let count = task.count();
+    while task.next < count {
+        let WideSlice { source, target, length } = task.piece(task.next);
+        let rest = length - task.offset;
+        let room = match framing {
+            Framing::Old(_) => rest,
+            Framing::Numbered => MAX_DATA - message.length,
+        };
+        let now = rest.min(room);
+        let (address, remote) = (source + task.offset, target + task.offset);
+        let memory = Some(Arc::clone(&task.local));
+        message.pieces.push(Piece { memory, address, length: now, fault: None });
+        message.parts.push(Part { slot, remote, length: now, fault: None });
+        message.length += now;
+        task.under_way += 1;
+        task.offset += now;
+        if task.offset == length {
+            (task.next, task.offset) = (task.next + 1, 0);
+        }
+        task.posted = task.next == count;
+        let full = match framing {
+            Framing::Old(_) => true,
+            Framing::Numbered => message.length == MAX_DATA || message.parts.len() == MAX_PIECES,
+        };
+        if full {
+            return true;
+        }
+    }
+    false
+}
+
+/// What the peer has said of its memory.
+pub(super) fn peers_fault(fault: Fault) -> FailureReason {
+    let text = match fault {
+        Fault::NotRegistered => {
+            "it rejected the request: the range is not in memory that is registered there"
+        }
+        Fault::Gone => "the memory that is registered there was unmapped, or cannot be accessed",
+        Fault::Gpu => "it is memory of a GPU, which the transport tcp does not reach",
+        Fault::NotFenced => "it did not confirm that nothing sent before can arrive any more",
+    };
+    FailureReason::Connection(text.into())
+}
+
+pub(super) fn own_fault(fault: Fault, address: u64) -> FailureReason {
+    match fault {
+        Fault::Gone => FailureReason::MemoryGone { address },
+        Fault::Gpu => FailureReason::NoPath(
+            "the transport tcp does not reach memory of a GPU: use a buffer of the host, and copy"
+                .to_owned(),
+        ),
+        Fault::NotRegistered | Fault::NotFenced => FailureReason::Unregistered,
+    }
+}
