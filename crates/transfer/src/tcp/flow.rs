@@ -1,0 +1,463 @@
+//! Tasks for one peer, and the messages that they are cut into. Its user has the lock; nothing here waits.
+//!
+//! A task ends when all of it was posted, or is not to be, and nothing of it is under way. What was under way on a
+//! connection that broke is tried again: a READ at once, a WRITE once the peer has confirmed that nothing of that
+//! connection is done any more (a *fence*). Where it cannot confirm, the target's range is undefined.
+
+mod parts;
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+pub(super) use self::parts::Message;
+use self::parts::{Part, Task, fill, own_fault, peers_fault};
+use super::ended::Ended;
+use super::original::Version;
+use crate::memory::LocalMemory;
+use crate::segment::OpenSegment;
+use crate::task::TaskHandle;
+use crate::{FailureReason, Opcode, TransferState};
+
+/// How often a message is sent again after its connection broke.
+const MAX_ATTEMPTS: u32 = 2;
+
+/// How long a peer may take to confirm a fence.
+const FENCE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// How long what is under way of a task that is to end is waited for before its connection is ended.
+const ENDING_PATIENCE: Duration = Duration::from_millis(300);
+
+/// How a peer is talked to.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Framing {
+    /// Of the original: one request at a time on a connection.
+    Old(Version),
+    Numbered,
+}
+
+/// A connection that broke with WRITEs under way.
+struct Fence {
+    connection: u128,
+    messages: Vec<Message>,
+    since: Instant,
+    reason: FailureReason,
+    asked: bool,
+    /// It was ended here, on purpose.
+    ours: bool,
+}
+
+/// See above.
+pub(super) struct Flow {
+    framing: Framing,
+    tasks: Vec<Option<Task>>,
+    free: Vec<u32>,
+    generation: u32,
+    /// Tasks of which not all was posted, and their generations.
+    queue: VecDeque<(u32, u32)>,
+    again: VecDeque<Message>,
+    fences: Vec<Fence>,
+    spare: Vec<Message>,
+    ended: Vec<Ended>,
+    serial: u64,
+    /// Tasks that are to end though something of them is under way.
+    endings: usize,
+    /// No deadline is earlier, if there is any.
+    earliest: Option<Instant>,
+}
+
+impl Flow {
+    pub(super) fn new(framing: Framing) -> Self {
+        Self {
+            framing,
+            tasks: Vec::new(),
+            free: Vec::new(),
+            generation: 0,
+            queue: VecDeque::new(),
+            again: VecDeque::new(),
+            fences: Vec::new(),
+            spare: Vec::new(),
+            ended: Vec::new(),
+            serial: 0,
+            endings: 0,
+            earliest: None,
+        }
+    }
+
+    /// Takes a task; its name.
+    pub(super) fn push(
+        &mut self,
+        task: &TaskHandle,
+        local: &Arc<LocalMemory>,
+        segment: &Arc<OpenSegment>,
+    ) -> u64 {
+        self.generation = self.generation.wrapping_add(1);
+        let deadline = task.deadline();
+        if let Some(deadline) = deadline {
+            self.earliest = Some(self.earliest.map_or(deadline, |other| other.min(deadline)));
+        }
+        let new = Task {
+            generation: self.generation,
+            batch: Arc::clone(&task.batch),
+            index: task.index,
+            local: Arc::clone(local),
+            segment: Arc::clone(segment),
+            opcode: task.opcode(),
+            next: 0,
+            offset: 0,
+            posted: false,
+            under_way: 0,
+            done: 0,
+            ending: None,
+            failure: None,
+            undefined: false,
+            unconfirmed: false,
+            deadline,
+        };
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.tasks.push(None);
+            self.tasks.len() as u32 - 1
+        });
+        self.tasks[slot as usize] = Some(new);
+        self.queue.push_back((slot, self.generation));
+        u64::from(self.generation) << 32 | u64::from(slot)
+    }
+
+    fn task(&mut self, slot: u32) -> Option<&mut Task> {
+        self.tasks.get_mut(slot as usize)?.as_mut()
+    }
+
+    /// Whether there is something to post.
+    pub(super) fn has_more(&self) -> bool {
+        !self.queue.is_empty()
+            || !self.again.is_empty()
+            || self.fences.iter().any(|fence| !fence.asked)
+    }
+
+    /// How many tasks there are.
+    pub(super) fn unfinished(&self) -> usize {
+        self.tasks.len() - self.free.len()
+    }
+
+    /// What ended since the last call, into `into`.
+    pub(super) fn take_ended(&mut self, into: &mut Vec<Ended>) {
+        into.append(&mut self.ended);
+    }
+
+    /// What to post next.
+    pub(super) fn next_message(&mut self) -> Option<Message> {
+        if let Some(fence) = self.fences.iter_mut().find(|fence| !fence.asked) {
+            fence.asked = true;
+            let connection = fence.connection;
+            let mut message = self.blank();
+            message.fence = connection;
+            return Some(message);
+        }
+        while let Some(mut message) = self.again.pop_front() {
+            self.drop_unwanted(&mut message);
+            if !message.parts.is_empty() {
+                message.pieces.rewind();
+                message.has_data = false;
+                message.parts.iter_mut().for_each(|part| part.fault = None);
+                return Some(message);
+            }
+            self.recycle(message);
+        }
+        let mut message = self.blank();
+        while let Some(&(slot, generation)) = self.queue.front() {
+            let framing = self.framing;
+            let task = self.task(slot).filter(|task| task.generation == generation);
+            let Some(task) = task.filter(|task| !task.posted && task.is_wanted()) else {
+                self.queue.pop_front();
+                continue;
+            };
+            if message.opcode.is_some_and(|opcode| opcode != task.opcode) {
+                break;
+            }
+            message.opcode = Some(task.opcode);
+            task.batch.tasks[task.index].begin();
+            let full = fill(&mut message, slot, task, framing);
+            if task.posted {
+                self.queue.pop_front();
+            } else if full {
+                // Others have their turn.
+                self.queue.rotate_left(1);
+            }
+            if full {
+                break;
+            }
+        }
+        if message.parts.is_empty() {
+            self.recycle(message);
+            return None;
+        }
+        Some(message)
+    }
+
+    fn blank(&mut self) -> Message {
+        let mut message = self.spare.pop().unwrap_or_default();
+        self.serial += 1;
+        message.pieces.clear(self.framing != Framing::Numbered);
+        message.parts.clear();
+        (message.id, message.opcode, message.length, message.attempts) = (self.serial, None, 0, 0);
+        message.has_data = false;
+        message
+    }
+
+    fn recycle(&mut self, message: Message) {
+        if self.spare.len() < 64 {
+            self.spare.push(message);
+        }
+    }
+
+    /// Takes out what is of tasks that are to end.
+    fn drop_unwanted(&mut self, message: &mut Message) {
+        let mut parts = std::mem::take(&mut message.parts);
+        let mut index = 0;
+        parts.retain(|part| {
+            let wanted = self.task(part.slot).is_some_and(|task| task.is_wanted());
+            if wanted {
+                index += 1;
+            } else {
+                message.pieces.remove(index);
+                message.length -= part.length;
+                self.part_ended(part.slot);
+            }
+            wanted
+        });
+        message.parts = parts;
+    }
+
+    /// A message is done, but for what has faults.
+    pub(super) fn done(&mut self, message: Message, confirmed: bool) {
+        if message.opcode.is_none() {
+            self.fenced(message.fence);
+            return self.recycle(message);
+        }
+        for (part, piece) in message.parts.iter().zip(message.pieces.list()) {
+            let Some(task) = self.task(part.slot) else { continue };
+            let reason = match (part.fault, piece.fault) {
+                (Some(fault), _) => Some(peers_fault(fault)),
+                (None, Some(fault)) => Some(own_fault(fault, piece.address)),
+                (None, None) => None,
+            };
+            match reason {
+                None => {
+                    task.done += part.length;
+                    task.batch.tasks[task.index].moved(part.length);
+                    task.unconfirmed |= !confirmed;
+                }
+                Some(reason) => {
+                    if part.fault.is_some() {
+                        task.segment.mark_stale();
+                    }
+                    if task.is_wanted() {
+                        task.failure = Some(reason);
+                    }
+                }
+            }
+            self.part_ended(part.slot);
+        }
+        self.recycle(message);
+    }
+
+    /// A fence was confirmed.
+    fn fenced(&mut self, connection: u128) {
+        let Some(index) = self.fences.iter().position(|it| it.connection == connection) else {
+            return;
+        };
+        let Fence { messages, reason, ours, .. } = self.fences.swap_remove(index);
+        for message in messages {
+            self.try_again(message, &reason, ours);
+        }
+    }
+
+    /// The peer says that it cannot confirm this fence.
+    pub(super) fn not_fenced(&mut self, message: Message) {
+        if let Some(index) = self.fences.iter().position(|it| it.connection == message.fence) {
+            let fence = self.fences.swap_remove(index);
+            self.fail_fence(fence);
+        }
+        self.recycle(message);
+    }
+
+    fn fail_fence(&mut self, fence: Fence) {
+        let reason = FailureReason::NotFenced(Box::new(fence.reason));
+        for message in fence.messages {
+            self.failed(message, &reason, true);
+        }
+    }
+
+    /// A connection has ended with these under way, of which `begun` may have reached the peer.
+    pub(super) fn lost(
+        &mut self,
+        messages: &mut VecDeque<Message>,
+        begun: usize,
+        connection: u128,
+        reason: &FailureReason,
+        ours: bool,
+    ) {
+        let mut writes = Vec::new();
+        for (index, mut message) in messages.drain(..).enumerate() {
+            match (message.opcode, self.framing) {
+                (None, _) => {
+                    let fence = message.fence;
+                    if let Some(fence) = self.fences.iter_mut().find(|it| it.connection == fence) {
+                        fence.asked = false;
+                    }
+                    self.recycle(message);
+                }
+                _ if index >= begun => self.again.push_back(message),
+                (Some(Opcode::Write), Framing::Numbered) => writes.push(message),
+                (Some(Opcode::Write), Framing::Old(_)) => self.failed(message, reason, true),
+                (Some(Opcode::Read), _) => {
+                    message.pieces.rewind();
+                    self.try_again(message, reason, ours);
+                }
+            }
+        }
+        if !writes.is_empty() {
+            let (messages, since, reason) = (writes, Instant::now(), reason.clone());
+            self.fences.push(Fence { connection, messages, since, reason, asked: false, ours });
+        }
+    }
+
+    fn try_again(&mut self, mut message: Message, reason: &FailureReason, ours: bool) {
+        message.attempts += u32::from(!ours);
+        if message.attempts > MAX_ATTEMPTS {
+            return self.failed(message, reason, false);
+        }
+        self.again.push_back(message);
+    }
+
+    fn failed(&mut self, message: Message, reason: &FailureReason, undefined: bool) {
+        let undefined = undefined && message.is_write();
+        for part in &message.parts {
+            let Some(task) = self.task(part.slot) else { continue };
+            task.undefined |= undefined;
+            task.segment.mark_stale();
+            if task.is_wanted() {
+                task.failure = Some(reason.clone());
+            }
+            self.part_ended(part.slot);
+        }
+        self.recycle(message);
+    }
+
+    /// The peer cannot be reached: nothing that waits is done.
+    pub(super) fn fail_all(&mut self, reason: &FailureReason) {
+        for fence in std::mem::take(&mut self.fences) {
+            fence.messages.into_iter().for_each(|message| self.failed(message, reason, true));
+        }
+        for message in std::mem::take(&mut self.again) {
+            self.failed(message, reason, false);
+        }
+        for (slot, generation) in std::mem::take(&mut self.queue) {
+            let task = self.task(slot).filter(|task| task.generation == generation);
+            let Some(task) = task else { continue };
+            task.posted = true;
+            task.segment.mark_stale();
+            if task.is_wanted() {
+                task.failure = Some(reason.clone());
+            }
+            self.settle(slot);
+        }
+    }
+
+    fn part_ended(&mut self, slot: u32) {
+        if let Some(task) = self.task(slot) {
+            task.under_way -= 1;
+            self.settle(slot);
+        }
+    }
+
+    /// Ends a task if nothing more is to be done of it.
+    fn settle(&mut self, slot: u32) {
+        let Some(task) = self.task(slot) else { return };
+        let over = task.under_way == 0 && (task.posted || !task.is_wanted());
+        if !over {
+            return;
+        }
+        let Some(task) = self.tasks[slot as usize].take() else { return };
+        self.free.push(slot);
+        self.endings -= usize::from(task.ending.is_some());
+        let length = task.batch.tasks[task.index].length();
+        let state = match (&task.failure, task.ending) {
+            (Some(_), _) => TransferState::Failed,
+            (None, Some((state, _))) if task.done < length => state,
+            (None, _) => TransferState::Completed,
+        };
+        self.ended.push(Ended {
+            batch: task.batch,
+            index: task.index,
+            segment: task.segment,
+            state,
+            transferred: task.done,
+            undefined: task.undefined,
+            unconfirmed: task.unconfirmed && state == TransferState::Completed,
+            failure: task.failure,
+        });
+    }
+
+    /// Lets a task end so; whether it was neither over nor about to end.
+    pub(super) fn end(&mut self, name: u64, state: TransferState) -> bool {
+        let (slot, generation) = (name as u32, (name >> 32) as u32);
+        let task = self.task(slot).filter(|task| task.generation == generation);
+        let Some(task) = task.filter(|task| task.is_wanted()) else { return false };
+        task.ending = Some((state, Instant::now()));
+        self.endings += 1;
+        self.settle(slot);
+        true
+    }
+
+    /// Ends what is to end by now.
+    pub(super) fn tick(&mut self, now: Instant) {
+        if self.earliest.is_some_and(|earliest| earliest <= now) {
+            let mut late = Vec::new();
+            self.earliest = None;
+            for (slot, task) in (0_u32..).zip(&self.tasks) {
+                let Some((task, deadline)) = task.as_ref().and_then(|it| Some((it, it.deadline?)))
+                else {
+                    continue;
+                };
+                if deadline <= now {
+                    late.push(u64::from(task.generation) << 32 | u64::from(slot));
+                } else {
+                    let earliest = self.earliest.map_or(deadline, |other| other.min(deadline));
+                    self.earliest = Some(earliest);
+                }
+            }
+            for name in late {
+                self.end(name, TransferState::Timeout);
+            }
+        }
+        while let Some(index) =
+            self.fences.iter().position(|it| now.duration_since(it.since) >= FENCE_PATIENCE)
+        {
+            let fence = self.fences.swap_remove(index);
+            self.fail_fence(fence);
+        }
+    }
+
+    /// When something is to end next, if that is known.
+    pub(super) const fn next_deadline(&self) -> Option<Instant> {
+        self.earliest
+    }
+
+    /// Whether a task is to end for which the connection with these messages is to end.
+    pub(super) fn is_to_end(&self, messages: &VecDeque<Message>, now: Instant) -> bool {
+        if self.endings == 0 {
+            return false;
+        }
+        let patience = match self.framing {
+            Framing::Old(_) => Duration::ZERO,
+            Framing::Numbered => ENDING_PATIENCE,
+        };
+        let ends = |part: &Part| {
+            let task = self.tasks.get(part.slot as usize).and_then(Option::as_ref);
+            let ending = task.and_then(|task| task.ending);
+            ending.is_some_and(|(_, since)| now.duration_since(since) >= patience)
+        };
+        messages.iter().any(|message| message.parts.iter().any(ends))
+    }
+}
