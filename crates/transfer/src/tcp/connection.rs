@@ -1,0 +1,402 @@
+//! What a lane is at: its connection, what it sends, and what is under way over it.
+
+mod numbered;
+mod old;
+
+use std::collections::VecDeque;
+use std::io;
+use std::net::{SocketAddr, TcpStream};
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use millstream_net::stream::send_slice;
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+use self::numbered::Receiving;
+use super::flow::{Framing, Message};
+use super::message::{Header, Hello, MAX_DATA, Piece, Purpose, VERSION};
+use super::original::{Request, Version};
+use super::peer::Peer;
+use crate::{FailureReason, Opcode};
+
+/// How much is under way on a connection at a time.
+const MAX_MESSAGES: usize = 16;
+const MAX_UNDER_WAY: u64 = 4 * MAX_DATA;
+
+/// Bytes that are received at once where an answer may begin.
+const STAGE: usize = 8 << 10;
+
+/// Where bytes go that have no place.
+const SCRATCH: usize = 64 << 10;
+
+/// What came of working on a connection.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Did {
+    /// There is nothing more to send.
+    Idle,
+    /// It takes no more now.
+    Full,
+    /// It is not connected yet.
+    Connecting,
+    /// It broke, and there may be more to do over another one.
+    Again,
+}
+
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+enum Phase {
+    #[default]
+    Closed,
+    Connecting,
+    Open,
+}
+
+/// Why a connection is closed.
+enum Broken {
+    /// Nothing is wrong: it is not used again.
+    Done,
+    /// Something is to end that is under way.
+    ToEnd,
+    Failed(FailureReason),
+}
+
+#[derive(Default)]
+pub(super) struct Connection {
+    phase: Phase,
+    stream: Option<Arc<TcpStream>>,
+    /// Which of the peer's addresses.
+    address: usize,
+    /// Its number, where it has one.
+    number: u128,
+    /// Headers, and how much of them was sent. The data of the last message under way follows, and then `tail`.
+    out: Vec<u8>,
+    out_sent: usize,
+    tail: Vec<u8>,
+    tail_sent: usize,
+    /// The last of these is being sent.
+    sending: bool,
+    /// In the order in which they are answered.
+    under_way: VecDeque<Message>,
+    under_way_bytes: u64,
+    /// There was no room.
+    blocked: bool,
+    /// What was received and not read.
+    stage: Vec<u8>,
+    start: usize,
+    scratch: Vec<u8>,
+    receiving: Receiving,
+    status: old::Status,
+    /// Something was received.
+    answered: bool,
+    /// When something was last sent or received.
+    moved: Option<Instant>,
+}
+
+impl Connection {
+    pub(super) const fn stream(&self) -> Option<&Arc<TcpStream>> {
+        self.stream.as_ref()
+    }
+
+    pub(super) fn wants_room(&self) -> bool {
+        self.phase == Phase::Connecting || self.blocked
+    }
+
+    /// Does what can be done without a wait.
+    pub(super) fn work(&mut self, peer: &Arc<Peer>, readable: bool, writable: bool) -> Did {
+        match self.try_work(peer, readable, writable) {
+            Ok(did) => did,
+            Err(broken) => {
+                self.close(peer, broken);
+                if peer.flow().has_more() { Did::Again } else { Did::Idle }
+            }
+        }
+    }
+
+    fn try_work(
+        &mut self,
+        peer: &Arc<Peer>,
+        readable: bool,
+        writable: bool,
+    ) -> Result<Did, Broken> {
+        match self.phase {
+            Phase::Closed => {
+                if !peer.may_connect() {
+                    return Ok(Did::Idle);
+                }
+                self.connect(peer)?;
+                return Ok(Did::Connecting);
+            }
+            Phase::Connecting if !writable => return Ok(Did::Connecting),
+            Phase::Connecting => {
+                if !self.connected(peer)? {
+                    return Ok(Did::Connecting);
+                }
+            }
+            Phase::Open => {}
+        }
+        if readable {
+            match peer.framing() {
+                Framing::Numbered => self.receive_numbered(peer)?,
+                Framing::Old(version) => self.receive_old(peer, version)?,
+            }
+        }
+        let now = Instant::now();
+        if !self.under_way.is_empty() && peer.flow().is_to_end(&self.under_way, now) {
+            return Err(Broken::ToEnd);
+        }
+        if writable {
+            self.blocked = false;
+        }
+        if self.blocked {
+            return Ok(Did::Full);
+        }
+        self.send(peer)
+    }
+
+    /// Whether it broke since nothing has moved for too long, or to end what is under way.
+    pub(super) fn check(&mut self, peer: &Arc<Peer>, now: Instant) -> bool {
+        let busy = self.phase == Phase::Connecting || !self.under_way.is_empty();
+        let Some(moved) = self.moved.filter(|_| busy) else { return false };
+        let patience = match (self.phase, peer.framing()) {
+            (Phase::Connecting, _) => peer.config().connect_timeout,
+            (_, Framing::Numbered) => peer.config().progress_timeout,
+            (_, Framing::Old(_)) => peer.config().status_timeout,
+        };
+        let to_end = peer.flow().is_to_end(&self.under_way, now);
+        if now.duration_since(moved) < patience && !to_end {
+            return false;
+        }
+        let text = match self.phase {
+            Phase::Connecting => format!("it has not accepted a connection within {patience:?}"),
+            _ => format!("nothing has moved over its connection for {patience:?}"),
+        };
+        let broken = Broken::Failed(FailureReason::Connection(text.into()));
+        self.close(peer, if to_end { Broken::ToEnd } else { broken });
+        true
+    }
+
+    /// Closes it for good.
+    pub(super) fn stop(&mut self, peer: &Arc<Peer>) {
+        self.close(peer, Broken::Failed(FailureReason::ShutDown));
+    }
+
+    fn connect(&mut self, peer: &Arc<Peer>) -> Result<(), Broken> {
+        let address = peer.address(self.address);
+        let stream = begin_connect(address).map_err(|error| cannot_connect(address, &error))?;
+        self.stream = Some(Arc::new(stream));
+        self.phase = Phase::Connecting;
+        self.moved = Some(Instant::now());
+        self.answered = false;
+        Ok(())
+    }
+
+    /// Whether the connection is made by now.
+    fn connected(&mut self, peer: &Arc<Peer>) -> Result<bool, Broken> {
+        let Some(stream) = &self.stream else { return Ok(false) };
+        let address = peer.address(self.address);
+        if let Some(error) = stream.take_error().unwrap_or_else(Some) {
+            return Err(cannot_connect(address, &error));
+        }
+        if stream.peer_addr().is_err() {
+            return Ok(false);
+        }
+        // Not having it costs time, not correctness.
+        let _ = stream.set_nodelay(true);
+        self.phase = Phase::Open;
+        self.moved = Some(Instant::now());
+        (self.receiving, self.status) = (Receiving::default(), old::Status::default());
+        self.out.clear();
+        self.out_sent = 0;
+        if peer.framing() == Framing::Numbered {
+            self.number = peer.draw_number();
+            let (connection, incarnation) = (self.number, peer.incarnation());
+            let hello = Hello { version: VERSION, connection, incarnation };
+            self.out.extend_from_slice(&hello.emit());
+        } else {
+            peer.connected();
+        }
+        Ok(true)
+    }
+
+    /// Sends what there is, as long as there is room.
+    fn send(&mut self, peer: &Arc<Peer>) -> Result<Did, Broken> {
+        let Some(stream) = self.stream.clone() else { return Ok(Did::Idle) };
+        loop {
+            if self.sending {
+                match self.send_some(&stream) {
+                    Ok(()) => {
+                        self.moved = Some(Instant::now());
+                        self.after_sending(peer)?;
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                        self.blocked = true;
+                        return Ok(Did::Full);
+                    }
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => return Err(broke(&error)),
+                }
+                continue;
+            }
+            let has_room = match peer.framing() {
+                Framing::Numbered => {
+                    self.under_way.len() < MAX_MESSAGES && self.under_way_bytes < MAX_UNDER_WAY
+                }
+                Framing::Old(_) => self.under_way.is_empty(),
+            };
+            if !has_room {
+                return Ok(if peer.flow().has_more() { Did::Full } else { Did::Idle });
+            }
+            let Some(message) = peer.flow().next_message() else { return Ok(Did::Idle) };
+            self.begin(peer, message);
+        }
+    }
+
+    /// Makes a message the one that is sent.
+    fn begin(&mut self, peer: &Peer, message: Message) {
+        if self.out_sent == self.out.len() {
+            self.out.clear();
+            self.out_sent = 0;
+        }
+        self.tail.clear();
+        self.tail_sent = 0;
+        match (peer.framing(), message.opcode) {
+            (Framing::Numbered, opcode) => {
+                let purpose = opcode.map_or(Purpose::Fence, Purpose::Move);
+                let pieces = message.remote().len().max(1) as u32;
+                let header = Header { purpose, id: message.id, pieces, length: message.length };
+                self.out.extend_from_slice(&header.emit());
+                for (address, length) in message.remote() {
+                    self.out.extend_from_slice(&Piece { address, length }.emit());
+                }
+                if purpose == Purpose::Fence {
+                    self.out.extend_from_slice(&Piece::of(message.fence).emit());
+                }
+            }
+            (Framing::Old(version), opcode) => {
+                let opcode = opcode.unwrap_or(Opcode::Read);
+                let (address, length) = message.remote().next().unwrap_or_default();
+                let request = Request { version, opcode, address, length };
+                self.out.extend_from_slice(&request.emit());
+                if version == Version::One
+                    && opcode == Opcode::Write
+                    && peer.config().confirm_writes
+                {
+                    // A connection is served in order: this is answered once that is done.
+                    let behind = Request { opcode: Opcode::Read, length: 1, ..request };
+                    self.tail.extend_from_slice(&behind.emit());
+                }
+                self.status = old::Status::of(version, opcode, !self.tail.is_empty());
+            }
+        }
+        self.under_way_bytes += message.length;
+        self.under_way.push_back(message);
+        self.sending = true;
+        // Silence counts from here on.
+        self.moved = Some(Instant::now());
+    }
+
+    /// Sends of headers, data and tail what there is room for.
+    fn send_some(&mut self, stream: &TcpStream) -> io::Result<()> {
+        let (out, tail) = (&self.out[self.out_sent..], &self.tail[self.tail_sent..]);
+        match self.under_way.back_mut() {
+            Some(message) if message.opcode == Some(Opcode::Write) => {
+                let (before, data) = (out.len(), message.pieces.left());
+                let sent = message.pieces.send(stream, out, tail)?;
+                self.out_sent += sent.min(before);
+                self.tail_sent += (sent as u64).saturating_sub(before as u64 + data) as usize;
+            }
+            _ => self.out_sent += send_slice(stream.as_fd(), out)?,
+        }
+        Ok(())
+    }
+
+    /// Something was sent; perhaps all of a message.
+    fn after_sending(&mut self, peer: &Arc<Peer>) -> Result<(), Broken> {
+        let data = self.under_way.back().map_or(0, |message| match message.opcode {
+            Some(Opcode::Write) => message.pieces.left(),
+            _ => 0,
+        });
+        let all = self.out_sent == self.out.len() && self.tail_sent == self.tail.len() && data == 0;
+        if !all {
+            return Ok(());
+        }
+        self.sending = false;
+        if self.status == old::Status::None
+            && peer.framing() == Framing::Old(Version::One)
+            && let Some(message) = self.under_way.pop_front()
+        {
+            self.under_way_bytes = 0;
+            peer.flow().done(message, false);
+            return Err(Broken::Done);
+        }
+        Ok(())
+    }
+
+    /// How many of the messages under way may have reached the peer.
+    fn begun(&self) -> usize {
+        let untouched = self.sending && self.out_sent == 0;
+        self.under_way.len() - usize::from(untouched)
+    }
+
+    fn close(&mut self, peer: &Arc<Peer>, broken: Broken) {
+        let phase = std::mem::take(&mut self.phase);
+        let begun = self.begun();
+        if let Some(stream) = self.stream.take() {
+            let _ = stream.shutdown(std::net::Shutdown::Both);
+        }
+        (self.sending, self.blocked, self.under_way_bytes) = (false, false, 0);
+        (self.start, self.moved) = (0, None);
+        self.stage.clear();
+        let (reason, ours) = match broken {
+            Broken::Done => return,
+            Broken::ToEnd => {
+                let text = "its connection was closed since another request was to end";
+                (FailureReason::Connection(text.into()), true)
+            }
+            Broken::Failed(reason) => (reason, false),
+        };
+        let waiting = !self.under_way.is_empty();
+        let number = self.number;
+        peer.flow().lost(&mut self.under_way, begun, number, &reason, ours);
+        if ours || matches!(reason, FailureReason::ShutDown) {
+            return;
+        }
+        if phase == Phase::Open && (self.answered || peer.framing() != Framing::Numbered) {
+            if waiting {
+                tracing::debug!(peer = peer.name(), %reason, "connection for data ended");
+            }
+            return;
+        }
+        self.address = peer.cannot_connect(self.address, &reason);
+    }
+}
+
+fn begin_connect(address: SocketAddr) -> io::Result<TcpStream> {
+    /// The connection is being made.
+    const EINPROGRESS: i32 = 115;
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    match socket.connect(&SockAddr::from(address)) {
+        Err(error) if error.raw_os_error() == Some(EINPROGRESS) => Ok(socket.into()),
+        Err(error) => Err(error),
+        Ok(()) => Ok(socket.into()),
+    }
+}
+
+fn cannot_connect(address: SocketAddr, error: &io::Error) -> Broken {
+    let text =
+        format!("cannot connect to its data port at {address}: {error}: see whether it runs");
+    Broken::Failed(FailureReason::Connection(text.into()))
+}
+
+fn broke(error: &io::Error) -> Broken {
+    Broken::Failed(FailureReason::Connection(format!("its connection broke: {error}").into()))
+}
+
+fn closed() -> Broken {
+    Broken::Failed(FailureReason::Connection("it has closed the connection".into()))
+}
+
+fn nonsense(text: &str) -> Broken {
+    Broken::Failed(FailureReason::Connection(format!("what it says makes no sense: {text}").into()))
+}
