@@ -1,0 +1,179 @@
+//! Answers to numbered messages.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use millstream_net::stream::receive_slice;
+
+use super::{Broken, Connection, SCRATCH, STAGE, broke, closed, nonsense};
+use crate::tcp::message::{Answer, Fault, VERSION, Welcome};
+use crate::tcp::peer::Peer;
+use crate::{FailureReason, Opcode};
+
+/// What comes next.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub(super) enum Receiving {
+    #[default]
+    Welcome,
+    Answer,
+    /// So many faults, and what they belong to.
+    Faults(u32, Answer),
+    /// The data of the first message under way.
+    Data,
+}
+
+impl Receiving {
+    /// How many bytes are needed at once.
+    const fn length(self) -> usize {
+        match self {
+            Self::Welcome => Welcome::LENGTH,
+            Self::Answer => Answer::LENGTH,
+            Self::Faults(..) => Fault::LENGTH,
+            Self::Data => 0,
+        }
+    }
+}
+
+impl Connection {
+    /// Receives what there is.
+    pub(super) fn receive_numbered(&mut self, peer: &Arc<Peer>) -> Result<(), Broken> {
+        let Some(stream) = self.stream.clone() else { return Ok(()) };
+        loop {
+            self.read_stage(peer)?;
+            let received = match (self.receiving, self.under_way.front_mut()) {
+                (Receiving::Data, Some(message)) => {
+                    self.scratch.resize(SCRATCH, 0);
+                    message.pieces.receive(&stream, &mut self.scratch)
+                }
+                _ => {
+                    self.stage.drain(..self.start);
+                    self.start = 0;
+                    let had = self.stage.len();
+                    self.stage.resize(STAGE, 0);
+                    let received = receive_slice(stream.as_fd(), &mut self.stage[had..]);
+                    self.stage.truncate(had + received.as_ref().unwrap_or(&0));
+                    received
+                }
+            };
+            match received {
+                Ok(0) if self.under_way.is_empty() => return Err(Broken::Done),
+                Ok(0) => return Err(closed()),
+                Ok(_) => self.moved = Some(Instant::now()),
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(broke(&error)),
+            }
+        }
+    }
+
+    /// Reads what has come.
+    fn read_stage(&mut self, peer: &Arc<Peer>) -> Result<(), Broken> {
+        loop {
+            if self.receiving == Receiving::Data {
+                let Some(message) = self.under_way.front_mut() else {
+                    return Err(nonsense("data of nothing"));
+                };
+                self.start += message.pieces.take(&self.stage[self.start..]);
+                if message.pieces.left() > 0 {
+                    return Ok(());
+                }
+                self.receiving = Receiving::Answer;
+            }
+            let bytes = &self.stage[self.start..];
+            let length = self.receiving.length();
+            if bytes.len() < length {
+                return Ok(());
+            }
+            match self.receiving {
+                Receiving::Welcome => {
+                    let welcome = bytes.first_chunk().and_then(Welcome::parse);
+                    welcomed(welcome)?;
+                    self.answered = true;
+                    peer.connected();
+                    self.receiving = Receiving::Answer;
+                }
+                Receiving::Answer => {
+                    let answer = bytes.first_chunk().and_then(Answer::parse);
+                    let answer = answer.ok_or_else(|| nonsense("no answer begins so"))?;
+                    let (Answer::Data { id, faults, .. } | Answer::Ended { id, faults }) = answer;
+                    let is_sending = self.sending && self.under_way.len() == 1;
+                    let front = self.under_way.front().filter(|message| message.id == id);
+                    if front.is_none() || is_sending {
+                        return Err(nonsense("it answers what was not asked"));
+                    }
+                    self.receiving = Receiving::Faults(faults, answer);
+                    self.start += length;
+                    self.read_faults(peer)?;
+                    continue;
+                }
+                Receiving::Faults(left, answer) => {
+                    let fault = bytes.first_chunk().and_then(Fault::parse);
+                    let (index, fault) = fault.ok_or_else(|| nonsense("a fault is none"))?;
+                    let Some(message) = self.under_way.front_mut() else {
+                        return Err(nonsense("it answers what was not asked"));
+                    };
+                    if message.opcode.is_some() && !message.set_fault(index, fault) {
+                        return Err(nonsense("a piece has a fault that is not there"));
+                    }
+                    if message.opcode.is_none() {
+                        self.start += length;
+                        self.receiving = Receiving::Answer;
+                        if let Some(message) = self.under_way.pop_front() {
+                            peer.flow().not_fenced(message);
+                        }
+                        continue;
+                    }
+                    self.receiving = Receiving::Faults(left - 1, answer);
+                    self.start += length;
+                    self.read_faults(peer)?;
+                    continue;
+                }
+                Receiving::Data => {}
+            }
+            self.start += length;
+        }
+    }
+
+    /// Goes on where no faults are to come any more.
+    fn read_faults(&mut self, peer: &Arc<Peer>) -> Result<(), Broken> {
+        let Receiving::Faults(0, answer) = self.receiving else { return Ok(()) };
+        let Some(message) = self.under_way.front_mut() else { return Ok(()) };
+        match answer {
+            Answer::Data { length, .. } => {
+                if message.opcode != Some(Opcode::Read) {
+                    return Err(nonsense("it sends data that was not asked for"));
+                }
+                message.expect_data();
+                if message.pieces.left() != length {
+                    return Err(nonsense("its data is not as long as was asked for"));
+                }
+                self.receiving = Receiving::Data;
+            }
+            Answer::Ended { .. } => {
+                if message.opcode == Some(Opcode::Read) && !message.is_received() {
+                    return Err(nonsense("it ends a READ without its data"));
+                }
+                self.receiving = Receiving::Answer;
+                if let Some(message) = self.under_way.pop_front() {
+                    self.under_way_bytes -= message.length;
+                    peer.flow().done(message, true);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn welcomed(welcome: Option<Welcome>) -> Result<(), Broken> {
+    let text = match welcome {
+        Some(Welcome::Taken) => return Ok(()),
+        Some(Welcome::OtherIncarnation) => return Err(Broken::Failed(FailureReason::Restarted)),
+        Some(Welcome::OtherVersion) => {
+            format!("it does not understand version {VERSION} of the framing")
+        }
+        Some(Welcome::Fenced) => "it has ended the connection".to_owned(),
+        None => "what answers there is no engine of this kind".to_owned(),
+    };
+    Err(Broken::Failed(FailureReason::Connection(text.into())))
+}
