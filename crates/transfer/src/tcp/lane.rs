@@ -1,0 +1,129 @@
+//! A connection to a peer, made when there is something to send.
+//!
+//! Whoever finds it idle works on it, on his own thread: who submits sends, who waits receives. Nobody waits for his
+//! turn: who finds it taken leaves a note, and who has it looks for notes when he is done. No call here waits.
+
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::time::Instant;
+
+use millstream_net::PollSet;
+
+use super::connection::{Connection, Did};
+use super::peer::Peer;
+
+/// How a lane was left.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Left {
+    /// Somebody else works on it, and sees what is new.
+    Taken,
+    /// There is nothing more to send.
+    Idle,
+    /// It takes no more now.
+    Full,
+    /// It is not connected yet.
+    Connecting,
+}
+
+#[derive(Default)]
+pub(super) struct Lane {
+    seat: Mutex<Connection>,
+    /// Somebody found the seat taken.
+    requested: AtomicBool,
+    readable: AtomicBool,
+    writable: AtomicBool,
+    /// It waits for room to send, or to be connected.
+    wants_room: AtomicBool,
+    stream: Mutex<Option<Arc<TcpStream>>>,
+}
+
+impl Lane {
+    fn seat(&self) -> Option<MutexGuard<'_, Connection>> {
+        match self.seat.try_lock() {
+            Ok(seat) => Some(seat),
+            Err(TryLockError::Poisoned(seat)) => Some(seat.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Does what there is to do, and can be done without a wait.
+    pub(super) fn work(&self, peer: &Arc<Peer>) -> Left {
+        loop {
+            let seat = self.seat().or_else(|| {
+                self.requested.store(true, Ordering::SeqCst);
+                // Who had it may have looked for notes before.
+                self.seat()
+            });
+            let Some(mut seat) = seat else { return Left::Taken };
+            self.requested.store(false, Ordering::SeqCst);
+            let readable = self.readable.swap(false, Ordering::SeqCst);
+            let writable = self.writable.swap(false, Ordering::SeqCst);
+            let did = seat.work(peer, readable, writable);
+            self.show(peer, &seat);
+            drop(seat);
+            if self.requested.swap(false, Ordering::SeqCst) || did == Did::Again {
+                continue;
+            }
+            return match did {
+                Did::Full => Left::Full,
+                Did::Connecting => Left::Connecting,
+                Did::Idle | Did::Again => Left::Idle,
+            };
+        }
+    }
+
+    /// Looks whether its time is over.
+    pub(super) fn check(&self, peer: &Arc<Peer>, now: Instant) {
+        // Whoever works on it makes progress.
+        let Some(mut seat) = self.seat() else { return };
+        let broke = seat.check(peer, now);
+        self.show(peer, &seat);
+        drop(seat);
+        if broke || self.requested.load(Ordering::SeqCst) {
+            self.work(peer);
+        }
+    }
+
+    /// Closes it: what is under way fails.
+    pub(super) fn stop(&self, peer: &Arc<Peer>) {
+        let mut seat = self.seat.lock().unwrap_or_else(PoisonError::into_inner);
+        seat.stop(peer);
+        self.show(peer, &seat);
+    }
+
+    /// Shows those who wait what to wait for.
+    fn show(&self, peer: &Arc<Peer>, connection: &Connection) {
+        let wants_room = connection.wants_room();
+        let wanted = self.wants_room.swap(wants_room, Ordering::SeqCst);
+        let mut stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner);
+        let shown = stream.as_ref().map(Arc::as_ptr);
+        let changed = shown != connection.stream().map(Arc::as_ptr);
+        if changed {
+            *stream = connection.stream().cloned();
+        }
+        drop(stream);
+        if changed || (wants_room && !wanted) {
+            peer.progress().interests_changed();
+        }
+    }
+
+    /// Whether it has a connection, or is about to have one.
+    pub(super) fn is_connected(&self) -> bool {
+        self.stream.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Adds it to what is waited for, if it is connected.
+    pub(super) fn watch(&self, set: &mut PollSet) -> Option<Arc<TcpStream>> {
+        let stream = self.stream.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
+        set.add(stream.as_fd(), true, self.wants_room.load(Ordering::SeqCst));
+        Some(stream)
+    }
+
+    /// A wait has found it ready.
+    pub(super) fn is_ready(&self, readable: bool, writable: bool) {
+        self.readable.fetch_or(readable, Ordering::SeqCst);
+        self.writable.fetch_or(writable, Ordering::SeqCst);
+    }
+}

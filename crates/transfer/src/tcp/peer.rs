@@ -1,0 +1,297 @@
+//! A peer: what is to be done with its memory, and the connections to it.
+
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use millstream_transfer_core::TaskId;
+
+use super::TcpConfig;
+use super::ended::{Ended, tell};
+use super::flow::{Flow, Framing};
+use super::lane::{Lane, Left};
+use super::progress::Progress;
+use crate::batch::BatchShared;
+use crate::task::TaskHandle;
+use crate::transport::{EndTask, Run};
+use crate::{FailureReason, TransferState};
+
+/// How long a peer that cannot be connected to is left alone: at first, and at the most. Each time it is twice as long.
+const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
+
+/// Where a peer is, and how it is talked to.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct Place {
+    pub(super) addresses: Vec<SocketAddr>,
+    pub(super) framing: Framing,
+    /// Which start of its process, if it says so.
+    pub(super) incarnation: Option<u64>,
+}
+
+pub(super) struct Peer {
+    own: Weak<Self>,
+    name: String,
+    pub(super) place: Place,
+    config: Arc<TcpConfig>,
+    flow: Mutex<Flow>,
+    lanes: Box<[Lane]>,
+    connecting: Mutex<Connecting>,
+    progress: Arc<Progress>,
+    stopped: AtomicBool,
+    /// Tasks that the progress counts.
+    counted: AtomicUsize,
+}
+
+/// What came of connecting.
+#[derive(Default)]
+struct Connecting {
+    /// How many times in a row it was in vain.
+    failures: u32,
+    not_before: Option<Instant>,
+    last: Option<FailureReason>,
+}
+
+impl std::fmt::Debug for Peer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Peer").field(&self.name).finish()
+    }
+}
+
+impl Peer {
+    pub(super) fn new(
+        name: &str,
+        place: Place,
+        config: &Arc<TcpConfig>,
+        progress: &Arc<Progress>,
+    ) -> Arc<Self> {
+        let lanes = (0..config.lanes.max(1)).map(|_| Lane::default()).collect();
+        let peer = Arc::new_cyclic(|own| Self {
+            own: own.clone(),
+            name: name.to_owned(),
+            flow: Mutex::new(Flow::new(place.framing)),
+            place,
+            config: Arc::clone(config),
+            lanes,
+            connecting: Mutex::default(),
+            progress: Arc::clone(progress),
+            stopped: AtomicBool::new(false),
+            counted: AtomicUsize::new(0),
+        });
+        progress.add(&peer);
+        peer
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(super) fn config(&self) -> &TcpConfig {
+        &self.config
+    }
+
+    pub(super) fn progress(&self) -> &Progress {
+        &self.progress
+    }
+
+    pub(super) fn framing(&self) -> Framing {
+        self.place.framing
+    }
+
+    /// Which start of its process is meant.
+    pub(super) fn incarnation(&self) -> u64 {
+        self.place.incarnation.unwrap_or_default()
+    }
+
+    /// One of its addresses.
+    pub(super) fn address(&self, index: usize) -> SocketAddr {
+        self.place.addresses[index % self.place.addresses.len()]
+    }
+
+    pub(super) fn lanes(&self) -> &[Lane] {
+        &self.lanes
+    }
+
+    /// What is to be done. Nobody waits, or calls anything else, while he has it.
+    pub(super) fn flow(&self) -> MutexGuard<'_, Flow> {
+        self.flow.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn connecting(&self) -> MutexGuard<'_, Connecting> {
+        self.connecting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A number for a connection, that nobody guesses.
+    #[expect(clippy::unused_self, reason = "a test of a peer may want to know it")]
+    pub(super) fn draw_number(&self) -> u128 {
+        let half = || u128::from(RandomState::new().hash_one(Instant::now()));
+        half() << 64 | half()
+    }
+
+    /// Begins to do the tasks of a run.
+    pub(super) fn submit(self: &Arc<Self>, batch: &Arc<BatchShared>, run: &Run) {
+        let mut flow = self.flow();
+        let before = flow.unfinished();
+        for task in run.handles(batch) {
+            if task.claim_whole().is_some() {
+                self.push(&mut flow, &task, run);
+            }
+        }
+        let more = flow.unfinished() - before;
+        self.counted.fetch_add(more, Ordering::SeqCst);
+        self.progress.more(more);
+        flow.tick(Instant::now());
+        drop(flow);
+        if self.stopped.load(Ordering::SeqCst) {
+            self.flow().fail_all(&FailureReason::ShutDown);
+        }
+        self.work();
+        self.progress.submitted();
+    }
+
+    fn push(&self, flow: &mut Flow, task: &TaskHandle, run: &Run) {
+        let name = flow.push(task, &run.local, &run.segment);
+        let owner: Weak<dyn EndTask> = self.own.clone();
+        if !task.batch.tasks[task.index].belongs_to(owner, TaskId::from_bits(name)) {
+            flow.end(name, TransferState::Canceled);
+        }
+    }
+
+    /// Has lanes send what there is to send: one after the other, as each has no more room.
+    pub(super) fn work(self: &Arc<Self>) {
+        let mut connecting = false;
+        for lane in &self.lanes {
+            // One at a time is connected: it may be enough.
+            if connecting && !lane.is_connected() {
+                continue;
+            }
+            match lane.work(self) {
+                Left::Full => {}
+                Left::Connecting => connecting = true,
+                Left::Taken | Left::Idle => break,
+            }
+            if !self.flow().has_more() {
+                break;
+            }
+        }
+        self.tell();
+    }
+
+    /// A wait has found that a lane can go on.
+    pub(super) fn ready(self: &Arc<Self>, lane: usize, readable: bool, writable: bool) {
+        self.lanes[lane].is_ready(readable, writable);
+        self.lanes[lane].work(self);
+        if self.flow().has_more() {
+            self.work();
+        }
+        self.tell();
+    }
+
+    /// Ends what is to end by now.
+    pub(super) fn tick(self: &Arc<Self>, now: Instant) {
+        self.flow().tick(now);
+        self.lanes.iter().for_each(|lane| lane.check(self, now));
+        if self.flow().has_more() {
+            self.work();
+        }
+        self.tell();
+    }
+
+    /// Tells of the tasks that have ended.
+    fn tell(&self) {
+        loop {
+            let mut ended: Vec<Ended> = self.progress.spare();
+            self.flow().take_ended(&mut ended);
+            let count = ended.len();
+            if count > 0 {
+                self.counted.fetch_sub(count, Ordering::SeqCst);
+                // First: whoever is told looks whether there is more to wait for.
+                self.progress.fewer(count);
+                tell(&mut ended);
+            }
+            self.progress.give_spare(ended);
+            if count == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Whether a lane is to be connected. What cannot be done soon fails.
+    pub(super) fn may_connect(&self) -> bool {
+        if !self.flow().has_more() || self.stopped.load(Ordering::SeqCst) {
+            return false;
+        }
+        let connecting = self.connecting();
+        let wait = connecting.not_before.is_some_and(|until| Instant::now() < until);
+        let last = connecting.last.clone().filter(|_| wait);
+        drop(connecting);
+        if let Some(reason) = last
+            && !self.is_connected()
+        {
+            self.flow().fail_all(&reason);
+        }
+        !wait
+    }
+
+    fn is_connected(&self) -> bool {
+        self.lanes.iter().any(Lane::is_connected)
+    }
+
+    /// A connection was made, and its peer talks.
+    pub(super) fn connected(&self) {
+        let mut connecting = self.connecting();
+        if connecting.failures > 0 {
+            tracing::info!(peer = self.name, "its data port can be reached again");
+        }
+        *connecting = Connecting::default();
+    }
+
+    /// A connection could not be made to this of its addresses. Which is to be tried next.
+    pub(super) fn cannot_connect(&self, address: usize, reason: &FailureReason) -> usize {
+        let next = address + 1;
+        if next < self.place.addresses.len() {
+            return next;
+        }
+        let mut connecting = self.connecting();
+        if connecting.failures == 0 {
+            tracing::warn!(peer = self.name, %reason, "its data port cannot be reached");
+        }
+        let (first, most) = BACK_OFF;
+        let pause = first.saturating_mul(1 << connecting.failures.min(10)).min(most);
+        connecting.failures += 1;
+        connecting.not_before = Some(Instant::now() + pause);
+        connecting.last = Some(reason.clone());
+        drop(connecting);
+        if !self.is_connected() {
+            self.flow().fail_all(reason);
+        }
+        0
+    }
+
+    /// Whether nothing is to be done.
+    pub(super) fn is_at_rest(&self) -> bool {
+        self.flow().unfinished() == 0
+    }
+
+    /// Ends all work: what is under way fails.
+    pub(super) fn stop(self: &Arc<Self>) {
+        self.stopped.store(true, Ordering::SeqCst);
+        self.lanes.iter().for_each(|lane| lane.stop(self));
+        self.flow().fail_all(&FailureReason::ShutDown);
+        self.tell();
+        self.progress.remove(self);
+    }
+}
+
+impl EndTask for Peer {
+    fn cancel(&self, task: TaskId) -> bool {
+        let ends = self.flow().end(task.to_bits(), TransferState::Canceled);
+        if let Some(own) = self.own.upgrade().filter(|_| ends) {
+            own.lanes.iter().for_each(|lane| lane.check(&own, Instant::now()));
+            own.work();
+        }
+        ends
+    }
+}
