@@ -1,0 +1,333 @@
+//! Who waits for the connections of all peers.
+//!
+//! One thread at a time leads: it sleeps on the streams and works on those that are ready. Threads that wait for a
+//! batch lead, or follow: they sleep until what they wait for has come about, or the leader leaves. Where nobody waits,
+//! a thread of the transport leads. It rests for a while first, so that who submits and waits at once wakes nobody.
+
+use std::net::TcpStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use millstream_net::{PollSet, Sleeper, Waiters};
+
+use super::ended::Ended;
+use super::peer::Peer;
+
+/// How often who leads looks what is to end.
+const TICK: Duration = Duration::from_millis(50);
+
+/// For how long the transport's thread leaves it to others when they have led, or may be about to.
+const GRACE: Duration = Duration::from_millis(1);
+
+/// When there was nothing to do for so long, its thread sleeps until it is woken.
+const REST: Duration = Duration::from_millis(50);
+
+/// How long a thread sleeps that cannot be woken.
+const BLIND: Duration = Duration::from_millis(1);
+
+#[derive(Default)]
+pub(crate) struct Progress {
+    peers: Mutex<Vec<Arc<Peer>>>,
+    /// Changes when what is to be waited for does.
+    version: AtomicU64,
+    /// Tasks that are not over.
+    unfinished: AtomicUsize,
+    seat: Mutex<Leader>,
+    /// What the leader sleeps on.
+    leader: Mutex<Option<Sleeper>>,
+    /// Those who would lead if nobody did.
+    followers: Waiters,
+    /// A thread that waits wants to lead in place of the transport's.
+    wanted: AtomicBool,
+    /// Counts how often others than the transport's thread have led.
+    led: AtomicU64,
+    own: Mutex<Own>,
+    changed: Condvar,
+    spare: Mutex<Vec<Vec<Ended>>>,
+}
+
+/// The transport's thread.
+#[derive(Default)]
+struct Own {
+    thread: Option<JoinHandle<()>>,
+    asleep: bool,
+    stopping: bool,
+}
+
+/// What the leader has. It keeps its memory.
+#[derive(Default)]
+struct Leader {
+    set: PollSet,
+    watched: Vec<(Arc<Peer>, usize)>,
+    /// Kept open while they are waited for.
+    streams: Vec<Arc<TcpStream>>,
+    /// Those that have something to do, while they are looked at.
+    busy: Vec<Arc<Peer>>,
+    ticked: Option<Instant>,
+}
+
+impl Progress {
+    fn peers(&self) -> MutexGuard<'_, Vec<Arc<Peer>>> {
+        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn own(&self) -> MutexGuard<'_, Own> {
+        self.own.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn add(&self, peer: &Arc<Peer>) {
+        self.peers().push(Arc::clone(peer));
+    }
+
+    pub(super) fn remove(&self, peer: &Arc<Peer>) {
+        self.peers().retain(|known| !Arc::ptr_eq(known, peer));
+        self.interests_changed();
+    }
+
+    /// Whether there is something under way.
+    pub(crate) fn is_busy(&self) -> bool {
+        self.unfinished.load(Ordering::SeqCst) > 0
+    }
+
+    pub(super) fn more(&self, count: usize) {
+        self.unfinished.fetch_add(count, Ordering::SeqCst);
+    }
+
+    pub(super) fn fewer(&self, count: usize) {
+        self.unfinished.fetch_sub(count, Ordering::SeqCst);
+    }
+
+    pub(super) fn spare(&self) -> Vec<Ended> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner).pop().unwrap_or_default()
+    }
+
+    pub(super) fn give_spare(&self, spare: Vec<Ended>) {
+        let mut all = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        if all.len() < 16 {
+            all.push(spare);
+        }
+    }
+
+    /// A stream is to be waited for that was not, or in another way.
+    pub(super) fn interests_changed(&self) {
+        self.version.fetch_add(1, Ordering::SeqCst);
+        let leader = self.leader.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(leader) = &*leader {
+            leader.wake();
+        }
+    }
+
+    /// Something was submitted, by who may wait for it in a moment, or not.
+    pub(super) fn submitted(self: &Arc<Self>) {
+        let mut own = self.own();
+        if own.stopping || !self.is_busy() {
+            return;
+        }
+        if own.thread.is_none() {
+            let progress = Arc::clone(self);
+            let thread = thread::Builder::new().name("tcp".to_owned());
+            // Without it, who waits does all.
+            own.thread = thread.spawn(move || progress.run()).ok();
+        } else if own.asleep {
+            own.asleep = false;
+            self.changed.notify_all();
+        }
+    }
+
+    pub(super) fn stop(&self) {
+        let mut own = self.own();
+        own.stopping = true;
+        let thread = own.thread.take();
+        drop(own);
+        self.changed.notify_all();
+        self.wanted.store(true, Ordering::SeqCst);
+        self.interests_changed();
+        if let Some(thread) = thread
+            && thread.thread().id() != thread::current().id()
+        {
+            let _ = thread.join();
+        }
+    }
+
+    /// Does what can be done without a wait, unless somebody leads.
+    pub(crate) fn progress(&self) {
+        if !self.is_busy() {
+            return;
+        }
+        let Some(mut seat) = self.seat() else { return };
+        self.led.fetch_add(1, Ordering::SeqCst);
+        self.gather(&mut seat);
+        if seat.set.look().is_ok() {
+            self.work(&mut seat);
+        }
+        self.leave(seat);
+    }
+
+    /// Waits until `look` finds something, at most `timeout`, and leads meanwhile where nobody else does. Returns also
+    /// once nothing is under way.
+    pub(crate) fn wait(&self, waiters: &Waiters, timeout: Duration, look: impl Fn() -> bool) {
+        let deadline = Instant::now().checked_add(timeout);
+        let left =
+            || deadline.map_or(Duration::MAX, |it| it.saturating_duration_since(Instant::now()));
+        let over = || look() || !self.is_busy() || left().is_zero();
+        let Some(sleeper) = Sleeper::own() else {
+            while !over() {
+                self.progress();
+                thread::sleep(BLIND.min(left()));
+            }
+            return;
+        };
+        let _waiting = sleeper.enter(waiters);
+        loop {
+            sleeper.take();
+            if over() {
+                return;
+            }
+            if let Some(seat) = self.seat() {
+                self.led.fetch_add(1, Ordering::SeqCst);
+                self.lead(seat, &sleeper, over, left);
+                continue;
+            }
+            let following = sleeper.enter(&self.followers);
+            self.want();
+            // The leader may have left before it could see us.
+            let is_free = self.seat().is_some();
+            if !is_free && !over() {
+                let _ = sleeper.sleep(&mut PollSet::default(), left().min(TICK), || false);
+            }
+            drop(following);
+        }
+    }
+
+    /// Has the transport's thread leave.
+    fn want(&self) {
+        if self.wanted.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let leader = self.leader.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(leader) = &*leader {
+            leader.wake();
+        }
+    }
+
+    fn seat(&self) -> Option<MutexGuard<'_, Leader>> {
+        match self.seat.try_lock() {
+            Ok(seat) => Some(seat),
+            Err(TryLockError::Poisoned(seat)) => Some(seat.into_inner()),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+
+    /// Sleeps and works until it is `over`.
+    fn lead(
+        &self,
+        mut seat: MutexGuard<'_, Leader>,
+        sleeper: &Sleeper,
+        over: impl Fn() -> bool,
+        left: impl Fn() -> Duration,
+    ) {
+        *self.leader.lock().unwrap_or_else(PoisonError::into_inner) = Some(sleeper.clone());
+        loop {
+            sleeper.take();
+            let version = self.version.load(Ordering::SeqCst);
+            if over() {
+                break;
+            }
+            let soon = self.gather(&mut seat);
+            let stay = || self.version.load(Ordering::SeqCst) != version;
+            if sleeper.sleep(&mut seat.set, left().min(soon), stay).is_err() {
+                // The kernel lacks memory.
+                thread::sleep(BLIND);
+            }
+            self.work(&mut seat);
+        }
+        *self.leader.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.leave(seat);
+    }
+
+    fn leave(&self, mut seat: MutexGuard<'_, Leader>) {
+        seat.streams.clear();
+        seat.watched.clear();
+        drop(seat);
+        self.followers.wake();
+    }
+
+    /// Finds what is to be waited for; how long at the most.
+    fn gather(&self, leader: &mut Leader) -> Duration {
+        let Leader { set, watched, streams, .. } = leader;
+        set.clear();
+        watched.clear();
+        streams.clear();
+        let mut soon = TICK;
+        for peer in self.peers().iter() {
+            let deadline = peer.flow().next_deadline();
+            if let Some(deadline) = deadline {
+                soon = soon.min(deadline.saturating_duration_since(Instant::now()));
+            }
+            for (index, lane) in peer.lanes().iter().enumerate() {
+                if let Some(stream) = lane.watch(set) {
+                    watched.push((Arc::clone(peer), index));
+                    streams.push(stream);
+                }
+            }
+        }
+        soon
+    }
+
+    /// Works on what is ready.
+    fn work(&self, leader: &mut Leader) {
+        for index in 0..leader.watched.len() {
+            let (readable, writable) = leader.set.ready(index);
+            if readable || writable {
+                let (peer, lane) = &leader.watched[index];
+                peer.ready(*lane, readable, writable);
+            }
+        }
+        let now = Instant::now();
+        let is_due = |at: Instant| now.duration_since(at) >= TICK;
+        let late = |peer: &Arc<Peer>| peer.flow().next_deadline().is_some_and(|at| at <= now);
+        if leader.ticked.is_none_or(is_due) || leader.watched.iter().any(|(peer, _)| late(peer)) {
+            leader.ticked = Some(now);
+            leader.busy.extend(self.peers().iter().filter(|peer| !peer.is_at_rest()).cloned());
+            leader.busy.drain(..).for_each(|peer| peer.tick(now));
+        }
+    }
+
+    /// What the transport's thread does.
+    fn run(&self) {
+        let mut idle_since: Option<Instant> = None;
+        loop {
+            let mut own = self.own();
+            if own.stopping {
+                return;
+            }
+            if !self.is_busy() && idle_since.get_or_insert_with(Instant::now).elapsed() >= REST {
+                own.asleep = true;
+                while own.asleep && !own.stopping {
+                    own = self.changed.wait(own).unwrap_or_else(PoisonError::into_inner);
+                }
+                idle_since = None;
+            }
+            // Others may lead.
+            let led = self.led.load(Ordering::SeqCst);
+            let waited = self.changed.wait_timeout(own, GRACE);
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
+            self.wanted.store(false, Ordering::SeqCst);
+            if !self.is_busy() {
+                continue;
+            }
+            idle_since = None;
+            if self.led.load(Ordering::SeqCst) != led {
+                continue;
+            }
+            let Some(sleeper) = Sleeper::own() else { continue };
+            if let Some(seat) = self.seat() {
+                let over =
+                    || self.wanted.load(Ordering::SeqCst) || !self.is_busy() || self.own().stopping;
+                self.lead(seat, &sleeper, over, || Duration::MAX);
+            }
+        }
+    }
+}
