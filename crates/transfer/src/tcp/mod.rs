@@ -1,0 +1,308 @@
+//! The transport `tcp`: memory of other processes over TCP, understood by the original transfer engine.
+//!
+//! An engine says in its descriptor at which port it takes requests for its memory. Two engines of this project use a
+//! framing of their own there (`message.rs`), to which one more key of the descriptor belongs; with the original each
+//! side uses that of the original (`original.rs`).
+
+mod connection;
+mod ended;
+mod flow;
+mod lane;
+mod message;
+mod original;
+mod peer;
+mod pieces;
+mod progress;
+mod target;
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::ops::RangeInclusive;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use millstream_metadata::{HostPort, SegmentDesc};
+
+use self::flow::Framing;
+use self::original::Version;
+use self::peer::{Peer, Place};
+pub(crate) use self::progress::Progress;
+use self::target::Target;
+use crate::batch::BatchShared;
+use crate::keys::Keys;
+use crate::listen::listen;
+use crate::memory::{Memory, RawMemory};
+use crate::segment::OpenSegment;
+use crate::submit::SubmitOptions;
+use crate::transport::{Capabilities, Registration, Run, Transport};
+use crate::{FailureReason, InstallError, SegmentId, TransferError};
+
+/// As in `--protocol` and in descriptors.
+pub(crate) const NAME: &str = "tcp";
+
+/// What the transport `tcp` is installed with.
+#[derive(Clone, Debug)]
+pub struct TcpConfig {
+    /// Where initiators are answered. Without, at the engine's address and a free port.
+    pub listen: Option<SocketAddr>,
+    /// Among which ports to look for a free one, where `listen` has none. Without, the system chooses.
+    pub ports: Option<RangeInclusive<u16>>,
+    /// Connections that are served at a time, each by a thread.
+    pub max_connections: usize,
+    /// Connections to a peer: 1 to 16. More than one are made when there is more to do than one takes.
+    pub lanes: usize,
+    /// Whether version 1 of the original's framing is used in place of all others, which acknowledges no WRITE.
+    pub version_one: bool,
+    /// Whether the framing with numbered messages is used with peers that have it, and offered.
+    pub messages: bool,
+    /// Whether a WRITE in version 1 of the original's framing counts only once a READ behind it was answered. Peers
+    /// that serve one request for a connection, as Mooncake before version 0.3.10, do not answer.
+    pub confirm_writes: bool,
+    /// How long a peer may take to accept a connection.
+    pub connect_timeout: Duration,
+    /// For how long nothing may move over a connection to a peer with numbered messages while something is under
+    /// way.
+    pub progress_timeout: Duration,
+    /// The same, to a peer of the original.
+    pub status_timeout: Duration,
+}
+
+impl Default for TcpConfig {
+    fn default() -> Self {
+        Self {
+            listen: None,
+            ports: None,
+            max_connections: 256,
+            lanes: 4,
+            version_one: false,
+            messages: true,
+            confirm_writes: false,
+            connect_timeout: Duration::from_secs(2),
+            progress_timeout: Duration::from_secs(5),
+            status_timeout: Duration::from_secs(30),
+        }
+    }
+}
+
+/// The most lanes to a peer.
+const MAX_LANES: usize = 16;
+
+pub(crate) struct TcpTransport {
+    host: String,
+    config: Arc<TcpConfig>,
+    port: u16,
+    target: Mutex<Option<Target>>,
+    routes: RwLock<HashMap<SegmentId, Arc<Peer>>>,
+    /// Peers that are for nothing more but what was submitted before.
+    retired: Mutex<Vec<Arc<Peer>>>,
+    progress: Arc<Progress>,
+}
+
+impl TcpTransport {
+    pub(crate) fn new(
+        config: TcpConfig,
+        engine: &str,
+        incarnation: u64,
+        address: SocketAddr,
+        memory: &Arc<Memory>,
+    ) -> Result<Self, InstallError> {
+        let failed = |what: String| InstallError::Tcp(what);
+        let (name, value, min, max) = ("lanes", config.lanes, 1, MAX_LANES);
+        if !(min..=max).contains(&value) {
+            return Err(InstallError::OutOfRange { name, value, min, max });
+        }
+        let engine: HostPort =
+            engine.parse().map_err(|error| failed(format!("the engine's name: {error}")))?;
+        let listening = config.listen.unwrap_or_else(|| SocketAddr::new(address.ip(), 0));
+        let listener = listen(listening, config.ports.as_ref(), 128)
+            .map_err(|error| failed(format!("cannot listen at {listening}: {error}")))?;
+        let start =
+            Target::start(listener, config.max_connections, Arc::clone(memory), incarnation);
+        let target = start.map_err(|error: io::Error| failed(error.to_string()))?;
+        Ok(Self {
+            host: engine.host,
+            config: Arc::new(config),
+            port: target.port(),
+            target: Mutex::new(Some(target)),
+            routes: RwLock::default(),
+            retired: Mutex::default(),
+            progress: Arc::default(),
+        })
+    }
+
+    pub(crate) fn shared_progress(&self) -> &Arc<Progress> {
+        &self.progress
+    }
+
+    /// Where a segment's process is, and how it is talked to.
+    fn place(&self, segment: &str, descriptor: &SegmentDesc) -> Result<Place, String> {
+        let port = descriptor.tcp_data_port.ok_or("it has no port for data over TCP")?;
+        // Where its process was found is a better name than the one it has for itself.
+        let host = match segment.parse::<HostPort>() {
+            Ok(name) => name.host,
+            Err(_) => {
+                descriptor.tcp_data_host.clone().ok_or("it does not say at which host it is")?
+            }
+        };
+        let addresses = match host.parse::<IpAddr>() {
+            Ok(address) => vec![SocketAddr::new(address, port)],
+            Err(_) => (host.as_str(), port)
+                .to_socket_addrs()
+                .map_err(|error| format!("its host {host} has no address: {error}"))?
+                .collect(),
+        };
+        if addresses.is_empty() {
+            return Err(format!("its host {host} has no address"));
+        }
+        let numbered = self.config.messages
+            && descriptor.incarnation.is_some()
+            && descriptor.tcp_message_version.is_some_and(|version| version >= message::VERSION);
+        let framing = match descriptor.tcp_proto_version {
+            _ if self.config.version_one => Framing::Old(Version::One),
+            _ if numbered => Framing::Numbered,
+            Some(2..) => Framing::Old(Version::Two),
+            _ => Framing::Old(Version::One),
+        };
+        Ok(Place { addresses, framing, incarnation: descriptor.incarnation })
+    }
+
+    fn route(&self, segment: SegmentId) -> Option<Arc<Peer>> {
+        self.routes.read().unwrap_or_else(PoisonError::into_inner).get(&segment).cloned()
+    }
+
+    /// Keeps a peer that nobody finds any more until what was submitted to it has ended.
+    fn retire(&self, peer: Option<Arc<Peer>>) {
+        let mut retired = lock(&self.retired);
+        retired.extend(peer);
+        let over: Vec<_> = retired.extract_if(.., |peer| peer.is_at_rest()).collect();
+        drop(retired);
+        over.iter().for_each(|peer| peer.stop());
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Transport for TcpTransport {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            own_segment: false,
+            remote_segments: true,
+            needs_keys: false,
+            shared_memory: false,
+            durable: false,
+        }
+    }
+
+    /// Who is at memory is in its gate, which is closed when it is unregistered: there is nothing to keep.
+    fn register(&self, _memory: &RawMemory, _remote: bool) -> Result<Registration, String> {
+        let (keys, remote_keys) = (Keys::none(), Keys::none());
+        Ok(Registration { keys, remote_keys, shared_key: None, guard: Box::new(()) })
+    }
+
+    fn describe(&self, descriptor: &mut SegmentDesc) {
+        // The original looks for devices where the protocol is another one.
+        if descriptor.devices.is_empty() {
+            descriptor.protocol = NAME.to_owned();
+        }
+        let TcpConfig { version_one, messages, .. } = *self.config;
+        descriptor.tcp_data_host = Some(self.host.clone());
+        descriptor.tcp_data_port = Some(self.port);
+        descriptor.tcp_proto_version = Some(if version_one { 1 } else { 2 });
+        descriptor.tcp_message_version = (messages && !version_one).then_some(message::VERSION);
+    }
+
+    fn prepare(&self, segment: &Arc<OpenSegment>, descriptor: &Arc<SegmentDesc>) {
+        let place = self.place(&segment.name, descriptor);
+        let mut routes = self.routes.write().unwrap_or_else(PoisonError::into_inner);
+        let before = match place {
+            Ok(place) if routes.get(&segment.id).is_some_and(|peer| peer.place == place) => None,
+            Ok(place) => {
+                let peer = Peer::new(&segment.name, place, &self.config, &self.progress);
+                routes.insert(segment.id, peer)
+            }
+            Err(reason) => {
+                tracing::debug!(segment = segment.name, reason, "no path over TCP");
+                routes.remove(&segment.id)
+            }
+        };
+        drop(routes);
+        self.retire(before);
+    }
+
+    fn reaches(
+        &self,
+        segment: &Arc<OpenSegment>,
+        descriptor: &Arc<SegmentDesc>,
+        buffer: usize,
+    ) -> Result<(), String> {
+        if self.leads(segment, descriptor, buffer) {
+            return Ok(());
+        }
+        if descriptor.buffers[buffer].name.starts_with("cuda:") {
+            return Err("this buffer is memory of a GPU".to_owned());
+        }
+        self.place(&segment.name, descriptor).map(|_| ())?;
+        Err("its process was not looked for".to_owned())
+    }
+
+    fn leads(
+        &self,
+        segment: &Arc<OpenSegment>,
+        descriptor: &Arc<SegmentDesc>,
+        buffer: usize,
+    ) -> bool {
+        let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
+        let route = routes.get(&segment.id);
+        let is_gpu = || descriptor.buffers[buffer].name.starts_with("cuda:");
+        route.is_some_and(|peer| peer.place.incarnation == descriptor.incarnation)
+            && descriptor.tcp_data_port.is_some()
+            && !is_gpu()
+    }
+
+    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], _options: &SubmitOptions) {
+        batch.goes_over_streams();
+        for run in runs {
+            let fail = |reason: &str| {
+                let reason = FailureReason::NoPath(reason.to_owned());
+                let peer = run.segment.name.as_str().into();
+                let error = TransferError { peer, nic: NAME.into(), reason };
+                run.handles(batch).for_each(|task| task.fail_rest(&error));
+            };
+            match self.route(run.segment.id) {
+                _ if run.local.is_gpu() => {
+                    fail(
+                        "memory of a GPU is not sent over TCP: use a buffer of the host, and copy",
+                    );
+                }
+                // It was closed since it was looked for.
+                None => fail("the segment was closed"),
+                Some(peer) => peer.submit(batch, run),
+            }
+        }
+    }
+
+    fn forget(&self, segment: SegmentId) {
+        let mut routes = self.routes.write().unwrap_or_else(PoisonError::into_inner);
+        let peer = routes.remove(&segment);
+        drop(routes);
+        self.retire(peer);
+    }
+
+    fn stop(&self) {
+        let routes =
+            std::mem::take(&mut *self.routes.write().unwrap_or_else(PoisonError::into_inner));
+        let retired = std::mem::take(&mut *lock(&self.retired));
+        // Somebody who submits may have one still.
+        routes.into_values().chain(retired).for_each(|peer| peer.stop());
+        self.progress.stop();
+        let target = lock(&self.target).take();
+        drop(target);
+    }
+}
