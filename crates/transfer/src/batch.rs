@@ -1,6 +1,6 @@
 //! Batches: tasks that are submitted, watched and freed together.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use millstream_verbs::{Device, Waiters};
 use crate::finished::{Finished, Wakers};
 use crate::slicing::Slicing;
 use crate::task::{Task, TaskHandle};
+use crate::tcp::Progress;
 use crate::transport::Run;
 use crate::{BatchError, FreeError, TransferStatus};
 
@@ -35,6 +36,8 @@ pub(crate) struct BatchShared {
     unfinished: AtomicUsize,
     /// Held while requests are added, with room for what is known of them.
     adding: Mutex<Vec<Run>>,
+    /// Some of its tasks go over streams, which those who wait work on.
+    over_streams: AtomicBool,
     /// Until `unfinished` is 0.
     waiters: Waiters,
     pub(crate) wakers: Wakers,
@@ -51,6 +54,7 @@ impl Batch {
             submitted: AtomicUsize::new(0),
             unfinished: AtomicUsize::new(0),
             adding: Mutex::new(Vec::with_capacity(capacity.min(ROOM))),
+            over_streams: AtomicBool::new(false),
             waiters: Waiters::with_room(1),
             wakers: Wakers::default(),
         };
@@ -106,6 +110,13 @@ impl Batch {
         millstream_verbs::wait(devices, &self.shared.waiters, timeout, look).is_some()
     }
 
+    /// As [`Batch::wait`], working on streams while something of that is under way; returns then too.
+    pub(crate) fn wait_for_streams(&self, timeout: Duration, progress: &Progress) {
+        if self.shared.over_streams.load(Ordering::Relaxed) {
+            progress.wait(&self.shared.waiters, timeout, || self.is_finished());
+        }
+    }
+
     /// By the states of its tasks, which are seen a moment before the batch is told that they ended:
     /// whoever has seen the last of them end may free it.
     pub(crate) fn free(self) -> Result<(), FreeError> {
@@ -128,6 +139,11 @@ impl BatchShared {
     /// Keeps others from adding tasks meanwhile.
     pub(crate) fn add(&self) -> MutexGuard<'_, Vec<Run>> {
         self.adding.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Some of its tasks go over streams.
+    pub(crate) fn goes_over_streams(&self) {
+        self.over_streams.store(true, Ordering::Relaxed);
     }
 
     /// So many more tasks count from now on; they have been started.

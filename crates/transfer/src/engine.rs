@@ -28,12 +28,13 @@ use crate::rpc::Answer;
 use crate::segment::{OpenSegment, SegmentTable};
 use crate::shm::ShmTransport;
 use crate::slicing::Slicing;
+use crate::tcp::{self, TcpTransport};
 use crate::transport::Transport;
 use crate::{
     Batch, BatchError, Capabilities, Config, FileError, FileOptions, FreeError, InstallError,
     NewError, Notification, NotifyError, NvmeofConfig, PathReport, PiecesRequest, RdmaConfig,
     RegisterError, Segment, SegmentError, SegmentId, SubmitAndWaitError, SubmitError,
-    SubmitNewError, SubmitOptions, TransferRequest, TransferState, TransferStatus,
+    SubmitNewError, SubmitOptions, TcpConfig, TransferRequest, TransferState, TransferStatus,
 };
 
 /// A transfer engine. Dropping it ends its transfers, closes its connections, and unregisters its
@@ -69,6 +70,8 @@ pub(crate) struct Inner {
     pub(crate) calls: Arc<Calls>,
     pub(crate) inbox: Inbox,
     nvmeof: OnceLock<Arc<NvmeofTransport>>,
+    /// What those who wait work on, of the transport `tcp`.
+    streams: OnceLock<Arc<tcp::Progress>>,
     pub(crate) segments: SegmentTable,
     pub(crate) required: Required,
     stopped: AtomicBool,
@@ -140,6 +143,7 @@ impl TransferEngine {
             calls: Arc::new(Calls::new(config.client)),
             inbox: Inbox::default(),
             nvmeof: OnceLock::new(),
+            streams: OnceLock::new(),
             segments: SegmentTable::new(SegmentDesc { name, ..SegmentDesc::default() }),
             required: Required::default(),
             stopped: AtomicBool::new(false),
@@ -215,6 +219,21 @@ impl TransferEngine {
         let _ = inner.nvmeof.set(Arc::clone(&transport));
         inner.transports.write().unwrap_or_else(PoisonError::into_inner).push(transport);
         Ok(())
+    }
+
+    /// Installs the transport `tcp`, for memory of other processes, engines of Mooncake among them. Before any memory
+    /// is registered. It goes behind those that were installed before.
+    pub fn install_tcp(&self, config: TcpConfig) -> Result<(), InstallError> {
+        let inner = &self.inner;
+        let _installing = inner.installing();
+        inner.check_install(tcp::NAME)?;
+        let (name, incarnation) = (&inner.name, inner.incarnation);
+        let transport = TcpTransport::new(config, name, incarnation, self.address, &inner.memory)?;
+        let _ = inner.streams.set(Arc::clone(transport.shared_progress()));
+        let mut transports = inner.transports.write().unwrap_or_else(PoisonError::into_inner);
+        transports.push(Arc::new(transport));
+        drop(transports);
+        Ok(inner.changed().and_then(|()| inner.publish())?)
     }
 
     /// Offers a file or a block device to peers, as a segment of its own; the segment's name, by which
@@ -467,7 +486,11 @@ impl TransferEngine {
                 return true;
             }
         }
-        batch.wait(timeout.saturating_sub(start.elapsed()), &self.inner.devices())
+        let left = || timeout.saturating_sub(start.elapsed());
+        if let Some(streams) = self.inner.streams.get() {
+            batch.wait_for_streams(left(), streams);
+        }
+        batch.wait(left(), &self.inner.devices())
     }
 
     /// Ends a task; whether it was neither over nor about to end. Local access ends at once. The task
@@ -545,6 +568,9 @@ impl Inner {
     /// Does a little of what is under way.
     fn progress(&self) {
         self.devices().iter().for_each(Device::progress);
+        if let Some(streams) = self.streams.get() {
+            streams.progress();
+        }
         self.copier.help();
     }
 

@@ -128,6 +128,9 @@ pub enum InstallError {
     /// Memory was registered before.
     #[error("transports must be installed before memory is registered")]
     TooLate,
+    /// The transport tcp does not work here.
+    #[error("the transport tcp: {0}")]
+    Tcp(String),
     /// There must be at least one address.
     #[error("the transport rdma needs at least one local address")]
     NoAddress,
@@ -190,9 +193,11 @@ impl InstallError {
             | Self::OutOfRange { .. }
             | Self::Topology(_) => code::INVALID_ARGUMENT,
             Self::Open(_) => code::DEVICE_NOT_FOUND,
-            Self::Create { .. } | Self::SharedMemory(_) | Self::Files(_) | Self::Thread(_) => {
-                code::CONTEXT
-            }
+            Self::Create { .. }
+            | Self::SharedMemory(_)
+            | Self::Files(_)
+            | Self::Tcp(_)
+            | Self::Thread(_) => code::CONTEXT,
             Self::Publish(error) => store_code(error),
         }
     }

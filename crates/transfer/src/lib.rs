@@ -65,6 +65,7 @@ mod slicing;
 mod status;
 mod submit;
 mod task;
+mod tcp;
 mod transport;
 mod workers;
 
@@ -91,4 +92,5 @@ pub use settings::{
 };
 pub use status::{TransferState, TransferStatus};
 pub use submit::SubmitOptions;
+pub use tcp::TcpConfig;
 pub use transport::{ANY_LOCATION, Capabilities};

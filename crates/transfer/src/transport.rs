@@ -21,7 +21,7 @@ pub const ANY_LOCATION: &str = "*";
 pub(crate) const ANYWHERE: u16 = u16::MAX;
 
 /// The names of all transports. Where one is noted in a byte, it is its place here, counted from 1.
-const NAMES: [&str; 4] = ["local", "shm", "rdma", "nvmeof"];
+const NAMES: [&str; 5] = ["local", "shm", "rdma", "nvmeof", "tcp"];
 
 /// The number of a transport.
 pub(crate) fn code_of(name: &str) -> u8 {

@@ -1,0 +1,165 @@
+//! Engines that have memory, and streams to them.
+
+use std::io::{self, Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::thread;
+use std::time::Duration;
+
+use millstream_metadata::{Client, Frame, FrameType, Handler, SegmentDesc, Server, ServerConfig};
+use millstream_transfer::{Buffer, Config, Segment, TcpConfig, TransferEngine};
+
+use crate::common::{address, private, shared};
+
+pub(crate) fn engine(config: TcpConfig) -> TransferEngine {
+    let engine = TransferEngine::new(Config::new(address())).unwrap();
+    engine.install_tcp(config).unwrap();
+    engine
+}
+
+/// All framings: what initiators are made with.
+pub(crate) fn framings() -> [(&'static str, TcpConfig); 4] {
+    let best = TcpConfig::default();
+    let original = TcpConfig { messages: false, ..best.clone() };
+    let one = TcpConfig { version_one: true, ..best.clone() };
+    let confirmed = TcpConfig { confirm_writes: true, ..one.clone() };
+    [("best", best), ("version 2", original), ("version 1", one), ("confirmed", confirmed)]
+}
+
+/// An engine with memory, another one, memory there, and the segment of the first.
+pub(crate) struct Pair {
+    pub(crate) segment: Segment,
+    pub(crate) remote: Buffer,
+    pub(crate) local: Buffer,
+    pub(crate) target: TransferEngine,
+    pub(crate) initiator: TransferEngine,
+}
+
+pub(crate) fn pair(config: TcpConfig, length: usize) -> Pair {
+    let (target, initiator) = (engine(TcpConfig::default()), engine(config));
+    let (remote, local) = (shared(&target, length), private(&initiator, length));
+    let segment = initiator.open_segment(target.name()).unwrap();
+    Pair { segment, remote, local, target, initiator }
+}
+
+pub(crate) fn descriptor(engine: &TransferEngine) -> SegmentDesc {
+    let frame = Frame::new(FrameType::Metadata, b"{}".to_vec());
+    let reply = Client::default().call(&engine.name().parse().unwrap(), &frame).unwrap();
+    SegmentDesc::from_json(&reply.body).unwrap()
+}
+
+/// Answers with a descriptor, whatever is asked.
+struct Says(SegmentDesc);
+
+impl Handler for Says {
+    fn handle(&self, _client: SocketAddr, request: Frame) -> Option<Frame> {
+        Some(Frame::new(request.frame_type, self.0.to_json()))
+    }
+}
+
+/// A segment that is the target's, but for the port for data.
+pub(crate) fn at_port(
+    initiator: &TransferEngine,
+    target: &TransferEngine,
+    place: SocketAddr,
+) -> (Server, Segment) {
+    let mut said = descriptor(target);
+    said.tcp_data_port = Some(place.port());
+    let listen = SocketAddr::new(place.ip(), 0);
+    let server = Server::start(listen, ServerConfig::default(), Arc::new(Says(said))).unwrap();
+    let segment = initiator.open_segment(&server.address().to_string()).unwrap();
+    (server, segment)
+}
+
+pub(crate) fn relayed(
+    initiator: &TransferEngine,
+    target: &TransferEngine,
+    relay: &Relay,
+) -> (Server, Segment) {
+    at_port(initiator, target, relay.address)
+}
+
+/// Passes on what goes to a target's port for data, and back.
+pub(crate) struct Relay {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// After each 16 KiB to the target.
+    pause: Duration,
+    moved: AtomicU64,
+    /// Pumps that have not ended.
+    pumps: AtomicUsize,
+    streams: Mutex<Vec<TcpStream>>,
+}
+
+impl Relay {
+    pub(crate) fn start(target: &TransferEngine, pause: Duration) -> Self {
+        let ip = target.listening_at().ip();
+        let place = SocketAddr::new(ip, descriptor(target).tcp_data_port.unwrap());
+        let listener = TcpListener::bind((ip, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (moved, pumps) = (AtomicU64::new(0), AtomicUsize::new(0));
+        let shared = Arc::new(Shared { pause, moved, pumps, streams: Mutex::default() });
+        let all = Arc::clone(&shared);
+        thread::spawn(move || {
+            for near in listener.incoming().map_while(Result::ok) {
+                let Ok(far) = TcpStream::connect(place) else { continue };
+                let clone = |stream: &TcpStream| stream.try_clone().unwrap();
+                all.streams.lock().unwrap().extend([clone(&near), clone(&far)]);
+                all.pumps.fetch_add(2, Ordering::SeqCst);
+                let (there, back) = ((clone(&near), clone(&far)), (far, near));
+                for ((from, to), pause) in [(there, all.pause), (back, Duration::ZERO)] {
+                    let all = Arc::clone(&all);
+                    thread::spawn(move || {
+                        let _ = pump(from, &to, pause, &all.moved);
+                        let _ = to.shutdown(Shutdown::Write);
+                        all.pumps.fetch_sub(1, Ordering::SeqCst);
+                    });
+                }
+            }
+        });
+        Self { address, shared }
+    }
+
+    /// Bytes, both ways.
+    pub(crate) fn moved(&self) -> u64 {
+        self.shared.moved.load(Ordering::SeqCst)
+    }
+
+    /// Breaks all connections.
+    pub(crate) fn cut(&self) {
+        for stream in self.shared.streams.lock().unwrap().drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Waits until nothing moves any more.
+    pub(crate) fn drain(&self) {
+        let mut before = u64::MAX;
+        while before != self.moved() {
+            before = self.moved();
+            thread::sleep(Duration::from_millis(300));
+        }
+    }
+}
+
+fn pump(
+    mut from: TcpStream,
+    mut to: &TcpStream,
+    pause: Duration,
+    moved: &AtomicU64,
+) -> io::Result<()> {
+    let mut bytes = [0; 16 << 10];
+    loop {
+        let count = from.read(&mut bytes)?;
+        if count == 0 {
+            return Ok(());
+        }
+        to.write_all(&bytes[..count])?;
+        moved.fetch_add(count as u64, Ordering::SeqCst);
+        thread::sleep(pause);
+    }
+}

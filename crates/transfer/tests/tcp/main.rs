@@ -1,0 +1,7 @@
+//! The transport `tcp`: engines with each other, in each framing, and strangers at their ports.
+
+#[path = "../common/mod.rs"]
+mod common;
+
+mod fixture;
+mod framings;
