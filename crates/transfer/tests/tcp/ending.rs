@@ -1,0 +1,195 @@
+//! Requests that end otherwise than COMPLETED, and what may happen after that.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use millstream_transfer::{
+    Opcode, SubmitOptions, TcpConfig, TransferEngine, TransferState, TransferStatus,
+};
+
+use super::fixture::{Pair, Relay, engine, framings, pair, relayed};
+use crate::common::{LONG, contents, pattern, private, request, shared};
+
+const LENGTH: u64 = 64 << 20;
+
+fn wait_for(initiator: &TransferEngine, batch: &millstream_transfer::Batch) -> TransferStatus {
+    assert!(initiator.wait(batch, LONG), "it hangs");
+    initiator.status(batch, 0).unwrap()
+}
+
+/// A peer whose way is slow gets a WRITE that is canceled, or whose time is over, in the middle.
+#[test]
+fn nothing_arrives_after_a_write_was_canceled_or_its_time_is_over() {
+    for cancels in [true, false] {
+        let target = engine(TcpConfig::default());
+        let relay = Relay::start(&target, Duration::from_millis(2));
+        let initiator = engine(TcpConfig::default());
+        let (remote, local) =
+            (shared(&target, LENGTH as usize), private(&initiator, LENGTH as usize));
+        local.write(0, &vec![1; LENGTH as usize]).unwrap();
+        let (_server, segment) = relayed(&initiator, &target, &relay);
+        let write = request(Opcode::Write, (&local, 0), &segment, 0, LENGTH);
+        let deadline = (!cancels).then(|| Instant::now() + Duration::from_millis(200));
+        let options = SubmitOptions { deadline, ..SubmitOptions::default() };
+        let batch = initiator.submit_new(&[write], &options).unwrap();
+        if cancels {
+            while contents(&remote, 0, 1) != [1] {
+                initiator.wait(&batch, Duration::from_millis(1));
+            }
+            assert!(initiator.cancel(&batch, 0).unwrap());
+            assert!(!initiator.cancel(&batch, 0).unwrap());
+        }
+        let status = wait_for(&initiator, &batch);
+        let expected = if cancels { TransferState::Canceled } else { TransferState::Timeout };
+        assert_eq!(status.state, expected, "{:?}", status.error);
+        assert!(!status.target_undefined, "the peer has confirmed it");
+        assert!(status.transferred_bytes < LENGTH);
+        // What was on its way still comes out of the relay.
+        remote.write(0, &vec![0; LENGTH as usize]).unwrap();
+        relay.drain();
+        let found = contents(&remote, 0, LENGTH as usize);
+        assert!(found.iter().all(|&byte| byte == 0), "something arrived later");
+        // And others are served.
+        let write = request(Opcode::Write, (&local, 0), &segment, 7, 100);
+        initiator.submit_and_wait(&[write], LONG).unwrap();
+        assert_eq!(contents(&remote, 7, 100), [1; 100]);
+    }
+}
+
+/// The original has no way to say that nothing arrives any more.
+#[test]
+fn a_canceled_write_to_the_original_leaves_its_target_undefined() {
+    let target = engine(TcpConfig::default());
+    let relay = Relay::start(&target, Duration::from_millis(2));
+    let initiator = engine(TcpConfig { messages: false, ..TcpConfig::default() });
+    let (remote, local) = (shared(&target, LENGTH as usize), private(&initiator, LENGTH as usize));
+    local.write(0, &vec![1; LENGTH as usize]).unwrap();
+    let (_server, segment) = relayed(&initiator, &target, &relay);
+    let write = request(Opcode::Write, (&local, 0), &segment, 0, LENGTH);
+    let batch = initiator.submit_new(&[write], &SubmitOptions::default()).unwrap();
+    while contents(&remote, 0, 1) != [1] {
+        initiator.wait(&batch, Duration::from_millis(1));
+    }
+    assert!(initiator.cancel(&batch, 0).unwrap());
+    let status = wait_for(&initiator, &batch);
+    assert_eq!(status.state, TransferState::Canceled, "{:?}", status.error);
+    assert!(status.target_undefined);
+    // The connection is closed, and the next one works.
+    initiator
+        .submit_and_wait(&[request(Opcode::Read, (&local, 0), &segment, 0, 10)], LONG)
+        .unwrap();
+}
+
+/// Connections break in the middle: what was under way is done over others, once that is safe.
+#[test]
+fn connections_that_break_are_replaced() {
+    let target = engine(TcpConfig::default());
+    let relay = Relay::start(&target, Duration::ZERO);
+    let initiator = engine(TcpConfig::default());
+    let (remote, local) = (shared(&target, LENGTH as usize), private(&initiator, LENGTH as usize));
+    let bytes = pattern(LENGTH as usize, 5);
+    local.write(0, &bytes).unwrap();
+    let (_server, segment) = relayed(&initiator, &target, &relay);
+    for opcode in [Opcode::Write, Opcode::Read] {
+        let whole = request(opcode, (&local, 0), &segment, 0, LENGTH);
+        let before = relay.moved();
+        let batch = initiator.submit_new(&[whole], &SubmitOptions::default()).unwrap();
+        while relay.moved() - before < 3 << 20 && !initiator.wait(&batch, Duration::from_millis(1))
+        {
+        }
+        relay.cut();
+        let status = wait_for(&initiator, &batch);
+        assert_eq!(status.state, TransferState::Completed, "{opcode:?}: {:?}", status.error);
+        assert!(contents(&remote, 0, LENGTH as usize) == bytes, "{opcode:?}");
+        assert!(contents(&local, 0, LENGTH as usize) == bytes, "{opcode:?}");
+        local
+            .write(0, &vec![0; if opcode == Opcode::Write { LENGTH as usize } else { 0 }])
+            .unwrap();
+    }
+}
+
+#[test]
+fn a_peer_that_falls_silent_fails_its_requests_in_time() {
+    for (name, config) in framings() {
+        // It accepts, and says nothing.
+        let listener = TcpListener::bind((crate::common::address(), 0)).unwrap();
+        let place = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            let held: Vec<_> = listener.incoming().map(Result::unwrap).collect();
+            drop(held);
+        });
+        let timeout = Duration::from_millis(300);
+        let config = TcpConfig { progress_timeout: timeout, status_timeout: timeout, ..config };
+        let (target, initiator) = (engine(TcpConfig::default()), engine(config));
+        let _remote = shared(&target, 4096);
+        let local = private(&initiator, 4096);
+        let (_server, segment) = super::fixture::at_port(&initiator, &target, place);
+        let read = request(Opcode::Read, (&local, 0), &segment, 0, 4096);
+        let batch = initiator.submit_new(&[read], &SubmitOptions::default()).unwrap();
+        let start = Instant::now();
+        let status = wait_for(&initiator, &batch);
+        assert_eq!(status.state, TransferState::Failed, "{name}");
+        assert!(start.elapsed() < Duration::from_secs(10), "{name}: {:?}", start.elapsed());
+        let error = status.error.unwrap().to_string();
+        assert!(error.contains("nothing has moved over its connection"), "{name}: {error}");
+    }
+}
+
+/// What answers there is something else.
+#[test]
+fn strangers_that_answer_are_found_out() {
+    for (name, config) in framings() {
+        let listener = TcpListener::bind((crate::common::address(), 0)).unwrap();
+        let place = listener.local_addr().unwrap();
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream: TcpStream = stream.unwrap();
+                let _ = stream.read(&mut [0; 24]);
+                let _ = stream.write_all(&b"HTTP/1.1 400 Bad Request\r\n\r\n".repeat(10));
+            }
+        });
+        let (target, initiator) = (engine(TcpConfig::default()), engine(config));
+        let _remote = shared(&target, 4096);
+        let local = private(&initiator, 4096);
+        let (_server, segment) = super::fixture::at_port(&initiator, &target, place);
+        let read = request(Opcode::Read, (&local, 0), &segment, 0, 4096);
+        let begun = Instant::now();
+        let batch = initiator.submit_new(&[read], &SubmitOptions::default()).unwrap();
+        let status = wait_for(&initiator, &batch);
+        assert_eq!(status.state, TransferState::Failed, "{name}");
+        assert!(begun.elapsed() < Duration::from_secs(5), "{name}: {:?}", status.error);
+    }
+}
+
+#[test]
+fn a_process_that_was_restarted_is_not_taken_for_the_one_before() {
+    let Pair { segment, remote: _remote, local, target, initiator } =
+        pair(TcpConfig::default(), 4096);
+    let other = engine(TcpConfig::default());
+    let _others = shared(&other, 4096);
+    let port = super::fixture::descriptor(&other).tcp_data_port.unwrap();
+    let place = (other.listening_at().ip(), port).into();
+    drop(segment);
+    let (_server, segment) = super::fixture::at_port(&initiator, &target, place);
+    let write = request(Opcode::Write, (&local, 0), &segment, 0, 4096);
+    let batch = initiator.submit_new(&[write], &SubmitOptions::default()).unwrap();
+    let status = wait_for(&initiator, &batch);
+    let error = status.error.unwrap().to_string();
+    assert!(error.contains("restarted"), "{error}");
+}
+
+#[test]
+fn an_engine_that_closes_ends_what_is_under_way() {
+    for (name, config) in framings() {
+        let Pair { segment, remote: _remote, local, target: _target, initiator } =
+            pair(config, LENGTH as usize);
+        let read = request(Opcode::Read, (&local, 0), &segment, 0, LENGTH);
+        let batch = initiator.submit_new(&[read], &SubmitOptions::default()).unwrap();
+        let start = Instant::now();
+        drop((local, initiator));
+        assert!(start.elapsed() < Duration::from_secs(5), "{name}: {:?}", start.elapsed());
+        drop(batch);
+    }
+}
