@@ -6,3 +6,5 @@ mod common;
 mod ending;
 mod fixture;
 mod framings;
+mod memory;
+mod strangers;
