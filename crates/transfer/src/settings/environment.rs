@@ -6,7 +6,6 @@ use super::table::settings;
 /// What names of variables begin with that are looked at.
 pub(super) const PREFIX: &str = "MC_";
 
-const NO_TCP: &str = "there is no transport tcp yet";
 const NO_REDIS: &str = "there is no metadata by redis yet";
 const NO_GPU: &str = "there are no transports between GPUs yet";
 const ONE_ENGINE: &str = "there is one engine";
@@ -23,7 +22,7 @@ pub(super) const IGNORED: &[(&str, &str)] = &[
     ("MC_ENDPOINT_STORE_TYPE", "endpoints are kept, up to rdma.max_endpoints"),
     ("MC_FORCE_HCA", "rdma.provider = \"ibverbs\" or --protocol rdma:ibverbs does this"),
     ("MC_FORCE_MNNVL", NO_GPU),
-    ("MC_FORCE_TCP", NO_TCP),
+    ("MC_FORCE_TCP", "--protocol tcp does this"),
     ("MC_IB_SL", "packets have no service level yet"),
     ("MC_IB_TC", "packets have no traffic class of the user's choice yet"),
     ("MC_INTRANODE_NVLINK", NO_GPU),
@@ -52,16 +51,17 @@ pub(super) const IGNORED: &[(&str, &str)] = &[
     ("MC_REDIS_USERNAME", NO_REDIS),
     ("MC_RPC_PROTOCOL", "handshakes go over TCP"),
     ("MC_SLICE_TIMEOUT", "slices have no deadline yet; rdma.acknowledge_timeout ends waiting"),
-    ("MC_TCP_ADMISSION_TIMEOUT_MS", NO_TCP),
-    ("MC_TCP_ENABLE_CONNECTION_POOL", NO_TCP),
-    ("MC_TCP_LANES_PER_PEER", NO_TCP),
-    ("MC_TCP_MAX_CONNECTIONS_PER_PEER", NO_TCP),
-    ("MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER", NO_TCP),
-    ("MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER", NO_TCP),
-    ("MC_TCP_PROGRESS_TIMEOUT_SEC", NO_TCP),
-    ("MC_TCP_PROTO", NO_TCP),
-    ("MC_TCP_SLICE_SIZE", NO_TCP),
-    ("MC_TCP_STATUS_TIMEOUT_SEC", NO_TCP),
+    ("MC_TCP_ADMISSION_TIMEOUT_MS", "a batch has room for its tasks: none waits to be admitted"),
+    ("MC_TCP_ENABLE_CONNECTION_POOL", "connections are used again where that can be"),
+    (
+        "MC_TCP_MAX_PENDING_ADMISSIONS_PER_PEER",
+        "a batch has room for its tasks: none waits to be admitted",
+    ),
+    (
+        "MC_TCP_MAX_QUEUED_TRANSFERS_PER_PEER",
+        "a batch has room for its tasks: none waits to be admitted",
+    ),
+    ("MC_TCP_SLICE_SIZE", "the kernel is given as much as it takes"),
     ("MC_TENT_CONF", ONE_ENGINE),
     ("MC_TE_FILTERS", "--bind says which devices an engine has; millstream topology shows it"),
     (

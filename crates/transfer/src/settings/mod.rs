@@ -24,7 +24,7 @@ use self::environment::nearest;
 use self::table::{Setting, settings};
 use self::values::Values;
 use crate::rdma::MAX_COMPLETIONS;
-use crate::{Config, RdmaConfig};
+use crate::{Config, RdmaConfig, TcpConfig};
 
 pub use self::error::SettingsError;
 pub use self::reference::reference;
@@ -142,6 +142,13 @@ impl Settings {
         RdmaConfig { addresses: addresses.to_vec(), ..self.values.rdma.clone() }
     }
 
+    /// What the transport `tcp` is installed with.
+    pub fn tcp(&self) -> TcpConfig {
+        let Values { tcp, first_data_port, last_data_port, .. } = &self.values;
+        let ports = (*first_data_port != 0).then_some(*first_data_port..=*last_data_port);
+        TcpConfig { ports, ..tcp.clone() }
+    }
+
     /// The port of segments' names that have none, if they may have none.
     pub fn default_port(&self) -> Option<u16> {
         self.values.engine.default_port
@@ -242,11 +249,17 @@ impl Settings {
 
     /// What holds for several settings together.
     fn check(&self) -> Result<(), SettingsError> {
-        let Values { first_port, last_port, rdma, .. } = &self.values;
-        if first_port > last_port || (*first_port == 0) != (*last_port == 0) {
-            let ports = self.name_all(&["handshake.first_port", "handshake.last_port"]);
-            let what = "the first must not be above the last, and neither is 0 alone";
-            return Err(SettingsError::Together(format!("{ports}: {what}")));
+        let Values { first_port, last_port, first_data_port, last_data_port, rdma, .. } =
+            &self.values;
+        for (first, last, names) in [
+            (first_port, last_port, ["handshake.first_port", "handshake.last_port"]),
+            (first_data_port, last_data_port, ["tcp.first_port", "tcp.last_port"]),
+        ] {
+            if first > last || (*first == 0) != (*last == 0) {
+                let ports = self.name_all(&names);
+                let what = "the first must not be above the last, and neither is 0 alone";
+                return Err(SettingsError::Together(format!("{ports}: {what}")));
+            }
         }
         let completions =
             rdma.max_endpoints * rdma.queue_pairs_per_endpoint * rdma.send_queue_depth;

@@ -100,6 +100,10 @@ fn each_variable_of_the_original_has_its_effect() {
             ("MC_MIN_PRC_PORT", "15000"),
             ("MC_MAX_RPC_PORT", "17000"),
             ("MC_TCP_BIND_ADDRESS", "192.0.2.7"),
+            ("MC_TCP_PROTO", "1"),
+            ("MC_TCP_LANES_PER_PEER", "3"),
+            ("MC_TCP_PROGRESS_TIMEOUT_SEC", "7"),
+            ("MC_TCP_STATUS_TIMEOUT_SEC", "8"),
             ("MC_NUM_QP_PER_EP", "2"),
             ("MC_MAX_WR", "256"),
             ("MC_RETRY_CNT", "9"),
@@ -122,6 +126,10 @@ fn each_variable_of_the_original_has_its_effect() {
     assert_eq!(engine.client.connect_timeout, Duration::from_secs(9));
     assert_eq!((engine.client.frame_limit, engine.server.frame_limit), (2 << 20, 1 << 20));
     assert_eq!((engine.ports, engine.host.as_deref()), (Some(15_000..=17_000), Some("192.0.2.7")));
+    let tcp = settings.tcp();
+    assert_eq!((tcp.version_one, tcp.messages, tcp.lanes), (true, false, 3));
+    let timeouts = (tcp.progress_timeout, tcp.status_timeout);
+    assert_eq!(timeouts, (Duration::from_secs(7), Duration::from_secs(8)));
     let rdma = settings.rdma(&[]);
     assert_eq!((rdma.queue_pairs_per_endpoint, rdma.send_queue_depth), (2, 256));
     assert_eq!((rdma.retry_count, rdma.max_endpoints), (9, 64));

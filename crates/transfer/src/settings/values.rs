@@ -1,6 +1,6 @@
 //! Where the values of all settings are.
 
-use crate::{Config, RdmaConfig};
+use crate::{Config, RdmaConfig, TcpConfig};
 
 /// The values of all settings, in the types that they act in.
 #[derive(Clone, Debug)]
@@ -12,6 +12,11 @@ pub(super) struct Values {
     /// The first and last port to listen at. 0: the system chooses.
     pub(super) first_port: u16,
     pub(super) last_port: u16,
+    /// But for the ports.
+    pub(super) tcp: TcpConfig,
+    /// The first and last port for data. 0: the system chooses.
+    pub(super) first_data_port: u16,
+    pub(super) last_data_port: u16,
     /// What the command logs; empty: as if nothing was said.
     pub(super) log_level: &'static str,
     /// Log everything.
@@ -26,6 +31,9 @@ impl Default for Values {
             rdma: RdmaConfig::new(&[]),
             first_port: 0,
             last_port: 0,
+            tcp: TcpConfig::default(),
+            first_data_port: 0,
+            last_data_port: 0,
             log_level: "default",
             trace: false,
         }

@@ -3,6 +3,7 @@
 mod devices;
 mod engine;
 mod rdma;
+mod tcp;
 
 use super::kind::Kind;
 
@@ -26,6 +27,7 @@ pub(in crate::settings) enum Scope {
     Rdma,
     Soft,
     Ibverbs,
+    Tcp,
     Command,
 }
 
@@ -36,6 +38,7 @@ impl Scope {
             Self::Rdma => "the transport rdma",
             Self::Soft => "soft devices",
             Self::Ibverbs => "the system's devices",
+            Self::Tcp => "the transport tcp",
             Self::Command => "the command millstream",
         }
     }
@@ -43,5 +46,5 @@ impl Scope {
 
 /// All settings. A setting that nothing acts on has no row.
 pub(in crate::settings) fn settings() -> impl Iterator<Item = &'static Setting> {
-    [engine::ROWS, rdma::ROWS, devices::ROWS].into_iter().flatten()
+    [engine::ROWS, rdma::ROWS, devices::ROWS, tcp::ROWS].into_iter().flatten()
 }

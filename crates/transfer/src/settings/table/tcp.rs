@@ -1,0 +1,130 @@
+//! Settings of the transport `tcp`.
+
+use std::time::Duration;
+
+use super::{Scope, Setting};
+use crate::settings::kind::{Kind, Unit};
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+pub(super) const ROWS: &[Setting] = &[
+    Setting {
+        key: "tcp.framing",
+        variables: &["MC_TCP_PROTO"],
+        kind: Kind::Word {
+            words: &["best", "original", "v1"],
+            others: &[("1", "v1"), ("2", "original")],
+            read: |values| match (values.tcp.version_one, values.tcp.messages) {
+                (true, _) => "v1",
+                (false, true) => "best",
+                (false, false) => "original",
+            },
+            write: |values, word| {
+                values.tcp.version_one = word == "v1";
+                values.tcp.messages = word == "best";
+            },
+        },
+        scope: Scope::Tcp,
+        meaning: "How requests are put on the wire: the best way that both ends have; the original's, \
+                  version 2 where the peer has it; or its version 1, in which nothing acknowledges a WRITE.",
+    },
+    Setting {
+        key: "tcp.confirm_writes",
+        variables: &[],
+        kind: Kind::Flag {
+            read: |values| values.tcp.confirm_writes,
+            write: |values, confirm| values.tcp.confirm_writes = confirm,
+        },
+        scope: Scope::Tcp,
+        meaning: "A WRITE in version 1 of the original's framing counts once a READ behind it was answered. \
+                  Peers that serve one request for a connection do not answer.",
+    },
+    Setting {
+        key: "tcp.lanes",
+        variables: &["MC_TCP_LANES_PER_PEER", "MC_TCP_MAX_CONNECTIONS_PER_PEER"],
+        kind: Kind::Number {
+            least: 1,
+            most: 16,
+            read: |values| values.tcp.lanes as u64,
+            write: |values, lanes| values.tcp.lanes = lanes as usize,
+        },
+        scope: Scope::Tcp,
+        meaning: "Connections to a peer, made when there is more to do than one takes.",
+    },
+    Setting {
+        key: "tcp.max_connections",
+        variables: &[],
+        kind: Kind::Number {
+            least: 1,
+            most: 4096,
+            read: |values| values.tcp.max_connections as u64,
+            write: |values, count| values.tcp.max_connections = count as usize,
+        },
+        scope: Scope::Tcp,
+        meaning: "Connections of peers that are served at the same time, each by a thread.",
+    },
+    Setting {
+        key: "tcp.first_port",
+        variables: &[],
+        kind: Kind::Number {
+            least: 0,
+            most: 65_535,
+            read: |values| values.first_data_port.into(),
+            write: |values, port| values.first_data_port = port as u16,
+        },
+        scope: Scope::Tcp,
+        meaning: "Requests for memory are taken at a free port from this to tcp.last_port. 0 for both: one \
+                  that the system chooses.",
+    },
+    Setting {
+        key: "tcp.last_port",
+        variables: &[],
+        kind: Kind::Number {
+            least: 0,
+            most: 65_535,
+            read: |values| values.last_data_port.into(),
+            write: |values, port| values.last_data_port = port as u16,
+        },
+        scope: Scope::Tcp,
+        meaning: "The last of these ports.",
+    },
+    Setting {
+        key: "tcp.connect_timeout",
+        variables: &[],
+        kind: Kind::Time {
+            unit: Unit::Seconds,
+            least: Duration::from_millis(1),
+            most: HOUR,
+            read: |values| values.tcp.connect_timeout,
+            write: |values, time| values.tcp.connect_timeout = time,
+        },
+        scope: Scope::Tcp,
+        meaning: "How long a peer may take to accept a connection.",
+    },
+    Setting {
+        key: "tcp.progress_timeout",
+        variables: &["MC_TCP_PROGRESS_TIMEOUT_SEC"],
+        kind: Kind::Time {
+            unit: Unit::Seconds,
+            least: Duration::from_millis(1),
+            most: HOUR,
+            read: |values| values.tcp.progress_timeout,
+            write: |values, time| values.tcp.progress_timeout = time,
+        },
+        scope: Scope::Tcp,
+        meaning: "For how long nothing may move over a connection while something is under way on it.",
+    },
+    Setting {
+        key: "tcp.status_timeout",
+        variables: &["MC_TCP_STATUS_TIMEOUT_SEC"],
+        kind: Kind::Time {
+            unit: Unit::Seconds,
+            least: Duration::from_millis(1),
+            most: HOUR,
+            read: |values| values.tcp.status_timeout,
+            write: |values, time| values.tcp.status_timeout = time,
+        },
+        scope: Scope::Tcp,
+        meaning: "The same where the peer is an engine of Mooncake.",
+    },
+];
