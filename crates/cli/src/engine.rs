@@ -39,6 +39,8 @@ pub(crate) enum Protocol {
     Local,
     /// To and from files.
     Nvmeof,
+    /// Over TCP, as the original transfer engine does it.
+    Tcp,
 }
 
 /// Reads a value of `--protocol`.
@@ -51,10 +53,7 @@ pub(crate) fn protocol(name: &str) -> anyhow::Result<Protocol> {
         "shm" => Ok(Protocol::Shm),
         "local" => Ok(Protocol::Local),
         "nvmeof" => Ok(Protocol::Nvmeof),
-        "tcp" => Err(not_yet(&format!(
-            "this version has no protocol {name}, only rdma, rdma:soft, rdma:ibverbs, shm, local and \
-             nvmeof"
-        ))),
+        "tcp" => Ok(Protocol::Tcp),
         _ => Err(usage(format!(
             "there is no protocol {name}: it is rdma, rdma:soft, rdma:ibverbs, tcp, local, shm, \
              nvmeof or auto"
@@ -150,10 +149,23 @@ pub(crate) fn start(
         if protocols.contains(&Protocol::Nvmeof) {
             engine.install_nvmeof(NvmeofConfig::default())?;
         }
-        let Some(rdma) = &rdma else { return Ok(Started { engine, missing }) };
+        let install_tcp = || match protocols {
+            _ if !protocols.contains(&Protocol::Tcp) && !protocols.contains(&Protocol::Auto) => {
+                Ok(())
+            }
+            // Behind the others.
+            _ => engine.install_tcp(options.settings.tcp()),
+        };
+        let Some(rdma) = &rdma else {
+            install_tcp()?;
+            return Ok(Started { engine, missing });
+        };
         let rdma = RdmaConfig { addresses: addresses.to_vec(), ..rdma.clone() };
         match engine.install_rdma(rdma) {
-            Ok(()) => return Ok(Started { engine, missing }),
+            Ok(()) => {
+                install_tcp()?;
+                return Ok(Started { engine, missing });
+            }
             Err(InstallError::Open(DeviceError::Soft(error)))
                 if error.is_in_use() && bind.is_empty() && is_one_of_many(peer) => {}
             Err(error @ InstallError::DuplicateDevice(_)) => {

@@ -32,7 +32,7 @@ pub(crate) struct Arguments {
     /// Where segments are found: p2p, or the URI of a metadata server: http://HOST:PORT/metadata
     #[arg(long, value_name = "URI", default_value = "p2p")]
     metadata: String,
-    /// How bytes may move: auto (shm and rdma), rdma, rdma:soft, rdma:ibverbs, shm, local, nvmeof
+    /// How bytes may move: auto (shm, rdma and tcp), rdma, rdma:soft, rdma:ibverbs, tcp, shm, local, nvmeof
     #[arg(long, value_name = "P", value_delimiter = ',', default_value = "auto")]
     protocol: Vec<String>,
     /// Local address, each an RDMA device [default: the first free one of 127.0.0.1 and up; with

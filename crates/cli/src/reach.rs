@@ -15,12 +15,12 @@ pub(crate) struct Reach {
     /// Where segments are found: p2p, or the URI of a metadata server: http://HOST:PORT/metadata
     #[arg(long, value_name = "URI", default_value = "p2p")]
     pub(crate) metadata: String,
-    /// How bytes move: auto (the first of local, shm and rdma that leads to the segment, and nvmeof for
-    /// files), or one of rdma, rdma:soft, rdma:ibverbs, shm, local, nvmeof
+    /// How bytes move: auto (the first of local, shm, rdma and tcp that leads to the segment, and nvmeof for
+    /// files), or one of rdma, rdma:soft, rdma:ibverbs, tcp, shm, local, nvmeof
     #[arg(long, value_name = "P", default_value = "auto")]
     pub(crate) protocol: String,
     /// Fail where bytes would move otherwise than by this path
-    #[arg(long, value_name = "PATH", value_parser = ["local", "shm", "rdma", "nvmeof"])]
+    #[arg(long, value_name = "PATH", value_parser = ["local", "shm", "rdma", "nvmeof", "tcp"])]
     pub(crate) require: Option<String>,
     /// Local address, each an RDMA device [default: one that leads to the segment]
     #[arg(long, value_name = "IP")]

@@ -28,7 +28,7 @@ fn auto_takes_the_best_path_that_both_have() {
     fs::write(&file, "some bytes").unwrap();
     let another = "it is another process's";
     for (protocols, transports, chosen, reason_of_rdma) in [
-        ("auto", json!(["local", "shm", "rdma"]), "shm", Some("shm goes before it")),
+        ("auto", json!(["local", "shm", "rdma", "tcp"]), "shm", Some("shm goes before it")),
         ("shm", json!(["local", "shm"]), "shm", Some("shm goes before it")),
         ("rdma:soft", json!(["local", "rdma"]), "rdma", None),
     ] {
