@@ -57,6 +57,15 @@ const MEMCACHED: Need = Need {
 pub(crate) const FOR_TESTS: &[Need] =
     &[TSHARK, TCPDUMP, IP, QEMU, ZSH, FISH, DPKG, MKE2FS, ETCD, REDIS, MEMCACHED];
 
+const PYTHON: Need = Need {
+    program: "python3.11",
+    package: "python3.11-venv",
+    reason: "runs the original transfer engine",
+};
+
+/// What `cargo xtask mooncake` needs.
+pub(crate) const FOR_MOONCAKE: &[Need] = &[PYTHON];
+
 /// What `cargo xtask power-cut` needs beside what `interop` does.
 pub(crate) const FOR_POWER_CUT: &[Need] = &[MKE2FS];
 
@@ -87,6 +96,18 @@ pub(crate) fn ensure(needs: &'static [Need]) -> Vec<&'static Need> {
         }
     }
     absent(needs)
+}
+
+/// Installs those of these Debian packages, of libraries, that are not.
+pub(crate) fn ensure_libraries(packages: &[&str]) -> Result<()> {
+    let is_missing =
+        |package: &&&str| !process::succeeds(Command::new("dpkg").args(["-s", package]));
+    let missing: Vec<&str> = packages.iter().filter(is_missing).copied().collect();
+    if missing.is_empty() {
+        return Ok(());
+    }
+    eprintln!("xtask: libraries are missing: {}", missing.join(" "));
+    install(&missing)
 }
 
 pub(crate) fn absent(needs: &'static [Need]) -> Vec<&'static Need> {

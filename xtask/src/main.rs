@@ -13,6 +13,7 @@ mod lab;
 mod licences;
 mod machine;
 mod manual;
+mod mooncake;
 mod package;
 mod process;
 mod profile;
@@ -36,6 +37,9 @@ usage: cargo xtask TASK
       --accel tcg|kvm    how qemu runs the guest (tcg)
       --list             print the rows and stop
       --bench            print figures of our stack beside the kernel's, and run no row
+  mooncake [OPTIONS]   run our transfer engine with the original's, which is installed from PyPI
+      --only TEXT        only the cases whose name contains TEXT
+      --list             print the cases and stop
   power-cut [OPTIONS]  reset a guest that offers files amid WRITEs, and see what is there then (docs/nvmeof.md)
       --rounds N         resets (3)
       --seed S           of the moments, and of what the disks' caches lose
@@ -88,6 +92,10 @@ fn main() -> ExitCode {
         ("package", []) => package::run(),
         ("interop", options) => match interop::Options::parse(options) {
             Ok(options) => interop::run(&options),
+            Err(error) => return usage(&error.to_string()),
+        },
+        ("mooncake", options) => match mooncake::Options::parse(options) {
+            Ok(options) => mooncake::run(&options),
             Err(error) => return usage(&error.to_string()),
         },
         ("power-cut", options) => match interop::power_cut::Options::parse(options) {

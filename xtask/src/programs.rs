@@ -77,7 +77,8 @@ fn tests(message: &str) -> Option<Tests> {
     Some(Tests { name: message["target"]["name"].as_str()?.to_owned(), path })
 }
 
-fn example(package: &str, name: &str) -> Result<PathBuf> {
+/// An example of a package.
+pub(crate) fn example(package: &str, name: &str) -> Result<PathBuf> {
     build(&["build", "--package", package, "--example", name], name)
 }
 
