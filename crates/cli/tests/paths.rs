@@ -31,6 +31,7 @@ fn auto_takes_the_best_path_that_both_have() {
         ("auto", json!(["local", "shm", "rdma", "tcp"]), "shm", Some("shm goes before it")),
         ("shm", json!(["local", "shm"]), "shm", Some("shm goes before it")),
         ("rdma:soft", json!(["local", "rdma"]), "rdma", None),
+        ("tcp", json!(["local", "tcp"]), "tcp", Some("it speaks \"tcp\", not rdma")),
     ] {
         let (_node, ready) = node(protocols);
         assert_eq!(ready["transports"], transports, "{ready}");
