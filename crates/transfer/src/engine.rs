@@ -227,8 +227,8 @@ impl TransferEngine {
         let inner = &self.inner;
         let _installing = inner.installing();
         inner.check_install(tcp::NAME)?;
-        let (name, incarnation) = (&inner.name, inner.incarnation);
-        let transport = TcpTransport::new(config, name, incarnation, self.address, &inner.memory)?;
+        let (host, incarnation) = (&inner.address.host, inner.incarnation);
+        let transport = TcpTransport::new(config, host, incarnation, self.address, &inner.memory)?;
         let _ = inner.streams.set(Arc::clone(transport.shared_progress()));
         let mut transports = inner.transports.write().unwrap_or_else(PoisonError::into_inner);
         transports.push(Arc::new(transport));

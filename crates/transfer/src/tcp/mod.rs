@@ -102,7 +102,7 @@ pub(crate) struct TcpTransport {
 impl TcpTransport {
     pub(crate) fn new(
         config: TcpConfig,
-        engine: &str,
+        host: &str,
         incarnation: u64,
         address: SocketAddr,
         memory: &Arc<Memory>,
@@ -112,8 +112,6 @@ impl TcpTransport {
         if !(min..=max).contains(&value) {
             return Err(InstallError::OutOfRange { name, value, min, max });
         }
-        let engine: HostPort =
-            engine.parse().map_err(|error| failed(format!("the engine's name: {error}")))?;
         let listening = config.listen.unwrap_or_else(|| SocketAddr::new(address.ip(), 0));
         let listener = listen(listening, config.ports.as_ref(), 128)
             .map_err(|error| failed(format!("cannot listen at {listening}: {error}")))?;
@@ -121,7 +119,7 @@ impl TcpTransport {
             Target::start(listener, config.max_connections, Arc::clone(memory), incarnation);
         let target = start.map_err(|error: io::Error| failed(error.to_string()))?;
         Ok(Self {
-            host: engine.host,
+            host: host.to_owned(),
             config: Arc::new(config),
             port: target.port(),
             target: Mutex::new(Some(target)),
