@@ -120,7 +120,7 @@ fn bad_usage_is_told_in_one_sentence() {
         (vec!["rdma", "atomic", "--op=xor"], "compare-swap"),
         (vec!["rdma", "pingpong", "--device=soft-127.0.0.1", "--bind=127.0.0.1"], "--bind"),
         (allreduce(["--world=2", "--rank=2", "--size=4", "--verify"]), "--rank 2"),
-        (allreduce(["--world=65", "--rank=2", "--size=4", "--verify"]), "--world"),
+        (allreduce(["--world=65537", "--rank=2", "--size=4", "--verify"]), "--world"),
         (allreduce(["--world=2", "--rank=1", "--size=5", "--verify"]), "4 bytes"),
         (allreduce(["--world=2", "--rank=1", "--size=4", "--mode=read"]), "write, send"),
         (vec!["bench", "collective", "--collective=allreduce,scan"], "allgather"),

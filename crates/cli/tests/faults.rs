@@ -379,7 +379,7 @@ fn ranks_and_switches_that_are_refused() {
             &[&listen, "refuses this switch", "give this one its own name"],
         ),
         fault(&rank(3, 3), 2, &["--rank 3"]),
-        fault(&rank(65, 0), 2, &["--world"]),
+        fault(&rank(65_537, 0), 2, &["--world"]),
     ]);
     // The other ranks never come.
     let words = ["rank 0 of 3", "group", "ranks did not join in time"].map(str::to_owned);
