@@ -278,6 +278,13 @@ impl<M: Memory> Endpoint<M> {
         self.queue_pairs[index].as_ref().map(|pair| pair.state)
     }
 
+    /// Whether a queue pair has a READ that is not sent yet, because its answer does not fit the receive
+    /// buffer beside those that are on their way.
+    pub fn waits_for_receive_buffer(&self, qpn: Qpn) -> bool {
+        let pair = self.index(qpn).and_then(|index| self.queue_pairs[index].as_ref());
+        pair.is_some_and(|pair| pair.requester.turn.waits_for.is_some())
+    }
+
     /// The packet sequence number that a queue pair expects next (`rq_psn` of `ibv_query_qp`). It
     /// moves with each request of the peer.
     pub fn receive_psn(&self, qpn: Qpn) -> Option<Psn> {

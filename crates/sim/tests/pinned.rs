@@ -33,6 +33,13 @@ const RC_CHAOS: &[(&str, u64, &str, Option<u32>)] = &[
         "loss,blackout,deregister,revoke,starve,pause,drain,short,keys",
         Some(16),
     ),
+    (
+        "a READ waited for another one's answer, which did not come, and so was not silent itself: the check \
+         must not count that time",
+        6_019_991,
+        "",
+        None,
+    ),
 ];
 
 /// Runs of the other scenarios: why, which, and the seed.

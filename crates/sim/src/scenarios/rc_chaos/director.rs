@@ -91,6 +91,8 @@ pub(super) enum Action {
         stream: usize,
         life: u32,
         operation: usize,
+        /// When this was planned, its next request waited for other requests here to end.
+        queued: bool,
     },
     /// By now this request must have ended.
     Bound {
@@ -364,13 +366,20 @@ impl Director {
                     self.resume(network, connection, end);
                 }
             }
-            Action::Silence { stream, life, operation } => {
+            Action::Silence { stream, life, operation, queued } => {
                 let Connection { life: now, ends, .. } = &self.connections[stream / 2];
                 let model = &self.streams[stream];
                 let end = ends[stream % 2];
                 let waits = end.up && !end.broken && *now == life;
                 if waits && model.ended <= operation {
                     let patience = self.connections[stream / 2].patience();
+                    // What is not sent is not unanswered: its time begins when those before it ended.
+                    let still = self.is_queued(network, stream);
+                    if still || queued {
+                        let action = Action::Silence { stream, life, operation, queued: still };
+                        let slack = self.world.round_trip() + self.slowest_look();
+                        return self.plan_after(network, patience + slack, action);
+                    }
                     let what = format!("has not failed after more than {patience:?} of silence");
                     self.violate(network, stream, &what);
                 }

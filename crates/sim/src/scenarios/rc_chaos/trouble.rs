@@ -182,10 +182,18 @@ impl Director {
             // What success does not tell of may be done.
             let waits = self.streams[stream].last_signaled();
             if let Some(operation) = waits.filter(|_| self.connections[index].is_up()) {
-                let check = Action::Silence { stream, life, operation };
+                let queued = self.is_queued(network, stream);
+                let check = Action::Silence { stream, life, operation, queued };
                 self.plan_after(network, after + slack, check);
             }
         }
+    }
+
+    /// Whether the next request of a stream is a READ that waits for room for its answer.
+    pub(super) fn is_queued(&self, network: &mut Network<'_>, stream: usize) -> bool {
+        let Connection { hosts, ends, .. } = &self.connections[stream / 2];
+        let endpoint = network.machine(NodeId(hosts[stream % 2])).endpoint();
+        ends[stream % 2].qpn.is_some_and(|qpn| endpoint.waits_for_receive_buffer(qpn))
     }
 
     /// The longest that an application takes to see a completion.
