@@ -61,6 +61,8 @@ pub(crate) enum Tag {
     Abort,
     /// To the switch above.
     Up,
+    /// Whether the other end lives.
+    Probe,
     Receive {
         buffer: usize,
     },
@@ -74,7 +76,8 @@ impl Tag {
             Self::Agreed => 2,
             Self::Abort => 3,
             Self::Up => 4,
-            Self::Receive { buffer } => 5 + buffer as u64,
+            Self::Probe => 5,
+            Self::Receive { buffer } => 6 + buffer as u64,
         };
         (port as u64) << 8 | tag
     }
@@ -86,7 +89,8 @@ impl Tag {
             2 => Self::Agreed,
             3 => Self::Abort,
             4 => Self::Up,
-            tag => Self::Receive { buffer: tag as usize - 5 },
+            5 => Self::Probe,
+            tag => Self::Receive { buffer: tag as usize - 6 },
         };
         (tag, (id >> 8) as usize)
     }
@@ -480,6 +484,34 @@ impl Communicator {
             return Some(self.message(port, Tag::Abort, immediate, piece));
         }
         if self.is_uplink(port) { self.next_up() } else { self.next_down(port) }
+    }
+
+    /// Whether something is awaited on a port that silence could hide: a contribution, or an answer.
+    pub(crate) fn awaits(&self, port: usize) -> bool {
+        if self.abort.is_some() || self.has_ended(port) {
+            return false;
+        }
+        match (self.children.get(port), &self.uplink) {
+            (Some(child), _) => child.owes(),
+            (None, Some(uplink)) => uplink.awaits(self.agreed < self.called, &self.call.layout),
+            (None, None) => false,
+        }
+    }
+
+    /// The question whether the other end of a port lives, unless what is under way asks that already: an
+    /// RDMA WRITE of no bytes, which every device answers by itself.
+    pub(crate) fn probe(&mut self, port: usize) -> Option<SendRequest> {
+        let outstanding = match (self.children.get_mut(port), &mut self.uplink) {
+            (Some(child), _) => &mut child.outstanding,
+            (None, Some(uplink)) => &mut uplink.outstanding,
+            (None, None) => return None,
+        };
+        if *outstanding > 0 {
+            return None;
+        }
+        *outstanding += 1;
+        let write = SendOperation::Write { remote_address: 0, remote_key: 0, immediate: None };
+        Some(SendRequest::new(Tag::Probe.id(port), write, [Piece::default()]))
     }
 
     fn message(

@@ -3,6 +3,7 @@
 mod create;
 
 use core::net::IpAddr;
+use core::time::Duration;
 use std::collections::{BTreeMap, VecDeque};
 
 use millstream_roce::{
@@ -37,6 +38,8 @@ pub struct SwitchConfig {
     pub timeout: u8,
     /// A child that is silent for `retry_count` + 1 timeouts is lost.
     pub retry_count: u8,
+    /// How often whoever owes something and has nothing to acknowledge is asked whether it lives.
+    pub probe_interval: Duration,
 }
 
 impl SwitchConfig {
@@ -50,6 +53,7 @@ impl SwitchConfig {
             max_memory: 1 << 30,
             timeout: 17,
             retry_count: 7,
+            probe_interval: Duration::from_secs(1),
         }
     }
 }
@@ -116,6 +120,8 @@ pub struct SwitchNode {
     /// Communicators that packets have come for since they were last drained.
     touched: Vec<u32>,
     events: VecDeque<SwitchEvent>,
+    /// When ports that are silent are asked whether they live.
+    probe_at: Option<Instant>,
     /// Kept for its allocation.
     completions: Vec<Completion>,
     random: u64,
@@ -138,6 +144,7 @@ impl SwitchNode {
             memory_used: 0,
             touched: Vec::new(),
             events: VecDeque::new(),
+            probe_at: None,
             completions: Vec::new(),
             // Another sequence than the one that the endpoint takes queue pair numbers from.
             random: config.seed ^ 0x6a09_e667_f3bc_c908,
@@ -329,6 +336,7 @@ impl SwitchNode {
         if self.touched.is_empty() {
             return;
         }
+        self.probe_at.get_or_insert(now + self.config.probe_interval);
         let mut touched = core::mem::take(&mut self.touched);
         touched.drain(..).for_each(|index| self.drain(now, index));
         self.touched = touched;
@@ -358,6 +366,28 @@ impl SwitchNode {
             }
             self.report_end(index);
         }
+    }
+
+    /// Asks all ports from which something is awaited whether anybody is there. Whether there are any.
+    fn probe(&mut self, now: Instant) -> bool {
+        let mut waits = false;
+        for index in 0..self.queues.len() as u32 {
+            let ports = self.endpoint.memory().get(index).map_or(0, |c| c.ports());
+            for port in 0..ports {
+                let memory = self.endpoint.memory_mut();
+                let Some(communicator) = memory.get_mut(index) else { break };
+                if !communicator.awaits(port) {
+                    continue;
+                }
+                waits = true;
+                let (qpn, request) = (communicator.qpn(port), communicator.probe(port));
+                if let Some(request) = request {
+                    let posted = self.endpoint.post_send(now, qpn, &request);
+                    debug_assert_eq!(posted, Ok(()), "nothing else was under way");
+                }
+            }
+        }
+        waits
     }
 
     /// Posts what a port is owed, as far as its send queue has room.
@@ -414,6 +444,9 @@ impl Node for SwitchNode {
 
     fn handle_timeout(&mut self, now: Instant) {
         self.endpoint.handle_timeout(now);
+        if self.probe_at.take_if(|at| *at <= now).is_some() && self.probe(now) {
+            self.probe_at = Some(now + self.config.probe_interval);
+        }
         // A deadline may have broken any connection.
         self.touched.clear();
         for index in 0..self.queues.len() as u32 {
@@ -423,7 +456,7 @@ impl Node for SwitchNode {
     }
 
     fn poll_timeout(&mut self) -> Option<Instant> {
-        self.endpoint.poll_timeout()
+        self.endpoint.poll_timeout().into_iter().chain(self.probe_at).min()
     }
 
     fn poll_transmit(&mut self, now: Instant, transmit: &mut Transmit) -> bool {

@@ -456,3 +456,20 @@ fn packets_from_outside_change_only_counters() {
     assert_ne!(counters.dropped_malformed + counters.dropped_opcode + counters.dropped_qpn, 0);
     assert!(network.now > Instant::ZERO);
 }
+
+/// Everything is acknowledged, and it says nothing: only a question shows that it is gone.
+#[test]
+fn a_rank_that_is_gone_and_owes_its_data_is_noticed() {
+    let probe_interval = Duration::from_secs(1);
+    let mut network = Network::new(Setup { probe_interval, ..Setup::default() });
+    start(&mut network, &[Some(1000), None, Some(1000), Some(1000)]);
+    misbehave(&mut network, 1, &[descriptor(0, Collective::AllReduce, 1000)]);
+    let quiet = network.now + Duration::from_millis(100);
+    network.run_until("a while has passed", |network| network.now >= quiet);
+    assert_eq!(network.switch.statistics(COMMUNICATOR).map(|it| it.collectives), Some(1));
+    network.hosts[1].dead = true;
+    for (rank, outcome) in network.outcomes().into_iter().enumerate() {
+        let wanted = (rank != 1).then_some(Err(Abort::PeerLost { rank: 1 }.into()));
+        assert_eq!(outcome, wanted, "rank {rank}");
+    }
+}

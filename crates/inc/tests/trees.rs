@@ -2,8 +2,13 @@
 
 mod network;
 
-use millstream_inc::{Collective, CollectiveCall, DataType, Mode, ReduceOperation};
-use millstream_roce::{Access, ProtectionDomainId};
+use core::time::Duration;
+
+use millstream_inc::{
+    Abort, Collective, CollectiveCall, CollectiveError, DataType, Mode, ReduceOperation,
+    SwitchEvent,
+};
+use millstream_roce::{Access, Instant, ProtectionDomainId};
 use network::{Faults, Network, NodeShape, Setup, vector_address};
 
 const fn node(switch: usize, parent: Option<usize>, hosts: &'static [u32]) -> NodeShape {
@@ -216,6 +221,61 @@ fn every_type_and_operation_on_trees() {
                     assert!(result == wanted, "{data_type} {operation}: wrong on rank {rank}");
                 }
             }
+        }
+    }
+}
+
+/// Calls an int32 sum on some hosts only.
+fn start(network: &mut Network, hosts: &[usize], count: usize) {
+    for &rank in hosts {
+        let (data_type, operation) = (DataType::Int32, ReduceOperation::Sum);
+        let call = network.call(rank, &vec![1; count], data_type, operation, network::int32, false);
+        network.start(rank, &call);
+    }
+}
+
+#[test]
+fn a_switch_above_that_is_gone_is_noticed_by_those_who_wait() {
+    let ((hosts, tree), probe_interval) = (TWO_LEVELS, Duration::from_secs(1));
+    let mut network = Network::new(Setup { hosts, tree, probe_interval, ..Setup::default() });
+    // All below the first leaf, and nobody else.
+    start(&mut network, &[0, 3], 100);
+    let quiet = network.now + Duration::from_millis(100);
+    network.run_until("a while has passed", |network| network.now >= quiet);
+    network.dead_switches.push(0);
+    network.run_until("both have ended", |network| {
+        [0, 3].iter().all(|&rank| network.hosts[rank].outcome.is_some())
+    });
+    for rank in [0, 3] {
+        let outcome = network.hosts[rank].outcome.take();
+        assert_eq!(outcome, Some(Err(Abort::ParentLost.into())), "rank {rank}");
+    }
+}
+
+#[test]
+fn a_mismatch_is_told_in_every_subtree_in_either_mode() {
+    for shape in [FLAT, TWO_LEVELS, UNEVEN] {
+        for mode in [Mode::Write, Mode::Send] {
+            let mut network = network(shape, 1, Faults::default());
+            let world = network.hosts.len();
+            for rank in 0..world {
+                let vector = vec![1; if rank == world - 1 { 700 } else { 600 }];
+                let (data_type, operation) = (DataType::Int32, ReduceOperation::Sum);
+                let call = network.call(rank, &vector, data_type, operation, network::int32, false);
+                network.start(rank, &CollectiveCall { mode, ..call });
+            }
+            for (rank, outcome) in network.outcomes().into_iter().enumerate() {
+                let told =
+                    matches!(outcome, Some(Err(CollectiveError::Aborted(Abort::Mismatch(_)))));
+                assert!(told, "{mode:?}, rank {rank} of {world}: {outcome:?}");
+            }
+            // No end waits for an acknowledgement of what the other knows.
+            let ended = |network: &Network| {
+                let ended = |event: &&SwitchEvent| matches!(event, SwitchEvent::Aborted { .. });
+                network.events.iter().filter(ended).count() == shape.1.len()
+            };
+            network.run_until("all nodes have ended", ended);
+            assert!(network.now < Instant::ZERO + Duration::from_secs(1), "{:?}", network.now);
         }
     }
 }

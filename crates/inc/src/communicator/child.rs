@@ -93,6 +93,12 @@ impl Child {
             && self.call.layout.place(self.posted).targets.among(&self.ranks)
     }
 
+    /// Whether it has called a collective and not contributed all. One in SEND mode may not be written to,
+    /// not even nothing.
+    pub(super) fn owes(&self) -> bool {
+        self.mode() == Mode::Write && self.contributed < self.call.layout.end()
+    }
+
     /// Whether there are bytes of the child in the next segment that it contributes to.
     fn has_data(&self) -> bool {
         self.contributed < self.call.layout.end()

@@ -8,6 +8,7 @@ use super::{CONTROL_BASE, Communicator, Progress, Tag};
 use crate::abort::{ABORT_BYTES, Abort};
 use crate::answer::Answer;
 use crate::descriptor::{DESCRIPTOR_BYTES, Descriptor};
+use crate::layout::Layout;
 use crate::ranks::Ranks;
 
 #[derive(Debug)]
@@ -47,6 +48,13 @@ impl Uplink {
             result_bytes: 0,
             outstanding: 0,
         }
+    }
+}
+
+impl Uplink {
+    /// Whether an agreement or an answer is to come.
+    pub(super) fn awaits(&self, agreement: bool, layout: &Layout) -> bool {
+        self.connected && (agreement || self.results < layout.end())
     }
 }
 
