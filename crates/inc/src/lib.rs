@@ -1,20 +1,25 @@
 //! In-network collectives as pure state machines: slots, switch, host worker, controller.
 //!
-//! A switch ([`SwitchNode`]) has a reliable connection to every host of a communicator. What
-//! arrives is added up in slots, and when all have contributed, the result goes back to everyone.
-//! A host ([`HostWorker`]) turns one AllReduce into work requests and completions.
+//! The switches of a communicator are a tree with the hosts as leaves, at any level. A switch
+//! ([`SwitchNode`]) has a reliable connection to each of its children and to the switch above, to which it is
+//! as a host. What arrives from below is added up in slots; when all children have contributed to a cell,
+//! it goes up, or at the root back down, to whoever is to get it. A host ([`HostWorker`]) turns one
+//! [`CollectiveCall`] into work requests and completions.
 //!
-//! On every edge, in WRITE mode:
+//! On every edge:
 //!
-//! - The host opens a collective with a SEND: the [`Descriptor`]. Its vector follows at once as
-//!   RDMA WRITEs, one for each segment, whose address and key are those of the host's own
-//!   destination. The switch keeps them, and gives them to no one but the host that they came from.
+//! - The child opens a collective with a SEND: the [`Descriptor`]. Its vector follows at once, a message
+//!   for each segment: in WRITE mode an RDMA WRITE whose address and key are those of the host's own
+//!   destination, which the switch keeps and gives to no one but the host that they came from; in SEND mode
+//!   a SEND. For segments of which it has no bytes, an empty SEND says so (a credit).
 //! - When all hosts have sent the same descriptor, the switch answers with an empty SEND. When all
-//!   have contributed to a cell of a segment, it answers with an RDMA WRITE of that part of the
-//!   result, to the address and key that the host gave. The last one of a segment has immediate
-//!   data, so that the host sees the result as the completion of a receive.
+//!   have contributed to a cell of a segment, it answers with that part of the result: an RDMA WRITE to where
+//!   the host wants it, or a SEND of the whole segment. The last one of a segment has immediate
+//!   data, so that the host sees the result as the completion of a receive; who is to get nothing of a
+//!   segment gets an empty one.
 //! - When hosts disagree, break the protocol or die, the rest gets a SEND that says who did what
-//!   ([`Abort`]), and the communicator is over.
+//!   ([`Abort`]), and the communicator is over. A host whose next receive is in its own memory, for a result
+//!   of SEND mode, finds its connection closed instead.
 //!
 //! Who belongs to a communicator and which switch serves it is the business of a controller
 //! ([`controller::Controller`]), with which both ends speak the messages of [`protocol`].
