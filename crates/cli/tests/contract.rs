@@ -55,7 +55,6 @@ fn what_is_not_there_yet_says_so() {
     for arguments in [
         &["sim", "--scenario", "a/file.toml"][..],
         &["controller", "--topology", "tree.yaml"],
-        &["node", "--name=a", "--metadata=p2p", "--protocol=rdma,tcp", "--buffer=1KiB"],
         &["node", "--name=a", "--metadata=https://x", "--protocol=rdma", "--buffer=1KiB"],
     ] {
         let output = run(arguments);
