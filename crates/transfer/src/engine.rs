@@ -228,7 +228,14 @@ impl TransferEngine {
         let _installing = inner.installing();
         inner.check_install(tcp::NAME)?;
         let (host, incarnation) = (&inner.address.host, inner.incarnation);
-        let transport = TcpTransport::new(config, host, incarnation, self.address, &inner.memory)?;
+        let transport = TcpTransport::new(
+            config,
+            host,
+            incarnation,
+            self.address,
+            &inner.memory,
+            inner.store.is_local(),
+        )?;
         let _ = inner.streams.set(Arc::clone(transport.shared_progress()));
         let mut transports = inner.transports.write().unwrap_or_else(PoisonError::into_inner);
         transports.push(Arc::new(transport));

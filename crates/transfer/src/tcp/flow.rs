@@ -156,7 +156,7 @@ impl Flow {
         while let Some(mut message) = self.again.pop_front() {
             self.drop_unwanted(&mut message);
             if !message.parts.is_empty() {
-                message.pieces.rewind();
+                message.pieces.begin_again(message.parts.iter().map(|part| part.length));
                 message.has_data = false;
                 message.parts.iter_mut().for_each(|part| part.fault = None);
                 return Some(message);
@@ -440,8 +440,8 @@ impl Flow {
     }
 
     /// When something is to end next, if that is known.
-    pub(super) const fn next_deadline(&self) -> Option<Instant> {
-        self.earliest
+    pub(super) fn next_deadline(&self) -> Option<Instant> {
+        self.earliest.filter(|_| self.unfinished() > 0)
     }
 
     /// Whether a task is to end for which the connection with these messages is to end.

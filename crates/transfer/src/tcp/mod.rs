@@ -93,6 +93,8 @@ pub(crate) struct TcpTransport {
     config: Arc<TcpConfig>,
     port: u16,
     target: Mutex<Option<Target>>,
+    /// Segments are called by where their processes answer.
+    named_by_address: bool,
     routes: RwLock<HashMap<SegmentId, Arc<Peer>>>,
     /// Peers that are for nothing more but what was submitted before.
     retired: Mutex<Vec<Arc<Peer>>>,
@@ -106,6 +108,7 @@ impl TcpTransport {
         incarnation: u64,
         address: SocketAddr,
         memory: &Arc<Memory>,
+        named_by_address: bool,
     ) -> Result<Self, InstallError> {
         let failed = |what: String| InstallError::Tcp(what);
         let (name, value, min, max) = ("lanes", config.lanes, 1, MAX_LANES);
@@ -120,6 +123,7 @@ impl TcpTransport {
         let target = start.map_err(|error: io::Error| failed(error.to_string()))?;
         Ok(Self {
             host: host.to_owned(),
+            named_by_address,
             config: Arc::new(config),
             port: target.port(),
             target: Mutex::new(Some(target)),
@@ -136,13 +140,12 @@ impl TcpTransport {
     /// Where a segment's process is, and how it is talked to.
     fn place(&self, segment: &str, descriptor: &SegmentDesc) -> Result<Place, String> {
         let port = descriptor.tcp_data_port.ok_or("it has no port for data over TCP")?;
-        // Where its process was found is a better name than the one it has for itself.
-        let host = match segment.parse::<HostPort>() {
-            Ok(name) => name.host,
-            Err(_) => {
-                descriptor.tcp_data_host.clone().ok_or("it does not say at which host it is")?
-            }
-        };
+        // Where its process was found is a better name than the one it has for itself. At a server a segment is
+        // called as its user likes.
+        let named = || segment.parse::<HostPort>().ok().map(|name| name.host);
+        let own = || descriptor.tcp_data_host.clone();
+        let host = if self.named_by_address { named().or_else(own) } else { own().or_else(named) };
+        let host = host.ok_or("it does not say at which host it is")?;
         let addresses = match host.parse::<IpAddr>() {
             Ok(address) => vec![SocketAddr::new(address, port)],
             Err(_) => (host.as_str(), port)

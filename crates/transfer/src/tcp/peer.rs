@@ -133,13 +133,14 @@ impl Peer {
     /// Begins to do the tasks of a run.
     pub(super) fn submit(self: &Arc<Self>, batch: &Arc<BatchShared>, run: &Run) {
         let mut flow = self.flow();
-        let before = flow.unfinished();
+        // One that was canceled meanwhile ends at once, and is told of like the others.
+        let mut more = 0;
         for task in run.handles(batch) {
             if task.claim_whole().is_some() {
                 self.push(&mut flow, &task, run);
+                more += 1;
             }
         }
-        let more = flow.unfinished() - before;
         self.counted.fetch_add(more, Ordering::SeqCst);
         self.progress.more(more);
         flow.tick(Instant::now());
@@ -168,9 +169,10 @@ impl Peer {
                 continue;
             }
             match lane.work(self) {
-                Left::Full => {}
+                // One that may not connect yet has nothing to do, but the others may.
+                Left::Full | Left::Idle => {}
                 Left::Connecting => connecting = true,
-                Left::Taken | Left::Idle => break,
+                Left::Taken => break,
             }
             if !self.flow().has_more() {
                 break;

@@ -59,6 +59,14 @@ impl Pieces {
         self.left = self.list.iter().map(|piece| piece.length).sum();
     }
 
+    /// Begins again with pieces of these lengths, of which none has failed yet.
+    pub(super) fn begin_again(&mut self, lengths: impl Iterator<Item = u64>) {
+        for (piece, length) in self.list.iter_mut().zip(lengths) {
+            (piece.length, piece.fault) = (length, None);
+        }
+        self.rewind();
+    }
+
     pub(super) fn push(&mut self, piece: Piece) {
         self.left += piece.length;
         self.list.push(piece);
@@ -135,6 +143,7 @@ impl Pieces {
                 if self.strict {
                     return Err(io::ErrorKind::ConnectionAborted.into());
                 }
+                self.blame_absent();
                 let left = (self.list[self.next].length - self.done) as usize;
                 let sent = send_slice(stream.as_fd(), &ZEROS[..left.min(ZEROS.len())])?;
                 self.advance(sent as u64);
@@ -169,6 +178,7 @@ impl Pieces {
             };
             drop(gathered);
             if parts == 0 {
+                self.blame_absent();
                 let left = self.list.get(self.next).map_or(0, |piece| piece.length - self.done);
                 let room = scratch.len().min(usize::try_from(left).unwrap_or(usize::MAX));
                 let count = receive_slice(stream.as_fd(), &mut scratch[..room])?;
@@ -183,6 +193,13 @@ impl Pieces {
                     return Ok(count);
                 }
             }
+        }
+    }
+
+    /// The memory of the next piece is not there any more, since it was looked at.
+    fn blame_absent(&mut self) {
+        if let Some(piece) = self.list.get_mut(self.next) {
+            piece.fault.get_or_insert(Fault::NotRegistered);
         }
     }
 

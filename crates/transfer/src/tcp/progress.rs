@@ -322,7 +322,10 @@ impl Progress {
             if self.led.load(Ordering::SeqCst) != led {
                 continue;
             }
-            let Some(sleeper) = Sleeper::own() else { continue };
+            let Some(sleeper) = Sleeper::own() else {
+                self.progress();
+                continue;
+            };
             if let Some(seat) = self.seat() {
                 let over =
                     || self.wanted.load(Ordering::SeqCst) || !self.is_busy() || self.own().stopping;
