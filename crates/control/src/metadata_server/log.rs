@@ -42,6 +42,8 @@ pub(super) struct Log {
     live: u64,
     /// It may have something after `length`, or other than that.
     is_broken: bool,
+    /// It is not written anew below this many bytes.
+    compact_from: u64,
     /// Held as long as this lives.
     _lock: File,
 }
@@ -58,6 +60,11 @@ impl Log {
                 return Err(io::Error::other("another metadata server has it open"));
             }
             Err(TryLockError::Error(error)) => return Err(error),
+        }
+        // Of one that was being written when the server ended.
+        match std::fs::remove_file(folder.join(NEW_NAME)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
         }
         let path = folder.join(NAME);
         let mut options = OpenOptions::new();
@@ -87,7 +94,11 @@ impl Log {
         file.seek(SeekFrom::Start(length))?;
         let live = entries.iter().map(|(key, value)| record_length(key, value)).sum();
         let folder = folder.to_owned();
-        Ok((Self { folder, file, length, live, is_broken: false, _lock: lock }, entries))
+        let compact_from = LEAST_COMPACTED;
+        Ok((
+            Self { folder, file, length, live, is_broken: false, compact_from, _lock: lock },
+            entries,
+        ))
     }
 
     /// Writes that a key has a value, or none any more, and has had `before`. When this returns it is on disk,
@@ -99,15 +110,15 @@ impl Log {
         before: Option<&[u8]>,
     ) -> io::Result<()> {
         if self.is_broken {
-            self.file.set_len(self.length)?;
-            self.file.seek(SeekFrom::Start(self.length))?;
-            self.file.sync_all()?;
-            self.is_broken = false;
+            self.mend()?;
         }
         let record = record(key, value);
         self.is_broken = true;
-        self.file.write_all(&record)?;
-        self.file.sync_data()?;
+        if let Err(error) = self.file.write_all(&record).and_then(|()| self.file.sync_data()) {
+            // So that a start does not find it after all. What fails here is tried again before the next one.
+            let _ = self.mend();
+            return Err(error);
+        }
         self.is_broken = false;
         self.length += record.len() as u64;
         self.live -= before.map_or(0, |before| record_length(key, before));
@@ -115,13 +126,33 @@ impl Log {
         Ok(())
     }
 
-    /// Whether it is mostly of the past.
-    pub(super) fn wants_compaction(&self) -> bool {
-        self.length > LEAST_COMPACTED && self.length / 2 > self.live
+    /// Cuts off what a failed write has left.
+    fn mend(&mut self) -> io::Result<()> {
+        self.file.set_len(self.length)?;
+        self.file.seek(SeekFrom::Start(self.length))?;
+        self.file.sync_all()?;
+        self.is_broken = false;
+        Ok(())
     }
 
-    /// Writes it anew with just these entries. With an error, it is as it was.
+    /// Whether it is mostly of the past.
+    pub(super) fn wants_compaction(&self) -> bool {
+        self.length > self.compact_from && self.length / 2 > self.live
+    }
+
+    /// Writes it anew with just these entries. With an error, it is as it was, and is not tried again before it has
+    /// grown.
     pub(super) fn compact(&mut self, entries: &Entries) -> io::Result<()> {
+        let outcome = self.write_anew(entries);
+        self.compact_from = LEAST_COMPACTED;
+        if outcome.is_err() {
+            self.compact_from = self.compact_from.max(self.length + self.length / 2);
+            let _ = std::fs::remove_file(self.folder.join(NEW_NAME));
+        }
+        outcome
+    }
+
+    fn write_anew(&mut self, entries: &Entries) -> io::Result<()> {
         let path = self.folder.join(NEW_NAME);
         let mut file = File::create(&path)?;
         let mut writer = io::BufWriter::new(&mut file);

@@ -86,7 +86,8 @@ async fn value(request: Request<Incoming>, limit: usize) -> Result<Bytes, Reply>
     }
     let body = Limited::new(request.into_body(), limit);
     match timeout(BODY_TIMEOUT, body.collect()).await {
-        Ok(Ok(body)) => Ok(body.to_bytes()),
+        // A copy: the bytes are a part of the connection's buffer, which would live as long.
+        Ok(Ok(body)) => Ok(Bytes::copy_from_slice(&body.to_bytes())),
         Ok(Err(error)) if error.is::<LengthLimitError>() => Err(too_long()),
         Ok(Err(error)) => Err(text(StatusCode::BAD_REQUEST, error.to_string())),
         Err(_) => Err(text(StatusCode::REQUEST_TIMEOUT, "metadata value did not come in time")),

@@ -1,7 +1,7 @@
 //! What all clients over HTTP have in common: limits, deadlines, and host names looked up by the threads
 //! that the whole process has for it.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use ureq::Agent;
 use ureq::http::Uri;
@@ -14,6 +14,8 @@ use crate::resolver::SYSTEM;
 
 /// Connections that are kept while nobody uses them.
 const MAX_IDLE: usize = 4;
+/// For so long: less than the interval at which entries are refreshed, after which servers may close.
+const IDLE_LIMIT: Duration = Duration::from_secs(5);
 /// As many addresses of a name as the HTTP client tries.
 const MAX_ADDRESSES: usize = 16;
 
@@ -25,6 +27,7 @@ pub(super) fn agent(config: &KeyValueConfig) -> Agent {
         .max_redirects(0)
         .proxy(None)
         .max_idle_connections(MAX_IDLE)
+        .max_idle_age(IDLE_LIMIT)
         .max_idle_connections_per_host(MAX_IDLE)
         .timeout_connect(Some(config.connect_timeout))
         .timeout_global(Some(config.call_timeout))
@@ -68,7 +71,7 @@ pub(super) fn failure(error: ureq::Error, what: &str) -> KeyValueErrorKind {
 
 /// Asks the process's resolver, since the HTTP client's own starts a thread for each look-up.
 #[derive(Debug)]
-struct Names;
+pub(super) struct Names;
 
 impl Resolver for Names {
     fn resolve(

@@ -5,8 +5,10 @@ use std::io;
 use std::time::Duration;
 
 use ureq::http::Response;
+use ureq::unversioned::transport::DefaultConnector;
 use ureq::{Agent, Body};
 
+use super::agent::Names;
 use super::{KeyValue, KeyValueError, KeyValueErrorKind};
 
 /// What URIs begin with.
@@ -67,12 +69,14 @@ impl HttpKeyValue {
             .max_redirects_will_error(false)
             // Metadata is near. A proxy that is meant for the internet does not know the way.
             .proxy(None)
+            // Less than the interval at which entries are refreshed, after which servers may close.
+            .max_idle_age(CALL_TIMEOUT)
             .build();
         let uri = format!("{SCHEME}{rest}{path}");
         if let Err(error) = uri.parse::<ureq::http::Uri>() {
             return Err(error.to_string());
         }
-        Ok(Self { uri, agent: Agent::new_with_config(config) })
+        Ok(Self { uri, agent: Agent::with_parts(config, DefaultConnector::default(), Names) })
     }
 
     fn error(&self, key: &str, kind: KeyValueErrorKind) -> KeyValueError {

@@ -4,6 +4,9 @@ use std::collections::BTreeMap;
 
 use serde_json::value::RawValue;
 
+/// What tells engines of one name apart.
+const INCARNATION: &str = "incarnation";
+
 /// The fields of a JSON object, by name, with the text of their values.
 pub(super) type Fields = BTreeMap<String, Box<RawValue>>;
 
@@ -13,6 +16,22 @@ pub(super) fn added(now: &[u8], written: &[u8]) -> Fields {
     let written = serde_json::from_slice::<Fields>(written).unwrap_or_default();
     now.retain(|name, _| !written.contains_key(name));
     now
+}
+
+/// Whether an entry as it is now has all that was written, however it is formatted.
+pub(super) fn holds(now: &[u8], written: &[u8]) -> bool {
+    let (now, written) = (values(now), values(written));
+    written.iter().all(|(name, value)| now.get(name) == Some(value))
+}
+
+/// Whether both are of one engine.
+pub(super) fn same_engine(now: &[u8], written: &[u8]) -> bool {
+    let (now, written) = (values(now), values(written));
+    now.get(INCARNATION) == written.get(INCARNATION)
+}
+
+fn values(text: &[u8]) -> serde_json::Map<String, serde_json::Value> {
+    serde_json::from_slice(text).unwrap_or_default()
 }
 
 /// An object with these fields added, unless it has them or they do not fit.
@@ -50,6 +69,19 @@ mod tests {
         assert_eq!(merged, r#"{"a":3,"c":4,"x\"y":{"z":[1, 2.50]}}"#);
         // It does not fit.
         assert_eq!(with(b"{\"a\":3}", &extras, 20), b"{\"a\":3}");
+    }
+
+    #[test]
+    fn what_another_has_put_there_is_not_ours() {
+        let written = br#"{"incarnation":5,"a":[1,2]}"#;
+        for (now, ours, same) in [
+            (&br#"{ "a": [1, 2], "incarnation": 5, "more": 1 }"#[..], true, true),
+            (br#"{"incarnation":5,"a":[1]}"#, false, true),
+            (br#"{"incarnation":6,"a":[1,2]}"#, false, false),
+            (b"garbage", false, false),
+        ] {
+            assert_eq!((holds(now, written), same_engine(now, written)), (ours, same));
+        }
     }
 
     #[test]

@@ -77,7 +77,11 @@ impl<K: KeyValue> Shared<K> {
         match &entry.kind {
             Kind::Address(own) => self.keep_address(key, own, &entry),
             Kind::Segment if self.own().lost(&entry.name).is_some() => Ok(()),
-            Kind::Segment if !entry.due && self.server.refresh(key)? => Ok(()),
+            Kind::Segment
+                if !entry.due && self.has_ours(key, &entry)? && self.server.refresh(key)? =>
+            {
+                Ok(())
+            }
             Kind::Segment => {
                 if !entry.due {
                     tracing::warn!(key, store = self.server.uri(), "it was gone and is put back");
@@ -85,6 +89,14 @@ impl<K: KeyValue> Shared<K> {
                 self.write_entry(key, entry.clone())
             }
         }
+    }
+
+    /// Whether the server has what it was given last, and not what another engine has put there since.
+    fn has_ours(&self, key: &str, entry: &Entry) -> Result<bool, StoreError> {
+        let now = self.server.get(key)?;
+        Ok(now
+            .zip(entry.written.as_ref())
+            .is_some_and(|(now, written)| extras::holds(&now, written)))
     }
 
     fn keep_address(&self, key: &str, own: &RpcMeta, entry: &Entry) -> Result<(), StoreError> {
@@ -127,6 +139,7 @@ impl<K: KeyValue> Shared<K> {
         let mut added = entry.extras;
         if let Some(written) = &entry.written
             && let Some(now) = self.server.get(key)?
+            && extras::same_engine(&now, written)
         {
             added = extras::added(&now, written);
         }

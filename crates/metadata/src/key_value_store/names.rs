@@ -45,6 +45,10 @@ impl Names {
 /// What an engine with an address of its own can be called.
 pub(super) fn check_own(name: &str) -> Result<(), StoreError> {
     check(name)?;
+    if name.contains("rpc_meta") {
+        // Servers refuse to write over such a key, as over an address.
+        return Err(bad(name, "servers take a name with rpc_meta in it for an address"));
+    }
     match name.contains('/') && !name.starts_with(FileName::PREFIX) {
         true => Err(bad(name, "only the names of files have slashes")),
         false => Ok(()),
