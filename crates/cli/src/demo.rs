@@ -14,7 +14,6 @@ use millstream_collective::Collective;
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::address::ROCE_PORT;
 use crate::cluster::{Cluster, Job, text};
 use crate::collective::{Mode, Reduction, Report as HostReport, Work};
 use crate::process::{self, Child, Scratch};
@@ -92,7 +91,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     drop((step, scratch));
 
     let size = units::readable(arguments.vector_size);
-    say(&format!("{HOSTS} hosts sum {size} of int32 each, in a switch whose memory adds."))?;
+    say(&format!("{HOSTS} hosts sum {size} of int32 each, in switches whose memory adds."))?;
     let elements_checked = reduce(arguments.vector_size, &mut processes)?;
 
     let report = Report {
@@ -186,10 +185,7 @@ fn reduce(size: u64, rows: &mut Vec<Row>) -> anyhow::Result<u64> {
     let Cluster { listen, addresses, .. } = &cluster;
     let did = format!("made the group, on TCP {listen}");
     rows.push(served("controller", did, 0, start));
-    let did = format!(
-        "a tree of two levels: added {HOSTS} vectors twice, on UDP port {ROCE_PORT} of {}",
-        addresses.join(", ")
-    );
+    let did = format!("added {HOSTS} vectors, twice, on {}", addresses.join(" "));
     rows.push(served("switches", did, 2 * size * u64::from(HOSTS), start));
     let mut checked = 0;
     for (mode, report) in &reports {
