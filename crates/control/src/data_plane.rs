@@ -34,7 +34,7 @@ impl DataPlane {
             name: "switch".to_owned(),
             ..ProgressConfig::new(node.address)
         };
-        // Unbounded, but a communicator has two events at most, and their number is limited.
+        // Unbounded, but a communicator has three events at most, and their number is limited.
         let (sender, events) = mpsc::unbounded_channel();
         let after_round = move |shared: &millstream_net::Shared<SwitchNode>| {
             // When it has failed there is nothing more to tell, and dropping the sender says so.

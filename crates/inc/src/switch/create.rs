@@ -224,7 +224,7 @@ impl SwitchNode {
                 destination_qpn: Some(other.qpn),
                 receive_psn: Some(other.psn),
                 responder_resources: Some(0),
-                // 0.64 ms: a child that sends descriptors faster than it may can wait.
+                // 0.64 ms: a child that sends faster than its messages are taken can wait.
                 minimum_rnr_timer: Some(12),
                 ..none
             },
