@@ -29,8 +29,8 @@ const PANICKED: &str = "panicked: its message is on stderr";
 /// Arguments of `sim`. What is not given is the scenario's own choice.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// Which scenario: allreduce, transfer, swarm, grid, rc-chaos, congestion, te-chaos or
-    /// inc-chaos
+    /// Which scenario: allreduce, transfer, swarm, grid, rc-chaos, congestion, te-chaos,
+    /// inc-chaos or inc-scale
     #[arg(long, value_name = "NAME", default_value = NAMES[0])]
     scenario: String,
     /// Print the names of the scenarios, a line each, and run none

@@ -25,6 +25,8 @@ use crate::{HostOptions, LinkId, LinkOptions, NodeId, Outcome, Rng, Simulation};
 const UNTOUCHED: [u8; 16] = [0xa5; 16];
 const DOMAIN: ProtectionDomainId = ProtectionDomainId(1);
 const COMMUNICATOR: u64 = 1;
+/// The address of rank 0: 10.0.1.1. Those of the others follow.
+const FIRST_HOST: u32 = 0x0a00_0101;
 /// The most hosts that a switch serves in one communicator.
 const MAX_HOSTS: u32 = 64;
 
@@ -271,7 +273,7 @@ fn follow(
 }
 
 /// Every rank's calls, with random vectors, and the sums that must come out.
-fn draw_calls(
+pub(super) fn draw_calls(
     rng: &mut Rng,
     options: &AllReduceOptions,
     builders: &mut [Builder],
@@ -305,18 +307,18 @@ fn draw_calls(
 }
 
 /// A host that is being set up.
-struct Builder {
+pub(super) struct Builder {
     endpoint: Endpoint<OwnedMemory>,
     completions: CompletionQueueId,
-    child: ChildSpec,
+    pub(super) child: ChildSpec,
     control_key: u32,
     worker: HostWorker,
     regions: u64,
 }
 
 impl Builder {
-    fn new(rank: u32, seed: u64, options: &AllReduceOptions) -> Self {
-        let address: IpAddr = Ipv4Addr::new(10, 0, 1, rank as u8 + 1).into();
+    pub(super) fn new(rank: u32, seed: u64, options: &AllReduceOptions) -> Self {
+        let address: IpAddr = Ipv4Addr::from(FIRST_HOST + rank).into();
         let config =
             EndpointConfig { icrc: IcrcCheck::Exact, ..EndpointConfig::new(address, seed) };
         let memory = OwnedMemory::new(1 + 2 * options.counts.len());
@@ -383,7 +385,12 @@ impl Builder {
         (key, address)
     }
 
-    fn build(mut self, remote: &Remote, options: &AllReduceOptions, calls: Vec<Call>) -> Rank {
+    pub(super) fn build(
+        mut self,
+        remote: &Remote,
+        options: &AllReduceOptions,
+        calls: Vec<Call>,
+    ) -> Rank {
         connect(&mut self.endpoint, self.child.qpn, remote, &options.connection);
         Rank::new(RankParts {
             endpoint: self.endpoint,

@@ -4,6 +4,7 @@ pub mod allreduce;
 pub mod congestion;
 pub mod grid;
 pub mod inc_chaos;
+pub mod inc_scale;
 pub mod rc_chaos;
 mod report;
 pub mod swarm;
@@ -19,11 +20,21 @@ pub use report::{NetworkCounts, Report};
 use crate::{ConnectionOptions, LinkOptions, Machine, Probability, Simulation};
 
 /// The scenarios that [`run`] knows, the default one first.
-pub const NAMES: [&str; 8] =
-    ["allreduce", "transfer", "swarm", "grid", RC_CHAOS, "congestion", TE_CHAOS, INC_CHAOS];
+pub const NAMES: [&str; 9] = [
+    "allreduce",
+    "transfer",
+    "swarm",
+    "grid",
+    RC_CHAOS,
+    "congestion",
+    TE_CHAOS,
+    INC_CHAOS,
+    INC_SCALE,
+];
 const RC_CHAOS: &str = "rc-chaos";
 const TE_CHAOS: &str = "te-chaos";
 const INC_CHAOS: &str = "inc-chaos";
+const INC_SCALE: &str = "inc-scale";
 
 /// Connections that survive 8.6 s of silence, where half a second is usual: of packets and answers
 /// that are both lost one time in five, ten in a row are, sooner or later.
@@ -42,7 +53,7 @@ pub struct Parameters {
     pub reorder: f64,
     /// Fraction of packets that have a bit flipped.
     pub corrupt: f64,
-    /// Hosts of an allreduce, 1 to 64.
+    /// Hosts of an allreduce: over one switch 1 to 64, over trees 1 to 65,536.
     pub hosts: Option<u32>,
     /// Bytes of an allreduce's vector, or of a transfer's longest message.
     pub length: Option<u64>,
@@ -151,6 +162,7 @@ pub fn run_with_outputs(
         "congestion" => congestion::scenario(parameters, &outputs),
         RC_CHAOS => rc_chaos::scenario(parameters, outputs),
         INC_CHAOS => inc_chaos::scenario(parameters, outputs),
+        INC_SCALE => inc_scale::scenario(parameters, &outputs),
         TE_CHAOS => te_chaos::scenario(parameters, outputs),
         _ => Err(ScenarioError::Unknown(name.into())),
     }
