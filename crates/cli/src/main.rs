@@ -16,6 +16,7 @@ mod controller;
 mod copy;
 mod daemon;
 mod demo;
+mod device;
 mod doctor;
 mod engine;
 mod escape;

@@ -1,15 +1,14 @@
 //! One host of a group: how it joins.
 
-use std::net::IpAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
 use millstream_collective::{Awaited, Communicator, JoinConfig, JoinError};
-use millstream_verbs::SoftConfig;
 
 use super::work::Reduction;
+use crate::device::Choice;
 use crate::note::note;
 use crate::{address, controller, units};
 
@@ -38,9 +37,6 @@ pub(crate) struct Participation {
     /// This host's place among them, from 0
     #[arg(long, value_name = "R")]
     pub(super) rank: u32,
-    /// Local address [default: one that leads to the controller]
-    #[arg(long, value_name = "IP")]
-    pub(super) bind: Option<IpAddr>,
     /// Bytes of the vector, several with commas between, one after the other
     #[arg(long, value_name = "S,...", required = true, value_delimiter = ',', value_parser = units::size)]
     pub(super) size: Vec<u64>,
@@ -62,9 +58,8 @@ pub(crate) struct Participation {
     /// [default: 30s for ranks and a switch, 60s for a collective]
     #[arg(long, value_name = "D", value_parser = units::duration)]
     pub(super) timeout: Option<Duration>,
-    /// Send every packet as its own datagram, as captures want it
-    #[arg(long)]
-    pub(super) no_segmentation_offload: bool,
+    #[command(flatten)]
+    pub(super) device: Choice,
     /// Print one JSON object for each size
     #[arg(long)]
     pub(super) json: bool,
@@ -74,10 +69,7 @@ pub(crate) struct Participation {
 pub(super) fn join(arguments: &Participation) -> anyhow::Result<Communicator> {
     let &Participation { world, rank, wait, timeout, .. } = arguments;
     let controller = address::resolve(&arguments.controller)?;
-    let device = address::open_device(arguments.bind, controller.ip(), |address| SoftConfig {
-        segmentation_offload: !arguments.no_segmentation_offload,
-        ..SoftConfig::new(address)
-    })?;
+    let device = arguments.device.resolve()?.open(controller.ip(), Instant::now())?;
     let mut config = JoinConfig::new(controller, &arguments.group, world, rank, &device);
     config.timeout = timeout.unwrap_or(config.timeout);
     config.call_timeout = timeout.unwrap_or(config.call_timeout);

@@ -2,7 +2,6 @@
 
 mod completions;
 mod connection;
-mod device;
 mod exchange;
 mod link;
 mod memory;

@@ -12,12 +12,12 @@ use clap::Args;
 use millstream_verbs::{Device, Mtu, Psn, Transport};
 
 use super::connection::{self, Remote};
-use super::device::{Choice, Chosen};
 use super::exchange::{Client, QueuePairAddress};
 use super::link::{Event, Link};
 use super::patience::Patience;
 use super::pattern::{Checker, Side, fill};
 use super::server::Server;
+use crate::device::{Choice, Chosen};
 use crate::failure::usage;
 use crate::output::line;
 use crate::units;

@@ -9,9 +9,9 @@ use anyhow::{Context, bail};
 use millstream_metadata::{Acceptor, AcceptorConfig, Connection};
 use millstream_net::address::local_address_for;
 
-use super::device::Chosen;
 use super::exchange::{QueuePairAddress, Waiting};
 use super::patience::Patience;
+use crate::device::Chosen;
 use crate::failure::sentence;
 use crate::note::note;
 use crate::retry;

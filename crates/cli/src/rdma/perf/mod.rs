@@ -27,11 +27,11 @@ use self::report::Report;
 pub(super) use self::test::Operation;
 use self::test::{Amount, Plan, Test};
 use super::connection::{self, Remote};
-use super::device::{Choice, Chosen};
 use super::exchange::{Client, QueuePairAddress};
 use super::patience::Patience;
 use super::pattern::Side;
 use super::server::Server;
+use crate::device::{Choice, Chosen};
 use crate::failure::{sentence, usage};
 use crate::{process, units};
 

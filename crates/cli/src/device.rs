@@ -1,4 +1,4 @@
-//! Which device a command of `rdma` uses: which provider, which address, which driver.
+//! Which one device a command uses: which provider, which address, which driver.
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -17,11 +17,11 @@ const BUSY_POLL: Duration = Duration::from_millis(10);
 
 /// The options that choose a device.
 #[derive(Args, Debug)]
-pub(super) struct Choice {
+pub(crate) struct Choice {
     /// Device: soft-ADDRESS, or one of the system's such as mlx5_0 or rxe0 [default: soft]
     #[arg(short, long, value_name = "D", conflicts_with = "bind")]
     device: Option<String>,
-    /// Local address of a soft device [default: one that leads to the peer]
+    /// Local address of a soft device [default: one that leads to the peer, or the controller]
     #[arg(long, value_name = "IP")]
     bind: Option<IpAddr>,
     /// How a soft device sends: udp, which needs no privileges, or packet, which needs CAP_NET_RAW
@@ -42,10 +42,10 @@ pub(super) struct Choice {
 
 /// What [`Choice`] comes to.
 #[derive(Clone, Debug)]
-pub(super) struct Chosen {
+pub(crate) struct Chosen {
     kind: Kind,
     /// Threads look for work all the time.
-    pub(super) busy_poll: bool,
+    pub(crate) busy_poll: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -61,12 +61,12 @@ enum Kind {
 
 impl Choice {
     /// Threads look for work all the time.
-    pub(super) fn busy_poll(&self) -> bool {
+    pub(crate) fn busy_poll(&self) -> bool {
         self.busy_poll
     }
 
     /// What was chosen, or which options do not go together.
-    pub(super) fn resolve(&self) -> anyhow::Result<Chosen> {
+    pub(crate) fn resolve(&self) -> anyhow::Result<Chosen> {
         bind::check(self.bind.as_slice())?;
         let kind = match self.device.as_deref().map(|name| (name, address::of_device(name))) {
             Some((name, None)) if name.starts_with("soft-") => {
@@ -110,7 +110,7 @@ impl Choice {
 
 impl Chosen {
     /// An address to open it for, if it is clear which one it is without knowing the peer.
-    pub(super) fn any_peer(&self) -> Option<IpAddr> {
+    pub(crate) fn any_peer(&self) -> Option<IpAddr> {
         match self.kind {
             Kind::Soft { address, .. } => address,
             Kind::System(_) => Some(IpAddr::from([0; 4])),
@@ -118,7 +118,7 @@ impl Chosen {
     }
 
     /// Opens it, to talk to `peer`. An address in use is waited for.
-    pub(super) fn open(&self, peer: IpAddr, until: Instant) -> anyhow::Result<Device> {
+    pub(crate) fn open(&self, peer: IpAddr, until: Instant) -> anyhow::Result<Device> {
         retry::until(until, retry::is_address_in_use, || self.open_now(peer))
     }
 
@@ -140,7 +140,7 @@ impl Chosen {
     }
 
     /// The local address that was asked for: where a server listens.
-    pub(super) fn address(&self) -> Option<IpAddr> {
+    pub(crate) fn address(&self) -> Option<IpAddr> {
         match self.kind {
             Kind::Soft { address, .. } => address,
             Kind::System(_) => None,
