@@ -8,6 +8,7 @@ mod capture;
 mod device;
 mod files;
 mod guest;
+mod hosts;
 mod image;
 mod lab;
 mod matrix;

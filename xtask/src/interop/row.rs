@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use super::files::Node;
 use super::guest::{GUEST, Guest, OURS, Running};
 use super::lab::{self, Lab};
-use super::{device, files};
+use super::{device, files, hosts};
 
 /// The TCP port on which both sides exchange their queue pairs' addresses.
 const PORT: u16 = 18515;
@@ -69,6 +69,7 @@ pub(super) const ROWS: &[Row] = &[
     Row { name: "files into kernel's device and back", talk: Talk::Files(Node::Guest) },
     Row { name: "files from kernel's device and back", talk: Talk::Files(Node::Ours) },
     Row { name: "files both ways, three of ours on one address", talk: Talk::Files(Node::Both) },
+    Row { name: "AllReduce of two hosts on kernel's device and ours", talk: Talk::Hosts },
 ];
 
 const fn pingpong(
@@ -114,6 +115,8 @@ enum Talk {
     Suite,
     /// Files between engines, one of them at least on the kernel's device.
     Files(Node),
+    /// Hosts of a group, two of them on the kernel's device, over our switch.
+    Hosts,
 }
 
 /// What the kernel's side is.
@@ -146,6 +149,7 @@ impl Row {
             }
             Talk::Suite => device::run(guest, suite, stem),
             Talk::Files(node) => files::run(lab, guest, ours, stem, node),
+            Talk::Hosts => hosts::run(lab, guest, ours, stem),
             Talk::Pingpong { kernel, options, theirs, driver } => {
                 let theirs = format!("{original} {options} {theirs}");
                 let words = format!("pingpong {options} --driver {driver}");
