@@ -8,11 +8,37 @@ use millstream_inc::{
 };
 use millstream_roce::{
     Completion, CompletionQueueId, Counters, DatagramMeta, Endpoint, Instant, Node, OwnedMemory,
-    Piece, PostError, Transmit,
+    Piece, PostError, ProtectionDomainId, Transmit,
 };
 use millstream_wire::Qpn;
 
 use crate::Machine;
+
+/// The protection domain of everything that a host has.
+pub(crate) const DOMAIN: ProtectionDomainId = ProtectionDomainId(1);
+
+/// Does what a worker wants, with its queue pair and its control region. `false` when memory that it names is not
+/// there.
+pub(crate) fn carry_out(
+    now: Instant,
+    endpoint: &mut Endpoint<OwnedMemory>,
+    (qpn, control_key): (Qpn, u32),
+    command: Command,
+) -> Result<bool, PostError> {
+    let memory = endpoint.memory_mut();
+    let copied = match command {
+        Command::Store(bytes) => copy(memory, control_key, &bytes),
+        Command::Receive(request) => Some(endpoint.post_receive(qpn, &request)?),
+        Command::Send(request) => Some(endpoint.post_send(now, qpn, &request)?),
+    };
+    Ok(copied.is_some())
+}
+
+fn copy(memory: &mut OwnedMemory, key: u32, bytes: &[u8]) -> Option<()> {
+    let region = memory.region_mut(key)?.get_mut(..bytes.len())?;
+    region.copy_from_slice(bytes);
+    Some(())
+}
 
 /// One collective, as a rank calls it.
 #[derive(Clone, Debug)]
@@ -117,20 +143,6 @@ impl Rank {
         true
     }
 
-    fn command(&mut self, now: Instant, command: Command) -> Result<(), PostError> {
-        match command {
-            Command::Store(bytes) => {
-                let memory = self.endpoint.memory_mut();
-                if let Some(region) = memory.region_mut(self.control_key) {
-                    region[..bytes.len()].copy_from_slice(&bytes);
-                }
-                Ok(())
-            }
-            Command::Receive(request) => self.endpoint.post_receive(self.qpn, &request),
-            Command::Send(request) => self.endpoint.post_send(now, self.qpn, &request),
-        }
-    }
-
     fn end(&mut self, now: Instant, result: Result<(), CollectiveError>) {
         self.deadline = None;
         if let Err(error) = result {
@@ -159,8 +171,13 @@ impl Machine for Rank {
             }
             while let Some(command) = self.worker.poll_command() {
                 busy = true;
-                if let Err(error) = self.command(now, command) {
-                    self.wrong.push(format!("the worker asks for more than fits: {error}"));
+                let parts = (self.qpn, self.control_key);
+                match carry_out(now, &mut self.endpoint, parts, command) {
+                    Ok(true) => {}
+                    Ok(false) => self.wrong.push(format!("there is no memory for {command:?}")),
+                    Err(error) => {
+                        self.wrong.push(format!("the worker asks for more than fits: {error}"));
+                    }
                 }
             }
             let mut polled = core::mem::take(&mut self.polled);

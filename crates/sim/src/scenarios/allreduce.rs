@@ -12,18 +12,17 @@ use millstream_inc::{
 };
 use millstream_roce::{
     Access, CompletionQueueId, Endpoint, EndpointConfig, IcrcCheck, Instant, OwnedMemory,
-    ProtectionDomainId, QueuePairCapabilities, QueuePairConfig,
+    QueuePairCapabilities, QueuePairConfig,
 };
 use millstream_wire::{Psn, Qpn};
 
 use super::{NetworkCounts, Outputs, PATIENT, Parameters, Report, ScenarioError, within};
 use crate::connection::{ConnectionOptions, Remote, connect};
-use crate::rank::{Call, Participant, Rank, RankParts};
+use crate::rank::{Call, DOMAIN, Participant, Rank, RankParts};
 use crate::{HostOptions, LinkId, LinkOptions, NodeId, Outcome, Rng, Simulation};
 
 /// What is behind every vector, and must stay.
 const UNTOUCHED: [u8; 16] = [0xa5; 16];
-const DOMAIN: ProtectionDomainId = ProtectionDomainId(1);
 const COMMUNICATOR: u64 = 1;
 /// The address of rank 0: 10.0.1.1. Those of the others follow.
 const FIRST_HOST: u32 = 0x0a00_0101;

@@ -7,8 +7,8 @@ use millstream_inc::{
     SwitchConfig, SwitchNode, Uplink,
 };
 use millstream_roce::{
-    Access, Endpoint, EndpointConfig, IcrcCheck, Instant, OwnedMemory, ProtectionDomainId,
-    QueuePairCapabilities, QueuePairConfig,
+    Access, Endpoint, EndpointConfig, IcrcCheck, Instant, OwnedMemory, QueuePairCapabilities,
+    QueuePairConfig,
 };
 use millstream_wire::{Psn, Qpn};
 
@@ -17,9 +17,8 @@ use super::machine::{Call, Kind, Member, Participant};
 use super::outsider::Known;
 use super::world::{Group, Rudeness, World, address};
 use crate::connection::{Remote, connect};
+use crate::rank::DOMAIN;
 use crate::{ConnectionOptions, HostOptions, LinkId, NodeId, Rng, Simulation};
-
-const DOMAIN: ProtectionDomainId = ProtectionDomainId(1);
 
 pub(super) type Network<'a> = Simulation<'a, Participant>;
 

@@ -3,14 +3,15 @@
 
 use core::time::Duration;
 
-use millstream_inc::{CollectiveError, Command, HostWorker, SwitchEvent, SwitchNode};
+use millstream_inc::{CollectiveError, HostWorker, SwitchEvent, SwitchNode};
 use millstream_roce::{
     CompletionQueueId, CompletionStatus, Counters, DatagramMeta, Endpoint, Instant, Node,
-    OwnedMemory, Piece, PostError, QueuePairAttributes, QueuePairState, SendRequest, Transmit,
+    OwnedMemory, Piece, QueuePairAttributes, QueuePairState, SendRequest, Transmit,
 };
 use millstream_wire::Qpn;
 
 use super::call::Arena;
+use crate::rank::carry_out;
 use crate::{Machine, Rng};
 
 /// Ids of requests that a rank posts past its worker.
@@ -60,32 +61,18 @@ impl Member {
         self.failed.is_some() || self.ended == self.calls.len()
     }
 
-    fn command(
-        &mut self,
-        now: Instant,
-        endpoint: &mut Endpoint<OwnedMemory>,
-        command: Command,
-    ) -> Result<(), PostError> {
-        match command {
-            Command::Store(bytes) => {
-                if let Some(region) = endpoint.memory_mut().region_mut(self.control_key) {
-                    region[..bytes.len()].copy_from_slice(&bytes);
-                }
-                Ok(())
-            }
-            Command::Receive(request) => endpoint.post_receive(self.qpn, &request),
-            Command::Send(request) => endpoint.post_send(now, self.qpn, &request),
-        }
-    }
-
     fn run(&mut self, now: Instant, endpoint: &mut Endpoint<OwnedMemory>, wrong: &mut Vec<String>) {
         let mut polled = Vec::new();
         loop {
             let mut busy = self.keep_time(now, wrong);
             while let Some(command) = self.worker.poll_command() {
                 busy = true;
-                if let Err(error) = self.command(now, endpoint, command) {
-                    wrong.push(format!("the worker asks for more than fits: {error}"));
+                match carry_out(now, endpoint, (self.qpn, self.control_key), command) {
+                    Ok(true) => {}
+                    Ok(false) => wrong.push(format!("there is no memory for {command:?}")),
+                    Err(error) => {
+                        wrong.push(format!("the worker asks for more than fits: {error}"));
+                    }
                 }
             }
             endpoint.poll_completions(self.completions, &mut polled, usize::MAX);
