@@ -4,7 +4,7 @@
 //! | kind | message | number |
 //! |---|---|---|
 //! | 0 | WRITE, or in SEND mode SEND: the last part of a segment's result; empty where the receiver gets none | segment |
-//! | 1 | SEND, empty: all ranks sent the same descriptor | sequence of the collective |
+//! | 1 | SEND: all ranks sent the same descriptor; with the result, where the vector came with that and the receiver gets one | sequence of the collective |
 //! | 2 | SEND: the communicator is aborted, the payload says why | 0 |
 //! | 3 | SEND, empty, up: the sender has nothing for the segments before | segment |
 //!

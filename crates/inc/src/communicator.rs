@@ -8,6 +8,9 @@
 //! cell goes up, or is the result at the root; what comes from above goes to the children. All go out in
 //! the same order on every port.
 //!
+//! A vector that fits a packet has no segments: it goes up behind the descriptor and comes down with the
+//! answer to it (the module `small`).
+//!
 //! Every port contributes to every segment, be it nothing (a credit: a SEND without payload), and gets an
 //! answer for every segment, be it empty. So one rule holds for all collectives, whoever has bytes:
 //!
@@ -24,6 +27,7 @@
 
 mod agreement;
 mod child;
+mod small;
 mod uplink;
 
 use core::num::NonZeroU32;
@@ -33,12 +37,12 @@ use millstream_wire::Qpn;
 
 use crate::abort::{ABORT_BYTES, Abort, Violation};
 use crate::answer::Answer;
-use crate::descriptor::{DESCRIPTOR_BYTES, Descriptor};
+use crate::descriptor::Descriptor;
 use crate::kernels::Kernel;
-use crate::layout::Layout;
+use crate::layout::{Cut, Layout};
 use crate::ranks::Ranks;
 use crate::slots::{ChildSet, Slots, all_children};
-use crate::spec::{CommunicatorSpec, RECEIVE_BYTES, RECEIVES_PER_CHILD};
+use crate::spec::{CommunicatorSpec, RECEIVES_PER_CHILD};
 use crate::{Collective, DataType, Mode, ReduceOperation};
 
 pub(crate) use child::Child;
@@ -159,8 +163,7 @@ pub(crate) struct Communicator {
     pub(crate) id: u64,
     key: u32,
     path_mtu: u32,
-    segment_bytes: u32,
-    world: u32,
+    cut: Cut,
     window: u64,
     memory_bytes: u64,
     /// Send requests on a port, not counting the abort message, which always has a place.
@@ -169,8 +172,11 @@ pub(crate) struct Communicator {
     /// Not at the root.
     pub(crate) uplink: Option<Uplink>,
     slots: Slots,
-    /// Receive buffers of all children, then what goes up, what comes from above, and the abort message.
+    /// Receive buffers of all children, then two small vectors behind their descriptors, what comes from above,
+    /// and the abort message.
     control: Box<[u8]>,
+    /// Accumulators of 16-bit floats of small vectors; empty until there is one.
+    wide: Box<[u8]>,
     /// Who has sent the descriptor of the next collective to agree on.
     announced: ChildSet,
     /// The latest collective that all children have announced.
@@ -220,8 +226,7 @@ impl Communicator {
             id: spec.id,
             key,
             path_mtu,
-            segment_bytes: spec.segment_bytes,
-            world: spec.world,
+            cut: Cut::new(spec.world, spec.segment_bytes),
             window: spec.window.into(),
             memory_bytes: spec.memory_bytes(),
             send_limit: spec.send_requests() - 1,
@@ -235,6 +240,7 @@ impl Communicator {
                 NonZeroU32::new(spec.world).filter(|_| !spec.has_parent),
             ),
             control: vec![0; spec.control_bytes()].into(),
+            wide: Box::default(),
             announced: 0,
             call: Call::none(),
             called: 0,
@@ -387,8 +393,8 @@ impl Communicator {
         }
         // A message that is longer than any descriptor: it is refused by its length when it is complete.
         let (buffer, offset) = (place / self.receive_stride(), place % self.receive_stride());
-        let start = (port * RECEIVES_PER_CHILD + buffer as usize) * RECEIVE_BYTES;
-        let kept = payload.len().min(RECEIVE_BYTES.saturating_sub(offset as usize));
+        let start = self.receive_offset(port, buffer as usize);
+        let kept = payload.len().min((self.path_mtu as usize).saturating_sub(offset as usize));
         let start = start + offset as usize;
         if kept > 0 {
             self.control[start..start + kept].copy_from_slice(&payload[..kept]);
@@ -398,14 +404,26 @@ impl Communicator {
 
     /// From the address of one receive buffer of a child to that of the next.
     fn receive_stride(&self) -> u64 {
-        u64::from(self.segment_bytes).max(RECEIVE_BYTES as u64)
+        // No less than a packet.
+        u64::from(self.cut.segment_bytes)
+    }
+
+    /// Where in the control messages a receive buffer of a child is.
+    fn receive_offset(&self, child: usize, buffer: usize) -> usize {
+        (child * RECEIVES_PER_CHILD + buffer) * self.path_mtu as usize
+    }
+
+    /// Where in the control messages the one from above is.
+    fn message_start(&self) -> usize {
+        self.control.len() - ABORT_BYTES - self.path_mtu as usize
     }
 
     /// Where in the control messages the one from above is, and others may not be written.
     fn message_offset(&self, address: u64, length: usize) -> Option<usize> {
         let start = usize::try_from(address.checked_sub(CONTROL_BASE)?).ok()?;
-        let first = self.control.len() - 2 * ABORT_BYTES;
-        (start >= first && start.checked_add(length)? <= first + ABORT_BYTES).then_some(start)
+        let first = self.message_start();
+        let end = self.control.len() - ABORT_BYTES;
+        (start >= first && start.checked_add(length)? <= end).then_some(start)
     }
 
     /// The bytes of a piece that this communicator made.
@@ -440,8 +458,8 @@ impl Communicator {
     /// A receive request of a port.
     pub(crate) fn receive_request(&self, port: usize, buffer: usize) -> ReceiveRequest {
         let (address, length) = if self.is_uplink(port) {
-            // All share one buffer: at most one message with a payload ever comes.
-            (CONTROL_BASE + (self.control.len() - 2 * ABORT_BYTES) as u64, ABORT_BYTES as u32)
+            // All share one buffer: what a message brings is taken out before the next packet.
+            (CONTROL_BASE + self.message_start() as u64, self.path_mtu)
         } else {
             let stride = self.receive_stride();
             (RECEIVE_BASE + buffer as u64 * stride, stride as u32)
@@ -554,10 +572,5 @@ impl Communicator {
     /// Whether all children are in the set.
     fn is_everyone(&self, children: ChildSet) -> bool {
         children == all_children(self.children.len())
-    }
-
-    /// The address of what goes up.
-    fn descriptor_address(&self) -> usize {
-        self.control.len() - 2 * ABORT_BYTES - DESCRIPTOR_BYTES
     }
 }

@@ -27,7 +27,7 @@ use crate::answer::Answer;
 use crate::descriptor::{DESCRIPTOR_BYTES, Descriptor};
 use crate::error::{CollectiveError, StartError};
 use crate::kernels::Kernel;
-use crate::layout::Layout;
+use crate::layout::{Cut, Layout};
 use crate::spec::{MAX_SEGMENT_BYTES, MAX_WINDOW};
 use crate::{Collective, CollectiveCall, Mode};
 
@@ -194,7 +194,7 @@ impl HostWorker {
             .total_bytes(world)
             .filter(|&bytes| ends(bytes).is_some())
             .ok_or(StartError::TooLong { count, data_type })?;
-        let layout = Layout::new(&descriptor, world, segment_bytes, self.sent);
+        let layout = Layout::new(&descriptor, &Cut::new(world, segment_bytes), self.sent);
         debug_assert!(rank < world, "rank {rank} of {world}");
         let sequence = self.sequence;
         self.sequence += 1;

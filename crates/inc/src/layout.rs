@@ -3,6 +3,11 @@
 //! The vector is what all ranks reduce or get together: `count` elements, or a part of `count` elements
 //! for each rank. Each part begins with a segment of its own, so that a segment concerns either all
 //! ranks or one.
+//!
+//! A vector that fits a packet behind the descriptor has no segments. It travels with the descriptor, and the
+//! result with the answer to it.
+
+use core::ops::Range;
 
 use crate::Collective;
 use crate::descriptor::Descriptor;
@@ -58,9 +63,27 @@ pub(crate) struct Layout {
     segments_per_part: u64,
 }
 
+/// How a communicator cuts vectors.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Cut {
+    pub(crate) world: u32,
+    /// Not 0.
+    pub(crate) segment_bytes: u32,
+    /// The most bytes of a whole vector that travels with the descriptor.
+    pub(crate) small_bytes: u64,
+}
+
+impl Cut {
+    pub(crate) const fn new(world: u32, segment_bytes: u32) -> Self {
+        // No host sends one yet.
+        Self { world, segment_bytes, small_bytes: 0 }
+    }
+}
+
 impl Layout {
-    /// Of a call whose first segment has this number. `segment_bytes` is not 0.
-    pub(crate) fn new(descriptor: &Descriptor, world: u32, segment_bytes: u32, first: u64) -> Self {
+    /// Of a call whose first segment has this number.
+    pub(crate) fn new(descriptor: &Descriptor, cut: &Cut, first: u64) -> Self {
+        let &Cut { world, segment_bytes, .. } = cut;
         let parts = match descriptor.collective {
             Collective::AllReduce | Collective::Reduce | Collective::Broadcast => 1,
             Collective::Barrier => 0,
@@ -68,6 +91,7 @@ impl Layout {
         };
         let part_bytes = descriptor.count * u64::from(descriptor.data_type.size());
         let segment_bytes = u64::from(segment_bytes);
+        let is_small = parts * part_bytes <= cut.small_bytes;
         Self {
             collective: descriptor.collective,
             root: descriptor.root,
@@ -75,7 +99,7 @@ impl Layout {
             parts,
             part_bytes,
             segment_bytes,
-            segments_per_part: part_bytes.div_ceil(segment_bytes),
+            segments_per_part: if is_small { 0 } else { part_bytes.div_ceil(segment_bytes) },
         }
     }
 
@@ -104,6 +128,57 @@ impl Layout {
     /// Bytes of all parts.
     pub(crate) const fn bytes(&self) -> u64 {
         self.parts * self.part_bytes
+    }
+
+    /// Bytes of all parts, of a vector that travels with the descriptor; of any other none.
+    pub(crate) const fn small_bytes(&self) -> usize {
+        if self.segments_per_part == 0 { self.bytes() as usize } else { 0 }
+    }
+
+    /// What of the whole vector a rank sends with its descriptor.
+    pub(crate) fn small_source(&self, rank: u32) -> Range<usize> {
+        let part = self.small_part(rank..rank + 1);
+        match self.collective {
+            Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => {
+                0..self.small_bytes()
+            }
+            Collective::AllGather => part,
+            Collective::Broadcast if rank == self.root => 0..self.small_bytes(),
+            Collective::Broadcast | Collective::Barrier => 0..0,
+        }
+    }
+
+    /// What of the whole vector a rank gets with the answer.
+    pub(crate) fn small_target(&self, rank: u32) -> Range<usize> {
+        match self.collective {
+            Collective::AllReduce | Collective::Broadcast | Collective::AllGather => {
+                0..self.small_bytes()
+            }
+            Collective::ReduceScatter => self.small_part(rank..rank + 1),
+            Collective::Reduce if rank == self.root => 0..self.small_bytes(),
+            Collective::Reduce | Collective::Barrier => 0..0,
+        }
+    }
+
+    /// As [`Layout::small_source`], of a switch with these ranks below: all or nothing.
+    pub(crate) fn small_source_of(&self, ranks: &Ranks) -> Range<usize> {
+        let none = self.collective == Collective::Broadcast && !ranks.contains(self.root);
+        0..if none { 0 } else { self.small_bytes() }
+    }
+
+    /// As [`Layout::small_target`], of a switch with these ranks below: all or nothing.
+    pub(crate) fn small_target_of(&self, ranks: &Ranks) -> Range<usize> {
+        let none = self.collective == Collective::Reduce && !ranks.contains(self.root);
+        0..if none { 0 } else { self.small_bytes() }
+    }
+
+    /// Where the parts of some ranks lie in a vector that travels with the descriptor.
+    pub(crate) const fn small_part(&self, ranks: Range<u32>) -> Range<usize> {
+        if self.segments_per_part > 0 {
+            return 0..0;
+        }
+        let part_bytes = self.part_bytes as usize;
+        ranks.start as usize * part_bytes..ranks.end as usize * part_bytes
     }
 
     /// Where a segment of this call lies.
@@ -166,8 +241,8 @@ mod tests {
     use super::*;
     use crate::{DataType, Mode, ReduceOperation};
 
-    fn layout(collective: Collective, count: u64, first: u64) -> Layout {
-        let descriptor = Descriptor {
+    fn descriptor(collective: Collective, count: u64) -> Descriptor {
+        Descriptor {
             sequence: 0,
             collective,
             operation: ReduceOperation::Sum,
@@ -177,8 +252,12 @@ mod tests {
             mode: Mode::Write,
             destination_address: 0,
             destination_key: 0,
-        };
-        Layout::new(&descriptor, 3, 16, first)
+        }
+    }
+
+    fn layout(collective: Collective, count: u64, first: u64) -> Layout {
+        let descriptor = descriptor(collective, count);
+        Layout::new(&descriptor, &Cut { world: 3, segment_bytes: 16, small_bytes: 0 }, first)
     }
 
     #[test]
@@ -203,6 +282,34 @@ mod tests {
             assert_eq!((layout.first(), layout.end(), layout.bytes()), (9, 9, 0));
         }
         assert_eq!(Layout::none().end(), 0);
+    }
+
+    #[test]
+    fn what_fits_a_packet_goes_with_the_descriptor() {
+        let cut = Cut { world: 3, segment_bytes: 512, small_bytes: 208 };
+        // The collective, elements for each part, and what of the whole vector rank 1 sends and gets.
+        for (collective, count, source, target) in [
+            (Collective::AllReduce, 52, 0..208, 0..208),
+            (Collective::Reduce, 52, 0..208, 0..0),
+            (Collective::Broadcast, 52, 0..0, 0..208),
+            (Collective::Barrier, 0, 0..0, 0..0),
+            (Collective::ReduceScatter, 17, 0..204, 68..136),
+            (Collective::AllGather, 17, 68..136, 0..204),
+        ] {
+            let descriptor = descriptor(collective, count);
+            let layout = Layout::new(&descriptor, &cut, 7);
+            assert_eq!((layout.first(), layout.end()), (7, 7), "{collective}");
+            assert_eq!(layout.small_source(1), source, "{collective}");
+            assert_eq!(layout.small_target(1), target, "{collective}");
+            if collective != Collective::Barrier {
+                // The root of the others is rank 2.
+                let longer = Layout::new(&Descriptor { count: count + 1, ..descriptor }, &cut, 7);
+                assert_ne!(longer.end(), 7, "{collective}");
+                assert_eq!((longer.small_source(2), longer.small_target(2)), (0..0, 0..0));
+                assert_ne!(layout.small_source(2), 0..0);
+                assert_ne!(layout.small_target(2), 0..0);
+            }
+        }
     }
 
     #[test]

@@ -118,6 +118,11 @@ impl Slots {
         self.occupied
     }
 
+    /// At the root, of how many ranks.
+    pub(crate) fn root_of(&self) -> Option<NonZeroU32> {
+        self.root_of
+    }
+
     fn index(&self, segment: u64) -> usize {
         (segment % self.slots.len() as u64) as usize
     }

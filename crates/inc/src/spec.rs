@@ -6,7 +6,6 @@ use millstream_wire::{Mtu, Psn, Qpn};
 use thiserror::Error;
 
 use crate::abort::ABORT_BYTES;
-use crate::descriptor::DESCRIPTOR_BYTES;
 use crate::ranks::Ranks;
 use crate::slots::MAX_CHILDREN;
 
@@ -19,9 +18,6 @@ pub const MAX_SEGMENT_BYTES: u32 = 1 << 20;
 /// Receive requests on every edge of the switch. More SENDs may be under way: each is taken, and its request
 /// posted again, before the next packet.
 pub(crate) const RECEIVES_PER_CHILD: usize = 2;
-
-/// Bytes of each: a descriptor and what later versions may append to it.
-pub(crate) const RECEIVE_BYTES: usize = 64;
 
 /// How many cells may be on their way on an edge beside the window's results.
 const CELLS_UNDERWAY: u32 = 60;
@@ -181,10 +177,11 @@ impl CommunicatorSpec {
         self.window as usize + 2
     }
 
+    /// Of a packet each: receive buffers of the children, two small vectors behind their descriptors,
+    /// and what comes from above; and the abort message.
     pub(crate) fn control_bytes(&self) -> usize {
-        self.children.len() * RECEIVES_PER_CHILD * RECEIVE_BYTES
-            + DESCRIPTOR_BYTES
-            + 2 * ABORT_BYTES
+        let packets = self.children.len() * RECEIVES_PER_CHILD + 3;
+        packets * self.path_mtu.bytes() + ABORT_BYTES
     }
 
     /// Bytes of memory that it takes on a switch: its slots and, roughly, its queues.
@@ -194,6 +191,8 @@ impl CommunicatorSpec {
         let slots = 3 * u64::from(self.slots()) * u64::from(self.segment_bytes);
         let ports = self.children.len() as u64 + u64::from(self.has_parent);
         let queues = ports * u64::from(self.send_requests());
-        slots + self.control_bytes() as u64 + queues * QUEUE_BYTES_PER_REQUEST
+        // Accumulators of 16-bit floats of small vectors, too.
+        let control = self.control_bytes() as u64 + 2 * self.path_mtu.bytes() as u64;
+        slots + control + queues * QUEUE_BYTES_PER_REQUEST
     }
 }

@@ -3,10 +3,9 @@
 use super::{Call, Child, Communicator, Progress};
 use crate::Collective;
 use crate::abort::{ABORT_BYTES, Abort, Mismatch, Violation};
-use crate::descriptor::Descriptor;
+use crate::descriptor::{DESCRIPTOR_BYTES, Descriptor};
 use crate::kernels::Kernel;
 use crate::layout::Layout;
-use crate::spec::{RECEIVE_BYTES, RECEIVES_PER_CHILD};
 
 /// A vector that is not long is cut into so many cells. The last of them is behind the vector by its own
 /// length at every switch, which is this part of the whole.
@@ -26,9 +25,10 @@ impl Communicator {
         if self.abort.is_some() {
             return Ok(Progress::None);
         }
-        let start = (child * RECEIVES_PER_CHILD + buffer) * RECEIVE_BYTES;
-        let message = self.control.get(start..start + length.min(RECEIVE_BYTES));
-        let message = message.filter(|_| length <= RECEIVE_BYTES).unwrap_or_default();
+        let start = self.receive_offset(child, buffer);
+        let message = Some(length).filter(|&length| length <= self.path_mtu as usize);
+        let message = message.and_then(|length| self.control.get(start..start + length));
+        let message = message.unwrap_or_default();
         let edge = &self.children[child];
         if edge.is_switch
             && length == ABORT_BYTES
@@ -36,7 +36,9 @@ impl Communicator {
         {
             return Ok(self.abort_heard(child, abort));
         }
-        let descriptor = Descriptor::parse(message).map_err(|_| Violation::Descriptor)?;
+        let (descriptor, vector) =
+            message.split_at_checked(DESCRIPTOR_BYTES).ok_or(Violation::Descriptor)?;
+        let descriptor = Descriptor::parse(descriptor).map_err(|_| Violation::Descriptor)?;
         if descriptor.sequence != edge.announced {
             return Err(Violation::Sequence);
         }
@@ -48,9 +50,14 @@ impl Communicator {
             return Err(Violation::Early);
         }
         let call = self.call_of(&descriptor, edge.call.layout.end())?;
+        if vector.len() != edge.small_source(&call.layout).len() {
+            return Err(Violation::Length);
+        }
+        self.statistics.bytes += vector.len() as u64;
         let edge = &mut self.children[child];
         edge.announced += 1;
         edge.call = call;
+        edge.small_at = start + DESCRIPTOR_BYTES;
         let first = self.announced.trailing_zeros() as usize;
         self.announced |= 1 << child;
         if let Some(first) = self.children.get(first)
@@ -64,6 +71,7 @@ impl Communicator {
         }
         self.announced = 0;
         self.call = call;
+        self.combine_small();
         self.called += 1;
         if self.uplink.is_none() {
             self.agreed += 1;
@@ -83,10 +91,11 @@ impl Communicator {
                 Kernel::of_bytes()
             }
         };
-        if descriptor.total_bytes(self.world).is_none() || descriptor.root >= self.world {
+        let world = self.cut.world;
+        if descriptor.total_bytes(world).is_none() || descriptor.root >= world {
             return Err(Violation::Descriptor);
         }
-        let layout = Layout::new(descriptor, self.world, self.segment_bytes, first);
+        let layout = Layout::new(descriptor, &self.cut, first);
         Ok(Call {
             descriptor: *descriptor,
             layout,
@@ -100,7 +109,7 @@ impl Communicator {
     fn cell_for(&self, bytes: u64) -> u32 {
         let part = (bytes / CELLS_PER_VECTOR).min(LARGEST_CELL.into()) as u32;
         let packets = part.div_ceil(self.path_mtu).max(1);
-        (packets * self.path_mtu).min(self.segment_bytes)
+        (packets * self.path_mtu).min(self.cut.segment_bytes)
     }
 
     /// Who differs from most of those who have announced. Among equally many the side of the lowest rank

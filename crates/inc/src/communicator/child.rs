@@ -30,6 +30,8 @@ pub(crate) struct Child {
     pub(super) call: Call,
     /// How many descriptors it has sent.
     pub(super) announced: u64,
+    /// Where in the control messages the vector behind the latest is.
+    pub(super) small_at: usize,
     /// Segments that it has contributed to.
     pub(super) contributed: u64,
     /// Bytes that it has sent of the next one.
@@ -67,6 +69,7 @@ impl Child {
             qpn: Qpn::default(),
             call: Call::none(),
             announced: 0,
+            small_at: 0,
             contributed: 0,
             progress: 0,
             sends_segment: false,
@@ -286,8 +289,10 @@ impl Communicator {
         }
         if edge.agreed < self.agreed {
             let answer = Answer::agreed(edge.agreed).to_immediate();
-            edge.agreed += 1;
-            return Some(self.message(child, Tag::Agreed, Some(answer), Piece::default()));
+            let result = edge.small_target(&edge.call.layout);
+            let piece = self.small_piece(self.children[child].agreed, result);
+            self.children[child].agreed += 1;
+            return Some(self.message(child, Tag::Agreed, Some(answer), piece));
         }
         // Answers go out in order, and before all descriptors are known there is none.
         if edge.agreed < edge.announced {

@@ -62,19 +62,21 @@ impl Communicator {
     /// The next message to the switch above.
     pub(super) fn next_up(&mut self) -> Option<SendRequest> {
         let port = self.children.len();
-        let start = self.descriptor_address();
         let uplink = self.uplink.as_mut()?;
         if uplink.outstanding >= self.send_limit || !uplink.connected {
             return None;
         }
         if uplink.announced < self.called {
+            let sequence = uplink.announced;
             uplink.announced += 1;
-            // The one before has arrived: it was agreed on.
+            let vector = self.call.layout.small_source_of(&uplink.ranks).len();
             let descriptor =
                 Descriptor { destination_address: 0, destination_key: 0, ..self.call.descriptor };
+            let start = self.small_offset(sequence) - DESCRIPTOR_BYTES;
             self.control[start..start + DESCRIPTOR_BYTES].copy_from_slice(&descriptor.to_bytes());
             let address = CONTROL_BASE + start as u64;
-            let piece = Piece { key: self.key, address, length: DESCRIPTOR_BYTES as u32 };
+            let piece =
+                Piece { key: self.key, address, length: (DESCRIPTOR_BYTES + vector) as u32 };
             return Some(self.message(port, Tag::Up, None, piece));
         }
         let layout = &self.call.layout;
@@ -184,16 +186,18 @@ impl Communicator {
         let Some(uplink) = &mut self.uplink else { return Progress::None };
         match answer {
             Answer::Aborted if !write => {
-                let start = self.control.len() - 2 * ABORT_BYTES;
+                let start = self.message_start();
                 let message = &self.control[start..start + (length as usize).min(ABORT_BYTES)];
                 let abort = Abort::parse(message).unwrap_or(Abort::ParentLost);
                 self.abort_heard(self.children.len(), abort)
             }
             Answer::Agreed(_) if !write => {
                 let expected = answer == Answer::agreed(self.agreed);
-                if !expected || length != 0 || uplink.announced <= self.agreed {
+                let result = self.call.layout.small_target_of(&uplink.ranks);
+                if !expected || length as usize != result.len() || uplink.announced <= self.agreed {
                     return self.abort(Abort::ParentLost);
                 }
+                self.receive_small(result);
                 self.agreed += 1;
                 Progress::Ready
             }
