@@ -15,7 +15,7 @@ use crate::call::{Call, Shape};
 use crate::control::Sender;
 use crate::engine::Engine;
 use crate::join::{self, JoinConfig, Joined, Waiting};
-use crate::memory::{Borrowed, Buffer, Operands, Pending};
+use crate::memory::{Borrowed, Buffer, Operands, Pending, bytes_of, bytes_of_mut};
 use crate::watcher::Watcher;
 use crate::{CollectiveError, Element, JoinError};
 
@@ -95,7 +95,8 @@ impl Communicator {
         self.mode = mode;
     }
 
-    /// Calls a collective. The memory is registered for this call; a [`Buffer`] saves that for sources.
+    /// Calls a collective. The memory is registered for this call; a [`Buffer`] saves that for sources. A vector
+    /// that fits a packet with the descriptor is copied, and nothing is registered.
     /// [`Call`] says what lengths the vectors must have.
     pub fn call<T: Element>(
         &mut self,
@@ -104,6 +105,10 @@ impl Communicator {
         destination: &mut [T],
     ) -> Result<(), CollectiveError> {
         let shape = call.shape(self.rank(), self.world(), source.len(), destination.len())?;
+        if self.is_small::<T>(call, &shape) {
+            self.start_small(call, &shape, &source[shape.source.clone()])?;
+            return self.finish_small(&mut destination[shape.destination.clone()]);
+        }
         let memory = Borrowed::apart(&self.domain, self.mode, &shape, source, destination)?;
         self.run::<T>(call, &shape, memory.operands())
     }
@@ -115,6 +120,10 @@ impl Communicator {
         vector: &mut [T],
     ) -> Result<(), CollectiveError> {
         let shape = call.shape_in_place(self.rank(), self.world(), vector.len())?;
+        if self.is_small::<T>(call, &shape) {
+            self.start_small(call, &shape, &vector[shape.source.clone()])?;
+            return self.finish_small(&mut vector[shape.destination.clone()]);
+        }
         let memory = Borrowed::in_place(&self.domain, self.mode, &shape, vector)?;
         self.run::<T>(call, &shape, memory.operands())
     }
@@ -129,6 +138,10 @@ impl Communicator {
         self.check_owner(source)?;
         self.check_owner(destination)?;
         let shape = call.shape(self.rank(), self.world(), source.len(), destination.len())?;
+        if self.is_small::<T>(call, &shape) {
+            self.start_small(call, &shape, &source[shape.source.clone()])?;
+            return self.finish_small(&mut destination[shape.destination.clone()]);
+        }
         // SAFETY: borrowed exclusively until this returns, and the window ends before.
         let window = unsafe { destination.open(&self.domain, self.mode, &shape.destination)? };
         let operands =
@@ -144,6 +157,10 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         self.check_owner(vector)?;
         let shape = call.shape_in_place(self.rank(), self.world(), vector.len())?;
+        if self.is_small::<T>(call, &shape) {
+            self.start_small(call, &shape, &vector[shape.source.clone()])?;
+            return self.finish_small(&mut vector[shape.destination.clone()]);
+        }
         // SAFETY: borrowed exclusively until this returns, and the window ends before.
         let window = unsafe { vector.open(&self.domain, self.mode, &shape.destination)? };
         let operands = vector.operands_in_place(&shape, &window);
@@ -169,9 +186,17 @@ impl Communicator {
             Ok(shape) => shape,
             Err(error) => return Err((buffer, error)),
         };
-        let pending = Pending::new(buffer, &self.domain, self.mode, &shape)
-            .map_err(|(buffer, error)| (buffer, CollectiveError::from(error)))?;
-        match self.start_call::<T>(call, &shape, pending.operands()) {
+        let small = self.is_small::<T>(call, &shape);
+        let pending = match small {
+            true => Pending::small(buffer, &shape),
+            false => Pending::new(buffer, &self.domain, self.mode, &shape)
+                .map_err(|(buffer, error)| (buffer, CollectiveError::from(error)))?,
+        };
+        let started = match small {
+            true => self.start_small(call, &shape, pending.source(&shape)),
+            false => self.start_call::<T>(call, &shape, pending.operands()),
+        };
+        match started {
             Ok(()) => {
                 self.pending = Some(Box::new(pending));
                 Ok(())
@@ -196,7 +221,11 @@ impl Communicator {
         }
         let Some(outcome) = self.engine.wait(timeout) else { return Ok(None) };
         let pending = self.pending.take().and_then(|pending| pending.downcast().ok());
-        let buffer = pending.map(|pending: Box<Pending<T>>| pending.close());
+        let mut pending: Option<Box<Pending<T>>> = pending;
+        if let (Ok(()), Some(pending)) = (&outcome, &mut pending) {
+            self.engine.take_result(bytes_of_mut(pending.destination()));
+        }
+        let buffer = pending.map(|pending| pending.close());
         self.ended(outcome)?;
         Ok(buffer)
     }
@@ -214,15 +243,43 @@ impl Communicator {
         shape: &Shape,
         operands: Operands,
     ) -> Result<(), CollectiveError> {
+        let call = self.request::<T>(call, shape, operands);
+        // Answers are WRITEs in this mode, those without bytes too, which ranks without a result get: these
+        // have no region that anybody may write to.
+        let written = self.mode == Mode::Write && shape.count > 0;
+        self.engine.start(&call, &[], written, self.config.call_timeout).map(drop)
+    }
+
+    /// Starts a collective whose vector travels with the descriptor: it is copied.
+    fn start_small<T: Element>(
+        &self,
+        call: Call,
+        shape: &Shape,
+        source: &[T],
+    ) -> Result<(), CollectiveError> {
+        let call = self.request::<T>(call, shape, Operands::default());
+        self.engine.start(&call, bytes_of(source), false, self.config.call_timeout).map(drop)
+    }
+
+    /// Waits for its end.
+    fn finish_small<T: Element>(&self, destination: &mut [T]) -> Result<(), CollectiveError> {
+        self.finish()?;
+        self.engine.take_result(bytes_of_mut(destination));
+        Ok(())
+    }
+
+    fn is_small<T: Element>(&self, call: Call, shape: &Shape) -> bool {
+        self.engine.is_small(&self.request::<T>(call, shape, Operands::default()))
+    }
+
+    /// A call as the switch must know it.
+    fn request<T: Element>(&self, call: Call, shape: &Shape, operands: Operands) -> CollectiveCall {
         let Operands { source, destination } = operands;
         let destination_key = match self.mode {
             Mode::Write => destination.remote_key,
             Mode::Send => destination.local_key,
         };
-        // Answers are WRITEs in this mode, those without bytes too, which ranks without a result get: these
-        // have no region that anybody may write to.
-        let written = self.mode == Mode::Write && shape.count > 0;
-        let call = CollectiveCall {
+        CollectiveCall {
             collective: call.collective(),
             // Where nothing is combined, all ranks must say the same all the same.
             operation: call.operation().unwrap_or(ReduceOperation::Sum),
@@ -234,8 +291,7 @@ impl Communicator {
             source_address: source.address,
             destination_key,
             destination_address: destination.address,
-        };
-        self.engine.start(&call, written, self.config.call_timeout).map(drop)
+        }
     }
 
     /// Starts a collective and waits for its end. When this returns, the operands are the
@@ -247,6 +303,11 @@ impl Communicator {
         operands: Operands,
     ) -> Result<(), CollectiveError> {
         self.start_call::<T>(call, shape, operands)?;
+        self.finish()
+    }
+
+    /// Waits for the end of what was started.
+    fn finish(&self) -> Result<(), CollectiveError> {
         loop {
             // Ends by itself, with an error when its time is up.
             if let Some(outcome) = self.engine.wait(Duration::MAX) {

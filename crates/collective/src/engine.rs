@@ -10,10 +10,13 @@ use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use millstream_inc::{CONTROL_BYTES, CollectiveCall, CollectiveError as E, Command, HostWorker};
+use millstream_inc::{
+    ABORT_BYTES, CONTROL_BYTES, CollectiveCall, CollectiveError as E, Command, DESCRIPTOR_BYTES,
+    HostWorker,
+};
 use millstream_verbs::{
-    Access, Completion, CompletionOperation, CompletionQueue, CompletionStatus, Device, Mtu, Psn,
-    QueuePair, QueuePairAttributes, QueuePairState, ReceiveRequest, SendRequest, Waiters,
+    Access, Completion, CompletionQueue, CompletionStatus, Device, Mtu, Psn, QueuePair,
+    QueuePairAttributes, QueuePairState, ReceiveRequest, SendRequest, Waiters,
 };
 
 use crate::memory::ControlBlock;
@@ -38,6 +41,8 @@ struct State {
     /// The number and deadline of the one under way.
     running: Option<Running>,
     outcome: Option<Outcome>,
+    /// Where the result of a small vector is in the control region, until the next collective.
+    result_at: usize,
     /// Why the communicator is of no more use.
     failure: Option<Failure>,
     /// Ranks that have left, and how many collectives they have called.
@@ -117,6 +122,7 @@ impl Engine {
             started: 0,
             running: None,
             outcome: None,
+            result_at: 0,
             failure: None,
             left: Vec::new(),
             closed: false,
@@ -185,21 +191,28 @@ impl Engine {
         let _ = self.pair.modify(&QueuePairAttributes { access, ..QueuePairAttributes::default() });
     }
 
+    /// Whether the vector of a call is small: it is copied, and needs no registered memory.
+    pub(crate) fn is_small(&self, call: &CollectiveCall) -> bool {
+        self.lock().worker.is_small(call)
+    }
+
     /// Starts a collective; returns its number. `written` says that it is
-    /// answered by WRITEs.
+    /// answered by WRITEs, `source` has what a small vector is copied from.
     pub(crate) fn start(
         &self,
         call: &CollectiveCall,
+        source: &[u8],
         written: bool,
         limit: Duration,
     ) -> Result<u64, CollectiveError> {
         // So that nothing is sent with the state locked.
-        self.device.postpone_sending(|| self.begin(call, written, limit))
+        self.device.postpone_sending(|| self.begin(call, source, written, limit))
     }
 
     fn begin(
         &self,
         call: &CollectiveCall,
+        source: &[u8],
         written: bool,
         limit: Duration,
     ) -> Result<u64, CollectiveError> {
@@ -224,6 +237,8 @@ impl Engine {
             .worker
             .start(call)
             .map_err(|error| CollectiveError::from_start(error, self.switch))?;
+        // Nothing is under way from there.
+        state.control.store(DESCRIPTOR_BYTES, source);
         state.started = sequence + 1;
         state.running = Some(Running { sequence, deadline, limit, admitted: written });
         if written {
@@ -294,16 +309,22 @@ impl Engine {
         result
     }
 
+    /// Copies the result of a small vector that has ended well.
+    pub(crate) fn take_result(&self, destination: &mut [u8]) {
+        let state = self.lock();
+        state.control.load(state.result_at, destination);
+    }
+
     /// Takes completions, on the device's own thread or one that waits.
     fn completed(&self, completions: &[Completion]) {
         let mut state = self.lock();
         for completion in completions {
-            // Results do not concern it.
-            let control = match completion.operation {
-                CompletionOperation::Receive => state.control.load(),
-                _ => [0; CONTROL_BYTES],
-            };
-            state.worker.handle_completion(completion, &control);
+            let State { worker, control, .. } = &mut *state;
+            worker.handle_completion(completion, |offset| {
+                let mut message = [0; ABORT_BYTES];
+                control.load(offset, &mut message);
+                message
+            });
         }
         if self.advance(&mut state) {
             drop(state);
@@ -316,7 +337,11 @@ impl Engine {
     fn advance(&self, state: &mut State) -> bool {
         while let Some(command) = state.worker.poll_command() {
             match command {
-                Command::Store(bytes) => state.control.store(&bytes),
+                Command::Store(bytes) => state.control.store(0, &bytes),
+                // When it was started.
+                Command::Load(_) => {}
+                // By the caller, when he has heard that it is there.
+                Command::Deliver { offset, .. } => state.result_at = offset,
                 Command::Receive(request) => state.receives.push(request),
                 Command::Send(request) => state.sends.push(request),
             }

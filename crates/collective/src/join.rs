@@ -108,17 +108,21 @@ pub(crate) fn join(
 
     let domain = device.allocate_protection_domain();
     let control = ControlBlock::new(&domain)?;
-    let worker = HostWorker::new(HostConfig {
+    let path_mtu = device.path_mtu(switch).map_err(|source| JoinError::Path { switch, source })?;
+    let host = HostConfig {
         segment_bytes,
         window,
         control_key: control.operand().local_key,
         control_address: control.operand().address,
         rank: config.rank,
         world: config.world,
-    })?;
+        path_mtu,
+    };
+    // Before anybody waits for this rank.
+    HostWorker::new(host)?;
     let capabilities = QueuePairCapabilities::new(
-        worker.required_send_requests() as usize,
-        worker.required_receive_requests() as usize,
+        host.required_send_requests() as usize,
+        host.required_receive_requests() as usize,
     );
     let QueuePairCapabilities { max_send_requests, max_receive_requests, .. } = capabilities;
     let slot = EngineSlot::default();
@@ -126,12 +130,12 @@ pub(crate) fn join(
     let pair = domain.create_queue_pair(&completions, &completions, capabilities)?;
     let qpn = pair.number();
     let psn = Psn::from_extended(RandomState::new().hash_one(qpn.value()));
-    let path_mtu = device.path_mtu(switch).map_err(|source| JoinError::Path { switch, source })?;
     talk.send(&ToController::Connect { qpn, psn, path_mtu })?;
     let plan = match talk.next()? {
         FromController::Plan(plan) => plan,
         message => return Err(talk.unexpected(&message)),
     };
+    let worker = HostWorker::new(HostConfig { path_mtu: plan.path_mtu, ..host })?;
     let engine = Engine::new(worker, control, pair, device.clone(), switch, &slot);
     engine.connect(&Edge { qpn: plan.qpn, psn: plan.psn, path_mtu: plan.path_mtu }, psn)?;
 

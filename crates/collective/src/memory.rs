@@ -27,6 +27,18 @@ const fn writable(mode: Mode) -> Access {
     }
 }
 
+/// The bytes of elements.
+pub(crate) fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
+    // SAFETY: elements are plain numbers without padding.
+    unsafe { slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
+}
+
+/// The bytes of elements, to change.
+pub(crate) fn bytes_of_mut<T: Element>(elements: &mut [T]) -> &mut [u8] {
+    // SAFETY: as above, and any bytes are elements.
+    unsafe { slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
+}
+
 /// Memory as work requests name it. Without elements, nothing is registered.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Operand {
@@ -189,7 +201,8 @@ pub struct Buffer<T: Element> {
 
 /// The right of a call to write to a [`Buffer`].
 pub(crate) struct Window {
-    region: Option<MemoryRegion>,
+    /// Until the window goes.
+    _region: Option<MemoryRegion>,
     operand: Operand,
 }
 
@@ -201,10 +214,12 @@ impl Window {
 
 /// A buffer that was given away to a collective. Nobody can refer to its elements.
 pub(crate) struct Pending<T: Element> {
-    /// Goes before the buffer does.
-    window: Window,
+    /// Goes before the buffer does. None where the result is copied.
+    window: Option<Window>,
     operands: Operands,
     buffer: Buffer<T>,
+    /// Where a result that is copied belongs.
+    destination: Range<usize>,
 }
 
 impl<T: Element> Pending<T> {
@@ -219,10 +234,27 @@ impl<T: Element> Pending<T> {
         match unsafe { buffer.open(domain, mode, &shape.destination) } {
             Ok(window) => {
                 let operands = buffer.operands_in_place(shape, &window);
-                Ok(Self { window, operands, buffer })
+                Ok(Self { window: Some(window), operands, buffer, destination: 0..0 })
             }
             Err(error) => Err((buffer, error)),
         }
+    }
+
+    /// Takes a buffer whose result is copied.
+    pub(crate) fn small(buffer: Buffer<T>, shape: &Shape) -> Self {
+        let (operands, destination) = (Operands::default(), shape.destination.clone());
+        Self { window: None, operands, buffer, destination }
+    }
+
+    /// What it gives of its elements.
+    pub(crate) fn source(&self, shape: &Shape) -> &[T] {
+        &self.buffer[shape.source.clone()]
+    }
+
+    /// Where a result that is copied belongs; empty of any other.
+    pub(crate) fn destination(&mut self) -> &mut [T] {
+        let range = self.destination.clone();
+        &mut self.buffer[range]
     }
 
     pub(crate) fn operands(&self) -> Operands {
@@ -232,7 +264,7 @@ impl<T: Element> Pending<T> {
     /// Gives the buffer back; the switch can write no more.
     pub(crate) fn close(self) -> Buffer<T> {
         let Self { window, buffer, .. } = self;
-        drop(window.region);
+        drop(window);
         buffer
     }
 }
@@ -293,7 +325,7 @@ impl<T: Element> Buffer<T> {
             register(domain, elements, range.len(), writable(mode))?
         };
         let operand = operand(region.as_ref());
-        Ok(Window { region, operand })
+        Ok(Window { _region: region, operand })
     }
 
     pub(crate) fn owner(&self) -> u64 {
@@ -358,19 +390,29 @@ impl<const BYTES: usize> ControlBlock<BYTES> {
         operand(self.region.as_ref())
     }
 
-    /// What it holds now.
-    pub(crate) fn load(&self) -> [u8; BYTES] {
-        // SAFETY: allocated, initialised, and any bytes are bytes. What the device may be writing
-        // belongs to a receive that is not complete; the worker looks at it when it is.
-        unsafe { self.bytes.as_ptr().read_volatile() }
+    /// Copies what it holds now, from an offset on. What is beyond its end is left out.
+    pub(crate) fn load(&self, offset: usize, bytes: &mut [u8]) {
+        let length = bytes.len().min(BYTES.saturating_sub(offset));
+        if length == 0 {
+            return;
+        }
+        // SAFETY: within the allocation, which is initialised, and `bytes` is another one. What the device may
+        // be writing belongs to a receive that is not complete; a message is loaded when it is.
+        unsafe {
+            let start = self.bytes.as_ptr().cast::<u8>().add(offset);
+            std::ptr::copy_nonoverlapping(start, bytes.as_mut_ptr(), length);
+        }
     }
 
-    /// Copies bytes to its start. Those beyond its end are left out.
-    pub(crate) fn store(&mut self, bytes: &[u8]) {
-        let length = bytes.len().min(BYTES);
+    /// Copies bytes to it, from an offset on. Those beyond its end are left out.
+    pub(crate) fn store(&mut self, offset: usize, bytes: &[u8]) {
+        let length = bytes.len().min(BYTES.saturating_sub(offset));
+        if length == 0 {
+            return;
+        }
         // SAFETY: within the allocation, and `bytes` is another one.
         unsafe {
-            let start = self.bytes.as_ptr().cast::<u8>();
+            let start = self.bytes.as_ptr().cast::<u8>().add(offset);
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), start, length);
         }
     }

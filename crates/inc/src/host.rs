@@ -15,11 +15,15 @@
 //!
 //! A collective ends when all results have come *and* all that was sent is acknowledged: only then
 //! do the buffers belong to the caller again.
+//!
+//! A vector that fits a packet is copied behind the descriptor ([`Command::Load`]), and its result from the
+//! message that brings it ([`Command::Deliver`]). No remote reads or writes the caller's memory then.
 
 use millstream_roce::{
     Completion, CompletionOperation, CompletionStatus, Piece, ReceiveRequest, SendOperation,
     SendRequest,
 };
+use millstream_wire::Mtu;
 use thiserror::Error;
 
 use crate::abort::{ABORT_BYTES, Abort};
@@ -31,14 +35,21 @@ use crate::layout::{Cut, Layout};
 use crate::spec::{MAX_SEGMENT_BYTES, MAX_WINDOW};
 use crate::{Collective, CollectiveCall, Mode};
 
-/// Bytes of the control region: the descriptor that is being sent, then a message of the switch.
-pub const CONTROL_BYTES: usize = 128;
-const MESSAGE_OFFSET: usize = 64;
+/// Bytes of the control region: the descriptor that is being sent, with a small vector behind it, then two
+/// messages of the switch.
+pub const CONTROL_BYTES: usize = (1 + MESSAGES) * PACKET;
+
+/// The longest packet.
+const PACKET: usize = Mtu::B4096.bytes();
+
+/// Messages that may have come and not been looked at: an answer with a result, and an abort behind it.
+const MESSAGES: usize = 2;
 
 /// Ids of work requests: WRITEs have the number of their segment.
 const DESCRIPTOR_ID: u64 = 1 << 62;
 const PROBE_ID: u64 = DESCRIPTOR_ID + 1;
 const CREDIT_ID: u64 = DESCRIPTOR_ID + 2;
+/// Of a receive, with the number of its message buffer in the lowest bits.
 const RECEIVE_ID: u64 = 1 << 63;
 
 /// What a worker is made with. All ranks of a communicator have the same segments and window.
@@ -56,6 +67,8 @@ pub struct HostConfig {
     pub rank: u32,
     /// How many there are.
     pub world: u32,
+    /// Payload bytes per packet, on all edges of the tree.
+    pub path_mtu: Mtu,
 }
 
 /// Why a worker cannot be made.
@@ -74,6 +87,15 @@ pub enum HostConfigError {
 pub enum Command {
     /// Copy these bytes to the start of the control region.
     Store([u8; DESCRIPTOR_BYTES]),
+    /// Copy these bytes of the source behind them.
+    Load(Piece),
+    /// Copy the result from the control region to the destination, before the next collective is started.
+    Deliver {
+        /// Where in the control region it is.
+        offset: usize,
+        /// The destination. Its key is that of the call.
+        to: Piece,
+    },
     /// Post this receive.
     Receive(ReceiveRequest),
     /// Post this send.
@@ -97,14 +119,18 @@ struct Running {
     /// The number of the receive that its agreement goes into.
     first_receive: u64,
     stored: bool,
+    loaded: bool,
     announced: bool,
     agreed: bool,
+    /// Where in the control region the result is that came with the answer, until it is delivered.
+    result_at: Option<usize>,
 }
 
 /// One rank of a communicator.
 #[derive(Debug)]
 pub struct HostWorker {
     config: HostConfig,
+    cut: Cut,
     /// Collectives started.
     sequence: u64,
     /// Segments sent, or not to be sent, over all collectives.
@@ -124,10 +150,27 @@ pub struct HostWorker {
     failed: Option<CollectiveError>,
 }
 
+impl HostConfig {
+    /// As [`HostWorker::required_send_requests`].
+    pub const fn required_send_requests(&self) -> u32 {
+        2 * self.window + 1
+    }
+
+    /// As [`HostWorker::required_receive_requests`].
+    pub const fn required_receive_requests(&self) -> u32 {
+        self.window + 2
+    }
+}
+
+/// Where in the control region a message buffer is.
+const fn message_offset(buffer: u64) -> usize {
+    (1 + buffer as usize % MESSAGES) * PACKET
+}
+
 impl HostWorker {
     /// A rank that has not called anything yet.
     pub const fn new(config: HostConfig) -> Result<Self, HostConfigError> {
-        let HostConfig { segment_bytes, window, .. } = config;
+        let HostConfig { segment_bytes, window, world, .. } = config;
         if window == 0 || window > MAX_WINDOW {
             return Err(HostConfigError::Window(window));
         }
@@ -140,6 +183,7 @@ impl HostWorker {
         }
         Ok(Self {
             config,
+            cut: Cut::new(world, segment_bytes),
             sequence: 0,
             sent: 0,
             results: 0,
@@ -156,19 +200,31 @@ impl HostWorker {
     /// How many send requests the queue pair must hold: a descriptor, a window of segments, and as
     /// many whose result has come before the acknowledgement of what was sent.
     pub const fn required_send_requests(&self) -> u32 {
-        2 * self.config.window + 1
+        self.config.required_send_requests()
     }
 
     /// How many receive requests the queue pair must hold: the results of a window, an agreement
     /// and an abort.
     pub const fn required_receive_requests(&self) -> u32 {
-        self.config.window + 2
+        self.config.required_receive_requests()
+    }
+
+    /// Whether the vector of a call travels with the descriptor: then no other device touches source and
+    /// destination, which need not be registered.
+    pub const fn is_small(&self, call: &CollectiveCall) -> bool {
+        let parts = match call.collective {
+            Collective::ReduceScatter | Collective::AllGather => self.config.world as u64,
+            Collective::Barrier => 0,
+            _ => 1,
+        };
+        let elements = call.count.saturating_mul(parts);
+        elements.saturating_mul(call.data_type.size() as u64) <= self.cut.small_bytes
     }
 
     /// Starts a collective; returns its number.
     pub fn start(&mut self, call: &CollectiveCall) -> Result<u64, StartError> {
         let CollectiveCall { collective, count, data_type, operation, root, .. } = *call;
-        let HostConfig { rank, world, segment_bytes, .. } = self.config;
+        let HostConfig { rank, world, .. } = self.config;
         if let Some(error) = self.failed {
             return Err(StartError::Failed(error));
         }
@@ -194,7 +250,7 @@ impl HostWorker {
             .total_bytes(world)
             .filter(|&bytes| ends(bytes).is_some())
             .ok_or(StartError::TooLong { count, data_type })?;
-        let layout = Layout::new(&descriptor, &Cut::new(world, segment_bytes), self.sent);
+        let layout = Layout::new(&descriptor, &self.cut, self.sent);
         debug_assert!(rank < world, "rank {rank} of {world}");
         let sequence = self.sequence;
         self.sequence += 1;
@@ -203,8 +259,10 @@ impl HostWorker {
             layout,
             first_receive: self.consumed,
             stored: false,
+            loaded: false,
             announced: false,
             agreed: false,
+            result_at: None,
         });
         Ok(sequence)
     }
@@ -248,12 +306,28 @@ impl HostWorker {
             self.running = Some(Running { stored: true, ..running });
             return Some(Command::Store(descriptor.to_bytes()));
         }
+        let HostConfig { rank, .. } = self.config;
+        let vector = running.layout.small_source(rank).len();
+        if !running.loaded && vector > 0 {
+            self.running = Some(Running { loaded: true, ..running });
+            let Running { call, .. } = running;
+            let (key, address) = (call.source_key, call.source_address);
+            return Some(Command::Load(Piece { key, address, length: vector as u32 }));
+        }
+        if let Some(offset) = running.result_at {
+            self.running = Some(Running { result_at: None, ..running });
+            self.finish();
+            let Running { call, layout, .. } = running;
+            let (key, address) = (call.destination_key, call.destination_address);
+            let length = layout.small_target(rank).len() as u32;
+            return Some(Command::Deliver { offset, to: Piece { key, address, length } });
+        }
         if self.sends >= self.required_send_requests() {
             return None;
         }
         if !running.announced {
             self.running = Some(Running { announced: true, ..running });
-            let piece = self.control_piece(0, DESCRIPTOR_BYTES);
+            let piece = self.control_piece(0, DESCRIPTOR_BYTES + vector);
             let operation = SendOperation::Send { immediate: None };
             return Some(self.send(DESCRIPTOR_ID, operation, piece));
         }
@@ -298,8 +372,10 @@ impl HostWorker {
         if self.posted >= limit || self.posted > first + segments {
             return None;
         }
-        // All messages share one buffer: at most one with a payload ever comes.
-        let mut piece = self.control_piece(MESSAGE_OFFSET, ABORT_BYTES);
+        // When the second one after a message with a payload is posted, that one has been looked at: a small
+        // vector has no other answer, and the next collective starts only when its result is delivered.
+        let buffer = self.posted % MESSAGES as u64;
+        let mut piece = self.control_piece(message_offset(buffer), self.config.path_mtu.bytes());
         if let Some(Running { call, layout, .. }) = self.running
             && call.mode == Mode::Send
             && let Some(number) = (self.posted - first).checked_sub(1)
@@ -311,7 +387,7 @@ impl HostWorker {
             let address = call.destination_address + offset;
             piece = Piece { key: call.destination_key, address, length };
         }
-        Some(ReceiveRequest { id: RECEIVE_ID, pieces: [piece] })
+        Some(ReceiveRequest { id: RECEIVE_ID | buffer, pieces: [piece] })
     }
 
     /// Up to which segment it is to be said now that there is nothing of this rank. Not for each one alone,
@@ -340,8 +416,12 @@ impl HostWorker {
         }
     }
 
-    /// Takes a completion of the queue pair. `control` is what the control region holds now.
-    pub fn handle_completion(&mut self, completion: &Completion, control: &[u8]) {
+    /// Takes a completion of the queue pair. `message` reads bytes of the control region, from an offset on.
+    pub fn handle_completion(
+        &mut self,
+        completion: &Completion,
+        message: impl FnOnce(usize) -> [u8; ABORT_BYTES],
+    ) {
         if completion.status != CompletionStatus::Success {
             self.fail(CollectiveError::Transport(completion.status));
             return;
@@ -350,7 +430,7 @@ impl HostWorker {
             self.sends = self.sends.saturating_sub(1);
         } else {
             self.consumed += 1;
-            if let Err(error) = self.answered(completion, control) {
+            if let Err(error) = self.answered(completion, message) {
                 self.fail(error);
             }
         }
@@ -358,22 +438,34 @@ impl HostWorker {
     }
 
     /// Takes a message of the switch.
-    fn answered(&mut self, completion: &Completion, control: &[u8]) -> Result<(), CollectiveError> {
+    fn answered(
+        &mut self,
+        completion: &Completion,
+        message: impl FnOnce(usize) -> [u8; ABORT_BYTES],
+    ) -> Result<(), CollectiveError> {
         const NONSENSE: CollectiveError =
             CollectiveError::Protocol("it sent a message that is none of the protocol's");
         let answer = completion.immediate.and_then(Answer::from_immediate).ok_or(NONSENSE)?;
         let write = completion.operation == CompletionOperation::ReceiveWrite;
+        let message_at = message_offset(completion.id & !RECEIVE_ID);
         match (answer, write) {
             (Answer::Aborted, false) => {
-                let end = MESSAGE_OFFSET + completion.length as usize;
-                let message = control.get(MESSAGE_OFFSET..end).ok_or(NONSENSE)?;
-                Err(Abort::parse(message).ok_or(NONSENSE)?.into())
+                let whole = completion.length as usize == ABORT_BYTES;
+                let abort = whole.then(|| Abort::parse(&message(message_at)));
+                Err(abort.flatten().ok_or(NONSENSE)?.into())
             }
             (Answer::Agreed(_), false) => {
+                const OUT_OF_TURN: CollectiveError =
+                    CollectiveError::Protocol("it agreed out of turn");
                 let expected = Answer::agreed(self.sequence.wrapping_sub(1));
                 let running = self.running.as_mut().filter(|running| !running.agreed);
-                let running = running.filter(|_| answer == expected && completion.length == 0);
-                running.ok_or(CollectiveError::Protocol("it agreed out of turn"))?.agreed = true;
+                let running = running.filter(|_| answer == expected).ok_or(OUT_OF_TURN)?;
+                let length = running.layout.small_target(self.config.rank).len();
+                if completion.length as usize != length {
+                    return Err(CollectiveError::Protocol("it agreed with the wrong length"));
+                }
+                running.agreed = true;
+                running.result_at = (length > 0).then_some(message_at);
                 Ok(())
             }
             (Answer::Result(_), _) => {
@@ -408,7 +500,8 @@ impl HostWorker {
 
     fn finish(&mut self) {
         let over = |running: &mut Running| {
-            running.agreed && self.results == running.layout.end() && self.sends == 0
+            let delivered = running.agreed && running.result_at.is_none();
+            delivered && self.results == running.layout.end() && self.sends == 0
         };
         if let Some(running) = self.running.take_if(over) {
             let completed =

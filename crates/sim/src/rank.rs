@@ -4,11 +4,12 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use millstream_inc::{
-    CollectiveCall, CollectiveError, Command, HostWorker, SwitchEvent, SwitchNode,
+    ABORT_BYTES, CollectiveCall, CollectiveError, Command, DESCRIPTOR_BYTES, HostWorker,
+    SwitchEvent, SwitchNode,
 };
 use millstream_roce::{
-    Completion, CompletionQueueId, Counters, DatagramMeta, Endpoint, Instant, Node, OwnedMemory,
-    Piece, PostError, ProtectionDomainId, Transmit,
+    Completion, CompletionQueueId, Counters, DatagramMeta, Destination, Endpoint, Instant, Memory,
+    Node, OwnedMemory, Piece, PostError, ProtectionDomainId, Transmit,
 };
 use millstream_wire::Qpn;
 
@@ -27,17 +28,36 @@ pub(crate) fn carry_out(
 ) -> Result<bool, PostError> {
     let memory = endpoint.memory_mut();
     let copied = match command {
-        Command::Store(bytes) => copy(memory, control_key, &bytes),
+        Command::Store(bytes) => copy(memory, control_key, 0, &bytes),
+        Command::Load(from) => memory
+            .bytes(&from)
+            .ok()
+            .map(<[u8]>::to_vec)
+            .and_then(|bytes| copy(memory, control_key, DESCRIPTOR_BYTES, &bytes)),
+        Command::Deliver { offset, to: Piece { key, address, length } } => memory
+            .region(control_key)
+            .and_then(|region| region.get(offset..offset + length as usize))
+            .map(<[u8]>::to_vec)
+            .and_then(|bytes| {
+                let destination = Destination::Local { domain: DOMAIN, key, address };
+                memory.write(&destination, &bytes).ok()
+            }),
         Command::Receive(request) => Some(endpoint.post_receive(qpn, &request)?),
         Command::Send(request) => Some(endpoint.post_send(now, qpn, &request)?),
     };
     Ok(copied.is_some())
 }
 
-fn copy(memory: &mut OwnedMemory, key: u32, bytes: &[u8]) -> Option<()> {
-    let region = memory.region_mut(key)?.get_mut(..bytes.len())?;
+fn copy(memory: &mut OwnedMemory, key: u32, offset: usize, bytes: &[u8]) -> Option<()> {
+    let region = memory.region_mut(key)?.get_mut(offset..offset + bytes.len())?;
     region.copy_from_slice(bytes);
     Some(())
+}
+
+/// A message in a control region, from an offset on.
+pub(crate) fn message(control: &[u8], offset: usize) -> [u8; ABORT_BYTES] {
+    let bytes = control.get(offset..).and_then(<[u8]>::first_chunk);
+    bytes.copied().unwrap_or([0; ABORT_BYTES])
 }
 
 /// One collective, as a rank calls it.
@@ -185,7 +205,7 @@ impl Machine for Rank {
             let control = self.endpoint.memory().region(self.control_key).unwrap_or_default();
             for completion in polled.drain(..) {
                 busy = true;
-                self.worker.handle_completion(&completion, control);
+                self.worker.handle_completion(&completion, |at| message(control, at));
             }
             self.polled = polled;
             if let Some(outcome) = self.worker.poll_outcome() {

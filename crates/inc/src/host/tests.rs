@@ -9,6 +9,7 @@ const CONFIG: HostConfig = HostConfig {
     control_address: 0x9000,
     rank: 1,
     world: 3,
+    path_mtu: Mtu::B256,
 };
 
 const CALL: CollectiveCall = CollectiveCall {
@@ -24,7 +25,10 @@ const CALL: CollectiveCall = CollectiveCall {
     operation: ReduceOperation::Sum,
 };
 
-const CONTROL: [u8; CONTROL_BYTES] = [0; CONTROL_BYTES];
+/// No message.
+const fn nothing(_: usize) -> [u8; ABORT_BYTES] {
+    [0; ABORT_BYTES]
+}
 
 /// A worker that has posted its receives.
 fn worker() -> HostWorker {
@@ -60,7 +64,7 @@ fn completion(id: u64, operation: CompletionOperation) -> Completion {
 }
 
 fn sent(worker: &mut HostWorker, id: u64) {
-    worker.handle_completion(&completion(id, CompletionOperation::Send), &CONTROL);
+    worker.handle_completion(&completion(id, CompletionOperation::Send), nothing);
 }
 
 /// The next thing to do that is no receive.
@@ -81,7 +85,7 @@ fn answered(worker: &mut HostWorker, answer: Answer, length: u32) {
     };
     let immediate = Some(answer.to_immediate());
     let completion = Completion { length, immediate, ..completion(RECEIVE_ID, operation) };
-    worker.handle_completion(&completion, &CONTROL);
+    worker.handle_completion(&completion, nothing);
 }
 
 #[test]
@@ -199,7 +203,7 @@ fn answers_out_of_turn_are_errors() {
             };
             let immediate = Some(answer.to_immediate());
             let completion = Completion { length, immediate, ..completion(RECEIVE_ID, operation) };
-            worker.handle_completion(&completion, &CONTROL);
+            worker.handle_completion(&completion, nothing);
         }
         let outcome = worker.poll_outcome();
         assert!(matches!(outcome, Some(Err(CollectiveError::Protocol(_)))), "{answers:?}");
@@ -209,7 +213,7 @@ fn answers_out_of_turn_are_errors() {
         let mut worker = announced(1);
         let completion =
             Completion { immediate, ..completion(RECEIVE_ID, CompletionOperation::Receive) };
-        worker.handle_completion(&completion, &CONTROL);
+        worker.handle_completion(&completion, nothing);
         assert!(matches!(worker.poll_outcome(), Some(Err(CollectiveError::Protocol(_)))));
     }
 }
@@ -219,7 +223,7 @@ fn the_first_error_that_says_something_is_the_error() {
     let broken = |status| CollectiveError::Transport(status);
     let fail = |worker: &mut HostWorker, status| {
         let completion = Completion { status, ..completion(0, CompletionOperation::Write) };
-        worker.handle_completion(&completion, &CONTROL);
+        worker.handle_completion(&completion, nothing);
     };
     let mut worker = announced(1000);
     fail(&mut worker, CompletionStatus::Flushed);
@@ -233,14 +237,15 @@ fn the_first_error_that_says_something_is_the_error() {
     // Told why before the connection went down.
     let mut worker = announced(1000);
     let abort = Abort::Violation { rank: 3, violation: Violation::Window };
-    let mut control = CONTROL;
-    control[MESSAGE_OFFSET..][..ABORT_BYTES].copy_from_slice(&abort.to_bytes());
     let message = Completion {
         length: ABORT_BYTES as u32,
         immediate: Some(Answer::Aborted.to_immediate()),
         ..completion(RECEIVE_ID, CompletionOperation::Receive)
     };
-    worker.handle_completion(&message, &control);
+    worker.handle_completion(&message, |offset| {
+        assert_eq!(offset, message_offset(0));
+        abort.to_bytes()
+    });
     fail(&mut worker, CompletionStatus::Flushed);
     assert_eq!(worker.poll_outcome(), Some(Err(abort.into())));
 }

@@ -2,10 +2,10 @@
 
 use core::net::{IpAddr, Ipv4Addr};
 
-use millstream_inc::{CONTROL_BYTES, Command, HostConfig, HostWorker};
+use millstream_inc::{CONTROL_BYTES, Command, DESCRIPTOR_BYTES, HostConfig, HostWorker};
 use millstream_roce::{
-    Access, Completion, CompletionQueueId, Endpoint, EndpointConfig, Instant, OwnedMemory,
-    QueuePairAttributes, QueuePairCapabilities, QueuePairConfig, QueuePairState,
+    Access, Completion, CompletionQueueId, Destination, Endpoint, EndpointConfig, Instant, Memory,
+    OwnedMemory, QueuePairAttributes, QueuePairCapabilities, QueuePairConfig, QueuePairState,
 };
 use millstream_wire::{Psn, Qpn};
 
@@ -49,6 +49,7 @@ impl Host {
             control_address: base,
             rank: rank % setup.hosts,
             world: setup.hosts,
+            path_mtu: setup.path_mtu,
         })
         .unwrap();
         let (sends, receives) =
@@ -116,6 +117,20 @@ impl Host {
                         let region = self.endpoint.memory_mut().region_mut(self.control).unwrap();
                         region[..bytes.len()].copy_from_slice(&bytes);
                     }
+                    Command::Load(from) => {
+                        let memory = self.endpoint.memory_mut();
+                        let bytes = memory.bytes(&from).unwrap().to_vec();
+                        let region = memory.region_mut(self.control).unwrap();
+                        region[DESCRIPTOR_BYTES..][..bytes.len()].copy_from_slice(&bytes);
+                    }
+                    Command::Deliver { offset, to } => {
+                        let memory = self.endpoint.memory_mut();
+                        let region = memory.region(self.control).unwrap();
+                        let bytes = region[offset..][..to.length as usize].to_vec();
+                        let (key, address) = (to.key, to.address);
+                        let place = Destination::Local { domain: DOMAIN, key, address };
+                        memory.write(&place, &bytes).unwrap();
+                    }
                     Command::Receive(request) => {
                         self.endpoint.post_receive(self.qpn, &request).unwrap();
                     }
@@ -133,7 +148,8 @@ impl Host {
                     continue;
                 }
                 let control = self.endpoint.memory().region(self.control).unwrap();
-                self.worker.handle_completion(&completion, control);
+                let message = |at: usize| *control[at..].first_chunk().unwrap();
+                self.worker.handle_completion(&completion, message);
             }
         }
         if let Some(outcome) = self.worker.poll_outcome() {

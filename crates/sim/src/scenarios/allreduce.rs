@@ -334,6 +334,7 @@ impl Builder {
             control_address,
             rank,
             world: options.hosts,
+            path_mtu: options.connection.path_mtu,
         })
         .expect("segment and window are in range");
         let capabilities = QueuePairCapabilities::new(

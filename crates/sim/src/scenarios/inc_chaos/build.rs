@@ -88,6 +88,7 @@ impl Host {
             control_address,
             rank,
             world: sizes.world,
+            path_mtu: group.path_mtu,
         };
         match group.rude.filter(|(rude, _)| *rude == rank) {
             Some((_, Rudeness::Window)) => config.window += rng.between(1, 9) as u32,

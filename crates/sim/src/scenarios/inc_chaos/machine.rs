@@ -11,7 +11,7 @@ use millstream_roce::{
 use millstream_wire::Qpn;
 
 use super::call::Arena;
-use crate::rank::carry_out;
+use crate::rank::{carry_out, message};
 use crate::{Machine, Rng};
 
 /// Ids of requests that a rank posts past its worker.
@@ -81,7 +81,7 @@ impl Member {
                 let rude = completion.id & RUDE != 0 && completion.id >> 61 == 0;
                 if !rude || completion.status != CompletionStatus::Success {
                     let control = endpoint.memory().region(self.control_key).unwrap_or_default();
-                    self.worker.handle_completion(&completion, control);
+                    self.worker.handle_completion(&completion, |at| message(control, at));
                 }
             }
             match self.worker.poll_outcome() {
