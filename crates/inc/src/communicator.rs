@@ -226,7 +226,7 @@ impl Communicator {
             id: spec.id,
             key,
             path_mtu,
-            cut: Cut::new(spec.world, spec.segment_bytes),
+            cut: Cut::new(spec.world, spec.segment_bytes, spec.path_mtu),
             window: spec.window.into(),
             memory_bytes: spec.memory_bytes(),
             send_limit: spec.send_requests() - 1,

@@ -9,6 +9,10 @@
 //! 40  its key, 4 bytes 44  0
 //! ```
 //!
+//! Where the whole vector of the call, all parts of it, fits a packet of the path MTU behind this, the sender's
+//! part of it follows, and nothing else is sent; the result comes with the answer. A host sends its source, if it
+//! has one. A switch sends the whole vector if a source is below it, of which only what is of ranks below it counts.
+//!
 //! Flag 1: SEND mode. The destination is the rank's own, of no meaning in SEND mode and where the rank
 //! gets no result; it is not compared.
 //!
@@ -23,7 +27,7 @@ use crate::{Collective, DataType, Mode, ReduceOperation};
 pub const DESCRIPTOR_BYTES: usize = 48;
 
 const MAGIC: [u8; 4] = *b"MSIC";
-const VERSION: u8 = 2;
+const VERSION: u8 = 3;
 
 const SEND_MODE: u32 = 1;
 
@@ -270,7 +274,7 @@ mod tests {
 
     #[test]
     fn the_layout_is_the_documented_one() {
-        let mut wanted = *b"MSIC\x02\x00\x03\x06\x01\0\0\0\x07\0\0\0\
+        let mut wanted = *b"MSIC\x03\x00\x03\x06\x01\0\0\0\x07\0\0\0\
             \x08\x07\x06\x05\x04\x03\x02\x01\xe8\x03\0\0\0\0\0\0\
             \x18\x17\x16\x15\x14\x13\x12\x11\x24\x23\x22\x21\0\0\0\0";
         assert_eq!(EXAMPLE.to_bytes(), wanted);
@@ -278,7 +282,7 @@ mod tests {
 
         for (at, value, error) in [
             (0, b'X', DescriptorError::Magic),
-            (4, 1, DescriptorError::Version(1)),
+            (4, 2, DescriptorError::Version(2)),
             (5, 6, DescriptorError::Collective(6)),
             (6, 8, DescriptorError::Operation(8)),
             (7, 12, DescriptorError::DataType(12)),
@@ -315,7 +319,7 @@ mod tests {
         #[test]
         fn what_parses_is_what_would_be_emitted(bytes in any::<[u8; DESCRIPTOR_BYTES]>()) {
             let mut bytes = bytes;
-            bytes[..5].copy_from_slice(b"MSIC\x02");
+            bytes[..5].copy_from_slice(b"MSIC\x03");
             if let Ok(descriptor) = Descriptor::parse(&bytes) {
                 prop_assert_eq!(descriptor.to_bytes(), bytes);
             }

@@ -170,7 +170,7 @@ const fn message_offset(buffer: u64) -> usize {
 impl HostWorker {
     /// A rank that has not called anything yet.
     pub const fn new(config: HostConfig) -> Result<Self, HostConfigError> {
-        let HostConfig { segment_bytes, window, world, .. } = config;
+        let HostConfig { segment_bytes, window, world, path_mtu, .. } = config;
         if window == 0 || window > MAX_WINDOW {
             return Err(HostConfigError::Window(window));
         }
@@ -183,7 +183,7 @@ impl HostWorker {
         }
         Ok(Self {
             config,
-            cut: Cut::new(world, segment_bytes),
+            cut: Cut::new(world, segment_bytes, path_mtu),
             sequence: 0,
             sent: 0,
             results: 0,

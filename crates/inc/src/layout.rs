@@ -9,8 +9,10 @@
 
 use core::ops::Range;
 
+use millstream_wire::Mtu;
+
 use crate::Collective;
-use crate::descriptor::Descriptor;
+use crate::descriptor::{DESCRIPTOR_BYTES, Descriptor};
 use crate::ranks::Ranks;
 
 /// Which ranks.
@@ -74,9 +76,9 @@ pub(crate) struct Cut {
 }
 
 impl Cut {
-    pub(crate) const fn new(world: u32, segment_bytes: u32) -> Self {
-        // No host sends one yet.
-        Self { world, segment_bytes, small_bytes: 0 }
+    pub(crate) const fn new(world: u32, segment_bytes: u32, path_mtu: Mtu) -> Self {
+        let small_bytes = (path_mtu.bytes() - DESCRIPTOR_BYTES) as u64;
+        Self { world, segment_bytes, small_bytes }
     }
 }
 
@@ -286,7 +288,8 @@ mod tests {
 
     #[test]
     fn what_fits_a_packet_goes_with_the_descriptor() {
-        let cut = Cut { world: 3, segment_bytes: 512, small_bytes: 208 };
+        let cut = Cut::new(3, 512, Mtu::B256);
+        assert_eq!(cut.small_bytes, 208);
         // The collective, elements for each part, and what of the whole vector rank 1 sends and gets.
         for (collective, count, source, target) in [
             (Collective::AllReduce, 52, 0..208, 0..208),

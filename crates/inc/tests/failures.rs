@@ -116,6 +116,8 @@ fn a_mismatch_of_empty_and_not_empty() {
 enum Rude {
     /// A SEND of these bytes.
     Send([u8; DESCRIPTOR_BYTES]),
+    /// A descriptor of so many int32 elements, with so many bytes behind it.
+    Small(u64, u32),
     /// So many bytes of a SEND.
     Garbage(u32),
     /// A WRITE of so many bytes.
@@ -155,6 +157,13 @@ fn misbehave(network: &mut Network, rank: usize, requests: &[Rude]) {
     for (number, request) in requests.iter().enumerate() {
         let (bytes, length) = match request {
             Rude::Send(bytes) => (bytes.to_vec(), DESCRIPTOR_BYTES as u32),
+            Rude::Small(count, vector) => {
+                let Rude::Send(bytes) = descriptor(0, Collective::AllReduce, *count) else {
+                    unreachable!()
+                };
+                let length = DESCRIPTOR_BYTES as u32 + vector;
+                ([&bytes[..], &vec![1; *vector as usize]].concat(), length)
+            }
             Rude::Garbage(length)
             | Rude::Write(length)
             | Rude::WriteWithImmediate(length)
@@ -166,7 +175,9 @@ fn misbehave(network: &mut Network, rank: usize, requests: &[Rude]) {
         let piece = Piece { key: key.unwrap(), address, length };
         let (remote_address, remote_key) = (0, 0);
         let operation = match request {
-            Rude::Send(_) | Rude::Garbage(_) => SendOperation::Send { immediate: None },
+            Rude::Send(_) | Rude::Small(..) | Rude::Garbage(_) => {
+                SendOperation::Send { immediate: None }
+            }
             Rude::Write(_) => SendOperation::Write { remote_address, remote_key, immediate: None },
             Rude::WriteWithImmediate(_) => {
                 SendOperation::Write { remote_address, remote_key, immediate: Some(0) }
@@ -196,20 +207,29 @@ fn who_breaks_the_protocol_is_named_and_the_others_go_free() {
         (vec![open(0), descriptor(1, AllReduce, 0), Rude::Write(4)], Violation::Unannounced),
         (vec![floats_bit_by_bit()], Violation::Unsupported),
         (vec![Rude::Write(4)], Violation::Unannounced),
-        (vec![open(1), Rude::Write(4), Rude::Write(4)], Violation::Unannounced),
+        (vec![open(100), Rude::Write(400), Rude::Write(400)], Violation::Unannounced),
+        (vec![Rude::Small(52, 208), Rude::Write(208)], Violation::Unannounced),
+        // What fits a packet comes with the descriptor, and nothing else does.
+        (vec![open(1)], Violation::Length),
+        (vec![Rude::Small(52, 204)], Violation::Length),
+        (vec![Rude::Small(2, 12)], Violation::Length),
+        (vec![Rude::Small(53, 208)], Violation::Length),
+        (vec![Rude::Small(0, 4)], Violation::Length),
+        (vec![Rude::Small(53, 212)], Violation::Descriptor),
         (vec![open(1000), Rude::Write(511)], Violation::Length),
         (vec![open(1000), Rude::Write(1024)], Violation::Length),
-        (vec![open(1), Rude::Write(8)], Violation::Length),
+        (vec![open(100), Rude::Write(408)], Violation::Length),
         (vec![open(129), Rude::Write(512), Rude::Write(512)], Violation::Length),
         (vec![Rude::Read(4)], Violation::Request),
         // Results go to where it says, which is nowhere.
         (vec![open(128), Rude::Write(512)], Violation::Destination),
-        (vec![open(1), Rude::WriteWithImmediate(4)], Violation::Immediate),
+        (vec![open(100), Rude::WriteWithImmediate(400)], Violation::Immediate),
     ] {
         let mut network = Network::new(Setup { hosts: 3, ..Setup::default() });
         // The others agree with what it says first, if that is something.
         let count = match requests[0] {
             Rude::Send(bytes) => Descriptor::parse(&bytes).unwrap().count as usize,
+            Rude::Small(count, _) => count as usize,
             _ => 1000,
         };
         start(&mut network, &[None, Some(count), Some(count)]);
@@ -267,10 +287,10 @@ fn a_window_is_a_window() {
 #[test]
 fn the_next_collective_waits_for_the_results_of_this_one() {
     let mut network = Network::new(Setup { hosts: 2, ..Setup::default() });
-    let open = |sequence| descriptor(sequence, Collective::AllReduce, 1);
+    let open = |sequence| descriptor(sequence, Collective::AllReduce, 100);
     misbehave(&mut network, 1, &[open(0)]);
     network.run_to_rest();
-    misbehave(&mut network, 0, &[open(0), Rude::Write(4), open(1)]);
+    misbehave(&mut network, 0, &[open(0), Rude::Write(400), open(1)]);
     let violation = Violation::Early;
     let why = SwitchEvent::Violation { communicator: COMMUNICATOR, rank: 0, violation };
     check_events(&mut network, &[why], Abort::Violation { rank: 0, violation });

@@ -132,10 +132,10 @@ fn all(network: &mut Network, counts: &[usize]) {
 
 #[test]
 fn every_collective_is_exact_on_every_tree() {
-    // A segment has 128 elements, a window 4 segments.
+    // A segment has 128 elements, a window 4 segments; 52 elements fit a packet behind the descriptor.
     for shape in SHAPES {
         let mut network = network(shape, 1, Faults::default());
-        all(&mut network, &[0, 1, 63, 128, 129, 1500]);
+        all(&mut network, &[0, 1, 8, 10, 26, 52, 53, 63, 128, 129, 1500]);
         network.run_to_rest();
         for number in 0..=network.others.len() {
             let statistics = (0..shape.1.len() as u64).filter_map(|node| {
@@ -157,7 +157,7 @@ fn losses_duplicates_and_disorder_change_nothing() {
     };
     for seed in 0..10 {
         for shape in SHAPES {
-            all(&mut network(shape, seed, faults), &[1, 700]);
+            all(&mut network(shape, seed, faults), &[1, 52, 700]);
         }
     }
 }
@@ -203,22 +203,27 @@ fn every_type_and_operation_on_trees() {
                         Op::BitXor => a ^ b,
                     })
                 };
-                // Two segments and a bit.
-                let count = 1030 / u64::from(data_type.size());
-                let wanted: Vec<u8> =
-                    (0..count).flat_map(|at| element(data_type, result(at).unwrap())).collect();
-                let calls: Vec<_> = (0..world)
-                    .map(|rank| {
-                        let vector: Vec<u64> = (0..count).map(|at| value(rank, at)).collect();
-                        let bytes = |value| element(data_type, value);
-                        network.call(rank as usize, &vector, data_type, operation, bytes, false)
-                    })
-                    .collect();
-                calls.iter().enumerate().for_each(|(rank, call)| network.start(rank, call));
-                for (rank, outcome) in network.outcomes().into_iter().enumerate() {
-                    assert!(matches!(outcome, Some(Ok(_))), "{data_type} {operation}: {outcome:?}");
-                    let result = network.finish(rank, &calls[rank]);
-                    assert!(result == wanted, "{data_type} {operation}: wrong on rank {rank}");
+                // A part of a packet, or two segments and a bit.
+                for bytes in [200, 1030] {
+                    let count = bytes / u64::from(data_type.size());
+                    let wanted: Vec<u8> =
+                        (0..count).flat_map(|at| element(data_type, result(at).unwrap())).collect();
+                    let calls: Vec<_> = (0..world)
+                        .map(|rank| {
+                            let vector: Vec<u64> = (0..count).map(|at| value(rank, at)).collect();
+                            let bytes = |value| element(data_type, value);
+                            network.call(rank as usize, &vector, data_type, operation, bytes, false)
+                        })
+                        .collect();
+                    calls.iter().enumerate().for_each(|(rank, call)| network.start(rank, call));
+                    for (rank, outcome) in network.outcomes().into_iter().enumerate() {
+                        assert!(
+                            matches!(outcome, Some(Ok(_))),
+                            "{data_type} {operation}: {outcome:?}"
+                        );
+                        let result = network.finish(rank, &calls[rank]);
+                        assert!(result == wanted, "{data_type} {operation}: wrong on rank {rank}");
+                    }
                 }
             }
         }

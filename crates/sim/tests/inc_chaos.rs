@@ -24,6 +24,7 @@ fn whatever_happens() {
     let operations = ReduceOperation::ALL.iter().map(|it| it.name());
     let others = [
         "breaches",
+        "calls whose vector goes with the descriptor",
         "forged: a packet again, much later",
         "forged: for a queue pair of others",
         "forged: from an address that has no part in it",

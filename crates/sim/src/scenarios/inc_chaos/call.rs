@@ -2,7 +2,9 @@
 
 use core::ops::Range;
 
-use millstream_inc::{Collective, CollectiveCall, DataType, Kernel, Mode, ReduceOperation};
+use millstream_inc::{
+    Collective, CollectiveCall, DESCRIPTOR_BYTES, DataType, Kernel, Mode, ReduceOperation,
+};
 
 use super::reference;
 use super::tree::Tree;
@@ -70,21 +72,36 @@ impl Shape {
         matches!(self.collective, C::AllReduce | C::Reduce | C::ReduceScatter)
     }
 
-    /// None, one, a few, or about as many as fill packets, segments or windows.
+    /// None, one, a few, about as many as fit a packet behind the descriptor, or as fill packets, segments or
+    /// windows.
     pub(super) fn draw_count(&self, rng: &mut Rng, sizes: &Sizes) -> u64 {
         let size = u64::from(self.data_type.size());
         let segment = u64::from(sizes.segment_bytes);
         let window = segment * u64::from(sizes.window);
         let unit = pick(rng, &[sizes.path_mtu.into(), segment, window, 2 * window]);
         let border = (rng.between(1, 3) * unit / size + rng.below(3)).saturating_sub(1);
-        let count = match rng.below(8) {
+        let small = Self::small_bytes(sizes) / size / self.parts(sizes.world);
+        let count = match rng.below(10) {
             0 => 0,
             1 => 1,
             2 => rng.below(64),
             3 => rng.below(MOST_BYTES / size),
+            4 => rng.below(small + 1),
+            5 => small + rng.below(2),
             _ => border,
         };
         count.min(MOST_BYTES / size / self.parts(sizes.world))
+    }
+
+    const fn small_bytes(sizes: &Sizes) -> u64 {
+        sizes.path_mtu as u64 - DESCRIPTOR_BYTES as u64
+    }
+
+    /// Whether the vector, which is not empty, goes with the descriptor.
+    pub(super) const fn is_small(&self, sizes: &Sizes) -> bool {
+        let bytes = self.part_bytes() as u64 * self.parts(sizes.world);
+        let barrier = matches!(self.collective, Collective::Barrier);
+        !barrier && bytes > 0 && bytes <= Self::small_bytes(sizes)
     }
 
     const fn parts(&self, world: u32) -> u64 {

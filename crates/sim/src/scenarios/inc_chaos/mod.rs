@@ -79,6 +79,9 @@ fn outcomes(seed: u64, director: Director, network: &build::Network<'_>, bytes: 
     for group in &world.groups {
         for shape in &group.calls {
             tally.one(shape.collective.name());
+            if shape.is_small(&group.sizes) {
+                tally.one("calls whose vector goes with the descriptor");
+            }
             tally.one(shape.data_type.name());
             if shape.reduces() {
                 tally.one(shape.operation.name());
