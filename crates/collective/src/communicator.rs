@@ -244,10 +244,7 @@ impl Communicator {
         operands: Operands,
     ) -> Result<(), CollectiveError> {
         let call = self.request::<T>(call, shape, operands);
-        // Answers are WRITEs in this mode, those without bytes too, which ranks without a result get: these
-        // have no region that anybody may write to.
-        let written = self.mode == Mode::Write && shape.count > 0;
-        self.engine.start(&call, &[], written, self.config.call_timeout).map(drop)
+        self.engine.start(&call, &[], self.config.call_timeout).map(drop)
     }
 
     /// Starts a collective whose vector travels with the descriptor: it is copied.
@@ -258,7 +255,7 @@ impl Communicator {
         source: &[T],
     ) -> Result<(), CollectiveError> {
         let call = self.request::<T>(call, shape, Operands::default());
-        self.engine.start(&call, bytes_of(source), false, self.config.call_timeout).map(drop)
+        self.engine.start(&call, bytes_of(source), self.config.call_timeout).map(drop)
     }
 
     /// Waits for its end.

@@ -59,8 +59,6 @@ struct Running {
     sequence: u64,
     deadline: Instant,
     limit: Duration,
-    /// The switch may write the result.
-    admitted: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -155,8 +153,9 @@ impl Engine {
         let none = QueuePairAttributes::default();
         self.pair.modify(&QueuePairAttributes {
             state: Some(QueuePairState::Initialized),
-            // The switch may write only while a collective runs.
-            access: Some(Access::LOCAL_WRITE),
+            // Regions say where the switch may write. It asks by a WRITE of no bytes whether this rank lives, at
+            // any time.
+            access: Some(Access::LOCAL_WRITE | Access::REMOTE_WRITE),
             ..none
         })?;
         self.pair.modify(&QueuePairAttributes {
@@ -183,37 +182,26 @@ impl Engine {
         Ok(())
     }
 
-    /// Lets the switch write to this rank's memory, or not. A queue pair that has failed lets
-    /// nobody do anything, so that it refuses this does not matter.
-    fn admit_results(&self, admit: bool) {
-        let remote = if admit { Access::REMOTE_WRITE } else { Access::empty() };
-        let access = Some(Access::LOCAL_WRITE | remote);
-        let _ = self.pair.modify(&QueuePairAttributes { access, ..QueuePairAttributes::default() });
-    }
-
     /// Whether the vector of a call is small: it is copied, and needs no registered memory.
     pub(crate) fn is_small(&self, call: &CollectiveCall) -> bool {
         self.lock().worker.is_small(call)
     }
 
-    /// Starts a collective; returns its number. `written` says that it is
-    /// answered by WRITEs, `source` has what a small vector is copied from.
+    /// Starts a collective; returns its number. `source` has what a small vector is copied from.
     pub(crate) fn start(
         &self,
         call: &CollectiveCall,
         source: &[u8],
-        written: bool,
         limit: Duration,
     ) -> Result<u64, CollectiveError> {
         // So that nothing is sent with the state locked.
-        self.device.postpone_sending(|| self.begin(call, source, written, limit))
+        self.device.postpone_sending(|| self.begin(call, source, limit))
     }
 
     fn begin(
         &self,
         call: &CollectiveCall,
         source: &[u8],
-        written: bool,
         limit: Duration,
     ) -> Result<u64, CollectiveError> {
         let mut state = self.lock();
@@ -240,16 +228,12 @@ impl Engine {
         // Nothing is under way from there.
         state.control.store(DESCRIPTOR_BYTES, source);
         state.started = sequence + 1;
-        state.running = Some(Running { sequence, deadline, limit, admitted: written });
-        if written {
-            self.admit_results(true);
-        }
+        state.running = Some(Running { sequence, deadline, limit });
         self.advance(&mut state);
         Ok(sequence)
     }
 
     /// Waits for the collective under way, for at most so long. `None` when it goes on after that.
-    /// When there is an answer, the switch cannot write any more.
     pub(crate) fn wait(&self, patience: Duration) -> Option<Result<(), CollectiveError>> {
         let end = Instant::now().checked_add(patience);
         loop {
@@ -292,21 +276,16 @@ impl Engine {
     /// The collective is over: how, for the caller.
     fn ended(&self, state: MutexGuard<'_, State>, outcome: Outcome) -> Result<(), CollectiveError> {
         let mut state = self.await_verdict(state);
-        let running = state.running.take();
+        state.running = None;
         state.outcome = None;
-        let result = match (outcome, &mut state.failure) {
+        match (outcome, &mut state.failure) {
             (Outcome::Failed, Some(failure)) => {
                 failure.provisional = false;
                 Err(failure.error.clone())
             }
             // A communicator may fail just after its collective is done.
             _ => Ok(()),
-        };
-        drop(state);
-        if running.is_some_and(|running| running.admitted) {
-            self.admit_results(false);
         }
-        result
     }
 
     /// Copies the result of a small vector that has ended well.

@@ -1,9 +1,9 @@
 //! Registered memory: the only place of this crate with `unsafe`.
 //!
-//! Remotes write at any time they like, as far as a queue pair lets them. So the queue pair of a
-//! communicator lets the switch write only while a collective runs that is answered by WRITEs (see
-//! `Engine`), only the destination of that collective is registered for writing, and while it runs no
-//! Rust reference to it is used: a [`Buffer`] was given away, a slice is borrowed by the call that waits.
+//! Remotes write at any time they like, as far as regions let them. So only the destination of a collective
+//! that is answered by WRITEs is registered for writing, in a protection domain that no other queue pair has, as long
+//! as the collective runs; and while it runs no Rust reference to it is used: a [`Buffer`] was given away, a
+//! slice is borrowed by the call that waits.
 
 use std::fmt;
 use std::marker::PhantomData;

@@ -1,11 +1,12 @@
 //! How messages on an edge say what they are: two bits of kind and thirty of number in the immediate data.
-//! All but the last kind go down.
+//! The second kind goes down, and the last one up.
 //!
 //! | kind | message | number |
 //! |---|---|---|
 //! | 0 | WRITE, or in SEND mode SEND: the last part of a segment's result; empty where the receiver gets none | segment |
 //! | 1 | SEND: all ranks sent the same descriptor; with the result, where the vector came with that and the receiver gets one | sequence of the collective |
 //! | 2 | SEND: the communicator is aborted, the payload says why | 0 |
+//! | 2 | SEND, empty, down to a switch: it is awaited | 2^28, and 28 bits of the collective's sequence |
 //! | 3 | SEND, empty, up: the sender has nothing for the segments before | segment |
 //!
 //! Both ends count segments and collectives in 64 bits and an edge delivers in order, so the
@@ -13,6 +14,10 @@
 
 const KIND_SHIFT: u32 = 30;
 const NUMBER: u32 = (1 << KIND_SHIFT) - 1;
+/// Notes that are no answers have the kind of an abort, a kind of their own above 28 bits, and a shorter number.
+const NOTE_SHIFT: u32 = 28;
+const NOTE_NUMBER: u32 = (1 << NOTE_SHIFT) - 1;
+const AWAITED: u32 = 1;
 
 /// What a message from the switch is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -25,6 +30,8 @@ pub(crate) enum Answer {
     Aborted,
     /// The sender has nothing for the segments before the one with these low bits.
     Credit(u32),
+    /// The descriptor or the data of the collective with these low bits are awaited.
+    Awaited(u32),
 }
 
 impl Answer {
@@ -43,13 +50,18 @@ impl Answer {
         Self::Credit((end & NUMBER as u64) as u32)
     }
 
+    /// For whoever is awaited with a collective.
+    pub(crate) const fn awaited(sequence: u64) -> Self {
+        Self::Awaited((sequence & NOTE_NUMBER as u64) as u32)
+    }
+
     /// How far the number is behind `first`, circularly; `None` of what has no number.
     pub(crate) const fn distance_from(self, first: u64) -> Option<u64> {
         match self {
             Self::Result(number) | Self::Agreed(number) | Self::Credit(number) => {
                 Some((number as u64).wrapping_sub(first) & NUMBER as u64)
             }
-            Self::Aborted => None,
+            Self::Aborted | Self::Awaited(_) => None,
         }
     }
 
@@ -58,6 +70,9 @@ impl Answer {
             Self::Result(number) => number & NUMBER,
             Self::Agreed(number) => 1 << KIND_SHIFT | (number & NUMBER),
             Self::Aborted => 2 << KIND_SHIFT,
+            Self::Awaited(number) => {
+                2 << KIND_SHIFT | AWAITED << NOTE_SHIFT | (number & NOTE_NUMBER)
+            }
             Self::Credit(number) => 3 << KIND_SHIFT | (number & NUMBER),
         }
     }
@@ -68,6 +83,7 @@ impl Answer {
             (0, _) => Some(Self::Result(number)),
             (1, _) => Some(Self::Agreed(number)),
             (2, 0) => Some(Self::Aborted),
+            (2, _) if number >> NOTE_SHIFT == AWAITED => Some(Self::Awaited(number & NOTE_NUMBER)),
             (3, _) => Some(Self::Credit(number)),
             _ => None,
         }
@@ -82,12 +98,15 @@ mod tests {
     fn immediates_round_trip_and_others_are_refused() {
         for number in [0, 1, u64::from(NUMBER), 1 << 30, u64::MAX] {
             let numbered = [Answer::result(number), Answer::agreed(number), Answer::credit(number)];
-            for answer in numbered.into_iter().chain([Answer::Aborted]) {
+            let numbered = numbered.into_iter().chain([Answer::awaited(number)]);
+            for answer in numbered.chain([Answer::Aborted]) {
                 assert_eq!(Answer::from_immediate(answer.to_immediate()), Some(answer));
             }
         }
         assert_eq!(Answer::result(1 << 30), Answer::Result(0));
         assert_eq!(Answer::from_immediate(2 << 30 | 1), None);
+        assert_eq!(Answer::from_immediate(2 << 30 | 2 << 28), None);
+        assert_eq!(Answer::awaited(1 << 28 | 5), Answer::Awaited(5));
         assert_eq!(Answer::credit(5).distance_from(1 << 30 | 2), Some(3));
         assert_eq!(Answer::credit(1 << 30).distance_from((1 << 30) - 2), Some(2));
         assert_eq!(Answer::Aborted.distance_from(0), None);

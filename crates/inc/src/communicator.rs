@@ -187,6 +187,8 @@ pub(crate) struct Communicator {
     agreed: u64,
     /// Segments that every child has contributed to.
     completed: u64,
+    /// The node above has said that it waits for the collective that is to be agreed on next, of this number.
+    awaited: Option<u64>,
     abort: Option<Abort>,
     /// The abort was told of by [`Communicator::take_report`].
     reported: bool,
@@ -246,6 +248,7 @@ impl Communicator {
             called: 0,
             agreed: 0,
             completed: 0,
+            awaited: None,
             abort: None,
             reported: false,
             closed: false,
@@ -510,15 +513,28 @@ impl Communicator {
             return false;
         }
         match (self.children.get(port), &self.uplink) {
-            (Some(child), _) => child.owes(),
+            (Some(child), _) => {
+                // Others have announced the next one, here or elsewhere.
+                let others = self.announced != 0 || self.awaited == Some(self.agreed);
+                child.owes() || others && child.announced <= self.agreed
+            }
             (None, Some(uplink)) => uplink.awaits(self.agreed < self.called, &self.call.layout),
             (None, None) => false,
         }
     }
 
     /// The question whether the other end of a port lives, unless what is under way asks that already: an
-    /// RDMA WRITE of no bytes, which every device answers by itself.
+    /// RDMA WRITE of no bytes, which every device answers by itself. A switch below is told that it is awaited,
+    /// and asks its own children.
     pub(crate) fn probe(&mut self, port: usize) -> Option<SendRequest> {
+        let child =
+            self.children.get(port).filter(|child| child.is_switch && child.outstanding == 0);
+        if let Some(child) = child
+            && child.announced <= self.agreed
+        {
+            let note = Answer::awaited(self.agreed).to_immediate();
+            return Some(self.message(port, Tag::Probe, Some(note), Piece::default()));
+        }
         let outstanding = match (self.children.get_mut(port), &mut self.uplink) {
             (Some(child), _) => &mut child.outstanding,
             (None, Some(uplink)) => &mut uplink.outstanding,

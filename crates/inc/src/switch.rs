@@ -38,7 +38,8 @@ pub struct SwitchConfig {
     pub timeout: u8,
     /// A child that is silent for `retry_count` + 1 timeouts is lost.
     pub retry_count: u8,
-    /// How often whoever owes something and has nothing to acknowledge is asked whether it lives.
+    /// How often whoever is awaited and has nothing to acknowledge is asked whether it lives: hosts that owe data
+    /// or have not called what others have, and switches.
     pub probe_interval: Duration,
 }
 

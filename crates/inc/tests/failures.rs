@@ -7,8 +7,8 @@ use core::net::{IpAddr, Ipv4Addr};
 use core::time::Duration;
 
 use millstream_inc::{
-    Abort, Collective, CollectiveError, DESCRIPTOR_BYTES, DataType, Descriptor, Field, Mismatch,
-    Mode, ReduceOperation, StartError, SwitchEvent, Violation,
+    Abort, Collective, CollectiveCall, CollectiveError, DESCRIPTOR_BYTES, DataType, Descriptor,
+    Field, Mismatch, Mode, ReduceOperation, StartError, SwitchEvent, Violation,
 };
 use millstream_roce::{
     Access, CompletionStatus, IcrcCheck, Instant, Piece, ProtectionDomainId, SendOperation,
@@ -475,6 +475,66 @@ fn packets_from_outside_change_only_counters() {
     assert_eq!(network.events, []);
     assert_ne!(counters.dropped_malformed + counters.dropped_opcode + counters.dropped_qpn, 0);
     assert!(network.now > Instant::ZERO);
+}
+
+/// Ranks that have sent nothing, or whose vectors travel by SEND, are asked too.
+#[test]
+fn a_rank_that_is_gone_and_has_not_called_is_noticed() {
+    let probe_interval = Duration::from_secs(1);
+    for before in [false, true] {
+        let mut network = Network::new(Setup { probe_interval, ..Setup::default() });
+        if before {
+            network.all_reduce(1000, false);
+            network.all_reduce(5, false);
+        }
+        network.hosts[1].dead = true;
+        start(&mut network, &[Some(1000), None, Some(1000), Some(1000)]);
+        let died = network.now;
+        for (rank, outcome) in network.outcomes().into_iter().enumerate() {
+            let wanted = (rank != 1).then_some(Err(Abort::PeerLost { rank: 1 }.into()));
+            assert_eq!(outcome, wanted, "rank {rank}");
+        }
+        // A second until it is asked, and eight timeouts of 0.54 s.
+        let time = network.now.saturating_duration_since(died);
+        assert!(time < Duration::from_secs(6), "{time:?}");
+    }
+}
+
+#[test]
+fn a_rank_in_send_mode_is_asked_and_what_it_is_owed_does_not_suffer() {
+    let probe_interval = Duration::from_millis(1);
+    let mut network = Network::new(Setup { hosts: 3, probe_interval, ..Setup::default() });
+    let mut calls = Vec::new();
+    for rank in 0..3 {
+        let (data_type, operation) = (DataType::Int32, ReduceOperation::Sum);
+        let call = network.call(rank, &[rank as i32; 1000], data_type, operation, int32, false);
+        let call = CollectiveCall { mode: Mode::Send, ..call };
+        network.start(rank, &call);
+        calls.push(call);
+        // The others come later, and are asked often before.
+        let until = network.now + Duration::from_millis(50);
+        network.run_until("a while has passed", |network| rank == 2 || network.now >= until);
+    }
+    let wanted: Vec<u8> = (0..1000).flat_map(|_| int32(3)).collect();
+    for (rank, outcome) in network.outcomes().into_iter().enumerate() {
+        network.check(rank, &calls[rank], outcome, &wanted);
+    }
+    network.check_rest();
+
+    // One that dies amid it.
+    let mut network = Network::new(Setup { hosts: 3, probe_interval, ..Setup::default() });
+    for rank in 0..2 {
+        let (data_type, operation) = (DataType::Int32, ReduceOperation::Sum);
+        let call = network.call(rank, &[1; 1000], data_type, operation, int32, false);
+        network.start(rank, &CollectiveCall { mode: Mode::Send, ..call });
+    }
+    let until = network.now + Duration::from_millis(50);
+    network.run_until("a while has passed", |network| network.now >= until);
+    network.hosts[1].dead = true;
+    network.run_until("the switch has noticed", |network| !network.events.is_empty());
+    let status = CompletionStatus::RetryExceeded;
+    let lost = SwitchEvent::ChildLost { communicator: COMMUNICATOR, rank: 1, status };
+    assert_eq!(network.events[0], lost);
 }
 
 /// Everything is acknowledged, and it says nothing: only a question shows that it is gone.

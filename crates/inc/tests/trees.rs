@@ -257,6 +257,29 @@ fn a_switch_above_that_is_gone_is_noticed_by_those_who_wait() {
     }
 }
 
+/// Nobody below its switch has called, so only those above know that it is awaited.
+#[test]
+fn a_rank_that_is_gone_below_a_switch_where_nobody_has_called_is_noticed() {
+    let probe_interval = Duration::from_secs(1);
+    for (shape, called, dead) in [(TWO_LEVELS, &[0, 3][..], 2), (UNEVEN, &[0, 1, 2, 3, 5], 4)] {
+        let (hosts, tree) = shape;
+        let mut network = Network::new(Setup { hosts, tree, probe_interval, ..Setup::default() });
+        start(&mut network, called, 100);
+        network.hosts[dead].dead = true;
+        let died = network.now;
+        network.run_until("those who called have ended", |network| {
+            called.iter().all(|&rank| network.hosts[rank].outcome.is_some())
+        });
+        for &rank in called {
+            let outcome = network.hosts[rank].outcome.take();
+            let lost = Abort::PeerLost { rank: dead as u32 };
+            assert_eq!(outcome, Some(Err(lost.into())), "rank {rank}");
+        }
+        let time = network.now.saturating_duration_since(died);
+        assert!(time < Duration::from_secs(9), "{time:?}");
+    }
+}
+
 #[test]
 fn a_mismatch_is_told_in_every_subtree_in_either_mode() {
     for shape in [FLAT, TWO_LEVELS, UNEVEN] {

@@ -96,10 +96,9 @@ impl Child {
             && self.call.layout.place(self.posted).targets.among(&self.ranks)
     }
 
-    /// Whether it has called a collective and not contributed all. One in SEND mode may not be written to,
-    /// not even nothing.
+    /// Whether it has called a collective and not contributed all.
     pub(super) fn owes(&self) -> bool {
-        self.mode() == Mode::Write && self.contributed < self.call.layout.end()
+        self.contributed < self.call.layout.end()
     }
 
     /// Whether there are bytes of the child in the next segment that it contributes to.

@@ -191,6 +191,13 @@ impl Communicator {
                 let abort = Abort::parse(message).unwrap_or(Abort::ParentLost);
                 self.abort_heard(self.children.len(), abort)
             }
+            Answer::Awaited(_) if !write && length == 0 => {
+                // It may have crossed our descriptor.
+                if answer == Answer::awaited(self.agreed) {
+                    self.awaited = Some(self.agreed);
+                }
+                Progress::None
+            }
             Answer::Agreed(_) if !write => {
                 let expected = answer == Answer::agreed(self.agreed);
                 let result = self.call.layout.small_target_of(&uplink.ranks);
