@@ -136,6 +136,16 @@ pub enum CollectiveError {
         /// How long we waited.
         limit: Duration,
     },
+    /// The collective did not end before the deadline of some rank, and the switch knows whom it waits for. All
+    /// ranks get this; those that the switch cannot tell get [`CollectiveError::PeerLost`] with the first of
+    /// these.
+    #[error("{what}")]
+    Overdue {
+        /// Ranks that have not called it, or not sent what is due: the first of them.
+        ranks: Box<[u32]>,
+        /// The collective, and how many they are.
+        what: String,
+    },
     /// The controller ended the communicator.
     #[error("the controller ended the communicator: {0}")]
     Controller(String),
@@ -256,6 +266,9 @@ impl CollectiveError {
             E::Aborted(Abort::PeerLost { rank }) => {
                 let detail = "it no longer answers the switch".to_owned();
                 Self::PeerLost { rank, detail }
+            }
+            E::Aborted(Abort::Overdue(overdue)) => {
+                Self::Overdue { ranks: overdue.named().into(), what: overdue.to_string() }
             }
             E::Aborted(abort @ Abort::Violation { .. }) => Self::Protocol(abort.to_string()),
             E::Aborted(abort @ Abort::ParentLost) => {

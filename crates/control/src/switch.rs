@@ -343,6 +343,11 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 let detail = violation.to_string();
                 (communicator, SwitchReport::Violation { rank, detail })
             }
+            SwitchEvent::Overdue { communicator, overdue } => {
+                // Nobody to blame, and nothing that the ranks have not heard from here.
+                let Some(&rank) = overdue.named().first() else { return Ok(None) };
+                (communicator, SwitchReport::PeerLost { rank, detail: overdue.to_string() })
+            }
             // The abort goes down from here, and the controller knows which switches are there.
             SwitchEvent::ParentLost { .. } => return Ok(None),
             SwitchEvent::Aborted { communicator, .. } => return Ok(self.destroy(communicator)),

@@ -6,7 +6,8 @@
 //! 16  sequence         24  expected            32  found      8 bytes each
 //! ```
 //!
-//! Little-endian. `detail` is a field of the descriptor or the kind of violation.
+//! Little-endian. `detail` is a field of the descriptor or the kind of violation. Of a collective that is overdue the
+//! second word is how many ranks are awaited, and in place of the last two numbers are four of these.
 
 use core::fmt;
 
@@ -43,12 +44,72 @@ pub enum Abort {
     /// A switch lost the connection to the one above it in the tree, or that one broke the protocol.
     #[error("a switch of the tree no longer hears the one above it")]
     ParentLost,
+    /// A rank waits no longer for a collective.
+    #[error("{0}")]
+    Overdue(Overdue),
     /// Whoever owns the communicator asked for it, with a code of its own.
     #[error("the communicator was aborted on request (code {code})")]
     Requested {
         /// What it means is the requester's affair.
         code: u32,
     },
+}
+
+/// How many ranks [`Overdue`] names.
+pub const NAMED_RANKS: usize = 4;
+
+/// A collective that did not end before the deadline of some rank, and who is to blame.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Overdue {
+    /// The collective.
+    pub sequence: u64,
+    /// How many ranks have not called it, or have not sent what they may.
+    pub count: u32,
+    /// Some of them: as many as there are, or [`NAMED_RANKS`]; the rest is [`u32::MAX`].
+    pub ranks: [u32; NAMED_RANKS],
+}
+
+impl Overdue {
+    /// Nobody is to blame.
+    pub(crate) const fn new(sequence: u64) -> Self {
+        Self { sequence, count: 0, ranks: [u32::MAX; NAMED_RANKS] }
+    }
+
+    /// One more is.
+    pub(crate) fn add(&mut self, rank: u32) {
+        if let Some(place) = self.ranks.get_mut(self.count as usize) {
+            *place = rank;
+        }
+        self.count = self.count.saturating_add(1);
+    }
+
+    /// Those of another part of the tree are, too.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        let named = other.ranks.iter().take(other.count as usize);
+        let count = self.count.saturating_add(other.count);
+        named.for_each(|&rank| self.add(rank));
+        self.count = count;
+    }
+
+    /// Those that are named.
+    pub fn named(&self) -> &[u32] {
+        &self.ranks[..NAMED_RANKS.min(self.count as usize)]
+    }
+}
+
+impl fmt::Display for Overdue {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "collective {} did not end in time: ", self.sequence)?;
+        let named: Vec<String> = self.named().iter().map(u32::to_string).collect();
+        let rest = self.count as usize - named.len();
+        match (&named[..], rest) {
+            ([], _) => return f.write_str("all ranks have called it and sent what they may"),
+            ([rank], _) => write!(f, "rank {rank} has")?,
+            ([ranks @ .., last], 0) => write!(f, "ranks {} and {last} have", ranks.join(", "))?,
+            (ranks, rest) => write!(f, "ranks {} and {rest} more have", ranks.join(", "))?,
+        }
+        f.write_str(" not called it, or not sent what is due")
+    }
 }
 
 /// The first difference found between the descriptors of the ranks.
@@ -155,6 +216,10 @@ impl Abort {
             Self::Violation { rank, violation } => (3, violation as u8, rank, 0, [0; 3]),
             Self::Requested { code } => (4, 0, 0, code, [0; 3]),
             Self::ParentLost => (5, 0, 0, 0, [0; 3]),
+            Self::Overdue(Overdue { sequence, count, ranks: [a, b, c, d] }) => {
+                let pair = |low, high| u64::from(low) | u64::from(high) << 32;
+                (6, 0, 0, count, [sequence, pair(a, b), pair(c, d)])
+            }
         };
         let mut bytes = [0; ABORT_BYTES];
         bytes[..4].copy_from_slice(&MAGIC);
@@ -193,6 +258,11 @@ impl Abort {
             3 => Self::Violation { rank, violation: Violation::from_code(bytes[6])? },
             4 => Self::Requested { code: other },
             5 => Self::ParentLost,
+            6 => Self::Overdue(Overdue {
+                sequence: double(16),
+                count: other,
+                ranks: [word(24), word(28), word(32), word(36)],
+            }),
             _ => return None,
         };
         // Nothing but what this version writes.
@@ -223,6 +293,7 @@ mod tests {
             Abort::PeerLost { rank: 63 },
             Abort::Requested { code: 0xdead_beef },
             Abort::ParentLost,
+            Abort::Overdue(Overdue { sequence: 1 << 40, count: 5, ranks: [1, 2, 3, 4] }),
         ];
         reasons.extend((1..=12).map(|code| Abort::Violation {
             rank: 1,
@@ -236,6 +307,26 @@ mod tests {
             assert_eq!(Abort::parse(&bytes[1..]), None);
         }
         assert!(Violation::from_code(13).is_none());
+    }
+
+    #[test]
+    fn who_is_awaited_is_named_up_to_a_few() {
+        let mut overdue = Overdue::new(7);
+        let start = "collective 7 did not end in time: ";
+        for (count, text) in [
+            (0, "all ranks have called it and sent what they may"),
+            (1, "rank 1 has not called it, or not sent what is due"),
+            (2, "ranks 1 and 2 have not called it, or not sent what is due"),
+            (4, "ranks 1, 2, 3 and 4 have not called it, or not sent what is due"),
+            (6, "ranks 1, 2, 3, 4 and 2 more have not called it, or not sent what is due"),
+        ] {
+            (overdue.count + 1..=count).for_each(|rank| overdue.add(rank));
+            assert_eq!(overdue.to_string(), format!("{start}{text}"));
+        }
+        let mut other = Overdue::new(7);
+        other.add(9);
+        other.merge(&overdue);
+        assert_eq!((other.count, other.named()), (7, &[9, 1, 2, 3][..]));
     }
 
     #[test]

@@ -7,6 +7,9 @@
 //! | 1 | SEND: all ranks sent the same descriptor; with the result, where the vector came with that and the receiver gets one | sequence of the collective |
 //! | 2 | SEND: the communicator is aborted, the payload says why | 0 |
 //! | 2 | SEND, empty, down to a switch: it is awaited | 2^28, and 28 bits of the collective's sequence |
+//! | 2 | SEND, empty, up: the sender waits no longer | 2^29, and the same |
+//! | 2 | SEND, empty, down to a switch: who of yours is awaited? | 2^28 + 2^29, and the same |
+//! | 2 | SEND, up, the answer to this: the message of an abort that says who | the same |
 //! | 3 | SEND, empty, up: the sender has nothing for the segments before | segment |
 //!
 //! Both ends count segments and collectives in 64 bits and an edge delivers in order, so the
@@ -18,6 +21,8 @@ const NUMBER: u32 = (1 << KIND_SHIFT) - 1;
 const NOTE_SHIFT: u32 = 28;
 const NOTE_NUMBER: u32 = (1 << NOTE_SHIFT) - 1;
 const AWAITED: u32 = 1;
+const OVERDUE: u32 = 2;
+const MISSING: u32 = 3;
 
 /// What a message from the switch is.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -32,6 +37,10 @@ pub(crate) enum Answer {
     Credit(u32),
     /// The descriptor or the data of the collective with these low bits are awaited.
     Awaited(u32),
+    /// The sender waits no longer for it.
+    Overdue(u32),
+    /// Who is awaited with it: the question and the answer.
+    Missing(u32),
 }
 
 impl Answer {
@@ -55,13 +64,23 @@ impl Answer {
         Self::Awaited((sequence & NOTE_NUMBER as u64) as u32)
     }
 
+    /// For a collective that is waited for no longer.
+    pub(crate) const fn overdue(sequence: u64) -> Self {
+        Self::Overdue((sequence & NOTE_NUMBER as u64) as u32)
+    }
+
+    /// For who is awaited with a collective.
+    pub(crate) const fn missing(sequence: u64) -> Self {
+        Self::Missing((sequence & NOTE_NUMBER as u64) as u32)
+    }
+
     /// How far the number is behind `first`, circularly; `None` of what has no number.
     pub(crate) const fn distance_from(self, first: u64) -> Option<u64> {
         match self {
             Self::Result(number) | Self::Agreed(number) | Self::Credit(number) => {
                 Some((number as u64).wrapping_sub(first) & NUMBER as u64)
             }
-            Self::Aborted | Self::Awaited(_) => None,
+            Self::Aborted | Self::Awaited(_) | Self::Overdue(_) | Self::Missing(_) => None,
         }
     }
 
@@ -73,6 +92,12 @@ impl Answer {
             Self::Awaited(number) => {
                 2 << KIND_SHIFT | AWAITED << NOTE_SHIFT | (number & NOTE_NUMBER)
             }
+            Self::Overdue(number) => {
+                2 << KIND_SHIFT | OVERDUE << NOTE_SHIFT | (number & NOTE_NUMBER)
+            }
+            Self::Missing(number) => {
+                2 << KIND_SHIFT | MISSING << NOTE_SHIFT | (number & NOTE_NUMBER)
+            }
             Self::Credit(number) => 3 << KIND_SHIFT | (number & NUMBER),
         }
     }
@@ -83,7 +108,12 @@ impl Answer {
             (0, _) => Some(Self::Result(number)),
             (1, _) => Some(Self::Agreed(number)),
             (2, 0) => Some(Self::Aborted),
-            (2, _) if number >> NOTE_SHIFT == AWAITED => Some(Self::Awaited(number & NOTE_NUMBER)),
+            (2, _) => match (number >> NOTE_SHIFT, number & NOTE_NUMBER) {
+                (AWAITED, number) => Some(Self::Awaited(number)),
+                (OVERDUE, number) => Some(Self::Overdue(number)),
+                (MISSING, number) => Some(Self::Missing(number)),
+                _ => None,
+            },
             (3, _) => Some(Self::Credit(number)),
             _ => None,
         }
@@ -98,14 +128,17 @@ mod tests {
     fn immediates_round_trip_and_others_are_refused() {
         for number in [0, 1, u64::from(NUMBER), 1 << 30, u64::MAX] {
             let numbered = [Answer::result(number), Answer::agreed(number), Answer::credit(number)];
-            let numbered = numbered.into_iter().chain([Answer::awaited(number)]);
+            let numbered = numbered.into_iter().chain([
+                Answer::awaited(number),
+                Answer::overdue(number),
+                Answer::missing(number),
+            ]);
             for answer in numbered.chain([Answer::Aborted]) {
                 assert_eq!(Answer::from_immediate(answer.to_immediate()), Some(answer));
             }
         }
         assert_eq!(Answer::result(1 << 30), Answer::Result(0));
         assert_eq!(Answer::from_immediate(2 << 30 | 1), None);
-        assert_eq!(Answer::from_immediate(2 << 30 | 2 << 28), None);
         assert_eq!(Answer::awaited(1 << 28 | 5), Answer::Awaited(5));
         assert_eq!(Answer::credit(5).distance_from(1 << 30 | 2), Some(3));
         assert_eq!(Answer::credit(1 << 30).distance_from((1 << 30) - 2), Some(2));

@@ -27,6 +27,7 @@
 
 mod agreement;
 mod child;
+mod overdue;
 mod small;
 mod uplink;
 
@@ -173,7 +174,7 @@ pub(crate) struct Communicator {
     pub(crate) uplink: Option<Uplink>,
     slots: Slots,
     /// Receive buffers of all children, then two small vectors behind their descriptors, what comes from above,
-    /// and the abort message.
+    /// who is awaited, and the abort message.
     control: Box<[u8]>,
     /// Accumulators of 16-bit floats of small vectors; empty until there is one.
     wide: Box<[u8]>,
@@ -189,6 +190,7 @@ pub(crate) struct Communicator {
     completed: u64,
     /// The node above has said that it waits for the collective that is to be agreed on next, of this number.
     awaited: Option<u64>,
+    search: overdue::Search,
     abort: Option<Abort>,
     /// The abort was told of by [`Communicator::take_report`].
     reported: bool,
@@ -249,6 +251,7 @@ impl Communicator {
             agreed: 0,
             completed: 0,
             awaited: None,
+            search: overdue::Search::default(),
             abort: None,
             reported: false,
             closed: false,
@@ -418,14 +421,19 @@ impl Communicator {
 
     /// Where in the control messages the one from above is.
     fn message_start(&self) -> usize {
-        self.control.len() - ABORT_BYTES - self.path_mtu as usize
+        self.note_start() - self.path_mtu as usize
+    }
+
+    /// Where in the control messages it is said who is awaited.
+    fn note_start(&self) -> usize {
+        self.control.len() - 2 * ABORT_BYTES
     }
 
     /// Where in the control messages the one from above is, and others may not be written.
     fn message_offset(&self, address: u64, length: usize) -> Option<usize> {
         let start = usize::try_from(address.checked_sub(CONTROL_BASE)?).ok()?;
         let first = self.message_start();
-        let end = self.control.len() - ABORT_BYTES;
+        let end = self.note_start();
         (start >= first && start.checked_add(length)? <= end).then_some(start)
     }
 
@@ -503,6 +511,17 @@ impl Communicator {
             let piece = Piece { key: self.key, address, length: ABORT_BYTES as u32 };
             let immediate = (!self.is_uplink(port)).then(|| Answer::Aborted.to_immediate());
             return Some(self.message(port, Tag::Abort, immediate, piece));
+        }
+        let outstanding = match (self.children.get(port), &self.uplink) {
+            (Some(child), _) => child.outstanding,
+            (None, Some(uplink)) if uplink.connected => uplink.outstanding,
+            (None, _) => return None,
+        };
+        if outstanding >= self.send_limit {
+            return None;
+        }
+        if let Some(note) = self.next_note(port) {
+            return Some(note);
         }
         if self.is_uplink(port) { self.next_up() } else { self.next_down(port) }
     }

@@ -49,6 +49,7 @@ const MESSAGES: usize = 2;
 const DESCRIPTOR_ID: u64 = 1 << 62;
 const PROBE_ID: u64 = DESCRIPTOR_ID + 1;
 const CREDIT_ID: u64 = DESCRIPTOR_ID + 2;
+const OVERDUE_ID: u64 = DESCRIPTOR_ID + 3;
 /// Of a receive, with the number of its message buffer in the lowest bits.
 const RECEIVE_ID: u64 = 1 << 63;
 
@@ -146,6 +147,8 @@ pub struct HostWorker {
     sends: u32,
     /// A probe is to be sent.
     probe: bool,
+    /// The switch is to be told that this rank waits no longer.
+    overdue: bool,
     outcome: Option<Result<Completed, CollectiveError>>,
     failed: Option<CollectiveError>,
 }
@@ -192,6 +195,7 @@ impl HostWorker {
             consumed: 0,
             sends: 0,
             probe: false,
+            overdue: false,
             outcome: None,
             failed: None,
         })
@@ -289,6 +293,13 @@ impl HostWorker {
         self.probe = self.running.is_some();
     }
 
+    /// Says that the deadline of the collective under way has passed. The switch ends the communicator, and
+    /// says who is to blame ([`Abort::Overdue`]): on this connection, unless the next receive is for a result in
+    /// SEND mode, when it is closed. Who waits a little for that must not wait for ever.
+    pub fn give_up(&mut self) {
+        self.overdue = self.running.is_some();
+    }
+
     /// The next thing to do, or nothing until a completion or a start.
     pub fn poll_command(&mut self) -> Option<Command> {
         if self.failed.is_some() {
@@ -330,6 +341,11 @@ impl HostWorker {
             let piece = self.control_piece(0, DESCRIPTOR_BYTES + vector);
             let operation = SendOperation::Send { immediate: None };
             return Some(self.send(DESCRIPTOR_ID, operation, piece));
+        }
+        if core::mem::take(&mut self.overdue) {
+            let note = Answer::overdue(self.sequence - 1).to_immediate();
+            let operation = SendOperation::Send { immediate: Some(note) };
+            return Some(self.send(OVERDUE_ID, operation, Piece::default()));
         }
         let Running { call, layout, .. } = running;
         let limit = layout.end().min(self.results + u64::from(self.config.window));
@@ -507,6 +523,7 @@ impl HostWorker {
             let completed =
                 Completed { sequence: self.sequence - 1, bytes: running.layout.bytes() };
             self.outcome = Some(Ok(completed));
+            self.overdue = false;
         }
     }
 

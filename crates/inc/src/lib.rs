@@ -12,11 +12,14 @@
 //!   for each segment: in WRITE mode an RDMA WRITE whose address and key are those of the host's own
 //!   destination, which the switch keeps and gives to no one but the host that they came from; in SEND mode
 //!   a SEND. For segments of which it has no bytes, an empty SEND says so (a credit).
+//! - A vector that fits a packet behind the descriptor comes with it, and its result with the answer to it.
 //! - When all hosts have sent the same descriptor, the switch answers with an empty SEND. When all
 //!   have contributed to a cell of a segment, it answers with that part of the result: an RDMA WRITE to where
 //!   the host wants it, or a SEND of the whole segment. The last one of a segment has immediate
 //!   data, so that the host sees the result as the completion of a receive; who is to get nothing of a
 //!   segment gets an empty one.
+//! - A host that waits no longer says so, and the root asks down the tree who has not announced or contributed
+//!   before it ends the communicator ([`Overdue`]).
 //! - When hosts disagree, break the protocol or die, the rest gets a SEND that says who did what
 //!   ([`Abort`]), and the communicator is over. A host whose next receive is in its own memory, for a result
 //!   of SEND mode, finds its connection closed instead.
@@ -49,7 +52,7 @@ mod slots;
 mod spec;
 mod switch;
 
-pub use abort::{ABORT_BYTES, Abort, Mismatch, Violation};
+pub use abort::{ABORT_BYTES, Abort, Mismatch, NAMED_RANKS, Overdue, Violation};
 pub use call::{CollectiveCall, Mode};
 pub use communicator::CommunicatorStatistics;
 pub use data_type::{Collective, DataType, ReduceOperation, UnknownName};

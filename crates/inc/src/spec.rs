@@ -178,10 +178,10 @@ impl CommunicatorSpec {
     }
 
     /// Of a packet each: receive buffers of the children, two small vectors behind their descriptors,
-    /// and what comes from above; and the abort message.
+    /// and what comes from above; and who is awaited, and the abort message.
     pub(crate) fn control_bytes(&self) -> usize {
         let packets = self.children.len() * RECEIVES_PER_CHILD + 3;
-        packets * self.path_mtu.bytes() + ABORT_BYTES
+        packets * self.path_mtu.bytes() + 2 * ABORT_BYTES
     }
 
     /// Bytes of memory that it takes on a switch: its slots and, roughly, its queues.

@@ -13,7 +13,7 @@ use millstream_roce::{
 };
 use millstream_wire::{Mtu, Opcode, Operation, Qpn};
 
-use crate::abort::{Abort, Mismatch, Violation};
+use crate::abort::{Abort, Mismatch, Overdue, Violation};
 use crate::aggregator::Aggregator;
 use crate::answer::Answer;
 use crate::communicator::{CommunicatorStatistics, Tag};
@@ -84,6 +84,13 @@ pub enum SwitchEvent {
         communicator: u64,
         /// Who differs, and in what.
         mismatch: Mismatch,
+    },
+    /// A collective did not end before the deadline of some rank; the communicator is being aborted.
+    Overdue {
+        /// The communicator.
+        communicator: u64,
+        /// Who is to blame.
+        overdue: Overdue,
     },
     /// A rank broke the protocol; the communicator is being aborted.
     Violation {
@@ -242,8 +249,14 @@ impl SwitchNode {
             Some(immediate) if send && completion.length == 0 => {
                 match Answer::from_immediate(immediate) {
                     Some(end @ Answer::Credit(_)) => communicator.credit(child, end),
+                    Some(note @ Answer::Overdue(_)) => communicator.gave_up(note),
                     _ => Err(Violation::Immediate),
                 }
+            }
+            Some(immediate)
+                if send && communicator.is_answer(child, immediate, completion.length) =>
+            {
+                communicator.found(child, buffer)
             }
             None if send && communicator.is_segment(child) => communicator.end_segment(child),
             None if send => communicator.announce(child, buffer, completion.length as usize),
@@ -312,6 +325,9 @@ impl SwitchNode {
         self.events.extend(match abort {
             Some(Abort::Mismatch(mismatch)) => {
                 Some(SwitchEvent::Mismatch { communicator: id, mismatch })
+            }
+            Some(Abort::Overdue(overdue)) => {
+                Some(SwitchEvent::Overdue { communicator: id, overdue })
             }
             Some(Abort::Violation { rank, violation }) => {
                 Some(SwitchEvent::Violation { communicator: id, rank, violation })

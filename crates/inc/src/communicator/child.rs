@@ -283,9 +283,6 @@ impl Communicator {
     /// The next message to a child.
     pub(super) fn next_down(&mut self, child: usize) -> Option<SendRequest> {
         let edge = &mut self.children[child];
-        if edge.outstanding >= self.send_limit {
-            return None;
-        }
         if edge.agreed < self.agreed {
             let answer = Answer::agreed(edge.agreed).to_immediate();
             let result = edge.small_target(&edge.call.layout);

@@ -13,7 +13,6 @@ use millstream_roce::Piece;
 
 use super::{CONTROL_BASE, Child, Communicator};
 use crate::Collective;
-use crate::abort::ABORT_BYTES;
 use crate::descriptor::DESCRIPTOR_BYTES;
 use crate::layout::Layout;
 
@@ -42,7 +41,7 @@ impl Communicator {
     pub(super) fn small_offset(&self, sequence: u64) -> usize {
         let packet = self.path_mtu as usize;
         let from_end = 3 - (sequence % 2) as usize;
-        self.control.len() - ABORT_BYTES - from_end * packet + DESCRIPTOR_BYTES
+        self.note_start() - from_end * packet + DESCRIPTOR_BYTES
     }
 
     /// A part of the small vector of a collective.

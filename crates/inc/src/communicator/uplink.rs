@@ -63,9 +63,6 @@ impl Communicator {
     pub(super) fn next_up(&mut self) -> Option<SendRequest> {
         let port = self.children.len();
         let uplink = self.uplink.as_mut()?;
-        if uplink.outstanding >= self.send_limit || !uplink.connected {
-            return None;
-        }
         if uplink.announced < self.called {
             let sequence = uplink.announced;
             uplink.announced += 1;
@@ -198,6 +195,7 @@ impl Communicator {
                 }
                 Progress::None
             }
+            Answer::Missing(_) if !write && length == 0 => self.asked(answer),
             Answer::Agreed(_) if !write => {
                 let expected = answer == Answer::agreed(self.agreed);
                 let result = self.call.layout.small_target_of(&uplink.ranks);

@@ -132,6 +132,7 @@ impl Host {
             start_at: calls.first().map(|call| Instant::ZERO + call.pause),
             calls,
             deadline: None,
+            overdue: false,
             probe_at: None,
             failed: None,
             is_confused: group.is_confused(rank),

@@ -101,6 +101,7 @@ impl Director {
             | On::ParentLost { communicator, .. }
             | On::Mismatch { communicator, .. }
             | On::Violation { communicator, .. }
+            | On::Overdue { communicator, .. }
             | On::Aborted { communicator, .. }) = event;
             network.note(|| format!("switch {machine}: {event:?}"));
             failed.push(((communicator >> 32) as usize, None));
@@ -109,6 +110,7 @@ impl Director {
                 On::ParentLost { .. } => "switches: parent lost",
                 On::Mismatch { .. } => "switches: mismatch",
                 On::Violation { .. } => "switches: violation",
+                On::Overdue { .. } => "switches: overdue",
                 On::Aborted { .. } => "switches: all know of an abort",
             });
             if let On::Aborted { .. } = event {
@@ -306,10 +308,15 @@ fn check_member(member: &Member, group: &Group) -> Option<String> {
     match failed {
         None if *ended < member.calls.len() => Some(format!("{name} never ended call {ended}")),
         // It waits for what is not to come.
-        Some(CollectiveError::TimedOut { .. }) if group.may_wait() => None,
-        Some(error @ CollectiveError::TimedOut { .. }) => {
-            Some(format!("{name} heard nothing of what was wrong: {error}"))
+        Some(CollectiveError::TimedOut { .. } | CollectiveError::Aborted(Abort::Overdue(_)))
+            if group.may_wait() =>
+        {
+            None
         }
+        Some(
+            error
+            @ (CollectiveError::TimedOut { .. } | CollectiveError::Aborted(Abort::Overdue(_))),
+        ) => Some(format!("{name} heard nothing of what was wrong: {error}")),
         Some(error @ CollectiveError::Protocol(_)) if !confused => Some(format!("{name}: {error}")),
         _ => None,
     }

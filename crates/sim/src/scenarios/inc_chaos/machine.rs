@@ -23,6 +23,9 @@ const PROBE_EVERY: Duration = Duration::from_millis(100);
 /// How long a call may take. Whatever breaks is found in less.
 pub(super) const CALL_LIMIT: Duration = Duration::from_secs(60);
 
+/// How long a rank whose deadline has passed waits for an end.
+const OVERDUE_PATIENCE: Duration = Duration::from_secs(5);
+
 /// One of the calls of a rank.
 #[derive(Clone, Debug)]
 pub(super) struct Call {
@@ -48,6 +51,8 @@ pub(super) struct Member {
     /// When the next one starts; none while one is under way.
     pub(super) start_at: Option<Instant>,
     pub(super) deadline: Option<Instant>,
+    /// The switch was told that a deadline has passed.
+    pub(super) overdue: bool,
     pub(super) probe_at: Option<Instant>,
     pub(super) failed: Option<CollectiveError>,
     /// Some rank breaks the protocol in such a way that the results of this one need not be right.
@@ -121,8 +126,15 @@ impl Member {
             self.worker.probe();
         }
         if self.deadline.is_some_and(|at| at <= now) {
-            self.deadline = None;
-            self.worker.fail(self.worker.timed_out());
+            // First it says so, and the switch should say whom it waits for.
+            if core::mem::replace(&mut self.overdue, true) {
+                self.deadline = None;
+                self.worker.fail(self.worker.timed_out());
+            } else {
+                self.deadline = Some(now + OVERDUE_PATIENCE);
+                self.worker.give_up();
+            }
+            busy = true;
         }
         busy
     }
@@ -363,6 +375,7 @@ pub(super) const fn name_of_end(failed: Option<CollectiveError>) -> &'static str
         Some(CollectiveError::Aborted(Abort::PeerLost { .. })) => "ranks: told of a lost rank",
         Some(CollectiveError::Aborted(Abort::ParentLost)) => "ranks: told of a lost switch",
         Some(CollectiveError::Aborted(Abort::Violation { .. })) => "ranks: told of a violation",
+        Some(CollectiveError::Aborted(Abort::Overdue(_))) => "ranks: told who is awaited",
         Some(CollectiveError::Aborted(Abort::Requested { .. })) => "ranks: told of a request",
         Some(CollectiveError::Transport(CompletionStatus::RetryExceeded)) => "ranks: no answer",
         Some(CollectiveError::Transport(_)) => "ranks: connection broken",

@@ -1,0 +1,151 @@
+//! Who is to blame when a rank waits no longer.
+//!
+//! The rank says so to its switch, and this goes up to the root. The root asks the switches below it who of theirs
+//! has not announced the collective, or not contributed what it may; they ask on, and answer when they have all
+//! answers. Then the root ends the communicator, and says who it was.
+
+use millstream_roce::{Piece, SendRequest};
+
+use super::{CONTROL_BASE, Child, Communicator, Progress, Tag};
+use crate::abort::{ABORT_BYTES, Abort, Overdue, Violation};
+use crate::answer::Answer;
+use crate::slots::ChildSet;
+
+/// A collective that somebody waits no longer for: one in the life of a communicator.
+#[derive(Debug, Default)]
+pub(super) struct Search {
+    sequence: Option<u64>,
+    /// The node above is to be told.
+    tell: bool,
+    /// Switches below that are to be asked.
+    to_ask: ChildSet,
+    /// Those that have not answered.
+    asked: ChildSet,
+    found: Option<Overdue>,
+    /// The node above is to be answered.
+    answer: bool,
+}
+
+impl Child {
+    /// Whether it has not announced a collective, or not contributed what it may.
+    fn lacks(&self, sequence: u64, window: u64) -> bool {
+        let may = self.call.layout.end().min(self.posted + window);
+        self.announced <= sequence || self.announced == sequence + 1 && self.contributed < may
+    }
+}
+
+impl Communicator {
+    /// The collective that a note is about: the one to agree on next, or the one before.
+    fn noted(&self, note: Answer, of: impl Fn(u64) -> Answer) -> Option<u64> {
+        let agreed = self.agreed;
+        [Some(agreed), agreed.checked_sub(1)].into_iter().flatten().find(|&it| of(it) == note)
+    }
+
+    /// A child, or a rank below it, waits no longer for a collective.
+    pub(crate) fn gave_up(&mut self, note: Answer) -> Result<Progress, Violation> {
+        if self.abort.is_some() || self.search.sequence.is_some() {
+            return Ok(Progress::None);
+        }
+        let sequence = self.noted(note, Answer::overdue).ok_or(Violation::Sequence)?;
+        if self.uplink.is_none() {
+            return Ok(self.search_below(sequence));
+        }
+        self.search.sequence = Some(sequence);
+        self.search.tell = true;
+        Ok(Progress::Ready)
+    }
+
+    /// The node above asks who is awaited here.
+    pub(super) fn asked(&mut self, note: Answer) -> Progress {
+        match self.noted(note, Answer::missing) {
+            Some(sequence) if self.search.found.is_none() => self.search_below(sequence),
+            _ => self.abort(Abort::ParentLost),
+        }
+    }
+
+    fn search_below(&mut self, sequence: u64) -> Progress {
+        let mut found = Overdue::new(sequence);
+        for (number, child) in self.children.iter().enumerate() {
+            if child.is_switch {
+                self.search.to_ask |= 1 << number;
+            } else if child.lacks(sequence, self.window) {
+                found.add(child.rank);
+            }
+        }
+        self.search.sequence = Some(sequence);
+        self.search.asked = self.search.to_ask;
+        self.search.found = Some(found);
+        self.conclude()
+    }
+
+    /// Whether a SEND of a child says who is awaited below it.
+    pub(crate) fn is_answer(&self, child: usize, immediate: u32, length: u32) -> bool {
+        let answers = matches!(Answer::from_immediate(immediate), Some(Answer::Missing(_)));
+        answers && self.children[child].is_switch && length as usize == ABORT_BYTES
+    }
+
+    /// A switch below has answered.
+    pub(crate) fn found(&mut self, child: usize, buffer: usize) -> Result<Progress, Violation> {
+        if self.abort.is_some() {
+            return Ok(Progress::None);
+        }
+        let start = self.receive_offset(child, buffer);
+        let message = Abort::parse(&self.control[start..start + ABORT_BYTES]);
+        let (bit, below) = (1 << child, &self.children[child].ranks);
+        let fits = |it: &Overdue| {
+            u64::from(it.count) <= below.len()
+                && it.named().iter().all(|&rank| below.contains(rank))
+        };
+        match (message, &mut self.search.found) {
+            (Some(Abort::Overdue(other)), Some(found))
+                if self.search.asked & bit != 0
+                    && self.search.to_ask & bit == 0
+                    && other.sequence == found.sequence
+                    && fits(&other) =>
+            {
+                found.merge(&other);
+            }
+            _ => return Err(Violation::Immediate),
+        }
+        self.search.asked &= !bit;
+        Ok(self.conclude())
+    }
+
+    fn conclude(&mut self) -> Progress {
+        let Some(found) = self.search.found.filter(|_| self.search.asked == 0) else {
+            return Progress::Ready;
+        };
+        if self.uplink.is_none() {
+            return self.abort(Abort::Overdue(found));
+        }
+        let start = self.note_start();
+        self.control[start..start + ABORT_BYTES].copy_from_slice(&Abort::Overdue(found).to_bytes());
+        self.search.answer = true;
+        Progress::Ready
+    }
+
+    /// What is to be said on a port about a collective that is overdue. There is room for it.
+    pub(super) fn next_note(&mut self, port: usize) -> Option<SendRequest> {
+        let sequence = self.search.sequence?;
+        if !self.is_uplink(port) {
+            let bit = 1 << port;
+            if self.search.to_ask & bit == 0 {
+                return None;
+            }
+            self.search.to_ask &= !bit;
+            let note = Answer::missing(sequence).to_immediate();
+            return Some(self.message(port, Tag::Probe, Some(note), Piece::default()));
+        }
+        if core::mem::take(&mut self.search.tell) {
+            let note = Answer::overdue(sequence).to_immediate();
+            return Some(self.message(port, Tag::Up, Some(note), Piece::default()));
+        }
+        if core::mem::take(&mut self.search.answer) {
+            let note = Answer::missing(sequence).to_immediate();
+            let address = CONTROL_BASE + self.note_start() as u64;
+            let piece = Piece { key: self.key, address, length: ABORT_BYTES as u32 };
+            return Some(self.message(port, Tag::Up, Some(note), piece));
+        }
+        None
+    }
+}
