@@ -59,6 +59,8 @@ struct Running {
     sequence: u64,
     deadline: Instant,
     limit: Duration,
+    /// The deadline has passed, and the switch was told.
+    overdue: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -102,6 +104,9 @@ pub(crate) struct Edge {
 /// silent for eight of these is lost.
 const TIMEOUT: u8 = 16;
 const RETRY_COUNT: u8 = 7;
+
+/// How long a rank whose deadline has passed waits for the switch to say whom it waits for.
+const OVERDUE_PATIENCE: Duration = Duration::from_millis(500);
 
 impl Engine {
     pub(crate) fn new(
@@ -228,7 +233,7 @@ impl Engine {
         // Nothing is under way from there.
         state.control.store(DESCRIPTOR_BYTES, source);
         state.started = sequence + 1;
-        state.running = Some(Running { sequence, deadline, limit });
+        state.running = Some(Running { sequence, deadline, limit, overdue: false });
         self.advance(&mut state);
         Ok(sequence)
     }
@@ -245,6 +250,11 @@ impl Engine {
                 return Some(Err(CollectiveError::NotStarted));
             };
             let now = Instant::now();
+            if now >= running.deadline && !running.overdue {
+                drop(state);
+                self.give_up();
+                continue;
+            }
             if now >= running.deadline {
                 let error = state.timed_out(running);
                 drop(state);
@@ -345,8 +355,18 @@ impl Engine {
         {
             // Unless it is our own device, the controller may know more.
             let device = self.device.failure().map(CollectiveError::Device);
-            let provisional = device.is_none();
-            let error = device.unwrap_or_else(|| CollectiveError::from_switch(error, self.switch));
+            let error = match state.running {
+                // It closes the connection of who has a receive for a result there.
+                Some(running) if running.overdue && matches!(error, E::Transport(_)) => {
+                    state.timed_out(running)
+                }
+                _ => CollectiveError::from_switch(error, self.switch),
+            };
+            let error = device.unwrap_or(error);
+            let known = |it: &CollectiveError| {
+                matches!(it, CollectiveError::Device(_) | CollectiveError::Overdue { .. })
+            };
+            let provisional = !known(&error);
             state.failure = Some(Failure { error, provisional });
         }
         let Some(outcome) = state.worker.poll_outcome() else { return false };
@@ -372,6 +392,22 @@ impl Engine {
             state: Some(QueuePairState::Error),
             ..QueuePairAttributes::default()
         });
+    }
+
+    /// The deadline of the collective under way has passed.
+    fn give_up(&self) {
+        let ended = self.device.postpone_sending(|| {
+            let mut state = self.lock();
+            if let Some(running) = &mut state.running {
+                running.overdue = true;
+                running.deadline = Instant::now() + OVERDUE_PATIENCE;
+            }
+            state.worker.give_up();
+            self.advance(&mut state)
+        });
+        if ended {
+            self.notify();
+        }
     }
 
     /// Asks the switch whether it is there, if the collective under way would not show.

@@ -477,6 +477,28 @@ fn packets_from_outside_change_only_counters() {
     assert!(network.now > Instant::ZERO);
 }
 
+#[test]
+fn who_has_called_and_not_sent_its_data_is_named_and_who_waits_for_results_is_not() {
+    let mut network = Network::new(Setup::default());
+    start(&mut network, &[Some(5000), None, Some(5000), Some(5000)]);
+    // The others have sent their window of four segments.
+    misbehave(&mut network, 1, &[descriptor(0, Collective::AllReduce, 5000)]);
+    network.run_to_rest();
+    assert_eq!(network.switch.statistics(COMMUNICATOR).map(|it| it.collectives), Some(1));
+    network.hosts[3].worker.give_up();
+    network.service(3);
+    network.run_until("the others have heard", |network| {
+        [0, 2, 3].iter().all(|&rank| network.hosts[rank].outcome.is_some())
+    });
+    for rank in [0, 2, 3] {
+        let outcome = network.hosts[rank].outcome;
+        let Some(Err(CollectiveError::Aborted(Abort::Overdue(overdue)))) = outcome else {
+            panic!("{outcome:?}");
+        };
+        assert_eq!(overdue.named(), [1]);
+    }
+}
+
 /// Ranks that have sent nothing, or whose vectors travel by SEND, are asked too.
 #[test]
 fn a_rank_that_is_gone_and_has_not_called_is_noticed() {

@@ -281,6 +281,95 @@ fn a_rank_that_is_gone_below_a_switch_where_nobody_has_called_is_noticed() {
 }
 
 #[test]
+fn who_has_not_called_is_named_when_a_rank_waits_no_longer() {
+    for (shape, silent) in [
+        (FLAT, &[1][..]),
+        (TWO_LEVELS, &[4]),
+        (TWO_LEVELS, &[0, 1, 2, 4]),
+        (UNEVEN, &[0, 4]),
+        (UNEVEN, &[0, 1, 2, 4, 5]),
+        (CHAIN, &[0]),
+        (CHAIN, &[1]),
+    ] {
+        // Long vectors, short ones, and none.
+        for (count, loss) in [(3000, 0), (100, 50), (5, 50), (0, 0)] {
+            let faults = Faults { loss, ..Faults::default() };
+            let mut network = network(shape, 1, faults);
+            all(&mut network, &[1, 300]);
+            let called: Vec<usize> =
+                (0..network.hosts.len()).filter(|rank| !silent.contains(rank)).collect();
+            start(&mut network, &called, count);
+            let until = network.now + Duration::from_millis(1);
+            let asker = *called.last().unwrap();
+            while network.now < until && network.step() {}
+            network.hosts[asker].worker.give_up();
+            network.service(asker);
+            let asked = network.now;
+            network.run_until("all have heard", |network| {
+                network.hosts.iter().all(|host| host.worker.failure().is_some())
+            });
+            for rank in 0..network.hosts.len() {
+                let failure = network.hosts[rank].worker.failure();
+                let Some(CollectiveError::Aborted(Abort::Overdue(overdue))) = failure else {
+                    panic!("rank {rank}, without {silent:?}: {failure:?}");
+                };
+                assert_eq!((overdue.sequence, overdue.count), (24, silent.len() as u32));
+                let mut named = overdue.named().to_vec();
+                named.sort_unstable();
+                assert_eq!(named.len(), silent.len().min(4), "{overdue}");
+                assert!(named.iter().all(|&rank| silent.contains(&(rank as usize))), "{overdue}");
+                assert_eq!(network.hosts[rank].outcome.is_some(), called.contains(&rank));
+            }
+            assert!(network.now.saturating_duration_since(asked) < Duration::from_secs(5));
+        }
+    }
+}
+
+#[test]
+fn several_ranks_that_wait_no_longer_at_once_hear_the_same() {
+    let mut network = network(UNEVEN, 1, Faults::default());
+    start(&mut network, &[0, 1, 2, 3, 5], 1000);
+    network.run_to_rest();
+    for asker in [0, 2, 5, 3] {
+        network.hosts[asker].worker.give_up();
+        network.service(asker);
+    }
+    network.run_to_rest();
+    for host in &network.hosts {
+        let Some(CollectiveError::Aborted(Abort::Overdue(overdue))) = host.worker.failure() else {
+            panic!("{:?}", host.worker.failure());
+        };
+        assert_eq!(overdue.named(), [4]);
+    }
+    // Nothing is left to be said.
+    let aborted = |event: &&SwitchEvent| matches!(event, SwitchEvent::Aborted { .. });
+    assert_eq!(network.events.iter().filter(aborted).count(), UNEVEN.1.len());
+}
+
+/// Who has a receive for a result finds its connection closed; all others hear who it was.
+#[test]
+fn who_is_awaited_is_known_in_send_mode_too() {
+    let mut network = network(TWO_LEVELS, 1, Faults::default());
+    for rank in 0..4 {
+        let (data_type, operation) = (DataType::Int32, ReduceOperation::Sum);
+        let call = network.call(rank, &[1; 1000], data_type, operation, network::int32, false);
+        network.start(rank, &CollectiveCall { mode: Mode::Send, ..call });
+    }
+    network.run_to_rest();
+    network.hosts[0].worker.give_up();
+    network.service(0);
+    network.run_to_rest();
+    let overdue = network.events.iter().find_map(|event| match event {
+        SwitchEvent::Overdue { overdue, .. } => Some(*overdue),
+        _ => None,
+    });
+    assert_eq!(overdue.map(|it| (it.count, it.ranks[0])), Some((1, 4)));
+    let failures: Vec<_> = network.hosts.iter().map(|host| host.worker.failure()).collect();
+    assert!(failures.iter().all(Option::is_some), "{failures:?}");
+    assert_eq!(failures[4], overdue.map(|it| Abort::Overdue(it).into()));
+}
+
+#[test]
 fn a_mismatch_is_told_in_every_subtree_in_either_mode() {
     for shape in [FLAT, TWO_LEVELS, UNEVEN] {
         for mode in [Mode::Write, Mode::Send] {
