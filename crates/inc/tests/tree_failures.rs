@@ -1,0 +1,161 @@
+//! Whoever dies at whatever step, and whoever differs in whatever subtree: all ranks that can be reached hear of
+//! it in time.
+
+mod network;
+
+use core::time::Duration;
+
+use millstream_inc::{
+    Abort, CollectiveCall, CollectiveError, DataType, Field, Mode, ReduceOperation,
+};
+use network::{Faults, Network, NodeShape, Setup};
+
+const fn node(switch: usize, parent: Option<usize>, hosts: &'static [u32]) -> NodeShape {
+    NodeShape { switch, parent, hosts }
+}
+
+/// Hosts at all levels, and a leaf of one host.
+const TREE: &[NodeShape] = &[
+    node(0, None, &[2]),
+    node(1, Some(0), &[0, 5]),
+    node(2, Some(0), &[1]),
+    node(3, Some(1), &[3, 4]),
+];
+const WORLD: usize = 6;
+
+/// Within which all must have ended: a second until somebody is asked, eight timeouts of 0.54 s, and as much again
+/// for those who wait for a switch that waits.
+const BOUND: Duration = Duration::from_secs(11);
+
+fn network(seed: u64) -> Network {
+    let probe_interval = Duration::from_secs(1);
+    let faults = Faults { loss: 10, reordering: 10, ..Faults::default() };
+    Network::new(Setup {
+        hosts: WORLD as u32,
+        tree: TREE,
+        probe_interval,
+        faults,
+        seed,
+        ..Setup::default()
+    })
+}
+
+/// Calls an int32 sum of so many elements on all ranks, the odd one with one more.
+fn start(network: &mut Network, count: usize, mode: Mode, odd: Option<usize>) {
+    for rank in 0..WORLD {
+        let vector = vec![1; count + usize::from(odd == Some(rank))];
+        let (data_type, operation) = (DataType::Int32, ReduceOperation::Sum);
+        let call = network.call(rank, &vector, data_type, operation, network::int32, false);
+        network.start(rank, &CollectiveCall { mode, ..call });
+    }
+}
+
+/// Runs until all living ranks have ended, which ask their switches once a second; how long that took.
+fn run_to_end(network: &mut Network) -> Duration {
+    let before = network.now;
+    let over =
+        |network: &Network| network.hosts.iter().all(|host| host.dead || host.outcome.is_some());
+    let mut asked = network.now;
+    while !over(network) {
+        if network.now >= asked + Duration::from_secs(1) || !network.step() {
+            // Where nothing happens, time passes all the same.
+            network.now = network.now.max(asked + Duration::from_secs(1));
+            asked = network.now;
+            for rank in 0..WORLD {
+                network.hosts[rank].worker.probe();
+                network.service(rank);
+            }
+        }
+        assert!(network.now < before + BOUND, "somebody waits still");
+    }
+    network.now.saturating_duration_since(before)
+}
+
+#[test]
+fn a_rank_that_dies_at_any_step_is_named() {
+    let mut named = 0;
+    for count in [20, 1000] {
+        for step in (0..).map(|step| step * 7) {
+            let dead = step % WORLD;
+            let mut network = network(step as u64);
+            start(&mut network, count, Mode::Write, None);
+            for _ in 0..step {
+                network.step();
+            }
+            if network.hosts.iter().all(|host| host.outcome.is_some()) {
+                break;
+            }
+            network.hosts[dead].dead = true;
+            run_to_end(&mut network);
+            for (rank, host) in network.hosts.iter().enumerate().filter(|(_, host)| !host.dead) {
+                let lost = CollectiveError::Aborted(Abort::PeerLost { rank: dead as u32 });
+                match host.outcome.unwrap() {
+                    Ok(_) => {}
+                    Err(error) => {
+                        assert_eq!(error, lost, "rank {rank}, {dead} died after {step} steps");
+                        named += 1;
+                    }
+                }
+            }
+        }
+    }
+    // What is sent before it dies may be all that the others need.
+    assert!(named > 20, "{named}");
+}
+
+#[test]
+fn a_switch_that_dies_at_any_step_ends_all_calls() {
+    for count in [20, 1000] {
+        for dead in 0..TREE.len() {
+            let mut ended = 0;
+            for step in (0..).map(|step| step * 23) {
+                let mut network = network(step as u64);
+                start(&mut network, count, Mode::Write, None);
+                for _ in 0..step {
+                    network.step();
+                }
+                if network.hosts.iter().all(|host| host.outcome.is_some()) {
+                    break;
+                }
+                network.dead_switches.push(dead);
+                run_to_end(&mut network);
+                for host in &network.hosts {
+                    match host.outcome.unwrap() {
+                        Ok(_) => {}
+                        // By the lowest rank below it, above; by the switch above, below; and to its own hosts it is
+                        // silent.
+                        Err(CollectiveError::Aborted(
+                            Abort::PeerLost { .. } | Abort::ParentLost,
+                        ))
+                        | Err(CollectiveError::Transport(_)) => ended += 1,
+                        Err(error) => panic!("switch {dead}, after {step} steps: {error:?}"),
+                    }
+                }
+            }
+            assert!(ended > 0, "switch {dead}, {count}");
+        }
+    }
+}
+
+#[test]
+fn who_differs_in_whatever_subtree_is_told_of_to_all() {
+    for mode in [Mode::Write, Mode::Send] {
+        // With the descriptor, and behind it.
+        for count in [20, 51, 1000] {
+            for odd in 0..WORLD {
+                let mut network = network(odd as u64);
+                start(&mut network, count, mode, Some(odd));
+                run_to_end(&mut network);
+                for (rank, host) in network.hosts.iter().enumerate() {
+                    let Some(Err(CollectiveError::Aborted(Abort::Mismatch(mismatch)))) =
+                        host.outcome
+                    else {
+                        panic!("rank {rank}, {odd} differs: {:?}", host.outcome);
+                    };
+                    assert_eq!(mismatch.field, Field::Count);
+                    assert!([mismatch.rank, mismatch.reference].contains(&(odd as u32)));
+                }
+            }
+        }
+    }
+}
