@@ -18,6 +18,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("transfer", &["net", "verbs", "metadata", "topology", "transfer-core"]),
     ("collective", &["wire", "roce", "verbs", "inc"]),
     ("control", &["wire", "roce", "inc", "net"]),
+    // The shared library is another door to what the command offers, not a part of it.
+    ("c", &["net", "verbs", "topology", "metadata", "transfer"]),
     (
         "cli",
         &[

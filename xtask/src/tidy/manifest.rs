@@ -1,6 +1,6 @@
 //! Reading a `Cargo.toml` as far as the rules need, and the fields that every crate has.
 
-use super::{Problem, Tree};
+use super::{CRATES, Problem, Tree};
 
 /// One `key = value` line of a manifest.
 pub(super) struct Entry {
@@ -48,7 +48,7 @@ pub(super) fn fields(tree: &Tree) -> Vec<Problem> {
 pub(super) fn manifests(tree: &Tree) -> impl Iterator<Item = (&str, &str)> {
     tree.iter().filter(|(path, _)| {
         *path == "xtask/Cargo.toml"
-            || (path.starts_with("crates/")
+            || (CRATES.iter().any(|folder| path.starts_with(folder))
                 && path.ends_with("/Cargo.toml")
                 && path.matches('/').count() == 2)
     })

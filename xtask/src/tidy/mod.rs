@@ -140,9 +140,13 @@ impl Tree {
     }
 }
 
+/// The folders of crates.
+const CRATES: [&str; 2] = ["crates/", "bindings/"];
+
 /// The crate whose folder `path` is in: `crates/wire/src/lib.rs` is in `wire`.
 fn crate_of(path: &str) -> Option<&str> {
-    path.strip_prefix("crates/")?.split_once('/').map(|(name, _)| name)
+    let inner = CRATES.iter().find_map(|folder| path.strip_prefix(folder))?;
+    inner.split_once('/').map(|(name, _)| name)
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use super::{Problem, Tree};
 
 /// Folders (with a slash at the end) and files where `unsafe` may stand, and for what.
 const ALLOWED: &[(&str, &str)] = &[
+    ("bindings/c/src/", "what C points to, and functions that C calls"),
     ("crates/net/", "system calls and memory that outlives a lock; its tests start drivers too"),
     ("crates/verbs/", "registered memory, which is unsafe for its caller too, and libibverbs"),
     ("crates/control/src/data_plane.rs", "the memory that a switch sends from"),
