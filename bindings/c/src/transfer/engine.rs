@@ -1,0 +1,168 @@
+//! Engines as C knows them: by a handle, from any thread, until they are destroyed.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+use std::ops::Deref;
+use std::ptr;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use millstream_transfer::{SegmentId, Settings, TransferEngine};
+
+use super::batch::Batch;
+use super::borrowed::Borrowed;
+use super::layout::EnginePointer;
+use crate::boundary::Failure;
+use crate::handles::{Handles, LIMIT};
+
+static ENGINES: Handles<Engine> = Handles::new();
+
+/// An engine, and what its C API keeps beside it.
+#[derive(Debug)]
+pub(super) struct Engine {
+    pub(super) transfer: TransferEngine,
+    pub(super) settings: Settings,
+    /// By which peers reach it.
+    pub(super) host: String,
+    /// Where soft devices are, unless it is said.
+    pub(super) device_address: IpAddr,
+    pub(super) segments: Mutex<HashMap<SegmentId, OpenSegment>>,
+    pub(super) batches: Handles<Batch>,
+    pub(super) borrowed: Borrowed,
+    /// Ends with the process, properly.
+    pub(super) graceful: AtomicBool,
+    calls: Arc<Calls>,
+}
+
+/// A segment that was opened, so many times, by this name.
+#[derive(Debug)]
+pub(super) struct OpenSegment {
+    pub(super) name: String,
+    pub(super) times: usize,
+}
+
+/// Calls of other threads that are under way.
+#[derive(Debug, Default)]
+struct Calls {
+    count: AtomicUsize,
+    closing: AtomicBool,
+    lock: Mutex<()>,
+    none: Condvar,
+}
+
+impl Engine {
+    pub(super) fn new(
+        transfer: TransferEngine,
+        settings: Settings,
+        host: String,
+        device_address: IpAddr,
+    ) -> Self {
+        Self {
+            transfer,
+            settings,
+            host,
+            device_address,
+            segments: Mutex::default(),
+            batches: Handles::new(),
+            borrowed: Borrowed::default(),
+            graceful: AtomicBool::new(false),
+            calls: Arc::default(),
+        }
+    }
+
+    /// Takes it in.
+    pub(super) fn published(self) -> Result<EnginePointer, Failure> {
+        let handle = ENGINES.insert(Arc::new(self));
+        let handle = handle.ok_or_else(|| Failure::new(2, format!("there are {LIMIT} engines")))?;
+        Ok(ptr::without_provenance_mut(handle as usize))
+    }
+
+    pub(super) fn segments(&self) -> MutexGuard<'_, HashMap<SegmentId, OpenSegment>> {
+        self.segments.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn has_transport(&self, name: &str) -> bool {
+        self.transfer.transports().iter().any(|(installed, _)| *installed == name)
+    }
+
+    pub(super) fn batch(&self, handle: u64) -> Result<Arc<Batch>, Failure> {
+        self.batches.find(handle).ok_or_else(|| {
+            Failure::invalid(format!(
+                "{handle:#x} is no batch of this engine, or one that was freed"
+            ))
+        })
+    }
+}
+
+/// A call of a thread on an engine, which is not destroyed meanwhile.
+#[derive(Debug)]
+pub(super) struct Call {
+    // In this order: nobody has the engine any more once the call does not count.
+    engine: Arc<Engine>,
+    _counted: Counted,
+}
+
+#[derive(Debug)]
+struct Counted(Arc<Calls>);
+
+impl Call {
+    /// Begins one.
+    pub(super) fn on(engine: EnginePointer) -> Result<Self, Failure> {
+        let begin = |engine: &Arc<Engine>| {
+            engine.calls.count.fetch_add(1, Ordering::SeqCst);
+            Self { engine: Arc::clone(engine), _counted: Counted(Arc::clone(&engine.calls)) }
+        };
+        // Before it can be taken out of the table, so that whoever did that knows of this call.
+        ENGINES.find_and(engine.addr() as u64, begin).ok_or_else(|| unknown(engine))
+    }
+}
+
+impl Deref for Call {
+    type Target = Engine;
+
+    fn deref(&self) -> &Engine {
+        &self.engine
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        let Self(calls) = self;
+        // Sequentially consistent, as in `close`: either it sees that there is none, or this sees that it waits.
+        if calls.count.fetch_sub(1, Ordering::SeqCst) == 1 && calls.closing.load(Ordering::SeqCst) {
+            let _lock = calls.lock.lock().unwrap_or_else(PoisonError::into_inner);
+            calls.none.notify_all();
+        }
+    }
+}
+
+fn unknown(engine: EnginePointer) -> Failure {
+    Failure::invalid(format!("{:#x} is no engine, or one that was destroyed", engine.addr()))
+}
+
+/// Ends an engine: once calls of other threads have returned, nothing of it is under way any more, and its
+/// memory is unregistered.
+pub(super) fn destroy(engine: EnginePointer) -> Result<(), Failure> {
+    let taken = ENGINES.remove(engine.addr() as u64);
+    close(taken.ok_or_else(|| unknown(engine))?);
+    Ok(())
+}
+
+/// Destroys those that end properly with the process.
+pub(super) fn destroy_graceful() {
+    let graceful = ENGINES.filter(|engine| engine.graceful.load(Ordering::Relaxed));
+    graceful.into_iter().filter_map(|handle| ENGINES.remove(handle)).for_each(close);
+}
+
+/// Ends an engine that was taken out of the table.
+fn close(engine: Arc<Engine>) {
+    let calls = Arc::clone(&engine.calls);
+    calls.closing.store(true, Ordering::SeqCst);
+    let mut lock = calls.lock.lock().unwrap_or_else(PoisonError::into_inner);
+    while calls.count.load(Ordering::SeqCst) > 0 {
+        lock = calls.none.wait(lock).unwrap_or_else(PoisonError::into_inner);
+    }
+    drop(lock);
+    // The last one: who had a call has given it back.
+    drop(engine);
+}

@@ -1,0 +1,88 @@
+//! The structures of the header.
+
+use std::ffi::{c_char, c_int, c_void};
+
+use millstream_transfer::{Opcode, SegmentId, TransferRequest, TransferStatus};
+
+use crate::boundary::Failure;
+
+/// An engine's handle.
+pub(super) type EnginePointer = *mut c_void;
+
+/// `INVALID_BATCH`.
+pub(super) const INVALID_BATCH: u64 = u64::MAX;
+
+/// `struct transfer_request`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct RawRequest {
+    opcode: c_int,
+    source: *mut c_void,
+    target_id: i32,
+    target_offset: u64,
+    length: u64,
+}
+
+impl RawRequest {
+    pub(super) fn checked(&self, index: usize) -> Result<TransferRequest, Failure> {
+        let opcode = match self.opcode {
+            0 => Opcode::Read,
+            1 => Opcode::Write,
+            other => {
+                let text = format!("request {index}: {other} is no opcode: 0 is READ, 1 is WRITE");
+                return Err(Failure::invalid(text));
+            }
+        };
+        let target = u32::try_from(self.target_id).map_err(|_| {
+            Failure::invalid(format!("request {index}: segment {} is not open", self.target_id))
+        })?;
+        let source = self.source.expose_provenance() as u64;
+        let Self { target_offset, length, .. } = *self;
+        Ok(TransferRequest { opcode, source, target: SegmentId(target), target_offset, length })
+    }
+}
+
+/// `struct transfer_status`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct RawStatus {
+    status: c_int,
+    transferred_bytes: u64,
+}
+
+impl RawStatus {
+    pub(super) fn new(status: &TransferStatus) -> Self {
+        let TransferStatus { state, transferred_bytes, .. } = *status;
+        Self { status: state as c_int, transferred_bytes }
+    }
+
+    /// Of a request that is done without a transfer.
+    pub(super) fn without_transfer(state: millstream_transfer::TransferState) -> Self {
+        Self { status: state as c_int, transferred_bytes: 0 }
+    }
+}
+
+/// `struct notify_msg`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct RawMessage {
+    pub(super) name: *mut c_char,
+    pub(super) msg: *mut c_char,
+}
+
+/// `struct buffer_entry`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct RawBuffer {
+    pub(super) addr: *mut c_void,
+    pub(super) length: usize,
+}
+
+/// `struct nic_load_stat`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct RawNicLoad {
+    pub(super) device_name: [c_char; 64],
+    pub(super) inflight_bytes: u64,
+    pub(super) ewma_bandwidth_bps: f64,
+}

@@ -1,0 +1,6 @@
+//! The C API of the original transfer engine, whose header is `transfer_engine_c.h`, and what ours adds to it.
+
+mod batch;
+mod borrowed;
+mod engine;
+mod layout;
