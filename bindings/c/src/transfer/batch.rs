@@ -1,5 +1,400 @@
-//! Batches as the C API of the original has them.
+//! Batches as the original's C API has them, over those of the engine.
+//!
+//! The original takes requests that this engine refuses: of no bytes, and to a range that the peer does not have, whose
+//! task fails later. Programs written for it look for that in the status. So tasks of a batch here are numbered by
+//! themselves once there is one that the engine has not got.
+
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use millstream_transfer::{
+    Batch as Tasks, Notification, SegmentError, SegmentId, SubmitError, SubmitOptions,
+    TransferRequest, TransferState,
+};
+
+use super::engine::Engine;
+use super::layout::RawStatus;
+use crate::boundary::{Failure, code};
+use crate::last_error;
+
+/// [`Batch::users`] of one that was freed.
+const FREED: usize = usize::MAX;
 
 /// A batch.
 #[derive(Debug)]
-pub(super) struct Batch;
+pub(super) struct Batch {
+    tasks: Tasks,
+    /// Held by who submits, for as long as that takes: so tasks have the numbers that their submitters think. Who asks
+    /// for a status does not need it, and the original has no two threads submit to one batch at all.
+    submitting: Mutex<Submitted>,
+    /// Whether [`Batch::places`] says what the tasks are.
+    has_places: AtomicBool,
+    places: RwLock<Vec<Place>>,
+    /// Threads that submit, or [`FREED`].
+    users: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct Submitted {
+    /// What was borrowed for its tasks.
+    borrowed: Vec<u64>,
+    /// Requests of a call; kept for its room.
+    requests: Vec<TransferRequest>,
+}
+
+/// What a task is.
+#[derive(Clone, Debug)]
+enum Place {
+    /// The engine's task of this index.
+    Task(usize),
+    /// Nothing to do.
+    Empty,
+    /// Refused by the engine, for this reason.
+    Refused(Box<str>),
+}
+
+impl Batch {
+    pub(super) fn new(tasks: Tasks) -> Self {
+        Self {
+            tasks,
+            submitting: Mutex::default(),
+            has_places: AtomicBool::new(false),
+            places: RwLock::default(),
+            users: AtomicUsize::new(0),
+        }
+    }
+
+    /// How many tasks were submitted.
+    fn count(&self) -> usize {
+        match self.has_places.load(Ordering::Acquire) {
+            true => self.places.read().unwrap_or_else(PoisonError::into_inner).len(),
+            false => self.tasks.len(),
+        }
+    }
+
+    /// Submits `count` requests, each of which `request` gives.
+    pub(super) fn submit(
+        &self,
+        engine: &Engine,
+        count: usize,
+        request: impl Fn(usize) -> Result<TransferRequest, Failure>,
+        notify: Option<Notification>,
+    ) -> Result<(), Failure> {
+        let user = |users: usize| (users != FREED).then(|| users + 1);
+        let used = self.users.fetch_update(Ordering::AcqRel, Ordering::Acquire, user);
+        used.map_err(|_| Failure::invalid("the batch was freed"))?;
+        let _user = User(self);
+        let mut submitted = self.submitting();
+        let (capacity, before) = (self.tasks.capacity(), self.count());
+        if count > capacity - before {
+            let text = format!(
+                "Exceed capacity: the batch holds {capacity} tasks, {before} were submitted \
+                 before, and {count} are too many"
+            );
+            return Err(Failure::new(code::TOO_MANY_REQUESTS, text));
+        }
+        let mut requests = std::mem::take(&mut submitted.requests);
+        requests.clear();
+        let filled = (0..count).try_for_each(|index| {
+            requests.push(request(index)?);
+            Ok(())
+        });
+        let done =
+            filled.and_then(|()| self.submit_requests(engine, &requests, notify, &mut submitted));
+        submitted.requests = requests;
+        done
+    }
+
+    fn submit_requests(
+        &self,
+        engine: &Engine,
+        requests: &[TransferRequest],
+        notify: Option<Notification>,
+        submitted: &mut Submitted,
+    ) -> Result<(), Failure> {
+        let options = SubmitOptions { notify, ..SubmitOptions::default() };
+        let plain = requests.iter().all(|request| request.length > 0);
+        if plain && !self.has_places.load(Ordering::Relaxed) {
+            match engine.transfer.submit_with(&self.tasks, requests, &options) {
+                Ok(()) => return Ok(()),
+                Err(error) if !is_single(&error) && !may_borrow(engine, &error) => {
+                    return Err(refusal(&error));
+                }
+                Err(_) => {}
+            }
+        }
+        let known = |id: SegmentId| id == SegmentId::LOCAL || engine.segments().contains_key(&id);
+        if let Some(index) = requests.iter().position(|request| !known(request.target)) {
+            let target = requests[index].target.0;
+            return Err(Failure::invalid(format!("request {index}: segment {target} is not open")));
+        }
+        let places = Submission { engine, batch: self, requests, submitted }.run(options);
+        let mut all = self.places.write().unwrap_or_else(PoisonError::into_inner);
+        if !self.has_places.load(Ordering::Relaxed) {
+            // Those of before were all the engine's.
+            let new = places.iter().filter(|place| matches!(place, Place::Task(_))).count();
+            *all = (0..self.tasks.len() - new).map(Place::Task).collect();
+        }
+        all.extend(places);
+        self.has_places.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// How a task stands.
+    pub(super) fn status(&self, engine: &Engine, task: usize) -> Result<RawStatus, Failure> {
+        let index = match self.place(task)? {
+            Place::Task(index) => index,
+            Place::Empty => return Ok(RawStatus::without_transfer(TransferState::Completed)),
+            Place::Refused(reason) => {
+                last_error::set(&reason);
+                return Ok(RawStatus::without_transfer(TransferState::Failed));
+            }
+        };
+        let status = engine.transfer.status(&self.tasks, index);
+        let status = status.map_err(Failure::invalid)?;
+        if status.state.is_final() {
+            if status.state != TransferState::Completed {
+                let error = status.error.as_ref().map(ToString::to_string);
+                last_error::set(
+                    &error.unwrap_or_else(|| format!("the task ended as {:?}", status.state)),
+                );
+            }
+            self.end(engine, false);
+        }
+        Ok(RawStatus::new(&status))
+    }
+
+    fn place(&self, task: usize) -> Result<Place, Failure> {
+        let missing = || {
+            let count = self.count();
+            Failure::invalid(format!("the batch has {count} tasks: there is no task {task}"))
+        };
+        if !self.has_places.load(Ordering::Acquire) {
+            return (task < self.tasks.len()).then_some(Place::Task(task)).ok_or_else(missing);
+        }
+        let places = self.places.read().unwrap_or_else(PoisonError::into_inner);
+        let place = places.get(task).cloned();
+        drop(places);
+        place.ok_or_else(missing)
+    }
+
+    /// Waits until all tasks have ended; whether they have.
+    pub(super) fn wait(&self, engine: &Engine, timeout: Duration) -> bool {
+        let ended = engine.transfer.wait(&self.tasks, timeout);
+        if ended {
+            self.end(engine, true);
+        }
+        ended
+    }
+
+    /// Begins to end a task; whether it was neither over nor about to end.
+    pub(super) fn cancel(&self, engine: &Engine, task: usize) -> Result<bool, Failure> {
+        match self.place(task)? {
+            Place::Task(index) => {
+                engine.transfer.cancel(&self.tasks, index).map_err(Failure::invalid)
+            }
+            Place::Empty | Place::Refused(_) => Ok(false),
+        }
+    }
+
+    /// Frees it, once all its tasks have ended, and nobody submits to it.
+    pub(super) fn free(&self, engine: &Engine) -> Result<(), Failure> {
+        let busy = |text: &str| Failure::new(code::BATCH_BUSY, text);
+        if !self.is_over(engine) {
+            return Err(busy("tasks of the batch are unfinished: wait for them"));
+        }
+        let freed = self.users.compare_exchange(0, FREED, Ordering::AcqRel, Ordering::Acquire);
+        match freed {
+            // One may have been submitted meanwhile.
+            Ok(_) if !self.is_over(engine) => {
+                self.users.store(0, Ordering::Release);
+                return Err(busy("tasks of the batch are unfinished: wait for them"));
+            }
+            Ok(_) => {}
+            Err(FREED) => return Err(Failure::invalid("the batch was freed")),
+            Err(_) => return Err(busy("a thread submits to the batch")),
+        }
+        self.end(engine, true);
+        Ok(())
+    }
+
+    /// By the states of the tasks, too: these are seen a moment before the batch knows.
+    fn is_over(&self, engine: &Engine) -> bool {
+        let is_final = |index| {
+            engine.transfer.status(&self.tasks, index).is_ok_and(|status| status.state.is_final())
+        };
+        engine.transfer.wait(&self.tasks, Duration::ZERO) || (0..self.tasks.len()).all(is_final)
+    }
+
+    /// Gives back what was borrowed, once all tasks have ended; whether there was something. Looks at each task if it
+    /// is to be `sure`.
+    fn end(&self, engine: &Engine, sure: bool) -> bool {
+        // Who submits now may have borrowed for tasks that are still to come.
+        let Ok(mut submitted) = self.submitting.try_lock() else { return false };
+        let is_over = || match sure {
+            true => self.is_over(engine),
+            false => engine.transfer.wait(&self.tasks, Duration::ZERO),
+        };
+        if submitted.borrowed.is_empty() || !is_over() {
+            return false;
+        }
+        for first in submitted.borrowed.drain(..) {
+            engine.borrowed.give_back(&engine.transfer, first);
+        }
+        true
+    }
+
+    fn submitting(&self) -> MutexGuard<'_, Submitted> {
+        self.submitting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Engine {
+    /// Gives back what was borrowed for tasks that have ended; whether there was something.
+    pub(super) fn give_back_borrowed(&self) -> bool {
+        let batches = self.batches.filter(|_| true);
+        let batches = batches.into_iter().filter_map(|handle| self.batches.find(handle));
+        batches.filter(|batch| batch.end(self, true)).count() > 0
+    }
+}
+
+/// A thread that submits.
+struct User<'a>(&'a Batch);
+
+impl Drop for User<'_> {
+    fn drop(&mut self) {
+        self.0.users.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Requests of which some are not the engine's.
+struct Submission<'a> {
+    engine: &'a Engine,
+    batch: &'a Batch,
+    requests: &'a [TransferRequest],
+    submitted: &'a mut Submitted,
+}
+
+impl Submission<'_> {
+    /// What becomes of each request.
+    fn run(mut self, mut options: SubmitOptions) -> Vec<Place> {
+        let mut places = vec![Place::Empty; self.requests.len()];
+        let all = self.requests.iter().enumerate();
+        let mut left: Vec<(usize, TransferRequest)> =
+            all.filter(|(_, request)| request.length > 0).map(|(at, it)| (at, *it)).collect();
+        self.borrow(&left);
+        let mut requests = Vec::with_capacity(left.len());
+        // Those before a request that is refused are submitted by themselves, so that each is looked at twice at
+        // most.
+        let mut end = left.len();
+        while !left.is_empty() {
+            requests.clear();
+            requests.extend(left[..end].iter().map(|(_, request)| *request));
+            let first = self.batch.tasks.len();
+            match self.engine.transfer.submit_with(&self.batch.tasks, &requests, &options) {
+                Ok(()) => {
+                    for (task, (place, _)) in (first..).zip(left.drain(..end)) {
+                        places[place] = Place::Task(task);
+                    }
+                }
+                Err(error) => {
+                    // A message says that all is done, and that is not so any more.
+                    options.notify = None;
+                    match single(&error) {
+                        Some(index) if index > 0 => {
+                            end = index.min(end);
+                            continue;
+                        }
+                        _ => refuse(&mut left, &mut places, &error, self.engine),
+                    }
+                }
+            }
+            end = left.len();
+        }
+        places
+    }
+
+    /// Registers what is not, where that may be. What cannot be registered is refused by the engine.
+    fn borrow(&mut self, requests: &[(usize, TransferRequest)]) {
+        if self.engine.has_transport("rdma") {
+            return;
+        }
+        for (_, request) in requests {
+            let TransferRequest { source, length, .. } = *request;
+            let borrowed = &self.engine.borrowed;
+            // SAFETY: who submits a transfer promises that its memory is there until it is over, and when the batch
+            // is freed it is given back. What is registered by the caller overlaps, and is left alone.
+            let first = unsafe { borrowed.borrow(&self.engine.transfer, source, length) };
+            self.submitted.borrowed.extend(first.ok());
+        }
+    }
+}
+
+/// Refuses the first request for this reason, and those to the same segment that it concerns, too.
+fn refuse(
+    left: &mut Vec<(usize, TransferRequest)>,
+    places: &mut [Place],
+    error: &SubmitError,
+    engine: &Engine,
+) {
+    let Some((_, first)) = left.first() else { return };
+    let concerned = match error {
+        // The addresses in the others are those of the process of before, too.
+        SubmitError::Restarted { .. } => Some(first.target),
+        SubmitError::Refresh(SegmentError::Store { name, .. }) => {
+            let segments = engine.segments();
+            segments.iter().find(|(_, open)| open.name == *name).map(|(id, _)| *id)
+        }
+        _ => None,
+    };
+    let whole = !is_single(error) && concerned.is_none();
+    let reason: Box<str> = error.to_string().into();
+    let mut at = 0;
+    left.retain(|(place, request)| {
+        at += 1;
+        let is_refused = at == 1 || whole || Some(request.target) == concerned;
+        if is_refused {
+            places[*place] = Place::Refused(reason.clone());
+        }
+        !is_refused
+    });
+}
+
+/// Which request is refused alone. Its task fails, as it does in the original, where the peer refuses it.
+fn single(error: &SubmitError) -> Option<usize> {
+    match error {
+        SubmitError::TargetOutOfRange { index, .. }
+        | SubmitError::TargetNotAccessible { index, .. }
+        | SubmitError::Overflow { index }
+        | SubmitError::SourceNotRegistered { index, .. }
+        | SubmitError::NoPath { index, .. }
+        | SubmitError::UnknownSegment { index, .. }
+        | SubmitError::Restarted { index, .. } => Some(*index),
+        _ => None,
+    }
+}
+
+/// Whether requests of a call are refused one by one, rather than all of it.
+fn is_single(error: &SubmitError) -> bool {
+    matches!(
+        error,
+        SubmitError::TargetOutOfRange { .. }
+            | SubmitError::TargetNotAccessible { .. }
+            | SubmitError::Overflow { .. }
+            | SubmitError::Restarted { .. }
+            | SubmitError::Refresh(_)
+    )
+}
+
+fn may_borrow(engine: &Engine, error: &SubmitError) -> bool {
+    matches!(error, SubmitError::SourceNotRegistered { .. }) && !engine.has_transport("rdma")
+}
+
+/// Why none of the requests was accepted.
+fn refusal(error: &SubmitError) -> Failure {
+    match error {
+        SubmitError::NoPath { .. } => Failure::new(code::NOT_SUPPORTED_TRANSPORT, error),
+        _ => Failure::of(error.code(), error),
+    }
+}
