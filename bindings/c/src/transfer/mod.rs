@@ -3,4 +3,8 @@
 mod batch;
 mod borrowed;
 mod engine;
+mod install;
 mod layout;
+mod lifetime;
+mod memory;
+mod segments;
