@@ -7,4 +7,8 @@ mod install;
 mod layout;
 mod lifetime;
 mod memory;
+mod notifications;
+mod reports;
 mod segments;
+mod shutdown;
+mod submission;
