@@ -1,0 +1,23 @@
+//! C programs, compiled with gcc as users would and run with the library.
+
+mod common;
+
+use common::compile;
+
+#[test]
+fn structures_and_numbers_are_those_of_the_original() {
+    compile("layout").run(&[]);
+}
+
+#[test]
+fn what_is_null_wrong_freed_or_destroyed_is_a_code() {
+    compile("bad_input").run(&[]);
+}
+
+#[test]
+fn a_range_is_good_wholly_in_one_buffer_and_else_touches_nothing() {
+    let program = compile("addresses");
+    for protocol in ["tcp", "shm", "rdma"] {
+        program.run(&[protocol]);
+    }
+}
