@@ -21,3 +21,16 @@ fn a_range_is_good_wholly_in_one_buffer_and_else_touches_nothing() {
         program.run(&[protocol]);
     }
 }
+
+#[test]
+fn programs_written_for_the_original_find_what_they_rely_on() {
+    compile("leniency").run(&[]);
+}
+
+#[test]
+fn many_threads_use_an_engine_and_it_is_destroyed_amid_their_calls() {
+    let program = compile("threads");
+    for protocol in ["tcp", "shm", "rdma"] {
+        program.run(&[protocol]);
+    }
+}

@@ -348,7 +348,7 @@ fn refuse(
         }
         _ => None,
     };
-    let whole = !is_single(error) && concerned.is_none();
+    let whole = single(error).is_none() && concerned.is_none();
     let reason: Box<str> = error.to_string().into();
     let mut at = 0;
     left.retain(|(place, request)| {

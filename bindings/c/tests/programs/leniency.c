@@ -1,0 +1,134 @@
+/*
+ * What programs rely on that were written for the original: requests of no bytes, local memory that is not registered,
+ * requests that a peer refuses beside others, segments that threads open and close, and the codes of each.
+ */
+#include "check.h"
+
+#define LENGTH 65536
+
+static char remote[LENGTH], local[LENGTH], unregistered[LENGTH];
+
+static void mixed(transfer_engine_t initiator, segment_id_t segment)
+{
+    uint64_t at = (uint64_t)(uintptr_t)remote;
+    struct transfer_request requests[8] = {
+        {OPCODE_WRITE, local, segment, at, 100},
+        {OPCODE_WRITE, local, segment, at, 0},
+        {OPCODE_WRITE, local, segment, at - 10, 10},
+        {OPCODE_WRITE, unregistered, segment, at + 200, 100},
+        {OPCODE_WRITE, unregistered + 50, segment, at + 300, 50},
+        {OPCODE_READ, unregistered + 1000, segment, at, 100},
+        {OPCODE_READ, NULL, segment, at, 10},
+        {OPCODE_WRITE, local + 400, segment, at + 400, 100},
+    };
+    static const int expected[8] = {
+        STATUS_COMPLETED, STATUS_COMPLETED, STATUS_FAILED, STATUS_COMPLETED,
+        STATUS_COMPLETED, STATUS_COMPLETED, STATUS_FAILED, STATUS_COMPLETED,
+    };
+    memset(remote, 0, sizeof remote);
+    for (int i = 0; i < LENGTH; i++) {
+        local[i] = (char)(i + 1);
+        unregistered[i] = (char)(i * 3);
+    }
+    memset(remote, 77, 100);
+    memcpy(local, remote, 100);
+    batch_id_t batch = allocateBatchID(initiator, 17);
+    CHECK(submitTransfer(initiator, batch, requests + 7, 1) == 0);
+    CHECK(submitTransfer(initiator, batch, requests, 8) == 0);
+    CHECK(submitTransfer(initiator, batch, requests, 8) == 0);
+    CHECK(submitTransfer(initiator, batch, requests, 1) == 2);
+    for (size_t i = 0; i < 8; i++) {
+        CHECK(ended(initiator, batch, 1 + i) == expected[i]);
+        CHECK(ended(initiator, batch, 9 + i) == expected[i]);
+    }
+    CHECK(ended(initiator, batch, 0) == STATUS_COMPLETED);
+    CHECK(ended(initiator, batch, 3) == STATUS_FAILED);
+    CHECK(strstr(millstream_last_error(), "do not lie in a buffer"));
+    CHECK(millstream_cancel_task(initiator, batch, 3) == 0);
+    CHECK(millstream_wait_batch(initiator, batch, LONG_MS) == 0);
+    CHECK(freeBatchID(initiator, batch) == 0);
+    CHECK(memcmp(remote + 200, unregistered, 100) == 0);
+    CHECK(memcmp(remote + 300, unregistered + 50, 50) == 0);
+    CHECK(memcmp(remote + 400, local + 400, 100) == 0);
+    CHECK(unregistered[1000] == 77 && unregistered[1099] == 77);
+    /* It was borrowed, and is the program's again. */
+    CHECK(registerLocalMemory(initiator, unregistered, LENGTH, "*", 1) == 0);
+    CHECK(unregisterLocalMemory(initiator, unregistered) == 0);
+}
+
+static void messages(transfer_engine_t target, transfer_engine_t initiator, segment_id_t segment)
+{
+    int size = 0;
+    uint64_t at = (uint64_t)(uintptr_t)remote;
+    struct transfer_request requests[2] = {{OPCODE_WRITE, local, segment, at, 100}, {OPCODE_WRITE, local, segment, 1, 100}};
+    struct notify_msg message = {"whose", "what"};
+    batch_id_t batch = allocateBatchID(initiator, 3);
+    /* Not after a failure. */
+    CHECK(submitTransferWithNotify(initiator, batch, requests, 2, message) == 0);
+    CHECK(ended(initiator, batch, 0) == STATUS_COMPLETED && ended(initiator, batch, 1) == STATUS_FAILED);
+    CHECK(submitTransferWithNotify(initiator, batch, requests, 1, message) == 0);
+    CHECK(ended(initiator, batch, 2) == STATUS_COMPLETED);
+    CHECK(freeBatchID(initiator, batch) == 0);
+    notify_msg_t *list;
+    do {
+        list = getNotifsFromEngine(target, &size);
+    } while (!list);
+    CHECK(size == 1 && strcmp(list[0].name, "whose") == 0 && strcmp(list[0].msg, "what") == 0);
+    CHECK(freeNotifsMsgBuf(list, size) == 0);
+    struct notify_msg alone = {"alone", "as well"};
+    CHECK(genNotifyInEngine(initiator, (uint64_t)segment, alone) == 0);
+    list = getNotifsFromEngine(target, &size);
+    CHECK(size == 1 && strcmp(list[0].name, "alone") == 0);
+    CHECK(freeNotifsMsgBuf(list, size) == 0);
+}
+
+static void segments(transfer_engine_t target, transfer_engine_t initiator, segment_id_t segment)
+{
+    char name[256], slashes[260];
+    CHECK(getLocalIpAndPort(target, name, sizeof name) == 0);
+    snprintf(slashes, sizeof slashes, "//%s", name);
+    CHECK(openSegment(initiator, name) == segment);
+    CHECK(openSegment(initiator, slashes) == segment);
+    CHECK(openSegmentNoCache(initiator, name) == segment);
+    CHECK(syncSegmentCache(initiator) == 0);
+    /* What one thread closes, another one still has. */
+    for (int i = 0; i < 3; i++)
+        CHECK(closeSegment(initiator, segment) == 0);
+    CHECK(transfer(initiator, OPCODE_WRITE, local, segment, remote, 8) == STATUS_COMPLETED);
+    CHECK(closeSegment(initiator, segment) == 0);
+    CHECK(closeSegment(initiator, segment) == -1);
+    segment_id_t again = openSegment(initiator, name);
+    CHECK(again > 0 && again != segment);
+    CHECK(transfer(initiator, OPCODE_WRITE, local, again, remote, 8) == STATUS_COMPLETED);
+    CHECK(removeLocalSegment(initiator, name) == 0);
+    CHECK(removeLocalSegment(initiator, name) == 0);
+    CHECK(closeSegment(initiator, again) == -1);
+    CHECK(getLocalIpAndPort(initiator, name, sizeof name) == 0);
+    CHECK(openSegment(initiator, name) == LOCAL_SEGMENT);
+    CHECK(removeLocalSegment(initiator, name) == -1);
+}
+
+/* The target ends: its requests fail, at once or later, and the engine goes on. */
+static void gone(transfer_engine_t target, transfer_engine_t initiator)
+{
+    segment_id_t segment = open_other(initiator, target);
+    CHECK(transfer(initiator, OPCODE_WRITE, local, segment, remote, 8) == STATUS_COMPLETED);
+    destroyTransferEngine(target);
+    CHECK(transfer(initiator, OPCODE_WRITE, local, segment, remote, 8) == STATUS_FAILED);
+    CHECK(transfer(initiator, OPCODE_READ, local, segment, remote, 8) == STATUS_FAILED);
+    CHECK(transfer(initiator, OPCODE_WRITE, local, LOCAL_SEGMENT, local + 100, 8) == STATUS_COMPLETED);
+}
+
+int main(void)
+{
+    transfer_engine_t target = new_engine("tcp"), initiator = new_engine("tcp");
+    CHECK(registerLocalMemory(target, remote, LENGTH, "*", 1) == 0);
+    CHECK(registerLocalMemory(initiator, local, LENGTH, "*", 1) == 0);
+    segment_id_t segment = open_other(initiator, target);
+    mixed(initiator, segment);
+    messages(target, initiator, segment);
+    segments(target, initiator, segment);
+    gone(target, initiator);
+    destroyTransferEngine(initiator);
+    return 0;
+}
