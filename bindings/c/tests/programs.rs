@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::compile;
+use common::{compile, compile_with};
 
 #[test]
 fn structures_and_numbers_are_those_of_the_original() {
@@ -32,5 +32,19 @@ fn many_threads_use_an_engine_and_it_is_destroyed_amid_their_calls() {
     let program = compile("threads");
     for protocol in ["tcp", "shm", "rdma"] {
         program.run(&[protocol]);
+    }
+}
+
+#[test]
+fn a_forked_process_leaves_the_engines_of_the_other_alone() {
+    compile("forked").run(&[]);
+}
+
+#[test]
+fn a_sanitizer_finds_nothing() {
+    for name in ["bad_input", "leniency"] {
+        let flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover"];
+        let source = format!("tests/programs/{name}.c");
+        compile_with(&format!("{name}-sanitized"), &source, &flags).run(&[]);
     }
 }

@@ -11,8 +11,9 @@ use millstream_transfer::{SegmentId, Settings, TransferEngine};
 
 use super::batch::Batch;
 use super::borrowed::Borrowed;
+use super::forked::Process;
 use super::layout::EnginePointer;
-use crate::boundary::Failure;
+use crate::boundary::{Failure, code};
 use crate::handles::{Handles, LIMIT};
 
 static ENGINES: Handles<Engine> = Handles::new();
@@ -31,6 +32,7 @@ pub(super) struct Engine {
     pub(super) borrowed: Borrowed,
     /// Ends with the process, properly.
     pub(super) graceful: AtomicBool,
+    process: Process,
     calls: Arc<Calls>,
 }
 
@@ -66,6 +68,7 @@ impl Engine {
             batches: Handles::new(),
             borrowed: Borrowed::default(),
             graceful: AtomicBool::new(false),
+            process: Process::this(),
             calls: Arc::default(),
         }
     }
@@ -113,7 +116,14 @@ impl Call {
             Self { engine: Arc::clone(engine), _counted: Counted(Arc::clone(&engine.calls)) }
         };
         // Before it can be taken out of the table, so that whoever did that knows of this call.
-        ENGINES.find_and(engine.addr() as u64, begin).ok_or_else(|| unknown(engine))
+        let call = ENGINES.find_and(engine.addr() as u64, begin).ok_or_else(|| unknown(engine))?;
+        match call.process.is_this() {
+            true => Ok(call),
+            false => Err(Failure::new(
+                code::CONTEXT,
+                "the engine is of the process that this one was forked off: create one here",
+            )),
+        }
     }
 }
 
@@ -143,6 +153,8 @@ fn unknown(engine: EnginePointer) -> Failure {
 /// Ends an engine: once calls of other threads have returned, nothing of it is under way any more, and its
 /// memory is unregistered.
 pub(super) fn destroy(engine: EnginePointer) -> Result<(), Failure> {
+    // Whose threads are not here cannot be ended here.
+    drop(Call::on(engine)?);
     let taken = ENGINES.remove(engine.addr() as u64);
     close(taken.ok_or_else(|| unknown(engine))?);
     Ok(())
@@ -150,7 +162,8 @@ pub(super) fn destroy(engine: EnginePointer) -> Result<(), Failure> {
 
 /// Destroys those that end properly with the process.
 pub(super) fn destroy_graceful() {
-    let graceful = ENGINES.filter(|engine| engine.graceful.load(Ordering::Relaxed));
+    let graceful = ENGINES
+        .filter(|engine| engine.graceful.load(Ordering::Relaxed) && engine.process.is_this());
     graceful.into_iter().filter_map(|handle| ENGINES.remove(handle)).for_each(close);
 }
 

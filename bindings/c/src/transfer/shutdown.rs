@@ -17,6 +17,9 @@ const SIGNALS: [c_int; 2] = [libc::SIGTERM, libc::SIGINT];
 /// Where the handler of signals writes which one came.
 static PIPE: AtomicI32 = AtomicI32::new(-1);
 
+/// Whose thread reads that.
+static PROCESS: AtomicI32 = AtomicI32::new(0);
+
 static INSTALLED: Once = Once::new();
 
 /// When the process ends, peers and metadata servers are told that the engine does. Signals that the program handles
@@ -37,6 +40,8 @@ fn install() -> std::io::Result<()> {
     // SAFETY: the function is there as long as the library, which is not unloaded: a thread of it runs.
     unsafe { libc::atexit(at_exit) };
     let (reader, writer) = std::io::pipe()?;
+    // SAFETY: a plain call.
+    PROCESS.store(unsafe { libc::getpid() }, Ordering::Release);
     PIPE.store(OwnedFd::from(writer).into_raw_fd(), Ordering::Release);
     thread::Builder::new().name("graceful-shutdown".to_owned()).spawn(move || end_at(reader))?;
     for signal in SIGNALS {
@@ -65,8 +70,34 @@ extern "C" fn at_exit() {
 /// A handler may do next to nothing: it tells the thread.
 extern "C" fn on_signal(signal: c_int) {
     let byte = [signal as u8];
-    // SAFETY: `write` may be called in a handler; the byte is there. The pipe is never closed.
-    unsafe { libc::write(PIPE.load(Ordering::Acquire), byte.as_ptr().cast(), 1) };
+    // SAFETY: `getpid`, `signal`, `kill` and `write` may be called in a handler; the byte is there. The pipe is never
+    // closed.
+    unsafe {
+        if libc::getpid() != PROCESS.load(Ordering::Acquire) {
+            // One that was just forked off: the pipe leads to the other one, which is not meant.
+            libc::signal(signal, libc::SIG_DFL);
+            libc::kill(libc::getpid(), signal);
+            return;
+        }
+        libc::write(PIPE.load(Ordering::Acquire), byte.as_ptr().cast(), 1);
+    }
+}
+
+/// In a process that was forked off: signals are not for the other one's engines.
+pub(super) fn forget() {
+    if PIPE.swap(-1, Ordering::AcqRel) < 0 {
+        return;
+    }
+    for signal in SIGNALS {
+        // SAFETY: zero is a `sigaction` without a handler, and the default needs none. Both may be called here.
+        unsafe {
+            let mut before: libc::sigaction = mem::zeroed();
+            libc::sigaction(signal, ptr::null(), &raw mut before);
+            if before.sa_sigaction == on_signal as *const () as usize {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+        }
+    }
 }
 
 /// Waits for a signal, ends the engines, and lets the signal do what it does.
