@@ -53,9 +53,18 @@ const MEMCACHED: Need = Need {
     reason: "is a metadata server to test with",
 };
 
+const GCC: Need = Need { program: "gcc", package: "gcc", reason: "compiles programs in C" };
+const GPP: Need = Need { program: "g++", package: "g++", reason: "reads our headers as C++" };
+const NM: Need =
+    Need { program: "nm", package: "binutils", reason: "lists what a library exports" };
+const PKG_CONFIG: Need =
+    Need { program: "pkg-config", package: "pkg-config", reason: "finds our library, as users do" };
+
 /// What `cargo xtask test` needs.
-pub(crate) const FOR_TESTS: &[Need] =
-    &[TSHARK, TCPDUMP, IP, QEMU, ZSH, FISH, DPKG, MKE2FS, ETCD, REDIS, MEMCACHED];
+pub(crate) const FOR_TESTS: &[Need] = &[
+    TSHARK, TCPDUMP, IP, QEMU, ZSH, FISH, DPKG, MKE2FS, ETCD, REDIS, MEMCACHED, GCC, GPP, NM,
+    PKG_CONFIG,
+];
 
 const PYTHON: Need = Need {
     program: "python3.11",
