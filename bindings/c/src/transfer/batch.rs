@@ -6,7 +6,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millstream_transfer::{
     Batch as Tasks, Notification, SegmentError, SegmentId, SubmitError, SubmitOptions,
@@ -17,6 +17,9 @@ use super::engine::Engine;
 use super::layout::RawStatus;
 use crate::boundary::{Failure, code};
 use crate::last_error;
+
+/// How often who waits looks whether the engine is destroyed, which ends no task.
+const LOOK_INTERVAL: Duration = Duration::from_millis(100);
 
 /// [`Batch::users`] of one that was freed.
 const FREED: usize = usize::MAX;
@@ -180,12 +183,21 @@ impl Batch {
     }
 
     /// Waits until all tasks have ended; whether they have.
-    pub(super) fn wait(&self, engine: &Engine, timeout: Duration) -> bool {
-        let ended = engine.transfer.wait(&self.tasks, timeout);
-        if ended {
-            self.end(engine, true);
+    pub(super) fn wait(&self, engine: &Engine, timeout: Duration) -> Result<bool, Failure> {
+        let start = Instant::now();
+        loop {
+            let left = timeout.saturating_sub(start.elapsed());
+            if engine.transfer.wait(&self.tasks, left.min(LOOK_INTERVAL)) {
+                self.end(engine, true);
+                return Ok(true);
+            }
+            if engine.is_closing() {
+                return Err(Failure::new(code::CONTEXT, "the engine is being destroyed"));
+            }
+            if left <= LOOK_INTERVAL {
+                return Ok(false);
+            }
         }
-        ended
     }
 
     /// Begins to end a task; whether it was neither over nor about to end.

@@ -84,6 +84,11 @@ impl Engine {
         self.segments.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Somebody destroys it, and waits for the calls that are under way.
+    pub(super) fn is_closing(&self) -> bool {
+        self.calls.closing.load(Ordering::SeqCst)
+    }
+
     pub(super) fn has_transport(&self, name: &str) -> bool {
         self.transfer.transports().iter().any(|(installed, _)| *installed == name)
     }

@@ -114,7 +114,7 @@ pub(super) extern "C" fn millstream_wait_batch(
     let code = boundary::negative(|| {
         let engine = Call::on(engine)?;
         let timeout = Duration::from_millis(timeout_ms.min(LONGEST_MS));
-        ended = engine.batch(batch_id)?.wait(&engine, timeout);
+        ended = engine.batch(batch_id)?.wait(&engine, timeout)?;
         Ok(())
     });
     match code {

@@ -2,6 +2,7 @@
 #include "check.h"
 #include <pthread.h>
 #include <stdatomic.h>
+#include <time.h>
 
 #define THREADS 10
 #define LENGTH 65536
@@ -64,6 +65,45 @@ static void join(pthread_t *threads)
         CHECK(pthread_join(threads[i], NULL) == 0);
 }
 
+/* Waits for a batch that takes minutes. */
+static void *wait_long(void *argument)
+{
+    batch_id_t batch = *(batch_id_t *)argument;
+    atomic_store(&done, 1);
+    int code = millstream_wait_batch(initiator, batch, 10 * LONG_MS);
+    /* -1 if the engine was gone before this had begun. */
+    CHECK(code == -202 || code == -1);
+    return NULL;
+}
+
+/* Who waits does not hold up who destroys. */
+static void destroyed_while_one_waits(const char *protocol)
+{
+    enum { COUNT = 100000 };
+    size_t length = THREADS * LENGTH;
+    struct transfer_request *requests = calloc(COUNT, sizeof *requests);
+    pthread_t thread;
+    local = calloc(1, length);
+    CHECK(requests && local);
+    initiator = new_engine(protocol);
+    CHECK(registerLocalMemory(initiator, local, length, "*", 1) == 0);
+    segment = open_other(initiator, target);
+    for (size_t i = 0; i < COUNT; i++)
+        requests[i] = (struct transfer_request){OPCODE_WRITE, local, segment, (uint64_t)(uintptr_t)remote, length};
+    batch_id_t batch = allocateBatchID(initiator, COUNT);
+    atomic_store(&done, 0);
+    CHECK(submitTransfer(initiator, batch, requests, COUNT) == 0);
+    CHECK(pthread_create(&thread, NULL, wait_long, &batch) == 0);
+    while (!atomic_load(&done))
+        ;
+    time_t begun = time(NULL);
+    destroyTransferEngine(initiator);
+    CHECK(time(NULL) - begun < 20);
+    CHECK(pthread_join(thread, NULL) == 0);
+    free(local);
+    free(requests);
+}
+
 int main(int argc, char **argv)
 {
     const char *protocol = argc > 1 ? argv[1] : "tcp";
@@ -92,6 +132,7 @@ int main(int argc, char **argv)
         atomic_store(&destroyed, 1);
         join(threads);
     }
+    destroyed_while_one_waits(protocol);
     destroyTransferEngine(target);
     free(remote);
     return 0;
