@@ -120,7 +120,10 @@ typedef struct segment_desc segment_desc_t;
 transfer_engine_t createTransferEngine(const char *metadata_conn_string, const char *local_server_name,
                                        const char *ip_or_host_name, uint64_t rpc_port, int auto_discover);
 
-/* Ends an engine: its transfers, its registrations and its batches. Returns once other calls on it have. */
+/*
+ * Ends an engine: its transfers, its registrations and its batches. Returns once other calls on it have, and nothing
+ * touches its memory any more; what was sent may still arrive at peers.
+ */
 void destroyTransferEngine(transfer_engine_t engine);
 
 /* Nothing to do: NICs are looked for when the transport rdma is installed. */

@@ -34,6 +34,6 @@ fn more_than_connections_hold_waits_and_does_not_fail() {
 }
 
 #[test]
-fn nothing_is_touched_after_an_engine_was_destroyed_amid_transfers() {
+fn the_source_of_an_engine_that_was_destroyed_amid_transfers_may_go() {
     run("shutdown_amid");
 }

@@ -168,7 +168,10 @@ static void waiting(void)
     stop();
 }
 
-/* An engine is destroyed amid its transfers: afterwards nothing is read, and nothing arrives. */
+/*
+ * An engine is destroyed amid its transfers: afterwards nothing of it is read. What was sent before may still arrive, as
+ * no task says that it has ended, so the last check is of other bytes.
+ */
 static void shutdown_amid(void)
 {
     enum { COUNT = 64 };
@@ -181,7 +184,7 @@ static void shutdown_amid(void)
         segment_id_t there = open_other(brief, target);
         struct transfer_request requests[COUNT];
         for (size_t i = 0; i < COUNT; i++)
-            requests[i] = (struct transfer_request){OPCODE_WRITE, source, there, (uint64_t)(uintptr_t)remote, LENGTH};
+            requests[i] = (struct transfer_request){OPCODE_WRITE, source, there, (uint64_t)(uintptr_t)remote, LENGTH / 2};
         batch_id_t batch = allocateBatchID(brief, COUNT);
         CHECK(submitTransfer(brief, batch, requests, COUNT) == 0);
         struct transfer_status status;
@@ -191,9 +194,10 @@ static void shutdown_amid(void)
         CHECK(getTransferStatus(brief, batch, 0, &status) == 1);
     }
     /* The target goes on. */
-    memset(local, 200, LENGTH);
-    CHECK(transfer(initiator, OPCODE_WRITE, local, segment, remote, LENGTH) == STATUS_COMPLETED);
-    CHECK(memcmp(local, remote, LENGTH) == 0);
+    size_t half = LENGTH / 2;
+    memset(local, 200, half);
+    CHECK(transfer(initiator, OPCODE_WRITE, local, segment, remote + half, half) == STATUS_COMPLETED);
+    CHECK(memcmp(local, remote + half, half) == 0);
     stop();
 }
 
