@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use millstream_metadata::{
-    CallErrorKind, FileName, HostPort, KeyValueStoreConfig, OpenStoreErrorKind, StoreError,
-    is_peer_to_peer, open_store,
+    CallErrorKind, FileName, HostPort, StoreError, is_peer_to_peer, open_store,
 };
 use millstream_transfer::{
     Config, InstallError, NewError, NvmeofConfig, RdmaConfig, Segment, SegmentError, Settings,
@@ -18,7 +17,7 @@ use millstream_verbs::{DeviceError, Provider};
 use thiserror::Error;
 
 use crate::address::{self, ATTEMPTS, NoneFree, is_one_of_many};
-use crate::failure::{self, not_yet, usage};
+use crate::failure::{self, usage};
 use crate::reach::{Patience, Reach};
 use crate::{output, paths, retry};
 
@@ -62,16 +61,9 @@ pub(crate) fn protocol(name: &str) -> anyhow::Result<Protocol> {
 }
 
 /// Checks a value of `--metadata`.
-pub(crate) fn check_metadata(uri: &str) -> anyhow::Result<()> {
-    match open_store(uri, KeyValueStoreConfig::default()) {
-        Ok(_) => Ok(()),
-        Err(error) => Err(match error.kind {
-            OpenStoreErrorKind::NotBuilt(_) => not_yet(&format!("--{error}")),
-            OpenStoreErrorKind::Unknown | OpenStoreErrorKind::Malformed(_) => {
-                usage(format!("--{error}"))
-            }
-        }),
-    }
+pub(crate) fn check_metadata(uri: &str, settings: &Settings) -> anyhow::Result<()> {
+    let config = settings.engine(Ipv4Addr::LOCALHOST.into()).store();
+    open_store(uri, config).map(drop).map_err(|error| usage(format!("--{error}")))
 }
 
 /// What an engine is made with.
@@ -222,7 +214,7 @@ pub(crate) fn check_segment(segment: &str, reach: &Reach) -> anyhow::Result<()> 
     match is_peer_to_peer(&reach.metadata) {
         true => parse_segment(segment, settings).map(drop),
         // What has a name is for the server to know.
-        false => check_metadata(&reach.metadata),
+        false => check_metadata(&reach.metadata, settings),
     }
 }
 
@@ -231,9 +223,7 @@ fn find(segment: &str, reach: &Reach, settings: &Settings) -> anyhow::Result<Hos
     if is_peer_to_peer(&reach.metadata) {
         return parse_segment(segment, settings);
     }
-    let Config { client, metadata_cluster, .. } = settings.engine(Ipv4Addr::LOCALHOST.into());
-    let config =
-        KeyValueStoreConfig { cluster: metadata_cluster, client, ..KeyValueStoreConfig::default() };
+    let config = settings.engine(Ipv4Addr::LOCALHOST.into()).store();
     let store = open_store(&reach.metadata, config)?;
     Ok(store.address(segment)?.address)
 }
@@ -331,7 +321,7 @@ fn open_patiently(
     patience: Option<Duration>,
 ) -> anyhow::Result<Opened> {
     let settings = reach.settings.load()?;
-    check_metadata(&reach.metadata)?;
+    check_metadata(&reach.metadata, settings)?;
     let protocol = match reach.protocol.as_str() {
         // Nothing else reaches a file.
         "auto" if segment.starts_with(FileName::PREFIX) => Protocol::Nvmeof,

@@ -94,7 +94,8 @@ struct BufferPlace {
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     // Before the engine starts its threads.
     let signals = StopWatch::start()?;
-    engine::check_metadata(&arguments.metadata)?;
+    let settings = arguments.settings.load()?;
+    engine::check_metadata(&arguments.metadata, settings)?;
     let mut protocols = arguments
         .protocol
         .iter()
@@ -113,7 +114,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let preload = arguments.file.as_deref().map(|path| open(path, arguments.buffer)).transpose()?;
     let loopback = Ipv4Addr::LOCALHOST.into();
     let options = engine::Options {
-        settings: arguments.settings.load()?,
+        settings,
         metadata: &arguments.metadata,
         segment_name: arguments.name.as_deref(),
         no_segmentation_offload: arguments.no_segmentation_offload,

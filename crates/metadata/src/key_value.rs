@@ -8,6 +8,7 @@ mod connection;
 mod etcd;
 mod memcached;
 mod redis;
+mod tls;
 mod uri;
 
 use std::time::Duration;
@@ -18,6 +19,7 @@ pub use config::KeyValueConfig;
 pub use etcd::Etcd;
 pub use memcached::Memcached;
 pub use redis::Redis;
+pub use tls::TlsFiles;
 pub use uri::UriError;
 
 /// How long an entry lives after it was put or refreshed, where the server has times to live.
@@ -68,6 +70,9 @@ pub enum KeyValueErrorKind {
     /// No connection, or no reply in time.
     #[error("{0}")]
     Unreachable(String),
+    /// TLS with it failed: it is not who it should be, or does not take us for who we are.
+    #[error("{0}")]
+    Untrusted(String),
     /// It understood and did not do it.
     #[error("it refused: {}{message}", status_text(status))]
     Refused {
@@ -102,7 +107,9 @@ impl KeyValueError {
             KeyValueErrorKind::Refused { status, .. } => {
                 status.is_some_and(|status| matches!(status, 408 | 429 | 500..=599))
             }
-            KeyValueErrorKind::Meaning(_) | KeyValueErrorKind::TooLong { .. } => false,
+            KeyValueErrorKind::Untrusted(_)
+            | KeyValueErrorKind::Meaning(_)
+            | KeyValueErrorKind::TooLong { .. } => false,
         }
     }
 }

@@ -13,8 +13,7 @@ use crate::{
 const P2P: &str = "p2p";
 
 /// What stores there are.
-const FORMS: &str =
-    "p2p, http://HOST:PORT/PATH, etcd://HOST:PORT, redis://HOST:PORT or memcached://HOST:PORT";
+const FORMS: &str = "p2p, http://HOST:PORT/PATH, https://HOST:PORT/PATH, etcd://HOST:PORT, redis://HOST:PORT or memcached://HOST:PORT";
 
 /// Why there is no store of this URI.
 #[derive(Debug, Error)]
@@ -33,9 +32,6 @@ pub enum OpenStoreErrorKind {
     /// There is no such kind.
     #[error("it is {FORMS}")]
     Unknown,
-    /// This build has none of that kind.
-    #[error("this build has no {0}")]
-    NotBuilt(&'static str),
     /// The URI is none.
     #[error("{0}")]
     Malformed(String),
@@ -53,15 +49,13 @@ pub fn open_store(
         return Ok(Arc::new(PeerToPeer::new(Client::new(config.client))));
     }
     let scheme = uri.split_once("://").map_or("", |(scheme, _)| scheme);
-    let not_built = |what| Err(failed(OpenStoreErrorKind::NotBuilt(what)));
     let malformed = |what| failed(OpenStoreErrorKind::Malformed(what));
     let server = KeyValueConfig::default();
     match scheme {
-        "http" => {
-            let server = HttpKeyValue::new(uri).map_err(malformed)?;
+        "http" | "https" => {
+            let server = HttpKeyValue::with_files(uri, &config.tls).map_err(malformed)?;
             Ok(Arc::new(KeyValueStore::new(server, config)))
         }
-        "https" => not_built("TLS for metadata servers: http:// has none"),
         "etcd" => Ok(Arc::new(KeyValueStore::new(Etcd::new(uri, server)?, config))),
         "redis" => Ok(Arc::new(KeyValueStore::new(Redis::new(uri, server)?, config))),
         "memcached" => Ok(Arc::new(KeyValueStore::new(Memcached::new(uri, server)?, config))),
@@ -133,6 +127,7 @@ mod tests {
         assert!(number.starts_with("metadata redis://a:1/x: what follows the port"), "{number}");
         let user = error("http://me:secret@a:1/metadata");
         assert!(user.starts_with("metadata http://***@a:1/metadata: it names a user"), "{user}");
-        assert!(error("https://a:1").contains("TLS"));
+        let user = error("https://me:secret@a:1/metadata");
+        assert!(user.starts_with("metadata https://***@a:1/metadata: it names a user"), "{user}");
     }
 }

@@ -5,7 +5,9 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use millstream_metadata::{ClientConfig, P2P_HANDSHAKE, ServerConfig};
+use millstream_metadata::{
+    ClientConfig, KeyValueStoreConfig, P2P_HANDSHAKE, ServerConfig, TlsFiles,
+};
 use millstream_topology::PeerAffinity;
 use millstream_verbs::{IbverbsConfig, Mtu, Provider, SoftConfig};
 
@@ -31,6 +33,8 @@ pub struct Config {
     pub segment_name: Option<String>,
     /// Which of several clusters that share a metadata server it belongs to. Mostly empty.
     pub metadata_cluster: String,
+    /// What TLS towards an `https://` metadata server is made with.
+    pub metadata_tls: TlsFiles,
     /// The port of segments' names that have none. Without, they are refused.
     pub default_port: Option<u16>,
     /// How it asks peers.
@@ -56,6 +60,7 @@ impl Config {
             metadata: P2P_HANDSHAKE.to_owned(),
             segment_name: None,
             metadata_cluster: String::new(),
+            metadata_tls: TlsFiles::default(),
             default_port: None,
             client: ClientConfig {
                 connect_timeout: Duration::from_secs(2),
@@ -65,6 +70,16 @@ impl Config {
             server: ServerConfig::default(),
             slice_length: 64 << 10,
             fragment_ratio: 4,
+        }
+    }
+
+    /// What its store is opened with.
+    pub fn store(&self) -> KeyValueStoreConfig {
+        KeyValueStoreConfig {
+            cluster: self.metadata_cluster.clone(),
+            client: self.client,
+            tls: self.metadata_tls.clone(),
+            ..KeyValueStoreConfig::default()
         }
     }
 }

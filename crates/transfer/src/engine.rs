@@ -9,8 +9,8 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWrite
 use std::time::{Duration, Instant, SystemTime};
 
 use millstream_metadata::{
-    Client, Frame, FrameType, HandShakeDesc, HostPort, KeyValueStoreConfig, RpcMeta, SegmentDesc,
-    Server, Store, open_store,
+    Client, Frame, FrameType, HandShakeDesc, HostPort, RpcMeta, SegmentDesc, Server, Store,
+    open_store,
 };
 use millstream_verbs::Device;
 
@@ -81,12 +81,7 @@ impl TransferEngine {
     /// Starts an engine that answers peers at `config.listen`, with the transport `local`. With a metadata
     /// server it may block, up to the deadlines of the store.
     pub fn new(config: Config) -> Result<Self, NewError> {
-        let store = KeyValueStoreConfig {
-            cluster: config.metadata_cluster.clone(),
-            client: config.client,
-            ..KeyValueStoreConfig::default()
-        };
-        let store = open_store(&config.metadata, store)?;
+        let store = open_store(&config.metadata, config.store())?;
         Self::with_store(config, store)
     }
 

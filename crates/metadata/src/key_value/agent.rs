@@ -82,7 +82,8 @@ impl Resolver for Names {
     ) -> Result<ResolvedSocketAddrs, ureq::Error> {
         let host = uri.host().ok_or(ureq::Error::HostNotFound)?;
         let host = host.trim_start_matches('[').trim_end_matches(']');
-        let port = uri.port_u16().unwrap_or(80);
+        let default = if uri.scheme_str() == Some("https") { 443 } else { 80 };
+        let port = uri.port_u16().unwrap_or(default);
         let until = deadline(*timeout.after);
         let addresses = SYSTEM.resolve_until(host, until).map_err(|_| match Instant::now() {
             now if now >= until => ureq::Error::Timeout(ureq::Timeout::Resolve),

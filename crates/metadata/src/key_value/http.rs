@@ -1,5 +1,5 @@
 //! Values by keys over HTTP, as Mooncake's metadata server keeps them: `GET`, `PUT` and `DELETE` of
-//! `http://host:port/metadata?key=KEY`.
+//! `http://host:port/metadata?key=KEY`, or `https://`.
 
 use std::io;
 use std::time::Duration;
@@ -9,10 +9,12 @@ use ureq::unversioned::transport::DefaultConnector;
 use ureq::{Agent, Body};
 
 use super::agent::Names;
-use super::{KeyValue, KeyValueError, KeyValueErrorKind};
+use super::tls::{self, with_tls};
+use super::{KeyValue, KeyValueError, KeyValueErrorKind, TlsFiles};
 
 /// What URIs begin with.
-pub(crate) const SCHEME: &str = "http://";
+const SCHEME: &str = "http://";
+const TLS_SCHEME: &str = "https://";
 
 /// Where the original's server has its values, for URIs without a path.
 const PATH: &str = "/metadata";
@@ -56,12 +58,20 @@ fn fault(rest: &str) -> Option<&'static str> {
 impl HttpKeyValue {
     /// A client of the server with this URI. What is wrong with the URI is the error. Does not connect.
     pub fn new(uri: &str) -> Result<Self, String> {
-        let rest = uri.strip_prefix(SCHEME).ok_or("it does not begin with http://")?;
+        Self::with_files(uri, &TlsFiles::default())
+    }
+
+    /// As [`HttpKeyValue::new`], with these files where the URI is `https://`, which are read now.
+    pub fn with_files(uri: &str, files: &TlsFiles) -> Result<Self, String> {
+        let (scheme, rest) = [SCHEME, TLS_SCHEME]
+            .into_iter()
+            .find_map(|scheme| Some((scheme, uri.strip_prefix(scheme)?)))
+            .ok_or("it does not begin with http:// or https://")?;
         if let Some(fault) = fault(rest) {
             return Err(fault.to_owned());
         }
         let path = if rest.contains('/') { "" } else { PATH };
-        let config = Agent::config_builder()
+        let mut config = Agent::config_builder()
             .timeout_connect(Some(CONNECT_TIMEOUT))
             .timeout_global(Some(CALL_TIMEOUT))
             .http_status_as_error(false)
@@ -70,12 +80,15 @@ impl HttpKeyValue {
             // Metadata is near. A proxy that is meant for the internet does not know the way.
             .proxy(None)
             // Less than the interval at which entries are refreshed, after which servers may close.
-            .max_idle_age(CALL_TIMEOUT)
-            .build();
-        let uri = format!("{SCHEME}{rest}{path}");
+            .max_idle_age(CALL_TIMEOUT);
+        let uri = format!("{scheme}{rest}{path}");
         if let Err(error) = uri.parse::<ureq::http::Uri>() {
             return Err(error.to_string());
         }
+        if scheme == TLS_SCHEME {
+            config = with_tls(config, files)?;
+        }
+        let config = config.build();
         Ok(Self { uri, agent: Agent::with_parts(config, DefaultConnector::default(), Names) })
     }
 
@@ -165,7 +178,10 @@ impl KeyValue for HttpKeyValue {
 
 /// What went wrong below HTTP, and what to do about it.
 fn kind_of(error: ureq::Error) -> KeyValueErrorKind {
-    use KeyValueErrorKind::{Meaning, Unreachable};
+    use KeyValueErrorKind::{Meaning, Unreachable, Untrusted};
+    if let Some(fault) = tls::fault(&error) {
+        return Untrusted(fault);
+    }
     match error {
         ureq::Error::HostNotFound => {
             Unreachable("its host name has no address: is it spelled right?".to_owned())
@@ -364,10 +380,14 @@ mod tests {
             "http://a b/metadata",
             "http://host/metadata?key=x",
             "http://host/metadata#x",
-            "https://host/metadata",
+            "https://",
+            "https://user:secret@host/metadata",
         ] {
             let fault = HttpKeyValue::new(uri).unwrap_err();
             assert!(!fault.contains("secret"), "{fault}");
+        }
+        if cfg!(not(feature = "tls")) {
+            assert_eq!(HttpKeyValue::new("https://a").unwrap_err(), "this build has no TLS");
         }
         assert_eq!(
             HttpKeyValue::new("http://[::1]:8080").unwrap().uri(),

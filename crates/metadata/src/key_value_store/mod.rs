@@ -22,7 +22,7 @@ use self::names::Names;
 use self::own::{Entry, Kind, Own};
 use crate::{
     Client, ClientConfig, FileName, KeyValue, KeyValueError, KeyValueErrorKind, REFRESH_INTERVAL,
-    RpcMeta, SegmentDesc, Store, StoreError,
+    RpcMeta, SegmentDesc, Store, StoreError, TlsFiles,
 };
 
 /// The first pause before a call is tried again, and the longest.
@@ -42,6 +42,8 @@ pub struct KeyValueStoreConfig {
     pub cluster: String,
     /// How it is asked whether an engine is there.
     pub client: ClientConfig,
+    /// What TLS towards an `https://` server is made with.
+    pub tls: TlsFiles,
     /// How often entries are looked after.
     pub refresh_interval: Duration,
     /// For how long a call that fails is tried again.
@@ -57,6 +59,7 @@ impl Default for KeyValueStoreConfig {
                 call_timeout: Duration::from_millis(2500),
                 ..ClientConfig::default()
             },
+            tls: TlsFiles::default(),
             refresh_interval: REFRESH_INTERVAL,
             patience: Duration::from_secs(3),
         }

@@ -1,5 +1,5 @@
-//! Variables of the environment that begin with `MC_`: those of settings are in the table, and the
-//! others of the original transfer engine are here, each with the reason why it changes nothing.
+//! Variables of the environment that begin with `MC_`: those of settings are in the table, where those that the
+//! original does not have begin with `MILLSTREAM_`, and the others of the original transfer engine are here, each with the reason why it changes nothing.
 
 use super::table::settings;
 
@@ -147,6 +147,9 @@ mod tests {
 
     use super::*;
 
+    /// What variables begin with that the original does not have.
+    const OWN_PREFIX: &str = "MILLSTREAM_";
+
     #[test]
     fn the_nearest_name_is_told_where_one_is_near() {
         for (variable, expected) in [
@@ -175,7 +178,8 @@ mod tests {
         assert!(!concerns_us("MC_HOST_play") && !concerns_us("MC_SID") && !concerns_us("PATH"));
         let known = settings().flat_map(|setting| setting.variables.iter().copied());
         for name in known.chain(IGNORED.iter().map(|(name, _)| *name)) {
-            assert!(concerns_us(name) || name == "NCCL_IB_GID_INDEX", "{name}");
+            let others = name == "NCCL_IB_GID_INDEX" || name.starts_with(OWN_PREFIX);
+            assert_ne!(concerns_us(name), others, "{name}");
         }
     }
 
@@ -194,8 +198,8 @@ mod tests {
         let variables = settings().flat_map(|setting| setting.variables.iter().copied());
         for name in variables.chain(IGNORED.iter().map(|(name, _)| *name)) {
             assert!(seen.insert(name), "{name}");
-            let ours = name.starts_with(PREFIX) || name == "NCCL_IB_GID_INDEX";
-            assert!(ours, "{name}");
+            let ours = [PREFIX, OWN_PREFIX].iter().any(|prefix| name.starts_with(prefix));
+            assert!(ours || name == "NCCL_IB_GID_INDEX", "{name}");
         }
         assert!(IGNORED.is_sorted(), "so that one is found");
     }

@@ -13,7 +13,8 @@ Settings of transfer engines, and where they come from. The later of these comes
 
 1. the defaults below
 2. a TOML file: the one that `MILLSTREAM_CONFIG` or `--config FILE` names
-3. environment variables: `MC_` and a name, those of the original transfer engine
+3. environment variables: `MC_` and a name, those of the original transfer engine; `MILLSTREAM_` and a name
+   where it has none
 4. arguments: `--set NAME=VALUE`, any number of times; options such as `--no-segmentation-offload`; and
    what a program says
 

@@ -192,7 +192,7 @@ fn is_local(reach: &Reach) -> anyhow::Result<bool> {
 
 /// An engine whose own segment has so many bytes.
 fn open_own(reach: &Reach, bytes: usize, memory: MemoryKind) -> anyhow::Result<(Opened, Buffer)> {
-    engine::check_metadata(&reach.metadata)?;
+    engine::check_metadata(&reach.metadata, reach.settings.load()?)?;
     let options = engine::Options {
         settings: reach.settings.load()?,
         metadata: &reach.metadata,
@@ -240,7 +240,7 @@ fn working_set(arguments: &Arguments, shapes: &mut Vec<Shape>) -> anyhow::Result
 /// Starts a node with so many bytes of memory.
 fn start_peer(reach: &Reach, bytes: u64, memory: MemoryKind) -> anyhow::Result<Peer> {
     // Here, since it is this command line that is wrong.
-    engine::check_metadata(&reach.metadata)?;
+    engine::check_metadata(&reach.metadata, reach.settings.load()?)?;
     let what = format!("starting a node with {}", units::readable(bytes));
     note::when_slow(&what, || Peer::start(reach, bytes, memory))
 }

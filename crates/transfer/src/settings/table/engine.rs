@@ -67,6 +67,39 @@ pub(super) const ROWS: &[Setting] = &[
         meaning: "The name of a cluster that shares a metadata server with others: it is in all keys.",
     },
     Setting {
+        key: "metadata.ca_file",
+        variables: &["MILLSTREAM_METADATA_CA_FILE"],
+        kind: Kind::File {
+            none: "those of the system",
+            read: |values| values.engine.metadata_tls.authorities.as_deref(),
+            write: |values, path| values.engine.metadata_tls.authorities = path,
+        },
+        scope: Scope::Engine,
+        meaning: "Certificates (PEM) of the authorities that may vouch for an `https://` metadata server.",
+    },
+    Setting {
+        key: "metadata.certificate_file",
+        variables: &["MILLSTREAM_METADATA_CERTIFICATE_FILE"],
+        kind: Kind::File {
+            none: "no certificate",
+            read: |values| values.engine.metadata_tls.certificate.as_deref(),
+            write: |values, path| values.engine.metadata_tls.certificate = path,
+        },
+        scope: Scope::Engine,
+        meaning: "The certificate (PEM) that is shown to an `https://` metadata server that asks for one.",
+    },
+    Setting {
+        key: "metadata.key_file",
+        variables: &["MILLSTREAM_METADATA_KEY_FILE"],
+        kind: Kind::File {
+            none: "no key",
+            read: |values| values.engine.metadata_tls.key.as_deref(),
+            write: |values, path| values.engine.metadata_tls.key = path,
+        },
+        scope: Scope::Engine,
+        meaning: "The private key (PEM) of this certificate.",
+    },
+    Setting {
         key: "handshake.host",
         variables: &["MC_RDMA_BIND_ADDRESS", "MC_TCP_BIND_ADDRESS"],
         kind: Kind::Host {
