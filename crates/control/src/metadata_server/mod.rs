@@ -3,6 +3,7 @@
 mod log;
 mod service;
 mod table;
+mod tls;
 
 use std::collections::VecDeque;
 use std::future::Future;
@@ -23,6 +24,8 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 
 use self::table::Table;
+use self::tls::Guard;
+pub use self::tls::ServerTls;
 
 /// How long the head of a request may take to come, also the first byte of the next one.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -74,6 +77,8 @@ pub struct MetadataServerConfig {
     pub listen: SocketAddr,
     /// Where to keep entries. Without, they are in memory.
     pub data_dir: Option<PathBuf>,
+    /// What it proves itself with, over TLS. Without, it speaks plain HTTP.
+    pub tls: Option<ServerTls>,
     /// What clients can make it hold.
     pub limits: Limits,
 }
@@ -84,7 +89,7 @@ impl MetadataServerConfig {
 
     /// The defaults, in memory, listening there.
     pub fn new(listen: SocketAddr) -> Self {
-        Self { listen, data_dir: None, limits: Limits::default() }
+        Self { listen, data_dir: None, tls: None, limits: Limits::default() }
     }
 }
 
@@ -102,6 +107,9 @@ pub enum MetadataServerError {
         /// Why.
         source: io::Error,
     },
+    /// The files for TLS are of no use.
+    #[error("TLS: {0}")]
+    Tls(String),
     /// The entries cannot be read or written.
     #[error("cannot keep entries in {folder}: {source}")]
     Data {
@@ -130,7 +138,8 @@ async fn serve(
     if crate::is_over(shutdown.as_mut()).await {
         return Ok(());
     }
-    let MetadataServerConfig { listen, data_dir, limits } = config;
+    let MetadataServerConfig { listen, data_dir, tls, limits } = config;
+    let guard = Guard::new(tls.as_ref()).map_err(MetadataServerError::Tls)?;
     let table = Table::new(limits, data_dir.as_deref()).map_err(|source| {
         let folder = data_dir.unwrap_or_default().display().to_string();
         MetadataServerError::Data { folder, source }
@@ -167,7 +176,8 @@ async fn serve(
                     full = false;
                 }
                 let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
-                let connection = converse(stream, place, table.clone(), limits, ended.clone());
+                let service = (table.clone(), limits);
+                let connection = converse(stream, guard.clone(), place, service, ended.clone());
                 connections.push_back(tokio::spawn(connection).abort_handle());
             }
             Err(error) => {
@@ -192,13 +202,24 @@ async fn serve(
 /// One connection, from its first byte to its last.
 async fn converse(
     stream: TcpStream,
+    guard: Guard,
     place: OwnedSemaphorePermit,
-    table: Table,
-    limits: Limits,
+    (table, limits): (Table, Limits),
     mut ended: watch::Receiver<()>,
 ) {
     // Small replies that someone waits for. Failing, they are late.
     let _ = stream.set_nodelay(true);
+    let admitted = tokio::select! {
+        admitted = timeout(HEAD_TIMEOUT, guard.admit(stream)) => admitted,
+        _ = ended.changed() => return,
+    };
+    let stream = match admitted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+        Ok(stream) => stream,
+        Err(error) => {
+            tracing::debug!(%error, "a client is not admitted");
+            return;
+        }
+    };
     let service = service_fn(|request| service::answer(table.clone(), limits, request));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())

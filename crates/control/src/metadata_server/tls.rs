@@ -1,0 +1,173 @@
+//! Who is admitted: everybody, or over TLS, also those only for whom an authority vouches.
+
+use std::path::PathBuf;
+
+/// The files that a server proves itself with, all in PEM.
+#[derive(Clone, Debug)]
+pub struct ServerTls {
+    /// Its certificate, with those that lead to its authority.
+    pub certificate: PathBuf,
+    /// Its private key.
+    pub key: PathBuf,
+    /// Certificates of the authorities that vouch for clients. Without, clients need no certificate.
+    pub client_authorities: Option<PathBuf>,
+}
+
+#[cfg(not(feature = "tls"))]
+pub(super) use off::Guard;
+#[cfg(feature = "tls")]
+pub(super) use on::Guard;
+
+#[cfg(feature = "tls")]
+mod on {
+    use std::io;
+    use std::path::Path;
+    use std::pin::Pin;
+    use std::sync::Arc;
+    use std::task::{Context, Poll};
+
+    use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+    use tokio::net::TcpStream;
+    use tokio_rustls::TlsAcceptor;
+    use tokio_rustls::rustls::crypto::ring;
+    use tokio_rustls::rustls::pki_types::pem::PemObject;
+    use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+    use tokio_rustls::rustls::server::WebPkiClientVerifier;
+    use tokio_rustls::rustls::{RootCertStore, ServerConfig};
+    use tokio_rustls::server::TlsStream;
+
+    use super::ServerTls;
+
+    /// Who stands at the door.
+    #[derive(Clone)]
+    pub(in crate::metadata_server) struct Guard(Option<TlsAcceptor>);
+
+    /// A connection that was admitted.
+    pub(in crate::metadata_server) enum Admitted {
+        Plain(TcpStream),
+        Tls(Box<TlsStream<TcpStream>>),
+    }
+
+    impl Guard {
+        /// What is wrong with the files is the error.
+        pub(in crate::metadata_server) fn new(tls: Option<&ServerTls>) -> Result<Self, String> {
+            let Some(tls) = tls else { return Ok(Self(None)) };
+            let provider = Arc::new(ring::default_provider());
+            let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
+                .with_safe_default_protocol_versions()
+                .map_err(|error| error.to_string())?;
+            let builder = match &tls.client_authorities {
+                None => builder.with_no_client_auth(),
+                Some(path) => {
+                    let of_file = |error| format!("{}: {error}", path.display());
+                    let mut roots = RootCertStore::empty();
+                    for certificate in certificates(path)? {
+                        roots.add(certificate).map_err(|error| of_file(error.to_string()))?;
+                    }
+                    let verifier =
+                        WebPkiClientVerifier::builder_with_provider(roots.into(), provider).build();
+                    builder.with_client_cert_verifier(
+                        verifier.map_err(|error| of_file(error.to_string()))?,
+                    )
+                }
+            };
+            let chain = certificates(&tls.certificate)?;
+            let key = PrivateKeyDer::from_pem_file(&tls.key)
+                .map_err(|error| format!("private key {}: {error}", tls.key.display()))?;
+            let config = builder.with_single_cert(chain, key).map_err(|error| {
+                format!("{} and {}: {error}", tls.certificate.display(), tls.key.display())
+            })?;
+            Ok(Self(Some(Arc::new(config).into())))
+        }
+
+        /// Waits until the client has proved what it must.
+        pub(in crate::metadata_server) async fn admit(
+            &self,
+            stream: TcpStream,
+        ) -> io::Result<Admitted> {
+            match &self.0 {
+                None => Ok(Admitted::Plain(stream)),
+                Some(acceptor) => Ok(Admitted::Tls(Box::new(acceptor.accept(stream).await?))),
+            }
+        }
+    }
+
+    fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+        let failed = |error| format!("certificate {}: {error}", path.display());
+        let found: Vec<_> =
+            CertificateDer::pem_file_iter(path).and_then(Iterator::collect).map_err(failed)?;
+        match found.is_empty() {
+            true => Err(format!("{}: there is no certificate in it", path.display())),
+            false => Ok(found),
+        }
+    }
+
+    impl AsyncRead for Admitted {
+        fn poll_read(
+            self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+            buffer: &mut ReadBuf<'_>,
+        ) -> Poll<io::Result<()>> {
+            match self.get_mut() {
+                Self::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+                Self::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+            }
+        }
+    }
+
+    impl AsyncWrite for Admitted {
+        fn poll_write(
+            self: Pin<&mut Self>,
+            context: &mut Context<'_>,
+            bytes: &[u8],
+        ) -> Poll<io::Result<usize>> {
+            match self.get_mut() {
+                Self::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+                Self::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
+            }
+        }
+
+        fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+            match self.get_mut() {
+                Self::Plain(stream) => Pin::new(stream).poll_flush(context),
+                Self::Tls(stream) => Pin::new(stream).poll_flush(context),
+            }
+        }
+
+        fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+            match self.get_mut() {
+                Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+                Self::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+            }
+        }
+    }
+}
+
+#[cfg(not(feature = "tls"))]
+mod off {
+    use std::io;
+
+    use tokio::net::TcpStream;
+
+    use super::ServerTls;
+
+    /// Everybody is admitted.
+    #[derive(Clone)]
+    pub(in crate::metadata_server) struct Guard;
+
+    impl Guard {
+        pub(in crate::metadata_server) fn new(tls: Option<&ServerTls>) -> Result<Self, String> {
+            match tls {
+                None => Ok(Self),
+                Some(_) => Err("this build has none".to_owned()),
+            }
+        }
+
+        pub(in crate::metadata_server) async fn admit(
+            &self,
+            stream: TcpStream,
+        ) -> io::Result<TcpStream> {
+            Ok(stream)
+        }
+    }
+}
