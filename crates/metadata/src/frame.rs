@@ -10,6 +10,9 @@ pub const DEFAULT_FRAME_LIMIT: usize = 1 << 20;
 
 const LENGTH_BYTES: usize = 8;
 
+/// The type of [`FrameType::Token`]: far from those that Mooncake may still need, and nothing that JSON begins with.
+const TOKEN: u8 = b'T';
+
 /// What a frame asks for; a reply has the type of its request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum FrameType {
@@ -21,6 +24,8 @@ pub enum FrameType {
     Notify,
     /// Are you alive?
     Probe,
+    /// A part of the proof that both sides have a token ([`crate::Token`]); Mooncake has none.
+    Token,
     /// A frame without a type byte: what [`FrameType::Connection`] was before there were types.
     OldProtocol,
 }
@@ -32,6 +37,7 @@ impl FrameType {
             1 => Self::Metadata,
             2 => Self::Notify,
             3 => Self::Probe,
+            TOKEN => Self::Token,
             _ => Self::OldProtocol,
         }
     }
@@ -42,6 +48,7 @@ impl FrameType {
             Self::Metadata => Some(1),
             Self::Notify => Some(2),
             Self::Probe => Some(3),
+            Self::Token => Some(TOKEN),
             Self::OldProtocol => None,
         }
     }
@@ -90,8 +97,8 @@ impl Frame {
         Self { frame_type, body: body.into() }
     }
 
-    /// The bytes that go on the wire. A frame of the old protocol must start with a byte above 3,
-    /// as every JSON text does.
+    /// The bytes that go on the wire. A frame of the old protocol must start with a byte that is
+    /// no type, as every JSON text does.
     pub fn encode(&self) -> Vec<u8> {
         let kind = self.frame_type.byte();
         let length = self.body.len() + usize::from(kind.is_some());
@@ -142,6 +149,11 @@ impl FrameDecoder {
         let frame_type = FrameType::from_byte(body[LENGTH_BYTES]);
         body.drain(..LENGTH_BYTES + usize::from(frame_type.byte().is_some()));
         Some(Frame { frame_type, body })
+    }
+
+    /// How many bytes may be read for this frame, so that nothing is taken of what follows it.
+    pub fn wants(&self) -> Result<usize, FrameError> {
+        self.missing()
     }
 
     /// Bytes still missing from the length, or once that is there, from the frame.
@@ -235,6 +247,7 @@ mod tests {
             Just(FrameType::Metadata),
             Just(FrameType::Notify),
             Just(FrameType::Probe),
+            Just(FrameType::Token),
             Just(FrameType::OldProtocol),
         ];
         (kinds, proptest::collection::vec(any::<u8>(), 0..40)).prop_map(|(kind, mut body)| {

@@ -11,6 +11,7 @@
 //! - [`Client`] and [`Server`]: blocking TCP, every call with a deadline.
 //! - [`Caller`]: many calls at once on one thread, which tells how they end.
 //! - [`Acceptor`]: the socket below a server, with a limit on strangers.
+//! - [`Token`]: a secret that engines share; [`Gate`] admits those to a port who prove that they have it.
 //! - [`Store`]: where descriptors are published and looked up; [`PeerToPeer`] asks the segment's
 //!   own process (`P2PHANDSHAKE`).
 //! - [`open_store`]: the store with a URI.
@@ -23,6 +24,7 @@ mod caller;
 mod client;
 mod exchange;
 mod frame;
+mod gate;
 mod gid;
 mod handshake;
 mod key_value;
@@ -37,11 +39,13 @@ mod server;
 mod store;
 mod stream;
 mod timestamp;
+mod token;
 
 pub use acceptor::{Acceptor, AcceptorConfig, Connection};
 pub use caller::{Caller, DEFAULT_CALL_LIMIT};
 pub use client::{CallError, CallErrorKind, Client, ClientConfig};
 pub use frame::{DEFAULT_FRAME_LIMIT, Frame, FrameDecoder, FrameError, FrameType};
+pub use gate::{Gate, ProofError, prove};
 pub use gid::{Gid, GidError};
 pub use handshake::HandShakeDesc;
 pub use key_value::http::HttpKeyValue;
@@ -60,3 +64,4 @@ pub use segment::{
 pub use server::{Handler, Server, ServerConfig};
 pub use store::{P2P_HANDSHAKE, PeerToPeer, RpcMeta, Store, StoreError};
 pub use timestamp::timestamp;
+pub use token::{Initiator, MESSAGE_LIMIT, Purpose, Token, TokenError, TokenFileError};

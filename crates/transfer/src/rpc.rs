@@ -54,6 +54,8 @@ impl Handler for Answer {
                 };
                 reply.to_json()
             }
+            // The server has answered it.
+            FrameType::Token => return None,
             FrameType::Notify => serde_json::to_vec(&engine.inbox.answer(&request)).ok()?,
             FrameType::Probe => {
                 let (name, incarnation) = (engine.name().to_owned(), engine.incarnation());
