@@ -9,7 +9,7 @@ use thiserror::Error;
 use crate::exchange::{Attempts, Exchange, Step};
 use crate::resolver::SYSTEM;
 use crate::stream::Until;
-use crate::{DEFAULT_FRAME_LIMIT, Frame, FrameError, FrameType, HostPort};
+use crate::{DEFAULT_FRAME_LIMIT, Frame, FrameError, FrameType, HostPort, Token, TokenError};
 
 /// Limits of a [`Client`].
 #[derive(Clone, Copy, Debug)]
@@ -20,6 +20,8 @@ pub struct ClientConfig {
     pub call_timeout: Duration,
     /// The longest reply accepted.
     pub frame_limit: usize,
+    /// What a peer must prove to have, and is proved to. With one, peers without it are not asked.
+    pub token: Option<Token>,
 }
 
 impl Default for ClientConfig {
@@ -28,6 +30,7 @@ impl Default for ClientConfig {
             connect_timeout: Duration::from_secs(5),
             call_timeout: Duration::from_secs(10),
             frame_limit: DEFAULT_FRAME_LIMIT,
+            token: None,
         }
     }
 }
@@ -106,6 +109,9 @@ pub enum CallErrorKind {
         /// What was answered.
         got: FrameType,
     },
+    /// The peer's token and ours do not go together.
+    #[error(transparent)]
+    Token(#[from] TokenError),
     /// As many calls are under way as may be at a time.
     #[error("{limit} calls to peers are under way already, as many as may be: try again later")]
     TooMany {
@@ -163,6 +169,9 @@ impl Client {
         // Not having it costs time, not correctness.
         let _ = stream.set_nodelay(true);
         let mut exchange = Exchange::new(request, self.config.frame_limit);
+        if let Some(token) = self.config.token {
+            exchange.prove(token, stream.peer_addr().map_err(CallErrorKind::Io)?)?;
+        }
         let mut buffer = [0; 4096];
         loop {
             match exchange.step(Until::new(&stream, deadline), &mut buffer)? {

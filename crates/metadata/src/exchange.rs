@@ -8,7 +8,10 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::{CallErrorKind, Frame, FrameDecoder, FrameError, FrameType};
+use crate::token::{Initiator, MESSAGE_LIMIT};
+use crate::{
+    CallErrorKind, Frame, FrameDecoder, FrameError, FrameType, Purpose, Token, TokenError,
+};
 
 /// What a step has brought.
 #[derive(Debug)]
@@ -45,9 +48,19 @@ pub(crate) struct Incoming {
 /// One request, and the reply to it.
 #[derive(Debug)]
 pub(crate) struct Exchange {
+    /// What is proved on both sides before that.
+    proving: Option<Box<Proving>>,
     asked: FrameType,
     request: Outgoing,
     reply: Incoming,
+}
+
+/// A proof that both sides have a token.
+#[derive(Debug)]
+struct Proving {
+    initiator: Initiator,
+    outgoing: Outgoing,
+    incoming: Incoming,
 }
 
 impl Outgoing {
@@ -74,6 +87,11 @@ impl Incoming {
         Self { decoder: FrameDecoder::new(limit) }
     }
 
+    /// How many bytes are to be read so that nothing of what follows the frame is.
+    fn wants(&self) -> Result<usize, StreamError> {
+        self.decoder.wants().map_err(StreamError::Frame)
+    }
+
     /// Reads once. What follows the frame in the stream is dropped: a connection is for one request.
     pub(crate) fn step(
         &mut self,
@@ -91,10 +109,21 @@ impl Exchange {
     /// Asks `request`, and refuses a reply that is longer than `limit`.
     pub(crate) fn new(request: &Frame, limit: usize) -> Self {
         Self {
+            proving: None,
             asked: request.frame_type,
             request: Outgoing::new(request),
             reply: Incoming::new(limit),
         }
+    }
+
+    /// Proves first, to who was connected to at `address`, that this side has the token, and has him prove it.
+    pub(crate) fn prove(&mut self, token: Token, address: SocketAddr) -> Result<(), CallErrorKind> {
+        let initiator = Initiator::new(token, Purpose::Handshake, address, None);
+        let initiator = initiator.map_err(CallErrorKind::Io)?;
+        let outgoing = Outgoing::new(&initiator.opening());
+        let incoming = Incoming::new(MESSAGE_LIMIT);
+        self.proving = Some(Box::new(Proving { initiator, outgoing, incoming }));
+        Ok(())
     }
 
     /// Writes or reads once.
@@ -103,6 +132,16 @@ impl Exchange {
         mut stream: impl Read + Write,
         buffer: &mut [u8],
     ) -> Result<Step<Frame>, CallErrorKind> {
+        if let Some(proving) = &mut self.proving {
+            return Ok(match proving.step(&mut stream, buffer)? {
+                Step::Done(()) => {
+                    self.proving = None;
+                    Step::More
+                }
+                Step::More => Step::More,
+                Step::Blocked => Step::Blocked,
+            });
+        }
         if !self.request.is_written() {
             return Ok(match self.request.step(&mut stream)? {
                 Step::Done(()) | Step::More => Step::More,
@@ -111,11 +150,46 @@ impl Exchange {
         }
         let step = self.reply.step(&mut stream, buffer)?;
         match step {
+            Step::Done(reply) if reply.frame_type == FrameType::Token => {
+                Err(TokenError::of_verdict(&reply.body).into())
+            }
             Step::Done(reply) if reply.frame_type != self.asked => {
                 Err(CallErrorKind::WrongType { asked: self.asked, got: reply.frame_type })
             }
             step => Ok(step),
         }
+    }
+}
+
+impl Proving {
+    /// Writes or reads once.
+    fn step(
+        &mut self,
+        mut stream: impl Read + Write,
+        buffer: &mut [u8],
+    ) -> Result<Step<()>, CallErrorKind> {
+        if !self.outgoing.is_written() {
+            return Ok(match self.outgoing.step(&mut stream)? {
+                Step::Done(()) | Step::More => Step::More,
+                Step::Blocked => Step::Blocked,
+            });
+        }
+        let wanted = self.incoming.wants()?.min(buffer.len());
+        let frame = match self.incoming.step(&mut stream, &mut buffer[..wanted]) {
+            Ok(Step::Done(frame)) => frame,
+            Ok(Step::More) => return Ok(Step::More),
+            Ok(Step::Blocked) => return Ok(Step::Blocked),
+            // Who speaks something else has none.
+            Err(StreamError::Frame(_)) => return Err(TokenError::NoProof.into()),
+            Err(error) => return Err(error.into()),
+        };
+        Ok(match self.initiator.take(&frame)? {
+            Some(frame) => {
+                self.outgoing = Outgoing::new(&frame);
+                Step::More
+            }
+            None => Step::Done(()),
+        })
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::acceptor::{Acceptor, AcceptorConfig, Connection};
 use crate::stream::{drain, read_frame, write_frame};
-use crate::{DEFAULT_FRAME_LIMIT, Frame};
+use crate::{DEFAULT_FRAME_LIMIT, Frame, FrameType, Gate, TokenError};
 
 /// Limits of a [`Server`].
 #[derive(Clone, Copy, Debug)]
@@ -63,11 +63,23 @@ impl Server {
         config: ServerConfig,
         handler: Arc<dyn Handler>,
     ) -> io::Result<Self> {
+        Self::guarded(listener, config, None, handler)
+    }
+
+    /// As [`Server::serve`], and answers those only whom the gate admits, where there is one.
+    pub fn guarded(
+        listener: TcpListener,
+        config: ServerConfig,
+        gate: Option<Gate>,
+        handler: Arc<dyn Handler>,
+    ) -> io::Result<Self> {
         let limits = AcceptorConfig {
             max_connections: config.max_connections,
             silence_allowed: config.silence_allowed,
         };
-        let serve = move |connection: &Connection| serve(connection, &config, &*handler);
+        let serve = move |connection: &Connection| {
+            serve(connection, &config, gate.as_ref(), &*handler);
+        };
         Ok(Self { acceptor: Acceptor::start(listener, limits, serve)? })
     }
 
@@ -88,10 +100,21 @@ impl fmt::Debug for Server {
     }
 }
 
-fn serve(connection: &Connection, config: &ServerConfig, handler: &dyn Handler) {
+fn serve(
+    connection: &Connection,
+    config: &ServerConfig,
+    gate: Option<&Gate>,
+    handler: &dyn Handler,
+) {
     let (stream, client) = (connection.stream(), connection.client());
     // Not having it costs time, not correctness.
     let _ = stream.set_nodelay(true);
+    if let Some(Err(error)) =
+        gate.map(|gate| gate.admit(stream, Instant::now() + config.client_timeout))
+    {
+        tracing::debug!(%client, %error, "a caller is not admitted");
+        return;
+    }
     let request =
         match read_frame(stream, config.frame_limit, Instant::now() + config.client_timeout) {
             Ok(request) => request,
@@ -101,7 +124,11 @@ fn serve(connection: &Connection, config: &ServerConfig, handler: &dyn Handler) 
             }
         };
     connection.heard();
-    let Some(reply) = handler.handle(client, request) else { return };
+    let reply = match request.frame_type {
+        FrameType::Token => Some(TokenError::NoneThere.verdict()),
+        _ => handler.handle(client, request),
+    };
+    let Some(reply) = reply else { return };
     connection.awaited();
     let deadline = Instant::now() + config.client_timeout;
     if let Err(error) = write_frame(stream, &reply, deadline) {

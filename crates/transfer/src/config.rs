@@ -37,7 +37,7 @@ pub struct Config {
     pub metadata_tls: TlsFiles,
     /// The port of segments' names that have none. Without, they are refused.
     pub default_port: Option<u16>,
-    /// How it asks peers.
+    /// How it asks peers. With a token, it is asked of whoever calls too, at all ports.
     pub client: ClientConfig,
     /// How it answers them.
     pub server: ServerConfig,
@@ -66,6 +66,7 @@ impl Config {
                 connect_timeout: Duration::from_secs(2),
                 call_timeout: Duration::from_millis(2500),
                 frame_limit: MAX_DESCRIPTOR,
+                token: None,
             },
             server: ServerConfig::default(),
             slice_length: 64 << 10,

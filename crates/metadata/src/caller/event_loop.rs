@@ -197,6 +197,10 @@ impl EventLoop {
                 Ok(true) => {
                     // Not having it costs time, not correctness.
                     let _ = stream.set_nodelay(true);
+                    let mut request = request;
+                    if let Err(kind) = self.prove(&mut request, &stream) {
+                        return request.done.tell(Err(kind));
+                    }
                     self.exchange(number, request, stream);
                 }
                 Err(error) => {
@@ -207,6 +211,13 @@ impl EventLoop {
             },
             Phase::Exchanging { stream } => self.exchange(number, request, stream),
         }
+    }
+
+    /// Has the exchange begin with a proof, where there is a token.
+    fn prove(&self, request: &mut Request, stream: &TcpStream) -> Result<(), CallErrorKind> {
+        let Some(token) = self.shared.config.token else { return Ok(()) };
+        let address = stream.peer_addr().map_err(CallErrorKind::Io)?;
+        request.exchange.prove(token, address)
     }
 
     /// Writes and reads as far as the socket does not block, for one turn.

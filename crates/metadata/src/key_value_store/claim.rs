@@ -86,6 +86,7 @@ impl<K: KeyValue> Shared<K> {
                     CallErrorKind::NoReply { .. } => Some("accepts connections but gives no reply"),
                     // As the original does that knows no probes.
                     CallErrorKind::Closed => Some("accepts connections"),
+                    CallErrorKind::Token(_) => Some("has another token than ours, or none"),
                     _ => None,
                 };
             }
