@@ -70,6 +70,10 @@ pub struct SegmentDesc {
     /// The version of the framing with numbered messages that is understood there too; Mooncake does not say.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tcp_message_version: Option<u32>,
+    /// In place of [`SegmentDesc::tcp_data_port`], where callers must prove first that they have its token; Mooncake
+    /// does not say, and finds no port.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tcp_token_port: Option<u16>,
     /// Which start of its process this is, as in the handshake; Mooncake does not say. Addresses
     /// and keys mean nothing to another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -99,6 +103,9 @@ pub struct FileTargetDesc {
     pub host: String,
     /// TCP port.
     pub port: u16,
+    /// Whether callers must prove there that they have its token.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub token: bool,
 }
 
 /// A device of a segment.
@@ -391,6 +398,7 @@ mod tests {
             tcp_data_port: None,
             tcp_proto_version: None,
             tcp_message_version: None,
+            tcp_token_port: None,
             incarnation: None,
             timestamp: "2026-11-21 01:49:20.352931".to_owned(),
         }
@@ -458,7 +466,8 @@ mod tests {
     fn a_file_has_a_key_and_a_target() {
         let mut descriptor = SegmentDesc::from_json(FILES.as_bytes()).unwrap();
         descriptor.buffers[0].file_key = Some(FileKey(7));
-        descriptor.file_target = Some(FileTargetDesc { host: "a".to_owned(), port: 9 });
+        descriptor.file_target =
+            Some(FileTargetDesc { host: "a".to_owned(), port: 9, token: false });
         let text = String::from_utf8(descriptor.to_json()).unwrap();
         assert!(text.contains(r#""file_key":"00000000000000000000000000000007""#), "{text}");
         assert_eq!(SegmentDesc::from_json(text.as_bytes()).unwrap(), descriptor);

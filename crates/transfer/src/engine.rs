@@ -9,8 +9,8 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWrite
 use std::time::{Duration, Instant, SystemTime};
 
 use millstream_metadata::{
-    Client, Frame, FrameType, HandShakeDesc, HostPort, RpcMeta, SegmentDesc, Server, Store,
-    open_store,
+    Client, Frame, FrameType, Gate, HandShakeDesc, HostPort, Purpose, RpcMeta, SegmentDesc, Server,
+    Store, open_store,
 };
 use millstream_verbs::Device;
 
@@ -144,7 +144,8 @@ impl TransferEngine {
             stopped: AtomicBool::new(false),
         });
         let handler = Arc::new(Answer::new(Arc::downgrade(&inner)));
-        let server = Server::serve(listener, config.server, handler).map_err(failed)?;
+        let gate = inner.gate(Purpose::Handshake);
+        let server = Server::guarded(listener, config.server, gate, handler).map_err(failed)?;
         let engine = Self { inner, address, server: Some(server) };
         // It answers already: whoever has its name may be asked who that is.
         let meta = RpcMeta { address: reached_at, incarnation: Some(engine.inner.incarnation) };
@@ -209,7 +210,13 @@ impl TransferEngine {
         let _installing = inner.installing();
         inner.check_install(nvmeof::NAME)?;
         let server = inner.address.clone();
-        let transport = NvmeofTransport::new(config, server, inner.incarnation, self.address)?;
+        let transport = NvmeofTransport::new(
+            config,
+            server,
+            inner.incarnation,
+            self.address,
+            inner.gate(Purpose::Files),
+        )?;
         let transport = Arc::new(transport);
         let _ = inner.nvmeof.set(Arc::clone(&transport));
         inner.transports.write().unwrap_or_else(PoisonError::into_inner).push(transport);
@@ -230,6 +237,7 @@ impl TransferEngine {
             self.address,
             &inner.memory,
             inner.store.is_local(),
+            inner.gate(Purpose::Memory),
         )?;
         let _ = inner.streams.set(Arc::clone(transport.shared_progress()));
         let mut transports = inner.transports.write().unwrap_or_else(PoisonError::into_inner);
@@ -558,6 +566,12 @@ impl Drop for TransferEngine {
 }
 
 impl Inner {
+    /// Who is admitted to a port for this, where there is a token.
+    fn gate(&self, purpose: Purpose) -> Option<Gate> {
+        let token = self.client.config().token?;
+        Some(Gate::new(token, purpose, &self.name))
+    }
+
     pub(crate) fn transports(&self) -> Vec<Arc<dyn Transport>> {
         self.transports.read().unwrap_or_else(PoisonError::into_inner).clone()
     }

@@ -11,6 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
+use millstream_metadata::{Purpose, Token, prove};
 use millstream_net::stream::{Readiness, wait_for_stream};
 
 use super::flow::{Entry, Part, stuck};
@@ -47,6 +48,8 @@ pub(super) struct Link {
 pub(super) struct Shared {
     host: String,
     port: u16,
+    /// What is proved to the target, and by it.
+    token: Option<Token>,
     patience: Patience,
     queue: Queue<Own>,
 }
@@ -65,9 +68,9 @@ struct Own {
 }
 
 impl Link {
-    pub(super) fn new(host: &str, port: u16, patience: Patience) -> Self {
+    pub(super) fn new(host: &str, port: u16, token: Option<Token>, patience: Patience) -> Self {
         let (host, queue) = (host.to_owned(), Queue::default());
-        Self { shared: Arc::new(Shared { host, port, patience, queue }) }
+        Self { shared: Arc::new(Shared { host, port, token, patience, queue }) }
     }
 
     /// Begins to do these tasks.
@@ -175,12 +178,22 @@ impl Shared {
                 Ok(stream) => {
                     // Not having it costs time, not correctness.
                     let _ = stream.set_nodelay(true);
+                    self.prove(&stream)?;
                     return Ok(stream);
                 }
                 Err(error) => last = error,
             }
         }
         Err(cannot(last))
+    }
+
+    /// Proves to the target that this side has the token, and has it prove the same.
+    fn prove(&self, stream: &TcpStream) -> Result<(), String> {
+        let Some(token) = self.token else { return Ok(()) };
+        let deadline = Instant::now() + self.patience.connect;
+        prove(stream, token, Purpose::Files, deadline).map_err(|error| error.to_string())?;
+        let reset = stream.set_read_timeout(None).and_then(|()| stream.set_write_timeout(None));
+        reset.map_err(|error| error.to_string())
     }
 
     /// Does what there is to do over a connection, until its end; why that came, unless the receiving

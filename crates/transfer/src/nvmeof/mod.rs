@@ -25,7 +25,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, SystemTime};
 
 use millstream_metadata::{
-    BufferDesc, FileKey, FileName, FileTargetDesc, HostPort, NVMEOF, SegmentDesc, Store, timestamp,
+    BufferDesc, FileKey, FileName, FileTargetDesc, Gate, HostPort, NVMEOF, SegmentDesc, Store,
+    timestamp,
 };
 use millstream_net::file_io::FileEngine;
 
@@ -113,6 +114,8 @@ pub(crate) struct NvmeofTransport {
     offered: Offered,
     target: Mutex<Option<Target>>,
     port: u16,
+    /// Who is admitted, where there is a token.
+    gate: Option<Gate>,
     routes: RwLock<HashMap<SegmentId, Arc<Route>>>,
     links: Mutex<HashMap<(String, u16), Weak<Link>>>,
     /// Routes that are for nothing more but what was submitted before.
@@ -146,6 +149,7 @@ impl NvmeofTransport {
         engine: HostPort,
         incarnation: u64,
         address: SocketAddr,
+        gate: Option<Gate>,
     ) -> Result<Self, InstallError> {
         let failed = |error: io::Error| InstallError::Files(error.to_string());
         let disk = Arc::new(Disk::start(config.file_engine).map_err(failed)?);
@@ -156,7 +160,7 @@ impl NvmeofTransport {
             InstallError::Files(format!("cannot listen at {listening}: {error}"))
         })?;
         let (connections, served) = (config.max_connections, Arc::clone(&files));
-        let target = Target::start(listener, connections, served, Arc::clone(&disk));
+        let target = Target::start(listener, connections, served, Arc::clone(&disk), gate.clone());
         let target = target.map_err(failed)?;
         Ok(Self {
             engine,
@@ -166,6 +170,7 @@ impl NvmeofTransport {
             files,
             offered: Offered::default(),
             port: target.port(),
+            gate,
             target: Mutex::new(Some(target)),
             routes: RwLock::default(),
             links: Mutex::default(),
@@ -214,7 +219,11 @@ impl NvmeofTransport {
                 file_read_only: !file.writable,
                 ..BufferDesc::default()
             }],
-            file_target: Some(FileTargetDesc { host: self.engine.host.clone(), port: self.port }),
+            file_target: Some(FileTargetDesc {
+                host: self.engine.host.clone(),
+                port: self.port,
+                token: self.gate.is_some(),
+            }),
             incarnation: Some(self.incarnation),
             timestamp: timestamp(SystemTime::now()),
             ..SegmentDesc::default()
@@ -251,6 +260,10 @@ impl NvmeofTransport {
     /// The link to a segment's target, which segments of one target share.
     fn link(&self, segment: &str, descriptor: &SegmentDesc) -> Option<Arc<Link>> {
         let target = descriptor.file_target.as_ref()?;
+        let token = self.gate.as_ref().map(Gate::token);
+        if target.token != token.is_some() {
+            return None;
+        }
         // Where its process was found is a better name than the one it has for itself.
         let host = match segment.parse::<FileName>() {
             Ok(name) => name.server.host,
@@ -263,7 +276,7 @@ impl NvmeofTransport {
             return Some(link);
         }
         let NvmeofConfig { connect_timeout: connect, silence, io_timeout: io, .. } = self.config;
-        let link = Arc::new(Link::new(&place.0, place.1, Patience { connect, silence, io }));
+        let link = Arc::new(Link::new(&place.0, place.1, token, Patience { connect, silence, io }));
         links.insert(place, Arc::downgrade(&link));
         Some(link)
     }
@@ -348,6 +361,17 @@ impl Transport for NvmeofTransport {
         let mapped = route.mapped.reaches(buffer);
         if let Some(Ok(())) = mapped {
             return Ok(());
+        }
+        if let Some(target) = &descriptor.file_target
+            && target.token != self.gate.is_some()
+        {
+            return Err(match target.token {
+                true => {
+                    "its process does I/O for those only who have its token, and none is set here"
+                }
+                false => "its process asks for no token, and one is set here",
+            }
+            .to_owned());
         }
         let key = descriptor.buffers[buffer].file_key;
         match (mapped, route.link.is_some() && key.is_some()) {

@@ -12,7 +12,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millstream_metadata::{Acceptor, AcceptorConfig, Connection as Accepted};
+use millstream_metadata::{Acceptor, AcceptorConfig, Connection as Accepted, Gate};
 use millstream_net::file_io::AlignedBuffer;
 use socket2::SockRef;
 
@@ -88,11 +88,12 @@ impl Target {
         max_connections: usize,
         files: Arc<Files>,
         disk: Arc<Disk>,
+        gate: Option<Gate>,
     ) -> io::Result<Self> {
         let config =
             AcceptorConfig { max_connections, silence_allowed: Duration::from_millis(250) };
         let serve = move |accepted: &Accepted| {
-            if let Err(error) = serve(accepted, &files, &disk) {
+            if let Err(error) = serve(accepted, &files, &disk, gate.as_ref()) {
                 tracing::debug!(client = %accepted.client(), %error, "connection for files ended");
             }
         };
@@ -293,7 +294,12 @@ fn send_all(mut stream: &TcpStream, header: &[u8], data: &[u8]) -> io::Result<()
 }
 
 /// Serves a connection until its end.
-fn serve(accepted: &Accepted, files: &Files, disk: &Disk) -> io::Result<()> {
+fn serve(accepted: &Accepted, files: &Files, disk: &Disk, gate: Option<&Gate>) -> io::Result<()> {
+    if let Some(gate) = gate {
+        // Until then it makes room for others.
+        let admitted = gate.admit(accepted.stream(), Instant::now() + PATIENCE);
+        admitted.map_err(io::Error::other)?;
+    }
     // It may have asked for something by the time that its place is taken.
     accepted.idle();
     let stream = accepted.stream().try_clone()?;

@@ -2,6 +2,7 @@
 
 mod numbered;
 mod old;
+mod proving;
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,6 +15,7 @@ use millstream_net::stream::send_slice;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use self::numbered::Receiving;
+use self::proving::Proving;
 use super::flow::{Framing, Message};
 use super::message::{Header, Hello, MAX_DATA, Piece, Purpose, VERSION};
 use super::original::{Request, Version};
@@ -48,6 +50,8 @@ enum Phase {
     #[default]
     Closed,
     Connecting,
+    /// Both sides prove that they have the token.
+    Proving,
     Open,
 }
 
@@ -66,6 +70,7 @@ pub(super) struct Connection {
     stream: Option<Arc<TcpStream>>,
     /// Which of the peer's addresses.
     address: usize,
+    proving: Option<Box<Proving>>,
     /// Its number, where it has one.
     number: u128,
     /// Headers, and how much of them was sent. The data of the last message under way follows, and then `tail`.
@@ -98,7 +103,11 @@ impl Connection {
     }
 
     pub(super) fn wants_room(&self) -> bool {
-        self.phase == Phase::Connecting || self.blocked
+        match self.phase {
+            Phase::Connecting => true,
+            Phase::Proving => self.proving.as_ref().is_some_and(|proving| proving.wants_room()),
+            Phase::Closed | Phase::Open => self.blocked,
+        }
     }
 
     /// Does what can be done without a wait.
@@ -132,7 +141,10 @@ impl Connection {
                     return Ok(Did::Connecting);
                 }
             }
-            Phase::Open => {}
+            Phase::Proving | Phase::Open => {}
+        }
+        if self.phase == Phase::Proving && !self.prove(peer)? {
+            return Ok(Did::Connecting);
         }
         if readable {
             match peer.framing() {
@@ -155,10 +167,11 @@ impl Connection {
 
     /// Whether it broke since nothing has moved for too long, or to end what is under way.
     pub(super) fn check(&mut self, peer: &Arc<Peer>, now: Instant) -> bool {
-        let busy = self.phase == Phase::Connecting || !self.under_way.is_empty();
+        let waits = matches!(self.phase, Phase::Connecting | Phase::Proving);
+        let busy = waits || !self.under_way.is_empty();
         let Some(moved) = self.moved.filter(|_| busy) else { return false };
         let patience = match (self.phase, peer.framing()) {
-            (Phase::Connecting, _) => peer.config().connect_timeout,
+            (Phase::Connecting | Phase::Proving, _) => peer.config().connect_timeout,
             (_, Framing::Numbered) => peer.config().progress_timeout,
             (_, Framing::Old(_)) => peer.config().status_timeout,
         };
@@ -168,6 +181,9 @@ impl Connection {
         }
         let text = match self.phase {
             Phase::Connecting => format!("it has not accepted a connection within {patience:?}"),
+            Phase::Proving => {
+                format!("it has not proved within {patience:?} that it has the token")
+            }
             _ => format!("nothing has moved over its connection for {patience:?}"),
         };
         let broken = Broken::Failed(FailureReason::Connection(text.into()));
@@ -202,6 +218,32 @@ impl Connection {
         }
         // Not having it costs time, not correctness.
         let _ = stream.set_nodelay(true);
+        self.moved = Some(Instant::now());
+        match peer.proof(address).map_err(|error| broke(&error))? {
+            Some(initiator) => {
+                self.phase = Phase::Proving;
+                self.proving = Some(Box::new(Proving::new(initiator)));
+            }
+            None => self.open(peer),
+        }
+        Ok(true)
+    }
+
+    /// Whether both sides have proved by now that they have the token.
+    fn prove(&mut self, peer: &Arc<Peer>) -> Result<bool, Broken> {
+        let (Some(stream), Some(proving)) = (&self.stream, &mut self.proving) else {
+            return Ok(false);
+        };
+        if !proving.go_on(stream)? {
+            return Ok(false);
+        }
+        self.proving = None;
+        self.open(peer);
+        Ok(true)
+    }
+
+    /// From here on it is for messages.
+    fn open(&mut self, peer: &Arc<Peer>) {
         self.phase = Phase::Open;
         self.moved = Some(Instant::now());
         (self.receiving, self.status) = (Receiving::default(), old::Status::default());
@@ -215,7 +257,6 @@ impl Connection {
         } else {
             peer.connected();
         }
-        Ok(true)
     }
 
     /// Sends what there is, as long as there is room.
@@ -341,6 +382,7 @@ impl Connection {
     fn close(&mut self, peer: &Arc<Peer>, broken: Broken) {
         let phase = std::mem::take(&mut self.phase);
         let begun = self.begun();
+        self.proving = None;
         if let Some(stream) = self.stream.take() {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }

@@ -22,7 +22,7 @@ use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use millstream_metadata::{HostPort, SegmentDesc};
+use millstream_metadata::{Gate, HostPort, SegmentDesc};
 
 use self::flow::Framing;
 use self::original::Version;
@@ -95,6 +95,8 @@ pub(crate) struct TcpTransport {
     target: Mutex<Option<Target>>,
     /// Segments are called by where their processes answer.
     named_by_address: bool,
+    /// Who is admitted, where there is a token.
+    gate: Option<Gate>,
     routes: RwLock<HashMap<SegmentId, Arc<Peer>>>,
     /// Peers that are for nothing more but what was submitted before.
     retired: Mutex<Vec<Arc<Peer>>>,
@@ -109,6 +111,7 @@ impl TcpTransport {
         address: SocketAddr,
         memory: &Arc<Memory>,
         named_by_address: bool,
+        gate: Option<Gate>,
     ) -> Result<Self, InstallError> {
         let failed = |what: String| InstallError::Tcp(what);
         let (name, value, min, max) = ("lanes", config.lanes, 1, MAX_LANES);
@@ -118,12 +121,18 @@ impl TcpTransport {
         let listening = config.listen.unwrap_or_else(|| SocketAddr::new(address.ip(), 0));
         let listener = listen(listening, config.ports.as_ref(), 128)
             .map_err(|error| failed(format!("cannot listen at {listening}: {error}")))?;
-        let start =
-            Target::start(listener, config.max_connections, Arc::clone(memory), incarnation);
+        let start = Target::start(
+            listener,
+            config.max_connections,
+            Arc::clone(memory),
+            incarnation,
+            gate.clone(),
+        );
         let target = start.map_err(|error: io::Error| failed(error.to_string()))?;
         Ok(Self {
             host: host.to_owned(),
             named_by_address,
+            gate,
             config: Arc::new(config),
             port: target.port(),
             target: Mutex::new(Some(target)),
@@ -137,9 +146,25 @@ impl TcpTransport {
         &self.progress
     }
 
+    /// The port for data of a segment's process.
+    fn data_port(&self, descriptor: &SegmentDesc) -> Result<u16, &'static str> {
+        let SegmentDesc { tcp_data_port, tcp_token_port, .. } = *descriptor;
+        match (&self.gate, tcp_token_port, tcp_data_port) {
+            (Some(_), Some(port), _) | (None, _, Some(port)) => Ok(port),
+            (Some(_), None, Some(_)) => {
+                Err("its port for data over TCP asks for no token, and one is set here")
+            }
+            (None, Some(_), None) => Err(
+                "its port for data over TCP is for those only who have its token, and none is set here: see \
+                 security.token_file",
+            ),
+            (_, None, None) => Err("it has no port for data over TCP"),
+        }
+    }
+
     /// Where a segment's process is, and how it is talked to.
     fn place(&self, segment: &str, descriptor: &SegmentDesc) -> Result<Place, String> {
-        let port = descriptor.tcp_data_port.ok_or("it has no port for data over TCP")?;
+        let port = self.data_port(descriptor)?;
         // Where its process was found is a better name than the one it has for itself. At a server a segment is
         // called as its user likes.
         let named = || segment.parse::<HostPort>().ok().map(|name| name.host);
@@ -165,7 +190,8 @@ impl TcpTransport {
             Some(2..) => Framing::Old(Version::Two),
             _ => Framing::Old(Version::One),
         };
-        Ok(Place { addresses, framing, incarnation: descriptor.incarnation })
+        let name = descriptor.name.clone();
+        Ok(Place { name, addresses, framing, incarnation: descriptor.incarnation })
     }
 
     fn route(&self, segment: SegmentId) -> Option<Arc<Peer>> {
@@ -214,7 +240,10 @@ impl Transport for TcpTransport {
         }
         let TcpConfig { version_one, messages, .. } = *self.config;
         descriptor.tcp_data_host = Some(self.host.clone());
-        descriptor.tcp_data_port = Some(self.port);
+        (descriptor.tcp_data_port, descriptor.tcp_token_port) = match self.gate {
+            None => (Some(self.port), None),
+            Some(_) => (None, Some(self.port)),
+        };
         descriptor.tcp_proto_version = Some(if version_one { 1 } else { 2 });
         descriptor.tcp_message_version = (messages && !version_one).then_some(message::VERSION);
     }
@@ -225,7 +254,8 @@ impl Transport for TcpTransport {
         let before = match place {
             Ok(place) if routes.get(&segment.id).is_some_and(|peer| peer.place == place) => None,
             Ok(place) => {
-                let peer = Peer::new(&segment.name, place, &self.config, &self.progress);
+                let token = self.gate.as_ref().map(Gate::token);
+                let peer = Peer::new(&segment.name, place, token, &self.config, &self.progress);
                 routes.insert(segment.id, peer)
             }
             Err(reason) => {
@@ -263,7 +293,7 @@ impl Transport for TcpTransport {
         let route = routes.get(&segment.id);
         let is_gpu = || descriptor.buffers[buffer].name.starts_with("cuda:");
         route.is_some_and(|peer| peer.place.incarnation == descriptor.incarnation)
-            && descriptor.tcp_data_port.is_some()
+            && self.data_port(descriptor).is_ok()
             && !is_gpu()
     }
 

@@ -2,11 +2,13 @@
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
+use std::io;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use millstream_metadata::{Initiator, Purpose, Token};
 use millstream_transfer_core::TaskId;
 
 use super::TcpConfig;
@@ -25,6 +27,8 @@ const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::fro
 /// Where a peer is, and how it is talked to.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Place {
+    /// What it calls itself.
+    pub(super) name: String,
     pub(super) addresses: Vec<SocketAddr>,
     pub(super) framing: Framing,
     /// Which start of its process, if it says so.
@@ -35,6 +39,8 @@ pub(super) struct Peer {
     own: Weak<Self>,
     name: String,
     pub(super) place: Place,
+    /// What is proved to it, and by it.
+    token: Option<Token>,
     config: Arc<TcpConfig>,
     flow: Mutex<Flow>,
     lanes: Box<[Lane]>,
@@ -64,6 +70,7 @@ impl Peer {
     pub(super) fn new(
         name: &str,
         place: Place,
+        token: Option<Token>,
         config: &Arc<TcpConfig>,
         progress: &Arc<Progress>,
     ) -> Arc<Self> {
@@ -73,6 +80,7 @@ impl Peer {
             name: name.to_owned(),
             flow: Mutex::new(Flow::new(place.framing)),
             place,
+            token,
             config: Arc::clone(config),
             lanes,
             connecting: Mutex::default(),
@@ -90,6 +98,13 @@ impl Peer {
 
     pub(super) fn config(&self) -> &TcpConfig {
         &self.config
+    }
+
+    /// The proof for a connection to this address, where there is a token.
+    pub(super) fn proof(&self, address: SocketAddr) -> io::Result<Option<Initiator>> {
+        let initiator =
+            |token| Initiator::new(token, Purpose::Memory, address, Some(&self.place.name));
+        self.token.map(initiator).transpose()
     }
 
     pub(super) fn progress(&self) -> &Progress {

@@ -9,3 +9,4 @@ mod mapped;
 mod refused;
 mod strangers;
 mod targets;
+mod token;

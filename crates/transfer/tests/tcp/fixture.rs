@@ -50,7 +50,7 @@ pub(crate) fn descriptor(engine: &TransferEngine) -> SegmentDesc {
 }
 
 /// Answers with a descriptor, whatever is asked.
-struct Says(SegmentDesc);
+pub(crate) struct Says(pub(crate) SegmentDesc);
 
 impl Handler for Says {
     fn handle(&self, _client: SocketAddr, request: Frame) -> Option<Frame> {

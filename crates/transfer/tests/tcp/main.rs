@@ -8,3 +8,4 @@ mod fixture;
 mod framings;
 mod memory;
 mod strangers;
+mod token;

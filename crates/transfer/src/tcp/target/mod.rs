@@ -14,7 +14,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millstream_metadata::{Acceptor, AcceptorConfig, Connection as Accepted};
+use millstream_metadata::{Acceptor, AcceptorConfig, Connection as Accepted, Gate};
 use millstream_net::stream::{Readiness, send_slice, wait_for_stream};
 use socket2::SockRef;
 
@@ -46,6 +46,7 @@ struct Shared {
     memory: Arc<Memory>,
     incarnation: u64,
     registry: Registry,
+    gate: Option<Gate>,
 }
 
 impl Target {
@@ -54,10 +55,11 @@ impl Target {
         max_connections: usize,
         memory: Arc<Memory>,
         incarnation: u64,
+        gate: Option<Gate>,
     ) -> io::Result<Self> {
         let config =
             AcceptorConfig { max_connections, silence_allowed: Duration::from_millis(250) };
-        let shared = Shared { memory, incarnation, registry: Registry::default() };
+        let shared = Shared { memory, incarnation, registry: Registry::default(), gate };
         let serve = move |accepted: &Accepted| {
             if let Err(error) = serve(accepted, &shared) {
                 tracing::debug!(client = %accepted.client(), %error, "connection for memory ended");
@@ -100,6 +102,11 @@ fn serve(accepted: &Accepted, shared: &Shared) -> io::Result<()> {
     accepted.awaited();
     let stream = accepted.stream();
     stream.set_nodelay(true)?;
+    if let Some(gate) = &shared.gate {
+        // Until then it makes room for others.
+        gate.admit(stream, Instant::now() + PATIENCE).map_err(io::Error::other)?;
+        stream.set_write_timeout(None)?;
+    }
     stream.set_read_timeout(Some(LOOK))?;
     // Who was cut off is forgotten.
     let keep_alive = socket2::TcpKeepalive::new().with_time(PATIENCE).with_interval(PATIENCE);
