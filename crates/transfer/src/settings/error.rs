@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use millstream_metadata::TokenFileError;
 use thiserror::Error;
 
 /// Why settings could not be taken.
@@ -56,6 +57,9 @@ pub enum SettingsError {
     /// Values of several settings do not go together.
     #[error("{0}")]
     Together(String),
+    /// The token is none.
+    #[error(transparent)]
+    Token(#[from] TokenFileError),
     /// An argument is no setting and value.
     #[error("{0:?} is no setting and its value: write NAME=VALUE")]
     Argument(String),

@@ -17,8 +17,11 @@ mod values;
 use std::env;
 use std::fmt;
 use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+use millstream_metadata::Token;
 
 use self::environment::nearest;
 use self::table::{Setting, settings};
@@ -32,8 +35,11 @@ pub use self::reference::reference;
 /// The variable that names the file.
 pub const FILE_VARIABLE: &str = "MILLSTREAM_CONFIG";
 
+/// The variable that can have the token itself.
+const TOKEN_VARIABLE: &str = "MILLSTREAM_TOKEN";
+
 /// Where settings are taken from.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Default)]
 pub struct Sources {
     /// A TOML file.
     pub file: Option<PathBuf>,
@@ -41,6 +47,17 @@ pub struct Sources {
     pub variables: Vec<(String, String)>,
     /// Settings and values, `NAME=VALUE`. They come before the others.
     pub arguments: Vec<String>,
+}
+
+/// Values of variables may be secrets.
+impl fmt::Debug for Sources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { file, arguments, .. } = self;
+        f.debug_struct("Sources")
+            .field("file", file)
+            .field("arguments", arguments)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Sources {
@@ -127,6 +144,7 @@ impl Settings {
             loaded.take("", name.trim(), value, &Origin::Argument)?;
         }
         loaded.check()?;
+        loaded.read_token(&sources.variables)?;
         Ok(loaded)
     }
 
@@ -247,6 +265,29 @@ impl Settings {
         Some(())
     }
 
+    /// Reads the token. It has no setting of its own, which others could see.
+    fn read_token(&mut self, variables: &[(String, String)]) -> Result<(), SettingsError> {
+        let given = variables.iter().find(|(name, _)| name == TOKEN_VARIABLE);
+        let given = given.map(|(_, text)| text).filter(|text| !text.is_empty());
+        let token = match (given, &self.values.token_file) {
+            (Some(_), Some(_)) => {
+                let file = self.name_all(&["security.token_file"]);
+                let what = format!("{TOKEN_VARIABLE} and {file}: there is one token");
+                return Err(SettingsError::Together(what));
+            }
+            (Some(text), None) => Token::new(text.as_bytes())?,
+            (None, Some(path)) => {
+                if is_readable_by_all(path) {
+                    self.notes.push(format!("{}: all users can read the token", path.display()));
+                }
+                Token::from_file(path)?
+            }
+            (None, None) => return Ok(()),
+        };
+        self.values.engine.client.token = Some(token);
+        Ok(())
+    }
+
     /// What holds for several settings together.
     fn check(&self) -> Result<(), SettingsError> {
         let Values { first_port, last_port, first_data_port, last_data_port, rdma, .. } =
@@ -278,6 +319,11 @@ impl Settings {
         let named = named.map(|it| format!("{} = {} ({})", it.key, it.value, it.origin));
         named.collect::<Vec<_>>().join(", ")
     }
+}
+
+/// Whether everybody on this host may read a file.
+fn is_readable_by_all(path: &Path) -> bool {
+    std::fs::metadata(path).is_ok_and(|file| file.permissions().mode() & 0o004 != 0)
 }
 
 /// Not more of a text than fits a line.

@@ -349,3 +349,34 @@ fn notes_are_of_variables_that_change_nothing() {
     assert_eq!(settings.notes(), expected);
     assert_eq!(settings.rdma(&[]).ibverbs.gid_index, Some(1));
 }
+
+#[test]
+fn the_token_is_in_a_file_or_in_the_environment_and_is_not_shown() {
+    let file = TomlFile::new("token", "0123456789abcdef\n");
+    let path = file.0.to_str().unwrap();
+    let token = |settings: &Settings| settings.engine([127, 0, 0, 1].into()).client.token;
+    assert!(token(&load(&[], &[]).unwrap()).is_none());
+    assert!(token(&load(&[("MILLSTREAM_TOKEN", "")], &[]).unwrap()).is_none());
+    let by_variable = load(&[("MILLSTREAM_TOKEN", "0123456789abcdef")], &[]).unwrap();
+    let by_file = load(&[("MILLSTREAM_TOKEN_FILE", path)], &[]).unwrap();
+    for settings in [&by_variable, &by_file] {
+        assert!(token(settings).is_some());
+        assert!(!format!("{settings:?}").contains("0123456789abcdef"));
+        assert!(!settings.states().any(|state| state.value.contains("0123456789abcdef")));
+    }
+    let (key, argument) = ("security.token_file", format!("security.token_file={path}"));
+    assert_eq!(state(&by_file, key), (path.to_owned(), "MILLSTREAM_TOKEN_FILE".to_owned()));
+    let both = load(&[("MILLSTREAM_TOKEN", "0123456789abcdef")], &[&argument]).unwrap_err();
+    assert!(both.starts_with("MILLSTREAM_TOKEN and security.token_file = "), "{both}");
+    let short = load(&[("MILLSTREAM_TOKEN", "0123456789")], &[]).unwrap_err();
+    assert!(short.starts_with("the token has 10 bytes"), "{short}");
+    let missing = load(&[], &["security.token_file=/nonexistent/token"]).unwrap_err();
+    assert!(missing.starts_with("cannot read the token in /nonexistent/token"), "{missing}");
+    // Whoever may read it is told of.
+    let mode = |bits| {
+        fs::set_permissions(&file.0, fs::Permissions::from_mode(bits)).unwrap();
+        load(&[], &[&argument]).unwrap().notes().to_vec()
+    };
+    assert_eq!(mode(0o600), &[] as &[String]);
+    assert_eq!(mode(0o644), [format!("{path}: all users can read the token")]);
+}

@@ -1,5 +1,7 @@
 //! Where the values of all settings are.
 
+use std::path::PathBuf;
+
 use crate::{Config, RdmaConfig, TcpConfig};
 
 /// The values of all settings, in the types that they act in.
@@ -9,6 +11,8 @@ pub(super) struct Values {
     pub(super) engine: Config,
     /// But for the addresses.
     pub(super) rdma: RdmaConfig,
+    /// Where the token is.
+    pub(super) token_file: Option<PathBuf>,
     /// The first and last port to listen at. 0: the system chooses.
     pub(super) first_port: u16,
     pub(super) last_port: u16,
@@ -29,6 +33,7 @@ impl Default for Values {
         Self {
             engine: Config::new(nowhere),
             rdma: RdmaConfig::new(&[]),
+            token_file: None,
             first_port: 0,
             last_port: 0,
             tcp: TcpConfig::default(),

@@ -100,6 +100,18 @@ pub(super) const ROWS: &[Setting] = &[
         meaning: "The private key (PEM) of this certificate.",
     },
     Setting {
+        key: "security.token_file",
+        variables: &["MILLSTREAM_TOKEN_FILE"],
+        kind: Kind::File {
+            none: "no token",
+            read: |values| values.token_file.as_deref(),
+            write: |values, path| values.token_file = path,
+        },
+        scope: Scope::Engine,
+        meaning: "A secret of 16 bytes or more that peers must have, too: all ports refuse those who have \
+                  not. MILLSTREAM_TOKEN can have it in place of a file.",
+    },
+    Setting {
         key: "handshake.host",
         variables: &["MC_RDMA_BIND_ADDRESS", "MC_TCP_BIND_ADDRESS"],
         kind: Kind::Host {
