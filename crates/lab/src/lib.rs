@@ -17,6 +17,9 @@
 //! # Ok(())
 //! # }
 //! ```
+//!
+//! A [`Stopwatch`] measures for tests what is promised to be over in time, on a machine that is busy or
+//! stands still now and then.
 
 #![forbid(unsafe_code)]
 
@@ -28,6 +31,7 @@ mod layout;
 mod plan;
 mod rate;
 mod script;
+mod stopwatch;
 
 pub use error::{LabError, PlanError};
 pub use handle::Handle;
@@ -36,3 +40,4 @@ pub use layout::{Host, Layout, Nic};
 pub use plan::{Family, Link, Plan};
 pub use rate::{ParseRateError, Rate};
 pub use script::Cut;
+pub use stopwatch::{Stopwatch, Took};
