@@ -36,7 +36,7 @@ const NO_PIT: &str = ",pit=off";
 const POLL: Duration = Duration::from_millis(20);
 
 /// To say what state it is in; a guest that hangs says nothing.
-const STATE_LIMIT: Duration = Duration::from_secs(10);
+const STATE_LIMIT: Duration = Duration::from_secs(30);
 
 /// What the kernel is told: to be quick, as it is emulated, and not to check what is not at stake.
 const KERNEL_ARGUMENTS: &str = "console=ttyS0 quiet panic=-1 mitigations=off nokaslr tsc=reliable \

@@ -16,13 +16,13 @@ use super::guest::{Guest, OURS};
 use super::lab::Lab;
 use super::relay::Relay;
 use super::row::{Process, await_that, finish, tail};
-use super::{Limit, Outcome, Report};
+use super::{Limit, Outcome, Report, threads};
 use crate::process;
 
 /// For one case: more than its own waits may take.
 const CASE_LIMIT: Duration = Duration::from_secs(150);
 /// For the guest's side, once ours is done.
-const CLOSING_LIMIT: Duration = Duration::from_secs(10);
+const CLOSING_LIMIT: Duration = Duration::from_secs(30);
 
 /// The drivers of our side.
 pub(super) const DRIVERS: [&str; 2] = ["udp", "packet"];
@@ -136,6 +136,7 @@ pub(super) fn run(
         report(Report { name: row.name, outcome, time });
     };
     if silence.is_some() {
+        eprintln!("ours, which has not ended:\n{}", threads::of(ours.0.id()));
         // It has had its time.
         ours.0.kill()?;
     }
@@ -145,7 +146,9 @@ pub(super) fn run(
     let said = fs::read_to_string(&log).unwrap_or_default();
     let well = silence.is_none() && status.is_some_and(|status| status.success());
     if (failed || !well || left.len() > 0) && !state.exists() {
-        fs::write(&state, guest.state())?;
+        let guest = guest.state();
+        eprintln!("{}", threads::first_part(&guest));
+        fs::write(&state, guest)?;
     }
     let why = silence.unwrap_or_else(|| match status {
         Some(status) => format!("our side ended with {status}"),

@@ -15,6 +15,7 @@ mod matrix;
 pub(crate) mod power_cut;
 mod relay;
 mod row;
+mod threads;
 mod transfer;
 
 use std::cell::Cell;

@@ -12,15 +12,15 @@ use anyhow::{Context, Result, bail};
 use super::files::Node;
 use super::guest::{GUEST, Guest, OURS, Running};
 use super::lab::{self, Lab};
-use super::{device, files, hosts};
+use super::{device, files, hosts, threads};
 
 /// The TCP port on which both sides exchange their queue pairs' addresses.
 const PORT: u16 = 18515;
 /// For a conversation. The kernel's side never gives up by itself when its peer is silent.
 const LIMIT: Duration = Duration::from_secs(60);
 /// After one side is done, for the other.
-const CLOSING_LIMIT: Duration = Duration::from_secs(10);
-const LISTEN_LIMIT: Duration = Duration::from_secs(10);
+const CLOSING_LIMIT: Duration = Duration::from_secs(30);
+const LISTEN_LIMIT: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(10);
 
 /// 1 MiB at the default path MTU of 1024 is 1024 packets a message: wrong order, a lost ACK or a
@@ -262,6 +262,9 @@ fn conclude(kernel: Running<'_>, mut ours: Process, stem: &Path) -> Result<()> {
     await_that(LIMIT, || kernel.status().is_some() || ours.ended().is_some());
     await_that(CLOSING_LIMIT, || kernel.status().is_some() && ours.ended().is_some());
     let ended = ours.ended();
+    if ended.is_none() {
+        eprintln!("ours, which has not ended:\n{}", threads::of(ours.0.id()));
+    }
     let kernel = finish(&kernel, stem);
     match (ended, kernel) {
         (Some(status), kernel) if status.success() => kernel,
@@ -280,6 +283,10 @@ pub(super) fn finish(kernel: &Running<'_>, stem: &Path) -> Result<()> {
     let output = kernel.output();
     fs::write(stem.with_extension("kernel.log"), &output)?;
     if let Some(state) = kernel.state() {
+        if status.is_none() {
+            // The folder of logs may be gone before anybody looks.
+            eprintln!("{}", threads::first_part(&state));
+        }
         fs::write(stem.with_extension("guest.log"), state)?;
     }
     stopped?;
@@ -317,6 +324,12 @@ pub(super) fn await_that(limit: Duration, mut condition: impl FnMut() -> bool) -
         sleep(POLL);
     }
     true
+}
+
+/// Prints the end of what a test said before it failed: its log may be gone before anybody looks.
+pub(super) fn print_end(output: &str) {
+    let lines: Vec<&str> = output.lines().collect();
+    lines[lines.len().saturating_sub(40)..].iter().for_each(|line| eprintln!("  {line}"));
 }
 
 /// The last lines of a log, as one.

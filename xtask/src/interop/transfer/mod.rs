@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Result, bail, ensure};
 
 use super::guest::Guest;
-use super::row::{await_that, finish};
+use super::row::{await_that, finish, print_end};
 use crate::{process, programs};
 
 /// What the names of these rows begin with.
@@ -90,12 +90,12 @@ impl Test {
     pub(super) fn run(&self, guest: &mut Guest, stem: &Path) -> Result<()> {
         let program = guest.lend(&self.program)?;
         let test = guest.start(&format!(
-            "MILLSTREAM_REQUIRE=all MILLSTREAM_TEST_CUT_LINKS=1 \
+            "RUST_BACKTRACE=1 MILLSTREAM_REQUIRE=all MILLSTREAM_TEST_CUT_LINKS=1 \
              MILLSTREAM_TEST_DEVICES={DEVICES} exec ./{program} --exact {} --nocapture",
             self.test
         ))?;
         await_that(LIMIT, || test.status().is_some());
-        finish(&test, stem)?;
+        finish(&test, stem).inspect_err(|_| print_end(&test.output()))?;
         // Of a name that it does not know, a test program runs nothing, and is content.
         if !test.output().contains("1 passed") {
             bail!("it ran no test");
