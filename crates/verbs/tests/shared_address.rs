@@ -91,8 +91,8 @@ impl End {
         pair.modify(&QueuePairAttributes {
             state: state(QueuePairState::ReadyToSend),
             send_psn: Some(Psn::new(7)),
-            // 67 ms, seven times.
-            timeout: Some(14),
+            // 268 ms, eight times.
+            timeout: Some(16),
             retry_count: Some(7),
             rnr_retry: Some(7),
             initiator_depth: Some(4),

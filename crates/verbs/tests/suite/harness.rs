@@ -107,9 +107,9 @@ pub(crate) struct Connection {
     pub(crate) initiator_depth: u8,
 }
 
-/// 67 ms, six times: even a slow machine answers in that time.
+/// 268 ms, seven times: even a slow machine answers in that time, and one that stands still for a while.
 pub(crate) const USUAL: Connection =
-    Connection { timeout: 14, retry_count: 6, rnr_retry: 7, initiator_depth: 16 };
+    Connection { timeout: 16, retry_count: 6, rnr_retry: 7, initiator_depth: 16 };
 
 pub(crate) fn to_init() -> QueuePairAttributes {
     QueuePairAttributes {

@@ -18,7 +18,7 @@ use crate::peer::link::{ALL_ACCESS, Link, Settings, list};
 const LENGTH: usize = 3000;
 
 pub(crate) fn cases() -> Vec<Case> {
-    let settings = Settings { timeout: 14, retry_count: 3, ..Settings::USUAL };
+    let settings = Settings { timeout: 15, retry_count: 5, ..Settings::USUAL };
     let granted =
         Settings { region_access: ALL_ACCESS.union(Access::REMOTE_INVALIDATE), ..settings };
     vec![
