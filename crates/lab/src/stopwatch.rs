@@ -43,6 +43,7 @@ pub struct Took {
 }
 
 impl Stopwatch {
+    /// Begins now.
     pub fn start() -> Self {
         let usage = Usage::now();
         Self { start: Instant::now(), stalled: STALLS.so_far(), usage }
