@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
-use common::{LONG, contents, engine, pattern, private, request, shared};
+use common::{LONG, contents, engine, pattern, private, request, shared, wait_for_first_bytes};
 use millstream_transfer::{Notification, Opcode, SubmitOptions, TransferEngine, TransferState};
 
 const MIB: u64 = 1 << 20;
@@ -55,8 +55,8 @@ fn a_canceled_write_does_not_arrive_later() {
         let batch = initiator.allocate_batch(1).unwrap();
         let whole = request(Opcode::Write, (&local, 0), &segment, 0, 16 * MIB);
         initiator.submit(&batch, &[whole]).unwrap();
-        while round % 2 == 0 && initiator.status(&batch, 0).unwrap().transferred_bytes == 0 {
-            thread::yield_now();
+        if round % 2 == 0 {
+            wait_for_first_bytes(&initiator, &batch);
         }
         initiator.cancel(&batch, 0).unwrap();
         assert!(initiator.wait(&batch, LONG));

@@ -5,10 +5,11 @@
 pub(crate) mod devices;
 pub(crate) mod node;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millstream_transfer::{
-    Buffer, Config, Opcode, RdmaConfig, Segment, TransferEngine, TransferRequest,
+    Batch, Buffer, Config, Opcode, RdmaConfig, Segment, TransferEngine, TransferRequest,
+    TransferState, TransferStatus,
 };
 
 pub(crate) use devices::address;
@@ -55,6 +56,22 @@ pub(crate) fn contents(buffer: &Buffer, offset: usize, length: usize) -> Vec<u8>
     let mut bytes = vec![0; length];
     buffer.read(offset, &mut bytes).unwrap();
     bytes
+}
+
+/// Waits until a task of the batch has moved something. Fails when one ends before without.
+pub(crate) fn wait_for_first_bytes(engine: &TransferEngine, batch: &Batch) {
+    let start = Instant::now();
+    loop {
+        let statuses = engine.statuses(batch);
+        if statuses.iter().any(|status| status.transferred_bytes > 0) {
+            return;
+        }
+        use TransferState::{Pending, Waiting};
+        let goes_on = |status: &TransferStatus| matches!(status.state, Waiting | Pending);
+        assert!(statuses.iter().all(goes_on), "{statuses:?}");
+        assert!(start.elapsed() < LONG, "{statuses:?}");
+        std::thread::yield_now();
+    }
 }
 
 pub(crate) fn request(
