@@ -7,9 +7,10 @@ mod common;
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use common::{LONG, contents, devices, pattern, private, request, shared};
+use common::{LONG, contents, devices, pattern, private, request, shared, wait_for_first_bytes};
+use millstream_lab::{Stopwatch, Took};
 use millstream_transfer::{Batch, Config, Opcode, RdmaConfig, TransferEngine, TransferState};
 use millstream_verbs::{Counters, Device};
 
@@ -95,7 +96,7 @@ struct Ends {
 
 impl Ends {
     /// Does all, and cuts the link once something of it has arrived. How long it took from then.
-    fn run(&self, opcode: Opcode, seed: u64, cut: Option<&Nic>) -> Duration {
+    fn run(&self, opcode: Opcode, seed: u64, cut: Option<&Nic>) -> Took {
         let Self { initiator, remote, local, .. } = self;
         let bytes = pattern(LENGTH, seed);
         let (from, to) = match opcode {
@@ -105,15 +106,13 @@ impl Ends {
         from.write(0, &bytes).unwrap();
         to.write(0, &vec![0; LENGTH]).unwrap();
         let batch = submit(initiator, opcode, self);
-        while initiator.statuses(&batch).iter().all(|status| status.transferred_bytes == 0) {
-            std::thread::yield_now();
-        }
-        let start = Instant::now();
+        wait_for_first_bytes(initiator, &batch);
+        let stopwatch = Stopwatch::start();
         if let Some(nic) = cut {
             nic.set("down");
         }
         assert!(initiator.wait(&batch, LONG), "{:?}", initiator.statuses(&batch));
-        let took = start.elapsed();
+        let took = stopwatch.took();
         for status in initiator.statuses(&batch) {
             assert_eq!(status.state, TransferState::Completed, "{status:?}");
         }
@@ -136,10 +135,10 @@ fn cut_one(of_initiator: bool, acknowledge_timeout: u8, limit: Duration) {
         let whole = ends.run(opcode, seed + 1, None);
         let with_cut = ends.run(opcode, seed + 2, Some(&nic));
         let without = ends.run(opcode, seed + 3, None);
-        println!("{opcode:?}: {whole:?}, cut {with_cut:?}, and then {without:?}");
-        assert!(with_cut < limit, "{with_cut:?}");
+        println!("{opcode:?}: {whole}, cut {with_cut}, and then {without}");
+        assert!(with_cut.own() < limit, "{with_cut}");
         // Back again, it is used again.
-        let (before, start) = (nic.packets_sent(), Instant::now());
+        let (before, stopwatch) = (nic.packets_sent(), Stopwatch::start());
         nic.set("up");
         for seed in 100.. {
             ends.run(opcode, seed, None);
@@ -147,9 +146,10 @@ fn cut_one(of_initiator: bool, acknowledge_timeout: u8, limit: Duration) {
             if nic.packets_sent() > before + 100 {
                 break;
             }
-            assert!(start.elapsed() < RECOVERY, "it is not used again");
+            let took = stopwatch.took();
+            assert!(took.own() < RECOVERY, "it is not used again: {took}");
         }
-        println!("{opcode:?}: used again after {:?}", start.elapsed());
+        println!("{opcode:?}: used again after {}", stopwatch.took());
     }
 }
 

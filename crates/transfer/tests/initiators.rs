@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use common::node::{self, Node};
 use common::{LONG, address, engine, engine_with, private, request};
+use millstream_lab::Stopwatch;
 use millstream_metadata::{Client, Frame, FrameType, Gid, HandShakeDesc, SegmentDesc};
 use millstream_transfer::{Opcode, RdmaConfig};
 
@@ -126,6 +127,7 @@ fn a_peer_that_connects_in_a_loop_holds_up_nobody_and_leaves_nothing_behind() {
     };
     let mut resources = Vec::new();
     for round in 0..ROUNDS {
+        let stopwatch = Stopwatch::start();
         let longest = thread::scope(|scope| {
             let connecting = scope.spawn(|| {
                 for number in (round * EACH..).take(EACH as usize) {
@@ -144,7 +146,9 @@ fn a_peer_that_connects_in_a_loop_holds_up_nobody_and_leaves_nothing_behind() {
         });
         resources.push(target.resources());
         println!("{} connected: {resources:?}, {longest:?}", 2 * (round + 1) * EACH);
-        assert!(longest < Duration::from_secs(1), "{longest:?}");
+        // As if all that the machine took away was taken from that one.
+        let held_up = stopwatch.took().held_up;
+        assert!(longest < Duration::from_secs(1) + held_up, "{longest:?}, {held_up:?}");
     }
     // The first rounds fill what is kept for use again, and the numbers that are remembered.
     let ((memory, files), (at_the_end, last_files)) = (resources[0], resources[4]);

@@ -6,7 +6,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use common::node::{self, Node, sum};
-use common::{LONG, engine, pattern, private, request};
+use common::{LONG, engine, pattern, private, request, wait_for_first_bytes};
+use millstream_lab::{Stopwatch, Took};
 use millstream_transfer::{
     Batch, Buffer, FailureReason, Opcode, Segment, TransferEngine, TransferRequest, TransferState,
     TransferStatus,
@@ -60,7 +61,7 @@ fn until_failure(
     engine: &TransferEngine,
     requests: &[TransferRequest],
     harm: impl FnOnce() + Send,
-) -> (Batch, Duration) {
+) -> (Batch, Took) {
     thread::scope(|scope| {
         let mut harm = Some(harm);
         let mut harming = None;
@@ -71,15 +72,14 @@ fn until_failure(
                 harming = harm.map(|harm| {
                     scope.spawn(|| {
                         harm();
-                        Instant::now()
+                        Stopwatch::start()
                     })
                 });
             }
             assert!(engine.wait(&batch, LONG), "{:?}", engine.statuses(&batch));
-            let end = Instant::now();
             if engine.statuses(&batch).iter().any(is_failed) {
-                let at = harming.unwrap().join().unwrap();
-                return (batch, end.saturating_duration_since(at));
+                let stopwatch = harming.unwrap().join().unwrap();
+                return (batch, stopwatch.took());
             }
         }
         unreachable!()
@@ -98,8 +98,8 @@ fn batches_to_a_killed_process_end_within_a_second() {
                 let requests = requests(opcode, &local, &segment, count, length);
                 let name = node.name.clone();
                 let (batch, took) = until_failure(&initiator, &requests, || node.kill());
-                println!("{opcode:?} {count} x {length} over {devices}: {took:?}");
-                assert!(took < REFUSED, "{opcode:?} {count} x {length}: {took:?}");
+                println!("{opcode:?} {count} x {length} over {devices}: {took}");
+                assert!(took.own() < REFUSED, "{opcode:?} {count} x {length}: {took}");
                 for status in initiator.statuses(&batch) {
                     if is_failed(&status) {
                         assert_eq!(status.state, TransferState::Failed);
@@ -122,8 +122,8 @@ fn a_process_that_closes_is_known_to_be_gone_at_once() {
     let segment = initiator.open_segment(&node.name).unwrap();
     let requests = requests(Opcode::Write, &local, &segment, 8, LENGTH);
     let (batch, took) = until_failure(&initiator, &requests, || node.close());
-    println!("closed: {took:?}");
-    assert!(took < Duration::from_millis(200), "{took:?}");
+    println!("closed: {took}");
+    assert!(took.own() < Duration::from_millis(200), "{took}");
     let error = initiator.status(&batch, 7).unwrap().error.unwrap();
     // It has said so, or nobody listens there any more.
     use FailureReason::{Closed, Unreachable};
@@ -142,8 +142,8 @@ fn what_a_silent_process_was_sent_is_undefined_and_it_is_found_again() {
         let mut both = requests(Opcode::Write, &local, &segment, 8, LENGTH);
         both.extend(requests(Opcode::Read, &into, &segment, 8, LENGTH));
         let (batch, took) = until_failure(&initiator, &both, || node.signal("STOP"));
-        println!("silent over {devices}: {took:?}");
-        assert!(took < SILENT, "{took:?}");
+        println!("silent over {devices}: {took}");
+        assert!(took.own() < SILENT, "{took}");
         let statuses = initiator.statuses(&batch);
         let (writes, reads) = statuses.split_at(8);
         assert!(reads.iter().all(|status| !status.target_undefined), "{reads:?}");
@@ -175,9 +175,7 @@ fn a_process_that_stands_still_for_a_second_is_waited_for() {
     let segment = initiator.open_segment(&node.name).unwrap();
     for opcode in [Opcode::Write, Opcode::Read] {
         let batch = submit(&initiator, &requests(opcode, &local, &segment, 16, LENGTH));
-        while initiator.status(&batch, 0).unwrap().transferred_bytes == 0 {
-            thread::yield_now();
-        }
+        wait_for_first_bytes(&initiator, &batch);
         node.signal("STOP");
         thread::sleep(Duration::from_secs(1));
         node.signal("CONT");
@@ -199,15 +197,16 @@ fn a_process_that_stands_still_for_long_is_found_again() {
         let segment = initiator.open_segment(&node.name).unwrap();
         let requests = requests(Opcode::Write, &local, &segment, 8, LENGTH);
         let (batch, took) = until_failure(&initiator, &requests, || node.signal("STOP"));
-        let over = Instant::now() - took + Duration::from_secs(seconds);
-        println!("stopped for {seconds} s: ended after {took:?}");
-        assert!(took < SILENT, "{took:?}");
+        let over = Instant::now() - took.wall + Duration::from_secs(seconds);
+        println!("stopped for {seconds} s: ended after {took}");
+        assert!(took.own() < SILENT, "{took}");
         let statuses = initiator.statuses(&batch);
         assert!(statuses.iter().any(|status| status.target_undefined), "{statuses:?}");
         while Instant::now() < over {
-            let start = Instant::now();
+            let stopwatch = Stopwatch::start();
             let error = initiator.submit_and_wait(&requests[..1], LONG).unwrap_err();
-            assert!(start.elapsed() < SILENT, "{error}: {:?}", start.elapsed());
+            let took = stopwatch.took();
+            assert!(took.own() < SILENT, "{error}: {took}");
         }
         let bytes = pattern(LENGTH, seconds);
         local.write(0, &bytes).unwrap();
@@ -251,8 +250,8 @@ fn a_batch_whose_process_is_started_again_meanwhile_ends_within_a_second() {
         let requests = requests(opcode, &local, &segment, 8, LENGTH);
         let start = Instant::now();
         let (batch, took) = until_failure(&initiator, &requests, || node.restart());
-        println!("{opcode:?}, restarted: {took:?} of {:?}", start.elapsed());
-        assert!(took < REFUSED, "{took:?}");
+        println!("{opcode:?}, restarted: {took} of {:?}", start.elapsed());
+        assert!(took.own() < REFUSED, "{took}");
         for status in initiator.statuses(&batch).iter().filter(|status| is_failed(status)) {
             assert!(!status.target_undefined, "{status:?}");
             // It was noticed while nobody was there, or when the second was.
