@@ -4,8 +4,9 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use millstream_lab::Stopwatch;
 use millstream_metadata::{SegmentDesc, Server, ServerConfig};
 use millstream_transfer::{FileOptions, NvmeofConfig, Opcode, TransferEngine};
 
@@ -70,9 +71,10 @@ fn stranger(place: SocketAddr, bytes: &[u8]) -> TcpStream {
 
 /// A file can be read in less time than the 10 s that strangers may take.
 fn assert_is_served(name: &str) {
-    let start = Instant::now();
+    let stopwatch = Stopwatch::start();
     assert_eq!(read_all(name), Ok(4096));
-    assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
+    let took = stopwatch.took();
+    assert!(took.own() < Duration::from_secs(8), "{took}");
 }
 
 /// They have said something, but not what would be a request.
