@@ -3,13 +3,15 @@
 mod common;
 
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use common::{
     LONG, address, contents, devices, engine, engine_with, pattern, private, request, shared,
+    wait_for_first_bytes,
 };
+use millstream_lab::Stopwatch;
 use millstream_metadata::{
     BufferDesc, Client, DeviceDesc, Frame, FrameType, Gid, HandShakeDesc, Handler, Notify, Probe,
     SegmentDesc, Server, ServerConfig,
@@ -29,17 +31,19 @@ fn failure(engine: &TransferEngine, request: TransferRequest) -> TransferError {
     }
 }
 
-/// An engine whose queue pairs give up after 8 * 4 ms.
+/// For peers that answer at once: on a machine that is busy or stands still for a while they are late.
+const CALL_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// An engine whose queue pairs give up after 8 * 4 ms: for peers that do not live.
 fn impatient() -> TransferEngine {
     with_patience(Duration::ZERO)
 }
 
 /// The same, which goes on connecting for so long.
 fn with_patience(patience: Duration) -> TransferEngine {
-    with_limits(patience, Duration::from_millis(200))
+    with_limits(patience, CALL_TIMEOUT)
 }
 
-/// `call_timeout` is for peers that answer at once: on a machine that is busy they are late.
 fn with_limits(patience: Duration, call_timeout: Duration) -> TransferEngine {
     let address = address();
     let mut config = Config::new(address);
@@ -61,18 +65,6 @@ fn submit_all(
     let batch = engine.allocate_batch(count).unwrap();
     engine.submit(&batch, &vec![whole; count]).unwrap();
     batch
-}
-
-/// Waits until the first task of the batch has moved something.
-fn wait_for_first_bytes(engine: &TransferEngine, batch: &millstream_transfer::Batch) {
-    loop {
-        let status = engine.status(batch, 0).unwrap();
-        assert_ne!(status.state, TransferState::Failed, "{status:?}");
-        if status.transferred_bytes > 0 {
-            return;
-        }
-        std::thread::yield_now();
-    }
 }
 
 #[test]
@@ -141,7 +133,7 @@ fn a_restarted_peer_is_not_taken_for_the_one_before() {
         engine.install_rdma(RdmaConfig::new(&[device])).unwrap();
         engine
     };
-    let initiator = impatient();
+    let initiator = engine(1);
     let local = private(&initiator, 1000);
     let first = start(0);
     let name = first.name().to_owned();
@@ -267,7 +259,9 @@ fn at_the_limit_the_oldest_connection_makes_room() {
     assert_eq!(contents(&remote, 0, 100), [3; 100]);
 }
 
-/// By silence, it would learn of that after two seconds.
+/// By silence, an engine would learn after so long that its connection is gone.
+const SILENT: Duration = Duration::from_secs(2);
+
 #[test]
 fn who_made_room_for_another_connects_again_at_once() {
     let limited = RdmaConfig { max_accepted_queue_pairs: 1, ..RdmaConfig::new(&[address()]) };
@@ -284,13 +278,17 @@ fn who_made_room_for_another_connects_again_at_once() {
         initiators[index].submit_and_wait(&[write], LONG).unwrap();
         assert!(contents(&remote, index << 20, 1 << 20) == bytes, "{index} {round}");
     };
-    let start = Instant::now();
-    for round in 0..10 {
-        write(0, round);
-        write(1, round);
-    }
-    println!("20 by turns: {:?}", start.elapsed());
-    assert!(start.elapsed() < Duration::from_secs(2), "{:?}", start.elapsed());
+    let mut all: Vec<Duration> = (0..20)
+        .map(|turn| {
+            let stopwatch = Stopwatch::start();
+            write(turn % 2, turn as u64 / 2);
+            stopwatch.took().own()
+        })
+        .collect();
+    println!("20 by turns: {all:?}");
+    // Each of them would take so long, wherever it runs. Emulated processors need a while for the bytes, too.
+    all.sort_unstable();
+    assert!(all[15] < SILENT / if devices::are_of_the_system() { 2 } else { 20 }, "{all:?}");
     // And so do those that drive out each other in the middle of it.
     std::thread::scope(|scope| {
         for index in [0, 1] {
@@ -298,7 +296,6 @@ fn who_made_room_for_another_connects_again_at_once() {
             scope.spawn(move || (10..20).for_each(|round| write(index, round)));
         }
     });
-    println!("20 more at once: {:?}", start.elapsed());
 }
 
 /// The connection to the one is closed to make room for that to the other.
@@ -362,8 +359,7 @@ impl Handler for FakePeer {
 /// The failure of writing to a peer that answers like this. It is told how many handshakes came
 /// before.
 fn against(answer: fn(&HandShakeDesc, u32) -> Option<HandShakeDesc>) -> TransferError {
-    let initiator = with_limits(Duration::ZERO, Duration::from_secs(2));
-    failure_of(&initiator, Opcode::Write, answer)
+    failure_of(&impatient(), Opcode::Write, answer)
 }
 
 fn failure_of(
@@ -491,8 +487,9 @@ fn the_nic_that_is_near_to_the_memory_is_taken() {
 fn the_nic_that_goes_with_ours_is_taken() {
     static ASKED: Mutex<Vec<String>> = Mutex::new(Vec::new());
     let own = address();
+    let name = devices::open(own).name().to_owned();
     for goes_with in ["fake_0", "fake_1", "fake_2"] {
-        let peer_affinity = PeerAffinity::parse(&format!("soft-{own}={goes_with}")).unwrap();
+        let peer_affinity = PeerAffinity::parse(&format!("{name}={goes_with}")).unwrap();
         let initiator = engine_with(RdmaConfig { peer_affinity, ..RdmaConfig::new(&[own]) });
         let server = fake_peer_with(3, |request, _| {
             ASKED.lock().unwrap().push(request.peer_nic_path.clone());
@@ -561,16 +558,17 @@ fn patience_outlasts_handshakes_without_a_reply_and_connections_that_break() {
 /// Three failures pause a rail, here the only one, for a second.
 #[test]
 fn what_comes_after_a_failure_does_not_wait_for_the_end_of_a_pause() {
+    // How often it is asked until the first request has failed is a matter of time.
+    static ANSWERS: AtomicBool = AtomicBool::new(false);
     let initiator = impatient();
-    let server = fake_peer(|_, before| match before {
-        0..3 => None,
-        _ => Some(HandShakeDesc::refusal("enough")),
-    });
+    let server =
+        fake_peer(|_, _| ANSWERS.load(Ordering::Relaxed).then(|| HandShakeDesc::refusal("enough")));
     let local = private(&initiator, 4096);
     let segment = initiator.open_segment(&server.address().to_string()).unwrap();
     let write = request(Opcode::Write, (&local, 0), &segment, 0, 4096);
     let error = failure(&initiator, write);
     assert!(matches!(error.reason, FailureReason::Unreachable(_)), "{error}");
+    ANSWERS.store(true, Ordering::Relaxed);
     let error = failure(&initiator, write);
     assert!(error.to_string().ends_with("it refused to connect: enough"), "{error}");
 }
@@ -604,7 +602,7 @@ fn a_patient_engine_stops_at_once() {
 #[test]
 fn a_peer_that_is_silent_is_not_waited_for_long() {
     let silent = std::net::TcpListener::bind((address(), 0)).unwrap();
-    let initiator = impatient();
+    let initiator = with_limits(Duration::ZERO, Duration::from_millis(200));
     let error = initiator.open_segment(&silent.local_addr().unwrap().to_string()).unwrap_err();
     assert!(error.to_string().contains("gave no whole reply within 200ms"), "{error}");
 }
