@@ -146,7 +146,10 @@ impl Connection {
         if self.phase == Phase::Proving && !self.prove(peer)? {
             return Ok(Did::Connecting);
         }
-        if readable {
+        // A peer that closed the connection while nothing was under way is found out before it gets a WRITE, of which
+        // nobody could say then whether it was done.
+        let rested = self.answered && self.under_way.is_empty();
+        if readable || (rested && peer.flow().has_more()) {
             match peer.framing() {
                 Framing::Numbered => self.receive_numbered(peer)?,
                 Framing::Old(version) => self.receive_old(peer, version)?,

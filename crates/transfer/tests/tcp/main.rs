@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod closing;
 mod ending;
 mod fixture;
 mod framings;
