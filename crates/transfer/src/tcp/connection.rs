@@ -61,6 +61,8 @@ enum Broken {
     Done,
     /// Something is to end that is under way.
     ToEnd,
+    /// The stream has ended.
+    Ended(FailureReason),
     Failed(FailureReason),
 }
 
@@ -257,8 +259,6 @@ impl Connection {
             let (connection, incarnation) = (self.number, peer.incarnation());
             let hello = Hello { version: VERSION, connection, incarnation };
             self.out.extend_from_slice(&hello.emit());
-        } else {
-            peer.connected();
         }
     }
 
@@ -370,6 +370,8 @@ impl Connection {
             && let Some(message) = self.under_way.pop_front()
         {
             self.under_way_bytes = 0;
+            // It says no more than this.
+            peer.connected();
             peer.flow().done(message, false);
             return Err(Broken::Done);
         }
@@ -392,13 +394,14 @@ impl Connection {
         (self.sending, self.blocked, self.under_way_bytes) = (false, false, 0);
         (self.start, self.moved) = (0, None);
         self.stage.clear();
+        let ended = matches!(broken, Broken::Ended(_));
         let (reason, ours) = match broken {
             Broken::Done => return,
             Broken::ToEnd => {
                 let text = "its connection was closed since another request was to end";
                 (FailureReason::Connection(text.into()), true)
             }
-            Broken::Failed(reason) => (reason, false),
+            Broken::Ended(reason) | Broken::Failed(reason) => (reason, false),
         };
         let waiting = !self.under_way.is_empty();
         let number = self.number;
@@ -406,13 +409,19 @@ impl Connection {
         if ours || matches!(reason, FailureReason::ShutDown) {
             return;
         }
-        if phase == Phase::Open && (self.answered || peer.framing() != Framing::Numbered) {
-            if waiting {
-                tracing::debug!(peer = peer.name(), %reason, "connection for data ended");
+        match (phase, peer.framing()) {
+            // A connection that ends unanswered is how version 1 rejects a request.
+            (Phase::Open, Framing::Old(Version::One)) => {}
+            (Phase::Open, _) if ended && !self.answered => peer.unanswered(&reason),
+            (Phase::Open, framing) if self.answered || framing != Framing::Numbered => {}
+            _ => {
+                self.address = peer.cannot_connect(self.address, &reason);
+                return;
             }
-            return;
         }
-        self.address = peer.cannot_connect(self.address, &reason);
+        if waiting {
+            tracing::debug!(peer = peer.name(), %reason, "connection for data ended");
+        }
     }
 }
 
@@ -435,11 +444,11 @@ fn cannot_connect(address: SocketAddr, error: &io::Error) -> Broken {
 }
 
 fn broke(error: &io::Error) -> Broken {
-    Broken::Failed(FailureReason::Connection(format!("its connection broke: {error}").into()))
+    Broken::Ended(FailureReason::Connection(format!("its connection broke: {error}").into()))
 }
 
 fn closed() -> Broken {
-    Broken::Failed(FailureReason::Connection("it has closed the connection".into()))
+    Broken::Ended(FailureReason::Connection("it has closed the connection".into()))
 }
 
 fn nonsense(text: &str) -> Broken {

@@ -24,6 +24,9 @@ use crate::{FailureReason, TransferState};
 /// How long a peer that cannot be connected to is left alone: at first, and at the most. Each time it is twice as long.
 const BACK_OFF: (Duration, Duration) = (Duration::from_millis(20), Duration::from_secs(1));
 
+/// When so many connections in a row ended without an answer, what waits for the next one fails.
+const MAX_UNANSWERED: u32 = 3;
+
 /// Where a peer is, and how it is talked to.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Place {
@@ -57,7 +60,23 @@ struct Connecting {
     /// How many times in a row it was in vain.
     failures: u32,
     not_before: Option<Instant>,
+    /// What those fail with meanwhile who would need a connection. Without, they wait.
     last: Option<FailureReason>,
+    /// The log says that it cannot be reached.
+    told: bool,
+}
+
+impl Connecting {
+    fn is_pausing(&self) -> bool {
+        self.not_before.is_some_and(|until| Instant::now() < until)
+    }
+
+    fn failed(&mut self) {
+        let (first, most) = BACK_OFF;
+        let pause = first.saturating_mul(1 << self.failures.min(10)).min(most);
+        self.failures += 1;
+        self.not_before = Some(Instant::now() + pause);
+    }
 }
 
 impl std::fmt::Debug for Peer {
@@ -241,7 +260,7 @@ impl Peer {
             return false;
         }
         let connecting = self.connecting();
-        let wait = connecting.not_before.is_some_and(|until| Instant::now() < until);
+        let wait = connecting.is_pausing();
         let last = connecting.last.clone().filter(|_| wait);
         drop(connecting);
         if let Some(reason) = last
@@ -259,7 +278,7 @@ impl Peer {
     /// A connection was made, and its peer talks.
     pub(super) fn connected(&self) {
         let mut connecting = self.connecting();
-        if connecting.failures > 0 {
+        if connecting.told {
             tracing::info!(peer = self.name, "its data port can be reached again");
         }
         *connecting = Connecting::default();
@@ -272,19 +291,36 @@ impl Peer {
             return next;
         }
         let mut connecting = self.connecting();
-        if connecting.failures == 0 {
+        if !std::mem::replace(&mut connecting.told, true) {
             tracing::warn!(peer = self.name, %reason, "its data port cannot be reached");
         }
-        let (first, most) = BACK_OFF;
-        let pause = first.saturating_mul(1 << connecting.failures.min(10)).min(most);
-        connecting.failures += 1;
-        connecting.not_before = Some(Instant::now() + pause);
+        connecting.failed();
         connecting.last = Some(reason.clone());
         drop(connecting);
         if !self.is_connected() {
             self.flow().fail_all(reason);
         }
         0
+    }
+
+    /// A connection was made, and ended before its peer said anything. One may break, so what was under way is tried
+    /// again after a pause; where all do, the peer counts as one that cannot be reached.
+    pub(super) fn unanswered(&self, reason: &FailureReason) {
+        let mut connecting = self.connecting();
+        if connecting.is_pausing() {
+            // Several that end at once count as one.
+            return;
+        }
+        connecting.failed();
+        let gives_up = connecting.failures >= MAX_UNANSWERED;
+        if gives_up && !std::mem::replace(&mut connecting.told, true) {
+            tracing::warn!(peer = self.name, %reason, "its data port ends connections unanswered");
+        }
+        connecting.last = gives_up.then(|| reason.clone());
+        drop(connecting);
+        if gives_up && !self.is_connected() {
+            self.flow().fail_all(reason);
+        }
     }
 
     /// Whether nothing is to be done.

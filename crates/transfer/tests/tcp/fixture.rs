@@ -1,18 +1,24 @@
 //! Engines that have memory, and streams to them.
 
+use std::fmt::{Debug, Write as _};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Once};
 use std::thread;
 use std::time::Duration;
 
 use millstream_metadata::{Client, Frame, FrameType, Handler, SegmentDesc, Server, ServerConfig};
 use millstream_transfer::{Buffer, Config, Segment, TcpConfig, TransferEngine};
+use tracing::field::Field;
+use tracing::span::{Attributes, Id, Record};
+use tracing::{Event, Level, Metadata, Subscriber};
 
 use crate::common::{address, private, shared};
 
 pub(crate) fn engine(config: TcpConfig) -> TransferEngine {
+    static KEEPER: Once = Once::new();
+    KEEPER.call_once(|| tracing::subscriber::set_global_default(Keeper).unwrap());
     let engine = TransferEngine::new(Config::new(address())).unwrap();
     engine.install_tcp(config).unwrap();
     engine
@@ -97,9 +103,13 @@ struct Shared {
 
 impl Relay {
     pub(crate) fn start(target: &TransferEngine, pause: Duration) -> Self {
+        let listener = TcpListener::bind((target.listening_at().ip(), 0)).unwrap();
+        Self::with(listener, target, pause)
+    }
+
+    pub(crate) fn with(listener: TcpListener, target: &TransferEngine, pause: Duration) -> Self {
         let ip = target.listening_at().ip();
         let place = SocketAddr::new(ip, descriptor(target).tcp_data_port.unwrap());
-        let listener = TcpListener::bind((ip, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let (moved, pumps) = (AtomicU64::new(0), AtomicUsize::new(0));
         let shared = Arc::new(Shared { pause, moved, pumps, streams: Mutex::default() });
@@ -162,4 +172,42 @@ fn pump(
         moved.fetch_add(count as u64, Ordering::SeqCst);
         thread::sleep(pause);
     }
+}
+
+/// What the log of this process says of the port for data of the segment that this server answers for.
+pub(crate) fn logged(server: &Server) -> Vec<String> {
+    let (peer, lines) = (format!("{:?}", server.address().to_string()), LINES.lock().unwrap());
+    let is_of = |line: &&String| line.contains(&peer) && line.contains("data port");
+    lines.iter().filter(is_of).cloned().collect()
+}
+
+static LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Keeps what is logged.
+struct Keeper;
+
+impl Subscriber for Keeper {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        *metadata.level() <= Level::INFO
+    }
+
+    fn new_span(&self, _: &Attributes<'_>) -> Id {
+        Id::from_u64(1)
+    }
+
+    fn record(&self, _: &Id, _: &Record<'_>) {}
+
+    fn record_follows_from(&self, _: &Id, _: &Id) {}
+
+    fn event(&self, event: &Event<'_>) {
+        let mut line = String::new();
+        event.record(&mut |field: &Field, value: &dyn Debug| {
+            let _ = write!(line, "{}={value:?} ", field.name());
+        });
+        LINES.lock().unwrap().push(line);
+    }
+
+    fn enter(&self, _: &Id) {}
+
+    fn exit(&self, _: &Id) {}
 }

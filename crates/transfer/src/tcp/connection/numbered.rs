@@ -57,7 +57,7 @@ impl Connection {
                 }
             };
             match received {
-                Ok(0) if self.under_way.is_empty() => return Err(Broken::Done),
+                Ok(0) if self.under_way.is_empty() && self.answered => return Err(Broken::Done),
                 Ok(0) => return Err(closed()),
                 Ok(_) => self.moved = Some(Instant::now()),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),

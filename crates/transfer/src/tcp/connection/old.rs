@@ -55,14 +55,16 @@ impl Connection {
                 _ => receive_slice(stream.as_fd(), &mut [0]),
             };
             match received {
-                Ok(0) if self.under_way.is_empty() => return Err(Broken::Done),
+                Ok(0) if self.under_way.is_empty() && self.answered => return Err(Broken::Done),
                 Ok(0) => return Err(self.ended(version)),
                 Ok(_) => self.moved = Some(Instant::now()),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                 Err(error) => return Err(broke(&error)),
             }
-            self.answered = true;
+            if !std::mem::replace(&mut self.answered, true) {
+                peer.connected();
+            }
             self.go_on(peer, version)?;
         }
     }
@@ -127,6 +129,6 @@ impl Connection {
             }
             _ => return closed(),
         };
-        Broken::Failed(FailureReason::Connection(text.into()))
+        Broken::Ended(FailureReason::Connection(text.into()))
     }
 }
