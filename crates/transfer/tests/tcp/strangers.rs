@@ -259,21 +259,70 @@ fn garbage_is_refused_and_others_are_served() {
     }
 }
 
-/// Those who say nothing, or half of something, do not keep others out.
+/// Those who say nothing, or half of something, all at once or byte by byte, do not keep others out.
 #[test]
 fn silent_strangers_make_room() {
     let target = engine(TcpConfig { max_connections: 4, ..TcpConfig::default() });
-    let _remote = shared(&target, 4096);
-    let held: Vec<TcpStream> = (0..12).map(|_| connect(&target)).collect();
-    let initiator = engine(TcpConfig::default());
-    let local = private(&initiator, 4096);
-    let segment = initiator.open_segment(target.name()).unwrap();
-    let read = request(Opcode::Read, (&local, 0), &segment, 0, 4096);
-    let stopwatch = Stopwatch::start();
-    initiator.submit_and_wait(&[read], LONG).unwrap();
-    let took = stopwatch.took();
-    assert!(took.own() < Duration::from_secs(15), "{took}");
-    drop(held);
+    let remote = shared(&target, 4096);
+    let incarnation = descriptor(&target).incarnation.unwrap();
+    let whole = message(1, 1, &[(remote.address(), 1), (remote.address(), 1)], 2);
+    let hello_and = |rest: &[u8]| [&hello(1, incarnation)[..], rest].concat();
+    for (what, said) in [
+        ("nothing", vec![]),
+        ("half of a request", old(WRITE | TWO, remote.address(), 4096)[..12].to_vec()),
+        ("half of a hello", hello(1, incarnation)[..24].to_vec()),
+        ("a hello to another process", hello(1, incarnation.wrapping_add(1))),
+        ("a hello", hello_and(&[])),
+        ("half of a message", hello_and(&whole[..16])),
+        ("a message without all of its pieces", hello_and(&whole[..whole.len() - 1])),
+    ] {
+        let held: Vec<TcpStream> = (0_u8..12).map(|_| connect(&target)).collect();
+        for (number, mut stream) in (0_u8..).zip(&held) {
+            let mut said = said.clone();
+            // No two have the same number.
+            if let Some(byte) = said.get_mut(24) {
+                *byte = number;
+            }
+            let _ = stream.write_all(&said);
+        }
+        let initiator = engine(TcpConfig::default());
+        let local = private(&initiator, 4096);
+        let segment = initiator.open_segment(target.name()).unwrap();
+        let read = request(Opcode::Read, (&local, 0), &segment, 0, 4096);
+        let stopwatch = Stopwatch::start();
+        initiator.submit_and_wait(&[read], LONG).unwrap();
+        let took = stopwatch.took();
+        assert!(took.own() < Duration::from_secs(9), "{what}: {took}");
+        drop(held);
+    }
+}
+
+/// The time of a request's head begins with its first byte, however many pieces it has.
+#[test]
+fn who_says_a_byte_now_and_then_is_sent_away() {
+    let target = engine(TcpConfig::default());
+    let remote = shared(&target, 4096);
+    let incarnation = descriptor(&target).incarnation.unwrap();
+    let many = message(1, 1, &[(remote.address(), 1); 256], 256);
+    let streams = [
+        ([old(WRITE | TWO, remote.address(), 100), vec![1; 100]].concat(), 25),
+        ([hello(1, incarnation), many].concat(), 48 + 32 + 16 * 3),
+    ];
+    thread::scope(|scope| {
+        for (bytes, at_once) in streams {
+            let target = &target;
+            scope.spawn(move || {
+                let mut stream = connect(target);
+                stream.write_all(&bytes[..at_once]).unwrap();
+                let start = Instant::now();
+                let mut rest = bytes[at_once..].iter();
+                while rest.next().is_some_and(|byte| stream.write_all(&[*byte]).is_ok()) {
+                    assert!(start.elapsed() < Duration::from_secs(15), "it may go on");
+                    thread::sleep(Duration::from_millis(500));
+                }
+            });
+        }
+    });
 }
 
 /// A stranger that asks and does not take the answers holds up nobody, and is forgotten in bounded memory.

@@ -7,7 +7,8 @@ use std::os::fd::AsFd;
 use millstream_metadata::Connection as Accepted;
 use millstream_net::stream::{Readiness, wait_for_stream};
 
-use super::{LOOK, Pace};
+use super::LOOK;
+use super::pace::Pace;
 use crate::tcp::pieces::Pieces;
 
 /// Bytes that are received at once where a header may begin: with it a small request comes whole. More of a large
@@ -24,20 +25,32 @@ pub(super) struct Input<'a> {
     start: usize,
     end: usize,
     scratch: Vec<u8>,
+    /// Of the headers of a request.
+    pace: Pace,
+    /// Nobody else gets the place.
+    holds: bool,
 }
 
 impl<'a> Input<'a> {
     pub(super) fn new(accepted: &'a Accepted) -> Self {
         let stage = vec![0; STAGE].into_boxed_slice();
-        Self { accepted, stage, start: 0, end: 0, scratch: Vec::new() }
+        Self {
+            accepted,
+            stage,
+            start: 0,
+            end: 0,
+            scratch: Vec::new(),
+            pace: Pace::new(0),
+            holds: false,
+        }
     }
 
     pub(super) fn stream(&self) -> &'a TcpStream {
         self.accepted.stream()
     }
 
-    /// The next bytes, where a request may begin: `None` at the end of the stream. Until it begins the connection
-    /// makes room for others.
+    /// The next bytes, where a request may begin: `None` at the end of the stream. The connection makes room for
+    /// others until the request is [begun](Self::begun): who says half of one keeps no place from others.
     pub(super) fn header<const LENGTH: usize>(&mut self) -> io::Result<Option<[u8; LENGTH]>> {
         if self.start == self.end {
             loop {
@@ -49,31 +62,42 @@ impl<'a> Input<'a> {
                 }
             }
         }
-        // Only now: who says half of one keeps no place from others.
-        let bytes = self.bytes()?;
-        self.accepted.heard();
-        Ok(Some(bytes))
+        self.pace = Pace::new(0);
+        self.bytes().map(Some)
+    }
+
+    /// All of a request has come but its data, and it makes sense: until its end nobody else gets the place.
+    pub(super) fn begun(&mut self) {
+        if !std::mem::replace(&mut self.holds, true) {
+            self.accepted.heard();
+        }
     }
 
     /// A request is over: the connection makes room for others until the next one begins.
-    pub(super) fn rest(&self) {
+    pub(super) fn rest(&mut self) {
         if self.start == self.end {
+            self.give_place();
+        }
+    }
+
+    fn give_place(&mut self) {
+        if std::mem::replace(&mut self.holds, false) {
             self.accepted.idle();
         }
     }
 
-    /// The next bytes.
+    /// The next bytes of a request. All of them have the time that began with its first.
     pub(super) fn bytes<const LENGTH: usize>(&mut self) -> io::Result<[u8; LENGTH]> {
-        let mut pace = None;
         while self.end - self.start < LENGTH {
-            let pace = pace.get_or_insert_with(Pace::new);
+            // The end of the last request may have come with half of this one.
+            self.give_place();
             match self.fill() {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(_) => {}
                 Err(error) if is_pause(&error) => {}
                 Err(error) => return Err(error),
             }
-            pace.check()?;
+            self.pace.check()?;
         }
         let bytes = self.stage[self.start..self.end].first_chunk().copied();
         self.start += LENGTH;
@@ -87,7 +111,7 @@ impl<'a> Input<'a> {
         if pieces.left() == 0 {
             return Ok(());
         }
-        let (stream, mut pace) = (self.stream(), Pace::new());
+        let (stream, mut pace) = (self.stream(), Pace::new(pieces.left()));
         if self.scratch.is_empty() {
             self.scratch = vec![0; SCRATCH];
         }
@@ -109,7 +133,7 @@ impl<'a> Input<'a> {
     /// Throws away what still comes, for a moment: who closes a connection with bytes that were not read takes
     /// back what it has said last.
     pub(super) fn linger(&mut self) {
-        let pace = Pace::new();
+        let pace = Pace::new(0);
         (self.start, self.end) = (0, 0);
         let _ = self.stream().shutdown(std::net::Shutdown::Write);
         // The next one may need its place.

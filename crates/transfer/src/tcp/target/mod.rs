@@ -6,32 +6,25 @@
 mod input;
 mod numbered;
 mod old;
+mod pace;
 mod registry;
 
 use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use millstream_metadata::{Acceptor, AcceptorConfig, Connection as Accepted, Gate};
 use millstream_net::stream::{Readiness, send_slice, wait_for_stream};
 use socket2::SockRef;
 
 use self::input::Input;
+use self::pace::{PATIENCE, Pace};
 use self::registry::Registry;
 use super::message::Hello;
 use super::original::{REQUEST_LENGTH, Request};
 use crate::memory::Memory;
-
-/// For how long an initiator may take over a header, and over data in addition to what the least rate gives it.
-const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Bytes a second that an initiator is to send and take at least, once it has begun.
-const MIN_RATE: u64 = 64 << 10;
-
-/// So many bytes are to come, or go, within the time that the least rate gives them.
-const STRETCH: u64 = 1 << 20;
 
 /// How often a thread that waits for an initiator looks whether its time is over.
 const LOOK: Duration = Duration::from_millis(500);
@@ -73,31 +66,6 @@ impl Target {
     }
 }
 
-/// By when a stretch of data is to have come, or gone.
-struct Pace {
-    until: Instant,
-    left: u64,
-}
-
-impl Pace {
-    fn new() -> Self {
-        let stretch = Duration::from_secs(STRETCH / MIN_RATE);
-        Self { until: Instant::now() + PATIENCE + stretch, left: STRETCH }
-    }
-
-    /// So many bytes more have.
-    fn moved(&mut self, count: usize) {
-        match self.left.checked_sub(count as u64) {
-            Some(left) if left > 0 => self.left = left,
-            _ => *self = Self::new(),
-        }
-    }
-
-    fn check(&self) -> io::Result<()> {
-        if Instant::now() < self.until { Ok(()) } else { Err(io::ErrorKind::TimedOut.into()) }
-    }
-}
-
 fn serve(accepted: &Accepted, shared: &Shared) -> io::Result<()> {
     accepted.awaited();
     let stream = accepted.stream();
@@ -128,7 +96,7 @@ fn nonsense(text: &'static str) -> io::Error {
 
 /// Sends all of these.
 fn send_bytes(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
-    let mut pace = Pace::new();
+    let mut pace = Pace::new(bytes.len() as u64);
     while !bytes.is_empty() {
         match send_slice(stream.as_fd(), bytes) {
             Ok(sent) => {

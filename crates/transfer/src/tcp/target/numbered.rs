@@ -3,7 +3,8 @@
 use std::io;
 use std::net::TcpStream;
 
-use super::{Input, Pace, Shared, nonsense, send_bytes, wait_for_room};
+use super::pace::Pace;
+use super::{Input, Shared, nonsense, send_bytes, wait_for_room};
 use crate::Opcode;
 use crate::tcp::message::{
     Answer, Fault, Header, Hello, Piece as Named, Purpose, VERSION, Welcome, add_up,
@@ -35,6 +36,7 @@ pub(super) fn serve(
         input.linger();
         return Ok(());
     }
+    input.begun();
     let (mut pieces, mut answer, mut end) = (Pieces::default(), Vec::new(), Vec::new());
     loop {
         input.rest();
@@ -47,6 +49,7 @@ pub(super) fn serve(
         match header.purpose {
             Purpose::Fence => {
                 let connection = Named::parse(&input.bytes()?).number();
+                input.begun();
                 let ended = connection != hello.connection && shared.registry.fence(connection);
                 answer.extend_from_slice(&Answer::Ended { id, faults: u32::from(!ended) }.emit());
                 if !ended {
@@ -56,6 +59,7 @@ pub(super) fn serve(
             }
             Purpose::Move(opcode) => {
                 read_pieces(&mut input, shared, &header, &mut pieces)?;
+                input.begun();
                 match opcode {
                     Opcode::Write => {
                         input.receive(&mut pieces)?;
@@ -124,7 +128,7 @@ fn answer_read(
     end.extend_from_slice(&Answer::Ended { id, faults: 0 }.emit());
     let mut left = &end[..];
     let mut before = &answer[..];
-    let mut pace = Pace::new();
+    let mut pace = Pace::new(pieces.left());
     while pieces.left() > 0 || !before.is_empty() {
         let intact = pieces.faults().count() as u32 == faults;
         let data = pieces.left() + before.len() as u64;

@@ -3,7 +3,8 @@
 use std::io;
 use std::net::TcpStream;
 
-use super::{Input, Pace, Shared, nonsense, send_bytes, wait_for_room};
+use super::pace::Pace;
+use super::{Input, Shared, nonsense, send_bytes, wait_for_room};
 use crate::Opcode;
 use crate::tcp::original::{REQUEST_LENGTH, Request, Status, Version};
 use crate::tcp::pieces::{Piece, Pieces};
@@ -42,6 +43,7 @@ fn do_one(
     let Some(memory) = memory else {
         return refuse(stream, version);
     };
+    input.begun();
     pieces.clear(true);
     pieces.push(Piece { memory: Some(memory), address, length, fault: None });
     let status: &[u8] = if version == Version::Two { &Status::Done.emit() } else { &[] };
@@ -69,7 +71,7 @@ fn refuse(stream: &TcpStream, version: Version) -> io::Result<bool> {
 
 /// Sends bytes, and then what is left of the pieces.
 fn send_all(stream: &TcpStream, pieces: &mut Pieces, mut before: &[u8]) -> io::Result<()> {
-    let mut pace = Pace::new();
+    let mut pace = Pace::new(pieces.left());
     while !before.is_empty() || pieces.left() > 0 {
         match pieces.send(stream, before, &[]) {
             Ok(sent) => {
