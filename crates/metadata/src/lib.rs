@@ -57,6 +57,7 @@ pub use key_value_store::{KeyValueStore, KeyValueStoreConfig};
 pub use message::{Notify, Probe, SegmentQuery};
 pub use name::{DEFAULT_HANDSHAKE_PORT, FileName, HostPort, NameError, NicPath};
 pub use open::{OpenStoreError, OpenStoreErrorKind, is_peer_to_peer, open_store, without_password};
+pub use resolver::{Addresses, Answer, Resolution, Resolver, Ticket};
 pub use segment::{
     BufferDesc, DescriptorError, DeviceDesc, FileKey, FileTargetDesc, MAX_BUFFERS, MAX_DEVICES,
     NVMEOF, PriorityMatrix, SegmentDesc, SharedMemoryDesc, WholeDesc,

@@ -28,26 +28,28 @@ pub(crate) static SYSTEM: LazyLock<Resolver> =
     LazyLock::new(|| Resolver::new(|host| Ok((host, 0).to_socket_addrs()?.collect())));
 
 /// The addresses of a host, with ports that mean nothing.
-pub(crate) type Addresses = Arc<[SocketAddr]>;
+pub type Addresses = Arc<[SocketAddr]>;
 /// Takes the addresses, on a thread of the resolver.
-pub(crate) type Answer = Box<dyn FnOnce(io::Result<Addresses>) + Send>;
+pub type Answer = Box<dyn FnOnce(io::Result<Addresses>) + Send>;
 type Lookup = dyn Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync;
 
 /// Looks host names up.
 #[derive(Clone)]
-pub(crate) struct Resolver {
+pub struct Resolver {
     shared: Arc<Shared>,
 }
 
 /// What a resolver says at once.
-pub(crate) enum Resolution {
+#[derive(Debug)]
+pub enum Resolution {
+    /// It needs no lookup.
     Known(Addresses),
     /// The answer follows, unless this is dropped before.
     Asked(Ticket),
 }
 
 /// A place among those who wait for the addresses of a name. Dropping it gives it up.
-pub(crate) struct Ticket {
+pub struct Ticket {
     shared: Arc<Shared>,
     host: String,
     number: u64,
@@ -84,7 +86,13 @@ struct Asked {
 }
 
 impl Resolver {
-    pub(crate) fn new(
+    /// The process's.
+    pub fn system() -> Self {
+        SYSTEM.clone()
+    }
+
+    /// With a lookup of its own, as tests need it.
+    pub fn new(
         lookup: impl Fn(&str) -> io::Result<Vec<SocketAddr>> + Send + Sync + 'static,
     ) -> Self {
         Self {
@@ -97,7 +105,7 @@ impl Resolver {
     }
 
     /// The addresses of a host, now or by `answer`. Does not wait.
-    pub(crate) fn resolve(&self, host: &str, answer: Answer) -> io::Result<Resolution> {
+    pub fn resolve(&self, host: &str, answer: Answer) -> io::Result<Resolution> {
         if let Some(address) = literal(host) {
             return Ok(Resolution::Known([address].into()));
         }
@@ -130,7 +138,7 @@ impl Resolver {
     }
 
     /// The addresses of a host, waited for until `deadline`.
-    pub(crate) fn resolve_until(&self, host: &str, deadline: Instant) -> io::Result<Addresses> {
+    pub fn resolve_until(&self, host: &str, deadline: Instant) -> io::Result<Addresses> {
         let (tell, told) = mpsc::sync_channel(1);
         let answer = Box::new(move |addresses| {
             // Nobody may wait any more.
@@ -145,8 +153,14 @@ impl Resolver {
     }
 
     /// Forgets the addresses of a host at which nobody answers: it may have got others.
-    pub(crate) fn forget(&self, host: &str) {
+    pub fn forget(&self, host: &str) {
         self.shared.lock().kept.remove(host);
+    }
+}
+
+impl fmt::Debug for Ticket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ticket").field("host", &self.host).finish_non_exhaustive()
     }
 }
 

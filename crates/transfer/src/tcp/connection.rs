@@ -70,8 +70,9 @@ enum Broken {
 pub(super) struct Connection {
     phase: Phase,
     stream: Option<Arc<TcpStream>>,
-    /// Which of the peer's addresses.
+    /// Which of the peer's addresses is next, or is used, and what it was.
     address: usize,
+    at: Option<SocketAddr>,
     proving: Option<Box<Proving>>,
     /// Its number, where it has one.
     number: u128,
@@ -202,9 +203,10 @@ impl Connection {
     }
 
     fn connect(&mut self, peer: &Arc<Peer>) -> Result<(), Broken> {
-        let address = peer.address(self.address);
-        let stream = begin_connect(address).map_err(|error| cannot_connect(address, &error))?;
-        self.stream = Some(Arc::new(stream));
+        let Some((address, _)) = peer.address(self.address) else { return Err(Broken::Done) };
+        let stream =
+            begin_connect(address).map_err(|error| cannot_connect(Some(address), &error))?;
+        (self.stream, self.at) = (Some(Arc::new(stream)), Some(address));
         self.phase = Phase::Connecting;
         self.moved = Some(Instant::now());
         self.answered = false;
@@ -214,9 +216,8 @@ impl Connection {
     /// Whether the connection is made by now.
     fn connected(&mut self, peer: &Arc<Peer>) -> Result<bool, Broken> {
         let Some(stream) = &self.stream else { return Ok(false) };
-        let address = peer.address(self.address);
         if let Some(error) = stream.take_error().unwrap_or_else(Some) {
-            return Err(cannot_connect(address, &error));
+            return Err(cannot_connect(self.at, &error));
         }
         if stream.peer_addr().is_err() {
             return Ok(false);
@@ -224,6 +225,7 @@ impl Connection {
         // Not having it costs time, not correctness.
         let _ = stream.set_nodelay(true);
         self.moved = Some(Instant::now());
+        let Some(address) = self.at else { return Ok(false) };
         match peer.proof(address).map_err(|error| broke(&error))? {
             Some(initiator) => {
                 self.phase = Phase::Proving;
@@ -437,9 +439,9 @@ fn begin_connect(address: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-fn cannot_connect(address: SocketAddr, error: &io::Error) -> Broken {
-    let text =
-        format!("cannot connect to its data port at {address}: {error}: see whether it runs");
+fn cannot_connect(address: Option<SocketAddr>, error: &io::Error) -> Broken {
+    let at = address.map_or_else(String::new, |address| format!(" at {address}"));
+    let text = format!("cannot connect to its data port{at}: {error}: see whether it runs");
     Broken::Failed(FailureReason::Connection(text.into()))
 }
 

@@ -17,12 +17,12 @@ mod target;
 
 use std::collections::HashMap;
 use std::io;
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
-use millstream_metadata::{Gate, HostPort, SegmentDesc};
+use millstream_metadata::{Gate, HostPort, Resolver, SegmentDesc};
 
 use self::flow::Framing;
 use self::original::Version;
@@ -171,16 +171,6 @@ impl TcpTransport {
         let own = || descriptor.tcp_data_host.clone();
         let host = if self.named_by_address { named().or_else(own) } else { own().or_else(named) };
         let host = host.ok_or("it does not say at which host it is")?;
-        let addresses = match host.parse::<IpAddr>() {
-            Ok(address) => vec![SocketAddr::new(address, port)],
-            Err(_) => (host.as_str(), port)
-                .to_socket_addrs()
-                .map_err(|error| format!("its host {host} has no address: {error}"))?
-                .collect(),
-        };
-        if addresses.is_empty() {
-            return Err(format!("its host {host} has no address"));
-        }
         let numbered = self.config.messages
             && descriptor.incarnation.is_some()
             && descriptor.tcp_message_version.is_some_and(|version| version >= message::VERSION);
@@ -191,7 +181,7 @@ impl TcpTransport {
             _ => Framing::Old(Version::One),
         };
         let name = descriptor.name.clone();
-        Ok(Place { name, addresses, framing, incarnation: descriptor.incarnation })
+        Ok(Place { name, host, port, framing, incarnation: descriptor.incarnation })
     }
 
     fn route(&self, segment: SegmentId) -> Option<Arc<Peer>> {
@@ -252,10 +242,22 @@ impl Transport for TcpTransport {
         let place = self.place(&segment.name, descriptor);
         let mut routes = self.routes.write().unwrap_or_else(PoisonError::into_inner);
         let before = match place {
-            Ok(place) if routes.get(&segment.id).is_some_and(|peer| peer.place == place) => None,
+            Ok(place)
+                if routes
+                    .get(&segment.id)
+                    .is_some_and(|peer| peer.place == place && peer.is_unresolved().is_none()) =>
+            {
+                None
+            }
             Ok(place) => {
-                let token = self.gate.as_ref().map(Gate::token);
-                let peer = Peer::new(&segment.name, place, token, &self.config, &self.progress);
+                let peer = Peer::new(
+                    &segment.name,
+                    place,
+                    self.gate.as_ref().map(Gate::token),
+                    &self.config,
+                    &self.progress,
+                    &Resolver::system(),
+                );
                 routes.insert(segment.id, peer)
             }
             Err(reason) => {
@@ -280,6 +282,9 @@ impl Transport for TcpTransport {
             return Err("this buffer is memory of a GPU".to_owned());
         }
         self.place(&segment.name, descriptor).map(|_| ())?;
+        if let Some(reason) = self.route(segment.id).and_then(|peer| peer.is_unresolved()) {
+            return Err(reason.to_string());
+        }
         Err("its process was not looked for".to_owned())
     }
 
@@ -293,6 +298,7 @@ impl Transport for TcpTransport {
         let route = routes.get(&segment.id);
         let is_gpu = || descriptor.buffers[buffer].name.starts_with("cuda:");
         route.is_some_and(|peer| peer.place.incarnation == descriptor.incarnation)
+            && route.is_some_and(|peer| peer.is_unresolved().is_none())
             && self.data_port(descriptor).is_ok()
             && !is_gpu()
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use millstream_metadata::{Initiator, Purpose, Token};
+use millstream_metadata::{Addresses, Initiator, Purpose, Resolution, Resolver, Ticket, Token};
 use millstream_transfer_core::TaskId;
 
 use super::TcpConfig;
@@ -32,7 +32,9 @@ const MAX_UNANSWERED: u32 = 3;
 pub(super) struct Place {
     /// What it calls itself.
     pub(super) name: String,
-    pub(super) addresses: Vec<SocketAddr>,
+    /// An address, or the name of one.
+    pub(super) host: String,
+    pub(super) port: u16,
     pub(super) framing: Framing,
     /// Which start of its process, if it says so.
     pub(super) incarnation: Option<u64>,
@@ -48,10 +50,23 @@ pub(super) struct Peer {
     flow: Mutex<Flow>,
     lanes: Box<[Lane]>,
     connecting: Mutex<Connecting>,
+    resolver: Resolver,
+    resolving: Mutex<Resolving>,
     progress: Arc<Progress>,
     stopped: AtomicBool,
     /// Tasks that the progress counts.
     counted: AtomicUsize,
+}
+
+/// The addresses of its host.
+#[derive(Default)]
+struct Resolving {
+    /// None until the first answer.
+    addresses: Option<Addresses>,
+    /// The answer is on its way, since then.
+    asked: Option<(Ticket, Instant)>,
+    /// There was none, and why.
+    failure: Option<FailureReason>,
 }
 
 /// What came of connecting.
@@ -92,6 +107,7 @@ impl Peer {
         token: Option<Token>,
         config: &Arc<TcpConfig>,
         progress: &Arc<Progress>,
+        resolver: &Resolver,
     ) -> Arc<Self> {
         let lanes = (0..config.lanes.max(1)).map(|_| Lane::default()).collect();
         let peer = Arc::new_cyclic(|own| Self {
@@ -103,11 +119,14 @@ impl Peer {
             config: Arc::clone(config),
             lanes,
             connecting: Mutex::default(),
+            resolver: resolver.clone(),
+            resolving: Mutex::default(),
             progress: Arc::clone(progress),
             stopped: AtomicBool::new(false),
             counted: AtomicUsize::new(0),
         });
         progress.add(&peer);
+        peer.resolve();
         peer
     }
 
@@ -139,9 +158,72 @@ impl Peer {
         self.place.incarnation.unwrap_or_default()
     }
 
-    /// One of its addresses.
-    pub(super) fn address(&self, index: usize) -> SocketAddr {
-        self.place.addresses[index % self.place.addresses.len()]
+    /// One of its addresses, and whether it is the last. None until its host is resolved.
+    pub(super) fn address(&self, index: usize) -> Option<(SocketAddr, bool)> {
+        let resolving = self.resolving();
+        let addresses = resolving.addresses.as_ref()?;
+        let index = index % addresses.len();
+        let mut address = addresses[index];
+        address.set_port(self.place.port);
+        Some((address, index + 1 == addresses.len()))
+    }
+
+    fn resolving(&self) -> MutexGuard<'_, Resolving> {
+        self.resolving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Why its host has no address, if that is so.
+    pub(super) fn is_unresolved(&self) -> Option<FailureReason> {
+        self.resolving().failure.clone()
+    }
+
+    /// Asks for the addresses of its host, and does not wait for the answer.
+    fn resolve(&self) {
+        let own = self.own.clone();
+        let answer = move |addresses| {
+            if let Some(own) = own.upgrade() {
+                own.resolved(addresses);
+                own.work();
+            }
+        };
+        // Whoever answers takes the lock, so what is told at once is told without it.
+        let mut resolving = self.resolving();
+        let asked = self.resolver.resolve(&self.place.host, Box::new(answer));
+        let known = match asked {
+            Ok(Resolution::Asked(ticket)) => {
+                resolving.asked = Some((ticket, Instant::now()));
+                return;
+            }
+            Ok(Resolution::Known(addresses)) => Ok(addresses),
+            Err(error) => Err(error),
+        };
+        drop(resolving);
+        self.resolved(known);
+    }
+
+    fn resolved(&self, addresses: io::Result<Addresses>) {
+        let mut resolving = self.resolving();
+        let asked = resolving.asked.take();
+        let failure = match addresses {
+            Ok(addresses) if !addresses.is_empty() => {
+                (resolving.addresses, resolving.failure) = (Some(addresses), None);
+                None
+            }
+            // Those of before may do.
+            _ if resolving.addresses.is_some() => None,
+            found => {
+                let why = found.err().map_or_else(String::new, |error| format!(": {error}"));
+                let text = format!("its host {} has no address{why}", self.place.host);
+                Some(FailureReason::Connection(text.into()))
+            }
+        };
+        resolving.failure.clone_from(&failure);
+        drop(resolving);
+        // Its end takes the resolver's lock.
+        drop(asked);
+        if let Some(reason) = failure {
+            self.flow().fail_all(&reason);
+        }
     }
 
     pub(super) fn lanes(&self) -> &[Lane] {
@@ -259,6 +341,18 @@ impl Peer {
         if !self.flow().has_more() || self.stopped.load(Ordering::SeqCst) {
             return false;
         }
+        let resolving = self.resolving();
+        let is_resolved = resolving.addresses.is_some();
+        let asked = resolving.asked.as_ref().filter(|_| !is_resolved);
+        let late = asked.is_some_and(|(_, since)| since.elapsed() >= self.config.connect_timeout);
+        let text = "the resolver has not said within tcp.connect_timeout what address its host has";
+        let late = late.then(|| FailureReason::Connection(text.into()));
+        let failure = resolving.failure.clone().or(late);
+        drop(resolving);
+        if let Some(reason) = failure {
+            self.flow().fail_all(&reason);
+            return false;
+        }
         let connecting = self.connecting();
         let wait = connecting.is_pausing();
         let last = connecting.last.clone().filter(|_| wait);
@@ -268,7 +362,7 @@ impl Peer {
         {
             self.flow().fail_all(&reason);
         }
-        !wait
+        !wait && is_resolved
     }
 
     fn is_connected(&self) -> bool {
@@ -286,9 +380,13 @@ impl Peer {
 
     /// A connection could not be made to this of its addresses. Which is to be tried next.
     pub(super) fn cannot_connect(&self, address: usize, reason: &FailureReason) -> usize {
-        let next = address + 1;
-        if next < self.place.addresses.len() {
-            return next;
+        if self.address(address).is_some_and(|(_, is_last)| !is_last) {
+            return address + 1;
+        }
+        // It may have got others.
+        self.resolver.forget(&self.place.host);
+        if self.resolving().asked.is_none() {
+            self.resolve();
         }
         let mut connecting = self.connecting();
         if !std::mem::replace(&mut connecting.told, true) {
@@ -346,5 +444,65 @@ impl EndTask for Peer {
             own.work();
         }
         ends
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, channel};
+    use std::thread;
+
+    use super::*;
+
+    fn peer(host: &str, resolver: &Resolver) -> Arc<Peer> {
+        let (framing, port) = (Framing::Numbered, 7);
+        let place =
+            Place { name: "a".to_owned(), host: host.to_owned(), port, framing, incarnation: None };
+        let config = Arc::new(TcpConfig::default());
+        Peer::new("a", place, None, &config, &Arc::default(), resolver)
+    }
+
+    /// A resolver that answers when it is let.
+    fn slow(answers: Receiver<io::Result<Vec<SocketAddr>>>) -> Resolver {
+        let answers = Mutex::new(answers);
+        Resolver::new(move |_| answers.lock().unwrap().recv().unwrap())
+    }
+
+    fn wait_until(is_so: impl Fn() -> bool) {
+        let start = Instant::now();
+        while !is_so() {
+            assert!(start.elapsed() < Duration::from_secs(20));
+            thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn nobody_waits_for_a_resolver() {
+        let (answer, answers) = channel();
+        let peer = peer("some.host", &slow(answers));
+        assert_eq!(peer.address(0), None);
+        let at = |address: &str| address.parse::<SocketAddr>().unwrap();
+        answer.send(Ok(vec![at("192.0.2.1:0"), at("192.0.2.2:0")])).unwrap();
+        wait_until(|| peer.address(0).is_some());
+        assert_eq!(peer.address(0), Some((at("192.0.2.1:7"), false)));
+        assert_eq!(peer.address(1), Some((at("192.0.2.2:7"), true)));
+        // It has moved: the addresses of before do until the new one is known.
+        let reason = FailureReason::Connection("nobody is there".into());
+        assert_eq!(peer.cannot_connect(0, &reason), 1);
+        assert_eq!(peer.cannot_connect(1, &reason), 0);
+        assert_eq!(peer.address(0), Some((at("192.0.2.1:7"), false)));
+        answer.send(Ok(vec![at("192.0.2.3:0")])).unwrap();
+        wait_until(|| peer.address(0) == Some((at("192.0.2.3:7"), true)));
+    }
+
+    #[test]
+    fn a_host_without_address_is_told_of() {
+        let (answer, answers) = channel();
+        let peer = peer("no.host", &slow(answers));
+        assert!(peer.is_unresolved().is_none(), "it is not known yet");
+        answer.send(Err(io::Error::other("no such name"))).unwrap();
+        wait_until(|| peer.is_unresolved().is_some());
+        let reason = peer.is_unresolved().unwrap().to_string();
+        assert!(reason.contains("no.host has no address: no such name"), "{reason}");
     }
 }

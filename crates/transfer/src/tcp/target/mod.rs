@@ -13,7 +13,7 @@ use std::io;
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millstream_metadata::{Acceptor, AcceptorConfig, Connection as Accepted, Gate};
 use millstream_net::stream::{Readiness, send_slice, wait_for_stream};
