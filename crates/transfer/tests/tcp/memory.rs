@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use millstream_transfer::{Opcode, SubmitOptions, TcpConfig, TransferState};
 
-use super::fixture::{Pair, engine, framings, pair};
+use super::fixture::{Pair, Relay, engine, framings, pair, relayed};
 use crate::common::{LONG, contents, private, request, shared};
 
 const LENGTH: u64 = 16 << 20;
@@ -45,19 +45,22 @@ fn nothing_is_written_after_memory_was_unregistered() {
 fn own_memory_that_goes_fails_only_its_requests() {
     let (target, initiator) = (engine(TcpConfig::default()), engine(TcpConfig::default()));
     let remote = shared(&target, 2 * LENGTH as usize);
-    let (going, staying) =
-        (private(&initiator, LENGTH as usize), private(&initiator, LENGTH as usize));
-    staying.write(0, &vec![2; LENGTH as usize]).unwrap();
-    let segment = initiator.open_segment(target.name()).unwrap();
+    // Slow enough that it is amid the transfer that memory goes.
+    let relay = Relay::start(&target, Duration::from_millis(1));
+    let (_server, segment) = relayed(&initiator, &target, &relay);
     for opcode in [Opcode::Write, Opcode::Read] {
+        let (going, staying) =
+            (private(&initiator, LENGTH as usize), private(&initiator, LENGTH as usize));
+        staying.write(0, &vec![2; LENGTH as usize]).unwrap();
         let requests = [
             request(opcode, (&going, 0), &segment, 0, LENGTH),
             request(opcode, (&staying, 0), &segment, LENGTH, LENGTH),
         ];
-        let Ok(batch) = initiator.submit_new(&requests, &SubmitOptions::default()) else {
-            assert_eq!(opcode, Opcode::Read, "it is not registered any more");
-            break;
-        };
+        let before = relay.moved();
+        let batch = initiator.submit_new(&requests, &SubmitOptions::default()).unwrap();
+        while relay.moved() - before < 1 << 20 {
+            assert!(!initiator.wait(&batch, Duration::from_millis(1)), "it is over already");
+        }
         initiator
             .unregister_memory(std::ptr::without_provenance_mut(going.address() as usize))
             .unwrap();
