@@ -70,18 +70,14 @@ impl Table {
         self.lock().entries.len()
     }
 
-    /// Puts a value, or takes a key away. It is done when this returns, and goes on when nobody waits for it
-    /// any more.
+    /// Puts a value, or takes a key away. It is done when this returns. Who gives up before his turn has changed
+    /// nothing; from then on it goes on when nobody waits for it any more. So what waits has a connection.
     pub(super) async fn change(&self, key: String, value: Option<Bytes>) -> Outcome {
+        let mut log = Arc::clone(&self.log).lock_owned().await;
         let table = self.clone();
-        let changed = tokio::spawn(async move {
-            let mut log = Arc::clone(&table.log).lock_owned().await;
-            tokio::task::spawn_blocking(move || table.apply(log.as_mut(), &key, value)).await
-        });
-        match changed.await {
-            Ok(Ok(outcome)) => outcome,
-            Ok(Err(error)) | Err(error) => Outcome::Failed(error.to_string()),
-        }
+        let changed =
+            tokio::task::spawn_blocking(move || table.apply(log.as_mut(), &key, value)).await;
+        changed.unwrap_or_else(|error| Outcome::Failed(error.to_string()))
     }
 
     fn apply(&self, log: Option<&mut Log>, key: &str, value: Option<Bytes>) -> Outcome {
@@ -135,6 +131,10 @@ impl Table {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use tokio::time::timeout;
+
     use super::*;
 
     const LIMITS: Limits =
@@ -173,5 +173,19 @@ mod tests {
         assert_eq!(put(&table, "b", "012345678"), Outcome::Done);
         assert_eq!(table.apply(None, "a", None), Outcome::Done);
         assert_eq!(put(&table, "d", more), Outcome::Done);
+    }
+
+    /// Whose connection ends before his turn: what he sent is not kept.
+    #[tokio::test]
+    async fn who_gives_up_before_his_turn_leaves_nothing() {
+        let table = Table::new(LIMITS, None).unwrap();
+        let turn = Arc::clone(&table.log).lock_owned().await;
+        for key in ["a", "b"] {
+            let change = table.change(key.to_owned(), Some(Bytes::from_static(b"1")));
+            assert!(timeout(Duration::from_millis(20), change).await.is_err());
+        }
+        drop(turn);
+        let last = table.change("c".to_owned(), Some(Bytes::from_static(b"1"))).await;
+        assert_eq!((last, table.len()), (Outcome::Done, 1));
     }
 }
