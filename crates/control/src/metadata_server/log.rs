@@ -2,8 +2,9 @@
 //!
 //! A record is the length of its payload and the CRC-32C of that, little-endian, and the payload: what is
 //! done (1: put, 2: remove), the length of the key, the key, and the value. What a crash has left of the last
-//! record is dropped when the file is opened. A file that is mostly of the past is written anew beside it,
-//! and takes its name.
+//! record is dropped when the file is opened. A damaged record before others is no crash's: such a file is not
+//! opened, since what follows would be lost. A file that is mostly of the past is written anew beside it, and
+//! takes its name.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions, TryLockError};
@@ -86,6 +87,17 @@ impl Log {
             }
         }
         let length = reader.length;
+        if !is_torn_end(&file, length, limit)? {
+            let file = path.display();
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidData,
+                format!(
+                    "{NAME} in it is damaged at byte {length}, and more follows than a crash leaves: restore it \
+                     from a copy, or move it away, or keep a copy and go on with what is before the damage: \
+                     truncate -s {length} {file}"
+                ),
+            ));
+        }
         if let Some(dropped) = total.checked_sub(length).filter(|&dropped| dropped > 0) {
             tracing::warn!(path = %path.display(), dropped, "the torn end of the file is dropped");
             file.set_len(length)?;
@@ -256,6 +268,33 @@ fn change(payload: &[u8]) -> Option<Change> {
     }
 }
 
+/// Whether what is in a file from here on can be what a crash has left of one record: no more than that, and no
+/// whole record in it.
+fn is_torn_end(mut file: &File, from: u64, limit: usize) -> io::Result<bool> {
+    let longest = HEADER + 5 + limit;
+    let mut rest = Vec::new();
+    file.seek(SeekFrom::Start(from))?;
+    file.take(longest as u64 + 1).read_to_end(&mut rest)?;
+    if rest.len() > longest {
+        return Ok(false);
+    }
+    // Values can be made so that much looks like a record; no longer than this is it looked at.
+    let mut effort = 64 << 20;
+    for at in 1..rest.len() {
+        let record = &rest[at..];
+        let Some((header, payload)) = record.split_first_chunk::<HEADER>() else { break };
+        let [a, b, c, d, checksum @ ..] = *header;
+        let length = u32::from_le_bytes([a, b, c, d]) as usize;
+        let Some(payload) = payload.get(..length).filter(|_| length >= 5) else { continue };
+        effort -= length as i64;
+        let is_whole = crc32c::crc32c(payload) == u32::from_le_bytes(checksum);
+        if effort < 0 || (is_whole && change(payload).is_some()) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
 /// Whether there were so many bytes.
 fn fill(input: &mut impl Read, buffer: &mut [u8]) -> io::Result<bool> {
     match input.read_exact(buffer) {
@@ -354,6 +393,31 @@ mod tests {
             std::fs::write(folder.file(), text).unwrap();
             assert_eq!(folder.entries(), entries(&[("a", b"1")]), "{bit}");
         }
+    }
+
+    /// What follows the damage is not dropped: the server does not start.
+    #[test]
+    fn a_damaged_record_before_others_is_told_of() {
+        let folder = Folder::new("damaged");
+        let (mut log, _) = Log::open(&folder.0, LIMIT).unwrap();
+        log.append("a", Some(b"1"), None).unwrap();
+        let (first, second) = (MAGIC.len() as u64, log.length);
+        log.append("b", Some(b"22"), None).unwrap();
+        log.append("c", Some(b"3"), None).unwrap();
+        drop(log);
+        let whole = std::fs::read(folder.file()).unwrap();
+        for bit in 0..8 * (second - first) {
+            let mut text = whole.clone();
+            text[(first + bit / 8) as usize] ^= 1 << (bit % 8);
+            std::fs::write(folder.file(), &text).unwrap();
+            let error = Log::open(&folder.0, LIMIT).unwrap_err().to_string();
+            assert!(error.contains(&format!("damaged at byte {first}")), "{bit}: {error}");
+            assert!(error.contains(&format!("truncate -s {first} ")), "{bit}: {error}");
+            assert!(std::fs::read(folder.file()).unwrap() == text, "{bit}: it is left alone");
+        }
+        // More than a crash leaves of one record.
+        std::fs::write(folder.file(), [whole, vec![0xff; LIMIT + 100]].concat()).unwrap();
+        Log::open(&folder.0, LIMIT).unwrap_err();
     }
 
     #[test]
