@@ -185,12 +185,13 @@ impl<K: KeyValue> Shared<K> {
     }
 
     fn remove(&self, key: &str, entry: &Entry) -> Result<(), KeyValueError> {
-        if matches!(entry.kind, Kind::Address(_))
-            && self.server.get(key)?.is_none_or(|now| *now != *entry.wanted)
-        {
-            return Ok(());
-        }
-        self.server.remove(key)
+        let Some(now) = self.server.get(key)? else { return Ok(()) };
+        // Another engine may have taken the name since it was looked at.
+        let is_ours = match entry.kind {
+            Kind::Address(_) => *now == *entry.wanted,
+            Kind::Segment => extras::same_engine(&now, &entry.wanted),
+        };
+        if is_ours { self.server.remove(key) } else { Ok(()) }
     }
 
     /// Tries again while that may help, for as long as there is patience.

@@ -125,6 +125,8 @@ impl KeyValue for Arc<Fake> {
 const URI: &str = "fake://host";
 const ADDRESS: &str = "mooncake/rpc_meta/node-a";
 const SEGMENT: &str = "mooncake/ram/node-a";
+/// Nothing is looked after in a test.
+const LONG: Duration = Duration::from_secs(3600);
 
 /// A store that looks after its entries often.
 fn store(fake: &Arc<Fake>) -> KeyValueStore<Arc<Fake>> {
@@ -175,6 +177,27 @@ fn engine(name: Option<&str>, incarnation: Option<u64>) -> (Server, u16) {
 /// A port where nobody listens.
 fn dead_port() -> u16 {
     std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+/// Whoever has put a descriptor under the name since keeps it.
+#[test]
+fn another_engines_descriptor_is_not_withdrawn() {
+    let fake = Arc::new(Fake::default());
+    let config = KeyValueStoreConfig { refresh_interval: LONG, ..Default::default() };
+    let own = KeyValueStore::new(Arc::clone(&fake), config);
+    let descriptor = SegmentDesc { incarnation: Some(1), ..descriptor(&[5]) };
+    own.publish_segment(&descriptor).unwrap();
+    let others = SegmentDesc { incarnation: Some(2), ..descriptor.clone() }.to_json();
+    let others = String::from_utf8(others).unwrap();
+    fake.set(SEGMENT, &others);
+    own.withdraw_segment("node-a").unwrap();
+    assert_eq!(fake.entry(SEGMENT), Some(others));
+    // What others have added to ours does not make it theirs.
+    own.publish_segment(&descriptor).unwrap();
+    let ours = String::from_utf8(descriptor.to_json()).unwrap();
+    fake.set(SEGMENT, &ours.replacen('{', "{\"more\":1,", 1));
+    own.withdraw_segment("node-a").unwrap();
+    assert_eq!(fake.entry(SEGMENT), None);
 }
 
 #[test]
