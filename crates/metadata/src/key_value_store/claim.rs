@@ -3,6 +3,8 @@
 //! Servers cannot compare and put. So of two engines that claim a name at the same moment, the one that
 //! wrote first may find out only when it looks after its entry the next time.
 
+use std::io;
+
 use super::own::Entry;
 use super::{Shared, names};
 use crate::client::CallErrorKind;
@@ -87,6 +89,10 @@ impl<K: KeyValue> Shared<K> {
                     // As the original does that knows no probes.
                     CallErrorKind::Closed => Some("accepts connections"),
                     CallErrorKind::Token(_) => Some("has another token than ours, or none"),
+                    // It may live: only we cannot ask.
+                    CallErrorKind::Resolve(error) if !is_no_host(&error) => {
+                        Some("cannot be looked for, since no name server answers here")
+                    }
                     _ => None,
                 };
             }
@@ -99,7 +105,33 @@ impl<K: KeyValue> Shared<K> {
     }
 }
 
+/// Whether a name server has said that there is no host of a name, rather than nothing. The standard library has the
+/// resolver's code only as its text.
+fn is_no_host(error: &io::Error) -> bool {
+    let text = error.to_string();
+    ["Name or service not known", "No address associated"].iter().any(|known| text.contains(known))
+}
+
 /// Whether the server does not let an entry be written over.
 fn is_duplicate(error: &KeyValueError) -> bool {
     matches!(error.kind, KeyValueErrorKind::Refused { status: Some(400), .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Its machine may be up and its name taken: who has no name server does not know.
+    #[test]
+    fn only_a_host_that_is_known_not_to_be_there_is_gone() {
+        for (text, is_gone) in [
+            ("failed to lookup address information: Name or service not known", true),
+            ("failed to lookup address information: No address associated with hostname", true),
+            ("failed to lookup address information: Temporary failure in name resolution", false),
+            ("failed to lookup address information: System error", false),
+            ("the resolver did not answer in time", false),
+        ] {
+            assert_eq!(is_no_host(&io::Error::other(text)), is_gone, "{text}");
+        }
+    }
 }
