@@ -1,12 +1,13 @@
 //! What an engine is made with.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use millstream_metadata::{
-    ClientConfig, KeyValueStoreConfig, P2P_HANDSHAKE, ServerConfig, TlsFiles,
+    ClientConfig, KeyValueStoreConfig, P2P_HANDSHAKE, ServerConfig, TlsFiles, without_password,
 };
 use millstream_topology::PeerAffinity;
 use millstream_verbs::{IbverbsConfig, Mtu, Provider, SoftConfig};
@@ -15,7 +16,7 @@ use millstream_verbs::{IbverbsConfig, Mtu, Provider, SoftConfig};
 const MAX_DESCRIPTOR: usize = 64 << 20;
 
 /// What an engine is made with.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Config {
     /// Where it answers metadata requests and handshakes. Port 0: a free one of `ports`.
     pub listen: SocketAddr,
@@ -82,6 +83,20 @@ impl Config {
             tls: self.metadata_tls.clone(),
             ..KeyValueStoreConfig::default()
         }
+    }
+}
+
+/// Without the password that the URI of a metadata server may have.
+impl fmt::Debug for Config {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Config")
+            .field("listen", &self.listen)
+            .field("ports", &self.ports)
+            .field("host", &self.host)
+            .field("metadata", &without_password(&self.metadata))
+            .field("segment_name", &self.segment_name)
+            .field("metadata_cluster", &self.metadata_cluster)
+            .finish_non_exhaustive()
     }
 }
 

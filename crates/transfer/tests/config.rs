@@ -61,3 +61,11 @@ fn tasks_that_begin_anywhere_arrive_too() {
     initiator.submit_and_wait(&writes, LONG).unwrap();
     assert!(common::contents(&remote, 0, 100_000) == common::pattern(100_000, 7));
 }
+
+#[test]
+fn the_text_of_a_configuration_has_no_password() {
+    let metadata = "redis://user:hunter2@192.0.2.1:6379/0".to_owned();
+    let config = Config { metadata, ..Config::new(std::net::Ipv4Addr::LOCALHOST.into()) };
+    let text = format!("{config:?}");
+    assert!(text.contains("192.0.2.1:6379") && !text.contains("hunter2"), "{text}");
+}
