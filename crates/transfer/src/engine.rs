@@ -180,9 +180,11 @@ impl TransferEngine {
         inner.check_install(RdmaTransport::NAME)?;
         let transport = RdmaTransport::new(config, context)?;
         *inner.devices.write().unwrap_or_else(PoisonError::into_inner) = transport.devices();
-        let transport: Arc<dyn Transport> = Arc::new(transport);
-        inner.transports.write().unwrap_or_else(PoisonError::into_inner).push(transport);
-        Ok(inner.changed().and_then(|()| inner.publish())?)
+        let installed = inner.install(Arc::new(transport), usize::MAX);
+        if installed.is_err() {
+            *inner.devices.write().unwrap_or_else(PoisonError::into_inner) = Arc::default();
+        }
+        installed
     }
 
     /// Installs the transport `shm`, for processes of the same user on this host. Before any memory is
@@ -195,12 +197,8 @@ impl TransferEngine {
         let _installing = inner.installing();
         inner.check_install(ShmTransport::NAME)?;
         let transport = ShmTransport::new(inner.incarnation, Arc::clone(&inner.copier))?;
-        let mut transports = inner.transports.write().unwrap_or_else(PoisonError::into_inner);
         // After `local`.
-        let place = transports.len().min(1);
-        transports.insert(place, Arc::new(transport));
-        drop(transports);
-        Ok(inner.changed().and_then(|()| inner.publish())?)
+        inner.install(Arc::new(transport), 1)
     }
 
     /// Installs the transport `nvmeof`, for segments that are files: those of others, and those that
@@ -239,11 +237,11 @@ impl TransferEngine {
             inner.store.is_local(),
             inner.gate(Purpose::Memory),
         )?;
-        let _ = inner.streams.set(Arc::clone(transport.shared_progress()));
-        let mut transports = inner.transports.write().unwrap_or_else(PoisonError::into_inner);
-        transports.push(Arc::new(transport));
-        drop(transports);
-        Ok(inner.changed().and_then(|()| inner.publish())?)
+        let progress = Arc::clone(transport.shared_progress());
+        inner.install(Arc::new(transport), usize::MAX)?;
+        // Once only, so not before it stays.
+        let _ = inner.streams.set(progress);
+        Ok(())
     }
 
     /// Offers a file or a block device to peers, as a segment of its own; the segment's name, by which
@@ -597,6 +595,23 @@ impl Inner {
             Some(files) => Ok(files),
             None => Err(FileError::NotInstalled),
         }
+    }
+
+    /// Installs a transport at this place, or behind the others, and publishes what it has to say. When that fails, it
+    /// is not installed.
+    fn install(&self, transport: Arc<dyn Transport>, place: usize) -> Result<(), InstallError> {
+        let change = || self.transports.write().unwrap_or_else(PoisonError::into_inner);
+        let mut transports = change();
+        let place = transports.len().min(place);
+        transports.insert(place, Arc::clone(&transport));
+        drop(transports);
+        let published = self.changed().and_then(|()| self.publish());
+        if published.is_err() {
+            change().retain(|known| !Arc::ptr_eq(known, &transport));
+            transport.stop();
+            self.changed_back();
+        }
+        Ok(published?)
     }
 
     /// Whether a transport of this name can be installed now.

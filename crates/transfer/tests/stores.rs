@@ -13,8 +13,8 @@ use millstream_metadata::{
     StoreError,
 };
 use millstream_transfer::{
-    Config, FileOptions, Notification, NvmeofConfig, Opcode, RdmaConfig, RegisterError,
-    SegmentError, TransferEngine,
+    Config, FileOptions, InstallError, Notification, NvmeofConfig, Opcode, RdmaConfig,
+    RegisterError, SegmentError, TcpConfig, TransferEngine,
 };
 
 /// A metadata server in this process.
@@ -281,4 +281,30 @@ fn names_that_are_not_there_and_names_that_are_none() {
     // Without a name of its own it is called by its address.
     let engine = TransferEngine::with_store(Config::new(address()), server.store()).unwrap();
     assert_eq!(engine.name(), engine.listening_at().to_string());
+}
+
+/// The server was down when a transport was installed: it is not, and can be once the server is there.
+#[test]
+fn a_transport_that_cannot_be_published_is_not_installed() {
+    let server = MapServer::default();
+    let engine = server.engine("a");
+    let failed = |install: &dyn Fn() -> Result<(), InstallError>| {
+        server.change(|state| state.is_down = true);
+        let error = install().unwrap_err().to_string();
+        assert!(error.contains("it is down"), "{error}");
+        server.change(|state| state.is_down = false);
+        install().unwrap();
+    };
+    failed(&|| engine.install_rdma(RdmaConfig::new(&[address()])));
+    failed(&|| engine.install_shm());
+    failed(&|| engine.install_tcp(TcpConfig::default()));
+    // All of them work: one of another process is read over `tcp` alone.
+    let (other, descriptor) = (server.engine("b"), server.segment("a"));
+    assert_eq!(descriptor.devices.len(), 1);
+    other.install_tcp(TcpConfig::default()).unwrap();
+    let (remote, local) = (shared(&engine, 4096), private(&other, 4096));
+    remote.write(0, &pattern(4096, 1)).unwrap();
+    let segment = other.open_segment("a").unwrap();
+    other.submit_and_wait(&[request(Opcode::Read, (&local, 0), &segment, 0, 4096)], LONG).unwrap();
+    assert!(contents(&local, 0, 4096) == pattern(4096, 1));
 }
