@@ -597,6 +597,11 @@ impl Inner {
         }
     }
 
+    /// The names of the segments that are its files, also when it ends.
+    pub(crate) fn file_names(&self) -> Vec<String> {
+        self.nvmeof.get().map(|files| files.names()).unwrap_or_default()
+    }
+
     /// Installs a transport at this place, or behind the others, and publishes what it has to say. When that fails, it
     /// is not installed.
     fn install(&self, transport: Arc<dyn Transport>, place: usize) -> Result<(), InstallError> {

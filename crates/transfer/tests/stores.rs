@@ -159,11 +159,17 @@ fn a_file_is_found_by_whoever_asks_the_server() {
     let ours = private(&initiator, 5000);
     let read = request(Opcode::Read, (&ours, 0), &segment, 0, 5000);
     let result = initiator.submit_and_wait(&[read], LONG);
+    let left = FileOptions { name: Some("left".to_owned()), ..FileOptions::default() };
+    let left = target.register_file(&path, left).unwrap();
     std::fs::remove_file(&path).unwrap();
     assert_eq!(result.unwrap(), 5000);
     assert_eq!(contents(&ours, 0, 5000), pattern(5000, 1));
     target.unregister_file(&name).unwrap();
-    assert!(!server.state().entries.contains_key(&format!("mooncake/{name}")));
+    let has = |name: &str| server.state().entries.contains_key(&format!("mooncake/{name}"));
+    assert!(!has(&name) && has(&left));
+    // An engine that ends takes back those that are left.
+    drop(target);
+    assert!(!has(&left));
 }
 
 #[test]
