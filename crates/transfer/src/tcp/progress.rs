@@ -4,6 +4,7 @@
 //! batch lead, or follow: they sleep until what they wait for has come about, or the leader leaves. Where nobody waits,
 //! a thread of the transport leads. It rests for a while first, so that who submits and waits at once wakes nobody.
 
+use std::cell::RefCell;
 use std::net::TcpStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
@@ -26,6 +27,11 @@ const REST: Duration = Duration::from_millis(50);
 
 /// How long a thread sleeps that cannot be woken.
 const BLIND: Duration = Duration::from_millis(1);
+
+thread_local! {
+    /// What a follower sleeps on. It keeps its memory.
+    static FOLLOWING: RefCell<PollSet> = RefCell::default();
+}
 
 #[derive(Default)]
 pub(crate) struct Progress {
@@ -195,7 +201,10 @@ impl Progress {
             // The leader may have left before it could see us.
             let is_free = self.seat().is_some();
             if !is_free && !over() {
-                let _ = sleeper.sleep(&mut PollSet::default(), left().min(TICK), || false);
+                FOLLOWING.with_borrow_mut(|set| {
+                    set.clear();
+                    let _ = sleeper.sleep(set, left().min(TICK), || false);
+                });
             }
             drop(following);
         }
