@@ -2,7 +2,7 @@
 
 use std::fmt::{Debug, Write as _};
 use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Once};
 use std::thread;
@@ -72,7 +72,16 @@ pub(crate) fn at_port(
 ) -> (Server, Segment) {
     let mut said = descriptor(target);
     said.tcp_data_port = Some(place.port());
-    let listen = SocketAddr::new(place.ip(), 0);
+    saying(initiator, place.ip(), said)
+}
+
+/// A segment that has this descriptor, at this host.
+pub(crate) fn saying(
+    initiator: &TransferEngine,
+    host: IpAddr,
+    said: SegmentDesc,
+) -> (Server, Segment) {
+    let listen = SocketAddr::new(host, 0);
     let server = Server::start(listen, ServerConfig::default(), Arc::new(Says(said))).unwrap();
     let segment = initiator.open_segment(&server.address().to_string()).unwrap();
     (server, segment)

@@ -8,5 +8,6 @@ mod ending;
 mod fixture;
 mod framings;
 mod memory;
+mod peers;
 mod strangers;
 mod token;
