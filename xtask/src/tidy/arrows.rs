@@ -16,6 +16,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("metadata", &[]),
     // Memory that processes share is no RDMA, and no files are.
     ("transfer", &["net", "verbs", "metadata", "topology", "transfer-core"]),
+    ("python", &["net", "verbs", "metadata", "transfer"]),
     ("collective", &["wire", "roce", "verbs", "inc"]),
     ("control", &["wire", "roce", "inc", "net"]),
     // The shared library is another door to what the command offers, not a part of it.
@@ -91,6 +92,13 @@ mod tests {
         assert!(check("roce", "dependencies", "millstream-wire").is_empty());
         assert!(check("cli", "dependencies", "millstream-sim").is_empty());
         assert!(check("wire", "dev-dependencies", "millstream-sim").is_empty());
+    }
+
+    #[test]
+    fn bindings_have_rows_too() {
+        let text = "[dependencies]\nmillstream = { workspace = true }\n";
+        let tree = Tree::of([("bindings/python/Cargo.toml", text)]);
+        assert_eq!(dependencies(&tree).len(), 1);
     }
 
     #[test]
