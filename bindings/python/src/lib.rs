@@ -1,0 +1,17 @@
+//! The transfer engine for Python: the module `millstream._native`. What users import, with types and
+//! documentation, is the package in `python/millstream`.
+//!
+//! Whatever may take long runs detached from the interpreter, so that other threads of Python go on meanwhile.
+
+// The attribute macros of pyo3 make items public that nobody can name.
+#![allow(unreachable_pub)]
+#![expect(dead_code, reason = "engines follow")]
+
+mod failure;
+
+use pyo3::prelude::*;
+
+/// The native part of the package `millstream`.
+#[pymodule]
+mod _native {
+}
