@@ -8,10 +8,15 @@
 #![expect(dead_code, reason = "engines follow")]
 
 mod failure;
+mod memory;
+mod region;
+mod shared;
 
 use pyo3::prelude::*;
 
 /// The native part of the package `millstream`.
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use super::region::{Range, Region};
 }
