@@ -10,7 +10,10 @@
 mod failure;
 mod memory;
 mod region;
+mod segment;
 mod shared;
+mod transfer;
+mod wakeup;
 
 use pyo3::prelude::*;
 
@@ -19,4 +22,10 @@ use pyo3::prelude::*;
 mod _native {
     #[pymodule_export]
     use super::region::{Range, Region};
+    #[pymodule_export]
+    use super::segment::Segment;
+    #[pymodule_export]
+    use super::transfer::{Batch, Status, Transfer};
+    #[pymodule_export]
+    use super::wakeup::Wakeup;
 }

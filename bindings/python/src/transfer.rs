@@ -1,0 +1,292 @@
+//! Batches of requests, and waiting for them.
+
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
+
+use millstream_transfer::{
+    Batch as Submitted, Notification, Opcode, SubmitOptions, TransferRequest, TransferState,
+    TransferStatus,
+};
+use pyo3::prelude::*;
+
+use crate::failure::{ENDPOINT, Failure};
+use crate::region::Range;
+use crate::segment::Segment;
+use crate::shared::Shared;
+use crate::wakeup::Wakeup;
+
+/// How long signals may go unseen by who waits: `KeyboardInterrupt` is raised after that.
+const GLANCE: Duration = Duration::from_millis(100);
+
+/// Longer than anybody waits: a time of Python that is as long or longer is no limit.
+const FOREVER: Duration = Duration::from_secs(1 << 31);
+
+/// A time of Python, in seconds.
+pub(crate) fn duration(seconds: Option<f64>) -> Result<Duration, Failure> {
+    let Some(seconds) = seconds else { return Ok(FOREVER) };
+    if seconds.is_nan() || seconds < 0.0 {
+        return Err(Failure::argument(format!("{seconds} is no time to wait, in seconds")));
+    }
+    Ok(Duration::try_from_secs_f64(seconds).unwrap_or(FOREVER).min(FOREVER))
+}
+
+/// Requests that are submitted together.
+#[pyclass(frozen, module = "millstream", name = "Batch")]
+pub(crate) struct Batch {
+    shared: Arc<Shared>,
+    requests: Mutex<Vec<TransferRequest>>,
+}
+
+impl Batch {
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        Self { shared, requests: Mutex::default() }
+    }
+
+    fn requests(&self) -> MutexGuard<'_, Vec<TransferRequest>> {
+        self.requests.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[pymethods]
+impl Batch {
+    /// Adds a WRITE: bytes from here to the segment.
+    #[pyo3(signature = (segment, source, target, length = None))]
+    fn write(
+        &self,
+        segment: &Bound<'_, Segment>,
+        source: &Bound<'_, PyAny>,
+        target: &Bound<'_, PyAny>,
+        length: Option<u64>,
+    ) -> PyResult<()> {
+        let request = request(Opcode::Write, segment.get(), source, target, length)?;
+        self.requests().push(request);
+        Ok(())
+    }
+
+    /// Adds a READ: bytes from the segment to here.
+    #[pyo3(signature = (segment, destination, source, length = None))]
+    fn read(
+        &self,
+        segment: &Bound<'_, Segment>,
+        destination: &Bound<'_, PyAny>,
+        source: &Bound<'_, PyAny>,
+        length: Option<u64>,
+    ) -> PyResult<()> {
+        let request = request(Opcode::Read, segment.get(), destination, source, length)?;
+        self.requests().push(request);
+        Ok(())
+    }
+
+    /// Begins to do what was added, all or nothing, and is empty then.
+    #[pyo3(signature = (notify = None, timeout = None))]
+    fn submit(
+        &self,
+        py: Python<'_>,
+        notify: Option<(String, String)>,
+        timeout: Option<f64>,
+    ) -> PyResult<Transfer> {
+        let requests = std::mem::take(&mut *self.requests());
+        submit(py, &self.shared, requests, notify, timeout)
+    }
+
+    fn __len__(&self) -> usize {
+        self.requests().len()
+    }
+}
+
+/// A request between these two ranges, of which one may be an address alone.
+pub(crate) fn request(
+    opcode: Opcode,
+    segment: &Segment,
+    local: &Bound<'_, PyAny>,
+    remote: &Bound<'_, PyAny>,
+    length: Option<u64>,
+) -> PyResult<TransferRequest> {
+    let (local, remote) = (Range::of(local, length)?, Range::of(remote, length)?);
+    let length = match (length, local.length, remote.length) {
+        (Some(length), ..) => length,
+        (None, local, 0) => local,
+        (None, 0, remote) => remote,
+        (None, local, remote) if local == remote => local,
+        (None, here, there) => {
+            let message = format!("{here} bytes here and {there} there: say how many by length=...");
+            return Err(Failure::argument(message).range(remote.address, there).into());
+        }
+    };
+    let (source, target) = (local.address, segment.opened.id());
+    Ok(TransferRequest { opcode, source, target, target_offset: remote.address, length })
+}
+
+pub(crate) fn submit(
+    py: Python<'_>,
+    shared: &Arc<Shared>,
+    requests: Vec<TransferRequest>,
+    notify: Option<(String, String)>,
+    timeout: Option<f64>,
+) -> PyResult<Transfer> {
+    let engine = shared.engine()?;
+    let deadline = match timeout {
+        Some(_) => Instant::now().checked_add(duration(timeout)?),
+        None => None,
+    };
+    let notify = notify.map(|(name, text)| Notification { name, text });
+    let options = SubmitOptions { deadline, notify };
+    let submitted = py.detach(|| engine.submit_new(&requests, &options)).map_err(Failure::from)?;
+    Ok(Transfer { shared: Arc::clone(shared), requests, submitted })
+}
+
+/// Requests under way.
+#[pyclass(frozen, module = "millstream", name = "Transfer")]
+pub(crate) struct Transfer {
+    shared: Arc<Shared>,
+    requests: Vec<TransferRequest>,
+    submitted: Submitted,
+}
+
+impl Transfer {
+    fn statuses(&self) -> PyResult<Vec<TransferStatus>> {
+        Ok(self.shared.engine()?.statuses(&self.submitted))
+    }
+
+    /// Whether all is over, once that or the time is.
+    fn wait_until_over(&self, py: Python<'_>, timeout: Duration) -> PyResult<bool> {
+        let begun = Instant::now();
+        loop {
+            let left = timeout.saturating_sub(begun.elapsed());
+            // For so long at most, since closing the engine ends what is under way.
+            let engine = self.shared.engine()?;
+            let over = py.detach(move || engine.wait(&self.submitted, left.min(GLANCE)));
+            if over || left.is_zero() {
+                return Ok(over);
+            }
+            py.check_signals()?;
+        }
+    }
+
+    /// The bytes moved, or the first request that failed.
+    fn outcome(&self) -> PyResult<u64> {
+        let mut moved = 0;
+        for (index, status) in self.statuses()?.into_iter().enumerate() {
+            let failure = match (status.state, status.error) {
+                (TransferState::Completed, _) => {
+                    moved += status.transferred_bytes;
+                    continue;
+                }
+                (_, Some(error)) => Failure::from(error),
+                (TransferState::Timeout, None) => {
+                    Failure::new("TransferTimeoutError", ENDPOINT, "it ran out of time")
+                        .remedy("give more time, or look whether the peer is there")
+                }
+                (TransferState::Canceled, None) => {
+                    Failure::new("TransferError", ENDPOINT, "it was canceled")
+                }
+                _ => Failure::new("TransferError", ENDPOINT, "it is not over"),
+            };
+            let request = &self.requests[index];
+            return Err(failure.range(request.target_offset, request.length).into());
+        }
+        Ok(moved)
+    }
+}
+
+#[pymethods]
+impl Transfer {
+    /// Waits until all is over; the bytes moved.
+    #[pyo3(signature = (timeout = None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<u64> {
+        let timeout = duration(timeout)?;
+        if self.wait_until_over(py, timeout)? {
+            return self.outcome();
+        }
+        Err(Failure::new("TransferTimeoutError", ENDPOINT, format!("not done within {timeout:?}"))
+            .remedy("wait again, or cancel it: it goes on")
+            .into())
+    }
+
+    /// The bytes moved, of what is over; an error if it is not.
+    fn result(&self) -> PyResult<u64> {
+        self.outcome()
+    }
+
+    /// Whether all is over, for good or bad.
+    fn done(&self) -> PyResult<bool> {
+        Ok(self.statuses()?.iter().all(|status| status.state.is_final()))
+    }
+
+    /// Ends what is not over; whether there was something.
+    fn cancel(&self, py: Python<'_>) -> PyResult<bool> {
+        let engine = self.shared.engine()?;
+        py.detach(|| {
+            let mut any = false;
+            for index in 0..self.submitted.len() {
+                any |= engine.cancel(&self.submitted, index).map_err(Failure::from)?;
+            }
+            Ok(any)
+        })
+    }
+
+    /// Of each request: its state, at least how many bytes arrived, its transport, whether what its target holds is
+    /// undefined, and why it failed.
+    #[getter]
+    fn status(&self) -> PyResult<Vec<Status>> {
+        Ok(self.statuses()?.into_iter().map(Status::from).collect())
+    }
+
+    /// Has this number told once all is over; whether it is already.
+    fn _tell(&self, wakeup: &Bound<'_, Wakeup>, number: u64) -> PyResult<bool> {
+        self.shared.engine()?;
+        let waker = Waker::from(wakeup.get().waker(number));
+        let mut finished = self.submitted.finished();
+        let poll = Future::poll(Pin::new(&mut finished), &mut Context::from_waker(&waker));
+        Ok(poll == Poll::Ready(()))
+    }
+
+    fn __len__(&self) -> usize {
+        self.requests.len()
+    }
+
+    /// `await` in asyncio.
+    fn __await__<'py>(slf: Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let waiting = slf.py().import("millstream._asyncio")?.getattr("wait")?.call1((slf,))?;
+        waiting.call_method0("__await__")
+    }
+}
+
+/// How a request stands.
+#[pyclass(frozen, get_all, module = "millstream", name = "Status")]
+pub(crate) struct Status {
+    state: &'static str,
+    transferred_bytes: u64,
+    transport: Option<&'static str>,
+    target_undefined: bool,
+    error: Option<String>,
+}
+
+impl From<TransferStatus> for Status {
+    fn from(status: TransferStatus) -> Self {
+        Self {
+            state: match status.state {
+                TransferState::Waiting => "WAITING",
+                TransferState::Pending => "PENDING",
+                TransferState::Invalid => "INVALID",
+                TransferState::Canceled => "CANCELED",
+                TransferState::Completed => "COMPLETED",
+                TransferState::Timeout => "TIMEOUT",
+                TransferState::Failed => "FAILED",
+            },
+            transferred_bytes: status.transferred_bytes,
+            transport: status.transport,
+            target_undefined: status.target_undefined,
+            error: status.error.map(|error| error.to_string()),
+        }
+    }
+}
+
+#[pymethods]
+impl Status {
+    fn __repr__(&self) -> String {
+        format!("Status(state={:?}, transferred_bytes={})", self.state, self.transferred_bytes)
+    }
+}
