@@ -5,8 +5,8 @@
 
 // The attribute macros of pyo3 make items public that nobody can name.
 #![allow(unreachable_pub)]
-#![expect(dead_code, reason = "engines follow")]
 
+mod engine;
 mod failure;
 mod memory;
 mod region;
@@ -20,6 +20,8 @@ use pyo3::prelude::*;
 /// The native part of the package `millstream`.
 #[pymodule]
 mod _native {
+    #[pymodule_export]
+    use super::engine::Engine;
     #[pymodule_export]
     use super::region::{Range, Region};
     #[pymodule_export]
