@@ -1,0 +1,229 @@
+"""The native part. Import from ``millstream``."""
+
+from collections.abc import Buffer, Generator, Iterable
+from types import TracebackType
+from typing import Any, final
+
+@final
+class Range:
+    """Bytes of memory: where, and how many. Slices of it are ranges."""
+
+    def __init__(self, address: int, length: int) -> None: ...
+    @property
+    def address(self) -> int:
+        """The address of the first byte, in its process."""
+    @property
+    def length(self) -> int:
+        """Bytes."""
+    def __len__(self) -> int: ...
+    def __getitem__(self, slice: slice) -> Range: ...
+
+@final
+class Region:
+    """Registered memory. Slices of it are ranges.
+
+    One that the engine allocated has the buffer protocol: ``numpy.frombuffer(region, dtype)`` is an array there.
+    """
+
+    @property
+    def address(self) -> int:
+        """The address of its first byte."""
+    @property
+    def length(self) -> int:
+        """Bytes."""
+    def unregister(self) -> None:
+        """Waits until no transfer touches it any more, and lets go of what was registered."""
+    def read(self, offset: int = 0, length: int | None = None) -> bytes:
+        """Copies bytes out of memory that the engine allocated."""
+    def write(self, offset: int, data: bytes) -> None:
+        """Copies bytes into memory that the engine allocated."""
+    def __len__(self) -> int: ...
+    def __getitem__(self, slice: slice) -> Range: ...
+    def __buffer__(self, flags: int) -> memoryview: ...
+    def __enter__(self) -> Region: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+@final
+class Segment:
+    """The registered memory of a peer."""
+
+    @property
+    def name(self) -> str:
+        """The name by which it was opened."""
+    @property
+    def buffers(self) -> list[Range]:
+        """What its process has registered for others, as it was when it was opened or refreshed."""
+    @property
+    def locations(self) -> list[str]:
+        """Where the memory of each of its buffers is, as ``cpu:0``."""
+    def paths(self) -> list[tuple[str, bool, str | None]]:
+        """Transports in the order in which they are tried: name, whether it is chosen, why it is not."""
+    def refresh(self) -> None:
+        """Asks its process again what it has."""
+    def close(self) -> None:
+        """Closes it. Transfers under way go on."""
+
+@final
+class Status:
+    """How a request stands."""
+
+    @property
+    def state(self) -> str:
+        """``WAITING``, ``PENDING``, ``INVALID``, ``CANCELED``, ``COMPLETED``, ``TIMEOUT`` or ``FAILED``."""
+    @property
+    def transferred_bytes(self) -> int:
+        """At least so many bytes have arrived."""
+    @property
+    def transport(self) -> str | None:
+        """What moves them."""
+    @property
+    def target_undefined(self) -> bool:
+        """Whether what a WRITE that failed leaves at its target is not known."""
+    @property
+    def error(self) -> str | None:
+        """Why it failed."""
+
+@final
+class Transfer:
+    """Requests under way. ``await`` it, or wait for it."""
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Waits until all is over, for so many seconds at most; the bytes moved.
+
+        Raises :class:`TransferError` if a request failed, and :class:`TransferTimeoutError` if it is not over
+        then: it goes on.
+        """
+    def result(self) -> int:
+        """The bytes moved, of what is over."""
+    def done(self) -> bool:
+        """Whether all is over, for good or bad."""
+    def cancel(self) -> bool:
+        """Ends what is not over; whether there was something. Wait for it before memory is used again."""
+    @property
+    def status(self) -> list[Status]:
+        """How each request stands."""
+    def __len__(self) -> int: ...
+    def __await__(self) -> Generator[Any, None, int]: ...
+
+@final
+class Batch:
+    """Requests that are submitted together."""
+
+    def write(
+        self,
+        segment: Segment,
+        source: Region | Range | int,
+        target: Range | int,
+        length: int | None = None,
+    ) -> None:
+        """Adds a WRITE: bytes from here to the segment."""
+    def read(
+        self,
+        segment: Segment,
+        destination: Region | Range | int,
+        source: Range | int,
+        length: int | None = None,
+    ) -> None:
+        """Adds a READ: bytes from the segment to here."""
+    def submit(
+        self, notify: tuple[str, str] | None = None, timeout: float | None = None
+    ) -> Transfer:
+        """Begins to do what was added, all or nothing, and is empty then.
+
+        ``notify`` is a name and a text that the peers' applications are told once all is done. What is not done
+        after ``timeout`` seconds ends.
+        """
+    def __len__(self) -> int: ...
+
+@final
+class Engine:
+    """A transfer engine: registers memory, and moves bytes between that and the memory of peers."""
+
+    def __init__(
+        self,
+        listen: str = "127.0.0.1",
+        *,
+        host: str | None = None,
+        metadata: str | None = None,
+        name: str | None = None,
+        transports: Iterable[str] | None = None,
+        bind: Iterable[str] | None = None,
+        settings: dict[str, object] | None = None,
+    ) -> None:
+        """Starts an engine that answers peers at ``listen``, an IP address with a port or without.
+
+        ``host`` is how peers reach it, if not by that address. ``metadata`` is the URI of a metadata server, by
+        which it is found by its ``name``; without, its name is its host and port. ``transports`` are ``auto`` (all
+        that this machine has), or of ``shm``, ``tcp``, ``rdma``, ``rdma:soft``, ``rdma:ibverbs``, ``local``.
+        ``bind`` are the addresses of RDMA devices. ``settings`` come before those of the environment and of files.
+        """
+    @property
+    def name(self) -> str:
+        """The name of its segment, by which peers open it."""
+    @property
+    def address(self) -> tuple[str, int]:
+        """Where it answers peers."""
+    @property
+    def transports(self) -> list[str]:
+        """The transports that it has, in the order in which they are tried."""
+    @property
+    def closed(self) -> bool:
+        """Whether it was closed."""
+    def close(self) -> None:
+        """Ends it: what is under way fails, memory is unregistered and let go of."""
+    def __enter__(self) -> Engine: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+    def register(self, buffer: Buffer | object, *, location: str = "*", remote: bool = True) -> Region:
+        """Registers the memory of an object, which is kept until that is undone.
+
+        The object has the buffer protocol (a bytearray, a numpy array), an array interface, or ``data_ptr()`` as
+        tensors of torch do. Its memory is writable and in one piece. Peers see it unless ``remote`` is false.
+        """
+    def register_address(
+        self, address: int, length: int, *, location: str = "*", remote: bool = True
+    ) -> Region:
+        """Registers memory by its address. The caller sees to it that it stays there."""
+    def allocate(self, length: int, *, location: str = "*", remote: bool = True) -> Region:
+        """Allocates and registers memory, which other processes of this host can map."""
+    def open(self, name: str) -> Segment:
+        """Opens the segment of this name."""
+    def write(
+        self,
+        segment: Segment,
+        source: Region | Range | int,
+        target: Range | int,
+        length: int | None = None,
+        *,
+        notify: tuple[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Transfer:
+        """Begins a WRITE: bytes from here to the segment."""
+    def read(
+        self,
+        segment: Segment,
+        destination: Region | Range | int,
+        source: Range | int,
+        length: int | None = None,
+        *,
+        notify: tuple[str, str] | None = None,
+        timeout: float | None = None,
+    ) -> Transfer:
+        """Begins a READ: bytes from the segment to here."""
+    def batch(self) -> Batch:
+        """Requests that are to be submitted together."""
+    def notify(self, segment: Segment, name: str, text: str) -> None:
+        """Sends a message to the application of a segment's process."""
+    def take_notifications(self) -> list[tuple[str, str]]:
+        """The messages that have come: names and texts."""
+    def probe(self, name: str) -> float:
+        """Asks whether the process of a segment is there; how many seconds the answer took."""

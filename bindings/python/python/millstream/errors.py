@@ -1,0 +1,65 @@
+"""What can go wrong."""
+
+
+class Error(Exception):
+    """Something went wrong.
+
+    ``code`` is the number of the C API, ``peer`` the segment's name, ``range`` the address and length of the bytes
+    that it is about, and ``remedy`` what to do about it. Each but ``code`` is ``None`` where there is none.
+    """
+
+    def __init__(self, message="", *, code=-1, peer=None, range=None, remedy=None):
+        super().__init__(message)
+        self.code = code
+        self.peer = peer
+        self.range = range
+        self.remedy = remedy
+
+    def __str__(self):
+        message = super().__str__()
+        return f"{message} (remedy: {self.remedy})" if self.remedy else message
+
+    def __reduce__(self):
+        return (_remake, (type(self), self.args, self.__dict__))
+
+
+def _remake(kind, args, values):
+    error = kind(*args)
+    error.__dict__.update(values)
+    return error
+
+
+class ArgumentError(Error, ValueError):
+    """An argument makes no sense."""
+
+
+class ConfigError(Error):
+    """An engine cannot be made as asked for."""
+
+
+class ClosedError(Error):
+    """The engine is closed."""
+
+
+class ForkError(Error):
+    """The engine belongs to the process of which this one is a fork."""
+
+
+class RegisterError(Error):
+    """Memory was not registered, or not unregistered."""
+
+
+class SegmentError(Error):
+    """A segment or its process is not there, or does not answer."""
+
+
+class SubmitError(Error):
+    """Requests were refused: no byte moved."""
+
+
+class TransferError(Error):
+    """A request failed."""
+
+
+class TransferTimeoutError(TransferError, TimeoutError):
+    """A request was not done in time."""
