@@ -69,8 +69,17 @@ pub(crate) const FOR_TESTS: &[Need] = &[
 const PYTHON: Need = Need {
     program: "python3.11",
     package: "python3.11-venv",
-    reason: "runs the original transfer engine",
+    reason: "runs the original transfer engine, and builds wheels",
 };
+
+const OBJDUMP: Need = Need {
+    program: "objdump",
+    package: "binutils",
+    reason: "says which versions of libraries a module needs",
+};
+
+/// What `cargo xtask wheel` needs.
+pub(crate) const FOR_WHEELS: &[Need] = &[PYTHON, OBJDUMP];
 
 /// What `cargo xtask mooncake` needs.
 pub(crate) const FOR_MOONCAKE: &[Need] = &[PYTHON];

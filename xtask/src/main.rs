@@ -20,6 +20,7 @@ mod profile;
 mod programs;
 mod test;
 mod tidy;
+mod wheel;
 
 use std::process::ExitCode;
 
@@ -40,6 +41,7 @@ usage: cargo xtask TASK
   mooncake [OPTIONS]   run our transfer engine with the original's, which is installed from PyPI
       --only TEXT        only the cases whose name contains TEXT
       --list             print the cases and stop
+  wheel                build the wheels for Python in target/wheels, and test them in fresh environments
   power-cut [OPTIONS]  reset a guest that offers files amid WRITEs, and see what is there then (docs/nvmeof.md)
       --rounds N         resets (3)
       --seed S           of the moments, and of what the disks' caches lose
@@ -98,6 +100,7 @@ fn main() -> ExitCode {
             Ok(options) => mooncake::run(&options),
             Err(error) => return usage(&error.to_string()),
         },
+        ("wheel", []) => wheel::run(),
         ("power-cut", options) => match interop::power_cut::Options::parse(options) {
             Ok(options) => interop::power_cut::run(&options),
             Err(error) => return usage(&format!("{error:#}")),

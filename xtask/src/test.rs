@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::{campaign, install, interop, licences, mooncake, process, tidy};
+use crate::{campaign, install, interop, licences, mooncake, process, tidy, wheel};
 
 /// One step: its name, and what it does.
 type Step = (&'static str, fn() -> Result<()>);
@@ -22,6 +22,7 @@ const STEPS: &[Step] = &[
     ("models", models),
     ("interop", interop),
     ("mooncake", || mooncake::run(&mooncake::Options::default())),
+    ("wheels", wheel::run),
     ("power cut", || interop::power_cut::run(&interop::power_cut::Options::default())),
     ("verbs over packet sockets", verbs_over_packet_sockets),
     ("seeds", campaign::run_of_commit),
