@@ -53,8 +53,9 @@ impl Failure {
     /// The process is a child of the one that made the engine.
     pub(crate) fn forked() -> Self {
         let message = "this was made by another process, of which this one is a fork: its threads are not here";
-        Self::new("ForkError", CONTEXT, message)
-            .remedy("make the Engine after the fork, or start processes by multiprocessing's \"spawn\"")
+        Self::new("ForkError", CONTEXT, message).remedy(
+            "make the Engine after the fork, or start processes by multiprocessing's \"spawn\"",
+        )
     }
 
     /// A bad argument.
@@ -86,9 +87,8 @@ impl From<NewError> for Failure {
     fn from(error: NewError) -> Self {
         let failure = Self::new("ConfigError", error.code(), error.to_string());
         match error {
-            NewError::Listen { .. } => {
-                failure.remedy("listen at an address of this machine, without a port or at a free one")
-            }
+            NewError::Listen { .. } => failure
+                .remedy("listen at an address of this machine, without a port or at a free one"),
             NewError::HostMissing(_) => failure.remedy("say by host=... how peers reach it"),
             NewError::Publish(_) | NewError::Metadata(_) => {
                 failure.remedy("look whether the metadata server is there, and its URI right")
@@ -118,15 +118,15 @@ impl From<RegisterError> for Failure {
             RegisterError::Overlap { address, length, .. } => failure
                 .range(address, length)
                 .remedy("unregister what is there, or register the whole of it once"),
-            RegisterError::Defective { address, length, .. } => {
-                failure.range(address, length).remedy("register memory that can be read and written")
-            }
+            RegisterError::Defective { address, length, .. } => failure
+                .range(address, length)
+                .remedy("register memory that can be read and written"),
             RegisterError::Invalid { address, length }
             | RegisterError::Gpu { address, length, .. }
             | RegisterError::Transport { address, length, .. } => failure.range(address, length),
-            RegisterError::Unknown { address } => {
-                failure.range(address, 0).remedy("unregister by the first byte of what was registered")
-            }
+            RegisterError::Unknown { address } => failure
+                .range(address, 0)
+                .remedy("unregister by the first byte of what was registered"),
             RegisterError::InUse { address, .. } => failure.range(address, 0).remedy("try again"),
             RegisterError::Empty => failure.remedy("register a byte at least"),
             RegisterError::ShutDown => Self::closed(),
@@ -139,9 +139,9 @@ impl From<SegmentError> for Failure {
     fn from(error: SegmentError) -> Self {
         let failure = Self::new("SegmentError", error.code(), error.to_string());
         match error {
-            SegmentError::Store { name, .. } => failure
-                .peer(name)
-                .remedy("look whether its process runs, and whether its name is right: Engine.name there"),
+            SegmentError::Store { name, .. } => failure.peer(name).remedy(
+                "look whether its process runs, and whether its name is right: Engine.name there",
+            ),
             _ => failure,
         }
     }
@@ -188,21 +188,26 @@ impl From<SubmitError> for Failure {
             SubmitError::SourceNotRegistered { source_address, length, .. } => failure
                 .range(source_address, length)
                 .remedy("register the memory here first: Engine.register"),
-            SubmitError::TargetOutOfRange { segment, target_offset, length, .. } => failure
-                .peer(segment)
-                .range(target_offset, length)
-                .remedy("take addresses of Segment.buffers, after Segment.refresh if it has changed"),
+            SubmitError::TargetOutOfRange { segment, target_offset, length, .. } => {
+                failure.peer(segment).range(target_offset, length).remedy(
+                    "take addresses of Segment.buffers, after Segment.refresh if it has changed",
+                )
+            }
             SubmitError::TargetNotAccessible { segment, .. } => {
                 failure.peer(segment).remedy("have it registered there with remote=True")
             }
             SubmitError::Restarted { segment, .. } => {
                 failure.peer(segment).remedy("look up its buffers again, and submit again")
             }
-            SubmitError::NoPath { segment, .. } | SubmitError::PathRequired { segment, .. } => failure
-                .peer(segment)
-                .remedy("make both engines with a transport that leads there, such as \"tcp\""),
+            SubmitError::NoPath { segment, .. } | SubmitError::PathRequired { segment, .. } => {
+                failure
+                    .peer(segment)
+                    .remedy("make both engines with a transport that leads there, such as \"tcp\"")
+            }
             SubmitError::Refresh(error) => error.into(),
-            SubmitError::ZeroLength { .. } => failure.remedy("leave it out: there is nothing to move"),
+            SubmitError::ZeroLength { .. } => {
+                failure.remedy("leave it out: there is nothing to move")
+            }
             SubmitError::ShutDown => Self::closed(),
             _ => failure,
         }

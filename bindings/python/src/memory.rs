@@ -59,7 +59,8 @@ fn of_interface(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>) -> PyR
     let size: u64 = kind.get(2..).and_then(|size| size.parse().ok()).unwrap_or(0);
     let shape: Vec<u64> = item("shape")?.extract()?;
     let length = shape.iter().try_fold(size, |length, &many| length.checked_mul(many));
-    let length = length.ok_or_else(|| Failure::argument("an array of more bytes than there can be"))?;
+    let length =
+        length.ok_or_else(|| Failure::argument("an array of more bytes than there can be"))?;
     if is_read_only {
         return Err(read_only(address, length).into());
     }
@@ -105,5 +106,6 @@ fn read_only(address: u64, length: u64) -> Failure {
 }
 
 fn scattered() -> Failure {
-    Failure::argument("the buffer is not in one piece").remedy("register the array of which it is a view")
+    Failure::argument("the buffer is not in one piece")
+        .remedy("register the array of which it is a view")
 }

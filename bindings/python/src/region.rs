@@ -152,7 +152,9 @@ impl Region {
             let message = format!("{length} bytes at offset {offset} of {}", buffer.length());
             return Err(Failure::argument(message).into());
         }
-        PyBytes::new_with(py, length, |bytes| Ok(buffer.read(offset, bytes).map_err(Failure::from)?))
+        PyBytes::new_with(py, length, |bytes| {
+            Ok(buffer.read(offset, bytes).map_err(Failure::from)?)
+        })
     }
 
     /// Copies bytes into memory that the engine allocated.
@@ -194,9 +196,8 @@ impl Region {
         let length = region.range.length as ffi::Py_ssize_t;
         // SAFETY: Python passes a view to fill. The memory has so many bytes as long as the object is there,
         // also when it is unregistered, and is shared with who writes it as memory of Python always is.
-        let done = unsafe {
-            ffi::PyBuffer_FillInfo(view, slf.as_ptr(), pointer.cast(), length, 0, flags)
-        };
+        let done =
+            unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), pointer.cast(), length, 0, flags) };
         if done == 0 { Ok(()) } else { Err(PyErr::fetch(slf.py())) }
     }
 }

@@ -111,7 +111,8 @@ pub(crate) fn request(
         (None, 0, remote) => remote,
         (None, local, remote) if local == remote => local,
         (None, here, there) => {
-            let message = format!("{here} bytes here and {there} there: say how many by length=...");
+            let message =
+                format!("{here} bytes here and {there} there: say how many by length=...");
             return Err(Failure::argument(message).range(remote.address, there).into());
         }
     };

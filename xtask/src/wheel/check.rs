@@ -43,7 +43,9 @@ pub(super) fn native(wheel: &Path) -> Result<()> {
     let exported = exported(&symbols);
     ensure!(exported == ["PyInit__native"], "the native module exports {exported:?}");
     let (major, minor) = needed.newest;
-    eprintln!("xtask: the wheel has {size} bytes, and needs glibc {major}.{minor} and nothing else");
+    eprintln!(
+        "xtask: the wheel has {size} bytes, and needs glibc {major}.{minor} and nothing else"
+    );
     Ok(())
 }
 
