@@ -9,6 +9,7 @@
 mod engine;
 mod failure;
 mod memory;
+mod mooncake;
 mod region;
 mod segment;
 mod shared;

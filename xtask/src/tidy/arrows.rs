@@ -16,7 +16,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("metadata", &[]),
     // Memory that processes share is no RDMA, and no files are.
     ("transfer", &["net", "verbs", "metadata", "topology", "transfer-core"]),
-    ("python", &["net", "verbs", "metadata", "transfer"]),
+    ("python", &["net", "verbs", "metadata", "topology", "transfer"]),
     ("collective", &["wire", "roce", "verbs", "inc"]),
     ("control", &["wire", "roce", "inc", "net"]),
     // The shared library is another door to what the command offers, not a part of it.

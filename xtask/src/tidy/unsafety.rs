@@ -19,6 +19,8 @@ const ALLOWED: &[(&str, &str)] = &[
     ("crates/transfer/tests/unmapped.rs", "memory that a caller brings, and takes away"),
     ("crates/transfer/tests/shm.rs", "memory that a caller brings, and other processes write"),
     ("bindings/python/src/engine.rs", "memory that objects of Python have"),
+    ("bindings/python/src/mooncake/bounce.rs", "copies to and from addresses that callers name"),
+    ("bindings/python/src/mooncake/started.rs", "memory that callers register by its address"),
     ("bindings/python/src/region.rs", "views of memory for Python, and what a fork does not have"),
     ("crates/cli/src/process.rs", "signals"),
     ("crates/cli/src/closed.rs", "a look at stdin and stdout before Rust's runtime opens them"),

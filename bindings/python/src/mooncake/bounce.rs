@@ -1,0 +1,49 @@
+//! Requests whose local memory is not registered go through memory that is: the original's TCP asks for no more.
+
+use std::ptr;
+
+use millstream_net::guarded::{self, Caching, Fault};
+use millstream_transfer::{Buffer, Opcode, TransferRequest};
+
+/// Memory in the place of what callers named.
+pub(crate) struct Bounce {
+    /// Lives as long as requests name it.
+    _buffer: Buffer,
+    /// What READs bring: to, from, length.
+    copies: Vec<(u64, u64, u64)>,
+}
+
+impl Bounce {
+    /// Has those requests that `is_registered` does not know use `buffer`, which has room for all of them.
+    pub(crate) fn new(
+        buffer: Buffer,
+        requests: &mut [TransferRequest],
+        is_registered: impl Fn(&TransferRequest) -> bool,
+    ) -> Result<Self, Fault> {
+        let mut at = buffer.address();
+        let mut copies = Vec::new();
+        for request in requests.iter_mut().filter(|request| !is_registered(request)) {
+            match request.opcode {
+                Opcode::Write => copy(request.source, at, request.length)?,
+                Opcode::Read => copies.push((request.source, at, request.length)),
+            }
+            request.source = at;
+            at += request.length;
+        }
+        Ok(Self { _buffer: buffer, copies })
+    }
+
+    /// Gives callers what READs have brought.
+    pub(crate) fn finish(&self) -> Result<(), Fault> {
+        self.copies.iter().try_for_each(|&(to, from, length)| copy(from, to, length))
+    }
+}
+
+/// Copies between addresses that callers named, or an error if nothing is there.
+pub(crate) fn copy(from: u64, to: u64, length: u64) -> Result<(), Fault> {
+    let from = ptr::with_exposed_provenance(from as usize);
+    let to = ptr::with_exposed_provenance_mut(to as usize);
+    // SAFETY: the caller of the module means this memory. Faults are recovered from since an engine was started
+    // (`start.rs`). Nothing in Rust has references there.
+    unsafe { guarded::copy(from, to, length as usize, Caching::Through) }
+}

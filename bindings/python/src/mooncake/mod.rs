@@ -1,0 +1,13 @@
+//! The contract of the module `mooncake.engine`: return codes in place of exceptions, addresses in place of objects.
+//!
+//! The package `millstream-mooncake` shows these classes by that name. Addresses are the caller's word: memory is
+//! copied so that a wrong one is a code and no crash, where the processor can tell.
+
+#![expect(dead_code, unused_imports, reason = "the class follows")]
+
+mod arguments;
+mod bounce;
+mod jobs;
+mod start;
+
+pub(crate) use arguments::{TransferNotify, TransferOpcode};
