@@ -9,5 +9,6 @@ mod arguments;
 mod bounce;
 mod jobs;
 mod start;
+mod started;
 
 pub(crate) use arguments::{TransferNotify, TransferOpcode};

@@ -1,0 +1,350 @@
+//! An engine that was initialized, and what the module's calls do with it.
+
+use std::collections::{BTreeMap, HashMap};
+use std::process;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use millstream_transfer::{
+    ANY_LOCATION, Buffer, Notification, Opcode, RegisterError, Segment, SegmentError, SubmitError,
+    SubmitNewError, SubmitOptions, TransferEngine, TransferRequest,
+};
+use pyo3::prelude::*;
+
+use super::bounce::Bounce;
+use super::jobs::{End, Job, Jobs};
+use super::start::{self, DEFAULT_PORT, Failed, Wanted};
+
+/// Codes of the module.
+pub(super) const FAILED: i32 = -1;
+const NOT_REGISTERED: i32 = -3;
+const NO_HOST: i32 = -101;
+
+/// How long signals may go unseen by who waits.
+const GLANCE: Duration = Duration::from_millis(100);
+
+/// What is to be moved between here and a peer.
+pub(super) struct Moves<'a> {
+    pub(super) target: &'a str,
+    pub(super) opcode: Opcode,
+    pub(super) here: &'a [u64],
+    pub(super) there: &'a [u64],
+    pub(super) lengths: &'a [u64],
+}
+
+pub(super) struct Started {
+    process: u32,
+    pub(super) engine: TransferEngine,
+    timeout: Duration,
+    segments: RwLock<HashMap<String, Segment>>,
+    /// What is registered: first bytes, and lengths.
+    registered: Mutex<BTreeMap<u64, u64>>,
+    managed: Mutex<HashMap<u64, Buffer>>,
+    jobs: Jobs,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Started {
+    pub(super) fn new(wanted: &Wanted) -> Result<Self, Failed> {
+        Ok(Self {
+            process: process::id(),
+            engine: start::start(wanted)?,
+            timeout: start::timeout(),
+            segments: RwLock::default(),
+            registered: Mutex::default(),
+            managed: Mutex::default(),
+            jobs: Jobs::default(),
+        })
+    }
+
+    /// Whether this is a fork of the process that has the engine.
+    pub(super) fn is_forked(&self) -> bool {
+        process::id() != self.process
+    }
+
+    /// Registers memory by its address, all of it or none; the code.
+    pub(super) fn register(&self, pieces: &[(u64, u64)], location: &str) -> i32 {
+        let pointer = |address: u64| std::ptr::with_exposed_provenance_mut(address as usize);
+        let memory: Vec<_> =
+            pieces.iter().map(|&(address, length)| (pointer(address), length as usize)).collect();
+        // SAFETY: the caller of the module means this memory, and unregisters it before it goes: that is the contract of
+        // `register_memory`. Accesses recover from faults where it is gone.
+        match unsafe { self.engine.register_memory_batch(&memory, location, true) } {
+            Ok(()) => {
+                lock(&self.registered).extend(pieces.iter().copied());
+                0
+            }
+            Err(error) => complain(error.code(), &error),
+        }
+    }
+
+    /// Unregisters what can be; the code of the first that cannot.
+    pub(super) fn unregister(&self, addresses: &[u64]) -> i32 {
+        let mut code = 0;
+        for &address in addresses {
+            let pointer = std::ptr::with_exposed_provenance_mut(address as usize);
+            let outcome = self.engine.unregister_memory(pointer);
+            if !matches!(outcome, Err(RegisterError::InUse { .. })) {
+                lock(&self.registered).remove(&address);
+            }
+            if let (Err(error), 0) = (outcome, code) {
+                code = complain(error.code(), &error);
+            }
+        }
+        code
+    }
+
+    fn is_registered(&self, address: u64, length: u64) -> bool {
+        let registered = lock(&self.registered);
+        let before = registered.range(..=address).next_back();
+        before.is_some_and(|(&first, &many)| {
+            address.checked_add(length).is_some_and(|end| end <= first.saturating_add(many))
+        })
+    }
+
+    /// Allocates registered memory; 0 if there is none.
+    pub(super) fn allocate(&self, length: usize) -> u64 {
+        match self.engine.allocate_buffer(length.max(1), ANY_LOCATION, true) {
+            Ok(buffer) => {
+                let address = buffer.address();
+                lock(&self.registered).insert(address, buffer.length() as u64);
+                lock(&self.managed).insert(address, buffer);
+                address
+            }
+            Err(error) => {
+                complain(error.code(), &error);
+                0
+            }
+        }
+    }
+
+    /// Frees it. What was not allocated is left alone, as it is by the original.
+    pub(super) fn free(&self, address: u64) -> i32 {
+        let buffer = lock(&self.managed).remove(&address);
+        if buffer.is_some() {
+            lock(&self.registered).remove(&address);
+        }
+        drop(buffer);
+        0
+    }
+
+    fn segment(&self, name: &str) -> Result<Segment, SegmentError> {
+        let segments = self.segments.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(segment) = segments.get(name) {
+            return Ok(segment.clone());
+        }
+        drop(segments);
+        let segment = self.engine.open_segment(name)?;
+        let mut segments = self.segments.write().unwrap_or_else(PoisonError::into_inner);
+        segments.insert(name.to_owned(), segment.clone());
+        Ok(segment)
+    }
+
+    /// The next one to use a segment asks for it anew.
+    fn forget(&self, name: &str) {
+        let segment = self.segments.write().unwrap_or_else(PoisonError::into_inner).remove(name);
+        if let Some(segment) = segment {
+            let _ = self.engine.close_segment(segment.id());
+        }
+    }
+
+    /// Submits what has bytes. `None` when the target cannot be had, or the lists make no sense.
+    pub(super) fn submit(&self, moves: &Moves<'_>, notify: Option<Notification>) -> Option<Job> {
+        let Moves { target, opcode, here, there, lengths } = *moves;
+        if here.len() != there.len() || here.len() != lengths.len() {
+            complain(FAILED, "as many addresses as lengths are needed");
+            return None;
+        }
+        let options = SubmitOptions { deadline: None, notify };
+        // Once more if another process answers there now: the addresses may be that one's.
+        for _ in 0..2 {
+            let segment = match self.segment(target) {
+                Ok(segment) => segment,
+                Err(error) => {
+                    complain(FAILED, &error);
+                    return None;
+                }
+            };
+            let request = |((&source, &target_offset), &length)| TransferRequest {
+                opcode,
+                source,
+                target: segment.id(),
+                target_offset,
+                length,
+            };
+            let requests = here.iter().zip(there).zip(lengths).map(request);
+            let requests: Vec<_> = requests.filter(|request| request.length > 0).collect();
+            if requests.is_empty() {
+                if let Some(message) = &options.notify
+                    && let Err(error) = self.engine.notify(segment.id(), message)
+                {
+                    complain(FAILED, &error);
+                }
+                return Some(Job::Nothing);
+            }
+            match self.submit_requests(requests, &options) {
+                Ok(job) => return Some(job),
+                Err(SubmitNewError::Submit(
+                    SubmitError::Restarted { .. }
+                    | SubmitError::UnknownSegment { .. }
+                    | SubmitError::Refresh(_),
+                )) => self.forget(target),
+                Err(error) => {
+                    complain(error.code(), &error);
+                    return Some(Job::Refused);
+                }
+            }
+        }
+        Some(Job::Refused)
+    }
+
+    fn submit_requests(
+        &self,
+        mut requests: Vec<TransferRequest>,
+        options: &SubmitOptions,
+    ) -> Result<Job, SubmitNewError> {
+        let bytes = requests.iter().map(|request| request.length).sum();
+        match self.engine.submit_new(&requests, options) {
+            Ok(batch) => return Ok(Job::Submitted { batch, bounce: None, bytes }),
+            Err(SubmitNewError::Submit(SubmitError::SourceNotRegistered { .. })) => {}
+            Err(error) => return Err(error),
+        }
+        let is_registered =
+            |request: &TransferRequest| self.is_registered(request.source, request.length);
+        let room: u64 = requests.iter().filter(|it| !is_registered(it)).map(|it| it.length).sum();
+        let Ok(buffer) = self.engine.allocate_buffer(room as usize, ANY_LOCATION, false) else {
+            complain(
+                NOT_REGISTERED,
+                "the memory here is not registered, and there is no room to copy it",
+            );
+            return Ok(Job::Refused);
+        };
+        match Bounce::new(buffer, &mut requests, is_registered) {
+            Ok(bounce) => {
+                let batch = self.engine.submit_new(&requests, options)?;
+                Ok(Job::Submitted { batch, bounce: Some(bounce), bytes })
+            }
+            Err(fault) => {
+                complain(NOT_REGISTERED, &fault);
+                Ok(Job::Refused)
+            }
+        }
+    }
+
+    /// Waits for a job; how it ended. What is not over in time is canceled, and so it is when a signal's handler raises.
+    pub(super) fn wait(&self, py: Python<'_>, job: &Job) -> PyResult<End> {
+        let Job::Submitted { batch, .. } = job else {
+            return Ok(job.end(&self.engine).unwrap_or(End::Failed));
+        };
+        let limit = self.timeout + Duration::from_nanos(job.bytes());
+        let begun = Instant::now();
+        loop {
+            let left = limit.saturating_sub(begun.elapsed());
+            if py.detach(|| self.engine.wait(batch, left.min(GLANCE))) {
+                return Ok(py.detach(|| job.end(&self.engine)).unwrap_or(End::Failed));
+            }
+            let signal = py.check_signals();
+            if left.is_zero() || signal.is_err() {
+                py.detach(|| {
+                    for task in 0..batch.len() {
+                        let _ = self.engine.cancel(batch, task);
+                    }
+                    // Ends within seconds, and nobody touches the caller's memory any more then.
+                    while !self.engine.wait(batch, GLANCE) {}
+                });
+                complain(FAILED, "a transfer was not done in time");
+                return signal.map(|()| End::Timeout);
+            }
+        }
+    }
+
+    pub(super) fn add(&self, job: Job) -> u64 {
+        self.jobs.add(job)
+    }
+
+    /// The state of a job by its number, which is free once it is over: 1, 0 while it is under way, -1, or -2 for
+    /// want of time.
+    pub(super) fn check(&self, number: u64) -> i32 {
+        let Some(job) = self.jobs.find(number) else { return FAILED };
+        let Some(end) = job.end(&self.engine) else { return 0 };
+        self.jobs.free(number);
+        match end {
+            End::Completed => 1,
+            End::Failed => FAILED,
+            End::Timeout => -2,
+        }
+    }
+
+    /// Waits for all of these, which are free then; 0 if all have completed.
+    pub(super) fn wait_for(&self, py: Python<'_>, numbers: &[u64]) -> PyResult<i32> {
+        let mut code = 0;
+        for &number in numbers {
+            let Some(job) = self.jobs.find(number) else {
+                code = FAILED;
+                continue;
+            };
+            if self.wait(py, &job)? != End::Completed {
+                code = FAILED;
+            }
+            self.jobs.free(number);
+        }
+        Ok(code)
+    }
+
+    /// Whether the process of a segment is there: 0, or a code.
+    pub(super) fn probe(&self, name: &str) -> i32 {
+        let whole =
+            if name.contains(':') { name.to_owned() } else { format!("{name}:{DEFAULT_PORT}") };
+        match self.engine.probe(&whole) {
+            Ok(_) => 0,
+            // What is no name has no address.
+            Err(error) if error.code() == FAILED => complain(NO_HOST, &error),
+            Err(error) => complain(error.code(), &error),
+        }
+    }
+
+    /// Where the first registered memory of a segment is; 0 if there is none.
+    pub(super) fn first_buffer(&self, name: &str) -> u64 {
+        let segment = self.segment(name).and_then(|segment| {
+            self.engine.refresh_segment(segment.id())?;
+            Ok(segment)
+        });
+        match segment {
+            Ok(segment) => segment.buffers().first().map_or(0, |buffer| buffer.address),
+            Err(error) => {
+                complain(error.code(), &error);
+                0
+            }
+        }
+    }
+}
+
+/// Says why there is a code, as the original's log does. `MC_LOG_LEVEL` is not asked for errors there either.
+pub(super) fn complain(code: i32, error: &(impl std::fmt::Display + ?Sized)) -> i32 {
+    eprintln!("millstream: {code}: {error}");
+    code
+}
+
+/// An engine as several calls have it at a time. A fork has none that could be ended.
+pub(super) struct Handle(Option<Arc<Started>>);
+
+impl Handle {
+    pub(super) fn new(started: Started) -> Self {
+        Self(Some(Arc::new(started)))
+    }
+
+    pub(super) fn started(&self) -> Option<Arc<Started>> {
+        self.0.clone().filter(|started| !started.is_forked())
+    }
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        if self.0.as_ref().is_some_and(|started| started.is_forked()) {
+            std::mem::forget(self.0.take());
+        }
+    }
+}
