@@ -24,6 +24,8 @@ mod _native {
     #[pymodule_export]
     use super::engine::Engine;
     #[pymodule_export]
+    use super::mooncake::{MooncakeEngine, TransferNotify, TransferOpcode};
+    #[pymodule_export]
     use super::region::{Range, Region};
     #[pymodule_export]
     use super::segment::Segment;

@@ -3,12 +3,14 @@
 //! The package `millstream-mooncake` shows these classes by that name. Addresses are the caller's word: memory is
 //! copied so that a wrong one is a code and no crash, where the processor can tell.
 
-#![expect(dead_code, unused_imports, reason = "the class follows")]
+#![expect(dead_code, reason = "the class follows")]
 
 mod arguments;
 mod bounce;
+mod engine;
 mod jobs;
 mod start;
 mod started;
 
 pub(crate) use arguments::{TransferNotify, TransferOpcode};
+pub(crate) use engine::MooncakeEngine;
