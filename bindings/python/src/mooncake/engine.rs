@@ -317,6 +317,93 @@ impl MooncakeEngine {
         )
     }
 
+    /// Begins a WRITE; the number of the batch, or 0.
+    #[pyo3(signature = (target_hostname, buffer, peer_buffer_address, length, transport_hint = String::new()))]
+    fn transfer_submit_write(
+        &self,
+        py: Python<'_>,
+        target_hostname: String,
+        buffer: Number,
+        peer_buffer_address: Number,
+        length: Number,
+        transport_hint: String,
+    ) -> u64 {
+        let _ = transport_hint;
+        self.asynchronous(
+            py,
+            single!(target_hostname, Opcode::Write, buffer, peer_buffer_address, length),
+        )
+    }
+
+    /// 1: done, 0: under way, -1: failed, -2: not in time. What is over is free then.
+    #[pyo3(signature = (batch_id, /))]
+    fn transfer_check_status(&self, py: Python<'_>, batch_id: Number) -> i32 {
+        self.with(py, FAILED, |started| started.check(batch_id.0))
+    }
+
+    #[pyo3(signature = (target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint = String::new()))]
+    fn batch_transfer_async_write(
+        &self,
+        py: Python<'_>,
+        target_hostname: String,
+        buffers: Numbers,
+        peer_buffer_addresses: Numbers,
+        lengths: Numbers,
+        transport_hint: String,
+    ) -> u64 {
+        let _ = transport_hint;
+        self.asynchronous(
+            py,
+            lists!(target_hostname, Opcode::Write, buffers, peer_buffer_addresses, lengths),
+        )
+    }
+
+    #[pyo3(signature = (target_hostname, buffers, peer_buffer_addresses, lengths, transport_hint = String::new()))]
+    fn batch_transfer_async_read(
+        &self,
+        py: Python<'_>,
+        target_hostname: String,
+        buffers: Numbers,
+        peer_buffer_addresses: Numbers,
+        lengths: Numbers,
+        transport_hint: String,
+    ) -> u64 {
+        let _ = transport_hint;
+        self.asynchronous(
+            py,
+            lists!(target_hostname, Opcode::Read, buffers, peer_buffer_addresses, lengths),
+        )
+    }
+
+    #[pyo3(signature = (
+        target_hostname, buffers, peer_buffer_addresses, lengths, opcode, transport_hint = String::new()
+    ))]
+    fn batch_transfer_async(
+        &self,
+        py: Python<'_>,
+        target_hostname: String,
+        buffers: Numbers,
+        peer_buffer_addresses: Numbers,
+        lengths: Numbers,
+        opcode: TransferOpcode,
+        transport_hint: String,
+    ) -> u64 {
+        let _ = transport_hint;
+        self.asynchronous(
+            py,
+            lists!(target_hostname, opcode.into(), buffers, peer_buffer_addresses, lengths),
+        )
+    }
+
+    /// Waits for all of these batches, which are free then: 0, or -1 if one failed.
+    #[pyo3(signature = (batch_ids, /))]
+    fn get_batch_transfer_status(&self, py: Python<'_>, batch_ids: Numbers) -> PyResult<i32> {
+        match self.started() {
+            Some(started) => started.wait_for(py, &batch_ids.0),
+            None => Ok(if batch_ids.0.is_empty() { 0 } else { FAILED }),
+        }
+    }
+
     /// Copies bytes to an address.
     #[pyo3(signature = (dest_address, src_ptr, length, /))]
     fn write_bytes_to_buffer(

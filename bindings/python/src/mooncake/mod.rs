@@ -3,8 +3,6 @@
 //! The package `millstream-mooncake` shows these classes by that name. Addresses are the caller's word: memory is
 //! copied so that a wrong one is a code and no crash, where the processor can tell.
 
-#![expect(dead_code, reason = "the class follows")]
-
 mod arguments;
 mod bounce;
 mod engine;
