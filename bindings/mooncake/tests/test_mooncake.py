@@ -1,0 +1,184 @@
+"""What is there beside the contract (contract.py): bad calls, forks, interrupts, and what is missing."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import unittest
+
+import numpy as np
+
+import mooncake.engine as module
+from mooncake.engine import TransferEngine
+
+HOST = "127.0.0.1"
+LENGTH = 64 << 20
+
+
+def engine():
+    made = TransferEngine()
+    assert made.initialize(HOST, "P2PHANDSHAKE", "tcp", "") == 0
+    return made
+
+
+class BadCalls(unittest.TestCase):
+    def test_without_initialize_there_are_codes_where_the_original_crashes(self):
+        made = TransferEngine()
+        codes = [
+            made.get_rpc_port(),
+            made.register_memory(4096, 10),
+            made.unregister_memory(4096),
+            made.batch_register_memory([4096], [10]),
+            made.transfer_sync_write("127.0.0.1:9", 1, 2, 3),
+            made.batch_transfer_sync_read("127.0.0.1:9", [1], [2], [3]),
+            made.transfer_check_status(1),
+            made.get_batch_transfer_status([1]),
+            made.send_probe("127.0.0.1:9"),
+            made.write_bytes_to_buffer(4096, b"a", 1),
+            made.free_managed_buffer(4096, 1),
+        ]
+        self.assertEqual(codes, [-1] * len(codes))
+        zeros = [
+            made.allocate_managed_buffer(10),
+            made.get_first_buffer_address("127.0.0.1:9"),
+            made.batch_transfer_async_write("127.0.0.1:9", [1], [2], [3]),
+            made.transfer_submit_write("127.0.0.1:9", 1, 2, 3),
+            made.get_batch_transfer_status([]),
+        ]
+        self.assertEqual(zeros, [0] * len(zeros))
+        self.assertEqual(made.get_notifies(), [])
+
+    def test_engines_that_cannot_be_made(self):
+        for metadata in ["bogus://x", "http://127.0.0.1:9/metadata"]:
+            self.assertEqual(TransferEngine().initialize(HOST, metadata, "tcp", ""), -1)
+
+    def test_numbers_of_no_batch(self):
+        made = engine()
+        self.assertEqual([made.transfer_check_status(n) for n in (0, 5, (1 << 64) - 1)], [-1] * 3)
+        self.assertEqual(made.get_batch_transfer_status([0]), -1)
+
+    def test_addresses_where_nothing_is(self):
+        made = engine()
+        self.assertEqual(made.register_memory(4096, 10), -1)
+        self.assertEqual(made.write_bytes_to_buffer(4096, b"abc", 3), -1)
+        at = made.allocate_managed_buffer(10)
+        self.assertEqual(made.write_bytes_to_buffer(at, b"abc", 4), -1)
+        with self.assertRaises(ValueError):
+            made.read_bytes_from_buffer(4096, 3)
+        own = f"{HOST}:{made.get_rpc_port()}"
+        for here in (1, 4096, (1 << 64) - 8):
+            self.assertEqual(made.transfer_sync_write(own, here, at, 8), -1)
+            self.assertEqual(made.transfer_sync_read(own, here, at, 8), -1)
+
+    def test_what_is_missing_says_what_to_do(self):
+        made = engine()
+        calls = [
+            made.get_engine,
+            made.get_engine_ptr,
+            lambda: made.transfer_write_on_cuda("x", 1, 2, 3, stream_ptr=4),
+            lambda: made.batch_transfer_read_on_cuda("x", [1], [2], [3]),
+            module.create_rpc_client,
+            lambda: module.create_rpc_server("address"),
+            module.RpcInterface,
+            module.CoroRPCInterface,
+            module.InnerTransferEngine,
+            lambda: module.SharedSegment.create("x", 1, 1, 0),
+        ]
+        for call in calls:
+            with self.assertRaisesRegex(NotImplementedError, "Millstream; .*(use|call)"):
+                call()
+
+    def test_subclasses(self):
+        class Mine(TransferEngine):
+            pass
+
+        self.assertEqual(Mine().get_batch_transfer_status([]), 0)
+
+
+class Processes(unittest.TestCase):
+    def setUp(self):
+        program = (
+            "import sys, mooncake.engine as m; e = m.TransferEngine(); e.initialize('127.0.0.1', 'P2PHANDSHAKE', 'tcp', ''); "
+            f"print(e.get_rpc_port(), e.allocate_managed_buffer({LENGTH}), flush=True); sys.stdin.read()"
+        )
+        self.peer = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            # What goes through memory is not held up by a process that does not run.
+            env=dict(os.environ, MC_FORCE_TCP="1"),
+        )
+        self.addCleanup(self.end)
+        port, self.there = self.peer.stdout.readline().split()
+        self.segment, self.there = f"{HOST}:{port}", int(self.there)
+        self.engine = engine()
+        self.memory = np.ones(LENGTH, np.uint8)
+        self.at = self.memory.ctypes.data
+        self.assertEqual(self.engine.register_memory(self.at, LENGTH), 0)
+
+    def end(self):
+        self.peer.kill()
+        self.peer.wait()
+        self.peer.stdin.close()
+        self.peer.stdout.close()
+
+    def stop_peer(self):
+        self.assertEqual(self.engine.transfer_sync_write(self.segment, self.at, self.there, 8), 0)
+        os.kill(self.peer.pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, self.peer.pid, os.WSTOPPED)
+
+    def write(self):
+        return self.engine.transfer_sync_write(self.segment, self.at, self.there, LENGTH)
+
+    def test_keyboard_interrupt_ends_a_call(self):
+        self.stop_peer()
+        timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        begun = time.monotonic()
+        with self.assertRaises(KeyboardInterrupt):
+            self.write()
+        self.assertLess(time.monotonic() - begun, 20)
+        timer.join()
+
+    def test_other_threads_run_during_a_call(self):
+        self.stop_peer()
+        codes = []
+        thread = threading.Thread(target=lambda: codes.append(self.write()))
+        thread.start()
+        turns = 0
+        until = time.monotonic() + 0.3
+        while time.monotonic() < until:
+            turns += 1
+        os.kill(self.peer.pid, signal.SIGCONT)
+        thread.join()
+        self.assertEqual(codes, [0])
+        self.assertGreater(turns, 10_000)
+
+    def test_a_fork_has_codes(self):
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                codes = [self.write(), self.engine.get_rpc_port(), self.engine.send_probe(self.segment)]
+                self.engine = None
+                code = 0 if codes == [-1] * 3 else 2
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        self.assertEqual(os.waitstatus_to_exitcode(status), 0)
+        self.assertEqual(self.write(), 0)
+
+    def test_a_job_is_pending_until_it_is_done(self):
+        self.stop_peer()
+        number = self.engine.transfer_submit_write(self.segment, self.at, self.there, LENGTH)
+        self.assertEqual(self.engine.transfer_check_status(number), 0)
+        os.kill(self.peer.pid, signal.SIGCONT)
+        self.assertEqual(self.engine.get_batch_transfer_status([number]), 0)
+        self.assertEqual(self.engine.transfer_check_status(number), -1, "it is free")
+
+
+if __name__ == "__main__":
+    unittest.main()
