@@ -5,7 +5,7 @@
 
 mod cases;
 mod peer;
-mod wheel;
+pub(crate) mod wheel;
 
 use std::time::{Duration, Instant};
 

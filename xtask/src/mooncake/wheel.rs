@@ -7,13 +7,16 @@ use anyhow::{Context, Result, bail};
 
 use crate::{install, process};
 
-const PACKAGES: [&str; 2] = ["numpy", "mooncake-transfer-engine-non-cuda==0.3.13.post1"];
+/// What it is called there.
+pub(crate) const PACKAGE: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
+
+const PACKAGES: [&str; 2] = ["numpy", PACKAGE];
 
 /// Where it is, below the folder of what is built. The name says what is in it.
 const FOLDER: &str = "mooncake/0.3.13.post1";
 
 /// The interpreter that has it, which is installed if need be.
-pub(super) fn installed() -> Result<PathBuf> {
+pub(crate) fn installed() -> Result<PathBuf> {
     if std::env::consts::ARCH != "x86_64" {
         bail!("its wheel is for x86-64");
     }

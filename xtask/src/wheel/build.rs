@@ -16,6 +16,8 @@ const PLATFORM: &str = "manylinux_2_28";
 
 pub(super) struct Wheels {
     pub(super) native: PathBuf,
+    /// `mooncake.engine`, in Python.
+    pub(super) mooncake: PathBuf,
 }
 
 /// Builds all of them into an empty `target/wheels`.
@@ -32,7 +34,11 @@ pub(super) fn wheels() -> Result<Wheels> {
     maturin.args(["--manifest-path", "bindings/python/Cargo.toml", "--out"]).arg(&folder);
     maturin.env("PATH", path_with(&tools)?).current_dir(process::repository_root());
     process::run(&mut maturin)?;
-    Ok(Wheels { native: find(&folder, "millstream-")? })
+    tools.build_wheel("bindings/mooncake", &folder)?;
+    Ok(Wheels {
+        native: find(&folder, "millstream-")?,
+        mooncake: find(&folder, "millstream_mooncake-")?,
+    })
 }
 
 /// Where programs are looked for, those of the tools first.

@@ -58,6 +58,13 @@ impl Environment {
         pip
     }
 
+    /// Makes a wheel of a folder of the repository with what is installed here.
+    pub(super) fn build_wheel(&self, source: &str, into: &Path) -> Result<()> {
+        let mut pip = self.pip("wheel");
+        pip.args(["--no-deps", "--no-build-isolation", source, "--wheel-dir"]).arg(into);
+        process::run(pip.current_dir(process::repository_root()))
+    }
+
     /// Installs packages of the index.
     pub(super) fn install(&self, packages: &[&str]) -> Result<()> {
         process::run(self.pip("install").args(packages))

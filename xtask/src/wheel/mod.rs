@@ -3,6 +3,7 @@
 mod build;
 mod check;
 mod environment;
+mod mooncake;
 
 use std::path::Path;
 use std::process::Command;
@@ -10,6 +11,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 
+use self::build::Wheels;
 use self::environment::Environment;
 use crate::{install, process};
 
@@ -30,10 +32,15 @@ pub(crate) fn run() -> Result<()> {
     let environment = timed("installed", || {
         let environment = Environment::fresh("test")?;
         environment.install(&["numpy"])?;
-        environment.install_wheels(&[&wheels.native])?;
+        environment.install_wheels(&[&wheels.native, &wheels.mooncake])?;
         Ok(environment)
     })?;
-    timed("tested", || unit_tests(&environment, "bindings/python/tests"))
+    timed("tested", || {
+        unit_tests(&environment, "bindings/python/tests")?;
+        unit_tests(&environment, "bindings/mooncake/tests")
+    })?;
+    timed("compared with the original", || mooncake::compare(&environment))?;
+    timed("installed beside the original", || mooncake::beside(&wheels))
 }
 
 /// Does something, and says how long it took.
