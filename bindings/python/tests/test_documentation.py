@@ -1,0 +1,93 @@
+"""The programs of docs/python.md do what it says, and the benchmark prints its columns."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+DOCUMENT = pathlib.Path(__file__).resolve().parents[3] / "docs/python.md"
+
+
+def programs():
+    text = DOCUMENT.read_text()
+    return dict(re.findall(r"```python file=(\S+)\n(.*?)```", text, re.DOTALL))
+
+
+class Documentation(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+        for name, text in programs().items():
+            (self.folder / name).write_text(text)
+
+    def run_program(self, name, *arguments):
+        program = [sys.executable, self.folder / name, *arguments]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=60)
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        return done.stdout
+
+    def test_two_processes(self):
+        program = [sys.executable, self.folder / "target.py"]
+        with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as target:
+            name = target.stdout.readline().strip()
+            printed = self.run_program("initiator.py", name)
+            self.assertIn(printed, DOCUMENT.read_text())
+            self.assertEqual(printed, "4096 bytes written\n[4.0, 5.0, 6.0, 7.0, 0.0]\n")
+            target.stdin.write("\n")
+            target.stdin.flush()
+            self.assertRegex(target.stdout.readline(), r"^\[0.0, 1.0, 2.0, 3.0\] \[(\('initiator', 'done'\))?\]$")
+
+    def test_a_batch(self):
+        self.assertEqual(self.run_program("batch.py"), "1048576\n")
+
+    def test_an_error(self):
+        first, remedy = self.run_program("error.py").splitlines()
+        self.assertEqual(first, "-1 True True")
+        self.assertIn("Segment.buffers", remedy)
+
+    def test_every_program_is_tested(self):
+        self.assertEqual(set(programs()), {"target.py", "initiator.py", "batch.py", "error.py"})
+
+
+class Bench(unittest.TestCase):
+    def bench(self, *arguments):
+        program = [sys.executable, "-m", "millstream.bench", "--working-set", "8MiB", *arguments]
+        return subprocess.run(program, capture_output=True, text=True, timeout=100)
+
+    def test_the_line_of_the_document(self):
+        line = re.search(r"-m millstream.bench (.*)", DOCUMENT.read_text())[1]
+        done = self.bench(*line.split())
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        head, columns, *rows = done.stdout.splitlines()
+        self.assertRegex(head, r"^segment 127.0.0.1:\d+ over shm, 0.1s a row; latencies are of whole batches$")
+        names = "op bytes batch threads requests GB/s requests/s p50 us p99 us CPU s/GB"
+        self.assertEqual(columns.split(), names.split())
+        self.assertEqual([row.split()[:5] for row in rows], [[op, "64", "KiB", "16", "1"] for op in ("write", "read")])
+
+    def test_json_and_threads(self):
+        done = self.bench("--json", "--op", "read", "--block-size", "4KiB", "--threads", "3", "--duration", "0.05", "--protocol", "tcp")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        row = json.loads(done.stdout)
+        self.assertEqual((row["op"], row["transport"], row["threads"]), ("read", "tcp", 3))
+        self.assertEqual(row["bytes"], row["requests"] * 4096)
+
+    def test_what_is_wrong_is_said(self):
+        for arguments, says in [
+            (["--segment", "127.0.0.1:1"], "remedy"),
+            (["--block-size", "zero"], "no size"),
+            (["--protocol", "pigeon"], "pigeon"),
+            (["--block-size", "16MiB"], "only 8388608 bytes"),
+        ]:
+            done = self.bench(*arguments)
+            self.assertNotEqual(done.returncode, 0)
+            self.assertIn(says, done.stderr)
+            self.assertNotIn("Traceback", done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
