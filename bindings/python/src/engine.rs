@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use millstream_transfer::{
-    ANY_LOCATION, InstallError, Notification, Opcode, RdmaConfig, Settings, Sources, TransferEngine,
+    InstallError, Notification, Opcode, RdmaConfig, Settings, Sources, TransferEngine,
 };
 use millstream_verbs::Provider;
 use pyo3::prelude::*;
@@ -146,7 +146,7 @@ impl Engine {
     }
 
     /// Registers the memory of an object, which is kept until that is undone.
-    #[pyo3(signature = (buffer, *, location = ANY_LOCATION, remote = true))]
+    #[pyo3(signature = (buffer, *, location = "*", remote = true))]
     fn register(
         &self,
         buffer: &Bound<'_, PyAny>,
@@ -158,7 +158,7 @@ impl Engine {
     }
 
     /// Registers memory by its address. The caller sees to it that it stays there.
-    #[pyo3(signature = (address, length, *, location = ANY_LOCATION, remote = true))]
+    #[pyo3(signature = (address, length, *, location = "*", remote = true))]
     fn register_address(
         &self,
         py: Python<'_>,
@@ -172,7 +172,7 @@ impl Engine {
     }
 
     /// Allocates and registers memory, which other processes of this host can map.
-    #[pyo3(signature = (length, *, location = ANY_LOCATION, remote = true))]
+    #[pyo3(signature = (length, *, location = "*", remote = true))]
     fn allocate(
         &self,
         py: Python<'_>,

@@ -30,12 +30,18 @@ pub(crate) struct Shared {
     engine: RwLock<Option<Arc<TransferEngine>>>,
     /// By the address of its first byte.
     held: Mutex<HashMap<u64, Held>>,
+    unregistering: Mutex<()>,
 }
 
 impl Shared {
     pub(crate) fn new(engine: TransferEngine) -> Self {
         let engine = RwLock::new(Some(Arc::new(engine)));
-        Self { process: process::id(), engine, held: Mutex::default() }
+        Self {
+            process: process::id(),
+            engine,
+            held: Mutex::default(),
+            unregistering: Mutex::default(),
+        }
     }
 
     /// The engine, unless it is closed, or this is another process. The locks may have been held by
@@ -69,11 +75,16 @@ impl Shared {
     /// Unregisters the memory at this address, and lets go of it then.
     pub(crate) fn unregister(&self, py: Python<'_>, address: u64) -> Result<(), Failure> {
         let engine = self.engine()?;
-        let outcome = py.detach(|| engine.unregister_memory(pointer(address)));
-        // What others may still write to stays, and so does what another thread has put there meanwhile.
-        if matches!(outcome, Ok(()) | Err(RegisterError::Publish(_))) {
+        // Out of the table before its address is free: what another thread registers there next is held for itself.
+        let (outcome, held) = py.detach(|| {
+            // Whoever is told that the memory is unknown must not let go of what another thread still unregisters.
+            let _alone = self.unregistering.lock().unwrap_or_else(PoisonError::into_inner);
             let held = self.held().remove(&address);
-            drop(held);
+            (engine.unregister_memory(pointer(address)), held)
+        });
+        if let (Err(RegisterError::InUse { .. }), Some(held)) = (&outcome, held) {
+            // Others may still write to it.
+            self.hold(address, held);
         }
         outcome.map_err(Failure::from)
     }
@@ -87,7 +98,9 @@ impl Shared {
         let Some(engine) = engine else { return };
         let mut held = mem::take(&mut *self.held());
         let addresses: Vec<u64> = held.keys().copied().collect();
-        let in_use = py.detach(move || {
+        let in_use = py.detach(|| {
+            let engine = engine;
+            let _alone = self.unregistering.lock().unwrap_or_else(PoisonError::into_inner);
             let in_use = |address: &u64| {
                 matches!(
                     engine.unregister_memory(pointer(*address)),

@@ -217,6 +217,31 @@ class Registering(Pair):
         with self.assertRaises(millstream.RegisterError):
             self.here.register_address(8, 4096)
 
+    def test_many_threads_register_the_same_memory(self):
+        memory = bytearray(1 << 16)
+        others = []
+
+        def work():
+            for _ in range(200):
+                try:
+                    region = self.here.register(memory)
+                    with self.assertRaises(BufferError):
+                        memory.extend(b"more")  # It is held by this registration.
+                    region.unregister()
+                except millstream.RegisterError as error:
+                    if error.code != -7:
+                        others.append(error)
+                except Exception as error:
+                    others.append(error)
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        self.assertEqual(others, [])
+        memory.extend(b"more")
+
     def test_memory_unregistered_amid_a_transfer_is_no_crash(self):
         transfer = self.here.write(self.segment, self.region, self.target)
         self.region.unregister()

@@ -3,28 +3,28 @@
 import asyncio
 import weakref
 
-from ._native import Wakeup
+from ._native import Transfer, Wakeup
 
-_waiting = weakref.WeakKeyDictionary()
+_waiting: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Waiting]" = weakref.WeakKeyDictionary()
 
 
 class _Waiting:
     """The transfers that one event loop awaits."""
 
-    def __init__(self, loop):
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.wakeup = Wakeup()
-        self.futures = {}
+        self.futures: dict[int, asyncio.Future[None]] = {}
         self.last = 0
         loop.add_reader(self.wakeup.fileno(), self._look)
 
-    def _look(self):
+    def _look(self) -> None:
         for number in self.wakeup.take():
             future = self.futures.pop(number, None)
             if future is not None and not future.done():
                 future.set_result(None)
 
 
-async def wait(transfer):
+async def wait(transfer: Transfer) -> int:
     """The bytes moved, once all is over. If it is canceled, so is the transfer."""
     loop = asyncio.get_running_loop()
     waiting = _waiting.get(loop)

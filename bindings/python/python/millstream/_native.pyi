@@ -1,14 +1,24 @@
 """The native part. Import from ``millstream``."""
 
-from collections.abc import Buffer, Generator, Iterable
+from collections.abc import Generator, Iterable
 from types import TracebackType
 from typing import Any, final
+
+from typing_extensions import Buffer
+
+@final
+class Wakeup:
+    """How an event loop hears of transfers that are over."""
+
+    def __new__(cls) -> Wakeup: ...
+    def fileno(self) -> int: ...
+    def take(self) -> list[int]: ...
 
 @final
 class Range:
     """Bytes of memory: where, and how many. Slices of it are ranges."""
 
-    def __init__(self, address: int, length: int) -> None: ...
+    def __new__(cls, address: int, length: int) -> Range: ...
     @property
     def address(self) -> int:
         """The address of the first byte, in its process."""
@@ -16,7 +26,7 @@ class Range:
     def length(self) -> int:
         """Bytes."""
     def __len__(self) -> int: ...
-    def __getitem__(self, slice: slice) -> Range: ...
+    def __getitem__(self, key: slice, /) -> Range: ...
 
 @final
 class Region:
@@ -38,7 +48,7 @@ class Region:
     def write(self, offset: int, data: bytes) -> None:
         """Copies bytes into memory that the engine allocated."""
     def __len__(self) -> int: ...
-    def __getitem__(self, slice: slice) -> Range: ...
+    def __getitem__(self, key: slice, /) -> Range: ...
     def __buffer__(self, flags: int) -> memoryview: ...
     def __enter__(self) -> Region: ...
     def __exit__(
@@ -107,6 +117,7 @@ class Transfer:
     @property
     def status(self) -> list[Status]:
         """How each request stands."""
+    def _tell(self, wakeup: Wakeup, number: int) -> bool: ...
     def __len__(self) -> int: ...
     def __await__(self) -> Generator[Any, None, int]: ...
 
@@ -144,8 +155,8 @@ class Batch:
 class Engine:
     """A transfer engine: registers memory, and moves bytes between that and the memory of peers."""
 
-    def __init__(
-        self,
+    def __new__(
+        cls,
         listen: str = "127.0.0.1",
         *,
         host: str | None = None,
@@ -154,7 +165,7 @@ class Engine:
         transports: Iterable[str] | None = None,
         bind: Iterable[str] | None = None,
         settings: dict[str, object] | None = None,
-    ) -> None:
+    ) -> Engine:
         """Starts an engine that answers peers at ``listen``, an IP address with a port or without.
 
         ``host`` is how peers reach it, if not by that address. ``metadata`` is the URI of a metadata server, by

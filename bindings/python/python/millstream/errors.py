@@ -1,5 +1,9 @@
 """What can go wrong."""
 
+from __future__ import annotations
+
+from typing import Any
+
 
 class Error(Exception):
     """Something went wrong.
@@ -8,22 +12,35 @@ class Error(Exception):
     that it is about, and ``remedy`` what to do about it. Each but ``code`` is ``None`` where there is none.
     """
 
-    def __init__(self, message="", *, code=-1, peer=None, range=None, remedy=None):
+    code: int
+    peer: str | None
+    range: tuple[int, int] | None
+    remedy: str | None
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        code: int = -1,
+        peer: str | None = None,
+        range: tuple[int, int] | None = None,
+        remedy: str | None = None,
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.peer = peer
         self.range = range
         self.remedy = remedy
 
-    def __str__(self):
+    def __str__(self) -> str:
         message = super().__str__()
         return f"{message} (remedy: {self.remedy})" if self.remedy else message
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[Any, ...]:
         return (_remake, (type(self), self.args, self.__dict__))
 
 
-def _remake(kind, args, values):
+def _remake(kind: type[Error], args: tuple[Any, ...], values: dict[str, Any]) -> Error:
     error = kind(*args)
     error.__dict__.update(values)
     return error
