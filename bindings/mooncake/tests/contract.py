@@ -1,6 +1,7 @@
 """A program for ``mooncake.engine`` that calls every method and prints what it returns.
 
-It runs with the original and with Millstream, and what it prints is the same. Lines begin with "= ".
+It runs with the original and with Millstream, and what it prints is the same. Lines begin with "= ". ``CONTRACT_TARGET``
+is the interpreter of the other process, whose module may be the other one.
 """
 
 import json
@@ -51,7 +52,8 @@ def serve():
 
 class Target:
     def __init__(self):
-        program = [sys.executable, "-W", "ignore", __file__, "serve"]
+        python = os.environ.get("CONTRACT_TARGET", sys.executable)
+        program = [python, "-W", "ignore", __file__, "serve"]
         self.process = subprocess.Popen(
             program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
         )

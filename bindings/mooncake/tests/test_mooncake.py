@@ -97,6 +97,46 @@ class BadCalls(unittest.TestCase):
         self.assertEqual(Mine().get_batch_transfer_status([]), 0)
 
 
+class Addresses(unittest.TestCase):
+    """Which ranges of a target can be written: those within one piece of registered memory."""
+
+    def test_addresses(self):
+        for protocol in ("tcp", "shm"):
+            if protocol == "tcp":
+                os.environ["MC_FORCE_TCP"] = "1"
+            try:
+                here, there = engine(), engine()
+            finally:
+                os.environ.pop("MC_FORCE_TCP", None)
+            self.check(protocol, here, there)
+
+    def check(self, protocol, here, there):
+        nobody = f"{HOST}:{there.get_rpc_port()}"
+        memory = np.zeros(1 << 20, np.uint8)
+        at, length = memory.ctypes.data, 1 << 16
+        source = np.full(1 << 20, 1, np.uint8)
+        self.assertEqual(here.transfer_sync_write(nobody, source.ctypes.data, at, 8), -1, "nothing is registered")
+        self.assertEqual(there.batch_register_memory([at, at + length], [length, length]), 0)
+        cases = {
+            "exactly": (at, length, 0),
+            "within": (at + 100, 100, 0),
+            "one byte": (at + length - 1, 1, 0),
+            "no byte": (at, 0, 0),
+            "outside": (at + 4 * length, 100, -1),
+            "partly, at the end": (at + 2 * length - 50, 100, -1),
+            "partly, at the beginning": (at - 50, 100, -1),
+            "around the end of addresses": ((1 << 64) - 50, 100, -1),
+            "adjacent memory": (at + length - 50, 100, -1),
+            "much more": (at, 1 << 20, -1),
+        }
+        for what, (address, count, code) in cases.items():
+            with self.subTest(protocol, what=what):
+                memory[:] = 0
+                found = here.transfer_sync_write(nobody, source.ctypes.data, address, count)
+                self.assertEqual(found, code)
+                self.assertEqual(int(memory.sum()), count if code == 0 else 0)
+
+
 class Processes(unittest.TestCase):
     def setUp(self):
         program = (

@@ -10,7 +10,7 @@ use super::environment::Environment;
 use crate::mooncake::wheel as original;
 use crate::process;
 
-/// Runs the same program with the original and with ours: what it prints is the same.
+/// Runs the same program with the original and with ours, and with one at each end: what it prints is the same.
 pub(super) fn compare(ours: &Environment) -> Result<()> {
     let theirs = match original::installed() {
         Ok(python) => python,
@@ -22,31 +22,48 @@ pub(super) fn compare(ours: &Environment) -> Result<()> {
             return Ok(());
         }
     };
-    let (expected, found) = (lines(&theirs)?, lines(&ours.python())?);
-    let ended = |lines: &[String]| lines.last().is_some_and(|line| line.starts_with(LAST));
-    ensure!(ended(&expected), "the original ended after {:?}", expected.last());
-    let mut wrong = 0;
-    for index in 0..expected.len().max(found.len()) {
-        let line = |lines: &[String]| lines.get(index).map_or("nothing", |line| line).to_owned();
-        let (expected, found) = (line(&expected), line(&found));
-        if expected != found {
-            wrong += 1;
-            eprintln!("xtask: the original says {expected:?}, and ours {found:?}");
-        }
+    let ours = ours.python();
+    let expected = lines(&theirs, &theirs)?;
+    let ended = expected.last().is_some_and(|line| line.starts_with(LAST));
+    ensure!(ended, "the original ended after {:?}", expected.last());
+    let pairs = [
+        ("ours", &ours, &ours),
+        ("ours to the original", &ours, &theirs),
+        ("the original to ours", &theirs, &ours),
+    ];
+    for (who, initiator, target) in pairs {
+        let found = lines(initiator, target)?;
+        let wrong = differences(who, &expected, &found);
+        ensure!(wrong == 0, "{wrong} lines of bindings/mooncake/tests/contract.py differ: {who}");
     }
-    ensure!(wrong == 0, "{wrong} lines of bindings/mooncake/tests/contract.py differ");
     eprintln!("xtask: the original and ours print the same {} lines", expected.len());
     Ok(())
+}
+
+/// How many lines differ, each of which is shown.
+fn differences(who: &str, expected: &[String], found: &[String]) -> usize {
+    let line = |lines: &[String], index: usize| {
+        lines.get(index).map_or_else(|| "nothing".to_owned(), String::clone)
+    };
+    let pairs =
+        (0..expected.len().max(found.len())).map(|it| (line(expected, it), line(found, it)));
+    let wrong = pairs.filter(|(expected, found)| expected != found);
+    wrong
+        .inspect(|(expected, found)| {
+            eprintln!("xtask: the original says {expected:?}, and {who} {found:?}");
+        })
+        .count()
 }
 
 /// What the program prints at the end.
 const LAST: &str = "= batch_unregister_memory";
 
-/// What the program prints with this interpreter.
-fn lines(python: &Path) -> Result<Vec<String>> {
+/// What the program prints with this interpreter, and that one for its target.
+fn lines(python: &Path, target: &Path) -> Result<Vec<String>> {
     let script = process::repository_root().join("bindings/mooncake/tests/contract.py");
     let mut command = Command::new(python);
     // Both say on stderr why there are codes that are not 0.
+    command.env("CONTRACT_TARGET", target);
     command.args(["-I".as_ref(), script.as_os_str()]).stderr(Stdio::null()).stdin(Stdio::null());
     let output = command.output().context("cannot start python")?;
     let text = String::from_utf8_lossy(&output.stdout);
@@ -64,4 +81,17 @@ pub(super) fn beside(wheels: &Wheels) -> Result<()> {
     let mut command = Command::new(environment.python());
     command.arg(script).arg(original::PACKAGE).args([&wheels.native, &wheels.mooncake]);
     process::run(&mut command)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_that_differ_are_counted() {
+        let lines = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        for (found, wrong) in [("a b c", 0), ("a x c", 1), ("a b", 1), ("a b c d", 1), ("b c", 3)] {
+            assert_eq!(differences("ours", &lines("a b c"), &lines(found)), wrong, "{found}");
+        }
+    }
 }
