@@ -8,7 +8,7 @@ use millstream_verbs::{Device, Waiters};
 
 use crate::finished::{Finished, Wakers};
 use crate::slicing::Slicing;
-use crate::task::{Task, TaskHandle};
+use crate::task::{TaskHandle, Tasks};
 use crate::tcp::Progress;
 use crate::transport::Run;
 use crate::{BatchError, FreeError, TransferStatus};
@@ -29,7 +29,7 @@ pub struct Batch {
 
 #[derive(Debug)]
 pub(crate) struct BatchShared {
-    pub(crate) tasks: Box<[Task]>,
+    pub(crate) tasks: Tasks,
     pub(crate) slicing: Slicing,
     /// Tasks submitted: the first so many of `tasks`.
     submitted: AtomicUsize,
@@ -44,12 +44,13 @@ pub(crate) struct BatchShared {
 }
 
 impl Batch {
-    pub(crate) fn new(capacity: usize, slicing: Slicing) -> Result<Self, BatchError> {
+    /// `owned`: its tasks may have owners.
+    pub(crate) fn new(capacity: usize, slicing: Slicing, owned: bool) -> Result<Self, BatchError> {
         if capacity == 0 || capacity > MAX_CAPACITY {
             return Err(BatchError::Capacity { capacity, max: MAX_CAPACITY });
         }
         let shared = BatchShared {
-            tasks: (0..capacity).map(|_| Task::default()).collect(),
+            tasks: Tasks::new(capacity, owned),
             slicing,
             submitted: AtomicUsize::new(0),
             unfinished: AtomicUsize::new(0),
@@ -82,11 +83,15 @@ impl Batch {
     }
 
     pub(crate) fn status(&self, index: usize) -> Result<TransferStatus, BatchError> {
-        Ok(self.task(index)?.batch.tasks[index].status())
+        let count = self.len();
+        match index < count {
+            true => Ok(self.shared.tasks.get(index).status()),
+            false => Err(BatchError::NoTask { index, count }),
+        }
     }
 
     pub(crate) fn statuses(&self) -> impl Iterator<Item = TransferStatus> {
-        self.shared.tasks[..self.len()].iter().map(Task::status)
+        (0..self.len()).map(|index| self.shared.tasks.get(index).status())
     }
 
     pub(crate) fn task(&self, index: usize) -> Result<TaskHandle, BatchError> {
@@ -171,7 +176,7 @@ mod tests {
 
     /// A batch with one task of `length` bytes in slices of 1 KiB.
     fn batch(length: u64) -> (Batch, TaskHandle) {
-        let batch = Batch::new(2, Slicing::new(1024, 4)).unwrap();
+        let batch = Batch::new(2, Slicing::new(1024, 4), false).unwrap();
         let request = TransferRequest {
             opcode: Opcode::Read,
             source: 10_000,
@@ -179,7 +184,7 @@ mod tests {
             target_offset: 90_000,
             length,
         };
-        batch.shared.tasks[0].start(&request, &batch.shared.slicing, None);
+        batch.shared.tasks.get(0).start(&request, &batch.shared.slicing, None);
         batch.shared.added(1);
         let task = batch.task(0).unwrap();
         (batch, task)
@@ -302,7 +307,7 @@ mod tests {
         assert_eq!(batch.status(1).unwrap_err().code(), -1);
         assert_eq!((batch.capacity(), batch.len()), (2, 1));
         for capacity in [0, MAX_CAPACITY + 1] {
-            assert!(Batch::new(capacity, Slicing::new(1024, 4)).is_err());
+            assert!(Batch::new(capacity, Slicing::new(1024, 4), false).is_err());
         }
     }
 }

@@ -320,7 +320,7 @@ impl Piece {
         };
         let mut done = 0;
         while done < length {
-            if done > 0 && batch.tasks[self.task].is_late() {
+            if done > 0 && batch.tasks.get(self.task).is_late() {
                 return Ok(Some(done));
             }
             let step = STEP_BYTES.min(length - done);
@@ -481,11 +481,11 @@ impl Copier {
             let grouping = way.grouping();
             let (mut next, end) = (run.tasks.start, run.tasks.end);
             if way.is_open() {
-                while next < end && batch.tasks[next].length() <= left {
+                while next < end && batch.tasks.get(next).length() <= left {
                     // No more than is left: the tasks that follow may be long.
                     let mut until = next;
-                    while until < end && batch.tasks[until].length() <= left {
-                        left -= batch.tasks[until].length();
+                    while until < end && batch.tasks.get(until).length() <= left {
+                        left -= batch.tasks.get(until).length();
                         until += 1;
                     }
                     while next < until {

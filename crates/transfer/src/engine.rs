@@ -411,7 +411,8 @@ impl TransferEngine {
 
     /// Makes a batch that holds up to `capacity` tasks.
     pub fn allocate_batch(&self, capacity: usize) -> Result<Batch, BatchError> {
-        Batch::new(capacity, self.inner.slicing)
+        let owned = self.inner.with_transports(|all| all.iter().any(|each| !each.copies()));
+        Batch::new(capacity, self.inner.slicing, owned)
     }
 
     /// Adds a task for each request to the batch and begins to do them. All or none: when one

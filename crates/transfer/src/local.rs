@@ -39,6 +39,10 @@ impl Transport for LocalTransport {
         }
     }
 
+    fn copies(&self) -> bool {
+        true
+    }
+
     fn register(&self, _memory: &RawMemory, _remote: bool) -> Result<Registration, String> {
         let (keys, remote_keys) = (Keys::none(), Keys::none());
         Ok(Registration { keys, remote_keys, shared_key: None, guard: Box::new(()) })

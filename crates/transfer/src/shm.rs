@@ -95,6 +95,10 @@ impl Transport for ShmTransport {
         }
     }
 
+    fn copies(&self) -> bool {
+        true
+    }
+
     fn register(&self, memory: &RawMemory, remote: bool) -> Result<Registration, String> {
         let (keys, remote_keys) = (Keys::none(), Keys::none());
         // The processor of a peer does not get at memory of a GPU.

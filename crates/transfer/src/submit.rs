@@ -13,7 +13,7 @@ use crate::path::Place;
 use crate::pieces::{Extent, NoExtent, Span};
 use crate::segment::{OpenSegment, View};
 use crate::slicing::Slicing;
-use crate::task::Task;
+use crate::task::TaskRef;
 use crate::transport::Run;
 use crate::{Notification, PiecesRequest, SegmentId, SubmitError, TransferRequest};
 
@@ -35,7 +35,7 @@ pub(crate) trait Requested {
     fn extent(&self) -> Result<Extent, NoExtent>;
 
     /// Makes a task of it.
-    fn start(&self, task: &Task, length: u64, slicing: &Slicing, options: &SubmitOptions);
+    fn start(&self, task: TaskRef<'_>, length: u64, slicing: &Slicing, options: &SubmitOptions);
 }
 
 impl Requested for TransferRequest {
@@ -52,7 +52,7 @@ impl Requested for TransferRequest {
         }
     }
 
-    fn start(&self, task: &Task, _length: u64, slicing: &Slicing, options: &SubmitOptions) {
+    fn start(&self, task: TaskRef<'_>, _length: u64, slicing: &Slicing, options: &SubmitOptions) {
         task.start(self, slicing, options.deadline);
     }
 }
@@ -66,7 +66,7 @@ impl Requested for PiecesRequest<'_> {
         self.pieces.extent()
     }
 
-    fn start(&self, task: &Task, length: u64, _slicing: &Slicing, options: &SubmitOptions) {
+    fn start(&self, task: TaskRef<'_>, length: u64, _slicing: &Slicing, options: &SubmitOptions) {
         task.start_pieces(self, length, options.deadline);
     }
 }
@@ -87,7 +87,8 @@ impl Inner {
         let checked = self.check(batch, requests, &mut runs);
         if checked.is_ok() {
             let submission = self.submission(requests, options);
-            for (task, request) in batch.tasks[batch.submitted()..].iter().zip(requests) {
+            for (index, request) in (batch.submitted()..).zip(requests) {
+                let task = batch.tasks.get(index);
                 let length = request.extent().map_or(0, |extent| extent.length);
                 request.start(task, length, &batch.slicing, options);
                 if let Some(submission) = &submission {
@@ -95,8 +96,8 @@ impl Inner {
                 }
             }
             for run in &runs {
-                let tasks = &batch.tasks[run.tasks.clone()];
-                tasks.iter().for_each(|task| task.goes_by(run.transport_name));
+                let tasks = run.tasks.clone().map(|index| batch.tasks.get(index));
+                tasks.for_each(|task| task.goes_by(run.transport_name));
             }
             batch.added(requests.len());
         }

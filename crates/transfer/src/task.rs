@@ -4,6 +4,7 @@
 //! claims it. So a request of any length takes no memory, several queues can work on one request,
 //! and the faster does more of it.
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
@@ -17,10 +18,16 @@ use crate::slicing::Slicing;
 use crate::transport::{EndTask, code_of, name_of};
 use crate::{Opcode, PiecesRequest, TransferError, TransferRequest, TransferState, TransferStatus};
 
-/// A task's place in a batch.
+/// The places of a batch's tasks.
+#[derive(Debug)]
+pub(crate) struct Tasks {
+    all: Box<[Task]>,
+    rare: OnceLock<Box<[Rare]>>,
+}
+
+/// What each task has. It is short: a batch may have many tasks, most of which end at once.
 #[derive(Debug, Default)]
 pub(crate) struct Task {
-    opcode: AtomicU8,
     source: AtomicU64,
     target: AtomicU64,
     length: AtomicU64,
@@ -30,8 +37,27 @@ pub(crate) struct Task {
     /// Slices that are not finished, claimed or not.
     unfinished: AtomicU64,
     transferred: AtomicU64,
+    opcode: AtomicU8,
     /// The final state that it gets when all that was claimed has ended; 0 for a good end.
     end_as: AtomicU8,
+    /// The number of the transport that does it; 0 before there is one.
+    transport: AtomicU8,
+    /// 0 while unfinished, then the final state.
+    state: AtomicU8,
+    /// All of it was claimed for an owner.
+    given_away: AtomicBool,
+    /// It was to be ended before it had an owner.
+    end_wanted: AtomicBool,
+    target_undefined: AtomicBool,
+    unconfirmed: AtomicBool,
+}
+
+/// A batch of many tasks is made, filled and read in little more time than its memory takes.
+const _: () = assert!(size_of::<Task>() <= 64);
+
+/// What only some tasks have.
+#[derive(Debug, Default)]
+struct Rare {
     deadline: OnceLock<Instant>,
     /// Those that were submitted with it, if something is to follow them.
     submission: OnceLock<Arc<Submission>>,
@@ -39,21 +65,18 @@ pub(crate) struct Task {
     shape: OnceLock<Shape>,
     /// Who does it, of those that tell its end as a whole, and its name there.
     owner: OnceLock<(Weak<dyn EndTask>, TaskId)>,
-    /// All of it was claimed for an owner.
-    given_away: AtomicBool,
-    /// It was to be ended before it had an owner.
-    end_wanted: AtomicBool,
     /// Who does it gives up what was claimed of it when it is to end.
     can_be_given_up: AtomicBool,
     /// Its owner has begun to do it.
     begun: AtomicBool,
-    target_undefined: AtomicBool,
-    unconfirmed: AtomicBool,
-    /// The number of the transport that does it; 0 before there is one.
-    transport: AtomicU8,
-    /// 0 while unfinished, then the final state.
-    state: AtomicU8,
     error: OnceLock<TransferError>,
+}
+
+/// A task's place in a batch.
+#[derive(Clone, Copy)]
+pub(crate) struct TaskRef<'a> {
+    tasks: &'a Tasks,
+    index: usize,
 }
 
 /// How a task ended, as its owner tells it.
@@ -86,7 +109,49 @@ pub(crate) struct TaskHandle {
     pub(crate) index: usize,
 }
 
-impl Task {
+impl Tasks {
+    /// So many. Where most of them will have what only some have, as an owner, there is `room` for that from
+    /// the start: nothing is allocated later.
+    pub(crate) fn new(count: usize, room: bool) -> Self {
+        let tasks =
+            Self { all: (0..count).map(|_| Task::default()).collect(), rare: OnceLock::new() };
+        if room {
+            tasks.room();
+        }
+        tasks
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    pub(crate) fn get(&self, index: usize) -> TaskRef<'_> {
+        TaskRef { tasks: self, index }
+    }
+
+    fn room(&self) -> &[Rare] {
+        self.rare.get_or_init(|| self.all.iter().map(|_| Rare::default()).collect())
+    }
+}
+
+impl Deref for TaskRef<'_> {
+    type Target = Task;
+
+    fn deref(&self) -> &Task {
+        &self.tasks.all[self.index]
+    }
+}
+
+impl<'a> TaskRef<'a> {
+    /// What it has that only some have, unless none of the batch has any.
+    fn rare(&self) -> Option<&'a Rare> {
+        self.tasks.rare.get().map(|rare| &rare[self.index])
+    }
+
+    fn rare_room(&self) -> &'a Rare {
+        &self.tasks.room()[self.index]
+    }
+
     /// Sets what is to be done. Called before anybody else knows of the task.
     pub(crate) fn start(
         &self,
@@ -95,7 +160,7 @@ impl Task {
         deadline: Option<Instant>,
     ) {
         if let Some(deadline) = deadline {
-            let _ = self.deadline.set(deadline);
+            let _ = self.rare_room().deadline.set(deadline);
         }
         let slices = slicing.count(request.length);
         self.opcode.store(request.opcode as u8, Ordering::Relaxed);
@@ -118,9 +183,9 @@ impl Task {
         self.length.store(length, Ordering::Relaxed);
         self.slices.store(shape.count(), Ordering::Relaxed);
         self.unfinished.store(shape.count(), Ordering::Relaxed);
-        let _ = self.shape.set(shape);
+        let _ = self.rare_room().shape.set(shape);
         if let Some(deadline) = deadline {
-            let _ = self.deadline.set(deadline);
+            let _ = self.rare_room().deadline.set(deadline);
         }
     }
 
@@ -131,12 +196,12 @@ impl Task {
 
     /// Tells this of its end. Called before anybody else knows of it.
     pub(crate) fn belongs_with(&self, submission: &Arc<Submission>) {
-        let _ = self.submission.set(Arc::clone(submission));
+        let _ = self.rare_room().submission.set(Arc::clone(submission));
     }
 
     /// Its pieces, if it has several.
-    pub(crate) fn shape(&self) -> Option<&Shape> {
-        self.shape.get()
+    pub(crate) fn shape(&self) -> Option<&'a Shape> {
+        self.rare()?.shape.get()
     }
 
     /// Bytes.
@@ -144,9 +209,14 @@ impl Task {
         self.length.load(Ordering::Relaxed)
     }
 
+    /// When its time is over, if ever.
+    fn deadline(&self) -> Option<Instant> {
+        self.rare()?.deadline.get().copied()
+    }
+
     /// Whether its time is over.
     pub(crate) fn is_late(&self) -> bool {
-        self.deadline.get().is_some_and(|&deadline| deadline <= Instant::now())
+        self.deadline().is_some_and(|deadline| deadline <= Instant::now())
     }
 
     /// How many slices it has in all.
@@ -170,7 +240,7 @@ impl Task {
             unconfirmed: self.unconfirmed.load(Ordering::Relaxed),
             transport: name_of(self.transport.load(Ordering::Relaxed)),
             // Set early, when the first slice fails; meant only once the others have ended too.
-            error: (state == TransferState::Failed).then(|| self.error.get().cloned()).flatten(),
+            error: (state == TransferState::Failed).then(|| self.error().cloned()).flatten(),
         }
     }
 
@@ -180,15 +250,15 @@ impl Task {
     }
 
     fn is_waiting(&self) -> bool {
-        match self.owner.get() {
-            Some(_) => !self.begun.load(Ordering::Relaxed),
-            None => self.next.load(Ordering::Relaxed) == 0,
+        match self.rare() {
+            Some(rare) if rare.owner.get().is_some() => !rare.begun.load(Ordering::Relaxed),
+            _ => self.next.load(Ordering::Relaxed) == 0,
         }
     }
 
     /// Its owner has begun to do it.
     pub(crate) fn begin(&self) {
-        self.begun.store(true, Ordering::Relaxed);
+        self.rare_room().begun.store(true, Ordering::Relaxed);
     }
 
     /// So many bytes have arrived.
@@ -199,7 +269,7 @@ impl Task {
     /// Who does it, as a whole, once all of it was claimed. `false` when it was to be ended before: then
     /// its owner shall end it.
     pub(crate) fn belongs_to(&self, owner: Weak<dyn EndTask>, name: TaskId) -> bool {
-        let _ = self.owner.set((owner, name));
+        let _ = self.rare_room().owner.set((owner, name));
         // Either this sees that it is to be ended, or `cancel` sees the owner.
         !self.end_wanted.load(Ordering::SeqCst)
     }
@@ -242,9 +312,19 @@ impl Task {
         true
     }
 
+    /// Why it fails, if it does.
+    fn error(&self) -> Option<&'a TransferError> {
+        self.rare()?.error.get()
+    }
+
+    /// The first error is the one to report.
+    fn set_error(&self, error: TransferError) {
+        let _ = self.rare_room().error.set(error);
+    }
+
     /// Sets the final state.
     fn end(&self) {
-        let state = if self.error.get().is_some() {
+        let state = if self.error().is_some() {
             TransferState::Failed
         } else {
             match self.end_as.load(Ordering::Relaxed) {
@@ -260,7 +340,7 @@ impl Task {
     fn set_state(&self, state: TransferState) {
         debug_assert!(state.is_final());
         // First what is to follow: whoever sees the state may end the engine.
-        if let Some(submission) = self.submission.get() {
+        if let Some(submission) = self.rare().and_then(|rare| rare.submission.get()) {
             submission.task_ended(state);
         }
         self.state.store(state as u8, Ordering::Release);
@@ -268,8 +348,8 @@ impl Task {
 }
 
 impl TaskHandle {
-    fn task(&self) -> &Task {
-        &self.batch.tasks[self.index]
+    fn task(&self) -> TaskRef<'_> {
+        self.batch.tasks.get(self.index)
     }
 
     pub(crate) fn opcode(&self) -> Opcode {
@@ -334,8 +414,7 @@ impl TaskHandle {
 
     /// So many slices have failed for good, and the task with them.
     pub(crate) fn slices_failed(&self, slices: u64, error: &TransferError) {
-        // The first error is the one to report.
-        let _ = self.task().error.set(error.clone());
+        self.task().set_error(error.clone());
         self.finish(slices + self.task().stop());
     }
 
@@ -343,7 +422,7 @@ impl TaskHandle {
     pub(crate) fn fail_rest(&self, error: &TransferError) {
         let rest = self.task().stop();
         if rest > 0 {
-            let _ = self.task().error.set(error.clone());
+            self.task().set_error(error.clone());
             self.finish(rest);
         }
     }
@@ -352,24 +431,25 @@ impl TaskHandle {
     /// changes anything.
     pub(crate) fn cancel(&self) -> bool {
         self.task().end_wanted.store(true, Ordering::SeqCst);
-        if let Some((owner, name)) = self.task().owner.get() {
+        if let Some((owner, name)) = self.task().rare().and_then(|rare| rare.owner.get()) {
             return owner.upgrade().is_some_and(|owner| owner.cancel(*name));
         }
         // One that is being given to its owner just now is ended by that.
         let ends = self.end_rest(TransferState::Canceled) || self.task().is_given_away();
-        let can = self.task().can_be_given_up.load(Ordering::Relaxed);
+        let can = self.task().rare();
+        let can = can.is_some_and(|rare| rare.can_be_given_up.load(Ordering::Relaxed));
         ends || (can && self.task().end_claimed(TransferState::Canceled))
     }
 
     /// Says that who does it looks whether it [is to end early](Self::ends_early), and gives up what it has
     /// claimed then.
     pub(crate) fn can_be_given_up(&self) {
-        self.task().can_be_given_up.store(true, Ordering::Relaxed);
+        self.task().rare_room().can_be_given_up.store(true, Ordering::Relaxed);
     }
 
     /// When its time is over, if ever.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.task().deadline.get().copied()
+        self.task().deadline()
     }
 
     /// Whether it is to end though not all of it was done: it was canceled, or its time is over.
@@ -448,7 +528,7 @@ impl EndedTasks {
         slices: u64,
         length: u64,
     ) {
-        let task = &batch.tasks[task];
+        let task = batch.tasks.get(task);
         if slices == task.slices() {
             // Nobody else has any of it, or will.
             task.transferred.store(length, Ordering::Relaxed);
@@ -466,12 +546,12 @@ impl EndedTasks {
     /// A task has ended that had an owner.
     pub(crate) fn ended(&mut self, batch: &Arc<BatchShared>, task: usize, end: TaskEnd) {
         let TaskEnd { state, transferred, target_undefined, unconfirmed, error } = end;
-        let task = &batch.tasks[task];
+        let task = batch.tasks.get(task);
         task.transferred.store(transferred, Ordering::Relaxed);
         task.target_undefined.store(target_undefined, Ordering::Relaxed);
         task.unconfirmed.store(unconfirmed, Ordering::Relaxed);
         if let Some(error) = error {
-            let _ = task.error.set(error);
+            task.set_error(error);
         }
         task.set_state(state);
         self.count(batch);

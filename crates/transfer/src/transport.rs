@@ -108,6 +108,11 @@ pub(crate) trait Transport: Send + Sync {
 
     fn capabilities(&self) -> Capabilities;
 
+    /// Whether it has the copier do its tasks, which have no owner then.
+    fn copies(&self) -> bool {
+        false
+    }
+
     /// Registers memory with all devices.
     fn register(&self, memory: &RawMemory, remote: bool) -> Result<Registration, String>;
 

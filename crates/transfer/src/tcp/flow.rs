@@ -175,7 +175,7 @@ impl Flow {
                 break;
             }
             message.opcode = Some(task.opcode);
-            task.batch.tasks[task.index].begin();
+            task.batch.tasks.get(task.index).begin();
             let full = fill(&mut message, slot, task, framing);
             if task.posted {
                 self.queue.pop_front();
@@ -244,7 +244,7 @@ impl Flow {
             match reason {
                 None => {
                     task.done += part.length;
-                    task.batch.tasks[task.index].moved(part.length);
+                    task.batch.tasks.get(task.index).moved(part.length);
                     task.unconfirmed |= !confirmed;
                 }
                 Some(reason) => {
@@ -381,7 +381,7 @@ impl Flow {
         let Some(task) = self.tasks[slot as usize].take() else { return };
         self.free.push(slot);
         self.endings -= usize::from(task.ending.is_some());
-        let length = task.batch.tasks[task.index].length();
+        let length = task.batch.tasks.get(task.index).length();
         let state = match (&task.failure, task.ending) {
             (Some(_), _) => TransferState::Failed,
             (None, Some((state, _))) if task.done < length => state,

@@ -271,7 +271,7 @@ impl Peer {
     fn push(&self, flow: &mut Flow, task: &TaskHandle, run: &Run) {
         let name = flow.push(task, &run.local, &run.segment);
         let owner: Weak<dyn EndTask> = self.own.clone();
-        if !task.batch.tasks[task.index].belongs_to(owner, TaskId::from_bits(name)) {
+        if !task.batch.tasks.get(task.index).belongs_to(owner, TaskId::from_bits(name)) {
             flow.end(name, TransferState::Canceled);
         }
     }

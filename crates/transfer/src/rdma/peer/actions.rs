@@ -111,7 +111,7 @@ impl Peer {
             (0..count).min_by_key(|&index| connected.outstanding[index]).unwrap_or_default();
         connected.outstanding[queue_pair] += 1;
         if let Some((batch, index)) = state.runs.place(post.user) {
-            batch.tasks[index].begin();
+            batch.tasks.get(index).begin();
         }
         work.add(Posting {
             device: way.local,

@@ -35,7 +35,7 @@ use super::work::{NotPosted, is_test};
 use crate::batch::BatchShared;
 use crate::pieces::Shape;
 use crate::segment::OpenSegment;
-use crate::task::{Task, TaskHandle, WideSlice};
+use crate::task::{TaskHandle, TaskRef, WideSlice};
 use crate::transport::{EndTask, Run};
 use crate::{FailureReason, Opcode, TransferError};
 
@@ -177,7 +177,7 @@ impl Peer {
             let id = state.runs.insert(batch, run);
             for index in run.tasks.clone() {
                 let handle = TaskHandle { batch: Arc::clone(batch), index };
-                let (task, user) = (&batch.tasks[index], Runs::user(id, index));
+                let (task, user) = (batch.tasks.get(index), Runs::user(id, index));
                 // It may have been canceled meanwhile.
                 let Some(slices) = handle.claim_whole() else {
                     state.runs.ended(user);
@@ -370,7 +370,7 @@ impl State {
         if let Some(moved) = self.flow.completed(now, slice, result)
             && let Some((batch, index)) = self.runs.place(moved.user)
         {
-            batch.tasks[index].moved(moved.length.into());
+            batch.tasks.get(index).moved(moved.length.into());
         }
     }
 
@@ -432,7 +432,7 @@ fn peer_borders(buffer: &BufferDesc) -> Borders {
     })
 }
 
-fn ranges(task: &Task) -> Ranges<'_> {
+fn ranges(task: TaskRef<'_>) -> Ranges<'_> {
     let WideSlice { source: local, target: remote, length } = task.whole();
     let contiguous = Ranges::Contiguous(Piece { local, remote, length });
     task.shape().map_or(contiguous, Shape::ranges)

@@ -40,11 +40,11 @@ impl Task {
     }
 
     pub(super) fn count(&self) -> u64 {
-        self.batch.tasks[self.index].shape().map_or(1, |shape| shape.count())
+        self.batch.tasks.get(self.index).shape().map_or(1, |shape| shape.count())
     }
 
     pub(super) fn piece(&self, index: u64) -> WideSlice {
-        let task = &self.batch.tasks[self.index];
+        let task = self.batch.tasks.get(self.index);
         task.shape().map_or_else(|| task.whole(), |shape| shape.piece(index))
     }
 }
