@@ -205,6 +205,7 @@ pub(super) fn recovery(instruction: usize) -> Option<usize> {
     (address(millstream_guarded_begin)..fault).contains(&instruction).then_some(fault)
 }
 
+#[inline]
 fn result(fault: usize) -> Result<(), Fault> {
     match fault {
         0 => Ok(()),
@@ -214,6 +215,7 @@ fn result(fault: usize) -> Result<(), Fault> {
 
 /// # Safety
 /// As of [`super::copy`], and `to` is not in `from..from + length`.
+#[inline]
 pub(super) unsafe fn copy_forward(
     from: *const u8,
     to: *mut u8,
@@ -232,6 +234,7 @@ pub(super) unsafe fn copy_forward(
 
 /// # Safety
 /// As of [`super::copy`], and `from` is not in `to..to + length`.
+#[inline]
 pub(super) unsafe fn copy_backward(
     from: *const u8,
     to: *mut u8,

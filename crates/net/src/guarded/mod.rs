@@ -69,6 +69,7 @@ pub fn recover() -> std::io::Result<()> {
 /// [`recover`] has not succeeded, all bytes of both ranges must be mapped, and those of `to` writable. If
 /// it has, what is mapped there must be meant: who unmaps memory and maps other memory there, has that
 /// copied or overwritten.
+#[inline]
 pub unsafe fn copy(
     from: *const u8,
     to: *mut u8,
