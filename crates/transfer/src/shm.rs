@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use millstream_metadata::{SegmentDesc, SharedMemoryDesc};
+use millstream_metadata::{BufferDesc, SegmentDesc, SharedMemoryDesc};
 use millstream_net::shared_memory::{
     AccessError, Host, Key, MAX_ENTRIES, Offer, PATIENCE, Peer, Registration as OfferedMemory,
 };
@@ -165,15 +165,7 @@ impl Transport for ShmTransport {
         buffer: usize,
     ) -> Result<(), String> {
         let peer = self.peer(segment, descriptor)?;
-        let buffer = &descriptor.buffers[buffer];
-        let key = buffer.shm_key.ok_or(match buffer.name.starts_with("cuda:") {
-            true => "this buffer is not shared, as memory of GPUs is not",
-            false => "this buffer is not shared",
-        })?;
-        match peer.obstacle(Key(key)) {
-            None => Ok(()),
-            Some(reason) => Err(reason),
-        }
+        is_accessible(&peer, &descriptor.buffers[buffer])
     }
 
     fn leads(
@@ -183,10 +175,12 @@ impl Transport for ShmTransport {
         buffer: usize,
     ) -> bool {
         let links = self.links.read().unwrap_or_else(PoisonError::into_inner);
-        // Its reason is not copied.
-        let linked = links.get(&segment.id).is_some_and(|link| link.peer.is_ok());
-        drop(links);
-        linked && self.reaches(segment, descriptor, buffer).is_ok()
+        // A reason is not copied.
+        links.get(&segment.id).is_some_and(|link| {
+            let known = link.incarnation == descriptor.incarnation;
+            let peer = link.peer.as_ref().ok().filter(|_| known);
+            peer.is_some_and(|peer| is_accessible(peer, &descriptor.buffers[buffer]).is_ok())
+        })
     }
 
     fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], options: &SubmitOptions) {
@@ -216,6 +210,15 @@ impl Transport for ShmTransport {
             std::mem::take(&mut *self.links.write().unwrap_or_else(PoisonError::into_inner));
         drop(links);
     }
+}
+
+/// Why a peer's buffer cannot be accessed, if so.
+fn is_accessible(peer: &Peer, buffer: &BufferDesc) -> Result<(), String> {
+    let key = buffer.shm_key.ok_or(match buffer.name.starts_with("cuda:") {
+        true => "this buffer is not shared, as memory of GPUs is not",
+        false => "this buffer is not shared",
+    })?;
+    peer.obstacle(Key(key)).map_or(Ok(()), Err)
 }
 
 impl Guard for OfferedMemory {

@@ -205,8 +205,10 @@ impl Peer {
 
     /// Why memory registered by this key cannot be accessed, as far as can be said without asking.
     pub fn obstacle(&self, key: Key) -> Option<String> {
+        // Where there is none, the table need not be asked.
+        let obstacle = self.obstacle.as_ref()?;
         let entry = self.table.entry(key)?;
-        if entry.mappable { None } else { self.obstacle.clone() }
+        if entry.mappable { None } else { Some(obstacle.clone()) }
     }
 
     /// The memory registered by this key, if it was opened before.
