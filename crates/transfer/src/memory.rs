@@ -21,6 +21,7 @@ use millstream_verbs::{Access, GpuMemoryError, MemoryRegion, ProtectionDomain};
 use crate::gate::{Gate, Pass};
 use crate::gpu::{self, Exchanged};
 use crate::keys::Keys;
+use crate::pieces::Span;
 use crate::placement::Place;
 use crate::regions::RegionMap;
 use crate::transport::{ANYWHERE, Registration};
@@ -253,6 +254,11 @@ unsafe impl Send for LocalMemory {}
 unsafe impl Sync for LocalMemory {}
 
 impl LocalMemory {
+    /// Its addresses.
+    pub(crate) const fn span(&self) -> Span {
+        Span { first: self.first, length: self.length }
+    }
+
     /// Whether all of `length` bytes from `address` on lie in it.
     pub(crate) fn contains(&self, address: u64, length: u64) -> bool {
         address
@@ -323,6 +329,7 @@ impl Inside<'_> {
     }
 
     /// Copies `length` bytes to an address in the other memory, which may be the same and may overlap.
+    #[inline]
     pub(crate) fn copy_to(
         &self,
         from: u64,
@@ -331,17 +338,30 @@ impl Inside<'_> {
         length: u64,
         caching: Caching,
     ) -> Result<(), FailureReason> {
-        if self.memory.is_gpu() || other.memory.is_gpu() {
-            return gpu::copy((self, from), (other, to), length);
-        }
         let (Some(from), Some(to)) = (self.pointer(from, length), other.pointer(to, length)) else {
-            return Err(FailureReason::Unregistered);
+            return self.copy_elsewhere(from, other, to, length);
         };
-        let overlap = from.addr().abs_diff(to.addr()) < length as usize;
+        let overlap =
+            caching == Caching::Around && from.addr().abs_diff(to.addr()) < length as usize;
         let caching = if overlap { Caching::Through } else { caching };
         // SAFETY: both ranges are in registered memory, which stays valid while it is entered.
         unsafe { guarded::copy(from, to, length as usize, caching) }
             .map_err(|fault| FailureReason::MemoryGone { address: fault.address })
+    }
+
+    /// [`Inside::copy_to`] of what the processor does not copy.
+    #[cold]
+    fn copy_elsewhere(
+        &self,
+        from: u64,
+        other: &Self,
+        to: u64,
+        length: u64,
+    ) -> Result<(), FailureReason> {
+        match self.memory.is_gpu() || other.memory.is_gpu() {
+            true => gpu::copy((self, from), (other, to), length),
+            false => Err(FailureReason::Unregistered),
+        }
     }
 
     /// Copies four ranges of one length to addresses in the other memory, which may be the same, around the

@@ -61,6 +61,15 @@ pub(crate) struct Span {
     pub(crate) length: u64,
 }
 
+impl Span {
+    /// Whether all of these addresses are in it.
+    pub(crate) fn holds(&self, other: Self) -> bool {
+        let offset = other.first.checked_sub(self.first);
+        let room = offset.and_then(|offset| self.length.checked_sub(offset));
+        room.is_some_and(|room| other.length <= room)
+    }
+}
+
 /// Where the bytes of a request are, and how many there are.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Extent {
@@ -89,6 +98,14 @@ impl Pieces<'_> {
                 local_stride: source_stride,
                 remote_stride: target_stride,
             },
+        }
+    }
+
+    /// How many bytes, of those that have an extent.
+    pub(crate) fn length(&self) -> u64 {
+        match *self {
+            Self::List(list) => list.iter().map(|piece| piece.length).sum(),
+            Self::Strided { first, count, .. } => first.length * u64::from(count),
         }
     }
 
@@ -230,6 +247,23 @@ mod tests {
     }
 
     #[test]
+    fn a_span_holds_what_is_in_it() {
+        let span = |first, length| Span { first, length };
+        let outer = span(100, 50);
+        for (inner, holds) in [
+            (span(100, 50), true),
+            (span(149, 1), true),
+            (span(99, 1), false),
+            (span(149, 2), false),
+            (span(151, 0), false),
+            (span(120, u64::MAX), false),
+            (span(u64::MAX, u64::MAX), false),
+        ] {
+            assert_eq!(outer.holds(inner), holds, "{inner:?}");
+        }
+    }
+
+    #[test]
     fn strides_are_lists() {
         for (count, source_stride, target_stride) in [(1, 7, 7), (3, 10, 100), (4, 0, 5), (2, 5, 0)]
         {
@@ -239,6 +273,8 @@ mod tests {
                 .map(|i| piece(1000 + i * source_stride, 2000 + i * target_stride, 5))
                 .collect();
             assert_eq!(strided.extent(), Pieces::List(&list).extent());
+            let length = strided.extent().map(|extent| extent.length);
+            assert_eq!((Ok(strided.length()), Ok(Pieces::List(&list).length())), (length, length));
             let (a, b) = (strided.shape(), Pieces::List(&list).shape());
             assert_eq!(a.count(), b.count());
             (0..a.count()).for_each(|index| assert_eq!(a.piece(index), b.piece(index)));

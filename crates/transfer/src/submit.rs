@@ -34,8 +34,11 @@ pub(crate) trait Requested {
     /// Where its bytes are; why nowhere, if so.
     fn extent(&self) -> Result<Extent, NoExtent>;
 
+    /// How many bytes, of what has an extent.
+    fn length(&self) -> u64;
+
     /// Makes a task of it.
-    fn start(&self, task: TaskRef<'_>, length: u64, slicing: &Slicing, options: &SubmitOptions);
+    fn start(&self, task: TaskRef<'_>, slicing: &Slicing, options: &SubmitOptions);
 }
 
 impl Requested for TransferRequest {
@@ -52,7 +55,11 @@ impl Requested for TransferRequest {
         }
     }
 
-    fn start(&self, task: TaskRef<'_>, _length: u64, slicing: &Slicing, options: &SubmitOptions) {
+    fn length(&self) -> u64 {
+        self.length
+    }
+
+    fn start(&self, task: TaskRef<'_>, slicing: &Slicing, options: &SubmitOptions) {
         task.start(self, slicing, options.deadline);
     }
 }
@@ -66,8 +73,12 @@ impl Requested for PiecesRequest<'_> {
         self.pieces.extent()
     }
 
-    fn start(&self, task: TaskRef<'_>, length: u64, _slicing: &Slicing, options: &SubmitOptions) {
-        task.start_pieces(self, length, options.deadline);
+    fn length(&self) -> u64 {
+        self.pieces.length()
+    }
+
+    fn start(&self, task: TaskRef<'_>, _slicing: &Slicing, options: &SubmitOptions) {
+        task.start_pieces(self, self.length(), options.deadline);
     }
 }
 
@@ -89,8 +100,7 @@ impl Inner {
             let submission = self.submission(requests, options);
             for (index, request) in (batch.submitted()..).zip(requests) {
                 let task = batch.tasks.get(index);
-                let length = request.extent().map_or(0, |extent| extent.length);
-                request.start(task, length, &batch.slicing, options);
+                request.start(task, &batch.slicing, options);
                 if let Some(submission) = &submission {
                     task.belongs_with(submission);
                 }
@@ -176,12 +186,20 @@ impl Inner {
         }
         let mut target: Option<Target> = None;
         let mut local: Option<Arc<LocalMemory>> = None;
+        let mut ends: Option<Ends> = None;
         for (index, request) in requests.iter().enumerate() {
             let extent = request.extent().map_err(|error| match error {
                 NoExtent::Empty => SubmitError::ZeroLength { index },
                 NoExtent::Overflow => SubmitError::Overflow { index },
             })?;
             let (source, segment) = (extent.source, request.target());
+            let task = submitted + index;
+            if let (Some(ends), Some(run)) = (&ends, runs.last_mut())
+                && ends.hold(segment, &extent)
+            {
+                run.tasks.end = task + 1;
+                continue;
+            }
             let same_target =
                 target.as_ref().is_some_and(|target| target.holds(segment, extent.target));
             if !same_target {
@@ -197,22 +215,17 @@ impl Inner {
                     length: source.length,
                 })?);
             }
-            let task = submitted + index;
-            match runs.last_mut() {
-                Some(run) if same_target && same_local => run.tasks.end = task + 1,
-                _ => {
-                    let (Some(target), Some(local)) = (&target, &local) else { continue };
-                    runs.push(Run {
-                        transport: target.transport,
-                        transport_name: target.transport_name,
-                        tasks: task..task + 1,
-                        local: Arc::clone(local),
-                        segment: Arc::clone(&target.segment),
-                        view: target.view.clone(),
-                        buffer: target.buffer,
-                    });
-                }
-            }
+            let (Some(target), Some(local)) = (&target, &local) else { continue };
+            ends = Some(Ends { segment, target: target.span(), source: local.span() });
+            runs.push(Run {
+                transport: target.transport,
+                transport_name: target.transport_name,
+                tasks: task..task + 1,
+                local: Arc::clone(local),
+                segment: Arc::clone(&target.segment),
+                view: target.view.clone(),
+                buffer: target.buffer,
+            });
         }
         Ok(())
     }
@@ -283,9 +296,29 @@ struct Target {
 }
 
 impl Target {
+    /// The buffer.
+    fn span(&self) -> Span {
+        let buffer = &self.view.descriptor.buffers[self.buffer];
+        Span { first: buffer.addr, length: buffer.length }
+    }
+
     fn holds(&self, segment: SegmentId, span: Span) -> bool {
-        self.segment.id == segment
-            && self.view.descriptor.buffers[self.buffer].contains(span.first, span.length)
+        self.segment.id == segment && self.span().holds(span)
+    }
+}
+
+/// The two pieces of memory of a run.
+struct Ends {
+    segment: SegmentId,
+    target: Span,
+    source: Span,
+}
+
+impl Ends {
+    fn hold(&self, segment: SegmentId, extent: &Extent) -> bool {
+        self.segment == segment
+            && self.source.holds(extent.source)
+            && self.target.holds(extent.target)
     }
 }
 
