@@ -260,6 +260,19 @@ mod tests {
     }
 
     #[test]
+    fn what_was_claimed_early_is_nobody_elses_until_it_is_given_back() {
+        let (batch, task) = batch(4096);
+        let early = batch.shared.tasks.get(0);
+        early.claim_early();
+        assert_eq!(batch.status(0).unwrap().state, TransferState::Pending);
+        assert!(task.claim().is_none() && !task.cancel());
+        early.give_back();
+        assert_eq!(batch.status(0).unwrap().state, TransferState::Waiting);
+        assert!(task.cancel());
+        assert_eq!(batch.status(0).unwrap().state, TransferState::Canceled);
+    }
+
+    #[test]
     fn a_batch_with_unfinished_tasks_is_not_freed() {
         let (batch, task) = batch(1024);
         let refused = batch.free().unwrap_err();

@@ -3,6 +3,8 @@
 //! Who submits does small ones on its own thread. The others are queued, for threads of the copier and
 //! for who waits for a batch. Each takes a *group* at a time: slices of one task, or many small tasks.
 
+mod early;
+
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,11 +14,11 @@ use std::time::Instant;
 use std::{io, iter};
 
 use millstream_net::guarded::Caching;
-use millstream_net::shared_memory::{AccessError, Key, Peer};
+use millstream_net::shared_memory::{AccessError, Key, Peer, Region, Visit};
 
 use crate::batch::BatchShared;
 use crate::gpu::Exchanged;
-use crate::memory::LocalMemory;
+use crate::memory::{Inside, LocalMemory};
 use crate::segment::OpenSegment;
 use crate::task::{EndedTasks, TaskHandle, WideSlice};
 use crate::transport::Run;
@@ -24,7 +26,7 @@ use crate::workers::join;
 use crate::{FailureReason, Opcode, TransferError, TransferState};
 
 /// So many bytes of one submission are copied by who submits: some ten microseconds' work.
-const INLINE: u64 = 512 << 10;
+pub(crate) const INLINE: u64 = 512 << 10;
 
 /// A group ends with the slice that makes it so long.
 const GROUP_BYTES: u64 = 128 << 10;
@@ -110,17 +112,21 @@ impl Way {
                     task.slices_late(piece.slices, done);
                 }
                 Some((_, Broken::Failed(reason))) => {
-                    if let Other::Peer(..) = self.other {
-                        // Its memory is not what it was when it was asked.
-                        self.segment.mark_stale();
-                    }
-                    let peer = self.segment.name.as_str().into();
-                    let error = TransferError { peer, nic: self.name().into(), reason };
-                    let task = TaskHandle { batch: Arc::clone(batch), index: piece.task };
-                    task.slices_failed(piece.slices, &error);
+                    self.fail(batch, piece.task, piece.slices, reason);
                 }
             }
         }
+    }
+
+    /// So many slices of a task have failed.
+    fn fail(&self, batch: &Arc<BatchShared>, task: usize, slices: u64, reason: FailureReason) {
+        if let Other::Peer(..) = self.other {
+            // Its memory is not what it was when it was asked.
+            self.segment.mark_stale();
+        }
+        let peer = self.segment.name.as_str().into();
+        let error = TransferError { peer, nic: self.name().into(), reason };
+        TaskHandle { batch: Arc::clone(batch), index: task }.slices_failed(slices, &error);
     }
 
     fn name(&self) -> &'static str {
@@ -173,29 +179,13 @@ impl Way {
                 };
                 // Only now: whoever unregisters it waits for us, and the peer may have let us wait.
                 let local = enter()?;
-                let visit = loop {
-                    match peer.enter(&region).map_err(reason)? {
-                        Some(visit) => break visit,
-                        // More threads than a peer has words: they are copying, and soon done.
-                        None => thread::yield_now(),
-                    }
-                };
+                let visit = visit(peer, &region)?;
                 let copy_one = |piece: &Piece| {
                     let Piece { opcode, caching, .. } = *piece;
                     let copied = piece.in_steps(batch, false, |near, far, length| {
                         local.exchange(opcode, near, &visit, far, length, caching)
                     });
-                    broken(copied.map_err(|error| match error {
-                        // What is mapped of the peer has another address here than there.
-                        Exchanged::Access(AccessError::Fault(fault))
-                            if !local.has(fault.address) =>
-                        {
-                            let text = "a page of it is not there, or cannot be accessed so";
-                            FailureReason::Access(text.to_owned())
-                        }
-                        Exchanged::Access(error) => reason(error),
-                        Exchanged::Gpu(error) => FailureReason::Gpu(error),
-                    }))
+                    broken(copied.map_err(|error| not_exchanged(&local, error)))
                 };
                 if self.has_gpu() {
                     group.for_each_joined(copy_one, failures);
@@ -210,6 +200,30 @@ impl Way {
             }
         }
         Ok(())
+    }
+}
+
+/// Enters memory of a peer.
+fn visit<'a>(peer: &'a Peer, region: &'a Region) -> Result<Visit<'a>, FailureReason> {
+    loop {
+        match peer.enter(region).map_err(reason)? {
+            Some(visit) => return Ok(visit),
+            // More threads than a peer has words: they are copying, and soon done.
+            None => thread::yield_now(),
+        }
+    }
+}
+
+/// Why bytes were not copied between memory here and a peer's.
+fn not_exchanged(local: &Inside<'_>, error: Exchanged) -> FailureReason {
+    match error {
+        // What is mapped of the peer has another address here than there.
+        Exchanged::Access(AccessError::Fault(fault)) if !local.has(fault.address) => {
+            let text = "a page of it is not there, or cannot be accessed so";
+            FailureReason::Access(text.to_owned())
+        }
+        Exchanged::Access(error) => reason(error),
+        Exchanged::Gpu(error) => FailureReason::Gpu(error),
     }
 }
 
@@ -367,10 +381,7 @@ impl Group {
             }
             if let Some((slice, slices)) = claimed {
                 let opcode = task.opcode();
-                let caching = match whole.length >= AROUND_CACHES {
-                    true => Caching::Around,
-                    false => Caching::Through,
-                };
+                let caching = caching_of(whole.length);
                 let task = task.index;
                 group.pieces[group.count] = Piece { task, opcode, slice, slices, caching };
                 group.count += 1;
@@ -416,6 +427,14 @@ impl Group {
                 failures.extend(indexes.map(|index| (index, why.clone())));
             }
         }
+    }
+}
+
+/// How a request of so many bytes goes about caches.
+const fn caching_of(length: u64) -> Caching {
+    match length >= AROUND_CACHES {
+        true => Caching::Around,
+        false => Caching::Through,
     }
 }
 
@@ -474,13 +493,18 @@ impl Copier {
                 Err(reason) => {
                     let peer = run.segment.name.as_str().into();
                     let error = TransferError { peer, nic: "memory".into(), reason };
+                    run.give_back(batch);
                     run.handles(batch).for_each(|task| task.fail_rest(&error));
                     continue;
                 }
             };
             let grouping = way.grouping();
             let (mut next, end) = (run.tasks.start, run.tasks.end);
-            if way.is_open() {
+            match way.copy_early(batch, next..run.claimed, &mut left) {
+                true => next = run.claimed,
+                false => run.give_back(batch),
+            }
+            if next < end && way.is_open() {
                 while next < end && batch.tasks.get(next).length() <= left {
                     // No more than is left: the tasks that follow may be long.
                     let mut until = next;

@@ -6,6 +6,7 @@ use std::time::Instant;
 use millstream_metadata::{CallError, Frame, SegmentDesc};
 
 use crate::batch::BatchShared;
+use crate::copier::INLINE;
 use crate::engine::Inner;
 use crate::memory::LocalMemory;
 use crate::notify::{Submission, is_taken};
@@ -14,7 +15,7 @@ use crate::pieces::{Extent, NoExtent, Span};
 use crate::segment::{OpenSegment, View};
 use crate::slicing::Slicing;
 use crate::task::TaskRef;
-use crate::transport::Run;
+use crate::transport::{Run, code_of};
 use crate::{Notification, PiecesRequest, SegmentId, SubmitError, TransferRequest};
 
 /// How requests are to be done.
@@ -29,6 +30,9 @@ pub struct SubmitOptions {
 
 /// Something that can be submitted: it becomes a task.
 pub(crate) trait Requested {
+    /// Whether its bytes are in one piece.
+    const WHOLE: bool;
+
     fn target(&self) -> SegmentId;
 
     /// Where its bytes are; why nowhere, if so.
@@ -42,6 +46,8 @@ pub(crate) trait Requested {
 }
 
 impl Requested for TransferRequest {
+    const WHOLE: bool = true;
+
     fn target(&self) -> SegmentId {
         self.target
     }
@@ -65,6 +71,8 @@ impl Requested for TransferRequest {
 }
 
 impl Requested for PiecesRequest<'_> {
+    const WHOLE: bool = false;
+
     fn target(&self) -> SegmentId {
         self.target
     }
@@ -98,17 +106,7 @@ impl Inner {
         let checked = self.check(batch, requests, &mut runs);
         if checked.is_ok() {
             let submission = self.submission(requests, options);
-            for (index, request) in (batch.submitted()..).zip(requests) {
-                let task = batch.tasks.get(index);
-                request.start(task, &batch.slicing, options);
-                if let Some(submission) = &submission {
-                    task.belongs_with(submission);
-                }
-            }
-            for run in &runs {
-                let tasks = run.tasks.clone().map(|index| batch.tasks.get(index));
-                tasks.for_each(|task| task.goes_by(run.transport_name));
-            }
+            start(batch, requests, options, &mut runs, submission.as_ref());
             batch.added(requests.len());
         }
         drop(adding);
@@ -220,7 +218,10 @@ impl Inner {
             runs.push(Run {
                 transport: target.transport,
                 transport_name: target.transport_name,
+                copies: self
+                    .with_transports(|all| all.get(target.transport).is_some_and(|it| it.copies())),
                 tasks: task..task + 1,
+                claimed: task,
                 local: Arc::clone(local),
                 segment: Arc::clone(&target.segment),
                 view: target.view.clone(),
@@ -322,12 +323,43 @@ impl Ends {
     }
 }
 
+/// Makes tasks of requests, of which nobody else knows yet. The first ones that are to be copied are claimed for
+/// this thread.
+fn start<R: Requested>(
+    batch: &BatchShared,
+    requests: &[R],
+    options: &SubmitOptions,
+    runs: &mut [Run],
+    submission: Option<&Arc<Submission>>,
+) {
+    let submitted = batch.submitted();
+    let mut left = if R::WHOLE && options.deadline.is_none() { INLINE } else { 0 };
+    for run in runs {
+        let transport = code_of(run.transport_name);
+        for index in run.tasks.clone() {
+            let (task, request) = (batch.tasks.get(index), &requests[index - submitted]);
+            request.start(task, &batch.slicing, options);
+            task.goes_by(transport);
+            if let Some(submission) = submission {
+                task.belongs_with(submission);
+            }
+            let length = request.length();
+            if run.copies && run.claimed == index && length <= left {
+                left -= length;
+                run.claimed += 1;
+                task.claim_early();
+            }
+        }
+    }
+}
+
 fn fail_stopped(batch: &Arc<BatchShared>, run: &Run) {
     let error = crate::TransferError {
         peer: run.segment.name.as_str().into(),
         nic: "none".into(),
         reason: crate::FailureReason::ShutDown,
     };
+    run.give_back(batch);
     run.handles(batch).for_each(|task| task.fail_rest(&error));
 }
 

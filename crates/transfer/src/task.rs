@@ -15,7 +15,7 @@ use crate::batch::BatchShared;
 use crate::notify::Submission;
 use crate::pieces::Shape;
 use crate::slicing::Slicing;
-use crate::transport::{EndTask, code_of, name_of};
+use crate::transport::{EndTask, name_of};
 use crate::{Opcode, PiecesRequest, TransferError, TransferRequest, TransferState, TransferStatus};
 
 /// The places of a batch's tasks.
@@ -75,6 +75,7 @@ struct Rare {
 /// A task's place in a batch.
 #[derive(Clone, Copy)]
 pub(crate) struct TaskRef<'a> {
+    task: &'a Task,
     tasks: &'a Tasks,
     index: usize,
 }
@@ -126,7 +127,7 @@ impl Tasks {
     }
 
     pub(crate) fn get(&self, index: usize) -> TaskRef<'_> {
-        TaskRef { tasks: self, index }
+        TaskRef { task: &self.all[index], tasks: self, index }
     }
 
     fn room(&self) -> &[Rare] {
@@ -138,7 +139,7 @@ impl Deref for TaskRef<'_> {
     type Target = Task;
 
     fn deref(&self) -> &Task {
-        &self.tasks.all[self.index]
+        self.task
     }
 }
 
@@ -189,9 +190,9 @@ impl<'a> TaskRef<'a> {
         }
     }
 
-    /// Which transport does it. Called before anybody else knows of it.
-    pub(crate) fn goes_by(&self, transport: &'static str) {
-        self.transport.store(code_of(transport), Ordering::Relaxed);
+    /// The number of the transport that does it. Called before anybody else knows of it.
+    pub(crate) fn goes_by(&self, transport: u8) {
+        self.transport.store(transport, Ordering::Relaxed);
     }
 
     /// Tells this of its end. Called before anybody else knows of it.
@@ -240,8 +241,13 @@ impl<'a> TaskRef<'a> {
             unconfirmed: self.unconfirmed.load(Ordering::Relaxed),
             transport: name_of(self.transport.load(Ordering::Relaxed)),
             // Set early, when the first slice fails; meant only once the others have ended too.
-            error: (state == TransferState::Failed).then(|| self.error().cloned()).flatten(),
+            error: if state == TransferState::Failed { self.copied_error() } else { None },
         }
+    }
+
+    #[cold]
+    fn copied_error(&self) -> Option<TransferError> {
+        self.error().cloned()
     }
 
     /// Whether all of it was claimed for an owner that is not known yet.
@@ -286,6 +292,23 @@ impl<'a> TaskRef<'a> {
             target: self.target.load(Ordering::Relaxed),
             length: self.length.load(Ordering::Relaxed),
         }
+    }
+
+    /// Claims all of it for who submits it. Called before anybody else knows of it.
+    pub(crate) fn claim_early(&self) {
+        self.next.store(self.slices(), Ordering::Relaxed);
+    }
+
+    /// Gives back what was claimed early, of which nothing was done.
+    pub(crate) fn give_back(&self) {
+        self.next.store(0, Ordering::Relaxed);
+    }
+
+    /// All of it has arrived, with so many bytes: nobody else has any of it, or will. The batch must be told.
+    pub(crate) fn arrived(&self, length: u64) {
+        self.transferred.store(length, Ordering::Relaxed);
+        self.unfinished.store(0, Ordering::Relaxed);
+        self.end();
     }
 
     /// Makes sure that no slice is claimed any more; returns how many were not.
@@ -530,10 +553,7 @@ impl EndedTasks {
     ) {
         let task = batch.tasks.get(task);
         if slices == task.slices() {
-            // Nobody else has any of it, or will.
-            task.transferred.store(length, Ordering::Relaxed);
-            task.unfinished.store(0, Ordering::Relaxed);
-            task.end();
+            task.arrived(length);
         } else {
             task.transferred.fetch_add(length, Ordering::Relaxed);
             if !task.end_slices(slices) {

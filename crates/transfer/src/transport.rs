@@ -57,8 +57,12 @@ pub(crate) struct Run {
     /// Which of the engine's transports does it, and its name.
     pub(crate) transport: usize,
     pub(crate) transport_name: &'static str,
+    /// Whether it has the copier do them.
+    pub(crate) copies: bool,
     /// Their indexes in the batch.
     pub(crate) tasks: Range<usize>,
+    /// Those before this one were claimed for who submits them.
+    pub(crate) claimed: usize,
     pub(crate) local: Arc<LocalMemory>,
     pub(crate) segment: Arc<OpenSegment>,
     pub(crate) view: View,
@@ -67,6 +71,12 @@ pub(crate) struct Run {
 }
 
 impl Run {
+    /// Gives back those of its tasks that were claimed, when nobody has begun to do them.
+    pub(crate) fn give_back(&self, batch: &BatchShared) {
+        let claimed = self.tasks.start..self.claimed;
+        claimed.for_each(|index| batch.tasks.get(index).give_back());
+    }
+
     /// Its tasks.
     pub(crate) fn handles(&self, batch: &Arc<BatchShared>) -> impl Iterator<Item = TaskHandle> {
         self.tasks.clone().map(|index| TaskHandle { batch: Arc::clone(batch), index })

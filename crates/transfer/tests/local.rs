@@ -38,6 +38,46 @@ fn an_engine_copies_within_its_own_segment() {
     assert_eq!(engine.transports().len(), 1);
 }
 
+/// Some of them are copied by who submits, and others later; they go between several pieces of memory.
+#[test]
+fn many_small_requests_arrive_where_they_should() {
+    const LENGTH: usize = 4096;
+    const COUNT: usize = 200;
+    let engine = local_engine();
+    let ends = [1, 2].map(|seed| {
+        let source = private(&engine, COUNT * LENGTH);
+        source.write(0, &pattern(COUNT * LENGTH, seed)).unwrap();
+        (source, shared(&engine, COUNT * LENGTH))
+    });
+    let request = |index: usize| {
+        // Three of the one, three of the other.
+        let (source, target) = &ends[index / 3 % 2];
+        let at = (index / 6 * 3 + index % 3) * LENGTH;
+        let at = at as u64;
+        TransferRequest {
+            opcode: Opcode::Write,
+            source: source.address() + at,
+            target: SegmentId::LOCAL,
+            target_offset: target.address() + at,
+            length: LENGTH as u64,
+        }
+    };
+    let requests: Vec<_> = (0..2 * COUNT / 6 * 6).map(request).collect();
+    let batch = engine.allocate_batch(requests.len()).unwrap();
+    engine.submit(&batch, &requests).unwrap();
+    let first = engine.status(&batch, 0).unwrap();
+    assert_eq!(first.state, TransferState::Completed, "the first are copied at once");
+    assert!(engine.wait(&batch, LONG));
+    for status in engine.statuses(&batch) {
+        assert_eq!(status.state, TransferState::Completed);
+        assert_eq!((status.transferred_bytes, status.transport), (LENGTH as u64, Some("local")));
+    }
+    let done = requests.len() / 2 * LENGTH;
+    for (source, target) in &ends {
+        assert!(contents(source, 0, done) == contents(target, 0, done));
+    }
+}
+
 #[test]
 fn the_own_segment_by_another_name_is_the_own_segment() {
     let engine = local_engine();

@@ -9,6 +9,7 @@ use std::ptr;
 use common::{LONG, address, engine, private};
 use millstream_transfer::{
     Config, FailureReason, Opcode, SubmitAndWaitError, TransferEngine, TransferRequest,
+    TransferState,
 };
 
 const PAGE: usize = 4096;
@@ -142,6 +143,52 @@ fn copies_between_processes_fail_alone() {
 fn work_requests_of_soft_devices_fail_alone() {
     let (target, initiator) = (engine(1), engine(1));
     take_away_and_try(&target, &initiator, false);
+}
+
+/// Many requests of a page each, of which one fails.
+fn take_away_one_of_many(target: &TransferEngine, initiator: &TransferEngine) {
+    let theirs = Mapped::new();
+    theirs.register(target);
+    let good = private(initiator, PAGES * PAGE);
+    let segment = initiator.open_segment(target.name()).unwrap();
+    good.write(0, &[3; PAGES * PAGE]).unwrap();
+    let request = |opcode, page: usize| TransferRequest {
+        opcode,
+        source: good.address() + (page * PAGE) as u64,
+        target: segment.id(),
+        target_offset: theirs.address(page),
+        length: PAGE as u64,
+    };
+    let requests = |opcode| (0..PAGES).map(|page| request(opcode, page)).collect::<Vec<_>>();
+    initiator.submit_and_wait(&requests(Opcode::Write), LONG).unwrap();
+    good.write(0, &[4; PAGES * PAGE]).unwrap();
+    theirs.take_away(8, libc::PROT_NONE);
+    for opcode in [Opcode::Read, Opcode::Write] {
+        let batch = initiator.allocate_batch(PAGES).unwrap();
+        initiator.submit(&batch, &requests(opcode)).unwrap();
+        assert!(initiator.wait(&batch, LONG));
+        for (page, status) in initiator.statuses(&batch).into_iter().enumerate() {
+            let expected = match page {
+                8 => (TransferState::Failed, 0, true),
+                _ => (TransferState::Completed, PAGE as u64, false),
+            };
+            let found = (status.state, status.transferred_bytes, status.error.is_some());
+            assert_eq!(found, expected, "{opcode:?} {page}");
+        }
+        initiator.free(batch).unwrap();
+    }
+    let mut bytes = vec![0; PAGES * PAGE];
+    good.read(0, &mut bytes).unwrap();
+    let read = |page: usize| bytes[page * PAGE..][..PAGE].iter().all(|&byte| byte == 3);
+    assert!((0..PAGES).all(|page| page == 8 || read(page)));
+    target.unregister_memory(theirs.0).unwrap();
+}
+
+#[test]
+fn one_of_many_small_requests_fails_alone() {
+    let engine = TransferEngine::new(Config::new(address())).unwrap();
+    take_away_one_of_many(&engine, &engine);
+    take_away_one_of_many(&shm_engine(), &shm_engine());
 }
 
 #[test]

@@ -1,0 +1,122 @@
+//! Small requests, which who submits copies at once: it has claimed them before anybody else knew of them. So
+//! what they have in common is done once for all of them, and for each one there is little but its copy.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use super::{Other, Way, caching_of, not_exchanged, visit};
+use crate::batch::BatchShared;
+use crate::memory::LocalMemory;
+use crate::task::WideSlice;
+use crate::{FailureReason, Opcode};
+
+impl Way {
+    /// Copies tasks that were claimed early, and takes their bytes off those that are `left`. Does nothing, and
+    /// returns `false`, where copies cannot begin without a wait.
+    pub(super) fn copy_early(
+        &self,
+        batch: &Arc<BatchShared>,
+        tasks: Range<usize>,
+        left: &mut u64,
+    ) -> bool {
+        if tasks.is_empty() {
+            return true;
+        }
+        let mut ended = Ended::default();
+        let all = tasks.clone();
+        let result = match &self.other {
+            _ if self.has_gpu() => Ok(false),
+            Other::Own(other) => self.copy_within(batch, all, other, &mut ended).map(|()| true),
+            Other::Peer(..) => self.copy_across(batch, all, &mut ended),
+        };
+        // Told when nobody has the memory any more: who is told may take it back.
+        let Ended { bytes, count, failed } = ended;
+        *left = left.saturating_sub(bytes);
+        if count > 0 {
+            batch.tasks_finished(count);
+        }
+        let fail = |index, reason| self.fail(batch, index, batch.tasks.get(index).slices(), reason);
+        match result {
+            Ok(done) => {
+                failed.into_iter().for_each(|(index, reason)| fail(index, reason));
+                done
+            }
+            Err(reason) => {
+                tasks.for_each(|index| fail(index, reason.clone()));
+                true
+            }
+        }
+    }
+
+    /// Copies within this process; fails when none of it was copied.
+    fn copy_within(
+        &self,
+        batch: &BatchShared,
+        tasks: Range<usize>,
+        other: &LocalMemory,
+        ended: &mut Ended,
+    ) -> Result<(), FailureReason> {
+        let local = self.local.enter().ok_or(FailureReason::Unregistered)?;
+        let other = other.enter().ok_or(FailureReason::Unregistered)?;
+        for index in tasks {
+            let task = batch.tasks.get(index);
+            let WideSlice { source: near, target: far, length } = task.whole();
+            let caching = caching_of(length);
+            let copied = match task.opcode() {
+                Opcode::Write => local.copy_to(near, &other, far, length, caching),
+                Opcode::Read => other.copy_to(far, &local, near, length, caching),
+            };
+            ended.bytes += length;
+            match copied {
+                Ok(()) => {
+                    task.arrived(length);
+                    ended.count += 1;
+                }
+                Err(reason) => ended.failed.push((index, reason)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies to or from a peer's memory; `false` when that must be opened first. Fails when none of it counts.
+    fn copy_across(
+        &self,
+        batch: &BatchShared,
+        tasks: Range<usize>,
+        ended: &mut Ended,
+    ) -> Result<bool, FailureReason> {
+        let Other::Peer(peer, key) = &self.other else { return Ok(false) };
+        let Some(region) = peer.region(*key) else { return Ok(false) };
+        let local = self.local.enter().ok_or(FailureReason::Unregistered)?;
+        let visit = visit(peer, &region)?;
+        for index in tasks.clone() {
+            let task = batch.tasks.get(index);
+            let WideSlice { source: near, target: far, length } = task.whole();
+            let caching = caching_of(length);
+            ended.bytes += length;
+            if let Err(error) = local.exchange(task.opcode(), near, &visit, far, length, caching) {
+                ended.failed.push((index, not_exchanged(&local, error)));
+            }
+        }
+        // Only now they have arrived.
+        visit.confirm().map_err(super::reason)?;
+        let mut failed = ended.failed.iter().map(|(index, _)| *index).peekable();
+        for index in tasks {
+            if failed.next_if_eq(&index).is_none() {
+                let task = batch.tasks.get(index);
+                task.arrived(task.length());
+                ended.count += 1;
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// What has become of tasks that were claimed early.
+#[derive(Default)]
+struct Ended {
+    bytes: u64,
+    /// So many have arrived.
+    count: usize,
+    failed: Vec<(usize, FailureReason)>,
+}
