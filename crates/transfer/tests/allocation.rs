@@ -8,7 +8,7 @@ use std::alloc::System;
 use std::time::Duration;
 
 use common::{LONG, address, engine_with, private, request, shared};
-use millstream_transfer::{Opcode, RdmaConfig, TransferRequest};
+use millstream_transfer::{Config, Opcode, RdmaConfig, TransferEngine, TransferRequest};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[global_allocator]
@@ -54,6 +54,29 @@ fn no_request_costs_an_allocation() {
     // The first time that the caller and a progress thread post at once, there is one list more.
     assert!(change.allocations <= 1 && change.reallocations == 0, "{change:?}");
     drop(remote);
+
+    // Copies within an engine, by who submits.
+    let own = TransferEngine::new(Config::new(address())).unwrap();
+    let (local, _remote) = (private(&own, length), shared(&own, length));
+    let segment = own.open_segment(own.name()).unwrap();
+    let requests: Vec<TransferRequest> = (0..REQUESTS / 2)
+        .map(|index| index * BLOCK)
+        .map(|at| request(Opcode::Write, (&local, at), &segment, at, BLOCK))
+        .collect();
+    let batches: Vec<_> =
+        (0..2 * ROUNDS).map(|_| own.allocate_batch(requests.len()).unwrap()).collect();
+    let run = |batches: &[millstream_transfer::Batch]| {
+        for batch in batches {
+            own.submit(batch, &requests).unwrap();
+            assert!(own.wait(batch, LONG));
+        }
+    };
+    let (warm_up, measured) = batches.split_at(ROUNDS);
+    run(warm_up);
+    let region = Region::new(ALLOCATOR);
+    run(measured);
+    let change = region.change();
+    assert!(change.allocations <= 1 && change.reallocations == 0, "{change:?}");
 
     let region = Region::new(ALLOCATOR);
     drop(std::hint::black_box(vec![0_u8; 100]));
