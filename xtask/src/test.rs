@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
 use crate::{campaign, install, interop, licences, mooncake, process, tidy, wheel};
 
@@ -29,8 +29,9 @@ const STEPS: &[Step] = &[
     ("tests", tests),
 ];
 
-/// Runs every step, and stops at the first that fails.
+/// Runs every step, also after one that has failed: who waits for all of them is to hear of all failures.
 pub(crate) fn run() -> Result<()> {
+    let mut failed = Vec::new();
     let mut times: Vec<(&str, Duration)> = Vec::new();
     for (index, (name, step)) in STEPS.iter().enumerate() {
         let last = index + 1 == STEPS.len();
@@ -41,12 +42,17 @@ pub(crate) fn run() -> Result<()> {
         }
         eprintln!("xtask: {name}");
         let start = Instant::now();
-        step().with_context(|| format!("step \"{name}\" failed"))?;
-        // The runner's summary has its own time, and nothing is to follow it.
-        if !last {
+        if let Err(error) = step() {
+            eprintln!("xtask: {name}: FAILED, {:.1?}: {error:#}", start.elapsed());
+            failed.push(*name);
+        } else if !last {
+            // The runner's summary has its own time, and nothing is to follow it.
             eprintln!("xtask: {name}: ok, {:.1?}", start.elapsed());
             times.push((name, start.elapsed()));
         }
+    }
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
     }
     Ok(())
 }
