@@ -23,6 +23,9 @@ const CLOSING_LIMIT: Duration = Duration::from_secs(30);
 const LISTEN_LIMIT: Duration = Duration::from_secs(30);
 const POLL: Duration = Duration::from_millis(10);
 
+/// A guest that stands still for half a second on a busy machine is not dead: this is seven.
+const PATIENT: &str = "--qp-timeout=18";
+
 /// 1 MiB at the default path MTU of 1024 is 1024 packets a message: wrong order, a lost ACK or a
 /// wrong MSN show up within few of them. `--all` is 2 bytes to 8 MiB.
 pub(super) const ROWS: &[Row] = &[
@@ -152,7 +155,7 @@ impl Row {
             Talk::Hosts => hosts::run(lab, guest, ours, stem),
             Talk::Pingpong { kernel, options, theirs, driver } => {
                 let theirs = format!("{original} {options} {theirs}");
-                let words = format!("pingpong {options} --driver {driver}");
+                let words = format!("pingpong {options} --driver {driver} {PATIENT}");
                 Self::talk(lab, guest, ours, stem, kernel, &theirs, &words)
             }
             Talk::Datagrams { kernel, options } => {
@@ -162,8 +165,8 @@ impl Row {
             }
             Talk::Test { kernel, command } => {
                 let program = guest.lend(ours)?;
-                let theirs = format!("./{program} rdma {command} --device rxe0");
-                Self::talk(lab, guest, ours, stem, kernel, &theirs, command)
+                let theirs = format!("./{program} rdma {command} --device rxe0 {PATIENT}");
+                Self::talk(lab, guest, ours, stem, kernel, &theirs, &format!("{command} {PATIENT}"))
             }
         }
     }

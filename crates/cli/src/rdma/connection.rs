@@ -10,9 +10,7 @@ use millstream_verbs::{
 
 use crate::failure::usage;
 
-/// 4.096 us * 2^14 = 67 ms for an acknowledgement, as in libibverbs' examples and perftest.
-const TIMEOUT: u8 = 14;
-/// With it, a silent peer is given up after half a second. Not the 7 of libibverbs' examples: the
+/// With 67 ms for an acknowledgement, a silent peer is given up after half a second. Not the 7 of libibverbs' examples: the
 /// kernel's soft-RoCE takes that for "for ever".
 const RETRIES: u8 = 6;
 /// A peer that has posted no receive is waited for without end, so whoever waits has a limit.
@@ -33,6 +31,8 @@ pub(super) struct Remote {
     pub(super) path_mtu: Mtu,
     /// READs and atomic operations at a time, either way.
     pub(super) reads: u8,
+    /// For an acknowledgement: 4.096 us * 2^n.
+    pub(super) timeout: u8,
 }
 
 /// Lets a new queue pair take receive requests.
@@ -83,7 +83,7 @@ pub(super) fn connect(pair: &QueuePair, remote: &Remote, psn: Psn) -> anyhow::Re
         pair.modify(&QueuePairAttributes {
             state: Some(QueuePairState::ReadyToSend),
             send_psn: Some(psn),
-            timeout: Some(TIMEOUT),
+            timeout: Some(remote.timeout),
             retry_count: Some(RETRIES),
             rnr_retry: Some(RECEIVER_NOT_READY_RETRIES),
             initiator_depth: Some(remote.reads),

@@ -19,6 +19,10 @@ pub(super) struct Patience {
     /// its client [default: 0s, and a server waits for its client without end]
     #[arg(long, value_name = "D", value_parser = units::duration)]
     pub(super) wait: Option<Duration>,
+    /// Wait 4.096 us * 2^N for an acknowledgement, seven times, before the peer is lost: with 14 half a second in all,
+    /// with 18 seven
+    #[arg(short = 'u', long, value_name = "N", default_value_t = 14, value_parser = clap::value_parser!(u8).range(1..=31))]
+    pub(super) qp_timeout: u8,
 }
 
 impl Patience {

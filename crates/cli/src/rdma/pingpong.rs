@@ -105,7 +105,7 @@ fn play(
             let mut prepared = prepare(client.peer())?;
             let ours = introduce(&prepared, psn)?;
             let (theirs, _) = client.exchange(&ours)?;
-            let remote = remote(&prepared.device, &theirs, way, size)?;
+            let remote = remote(&prepared.device, &theirs, way, size, patience.qp_timeout)?;
             prepared.link.connect(&remote, psn)?;
             (prepared, Side::Client, remote)
         }
@@ -118,7 +118,7 @@ fn play(
                 |peer| early.take().map_or_else(|| prepare(peer), Ok),
                 |prepared, theirs| {
                     let ours = introduce(prepared, psn)?;
-                    let remote = remote(&prepared.device, theirs, way, size)?;
+                    let remote = remote(&prepared.device, theirs, way, size, patience.qp_timeout)?;
                     prepared.link.connect(&remote, psn)?;
                     remotes = Some(remote);
                     Ok(ours)
@@ -181,6 +181,7 @@ fn remote(
     theirs: &QueuePairAddress,
     way: Way,
     size: usize,
+    timeout: u8,
 ) -> anyhow::Result<Remote> {
     line(&format!("  remote address: {}", theirs.describe()))?;
     let address = theirs.address()?;
@@ -199,7 +200,8 @@ fn remote(
             largest
         }
     };
-    Ok(Remote { address, qpn: theirs.qpn, psn: theirs.psn, path_mtu, reads: 1 })
+    let QueuePairAddress { qpn, psn, .. } = *theirs;
+    Ok(Remote { address, qpn, psn, path_mtu, reads: 1, timeout })
 }
 
 /// What is sent and received.

@@ -267,6 +267,7 @@ fn converse(
             psn: theirs.psn,
             path_mtu,
             reads: ours.reads.min(remote.reads).max(1),
+            timeout: arguments.patience.qp_timeout,
         },
     )?;
     let (json, gigabits) = (arguments.json, arguments.report_gbits);
