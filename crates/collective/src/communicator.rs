@@ -315,10 +315,16 @@ impl Communicator {
 
     /// Tells the controller of a failure that only this rank may know of. The others hear of it.
     fn ended(&self, outcome: Result<(), CollectiveError>) -> Result<(), CollectiveError> {
-        if let Err(error) = &outcome
+        if let Err(CollectiveError::Overdue { ranks, .. }) = &outcome
+            && !ranks.is_empty()
+        {
+            // The switch tells the controller. So that the name is free when the caller tries again.
+            self.engine.wait_released();
+        } else if let Err(error) = &outcome
             && matches!(
                 error,
                 CollectiveError::Timeout { .. }
+                    | CollectiveError::Overdue { .. }
                     | CollectiveError::SwitchLost { .. }
                     | CollectiveError::Protocol(_)
                     | CollectiveError::Device(_)

@@ -105,8 +105,9 @@ pub(crate) struct Edge {
 const TIMEOUT: u8 = 16;
 const RETRY_COUNT: u8 = 7;
 
-/// How long a rank whose deadline has passed waits for the switch to say whom it waits for.
-const OVERDUE_PATIENCE: Duration = Duration::from_millis(500);
+/// How long a rank whose deadline has passed waits for the switch to say whom it waits for: for several processes
+/// to answer, on busy machines.
+const OVERDUE_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Engine {
     pub(crate) fn new(

@@ -137,11 +137,12 @@ pub enum CollectiveError {
         limit: Duration,
     },
     /// The collective did not end before the deadline of some rank, and the switch knows whom it waits for. All
-    /// ranks get this; those that the switch cannot tell get [`CollectiveError::PeerLost`] with the first of
-    /// these.
+    /// ranks get this, from the switch or, with the first of these only, from the controller. Who was called in SEND
+    /// mode and waits no longer itself gets [`CollectiveError::Timeout`].
     #[error("{what}")]
     Overdue {
-        /// Ranks that have not called it, or not sent what is due: the first of them.
+        /// Ranks that have not called it, or not sent what is due: the first of them. What is under way counts as
+        /// not sent, so a deadline that is too short for a long vector blames those that send it.
         ranks: Box<[u32]>,
         /// The collective, and how many they are.
         what: String,
@@ -247,6 +248,9 @@ impl CollectiveError {
         match reason {
             AbortReason::PeerLost { rank, detail } => Self::PeerLost { rank, detail },
             AbortReason::Mismatch { rank, detail } => Self::Mismatch { rank, what: detail },
+            AbortReason::Overdue { rank, detail } => {
+                Self::Overdue { ranks: [rank].into(), what: detail }
+            }
             AbortReason::Violation { rank, detail } => {
                 Self::Protocol(format!("rank {rank} broke the protocol: {detail}"))
             }

@@ -37,8 +37,9 @@ pub struct JoinConfig {
     pub device: Device,
     /// How long to wait for the other ranks and for a switch.
     pub timeout: Duration,
-    /// How long a collective may take before it fails. Ranks that die are noticed at once; this
-    /// is for ranks that live and do not call.
+    /// How long a collective may take. Then the switch is asked whom it waits for, which takes up to 2 s, and the
+    /// collective fails unless it ends meanwhile. Ranks that die are noticed at once; this is for ranks that live
+    /// and do not call.
     pub call_timeout: Duration,
 }
 

@@ -1,8 +1,8 @@
 //! Registered memory: the only place of this crate with `unsafe`.
 //!
 //! Remotes write at any time they like, as far as regions let them. So only the destination of a collective
-//! that is answered by WRITEs is registered for writing, in a protection domain that no other queue pair has, as long
-//! as the collective runs; and while it runs no Rust reference to it is used: a [`Buffer`] was given away, a
+//! that is answered by WRITEs is registered for writing by them, in a protection domain that no other queue pair has, as long
+//! as the collective runs and until its caller has taken the result; and until then no Rust reference to it is used: a [`Buffer`] was given away, a
 //! slice is borrowed by the call that waits.
 
 use std::fmt;

@@ -344,9 +344,9 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 (communicator, SwitchReport::Violation { rank, detail })
             }
             SwitchEvent::Overdue { communicator, overdue } => {
-                // Nobody to blame, and nothing that the ranks have not heard from here.
+                // Where nobody is to blame, the rank that waits no longer tells the controller.
                 let Some(&rank) = overdue.named().first() else { return Ok(None) };
-                (communicator, SwitchReport::PeerLost { rank, detail: overdue.to_string() })
+                (communicator, SwitchReport::Overdue { rank, detail: overdue.to_string() })
             }
             // The abort goes down from here, and the controller knows which switches are there.
             SwitchEvent::ParentLost { .. } => return Ok(None),

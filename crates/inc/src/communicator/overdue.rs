@@ -47,12 +47,25 @@ impl Communicator {
             return Ok(Progress::None);
         }
         let sequence = self.noted(note, Answer::overdue).ok_or(Violation::Sequence)?;
+        if self.is_told(sequence) {
+            // The result is on its way.
+            return Ok(Progress::None);
+        }
         if self.uplink.is_none() {
             return Ok(self.search_below(sequence));
         }
         self.search.sequence = Some(sequence);
         self.search.tell = true;
         Ok(Progress::Ready)
+    }
+
+    /// Whether everyone below has been sent all of a collective.
+    fn is_told(&self, sequence: u64) -> bool {
+        let end = self.call.layout.end();
+        let has_all = |child: &Child| {
+            child.agreed > sequence && child.posted >= end.min(child.call.layout.end())
+        };
+        sequence < self.agreed && self.children.iter().all(has_all)
     }
 
     /// The node above asks who is awaited here.

@@ -1,7 +1,8 @@
 //! Vectors that fit a packet: they go up behind the descriptor, and the result comes down with the answer.
 //!
 //! What children send stays in their receive buffers until all have announced, and is combined then, in the
-//! order of ports. No child may send anything but an abort meanwhile.
+//! order of ports. What a child may send meanwhile, an abort or whom it waits for, is no longer than the descriptor
+//! before the vector.
 //!
 //! There is room for two vectors, by the parity of the collective's number. A child announces collective `n + 2`
 //! only when it has the answer to `n + 1`, which there is only when all children have announced that, and so

@@ -441,11 +441,11 @@ impl Controller {
                 Some(FromController::AbortCommunicator { communicator, rank })
             }
             // The node that has found it tells the others.
-            End::Aborted(AbortReason::Mismatch { .. } | AbortReason::Violation { .. })
-                if group.ready =>
-            {
-                None
-            }
+            End::Aborted(
+                AbortReason::Mismatch { .. }
+                | AbortReason::Violation { .. }
+                | AbortReason::Overdue { .. },
+            ) if group.ready => None,
             _ => Some(FromController::DestroyCommunicator { communicator }),
         });
         for member in group.members.values() {

@@ -92,6 +92,9 @@ impl Controller {
             SwitchReport::Violation { rank, detail } => {
                 AbortReason::Violation { rank, detail: shortened(detail) }
             }
+            SwitchReport::Overdue { rank, detail } => {
+                AbortReason::Overdue { rank, detail: shortened(detail) }
+            }
         };
         self.gone(id, node);
         self.end_group(id, &End::Aborted(reason));

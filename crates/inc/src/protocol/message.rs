@@ -287,6 +287,13 @@ pub enum SwitchReport {
         /// How.
         detail: String,
     },
+    /// A rank waits no longer.
+    Overdue {
+        /// The first of those for whom it has waited.
+        rank: u32,
+        /// For what, and for whom else.
+        detail: String,
+    },
 }
 
 #[cfg(test)]

@@ -36,6 +36,14 @@ pub enum AbortReason {
         /// How.
         detail: String,
     },
+    /// A rank waits no longer for another one, which may live.
+    #[error("{detail}")]
+    Overdue {
+        /// The first of those for whom it has waited.
+        rank: u32,
+        /// For what, and for whom else.
+        detail: String,
+    },
     /// The switch is gone.
     #[error("switch {name:?} at {address} is lost: {detail}")]
     SwitchLost {

@@ -472,6 +472,8 @@ fn what_a_node_reports_ends_the_whole_tree() {
         (SwitchReport::PeerLost { rank: 7, detail: detail.clone() }, true),
         (SwitchReport::Mismatch { rank: 7, detail: detail.clone() }, false),
         (SwitchReport::Violation { rank: 7, detail: detail.clone() }, false),
+        // It is the lowest below a switch, which is well.
+        (SwitchReport::Overdue { rank: 4, detail: detail.clone() }, false),
     ] {
         // From the root, from between, and from a leaf.
         for reporter in [0, 2, 6] {
@@ -486,6 +488,7 @@ fn what_a_node_reports_ends_the_whole_tree() {
                 match reason {
                     AbortReason::PeerLost { rank: 7, detail: told }
                     | AbortReason::Mismatch { rank: 7, detail: told }
+                    | AbortReason::Overdue { rank: 4, detail: told }
                     | AbortReason::Violation { rank: 7, detail: told } => {
                         assert_eq!(*told, detail);
                     }
