@@ -333,7 +333,9 @@ fn start<R: Requested>(
     submission: Option<&Arc<Submission>>,
 ) {
     let submitted = batch.submitted();
-    let mut left = if R::WHOLE && options.deadline.is_none() { INLINE } else { 0 };
+    // What is sent after them may wait for a server, and is not to do so inside of memory.
+    let alone = options.deadline.is_none() && submission.is_none();
+    let mut left = if R::WHOLE && alone { INLINE } else { 0 };
     for run in runs {
         let transport = code_of(run.transport_name);
         for index in run.tasks.clone() {

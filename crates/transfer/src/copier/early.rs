@@ -29,7 +29,7 @@ impl Way {
             Other::Own(other) => self.copy_within(batch, all, other, &mut ended).map(|()| true),
             Other::Peer(..) => self.copy_across(batch, all, &mut ended),
         };
-        // Told when nobody has the memory any more: who is told may take it back.
+        // The batch is told when nobody has the memory any more: who is told may take it back.
         let Ended { bytes, count, failed } = ended;
         *left = left.saturating_sub(bytes);
         if count > 0 {

@@ -268,7 +268,12 @@ impl Settings {
     /// Reads the token. It has no setting of its own, which others could see.
     fn read_token(&mut self, variables: &[(String, String)]) -> Result<(), SettingsError> {
         let given = variables.iter().find(|(name, _)| name == TOKEN_VARIABLE);
-        let given = given.map(|(_, text)| text).filter(|text| !text.is_empty());
+        let given = given.map(|(_, text)| text);
+        // An empty one is no token, and not none: who meant to have one is told.
+        if given.is_some_and(|text| text.contains(char::REPLACEMENT_CHARACTER)) {
+            let what = format!("{TOKEN_VARIABLE} is no text: a token of any bytes is for a file");
+            return Err(SettingsError::Together(what));
+        }
         let token = match (given, &self.values.token_file) {
             (Some(_), Some(_)) => {
                 let file = self.name_all(&["security.token_file"]);

@@ -356,7 +356,11 @@ fn the_token_is_in_a_file_or_in_the_environment_and_is_not_shown() {
     let path = file.0.to_str().unwrap();
     let token = |settings: &Settings| settings.engine([127, 0, 0, 1].into()).client.token;
     assert!(token(&load(&[], &[]).unwrap()).is_none());
-    assert!(token(&load(&[("MILLSTREAM_TOKEN", "")], &[]).unwrap()).is_none());
+    // A secret that is missing where it should be is not as if there were none.
+    let empty = load(&[("MILLSTREAM_TOKEN", "")], &[]).unwrap_err();
+    assert!(empty.contains("0 bytes"), "{empty}");
+    let bytes = load(&[("MILLSTREAM_TOKEN", "\u{fffd}123456789abcdef")], &[]).unwrap_err();
+    assert!(bytes.contains("is no text"), "{bytes}");
     let by_variable = load(&[("MILLSTREAM_TOKEN", "0123456789abcdef")], &[]).unwrap();
     let by_file = load(&[("MILLSTREAM_TOKEN_FILE", path)], &[]).unwrap();
     for settings in [&by_variable, &by_file] {
