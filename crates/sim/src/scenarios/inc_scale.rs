@@ -61,7 +61,8 @@ fn fan_in(hosts: u32) -> u32 {
 /// How long a link is busy with a message, headers and all.
 fn wire(bytes: u64) -> Duration {
     let packets = bytes.div_ceil(MTU.bytes() as u64).max(1);
-    Duration::from_nanos((bytes + packets * HEADERS) * 8 * 1_000_000_000 / RATE)
+    let nanos = u128::from(bytes + packets * HEADERS) * 8 * 1_000_000_000 / u128::from(RATE);
+    Duration::from_nanos(nanos as u64)
 }
 
 /// The latency between two hosts over the switches of the tree: up to the first that is above both.
@@ -263,7 +264,8 @@ pub(super) fn scenario(
     let lengths = match parameters.length {
         Some(_) => {
             let limit = hosts.iter().map(|hosts| most(*hosts)).min().unwrap_or(0);
-            vec![within("length", parameters.length, 0, 0, limit)?]
+            // Whole elements.
+            vec![within("length", parameters.length, 0, 0, limit)? / 4 * 4]
         }
         None => LENGTHS.to_vec(),
     };
