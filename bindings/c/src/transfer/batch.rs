@@ -118,12 +118,15 @@ impl Batch {
     ) -> Result<(), Failure> {
         let options = SubmitOptions { notify, ..SubmitOptions::default() };
         let plain = requests.iter().all(|request| request.length > 0);
+        let mut restarted = None;
         if plain && !self.has_places.load(Ordering::Relaxed) {
             match engine.transfer.submit_with(&self.tasks, requests, &options) {
                 Ok(()) => return Ok(()),
                 Err(error) if !is_single(&error) && !may_borrow(engine, &error) => {
                     return Err(refusal(&error));
                 }
+                // It is said once: asked again, the engine writes to the process of now.
+                Err(error @ SubmitError::Restarted { .. }) => restarted = Some(error),
                 Err(_) => {}
             }
         }
@@ -132,7 +135,8 @@ impl Batch {
             let target = requests[index].target.0;
             return Err(Failure::invalid(format!("request {index}: segment {target} is not open")));
         }
-        let places = Submission { engine, batch: self, requests, submitted }.run(options);
+        let places = Submission { engine, batch: self, requests, submitted };
+        let places = places.run(options, restarted);
         let mut all = self.places.write().unwrap_or_else(PoisonError::into_inner);
         if !self.has_places.load(Ordering::Relaxed) {
             // Those of before were all the engine's.
@@ -289,8 +293,8 @@ struct Submission<'a> {
 }
 
 impl Submission<'_> {
-    /// What becomes of each request.
-    fn run(mut self, mut options: SubmitOptions) -> Vec<Place> {
+    /// What becomes of each request. All of them may have been refused before, as their process was restarted.
+    fn run(mut self, mut options: SubmitOptions, mut restarted: Option<SubmitError>) -> Vec<Place> {
         let mut places = vec![Place::Empty; self.requests.len()];
         let all = self.requests.iter().enumerate();
         let mut left: Vec<(usize, TransferRequest)> =
@@ -304,7 +308,9 @@ impl Submission<'_> {
             requests.clear();
             requests.extend(left[..end].iter().map(|(_, request)| *request));
             let first = self.batch.tasks.len();
-            match self.engine.transfer.submit_with(&self.batch.tasks, &requests, &options) {
+            let submit =
+                || self.engine.transfer.submit_with(&self.batch.tasks, &requests, &options);
+            match restarted.take().map_or_else(submit, Err) {
                 Ok(()) => {
                     for (task, (place, _)) in (first..).zip(left.drain(..end)) {
                         places[place] = Place::Task(task);
@@ -314,11 +320,13 @@ impl Submission<'_> {
                     // A message says that all is done, and that is not so any more.
                     options.notify = None;
                     match single(&error) {
-                        Some(index) if index > 0 => {
+                        Some(index)
+                            if index > 0 && !matches!(error, SubmitError::Restarted { .. }) =>
+                        {
                             end = index.min(end);
                             continue;
                         }
-                        _ => refuse(&mut left, &mut places, &error, self.engine),
+                        _ => refuse(&mut left, &mut places, &error, &requests, self.engine),
                     }
                 }
             }
@@ -343,29 +351,30 @@ impl Submission<'_> {
     }
 }
 
-/// Refuses the first request for this reason, and those to the same segment that it concerns, too.
+/// Refuses for this reason those requests to the segment that it concerns, or the first.
 fn refuse(
     left: &mut Vec<(usize, TransferRequest)>,
     places: &mut [Place],
     error: &SubmitError,
+    submitted: &[TransferRequest],
     engine: &Engine,
 ) {
-    let Some((_, first)) = left.first() else { return };
     let concerned = match error {
         // The addresses in the others are those of the process of before, too.
-        SubmitError::Restarted { .. } => Some(first.target),
+        SubmitError::Restarted { index, .. } => submitted.get(*index).map(|it| it.target),
         SubmitError::Refresh(SegmentError::Store { name, .. }) => {
             let segments = engine.segments();
             segments.iter().find(|(_, open)| open.name == *name).map(|(id, _)| *id)
         }
         _ => None,
     };
+    let concerned = concerned.filter(|id| left.iter().any(|(_, request)| request.target == *id));
     let whole = single(error).is_none() && concerned.is_none();
     let reason: Box<str> = error.to_string().into();
     let mut at = 0;
     left.retain(|(place, request)| {
         at += 1;
-        let is_refused = at == 1 || whole || Some(request.target) == concerned;
+        let is_refused = concerned.map_or(at == 1 || whole, |id| request.target == id);
         if is_refused {
             places[*place] = Place::Refused(reason.clone());
         }
