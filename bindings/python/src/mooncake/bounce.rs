@@ -14,15 +14,17 @@ pub(crate) struct Bounce {
 }
 
 impl Bounce {
-    /// Has those requests that `is_registered` does not know use `buffer`, which has room for all of them.
+    /// Has those requests use `buffer` for which `bounced` says so. It has room for all of them.
     pub(crate) fn new(
         buffer: Buffer,
         requests: &mut [TransferRequest],
-        is_registered: impl Fn(&TransferRequest) -> bool,
+        bounced: &[bool],
     ) -> Result<Self, Fault> {
         let mut at = buffer.address();
+        let end = at + buffer.len() as u64;
         let mut copies = Vec::new();
-        for request in requests.iter_mut().filter(|request| !is_registered(request)) {
+        for (request, _) in requests.iter_mut().zip(bounced).filter(|(_, bounced)| **bounced) {
+            assert!(request.length <= end - at, "there is room for all");
             match request.opcode {
                 Opcode::Write => copy(request.source, at, request.length)?,
                 Opcode::Read => copies.push((request.source, at, request.length)),

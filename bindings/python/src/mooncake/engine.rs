@@ -37,7 +37,8 @@ impl MooncakeEngine {
             complain(FAILED, "initialize was not called, or failed, or was called before a fork");
             return otherwise;
         };
-        py.detach(|| run(&started))
+        // The last who has it ends the engine.
+        py.detach(move || run(&started))
     }
 
     fn sync(

@@ -206,15 +206,23 @@ impl Started {
         mut requests: Vec<TransferRequest>,
         options: &SubmitOptions,
     ) -> Result<Job, SubmitNewError> {
-        let bytes = requests.iter().map(|request| request.length).sum();
+        // What is more than there is cannot be right.
+        let sum = |all: u64, request: &TransferRequest| all.checked_add(request.length);
+        let Some(bytes) = requests.iter().try_fold(0, sum) else {
+            complain(FAILED, "these requests have more bytes than there are addresses");
+            return Ok(Job::Refused);
+        };
         match self.engine.submit_new(&requests, options) {
             Ok(batch) => return Ok(Job::Submitted { batch, bounce: None, bytes }),
             Err(SubmitNewError::Submit(SubmitError::SourceNotRegistered { .. })) => {}
             Err(error) => return Err(error),
         }
+        // Asked once: another thread may unregister meanwhile.
         let is_registered =
             |request: &TransferRequest| self.is_registered(request.source, request.length);
-        let room: u64 = requests.iter().filter(|it| !is_registered(it)).map(|it| it.length).sum();
+        let bounced: Vec<bool> = requests.iter().map(|request| !is_registered(request)).collect();
+        let room: u64 =
+            requests.iter().zip(&bounced).filter(|it| *it.1).map(|it| it.0.length).sum();
         let Ok(buffer) = self.engine.allocate_buffer(room as usize, ANY_LOCATION, false) else {
             complain(
                 NOT_REGISTERED,
@@ -222,7 +230,7 @@ impl Started {
             );
             return Ok(Job::Refused);
         };
-        match Bounce::new(buffer, &mut requests, is_registered) {
+        match Bounce::new(buffer, &mut requests, &bounced) {
             Ok(bounce) => {
                 let batch = self.engine.submit_new(&requests, options)?;
                 Ok(Job::Submitted { batch, bounce: Some(bounce), bytes })
@@ -343,8 +351,12 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if self.0.as_ref().is_some_and(|started| started.is_forked()) {
-            std::mem::forget(self.0.take());
+        let Some(started) = self.0.take() else { return };
+        if started.is_forked() {
+            std::mem::forget(started);
+        } else {
+            // It may wait for a metadata server, perhaps one in a thread of this interpreter.
+            Python::attach(|py| py.detach(move || drop(started)));
         }
     }
 }
