@@ -54,7 +54,9 @@ fn timed<R>(what: &str, run: impl FnOnce() -> Result<R>) -> Result<R> {
 /// Runs the tests in a folder with what is installed, and not with what lies beside them.
 fn unit_tests(environment: &Environment, folder: &str) -> Result<()> {
     let folder = process::repository_root().join(folder);
-    let mut python = Command::new(environment.python());
-    python.args(["-I", "-W", "error::ResourceWarning", "-m", "unittest", "discover", "-s"]);
+    // What hangs is a failure.
+    let mut python = Command::new("timeout");
+    python.args(["--kill-after=10", "600"]).arg(environment.python());
+    python.args(["-I", "-B", "-W", "error::ResourceWarning", "-m", "unittest", "discover", "-s"]);
     process::run(python.arg(folder).current_dir(Path::new("/")))
 }
