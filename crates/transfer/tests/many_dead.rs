@@ -110,15 +110,18 @@ fn beside(nics: usize, silent: bool, limit: Duration) {
     let host = address();
     let devices: Vec<_> = (0..nics).map(|_| address()).collect();
     let mut listeners = Vec::new();
-    let segments: Vec<_> = (0..PEERS)
-        .map(|_| {
-            let segment = dead_peer(&initiator, host, &devices);
-            // Its host takes connections, but nobody answers. Without, it refuses them.
-            let address: SocketAddr = segment.name().parse().unwrap();
-            listeners.extend(silent.then(|| TcpListener::bind(address).unwrap()));
-            segment
-        })
-        .collect();
+    let mut segments: Vec<Segment> = Vec::new();
+    while segments.len() < PEERS {
+        let segment = dead_peer(&initiator, host, &devices);
+        // The port of one that is gone may be given again: then the two are one segment.
+        if segments.iter().any(|other| other.name() == segment.name()) {
+            continue;
+        }
+        // Its host takes connections, but nobody answers. Without, it refuses them.
+        let address: SocketAddr = segment.name().parse().unwrap();
+        listeners.extend(silent.then(|| TcpListener::bind(address).unwrap()));
+        segments.push(segment);
+    }
     rate(&initiator, &healthy, &local);
     let before = rate(&initiator, &healthy, &local);
     let start = Stopwatch::start();
