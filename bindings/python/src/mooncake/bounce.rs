@@ -21,7 +21,7 @@ impl Bounce {
         bounced: &[bool],
     ) -> Result<Self, Fault> {
         let mut at = buffer.address();
-        let end = at + buffer.len() as u64;
+        let end = at + buffer.length() as u64;
         let mut copies = Vec::new();
         for (request, _) in requests.iter_mut().zip(bounced).filter(|(_, bounced)| **bounced) {
             assert!(request.length <= end - at, "there is room for all");
