@@ -1,7 +1,7 @@
 //! Which local address to bind.
 
 use std::ffi::CStr;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 use std::os::fd::AsRawFd;
 use std::{fs, io, ptr};
 
@@ -94,6 +94,22 @@ unsafe fn ip_address(address: *const libc::sockaddr) -> Option<IpAddr> {
             Some(Ipv6Addr::from(v6.sin6_addr.s6_addr).into())
         }
         _ => None,
+    }
+}
+
+/// As [`ip_address`], with the zone where it has one, and port 0.
+///
+/// # Safety
+/// As there.
+pub(crate) unsafe fn socket_address(address: *const libc::sockaddr) -> Option<SocketAddr> {
+    // SAFETY: the caller's promise.
+    match unsafe { ip_address(address) }? {
+        IpAddr::V4(v4) => Some((v4, 0).into()),
+        IpAddr::V6(v6) => {
+            // SAFETY: it is of this family, so as long as this; perhaps not as aligned.
+            let whole = unsafe { ptr::read_unaligned(address.cast::<libc::sockaddr_in6>()) };
+            Some(SocketAddrV6::new(v6, 0, 0, whole.sin6_scope_id).into())
+        }
     }
 }
 

@@ -30,10 +30,13 @@ mod driver;
 #[cfg(not(millstream_loom))]
 pub mod file_io;
 pub mod file_table;
+mod forks;
 pub mod guarded;
 mod link;
 #[cfg(millstream_loom)]
 mod model;
+#[cfg(not(millstream_loom))]
+mod names;
 #[cfg(not(millstream_loom))]
 pub mod own_memory;
 #[cfg(not(millstream_loom))]
@@ -59,6 +62,9 @@ mod wake;
 pub use clock::now;
 pub use counters::DriverCounters;
 pub use driver::{Driver, UnknownDriver};
+pub use forks::forks;
+#[cfg(not(millstream_loom))]
+pub use names::lookup;
 #[cfg(not(millstream_loom))]
 pub use polling::{PollSet, Sleeper, Waiting};
 pub use prefetch::prefetch;

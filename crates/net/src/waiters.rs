@@ -1,20 +1,35 @@
 //! Threads that wait for something, and how they are woken.
 
+use std::cell::RefCell;
 use std::sync::{Arc, PoisonError};
 
+use crate::forks::forks;
 use crate::sync::atomic::{AtomicUsize, Ordering};
 use crate::sync::{Mutex, thread_local};
 use crate::wake::Wake;
 
 thread_local! {
-    /// What this thread sleeps on when it waits; `None` when it could not be made.
-    static OWN: Option<Arc<Wake>> = Wake::new().ok().map(Arc::new);
+    /// What this thread sleeps on when it waits, and at which of [`forks`] it was made; `None` when it could not be.
+    static OWN: RefCell<(u32, Option<Arc<Wake>>)> = RefCell::new((forks(), new_wake()));
 }
 
 /// What this thread sleeps on. `None` when the system has no more descriptors, and while the thread
 /// ends.
 pub(crate) fn own_wake() -> Option<Arc<Wake>> {
-    OWN.try_with(Option::clone).ok().flatten()
+    let current = |own: &RefCell<(u32, Option<Arc<Wake>>)>| {
+        let mut own = own.borrow_mut();
+        // That of a process of which this one is a fork has a descriptor which both have: what wakes one
+        // would be taken by the other.
+        if own.0 != forks() {
+            *own = (forks(), new_wake());
+        }
+        own.1.clone()
+    };
+    OWN.try_with(current).ok().flatten()
+}
+
+fn new_wake() -> Option<Arc<Wake>> {
+    Wake::new().ok().map(Arc::new)
 }
 
 /// Threads that wait for one thing. With none, announcing it costs a load.

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, Once, OnceLock, PoisonError, Weak};
 use super::context::Primary;
 use super::ffi::{self, Functions, Status};
 use super::{CudaError, Gpu};
+use crate::forks::loading;
 
 static DRIVER: OnceLock<Driver> = OnceLock::new();
 
@@ -34,7 +35,7 @@ impl Driver {
         if let Some(driver) = DRIVER.get() {
             return Some(driver);
         }
-        let functions = Functions::loaded()?;
+        let functions = loading(Functions::loaded)?;
         let unusable = |error: &_| {
             static WARNED: Once = Once::new();
             WARNED.call_once(|| tracing::warn!(%error, "memory of GPUs is not recognised"));
@@ -45,7 +46,7 @@ impl Driver {
     pub(super) fn load() -> Result<&'static Self, CudaError> {
         match DRIVER.get() {
             Some(driver) => Ok(driver),
-            None => Functions::load().map(Self::keep),
+            None => loading(Functions::load).map(Self::keep),
         }
     }
 
