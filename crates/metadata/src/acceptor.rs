@@ -95,6 +95,11 @@ impl Acceptor {
         self.address
     }
 
+    /// How many connections are being served.
+    pub fn served(&self) -> usize {
+        self.shared.lock().open.len()
+    }
+
     /// Stops accepting, closes what is open, and waits until no connection is being served.
     pub fn stop(&mut self) {
         self.shared.lock().stopping = true;

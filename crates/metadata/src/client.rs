@@ -7,12 +7,15 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use crate::exchange::{Attempts, Exchange, Step};
-use crate::resolver::SYSTEM;
+use crate::resolver::Resolver;
 use crate::stream::Until;
-use crate::{DEFAULT_FRAME_LIMIT, Frame, FrameError, FrameType, HostPort, Token, TokenError};
+use crate::{
+    DEFAULT_FRAME_LIMIT, Frame, FrameError, FrameType, HostPort, PeerTls, TlsError, Token,
+    TokenError,
+};
 
 /// Limits of a [`Client`].
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ClientConfig {
     /// The longest wait for one address of the peer to accept (`MC_HANDSHAKE_CONNECT_TIMEOUT`).
     pub connect_timeout: Duration,
@@ -22,6 +25,8 @@ pub struct ClientConfig {
     pub frame_limit: usize,
     /// What a peer must prove to have, and is proved to. With one, peers without it are not asked.
     pub token: Option<Token>,
+    /// TLS with peers. With it, those without are not asked.
+    pub tls: Option<PeerTls>,
 }
 
 impl Default for ClientConfig {
@@ -31,6 +36,7 @@ impl Default for ClientConfig {
             call_timeout: Duration::from_secs(10),
             frame_limit: DEFAULT_FRAME_LIMIT,
             token: None,
+            tls: None,
         }
     }
 }
@@ -112,6 +118,9 @@ pub enum CallErrorKind {
     /// The peer's token and ours do not go together.
     #[error(transparent)]
     Token(#[from] TokenError),
+    /// There is no TLS with the peer.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// As many calls are under way as may be at a time.
     #[error("{limit} calls to peers are under way already, as many as may be: try again later")]
     TooMany {
@@ -162,13 +171,18 @@ impl Client {
 
     fn exchange(&self, peer: &HostPort, request: &Frame) -> Result<Frame, CallErrorKind> {
         let deadline = deadline(self.config.call_timeout);
-        let addresses =
-            SYSTEM.resolve_until(&peer.host, deadline).map_err(CallErrorKind::Resolve)?;
+        let addresses = Resolver::system()
+            .resolve_until(&peer.host, deadline)
+            .map_err(CallErrorKind::Resolve)?;
         let attempts = Attempts::new(addresses, peer.port, self.config.connect_timeout);
-        let stream = connect(attempts, deadline).inspect_err(|_| SYSTEM.forget(&peer.host))?;
+        let stream =
+            connect(attempts, deadline).inspect_err(|_| Resolver::system().forget(&peer.host))?;
         // Not having it costs time, not correctness.
         let _ = stream.set_nodelay(true);
         let mut exchange = Exchange::new(request, self.config.frame_limit);
+        if let Some(tls) = &self.config.tls {
+            exchange.encrypt(tls.calling(&peer.host)?);
+        }
         if let Some(token) = self.config.token {
             exchange.prove(token, stream.peer_addr().map_err(CallErrorKind::Io)?)?;
         }

@@ -8,9 +8,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::peer_tls::Over;
 use crate::token::{Initiator, MESSAGE_LIMIT};
 use crate::{
-    CallErrorKind, Frame, FrameDecoder, FrameError, FrameType, Purpose, Token, TokenError,
+    CallErrorKind, Frame, FrameDecoder, FrameError, FrameType, Purpose, TlsError, TlsSession,
+    Token, TokenError,
 };
 
 /// What a step has brought.
@@ -48,6 +50,8 @@ pub(crate) struct Incoming {
 /// One request, and the reply to it.
 #[derive(Debug)]
 pub(crate) struct Exchange {
+    /// What all of it goes over.
+    tls: Option<Box<TlsSession>>,
     /// What is proved on both sides before that.
     proving: Option<Box<Proving>>,
     asked: FrameType,
@@ -109,11 +113,17 @@ impl Exchange {
     /// Asks `request`, and refuses a reply that is longer than `limit`.
     pub(crate) fn new(request: &Frame, limit: usize) -> Self {
         Self {
+            tls: None,
             proving: None,
             asked: request.frame_type,
             request: Outgoing::new(request),
             reply: Incoming::new(limit),
         }
+    }
+
+    /// Has all of it go over TLS.
+    pub(crate) fn encrypt(&mut self, session: TlsSession) {
+        self.tls = Some(Box::new(session));
     }
 
     /// Proves first, to who was connected to at `address`, that this side has the token, and has him prove it.
@@ -128,6 +138,21 @@ impl Exchange {
 
     /// Writes or reads once.
     pub(crate) fn step(
+        &mut self,
+        mut stream: impl Read + Write,
+        buffer: &mut [u8],
+    ) -> Result<Step<Frame>, CallErrorKind> {
+        let Some(mut session) = self.tls.take() else { return self.step_inside(stream, buffer) };
+        let step = match session.handshake(&mut stream) {
+            Ok(true) => self.step_inside(Over { session: Some(&mut *session), stream }, buffer),
+            Ok(false) => Ok(Step::Blocked),
+            Err(error) => Err(StreamError::Io(error).into()),
+        };
+        self.tls = Some(session);
+        step
+    }
+
+    fn step_inside(
         &mut self,
         mut stream: impl Read + Write,
         buffer: &mut [u8],
@@ -215,7 +240,10 @@ impl From<StreamError> for CallErrorKind {
     fn from(error: StreamError) -> Self {
         match error {
             StreamError::Closed => Self::Closed,
-            StreamError::Io(error) => Self::Io(error),
+            StreamError::Io(error) => match TlsError::of(&error) {
+                Some(error) => Self::Tls(error.clone()),
+                None => Self::Io(error),
+            },
             StreamError::Frame(error) => Self::Frame(error),
         }
     }

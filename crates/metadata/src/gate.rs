@@ -2,18 +2,21 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use thiserror::Error;
 
-use crate::stream::{Until, drain};
+use crate::stream::{Until, drain, over, write_frame};
 use crate::token::{Initiator, MESSAGE_LIMIT, Responder, Said, draw_nonce};
-use crate::{Frame, FrameDecoder, Purpose, Token, TokenError};
+use crate::{
+    Frame, FrameDecoder, PeerTls, Purpose, TlsError, TlsSession, Token, TokenError, begins_tls,
+};
 
-/// Admits those to a port who have the token.
+/// Admits those to a port who have the token, or a certificate, or both.
 #[derive(Clone, Debug)]
 pub struct Gate {
-    token: Token,
+    token: Option<Token>,
+    tls: Option<PeerTls>,
     purpose: Purpose,
     name: String,
 }
@@ -24,53 +27,124 @@ pub enum ProofError {
     /// By their tokens.
     #[error(transparent)]
     Token(#[from] TokenError),
+    /// By their certificates.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// By the connection.
-    #[error("the connection failed before both had proved that they have the token: {0}")]
-    Io(#[from] io::Error),
+    #[error("the connection failed before both had proved who they are: {0}")]
+    Io(io::Error),
+}
+
+impl From<io::Error> for ProofError {
+    fn from(error: io::Error) -> Self {
+        match TlsError::of(&error) {
+            Some(error) => Self::Tls(error.clone()),
+            None => Self::Io(error),
+        }
+    }
 }
 
 impl Gate {
     /// For a port with this purpose, of an engine that is called so.
     pub fn new(token: Token, purpose: Purpose, name: &str) -> Self {
-        Self { token, purpose, name: name.to_owned() }
+        Self { token: Some(token), tls: None, purpose, name: name.to_owned() }
     }
 
-    /// What is asked of callers.
-    pub const fn token(&self) -> Token {
+    /// The same, with what there is of a token and a certificate: there is a gate where there is one of them.
+    pub fn with(
+        token: Option<Token>,
+        tls: Option<PeerTls>,
+        purpose: Purpose,
+        name: &str,
+    ) -> Option<Self> {
+        let is_one = token.is_some() || tls.is_some();
+        is_one.then(|| Self { token, tls, purpose, name: name.to_owned() })
+    }
+
+    /// What is asked of callers, and proved to who is called.
+    pub const fn token(&self) -> Option<Token> {
         self.token
     }
 
-    /// Waits until the caller has proved that he has the token. Who has not is told why, and is to be let go.
-    /// Changes the timeouts of the socket.
-    pub fn admit(&self, stream: &TcpStream, deadline: Instant) -> Result<(), ProofError> {
-        let result = self.try_admit(stream, deadline);
-        if let Err(ProofError::Token(error)) = &result {
+    /// What there is TLS by.
+    pub const fn tls(&self) -> Option<&PeerTls> {
+        self.tls.as_ref()
+    }
+
+    /// Waits until the caller has proved what is asked of him: all that follows goes over the session, if there is
+    /// one. Who has not is told why, and is to be let go. Changes the timeouts of the socket.
+    pub fn admit(
+        &self,
+        stream: &TcpStream,
+        deadline: Instant,
+    ) -> Result<Option<TlsSession>, ProofError> {
+        let mut session = None;
+        let result = self.try_admit(stream, deadline, &mut session);
+        if let Err(error) = &result {
+            let told = match error {
+                ProofError::Token(error) => {
+                    let stream = over(&mut session, stream, deadline);
+                    write_frame(stream, &error.verdict()).is_ok()
+                }
+                // TLS has said it.
+                ProofError::Tls(_) => true,
+                ProofError::Io(_) => false,
+            };
             // What he still says must not take back what was said to him.
-            if write(stream, &error.verdict(), deadline).is_ok() {
+            if told {
                 let _ = stream.shutdown(Shutdown::Write);
                 drain(stream, deadline);
             }
         }
-        result
+        result.map(|()| session)
     }
 
-    fn try_admit(&self, stream: &TcpStream, deadline: Instant) -> Result<(), ProofError> {
+    fn try_admit(
+        &self,
+        stream: &TcpStream,
+        deadline: Instant,
+        session: &mut Option<TlsSession>,
+    ) -> Result<(), ProofError> {
+        if let Some(tls) = &self.tls {
+            stream.set_read_timeout(Some(time_left(deadline)?))?;
+            let mut first = [0; 3];
+            let count = stream.peek(&mut first)?;
+            // He understands no alert of TLS.
+            if !begins_tls(&first[..count]) {
+                return Err(TokenError::TlsNeeded.into());
+            }
+            let session = session.insert(tls.called()?);
+            if !session.handshake(&mut Until::new(stream, deadline))? {
+                return Err(io::Error::from(io::ErrorKind::TimedOut).into());
+            }
+        }
+        let Some(token) = self.token else { return Ok(()) };
         let address = stream.local_addr()?;
-        let mut responder = Responder::new(self.token, self.purpose, address, &self.name);
+        let mut responder = Responder::new(token, self.purpose, address, &self.name);
         loop {
             // Whose first words are no frame, or too long, has none.
-            let frame = match read(stream, deadline) {
-                Err(error) if error.kind() == io::ErrorKind::InvalidData => {
+            let frame = match read(over(session, stream, deadline)) {
+                Err(error)
+                    if error.kind() == io::ErrorKind::InvalidData
+                        && TlsError::of(&error).is_none() =>
+                {
                     return Err(TokenError::Needed.into());
                 }
                 frame => frame?,
             };
-            match responder.take(&frame, draw_nonce()?)? {
-                Said::Challenge(frame) => write(stream, &frame, deadline)?,
-                Said::Accepted(frame) => return Ok(write(stream, &frame, deadline)?),
+            let said = responder.take(&frame, draw_nonce()?)?;
+            let (Said::Challenge(frame) | Said::Accepted(frame)) = &said;
+            over(session, stream, deadline).write_all(&frame.encode())?;
+            if matches!(said, Said::Accepted(_)) {
+                return Ok(());
             }
         }
     }
+}
+
+fn time_left(deadline: Instant) -> io::Result<Duration> {
+    let left = deadline.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
 /// Proves to who was connected to that this process has the token, and has him prove it.
@@ -84,7 +158,7 @@ pub fn prove(
     let mut initiator = Initiator::new(token, purpose, address, None)?;
     write(stream, &initiator.opening(), deadline)?;
     loop {
-        let frame = match read(stream, deadline) {
+        let frame = match read(Until::new(stream, deadline)) {
             Err(error) if error.kind() == io::ErrorKind::InvalidData => {
                 return Err(TokenError::NoProof.into());
             }
@@ -98,13 +172,13 @@ pub fn prove(
 }
 
 /// A frame, and nothing of what follows it.
-fn read(stream: &TcpStream, deadline: Instant) -> io::Result<Frame> {
+fn read(mut stream: impl Read) -> io::Result<Frame> {
     let mut decoder = FrameDecoder::new(MESSAGE_LIMIT);
     let mut buffer = [0; MESSAGE_LIMIT];
     let malformed = |error| io::Error::new(io::ErrorKind::InvalidData, error);
     loop {
         let wanted = decoder.wants().map_err(malformed)?.min(buffer.len());
-        let count = match Until::new(stream, deadline).read(&mut buffer[..wanted]) {
+        let count = match stream.read(&mut buffer[..wanted]) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             count => count?,

@@ -12,6 +12,7 @@
 //! - [`Caller`]: many calls at once on one thread, which tells how they end.
 //! - [`Acceptor`]: the socket below a server, with a limit on strangers.
 //! - [`Token`]: a secret that engines share; [`Gate`] admits those to a port who prove that they have it.
+//! - [`PeerTls`]: TLS between engines.
 //! - [`Store`]: where descriptors are published and looked up; [`PeerToPeer`] asks the segment's
 //!   own process (`P2PHANDSHAKE`).
 //! - [`open_store`]: the store with a URI.
@@ -32,6 +33,7 @@ mod key_value_store;
 mod message;
 mod name;
 mod open;
+mod peer_tls;
 mod protocols;
 mod resolver;
 mod segment;
@@ -57,6 +59,7 @@ pub use key_value_store::{KeyValueStore, KeyValueStoreConfig};
 pub use message::{Notify, Probe, SegmentQuery};
 pub use name::{DEFAULT_HANDSHAKE_PORT, FileName, HostPort, NameError, NicPath};
 pub use open::{OpenStoreError, OpenStoreErrorKind, is_peer_to_peer, open_store, without_password};
+pub use peer_tls::{PeerTls, TlsError, TlsSession, begins_tls};
 pub use resolver::{Addresses, Answer, Resolution, Resolver, Ticket};
 pub use segment::{
     BufferDesc, DescriptorError, DeviceDesc, FileKey, FileTargetDesc, MAX_BUFFERS, MAX_DEVICES,

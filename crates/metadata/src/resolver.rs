@@ -7,10 +7,12 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6, ToSocketAddrs};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, mpsc};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
+
+use millstream_net::forks;
 
 /// How long an answer is used again.
 const KEPT: Duration = Duration::from_secs(30);
@@ -23,9 +25,16 @@ const MAX_THREADS: usize = 4;
 /// How long a thread waits for another name before it ends.
 const IDLE: Duration = Duration::from_secs(10);
 
-/// The process's resolver: a lookup cannot be ended, so what bounds their number must be one.
-pub(crate) static SYSTEM: LazyLock<Resolver> =
-    LazyLock::new(|| Resolver::new(|host| Ok((host, 0).to_socket_addrs()?.collect())));
+/// The resolver of a process, and those of processes that are forked off it: these have none of its threads, and
+/// perhaps its lock as somebody held it.
+struct OfProcess {
+    /// See [`forks`].
+    forks: u32,
+    resolver: Resolver,
+    next: OnceLock<Box<Self>>,
+}
+
+static FIRST: OnceLock<Box<OfProcess>> = OnceLock::new();
 
 /// The addresses of a host, with ports that mean nothing.
 pub type Addresses = Arc<[SocketAddr]>;
@@ -86,9 +95,22 @@ struct Asked {
 }
 
 impl Resolver {
-    /// The process's.
+    /// The process's: a lookup cannot be ended, so what bounds their number must be one.
     pub fn system() -> Self {
-        SYSTEM.clone()
+        let forks = forks();
+        let mut place = &FIRST;
+        loop {
+            let of_process = place.get().unwrap_or_else(|| {
+                let resolver = Self::new(millstream_net::lookup);
+                let new = Box::new(OfProcess { forks, resolver, next: OnceLock::new() });
+                // No longer than this is it held by a thread that a fork may not have.
+                place.get_or_init(|| new)
+            });
+            if of_process.forks == forks {
+                return of_process.resolver.clone();
+            }
+            place = &of_process.next;
+        }
     }
 
     /// With a lookup of its own, as tests need it.

@@ -14,6 +14,9 @@ pub const MAX_DEVICES: usize = 256;
 /// The most buffers that a descriptor may list.
 pub const MAX_BUFFERS: usize = 65_536;
 
+/// The longest name of a device, in bytes.
+const MAX_DEVICE_NAME: usize = 255;
+
 /// The longest name of a socket in the abstract namespace (unix(7)), without the zero in front.
 const MAX_SOCKET: usize = 107;
 
@@ -74,6 +77,9 @@ pub struct SegmentDesc {
     /// does not say, and finds no port.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tcp_token_port: Option<u16>,
+    /// The same, where those only are served who prove by a certificate who they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tcp_tls_port: Option<u16>,
     /// Which start of its process this is, as in the handshake; Mooncake does not say. Addresses
     /// and keys mean nothing to another one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -309,6 +315,13 @@ impl SegmentDesc {
         if let Some(index) = self.devices.iter().position(|device| device.name.is_empty()) {
             return Some(format!("device {index} has no name"));
         }
+        let is_long = |device: &DeviceDesc| device.name.len() > MAX_DEVICE_NAME;
+        if let Some(index) = self.devices.iter().position(is_long) {
+            let length = self.devices[index].name.len();
+            return Some(format!(
+                "the name of device {index} has {length} bytes, more than {MAX_DEVICE_NAME}"
+            ));
+        }
         if let Some(shm) = &self.shm
             && (shm.socket.is_empty() || shm.socket.len() > MAX_SOCKET || shm.socket.contains('\0'))
         {
@@ -399,6 +412,7 @@ mod tests {
             tcp_proto_version: None,
             tcp_message_version: None,
             tcp_token_port: None,
+            tcp_tls_port: None,
             incarnation: None,
             timestamp: "2026-11-21 01:49:20.352931".to_owned(),
         }
@@ -527,10 +541,14 @@ mod tests {
             change(&mut descriptor);
             SegmentDesc::from_json(&descriptor.to_json()).unwrap_err().to_string()
         };
-        let cases: [(Change, &str); 9] = [
+        let cases: [(Change, &str); 10] = [
             (|d| d.name.clear(), "it has no name"),
             (|d| d.protocol.clear(), "it names no protocol"),
             (|d| d.devices[0].name.clear(), "device 0 has no name"),
+            (
+                |d| d.devices[0].name = "n".repeat(256),
+                "the name of device 0 has 256 bytes, more than 255",
+            ),
             (|d| d.buffers[0].name.clear(), "buffer 0 has no name"),
             (|d| d.buffers[0].addr = 0, "buffer 0 has address 0"),
             (|d| d.buffers[0].length = 0, "buffer 0 is empty"),

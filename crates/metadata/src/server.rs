@@ -9,8 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::acceptor::{Acceptor, AcceptorConfig, Connection};
-use crate::stream::{drain, read_frame, write_frame};
-use crate::{DEFAULT_FRAME_LIMIT, Frame, FrameType, Gate, TokenError};
+use crate::exchange::StreamError;
+use crate::stream::{drain, over, read_frame, write_frame};
+use crate::{DEFAULT_FRAME_LIMIT, Frame, FrameError, FrameType, Gate, TokenError, begins_tls};
 
 /// Limits of a [`Server`].
 #[derive(Clone, Copy, Debug)]
@@ -109,20 +110,27 @@ fn serve(
     let (stream, client) = (connection.stream(), connection.client());
     // Not having it costs time, not correctness.
     let _ = stream.set_nodelay(true);
-    if let Some(Err(error)) =
-        gate.map(|gate| gate.admit(stream, Instant::now() + config.client_timeout))
-    {
-        tracing::debug!(%client, %error, "a caller is not admitted");
-        return;
-    }
-    let request =
-        match read_frame(stream, config.frame_limit, Instant::now() + config.client_timeout) {
-            Ok(request) => request,
-            Err(error) => {
-                tracing::debug!(%client, ?error, "no request");
-                return;
-            }
-        };
+    let in_time = || Instant::now() + config.client_timeout;
+    let mut session = match gate.map(|gate| gate.admit(stream, in_time())).transpose() {
+        Ok(session) => session.flatten(),
+        Err(error) => {
+            tracing::debug!(%client, %error, "a caller is not admitted");
+            return;
+        }
+    };
+    let request = match read_frame(over(&mut session, stream, in_time()), config.frame_limit) {
+        Ok(request) => request,
+        Err(StreamError::Frame(FrameError::TooLong { length, .. }))
+            if begins_tls(&length.to_le_bytes()) =>
+        {
+            tracing::debug!(%client, "a caller speaks TLS, and no certificate is set here");
+            return;
+        }
+        Err(error) => {
+            tracing::debug!(%client, ?error, "no request");
+            return;
+        }
+    };
     connection.heard();
     let reply = match request.frame_type {
         FrameType::Token => Some(TokenError::NoneThere.verdict()),
@@ -131,7 +139,7 @@ fn serve(
     let Some(reply) = reply else { return };
     connection.awaited();
     let deadline = Instant::now() + config.client_timeout;
-    if let Err(error) = write_frame(stream, &reply, deadline) {
+    if let Err(error) = write_frame(over(&mut session, stream, deadline), &reply) {
         tracing::debug!(%client, ?error, "reply not delivered");
         return;
     }

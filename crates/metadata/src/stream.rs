@@ -4,8 +4,9 @@ use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use crate::Frame;
 use crate::exchange::{Incoming, Outgoing, Step, StreamError};
+use crate::peer_tls::Over;
+use crate::{Frame, TlsSession};
 
 /// A stream that blocks until a deadline, and fails as timed out then.
 #[derive(Clone, Copy)]
@@ -23,6 +24,15 @@ impl<'a> Until<'a> {
         let left = self.deadline.saturating_duration_since(Instant::now());
         if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
     }
+}
+
+/// The same, over TLS where there is a session.
+pub(crate) fn over<'a>(
+    session: &'a mut Option<TlsSession>,
+    stream: &'a TcpStream,
+    deadline: Instant,
+) -> Over<'a, Until<'a>> {
+    Over { session: session.as_mut(), stream: Until::new(stream, deadline) }
 }
 
 impl Read for Until<'_> {
@@ -44,15 +54,11 @@ impl Write for Until<'_> {
 }
 
 /// Reads one frame.
-pub(crate) fn read_frame(
-    stream: &TcpStream,
-    limit: usize,
-    deadline: Instant,
-) -> Result<Frame, StreamError> {
+pub(crate) fn read_frame(mut stream: impl Read, limit: usize) -> Result<Frame, StreamError> {
     let mut incoming = Incoming::new(limit);
     let mut buffer = [0; 4096];
     loop {
-        match incoming.step(Until::new(stream, deadline), &mut buffer)? {
+        match incoming.step(&mut stream, &mut buffer)? {
             Step::Done(frame) => return Ok(frame),
             Step::More => {}
             Step::Blocked => return Err(StreamError::Io(io::ErrorKind::TimedOut.into())),
@@ -61,14 +67,10 @@ pub(crate) fn read_frame(
 }
 
 /// Writes one frame.
-pub(crate) fn write_frame(
-    stream: &TcpStream,
-    frame: &Frame,
-    deadline: Instant,
-) -> Result<(), StreamError> {
+pub(crate) fn write_frame(mut stream: impl Write, frame: &Frame) -> Result<(), StreamError> {
     let mut outgoing = Outgoing::new(frame);
     loop {
-        match outgoing.step(Until::new(stream, deadline))? {
+        match outgoing.step(&mut stream)? {
             Step::Done(()) => return Ok(()),
             Step::More => {}
             Step::Blocked => return Err(StreamError::Io(io::ErrorKind::TimedOut.into())),

@@ -19,7 +19,6 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::sync::OnceLock;
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
@@ -152,6 +151,12 @@ pub enum TokenError {
         "it talks to those only who have its token, and none is set here: see security.token_file"
     )]
     Needed,
+    /// It asks for TLS.
+    #[error(
+        "it talks to those only who prove by a certificate who they are, and none is set here: see \
+         security.certificate_file"
+    )]
+    TlsNeeded,
     /// It has none.
     #[error("it has no token, and one is set here: set the same there, or none here")]
     NoneThere,
@@ -173,6 +178,7 @@ impl TokenError {
             Self::Needed => 5,
             Self::NoneThere => 6,
             Self::OtherName(_) | Self::NoProof => 7,
+            Self::TlsNeeded => 8,
         }
     }
 
@@ -184,10 +190,16 @@ impl TokenError {
             Self::OtherAddress,
             Self::Needed,
             Self::NoneThere,
+            Self::TlsNeeded,
         ]
         .into_iter()
         .find(|error| error.code() == code)
         .unwrap_or(Self::NoProof)
+    }
+
+    /// Why a frame turns somebody away, if that is what it does.
+    pub fn said(frame: &Frame) -> Option<Self> {
+        (frame.frame_type == FrameType::Token).then(|| Self::of_verdict(&frame.body))
     }
 
     /// What a frame says in place of what was awaited.
@@ -236,7 +248,7 @@ impl Initiator {
         let mut opening = vec![b'O', VERSION, purpose.code()];
         opening.extend_from_slice(&nonce);
         push_text(&mut opening, &canonical(address));
-        push_text(&mut opening, own_name());
+        push_text(&mut opening, &own_name());
         let expected = expected.map(|name| shortened(name).to_owned());
         Self { token, nonce, opening, expected, challenge: None }
     }
@@ -362,12 +374,10 @@ fn canonical(address: SocketAddr) -> String {
 }
 
 /// What this process is called, for the other side's log.
-fn own_name() -> &'static str {
-    static NAME: OnceLock<String> = OnceLock::new();
-    NAME.get_or_init(|| {
-        let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-        format!("{}/{}", host.trim(), std::process::id())
-    })
+fn own_name() -> String {
+    let host = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    // Asked for each time: a fork has another number.
+    format!("{}/{}", host.trim(), std::process::id())
 }
 
 /// As much of a name as fits its length byte.

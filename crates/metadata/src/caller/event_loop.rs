@@ -213,8 +213,11 @@ impl EventLoop {
         }
     }
 
-    /// Has the exchange begin with a proof, where there is a token.
+    /// Has the exchange go over TLS, and begin with a proof, where there is a certificate and a token.
     fn prove(&self, request: &mut Request, stream: &TcpStream) -> Result<(), CallErrorKind> {
+        if let Some(tls) = &self.shared.config.tls {
+            request.exchange.encrypt(tls.calling(&request.done.peer.host)?);
+        }
         let Some(token) = self.shared.config.token else { return Ok(()) };
         let address = stream.peer_addr().map_err(CallErrorKind::Io)?;
         request.exchange.prove(token, address)

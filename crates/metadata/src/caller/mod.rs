@@ -19,7 +19,7 @@ use mio::Waker;
 use self::event_loop::EventLoop;
 use crate::client::deadline;
 use crate::exchange::Exchange;
-use crate::resolver::{Addresses, Resolver, SYSTEM};
+use crate::resolver::{Addresses, Resolver};
 use crate::{CallError, CallErrorKind, ClientConfig, Frame, HostPort};
 
 /// How many calls of a [`Caller`] are under way at a time, unless it is told otherwise.
@@ -95,7 +95,7 @@ impl Caller {
 
     /// A caller of so many calls at once.
     pub fn with_limit(config: ClientConfig, limit: usize) -> Self {
-        Self::with_resolver(config, limit, SYSTEM.clone())
+        Self::with_resolver(config, limit, Resolver::system())
     }
 
     fn with_resolver(config: ClientConfig, limit: usize, resolver: Resolver) -> Self {
