@@ -10,7 +10,7 @@ use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
 
 use super::{KeyValueConfig, KeyValueErrorKind};
 use crate::client::deadline;
-use crate::resolver::SYSTEM;
+use crate::resolver;
 
 /// Connections that are kept while nobody uses them.
 const MAX_IDLE: usize = 4;
@@ -85,10 +85,13 @@ impl Resolver for Names {
         let default = if uri.scheme_str() == Some("https") { 443 } else { 80 };
         let port = uri.port_u16().unwrap_or(default);
         let until = deadline(*timeout.after);
-        let addresses = SYSTEM.resolve_until(host, until).map_err(|_| match Instant::now() {
-            now if now >= until => ureq::Error::Timeout(ureq::Timeout::Resolve),
-            _ => ureq::Error::HostNotFound,
-        })?;
+        let addresses =
+            resolver::Resolver::system().resolve_until(host, until).map_err(
+                |_| match Instant::now() {
+                    now if now >= until => ureq::Error::Timeout(ureq::Timeout::Resolve),
+                    _ => ureq::Error::HostNotFound,
+                },
+            )?;
         let mut resolved = self.empty();
         for address in addresses.iter().take(MAX_ADDRESSES) {
             let mut address = *address;

@@ -13,7 +13,7 @@ use super::config::KeyValueConfig;
 use crate::HostPort;
 use crate::client::{CallErrorKind, deadline};
 use crate::exchange::Attempts;
-use crate::resolver::SYSTEM;
+use crate::resolver::Resolver;
 use crate::stream::Until;
 
 /// Connections that are kept while nobody uses them.
@@ -118,13 +118,14 @@ impl Connection {
         connect_timeout: Duration,
         deadline: Instant,
     ) -> Result<Self, CallErrorKind> {
-        let addresses =
-            SYSTEM.resolve_until(&server.host, deadline).map_err(CallErrorKind::Resolve)?;
+        let addresses = Resolver::system()
+            .resolve_until(&server.host, deadline)
+            .map_err(CallErrorKind::Resolve)?;
         let mut attempts = Attempts::new(addresses, server.port, connect_timeout);
         loop {
             let attempt = attempts
                 .next(deadline.saturating_duration_since(Instant::now()))
-                .inspect_err(|_| SYSTEM.forget(&server.host))?;
+                .inspect_err(|_| Resolver::system().forget(&server.host))?;
             match TcpStream::connect_timeout(&attempt.address, attempt.wait) {
                 Ok(stream) => {
                     // Not having it costs time, not correctness.

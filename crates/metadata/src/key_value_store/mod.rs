@@ -91,7 +91,7 @@ impl<K: KeyValue> KeyValueStore<K> {
         let shared = Shared {
             server,
             names: Names::new(&config.cluster),
-            client: Client::new(config.client),
+            client: Client::new(config.client.clone()),
             config,
             own: Mutex::default(),
             changed: Condvar::new(),
