@@ -4,7 +4,8 @@ use core::time::Duration;
 
 use crate::Instant;
 use crate::chain::List;
-use crate::measure::{Mark, Measure};
+use crate::counters::RailCounters;
+use crate::measure::{COST_PLACES, Mark, Measure};
 
 /// The bytes that may be in flight on any rail.
 const LEAST_BYTES: u64 = 256 << 10;
@@ -84,6 +85,8 @@ pub(crate) struct Fence {
     pub(crate) confirmed: bool,
     /// The confirmation is not waited for any more.
     pub(crate) lost: bool,
+    /// It was needed and not confirmed, and was counted for that.
+    pub(crate) counted: bool,
     /// When the peer was first asked.
     pub(crate) asked_at: Instant,
     /// How long the confirmation is waited for by tasks that are to go on.
@@ -111,7 +114,10 @@ pub struct Rail {
     pub(crate) completed_at: Instant,
     /// When it was first found silent while others complete.
     pub(crate) suspected_at: Option<Instant>,
+    /// When its oldest byte was first found older than the policy bears.
+    pub(crate) overdue_at: Option<Instant>,
     pub(crate) measure: Measure,
+    pub(crate) counters: RailCounters,
     /// What it may have in flight by the last measurement.
     pub(crate) limit: u64,
     pub(crate) timer: Option<Instant>,
@@ -122,10 +128,10 @@ pub struct Rail {
     /// A test is under way: then it is not up before that is answered, or others are judged by the answer.
     pub(crate) testing: bool,
     /// How often it was given up as silent while others completed, since something completed on it.
-    silences: u32,
+    pub(crate) silences: u32,
     /// Slices that failed by themselves since one was done.
     missed: u32,
-    failures: u32,
+    pub(crate) failures: u32,
     first_failure: Instant,
     pause: Duration,
 }
@@ -144,7 +150,9 @@ impl Rail {
             last_completion: Instant::ZERO,
             completed_at: Instant::ZERO,
             suspected_at: None,
+            overdue_at: None,
             measure: Measure::default(),
+            counters: RailCounters::default(),
             limit: LEAST_BYTES,
             timer: None,
             retry_at: Instant::ZERO,
@@ -173,6 +181,11 @@ impl Rail {
         self.epoch
     }
 
+    /// Whether its connection has failed, and was not closed for another reason, and may still have work under way.
+    pub fn has_failed(&self) -> bool {
+        self.state == RailState::Fencing && self.fence.guilty
+    }
+
     /// Whether slices may be posted.
     pub fn is_up(&self) -> bool {
         self.state == RailState::Up
@@ -193,6 +206,17 @@ impl Rail {
         self.slices
     }
 
+    /// What it has done since it was added.
+    pub const fn counters(&self) -> &RailCounters {
+        &self.counters
+    }
+
+    /// Slices that were posted on it and ended otherwise than done, since it was added.
+    pub const fn failed_slices(&self) -> u64 {
+        let RailCounters { posted_slices, completed_slices, .. } = self.counters;
+        posted_slices - completed_slices - self.slices as u64
+    }
+
     /// How long the oldest byte in flight has not been acknowledged.
     pub fn oldest_age(&self, now: Instant) -> Option<Duration> {
         self.oldest.map(|oldest| now.saturating_duration_since(oldest))
@@ -201,6 +225,18 @@ impl Rail {
     /// The highest rate that was measured recently, in bytes per second.
     pub fn peak_rate(&self) -> Option<u64> {
         self.measure.peak_rate()
+    }
+
+    /// What it carries now, in bytes per second: over the last tens of milliseconds in which it had
+    /// something to do.
+    pub fn present_rate(&self) -> Option<u64> {
+        let cost = u128::from(self.measure.cost()?);
+        Some(((1_000_000_000_u128 << COST_PLACES) / cost).min(u64::MAX.into()) as u64)
+    }
+
+    /// The same as what a byte costs: nanoseconds, with as many binary places as measures have.
+    pub(crate) const fn cost(&self) -> Option<u64> {
+        self.measure.cost()
     }
 
     /// The shortest time recently from posting a slice to its completion.
@@ -240,14 +276,14 @@ impl Rail {
     pub(crate) fn completed(
         &mut self,
         now: Instant,
-        posted_at: Instant,
-        posted: Mark,
+        posted: (Instant, Mark),
         length: u32,
+        held_up: Duration,
     ) {
         (self.last_completion, self.completed_at, self.suspected_at) = (now, now, None);
         self.probing = false;
         (self.silences, self.missed) = (0, 0);
-        self.measure.completed(now, posted_at, posted, length.into());
+        self.measure.completed(now, posted, length.into(), held_up);
         let Some(rate) = self.measure.peak_rate() else { return };
         let round_trip = self.measure.smallest_round_trip().unwrap_or_default();
         let flight = FLIGHT.max(2 * round_trip).as_nanos();
@@ -290,6 +326,7 @@ impl Rail {
         if !guilty {
             return;
         }
+        self.counters.failures += 1;
         // What failed before the pause has completed something since, or not: then the pause
         // doubles at once.
         if self.probing && !self.pause.is_zero() {
@@ -313,6 +350,7 @@ impl Rail {
     fn start_pause(&mut self, now: Instant, config: &crate::Config) {
         self.pause = (2 * self.pause).clamp(config.pause, config.max_pause);
         self.failures = 0;
+        self.counters.pauses += 1;
         self.probing = true;
         let until = now + self.pause;
         self.state = RailState::Paused(until);
@@ -346,9 +384,9 @@ mod tests {
 
     /// A slice that was posted when nothing else was in flight.
     fn complete(rail: &mut Rail, posted: u64, now: u64, length: u32) {
-        rail.measure.begin(at(posted));
+        rail.measure.begin(at(posted), Duration::ZERO);
         let mark = rail.measure.mark();
-        rail.completed(at(now), at(posted), mark, length);
+        rail.completed(at(now), (at(posted), mark), length, Duration::ZERO);
     }
 
     fn at(millis: u64) -> Instant {
@@ -468,5 +506,10 @@ mod tests {
         complete(&mut rail, 12, 14, 1000);
         assert_eq!(rail.peak_rate(), Some(250_000_000));
         assert_eq!(rail.smallest_round_trip(), Some(Duration::from_millis(2)));
+        let view = rail.view(at(20));
+        assert_eq!((view.peak_rate, view.present_rate), (Some(250_000_000), Some(250_000_000)));
+        assert_eq!((view.state, view.oldest_age), (RailState::Up, None));
+        rail.oldest = Some(at(15));
+        assert_eq!(rail.view(at(20)).oldest_age, Some(Duration::from_millis(5)));
     }
 }
