@@ -5,26 +5,8 @@
 //! connected or can be, it goes over those that are preferred at one end, and then over any. A slice
 //! that has failed k times begins at the k-th rail of all, preferred ones first.
 
+use crate::nearness::{Affinity, Nearness, Priority, each_nic_once, is_busy, to_connect};
 use crate::{Instant, Pick, Policy, RailId, Rails, SliceInfo};
-
-/// The NICs of a location.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Priority {
-    /// Taken first.
-    pub preferred: Vec<u16>,
-    /// Taken when no preferred one can be.
-    pub available: Vec<u16>,
-}
-
-/// The peer's NICs for slices over one of ours, where not all pairs are alike: where each NIC has a network
-/// of its own, say.
-#[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Affinity {
-    /// By the peer's locations.
-    pub locations: Vec<Priority>,
-    /// For memory that is at none of them.
-    pub elsewhere: Priority,
-}
 
 /// How one of several equally good rails is chosen.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -39,10 +21,7 @@ pub enum Order {
 #[derive(Debug)]
 pub struct Classic {
     order: Order,
-    local: Vec<Priority>,
-    peer: Vec<Priority>,
-    /// By our NICs. Without, `peer` holds for each of them.
-    affinity: Vec<Affinity>,
+    nearness: Nearness,
     classes: Vec<Class>,
 }
 
@@ -64,71 +43,27 @@ impl Classic {
     /// A policy with the NICs of each local and each peer's location, by number. NICs that are in no
     /// list of a location are not for it; of a location without lists all are available.
     pub const fn new(order: Order, local: Vec<Priority>, peer: Vec<Priority>) -> Self {
-        Self { order, local, peer, affinity: Vec::new(), classes: Vec::new() }
+        Self { order, nearness: Nearness::new(local, peer), classes: Vec::new() }
     }
 
     /// The same, with other NICs of the peer's locations for each of our NICs, by number.
     #[must_use]
     pub fn with_affinity(self, affinity: Vec<Affinity>) -> Self {
-        Self { affinity, ..self }
-    }
-
-    /// Sorts the rails of a class into tiers.
-    fn sort(&mut self, slice: &SliceInfo, rails: &Rails<'_>) {
-        let rank = |list: Option<&Priority>, nic: u16| {
-            let Some(list) = list else { return Some(1) };
-            let available = || list.available.contains(&nic).then_some(1);
-            if list.preferred.contains(&nic) { Some(0) } else { available() }
-        };
-        let (here, there) = (usize::from(slice.local_location), usize::from(slice.peer_location));
-        let peer_list = |own: u16| match self.affinity.get(usize::from(own)) {
-            Some(affinity) => Some(affinity.locations.get(there).unwrap_or(&affinity.elsewhere)),
-            None => self.peer.get(there),
-        };
-        let class = &mut self.classes[usize::from(slice.class)];
-        class.known = rails.all.len();
-        class.tiers = Default::default();
-        for (index, rail) in rails.all.iter().enumerate() {
-            let spec = rail.spec();
-            let local = rank(self.local.get(here), spec.local_nic);
-            let peer = rank(peer_list(spec.local_nic), spec.peer_nic);
-            if let (Some(local), Some(peer)) = (local, peer) {
-                class.tiers[local + peer].push(RailId(index as u16));
-            }
-        }
-        // Each tier is in order of transports, and within one of NICs as they were added.
-        for tier in &mut class.tiers {
-            tier.sort_by_key(|rail| rails.all[usize::from(rail.0)].spec().transport);
-        }
+        Self { nearness: self.nearness.with_affinity(affinity), ..self }
     }
 }
 
 impl Class {
     /// Finds the rails to use now; or one to connect.
     fn refresh(&mut self, now: Instant, rails: &Rails<'_>) -> Option<RailId> {
-        let rail = |id: RailId| &rails.all[usize::from(id.0)];
         for tier in &self.tiers {
-            // Each NIC of the tier, at both ends, has a rail that is connected or will be; and only
-            // of the first transport that has any.
-            let busy = |id: &&RailId| {
-                matches!(rail(**id).state(), crate::RailState::Up | crate::RailState::Connecting)
-            };
-            let transport = tier.iter().find(|id| busy(id) || rail(**id).may_connect(now));
-            let transport = transport.map(|id| rail(*id).spec().transport);
-            let of_transport =
-                || tier.iter().filter(|id| Some(rail(**id).spec().transport) == transport);
-            // How many of its two NICs have none.
-            let alone = |id: &&RailId| {
-                let spec = rail(**id).spec();
-                let others = || of_transport().filter(busy).map(|other| rail(*other).spec());
-                usize::from(others().all(|other| other.local_nic != spec.local_nic))
-                    + usize::from(others().all(|other| other.peer_nic != spec.peer_nic))
-            };
-            for wanted in [2, 1] {
-                let mut candidates = of_transport().filter(|id| rail(**id).may_connect(now));
-                if let Some(&id) = candidates.find(|id| alone(id) == wanted) {
-                    return Some(id);
-                }
+            // Only rails of the first transport that has any.
+            let has_any = |id: &&RailId| is_busy(rails, **id) || rails.rail(**id).may_connect(now);
+            let transport = tier.iter().find(has_any).map(|id| rails.rail(*id).spec().transport);
+            let of_transport = |id: &RailId| Some(rails.rail(*id).spec().transport) == transport;
+            let rail = to_connect(now, rails, tier.iter().copied().filter(of_transport));
+            if rail.is_some() {
+                return rail;
             }
             if transport.is_some() {
                 break;
@@ -136,22 +71,10 @@ impl Class {
         }
         self.up.clear();
         for tier in &self.tiers {
-            let up = tier.iter().filter(|id| rail(**id).is_up());
-            let first = up.clone().map(|id| rail(*id).spec().transport).next();
-            let of_first = || up.clone().filter(|id| Some(rail(**id).spec().transport) == first);
-            // Those that took the place of one that had failed are not used beside it: a link that two
-            // of them have is the slowest then.
-            for wanted in [2, 1] {
-                for id in of_first() {
-                    let spec = rail(*id).spec();
-                    let used = || self.up.iter().map(|used| rail(*used).spec());
-                    let alone = usize::from(used().all(|used| used.local_nic != spec.local_nic))
-                        + usize::from(used().all(|used| used.peer_nic != spec.peer_nic));
-                    if alone >= wanted {
-                        self.up.push(*id);
-                    }
-                }
-            }
+            let up = tier.iter().copied().filter(|id| rails.rail(*id).is_up());
+            let first = up.clone().map(|id| rails.rail(id).spec().transport).next();
+            let of_first = |id: &RailId| Some(rails.rail(*id).spec().transport) == first;
+            each_nic_once(rails, up.filter(of_first), &mut self.up);
             if !self.up.is_empty() {
                 break;
             }
@@ -183,7 +106,9 @@ impl Policy for Classic {
             self.classes.resize_with(index + 1, Class::default);
         }
         if self.classes[index].known != rails.all.len() {
-            self.sort(slice, rails);
+            let tiers = self.nearness.tiers(slice, rails);
+            let class = &mut self.classes[index];
+            (class.known, class.tiers) = (rails.all.len(), tiers);
         }
         let class = &mut self.classes[index];
         if class.version != Some(rails.version)

@@ -1,4 +1,4 @@
-//! What a rail is measured to do: its recent peak rate and its smallest round trip.
+//! What a rail is measured to do: its recent peak rate, its smallest round trip, and what it carries now.
 
 use core::time::Duration;
 
@@ -18,6 +18,15 @@ struct Best {
     past: Option<u64>,
 }
 
+/// Over so much time in which it had something to do is looked at what a rail carries now.
+const WINDOW: u64 = 8_000_000;
+/// What completes within so long was perhaps told in one go.
+const BURST: u64 = 1_000_000;
+/// A shorter slice that is alone on its rail says nothing of a rate: it takes the time of a round trip.
+const LEAST_SAMPLE: u64 = 16 << 10;
+/// Nanoseconds of a byte have so many binary places: 1 byte/s and 6 TB/s can both be told.
+pub(crate) const COST_PLACES: u32 = 16;
+
 #[derive(Debug, Default)]
 pub(crate) struct Measure {
     /// Bytes per second.
@@ -25,6 +34,22 @@ pub(crate) struct Measure {
     /// Nanoseconds.
     round_trip: Best,
     present: Mark,
+    cost: Cost,
+    /// How long the slice took that completed last.
+    last: Duration,
+}
+
+/// What a byte costs now: time in which the rail had something to do, by what it has done in it.
+#[derive(Debug, Default)]
+struct Cost {
+    /// Nanoseconds of a byte, with [`COST_PLACES`]. 0 is unknown.
+    present: u64,
+    /// It is of a whole window, or several.
+    settled: bool,
+    bytes: u64,
+    nanos: u64,
+    /// `nanos` when it was a window first.
+    reached: u64,
 }
 
 /// What had completed on a rail at a time: a slice keeps that of when it was posted.
@@ -36,6 +61,8 @@ pub(crate) struct Mark {
     at: Instant,
     /// When that was posted.
     posted_at: Instant,
+    /// For how long this process had been held up then, in all.
+    held_up: Duration,
 }
 
 impl Best {
@@ -53,10 +80,75 @@ impl Best {
     }
 }
 
+impl Cost {
+    /// A slice that was posted while others were in flight: from one completion to the next.
+    fn follows(&mut self, bytes: u64, nanos: u64) {
+        // What is told in one go, after a thread was held up, belongs to the time before it.
+        if self.nanos >= WINDOW && (nanos >= BURST || self.nanos - self.reached >= BURST) {
+            self.take();
+        }
+        let below = self.nanos < WINDOW;
+        self.bytes += bytes;
+        self.nanos += nanos;
+        if below {
+            self.reached = self.nanos;
+        }
+    }
+
+    /// Takes what a window has shown.
+    fn take(&mut self) {
+        let sample = cost(self.bytes, self.nanos);
+        self.present = match self.present {
+            _ if !self.settled => sample,
+            // What is much slower holds what it has for long, and what is much faster stands idle: that is
+            // believed soon.
+            before if sample / 2 > before || sample < before / 2 => {
+                before / 4 + sample - sample / 4
+            }
+            before => before / 2 + sample / 2,
+        }
+        .max(1);
+        *self = Self { present: self.present, settled: true, ..Self::default() };
+    }
+
+    /// A slice that was alone took so long, a round trip of at least `round_trip` in it. It counts where
+    /// nothing is known, and where it was faster, or much slower, than what is known.
+    fn alone(&mut self, bytes: u64, nanos: u64, round_trip: u64) {
+        if bytes < LEAST_SAMPLE {
+            return;
+        }
+        let sample = cost(bytes, nanos).max(1);
+        let expected = times(bytes, self.present).saturating_add(2 * round_trip);
+        if self.present == 0 || (!self.settled && sample < self.present) {
+            self.present = sample;
+        } else if sample < self.present {
+            self.follows(bytes, nanos);
+        } else if nanos / 2 > expected {
+            if self.nanos >= WINDOW {
+                self.take();
+            }
+            // What was in time before says nothing of now.
+            (self.bytes, self.nanos) = (0, 0);
+            self.follows(bytes, nanos);
+        }
+    }
+}
+
+/// What a byte costs.
+const fn cost(bytes: u64, nanos: u64) -> u64 {
+    // A slice has at least a byte, and no window is as long as 2^48 ns.
+    (if nanos >> (64 - COST_PLACES) == 0 { nanos << COST_PLACES } else { u64::MAX }) / bytes
+}
+
+/// What bytes take at this cost each, in nanoseconds.
+pub(crate) const fn times(bytes: u64, cost: u64) -> u64 {
+    bytes.saturating_mul(cost) >> COST_PLACES
+}
+
 impl Measure {
     /// Something is posted on a rail that had nothing in flight: the time before says nothing.
-    pub(crate) const fn begin(&mut self, now: Instant) {
-        (self.present.at, self.present.posted_at) = (now, now);
+    pub(crate) const fn begin(&mut self, now: Instant, held_up: Duration) {
+        (self.present.at, self.present.posted_at, self.present.held_up) = (now, now, held_up);
     }
 
     /// For a slice that is posted.
@@ -64,16 +156,34 @@ impl Measure {
         self.present
     }
 
-    /// A slice of so many bytes has completed that was posted at `posted_at`.
+    /// A slice of so many bytes has completed that was posted at `posted_at`. By now this process was held up
+    /// for so long in all.
     ///
     /// The rate is that of all that has completed since the last completion before it was posted, over that
     /// time or over that in which it was posted, whatever is longer. So what is told in one go, after a thread
     /// was held up, is as slow as it was (Cheng et al., "Delivery Rate Estimation",
     /// draft-cheng-iccrg-delivery-rate-estimation).
-    pub(crate) fn completed(&mut self, now: Instant, posted_at: Instant, posted: Mark, bytes: u64) {
+    pub(crate) fn completed(
+        &mut self,
+        now: Instant,
+        (posted_at, posted): (Instant, Mark),
+        bytes: u64,
+        held_up: Duration,
+    ) {
         let took = now.saturating_duration_since(posted_at).as_nanos() as u64;
         self.round_trip.add(now, took, u64::min);
-        self.present = Mark { bytes: self.present.bytes + bytes, at: now, posted_at };
+        let before = self.present;
+        if posted_at < before.at {
+            let nanos = now.saturating_duration_since(before.at);
+            let nanos = nanos.saturating_sub(held_up - before.held_up).as_nanos();
+            self.cost.follows(bytes, nanos as u64);
+        } else {
+            let round_trip = self.round_trip_nanos();
+            // Whether it was slow or this process was held up nobody knows of one slice.
+            self.cost.alone(bytes, took, round_trip);
+        }
+        self.last = Duration::from_nanos(took);
+        self.present = Mark { bytes: before.bytes + bytes, at: now, posted_at, held_up };
         let completing = now.saturating_duration_since(posted.at);
         let posting = posted_at.saturating_duration_since(posted.posted_at);
         let elapsed = completing.max(posting);
@@ -87,11 +197,27 @@ impl Measure {
     /// What was measured says nothing any more.
     pub(crate) fn forget(&mut self) {
         (self.rate, self.round_trip) = (Best::default(), Best::default());
+        (self.cost, self.last) = (Cost::default(), Duration::ZERO);
     }
 
     /// Bytes per second; `None` before anything was measured.
     pub(crate) fn peak_rate(&self) -> Option<u64> {
         self.rate.get(u64::max)
+    }
+
+    /// What a byte costs now, in nanoseconds with [`COST_PLACES`]; `None` where that is unknown.
+    pub(crate) const fn cost(&self) -> Option<u64> {
+        if self.cost.present == 0 { None } else { Some(self.cost.present) }
+    }
+
+    /// How long the slice took that completed last.
+    pub(crate) const fn last(&self) -> Duration {
+        self.last
+    }
+
+    /// The smallest round trip in nanoseconds, or 0.
+    pub(crate) fn round_trip_nanos(&self) -> u64 {
+        self.round_trip.get(u64::min).unwrap_or_default()
     }
 
     pub(crate) fn smallest_round_trip(&self) -> Option<Duration> {
@@ -103,15 +229,17 @@ impl Measure {
 mod tests {
     use super::*;
 
+    const HELD_UP: Duration = Duration::ZERO;
+
     fn at(millis: u64) -> Instant {
         Instant::from_nanos(millis * 1_000_000)
     }
 
     /// A slice that was posted when nothing else was in flight.
     fn alone(measure: &mut Measure, posted: u64, now: u64, bytes: u64) {
-        measure.begin(at(posted));
+        measure.begin(at(posted), HELD_UP);
         let mark = measure.mark();
-        measure.completed(at(now), at(posted), mark, bytes);
+        measure.completed(at(now), (at(posted), mark), bytes, HELD_UP);
     }
 
     #[test]
@@ -146,15 +274,115 @@ mod tests {
         assert_eq!(measure.peak_rate(), Some(50_000));
     }
 
+    /// Bytes per second now.
+    fn rate(measure: &Measure) -> Option<u64> {
+        measure.cost().map(|cost| (1_000_000_000 << COST_PLACES) / cost)
+    }
+
+    /// So many slices of 64,000 bytes, four in flight, each of which takes so many milliseconds.
+    fn stream(measure: &mut Measure, mut now: u64, slices: usize, each: u64) -> u64 {
+        measure.begin(at(now), HELD_UP);
+        let mut marks = vec![(now, measure.mark()); 4];
+        for _ in 0..slices {
+            now += each;
+            let (posted, mark) = marks.remove(0);
+            measure.completed(at(now), (at(posted), mark), 64_000, HELD_UP);
+            marks.push((now, measure.mark()));
+        }
+        now
+    }
+
+    #[test]
+    fn the_present_rate_follows_in_tens_of_milliseconds() {
+        let mut measure = Measure::default();
+        let now = stream(&mut measure, 0, 50, 1);
+        let fast = rate(&measure).unwrap();
+        assert!((63_000_000..65_000_000).contains(&fast), "{fast}");
+        // A tenth: after four slices, which is 40 ms.
+        let now = stream(&mut measure, now, 4, 10);
+        let slow = rate(&measure).unwrap();
+        assert!((6_300_000..8_500_000).contains(&slow), "{slow}");
+        // And back.
+        stream(&mut measure, now, 40, 1);
+        let fast = rate(&measure).unwrap();
+        assert!(fast > 50_000_000, "{fast}");
+        assert_eq!(measure.peak_rate(), Some(64_000_000));
+        measure.forget();
+        assert_eq!(measure.cost(), None);
+    }
+
+    #[test]
+    fn what_is_offered_seldom_is_no_slow_rail() {
+        let mut measure = Measure::default();
+        stream(&mut measure, 0, 50, 1);
+        let before = measure.cost();
+        // Alone, a slice takes a round trip, too; and a short one nothing else.
+        for round in 0..100 {
+            alone(&mut measure, 1000 + 10 * round, 1002 + 10 * round, 64_000);
+            alone(&mut measure, 1005 + 10 * round, 1009 + 10 * round, 100);
+        }
+        assert_eq!(measure.cost(), before);
+        // But two that take ten times as long are believed.
+        alone(&mut measure, 5000, 5050, 64_000);
+        alone(&mut measure, 5100, 5150, 64_000);
+        assert!(rate(&measure).unwrap() < 2_000_000);
+    }
+
+    #[test]
+    fn what_is_told_in_one_go_is_as_fast_as_it_was() {
+        let mut measure = Measure::default();
+        let now = stream(&mut measure, 0, 100, 1);
+        // Nothing is told for 90 ms, and then 50 slices.
+        measure.begin(at(now), HELD_UP);
+        let mark = measure.mark();
+        for _ in 0..50 {
+            measure.completed(at(now + 90), (at(now), mark), 64_000, HELD_UP);
+        }
+        stream(&mut measure, now + 90, 30, 1);
+        let rate = rate(&measure).unwrap();
+        assert!(rate > 55_000_000, "{rate}");
+    }
+
+    #[test]
+    fn the_time_in_which_this_process_was_held_up_does_not_count() {
+        let mut measure = Measure::default();
+        let now = stream(&mut measure, 0, 100, 1);
+        let before = measure.cost();
+        for round in 0..10 {
+            let start = now + 1000 * round;
+            let held_up = |rounds| Duration::from_millis(899 * rounds);
+            measure.begin(at(start), held_up(round));
+            let mark = measure.mark();
+            for (after, rounds) in [(1, round), (901, round + 1), (902, round + 1)] {
+                let now = at(start + after);
+                measure.completed(now, (at(start), mark), 64_000, held_up(rounds));
+            }
+        }
+        assert_eq!(measure.cost(), before);
+    }
+
+    #[test]
+    fn a_first_slice_that_is_long_enough_is_a_rate() {
+        let mut measure = Measure::default();
+        alone(&mut measure, 0, 2, 1000);
+        assert_eq!((measure.cost(), measure.last()), (None, Duration::from_millis(2)));
+        alone(&mut measure, 10, 14, 64_000);
+        assert_eq!(rate(&measure), Some(16_000_000));
+        alone(&mut measure, 20, 22, 64_000);
+        assert_eq!(rate(&measure), Some(32_000_000), "the first was not the best");
+        assert_eq!(times(64_000, measure.cost().unwrap()), 2_000_000);
+        assert_eq!((cost(1, u64::MAX), times(u64::MAX, 2)), (u64::MAX, u64::MAX >> 16));
+    }
+
     #[test]
     fn what_is_in_flight_together_is_measured_together() {
         let mut measure = Measure::default();
-        measure.begin(at(0));
+        measure.begin(at(0), HELD_UP);
         // Two at once, and each that completes is followed by another.
         let mut marks = vec![(0, measure.mark()), (0, measure.mark())];
         for step in 1..=10 {
             let (posted, mark) = marks.remove(0);
-            measure.completed(at(step * 4), at(posted), mark, 1000);
+            measure.completed(at(step * 4), (at(posted), mark), 1000, HELD_UP);
             marks.push((step * 4, measure.mark()));
         }
         assert_eq!(measure.peak_rate(), Some(250_000));
@@ -173,12 +401,12 @@ mod tests {
     #[test]
     fn a_burst_is_no_rate() {
         let mut measure = Measure::default();
-        measure.begin(at(0));
+        measure.begin(at(0), HELD_UP);
         let mut marks: Vec<(u64, Mark)> = (0..8).map(|_| (0, measure.mark())).collect();
         // The first eight are told together, and each is followed by another, which takes 1 ms.
         for now in (0..30).map(|step: u64| 200 + step.saturating_sub(7)) {
             let (posted, mark) = marks.remove(0);
-            measure.completed(at(now), at(posted), mark, 1000);
+            measure.completed(at(now), (at(posted), mark), 1000, HELD_UP);
             marks.push((now, measure.mark()));
         }
         assert_eq!(measure.peak_rate(), Some(1_000_000), "a slice each millisecond");

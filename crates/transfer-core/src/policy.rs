@@ -1,6 +1,8 @@
 //! Who chooses the rail of a slice.
 
-use crate::{Instant, Opcode, Rail, RailId};
+use core::time::Duration;
+
+use crate::{Classic, Instant, Opcode, Rail, RailId, Tent};
 
 /// A slice that waits, as a policy sees it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -28,6 +30,13 @@ pub struct Rails<'a> {
     pub version: u64,
 }
 
+impl<'a> Rails<'a> {
+    /// The rail of a number.
+    pub(crate) fn rail(&self, id: RailId) -> &'a Rail {
+        &self.all[usize::from(id.0)]
+    }
+}
+
 /// What is to be done for a slice.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Pick {
@@ -37,6 +46,8 @@ pub enum Pick {
     Connect(RailId),
     /// Wait for room.
     Wait,
+    /// Wait for room, but ask again at this time.
+    WaitUntil(Instant),
     /// No rail is up that could take it: wait for one.
     NoRail,
 }
@@ -45,4 +56,35 @@ pub enum Pick {
 pub trait Policy {
     /// Chooses for the slice that waits first.
     fn pick(&mut self, now: Instant, slice: &SliceInfo, rails: &Rails<'_>) -> Pick;
+
+    /// How old the oldest byte in flight on a rail may become, though the rail completes others, before the
+    /// rail breaks: of one that may be silent for so long while others complete. `None` is no limit.
+    fn most_age(&self, _patience: Duration) -> Option<Duration> {
+        None
+    }
+}
+
+/// One of the policies that there are.
+#[derive(Debug)]
+pub enum AnyPolicy {
+    /// NICs near to the memory first.
+    Classic(Classic),
+    /// Where a slice is expected to be finished first.
+    Tent(Tent),
+}
+
+impl Policy for AnyPolicy {
+    fn pick(&mut self, now: Instant, slice: &SliceInfo, rails: &Rails<'_>) -> Pick {
+        match self {
+            Self::Classic(classic) => classic.pick(now, slice, rails),
+            Self::Tent(tent) => tent.pick(now, slice, rails),
+        }
+    }
+
+    fn most_age(&self, patience: Duration) -> Option<Duration> {
+        match self {
+            Self::Classic(classic) => classic.most_age(patience),
+            Self::Tent(tent) => tent.most_age(patience),
+        }
+    }
 }
