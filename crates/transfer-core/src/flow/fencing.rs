@@ -51,7 +51,8 @@ impl<P: Policy> Flow<P> {
     fn begin_using(&mut self, now: Instant, index: u16) {
         let rail = &mut self.rails[usize::from(index)];
         (rail.state, rail.testing, rail.timer) = (RailState::Up, false, None);
-        (rail.last_completion, rail.suspected_at) = (now, None);
+        (rail.last_completion, rail.suspected_at, rail.overdue_at) = (now, None, None);
+        rail.counters.connections += 1;
         self.changed();
     }
 
@@ -190,6 +191,7 @@ impl<P: Policy> Flow<P> {
     /// Ends a connection: what is in flight on it is held from now on.
     pub(super) fn break_rail(&mut self, now: Instant, index: u16, cause: Cause) {
         if self.hold(now, index, cause) {
+            self.rails[usize::from(index)].counters.fences += 1;
             self.ask_for_fence(now, index);
         }
     }
@@ -252,6 +254,7 @@ impl<P: Policy> Flow<P> {
         }
         let is_over = self.fence_is_over(now, index);
         let mut next = rail.posted.first();
+        let mut lost = false;
         while let Some(slice) = next {
             next = self.slice_chain.next(slice);
             let ends = || self.tasks.at(self.slices.at(slice).task).end.is_some();
@@ -261,9 +264,15 @@ impl<P: Policy> Flow<P> {
             } else if fence.lost || (is_over && ends()) {
                 self.unpost(slice);
                 self.lose(slice);
+                lost = true;
             }
         }
-        if self.rails[usize::from(index)].slices == 0 {
+        let rail = &mut self.rails[usize::from(index)];
+        // Tasks that are to end wait for less long than those that are to go on.
+        if lost && !core::mem::replace(&mut rail.fence.counted, true) {
+            rail.counters.lost_fences += 1;
+        }
+        if rail.slices == 0 {
             self.rest(now, index, fence.guilty);
         }
     }

@@ -7,6 +7,7 @@ mod tasks;
 mod tests;
 mod timers;
 
+use core::time::Duration;
 use std::collections::VecDeque;
 
 use self::tasks::{Queue, Slice, Task};
@@ -56,6 +57,12 @@ pub struct Flow<P> {
     deadlines: Wheel,
     /// No timer of a rail or queue is before this.
     timers: Option<Instant>,
+    /// When the policy is to be asked again, if no room has come before.
+    ask_at: Option<Instant>,
+    /// When something was posted or has completed last.
+    worked_at: Instant,
+    /// For how long nothing was, though that is usual only for a short time.
+    held_up: Duration,
     outputs: VecDeque<Output>,
 }
 
@@ -91,6 +98,9 @@ impl<P: Policy> Flow<P> {
             slice_chain: Chain::with_room(SLICES),
             deadlines: Wheel::new(),
             timers: None,
+            ask_at: None,
+            worked_at: Instant::ZERO,
+            held_up: Duration::ZERO,
             outputs: VecDeque::new(),
         }
     }

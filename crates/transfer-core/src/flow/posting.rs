@@ -1,5 +1,7 @@
 //! Posting slices, and what becomes of them.
 
+use core::time::Duration;
+
 use super::Flow;
 use super::tasks::{Place, Slice};
 use crate::measure::Mark;
@@ -8,6 +10,9 @@ use crate::{
     End, Failure, Instant, Moved, Opcode, Pick, Policy, Post, RailId, RailState, Rails, SliceId,
     SliceInfo, SliceResult,
 };
+
+/// While there is something to do, nothing is posted and nothing completes for so long.
+const QUIET: Duration = Duration::from_millis(10);
 
 impl<P: Policy> Flow<P> {
     /// Posts the next slice for which there is room. Queues take turns.
@@ -65,7 +70,10 @@ impl<P: Policy> Flow<P> {
                     return None;
                 }
                 // A policy that asks for what cannot be waits as well.
-                Pick::Wait | Pick::Post(_) | Pick::Connect(_) => {
+                pick => {
+                    if let Pick::WaitUntil(at) = pick {
+                        self.ask_at = Some(self.ask_at.map_or(at, |before| before.min(at)));
+                    }
                     self.queues[class].blocked_at = Some(self.room);
                     self.queues[class].stranded_since = None;
                     return None;
@@ -111,11 +119,16 @@ impl<P: Policy> Flow<P> {
     }
 
     fn post(&mut self, now: Instant, id: RailId, index: u32) -> Post {
-        let rail = &mut self.rails[usize::from(id.0)];
+        self.works_at(now);
         let slice = self.slices.at_mut(index);
+        if slice.rail != id.0 {
+            self.rails[usize::from(slice.rail)].counters.moved_slices += 1;
+        }
         (slice.rail, slice.place, slice.since) = (id.0, Place::Posted, now);
+        let rail = &mut self.rails[usize::from(id.0)];
+        rail.counters.posted(slice.length.into());
         if rail.slices == 0 {
-            rail.measure.begin(now);
+            rail.measure.begin(now, self.held_up);
             rail.oldest = Some(now);
         }
         slice.posted = rail.measure.mark();
@@ -149,11 +162,13 @@ impl<P: Policy> Flow<P> {
         let &Slice { task, rail, place, since, posted, length, .. } = self.slices.find(slice.0)?;
         let index = slice.0.index;
         if result == SliceResult::Done {
+            self.works_at(now);
             self.unpost(index);
             let rail = &mut self.rails[usize::from(rail)];
-            rail.completed(now, since, posted, length);
+            rail.completed(now, (since, posted), length, self.held_up);
             self.room += 1;
             let found = self.tasks.at_mut(task);
+            rail.counters.completed(found.opcode, length.into());
             found.transferred += u64::from(length);
             let moved = Moved { user: found.user, length };
             self.forget_slice(index);
@@ -185,6 +200,14 @@ impl<P: Policy> Flow<P> {
             self.end(task, End::Failed(Failure::Attempts));
         }
         None
+    }
+
+    /// Something is posted or has completed. Where nothing was for longer than usual it is this process that was
+    /// held up, and no rail is slower for it.
+    fn works_at(&mut self, now: Instant) {
+        let quiet = now.saturating_duration_since(self.worked_at);
+        self.held_up += quiet.saturating_sub(QUIET);
+        self.worked_at = now;
     }
 
     /// Takes a slice off its rail.

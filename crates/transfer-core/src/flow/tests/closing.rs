@@ -192,3 +192,39 @@ fn an_answered_fence_is_not_asked_for_again() {
         assert_eq!(bench.rail(0).state(), RailState::Fencing, "the local end is waited for");
     }
 }
+
+#[test]
+fn a_side_that_closes_waits_for_nobody() {
+    let mut bench = Bench::new();
+    bench.submit(write(1, SLICE));
+    bench.submit(read(2, SLICE));
+    // One is up, and one is being connected.
+    bench.flow.rail_up(bench.now, RailId(0), 1);
+    bench.poll();
+    assert_eq!(bench.take_posts().len(), 2);
+    bench.flow.shut_down(bench.now);
+    bench.poll();
+    assert_eq!(bench.aborts, [(RailId(0), 1), (RailId(1), 2)]);
+    assert_eq!((bench.fences.len(), bench.ended.len()), (0, 0), "memory is touched yet");
+    bench.abort_all();
+    let closed = End::Failed(Failure::ShutDown);
+    assert_eq!(bench.take_ended(), [(1, closed, true, 0), (2, closed, false, 0)]);
+    bench.pass(at(60_000));
+    assert!(bench.fences.is_empty() && bench.flow.is_idle());
+}
+
+/// Who ends a task hurries nobody whose answer is still waited for.
+#[test]
+fn a_fence_under_way_is_not_asked_for_again_when_a_task_ends() {
+    let mut bench = Bench::with(Config::default(), &[spec(0, Access::Connection)]);
+    let task = bench.submit(write(1, SLICE));
+    bench.connect_all();
+    bench.flow.rail_down(bench.now, RailId(0), 1);
+    bench.poll();
+    assert_eq!(bench.fences.len(), 1);
+    bench.pass(at(1));
+    bench.flow.cancel(bench.now, task);
+    bench.poll();
+    bench.pass(at(2));
+    assert_eq!(bench.fences.len(), 1);
+}

@@ -26,7 +26,10 @@ fn a_task_of_which_something_is_not_posted_yet_has_not_ended() {
 fn what_has_arrived_is_told_once() {
     let mut bench = Bench::with(Config::default(), &[spec(0, Access::Connection)]);
     let task = bench.submit(write(7, SLICE - 10));
-    bench.submit(write(8, 4 * SLICE));
+    let behind = bench.submit(write(8, 4 * SLICE));
+    // By their numbers too.
+    assert_ne!(task.to_bits(), behind.to_bits());
+    assert_eq!([task, behind].map(|it| TaskId::from_bits(it.to_bits())), [task, behind]);
     bench.connect_all();
     let posts = bench.take_posts();
     let now = bench.now;
