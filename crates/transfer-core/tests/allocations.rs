@@ -4,8 +4,8 @@
 use std::alloc::System;
 
 use millstream_transfer_core::{
-    Access, Borders, Classic, Config, Flow, Instant, Opcode, Order, Output, Piece, RailId,
-    RailSpec, Ranges, Request, SliceId, SliceResult,
+    Access, AnyPolicy, Borders, Classic, Config, Flow, Instant, Opcode, Order, Output, Piece,
+    RailId, RailSpec, Ranges, Request, SliceId, SliceResult, Tent, TentConfig,
 };
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
@@ -13,7 +13,7 @@ use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 struct Driver {
-    flow: Flow<Classic>,
+    flow: Flow<AnyPolicy>,
     posted: Vec<SliceId>,
     up: Vec<(RailId, u64)>,
     /// Virtual milliseconds.
@@ -91,7 +91,14 @@ impl Driver {
 
 #[test]
 fn a_steady_state_allocates_nothing() {
-    let policy = Classic::new(Order::RoundRobin, vec![], vec![]);
+    let classic = Classic::new(Order::RoundRobin, vec![], vec![]);
+    let tent = Tent::new(TentConfig::default(), vec![], vec![]);
+    // One after the other: what is counted is of the whole process.
+    allocates_nothing(AnyPolicy::Classic(classic));
+    allocates_nothing(AnyPolicy::Tent(tent));
+}
+
+fn allocates_nothing(policy: AnyPolicy) {
     let mut flow = Flow::new(Config::default(), policy, 1, 0);
     for nic in 0..3 {
         let (access, max_slices) = (Access::Connection, 256);

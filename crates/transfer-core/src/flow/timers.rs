@@ -7,7 +7,7 @@ use crate::{End, Failure, Instant, Policy, RailState};
 impl<P: Policy> Flow<P> {
     /// When [`Flow::handle_timeout`] is to be called, if nothing else happens.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        self.deadlines.next().into_iter().chain(self.timers).min()
+        self.deadlines.next().into_iter().chain(self.timers).chain(self.ask_at).min()
     }
 
     /// Acts on times that have come. Early calls are harmless.
@@ -15,6 +15,9 @@ impl<P: Policy> Flow<P> {
         while let Some(task) = self.deadlines.expire(now) {
             self.end(task, End::Timeout);
             self.end_access(now, task);
+        }
+        if self.ask_at.take_if(|at| *at <= now).is_some() {
+            self.room += 1;
         }
         if self.timers.is_none_or(|at| at > now) {
             return;
@@ -46,6 +49,9 @@ impl<P: Policy> Flow<P> {
                 let since = rail.silent_since();
                 let (patience, silent_at) = (self.patience(index), since + self.config.silence);
                 if since + patience > now {
+                    if self.is_overdue(now, index, patience) {
+                        return self.break_silent(now, index, true);
+                    }
                     // It may be measured meanwhile, and then have less.
                     let look = now + self.config.least_silence;
                     return self.set_timer(index, look.min(since + patience));
@@ -64,26 +70,7 @@ impl<P: Policy> Flow<P> {
                     self.test_others(index);
                     return self.set_timer(index, silent_at.min(now + patience / 2));
                 }
-                // It is the oldest that hangs, and those behind it wait.
-                if let Some(slice) = self.rails[usize::from(index)].posted.first() {
-                    let slice = self.slices.at_mut(slice);
-                    // While others complete it is the rail, of which perhaps too much was asked.
-                    slice.attempt = match silent_at > now {
-                        true => slice.attempt.max(1),
-                        false => slice.attempt.saturating_add(1),
-                    };
-                    let tired = silent_at <= now && slice.attempt >= self.config.max_attempts;
-                    let task = slice.task;
-                    let early = silent_at > now;
-                    self.break_rail(
-                        now,
-                        index,
-                        if early { Cause::Silence } else { Cause::Failure },
-                    );
-                    if tired {
-                        self.end(task, End::Failed(Failure::Attempts));
-                    }
-                }
+                self.break_silent(now, index, silent_at > now);
             }
             // The peer has answered, and the local end is waited for.
             RailState::Fencing if rail.fence.confirmed || rail.fence.lost => {}
@@ -100,6 +87,38 @@ impl<P: Policy> Flow<P> {
                 (rail.state, rail.retry_at) = (RailState::Down, now);
                 self.changed();
             }
+        }
+    }
+
+    /// Whether the oldest byte of a rail on which others complete is older than the policy bears, and was when
+    /// this was looked at before: what has completed may be told later than that.
+    fn is_overdue(&mut self, now: Instant, index: u16, patience: core::time::Duration) -> bool {
+        let most_age = self.policy.most_age(patience);
+        let rail = &mut self.rails[usize::from(index)];
+        let age = rail.oldest_age(now);
+        if most_age.is_none_or(|most| age < Some(most)) {
+            rail.overdue_at = None;
+            return false;
+        }
+        let overdue_at = *rail.overdue_at.get_or_insert(now);
+        overdue_at < now && self.others_complete(index, overdue_at)
+    }
+
+    /// A rail is given up; `early` if while others complete.
+    fn break_silent(&mut self, now: Instant, index: u16, early: bool) {
+        // It is the oldest that hangs, and those behind it wait.
+        let Some(slice) = self.rails[usize::from(index)].posted.first() else { return };
+        let slice = self.slices.at_mut(slice);
+        // While others complete it is the rail, of which perhaps too much was asked.
+        slice.attempt = match early {
+            true => slice.attempt.max(1),
+            false => slice.attempt.saturating_add(1),
+        };
+        let tired = !early && slice.attempt >= self.config.max_attempts;
+        let task = slice.task;
+        self.break_rail(now, index, if early { Cause::Silence } else { Cause::Failure });
+        if tired {
+            self.end(task, End::Failed(Failure::Attempts));
         }
     }
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::*;
 
 /// Bytes per second of a link: 200 Mbit/s.
-const RATE: u64 = 25_000_000;
+pub(super) const RATE: u64 = 25_000_000;
 /// Bytes that pass at once after a pause.
 const BUCKET: u64 = 66 << 10;
 /// What an answer takes, from a NIC or the control port.
@@ -26,43 +26,49 @@ enum Event {
     Done(Post),
 }
 
-struct Link {
-    rate: u64,
+pub(super) struct Link {
+    pub(super) rate: u64,
     free_at: Instant,
-    cut: bool,
+    pub(super) cut: bool,
 }
 
 /// A copy in order: the next chunk begins when the oldest has ended.
-struct Copy {
-    flow: Flow<Classic>,
-    now: Instant,
-    links: Vec<Link>,
+pub(super) struct Copy {
+    pub(super) flow: Flow<AnyPolicy>,
+    pub(super) now: Instant,
+    pub(super) links: Vec<Link>,
     events: BTreeMap<(Instant, u64), Event>,
     sequence: u64,
     /// What is told is told then: a thread is held up until then.
-    held_up_until: Instant,
+    pub(super) held_up_until: Instant,
     /// The chunk of which the first byte is so slow at the peer that its NIC waits for it.
-    slow: Option<(u64, Duration)>,
+    pub(super) slow: Option<(u64, Duration)>,
     begun: u64,
     ended: Vec<u64>,
-    oldest: u64,
-    breaks: Vec<RailId>,
+    pub(super) oldest: u64,
+    pub(super) breaks: Vec<RailId>,
     /// Bytes that came in each 100 ms.
-    came: Vec<u64>,
+    pub(super) came: Vec<u64>,
 }
 
 impl Copy {
     fn new(links: u16) -> Self {
         let policy = Classic::new(Order::RoundRobin, Vec::new(), Vec::new());
+        Self::with(AnyPolicy::Classic(policy), &vec![RATE; usize::from(links)])
+    }
+
+    /// With this policy, over links of these rates.
+    pub(super) fn with(policy: AnyPolicy, rates: &[u64]) -> Self {
+        let links = rates.len() as u16;
         let mut flow = Flow::new(Config::default(), policy, INCARNATION, 0);
         for nic in 0..links {
             flow.add_rail(spec(nic, Access::Connection)).unwrap();
         }
-        let link = |_| Link { rate: RATE, free_at: Instant::ZERO, cut: false };
+        let link = |&rate| Link { rate, free_at: Instant::ZERO, cut: false };
         Self {
             flow,
             now: Instant::ZERO,
-            links: (0..links).map(link).collect(),
+            links: rates.iter().map(link).collect(),
             events: BTreeMap::new(),
             sequence: 0,
             held_up_until: Instant::ZERO,
@@ -161,7 +167,7 @@ impl Copy {
         }
     }
 
-    fn pass(&mut self, until: Instant) {
+    pub(super) fn pass(&mut self, until: Instant) {
         loop {
             self.poll();
             let event = self.events.keys().next().map(|&(at, _)| at.max(self.held_up_until));
@@ -183,7 +189,7 @@ impl Copy {
     }
 
     /// The least rate of a whole 100 ms, in parts of a link's, percent.
-    fn least(&self, from: u64, to: u64) -> u64 {
+    pub(super) fn least(&self, from: u64, to: u64) -> u64 {
         let windows = &self.came[(from / 100) as usize..(to / 100) as usize];
         windows.iter().min().unwrap() * 10 * 100 / RATE
     }
