@@ -1,0 +1,248 @@
+//! The bytes of a connection: as they are, or in records of a layer that checks them.
+//!
+//! Without a layer they go between registered memory and the socket, and nowhere else. A layer has them copied once more:
+//! what is checked or encrypted must not change meanwhile, and memory may.
+
+mod checked;
+
+use std::io::{self, IoSlice, Read, Write};
+use std::net::TcpStream;
+use std::os::fd::AsFd;
+
+use millstream_metadata::TlsSession;
+use millstream_net::stream::{receive_slice, send_slice};
+
+pub(super) use self::checked::{Checked, Damaged};
+use super::pieces::Pieces;
+use crate::memory::Gathered;
+
+/// Bytes that are put into a layer at a time.
+const PORTION: usize = 64 << 10;
+
+/// Parts that are sent at once.
+const MAX_VECTOR: usize = 64;
+
+/// What is between messages and the socket.
+pub(super) enum Layer {
+    /// Records with a checksum each.
+    Checked(Checked),
+    Tls(Box<TlsSession>),
+}
+
+impl Layer {
+    /// Bytes that have come, and were checked.
+    fn ready(&mut self) -> &[u8] {
+        match self {
+            Self::Checked(records) => records.ready(),
+            Self::Tls(session) => session.ready(),
+        }
+    }
+
+    /// So many of these were taken.
+    fn consume(&mut self, count: usize) {
+        match self {
+            Self::Checked(records) => records.consume(count),
+            Self::Tls(session) => session.consume(count),
+        }
+    }
+
+    /// Reads once from the socket; 0 at the end of the stream. There may be nothing ready after it.
+    fn fill(&mut self, stream: &mut dyn Read) -> io::Result<usize> {
+        match self {
+            Self::Checked(records) => records.fill(stream),
+            Self::Tls(session) => session.fill(stream),
+        }
+    }
+
+    /// Takes all of these bytes.
+    fn accept(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Checked(records) => {
+                records.accept(bytes);
+                Ok(())
+            }
+            Self::Tls(session) => session.accept(bytes),
+        }
+    }
+
+    fn has_unsent(&self) -> bool {
+        match self {
+            Self::Checked(records) => records.has_unsent(),
+            Self::Tls(session) => session.has_unsent(),
+        }
+    }
+
+    /// Writes all that was accepted.
+    fn flush(&mut self, stream: &mut dyn Write) -> io::Result<()> {
+        match self {
+            Self::Checked(records) => records.flush(stream),
+            Self::Tls(session) => session.flush(stream),
+        }
+    }
+}
+
+/// See above. No call waits, but for [`Line::read`].
+#[derive(Default)]
+pub(super) struct Line {
+    layer: Option<Box<Layer>>,
+    /// Where bytes are gathered that the layer takes.
+    portion: Vec<u8>,
+}
+
+impl Line {
+    pub(super) fn over(layer: Option<Layer>) -> Self {
+        Self { layer: layer.map(Box::new), portion: Vec::new() }
+    }
+
+    /// Says and hears what it can of what comes before the first message; whether that is over.
+    pub(super) fn handshake(&mut self, stream: &TcpStream) -> io::Result<bool> {
+        match self.layer.as_deref_mut() {
+            Some(Layer::Tls(session)) => session.handshake(&mut WithoutWait(stream)),
+            _ => Ok(true),
+        }
+    }
+
+    /// Whether it goes over TLS.
+    pub(super) fn is_tls(&self) -> bool {
+        matches!(self.layer.as_deref(), Some(Layer::Tls(_)))
+    }
+
+    /// Whether something was taken that is not with the kernel yet.
+    pub(super) fn has_unsent(&self) -> bool {
+        self.layer.as_ref().is_some_and(|layer| layer.has_unsent())
+    }
+
+    /// Whether something has come that was not taken.
+    pub(super) fn has_ready(&mut self) -> bool {
+        self.layer.as_mut().is_some_and(|layer| !layer.ready().is_empty())
+    }
+
+    /// Sends what was taken before: an error if there is no room for all of it.
+    pub(super) fn flush(&mut self, stream: &TcpStream) -> io::Result<()> {
+        self.layer.as_mut().map_or(Ok(()), |layer| layer.flush(&mut WithoutWait(stream)))
+    }
+
+    /// Sends, or takes, as many of these bytes as there is room for.
+    pub(super) fn send(&mut self, stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
+        let Some(layer) = &mut self.layer else { return send_slice(stream.as_fd(), bytes) };
+        layer.flush(&mut WithoutWait(stream))?;
+        let now = &bytes[..bytes.len().min(PORTION)];
+        layer.accept(now)?;
+        try_flush(layer, stream)?;
+        Ok(now.len())
+    }
+
+    /// [`Pieces::send`].
+    pub(super) fn send_pieces(
+        &mut self,
+        stream: &TcpStream,
+        pieces: &mut Pieces,
+        before: &[u8],
+        after: &[u8],
+    ) -> io::Result<usize> {
+        let Some(layer) = &mut self.layer else { return pieces.send(stream, before, after) };
+        layer.flush(&mut WithoutWait(stream))?;
+        self.portion.resize(PORTION, 0);
+        let faults = pieces.faults().count();
+        let mut count = put(&mut self.portion, before);
+        let is_all = count == before.len();
+        count += pieces.copy_out(&mut self.portion[count..])?;
+        // What follows says that all is well.
+        if is_all && pieces.left() == 0 && pieces.faults().count() == faults {
+            count += put(&mut self.portion[count..], after);
+        }
+        layer.accept(&self.portion[..count])?;
+        try_flush(layer, stream)?;
+        Ok(count)
+    }
+
+    /// Receives what has come; 0 at the end of the stream.
+    pub(super) fn receive(&mut self, stream: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
+        match &mut self.layer {
+            None => receive_slice(stream.as_fd(), bytes),
+            Some(layer) => receive_from(layer, &mut WithoutWait(stream), |ready| put(bytes, ready)),
+        }
+    }
+
+    /// The same, and waits as long as the socket is set to.
+    pub(super) fn read(&mut self, mut stream: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
+        match &mut self.layer {
+            None => stream.read(bytes),
+            Some(layer) => receive_from(layer, &mut stream, |ready| put(bytes, ready)),
+        }
+    }
+
+    /// [`Pieces::receive`].
+    pub(super) fn receive_pieces(
+        &mut self,
+        stream: &TcpStream,
+        pieces: &mut Pieces,
+        scratch: &mut [u8],
+    ) -> io::Result<usize> {
+        match &mut self.layer {
+            None => pieces.receive(stream, scratch),
+            Some(layer) => {
+                receive_from(layer, &mut WithoutWait(stream), |ready| pieces.take(ready))
+            }
+        }
+    }
+}
+
+/// Has `take` take of what is ready, once something is; 0 at the end of the stream.
+fn receive_from(
+    layer: &mut Layer,
+    stream: &mut dyn Read,
+    take: impl FnOnce(&[u8]) -> usize,
+) -> io::Result<usize> {
+    while layer.ready().is_empty() {
+        if layer.fill(stream)? == 0 {
+            return Ok(0);
+        }
+    }
+    let count = take(layer.ready());
+    layer.consume(count);
+    Ok(count)
+}
+
+/// What there is no room for is for the next time.
+fn try_flush(layer: &mut Layer, stream: &TcpStream) -> io::Result<()> {
+    match layer.flush(&mut WithoutWait(stream)) {
+        Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// Copies what there is room for.
+fn put(room: &mut [u8], bytes: &[u8]) -> usize {
+    let count = room.len().min(bytes.len());
+    room[..count].copy_from_slice(&bytes[..count]);
+    count
+}
+
+/// A socket whose calls do not wait, whatever it is set to.
+struct WithoutWait<'a>(&'a TcpStream);
+
+impl Read for WithoutWait<'_> {
+    fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        receive_slice(self.0.as_fd(), bytes)
+    }
+}
+
+impl Write for WithoutWait<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        send_slice(self.0.as_fd(), bytes)
+    }
+
+    /// TLS has many records to write.
+    fn write_vectored(&mut self, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+        let mut gathered = Gathered::default();
+        for part in parts.iter().take(MAX_VECTOR) {
+            gathered.add_bytes(part);
+        }
+        gathered.send(self.0.as_fd())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
