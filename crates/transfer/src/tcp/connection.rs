@@ -7,17 +7,17 @@ mod proving;
 use std::collections::VecDeque;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use millstream_net::stream::send_slice;
+use millstream_metadata::TlsError;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use self::numbered::Receiving;
 use self::proving::Proving;
 use super::flow::{Framing, Message};
-use super::message::{Header, Hello, MAX_DATA, Piece, Purpose, VERSION};
+use super::line::{Checked, Damaged, Layer, Line};
+use super::message::{CHECKED, Header, Hello, MAX_DATA, PLAIN, Piece, Purpose};
 use super::original::{Request, Version};
 use super::peer::Peer;
 use crate::{FailureReason, Opcode};
@@ -50,7 +50,7 @@ enum Phase {
     #[default]
     Closed,
     Connecting,
-    /// Both sides prove that they have the token.
+    /// Both sides have TLS begin, and prove that they have the token.
     Proving,
     Open,
 }
@@ -74,6 +74,8 @@ pub(super) struct Connection {
     address: usize,
     at: Option<SocketAddr>,
     proving: Option<Box<Proving>>,
+    /// What is between messages and the socket.
+    line: Line,
     /// Its number, where it has one.
     number: u128,
     /// Headers, and how much of them was sent. The data of the last message under way follows, and then `tail`.
@@ -96,6 +98,8 @@ pub(super) struct Connection {
     status: old::Status,
     /// Something was received.
     answered: bool,
+    /// A numbered message was answered.
+    served: bool,
     /// When something was last sent or received.
     moved: Option<Instant>,
 }
@@ -108,7 +112,11 @@ impl Connection {
     pub(super) fn wants_room(&self) -> bool {
         match self.phase {
             Phase::Connecting => true,
-            Phase::Proving => self.proving.as_ref().is_some_and(|proving| proving.wants_room()),
+            Phase::Proving => {
+                let proves = self.proving.as_ref().is_some_and(|proving| proving.wants_room());
+                // What TLS hears before it says what is to be proved it waits for.
+                self.line.has_unsent() || (proves && !self.line.is_tls())
+            }
             Phase::Closed | Phase::Open => self.blocked,
         }
     }
@@ -188,7 +196,7 @@ impl Connection {
         let text = match self.phase {
             Phase::Connecting => format!("it has not accepted a connection within {patience:?}"),
             Phase::Proving => {
-                format!("it has not proved within {patience:?} that it has the token")
+                format!("it has not proved within {patience:?} who it is")
             }
             _ => format!("nothing has moved over its connection for {patience:?}"),
         };
@@ -209,7 +217,7 @@ impl Connection {
         (self.stream, self.at) = (Some(Arc::new(stream)), Some(address));
         self.phase = Phase::Connecting;
         self.moved = Some(Instant::now());
-        self.answered = false;
+        (self.answered, self.served) = (false, false);
         Ok(())
     }
 
@@ -226,12 +234,14 @@ impl Connection {
         let _ = stream.set_nodelay(true);
         self.moved = Some(Instant::now());
         let Some(address) = self.at else { return Ok(false) };
-        match peer.proof(address).map_err(|error| broke(&error))? {
-            Some(initiator) => {
-                self.phase = Phase::Proving;
-                self.proving = Some(Box::new(Proving::new(initiator)));
-            }
-            None => self.open(peer),
+        let proof = peer.proof(address).map_err(|error| broke(&error))?;
+        let session = peer.session().map_err(|error| broke(&error.into()))?;
+        self.line = Line::over(session.map(|session| Layer::Tls(Box::new(session))));
+        if proof.is_some() || self.line.is_tls() {
+            self.phase = Phase::Proving;
+            self.proving = Some(Box::new(Proving::new(proof)));
+        } else {
+            self.open(peer);
         }
         Ok(true)
     }
@@ -241,7 +251,7 @@ impl Connection {
         let (Some(stream), Some(proving)) = (&self.stream, &mut self.proving) else {
             return Ok(false);
         };
-        if !proving.go_on(stream)? {
+        if !proving.go_on(stream, &mut self.line)? {
             return Ok(false);
         }
         self.proving = None;
@@ -259,8 +269,13 @@ impl Connection {
         if peer.framing() == Framing::Numbered {
             self.number = peer.draw_number();
             let (connection, incarnation) = (self.number, peer.incarnation());
-            let hello = Hello { version: VERSION, connection, incarnation };
-            self.out.extend_from_slice(&hello.emit());
+            let hello = |version| Hello { version, connection, incarnation }.emit();
+            if peer.place.checked && !self.line.is_tls() {
+                let records = Checked::new(&hello(CHECKED), &[]);
+                self.line = Line::over(Some(Layer::Checked(records)));
+            } else {
+                self.out.extend_from_slice(&hello(PLAIN));
+            }
         }
     }
 
@@ -268,7 +283,7 @@ impl Connection {
     fn send(&mut self, peer: &Arc<Peer>) -> Result<Did, Broken> {
         let Some(stream) = self.stream.clone() else { return Ok(Did::Idle) };
         loop {
-            if self.sending {
+            if self.sending || self.line.has_unsent() {
                 match self.send_some(&stream) {
                     Ok(()) => {
                         self.moved = Some(Instant::now());
@@ -343,21 +358,27 @@ impl Connection {
 
     /// Sends of headers, data and tail what there is room for.
     fn send_some(&mut self, stream: &TcpStream) -> io::Result<()> {
+        if !self.sending {
+            return self.line.flush(stream);
+        }
         let (out, tail) = (&self.out[self.out_sent..], &self.tail[self.tail_sent..]);
         match self.under_way.back_mut() {
             Some(message) if message.opcode == Some(Opcode::Write) => {
                 let (before, data) = (out.len(), message.pieces.left());
-                let sent = message.pieces.send(stream, out, tail)?;
+                let sent = self.line.send_pieces(stream, &mut message.pieces, out, tail)?;
                 self.out_sent += sent.min(before);
                 self.tail_sent += (sent as u64).saturating_sub(before as u64 + data) as usize;
             }
-            _ => self.out_sent += send_slice(stream.as_fd(), out)?,
+            _ => self.out_sent += self.line.send(stream, out)?,
         }
         Ok(())
     }
 
     /// Something was sent; perhaps all of a message.
     fn after_sending(&mut self, peer: &Arc<Peer>) -> Result<(), Broken> {
+        if !self.sending {
+            return Ok(());
+        }
         let data = self.under_way.back().map_or(0, |message| match message.opcode {
             Some(Opcode::Write) => message.pieces.left(),
             _ => 0,
@@ -391,9 +412,12 @@ impl Connection {
         let begun = self.begun();
         self.proving = None;
         if let Some(stream) = self.stream.take() {
+            // What it should know of its end.
+            let _ = self.line.flush(&stream);
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
         (self.sending, self.blocked, self.under_way_bytes) = (false, false, 0);
+        self.line = Line::default();
         (self.start, self.moved) = (0, None);
         self.stage.clear();
         let ended = matches!(broken, Broken::Ended(_));
@@ -415,6 +439,9 @@ impl Connection {
             // A connection that ends unanswered is how version 1 rejects a request.
             (Phase::Open, Framing::Old(Version::One)) => {}
             (Phase::Open, _) if ended && !self.answered => peer.unanswered(&reason),
+            (Phase::Open, Framing::Numbered) if self.answered && !self.served => {
+                peer.unanswered(&reason);
+            }
             (Phase::Open, framing) if self.answered || framing != Framing::Numbered => {}
             _ => {
                 self.address = peer.cannot_connect(self.address, &reason);
@@ -446,6 +473,12 @@ fn cannot_connect(address: Option<SocketAddr>, error: &io::Error) -> Broken {
 }
 
 fn broke(error: &io::Error) -> Broken {
+    if let Some(damaged) = error.get_ref().and_then(|inner| inner.downcast_ref::<Damaged>()) {
+        return Broken::Failed(FailureReason::Connection(damaged.to_string().into()));
+    }
+    if let Some(error) = TlsError::of(error) {
+        return Broken::Failed(FailureReason::Connection(error.to_string().into()));
+    }
     Broken::Ended(FailureReason::Connection(format!("its connection broke: {error}").into()))
 }
 

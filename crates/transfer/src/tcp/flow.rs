@@ -12,6 +12,8 @@ use std::time::{Duration, Instant};
 
 pub(super) use self::parts::Message;
 use self::parts::{Part, Task, fill, own_fault, peers_fault};
+use millstream_transfer_core::{Opcode as RailOpcode, RailCounters};
+
 use super::ended::Ended;
 use super::original::Version;
 use crate::memory::LocalMemory;
@@ -64,6 +66,9 @@ pub(super) struct Flow {
     endings: usize,
     /// No deadline is earlier, if there is any.
     earliest: Option<Instant>,
+    counters: RailCounters,
+    /// Of messages that were posted and have not ended.
+    in_flight: (u64, u64),
 }
 
 impl Flow {
@@ -81,7 +86,14 @@ impl Flow {
             serial: 0,
             endings: 0,
             earliest: None,
+            counters: RailCounters::default(),
+            in_flight: (0, 0),
         }
+    }
+
+    /// What was done: a slice is a message here. And what is under way: messages, and their bytes.
+    pub(super) fn counters(&mut self) -> (&mut RailCounters, (u64, u64)) {
+        (&mut self.counters, self.in_flight)
     }
 
     /// Takes a task; its name.
@@ -149,6 +161,7 @@ impl Flow {
         if let Some(fence) = self.fences.iter_mut().find(|fence| !fence.asked) {
             fence.asked = true;
             let connection = fence.connection;
+            self.counters.fences += 1;
             let mut message = self.blank();
             message.fence = connection;
             return Some(message);
@@ -159,6 +172,7 @@ impl Flow {
                 message.pieces.begin_again(message.parts.iter().map(|part| part.length));
                 message.has_data = false;
                 message.parts.iter_mut().for_each(|part| part.fault = None);
+                self.posted(&message);
                 return Some(message);
             }
             self.recycle(message);
@@ -176,6 +190,7 @@ impl Flow {
             }
             message.opcode = Some(task.opcode);
             task.batch.tasks.get(task.index).begin();
+            task.batch.posted(task.index);
             let full = fill(&mut message, slot, task, framing);
             if task.posted {
                 self.queue.pop_front();
@@ -191,7 +206,20 @@ impl Flow {
             self.recycle(message);
             return None;
         }
+        self.posted(&message);
         Some(message)
+    }
+
+    fn posted(&mut self, message: &Message) {
+        self.counters.posted(message.length);
+        self.in_flight.0 += 1;
+        self.in_flight.1 += message.length;
+    }
+
+    /// A message that was posted is not under way any more.
+    fn returned(&mut self, message: &Message) {
+        self.in_flight.0 -= 1;
+        self.in_flight.1 -= message.length;
     }
 
     fn blank(&mut self) -> Message {
@@ -234,6 +262,8 @@ impl Flow {
             self.fenced(message.fence);
             return self.recycle(message);
         }
+        self.returned(&message);
+        let (mut done, opcode) = (0, message.opcode);
         for (part, piece) in message.parts.iter().zip(message.pieces.list()) {
             let Some(task) = self.task(part.slot) else { continue };
             let reason = match (part.fault, piece.fault) {
@@ -243,8 +273,10 @@ impl Flow {
             };
             match reason {
                 None => {
+                    done += part.length;
                     task.done += part.length;
                     task.batch.tasks.get(task.index).moved(part.length);
+                    task.batch.acknowledged(task.index);
                     task.unconfirmed |= !confirmed;
                 }
                 Some(reason) => {
@@ -257,6 +289,10 @@ impl Flow {
                 }
             }
             self.part_ended(part.slot);
+        }
+        match opcode {
+            Some(Opcode::Read) => self.counters.completed(RailOpcode::Read, done),
+            _ => self.counters.completed(RailOpcode::Write, done),
         }
         self.recycle(message);
     }
@@ -282,6 +318,7 @@ impl Flow {
     }
 
     fn fail_fence(&mut self, fence: Fence) {
+        self.counters.lost_fences += 1;
         let reason = FailureReason::NotFenced(Box::new(fence.reason));
         for message in fence.messages {
             self.failed(message, &reason, true);
@@ -299,6 +336,9 @@ impl Flow {
     ) {
         let mut writes = Vec::new();
         for (index, mut message) in messages.drain(..).enumerate() {
+            if message.opcode.is_some() {
+                self.returned(&message);
+            }
             match (message.opcode, self.framing) {
                 (None, _) => {
                     let fence = message.fence;
@@ -347,6 +387,7 @@ impl Flow {
     /// The peer cannot be reached: nothing that waits is done.
     pub(super) fn fail_all(&mut self, reason: &FailureReason) {
         for fence in std::mem::take(&mut self.fences) {
+            self.counters.lost_fences += 1;
             fence.messages.into_iter().for_each(|message| self.failed(message, reason, true));
         }
         for message in std::mem::take(&mut self.again) {
@@ -408,6 +449,18 @@ impl Flow {
         self.endings += 1;
         self.settle(slot);
         true
+    }
+
+    /// Has all tasks fail for this reason, once nothing of them is under way any more.
+    pub(super) fn end_all(&mut self, reason: &FailureReason) {
+        let now = Instant::now();
+        for slot in 0..self.tasks.len() as u32 {
+            let Some(task) = self.task(slot).filter(|task| task.is_wanted()) else { continue };
+            task.failure = Some(reason.clone());
+            task.ending = Some((TransferState::Failed, now));
+            self.endings += 1;
+            self.settle(slot);
+        }
     }
 
     /// Ends what is to end by now.

@@ -8,8 +8,10 @@
 
 use crate::Opcode;
 
-/// The version of this framing, as descriptors and [`Hello`] have it.
-pub(super) const VERSION: u32 = 1;
+/// Versions of this framing, as descriptors and [`Hello`] have them: a target that has the second takes the first, too.
+pub(super) const PLAIN: u32 = 1;
+/// All that follows the hello is in records with checksums (`line/checked.rs`).
+pub(super) const CHECKED: u32 = 2;
 
 /// The most pieces of a message, and bytes of its data.
 pub(super) const MAX_PIECES: usize = 256;
@@ -46,17 +48,23 @@ impl Hello {
         bytes[16] = HELLO_CODE;
         bytes[24..40].copy_from_slice(&self.connection.to_le_bytes());
         bytes[40..].copy_from_slice(&self.incarnation.to_le_bytes());
+        if self.version == CHECKED {
+            let checksum = crc32c::crc32c(&bytes);
+            bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
+        }
         bytes
     }
 
+    /// `None` when it is none, or not as it was sent.
     pub(super) fn parse(bytes: &[u8; Self::LENGTH]) -> Option<Self> {
         let (first, rest) = bytes.split_first_chunk::<24>()?;
         let (connection, incarnation) = rest.split_first_chunk::<16>()?;
-        Self::begins(first).then_some(Self {
+        let hello = Self::begins(first).then_some(Self {
             version: u32::from_le_bytes([bytes[8], bytes[9], bytes[10], bytes[11]]),
             connection: u128::from_le_bytes(*connection),
             incarnation: u64::from_le_bytes(*incarnation.first_chunk()?),
-        })
+        })?;
+        (hello.version != CHECKED || hello.emit() == *bytes).then_some(hello)
     }
 }
 
@@ -268,12 +276,18 @@ mod tests {
 
     #[test]
     fn a_hello_is_no_request_of_the_original() {
-        let hello = Hello { version: VERSION, connection: u128::MAX - 5, incarnation: 7 };
+        let hello = Hello { version: CHECKED, connection: u128::MAX - 5, incarnation: 7 };
         let bytes = hello.emit();
         assert_eq!(Hello::parse(&bytes), Some(hello));
         let first = bytes.first_chunk().unwrap();
         assert!(Hello::begins(first));
         assert_eq!(original::Request::parse(first), None);
+        for bit in 0..bytes.len() * 8 {
+            let mut wrong = bytes;
+            wrong[bit / 8] ^= 1 << (bit % 8);
+            let as_it_was = Hello::parse(&wrong).is_some_and(|hello| hello.version == CHECKED);
+            assert!(!as_it_was, "bit {bit}");
+        }
     }
 
     #[test]

@@ -8,6 +8,7 @@ mod connection;
 mod ended;
 mod flow;
 mod lane;
+mod line;
 mod message;
 mod original;
 mod peer;
@@ -23,6 +24,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
 
 use millstream_metadata::{Gate, HostPort, Resolver, SegmentDesc};
+use millstream_net::Waiters;
 
 use self::flow::Framing;
 use self::original::Version;
@@ -33,6 +35,7 @@ use crate::batch::BatchShared;
 use crate::keys::Keys;
 use crate::listen::listen;
 use crate::memory::{Memory, RawMemory};
+use crate::metrics::Metrics;
 use crate::segment::OpenSegment;
 use crate::submit::SubmitOptions;
 use crate::transport::{Capabilities, Registration, Run, Transport};
@@ -56,6 +59,9 @@ pub struct TcpConfig {
     pub version_one: bool,
     /// Whether the framing with numbered messages is used with peers that have it, and offered.
     pub messages: bool,
+    /// Whether all that is sent to and by peers with the framing of numbered messages has checksums, where they know of it:
+    /// what was damaged on its way is sent again. It costs a copy at either end.
+    pub checksums: bool,
     /// Whether a WRITE in version 1 of the original's framing counts only once a READ behind it was answered. Peers
     /// that serve one request for a connection, as Mooncake before version 0.3.10, do not answer.
     pub confirm_writes: bool,
@@ -77,6 +83,7 @@ impl Default for TcpConfig {
             lanes: 4,
             version_one: false,
             messages: true,
+            checksums: false,
             confirm_writes: false,
             connect_timeout: Duration::from_secs(2),
             progress_timeout: Duration::from_secs(5),
@@ -88,6 +95,10 @@ impl Default for TcpConfig {
 /// The most lanes to a peer.
 const MAX_LANES: usize = 16;
 
+/// How long the end of an engine waits until nothing of its requests can arrive any more. Peers that do not confirm it have
+/// 2.3 s.
+const END_PATIENCE: Duration = Duration::from_secs(3);
+
 pub(crate) struct TcpTransport {
     host: String,
     config: Arc<TcpConfig>,
@@ -95,7 +106,7 @@ pub(crate) struct TcpTransport {
     target: Mutex<Option<Target>>,
     /// Segments are called by where their processes answer.
     named_by_address: bool,
-    /// Who is admitted, where there is a token.
+    /// Who is admitted, where there is a token or a certificate.
     gate: Option<Gate>,
     routes: RwLock<HashMap<SegmentId, Arc<Peer>>>,
     /// Peers that are for nothing more but what was submitted before.
@@ -117,6 +128,12 @@ impl TcpTransport {
         let (name, value, min, max) = ("lanes", config.lanes, 1, MAX_LANES);
         if !(min..=max).contains(&value) {
             return Err(InstallError::OutOfRange { name, value, min, max });
+        }
+        if gate.as_ref().is_some_and(|gate| gate.tls().is_some())
+            && (config.version_one || !config.messages)
+        {
+            let text = "the original has no TLS: with a certificate (security.certificate_file) tcp.framing is best";
+            return Err(failed(text.to_owned()));
         }
         let listening = config.listen.unwrap_or_else(|| SocketAddr::new(address.ip(), 0));
         let listener = listen(listening, config.ports.as_ref(), 128)
@@ -148,7 +165,21 @@ impl TcpTransport {
 
     /// The port for data of a segment's process.
     fn data_port(&self, descriptor: &SegmentDesc) -> Result<u16, &'static str> {
-        let SegmentDesc { tcp_data_port, tcp_token_port, .. } = *descriptor;
+        let SegmentDesc { tcp_data_port, tcp_token_port, tcp_tls_port, .. } = *descriptor;
+        let has_tls = self.gate.as_ref().is_some_and(|gate| gate.tls().is_some());
+        match (has_tls, tcp_tls_port) {
+            (true, Some(port)) => return Ok(port),
+            (true, None) if tcp_data_port.or(tcp_token_port).is_some() => {
+                return Err("its port for data over TCP has no TLS, and a certificate is set here");
+            }
+            (false, Some(_)) => {
+                return Err(
+                    "its port for data over TCP is for those only who prove by a certificate who they are, and \
+                     none is set here: see security.certificate_file",
+                );
+            }
+            (_, None) => {}
+        }
         match (&self.gate, tcp_token_port, tcp_data_port) {
             (Some(_), Some(port), _) | (None, _, Some(port)) => Ok(port),
             (Some(_), None, Some(_)) => {
@@ -173,15 +204,21 @@ impl TcpTransport {
         let host = host.ok_or("it does not say at which host it is")?;
         let numbered = self.config.messages
             && descriptor.incarnation.is_some()
-            && descriptor.tcp_message_version.is_some_and(|version| version >= message::VERSION);
+            && descriptor.tcp_message_version.is_some_and(|version| version >= message::PLAIN);
+        let checked = self.config.checksums
+            && descriptor.tcp_message_version.is_some_and(|version| version >= message::CHECKED);
         let framing = match descriptor.tcp_proto_version {
             _ if self.config.version_one => Framing::Old(Version::One),
+            _ if descriptor.tcp_tls_port.is_some() && !numbered => {
+                return Err("it does not understand numbered messages".to_owned());
+            }
             _ if numbered => Framing::Numbered,
             Some(2..) => Framing::Old(Version::Two),
             _ => Framing::Old(Version::One),
         };
         let name = descriptor.name.clone();
-        Ok(Place { name, host, port, framing, incarnation: descriptor.incarnation })
+        let checked = checked && framing == Framing::Numbered;
+        Ok(Place { name, host, port, framing, checked, incarnation: descriptor.incarnation })
     }
 
     fn route(&self, segment: SegmentId) -> Option<Arc<Peer>> {
@@ -230,12 +267,13 @@ impl Transport for TcpTransport {
         }
         let TcpConfig { version_one, messages, .. } = *self.config;
         descriptor.tcp_data_host = Some(self.host.clone());
-        (descriptor.tcp_data_port, descriptor.tcp_token_port) = match self.gate {
-            None => (Some(self.port), None),
-            Some(_) => (None, Some(self.port)),
-        };
+        let has_tls = self.gate.as_ref().is_some_and(|gate| gate.tls().is_some());
+        let port = Some(self.port);
+        descriptor.tcp_tls_port = port.filter(|_| has_tls);
+        descriptor.tcp_token_port = port.filter(|_| self.gate.is_some() && !has_tls);
+        descriptor.tcp_data_port = port.filter(|_| self.gate.is_none());
         descriptor.tcp_proto_version = Some(if version_one { 1 } else { 2 });
-        descriptor.tcp_message_version = (messages && !version_one).then_some(message::VERSION);
+        descriptor.tcp_message_version = (messages && !version_one).then_some(message::CHECKED);
     }
 
     fn prepare(&self, segment: &Arc<OpenSegment>, descriptor: &Arc<SegmentDesc>) {
@@ -253,7 +291,7 @@ impl Transport for TcpTransport {
                 let peer = Peer::new(
                     &segment.name,
                     place,
-                    self.gate.as_ref().map(Gate::token),
+                    self.gate.as_ref(),
                     &self.config,
                     &self.progress,
                     &Resolver::system(),
@@ -303,6 +341,17 @@ impl Transport for TcpTransport {
             && !is_gpu()
     }
 
+    fn connections_served(&self) -> usize {
+        lock(&self.target).as_ref().map_or(0, Target::served)
+    }
+
+    fn observe(&self, metrics: &mut Metrics) {
+        let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
+        let peers: Vec<_> = routes.values().cloned().collect();
+        drop(routes);
+        metrics.rails.extend(peers.iter().map(|peer| peer.observe()));
+    }
+
     fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], _options: &SubmitOptions) {
         batch.goes_over_streams();
         for run in runs {
@@ -336,8 +385,12 @@ impl Transport for TcpTransport {
         let routes =
             std::mem::take(&mut *self.routes.write().unwrap_or_else(PoisonError::into_inner));
         let retired = std::mem::take(&mut *lock(&self.retired));
+        let peers: Vec<_> = routes.into_values().chain(retired).collect();
+        peers.iter().for_each(Peer::end);
+        // Returns once nothing is under way.
+        self.progress.wait(&Waiters::default(), END_PATIENCE, || false);
         // Somebody who submits may have one still.
-        routes.into_values().chain(retired).for_each(|peer| peer.stop());
+        peers.iter().for_each(Peer::stop);
         self.progress.stop();
         let target = lock(&self.target).take();
         drop(target);

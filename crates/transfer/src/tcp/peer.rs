@@ -8,7 +8,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use millstream_metadata::{Addresses, Initiator, Purpose, Resolution, Resolver, Ticket, Token};
+use millstream_metadata::{
+    Addresses, Gate, HostPort, Initiator, PeerTls, Purpose, Resolution, Resolver, Ticket, TlsError,
+    TlsSession, Token,
+};
 use millstream_transfer_core::TaskId;
 
 use super::TcpConfig;
@@ -17,6 +20,7 @@ use super::flow::{Flow, Framing};
 use super::lane::{Lane, Left};
 use super::progress::Progress;
 use crate::batch::BatchShared;
+use crate::metrics::{RailMetrics, RailStatus};
 use crate::task::TaskHandle;
 use crate::transport::{EndTask, Run};
 use crate::{FailureReason, TransferState};
@@ -36,6 +40,8 @@ pub(super) struct Place {
     pub(super) host: String,
     pub(super) port: u16,
     pub(super) framing: Framing,
+    /// Messages are in records with checksums.
+    pub(super) checked: bool,
     /// Which start of its process, if it says so.
     pub(super) incarnation: Option<u64>,
 }
@@ -46,6 +52,7 @@ pub(super) struct Peer {
     pub(super) place: Place,
     /// What is proved to it, and by it.
     token: Option<Token>,
+    tls: Option<PeerTls>,
     config: Arc<TcpConfig>,
     flow: Mutex<Flow>,
     lanes: Box<[Lane]>,
@@ -53,6 +60,8 @@ pub(super) struct Peer {
     resolver: Resolver,
     resolving: Mutex<Resolving>,
     progress: Arc<Progress>,
+    /// What is submitted from now on fails.
+    ending: AtomicBool,
     stopped: AtomicBool,
     /// Tasks that the progress counts.
     counted: AtomicUsize,
@@ -104,7 +113,7 @@ impl Peer {
     pub(super) fn new(
         name: &str,
         place: Place,
-        token: Option<Token>,
+        gate: Option<&Gate>,
         config: &Arc<TcpConfig>,
         progress: &Arc<Progress>,
         resolver: &Resolver,
@@ -115,13 +124,15 @@ impl Peer {
             name: name.to_owned(),
             flow: Mutex::new(Flow::new(place.framing)),
             place,
-            token,
+            token: gate.and_then(Gate::token),
+            tls: gate.and_then(Gate::tls).cloned(),
             config: Arc::clone(config),
             lanes,
             connecting: Mutex::default(),
             resolver: resolver.clone(),
             resolving: Mutex::default(),
             progress: Arc::clone(progress),
+            ending: AtomicBool::new(false),
             stopped: AtomicBool::new(false),
             counted: AtomicUsize::new(0),
         });
@@ -143,6 +154,11 @@ impl Peer {
         let initiator =
             |token| Initiator::new(token, Purpose::Memory, address, Some(&self.place.name));
         self.token.map(initiator).transpose()
+    }
+
+    /// TLS with it, where there is a certificate.
+    pub(super) fn session(&self) -> Result<Option<TlsSession>, TlsError> {
+        self.tls.as_ref().map(|tls| tls.calling(&self.place.host)).transpose()
     }
 
     pub(super) fn progress(&self) -> &Progress {
@@ -261,6 +277,9 @@ impl Peer {
         self.progress.more(more);
         flow.tick(Instant::now());
         drop(flow);
+        if self.ending.load(Ordering::SeqCst) {
+            self.flow().end_all(&FailureReason::ShutDown);
+        }
         if self.stopped.load(Ordering::SeqCst) {
             self.flow().fail_all(&FailureReason::ShutDown);
         }
@@ -365,6 +384,32 @@ impl Peer {
         !wait && is_resolved
     }
 
+    /// What is to be seen of it.
+    pub(super) fn observe(&self) -> RailMetrics {
+        let connecting = self.connecting();
+        let (pausing, last) = (connecting.is_pausing(), connecting.last.clone());
+        drop(connecting);
+        let mut flow = self.flow();
+        let (counters, (messages, bytes)) = flow.counters();
+        let counters = *counters;
+        drop(flow);
+        let state = match () {
+            () if self.is_connected() => RailStatus::Up,
+            () if pausing => RailStatus::Paused,
+            () => RailStatus::Down,
+        };
+        let reason = last.or_else(|| self.is_unresolved()).map(|reason| reason.to_string());
+        let observed = RailMetrics {
+            transport: super::NAME.to_owned(),
+            peer: self.name.clone(),
+            peer_nic: HostPort { host: self.place.host.clone(), port: self.place.port }.to_string(),
+            state,
+            reason,
+            ..RailMetrics::default()
+        };
+        observed.counted(&counters, messages, bytes)
+    }
+
     fn is_connected(&self) -> bool {
         self.lanes.iter().any(Lane::is_connected)
     }
@@ -376,6 +421,8 @@ impl Peer {
             tracing::info!(peer = self.name, "its data port can be reached again");
         }
         *connecting = Connecting::default();
+        drop(connecting);
+        self.flow().counters().0.connections += 1;
     }
 
     /// A connection could not be made to this of its addresses. Which is to be tried next.
@@ -395,6 +442,7 @@ impl Peer {
         connecting.failed();
         connecting.last = Some(reason.clone());
         drop(connecting);
+        self.flow().counters().0.failures += 1;
         if !self.is_connected() {
             self.flow().fail_all(reason);
         }
@@ -416,6 +464,7 @@ impl Peer {
         }
         connecting.last = gives_up.then(|| reason.clone());
         drop(connecting);
+        self.flow().counters().0.failures += 1;
         if gives_up && !self.is_connected() {
             self.flow().fail_all(reason);
         }
@@ -424,6 +473,13 @@ impl Peer {
     /// Whether nothing is to be done.
     pub(super) fn is_at_rest(&self) -> bool {
         self.flow().unfinished() == 0
+    }
+
+    /// Begins to end all work: each task fails once nothing of it can arrive any more, or nobody can say so.
+    pub(super) fn end(self: &Arc<Self>) {
+        self.ending.store(true, Ordering::SeqCst);
+        self.flow().end_all(&FailureReason::ShutDown);
+        self.tick(Instant::now());
     }
 
     /// Ends all work: what is under way fails.
@@ -456,8 +512,8 @@ mod tests {
 
     fn peer(host: &str, resolver: &Resolver) -> Arc<Peer> {
         let (framing, port) = (Framing::Numbered, 7);
-        let place =
-            Place { name: "a".to_owned(), host: host.to_owned(), port, framing, incarnation: None };
+        let (name, host, checked) = ("a".to_owned(), host.to_owned(), false);
+        let place = Place { name, host, port, framing, checked, incarnation: None };
         let config = Arc::new(TcpConfig::default());
         Peer::new("a", place, None, &config, &Arc::default(), resolver)
     }

@@ -229,6 +229,36 @@ impl Pieces {
         before - bytes.len()
     }
 
+    /// Copies what comes next, as [`send`](Self::send) sends it; how many bytes.
+    pub(super) fn copy_out(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        let mut count = 0;
+        while count < bytes.len() {
+            self.settle();
+            let Some(piece) = self.list.get_mut(self.next) else { break };
+            let left = usize::try_from(piece.length - self.done).unwrap_or(usize::MAX);
+            let room = bytes.len() - count;
+            let now = &mut bytes[count..][..room.min(left)];
+            if piece.fault.is_none() {
+                let inside = piece.memory.as_ref().and_then(|memory| memory.enter());
+                piece.fault = match inside {
+                    None => Some(Fault::NotRegistered),
+                    Some(inside) if inside.copy_out(piece.address + self.done, now) => None,
+                    Some(_) => Some(Fault::Gone),
+                };
+            }
+            if piece.fault.is_some() {
+                if self.strict {
+                    return Err(io::ErrorKind::ConnectionAborted.into());
+                }
+                now.fill(0);
+            }
+            let moved = now.len();
+            count += moved;
+            self.advance(moved as u64);
+        }
+        Ok(count)
+    }
+
     /// Adds what can be moved at once; whether that is all.
     fn gather<'a>(&'a self, gathered: &mut Gathered<'a>) -> bool {
         let mut skip = self.done;

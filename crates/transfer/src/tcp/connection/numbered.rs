@@ -1,13 +1,12 @@
 //! Answers to numbered messages.
 
-use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::Instant;
 
-use millstream_net::stream::receive_slice;
+use millstream_metadata::{FrameDecoder, MESSAGE_LIMIT, TokenError};
 
 use super::{Broken, Connection, SCRATCH, STAGE, broke, closed, nonsense};
-use crate::tcp::message::{Answer, Fault, VERSION, Welcome};
+use crate::tcp::message::{Answer, Fault, Welcome};
 use crate::tcp::peer::Peer;
 use crate::{FailureReason, Opcode};
 
@@ -44,27 +43,36 @@ impl Connection {
             let received = match (self.receiving, self.under_way.front_mut()) {
                 (Receiving::Data, Some(message)) => {
                     self.scratch.resize(SCRATCH, 0);
-                    message.pieces.receive(&stream, &mut self.scratch)
+                    self.line.receive_pieces(&stream, &mut message.pieces, &mut self.scratch)
                 }
                 _ => {
                     self.stage.drain(..self.start);
                     self.start = 0;
                     let had = self.stage.len();
                     self.stage.resize(STAGE, 0);
-                    let received = receive_slice(stream.as_fd(), &mut self.stage[had..]);
+                    let received = self.line.receive(&stream, &mut self.stage[had..]);
                     self.stage.truncate(had + received.as_ref().unwrap_or(&0));
                     received
                 }
             };
             match received {
                 Ok(0) if self.under_way.is_empty() && self.answered => return Err(Broken::Done),
-                Ok(0) => return Err(closed()),
+                Ok(0) => return Err(self.turned_away().unwrap_or_else(closed)),
                 Ok(_) => self.moved = Some(Instant::now()),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(broke(&error)),
             }
         }
+    }
+
+    /// What a port has said that asks for more than it was shown.
+    fn turned_away(&self) -> Option<Broken> {
+        let mut decoder = FrameDecoder::new(MESSAGE_LIMIT);
+        decoder.push(&self.stage[self.start..]).ok()?;
+        let said = decoder.take().filter(|_| self.receiving == Receiving::Welcome)?;
+        let reason = TokenError::said(&said)?.to_string();
+        Some(Broken::Failed(FailureReason::Connection(reason.into())))
     }
 
     /// Reads what has come.
@@ -90,7 +98,6 @@ impl Connection {
                     let welcome = bytes.first_chunk().and_then(Welcome::parse);
                     welcomed(welcome)?;
                     self.answered = true;
-                    peer.connected();
                     self.receiving = Receiving::Answer;
                 }
                 Receiving::Answer => {
@@ -101,6 +108,10 @@ impl Connection {
                     let front = self.under_way.front().filter(|message| message.id == id);
                     if front.is_none() || is_sending {
                         return Err(nonsense("it answers what was not asked"));
+                    }
+                    // Not before: what takes connections, and closes them, serves nobody.
+                    if !std::mem::replace(&mut self.served, true) {
+                        peer.connected();
                     }
                     self.receiving = Receiving::Faults(faults, answer);
                     self.start += length;
@@ -170,7 +181,7 @@ fn welcomed(welcome: Option<Welcome>) -> Result<(), Broken> {
         Some(Welcome::Taken) => return Ok(()),
         Some(Welcome::OtherIncarnation) => return Err(Broken::Failed(FailureReason::Restarted)),
         Some(Welcome::OtherVersion) => {
-            format!("it does not understand version {VERSION} of the framing")
+            "it does not understand this version of the framing".to_owned()
         }
         Some(Welcome::Fenced) => "it has ended the connection".to_owned(),
         None => "what answers there is no engine of this kind".to_owned(),
