@@ -8,7 +8,9 @@ use millstream_metadata::Connection as Accepted;
 use millstream_net::stream::{Readiness, wait_for_stream};
 
 use super::LOOK;
+use super::Output;
 use super::pace::Pace;
+use crate::tcp::line::{Checked, Layer, Line};
 use crate::tcp::pieces::Pieces;
 
 /// Bytes that are received at once where a header may begin: with it a small request comes whole. More of a large
@@ -21,6 +23,8 @@ const SCRATCH: usize = 64 << 10;
 /// A connection that is read.
 pub(super) struct Input<'a> {
     accepted: &'a Accepted,
+    /// What is between the bytes and the socket.
+    line: Line,
     stage: Box<[u8]>,
     start: usize,
     end: usize,
@@ -32,10 +36,11 @@ pub(super) struct Input<'a> {
 }
 
 impl<'a> Input<'a> {
-    pub(super) fn new(accepted: &'a Accepted) -> Self {
+    pub(super) fn new(accepted: &'a Accepted, layer: Option<Layer>) -> Self {
         let stage = vec![0; STAGE].into_boxed_slice();
         Self {
             accepted,
+            line: Line::over(layer),
             stage,
             start: 0,
             end: 0,
@@ -45,8 +50,26 @@ impl<'a> Input<'a> {
         }
     }
 
+    /// What answers go over.
+    pub(super) fn output(&mut self) -> Output<'_> {
+        Output { stream: self.accepted.stream(), line: &mut self.line }
+    }
+
+    /// Another thread may end the connection by it.
     pub(super) fn stream(&self) -> &'a TcpStream {
         self.accepted.stream()
+    }
+
+    /// Whether it goes over TLS.
+    pub(super) fn is_tls(&self) -> bool {
+        self.line.is_tls()
+    }
+
+    /// From here on all is in records with checksums.
+    pub(super) fn check(&mut self) {
+        let records = Checked::new(&[], &self.stage[self.start..self.end]);
+        (self.start, self.end) = (0, 0);
+        self.line = Line::over(Some(Layer::Checked(records)));
     }
 
     /// The next bytes, where a request may begin: `None` at the end of the stream. The connection makes room for
@@ -75,7 +98,7 @@ impl<'a> Input<'a> {
 
     /// A request is over: the connection makes room for others until the next one begins.
     pub(super) fn rest(&mut self) {
-        if self.start == self.end {
+        if self.start == self.end && !self.line.has_ready() {
             self.give_place();
         }
     }
@@ -116,7 +139,7 @@ impl<'a> Input<'a> {
             self.scratch = vec![0; SCRATCH];
         }
         while pieces.left() > 0 {
-            match pieces.receive(stream, &mut self.scratch) {
+            match self.line.receive_pieces(stream, pieces, &mut self.scratch) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(count) => pace.moved(count),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -124,7 +147,10 @@ impl<'a> Input<'a> {
                     pace.check()?;
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+                Err(error) => {
+                    self.tell();
+                    return Err(error);
+                }
             }
         }
         Ok(())
@@ -148,6 +174,25 @@ impl<'a> Input<'a> {
         }
     }
 
+    /// Says what the initiator should know of a fault, and throws away what still comes, as [`Self::linger`]
+    /// does: past the line, which takes nothing more.
+    fn tell(&mut self) {
+        let mut stream = self.stream();
+        if !self.line.has_unsent() || self.line.flush(stream).is_err() {
+            return;
+        }
+        let (pace, mut waste) = (Pace::new(0), [0; 4096]);
+        let _ = stream.shutdown(std::net::Shutdown::Write);
+        self.accepted.awaited();
+        while pace.check().is_ok() {
+            match stream.read(&mut waste) {
+                Ok(0) => return,
+                Err(error) if !is_pause(&error) => return,
+                _ => {}
+            }
+        }
+    }
+
     /// Receives what comes, and waits for it up to [`LOOK`].
     fn fill(&mut self) -> io::Result<usize> {
         if self.start == self.end {
@@ -157,9 +202,19 @@ impl<'a> Input<'a> {
             self.end -= self.start;
             self.start = 0;
         }
-        let count = self.stream().read(&mut self.stage[self.end..])?;
-        self.end += count;
-        Ok(count)
+        let stream = self.stream();
+        match self.line.read(stream, &mut self.stage[self.end..]) {
+            Ok(count) => {
+                self.end += count;
+                Ok(count)
+            }
+            Err(error) => {
+                if !is_pause(&error) {
+                    self.tell();
+                }
+                Err(error)
+            }
+        }
     }
 }
 

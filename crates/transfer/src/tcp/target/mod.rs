@@ -15,15 +15,17 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millstream_metadata::{Acceptor, AcceptorConfig, Connection as Accepted, Gate};
-use millstream_net::stream::{Readiness, send_slice, wait_for_stream};
+use millstream_metadata::{Acceptor, AcceptorConfig, Connection as Accepted, Gate, begins_tls};
+use millstream_net::stream::{Readiness, wait_for_stream};
 use socket2::SockRef;
 
 use self::input::Input;
 use self::pace::{PATIENCE, Pace};
 use self::registry::Registry;
+use super::line::{Layer, Line};
 use super::message::Hello;
 use super::original::{REQUEST_LENGTH, Request};
+use super::pieces::Pieces;
 use crate::memory::Memory;
 
 /// How often a thread that waits for an initiator looks whether its time is over.
@@ -61,6 +63,11 @@ impl Target {
         Ok(Self { acceptor: Acceptor::start(listener, config, serve)? })
     }
 
+    /// How many connections are being served.
+    pub(super) fn served(&self) -> usize {
+        self.acceptor.served()
+    }
+
     pub(super) const fn port(&self) -> u16 {
         self.acceptor.address().port()
     }
@@ -70,21 +77,28 @@ fn serve(accepted: &Accepted, shared: &Shared) -> io::Result<()> {
     accepted.awaited();
     let stream = accepted.stream();
     stream.set_nodelay(true)?;
+    let mut session = None;
     if let Some(gate) = &shared.gate {
         // Until then it makes room for others.
-        gate.admit(stream, Instant::now() + PATIENCE).map_err(io::Error::other)?;
+        session = gate.admit(stream, Instant::now() + PATIENCE).map_err(io::Error::other)?;
         stream.set_write_timeout(None)?;
     }
     stream.set_read_timeout(Some(LOOK))?;
     // Who was cut off is forgotten.
     let keep_alive = socket2::TcpKeepalive::new().with_time(PATIENCE).with_interval(PATIENCE);
     SockRef::from(stream).set_tcp_keepalive(&keep_alive)?;
-    let mut input = Input::new(accepted);
+    let layer = session.map(|session| Layer::Tls(Box::new(session)));
+    let is_tls = layer.is_some();
+    let mut input = Input::new(accepted, layer);
     let Some(first) = input.header::<REQUEST_LENGTH>()? else { return Ok(()) };
     if Hello::begins(&first) {
         return numbered::serve(input, shared, &first);
     }
     match Request::parse(&first) {
+        _ if is_tls => Err(nonsense("over TLS it says no hello")),
+        None if begins_tls(&first) => {
+            Err(nonsense("it speaks TLS, and no certificate is set here"))
+        }
         Some(request) => old::serve(input, shared, request),
         None => Err(nonsense("it begins with no request")),
     }
@@ -94,23 +108,63 @@ fn nonsense(text: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
-/// Sends all of these.
-fn send_bytes(stream: &TcpStream, mut bytes: &[u8]) -> io::Result<()> {
-    let mut pace = Pace::new(bytes.len() as u64);
-    while !bytes.is_empty() {
-        match send_slice(stream.as_fd(), bytes) {
+/// What a connection sends.
+struct Output<'a> {
+    stream: &'a TcpStream,
+    line: &'a mut Line,
+}
+
+impl Output<'_> {
+    /// Sends all of these.
+    fn send(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        let mut pace = Pace::new(bytes.len() as u64);
+        while !bytes.is_empty() {
+            let sent = self.line.send(self.stream, bytes);
+            bytes = &bytes[self.moved(sent, &mut pace)?..];
+        }
+        self.finish(&pace)
+    }
+
+    /// Sends some of what is left of the pieces, behind the rest of `before` and in front of `after`.
+    fn send_pieces(
+        &mut self,
+        pieces: &mut Pieces,
+        before: &[u8],
+        after: &[u8],
+        pace: &mut Pace,
+    ) -> io::Result<usize> {
+        let sent = self.line.send_pieces(self.stream, pieces, before, after);
+        self.moved(sent, pace)
+    }
+
+    /// So many bytes were sent; none where there was no room, which is waited for.
+    fn moved(&self, sent: io::Result<usize>, pace: &mut Pace) -> io::Result<usize> {
+        match sent {
             Ok(sent) => {
-                bytes = &bytes[sent..];
                 pace.moved(sent);
+                Ok(sent)
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                wait_for_room(stream, &pace)?;
+                wait_for_room(self.stream, pace)?;
+                Ok(0)
             }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(0),
+            Err(error) => Err(error),
         }
     }
-    Ok(())
+
+    /// Waits until all is with the kernel.
+    fn finish(&mut self, pace: &Pace) -> io::Result<()> {
+        while self.line.has_unsent() {
+            match self.line.flush(self.stream) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    wait_for_room(self.stream, pace)?;
+                }
+                result => result?,
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Waits until there is room to send.

@@ -1,13 +1,12 @@
 //! Numbered messages of another engine of this project.
 
 use std::io;
-use std::net::TcpStream;
 
 use super::pace::Pace;
-use super::{Input, Shared, nonsense, send_bytes, wait_for_room};
+use super::{Input, Output, Shared, nonsense};
 use crate::Opcode;
 use crate::tcp::message::{
-    Answer, Fault, Header, Hello, Piece as Named, Purpose, VERSION, Welcome, add_up,
+    Answer, CHECKED, Fault, Header, Hello, PLAIN, Piece as Named, Purpose, Welcome, add_up,
 };
 use crate::tcp::original::REQUEST_LENGTH;
 use crate::tcp::pieces::{Piece, Pieces};
@@ -23,15 +22,17 @@ pub(super) fn serve(
     whole[..REQUEST_LENGTH].copy_from_slice(first);
     whole[REQUEST_LENGTH..].copy_from_slice(&rest);
     let hello = Hello::parse(&whole).ok_or_else(|| nonsense("it does not say hello"))?;
-    let stream = input.stream();
-    let registered = shared.registry.enter(hello.connection, stream)?;
+    if hello.version == CHECKED && !input.is_tls() {
+        input.check();
+    }
+    let registered = shared.registry.enter(hello.connection, input.stream())?;
     let welcome = match &registered {
-        _ if hello.version != VERSION => Welcome::OtherVersion,
+        _ if ![PLAIN, CHECKED].contains(&hello.version) => Welcome::OtherVersion,
         _ if hello.incarnation != shared.incarnation => Welcome::OtherIncarnation,
         None => Welcome::Fenced,
         Some(_) => Welcome::Taken,
     };
-    send_bytes(stream, &welcome.emit())?;
+    input.output().send(&welcome.emit())?;
     if welcome != Welcome::Taken {
         input.linger();
         return Ok(());
@@ -55,7 +56,7 @@ pub(super) fn serve(
                 if !ended {
                     answer.extend_from_slice(&Fault::NotFenced.emit(0));
                 }
-                send_bytes(stream, &answer)?;
+                input.output().send(&answer)?;
             }
             Purpose::Move(opcode) => {
                 read_pieces(&mut input, shared, &header, &mut pieces)?;
@@ -64,10 +65,10 @@ pub(super) fn serve(
                     Opcode::Write => {
                         input.receive(&mut pieces)?;
                         say_ended(id, &pieces, &mut answer);
-                        send_bytes(stream, &answer)?;
+                        input.output().send(&answer)?;
                     }
                     Opcode::Read => {
-                        answer_read(stream, id, &mut pieces, &mut answer, &mut end)?;
+                        answer_read(input.output(), id, &mut pieces, &mut answer, &mut end)?;
                     }
                 }
             }
@@ -110,7 +111,7 @@ fn say_ended(id: u64, pieces: &Pieces, answer: &mut Vec<u8>) {
 }
 
 fn answer_read(
-    stream: &TcpStream,
+    mut output: Output<'_>,
     id: u64,
     pieces: &mut Pieces,
     answer: &mut Vec<u8>,
@@ -120,7 +121,7 @@ fn answer_read(
     pieces.skip_faulty();
     if pieces.left() == 0 {
         say_ended(id, pieces, end);
-        return send_bytes(stream, end);
+        return output.send(end);
     }
     answer.extend_from_slice(&Answer::Data { id, faults, length: pieces.left() }.emit());
     pieces.faults().for_each(|(index, fault)| answer.extend_from_slice(&fault.emit(index)));
@@ -132,24 +133,16 @@ fn answer_read(
     while pieces.left() > 0 || !before.is_empty() {
         let intact = pieces.faults().count() as u32 == faults;
         let data = pieces.left() + before.len() as u64;
-        match pieces.send(stream, before, if intact { left } else { &[] }) {
-            Ok(sent) => {
-                before = before.get(sent..).unwrap_or_default();
-                left = &left[(sent as u64).saturating_sub(data) as usize..];
-                pace.moved(sent);
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                wait_for_room(stream, &pace)?;
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
+        let after = if intact { left } else { &[] };
+        let sent = output.send_pieces(pieces, before, after, &mut pace)?;
+        before = before.get(sent..).unwrap_or_default();
+        left = &left[(sent as u64).saturating_sub(data) as usize..];
     }
     if left.len() == end.len() && pieces.faults().count() as u32 != faults {
         // Zeros were sent for some.
         let mut late = Vec::new();
         say_ended(id, pieces, &mut late);
-        return send_bytes(stream, &late);
+        return output.send(&late);
     }
-    send_bytes(stream, left)
+    output.send(left)
 }

@@ -1,10 +1,9 @@
 //! Requests in the framing of the original, one after the other.
 
 use std::io;
-use std::net::TcpStream;
 
 use super::pace::Pace;
-use super::{Input, Shared, nonsense, send_bytes, wait_for_room};
+use super::{Input, Output, Shared, nonsense};
 use crate::Opcode;
 use crate::tcp::original::{REQUEST_LENGTH, Request, Status, Version};
 use crate::tcp::pieces::{Piece, Pieces};
@@ -35,13 +34,12 @@ fn do_one(
     pieces: &mut Pieces,
 ) -> io::Result<bool> {
     let Request { version, opcode, address, length } = request;
-    let stream = input.stream();
     let memory = match length {
         0 => None,
         _ => shared.memory.find_offered(address, length).filter(|memory| !memory.is_gpu()),
     };
     let Some(memory) = memory else {
-        return refuse(stream, version);
+        return refuse(input.output(), version);
     };
     input.begun();
     pieces.clear(true);
@@ -51,39 +49,30 @@ fn do_one(
         Opcode::Write => {
             input.receive(pieces)?;
             if pieces.faults().next().is_some() {
-                return refuse(stream, version);
+                return refuse(input.output(), version);
             }
-            send_bytes(stream, status)?;
+            input.output().send(status)?;
         }
         // If its memory goes meanwhile, the connection ends: there is no other way to say so.
-        Opcode::Read => send_all(stream, pieces, status)?,
+        Opcode::Read => send_all(input.output(), pieces, status)?,
     }
     Ok(true)
 }
 
-fn refuse(stream: &TcpStream, version: Version) -> io::Result<bool> {
+fn refuse(mut output: Output<'_>, version: Version) -> io::Result<bool> {
     if version == Version::Two {
         let bytes = Status::ADDRESS_REJECTED.emit();
-        send_bytes(stream, &bytes)?;
+        output.send(&bytes)?;
     }
     Ok(false)
 }
 
 /// Sends bytes, and then what is left of the pieces.
-fn send_all(stream: &TcpStream, pieces: &mut Pieces, mut before: &[u8]) -> io::Result<()> {
+fn send_all(mut output: Output<'_>, pieces: &mut Pieces, mut before: &[u8]) -> io::Result<()> {
     let mut pace = Pace::new(pieces.left());
     while !before.is_empty() || pieces.left() > 0 {
-        match pieces.send(stream, before, &[]) {
-            Ok(sent) => {
-                before = before.get(sent..).unwrap_or_default();
-                pace.moved(sent);
-            }
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                wait_for_room(stream, &pace)?;
-            }
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
+        let sent = output.send_pieces(pieces, before, &[], &mut pace)?;
+        before = before.get(sent..).unwrap_or_default();
     }
-    Ok(())
+    output.finish(&pace)
 }
