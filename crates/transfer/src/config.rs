@@ -15,6 +15,26 @@ use millstream_verbs::{IbverbsConfig, Mtu, Provider, SoftConfig};
 /// The longest descriptor: 65,536 buffers with the keys of 16 devices take some 30 MB.
 const MAX_DESCRIPTOR: usize = 64 << 20;
 
+/// Who chooses the pair of NICs of each slice.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub enum Policy {
+    /// NICs near to the memory first, by turns or at random.
+    #[default]
+    Classic,
+    /// Where the slice is expected to be finished first, by what each pair carries now.
+    Tent,
+}
+
+impl Policy {
+    /// As in settings and in what commands print.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Classic => "classic",
+            Self::Tent => "tent",
+        }
+    }
+}
+
 /// What an engine is made with.
 #[derive(Clone)]
 pub struct Config {
@@ -46,6 +66,8 @@ pub struct Config {
     pub slice_length: usize,
     /// A rest of up to `slice_length` divided by this is merged into the last slice: from 1.
     pub fragment_ratio: usize,
+    /// Who chooses the pair of NICs of each slice of the transport `rdma`.
+    pub policy: Policy,
 }
 
 impl Config {
@@ -68,10 +90,12 @@ impl Config {
                 call_timeout: Duration::from_millis(2500),
                 frame_limit: MAX_DESCRIPTOR,
                 token: None,
+                tls: None,
             },
             server: ServerConfig::default(),
             slice_length: 64 << 10,
             fragment_ratio: 4,
+            policy: Policy::Classic,
         }
     }
 
@@ -79,7 +103,7 @@ impl Config {
     pub fn store(&self) -> KeyValueStoreConfig {
         KeyValueStoreConfig {
             cluster: self.metadata_cluster.clone(),
-            client: self.client,
+            client: self.client.clone(),
             tls: self.metadata_tls.clone(),
             ..KeyValueStoreConfig::default()
         }
@@ -96,6 +120,7 @@ impl fmt::Debug for Config {
             .field("metadata", &without_password(&self.metadata))
             .field("segment_name", &self.segment_name)
             .field("metadata_cluster", &self.metadata_cluster)
+            .field("policy", &self.policy)
             .finish_non_exhaustive()
     }
 }

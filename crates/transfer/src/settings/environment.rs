@@ -8,7 +8,8 @@ pub(super) const PREFIX: &str = "MC_";
 
 const NO_REDIS: &str = "there is no metadata by redis yet";
 const NO_GPU: &str = "there are no transports between GPUs yet";
-const ONE_ENGINE: &str = "there is one engine";
+const NO_TENT_FILE: &str =
+    "the policy TENT has no settings of its own yet; transfer.policy chooses it";
 const QUEUE_SIZES: &str = "queues are as long as the settings of rdma make them";
 
 /// Variables of the original that change nothing here, and why.
@@ -62,7 +63,7 @@ pub(super) const IGNORED: &[(&str, &str)] = &[
         "a batch has room for its tasks: none waits to be admitted",
     ),
     ("MC_TCP_SLICE_SIZE", "the kernel is given as much as it takes"),
-    ("MC_TENT_CONF", ONE_ENGINE),
+    ("MC_TENT_CONF", NO_TENT_FILE),
     ("MC_TE_FILTERS", "--bind says which devices an engine has; millstream topology shows it"),
     (
         "MC_TE_METADATA_REFRESH_INTERVAL_SECONDS",
@@ -70,14 +71,12 @@ pub(super) const IGNORED: &[(&str, &str)] = &[
     ),
     ("MC_TE_METRIC", "there are no metrics yet"),
     ("MC_TE_METRIC_INTERVAL_SECONDS", "there are no metrics yet"),
-    ("MC_TE_RPC_CLIENT_IO_THREADS", ONE_ENGINE),
+    ("MC_TE_RPC_CLIENT_IO_THREADS", "one thread asks all peers"),
     ("MC_TRACK_RDMA_POSTED_SLICES", "what is under way is always known"),
     ("MC_TRANSFER_TIMEOUT", "who waits says for how long, as --timeout of put and get does"),
     ("MC_USE_IPV6", "addresses say what they are"),
     ("MC_USE_NVLINK_IPC", NO_GPU),
     ("MC_USE_RDMA_TWOSIDED", "rdma reads and writes from one side only"),
-    ("MC_USE_TENT", ONE_ENGINE),
-    ("MC_USE_TEV1", ONE_ENGINE),
     ("MC_WORKERS_PER_CTX", "who waits for a transfer does its work: there are no worker threads"),
     ("MC_YLT_LOG_LEVEL", "MC_LOG_LEVEL is for all logs"),
 ];
@@ -164,7 +163,7 @@ mod tests {
             ("MC_GIDINDEX", "MC_GIDINDEX is no setting, and is ignored: is MC_GID_INDEX meant?"),
             ("MC_USETENT", "MC_USETENT is no setting, and is ignored: is MC_USE_TENT meant?"),
             ("MC_FROBNICATE", "MC_FROBNICATE is no setting, and is ignored"),
-            ("MC_USE_TENT", "MC_USE_TENT is ignored: there is one engine"),
+            ("MC_USE_IPV6", "MC_USE_IPV6 is ignored: addresses say what they are"),
         ] {
             assert_eq!(note(variable), expected);
         }

@@ -4,6 +4,7 @@
 //! TOML file is as good as text.
 
 use std::fmt::Write as _;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -48,6 +49,12 @@ pub(super) enum Kind {
         none: &'static str,
         read: fn(&Values) -> Option<&str>,
         write: fn(&mut Values, Option<String>),
+    },
+    /// An address and a port, or only a port, which is one of 127.0.0.1; or nothing, which stands for `none`.
+    Listen {
+        none: &'static str,
+        read: fn(&Values) -> Option<SocketAddr>,
+        write: fn(&mut Values, Option<SocketAddr>),
     },
     /// Names of NICs, and the names of others that go with each of them; or nothing.
     Pairs { read: fn(&Values) -> &PeerAffinity, write: fn(&mut Values, PeerAffinity) },
@@ -120,6 +127,11 @@ impl Kind {
                 let host = (!text.is_empty()).then(|| text.to_owned());
                 host.as_deref().is_none_or(is_host).then(|| write(values, host))
             }
+            Self::Listen { write, .. } => {
+                let address = (!text.is_empty()).then(|| listen_address(text));
+                let is_address = !matches!(address, Some(None));
+                is_address.then(|| write(values, address.flatten()))
+            }
             Self::Pairs { write, .. } => {
                 PeerAffinity::parse(text).ok().map(|affinity| write(values, affinity))
             }
@@ -141,6 +153,9 @@ impl Kind {
             Self::Word { read, .. } => read(values).to_owned(),
             Self::Index { read, .. } => read(values).map_or("-1".to_owned(), |it| it.to_string()),
             Self::Host { read, .. } => read(values).unwrap_or_default().to_owned(),
+            Self::Listen { read, .. } => {
+                read(values).map_or(String::new(), |address| address.to_string())
+            }
             Self::Pairs { read, .. } => show_pairs(read(values)),
             Self::File { read, .. } => {
                 read(values).map_or(String::new(), |path| path.display().to_string())
@@ -157,6 +172,7 @@ impl Kind {
             Self::Word { read, .. } => read(values).into(),
             Self::Index { read, .. } => read(values).into(),
             Self::Host { read, .. } => read(values).into(),
+            Self::Listen { read, .. } => read(values).map(|address| address.to_string()).into(),
             Self::Pairs { read, .. } => show_pairs(read(values)).into(),
             Self::File { read, .. } => read(values).map(|path| path.display().to_string()).into(),
         }
@@ -201,12 +217,21 @@ impl Kind {
             Self::Host { none, .. } => {
                 format!("a host name or an address, without a port, or nothing for {none}")
             }
+            Self::Listen { none, .. } => {
+                format!("ADDRESS:PORT, or a port of 127.0.0.1, or nothing for {none}")
+            }
             Self::Pairs { .. } => "NICs here, each with those of peers that go with it, such as \
                  mlx5_0=mlx5_0,mlx5_1;mlx5_2=mlx5_3, or nothing"
                 .to_owned(),
             Self::File { none, .. } => format!("the path of a file, or nothing for {none}"),
         }
     }
+}
+
+/// Where to listen: an address and a port, or only a port, which is one of 127.0.0.1.
+pub fn listen_address(text: &str) -> Option<SocketAddr> {
+    let loopback = |port| (Ipv4Addr::LOCALHOST, port).into();
+    text.parse().ok().or_else(|| Some(loopback(u16::try_from(whole_number(text)?).ok()?)))
 }
 
 /// As it is read. There are no pairs of NICs where it is not by them.

@@ -16,12 +16,12 @@ mod values;
 
 use std::env;
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use millstream_metadata::Token;
+use millstream_metadata::{PeerTls, TlsFiles, Token};
 
 use self::environment::nearest;
 use self::table::{Setting, settings};
@@ -30,6 +30,7 @@ use crate::rdma::MAX_COMPLETIONS;
 use crate::{Config, RdmaConfig, TcpConfig};
 
 pub use self::error::SettingsError;
+pub use self::kind::listen_address;
 pub use self::reference::reference;
 
 /// The variable that names the file.
@@ -145,6 +146,7 @@ impl Settings {
         }
         loaded.check()?;
         loaded.read_token(&sources.variables)?;
+        loaded.read_certificate()?;
         Ok(loaded)
     }
 
@@ -177,6 +179,11 @@ impl Settings {
     pub fn log_level(&self) -> Option<&'static str> {
         let Values { log_level, trace, .. } = &self.values;
         if *trace { Some("trace") } else { Some(*log_level).filter(|level| *level != "default") }
+    }
+
+    /// Where a node is to serve its metrics, if anywhere.
+    pub fn metrics_listen(&self) -> Option<SocketAddr> {
+        self.values.metrics_listen
     }
 
     /// What the user should know of the sources: variables that change nothing, and why.
@@ -290,6 +297,23 @@ impl Settings {
             (None, None) => return Ok(()),
         };
         self.values.engine.client.token = Some(token);
+        Ok(())
+    }
+
+    /// Reads what TLS with peers is made with.
+    fn read_certificate(&mut self) -> Result<(), SettingsError> {
+        let files = &self.values.peer_tls;
+        if *files == TlsFiles::default() {
+            return Ok(());
+        }
+        let tls = PeerTls::from_files(files).map_err(|what| {
+            let keys = ["security.certificate_file", "security.key_file", "security.ca_file"];
+            SettingsError::Together(format!("{}: {what}", self.name_all(&keys)))
+        })?;
+        if let Some(key) = files.key.as_deref().filter(|path| is_readable_by_all(path)) {
+            self.notes.push(format!("{}: all users can read the private key", key.display()));
+        }
+        self.values.engine.client.tls = Some(tls);
         Ok(())
     }
 

@@ -1,11 +1,12 @@
 use std::fs;
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use millstream_verbs::{Driver, Mtu, Provider};
 
 use super::kind::Kind;
 use super::*;
-use crate::PeerAffinity;
+use crate::{PeerAffinity, Policy};
 
 fn load(variables: &[(&str, &str)], arguments: &[&str]) -> Result<Settings, String> {
     let pair = |(name, value): &(&str, &str)| ((*name).to_owned(), (*value).to_owned());
@@ -176,6 +177,10 @@ fn bounds_are_values_and_what_is_beyond_is_refused() {
                 ["host.example", "192.0.2.1", "2001:db8::1", ""].map(str::to_owned).to_vec(),
                 ["host:1", "a b", "[::1]:5", "x/y"].map(str::to_owned).to_vec(),
             ),
+            Kind::Listen { .. } => (
+                ["9464", "0", "192.0.2.1:80", "[::1]:65535", ""].map(str::to_owned).to_vec(),
+                ["65536", "-1", "192.0.2.1", "host:1", "::1:5x"].map(str::to_owned).to_vec(),
+            ),
             Kind::Pairs { .. } => (
                 ["a=b", " a = b, c ; d=e;", ""].map(str::to_owned).to_vec(),
                 ["a", "a=", "a=b;a=c"].map(str::to_owned).to_vec(),
@@ -330,7 +335,7 @@ fn a_bad_file_is_told_with_its_line() {
 fn notes_are_of_variables_that_change_nothing() {
     let settings = load(
         &[
-            ("MC_USE_TENT", "1"),
+            ("MC_USE_IPV6", "1"),
             ("MC_SLICE_SIZ", "1"),
             ("MC_GID_INDEX", "1"),
             ("NCCL_IB_GID_INDEX", "2"),
@@ -344,7 +349,7 @@ fn notes_are_of_variables_that_change_nothing() {
     let expected = [
         "NCCL_IB_GID_INDEX is ignored: MC_GID_INDEX is set, too",
         "MC_SLICE_SIZ is no setting, and is ignored: is MC_SLICE_SIZE meant?",
-        "MC_USE_TENT is ignored: there is one engine",
+        "MC_USE_IPV6 is ignored: addresses say what they are",
     ];
     assert_eq!(settings.notes(), expected);
     assert_eq!(settings.rdma(&[]).ibverbs.gid_index, Some(1));
@@ -383,4 +388,45 @@ fn the_token_is_in_a_file_or_in_the_environment_and_is_not_shown() {
     };
     assert_eq!(mode(0o600), &[] as &[String]);
     assert_eq!(mode(0o644), [format!("{path}: all users can read the token")]);
+}
+
+#[test]
+fn the_policy_is_chosen_as_with_the_original() {
+    let policy = |variables: &[(&str, &str)], arguments: &[&str]| {
+        let settings = load(variables, arguments).unwrap();
+        let origin = state(&settings, "transfer.policy").1;
+        (settings.engine(Ipv4Addr::LOCALHOST.into()).policy, origin, settings.notes().to_vec())
+    };
+    let (classic, tent) = (Policy::Classic, Policy::Tent);
+    assert_eq!(policy(&[], &[]), (classic, "default".to_owned(), vec![]));
+    for name in ["MC_USE_TENT", "MC_USE_TEV1"] {
+        assert_eq!(policy(&[(name, "1")], &[]), (tent, name.to_owned(), vec![]));
+        assert_eq!(policy(&[(name, "off")], &[]), (classic, name.to_owned(), vec![]));
+        assert_eq!(policy(&[(name, "")], &[]), (classic, "default".to_owned(), vec![]), "as none");
+    }
+    // The first one decides.
+    let ignored = "MC_USE_TEV1 is ignored: MC_USE_TENT is set, too".to_owned();
+    let both = [("MC_USE_TEV1", "1"), ("MC_USE_TENT", "0")];
+    assert_eq!(policy(&both, &[]), (classic, "MC_USE_TENT".to_owned(), vec![ignored]));
+    let argument = policy(&[("MC_USE_TENT", "1")], &["transfer.policy=classic"]);
+    assert_eq!(argument, (classic, "argument".to_owned(), vec![]));
+    let wrong = load(&[("MC_USE_TENT", "maybe")], &[]).unwrap_err();
+    assert!(
+        wrong.starts_with("MC_USE_TENT=maybe: transfer.policy is one of classic, tent"),
+        "{wrong}"
+    );
+}
+
+#[test]
+fn a_certificate_its_key_and_authorities_go_together() {
+    let (variable, path) = ("MILLSTREAM_CERTIFICATE_FILE", "/nonexistent/certificate");
+    let error = load(&[(variable, path)], &[]).unwrap_err();
+    let place = format!("security.certificate_file = {path} ({variable})");
+    assert!(error.starts_with(&place), "{error}");
+    let reason = match cfg!(feature = "tls") {
+        true => "a certificate, its private key and authorities go together",
+        false => "this build has no TLS",
+    };
+    assert!(error.ends_with(reason), "{error}");
+    assert!(load(&[], &[]).unwrap().engine([127, 0, 0, 1].into()).client.tls.is_none());
 }

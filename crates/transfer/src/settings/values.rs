@@ -1,6 +1,9 @@
 //! Where the values of all settings are.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
+
+use millstream_metadata::TlsFiles;
 
 use crate::{Config, RdmaConfig, TcpConfig};
 
@@ -13,6 +16,8 @@ pub(super) struct Values {
     pub(super) rdma: RdmaConfig,
     /// Where the token is.
     pub(super) token_file: Option<PathBuf>,
+    /// What TLS with peers is made with.
+    pub(super) peer_tls: TlsFiles,
     /// The first and last port to listen at. 0: the system chooses.
     pub(super) first_port: u16,
     pub(super) last_port: u16,
@@ -25,6 +30,8 @@ pub(super) struct Values {
     pub(super) log_level: &'static str,
     /// Log everything.
     pub(super) trace: bool,
+    /// Where a node says what it does.
+    pub(super) metrics_listen: Option<SocketAddr>,
 }
 
 impl Default for Values {
@@ -34,6 +41,7 @@ impl Default for Values {
             engine: Config::new(nowhere),
             rdma: RdmaConfig::new(&[]),
             token_file: None,
+            peer_tls: TlsFiles::default(),
             first_port: 0,
             last_port: 0,
             tcp: TcpConfig::default(),
@@ -41,6 +49,7 @@ impl Default for Values {
             last_data_port: 0,
             log_level: "default",
             trace: false,
+            metrics_listen: None,
         }
     }
 }

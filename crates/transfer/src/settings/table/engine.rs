@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::{Scope, Setting};
+use crate::Policy;
 use crate::settings::kind::{Kind, Unit};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -34,6 +35,31 @@ pub(super) const ROWS: &[Setting] = &[
                   than slice_size divided by this.",
     },
     Setting {
+        key: "transfer.policy",
+        variables: &["MC_USE_TENT", "MC_USE_TEV1"],
+        kind: Kind::Word {
+            words: &["classic", "tent"],
+            others: &[
+                ("1", "tent"),
+                ("true", "tent"),
+                ("on", "tent"),
+                ("yes", "tent"),
+                ("0", "classic"),
+                ("false", "classic"),
+                ("off", "classic"),
+                ("no", "classic"),
+            ],
+            read: |values| values.engine.policy.name(),
+            write: |values, name| {
+                values.engine.policy = if name == "tent" { Policy::Tent } else { Policy::Classic };
+            },
+        },
+        scope: Scope::Rdma,
+        meaning: "Who chooses the pair of NICs of each slice. classic: those near to the memory first, by \
+                  turns or at random. tent: the one by which the slice is expected to be finished \
+                  first, by what each pair carries now. --policy comes first.",
+    },
+    Setting {
         key: "log_level",
         variables: &["MC_LOG_LEVEL"],
         kind: Kind::Word {
@@ -54,6 +80,18 @@ pub(super) const ROWS: &[Setting] = &[
         },
         scope: Scope::Command,
         meaning: "Log everything, as log_level = \"trace\" does.",
+    },
+    Setting {
+        key: "metrics.listen",
+        variables: &["MILLSTREAM_METRICS_LISTEN"],
+        kind: Kind::Listen {
+            none: "nowhere",
+            read: |values| values.metrics_listen,
+            write: |values, address| values.metrics_listen = address,
+        },
+        scope: Scope::Command,
+        meaning: "Where `millstream node` serves metrics over HTTP, unless `--http` says so. Nobody is asked there \
+                  who he is.",
     },
     Setting {
         key: "metadata.cluster",
@@ -110,6 +148,40 @@ pub(super) const ROWS: &[Setting] = &[
         scope: Scope::Engine,
         meaning: "A secret of 16 bytes or more that peers must have, too: all ports refuse those who have \
                   not. MILLSTREAM_TOKEN can have it in place of a file.",
+    },
+    Setting {
+        key: "security.certificate_file",
+        variables: &["MILLSTREAM_CERTIFICATE_FILE"],
+        kind: Kind::File {
+            none: "no TLS with peers",
+            read: |values| values.peer_tls.certificate.as_deref(),
+            write: |values, path| values.peer_tls.certificate = path,
+        },
+        scope: Scope::Engine,
+        meaning: "This engine's certificate (PEM), with those that lead to its authority. It is for the host by which peers reach it. With it, all \
+                  ports speak TLS, and refuse those who do not prove by a certificate who they are.",
+    },
+    Setting {
+        key: "security.key_file",
+        variables: &["MILLSTREAM_KEY_FILE"],
+        kind: Kind::File {
+            none: "no key",
+            read: |values| values.peer_tls.key.as_deref(),
+            write: |values, path| values.peer_tls.key = path,
+        },
+        scope: Scope::Engine,
+        meaning: "The private key (PEM) of this certificate.",
+    },
+    Setting {
+        key: "security.ca_file",
+        variables: &["MILLSTREAM_CA_FILE"],
+        kind: Kind::File {
+            none: "no authorities",
+            read: |values| values.peer_tls.authorities.as_deref(),
+            write: |values, path| values.peer_tls.authorities = path,
+        },
+        scope: Scope::Engine,
+        meaning: "Certificates (PEM) of the authorities that may vouch for peers.",
     },
     Setting {
         key: "handshake.host",

@@ -29,6 +29,17 @@ pub(super) const ROWS: &[Setting] = &[
                   version 2 where the peer has it; or its version 1, in which nothing acknowledges a WRITE.",
     },
     Setting {
+        key: "tcp.checksums",
+        variables: &[],
+        kind: Kind::Flag {
+            read: |values| values.tcp.checksums,
+            write: |values, checksums| values.tcp.checksums = checksums,
+        },
+        scope: Scope::Tcp,
+        meaning: "What is sent to and by peers of this kind has checksums, beside TCP's, and is sent again where they \
+                  are wrong. It costs a copy at either end. The original has none.",
+    },
+    Setting {
         key: "tcp.confirm_writes",
         variables: &[],
         kind: Kind::Flag {
