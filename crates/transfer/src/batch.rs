@@ -1,5 +1,6 @@
 //! Batches: tasks that are submitted, watched and freed together.
 
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -7,6 +8,7 @@ use std::time::Duration;
 use millstream_verbs::{Device, Waiters};
 
 use crate::finished::{Finished, Wakers};
+use crate::metrics::{Counters, Timing};
 use crate::slicing::Slicing;
 use crate::task::{TaskHandle, Tasks};
 use crate::tcp::Progress;
@@ -40,12 +42,20 @@ pub(crate) struct BatchShared {
     over_streams: AtomicBool,
     /// Until `unfinished` is 0.
     waiters: Waiters,
+    /// Of one of its tasks.
+    timing: Timing,
+    pub(crate) counters: Arc<Counters>,
     pub(crate) wakers: Wakers,
 }
 
 impl Batch {
     /// `owned`: its tasks may have owners.
-    pub(crate) fn new(capacity: usize, slicing: Slicing, owned: bool) -> Result<Self, BatchError> {
+    pub(crate) fn new(
+        capacity: usize,
+        slicing: Slicing,
+        owned: bool,
+        counters: &Arc<Counters>,
+    ) -> Result<Self, BatchError> {
         if capacity == 0 || capacity > MAX_CAPACITY {
             return Err(BatchError::Capacity { capacity, max: MAX_CAPACITY });
         }
@@ -57,6 +67,8 @@ impl Batch {
             adding: Mutex::new(Vec::with_capacity(capacity.min(ROOM))),
             over_streams: AtomicBool::new(false),
             waiters: Waiters::with_room(1),
+            timing: Timing::default(),
+            counters: Arc::clone(counters),
             wakers: Wakers::default(),
         };
         Ok(Self { shared: Arc::new(shared) })
@@ -151,6 +163,31 @@ impl BatchShared {
         self.over_streams.store(true, Ordering::Relaxed);
     }
 
+    /// Times one of these tasks perhaps, of which nobody else knows yet.
+    pub(crate) fn time_one(&self, first: usize, count: usize, copies: bool) {
+        self.timing.begin(first, count, copies, &self.counters);
+    }
+
+    /// Something of a task is posted, or begins to be copied.
+    pub(crate) fn posted(&self, task: usize) {
+        self.timing.posted(task, &self.counters);
+    }
+
+    /// Something of a task has arrived.
+    pub(crate) fn acknowledged(&self, task: usize) {
+        self.timing.acknowledged(task, &self.counters);
+    }
+
+    /// These tasks are COMPLETED, and their states say so.
+    pub(crate) fn completed(&self, tasks: Range<usize>, transport: u8) {
+        self.timing.completed(tasks, transport, &self.counters);
+    }
+
+    /// The state of a task is final.
+    pub(crate) fn state_told(&self, task: usize, transport: u8, state: u8) {
+        self.timing.told(task, transport, state, &self.counters);
+    }
+
     /// So many more tasks count from now on; they have been started.
     pub(crate) fn added(&self, count: usize) {
         self.unfinished.fetch_add(count, Ordering::AcqRel);
@@ -176,7 +213,7 @@ mod tests {
 
     /// A batch with one task of `length` bytes in slices of 1 KiB.
     fn batch(length: u64) -> (Batch, TaskHandle) {
-        let batch = Batch::new(2, Slicing::new(1024, 4), false).unwrap();
+        let batch = Batch::new(2, Slicing::new(1024, 4), false, &Arc::default()).unwrap();
         let request = TransferRequest {
             opcode: Opcode::Read,
             source: 10_000,
@@ -320,7 +357,7 @@ mod tests {
         assert_eq!(batch.status(1).unwrap_err().code(), -1);
         assert_eq!((batch.capacity(), batch.len()), (2, 1));
         for capacity in [0, MAX_CAPACITY + 1] {
-            assert!(Batch::new(capacity, Slicing::new(1024, 4), false).is_err());
+            assert!(Batch::new(capacity, Slicing::new(1024, 4), false, &Arc::default()).is_err());
         }
     }
 }

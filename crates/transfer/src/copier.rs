@@ -103,10 +103,15 @@ impl Way {
             failures = (0..group.pieces().len()).map(failed).collect();
         }
         let mut failures = failures.into_iter().peekable();
+        let (mut done, mut copied) = (0, [0; 2]);
         let mut ended = EndedTasks::default();
         for (index, piece) in group.pieces().iter().enumerate() {
             match failures.next_if(|(failed, _)| *failed == index) {
-                None => ended.slices_done(batch, piece.task, piece.slices, piece.slice.length),
+                None => {
+                    done += 1;
+                    copied[piece.opcode as usize] += piece.slice.length;
+                    ended.slices_done(batch, piece.task, piece.slices, piece.slice.length);
+                }
                 Some((_, Broken::Late(done))) => {
                     let task = TaskHandle { batch: Arc::clone(batch), index: piece.task };
                     task.slices_late(piece.slices, done);
@@ -116,6 +121,9 @@ impl Way {
                 }
             }
         }
+        // Before those who wait are told.
+        self.segment.traffic.add(done, copied);
+        drop(ended);
     }
 
     /// So many slices of a task have failed.
@@ -126,6 +134,7 @@ impl Way {
         }
         let peer = self.segment.name.as_str().into();
         let error = TransferError { peer, nic: self.name().into(), reason };
+        self.segment.traffic.failed(slices);
         TaskHandle { batch: Arc::clone(batch), index: task }.slices_failed(slices, &error);
     }
 
@@ -380,6 +389,7 @@ impl Group {
                 *next += 1;
             }
             if let Some((slice, slices)) = claimed {
+                batch.posted(task.index);
                 let opcode = task.opcode();
                 let caching = caching_of(whole.length);
                 let task = task.index;

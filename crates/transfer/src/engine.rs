@@ -19,6 +19,7 @@ use crate::copier::Copier;
 use crate::listen::listen;
 use crate::local::LocalTransport;
 use crate::memory::Memory;
+use crate::metrics::Counters;
 use crate::notify::{Inbox, is_taken};
 use crate::nvmeof::{self, NvmeofTransport};
 use crate::path::Required;
@@ -32,8 +33,8 @@ use crate::tcp::{self, TcpTransport};
 use crate::transport::Transport;
 use crate::{
     Batch, BatchError, Capabilities, Config, FileError, FileOptions, FreeError, InstallError,
-    NewError, Notification, NotifyError, NvmeofConfig, PathReport, PiecesRequest, RdmaConfig,
-    RegisterError, Segment, SegmentError, SegmentId, SubmitAndWaitError, SubmitError,
+    NewError, Notification, NotifyError, NvmeofConfig, PathReport, PiecesRequest, Policy,
+    RdmaConfig, RegisterError, Segment, SegmentError, SegmentId, SubmitAndWaitError, SubmitError,
     SubmitNewError, SubmitOptions, TcpConfig, TransferRequest, TransferState, TransferStatus,
 };
 
@@ -55,6 +56,7 @@ pub(crate) struct Inner {
     slicing: Slicing,
     slice_length: usize,
     fragment_ratio: usize,
+    policy: Policy,
     /// Of segments' names that have none.
     default_port: Option<u16>,
     client: Client,
@@ -67,6 +69,7 @@ pub(crate) struct Inner {
     /// Those that make no progress by themselves.
     devices: RwLock<Arc<[Device]>>,
     copier: Arc<Copier>,
+    pub(crate) counters: Arc<Counters>,
     pub(crate) calls: Arc<Calls>,
     pub(crate) inbox: Inbox,
     nvmeof: OnceLock<Arc<NvmeofTransport>>,
@@ -113,7 +116,7 @@ impl TransferEngine {
             Some(name) if !store.is_local() => name,
             _ => reached_at.to_string(),
         };
-        let client = Client::new(config.client);
+        let client = Client::new(config.client.clone());
         let memory = Arc::new(Memory::default());
         let copier = Arc::new(Copier::default());
         let local = LocalTransport::new(Arc::clone(&memory), Arc::clone(&copier));
@@ -126,6 +129,7 @@ impl TransferEngine {
             slicing: Slicing::new(config.slice_length, config.fragment_ratio),
             slice_length: config.slice_length,
             fragment_ratio: config.fragment_ratio,
+            policy: config.policy,
             default_port: config.default_port.filter(|_| store.is_local()),
             client,
             store,
@@ -135,7 +139,8 @@ impl TransferEngine {
             transports: RwLock::new(vec![local]),
             devices: RwLock::default(),
             copier,
-            calls: Arc::new(Calls::new(config.client)),
+            counters: Arc::default(),
+            calls: Arc::new(Calls::new(config.client.clone())),
             inbox: Inbox::default(),
             nvmeof: OnceLock::new(),
             streams: OnceLock::new(),
@@ -165,6 +170,11 @@ impl TransferEngine {
         self.address
     }
 
+    /// Who chooses the pair of NICs of each slice.
+    pub fn policy(&self) -> Policy {
+        self.inner.policy
+    }
+
     /// Installs the transport `rdma` over soft devices. Before any memory is registered.
     pub fn install_rdma(&self, config: RdmaConfig) -> Result<(), InstallError> {
         let inner = &self.inner;
@@ -175,6 +185,7 @@ impl TransferEngine {
             calls: Arc::clone(&inner.calls),
             slice_length: inner.slice_length,
             fragment_ratio: inner.fragment_ratio,
+            policy: inner.policy,
             store: Arc::clone(&inner.store),
         };
         inner.check_install(RdmaTransport::NAME)?;
@@ -202,11 +213,11 @@ impl TransferEngine {
     }
 
     /// Installs the transport `nvmeof`, for segments that are files: those of others, and those that
-    /// this engine offers by [`TransferEngine::register_file`]. Before any memory is registered.
+    /// this engine offers by [`TransferEngine::register_file`]. At any time.
     pub fn install_nvmeof(&self, config: NvmeofConfig) -> Result<(), InstallError> {
         let inner = &self.inner;
         let _installing = inner.installing();
-        inner.check_install(nvmeof::NAME)?;
+        inner.check_new(nvmeof::NAME)?;
         let server = inner.address.clone();
         let transport = NvmeofTransport::new(
             config,
@@ -221,12 +232,12 @@ impl TransferEngine {
         Ok(())
     }
 
-    /// Installs the transport `tcp`, for memory of other processes, engines of Mooncake among them. Before any memory
-    /// is registered. It goes behind those that were installed before.
+    /// Installs the transport `tcp`, for memory of other processes, engines of Mooncake among them. At any time, since
+    /// it keeps nothing of registered memory. It goes behind those that were installed before.
     pub fn install_tcp(&self, config: TcpConfig) -> Result<(), InstallError> {
         let inner = &self.inner;
         let _installing = inner.installing();
-        inner.check_install(tcp::NAME)?;
+        inner.check_new(tcp::NAME)?;
         let (host, incarnation) = (&inner.address.host, inner.incarnation);
         let transport = TcpTransport::new(
             config,
@@ -412,7 +423,7 @@ impl TransferEngine {
     /// Makes a batch that holds up to `capacity` tasks.
     pub fn allocate_batch(&self, capacity: usize) -> Result<Batch, BatchError> {
         let owned = self.inner.with_transports(|all| all.iter().any(|each| !each.copies()));
-        Batch::new(capacity, self.inner.slicing, owned)
+        Batch::new(capacity, self.inner.slicing, owned, &self.inner.counters)
     }
 
     /// Adds a task for each request to the batch and begins to do them. All or none: when one
@@ -565,10 +576,10 @@ impl Drop for TransferEngine {
 }
 
 impl Inner {
-    /// Who is admitted to a port for this, where there is a token.
+    /// Who is admitted to a port for this, where there is a token or a certificate.
     fn gate(&self, purpose: Purpose) -> Option<Gate> {
-        let token = self.client.config().token?;
-        Some(Gate::new(token, purpose, &self.name))
+        let config = self.client.config();
+        Gate::with(config.token, config.tls.clone(), purpose, &self.name)
     }
 
     pub(crate) fn transports(&self) -> Vec<Arc<dyn Transport>> {
@@ -620,11 +631,15 @@ impl Inner {
         Ok(published?)
     }
 
-    /// Whether a transport of this name can be installed now.
+    /// Whether no transport of this name is installed.
+    fn check_new(&self, name: &'static str) -> Result<(), InstallError> {
+        let is_known = self.with_transports(|all| all.iter().any(|each| each.name() == name));
+        if is_known { Err(InstallError::Twice(name)) } else { Ok(()) }
+    }
+
+    /// Whether a transport of this name, which is asked for each piece of memory, can be installed now.
     fn check_install(&self, name: &'static str) -> Result<(), InstallError> {
-        if self.transports().iter().any(|transport| transport.name() == name) {
-            return Err(InstallError::Twice(name));
-        }
+        self.check_new(name)?;
         match self.memory.regions.read().unwrap_or_else(PoisonError::into_inner).is_empty() {
             true => Ok(()),
             false => Err(InstallError::TooLate),

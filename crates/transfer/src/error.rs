@@ -126,7 +126,7 @@ pub enum InstallError {
     #[error("the transport {0} is not installed")]
     Missing(String),
     /// Memory was registered before.
-    #[error("transports must be installed before memory is registered")]
+    #[error("rdma and shm must be installed before memory is registered")]
     TooLate,
     /// The transport tcp does not work here.
     #[error("the transport tcp: {0}")]

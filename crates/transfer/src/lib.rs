@@ -47,6 +47,7 @@ mod keys;
 mod listen;
 mod local;
 mod memory;
+mod metrics;
 mod notify;
 mod nvmeof;
 mod path;
@@ -71,7 +72,7 @@ mod workers;
 
 pub use batch::Batch;
 pub use buffer::Buffer;
-pub use config::{Config, RdmaConfig};
+pub use config::{Config, Policy, RdmaConfig};
 pub use engine::TransferEngine;
 pub use error::{
     BatchError, BufferError, FileError, FreeError, InstallError, NewError, RegisterError,
@@ -79,6 +80,10 @@ pub use error::{
 };
 pub use failure_reason::FailureReason;
 pub use finished::Finished;
+pub use metrics::{
+    DeviceMetrics, Histogram, Metric, MetricKind, Metrics, RailMetrics, RailStatus, RequestCounts,
+    Stages, TransportMetrics,
+};
 pub use millstream_net::file_io::{FileEngine, UnknownFileEngine};
 pub use millstream_topology::PeerAffinity;
 pub use notify::{Notification, NotifyError};
@@ -88,7 +93,8 @@ pub use pieces::{Pieces, PiecesRequest, TransferPiece};
 pub use request::{Opcode, TransferRequest};
 pub use segment::{Segment, SegmentBuffer, SegmentId};
 pub use settings::{
-    FILE_VARIABLE, Origin, SettingState, Settings, SettingsError, Sources, reference,
+    FILE_VARIABLE, Origin, SettingState, Settings, SettingsError, Sources, listen_address,
+    reference,
 };
 pub use status::{TransferState, TransferStatus};
 pub use submit::SubmitOptions;

@@ -19,6 +19,8 @@ pub(crate) struct LocalTransport {
 }
 
 impl LocalTransport {
+    pub(crate) const NAME: &'static str = "local";
+
     pub(crate) fn new(memory: Arc<Memory>, copier: Arc<Copier>) -> Self {
         Self { memory, copier }
     }
@@ -26,7 +28,7 @@ impl LocalTransport {
 
 impl Transport for LocalTransport {
     fn name(&self) -> &'static str {
-        "local"
+        Self::NAME
     }
 
     fn capabilities(&self) -> Capabilities {

@@ -553,6 +553,13 @@ impl Memory {
         self.regions.write().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How many pieces there are, and their bytes.
+    pub(crate) fn registered(&self) -> (u64, u64) {
+        let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);
+        let all = regions.iter();
+        all.fold((0, 0), |(count, bytes), (_, length, _)| (count + 1, bytes + length))
+    }
+
     /// What holds all of these bytes.
     pub(crate) fn find(&self, address: u64, length: u64) -> Option<Arc<LocalMemory>> {
         let regions = self.regions.read().unwrap_or_else(PoisonError::into_inner);

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use super::{Other, Way, caching_of, not_exchanged, visit};
 use crate::batch::BatchShared;
 use crate::memory::LocalMemory;
-use crate::task::WideSlice;
+use crate::metrics::Tally;
+use crate::task::{TaskRef, WideSlice};
 use crate::{FailureReason, Opcode};
 
 impl Way {
@@ -30,17 +31,22 @@ impl Way {
             Other::Peer(..) => self.copy_across(batch, all, &mut ended),
         };
         // The batch is told when nobody has the memory any more: who is told may take it back.
-        let Ended { bytes, count, failed } = ended;
-        *left = left.saturating_sub(bytes);
-        if count > 0 {
-            batch.tasks_finished(count);
-        }
+        let Ended { tally, failed, failed_bytes } = ended;
+        *left = left.saturating_sub(tally.bytes[0] + tally.bytes[1] + failed_bytes);
         let fail = |index, reason| self.fail(batch, index, batch.tasks.get(index).slices(), reason);
+        // First those that have failed: the others are told of as a range, which may have them in it.
+        if result.is_ok() {
+            failed.into_iter().for_each(|(index, reason)| fail(index, reason));
+        }
+        if tally.completed > 0 {
+            let transport = batch.tasks.get(tasks.start).transport();
+            batch.counters.completed(transport, &tally);
+            self.segment.traffic.add(tally.completed, tally.bytes);
+            batch.completed(tasks.clone(), transport);
+            batch.tasks_finished(tally.completed as usize);
+        }
         match result {
-            Ok(done) => {
-                failed.into_iter().for_each(|(index, reason)| fail(index, reason));
-                done
-            }
+            Ok(done) => done,
             Err(reason) => {
                 tasks.for_each(|index| fail(index, reason.clone()));
                 true
@@ -66,13 +72,13 @@ impl Way {
                 Opcode::Write => local.copy_to(near, &other, far, length, caching),
                 Opcode::Read => other.copy_to(far, &local, near, length, caching),
             };
-            ended.bytes += length;
+            ended.tally.bytes[task.opcode() as usize] += length;
             match copied {
                 Ok(()) => {
                     task.arrived(length);
-                    ended.count += 1;
+                    ended.tally.completed += 1;
                 }
-                Err(reason) => ended.failed.push((index, reason)),
+                Err(reason) => ended.fail(index, task, reason),
             }
         }
         Ok(())
@@ -93,9 +99,10 @@ impl Way {
             let task = batch.tasks.get(index);
             let WideSlice { source: near, target: far, length } = task.whole();
             let caching = caching_of(length);
-            ended.bytes += length;
-            if let Err(error) = local.exchange(task.opcode(), near, &visit, far, length, caching) {
-                ended.failed.push((index, not_exchanged(&local, error)));
+            let opcode = task.opcode();
+            ended.tally.bytes[opcode as usize] += length;
+            if let Err(error) = local.exchange(opcode, near, &visit, far, length, caching) {
+                ended.fail(index, task, not_exchanged(&local, error));
             }
         }
         // Only now they have arrived.
@@ -105,7 +112,7 @@ impl Way {
             if failed.next_if_eq(&index).is_none() {
                 let task = batch.tasks.get(index);
                 task.arrived(task.length());
-                ended.count += 1;
+                ended.tally.completed += 1;
             }
         }
         Ok(true)
@@ -115,8 +122,18 @@ impl Way {
 /// What has become of tasks that were claimed early.
 #[derive(Default)]
 struct Ended {
-    bytes: u64,
-    /// So many have arrived.
-    count: usize,
+    /// Those that have arrived.
+    tally: Tally,
     failed: Vec<(usize, FailureReason)>,
+    failed_bytes: u64,
+}
+
+impl Ended {
+    /// A task whose bytes were counted has not arrived.
+    #[cold]
+    fn fail(&mut self, index: usize, task: TaskRef<'_>, reason: FailureReason) {
+        self.tally.bytes[task.opcode() as usize] -= task.length();
+        self.failed_bytes += task.length();
+        self.failed.push((index, reason));
+    }
 }

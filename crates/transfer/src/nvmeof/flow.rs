@@ -12,6 +12,7 @@ use std::time::Instant;
 pub(super) use self::overdue::stuck;
 
 use millstream_metadata::{BufferDesc, SegmentDesc};
+use millstream_transfer_core::{Opcode as RailOpcode, RailCounters};
 
 use super::protocol::{EIO, MAX_LENGTH, Outcome};
 use crate::batch::BatchShared;
@@ -102,6 +103,7 @@ pub(super) struct Flow {
     serial: u64,
     /// No deadline is earlier, if there is any.
     earliest: Option<Instant>,
+    counters: RailCounters,
 }
 
 /// All that a flow had.
@@ -153,6 +155,7 @@ impl Entry {
             };
             if let Some((slice, slices)) = claimed {
                 task.can_be_given_up();
+                task.batch.posted(task.index);
                 return Some(Group {
                     ends: self.ends.clone(),
                     opcode: task.opcode(),
@@ -246,6 +249,12 @@ impl Flow {
         self.groups.count == 0
     }
 
+    /// What was done: a slice is a request here. And what is under way: requests, and their bytes.
+    pub(super) const fn counters(&mut self) -> (&mut RailCounters, (u64, u64)) {
+        let in_flight = (self.parts.count as u64, self.bytes);
+        (&mut self.counters, in_flight)
+    }
+
     /// Whether as much is under way as may be.
     pub(super) fn is_full(&self, most: usize) -> bool {
         self.parts.count >= most.min(MAX_PARTS) || self.bytes >= MAX_BYTES
@@ -297,6 +306,7 @@ impl Flow {
     fn named(&mut self, slot: usize) -> Option<Part> {
         self.serial += 1;
         let part = self.parts.at(slot)?;
+        self.counters.posted(part.length.into());
         // Numbers of parts that have ended mean nothing.
         part.id = self.serial << 8 | slot as u64;
         Some(part.clone())
@@ -322,6 +332,13 @@ impl Flow {
         self.part(id)?;
         let part = self.parts.remove((id & 0xff) as usize)?;
         self.bytes -= u64::from(part.length);
+        if outcome == Outcome::Done {
+            let opcode = match part.opcode {
+                Opcode::Read => RailOpcode::Read,
+                Opcode::Write => RailOpcode::Write,
+            };
+            self.counters.completed(opcode, part.length.into());
+        }
         if part.given_up {
             return None;
         }
@@ -385,7 +402,7 @@ impl Flow {
     pub(super) fn take(&mut self) -> Rest {
         let all = std::mem::take(self);
         // Replies to what was are not for what will be.
-        self.serial = all.serial;
+        (self.serial, self.counters) = (all.serial, all.counters);
         Rest { queue: all.queue, groups: all.groups.slots.into_iter().flatten().collect() }
     }
 }

@@ -11,7 +11,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
-use millstream_metadata::{Purpose, Token, prove};
+use millstream_metadata::{HostPort, Purpose, Token, prove};
 use millstream_net::stream::{Readiness, wait_for_stream};
 
 use super::flow::{Entry, Part, stuck};
@@ -19,6 +19,7 @@ use super::protocol::{Hello, Outcome, Request};
 use super::queue::{Queue, no_thread};
 use super::receiving::{ReceiveError, Receiving};
 use super::sending::{send_all, send_write};
+use crate::metrics::{RailMetrics, RailStatus};
 use crate::task::EndedTasks;
 use crate::{FailureReason, Opcode};
 
@@ -65,6 +66,8 @@ struct Own {
     lost: Option<String>,
     /// Whether a reply has come over it.
     answered: bool,
+    /// Why what was under way failed last.
+    failure: Option<String>,
 }
 
 impl Link {
@@ -77,6 +80,25 @@ impl Link {
     pub(super) fn submit(&self, entry: Entry) {
         let shared = Arc::clone(&self.shared);
         self.shared.queue.submit(entry, "file requests", move || shared.work());
+    }
+
+    /// What is to be seen of it.
+    pub(super) fn observe(&self) -> RailMetrics {
+        let Shared { host, port, queue, .. } = &*self.shared;
+        let mut state = queue.lock();
+        let (counters, (requests, bytes)) = state.flow.counters();
+        let counters = *counters;
+        let address = HostPort { host: host.clone(), port: *port }.to_string();
+        let connected = state.own.stream.is_some();
+        let observed = RailMetrics {
+            transport: super::NAME.to_owned(),
+            peer: host.clone(),
+            peer_nic: address,
+            state: if connected { RailStatus::Up } else { RailStatus::Down },
+            reason: state.own.failure.clone().filter(|_| !connected),
+            ..RailMetrics::default()
+        };
+        observed.counted(&counters, requests, bytes)
     }
 
     /// Whether it has nothing to do.
@@ -103,6 +125,10 @@ impl Drop for Link {
 impl Shared {
     fn fail(&self, text: &str) {
         let text = format!("{text} (target {}:{})", self.host, self.port);
+        let mut state = self.queue.lock();
+        state.flow.counters().0.failures += 1;
+        state.own.failure = Some(text.clone());
+        drop(state);
         self.fail_for(&FailureReason::File(text.into()));
     }
 
@@ -137,6 +163,7 @@ impl Shared {
                 continue;
             }
             state.own.stream = Some(Arc::clone(&stream));
+            state.flow.counters().0.connections += 1;
             (state.own.lost, state.own.answered, state.own.busy_since) = (None, false, None);
             drop(state);
             let ended = self.converse(&stream);

@@ -40,6 +40,7 @@ use crate::batch::BatchShared;
 use crate::keys::Keys;
 use crate::listen::listen;
 use crate::memory::RawMemory;
+use crate::metrics::Metrics;
 use crate::segment::OpenSegment;
 use crate::submit::SubmitOptions;
 use crate::transport::{Capabilities, Registration, Run, Transport};
@@ -152,6 +153,11 @@ impl NvmeofTransport {
         gate: Option<Gate>,
     ) -> Result<Self, InstallError> {
         let failed = |error: io::Error| InstallError::Files(error.to_string());
+        if gate.as_ref().is_some_and(|gate| gate.tls().is_some()) {
+            let text = "files go over the network without TLS, and a certificate is set here \
+                        (security.certificate_file)";
+            return Err(InstallError::Files(text.to_owned()));
+        }
         let disk = Arc::new(Disk::start(config.file_engine).map_err(failed)?);
         tracing::info!(engine = %disk.engine(), "files are read and written");
         let files = Arc::new(Files::default());
@@ -260,7 +266,7 @@ impl NvmeofTransport {
     /// The link to a segment's target, which segments of one target share.
     fn link(&self, segment: &str, descriptor: &SegmentDesc) -> Option<Arc<Link>> {
         let target = descriptor.file_target.as_ref()?;
-        let token = self.gate.as_ref().map(Gate::token);
+        let token = self.gate.as_ref().and_then(Gate::token);
         if target.token != token.is_some() {
             return None;
         }
@@ -381,6 +387,11 @@ impl Transport for NvmeofTransport {
                 Err("no process does its I/O, and it is not mapped for this server".to_owned())
             }
         }
+    }
+
+    fn observe(&self, metrics: &mut Metrics) {
+        let links: Vec<_> = lock(&self.links).values().filter_map(Weak::upgrade).collect();
+        metrics.rails.extend(links.iter().map(|link| link.observe()));
     }
 
     fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], _options: &SubmitOptions) {

@@ -28,7 +28,8 @@ use millstream_metadata::{
 use millstream_net::file_table;
 use millstream_topology::{Address, Priorities, PriorityMatrix, reachable_pairs};
 use millstream_transfer_core::{
-    Access as RailAccess, Affinity, Classic, Flow, MAX_RAILS, Order, Priority, RailId, RailSpec,
+    Access as RailAccess, Affinity, AnyPolicy, Classic, Flow, MAX_RAILS, Order, Priority, RailId,
+    RailSpec, Tent, TentConfig,
 };
 use millstream_verbs::{Access, Device, MemoryRegion, Provider};
 
@@ -43,11 +44,12 @@ use self::work::Works;
 use crate::batch::BatchShared;
 use crate::keys::Keys;
 use crate::memory::RawMemory;
+use crate::metrics::{DeviceMetrics, Metrics};
 use crate::segment::OpenSegment;
 use crate::submit::SubmitOptions;
 use crate::transport::{Capabilities, Guard, Registration, Run, Transport};
 use crate::workers::{Workers, join};
-use crate::{FailureReason, InstallError, RdmaConfig, SegmentId, TransferError};
+use crate::{FailureReason, InstallError, Policy, RdmaConfig, SegmentId, TransferError};
 
 /// The most completions that a queue of a device holds.
 pub(crate) const MAX_COMPLETIONS: usize = 1 << 20;
@@ -231,8 +233,7 @@ impl RdmaTransport {
         if let Some(peer) = peers.get(&key) {
             return Ok(Arc::clone(peer));
         }
-        // Those that no open segment leads to go, once they have nothing to do.
-        peers.retain(|_, peer| Arc::strong_count(peer) > 1 || !peer.is_idle());
+        peers.retain(|_, peer| is_needed(peer));
         let rails = self.rails(descriptor)?;
         let mut matrix = PriorityMatrix::default();
         for (location, (preferred, available)) in &descriptor.priority_matrix {
@@ -303,7 +304,7 @@ impl RdmaTransport {
         rails: &[Way],
         priorities: Vec<Priority>,
         affinity: Vec<Affinity>,
-    ) -> Flow<Classic> {
+    ) -> Flow<AnyPolicy> {
         let Shared { config, clock, context, .. } = &*self.shared;
         let call_timeout = context.calls.timeout();
         let flow = millstream_transfer_core::Config {
@@ -323,8 +324,17 @@ impl RdmaTransport {
             true => Order::RoundRobin,
             false => Order::Random(context.incarnation),
         };
-        let policy = Classic::new(order, self.priorities.clone(), priorities);
-        let policy = policy.with_affinity(affinity);
+        let own = self.priorities.clone();
+        let policy = match context.policy {
+            Policy::Classic => {
+                let classic = Classic::new(order, own, priorities);
+                AnyPolicy::Classic(classic.with_affinity(affinity))
+            }
+            Policy::Tent => {
+                let tent = Tent::new(TentConfig::default(), own, priorities);
+                AnyPolicy::Tent(tent.with_affinity(affinity))
+            }
+        };
         // Above all that this process has used with this peer, since time passes faster.
         let epoch = clock.now().nanos();
         let mut flow = Flow::new(flow, policy, descriptor.incarnation.unwrap_or(0), epoch);
@@ -465,6 +475,19 @@ impl Transport for RdmaTransport {
         self.shared.devices.iter().map(of).sum()
     }
 
+    fn connections_served(&self) -> usize {
+        self.accepted.connections()
+    }
+
+    fn observe(&self, metrics: &mut Metrics) {
+        let known = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let peers: Vec<_> = known.values().filter(|peer| is_needed(peer)).cloned().collect();
+        drop(known);
+        peers.iter().for_each(|peer| peer.observe(&mut metrics.rails));
+        let devices = self.shared.devices.iter();
+        metrics.devices.extend(devices.map(|device| DeviceMetrics::of(&device.device)));
+    }
+
     fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], options: &SubmitOptions) {
         for runs in runs.chunk_by(|a, b| Arc::ptr_eq(&a.view.descriptor, &b.view.descriptor)) {
             let Run { segment, view, .. } = &runs[0];
@@ -512,6 +535,12 @@ impl Transport for RdmaTransport {
         self.shared.workers.stop();
         self.paths.write().unwrap_or_else(PoisonError::into_inner).clear();
     }
+}
+
+/// Whether an open segment leads to a peer, or it has something to do. Others stay connected until another one is
+/// opened: who opens a segment for each transfer connects once.
+fn is_needed(peer: &Arc<Peer>) -> bool {
+    Arc::strong_count(peer) > 1 || !peer.is_idle()
 }
 
 /// What ends registrations with devices: each waits for its device.

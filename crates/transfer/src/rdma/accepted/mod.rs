@@ -118,6 +118,11 @@ impl Refusal {
 }
 
 impl Accepted {
+    /// How many connections there are.
+    pub(super) fn connections(&self) -> usize {
+        self.lock().connections()
+    }
+
     pub(super) fn new(config: AcceptedConfig) -> Self {
         let acknowledge_timeout = (config.acknowledge_timeout + QUESTION_TIMEOUT_MORE).min(31);
         Self {

@@ -415,6 +415,11 @@ impl Store {
             place.complained = false;
         }
     }
+
+    /// How many there are.
+    pub(super) fn connections(&self) -> usize {
+        self.entries.len()
+    }
 }
 
 #[cfg(test)]
@@ -422,10 +427,6 @@ impl Store {
     /// Queue pairs of a device that are taken.
     pub(super) fn used(&self, device: &str) -> usize {
         self.places.get(device).map_or(0, |place| place.used)
-    }
-
-    pub(super) fn connections(&self) -> usize {
-        self.entries.len()
     }
 
     pub(super) fn fences_waiting(&self) -> usize {

@@ -70,6 +70,7 @@ impl Peer {
                     }
                 }
                 Output::Abort { rail, epoch } => {
+                    state.blame(rail);
                     let place = &mut state.connections[usize::from(rail.0)];
                     let connected = place.take_if(|connected| connected.epoch == epoch);
                     let connection = connected.map(|connected| connected.connection);
@@ -112,6 +113,7 @@ impl Peer {
         connected.outstanding[queue_pair] += 1;
         if let Some((batch, index)) = state.runs.place(post.user) {
             batch.tasks.get(index).begin();
+            batch.posted(index);
         }
         work.add(Posting {
             device: way.local,

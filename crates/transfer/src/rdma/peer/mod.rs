@@ -1,13 +1,14 @@
 //! A peer: its flow, which decides, and the connections of its rails, which do it.
 //!
 //! Here tasks begin, and what has completed is told. `rails.rs` has the connections, `process.rs` whether the
-//! peer is there, and `actions.rs` what the flow wants done.
+//! peer is there, `actions.rs` what the flow wants done, and `observed.rs` what is to be seen of it.
 //!
 //! Each call gives the flow an input under the lock, takes what is to be done, and does it after the
 //! lock: posting, and telling tasks that they have ended. What may take longer, as connecting and
 //! resetting queue pairs, a thread of the pool does.
 
 mod actions;
+mod observed;
 mod process;
 mod rails;
 
@@ -17,7 +18,7 @@ use std::time::Duration;
 
 use millstream_metadata::{BufferDesc, Gid, NicPath};
 use millstream_transfer_core::{
-    Borders, Classic, Flow, Instant, Piece, Rail, RailId, RailState, Ranges, Request, SliceId,
+    AnyPolicy, Borders, Flow, Instant, Piece, Rail, RailId, RailState, Ranges, Request, SliceId,
     SliceResult, TaskId,
 };
 use millstream_verbs::{Completion, CompletionStatus};
@@ -75,7 +76,7 @@ pub(super) struct Way {
 }
 
 struct State {
-    flow: Flow<Classic>,
+    flow: Flow<AnyPolicy>,
     runs: Runs,
     pairs: Pairs,
     /// The connection of each rail that is up.
@@ -86,6 +87,8 @@ struct State {
     refused: Vec<(u64, RailId, CompletionStatus)>,
     /// Why a rail failed last.
     last: Option<(RailId, FailureReason)>,
+    /// The same of each rail, until it is connected again.
+    reasons: Box<[Option<FailureReason>]>,
     /// The incarnation before: another one has answered since, and it will not come back.
     dead: Option<u64>,
     segments: Vec<Weak<OpenSegment>>,
@@ -113,7 +116,7 @@ impl Peer {
         has_incarnation: bool,
         locations: Box<[String]>,
         rails: Vec<Way>,
-        flow: Flow<Classic>,
+        flow: Flow<AnyPolicy>,
     ) -> Self {
         let state = State {
             flow,
@@ -123,6 +126,7 @@ impl Peer {
             aborting: Vec::new(),
             refused: Vec::new(),
             last: None,
+            reasons: rails.iter().map(|_| None).collect(),
             dead: None,
             segments: Vec::new(),
             asking: false,
@@ -230,7 +234,7 @@ impl Peer {
                         state.flow.rail_tested(now, rail, link.epoch);
                     }
                     status => {
-                        state.last = Some((rail, FailureReason::Completion(status)));
+                        state.failed(rail, FailureReason::Completion(status));
                         state.flow.rail_down(now, rail, link.epoch);
                     }
                 }
@@ -248,7 +252,7 @@ impl Peer {
                     SliceResult::Refused
                 }
                 status => {
-                    state.last = Some((rail, FailureReason::Completion(status)));
+                    state.failed(rail, FailureReason::Completion(status));
                     SliceResult::Broken
                 }
             };
@@ -349,6 +353,22 @@ impl State {
         }
     }
 
+    /// A rail has failed.
+    fn failed(&mut self, rail: RailId, reason: FailureReason) {
+        if let Some(place) = self.reasons.get_mut(usize::from(rail.0)) {
+            *place = Some(reason.clone());
+        }
+        self.last = Some((rail, reason));
+    }
+
+    /// A connection is given up. If that is a failure of which nobody has said why, it was silent.
+    fn blame(&mut self, rail: RailId) {
+        let (index, reason) = (usize::from(rail.0), "nothing completed on it for too long");
+        if self.flow.rails()[index].has_failed() && self.reasons[index].is_none() {
+            self.reasons[index] = Some(FailureReason::Connection(reason.into()));
+        }
+    }
+
     /// A queue pair has a place for one more work request, if it is of the connection that there is.
     fn returned(&mut self, link: &Link) {
         if let Some(connected) = &mut self.connections[usize::from(link.rail.0)]
@@ -371,13 +391,14 @@ impl State {
             && let Some((batch, index)) = self.runs.place(moved.user)
         {
             batch.tasks.get(index).moved(moved.length.into());
+            batch.acknowledged(index);
         }
     }
 
     /// The queue pair did not take a request: it has failed meanwhile, or its device has.
     fn not_posted(&mut self, now: Instant, posting: NotPosted) {
         let NotPosted { rail, epoch, slice, error } = posting;
-        self.last = Some((rail, FailureReason::Post(error)));
+        self.failed(rail, FailureReason::Post(error));
         if is_test(slice.to_bits()) {
             // Another connection may be there meanwhile.
             return self.flow.rail_down(now, rail, epoch);

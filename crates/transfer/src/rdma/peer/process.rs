@@ -47,6 +47,7 @@ impl Peer {
             tracing::info!(peer = &*self.name, "the peer was restarted");
             state.bury();
             state.last = None;
+            state.reasons.fill(None);
             state.mark_stale();
             state.flow.peer_restarted(now, incarnation);
         }
@@ -61,6 +62,7 @@ impl Peer {
         if asked.unwrap_or(0) == state.flow.incarnation() {
             tracing::info!(peer = &*self.name, %reason, "the peer is gone");
             state.mark_stale();
+            state.reasons.fill(Some(reason.clone()));
             state.last = Some((RailId(0), reason));
             state.flow.peer_gone(now);
         }
