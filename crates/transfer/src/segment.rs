@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use millstream_metadata::{BufferDesc, SegmentDesc};
 
+use crate::metrics::Traffic;
 use crate::path::Told;
 use crate::{BufferError, SegmentError};
 
@@ -58,6 +59,8 @@ pub(crate) struct OpenSegment {
     /// When it was last tried whether a segment that no transport reached is reached now.
     tried: Mutex<Option<Instant>>,
     pub(crate) told: Told,
+    /// What was copied to and from it.
+    pub(crate) traffic: Traffic,
 }
 
 /// A version of a segment's descriptor, and the order of its buffers in memory.
@@ -225,6 +228,7 @@ impl OpenSegment {
             preparing: Mutex::new(false),
             tried: Mutex::new(None),
             told: Told::default(),
+            traffic: Traffic::default(),
         }
     }
 
@@ -342,6 +346,12 @@ impl SegmentTable {
 
     pub(crate) fn by_id(&self, id: SegmentId) -> Option<Arc<OpenSegment>> {
         self.inner.read().unwrap_or_else(PoisonError::into_inner).by_id.get(&id).cloned()
+    }
+
+    /// How many are open, the engine's own not counted.
+    pub(crate) fn count_of_others(&self) -> usize {
+        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        inner.by_id.len().saturating_sub(1)
     }
 
     pub(crate) fn by_name(&self, name: &str) -> Option<Arc<OpenSegment>> {

@@ -15,6 +15,7 @@ use crate::batch::BatchShared;
 use crate::copier::{Copier, Other, Way};
 use crate::keys::Keys;
 use crate::memory::RawMemory;
+use crate::metrics::{Metrics, RailMetrics, RailStatus};
 use crate::segment::OpenSegment;
 use crate::submit::SubmitOptions;
 use crate::transport::{Capabilities, Guard, Registration, Run, Transport};
@@ -35,6 +36,7 @@ pub(crate) struct ShmTransport {
 /// What came of asking a segment's process to be let in.
 #[derive(Clone)]
 struct Link {
+    segment: Arc<OpenSegment>,
     /// The start of the process that was asked.
     incarnation: Option<u64>,
     peer: Result<Arc<Peer>, String>,
@@ -150,7 +152,8 @@ impl Transport for ShmTransport {
                 tracing::info!(segment = segment.name, reason, "memory is not shared");
             }
         }
-        let link = Link { incarnation: descriptor.incarnation, peer };
+        let incarnation = descriptor.incarnation;
+        let link = Link { segment: Arc::clone(segment), incarnation, peer };
         let mut links = self.links.write().unwrap_or_else(PoisonError::into_inner);
         let before = links.insert(segment.id, link);
         drop(links);
@@ -181,6 +184,21 @@ impl Transport for ShmTransport {
             let peer = link.peer.as_ref().ok().filter(|_| known);
             peer.is_some_and(|peer| is_accessible(peer, &descriptor.buffers[buffer]).is_ok())
         })
+    }
+
+    fn observe(&self, metrics: &mut Metrics) {
+        let links = self.links.read().unwrap_or_else(PoisonError::into_inner);
+        metrics.rails.extend(links.values().map(|Link { segment, peer, .. }| {
+            let alive = peer.as_ref().is_ok_and(|peer| peer.is_alive());
+            let ended = (!alive).then(|| "its process has ended".to_owned());
+            segment.traffic.rail(RailMetrics {
+                transport: Self::NAME.to_owned(),
+                peer: segment.name.clone(),
+                state: if alive { RailStatus::Up } else { RailStatus::Down },
+                reason: peer.as_ref().err().cloned().or(ended),
+                ..RailMetrics::default()
+            })
+        }));
     }
 
     fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], options: &SubmitOptions) {

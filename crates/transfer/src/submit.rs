@@ -162,8 +162,7 @@ impl Inner {
             Ok(_) => tracing::warn!("a message is lost: its peer refused it"),
             Err(error) => tracing::warn!(%error, "a message is lost"),
         };
-        let timeout = self.calls.timeout();
-        self.calls.call(&address, message.frame(), timeout, Box::new(done));
+        self.calls.deliver(&address, message.frame(), Box::new(done));
     }
 
     /// Finds both ends of each request. Those that lie in the same memory as the one before, as most do,
@@ -336,8 +335,11 @@ fn start<R: Requested>(
     // What is sent after them may wait for a server, and is not to do so inside of memory.
     let alone = options.deadline.is_none() && submission.is_none();
     let mut left = if R::WHOLE && alone { INLINE } else { 0 };
+    let copies = runs.iter().all(|run| run.copies);
+    batch.time_one(submitted, requests.len(), copies);
     for run in runs {
         let transport = code_of(run.transport_name);
+        batch.counters.submitted(transport, run.tasks.len());
         for index in run.tasks.clone() {
             let (task, request) = (batch.tasks.get(index), &requests[index - submitted]);
             request.start(task, &batch.slicing, options);

@@ -12,6 +12,7 @@ use std::time::Instant;
 use millstream_transfer_core::TaskId;
 
 use crate::batch::BatchShared;
+use crate::metrics::Tally;
 use crate::notify::Submission;
 use crate::pieces::Shape;
 use crate::slicing::Slicing;
@@ -193,6 +194,11 @@ impl<'a> TaskRef<'a> {
     /// The number of the transport that does it. Called before anybody else knows of it.
     pub(crate) fn goes_by(&self, transport: u8) {
         self.transport.store(transport, Ordering::Relaxed);
+    }
+
+    /// That number.
+    pub(crate) fn transport(&self) -> u8 {
+        self.transport.load(Ordering::Relaxed)
     }
 
     /// Tells this of its end. Called before anybody else knows of it.
@@ -529,7 +535,7 @@ impl TaskHandle {
 
     fn finish(&self, slices: u64) {
         if self.task().end_slices(slices) {
-            self.batch.tasks_finished(1);
+            EndedTasks::default().count(&self.batch, self.index);
         }
     }
 }
@@ -540,6 +546,9 @@ impl TaskHandle {
 pub(crate) struct EndedTasks {
     batch: Option<Arc<BatchShared>>,
     count: usize,
+    /// The number of their transport.
+    transport: u8,
+    tally: Tally,
 }
 
 impl EndedTasks {
@@ -551,43 +560,56 @@ impl EndedTasks {
         slices: u64,
         length: u64,
     ) {
-        let task = batch.tasks.get(task);
-        if slices == task.slices() {
-            task.arrived(length);
+        let found = batch.tasks.get(task);
+        if slices == found.slices() {
+            found.arrived(length);
         } else {
-            task.transferred.fetch_add(length, Ordering::Relaxed);
-            if !task.end_slices(slices) {
+            found.transferred.fetch_add(length, Ordering::Relaxed);
+            if !found.end_slices(slices) {
                 return;
             }
         }
-        self.count(batch);
+        self.count(batch, task);
     }
 
     /// A task has ended that had an owner.
     pub(crate) fn ended(&mut self, batch: &Arc<BatchShared>, task: usize, end: TaskEnd) {
         let TaskEnd { state, transferred, target_undefined, unconfirmed, error } = end;
-        let task = batch.tasks.get(task);
-        task.transferred.store(transferred, Ordering::Relaxed);
-        task.target_undefined.store(target_undefined, Ordering::Relaxed);
-        task.unconfirmed.store(unconfirmed, Ordering::Relaxed);
+        let found = batch.tasks.get(task);
+        found.transferred.store(transferred, Ordering::Relaxed);
+        found.target_undefined.store(target_undefined, Ordering::Relaxed);
+        found.unconfirmed.store(unconfirmed, Ordering::Relaxed);
         if let Some(error) = error {
-            task.set_error(error);
+            found.set_error(error);
         }
-        task.set_state(state);
-        self.count(batch);
+        found.set_state(state);
+        self.count(batch, task);
     }
 
     /// The batch is to be told of one more task.
-    fn count(&mut self, batch: &Arc<BatchShared>) {
-        if !self.batch.as_ref().is_some_and(|ended| Arc::ptr_eq(ended, batch)) {
+    fn count(&mut self, batch: &Arc<BatchShared>, index: usize) {
+        let task = batch.tasks.get(index);
+        let transport = task.transport();
+        if !self.batch.as_ref().is_some_and(|ended| Arc::ptr_eq(ended, batch))
+            || transport != self.transport
+        {
             self.tell();
-            self.batch = Some(Arc::clone(batch));
+            (self.batch, self.transport) = (Some(Arc::clone(batch)), transport);
         }
         self.count += 1;
+        let state = task.state.load(Ordering::Relaxed);
+        let opcode = usize::from(task.opcode.load(Ordering::Relaxed));
+        self.tally.bytes[opcode & 1] += task.transferred.load(Ordering::Relaxed);
+        match state == TransferState::Completed as u8 {
+            true => self.tally.completed += 1,
+            false => batch.counters.not_completed(transport, state),
+        }
+        batch.state_told(index, transport, state);
     }
 
     fn tell(&mut self) {
         if let Some(batch) = self.batch.take() {
+            batch.counters.completed(self.transport, &std::mem::take(&mut self.tally));
             batch.tasks_finished(std::mem::take(&mut self.count));
         }
     }

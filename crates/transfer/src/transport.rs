@@ -10,6 +10,7 @@ use crate::SegmentId;
 use crate::batch::BatchShared;
 use crate::keys::Keys;
 use crate::memory::{LocalMemory, RawMemory};
+use crate::metrics::Metrics;
 use crate::segment::{OpenSegment, View};
 use crate::submit::SubmitOptions;
 use crate::task::TaskHandle;
@@ -21,7 +22,7 @@ pub const ANY_LOCATION: &str = "*";
 pub(crate) const ANYWHERE: u16 = u16::MAX;
 
 /// The names of all transports. Where one is noted in a byte, it is its place here, counted from 1.
-const NAMES: [&str; 5] = ["local", "shm", "rdma", "nvmeof", "tcp"];
+pub(crate) const NAMES: [&str; 5] = ["local", "shm", "rdma", "nvmeof", "tcp"];
 
 /// The number of a transport.
 pub(crate) fn code_of(name: &str) -> u8 {
@@ -159,6 +160,14 @@ pub(crate) trait Transport: Send + Sync {
     fn retransmissions(&self) -> u64 {
         0
     }
+
+    /// Connections of peers that it serves.
+    fn connections_served(&self) -> usize {
+        0
+    }
+
+    /// Adds its rails and devices.
+    fn observe(&self, _metrics: &mut Metrics) {}
 
     /// Begins to do this work. Does not wait for any of it.
     fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], options: &SubmitOptions);

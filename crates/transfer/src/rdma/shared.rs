@@ -7,9 +7,9 @@ use millstream_metadata::Store;
 use super::device::LocalDevice;
 use super::timer::{Clock, Timer};
 use super::work::Works;
-use crate::RdmaConfig;
 use crate::calls::Calls;
 use crate::workers::Workers;
+use crate::{Policy, RdmaConfig};
 
 /// What the transport knows of its engine.
 pub(crate) struct RdmaContext {
@@ -20,6 +20,7 @@ pub(crate) struct RdmaContext {
     pub(crate) store: Arc<dyn Store>,
     pub(crate) slice_length: usize,
     pub(crate) fragment_ratio: usize,
+    pub(crate) policy: Policy,
 }
 
 /// What all peers of the transport share.

@@ -40,6 +40,7 @@ impl Peer {
         state.connections[usize::from(rail.0)] = Some(Connected { epoch, connection, outstanding });
         state.flow.rail_up(now, rail, epoch);
         state.last = None;
+        state.reasons[usize::from(rail.0)] = None;
         self.act(now, state);
         None
     }
@@ -59,7 +60,7 @@ impl Peer {
                     (rail.epoch(), rail.is_up())
                 };
                 if up {
-                    state.last = Some((rail, self.shared.devices[device].port_down()));
+                    state.failed(rail, self.shared.devices[device].port_down());
                     state.flow.rail_down(now, rail, epoch);
                 }
             }
@@ -73,7 +74,7 @@ impl Peer {
         let now = self.now();
         tracing::info!(error = %self.error(Some(rail), reason.clone()), epoch, "not connected");
         let hopeless = !reason.may_pass();
-        state.last = Some((rail, reason));
+        state.failed(rail, reason);
         state.flow.rail_down(now, rail, epoch);
         let state = self.act_and_keep(now, state);
         let Some(mut state) = state.filter(|_| hopeless) else { return };
@@ -97,7 +98,7 @@ impl Peer {
     ) {
         let mut state = self.lock();
         let now = self.now();
-        state.last = Some((rail, reason));
+        state.failed(rail, reason);
         state.flow.rail_refused(now, rail, epoch, floor);
         self.act(now, state);
     }
