@@ -2,6 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -166,6 +168,36 @@ fn strangers_that_answer_are_found_out() {
     }
 }
 
+/// It takes each connection, says so, and closes it: it is not asked again without a pause.
+#[test]
+fn a_peer_that_welcomes_and_closes_is_left_alone_for_a_while() {
+    let listener = TcpListener::bind((crate::common::address(), 0)).unwrap();
+    let place = listener.local_addr().unwrap();
+    let count = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&count);
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream: TcpStream = stream.unwrap();
+            counted.fetch_add(1, Ordering::SeqCst);
+            let _ = stream.read(&mut [0; 48]);
+            let _ = stream.write_all(b"MILLSTR\xff\0\0\0\0\0\0\0\0");
+        }
+    });
+    let (target, initiator) = (engine(TcpConfig::default()), engine(TcpConfig::default()));
+    let _remote = shared(&target, 4096);
+    let local = private(&initiator, 4096);
+    let (_server, segment) = super::fixture::at_port(&initiator, &target, place);
+    // What it has become of a WRITE nobody knows, and so a fence is asked for.
+    for opcode in [Opcode::Read, Opcode::Write] {
+        let whole = request(opcode, (&local, 0), &segment, 0, 4096);
+        let batch = initiator.submit_new(&[whole], &SubmitOptions::default()).unwrap();
+        let status = wait_for(&initiator, &batch);
+        assert_eq!(status.state, TransferState::Failed, "{opcode:?}");
+    }
+    let count = count.load(Ordering::SeqCst);
+    assert!(count < 20, "{count} connections");
+}
+
 #[test]
 fn a_process_that_was_restarted_is_not_taken_for_the_one_before() {
     let Pair { segment, remote: _remote, local, target, initiator } =
@@ -181,6 +213,32 @@ fn a_process_that_was_restarted_is_not_taken_for_the_one_before() {
     let status = wait_for(&initiator, &batch);
     let error = status.error.unwrap().to_string();
     assert!(error.contains("restarted"), "{error}");
+}
+
+/// What it has sent is somewhere on the way when it closes, and does not arrive afterwards.
+#[test]
+fn nothing_arrives_after_an_engine_has_closed() {
+    let target = engine(TcpConfig::default());
+    let relay = Relay::start(&target, Duration::from_millis(1));
+    let initiator = engine(TcpConfig::default());
+    let (remote, local) = (shared(&target, LENGTH as usize), private(&initiator, LENGTH as usize));
+    local.write(0, &vec![1; LENGTH as usize]).unwrap();
+    let (_server, segment) = relayed(&initiator, &target, &relay);
+    let parts: Vec<_> = (0..64)
+        .map(|part| request(Opcode::Write, (&local, part << 20), &segment, part << 20, 1 << 20))
+        .collect();
+    let batch = initiator.submit_new(&parts, &SubmitOptions::default()).unwrap();
+    while relay.moved() < 3 << 20 {
+        initiator.wait(&batch, Duration::from_millis(1));
+    }
+    let stopwatch = Stopwatch::start();
+    drop((local, initiator));
+    let took = stopwatch.took();
+    assert!(took.own() < Duration::from_secs(5), "{took}");
+    remote.write(0, &vec![0; LENGTH as usize]).unwrap();
+    relay.drain();
+    assert!(contents(&remote, 0, LENGTH as usize).iter().all(|&byte| byte == 0));
+    drop(batch);
 }
 
 #[test]

@@ -8,13 +8,15 @@ use std::sync::{Arc, Mutex, Once};
 use std::thread;
 use std::time::Duration;
 
-use millstream_metadata::{Client, Frame, FrameType, Handler, SegmentDesc, Server, ServerConfig};
-use millstream_transfer::{Buffer, Config, Segment, TcpConfig, TransferEngine};
+use millstream_metadata::{
+    Client, Frame, FrameType, Gate, Handler, SegmentDesc, Server, ServerConfig,
+};
+use millstream_transfer::{Buffer, Config, Opcode, Segment, TcpConfig, TransferEngine};
 use tracing::field::Field;
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
-use crate::common::{address, private, shared};
+use crate::common::{LONG, address, private, request, shared};
 
 pub(crate) fn engine(config: TcpConfig) -> TransferEngine {
     static KEEPER: Once = Once::new();
@@ -25,12 +27,19 @@ pub(crate) fn engine(config: TcpConfig) -> TransferEngine {
 }
 
 /// All framings: what initiators are made with.
-pub(crate) fn framings() -> [(&'static str, TcpConfig); 4] {
+pub(crate) fn framings() -> [(&'static str, TcpConfig); 5] {
     let best = TcpConfig::default();
     let original = TcpConfig { messages: false, ..best.clone() };
     let one = TcpConfig { version_one: true, ..best.clone() };
     let confirmed = TcpConfig { confirm_writes: true, ..one.clone() };
-    [("best", best), ("version 2", original), ("version 1", one), ("confirmed", confirmed)]
+    let checked = TcpConfig { checksums: true, ..best.clone() };
+    [
+        ("best", best),
+        ("checksums", checked),
+        ("version 2", original),
+        ("version 1", one),
+        ("confirmed", confirmed),
+    ]
 }
 
 /// An engine with memory, another one, memory there, and the segment of the first.
@@ -47,6 +56,27 @@ pub(crate) fn pair(config: TcpConfig, length: usize) -> Pair {
     let (remote, local) = (shared(&target, length), private(&initiator, length));
     let segment = initiator.open_segment(target.name()).unwrap();
     Pair { segment, remote, local, target, initiator }
+}
+
+/// A segment with this descriptor, asked of somebody at the target's host who has this gate.
+pub(crate) fn said(
+    (initiator, target): (&TransferEngine, &TransferEngine),
+    gate: Option<Gate>,
+    descriptor: SegmentDesc,
+) -> (Server, Segment) {
+    // The target is looked for at the host of the segment's name.
+    let listener = TcpListener::bind((target.listening_at().ip(), 0)).unwrap();
+    let says = Arc::new(Says(descriptor));
+    let server = Server::guarded(listener, ServerConfig::default(), gate, says).unwrap();
+    let segment = initiator.open_segment(&server.address().to_string()).unwrap();
+    (server, segment)
+}
+
+/// The error of a WRITE of 64 bytes.
+pub(crate) fn failure(initiator: &TransferEngine, segment: &Segment) -> String {
+    let local = private(initiator, 64);
+    let asked = [request(Opcode::Write, (&local, 0), segment, 0, 64)];
+    initiator.submit_and_wait(&asked, LONG).unwrap_err().to_string()
 }
 
 pub(crate) fn descriptor(engine: &TransferEngine) -> SegmentDesc {

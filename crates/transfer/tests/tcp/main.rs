@@ -3,6 +3,7 @@
 #[path = "../common/mod.rs"]
 mod common;
 
+mod checksums;
 mod closing;
 mod ending;
 mod fixture;
@@ -10,4 +11,6 @@ mod framings;
 mod memory;
 mod peers;
 mod strangers;
+#[cfg(feature = "tls")]
+mod tls;
 mod token;

@@ -193,7 +193,7 @@ fn messages_that_are_none_end_the_connection_and_touch_nothing() {
         (2, hello(1, incarnation.wrapping_add(1))),
         (1, {
             let mut bytes = hello(1, incarnation);
-            bytes[8] = 2;
+            bytes[8] = 3;
             bytes
         }),
     ] {

@@ -1,0 +1,140 @@
+//! Bits that change on their way.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+
+use millstream_transfer::{Opcode, TcpConfig, TransferEngine, TransferState};
+
+use super::fixture::{at_port, descriptor, engine};
+use crate::common::{LONG, contents, pattern, private, request, shared};
+
+const LENGTH: usize = 1 << 20;
+
+/// Which way bits change.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Way {
+    There,
+    Back,
+}
+
+/// Passes on what goes to a target, and back, and changes a bit at this place of the first so many connections.
+struct Flipping {
+    address: SocketAddr,
+    flipped: Arc<AtomicUsize>,
+}
+
+impl Flipping {
+    fn start(target: &TransferEngine, way: Way, place: usize, connections: usize) -> Self {
+        let ip = target.listening_at().ip();
+        let port = descriptor(target).tcp_data_port.unwrap();
+        let listener = TcpListener::bind((ip, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let flipped = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&flipped);
+        thread::spawn(move || {
+            for near in listener.incoming().map_while(Result::ok) {
+                let Ok(far) = TcpStream::connect((ip, port)) else { continue };
+                let clone = |stream: &TcpStream| stream.try_clone().unwrap();
+                let there = (clone(&near), clone(&far), Way::There);
+                for (from, to, this) in [there, (far, near, Way::Back)] {
+                    let counted = Arc::clone(&counted);
+                    thread::spawn(move || {
+                        let flips = || {
+                            let flips = |count| (count < connections).then_some(count + 1);
+                            let relaxed = Ordering::Relaxed;
+                            counted.fetch_update(relaxed, relaxed, flips).is_ok()
+                        };
+                        pump(from, &to, |passed, bytes| {
+                            if way == this
+                                && let Some(byte) =
+                                    place.checked_sub(passed).and_then(|at| bytes.get_mut(at))
+                                && flips()
+                            {
+                                *byte ^= 0x10;
+                            }
+                        });
+                        let _ = to.shutdown(Shutdown::Write);
+                    });
+                }
+            }
+        });
+        Self { address, flipped }
+    }
+}
+
+fn pump(mut from: TcpStream, mut to: &TcpStream, mut see: impl FnMut(usize, &mut [u8])) {
+    let (mut bytes, mut passed) = (vec![0; 16 << 10], 0);
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        see(passed, &mut bytes[..count]);
+        if to.write_all(&bytes[..count]).is_err() {
+            return;
+        }
+        passed += count;
+    }
+}
+
+fn checked() -> TcpConfig {
+    TcpConfig { checksums: true, lanes: 1, ..TcpConfig::default() }
+}
+
+/// Moves bytes through such a relay: how it ended, which bytes are there then, and how many bits changed.
+fn moved(
+    opcode: Opcode,
+    config: TcpConfig,
+    place: usize,
+    connections: usize,
+) -> (TransferState, String, Vec<u8>, usize) {
+    let (target, initiator) = (engine(TcpConfig::default()), engine(config));
+    let (remote, local) = (shared(&target, LENGTH), private(&initiator, LENGTH));
+    let (way, source, sink) = match opcode {
+        Opcode::Write => (Way::There, &local, &remote),
+        Opcode::Read => (Way::Back, &remote, &local),
+    };
+    source.write(0, &pattern(LENGTH, 3)).unwrap();
+    let relay = Flipping::start(&target, way, place, connections);
+    let (_server, segment) = at_port(&initiator, &target, relay.address);
+    let batch = initiator.allocate_batch(1).unwrap();
+    let request = request(opcode, (&local, 0), &segment, 0, LENGTH as u64);
+    initiator.submit(&batch, &[request]).unwrap();
+    assert!(initiator.wait(&batch, LONG));
+    let status = initiator.status(&batch, 0).unwrap();
+    let error = status.error.map_or_else(String::new, |error| error.to_string());
+    (status.state, error, contents(sink, 0, LENGTH), relay.flipped.load(Ordering::Relaxed))
+}
+
+#[test]
+fn what_was_damaged_on_its_way_is_sent_again() {
+    for opcode in [Opcode::Write, Opcode::Read] {
+        // In the header of the first record, in that of a message, and in data.
+        for place in [50, 70, 500_000] {
+            let (state, error, bytes, flipped) = moved(opcode, checked(), place, 2);
+            assert_eq!(state, TransferState::Completed, "{opcode:?} {place}: {error}");
+            assert!(bytes == pattern(LENGTH, 3), "{opcode:?} {place}");
+            assert_eq!(flipped, 2, "{opcode:?} {place}");
+        }
+    }
+}
+
+#[test]
+fn damage_without_end_is_an_error_that_names_it_and_reaches_no_memory() {
+    for opcode in [Opcode::Write, Opcode::Read] {
+        let (state, error, bytes, flipped) = moved(opcode, checked(), 500_000, usize::MAX);
+        assert_eq!(state, TransferState::Failed, "{opcode:?}");
+        assert!(error.contains("its checksum is wrong"), "{opcode:?}: {error}");
+        assert!(flipped >= 3, "{opcode:?}: {flipped}");
+        let right = pattern(LENGTH, 3);
+        assert!(bytes.iter().zip(&right).all(|(a, b)| a == b || *a == 0), "{opcode:?}");
+    }
+}
+
+/// So it would be: TCP's own checksum is of each hop.
+#[test]
+fn without_checksums_nobody_notices() {
+    let (state, _, bytes, flipped) = moved(Opcode::Write, TcpConfig::default(), 500_000, 1);
+    assert_eq!((state, flipped), (TransferState::Completed, 1));
+    let right = pattern(LENGTH, 3);
+    assert_eq!(bytes.iter().zip(&right).filter(|(a, b)| a != b).count(), 1);
+}
