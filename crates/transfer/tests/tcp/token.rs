@@ -1,15 +1,14 @@
 //! Engines with a token: among each other, towards others, and with strangers at their ports.
 
 use std::io::{ErrorKind, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::sync::Arc;
+use std::net::{SocketAddr, TcpStream};
 
 use millstream_metadata::{
-    Client, ClientConfig, Frame, FrameType, Gate, Purpose, SegmentDesc, Server, ServerConfig, Token,
+    Client, ClientConfig, Frame, FrameType, Gate, Purpose, SegmentDesc, Token,
 };
-use millstream_transfer::{Config, Opcode, Segment, TcpConfig, TransferEngine};
+use millstream_transfer::{Config, Opcode, TcpConfig, TransferEngine};
 
-use super::fixture::{Says, engine, framings};
+use super::fixture::{engine, failure, framings, said};
 use crate::common::{LONG, address, contents, pattern, private, request, shared};
 
 fn token(text: &str) -> Token {
@@ -32,34 +31,17 @@ fn guarded(token: Token, tcp: TcpConfig) -> TransferEngine {
     engine
 }
 
+/// What somebody asks for who has this token, if he has one.
+fn gate(token: Option<Token>) -> Option<Gate> {
+    token.map(|token| Gate::new(token, Purpose::Handshake, "says"))
+}
+
 /// What an engine with our token says of itself.
 fn descriptor(engine: &TransferEngine) -> SegmentDesc {
     let client = Client::new(ClientConfig { token: Some(ours()), ..ClientConfig::default() });
     let frame = Frame::new(FrameType::Metadata, b"{}".to_vec());
     let reply = client.call(&engine.name().parse().unwrap(), &frame).unwrap();
     SegmentDesc::from_json(&reply.body).unwrap()
-}
-
-/// A segment with this descriptor, asked of somebody who has this token, if he has one.
-fn said(
-    (initiator, target): (&TransferEngine, &TransferEngine),
-    token: Option<Token>,
-    descriptor: SegmentDesc,
-) -> (Server, Segment) {
-    // The target is looked for at the host of the segment's name.
-    let listener = TcpListener::bind((target.listening_at().ip(), 0)).unwrap();
-    let gate = token.map(|token| Gate::new(token, Purpose::Handshake, "says"));
-    let says = Arc::new(Says(descriptor));
-    let server = Server::guarded(listener, ServerConfig::default(), gate, says).unwrap();
-    let segment = initiator.open_segment(&server.address().to_string()).unwrap();
-    (server, segment)
-}
-
-/// The error of a WRITE of 64 bytes.
-fn failure(initiator: &TransferEngine, segment: &Segment) -> String {
-    let local = private(initiator, 64);
-    let asked = [request(Opcode::Write, (&local, 0), segment, 0, 64)];
-    initiator.submit_and_wait(&asked, LONG).unwrap_err().to_string()
 }
 
 #[test]
@@ -114,22 +96,22 @@ fn another_token_or_none_is_told_by_the_port_for_data() {
     let _remote = shared(&target, 4096);
     let shown = descriptor(&target);
     let stranger = guarded(other(), TcpConfig::default());
-    let (_server, segment) = said((&stranger, &target), Some(other()), shown.clone());
+    let (_server, segment) = said((&stranger, &target), gate(Some(other())), shown.clone());
     let error = failure(&stranger, &segment);
     assert!(error.contains("its token is another than ours"), "{error}");
     let plain = engine(TcpConfig::default());
-    let (_server, segment) = said((&plain, &target), None, shown.clone());
+    let (_server, segment) = said((&plain, &target), gate(None), shown.clone());
     let error = failure(&plain, &segment);
     assert!(error.contains("only who have its token, and none is set here"), "{error}");
     // Whose memory is for everybody is none of ours.
     let (tcp_data_port, tcp_token_port) = (shown.tcp_token_port, None);
     let open = SegmentDesc { tcp_data_port, tcp_token_port, ..shown.clone() };
-    let (_server, segment) = said((&friend, &target), Some(ours()), open);
+    let (_server, segment) = said((&friend, &target), gate(Some(ours())), open);
     let error = failure(&friend, &segment);
     assert!(error.contains("asks for no token, and one is set here"), "{error}");
     // A port that is another engine's by now.
     let renamed = SegmentDesc { name: "somebody".to_owned(), ..shown };
-    let (_server, segment) = said((&friend, &target), Some(ours()), renamed);
+    let (_server, segment) = said((&friend, &target), gate(Some(ours())), renamed);
     let error = failure(&friend, &segment);
     assert!(error.contains("which is another than the one that was called"), "{error}");
     // Nobody else is disturbed, and nothing was written.
