@@ -1,7 +1,7 @@
 //! A process with a transfer engine over TCP, which does what lines of its input say, as
 //! `xtask/src/mooncake/peer.py` does with the original's.
 //!
-//! `tcp_peer LENGTH STORE`: so many bytes of memory. Settings are those of the environment; `CONFIRM_WRITES` has WRITEs
+//! `tcp_peer LENGTH STORE NAME`: so many bytes of memory, and what the segment is called where the store has names. Settings are those of the environment; `CONFIRM_WRITES` has WRITEs
 //! of version 1 confirmed. Each line is answered by
 //! one: `ok`, `ok` and a value, or `failed` and the code and text of an error.
 
@@ -10,9 +10,10 @@ use std::io::{self, BufRead, Write};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use millstream_metadata::is_peer_to_peer;
 use millstream_transfer::{
-    Buffer, Notification, Opcode, Settings, Sources, SubmitOptions, TcpConfig, TransferEngine,
-    TransferRequest, TransferState,
+    Buffer, Config, Notification, Opcode, Settings, Sources, SubmitOptions, TcpConfig,
+    TransferEngine, TransferRequest, TransferState,
 };
 
 /// Longer than anything takes, unless it hangs.
@@ -26,23 +27,25 @@ type Failed = Box<dyn Error>;
 
 fn main() -> Result<(), Failed> {
     let arguments: Vec<String> = std::env::args().collect();
-    let [_, length, store] = &arguments[..] else { return Err("tcp_peer LENGTH STORE".into()) };
-    if store != "P2PHANDSHAKE" {
-        return Err(format!("there is no store {store} yet").into());
-    }
+    let [_, length, store, name] = &arguments[..] else {
+        return Err("tcp_peer LENGTH STORE NAME".into());
+    };
     let settings = Settings::load(&Sources::of_process())?;
     let host: IpAddr = std::env::var("MC_TCP_BIND_ADDRESS")?.parse()?;
-    let engine = TransferEngine::new(settings.engine(host))?;
+    let segment_name = (!is_peer_to_peer(store)).then(|| name.clone());
+    let config = Config { metadata: store.clone(), segment_name, ..settings.engine(host) };
+    let engine = TransferEngine::new(config)?;
     let confirm_writes = std::env::var_os("CONFIRM_WRITES").is_some();
     let tcp = settings.tcp();
     engine
         .install_tcp(TcpConfig { confirm_writes: confirm_writes || tcp.confirm_writes, ..tcp })?;
     let memory = engine.allocate_buffer(length.parse()?, "*", true)?;
+    let pattern = Pattern::new();
     println!("ready {} {}", engine.name(), memory.address());
     for line in io::stdin().lock().lines() {
         let line = line?;
         let words: Vec<&str> = line.split_whitespace().collect();
-        let reply = obey(&engine, &memory, &words)
+        let reply = obey(&engine, &memory, &pattern, &words)
             .map_or_else(|error| format!("failed {error}"), |value| format!("ok {value}"));
         println!("{}", reply.trim_end());
         io::stdout().flush()?;
@@ -50,7 +53,12 @@ fn main() -> Result<(), Failed> {
     Ok(())
 }
 
-fn obey(engine: &TransferEngine, memory: &Buffer, words: &[&str]) -> Result<String, Failed> {
+fn obey(
+    engine: &TransferEngine,
+    memory: &Buffer,
+    pattern: &Pattern,
+    words: &[&str],
+) -> Result<String, Failed> {
     let numbers: Vec<u64> = words.iter().filter_map(|word| word.parse().ok()).collect();
     match (words, &numbers[..]) {
         (["transfer", opcode, segment, ..], &[near, far, length, count, ..]) => {
@@ -72,8 +80,7 @@ fn obey(engine: &TransferEngine, memory: &Buffer, words: &[&str]) -> Result<Stri
             transfer(engine, &requests, &options)
         }
         (["fill", ..], &[seed, offset, length]) => {
-            let bytes: Vec<u8> = (0..length).map(|index| pattern(seed, index)).collect();
-            memory.write(offset as usize, &bytes)?;
+            memory.write(offset as usize, &pattern.bytes(seed, length))?;
             Ok(String::new())
         }
         (["clear"], _) => {
@@ -83,10 +90,10 @@ fn obey(engine: &TransferEngine, memory: &Buffer, words: &[&str]) -> Result<Stri
         (["check", ..], &[seed, offset, length, count, gap]) => {
             let mut bytes = vec![0; length as usize];
             let mut wrong = 0;
-            for index in 0..count {
+            let expected = pattern.bytes(seed, length * count);
+            for (index, expected) in (0..).zip(expected.chunks_exact(length as usize)) {
                 memory.read((offset + index * (length + gap)) as usize, &mut bytes)?;
-                let expected = (0..length).map(|byte| pattern(seed, index * length + byte));
-                wrong += bytes.iter().zip(expected).filter(|(a, b)| *a != b).count();
+                wrong += bytes.iter().zip(expected).filter(|(a, b)| a != b).count();
             }
             Ok(wrong.to_string())
         }
@@ -134,7 +141,20 @@ fn coded(code: i32, error: &dyn Error) -> Failed {
     format!("{code} {error}").into()
 }
 
-/// A byte that depends on the seed and its place.
-const fn pattern(seed: u64, index: u64) -> u8 {
-    ((index.wrapping_add(seed << 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8
+/// Bytes that depend on a seed and their place.
+struct Pattern(Vec<u8>);
+
+impl Pattern {
+    /// A prime number, so that bytes do not repeat where anything is aligned.
+    const PERIOD: u64 = 1_000_003;
+
+    fn new() -> Self {
+        let byte = |index: u64| (index.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56) as u8;
+        Self((0..Self::PERIOD).map(byte).collect())
+    }
+
+    fn bytes(&self, seed: u64, length: u64) -> Vec<u8> {
+        let from = (seed % Self::PERIOD) as usize;
+        self.0.iter().cycle().skip(from).take(length as usize).copied().collect()
+    }
 }

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use common::{LONG, contents, devices, pattern, private, request, shared, wait_for_first_bytes};
 use millstream_lab::{Stopwatch, Took};
-use millstream_transfer::{Batch, Config, Opcode, RdmaConfig, TransferEngine, TransferState};
+use millstream_transfer::{Batch, Opcode, RdmaConfig, TransferEngine, TransferState};
 use millstream_verbs::{Counters, Device};
 
 const LENGTH: usize = 16 << 20;
@@ -38,7 +38,7 @@ fn may_cut() -> bool {
 
 /// An engine that can be asked whatever becomes of its NICs.
 fn engine(addresses: &[IpAddr], acknowledge_timeout: u8) -> TransferEngine {
-    let engine = TransferEngine::new(Config::new(Ipv4Addr::LOCALHOST.into())).unwrap();
+    let engine = TransferEngine::new(common::config(Ipv4Addr::LOCALHOST.into())).unwrap();
     let rdma = RdmaConfig { acknowledge_timeout, ..RdmaConfig::new(addresses) };
     engine.install_rdma(rdma).unwrap();
     engine

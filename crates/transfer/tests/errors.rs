@@ -4,8 +4,8 @@ mod common;
 
 use common::{LONG, address, contents, engine, private, request, shared};
 use millstream_transfer::{
-    Config, InstallError, NewError, Opcode, RdmaConfig, SegmentId, SubmitError, TransferEngine,
-    TransferRequest, TransferState,
+    Config, InstallError, NewError, Opcode, RdmaConfig, SegmentId, SubmitError, TcpConfig,
+    TransferEngine, TransferRequest, TransferState,
 };
 
 #[test]
@@ -200,6 +200,32 @@ fn engines_and_transports_with_bad_settings() {
     let _buffer = private(&other, 100);
     let late = other.install_rdma(RdmaConfig::new(&[address()])).unwrap_err();
     assert!(matches!(late, InstallError::TooLate), "{late}");
+    assert!(matches!(other.install_shm().unwrap_err(), InstallError::TooLate));
+    other.install_tcp(TcpConfig::default()).unwrap();
+    let twice = other.install_tcp(TcpConfig::default()).unwrap_err();
+    assert!(matches!(twice, InstallError::Twice("tcp")), "{twice}");
+}
+
+/// What asks nothing of memory may come after it, at both ends.
+#[test]
+fn tcp_reaches_memory_that_was_registered_before_it_was_installed() {
+    let [target, initiator] =
+        [(), ()].map(|()| TransferEngine::new(Config::new(address())).unwrap());
+    let (remote, local) = (shared(&target, 4096), private(&initiator, 4096));
+    local.write(0, &[7; 4096]).unwrap();
+    let segment = initiator.open_segment(target.name()).unwrap();
+    target.install_tcp(TcpConfig::default()).unwrap();
+    initiator.install_tcp(TcpConfig::default()).unwrap();
+    initiator.refresh_segment(segment.id()).unwrap();
+    let write = request(Opcode::Write, (&local, 0), &segment, 0, 4096);
+    initiator.submit_and_wait(&[write], LONG).unwrap();
+    assert_eq!(contents(&remote, 0, 4096), [7; 4096]);
+    // Keys of what is registered now are found by the place of each transport.
+    let other = private(&initiator, 100);
+    other.write(0, &[8; 100]).unwrap();
+    let write = request(Opcode::Write, (&other, 0), &segment, 0, 100);
+    initiator.submit_and_wait(&[write], LONG).unwrap();
+    assert_eq!(contents(&remote, 0, 101), [[8; 100].as_slice(), &[7]].concat());
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn with_patience(patience: Duration) -> TransferEngine {
 
 fn with_limits(patience: Duration, call_timeout: Duration) -> TransferEngine {
     let address = address();
-    let mut config = Config::new(address);
+    let mut config = common::config(address);
     config.client.call_timeout = call_timeout;
     let engine = TransferEngine::new(config).unwrap();
     let rdma = RdmaConfig { acknowledge_timeout: 10, patience, ..RdmaConfig::new(&[address]) };
@@ -128,7 +128,7 @@ fn the_initiator_may_die_half_way_too() {
 fn a_restarted_peer_is_not_taken_for_the_one_before() {
     let device = address();
     let start = |port: u16| {
-        let config = Config { listen: (device, port).into(), ..Config::new(device) };
+        let config = Config { listen: (device, port).into(), ..common::config(device) };
         let engine = TransferEngine::new(config).unwrap();
         engine.install_rdma(RdmaConfig::new(&[device])).unwrap();
         engine
@@ -453,6 +453,13 @@ fn handshakes_that_go_wrong() {
     assert!(error.to_string().contains("3 bytes are no path MTU"), "{error}");
 }
 
+/// An engine with the policy that connects NICs that are near first, and others only if need be.
+fn classic_with(config: RdmaConfig) -> TransferEngine {
+    let engine = TransferEngine::new(Config::new(config.addresses[0])).unwrap();
+    engine.install_rdma(config).unwrap();
+    engine
+}
+
 /// Then the other one, since the first is refused.
 #[test]
 fn the_nic_that_is_near_to_the_memory_is_taken() {
@@ -465,7 +472,7 @@ fn the_nic_that_is_near_to_the_memory_is_taken() {
         let json = format!(r#"{{"cpu:0":[["{}"],["{}"]]}}"#, names[near], names[far]);
         std::fs::write(&file, json).unwrap();
         let initiator =
-            engine_with(RdmaConfig { topology_file: Some(file), ..RdmaConfig::new(&addresses) });
+            classic_with(RdmaConfig { topology_file: Some(file), ..RdmaConfig::new(&addresses) });
         static ASKED: Mutex<Vec<String>> = Mutex::new(Vec::new());
         failure_of(&initiator, Opcode::Write, |request, _| {
             ASKED.lock().unwrap().push(request.local_nic_path.clone());
@@ -477,7 +484,7 @@ fn the_nic_that_is_near_to_the_memory_is_taken() {
     }
     std::fs::remove_dir_all(&folder).unwrap();
     let none = RdmaConfig { topology_file: Some(folder), ..RdmaConfig::new(&[address()]) };
-    let engine = TransferEngine::new(Config::new(address())).unwrap();
+    let engine = TransferEngine::new(common::config(address())).unwrap();
     let error = engine.install_rdma(none).unwrap_err().to_string();
     assert!(error.contains("topology_file"), "{error}");
 }
@@ -490,7 +497,7 @@ fn the_nic_that_goes_with_ours_is_taken() {
     let name = devices::open(own).name().to_owned();
     for goes_with in ["fake_0", "fake_1", "fake_2"] {
         let peer_affinity = PeerAffinity::parse(&format!("{name}={goes_with}")).unwrap();
-        let initiator = engine_with(RdmaConfig { peer_affinity, ..RdmaConfig::new(&[own]) });
+        let initiator = classic_with(RdmaConfig { peer_affinity, ..RdmaConfig::new(&[own]) });
         let server = fake_peer_with(3, |request, _| {
             ASKED.lock().unwrap().push(request.peer_nic_path.clone());
             Some(HandShakeDesc::refusal("no"))

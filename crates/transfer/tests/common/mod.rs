@@ -5,11 +5,12 @@
 pub(crate) mod devices;
 pub(crate) mod node;
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use millstream_transfer::{
-    Batch, Buffer, Config, Opcode, RdmaConfig, Segment, TransferEngine, TransferRequest,
-    TransferState, TransferStatus,
+    Batch, Buffer, Config, Opcode, RdmaConfig, Segment, Settings, Sources, TransferEngine,
+    TransferRequest, TransferState, TransferStatus,
 };
 
 pub(crate) use devices::address;
@@ -23,8 +24,14 @@ pub(crate) fn engine(devices: usize) -> TransferEngine {
     engine_with(RdmaConfig::new(&addresses))
 }
 
+/// The defaults, with the policy that the environment asks for: all of it runs with both.
+pub(crate) fn config(listen: IpAddr) -> Config {
+    let settings = Settings::load(&Sources::of_process()).unwrap();
+    Config { policy: settings.engine(listen).policy, ..Config::new(listen) }
+}
+
 pub(crate) fn engine_with(config: RdmaConfig) -> TransferEngine {
-    let engine = TransferEngine::new(Config::new(config.addresses[0])).unwrap();
+    let engine = TransferEngine::new(self::config(config.addresses[0])).unwrap();
     engine.install_rdma(config).unwrap();
     engine
 }

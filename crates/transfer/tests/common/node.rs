@@ -121,7 +121,7 @@ pub(crate) fn run() {
     let [devices, port, length, accepts] = role.split(' ').collect::<Vec<_>>().try_into().unwrap();
     let devices: Vec<IpAddr> = devices.split(',').map(|one| one.parse().unwrap()).collect();
     let listen = (devices[0], port.parse().unwrap()).into();
-    let config = Config { listen, ..Config::new(devices[0]) };
+    let config = Config { listen, ..super::config(devices[0]) };
     let engine = TransferEngine::new(config).unwrap();
     let max_accepted_queue_pairs = accepts.parse().unwrap();
     let rdma = RdmaConfig { max_accepted_queue_pairs, ..RdmaConfig::new(&devices) };
