@@ -7,9 +7,8 @@ use std::thread;
 
 use common::{LONG, address, private, request, shared};
 use millstream_transfer::{
-    Config, InstallError, Opcode, PathReport, RdmaConfig, SegmentId, SubmitAndWaitError,
-    SubmitError, SubmitNewError, SubmitOptions, TransferEngine, TransferRequest, TransferState,
-    TransferStatus,
+    InstallError, Opcode, PathReport, RdmaConfig, SegmentId, SubmitAndWaitError, SubmitError,
+    SubmitNewError, SubmitOptions, TransferEngine, TransferRequest, TransferState, TransferStatus,
 };
 
 const LENGTH: usize = 4096;
@@ -17,7 +16,7 @@ const LENGTH: usize = 4096;
 /// An engine with these transports besides `local`.
 fn engine(transports: &[&str]) -> TransferEngine {
     let address = address();
-    let engine = TransferEngine::new(Config::new(address)).unwrap();
+    let engine = TransferEngine::new(common::config(address)).unwrap();
     for transport in transports {
         match *transport {
             "shm" => engine.install_shm().unwrap(),

@@ -10,7 +10,7 @@ use millstream_transfer::{Config, Opcode, RdmaConfig, TransferEngine};
 
 /// An engine on this port of the address of its only device.
 fn start(device: IpAddr, port: u16) -> TransferEngine {
-    let config = Config { listen: (device, port).into(), ..Config::new(device) };
+    let config = Config { listen: (device, port).into(), ..common::config(device) };
     let engine = TransferEngine::new(config).unwrap();
     engine.install_rdma(RdmaConfig::new(&[device])).unwrap();
     engine
