@@ -19,6 +19,14 @@ fn throughput_by_connections_through_a_bottleneck() {
     snapshot("congestion");
 }
 
+/// Eight round trips in a row fail, once the timer has backed off to its limit.
+#[test]
+fn no_number_of_losses_in_a_row_ends_a_connection() {
+    let parameters = Parameters { seed: 2_868_903_995_839_110_128, ..Parameters::default() };
+    let report = run("grid", &parameters, None).unwrap();
+    assert!(report.passed(), "{report}");
+}
+
 fn snapshot(scenario: &str) {
     let report = run(scenario, &Parameters::default(), None).unwrap();
     assert!(report.passed(), "{report}");

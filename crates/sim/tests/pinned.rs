@@ -63,6 +63,18 @@ const OTHERS: &[(&str, &str, u64)] = &[
         2102,
     ),
     ("the same, in a tree", "inc-chaos", 2906),
+    (
+        "a rank takes itself for the root of a Broadcast, and has no vector",
+        "inc-chaos",
+        1174078271078329387,
+    ),
+    (
+        "a switch that owed data was told that the next call is awaited, which nobody called, and it asked \
+         its ranks for ever",
+        "inc-chaos",
+        9_049_628,
+    ),
+    ("the same, with other calls behind", "inc-chaos", 9_017_174),
 ];
 
 #[test]

@@ -9,63 +9,87 @@ fn outcomes(options: &Options) -> Outcomes {
     run(options, Outputs::default()).unwrap()
 }
 
-#[test]
-fn whatever_happens() {
+/// What happens with either policy.
+const NAMES: &[&str] = &[
+    "answers of earlier connections",
+    "completions withheld",
+    "connections aborted",
+    "connections closed by their initiator",
+    "connections evicted",
+    "connections made",
+    "connections of the dead closed",
+    "connections refused",
+    "control ports silent",
+    "ended: canceled",
+    "ended: canceled, undefined",
+    "ended: completed",
+    "ended: failed, undefined",
+    "ended: no rail",
+    "ended: not fenced, undefined",
+    "ended: peer gone",
+    "ended: peer restarted",
+    "ended: timeout",
+    "ended: timeout, undefined",
+    "fences asked for",
+    "fences confirmed",
+    "NIC flaps",
+    "NICs that wait for memory",
+    "packets: of no queue pair",
+    "packets: very late",
+    "paths cut",
+    "peers that are gone",
+    "processes killed",
+    "processes stopped",
+    "restarts noticed",
+    "slices: broken",
+    "slices: done",
+    "slices: flushed",
+    "tests of rails: answered",
+    "tests of rails: failed",
+    "transfers for which there is no rail",
+];
+
+/// What happens with TENT.
+const TENT_NAMES: &[&str] =
+    &["NICs of changing rates", "NICs that are slow", "NICs whose completions are late"];
+
+/// Makes short runs; what happened in them.
+fn runs(seeds: core::ops::Range<u64>, tent: bool) -> Tally {
     let mut tally = Tally::default();
-    for seed in 0..400 {
-        let outcomes = outcomes(&Options::new(seed));
+    for seed in seeds {
+        let outcomes = outcomes(&Options { tent, ..Options::new(seed) });
         assert!(outcomes.report.passed(), "{}", outcomes.report);
         tally.merge(&outcomes.tally);
     }
-    // All of it did happen.
-    for name in [
-        "answers of earlier connections",
-        "completions withheld",
-        "connections aborted",
-        "connections closed by their initiator",
-        "connections evicted",
-        "connections made",
-        "connections of the dead closed",
-        "connections refused",
-        "control ports silent",
-        "ended: canceled",
-        "ended: canceled, undefined",
-        "ended: completed",
-        "ended: failed, undefined",
-        "ended: no rail",
-        "ended: not fenced, undefined",
-        "ended: peer gone",
-        "ended: peer restarted",
-        "ended: timeout",
-        "ended: timeout, undefined",
-        "fences asked for",
-        "fences confirmed",
-        "NIC flaps",
-        "NICs that wait for memory",
-        "packets: of no queue pair",
-        "packets: very late",
-        "paths cut",
-        "peers that are gone",
-        "processes killed",
-        "processes stopped",
-        "restarts noticed",
-        "slices: broken",
-        "slices: done",
-        "slices: flushed",
-        "tests of rails: answered",
-        "tests of rails: failed",
-        "transfers for which there is no rail",
-    ] {
+    for name in NAMES {
         assert!(tally.count(name) > 0, "{name} never happened:\n{tally}");
     }
     assert_eq!(tally.count("slices: refused"), 0);
+    tally
+}
+
+#[test]
+fn whatever_happens() {
+    let tally = runs(0..400, false);
+    assert!(TENT_NAMES.iter().all(|name| tally.count(name) == 0));
+}
+
+#[test]
+fn whatever_happens_with_tent() {
+    let tally = runs(0..400, true);
+    for name in TENT_NAMES {
+        assert!(tally.count(name) > 0, "{name} never happened:\n{tally}");
+    }
 }
 
 #[test]
 fn a_seed_is_a_run() {
     for seed in 0..5 {
-        let [first, second] = [(); 2].map(|()| outcomes(&Options::new(seed)));
-        assert_eq!(first.report.digest, second.report.digest);
-        assert_eq!(first.tally, second.tally);
+        for tent in [false, true] {
+            let options = Options { tent, ..Options::new(seed) };
+            let [first, second] = [(); 2].map(|()| outcomes(&options));
+            assert_eq!(first.report.digest, second.report.digest);
+            assert_eq!(first.tally, second.tally);
+        }
     }
 }

@@ -20,7 +20,7 @@ pub use report::{NetworkCounts, Report};
 use crate::{ConnectionOptions, LinkOptions, Machine, Probability, Simulation};
 
 /// The scenarios that [`run`] knows, the default one first.
-pub const NAMES: [&str; 9] = [
+pub const NAMES: [&str; 10] = [
     "allreduce",
     "transfer",
     "swarm",
@@ -28,11 +28,13 @@ pub const NAMES: [&str; 9] = [
     RC_CHAOS,
     "congestion",
     TE_CHAOS,
+    TENT_CHAOS,
     INC_CHAOS,
     INC_SCALE,
 ];
 const RC_CHAOS: &str = "rc-chaos";
 const TE_CHAOS: &str = "te-chaos";
+const TENT_CHAOS: &str = "tent-chaos";
 const INC_CHAOS: &str = "inc-chaos";
 const INC_SCALE: &str = "inc-scale";
 
@@ -163,7 +165,8 @@ pub fn run_with_outputs(
         RC_CHAOS => rc_chaos::scenario(parameters, outputs),
         INC_CHAOS => inc_chaos::scenario(parameters, outputs),
         INC_SCALE => inc_scale::scenario(parameters, &outputs),
-        TE_CHAOS => te_chaos::scenario(parameters, outputs),
+        TE_CHAOS => te_chaos::scenario(parameters, outputs, false),
+        TENT_CHAOS => te_chaos::scenario(parameters, outputs, true),
         _ => Err(ScenarioError::Unknown(name.into())),
     }
 }

@@ -6,7 +6,8 @@ use core::time::Duration;
 
 use millstream_roce::Instant;
 use millstream_transfer_core::{
-    Classic, End, Ended, Failure, Flow, RailId, RailState, SliceId, SliceResult, TargetOutput,
+    AnyPolicy, End, Ended, Failure, Flow, Post, RailId, RailState, SliceId, SliceResult,
+    TargetOutput,
 };
 
 use super::director::{Director, Event, Network, core_time};
@@ -16,6 +17,9 @@ use super::process::{Process, Transfer};
 const MOST_AT_ONCE: u32 = 200_000;
 /// A fence is looked at so long after it was asked for first.
 pub(super) const FENCE_CHECK: Duration = Duration::from_millis(1100);
+/// What is posted for a transfer is not so many times its bytes, and once more: attempts are limited, rails that are silent while others complete
+/// have more patience each time, and troubles that are not the rail's fault are few.
+const MOST_POSTED: u64 = 16;
 /// By then it was asked for so often, at least.
 const LEAST_ASKED: u32 = 4;
 
@@ -60,7 +64,7 @@ struct Standing {
 }
 
 impl Standing {
-    fn of(flow: &Flow<Classic>) -> Self {
+    fn of(flow: &Flow<AnyPolicy>) -> Self {
         let rails = flow.rails().iter();
         Self {
             rails: rails.map(|rail| (rail.state(), rail.epoch(), rail.bytes_in_flight())).collect(),
@@ -73,8 +77,8 @@ impl Standing {
 
 /// Tells a flow something that is of the past; returns what is wrong.
 pub(super) fn tell_again(
-    flow: &mut Flow<Classic>,
-    tell: impl FnOnce(&mut Flow<Classic>),
+    flow: &mut Flow<AnyPolicy>,
+    tell: impl FnOnce(&mut Flow<AnyPolicy>),
 ) -> Option<String> {
     let before = Standing::of(flow);
     tell(flow);
@@ -83,6 +87,14 @@ pub(super) fn tell_again(
 }
 
 impl Director {
+    /// Counts what is posted for a transfer; what is wrong with it.
+    pub(super) fn count_posted(&mut self, post: &Post) -> Option<String> {
+        let transfer = self.transfers.get_mut(&post.user)?;
+        transfer.posted += u64::from(post.length);
+        let often = transfer.posted / transfer.length;
+        (often > MOST_POSTED).then(|| format!("{post:?} is posted again and again: {transfer:?}"))
+    }
+
     /// A completion that was told already is told again, unless its slice may still be held.
     pub(super) fn tell_completion_again(&mut self, network: &mut Network<'_>, echo: Echo) {
         let now = core_time(network.now());

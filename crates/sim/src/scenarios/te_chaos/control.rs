@@ -3,7 +3,7 @@
 
 use core::time::Duration;
 
-use millstream_transfer_core::{Classic, Flow, Initiator, RailId, TargetOutput};
+use millstream_transfer_core::{AnyPolicy, Flow, Initiator, RailId, TargetOutput};
 use millstream_wire::Psn;
 
 use super::checks::{check_target, tell_again};
@@ -184,7 +184,7 @@ impl Director {
         initiator: Initiator,
         target: u64,
         epoch: u64,
-        tell: impl FnOnce(&mut Flow<Classic>, RailId),
+        tell: impl FnOnce(&mut Flow<AnyPolicy>, RailId),
     ) {
         let Some((found, rail)) = self.asker(initiator, target) else { return };
         if found.flow.rails()[usize::from(rail.0)].epoch() == epoch {

@@ -57,6 +57,8 @@ pub(super) enum Event {
     },
     Trouble,
     Over(Trouble),
+    /// A link whose rate is always another one has another one.
+    Rate(NodeId),
     /// A process notices that an initiator is no more.
     Gone {
         own: usize,
@@ -234,6 +236,7 @@ impl Director {
             // It was planned just before the last transfers, and trouble is over.
             Event::Trouble => {}
             Event::Over(trouble) => self.end_trouble(network, trouble),
+            Event::Rate(nic) => self.change_rate(network, nic),
             Event::Gone { own, incarnation } => self.notice_gone(network, own, incarnation),
             Event::PeerGone { own, incarnation } => self.peer_gone(network, own, incarnation),
             Event::Echo(echo) => self.tell_completion_again(network, echo),
@@ -278,6 +281,10 @@ impl Director {
         let now = core_time(network.now());
         let busy = core::mem::take(&mut *self.busy.borrow_mut());
         for nic in busy {
+            if self.outages.borrow().silent.contains(&NodeId(nic)) {
+                self.busy.borrow_mut().push(nic);
+                continue;
+            }
             let own = network.machine(NodeId(nic)).process();
             let seen = core::mem::take(&mut network.machine_mut(NodeId(nic)).seen);
             for completion in seen {
@@ -399,6 +406,9 @@ impl Director {
             }
         };
         self.tally.one("slices: posted");
+        if let Some(what) = self.count_posted(post) {
+            network.violate(what);
+        }
         let request = SendRequest::new(post.slice.to_bits(), operation, pieces);
         let End { nic, qpn, .. } = link.end;
         let posted = network.with_machine(nic, |nic, now| nic.post(now, qpn, &request));

@@ -43,12 +43,15 @@ pub struct Options {
     pub seed: u64,
     /// Transfers: some 11 a second of virtual time.
     pub transfers: u32,
+    /// With the policy TENT, over NICs that become slow, and whose completions come in bursts, as well: so that
+    /// what is measured of a rail is not what it does.
+    pub tent: bool,
 }
 
 impl Options {
     /// A short run.
     pub const fn new(seed: u64) -> Self {
-        Self { seed, transfers: TRANSFERS }
+        Self { seed, transfers: TRANSFERS, tent: false }
     }
 }
 
@@ -64,7 +67,7 @@ pub struct Outcomes {
 /// Runs a seed.
 pub fn run(options: &Options, outputs: Outputs<'_>) -> Result<Outcomes, ScenarioError> {
     let mut rng = Rng::fork(options.seed, 0x7ec4);
-    let world = World::draw(&mut rng, options.transfers.into());
+    let world = World::draw(&mut rng, options.transfers.into(), options.tent);
     let mut network = Simulation::new(options.seed);
     outputs.attach(&mut network)?;
     let mut director = build(options.seed, world, rng, &mut network);
@@ -188,7 +191,7 @@ fn outcomes(options: &Options, director: Director, network: &Network<'_>) -> Out
         director.made
     );
     let report = Report {
-        scenario: super::TE_CHAOS,
+        scenario: if options.tent { super::TENT_CHAOS } else { super::TE_CHAOS },
         seed: options.seed,
         digest: network.digest(),
         what,
@@ -202,11 +205,13 @@ fn outcomes(options: &Options, director: Director, network: &Network<'_>) -> Out
     Outcomes { report, tally }
 }
 
-/// The scenario `te-chaos`. Only the seed and the number of transfers are parameters of it.
+/// The scenario `te-chaos`, or `tent-chaos`. Only the seed and the number of transfers are parameters of it.
 pub(super) fn scenario(
     parameters: &Parameters,
     outputs: Outputs<'_>,
+    tent: bool,
 ) -> Result<Report, ScenarioError> {
     let transfers = within("iters", parameters.operations, TRANSFERS, 1, 100_000_000)?;
-    run(&Options { seed: parameters.seed, transfers }, outputs).map(|outcomes| outcomes.report)
+    run(&Options { seed: parameters.seed, transfers, tent }, outputs)
+        .map(|outcomes| outcomes.report)
 }

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use millstream_roce::Instant;
 use millstream_transfer_core::{
-    Classic, Config, Flow, Initiator, Order, Priority, RailId, RailSpec, Target, TaskId,
+    AnyPolicy, Classic, Config, Flow, Initiator, Order, Priority, RailId, RailSpec, Target, TaskId,
+    Tent, TentConfig,
 };
 use millstream_wire::{Psn, Qpn};
 
@@ -41,6 +42,9 @@ pub(super) struct Transfer {
     pub(super) target: usize,
     pub(super) task: TaskId,
     pub(super) submitted: Instant,
+    /// Its bytes, and those that were posted for it.
+    pub(super) length: u64,
+    pub(super) posted: u64,
     /// When it must be over.
     pub(super) limit: Instant,
     pub(super) last: bool,
@@ -48,7 +52,7 @@ pub(super) struct Transfer {
 
 /// What a process knows of a peer.
 pub(super) struct Peer {
-    pub(super) flow: Flow<Classic>,
+    pub(super) flow: Flow<AnyPolicy>,
     pub(super) links: BTreeMap<RailId, Link>,
     /// The last incarnation of the peer that was heard of.
     pub(super) known: u64,
@@ -136,7 +140,11 @@ impl Peer {
             let all = Priority { preferred: (0..count).collect(), available: Vec::new() };
             vec![first, all, Priority::default()]
         };
-        let policy = Classic::new(order, priorities(local), priorities(remote));
+        let (local_nics, peer_nics) = (priorities(local), priorities(remote));
+        let policy = match world.tent {
+            false => AnyPolicy::Classic(Classic::new(order, local_nics, peer_nics)),
+            true => AnyPolicy::Tent(Tent::new(TentConfig::default(), local_nics, peer_nics)),
+        };
         let config = Config { max_slice_pieces: 8, ..world.config };
         let known = incarnation(peer, life);
         let mut flow = Flow::new(config, policy, known, 0);

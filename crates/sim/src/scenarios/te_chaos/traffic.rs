@@ -137,7 +137,9 @@ impl Director {
             limit = limit.min(network.after(self.world.config.patience + TICK));
         }
         let submitted = network.now();
-        let transfer = Transfer { initiator: own, target: peer, task, submitted, limit, last };
+        let (initiator, target, length) = (own, peer, piece * u64::from(count));
+        let transfer =
+            Transfer { initiator, target, task, submitted, length, posted: 0, limit, last };
         self.transfers.insert(user, transfer);
         let delay = limit.saturating_duration_since(network.now());
         self.plan(network, delay, Event::Limit { user });

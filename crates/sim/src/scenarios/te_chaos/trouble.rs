@@ -6,8 +6,11 @@ use millstream_transfer_core::{RailId, RailState};
 
 use super::director::{Director, Event, Network, core_time};
 use super::process::{Peer, incarnation, life_of};
-use super::world::{PROCESSES, duration};
-use crate::NodeId;
+use super::world::{PROCESSES, duration, pick};
+use crate::{LinkId, NodeId};
+
+/// A rate lasts for so long at least.
+const CHANGE: Duration = Duration::from_millis(1);
 
 /// Something that lasts.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +27,10 @@ pub(super) enum Trouble {
     Stopped(usize),
     /// A NIC waits for slow memory.
     Slow(NodeId),
+    /// A NIC's link is slow, or sometimes is.
+    Crawl(NodeId),
+    /// What completes on a NIC is told late, and in one go.
+    Late(NodeId),
 }
 
 impl Director {
@@ -32,6 +39,12 @@ impl Director {
         let nic = self.draw_nic(own);
         if self.world.kills.happens(&mut self.rng) {
             return self.restart(network, own);
+        }
+        if self.world.tent && self.rng.below(2) == 0 {
+            return match self.rng.below(3) {
+                0 => self.tell_late(network, nic),
+                kind => self.crawl(network, nic, kind == 1),
+            };
         }
         match self.rng.below(20) {
             0..7 => self.flap(network, own, nic),
@@ -129,6 +142,44 @@ impl Director {
         self.plan(network, duration, Event::Over(Trouble::Slow(nic)));
     }
 
+    /// What a NIC sends is slow for a while; or slow now and fast then, so that it is never as fast as it was
+    /// measured to be.
+    fn crawl(&mut self, network: &mut Network<'_>, nic: NodeId, always: bool) {
+        if !self.outages.borrow_mut().crawling.insert(nic) {
+            return;
+        }
+        self.tally.one(if always { "NICs that are slow" } else { "NICs of changing rates" });
+        self.last_for(network, Trouble::Crawl(nic), Duration::from_secs(10));
+        self.set_rate(network, nic, true);
+        if !always {
+            self.plan(network, Duration::ZERO, Event::Rate(nic));
+        }
+    }
+
+    pub(super) fn change_rate(&mut self, network: &mut Network<'_>, nic: NodeId) {
+        if self.outages.borrow().crawling.contains(&nic) {
+            let slow = self.rng.below(2) == 0;
+            self.set_rate(network, nic, slow);
+            let delay = duration(&mut self.rng, Duration::from_millis(300)).max(CHANGE);
+            self.plan(network, delay, Event::Rate(nic));
+        }
+    }
+
+    fn set_rate(&mut self, network: &mut Network<'_>, nic: NodeId, slow: bool) {
+        let mut link = self.world.link;
+        let part = if slow { *pick(&mut self.rng, &[2, 10, 10, 100, 1000]) } else { 1 };
+        link.rate = link.rate.map(|rate| rate / part);
+        network.set_link(LinkId(nic.0), link);
+    }
+
+    /// A thread that tells what has completed is held up.
+    fn tell_late(&mut self, network: &mut Network<'_>, nic: NodeId) {
+        if self.outages.borrow_mut().silent.insert(nic) {
+            self.tally.one("NICs whose completions are late");
+            self.last_for(network, Trouble::Late(nic), Duration::from_millis(500));
+        }
+    }
+
     /// A process is killed, and started again after a while.
     fn restart(&mut self, network: &mut Network<'_>, own: usize) {
         if !self.processes[own].up {
@@ -174,6 +225,13 @@ impl Director {
             }
             Trouble::Slow(nic) => {
                 self.outages.borrow_mut().stopped.remove(&nic);
+            }
+            Trouble::Crawl(nic) => {
+                self.outages.borrow_mut().crawling.remove(&nic);
+                network.set_link(LinkId(nic.0), self.world.link);
+            }
+            Trouble::Late(nic) => {
+                self.outages.borrow_mut().silent.remove(&nic);
             }
             Trouble::Process(own) => {
                 self.processes[own].up = true;

@@ -17,6 +17,8 @@ use crate::{ConnectionOptions, LinkOptions, NodeId, PacketInfo, Probability, Rng
 pub(super) const PROCESSES: usize = 8;
 
 pub(super) struct World {
+    /// Whether the policy is TENT, and NICs are slow and lie, too.
+    pub(super) tent: bool,
     /// NICs of each process.
     pub(super) nics: Vec<u16>,
     pub(super) link: LinkOptions,
@@ -39,7 +41,7 @@ pub(super) struct World {
 }
 
 impl World {
-    pub(super) fn draw(rng: &mut Rng, transfers: u64) -> Self {
+    pub(super) fn draw(rng: &mut Rng, transfers: u64, tent: bool) -> Self {
         let nics = (0..PROCESSES).map(|_| rng.between(1, 3) as u16).collect();
         let link = LinkOptions {
             rate: Some(*pick(rng, &[100_000_000, 400_000_000, 1_000_000_000])),
@@ -71,6 +73,7 @@ impl World {
         let control_late = Probability::per_mille(*pick(rng, &[20, 20, 200]));
         let control_doubled = Probability::per_mille(*pick(rng, &[50, 50, 400]));
         Self {
+            tent,
             nics,
             link,
             connection,
@@ -111,6 +114,10 @@ pub(super) struct Outages {
     pub(super) controls: BTreeSet<usize>,
     /// NICs of processes that stand still, and until when: what arrives waits for them.
     pub(super) stopped: BTreeMap<NodeId, Instant>,
+    /// NICs whose links have another rate now, or always another one.
+    pub(super) crawling: BTreeSet<NodeId>,
+    /// NICs of which nothing is told that has completed, until they tell all of it.
+    pub(super) silent: BTreeSet<NodeId>,
     /// No more packets are late.
     pub(super) over: bool,
     pub(super) late_packets: u64,
