@@ -155,7 +155,7 @@ fn build(
     let calls = draw_calls(&mut rng, options, &mut hosts);
     // More switches than nodes: one for each.
     let candidates: Vec<Candidate> = (0..u64::from(options.hosts))
-        .map(|switch| Candidate { switch: SwitchId(switch), communicators: 0 })
+        .map(|switch| Candidate { switch: SwitchId(switch), communicators: 0, free: usize::MAX })
         .collect();
     let fan_in = FanIn::new(fan_in).expect("a switch has 64 children at most");
     let tree = Tree::plan(options.hosts, &candidates, &PlanOptions { fan_in, hosts: &[] })
