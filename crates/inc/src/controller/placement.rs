@@ -1,0 +1,272 @@
+//! Which tree a full group gets: balanced over all switches, or on the topology; and which one next, when a
+//! switch refuses.
+
+use core::net::IpAddr;
+use std::collections::{HashMap, HashSet};
+
+use millstream_wire::Mtu;
+
+use super::group::{End, Group, Step};
+use super::{Controller, ControllerConfig, GroupId, Output, Switch};
+use crate::plan::{Candidate, PlanOptions, SwitchId, Tree};
+use crate::protocol::{FromController, Refusal, shortened};
+use crate::slots::MAX_CHILDREN;
+use crate::spec::node_bytes;
+use crate::topology::{Demand, LinkIndex, PlaceError, SwitchIndex, SwitchState, Topology};
+
+/// How many trees of a group may be refused before it ends.
+const MAX_REFUSED: usize = 16;
+
+/// More switches than so many are counted, and not named.
+const NAMED_SWITCHES: usize = 8;
+
+/// A tree, and the links of the topology that it uses.
+type Choice = (Tree, Vec<LinkIndex>);
+
+/// Why a group gets no tree.
+enum NoTree {
+    /// It waits for a switch, or for those that are named.
+    Yet(Option<String>),
+    /// There is none.
+    Ever(Refusal),
+}
+
+/// What a switch has been asked for.
+#[derive(Clone, Copy, Default)]
+struct Taken {
+    nodes: usize,
+    bytes: u64,
+}
+
+impl Controller {
+    /// Plans the tree of a full group that has none, if the switches are there, and tells the ranks.
+    pub(super) fn plan(&mut self, id: GroupId) {
+        let Some(group) = self.groups.get(&id).filter(|group| group.tree.is_none()) else { return };
+        let choice = self.choose(id, group);
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        let (tree, links) = match choice {
+            Ok(choice) => choice,
+            // Until its deadline.
+            Err(NoTree::Yet(missing)) => {
+                group.missing = missing;
+                return;
+            }
+            Err(NoTree::Ever(refusal)) => return self.end_group(id, &End::Refused(refusal)),
+        };
+        for (&rank, member) in &group.members {
+            let leaf = tree.leaf_of(rank).and_then(|node| tree.nodes().get(node));
+            let switch = leaf.and_then(|leaf| self.switches.get(&leaf.switch));
+            if let Some(&Switch { address: switch_address, .. }) = switch {
+                let ControllerConfig { segment_bytes, window, .. } = self.config;
+                let message = FromController::GroupReady { switch_address, segment_bytes, window };
+                let connection = member.connection;
+                self.outputs.push_back(Output::Send { connection, message });
+            }
+        }
+        (group.tree, group.links) = (Some(tree), links);
+    }
+
+    /// Plans full groups that have no tree, the oldest first.
+    pub(super) fn plan_waiting(&mut self) {
+        let waits = |group: &Group| group.is_full() && group.tree.is_none();
+        let waiting = |(&id, group): (&GroupId, &Group)| waits(group).then_some(id);
+        let waiting: Vec<GroupId> = self.groups.iter().filter_map(waiting).collect();
+        for id in waiting {
+            self.plan(id);
+        }
+    }
+
+    /// Plans them if nodes of others have ended since.
+    pub(super) fn use_new_room(&mut self) {
+        if core::mem::take(&mut self.has_new_room) {
+            self.plan_waiting();
+        }
+    }
+
+    /// Switches do not make a node of a group: another tree is tried without the first of them that there is
+    /// one without.
+    pub(super) fn refused(&mut self, id: GroupId, suspects: &[SwitchId], refusal: Refusal) {
+        let again = suspects.iter().any(|&switch| self.has_tree_without(id, switch));
+        if !again {
+            return self.end_group(id, &End::Refused(refusal));
+        }
+        let Some(mut group) = self.groups.remove(&id) else { return };
+        self.end_nodes(&group, |communicator| {
+            Some(FromController::DestroyCommunicator { communicator })
+        });
+        group.start_over();
+        self.groups.insert(id, group);
+        self.plan(id);
+    }
+
+    /// Leaves a switch out of a group's trees, if there is one without it.
+    fn has_tree_without(&mut self, id: GroupId, switch: SwitchId) -> bool {
+        let Some(group) = self.groups.get_mut(&id) else { return false };
+        let is_new = group.refused.insert(switch);
+        let (attempts, ready) = (group.refused.len(), group.ready);
+        let another = |group: &Group| self.choose(id, group).is_ok();
+        let again = !ready && attempts <= MAX_REFUSED && self.groups.get(&id).is_some_and(another);
+        if !again
+            && is_new
+            && let Some(group) = self.groups.get_mut(&id)
+        {
+            group.refused.remove(&switch);
+        }
+        again
+    }
+
+    fn choose(&self, id: GroupId, group: &Group) -> Result<Choice, NoTree> {
+        let hosts: Vec<IpAddr> = group.members.values().map(|member| member.address).collect();
+        let taken = self.taken(id);
+        let states = self.switches.iter().filter(|(switch, _)| !group.refused.contains(switch));
+        let states = states.map(|(&id, switch)| {
+            let taken = taken.get(&id).copied().unwrap_or_default();
+            let state = SwitchState {
+                switch: id,
+                nodes: taken.nodes,
+                free_nodes: switch.limits.communicators.saturating_sub(taken.nodes),
+                free_bytes: switch.limits.memory_bytes.saturating_sub(taken.bytes),
+            };
+            (switch.place, state)
+        });
+        let Some(topology) = &self.config.topology else {
+            return self.choose_balanced(group, &hosts, states.map(|(_, state)| state).collect());
+        };
+        let mut switches = vec![None; topology.switches().len()];
+        for (place, state) in states {
+            if let Some(place) = place {
+                switches[place] = Some(state);
+            }
+        }
+        let mut users = vec![0; topology.links().len()];
+        for (_, other) in self.groups.iter().filter(|&(&other, _)| other != id) {
+            other.links.iter().for_each(|&link| users[link] += 1);
+        }
+        let ControllerConfig { fan_in, segment_bytes, window, .. } = self.config;
+        let demand = Demand {
+            hosts: &hosts,
+            switches: &switches,
+            users: &users,
+            fan_in,
+            segment_bytes,
+            window,
+        };
+        let placed = topology.place(&demand);
+        let placed = placed.map_err(|error| self.not_placed(topology, group, &switches, error))?;
+        Ok((placed.tree, placed.links))
+    }
+
+    fn choose_balanced(
+        &self,
+        group: &Group,
+        hosts: &[IpAddr],
+        states: Vec<SwitchState>,
+    ) -> Result<Choice, NoTree> {
+        let options = PlanOptions { fan_in: self.config.fan_in, hosts };
+        let most = self.node_bytes(options.fan_in.get() as usize).max(1);
+        let candidate = |state: &SwitchState| {
+            let free = state.free_nodes.min((state.free_bytes / most) as usize);
+            Candidate { switch: state.switch, communicators: state.nodes, free }
+        };
+        let mut candidates: Vec<Candidate> = states.iter().map(candidate).collect();
+        let mut tree = Tree::plan(group.world, &candidates, &options);
+        if tree.is_err() && group.refused.is_empty() {
+            // They say themselves what they lack.
+            candidates.iter_mut().for_each(|candidate| candidate.free = usize::MAX);
+            tree = Tree::plan(group.world, &candidates, &options);
+        }
+        tree.map(|tree| (tree, Vec::new())).map_err(|_| NoTree::Yet(None))
+    }
+
+    /// What to say where the topology has no tree.
+    fn not_placed(
+        &self,
+        topology: &Topology,
+        group: &Group,
+        switches: &[Option<SwitchState>],
+        error: PlaceError,
+    ) -> NoTree {
+        let refused = |reason: String| {
+            let (group, reason) = (group.name.clone(), shortened(reason));
+            NoTree::Ever(Refusal::NotPlaced { group, reason })
+        };
+        match error {
+            PlaceError::Missing(missing) => NoTree::Yet(Some(names(topology, &missing))),
+            PlaceError::Full { switch, nodes, bytes } => {
+                let state = switches.get(switch).copied().flatten();
+                let (free_nodes, free_bytes) =
+                    state.map_or((0, 0), |state| (state.free_nodes, state.free_bytes));
+                let switch = topology.describe(switch);
+                refused(format!(
+                    "switch {switch} would serve {nodes} nodes of its tree with {bytes} bytes, and has room \
+                     for {free_nodes} with {free_bytes} bytes; no other tree has room"
+                ))
+            }
+            error => refused(error.to_string()),
+        }
+    }
+
+    /// What all switches have been asked for by other groups, and what is ending on them.
+    fn taken(&self, id: GroupId) -> HashMap<SwitchId, Taken> {
+        let mut taken: HashMap<SwitchId, Taken> = HashMap::new();
+        let mut add = |switch: SwitchId, bytes: u64| {
+            let taken = taken.entry(switch).or_default();
+            taken.nodes += 1;
+            taken.bytes = taken.bytes.saturating_add(bytes);
+        };
+        for (_, group) in self.groups.iter().filter(|&(&other, _)| other != id) {
+            let places = group.tree.iter().flat_map(Tree::nodes);
+            for (index, place) in places.enumerate() {
+                // What is gone is ending, or told to.
+                if group.nodes.get(index).is_none_or(|node| node.step != Step::Gone) {
+                    add(place.switch, self.node_bytes(place.children.len()));
+                }
+            }
+        }
+        let ending: HashSet<(SwitchId, u64)> =
+            self.ending.iter().map(|&(_, switch, communicator)| (switch, communicator)).collect();
+        for (switch, communicator) in ending {
+            let there = self.switches.get(&switch);
+            if there.is_some_and(|switch| switch.communicators.contains(&communicator)) {
+                add(switch, self.node_bytes(MAX_CHILDREN));
+            }
+        }
+        taken
+    }
+
+    /// What a node with so many children takes, with the largest path MTU.
+    fn node_bytes(&self, children: usize) -> u64 {
+        let ControllerConfig { segment_bytes, window, .. } = self.config;
+        node_bytes(children, true, segment_bytes, window, Mtu::B4096)
+    }
+
+    /// The place of a switch in the topology, if there is a topology. The error says why it has none.
+    pub(super) fn place_of(
+        &self,
+        name: &str,
+        address: IpAddr,
+    ) -> Result<Option<SwitchIndex>, Refusal> {
+        let Some(topology) = &self.config.topology else { return Ok(None) };
+        let unknown = || Refusal::UnknownSwitch { name: name.to_owned(), address };
+        let place = topology.switch(name, address).ok_or_else(unknown)?;
+        let taken = self.switches.values().find(|other| other.place == Some(place));
+        match taken {
+            None => Ok(Some(place)),
+            Some(Switch { name, address, .. }) => Err(Refusal::SwitchTaken {
+                name: name.clone(),
+                address: *address,
+                what: "entry in the topology".to_owned(),
+            }),
+        }
+    }
+}
+
+/// Switches as people know them.
+fn names(topology: &Topology, switches: &[SwitchIndex]) -> String {
+    let named = switches.iter().take(NAMED_SWITCHES).map(|&switch| topology.describe(switch));
+    let mut text = named.collect::<Vec<_>>().join(", ");
+    if switches.len() > NAMED_SWITCHES {
+        text += &format!(" and {} more", switches.len() - NAMED_SWITCHES);
+    }
+    shortened(text)
+}
