@@ -310,6 +310,41 @@ mod tests {
         assert_eq!(EXAMPLE.difference(&other), Some((Field::Count, 1000, 999)));
     }
 
+    #[test]
+    fn every_field_that_differs_is_named_and_has_a_code_of_its_own() {
+        for (other, field, name, values, code) in [
+            (
+                Descriptor { collective: Collective::Reduce, ..EXAMPLE },
+                Field::Collective,
+                "collective",
+                (EXAMPLE.collective.code().into(), Collective::Reduce.code().into()),
+                1,
+            ),
+            (
+                Descriptor { operation: ReduceOperation::Sum, ..EXAMPLE },
+                Field::Operation,
+                "operation",
+                (3, 0),
+                2,
+            ),
+            (
+                Descriptor { data_type: DataType::Float64, ..EXAMPLE },
+                Field::DataType,
+                "data type",
+                (6, 11),
+                3,
+            ),
+            (Descriptor { root: 8, ..EXAMPLE }, Field::Root, "root", (7, 8), 4),
+            (Descriptor { count: 999, ..EXAMPLE }, Field::Count, "count", (1000, 999), 5),
+            (Descriptor { mode: Mode::Write, ..EXAMPLE }, Field::Mode, "mode", (1, 0), 6),
+        ] {
+            assert_eq!(EXAMPLE.difference(&other), Some((field, values.0, values.1)));
+            assert_eq!((field.name(), field as u8), (name, code));
+            assert_eq!(Field::from_code(code), Some(field));
+        }
+        assert_eq!((Field::from_code(0), Field::from_code(7)), (None, None));
+    }
+
     proptest! {
         #[test]
         fn round_trip(descriptor in any_descriptor()) {

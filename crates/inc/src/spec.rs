@@ -154,7 +154,8 @@ impl CommunicatorSpec {
         let last = ranges.last().map_or(0, |range| range.end);
         let world = self.world;
         let all = self.has_parent || below == u64::from(world);
-        if world == 0 || world > MAX_WORLD || last > world || !all {
+        // There is a rank, so a world of none is one too small.
+        if world > MAX_WORLD || last > world || !all {
             return Err(SpecError::World { world, below });
         }
         Ok(())
@@ -169,7 +170,7 @@ impl CommunicatorSpec {
     /// Send requests on an edge: a window of results, cells of them, and a few agreements; one place is
     /// kept for the abort message. Cells that find no room go together, later.
     pub(crate) const fn send_requests(&self) -> u32 {
-        self.window + CELLS_UNDERWAY + 4
+        send_requests(self.window)
     }
 
     /// Receive requests on the way up: the answers of a window, an agreement and an abort.
@@ -180,19 +181,127 @@ impl CommunicatorSpec {
     /// Of a packet each: receive buffers of the children, two small vectors behind their descriptors,
     /// and what comes from above; and who is awaited, and the abort message.
     pub(crate) fn control_bytes(&self) -> usize {
-        let packets = self.children.len() * RECEIVES_PER_CHILD + 3;
-        packets * self.path_mtu.bytes() + 2 * ABORT_BYTES
+        control_bytes(self.children.len(), self.path_mtu)
     }
 
     /// Bytes of memory that it takes on a switch: its slots and, roughly, its queues.
     /// Specifications that [`CommunicatorSpec::check`] refuses have no meaningful size.
     pub fn memory_bytes(&self) -> u64 {
-        // What is sent, and accumulators of 16-bit floats.
-        let slots = 3 * u64::from(self.slots()) * u64::from(self.segment_bytes);
-        let ports = self.children.len() as u64 + u64::from(self.has_parent);
-        let queues = ports * u64::from(self.send_requests());
-        // Accumulators of 16-bit floats of small vectors, too.
-        let control = self.control_bytes() as u64 + 2 * self.path_mtu.bytes() as u64;
-        slots + control + queues * QUEUE_BYTES_PER_REQUEST
+        let &Self { segment_bytes, window, path_mtu, .. } = self;
+        node_bytes(self.children.len(), self.has_parent, segment_bytes, window, path_mtu)
+    }
+}
+
+/// Send requests on an edge, for a window.
+const fn send_requests(window: u32) -> u32 {
+    window + CELLS_UNDERWAY + 4
+}
+
+/// Bytes of packets that a node keeps beside its slots.
+fn control_bytes(children: usize, path_mtu: Mtu) -> usize {
+    let packets = children * RECEIVES_PER_CHILD + 3;
+    packets * path_mtu.bytes() + 2 * ABORT_BYTES
+}
+
+/// Bytes of memory that a node with so many children takes on a switch.
+pub(crate) fn node_bytes(
+    children: usize,
+    has_parent: bool,
+    segment_bytes: u32,
+    window: u32,
+    path_mtu: Mtu,
+) -> u64 {
+    // What is sent, and accumulators of 16-bit floats.
+    let slots = 3 * 2 * u64::from(window) * u64::from(segment_bytes);
+    let ports = children as u64 + u64::from(has_parent);
+    let queues = ports * u64::from(send_requests(window));
+    // Accumulators of 16-bit floats of small vectors, too.
+    let control = control_bytes(children, path_mtu) as u64 + 2 * path_mtu.bytes() as u64;
+    slots + control + queues * QUEUE_BYTES_PER_REQUEST
+}
+
+#[cfg(test)]
+mod tests {
+    use core::net::Ipv4Addr;
+
+    use super::*;
+
+    fn child(ranks: Ranks, is_switch: bool) -> ChildSpec {
+        let address = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        ChildSpec { ranks, address, qpn: Qpn::new(5), psn: Psn::new(0), is_switch }
+    }
+
+    /// A host and a switch with two ranks.
+    fn spec(has_parent: bool) -> CommunicatorSpec {
+        CommunicatorSpec {
+            id: 1,
+            path_mtu: Mtu::B1024,
+            segment_bytes: 4096,
+            window: 8,
+            world: 3,
+            children: vec![child(Ranks::one(0), false), child((1..3_u32).collect(), true)],
+            has_parent,
+        }
+    }
+
+    #[test]
+    fn the_world_has_all_ranks_below_and_at_the_root_no_others() {
+        let world = |has_parent, world| CommunicatorSpec { world, ..spec(has_parent) }.check();
+        let refused = |world| Err(SpecError::World { world, below: 3 });
+        assert_eq!((world(false, 3), world(true, 3)), (Ok(()), Ok(())));
+        assert_eq!((world(false, 4), world(true, 4)), (refused(4), Ok(())));
+        assert_eq!(world(true, MAX_WORLD), Ok(()));
+        for bad in [0, 1, 2, MAX_WORLD + 1, u32::MAX] {
+            assert_eq!((world(false, bad), world(true, bad)), (refused(bad), refused(bad)));
+        }
+        // As many as there are below, but others.
+        let mut other = spec(false);
+        other.children[0].ranks = Ranks::one(3);
+        assert_eq!(other.check(), refused(3));
+    }
+
+    #[test]
+    fn a_host_has_one_rank_and_a_switch_has_some_and_no_two_children_one() {
+        for (ranks, is_switch, error) in [
+            (0..0, true, Some(SpecError::Ranks(0))),
+            (0..0, false, Some(SpecError::Ranks(0))),
+            (1..3, false, Some(SpecError::Ranks(2))),
+            (1..2, false, None),
+            (1..2, true, None),
+            (0..3, true, Some(SpecError::DuplicateRank(0))),
+        ] {
+            let mut spec = spec(true);
+            spec.children[1] = child([ranks.clone()].into_iter().collect(), is_switch);
+            assert_eq!(spec.check().err(), error, "{ranks:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_just_within_the_limits_is_taken() {
+        let largest = CommunicatorSpec {
+            window: MAX_WINDOW,
+            segment_bytes: MAX_SEGMENT_BYTES,
+            world: 64,
+            children: (0..64).map(|rank| child(Ranks::one(rank), false)).collect(),
+            ..spec(false)
+        };
+        assert_eq!(largest.check(), Ok(()));
+        let smallest = CommunicatorSpec { window: 1, segment_bytes: 1024, ..spec(false) };
+        assert_eq!(smallest.check(), Ok(()));
+    }
+
+    /// Operators size `max_memory` by these.
+    #[test]
+    fn what_a_node_costs() {
+        let root = spec(false);
+        // A window, 60 cells, and four messages.
+        assert_eq!(root.send_requests(), 72);
+        // Two packets for each child and three others, and two messages of 40 bytes.
+        assert_eq!(root.control_bytes(), 7 * 1024 + 80);
+        // 16 slots with accumulators of twice their size, small vectors likewise, and requests of 256 bytes.
+        let control = 7 * 1024 + 80 + 2 * 1024;
+        assert_eq!(root.memory_bytes(), 3 * 16 * 4096 + control + 2 * 72 * 256);
+        assert_eq!(spec(true).memory_bytes(), root.memory_bytes() + 72 * 256);
+        assert_eq!(spec(true).parent_receives(), 10);
     }
 }

@@ -17,6 +17,11 @@ pub enum Awaited {
     },
     /// A switch: none is registered.
     Switch,
+    /// Switches of the topology that are not registered.
+    Switches {
+        /// Which, for people.
+        switches: String,
+    },
     /// Ranks that have joined, and not made their end of the connection.
     Connections {
         /// Which.
@@ -35,6 +40,7 @@ impl Awaited {
         match self {
             Self::Ranks { missing } => Refusal::Incomplete { group, world, missing },
             Self::Switch => Refusal::NoSwitch { group },
+            Self::Switches { switches } => Refusal::SwitchesMissing { group, switches },
             Self::Connections { ranks } => Refusal::Unconnected { group, ranks },
             Self::Communicator { switch: name } => {
                 Refusal::SwitchFailed { name, reason: "it did not answer in time".to_owned() }
@@ -49,6 +55,7 @@ impl fmt::Display for Awaited {
         match self {
             Self::Ranks { missing } => write!(f, "rank{} {}", plural(missing), missing),
             Self::Switch => f.write_str("a switch"),
+            Self::Switches { switches } => write!(f, "switch {switches} of the topology"),
             Self::Connections { ranks } => {
                 write!(f, "rank{} {} to connect", plural(ranks), ranks)
             }
@@ -70,6 +77,10 @@ mod tests {
             (Awaited::Ranks { missing: ranks(&[2]) }, "rank 2"),
             (Awaited::Ranks { missing: ranks(&[0, 2, 3]) }, "ranks 0, 2-3"),
             (Awaited::Switch, "a switch"),
+            (
+                Awaited::Switches { switches: "1 (10.0.0.1)".to_owned() },
+                "switch 1 (10.0.0.1) of the topology",
+            ),
             (Awaited::Connections { ranks: ranks(&[1]) }, "rank 1 to connect"),
             (
                 Awaited::Communicator { switch: "s0".to_owned() },

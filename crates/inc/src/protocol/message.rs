@@ -29,6 +29,8 @@ pub enum ToController {
         name: String,
         /// Its address on the data network.
         address: IpAddr,
+        /// What it can serve.
+        limits: SwitchLimits,
     },
     /// Switch: the communicator exists, its children may connect.
     CommunicatorCreated {
@@ -185,6 +187,20 @@ pub enum FromController {
     Ping,
 }
 
+/// How much a switch can serve at a time.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct SwitchLimits {
+    /// Nodes of trees.
+    pub communicators: usize,
+    /// Bytes of their slots and queues.
+    pub memory_bytes: u64,
+}
+
+impl SwitchLimits {
+    /// More than any controller asks for.
+    pub const NONE: Self = Self { communicators: u32::MAX as usize, memory_bytes: 1 << 52 };
+}
+
 /// Which rank of which group a host is.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Hello {
@@ -337,11 +353,11 @@ mod tests {
             edges: vec![SwitchEdge { rank: 3, qpn, psn }],
             uplink: Some(SwitchUplink { qpn, psn }),
         };
-        let text = r#"{"version":3,"type":"communicator_created","communicator":9,"edges":[{"rank":3,"qpn":17,"psn":5}],"uplink":{"qpn":17,"psn":5}}"#;
+        let text = r#"{"version":4,"type":"communicator_created","communicator":9,"edges":[{"rank":3,"qpn":17,"psn":5}],"uplink":{"qpn":17,"psn":5}}"#;
         assert_eq!(&encode(&created).unwrap()[4..], text.as_bytes());
         let address = IpAddr::from([127, 0, 0, 1]);
         let connect = FromController::ConnectParent { communicator: 9, address, qpn, psn };
-        let text = r#"{"version":3,"type":"connect_parent","communicator":9,"address":"127.0.0.1","qpn":17,"psn":5}"#;
+        let text = r#"{"version":4,"type":"connect_parent","communicator":9,"address":"127.0.0.1","qpn":17,"psn":5}"#;
         assert_eq!(&encode(&connect).unwrap()[4..], text.as_bytes());
     }
 }

@@ -37,7 +37,8 @@ mod refusal;
 pub use awaited::Awaited;
 pub use frame::{FrameDecoder, FrameError, Message, VERSION, encode};
 pub use message::{
-    FromController, Hello, Plan, SwitchChild, SwitchEdge, SwitchReport, SwitchUplink, ToController,
+    FromController, Hello, Plan, SwitchChild, SwitchEdge, SwitchLimits, SwitchReport, SwitchUplink,
+    ToController,
 };
 pub use rank_list::RankList;
 pub use refusal::{AbortReason, Refusal};

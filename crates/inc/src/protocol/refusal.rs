@@ -91,6 +91,47 @@ pub enum Refusal {
         /// Who did not.
         ranks: RankList,
     },
+    /// The tree needs switches that have not registered.
+    #[error(
+        "group {group:?} needs what the controller's topology has and what has not registered: switch \
+         {switches}; start it, or look why it does not register"
+    )]
+    SwitchesMissing {
+        /// The group.
+        group: String,
+        /// Which, for people.
+        switches: String,
+    },
+    /// The topology has no tree for the hosts of the group.
+    #[error("the controller's topology has no tree for group {group:?}: {reason}")]
+    NotPlaced {
+        /// The group.
+        group: String,
+        /// Why.
+        reason: String,
+    },
+    /// A host that is not in the topology.
+    #[error(
+        "rank {rank} is at {address}, and the controller's topology has no host there: add it to the file, or \
+         give the rank an address that is in it"
+    )]
+    UnknownHost {
+        /// Which rank.
+        rank: u32,
+        /// Its address.
+        address: IpAddr,
+    },
+    /// A switch that is not in the topology.
+    #[error(
+        "the controller's topology has no switch {name:?} with the address {address}: add it to the file, or \
+         give this one the name and an address of one that is in it"
+    )]
+    UnknownSwitch {
+        /// Its name.
+        name: String,
+        /// Its address.
+        address: IpAddr,
+    },
     /// The switch did not make the communicator.
     #[error("switch {name:?} could not make the communicator: {reason}")]
     SwitchFailed {
