@@ -1,7 +1,7 @@
 //! One group on its way to a communicator.
 
 use core::net::IpAddr;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use millstream_roce::Instant;
 use millstream_wire::{Mtu, Psn, Qpn};
@@ -11,6 +11,7 @@ use crate::plan::{SwitchId, Tree};
 use crate::protocol::{
     AbortReason, Awaited, FromController, RankList, Refusal, SwitchEdge, SwitchUplink,
 };
+use crate::topology::LinkIndex;
 
 /// How far a group is. One that does not exist has no state.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -51,6 +52,12 @@ pub(super) struct Group {
     pub(super) deadline: Option<Instant>,
     /// Known once a switch was found.
     pub(super) tree: Option<Tree>,
+    /// The links of the topology that the tree uses.
+    pub(super) links: Vec<LinkIndex>,
+    /// Switches of the topology that it waits for.
+    pub(super) missing: Option<String>,
+    /// Switches that did not make a node of it.
+    pub(super) refused: BTreeSet<SwitchId>,
     /// One for each of the tree's, once all ranks have connected.
     pub(super) nodes: Vec<Node>,
     /// How many ranks have connected.
@@ -111,6 +118,9 @@ impl Group {
             members: BTreeMap::new(),
             deadline: Some(deadline),
             tree: None,
+            links: Vec::new(),
+            missing: None,
+            refused: BTreeSet::new(),
             nodes: Vec::new(),
             connected: 0,
             path_mtu: Mtu::B4096,
@@ -136,13 +146,14 @@ impl Group {
         self.tree.as_ref().is_some_and(|tree| tree.contains(switch))
     }
 
-    /// The switches of nodes that they were not asked for yet.
-    pub(super) fn planned(&self) -> impl Iterator<Item = SwitchId> {
-        let nodes = self.tree.iter().flat_map(Tree::nodes).enumerate();
-        nodes.filter_map(|(index, place)| {
-            let asked = self.nodes.get(index).is_some_and(|node| node.step != Step::Waiting);
-            (!asked).then_some(place.switch)
-        })
+    /// Forgets its tree, whose nodes were ended: the ranks connect anew.
+    pub(super) fn start_over(&mut self) {
+        self.tree = None;
+        self.links.clear();
+        self.nodes.clear();
+        self.connected = 0;
+        self.path_mtu = Mtu::B4096;
+        self.members.values_mut().for_each(|member| member.end = None);
     }
 
     /// A switch that has not done yet what it was asked for.
@@ -161,7 +172,10 @@ impl Group {
             return Awaited::Ranks { missing: RankList::new(gaps, count) };
         }
         if self.tree.is_none() {
-            return Awaited::Switch;
+            return match &self.missing {
+                Some(switches) => Awaited::Switches { switches: switches.clone() },
+                None => Awaited::Switch,
+            };
         }
         if self.nodes.is_empty() {
             let unconnected = self.members.iter().filter(|(_, member)| member.end.is_none());

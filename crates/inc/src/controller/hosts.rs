@@ -36,7 +36,7 @@ impl Controller {
 
     /// The group that a host belongs to, made if it is the first.
     fn admit(&mut self, now: Instant, hello: &Hello) -> Result<GroupId, Refusal> {
-        let &Hello { ref group, world, rank, .. } = hello;
+        let &Hello { ref group, world, rank, address, .. } = hello;
         if !is_name(group) {
             return Err(Refusal::Name { what: "group".to_owned() });
         }
@@ -51,6 +51,11 @@ impl Controller {
         }
         if rank >= world {
             return Err(Refusal::Rank { rank, world });
+        }
+        if let Some(topology) = &self.config.topology
+            && !topology.has_host(address)
+        {
+            return Err(Refusal::UnknownHost { rank, address });
         }
         if let Some((&id, known)) =
             self.names.get(group).and_then(|id| self.groups.get_key_value(id))
@@ -129,6 +134,7 @@ impl Controller {
     /// All ranks have left.
     fn close_group(&mut self, id: GroupId) {
         let Some(group) = self.groups.remove(&id) else { return };
+        self.report_over(&group);
         self.end_nodes(&group, |communicator| {
             Some(FromController::DestroyCommunicator { communicator })
         });

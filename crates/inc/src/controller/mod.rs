@@ -8,9 +8,11 @@
 //! until it fails): who has called its last collective may start the next run under the same name,
 //! while others are still on their way out.
 
+mod given;
 mod group;
 mod hosts;
 mod nodes;
+mod placement;
 mod switches;
 #[cfg(test)]
 mod tests;
@@ -18,17 +20,20 @@ mod tests;
 use core::net::IpAddr;
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
 
 use millstream_roce::Instant;
 
+pub use given::{EdgeEnd, PlacedEdge, PlacedNode, Placement, PlacementChange};
 pub use group::GroupState;
 use group::{End, Group, HostEnd, Step};
 
 use crate::plan::{FanIn, SwitchId, Tree};
 use crate::protocol::{
-    AbortReason, Awaited, FrameError, FromController, MAX_NAME_BYTES, Refusal, ToController,
-    shortened,
+    AbortReason, Awaited, FrameError, FromController, MAX_NAME_BYTES, Refusal, SwitchLimits,
+    ToController, shortened,
 };
+use crate::topology::{SwitchIndex, Topology};
 
 /// What a controller is made with.
 #[derive(Clone, Debug)]
@@ -58,6 +63,10 @@ pub struct ControllerConfig {
     pub segment_bytes: u32,
     /// Segments that a host may be ahead of its last result.
     pub window: u32,
+    /// The network, if trees are planned on it. Switches and hosts that it does not have are refused.
+    pub topology: Option<Arc<Topology>>,
+    /// Whether [`Controller::poll_placement`] says where communicators are.
+    pub report_placements: bool,
 }
 
 impl ControllerConfig {
@@ -78,6 +87,8 @@ impl ControllerConfig {
             // segmentation offload has less to work with; larger ones gain little.
             segment_bytes: 256 << 10,
             window: 8,
+            topology: None,
+            report_placements: false,
         }
     }
 }
@@ -144,6 +155,9 @@ struct Switch {
     connection: ConnectionId,
     name: String,
     address: IpAddr,
+    limits: SwitchLimits,
+    /// Which switch of the topology it is.
+    place: Option<SwitchIndex>,
     communicators: BTreeSet<u64>,
 }
 
@@ -163,6 +177,9 @@ pub struct Controller {
     /// The last time that we were told.
     now: Instant,
     outputs: VecDeque<Output>,
+    placements: VecDeque<PlacementChange>,
+    /// A switch has more room than when full groups without a tree were planned last.
+    has_new_room: bool,
     next_switch: u64,
     next_group: u64,
     next_communicator: u64,
@@ -183,6 +200,8 @@ impl Controller {
             ending: VecDeque::new(),
             now: Instant::ZERO,
             outputs: VecDeque::new(),
+            placements: VecDeque::new(),
+            has_new_room: false,
             next_switch: 0,
             next_group: 0,
             next_communicator,
@@ -228,8 +247,8 @@ impl Controller {
         let role = state.role;
         match (role, message) {
             (_, ToController::Pong) => {}
-            (Role::New { .. }, ToController::Register { name, address }) => {
-                self.register(connection, name, address);
+            (Role::New { .. }, ToController::Register { name, address, limits }) => {
+                self.register(connection, name, address, limits);
             }
             (Role::New { .. }, ToController::Join(hello)) => self.join(now, connection, &hello),
             (
@@ -246,7 +265,7 @@ impl Controller {
             }
             (Role::Switch(id), ToController::CommunicatorDestroyed { communicator }) => {
                 if let Some(switch) = self.switches.get_mut(&id) {
-                    switch.communicators.remove(&communicator);
+                    self.has_new_room |= switch.communicators.remove(&communicator);
                 }
             }
             (Role::Switch(id), ToController::Report { communicator, report }) => {
@@ -274,16 +293,19 @@ impl Controller {
                 self.misbehaved(connection, format!("{who} cannot send {kind} now"));
             }
         }
+        self.use_new_room();
     }
 
     /// What has arrived is no message.
     pub fn handle_bad_frame(&mut self, connection: ConnectionId, error: &FrameError) {
         self.misbehaved(connection, error.to_string());
+        self.use_new_room();
     }
 
     /// The connection is closed, by the peer or by an error.
     pub fn handle_closed(&mut self, connection: ConnectionId) {
         self.lose(connection, "its control connection was closed");
+        self.use_new_room();
     }
 
     /// Acts on deadlines that have passed.
@@ -300,6 +322,7 @@ impl Controller {
             let refusal = self.awaited(group).refusal(group.name.clone(), group.world);
             self.end_group(id, &End::Refused(refusal));
         }
+        self.use_new_room();
     }
 
     /// When [`Controller::handle_timeout`] must be called next.
@@ -436,6 +459,7 @@ impl Controller {
     fn end_group(&mut self, id: GroupId, end: &End) {
         let Some(group) = self.groups.remove(&id) else { return };
         self.names.retain(|_, other| *other != id);
+        self.report_over(&group);
         self.end_nodes(&group, |communicator| match *end {
             End::Aborted(AbortReason::PeerLost { rank, .. }) if group.ready => {
                 Some(FromController::AbortCommunicator { communicator, rank })
@@ -456,6 +480,7 @@ impl Controller {
     /// Has the switches end the nodes of a group that is over, by a message or by themselves. What is
     /// not gone in time is destroyed.
     fn end_nodes(&mut self, group: &Group, message: impl Fn(u64) -> Option<FromController>) {
+        self.has_new_room |= group.tree.is_some();
         for (place, node) in group.tree.iter().flat_map(Tree::nodes).zip(&group.nodes) {
             let communicator = node.communicator;
             self.nodes.remove(&communicator);
@@ -482,6 +507,7 @@ impl Controller {
             self.ending.front().filter(|&&(until, ..)| until <= now)
         {
             self.ending.pop_front();
+            self.has_new_room = true;
             let switch = self.switches.get(&switch);
             if let Some(switch) = switch
                 && switch.communicators.contains(&communicator)

@@ -188,17 +188,30 @@ impl Controller {
         for (connection, plan) in plans {
             self.send(connection, FromController::Plan(plan));
         }
+        self.report_ready(id);
     }
 
     pub(super) fn not_created(&mut self, switch: SwitchId, communicator: u64, reason: String) {
         let found = self.find(switch, communicator);
-        let Some(switch) = self.switches.get_mut(&switch) else { return };
-        switch.communicators.remove(&communicator);
-        let (name, reason) = (switch.name.clone(), shortened(reason));
+        let Some(state) = self.switches.get_mut(&switch) else { return };
+        state.communicators.remove(&communicator);
+        let (name, reason) = (state.name.clone(), shortened(reason));
         if let Some((id, index)) = found {
+            // Which of two switches that cannot be connected is at fault is not known. More trees are left without
+            // the upper one.
+            let upper = self.connecting_to(id, index);
             self.gone(id, index);
-            self.end_group(id, &End::Refused(Refusal::SwitchFailed { name, reason }));
+            let suspects: Vec<SwitchId> = upper.into_iter().chain([switch]).collect();
+            self.refused(id, &suspects, Refusal::SwitchFailed { name, reason });
         }
+    }
+
+    /// The switch that a node is being connected to, if it is.
+    fn connecting_to(&self, id: GroupId, index: usize) -> Option<SwitchId> {
+        let group = self.groups.get(&id)?;
+        let nodes = group.tree.as_ref()?.nodes();
+        let parent = nodes[index].parent.filter(|_| group.nodes[index].step == Step::Connecting)?;
+        Some(nodes[parent].switch)
     }
 
     /// The switch knows that the node is over.

@@ -1,16 +1,23 @@
 //! What switches say, and which groups they serve.
 
 use core::net::IpAddr;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
-use super::Output;
 use super::group::{End, Group};
-use super::{ConnectionId, Controller, ControllerConfig, GroupId, Role, Switch, is_name};
-use crate::plan::{Candidate, Child, PlanOptions, SwitchId, Tree};
-use crate::protocol::{AbortReason, FromController, Refusal, SwitchReport, shortened};
+use super::{ConnectionId, Controller, GroupId, Role, Switch, is_name};
+use crate::plan::{Child, SwitchId};
+use crate::protocol::{
+    AbortReason, FromController, Refusal, SwitchLimits, SwitchReport, shortened,
+};
 
 impl Controller {
-    pub(super) fn register(&mut self, connection: ConnectionId, name: String, address: IpAddr) {
+    pub(super) fn register(
+        &mut self,
+        connection: ConnectionId,
+        name: String,
+        address: IpAddr,
+        limits: SwitchLimits,
+    ) {
         if !is_name(&name) {
             self.turn_away(connection, Refusal::Name { what: "switch".to_owned() });
             return;
@@ -28,48 +35,21 @@ impl Controller {
             self.turn_away(connection, refusal);
             return;
         }
+        let place = match self.place_of(&name, address) {
+            Ok(place) => place,
+            Err(refusal) => {
+                self.turn_away(connection, refusal);
+                return;
+            }
+        };
         let id = SwitchId(self.next_switch);
         self.next_switch += 1;
         self.set_role(connection, Role::Switch(id));
         let communicators = BTreeSet::new();
-        self.switches.insert(id, Switch { connection, name, address, communicators });
+        self.switches
+            .insert(id, Switch { connection, name, address, limits, place, communicators });
         self.send(connection, FromController::Registered);
-        let waiting = |(&id, group): (&GroupId, &Group)| group.is_full().then_some(id);
-        let waiting: Vec<GroupId> = self.groups.iter().filter_map(waiting).collect();
-        for id in waiting {
-            self.plan(id);
-        }
-    }
-
-    /// Plans the tree of a full group that has none, if there is a switch, and tells the ranks.
-    pub(super) fn plan(&mut self, id: GroupId) {
-        let mut planned: HashMap<SwitchId, usize> = HashMap::new();
-        for switch in self.groups.values().flat_map(Group::planned) {
-            *planned.entry(switch).or_default() += 1;
-        }
-        let candidate = |(&switch, state): (&SwitchId, &Switch)| {
-            let planned = planned.get(&switch).copied().unwrap_or_default();
-            Candidate { switch, communicators: state.communicators.len() + planned }
-        };
-        let candidates: Vec<Candidate> = self.switches.iter().map(candidate).collect();
-        let Some(group) = self.groups.get_mut(&id).filter(|group| group.tree.is_none()) else {
-            return;
-        };
-        let hosts: Vec<IpAddr> = group.members.values().map(|member| member.address).collect();
-        let options = PlanOptions { fan_in: self.config.fan_in, hosts: &hosts };
-        // Without a switch the group waits for one until its deadline.
-        let Ok(tree) = Tree::plan(group.world, &candidates, &options) else { return };
-        for (&rank, member) in &group.members {
-            let leaf = tree.leaf_of(rank).and_then(|node| tree.nodes().get(node));
-            let switch = leaf.and_then(|leaf| self.switches.get(&leaf.switch));
-            if let Some(&Switch { address: switch_address, .. }) = switch {
-                let ControllerConfig { segment_bytes, window, .. } = self.config;
-                let message = FromController::GroupReady { switch_address, segment_bytes, window };
-                let connection = member.connection;
-                self.outputs.push_back(Output::Send { connection, message });
-            }
-        }
-        group.tree = Some(tree);
+        self.plan_waiting();
     }
 
     /// A communicator ends by itself; the switch destroys it when all below and above have heard.
