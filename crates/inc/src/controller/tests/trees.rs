@@ -4,12 +4,12 @@ use millstream_wire::{Psn, Qpn};
 
 use super::world::{World, seconds};
 use super::*;
-use crate::protocol::{Plan, SwitchChild, SwitchEdge, SwitchReport, SwitchUplink};
+use crate::protocol::{Plan, SwitchChild, SwitchEdge, SwitchLimits, SwitchReport, SwitchUplink};
 use crate::ranks::Ranks;
 
 /// What a switch does when it is asked for something.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Answer {
+pub(super) enum Answer {
     Done,
     Failed,
     Silence,
@@ -19,12 +19,12 @@ enum Answer {
 
 /// A node that was made.
 #[derive(Debug)]
-struct Made {
-    switch: usize,
+pub(super) struct Made {
+    pub(super) switch: usize,
     world: u32,
     children: Vec<SwitchChild>,
-    edges: Vec<SwitchEdge>,
-    uplink: Option<SwitchUplink>,
+    pub(super) edges: Vec<SwitchEdge>,
+    pub(super) uplink: Option<SwitchUplink>,
     /// The node above has its queue pair, and it has that of the node above.
     connected: bool,
 }
@@ -36,30 +36,35 @@ impl Made {
 }
 
 /// A controller, switches and hosts.
-struct Lab {
-    world: World,
+pub(super) struct Lab {
+    pub(super) world: World,
     switches: u8,
-    nodes: BTreeMap<u64, Made>,
+    pub(super) nodes: BTreeMap<u64, Made>,
     /// How many requests the switches have had.
     requests: usize,
     next_qpn: u32,
     dead: BTreeSet<usize>,
+    refused: BTreeSet<u64>,
     /// Nodes that are no more, which others may still be told of.
     lost: Vec<Made>,
 }
 
-fn connection(switch: usize) -> ConnectionId {
+pub(super) fn connection(switch: usize) -> ConnectionId {
     ConnectionId(2000 + switch as u64)
 }
 
-fn address(switch: usize) -> IpAddr {
+pub(super) fn address(switch: usize) -> IpAddr {
     IpAddr::from([127, 0, 1, switch as u8])
 }
 
 impl Lab {
     fn new(fan_in: u32, switches: u8) -> Self {
         let fan_in = FanIn::new(fan_in).unwrap();
-        let mut world = World::with(ControllerConfig { fan_in, ..ControllerConfig::new(7) });
+        Self::with(ControllerConfig { fan_in, ..ControllerConfig::new(7) }, switches)
+    }
+
+    pub(super) fn with(config: ControllerConfig, switches: u8) -> Self {
+        let mut world = World::with(config);
         for switch in 0..switches {
             let (connection, name) = (connection(switch.into()), format!("s{switch}"));
             world.switch(connection, &name, switch);
@@ -72,12 +77,13 @@ impl Lab {
             requests: 0,
             next_qpn: 100_000,
             dead: BTreeSet::new(),
+            refused: BTreeSet::new(),
             lost: Vec::new(),
         }
     }
 
     /// Ranks that have joined, and have connected where they were told.
-    fn join(&mut self, group: &str, first: u64, ranks: u32) -> Vec<ConnectionId> {
+    pub(super) fn join(&mut self, group: &str, first: u64, ranks: u32) -> Vec<ConnectionId> {
         let join = |rank: u32| self.world.join(first + u64::from(rank), group, ranks, rank);
         let hosts: Vec<ConnectionId> = (0..ranks).map(join).collect();
         hosts.iter().for_each(|&host| self.world.end(host));
@@ -105,7 +111,7 @@ impl Lab {
 
     /// Has the switches do what they are told, until they are told no more. `answer` decides by the
     /// number of the request.
-    fn run(&mut self, answer: impl Fn(usize) -> Answer) {
+    pub(super) fn run(&mut self, answer: impl Fn(usize) -> Answer) {
         loop {
             let told = self.told();
             if told.is_empty() {
@@ -124,6 +130,10 @@ impl Lab {
             FromController::CreateCommunicator { communicator, .. }
             | FromController::ConnectParent { communicator, .. } => communicator,
             FromController::DestroyCommunicator { communicator } => {
+                // The controller may not know yet that it was refused.
+                if self.refused.remove(&communicator) {
+                    return;
+                }
                 let destroyed = self.nodes.remove(&communicator).unwrap();
                 assert_eq!(destroyed.switch, switch);
                 self.lost.push(destroyed);
@@ -156,6 +166,7 @@ impl Lab {
             }
             Answer::Failed => {
                 self.lost.extend(self.nodes.remove(&communicator));
+                self.refused.insert(communicator);
                 let reason = "out of memory".to_owned();
                 self.say(switch, ToController::CommunicatorFailed { communicator, reason });
             }
@@ -233,7 +244,12 @@ impl Lab {
     }
 
     /// Makes a group that is ready, and returns its hosts, and the nodes of its tree.
-    fn ready(&mut self, group: &str, first: u64, ranks: u32) -> (Vec<ConnectionId>, Vec<u64>) {
+    pub(super) fn ready(
+        &mut self,
+        group: &str,
+        first: u64,
+        ranks: u32,
+    ) -> (Vec<ConnectionId>, Vec<u64>) {
         let before: Vec<u64> = self.nodes.keys().copied().collect();
         let hosts = self.join(group, first, ranks);
         self.run(|_| Answer::Done);
@@ -244,7 +260,7 @@ impl Lab {
     }
 
     /// No group, and no node of any tree, is left.
-    fn assert_quiet(&self) {
+    pub(super) fn assert_quiet(&self) {
         self.world.assert_quiet();
         assert_eq!(self.nodes.len(), 0);
         assert_eq!(self.world.controller.census().communicators, 0);
@@ -319,7 +335,7 @@ fn nobody_is_told_before_all_nodes_are_connected() {
 #[test]
 fn what_a_switch_cannot_do_ends_the_group_and_leaves_nothing() {
     for number in 0..13 {
-        for wrong in [Answer::Failed, Answer::Silence, Answer::Death] {
+        for wrong in [Answer::Silence, Answer::Death] {
             let mut lab = Lab::new(2, 3);
             let hosts = lab.join("g", 1, 8);
             let failing = std::cell::Cell::new(false);
@@ -333,7 +349,6 @@ fn what_a_switch_cannot_do_ends_the_group_and_leaves_nothing() {
                     lab.world.pass(seconds(30.0));
                     "could not make the communicator: it did not answer in time"
                 }
-                Answer::Failed => "could not make the communicator: out of memory",
                 _ => "is lost: its control connection was closed",
             };
             lab.run(|_| Answer::Done);
@@ -346,6 +361,82 @@ fn what_a_switch_cannot_do_ends_the_group_and_leaves_nothing() {
             lab.ready("g", 100, 8);
         }
     }
+}
+
+#[test]
+fn when_a_switch_refuses_the_others_serve_the_group() {
+    // Whatever is refused first: the making of a node, or its connection.
+    for number in 0..13 {
+        let mut lab = Lab::new(2, 3);
+        let hosts = lab.join("g", 1, 8);
+        lab.run(|request| if request == number { Answer::Failed } else { Answer::Done });
+        let ready = |message: &FromController| matches!(message, FromController::GroupReady { .. });
+        for &host in &hosts {
+            let heard = lab.world.heard(host);
+            assert!(heard.len() == 2 && heard.iter().all(ready), "{heard:?}");
+        }
+        // Nothing is left of the first tree, and the ranks connect anew.
+        assert!(lab.nodes.is_empty());
+        let state = lab.world.controller.group_state("g");
+        assert_eq!(state, Some(GroupState::GroupReady));
+        hosts.iter().for_each(|&host| lab.world.end(host));
+        lab.run(|_| Answer::Done);
+        for host in hosts {
+            let heard = lab.world.heard(host);
+            assert!(matches!(heard[..], [FromController::Plan(_)]), "{heard:?}");
+        }
+        let used: BTreeSet<usize> = lab.nodes.values().map(|made| made.switch).collect();
+        assert_eq!(used.len(), 2, "{used:?}");
+        assert_eq!((lab.nodes.len(), lab.world.controller.census().communicators), (7, 7));
+    }
+}
+
+#[test]
+fn when_all_switches_refuse_the_group_ends_and_nothing_is_left() {
+    let mut lab = Lab::new(2, 3);
+    let hosts = lab.join("g", 1, 8);
+    for _ in 0..3 {
+        lab.run(|_| Answer::Failed);
+        for &host in &hosts {
+            if lab.world.controller.group_state("g").is_some() {
+                lab.world.end(host);
+            }
+        }
+    }
+    for host in hosts {
+        let text = lab.world.refusal(host).to_string();
+        assert!(text.ends_with("could not make the communicator: out of memory"), "{text}");
+    }
+    assert!(lab.told().is_empty());
+    lab.assert_quiet();
+    // The next group asks all of them again.
+    lab.ready("g", 100, 8);
+}
+
+#[test]
+fn a_switch_is_asked_for_no_more_than_it_has_room_for() {
+    let mut world = World::new();
+    let limits = |communicators, memory_bytes| SwitchLimits { communicators, memory_bytes };
+    for (number, limits) in
+        [(1, limits(1, 1 << 40)), (2, limits(9, 30 << 20)), (3, limits(9, 1 << 20))]
+    {
+        let (connection, address) = (connection(number), address(number));
+        world.connect(connection);
+        let name = format!("s{number}");
+        world.say(connection, ToController::Register { name, address, limits });
+    }
+    // One fits the first, two the second; the third has memory for none, so that the fewest nodes decide whom
+    // to ask.
+    let places: Vec<IpAddr> = (0..4)
+        .map(|number: u64| {
+            let host = world.join(100 + number, &format!("g{number}"), 1, 0);
+            match world.heard(host)[..] {
+                [FromController::GroupReady { switch_address, .. }] => switch_address,
+                ref heard => panic!("{heard:?}"),
+            }
+        })
+        .collect();
+    assert_eq!(places, [1, 2, 2, 3].map(address));
 }
 
 #[test]
