@@ -51,6 +51,7 @@ mod ranks;
 mod slots;
 mod spec;
 mod switch;
+pub mod topology;
 
 pub use abort::{ABORT_BYTES, Abort, Mismatch, NAMED_RANKS, Overdue, Violation};
 pub use call::{CollectiveCall, Mode};

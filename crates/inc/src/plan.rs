@@ -8,6 +8,7 @@ mod balanced;
 
 use thiserror::Error;
 
+pub(crate) use balanced::shares;
 pub use balanced::{Candidate, PlanError, PlanOptions};
 
 use crate::ranks::Ranks;

@@ -17,6 +17,8 @@ pub struct Candidate {
     pub switch: SwitchId,
     /// How many communicators it serves: nodes of trees.
     pub communicators: usize,
+    /// How many more it can.
+    pub free: usize,
 }
 
 /// What a tree should be like.
@@ -38,8 +40,8 @@ impl Default for PlanOptions<'_> {
 /// Why there is no plan.
 #[derive(Clone, Copy, Debug, Eq, Error, PartialEq)]
 pub enum PlanError {
-    /// There is no switch.
-    #[error("no switch is registered")]
+    /// There is no switch, or none has room.
+    #[error("no switch is registered that has room")]
     NoSwitch,
     /// There are no ranks, or too many.
     #[error("a tree has 1 to {MAX_WORLD} ranks, not {0}")]
@@ -62,8 +64,8 @@ pub enum PlanError {
 
 impl Tree {
     /// A tree for ranks 0 to `world` - 1 of as few levels as possible, whose nodes of one level have
-    /// about as many children each. Nodes are taken by the switches with the fewest communicators,
-    /// of equals by the one that has been there longest.
+    /// about as many children each. Nodes are taken by the switches with the fewest communicators
+    /// that have room, of equals by the one that has been there longest.
     pub fn plan(
         world: u32,
         candidates: &[Candidate],
@@ -88,7 +90,8 @@ impl Tree {
         }
         let mut switches: BinaryHeap<_> = candidates
             .iter()
-            .map(|candidate| Reverse((candidate.communicators, candidate.switch)))
+            .filter(|candidate| candidate.free > 0)
+            .map(|candidate| Reverse((candidate.communicators, candidate.switch, candidate.free)))
             .collect();
         let mut nodes: Vec<TreeNode> = Vec::new();
         let mut parents = vec![None];
@@ -96,8 +99,11 @@ impl Tree {
             let below = nodes.len() + level.len();
             let mut parents_below = Vec::new();
             for (mut children, parent) in level.into_iter().zip(parents) {
-                let Reverse((communicators, switch)) = switches.pop().ok_or(PlanError::NoSwitch)?;
-                switches.push(Reverse((communicators + 1, switch)));
+                let Reverse((communicators, switch, free)) =
+                    switches.pop().ok_or(PlanError::NoSwitch)?;
+                if free > 1 {
+                    switches.push(Reverse((communicators + 1, switch, free - 1)));
+                }
                 for child in &mut children {
                     if let Child::Switch { node } = child {
                         *node += below;
@@ -113,7 +119,7 @@ impl Tree {
 }
 
 /// `count` things in `parts` ranges, none of which is longer than another by more than one.
-fn shares(count: usize, parts: usize) -> impl Iterator<Item = Range<usize>> {
+pub(crate) fn shares(count: usize, parts: usize) -> impl Iterator<Item = Range<usize>> {
     (0..parts).map(move |part| count * part / parts..count * (part + 1) / parts)
 }
 

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 fn candidate(switch: u64, communicators: usize) -> Candidate {
-    Candidate { switch: SwitchId(switch), communicators }
+    Candidate { switch: SwitchId(switch), communicators, free: usize::MAX }
 }
 
 fn candidates(count: u64) -> Vec<Candidate> {
@@ -68,6 +68,18 @@ fn what_does_not_fit_one_node_has_several_alike() {
     let alone = Tree::plan(7, &candidates(1), &fan_in(3)).unwrap();
     assert_eq!(hosts_below(&alone), hosts_below(&tree));
     assert!(alone.nodes().iter().all(|node| node.switch == SwitchId(0)));
+}
+
+#[test]
+fn switches_take_no_more_nodes_than_they_have_room_for() {
+    let room = |switch, free| Candidate { free, ..candidate(switch, 0) };
+    let switches = |candidates: &[Candidate]| {
+        let tree = Tree::plan(7, candidates, &fan_in(3))?;
+        Ok(tree.nodes().iter().map(|node| node.switch.0).collect::<Vec<_>>())
+    };
+    assert_eq!(switches(&[room(1, 1), room(2, 0), room(3, 9)]), Ok(vec![1, 3, 3, 3]));
+    assert_eq!(switches(&[room(1, 2), room(2, 2)]), Ok(vec![1, 2, 1, 2]));
+    assert_eq!(switches(&[room(1, 1), room(2, 2)]), Err(PlanError::NoSwitch));
 }
 
 #[test]

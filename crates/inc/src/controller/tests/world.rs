@@ -3,7 +3,7 @@
 use millstream_wire::{Mtu, Psn, Qpn};
 
 use super::*;
-use crate::protocol::{Hello, SwitchChild, SwitchEdge};
+use crate::protocol::{Hello, SwitchChild, SwitchEdge, SwitchLimits};
 
 /// A controller, the time, and what everyone was told.
 pub(super) struct World {
@@ -90,7 +90,8 @@ impl World {
     pub(super) fn switch(&mut self, connection: ConnectionId, name: &str, address: u8) {
         self.connect(connection);
         let address = IpAddr::from([127, 0, 1, address]);
-        self.say(connection, ToController::Register { name: name.to_owned(), address });
+        let limits = SwitchLimits::NONE;
+        self.say(connection, ToController::Register { name: name.to_owned(), address, limits });
     }
 
     pub(super) fn join(
