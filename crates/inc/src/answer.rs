@@ -125,6 +125,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn immediates_are_the_documented_ones() {
+        for (answer, immediate) in [
+            (Answer::result(5), 5),
+            (Answer::agreed(5), 0x4000_0005),
+            (Answer::Aborted, 0x8000_0000),
+            (Answer::awaited(5), 0x9000_0005),
+            (Answer::overdue(5), 0xa000_0005),
+            (Answer::missing(5), 0xb000_0005),
+            (Answer::credit(5), 0xc000_0005),
+        ] {
+            assert_eq!(answer.to_immediate(), immediate, "{answer:?}");
+            assert_eq!(Answer::from_immediate(immediate), Some(answer));
+        }
+    }
+
+    #[test]
     fn immediates_round_trip_and_others_are_refused() {
         for number in [0, 1, u64::from(NUMBER), 1 << 30, u64::MAX] {
             let numbered = [Answer::result(number), Answer::agreed(number), Answer::credit(number)];

@@ -355,7 +355,6 @@ impl Communicator {
 
     /// Aborts it because of what the switch at the other end of a port says: that one knows.
     pub(crate) fn abort_heard(&mut self, port: usize, abort: Abort) -> Progress {
-        self.told |= 1 << port;
         self.ended |= 1 << port;
         self.abort(abort)
     }
@@ -532,25 +531,24 @@ impl Communicator {
             return false;
         }
         match (self.children.get(port), &self.uplink) {
-            (Some(child), _) => {
-                // Others have announced the next one, here or elsewhere.
-                let others = self.announced != 0 || self.awaited == Some(self.agreed);
-                child.owes() || others && child.announced <= self.agreed
-            }
+            (Some(child), _) => child.owes() || self.lacks_next(child),
             (None, Some(uplink)) => uplink.awaits(self.agreed < self.called, &self.call.layout),
             (None, None) => false,
         }
+    }
+
+    /// Whether others have announced the next collective, here or elsewhere, and this child has not.
+    fn lacks_next(&self, child: &Child) -> bool {
+        let others = self.announced != 0 || self.awaited == Some(self.agreed);
+        others && child.announced <= self.agreed
     }
 
     /// The question whether the other end of a port lives, unless what is under way asks that already: an
     /// RDMA WRITE of no bytes, which every device answers by itself. A switch below is told that it is awaited,
     /// and asks its own children.
     pub(crate) fn probe(&mut self, port: usize) -> Option<SendRequest> {
-        let child =
-            self.children.get(port).filter(|child| child.is_switch && child.outstanding == 0);
-        if let Some(child) = child
-            && child.announced <= self.agreed
-        {
+        let child = self.children.get(port);
+        if child.is_some_and(|it| it.is_switch && it.outstanding == 0 && self.lacks_next(it)) {
             let note = Answer::awaited(self.agreed).to_immediate();
             return Some(self.message(port, Tag::Probe, Some(note), Piece::default()));
         }
@@ -609,3 +607,6 @@ impl Communicator {
         children == all_children(self.children.len())
     }
 }
+
+#[cfg(test)]
+mod tests;

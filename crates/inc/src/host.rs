@@ -225,15 +225,12 @@ impl HostWorker {
         elements.saturating_mul(call.data_type.size() as u64) <= self.cut.small_bytes
     }
 
-    /// Starts a collective; returns its number.
-    pub fn start(&mut self, call: &CollectiveCall) -> Result<u64, StartError> {
+    /// Whether a collective can be started once those before it are over.
+    pub fn check(&self, call: &CollectiveCall) -> Result<(), StartError> {
         let CollectiveCall { collective, count, data_type, operation, root, .. } = *call;
-        let HostConfig { rank, world, .. } = self.config;
+        let world = self.config.world;
         if let Some(error) = self.failed {
             return Err(StartError::Failed(error));
-        }
-        if self.running.is_some() || self.outcome.is_some() {
-            return Err(StartError::Busy(self.sequence - 1));
         }
         let reduces = match collective {
             Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => true,
@@ -245,15 +242,23 @@ impl HostWorker {
         if root >= world {
             return Err(StartError::Root { root, world });
         }
-        let descriptor = self.descriptor(call);
         let ends = |bytes: u64| {
             call.source_address.checked_add(bytes)?;
             call.destination_address.checked_add(bytes)
         };
-        descriptor
-            .total_bytes(world)
-            .filter(|&bytes| ends(bytes).is_some())
-            .ok_or(StartError::TooLong { count, data_type })?;
+        let bytes = self.descriptor(call).total_bytes(world);
+        let fits = bytes.is_some_and(|bytes| ends(bytes).is_some());
+        fits.then_some(()).ok_or(StartError::TooLong { count, data_type })
+    }
+
+    /// Starts a collective; returns its number.
+    pub fn start(&mut self, call: &CollectiveCall) -> Result<u64, StartError> {
+        let HostConfig { rank, world, .. } = self.config;
+        if self.failed.is_none() && (self.running.is_some() || self.outcome.is_some()) {
+            return Err(StartError::Busy(self.sequence - 1));
+        }
+        self.check(call)?;
+        let descriptor = self.descriptor(call);
         let layout = Layout::new(&descriptor, &self.cut, self.sent);
         debug_assert!(rank < world, "rank {rank} of {world}");
         let sequence = self.sequence;

@@ -468,6 +468,72 @@ mod tests {
     }
 
     #[test]
+    fn below_the_root_the_result_is_what_comes_from_above_by_cells() {
+        let mut slots = Slots::new(2, 16, 4, 2, None);
+        slots.open(0, 14, 4, sum()).unwrap();
+        slots.contribute(0, 0, 0, &[1; 14]).unwrap();
+        slots.contribute(0, 1, 0, &[1; 8]).unwrap();
+        assert_eq!((slots.contributions(0), slots.result(0)), (Ok((8, 14)), Ok((0, 14))));
+        // Of what not all have sent there is no result, and none has a gap.
+        for (offset, length) in [(0, 9), (1, 1), (4, 4)] {
+            let received = slots.receive(0, offset, &[7; 14][..length]);
+            assert_eq!(received, Err(SlotError::Incomplete), "{length} bytes at {offset}");
+        }
+        slots.contribute(0, 1, 8, &[1; 6]).unwrap();
+        assert_eq!(slots.acknowledge(0, 0), Err(SlotError::Incomplete));
+        let mut offset = 0;
+        for (length, more, result) in [
+            (3, false, 0),
+            (1, true, 4),
+            (1, false, 4),
+            (2, false, 4),
+            (6, true, 12),
+            (1, true, 14),
+        ] {
+            let received = slots.receive(0, offset, &[7; 14][..length]);
+            assert_eq!((received, slots.result(0)), (Ok(more), Ok((result, 14))), "at {offset}");
+            // Nor is a result empty that has begun.
+            assert_eq!(slots.receive_nothing(0), Err(SlotError::Incomplete));
+            offset += length as u32;
+            if offset == 13 {
+                assert_eq!(slots.receive(0, 13, &[7; 2]), Err(SlotError::Incomplete));
+                assert_eq!(slots.acknowledge(0, 0), Err(SlotError::Incomplete));
+            }
+        }
+        assert_eq!(slots.get(slots.offset(0), 14).unwrap(), [7; 14]);
+        (0..2).for_each(|child| slots.acknowledge(0, child).unwrap());
+        assert_eq!(slots.occupied(), 0);
+    }
+
+    #[test]
+    fn who_has_nothing_says_so_once_and_an_empty_result_comes_only_from_above() {
+        for root_of in [None, NonZeroU32::new(3)] {
+            let mut slots = Slots::new(2, 8, 4, 3, root_of);
+            slots.open(0, 8, 4, sum()).unwrap();
+            for child in 0..3 {
+                assert_eq!(slots.receive_nothing(0), Err(SlotError::Incomplete));
+                let last = child == 2;
+                assert_eq!(slots.contribute_nothing(0, child), Ok(did(true, last, last)));
+                assert_eq!(slots.contribute_nothing(0, child), Err(SlotError::Repeated));
+                assert_eq!(slots.contribute(0, child, 0, &[1]), Err(SlotError::Repeated));
+            }
+            match root_of {
+                None => {
+                    assert_eq!(slots.result(0), Ok((0, 8)));
+                    assert_eq!(slots.receive_nothing(0), Ok(()));
+                    assert_eq!(slots.receive_nothing(0), Err(SlotError::Incomplete));
+                }
+                // Nobody is above.
+                Some(_) => {
+                    assert_eq!(slots.receive_nothing(0), Err(SlotError::Incomplete));
+                    assert_eq!(slots.receive(0, 0, &[1]), Err(SlotError::Incomplete));
+                }
+            }
+            assert_eq!(slots.result(0), Ok((8, 8)));
+        }
+    }
+
+    #[test]
     fn numbers_beyond_32_bits_keep_their_laps_apart() {
         let mut slots = Slots::new(6, 4, 4, 1, NonZeroU32::new(1));
         for segment in (1 << 40) - 7..(1_u64 << 40) + 7 {

@@ -106,7 +106,7 @@ impl Communicator {
 
     /// The cells of a vector of so many bytes. A cell waits for its last packet before it goes on, so
     /// they are a small part of the vector; and each costs work, so they are no smaller than that needs.
-    fn cell_for(&self, bytes: u64) -> u32 {
+    pub(super) fn cell_for(&self, bytes: u64) -> u32 {
         let part = (bytes / CELLS_PER_VECTOR).min(LARGEST_CELL.into()) as u32;
         let packets = part.div_ceil(self.path_mtu).max(1);
         (packets * self.path_mtu).min(self.cut.segment_bytes)

@@ -65,7 +65,7 @@ impl Communicator {
         let has_all = |child: &Child| {
             child.agreed > sequence && child.posted >= end.min(child.call.layout.end())
         };
-        sequence < self.agreed && self.children.iter().all(has_all)
+        self.children.iter().all(has_all)
     }
 
     /// The node above asks who is awaited here.

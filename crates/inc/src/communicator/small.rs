@@ -109,10 +109,10 @@ impl Communicator {
         }
     }
 
-    /// The answer from above to the collective that is to be agreed on next has brought this part of the
-    /// vector: it replaces what was sent up.
-    pub(super) fn receive_small(&mut self, part: Range<usize>) {
+    /// The answer from above to the collective that is to be agreed on next has brought so many bytes of the
+    /// vector, all or none: they replace what was sent up.
+    pub(super) fn receive_small(&mut self, length: usize) {
         let (to, from) = (self.small_offset(self.agreed), self.message_start());
-        self.control.copy_within(from..from + part.len(), to + part.start);
+        self.control.copy_within(from..from + length, to);
     }
 }

@@ -198,8 +198,8 @@ impl Communicator {
             Answer::Missing(_) if !write && length == 0 => self.asked(answer),
             Answer::Agreed(_) if !write => {
                 let expected = answer == Answer::agreed(self.agreed);
-                let result = self.call.layout.small_target_of(&uplink.ranks);
-                if !expected || length as usize != result.len() || uplink.announced <= self.agreed {
+                let result = self.call.layout.small_target_of(&uplink.ranks).len();
+                if !expected || length as usize != result || uplink.announced <= self.agreed {
                     return self.abort(Abort::ParentLost);
                 }
                 self.receive_small(result);
