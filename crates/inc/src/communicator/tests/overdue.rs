@@ -1,0 +1,129 @@
+//! Who is to blame when a rank waits no longer.
+
+use super::*;
+use crate::abort::Overdue;
+
+/// A root with two switches and rank 4.
+fn tree() -> Communicator {
+    node_of(5, vec![child(0..2, true), child(2..4, true), host(4)], false)
+}
+
+fn overdue(sequence: u64, ranks: &[u32]) -> Overdue {
+    let mut overdue = Overdue::new(sequence);
+    ranks.iter().for_each(|&rank| overdue.add(rank));
+    overdue
+}
+
+/// A switch below says who is awaited there.
+fn found(node: &mut Communicator, port: usize, who: &Overdue) -> Result<Progress, Violation> {
+    let [piece] = node.receive_request(port, 0).pieces;
+    let _ = node.store(port, piece.address, &Abort::Overdue(*who).to_bytes()).unwrap();
+    node.found(port, 0)
+}
+
+#[test]
+fn who_has_all_results_on_their_way_gives_up_in_vain() {
+    let mut node = root();
+    for port in 0..2 {
+        announce(&mut node, port, &call(0, 1), &[1; 4]).unwrap();
+        let _ = sends(&mut node, port);
+    }
+    let _ = sends(&mut node, 0);
+    assert_eq!(node.gave_up(Answer::overdue(0)), Ok(Progress::None));
+    assert_eq!(node.aborted(), None);
+    // Of the next one nothing is on its way.
+    assert_eq!(node.gave_up(Answer::overdue(1)), Ok(Progress::Ready));
+    assert_eq!(node.aborted(), Some(Abort::Overdue(overdue(1, &[0, 1]))));
+}
+
+#[test]
+fn a_result_that_is_not_on_its_way_to_all_is_waited_for() {
+    let mut node = root();
+    for port in 0..2 {
+        announce(&mut node, port, &call(0, 100), &[]).unwrap();
+        let _ = sends(&mut node, port);
+    }
+    write(&mut node, 0, 0, 0, &[1; 400]);
+    assert_eq!(node.gave_up(Answer::overdue(0)), Ok(Progress::Ready));
+    assert_eq!(node.aborted(), Some(Abort::Overdue(overdue(0, &[1]))));
+}
+
+#[test]
+fn a_note_about_any_other_collective_is_refused() {
+    for number in [1, 2, u64::from(u32::MAX)] {
+        let gave_up = root().gave_up(Answer::overdue(number));
+        assert_eq!(gave_up, Err(Violation::Sequence), "{number}");
+    }
+}
+
+#[test]
+fn an_answer_is_a_message_of_a_switch_that_is_as_long_as_an_abort() {
+    let node = tree();
+    let (missing, whole) = (Answer::missing(0).to_immediate(), ABORT_BYTES as u32);
+    assert!(node.is_answer(0, missing, whole));
+    for length in [0, whole - 1, whole + 1] {
+        assert!(!node.is_answer(0, missing, length));
+    }
+    assert!(!node.is_answer(2, missing, whole), "of a host");
+    for other in [Answer::overdue(0), Answer::awaited(0), Answer::credit(0), Answer::Aborted] {
+        assert!(!node.is_answer(0, other.to_immediate(), whole), "{other:?}");
+    }
+}
+
+#[test]
+fn all_switches_are_asked_and_what_they_say_is_put_together() {
+    let mut node = tree();
+    announce(&mut node, 2, &call(0, 100), &[]).unwrap();
+    write(&mut node, 2, 0, 0, &[1; 400]);
+    assert_eq!(node.gave_up(Answer::overdue(0)), Ok(Progress::Ready));
+    for port in 0..2 {
+        let asked = sends(&mut node, port);
+        assert_eq!(asked.iter().map(note).collect::<Vec<_>>(), [Some(Answer::missing(0))]);
+    }
+    assert_eq!(sends(&mut node, 2), [], "a host is not asked");
+    assert_eq!(found(&mut node, 1, &overdue(0, &[3])), Ok(Progress::Ready));
+    assert_eq!(node.aborted(), None);
+    assert_eq!(found(&mut node, 0, &overdue(0, &[0, 1])), Ok(Progress::Ready));
+    assert_eq!(node.aborted(), Some(Abort::Overdue(overdue(0, &[3, 0, 1]))));
+}
+
+#[test]
+fn what_a_switch_was_not_asked_or_cannot_know_is_refused() {
+    let right = overdue(0, &[0]);
+    // Nobody has asked it.
+    assert_eq!(found(&mut tree(), 0, &right), Err(Violation::Immediate));
+    let searching = || {
+        let mut node = tree();
+        announce(&mut node, 2, &call(0, 100), &[]).unwrap();
+        let _ = node.gave_up(Answer::overdue(0)).unwrap();
+        node
+    };
+    // The question has not left.
+    assert_eq!(found(&mut searching(), 0, &right), Err(Violation::Immediate));
+    let asked = || {
+        let mut node = searching();
+        (0..2).for_each(|port| assert_eq!(sends(&mut node, port).len(), 1));
+        node
+    };
+    assert_eq!(found(&mut asked(), 0, &right), Ok(Progress::Ready));
+    for wrong in [
+        overdue(1, &[0]),
+        overdue(u64::MAX, &[0]),
+        // Ranks that are not below it, and more than are.
+        overdue(0, &[2]),
+        overdue(0, &[0, 4]),
+        overdue(0, &[0, 1, 0]),
+        Overdue { count: u32::MAX, ..right },
+    ] {
+        assert_eq!(found(&mut asked(), 0, &wrong), Err(Violation::Immediate), "{wrong:?}");
+    }
+    // Twice, while others are still to answer.
+    let mut node = asked();
+    assert_eq!(found(&mut node, 0, &right), Ok(Progress::Ready));
+    assert_eq!(found(&mut node, 0, &right), Err(Violation::Immediate));
+    // Another reason.
+    let mut node = asked();
+    let [piece] = node.receive_request(0, 0).pieces;
+    let _ = node.store(0, piece.address, &Abort::ParentLost.to_bytes()).unwrap();
+    assert_eq!(node.found(0, 0), Err(Violation::Immediate));
+}
