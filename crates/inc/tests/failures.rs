@@ -433,6 +433,21 @@ fn an_abort_while_idle_fails_the_next_call() {
 }
 
 #[test]
+fn a_connection_is_closed_once_its_rank_has_been_told() {
+    let mut network = Network::new(Setup { hosts: 2, ..Setup::default() });
+    let abort = Abort::Requested { code: 1 };
+    network.switch.abort_communicator(network.now, COMMUNICATOR, abort);
+    let switch = network.hosts.len();
+    network.service(switch);
+    network.run_to_rest();
+    assert!(network.hosts.iter().all(|host| host.worker.failure() == Some(abort.into())));
+    // Nobody takes what is sent now.
+    misbehave(&mut network, 0, &[Rude::Write(0)]);
+    network.run_until("an end", |network| !network.hosts[0].raw.is_empty());
+    assert_eq!(network.hosts[0].raw[0].status, CompletionStatus::RetryExceeded);
+}
+
+#[test]
 fn packets_from_outside_change_only_counters() {
     let mut network = Network::new(Setup { icrc: IcrcCheck::Exact, ..Setup::default() });
     network.all_reduce(100, false);

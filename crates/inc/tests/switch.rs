@@ -120,6 +120,22 @@ fn a_communicator_that_comes_and_goes_leaves_nothing() {
     assert_eq!(switch.communicators(), 0);
 }
 
+/// SplitMix64, of which these are the published values for the seed 1234567.
+#[test]
+fn first_sequence_numbers_are_of_the_known_generator() {
+    let seed = 1_234_567 ^ 0x6a09_e667_f3bc_c908;
+    let mut switch = SwitchNode::new(SwitchConfig::new(IpAddr::V4(Ipv4Addr::LOCALHOST), seed));
+    let edges = switch.create_communicator(NOW, &spec(1, 5)).unwrap().edges;
+    let values = [
+        6_457_827_717_110_365_317,
+        3_203_168_211_198_807_973,
+        9_817_491_932_198_370_423,
+        4_593_380_528_125_082_431,
+        16_408_922_859_458_223_821,
+    ];
+    assert!(edges.iter().map(|edge| edge.psn).eq(values.map(Psn::from_extended)));
+}
+
 #[test]
 fn the_same_calls_make_the_same_edges_whatever_was_destroyed_before() {
     let [one, other] = [1, 2].map(|_| {

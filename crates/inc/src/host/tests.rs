@@ -263,6 +263,9 @@ fn calls_that_cannot_be_are_refused() {
     }
     assert_eq!(worker.start(&CALL), Ok(0));
     assert_eq!(worker.start(&CALL), Err(StartError::Busy(0)));
+    // Whether one can be started after it is known all the same.
+    assert_eq!(worker.check(&CALL), Ok(()));
+    assert!(matches!(worker.check(&call), Err(StartError::Unsupported { .. })));
     assert!(HostWorker::new(HostConfig { window: 0, ..CONFIG }).is_err());
     assert!(HostWorker::new(HostConfig { window: MAX_WINDOW + 1, ..CONFIG }).is_err());
     assert!(HostWorker::new(HostConfig { segment_bytes: 0, ..CONFIG }).is_err());
@@ -311,6 +314,85 @@ fn receives_are_as_many_as_answers_are_owed() {
     drain(&mut worker);
     // Of the agreement, five answers, and what comes when the call is over.
     assert_eq!((worker.posted, worker.consumed), (7, 6));
+}
+
+#[test]
+fn requests_are_as_many_as_a_window_needs() {
+    for (window, sends, receives) in [(1, 3, 3), (2, 5, 4), (8, 17, 10), (4096, 8193, 4098)] {
+        let config = HostConfig { window, ..CONFIG };
+        let worker = HostWorker::new(config).unwrap();
+        assert_eq!(worker.required_send_requests(), sends);
+        assert_eq!(worker.required_receive_requests(), receives);
+    }
+}
+
+/// A message for each segment alone would cost as much as the data of others.
+#[test]
+fn who_has_nothing_says_so_for_half_a_window_at_once() {
+    let mut worker = HostWorker::new(HostConfig { window: 4, ..CONFIG }).unwrap();
+    worker.cut.small_bytes = 0;
+    // 44 elements are 11 segments.
+    let call = CollectiveCall { collective: Collective::Broadcast, count: 44, ..CALL };
+    worker.start(&call).unwrap();
+    let mut credits = |results: core::ops::Range<u64>| {
+        results.clone().for_each(|segment| answered(&mut worker, Answer::result(segment), 16));
+        let sends = core::iter::from_fn(|| next(&mut worker));
+        let credits: Vec<_> = sends
+            .filter_map(|command| match command {
+                Command::Send(SendRequest {
+                    operation: SendOperation::Send { immediate: Some(immediate) },
+                    ..
+                }) => Answer::from_immediate(immediate),
+                _ => None,
+            })
+            .collect();
+        if results.start == 0 && results.end == 0 {
+            answered(&mut worker, Answer::agreed(0), 0);
+        }
+        credits
+    };
+    assert_eq!(credits(0..0), [Answer::credit(4)]);
+    assert_eq!(credits(0..1), []);
+    assert_eq!(credits(1..2), [Answer::credit(6)]);
+    assert_eq!(credits(2..5), [Answer::credit(9)]);
+    assert_eq!(credits(5..6), []);
+    // The last ones do not wait for more.
+    assert_eq!(credits(6..7), [Answer::credit(11)]);
+}
+
+#[test]
+fn a_timeout_counts_from_the_start_of_its_call() {
+    let mut worker = announced(8);
+    while next_send(&mut worker).is_some() {}
+    answered(&mut worker, Answer::agreed(0), 0);
+    (0..2).for_each(|segment| answered(&mut worker, Answer::result(segment), 16));
+    (0..3).for_each(|id| sent(&mut worker, id));
+    assert!(worker.poll_outcome().is_some());
+    let timed_out =
+        |sequence, results, segments| CollectiveError::TimedOut { sequence, results, segments };
+    assert_eq!(worker.timed_out(), timed_out(0, 0, 0));
+    worker.start(&CollectiveCall { count: 12, ..CALL }).unwrap();
+    while next(&mut worker).is_some() {}
+    assert_eq!(worker.timed_out(), timed_out(1, 0, 3));
+    answered(&mut worker, Answer::agreed(1), 0);
+    answered(&mut worker, Answer::result(2), 16);
+    assert_eq!(worker.timed_out(), timed_out(1, 1, 3));
+    assert_eq!(worker.progress(), Some((1, 1, 3)));
+}
+
+#[test]
+fn a_result_in_send_mode_is_a_whole_segment() {
+    for (length, right) in [(16, true), (15, false), (17, false), (0, false), (1, false)] {
+        let mut worker = worker();
+        worker.start(&CollectiveCall { count: 4, mode: Mode::Send, ..CALL }).unwrap();
+        while next(&mut worker).is_some() {}
+        answered(&mut worker, Answer::agreed(0), 0);
+        let immediate = Some(Answer::result(0).to_immediate());
+        let received = completion(RECEIVE_ID, CompletionOperation::Receive);
+        worker.handle_completion(&Completion { length, immediate, ..received }, nothing);
+        let refused = matches!(worker.failure(), Some(CollectiveError::Protocol(_)));
+        assert_eq!((worker.failure().is_none(), refused), (right, !right), "{length}");
+    }
 }
 
 /// A worker that has called for so many elements, which fit a packet, and what it did then.
@@ -401,6 +483,9 @@ fn an_abort_behind_an_answer_is_not_where_the_result_is() {
 #[test]
 fn small_is_what_has_no_segments() {
     let worker = HostWorker::new(CONFIG).unwrap();
+    // A barrier has no vector, whatever its count.
+    let barrier = CollectiveCall { collective: Collective::Barrier, count: 1000, ..CALL };
+    assert!(worker.is_small(&barrier));
     for &collective in Collective::ALL {
         for count in [0, 1, 17, 18, 52, 53, u64::MAX / 2] {
             let count = if collective == Collective::Barrier { 0 } else { count };
