@@ -1,0 +1,140 @@
+//! Pages that others read over HTTP, of a process that does something else: its metrics, above all.
+//!
+//! A thread of its own serves them. Nobody proves who he is, and nothing can be changed.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::thread::{self, JoinHandle};
+
+use http_body_util::Full;
+use hyper::body::{Bytes, Incoming};
+use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use hyper::{Method, Request, Response, StatusCode};
+use thiserror::Error;
+use tokio::net::TcpListener;
+
+use crate::http::{self, Answer};
+use crate::{Shutdown, shutdown};
+
+/// Connections that are served at a time.
+const CONNECTIONS: usize = 32;
+
+/// What is at a path.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Page {
+    /// Its media type.
+    pub content_type: &'static str,
+    /// Its text.
+    pub text: String,
+}
+
+/// Says what is at a path, if anything is. It must not block.
+pub type Pages = dyn Fn(&str) -> Option<Page> + Send + Sync;
+
+/// Why pages cannot be served.
+#[derive(Debug, Error)]
+pub enum StatusServerError {
+    /// It cannot listen.
+    #[error("cannot listen on {address}: {source}{}", crate::listen_advice(source))]
+    Listen {
+        /// Where.
+        address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// A thread, or what it needs, did not start.
+    #[error("cannot serve status pages: {0}")]
+    Start(#[source] io::Error),
+}
+
+/// Serves pages until it is dropped.
+#[derive(Debug)]
+pub struct StatusServer {
+    address: SocketAddr,
+    shutdown: Option<Shutdown>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl StatusServer {
+    /// Serves these pages at this address. Port 0 takes a free one.
+    pub fn start(listen: SocketAddr, pages: Arc<Pages>) -> Result<Self, StatusServerError> {
+        let failed = |source| StatusServerError::Listen { address: listen, source };
+        let listener = std::net::TcpListener::bind(listen).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        let address = listener.local_addr().map_err(failed)?;
+        let (shutdown, told) = shutdown();
+        let serving = move || {
+            if let Err(error) = crate::block_on(serve(listener, pages, told)).and_then(|it| it) {
+                tracing::warn!(%error, "status pages are not served any more");
+            }
+        };
+        let thread = thread::Builder::new().name("status".to_owned()).spawn(serving);
+        let thread = thread.map_err(StatusServerError::Start)?;
+        tracing::info!(%address, "serving status pages");
+        Ok(Self { address, shutdown: Some(shutdown), thread: Some(thread) })
+    }
+
+    /// Where it listens.
+    pub const fn address(&self) -> SocketAddr {
+        self.address
+    }
+}
+
+impl Drop for StatusServer {
+    fn drop(&mut self) {
+        drop(self.shutdown.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+async fn serve(
+    listener: std::net::TcpListener,
+    pages: Arc<Pages>,
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let listener = TcpListener::from_std(listener)?;
+    let admit = |stream| std::future::ready(Ok(stream));
+    let answer = move |request: Request<Incoming>| std::future::ready(answer(&pages, &request));
+    http::serve(listener, CONNECTIONS, admit, answer, pin!(shutdown)).await;
+    Ok(())
+}
+
+fn answer(pages: &Arc<Pages>, request: &Request<Incoming>) -> Answer {
+    let mut response = match *request.method() {
+        // Of HEAD, hyper leaves out the text.
+        Method::GET | Method::HEAD => match pages(request.uri().path()) {
+            Some(page) => page.into_response(),
+            None => text(StatusCode::NOT_FOUND, "404: Not Found\n"),
+        },
+        _ => {
+            let mut response = text(StatusCode::METHOD_NOT_ALLOWED, "Method not allowed\n");
+            response.headers_mut().insert(ALLOW, HeaderValue::from_static("GET, HEAD"));
+            response
+        }
+    };
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    Ok::<_, Infallible>(response)
+}
+
+impl Page {
+    fn into_response(self) -> Response<Full<Bytes>> {
+        let mut response = Response::new(Full::new(self.text.into()));
+        let content_type = HeaderValue::from_static(self.content_type);
+        response.headers_mut().insert(CONTENT_TYPE, content_type);
+        response
+    }
+}
+
+fn text(status: StatusCode, text: &'static str) -> Response<Full<Bytes>> {
+    let mut response = Response::new(Full::new(text.into()));
+    *response.status_mut() = status;
+    let plain = HeaderValue::from_static("text/plain; charset=utf-8");
+    response.headers_mut().insert(CONTENT_TYPE, plain);
+    response
+}
