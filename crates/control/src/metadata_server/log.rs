@@ -5,9 +5,15 @@
 //! record is dropped when the file is opened. A damaged record before others is no crash's: such a file is not
 //! opened, since what follows would be lost. A file that is mostly of the past is written anew beside it, and
 //! takes its name.
+//!
+//! The file begins with what it is, and with a salt: lengths and checksums depend on it. Nobody who knows a file's form
+//! only can make a value in which there is something that looks like a record, and would be taken for one where a
+//! crash has torn the record with that value.
 
 use std::collections::BTreeMap;
+use std::collections::hash_map::RandomState;
 use std::fs::{File, OpenOptions, TryLockError};
+use std::hash::BuildHasher;
 use std::io::{self, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
@@ -18,7 +24,10 @@ const NEW_NAME: &str = "entries.log.new";
 const LOCK_NAME: &str = "lock";
 
 /// What the file begins with: what it is, and the version of its form.
-const MAGIC: &[u8; 8] = b"MSmeta\x00\x01";
+const MAGIC: &[u8; 8] = b"MSmeta\x00\x02";
+
+/// Bytes before the first record.
+const START: usize = MAGIC.len() + size_of::<Salt>();
 
 /// Length and CRC of a record.
 const HEADER: usize = 8;
@@ -32,12 +41,55 @@ const LEAST_COMPACTED: u64 = 1 << 20;
 /// The entries and their keys.
 pub(super) type Entries = BTreeMap<String, Bytes>;
 
+/// What lengths and checksums of a file depend on.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+struct Salt {
+    length: u32,
+    checksum: u32,
+}
+
+impl Salt {
+    fn draw() -> Self {
+        let random = RandomState::new().hash_one(MAGIC);
+        // Neither zeros nor ones are the length of a record.
+        let length = (random as u32 & 0x3fff_ffff) | 0x8000_0000;
+        Self { length, checksum: (random >> 32) as u32 }
+    }
+
+    const fn emit(self) -> [u8; 8] {
+        (self.length as u64 | (self.checksum as u64) << 32).to_le_bytes()
+    }
+
+    const fn parse(bytes: [u8; 8]) -> Self {
+        let both = u64::from_le_bytes(bytes);
+        Self { length: both as u32, checksum: (both >> 32) as u32 }
+    }
+
+    /// What stands before a payload.
+    fn header(self, payload: &[u8]) -> [u8; HEADER] {
+        let length = payload.len() as u32 ^ self.length;
+        let both = u64::from(length) | u64::from(self.sum(payload)) << 32;
+        both.to_le_bytes()
+    }
+
+    /// The length of the payload, and its checksum.
+    const fn read(self, header: [u8; HEADER]) -> (usize, u32) {
+        let both = u64::from_le_bytes(header);
+        ((both as u32 ^ self.length) as usize, (both >> 32) as u32)
+    }
+
+    fn sum(self, payload: &[u8]) -> u32 {
+        crc32c::crc32c_append(self.checksum, payload)
+    }
+}
+
 /// The open file.
 #[derive(Debug)]
 pub(super) struct Log {
     folder: PathBuf,
     file: File,
-    /// Bytes of whole records.
+    salt: Salt,
+    /// Bytes up to the end of the last whole record.
     length: u64,
     /// What the file must not have more than twice of: bytes of the entries that there are.
     live: u64,
@@ -71,10 +123,10 @@ impl Log {
         let mut options = OpenOptions::new();
         let mut file = options.create(true).read(true).write(true).truncate(false).open(&path)?;
         let total = file.metadata()?.len();
-        if total < MAGIC.len() as u64 {
+        if total < START as u64 {
             // Made just now, or before a crash.
             file.set_len(0)?;
-            file.write_all(MAGIC)?;
+            file.write_all(&[*MAGIC, Salt::draw().emit()].concat())?;
             file.sync_all()?;
             File::open(folder)?.sync_all()?;
         }
@@ -86,8 +138,8 @@ impl Log {
                 Change::Remove(key) => drop(entries.remove(&key)),
             }
         }
-        let length = reader.length;
-        if !is_torn_end(&file, length, limit)? {
+        let (salt, length) = (reader.salt, reader.length);
+        if !is_torn_end(&file, salt, length, limit)? {
             let file = path.display();
             return Err(io::Error::new(
                 io::ErrorKind::InvalidData,
@@ -108,7 +160,7 @@ impl Log {
         let folder = folder.to_owned();
         let compact_from = LEAST_COMPACTED;
         Ok((
-            Self { folder, file, length, live, is_broken: false, compact_from, _lock: lock },
+            Self { folder, file, salt, length, live, is_broken: false, compact_from, _lock: lock },
             entries,
         ))
     }
@@ -124,7 +176,7 @@ impl Log {
         if self.is_broken {
             self.mend()?;
         }
-        let record = record(key, value);
+        let record = record(self.salt, key, value);
         self.is_broken = true;
         if let Err(error) = self.file.write_all(&record).and_then(|()| self.file.sync_data()) {
             // So that a start does not find it after all. What fails here is tried again before the next one.
@@ -168,9 +220,9 @@ impl Log {
         let path = self.folder.join(NEW_NAME);
         let mut file = File::create(&path)?;
         let mut writer = io::BufWriter::new(&mut file);
-        writer.write_all(MAGIC)?;
+        writer.write_all(&[*MAGIC, self.salt.emit()].concat())?;
         for (key, value) in entries {
-            writer.write_all(&record(key, Some(value)))?;
+            writer.write_all(&record(self.salt, key, Some(value)))?;
         }
         writer.flush()?;
         drop(writer);
@@ -180,7 +232,7 @@ impl Log {
         // From here on the other file has no name.
         let before = self.length;
         (self.file, self.length, self.is_broken) = (file, length, false);
-        self.live = length - MAGIC.len() as u64;
+        self.live = length - START as u64;
         File::open(&self.folder)?.sync_all()?;
         tracing::info!(before, after = length, "the file of entries was written anew");
         Ok(())
@@ -192,17 +244,15 @@ fn record_length(key: &str, value: &[u8]) -> u64 {
 }
 
 /// The bytes of a change.
-fn record(key: &str, value: Option<&[u8]>) -> Vec<u8> {
+fn record(salt: Salt, key: &str, value: Option<&[u8]>) -> Vec<u8> {
     let bytes = value.unwrap_or_default();
     let mut record = vec![0; HEADER];
     record.push(if value.is_some() { PUT } else { REMOVE });
     record.extend_from_slice(&(key.len() as u32).to_le_bytes());
     record.extend_from_slice(key.as_bytes());
     record.extend_from_slice(bytes);
-    let length = (record.len() - HEADER) as u32;
-    let checksum = crc32c::crc32c(&record[HEADER..]);
-    record[..4].copy_from_slice(&length.to_le_bytes());
-    record[4..HEADER].copy_from_slice(&checksum.to_le_bytes());
+    let header = salt.header(&record[HEADER..]);
+    record[..HEADER].copy_from_slice(&header);
     record
 }
 
@@ -215,6 +265,7 @@ enum Change {
 struct Reader<'a> {
     input: BufReader<&'a File>,
     limit: usize,
+    salt: Salt,
     /// Bytes up to the end of the last whole record.
     length: u64,
 }
@@ -229,7 +280,9 @@ impl<'a> Reader<'a> {
             let what = format!("{NAME} in it is no file of entries, or of another version");
             return Err(io::Error::new(io::ErrorKind::InvalidData, what));
         }
-        Ok(Self { input, limit, length: MAGIC.len() as u64 })
+        let mut salt = [0; size_of::<Salt>()];
+        input.read_exact(&mut salt)?;
+        Ok(Self { input, limit, salt: Salt::parse(salt), length: START as u64 })
     }
 
     fn next(&mut self) -> io::Result<Option<Change>> {
@@ -237,15 +290,12 @@ impl<'a> Reader<'a> {
         if !fill(&mut self.input, &mut header)? {
             return Ok(None);
         }
-        let [a, b, c, d, checksum @ ..] = header;
-        let length = u32::from_le_bytes([a, b, c, d]) as usize;
+        let (length, checksum) = self.salt.read(header);
         if length < 5 || length > self.limit + 5 {
             return Ok(None);
         }
         let mut payload = vec![0; length];
-        if !fill(&mut self.input, &mut payload)?
-            || crc32c::crc32c(&payload) != u32::from_le_bytes(checksum)
-        {
+        if !fill(&mut self.input, &mut payload)? || self.salt.sum(&payload) != checksum {
             return Ok(None);
         }
         let change = change(&payload);
@@ -270,7 +320,7 @@ fn change(payload: &[u8]) -> Option<Change> {
 
 /// Whether what is in a file from here on can be what a crash has left of one record: no more than that, and no
 /// whole record in it.
-fn is_torn_end(mut file: &File, from: u64, limit: usize) -> io::Result<bool> {
+fn is_torn_end(mut file: &File, salt: Salt, from: u64, limit: usize) -> io::Result<bool> {
     let longest = HEADER + 5 + limit;
     let mut rest = Vec::new();
     file.seek(SeekFrom::Start(from))?;
@@ -278,17 +328,13 @@ fn is_torn_end(mut file: &File, from: u64, limit: usize) -> io::Result<bool> {
     if rest.len() > longest {
         return Ok(false);
     }
-    // Values can be made so that much looks like a record; no longer than this is it looked at.
-    let mut effort = 64 << 20;
     for at in 1..rest.len() {
         let record = &rest[at..];
         let Some((header, payload)) = record.split_first_chunk::<HEADER>() else { break };
-        let [a, b, c, d, checksum @ ..] = *header;
-        let length = u32::from_le_bytes([a, b, c, d]) as usize;
+        // As the salt is a secret, few have a length that fits, whatever the bytes are.
+        let (length, checksum) = salt.read(*header);
         let Some(payload) = payload.get(..length).filter(|_| length >= 5) else { continue };
-        effort -= length as i64;
-        let is_whole = crc32c::crc32c(payload) == u32::from_le_bytes(checksum);
-        if effort < 0 || (is_whole && change(payload).is_some()) {
+        if salt.sum(payload) == checksum && change(payload).is_some() {
             return Ok(false);
         }
     }
@@ -395,13 +441,48 @@ mod tests {
         }
     }
 
+    /// Clients choose values: one may be what a record of a file looks like, or many lengths of such.
+    #[test]
+    fn a_torn_record_whose_value_looks_like_records_is_dropped() {
+        let folder = Folder::new("within");
+        let lengths = [200, 0, 0, 0].repeat(LIMIT / 8);
+        let looks = [[0, 0], [1 << 31, 0], [1 << 31, 1]].map(|[length, checksum]| {
+            record(Salt { length, checksum }, "x", Some(b"1")).repeat(10)
+        });
+        for value in [lengths, looks.concat()] {
+            let _ = std::fs::remove_dir_all(&folder.0);
+            let (mut log, _) = Log::open(&folder.0, LIMIT).unwrap();
+            log.append("a", Some(b"1"), None).unwrap();
+            let first = log.length;
+            log.append("b", Some(&value), None).unwrap();
+            let end = log.length;
+            drop(log);
+            let whole = std::fs::read(folder.file()).unwrap();
+            for cut in [first + 20, end - 100, end - 1] {
+                std::fs::write(folder.file(), &whole[..cut as usize]).unwrap();
+                assert_eq!(folder.entries(), entries(&[("a", b"1")]), "{cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn neither_zeros_nor_ones_begin_a_record() {
+        for _ in 0..1000 {
+            let salt = Salt::draw();
+            for header in [[0; HEADER], [0xff; HEADER]] {
+                assert!(salt.read(header).0 > 1 << 29, "{salt:?}");
+            }
+            assert_eq!(Salt::parse(salt.emit()), salt);
+        }
+    }
+
     /// What follows the damage is not dropped: the server does not start.
     #[test]
     fn a_damaged_record_before_others_is_told_of() {
         let folder = Folder::new("damaged");
         let (mut log, _) = Log::open(&folder.0, LIMIT).unwrap();
         log.append("a", Some(b"1"), None).unwrap();
-        let (first, second) = (MAGIC.len() as u64, log.length);
+        let (first, second) = (START as u64, log.length);
         log.append("b", Some(b"22"), None).unwrap();
         log.append("c", Some(b"3"), None).unwrap();
         drop(log);

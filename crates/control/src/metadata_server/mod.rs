@@ -5,43 +5,19 @@ mod service;
 mod table;
 mod tls;
 
-use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::pin::pin;
-use std::sync::Arc;
-use std::time::Duration;
 
-use hyper::server::conn::http1;
-use hyper::service::service_fn;
-use hyper_util::rt::{TokioIo, TokioTimer};
 use thiserror::Error;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio::task::AbortHandle;
-use tokio::time::{sleep, timeout};
+use tokio::net::TcpListener;
 
 use self::table::Table;
 use self::tls::Guard;
 pub use self::tls::ServerTls;
-
-/// How long the head of a request may take to come, also the first byte of the next one.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How long a connection lives: clients make another. Then requests under way have so long to end.
-const CONNECTION_LIFETIME: Duration = Duration::from_secs(60);
-const LAST_REQUEST: Duration = Duration::from_secs(15);
-
-/// How long requests have that are under way at the end.
-const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// How long nothing is accepted after the system had no room for a connection.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// The most bytes of the head of a request.
-const HEAD_LENGTH: usize = 16 << 10;
+use crate::http;
 
 /// What clients can make a metadata server hold.
 #[derive(Clone, Copy, Debug)]
@@ -149,97 +125,11 @@ async fn serve(
     let address = listener.local_addr().map_err(failed)?;
     tracing::info!(%address, entries = table.len(), "serving metadata");
     ready(address);
-    let places = Arc::new(Semaphore::new(limits.connections));
-    let (ending, ended) = watch::channel(());
-    let mut failing = false;
-    let mut full = false;
-    let mut connections = VecDeque::new();
-    loop {
-        let accepted = tokio::select! {
-            () = &mut shutdown => break,
-            accepted = listener.accept() => accepted,
-        };
-        match accepted {
-            Ok((stream, client)) => {
-                failing = false;
-                connections.retain(|connection: &AbortHandle| !connection.is_finished());
-                // One that asks nothing keeps nobody out: whose connection closes makes another.
-                let oldest = (connections.len() >= limits.connections)
-                    .then(|| connections.pop_front())
-                    .flatten();
-                if let Some(oldest) = oldest {
-                    oldest.abort();
-                    if !std::mem::replace(&mut full, true) {
-                        tracing::warn!(%client, "too many connections: the oldest ones are closed");
-                    }
-                } else {
-                    full = false;
-                }
-                let Ok(place) = Arc::clone(&places).acquire_owned().await else { break };
-                let service = (table.clone(), limits);
-                let connection = converse(stream, guard.clone(), place, service, ended.clone());
-                connections.push_back(tokio::spawn(connection).abort_handle());
-            }
-            Err(error) => {
-                // Out of file descriptors, most likely: some will be closed.
-                if !std::mem::replace(&mut failing, true) {
-                    tracing::warn!(%error, "cannot accept connections; trying again");
-                }
-                tokio::select! {
-                    () = &mut shutdown => break,
-                    () = sleep(ACCEPT_PAUSE) => {}
-                }
-            }
-        }
-    }
-    drop(ending);
-    // All places are free when all connections have ended.
-    let all = u32::try_from(limits.connections).unwrap_or(u32::MAX);
-    let _ = timeout(CLOSE_TIMEOUT, places.acquire_many(all)).await;
+    let admit = move |stream| {
+        let guard = guard.clone();
+        async move { guard.admit(stream).await }
+    };
+    let answer = move |request| service::answer(table.clone(), limits, request);
+    http::serve(listener, limits.connections, admit, answer, shutdown).await;
     Ok(())
-}
-
-/// One connection, from its first byte to its last.
-async fn converse(
-    stream: TcpStream,
-    guard: Guard,
-    place: OwnedSemaphorePermit,
-    (table, limits): (Table, Limits),
-    mut ended: watch::Receiver<()>,
-) {
-    // Small replies that someone waits for. Failing, they are late.
-    let _ = stream.set_nodelay(true);
-    let admitted = tokio::select! {
-        admitted = timeout(HEAD_TIMEOUT, guard.admit(stream)) => admitted,
-        _ = ended.changed() => return,
-    };
-    let stream = match admitted.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
-        Ok(stream) => stream,
-        Err(error) => {
-            tracing::debug!(%error, "a client is not admitted");
-            return;
-        }
-    };
-    let service = service_fn(|request| service::answer(table.clone(), limits, request));
-    let connection = http1::Builder::new()
-        .timer(TokioTimer::new())
-        .header_read_timeout(HEAD_TIMEOUT)
-        .max_buf_size(HEAD_LENGTH)
-        .serve_connection(TokioIo::new(stream), service);
-    let mut connection = pin!(connection);
-    let result = tokio::select! {
-        result = &mut connection => result,
-        () = sleep(CONNECTION_LIFETIME) => {
-            connection.as_mut().graceful_shutdown();
-            timeout(LAST_REQUEST, connection).await.unwrap_or(Ok(()))
-        }
-        _ = ended.changed() => {
-            connection.as_mut().graceful_shutdown();
-            timeout(CLOSE_TIMEOUT, connection).await.unwrap_or(Ok(()))
-        }
-    };
-    if let Err(error) = result {
-        tracing::debug!(%error, "a connection failed");
-    }
-    drop(place);
 }
