@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,6 +20,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{sleep, timeout};
 
+use crate::plans::Plans;
 use crate::reader::{MessageReader, ReadError};
 
 /// Messages on their way to one peer. A healthy one has a handful.
@@ -49,6 +51,8 @@ pub struct ControllerConfig {
     pub listen: SocketAddr,
     /// Limits, timeouts, and what communicators are made with.
     pub rules: Rules,
+    /// A directory that gets a file for each communicator, which says where it is.
+    pub plans: Option<PathBuf>,
 }
 
 impl ControllerConfig {
@@ -58,7 +62,7 @@ impl ControllerConfig {
 
     /// The defaults, listening there.
     pub fn new(listen: SocketAddr) -> Self {
-        Self { listen, rules: Rules::new(crate::seed()) }
+        Self { listen, rules: Rules::new(crate::seed()), plans: None }
     }
 }
 
@@ -73,6 +77,14 @@ pub enum RunError {
     Listen {
         /// Where.
         address: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+    /// The directory of plans cannot be made or be cleared of earlier ones.
+    #[error("the directory of plans, {}, cannot be used: {source}", directory.display())]
+    Plans {
+        /// Which.
+        directory: PathBuf,
         /// Why.
         source: io::Error,
     },
@@ -97,12 +109,20 @@ async fn serve(
         return Ok(());
     }
     let failed = |source| RunError::Listen { address: config.listen, source };
+    // Before the plans of an earlier run are removed: one that runs still has the address.
     let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
+    let plans = config.plans.as_deref().map(|directory| {
+        let failed = |source| RunError::Plans { directory: directory.to_owned(), source };
+        Plans::open(directory).map_err(failed)
+    });
+    let plans = plans.transpose()?;
+    let rules = Rules { report_placements: plans.is_some(), ..config.rules };
     ready(listener.local_addr().map_err(failed)?);
     let (events, mut incoming) = mpsc::channel(INCOMING_MESSAGES);
-    let places = Arc::new(Semaphore::new(config.rules.max_connections + CLOSING_MAX));
+    let places = Arc::new(Semaphore::new(rules.max_connections + CLOSING_MAX));
     let mut daemon = Daemon {
-        controller: Controller::new(config.rules),
+        controller: Controller::new(rules),
+        plans,
         peers: HashMap::new(),
         events,
         next_connection: 0,
@@ -173,6 +193,7 @@ struct Peer {
 
 struct Daemon {
     controller: Controller,
+    plans: Option<Plans>,
     peers: HashMap<ConnectionId, Peer>,
     events: mpsc::Sender<(ConnectionId, Event)>,
     next_connection: u64,
@@ -219,7 +240,7 @@ impl Daemon {
         let peer = peer.map(|peer| peer.address);
         match message {
             ToController::Pong => {}
-            ToController::Register { name, address } => {
+            ToController::Register { name, address, .. } => {
                 tracing::info!(?peer, name, %address, "a switch registers");
             }
             ToController::Join(hello) => {
@@ -242,6 +263,15 @@ impl Daemon {
                     self.peers.remove(&connection);
                 }
             }
+        }
+        self.write_plans();
+    }
+
+    /// Has the files of plans written and removed.
+    fn write_plans(&mut self) {
+        let Some(plans) = &self.plans else { return };
+        while let Some(change) = self.controller.poll_placement() {
+            plans.change(change);
         }
     }
 

@@ -9,8 +9,8 @@ use std::pin::pin;
 use std::time::Duration;
 
 use millstream_inc::protocol::{
-    FromController, Refusal, SwitchChild, SwitchEdge, SwitchReport, SwitchUplink, ToController,
-    encode, shortened,
+    FromController, Refusal, SwitchChild, SwitchEdge, SwitchLimits, SwitchReport, SwitchUplink,
+    ToController, encode, shortened,
 };
 use millstream_inc::{
     Abort, ChildSpec, CommunicatorSpec, Created, Edge, ParentSpec, SwitchConfig as NodeConfig,
@@ -196,7 +196,9 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
         let (reader, mut writer) = stream.into_split();
         let mut reader = MessageReader::new(reader);
         let (name, address) = (self.config.name.clone(), self.data_plane.address());
-        send(&mut writer, &ToController::Register { name, address }).await?;
+        let NodeConfig { max_communicators, max_memory, .. } = self.config.node;
+        let limits = SwitchLimits { communicators: max_communicators, memory_bytes: max_memory };
+        send(&mut writer, &ToController::Register { name, address, limits }).await?;
         let mut silence = pin!(sleep(CONTROLLER_SILENCE));
         loop {
             let answer = tokio::select! {

@@ -1,5 +1,6 @@
 //! The daemons, each against a peer that the test plays itself.
 
+use std::fs;
 use std::future::Future;
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -13,7 +14,7 @@ use millstream_control::switch::{self, SwitchConfig};
 use millstream_control::{Shutdown, shutdown};
 use millstream_inc::Ranks;
 use millstream_inc::protocol::{
-    FrameDecoder, FromController, Message, Refusal, SwitchChild, ToController, encode,
+    FrameDecoder, FromController, Message, Refusal, SwitchChild, SwitchLimits, ToController, encode,
 };
 use millstream_net::OpenError;
 use millstream_wire::{Mtu, Psn, Qpn};
@@ -70,18 +71,24 @@ impl Peer {
     }
 }
 
+/// What a switch of the default limits says first.
+fn register(address: IpAddr) -> ToController {
+    let limits = SwitchLimits { communicators: 64, memory_bytes: 1 << 30 };
+    ToController::Register { name: "s".to_owned(), address, limits }
+}
+
 #[test]
 fn a_peer_that_talks_nonsense_is_told_so_and_nobody_else_notices() {
     let (_stop, controller) = start_controller();
     let mut bystander = Peer::new(TcpStream::connect(controller).unwrap());
-    bystander.say(&ToController::Register { name: "s".to_owned(), address: address() });
+    bystander.say(&register(address()));
     assert_eq!(bystander.hear(), Some(FromController::Registered));
     let browser = [b"GET / HTTP/1.1\r\n\r\n".to_vec(), vec![b'x'; 100_000]].concat();
     let newer = br#"{"version":9,"type":"register"}"#;
     let newer = [&(newer.len() as u32).to_be_bytes()[..], newer].concat();
     for (bytes, text) in [
         (browser, "\"GET \" in place of the length of a frame: the peer does not speak"),
-        (newer, "the peer speaks version 9 of the protocol, and this is version 3"),
+        (newer, "the peer speaks version 9 of the protocol, and this is version 4"),
     ] {
         let mut peer = Peer::new(TcpStream::connect(controller).unwrap());
         peer.stream.write_all(&bytes).unwrap();
@@ -106,6 +113,28 @@ fn a_port_in_use_is_named() {
     assert!(error.to_string().starts_with(&format!("cannot listen on {listen}: ")), "{error}");
 }
 
+#[test]
+fn a_second_controller_leaves_the_plans_of_the_first() {
+    let (_stop, listen) = start_controller();
+    let directory = std::env::temp_dir().join(format!("millstream-second-{}", std::process::id()));
+    let plan = directory.join("communicator-7.yaml");
+    fs::create_dir(&directory).unwrap();
+    fs::write(&plan, "").unwrap();
+    let start = |listen| {
+        let config =
+            ControllerConfig { plans: Some(directory.clone()), ..ControllerConfig::new(listen) };
+        let (stop, stopped) = shutdown();
+        controller::run(config, move |_| drop(stop), stopped)
+    };
+    let error = start(listen).unwrap_err();
+    assert!(matches!(error, controller::RunError::Listen { .. }), "{error}");
+    assert!(plan.exists());
+    // One that can listen removes them.
+    start(ANY_PORT).unwrap();
+    assert!(!plan.exists());
+    fs::remove_dir_all(&directory).unwrap();
+}
+
 /// Runs a switch that is not expected to start.
 fn switch_error(config: SwitchConfig) -> switch::RunError {
     switch::run(config, |_| panic!("it cannot be ready"), std::future::pending()).unwrap_err()
@@ -116,7 +145,7 @@ fn a_second_switch_of_the_same_name_is_refused() {
     let (_stop, controller) = start_controller();
     let mut first = Peer::new(TcpStream::connect(controller).unwrap());
     let first_address = address();
-    first.say(&ToController::Register { name: "s".to_owned(), address: first_address });
+    first.say(&register(first_address));
     assert_eq!(first.hear(), Some(FromController::Registered));
     let error = switch_error(SwitchConfig::new(controller, "s", address()));
     let switch::RunError::Refused { reason: Refusal::SwitchTaken { .. }, .. } = error else {
@@ -171,8 +200,7 @@ impl PlayedController {
     }
 
     fn register(&mut self) {
-        let register = ToController::Register { name: "s".to_owned(), address: self.address };
-        assert_eq!(self.switch.hear(), Some(register));
+        assert_eq!(self.switch.hear(), Some(register(self.address)));
         self.switch.say(&FromController::Registered);
     }
 
