@@ -1,6 +1,8 @@
-//! Registered memory: the only place of this crate with `unsafe`.
+//! Registered memory that Rust owns or borrows. The other `unsafe` of this crate is in `communicator`, which keeps the
+//! borrows as long as its calls, and in `raw` and `registrations`, for memory that is named by its address: there callers
+//! promise what borrows promise here.
 //!
-//! Remotes write at any time they like, as far as regions let them. So only the destination of a collective
+//! Remotes write at any time they like, as far as regions let them. So here only the destination of a collective
 //! that is answered by WRITEs is registered for writing by them, in a protection domain that no other queue pair has, as long
 //! as the collective runs and until its caller has taken the result; and until then no Rust reference to it is used: a [`Buffer`] was given away, a
 //! slice is borrowed by the call that waits.
@@ -20,23 +22,63 @@ use crate::call::Shape;
 const READABLE: Access = Access::empty();
 
 /// What the region of a destination allows: WRITEs of the switch, or receives of our own.
-const fn writable(mode: Mode) -> Access {
+pub(crate) const fn writable(mode: Mode) -> Access {
     match mode {
         Mode::Write => Access::LOCAL_WRITE.union(Access::REMOTE_WRITE),
         Mode::Send => Access::LOCAL_WRITE,
     }
 }
 
-/// The bytes of elements.
-pub(crate) fn bytes_of<T: Element>(elements: &[T]) -> &[u8] {
-    // SAFETY: elements are plain numbers without padding.
-    unsafe { slice::from_raw_parts(elements.as_ptr().cast(), size_of_val(elements)) }
+/// Memory of a caller that a small vector is copied from, or its result to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Span {
+    address: NonNull<u8>,
+    length: usize,
 }
 
-/// The bytes of elements, to change.
-pub(crate) fn bytes_of_mut<T: Element>(elements: &mut [T]) -> &mut [u8] {
-    // SAFETY: as above, and any bytes are elements.
-    unsafe { slice::from_raw_parts_mut(elements.as_mut_ptr().cast(), size_of_val(elements)) }
+// SAFETY: whoever makes one promises that its bytes can be used from any thread.
+unsafe impl Send for Span {}
+
+impl Span {
+    pub(crate) const EMPTY: Self = Self { address: NonNull::dangling(), length: 0 };
+
+    /// # Safety
+    /// As long as a collective that names it goes on, the bytes must stay where they are and not be referred to in conflict
+    /// with being read, or written where they are a destination.
+    pub(crate) unsafe fn new(address: *mut u8, length: usize) -> Self {
+        match NonNull::new(address) {
+            Some(address) => Self { address, length },
+            None => Self::EMPTY,
+        }
+    }
+
+    /// # Safety
+    /// As of [`Span::new`]: the borrow must last as long.
+    pub(crate) unsafe fn of_source<T: Element>(elements: &[T]) -> Self {
+        // SAFETY: the caller promises it, and a source is only read.
+        unsafe { Self::new(elements.as_ptr().cast_mut().cast(), size_of_val(elements)) }
+    }
+
+    /// # Safety
+    /// As of [`Span::new`]: the borrow must last as long.
+    pub(crate) unsafe fn of_destination<T: Element>(elements: &mut [T]) -> Self {
+        // SAFETY: the caller promises it. Any bytes are elements, which are plain numbers.
+        unsafe { Self::new(elements.as_mut_ptr().cast(), size_of_val(elements)) }
+    }
+
+    /// The source and the destination of a call in place.
+    ///
+    /// # Safety
+    /// As of [`Span::new`]: the borrow must last as long.
+    pub(crate) unsafe fn of_parts<T: Element>(vector: &mut [T], shape: &Shape) -> [Self; 2] {
+        // One pointer for both, since they may be the same elements.
+        let (start, length) = (vector.as_mut_ptr(), vector.len());
+        [&shape.source, &shape.destination].map(|range| {
+            assert!(range.start <= range.end && range.end <= length, "{range:?} of {length}");
+            // SAFETY: within the vector, and the caller promises the rest.
+            unsafe { Self::new(start.add(range.start).cast(), range.len() * size_of::<T>()) }
+        })
+    }
 }
 
 /// Memory as work requests name it. Without elements, nothing is registered.
@@ -49,6 +91,11 @@ pub(crate) struct Operand {
 }
 
 impl Operand {
+    /// All of a region.
+    pub(crate) fn of(region: &MemoryRegion) -> Self {
+        Self { local_key: region.key(), remote_key: region.remote_key(), address: region.address() }
+    }
+
     /// The part of it from this element on.
     fn at_element<T>(self, index: usize) -> Self {
         Self { address: self.address + (index * size_of::<T>()) as u64, ..self }
@@ -181,11 +228,7 @@ fn operands_in_place<T>(
 }
 
 fn operand(region: Option<&MemoryRegion>) -> Operand {
-    region.map_or_else(Operand::default, |region| Operand {
-        local_key: region.key(),
-        remote_key: region.remote_key(),
-        address: region.address(),
-    })
+    region.map_or_else(Operand::default, Operand::of)
 }
 
 /// A vector that is registered as a source as long as it lives, and as a destination while a
@@ -218,8 +261,6 @@ pub(crate) struct Pending<T: Element> {
     window: Option<Window>,
     operands: Operands,
     buffer: Buffer<T>,
-    /// Where a result that is copied belongs.
-    destination: Range<usize>,
 }
 
 impl<T: Element> Pending<T> {
@@ -234,27 +275,26 @@ impl<T: Element> Pending<T> {
         match unsafe { buffer.open(domain, mode, &shape.destination) } {
             Ok(window) => {
                 let operands = buffer.operands_in_place(shape, &window);
-                Ok(Self { window: Some(window), operands, buffer, destination: 0..0 })
+                Ok(Self { window: Some(window), operands, buffer })
             }
             Err(error) => Err((buffer, error)),
         }
     }
 
     /// Takes a buffer whose result is copied.
-    pub(crate) fn small(buffer: Buffer<T>, shape: &Shape) -> Self {
-        let (operands, destination) = (Operands::default(), shape.destination.clone());
-        Self { window: None, operands, buffer, destination }
+    pub(crate) fn small(buffer: Buffer<T>) -> Self {
+        Self { window: None, operands: Operands::default(), buffer }
     }
 
-    /// What it gives of its elements.
-    pub(crate) fn source(&self, shape: &Shape) -> &[T] {
-        &self.buffer[shape.source.clone()]
-    }
-
-    /// Where a result that is copied belongs; empty of any other.
-    pub(crate) fn destination(&mut self) -> &mut [T] {
-        let range = self.destination.clone();
-        &mut self.buffer[range]
+    /// A part of its elements, as long as it lives.
+    pub(crate) fn span(&self, range: &Range<usize>) -> Span {
+        debug_assert!(range.end <= self.buffer.length);
+        // SAFETY: within the buffer, to which nobody can refer. Its owner keeps it until the collective is over, or
+        // ends that first.
+        unsafe {
+            let start = self.buffer.elements.as_ptr().add(range.start);
+            Span::new(start.cast(), range.len() * size_of::<T>())
+        }
     }
 
     pub(crate) fn operands(&self) -> Operands {
@@ -388,6 +428,34 @@ impl<const BYTES: usize> ControlBlock<BYTES> {
 
     pub(crate) fn operand(&self) -> Operand {
         operand(self.region.as_ref())
+    }
+
+    /// Copies what it holds from an offset on to a caller's memory, as far as that goes.
+    pub(crate) fn copy_to(&self, offset: usize, destination: Span) {
+        let length = destination.length.min(BYTES.saturating_sub(offset));
+        if length == 0 {
+            return;
+        }
+        // SAFETY: within the allocation, as in `load`. Who made the span promised that so many bytes there can be
+        // written; the allocation was never given away, so they are others.
+        unsafe {
+            let start = self.bytes.as_ptr().cast::<u8>().add(offset);
+            std::ptr::copy_nonoverlapping(start, destination.address.as_ptr(), length);
+        }
+    }
+
+    /// Copies a caller's memory to it, from an offset on, as far as there is room.
+    pub(crate) fn copy_from(&mut self, offset: usize, source: Span) {
+        let length = source.length.min(BYTES.saturating_sub(offset));
+        if length == 0 {
+            return;
+        }
+        // SAFETY: within the allocation. Who made the span promised that so many bytes there can be read; the
+        // allocation was never given away, so they are others.
+        unsafe {
+            let start = self.bytes.as_ptr().cast::<u8>().add(offset);
+            std::ptr::copy_nonoverlapping(source.address.as_ptr(), start, length);
+        }
     }
 
     /// Copies what it holds now, from an offset on. What is beyond its end is left out.

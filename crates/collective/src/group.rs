@@ -1,0 +1,130 @@
+//! Ranks that make communicators together.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::{Duration, Instant, SystemTime};
+use std::{process, thread};
+
+use millstream_inc::protocol::{MAX_NAME_BYTES, Refusal};
+
+use crate::join::{JoinConfig, Waiting};
+use crate::{Communicator, JoinError};
+
+/// How long a name that others have is waited for: a run before this one may be about to end, or its death be
+/// noticed.
+const TAKEN: Duration = Duration::from_secs(6);
+
+/// Between attempts.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// The ranks of a job, which make communicators, one after the other.
+///
+/// Who has the name of a group meets once, when it is made. All else is named by a number that the ranks draw
+/// then, so that nothing of one run meets anything of another.
+#[derive(Debug)]
+pub struct Group {
+    config: JoinConfig,
+    /// Drawn by rank 0.
+    id: [u64; 2],
+    /// The communicator that the ranks met by: the first one.
+    first: Option<Communicator>,
+    /// How many communicators were made.
+    made: u64,
+}
+
+impl Group {
+    /// Returns when all ranks have called it. When the name is taken, waits up to 6 s for it: for the end of a run before
+    /// this one.
+    pub fn create(config: &JoinConfig) -> Result<Self, JoinError> {
+        Self::create_reporting(config, |_| {})
+    }
+
+    /// As [`Group::create`]. Calls `waiting` about every second while something is missing, with what it is.
+    pub fn create_reporting(
+        config: &JoinConfig,
+        mut waiting: impl FnMut(&Waiting),
+    ) -> Result<Self, JoinError> {
+        let end = Instant::now() + TAKEN.min(config.timeout);
+        // The ranks leave the controller one after the other, and a short time for calls is not for that.
+        let patient = config.call_timeout.max(config.timeout);
+        let meeting = JoinConfig { call_timeout: patient, ..config.clone() };
+        let mut first = loop {
+            match Communicator::join_reporting(&meeting, &mut waiting) {
+                Err(JoinError::Refused(refusal)) if is_taken(&refusal) && Instant::now() < end => {
+                    thread::sleep(RETRY);
+                }
+                joined => break joined?,
+            }
+        };
+        let mut id = draw([(); 2].map(|()| RandomState::new()), process::id(), SystemTime::now());
+        first.broadcast(&mut id, 0).map_err(JoinError::Agreement)?;
+        first.set_call_timeout(config.call_timeout);
+        Ok(Self { config: config.clone(), id, first: Some(first), made: 0 })
+    }
+
+    /// Makes a communicator. All ranks make the same number of them, in the same order. The first one is there since the
+    /// group was made; making another one returns when all ranks have called this.
+    pub fn communicator(&mut self) -> Result<Communicator, JoinError> {
+        let number = self.made;
+        let made = match self.first.take() {
+            Some(first) => match first.failure() {
+                Some(failure) => Err(JoinError::Agreement(failure)),
+                None => Ok(first),
+            },
+            None => {
+                let group = self.name(number);
+                Communicator::join(&JoinConfig { group, ..self.config.clone() })
+            }
+        };
+        // Others have counted this one, too.
+        self.made += 1;
+        made
+    }
+
+    /// Which rank this is.
+    pub fn rank(&self) -> u32 {
+        self.config.rank
+    }
+
+    /// How many ranks there are.
+    pub fn world(&self) -> u32 {
+        self.config.world
+    }
+
+    /// By which the ranks meet for a communicator: that of the group, cut to what fits, for people.
+    fn name(&self, number: u64) -> String {
+        let [high, low] = self.id;
+        let unique = format!("#{high:016x}{low:016x}.{number}");
+        let group = &self.config.group;
+        let end = group.floor_char_boundary(MAX_NAME_BYTES - unique.len());
+        format!("{}{unique}", &group[..end])
+    }
+}
+
+/// A number that no other group has. A process that is forked off has the keys of the other one.
+fn draw(keys: [RandomState; 2], process: u32, now: SystemTime) -> [u64; 2] {
+    keys.map(|keys| keys.hash_one((process, now)))
+}
+
+/// Others have the name, and may be about to end.
+const fn is_taken(refusal: &Refusal) -> bool {
+    matches!(refusal, Refusal::RankTaken { .. } | Refusal::WorldDiffers { .. })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_with_the_same_keys_draw_different_numbers_and_so_does_one_later() {
+        let keys = [(); 2].map(|()| RandomState::new());
+        let now = SystemTime::now();
+        let later = now + Duration::from_nanos(1);
+        let drawn =
+            [(1, now), (2, now), (1, later)].map(|(process, at)| draw(keys.clone(), process, at));
+        for half in 0..2 {
+            let [a, b, c] = drawn.map(|id| id[half]);
+            assert!(a != b && a != c && b != c, "{drawn:?}");
+        }
+        assert_ne!(drawn[0][0], drawn[0][1]);
+    }
+}
