@@ -104,6 +104,21 @@ impl Call {
         })
     }
 
+    /// How many elements a rank reads and writes, where [`Call::lengths`] says how many there are.
+    pub(crate) fn used_lengths(
+        self,
+        rank: u32,
+        world: u32,
+        count: usize,
+    ) -> Result<Option<[usize; 2]>, CollectiveError> {
+        self.check_root(world)?;
+        let (reads, writes) = self.roles(rank);
+        let used = |[source, destination]: [usize; 2]| {
+            [if reads { source } else { 0 }, if writes { destination } else { 0 }]
+        };
+        Ok(self.lengths(world, count).map(used))
+    }
+
     /// What a rank reads of a source and writes of a destination with so many elements.
     pub(crate) fn shape(
         self,

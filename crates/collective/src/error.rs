@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use millstream_inc::protocol::{AbortReason, FrameError, Refusal};
 use millstream_inc::{Abort, Collective, DataType, HostConfigError, ReduceOperation, StartError};
-use millstream_verbs::{CompletionStatus, CreateError, ModifyError, PostError, RegionError};
+use millstream_verbs::{CompletionStatus, CreateError, ModifyError, RegionError};
 use thiserror::Error;
 
 /// Why a group could not be joined.
@@ -79,9 +79,9 @@ pub enum JoinError {
     /// The queue pair could not be connected.
     #[error(transparent)]
     Modify(#[from] ModifyError),
-    /// The device does not take work.
-    #[error(transparent)]
-    Post(#[from] PostError),
+    /// The group was complete, and failed before its first communicator was asked for.
+    #[error("the group has failed: {0}")]
+    Agreement(CollectiveError),
     /// The system has no thread left.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),
@@ -218,6 +218,33 @@ pub enum CollectiveError {
     /// A collective was started and not waited for. The communicator is as good as before.
     #[error("the communicator is busy with collective {0}: wait for it first")]
     Busy(u64),
+    /// This rank has canceled a collective, and with it the communicator.
+    #[error("collective {sequence} was canceled by this rank")]
+    Canceled {
+        /// Its number.
+        sequence: u64,
+    },
+    /// This rank has dropped the communicator before the collective was over.
+    #[error("the communicator was closed during a collective")]
+    Closed,
+    /// There is no memory where some is needed. The communicator is as good as before.
+    #[error("the {what} is null")]
+    Null {
+        /// Source or destination.
+        what: &'static str,
+    },
+    /// Source and destination overlap as they may not. The communicator is as good as before.
+    #[error(
+        "source and destination overlap: they can be the same memory, where they have one length, or the \
+         shorter one this rank's part of the longer one"
+    )]
+    Overlap,
+    /// As many collectives were started and are not over as can be. The communicator is as good as before.
+    #[error("{limit} collectives were started and are not over: wait for one first")]
+    TooMany {
+        /// How many can be.
+        limit: usize,
+    },
     /// There is nothing to wait for, of this element type at least.
     #[error("no collective with a buffer of this type was started")]
     NotStarted,

@@ -100,7 +100,7 @@ pub(crate) fn join(
         address: device.address(),
         timeout_ms: timeout.as_millis().try_into().unwrap_or(u64::MAX),
     }))?;
-    let (switch, segment_bytes, window) = match talk.next()? {
+    let (mut switch, segment_bytes, window) = match talk.next()? {
         FromController::GroupReady { switch_address, segment_bytes, window } => {
             (switch_address, segment_bytes, window)
         }
@@ -109,7 +109,9 @@ pub(crate) fn join(
 
     let domain = device.allocate_protection_domain();
     let control = ControlBlock::new(&domain)?;
-    let path_mtu = device.path_mtu(switch).map_err(|source| JoinError::Path { switch, source })?;
+    let path_mtu_to =
+        |switch| device.path_mtu(switch).map_err(|source| JoinError::Path { switch, source });
+    let path_mtu = path_mtu_to(switch)?;
     let host = HostConfig {
         segment_bytes,
         window,
@@ -132,9 +134,17 @@ pub(crate) fn join(
     let qpn = pair.number();
     let psn = Psn::from_extended(RandomState::new().hash_one(qpn.value()));
     talk.send(&ToController::Connect { qpn, psn, path_mtu })?;
-    let plan = match talk.next()? {
-        FromController::Plan(plan) => plan,
-        message => return Err(talk.unexpected(&message)),
+    let plan = loop {
+        match talk.next()? {
+            FromController::Plan(plan) => break plan,
+            // A switch has refused the tree, and this is another one.
+            FromController::GroupReady { switch_address, .. } => {
+                switch = switch_address;
+                let path_mtu = path_mtu_to(switch)?;
+                talk.send(&ToController::Connect { qpn, psn, path_mtu })?;
+            }
+            message => return Err(talk.unexpected(&message)),
+        }
     };
     let worker = HostWorker::new(HostConfig { path_mtu: plan.path_mtu, ..host })?;
     let engine = Engine::new(worker, control, pair, device.clone(), switch, &slot);

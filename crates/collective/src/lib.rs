@@ -18,6 +18,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! A [`Group`] makes several communicators. Below the calls on typed vectors are those on memory that is named by its
+//! address ([`Communicator::start_raw`]): started, several at a time, and waited for by [`Handle`]s.
+//!
 //! # Threads
 //!
 //! The connection's work is done by the caller while it waits, else on the device's thread. One more
@@ -37,8 +40,11 @@ mod control;
 mod element;
 mod engine;
 mod error;
+mod group;
 mod join;
 mod memory;
+mod raw;
+mod registrations;
 mod watcher;
 
 /// The longest that anybody waits, a century: a limit of `Duration::MAX` means none, and must not
@@ -49,8 +55,11 @@ pub use call::Call;
 pub use communicator::Communicator;
 pub use element::{BFloat16, Element, Float16};
 pub use error::{CollectiveError, JoinError};
+pub use group::Group;
 pub use join::{JoinConfig, Waiting};
 pub use memory::Buffer;
+pub use raw::{Handle, RawCall};
+pub use registrations::RegistrationError;
 
-pub use millstream_inc::protocol::{Awaited, DEFAULT_PORT, Refusal};
+pub use millstream_inc::protocol::{AbortReason, Awaited, DEFAULT_PORT, Refusal};
 pub use millstream_inc::{Collective, DataType, Mode, ReduceOperation, UnknownName};
