@@ -8,14 +8,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millstream_inc::protocol::{ToController, shortened};
-use millstream_inc::{CollectiveCall, Mode, ReduceOperation};
+use millstream_inc::{CollectiveCall, DataType, Mode, ReduceOperation};
 use millstream_verbs::ProtectionDomain;
 
 use crate::call::{Call, Shape};
 use crate::control::Sender;
-use crate::engine::Engine;
+use crate::engine::{Engine, Work};
 use crate::join::{self, JoinConfig, Joined, Waiting};
-use crate::memory::{Borrowed, Buffer, Operands, Pending, bytes_of, bytes_of_mut};
+use crate::memory::{Borrowed, Buffer, Operands, Pending, Span};
+use crate::raw::RawCall;
+use crate::registrations::Registrations;
 use crate::watcher::Watcher;
 use crate::{CollectiveError, Element, JoinError};
 
@@ -38,8 +40,9 @@ pub struct Communicator {
     config: JoinConfig,
     switch: (String, IpAddr),
     mode: Mode,
-    /// The buffer of the collective that was started.
-    pending: Option<Box<dyn Any + Send>>,
+    registrations: Registrations,
+    /// The number of the collective that was started, and its buffer.
+    pending: Option<(u64, Box<dyn Any + Send + Sync>)>,
     _watcher: Watcher,
 }
 
@@ -64,6 +67,7 @@ impl Communicator {
             config: config.clone(),
             switch: (plan.switch, plan.address),
             mode: Mode::Write,
+            registrations: Registrations::default(),
             pending: None,
             _watcher: watcher,
         })
@@ -106,8 +110,13 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         let shape = call.shape(self.rank(), self.world(), source.len(), destination.len())?;
         if self.is_small::<T>(call, &shape) {
-            self.start_small(call, &shape, &source[shape.source.clone()])?;
-            return self.finish_small(&mut destination[shape.destination.clone()]);
+            let source = &source[shape.source.clone()];
+            return self.run_small(
+                call,
+                &shape,
+                source,
+                &mut destination[shape.destination.clone()],
+            );
         }
         let memory = Borrowed::apart(&self.domain, self.mode, &shape, source, destination)?;
         self.run::<T>(call, &shape, memory.operands())
@@ -121,8 +130,7 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         let shape = call.shape_in_place(self.rank(), self.world(), vector.len())?;
         if self.is_small::<T>(call, &shape) {
-            self.start_small(call, &shape, &vector[shape.source.clone()])?;
-            return self.finish_small(&mut vector[shape.destination.clone()]);
+            return self.run_small_in_place(call, &shape, vector);
         }
         let memory = Borrowed::in_place(&self.domain, self.mode, &shape, vector)?;
         self.run::<T>(call, &shape, memory.operands())
@@ -139,8 +147,13 @@ impl Communicator {
         self.check_owner(destination)?;
         let shape = call.shape(self.rank(), self.world(), source.len(), destination.len())?;
         if self.is_small::<T>(call, &shape) {
-            self.start_small(call, &shape, &source[shape.source.clone()])?;
-            return self.finish_small(&mut destination[shape.destination.clone()]);
+            let source = &source[shape.source.clone()];
+            return self.run_small(
+                call,
+                &shape,
+                source,
+                &mut destination[shape.destination.clone()],
+            );
         }
         // SAFETY: borrowed exclusively until this returns, and the window ends before.
         let window = unsafe { destination.open(&self.domain, self.mode, &shape.destination)? };
@@ -158,8 +171,7 @@ impl Communicator {
         self.check_owner(vector)?;
         let shape = call.shape_in_place(self.rank(), self.world(), vector.len())?;
         if self.is_small::<T>(call, &shape) {
-            self.start_small(call, &shape, &vector[shape.source.clone()])?;
-            return self.finish_small(&mut vector[shape.destination.clone()]);
+            return self.run_small_in_place(call, &shape, vector);
         }
         // SAFETY: borrowed exclusively until this returns, and the window ends before.
         let window = unsafe { vector.open(&self.domain, self.mode, &shape.destination)? };
@@ -186,19 +198,22 @@ impl Communicator {
             Ok(shape) => shape,
             Err(error) => return Err((buffer, error)),
         };
+        if let Err(error) = self.check_idle() {
+            return Err((buffer, error));
+        }
         let small = self.is_small::<T>(call, &shape);
         let pending = match small {
-            true => Pending::small(buffer, &shape),
+            true => Pending::small(buffer),
             false => Pending::new(buffer, &self.domain, self.mode, &shape)
                 .map_err(|(buffer, error)| (buffer, CollectiveError::from(error)))?,
         };
-        let started = match small {
-            true => self.start_small(call, &shape, pending.source(&shape)),
-            false => self.start_call::<T>(call, &shape, pending.operands()),
+        let spans = match small {
+            true => [pending.span(&shape.source), pending.span(&shape.destination)],
+            false => [Span::EMPTY; 2],
         };
-        match started {
-            Ok(()) => {
-                self.pending = Some(Box::new(pending));
+        match self.begin::<T>(call, &shape, pending.operands(), spans) {
+            Ok(sequence) => {
+                self.pending = Some((sequence, Box::new(pending)));
                 Ok(())
             }
             Err(error) => Err((pending.close(), error)),
@@ -216,18 +231,18 @@ impl Communicator {
         &mut self,
         timeout: Duration,
     ) -> Result<Option<Buffer<T>>, CollectiveError> {
-        if !self.pending.as_ref().is_some_and(|pending| pending.is::<Pending<T>>()) {
-            return Err(CollectiveError::NotStarted);
-        }
-        let Some(outcome) = self.engine.wait(timeout) else { return Ok(None) };
-        let pending = self.pending.take().and_then(|pending| pending.downcast().ok());
-        let mut pending: Option<Box<Pending<T>>> = pending;
-        if let (Ok(()), Some(pending)) = (&outcome, &mut pending) {
-            self.engine.take_result(bytes_of_mut(pending.destination()));
-        }
-        let buffer = pending.map(|pending| pending.close());
+        let started = self.pending.as_ref().filter(|(_, pending)| pending.is::<Pending<T>>());
+        let &(sequence, _) = started.ok_or(CollectiveError::NotStarted)?;
+        let Some(outcome) = self.engine.wait(sequence, timeout) else { return Ok(None) };
+        let pending = self.pending.take().and_then(|(_, pending)| pending.downcast().ok());
+        let buffer = pending.map(|pending: Box<Pending<T>>| pending.close());
         self.ended(outcome)?;
         Ok(buffer)
+    }
+
+    /// Nothing was started that has to be waited for.
+    fn check_idle(&self) -> Result<(), CollectiveError> {
+        self.pending.as_ref().map_or(Ok(()), |(sequence, _)| Err(CollectiveError::Busy(*sequence)))
     }
 
     fn check_owner<T: Element>(&self, buffer: &Buffer<T>) -> Result<(), CollectiveError> {
@@ -237,32 +252,44 @@ impl Communicator {
         }
     }
 
-    fn start_call<T: Element>(
+    /// Starts a collective; gives its number. `spans` are what a small vector is copied from and to.
+    fn begin<T: Element>(
         &self,
         call: Call,
         shape: &Shape,
         operands: Operands,
-    ) -> Result<(), CollectiveError> {
+        [source, destination]: [Span; 2],
+    ) -> Result<u64, CollectiveError> {
+        self.check_idle()?;
         let call = self.request::<T>(call, shape, operands);
-        self.engine.start(&call, &[], self.config.call_timeout).map(drop)
+        self.engine.start(&Work { call, source, destination, limit: self.config.call_timeout })
     }
 
-    /// Starts a collective whose vector travels with the descriptor: it is copied.
-    fn start_small<T: Element>(
+    /// Calls a collective whose vector travels with the descriptor: it is copied.
+    fn run_small<T: Element>(
         &self,
         call: Call,
         shape: &Shape,
         source: &[T],
+        destination: &mut [T],
     ) -> Result<(), CollectiveError> {
-        let call = self.request::<T>(call, shape, Operands::default());
-        self.engine.start(&call, bytes_of(source), self.config.call_timeout).map(drop)
+        // SAFETY: borrowed until this returns, when the collective is over.
+        let spans = unsafe { [Span::of_source(source), Span::of_destination(destination)] };
+        let sequence = self.begin::<T>(call, shape, Operands::default(), spans)?;
+        self.finish(sequence)
     }
 
-    /// Waits for its end.
-    fn finish_small<T: Element>(&self, destination: &mut [T]) -> Result<(), CollectiveError> {
-        self.finish()?;
-        self.engine.take_result(bytes_of_mut(destination));
-        Ok(())
+    /// As above, where source and destination are parts of one vector.
+    fn run_small_in_place<T: Element>(
+        &self,
+        call: Call,
+        shape: &Shape,
+        vector: &mut [T],
+    ) -> Result<(), CollectiveError> {
+        // SAFETY: borrowed until this returns, when the collective is over.
+        let spans = unsafe { Span::of_parts(vector, shape) };
+        let sequence = self.begin::<T>(call, shape, Operands::default(), spans)?;
+        self.finish(sequence)
     }
 
     fn is_small<T: Element>(&self, call: Call, shape: &Shape) -> bool {
@@ -271,24 +298,42 @@ impl Communicator {
 
     /// A call as the switch must know it.
     fn request<T: Element>(&self, call: Call, shape: &Shape, operands: Operands) -> CollectiveCall {
-        let Operands { source, destination } = operands;
-        let destination_key = match self.mode {
-            Mode::Write => destination.remote_key,
-            Mode::Send => destination.local_key,
+        request(call, call.data_type::<T>(), shape.count, self.mode, operands)
+    }
+
+    /// As above.
+    pub(crate) fn raw_request(&self, call: &RawCall, operands: Operands) -> CollectiveCall {
+        let RawCall { call, data_type, count, mode, .. } = *call;
+        let (data_type, count) = match call {
+            // As `Call::data_type`.
+            Call::Barrier => (DataType::UInt8, 0),
+            _ => (data_type, count),
         };
-        CollectiveCall {
-            collective: call.collective(),
-            // Where nothing is combined, all ranks must say the same all the same.
-            operation: call.operation().unwrap_or(ReduceOperation::Sum),
-            data_type: call.data_type::<T>(),
-            root: call.root().unwrap_or(0),
-            count: shape.count as u64,
-            mode: self.mode,
-            source_key: source.local_key,
-            source_address: source.address,
-            destination_key,
-            destination_address: destination.address,
-        }
+        request(call, data_type, count, mode, operands)
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    pub(crate) fn sender(&self) -> &Arc<Sender> {
+        &self.sender
+    }
+
+    pub(crate) fn domain(&self) -> &ProtectionDomain {
+        &self.domain
+    }
+
+    pub(crate) fn registrations(&self) -> &Registrations {
+        &self.registrations
+    }
+
+    pub(crate) fn call_timeout(&self) -> Duration {
+        self.config.call_timeout
+    }
+
+    pub(crate) fn set_call_timeout(&mut self, timeout: Duration) {
+        self.config.call_timeout = timeout;
     }
 
     /// Starts a collective and waits for its end. When this returns, the operands are the
@@ -299,48 +344,81 @@ impl Communicator {
         shape: &Shape,
         operands: Operands,
     ) -> Result<(), CollectiveError> {
-        self.start_call::<T>(call, shape, operands)?;
-        self.finish()
+        let sequence = self.begin::<T>(call, shape, operands, [Span::EMPTY; 2])?;
+        self.finish(sequence)
     }
 
-    /// Waits for the end of what was started.
-    fn finish(&self) -> Result<(), CollectiveError> {
+    /// Waits for the end of a collective.
+    fn finish(&self, sequence: u64) -> Result<(), CollectiveError> {
         loop {
             // Ends by itself, with an error when its time is up.
-            if let Some(outcome) = self.engine.wait(Duration::MAX) {
+            if let Some(outcome) = self.engine.wait(sequence, Duration::MAX) {
                 return self.ended(outcome);
             }
         }
     }
 
-    /// Tells the controller of a failure that only this rank may know of. The others hear of it.
     fn ended(&self, outcome: Result<(), CollectiveError>) -> Result<(), CollectiveError> {
-        if let Err(CollectiveError::Overdue { ranks, .. }) = &outcome
-            && !ranks.is_empty()
-        {
-            // The switch tells the controller. So that the name is free when the caller tries again.
-            self.engine.wait_released();
-        } else if let Err(error) = &outcome
-            && matches!(
-                error,
-                CollectiveError::Timeout { .. }
-                    | CollectiveError::Overdue { .. }
-                    | CollectiveError::SwitchLost { .. }
-                    | CollectiveError::Protocol(_)
-                    | CollectiveError::Device(_)
-            )
-        {
-            self.give_up(error.to_string());
-        }
+        report(&self.engine, &self.sender, &outcome);
         outcome
     }
+}
 
-    fn give_up(&self, reason: String) {
-        // Without a controller there is nobody to tell.
-        if self.sender.send(&ToController::Fail { reason: shortened(reason) }).is_ok() {
-            // So that the name is free when the caller tries again.
-            self.engine.wait_released();
-        }
+/// A call as the switch must know it.
+fn request(
+    call: Call,
+    data_type: DataType,
+    count: usize,
+    mode: Mode,
+    operands: Operands,
+) -> CollectiveCall {
+    let Operands { source, destination } = operands;
+    let destination_key = match mode {
+        Mode::Write => destination.remote_key,
+        Mode::Send => destination.local_key,
+    };
+    CollectiveCall {
+        collective: call.collective(),
+        // Where nothing is combined, all ranks must say the same all the same.
+        operation: call.operation().unwrap_or(ReduceOperation::Sum),
+        data_type,
+        root: call.root().unwrap_or(0),
+        count: count as u64,
+        mode,
+        source_key: source.local_key,
+        source_address: source.address,
+        destination_key,
+        destination_address: destination.address,
+    }
+}
+
+/// Tells the controller of a failure that only this rank may know of. The others hear of it.
+pub(crate) fn report(engine: &Engine, sender: &Sender, outcome: &Result<(), CollectiveError>) {
+    if let Err(CollectiveError::Overdue { ranks, .. }) = outcome
+        && !ranks.is_empty()
+    {
+        // The switch tells the controller. So that the name is free when the caller tries again.
+        engine.wait_released();
+    } else if let Err(error) = outcome
+        && matches!(
+            error,
+            CollectiveError::Timeout { .. }
+                | CollectiveError::Overdue { .. }
+                | CollectiveError::SwitchLost { .. }
+                | CollectiveError::Protocol(_)
+                | CollectiveError::Device(_)
+        )
+    {
+        give_up(engine, sender, error.to_string());
+    }
+}
+
+/// Tells the controller that this rank cannot go on.
+pub(crate) fn give_up(engine: &Engine, sender: &Sender, reason: String) {
+    // Without a controller there is nobody to tell.
+    if sender.send(&ToController::Fail { reason: shortened(reason) }).is_ok() {
+        // So that the name is free when the caller tries again.
+        engine.wait_released();
     }
 }
 
@@ -348,14 +426,16 @@ impl Drop for Communicator {
     fn drop(&mut self) {
         let (collectives, running) = self.engine.progress();
         if running {
-            let reason = "the communicator was closed during a collective".to_owned();
-            self.engine.fail(CollectiveError::Controller(reason.clone()));
-            self.give_up(reason);
+            self.engine.fail(CollectiveError::Closed);
+            give_up(&self.engine, &self.sender, CollectiveError::Closed.to_string());
         } else if self.engine.failure().is_none()
             && self.sender.send(&ToController::Leave { collectives }).is_ok()
         {
             self.engine.wait_closed(LINGER);
         }
+        // Handles that outlive it keep the connection, by which nothing may arrive any more: what was registered can
+        // be freed now.
+        self.engine.disconnect();
     }
 }
 
