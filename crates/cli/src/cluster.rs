@@ -1,13 +1,14 @@
 //! A controller, switches and hosts as processes on this machine.
 
+use std::iter;
 use std::process::ExitStatus;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use serde_json::Value;
 
 use crate::collective::{Report, Work};
-use crate::process::Child;
+use crate::process::{Child, SEEN_TO_END};
 
 /// For a daemon to serve.
 const READY: Duration = Duration::from_secs(20);
@@ -67,8 +68,11 @@ impl Cluster {
     ) -> anyhow::Result<()> {
         let outcome = self.run_hosts(job, done);
         // When a daemon has ended, that is why hosts fail.
-        self.controller.check()?;
-        self.switches.iter_mut().try_for_each(Child::check)?;
+        let patience = if outcome.is_err() { SEEN_TO_END } else { Duration::ZERO };
+        let deadline = Instant::now() + patience;
+        for daemon in iter::once(&mut self.controller).chain(&mut self.switches) {
+            daemon.check(deadline.saturating_duration_since(Instant::now()))?;
+        }
         outcome
     }
 

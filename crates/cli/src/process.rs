@@ -27,6 +27,9 @@ use crate::{log, output};
 
 /// How long a child has between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(2);
+/// Within this time after others have lost a child that was killed, it is seen to have ended: the kernel closes its
+/// connections before its parent can wait for it.
+pub(crate) const SEEN_TO_END: Duration = Duration::from_millis(500);
 const POLL: Duration = Duration::from_millis(2);
 /// How long a command that is told to stop may take to say what it has.
 const LAST_WORDS_TIME: Duration = Duration::from_secs(2);
@@ -51,6 +54,7 @@ struct Belongings {
 
 static BELONGINGS: Mutex<Belongings> =
     Mutex::new(Belongings { children: Vec::new(), scratch: Vec::new() });
+
 /// The signal that told us to stop; 0 if none has.
 static TOLD: AtomicI32 = AtomicI32::new(0);
 /// The command has something to say before it stops.
@@ -534,9 +538,9 @@ impl Child {
         }
     }
 
-    /// Fails with its last words if it has ended, which it should not have.
-    pub(crate) fn check(&mut self) -> anyhow::Result<()> {
-        match self.wait(Duration::ZERO) {
+    /// Fails with its last words if it has ended or ends within this time, which it should not.
+    pub(crate) fn check(&mut self, within: Duration) -> anyhow::Result<()> {
+        match self.wait(within) {
             None => Ok(()),
             Some(_) => Err(self.failed("ended while it was in use")),
         }

@@ -9,6 +9,7 @@ use crate::cluster::text;
 use crate::memory::MemoryKind;
 use crate::process::Child;
 use crate::reach::Reach;
+use crate::status_pages;
 
 /// For the node to allocate its memory and serve it.
 const READY: Duration = Duration::from_secs(60);
@@ -37,6 +38,7 @@ impl Peer {
             arguments.push("--no-segmentation-offload".into());
         }
         arguments.extend(reach.settings.arguments());
+        arguments.extend(status_pages::NOWHERE.map(OsString::from));
         let start = || {
             let mut child = Child::start("the peer", arguments)?;
             let ready = child.ready(READY)?;
@@ -45,8 +47,8 @@ impl Peer {
         start().context("cannot start a node to measure against (--segment names another)")
     }
 
-    /// Why it is no more, if so.
-    pub(super) fn check(&mut self) -> anyhow::Result<()> {
-        self.child.check().with_context(|| format!("segment {}", self.segment))
+    /// Why it is no more, if it has ended or ends within this time.
+    pub(super) fn check(&mut self, within: Duration) -> anyhow::Result<()> {
+        self.child.check(within).with_context(|| format!("segment {}", self.segment))
     }
 }
