@@ -3,14 +3,15 @@
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Args;
 use millstream_control::controller::{self, ControllerConfig, FanIn};
+use millstream_control::topology_file::TopologyFile;
 use serde::Serialize;
 
 use crate::daemon::ReadyLine;
-use crate::failure::not_yet;
-use crate::output;
+use crate::note::note;
 
 /// Where hosts and switches look for one unless told otherwise.
 pub(crate) const DEFAULT: &str = "127.0.0.1:52200";
@@ -28,9 +29,14 @@ pub(crate) struct Arguments {
     /// of switches
     #[arg(long, value_name = "F", default_value_t = FanIn::MAX.get(), value_parser = clap::value_parser!(u32).range(FAN_IN))]
     fan_in: u32,
-    /// The network: switches, hosts and the links between them
-    #[arg(long, value_name = "FILE.yaml", hide = true)]
+    /// The network in YAML: switches, and who is connected to them. Trees are planned on it, and who is not in it
+    /// is refused
+    #[arg(long, value_name = "FILE.yaml")]
     topology: Option<PathBuf>,
+    /// Directory for a file of each communicator: its tree with the queue pairs, in the form of a topology. Files
+    /// of an earlier run are removed
+    #[arg(long, value_name = "DIR")]
+    plans: Option<PathBuf>,
 }
 
 /// The `ready` line.
@@ -42,16 +48,18 @@ struct Ready {
 
 /// Runs `controller`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    if let Some(topology) = &arguments.topology {
-        let topology = output::escaped(topology);
-        return Err(not_yet(&format!(
-            "--topology {topology}: trees of switches follow from --fan-in"
-        )));
-    }
     let line = ReadyLine::default();
     let ready = |listen| line.print(&Ready { listen });
     let mut config = ControllerConfig::new(arguments.listen);
     config.rules.fan_in = FanIn::new(arguments.fan_in).unwrap_or(FanIn::MAX);
+    config.plans.clone_from(&arguments.plans);
+    if let Some(path) = &arguments.topology {
+        let file = TopologyFile::read(path)?;
+        for warning in file.warnings {
+            note(&warning);
+        }
+        config.rules.topology = Some(Arc::new(file.topology));
+    }
     controller::run(config, ready, line.shutdown())?;
     line.outcome()
 }

@@ -18,7 +18,7 @@ use crate::cluster::{Cluster, Job, text};
 use crate::collective::{Mode, Reduction, Report as HostReport, Work};
 use crate::process::{self, Child, Scratch};
 use crate::step::Step;
-use crate::{output, units};
+use crate::{output, status_pages, units};
 
 const HOSTS: u32 = 4;
 
@@ -118,7 +118,8 @@ fn transfer(
     let buffer = size.to_string();
     let arguments = ["node", "--name", "demo", "--metadata", "p2p", "--protocol", "rdma:soft"];
     let step = Step::new("starting a node");
-    let mut node = Child::start("the node", arguments.into_iter().chain(["--buffer", &buffer]))?;
+    let more = ["--buffer", &buffer].into_iter().chain(status_pages::NOWHERE);
+    let mut node = Child::start("the node", arguments.into_iter().chain(more))?;
     let ready = node.ready(PATIENCE)?;
     drop(step);
     let segment = text(&ready, "segment")?;
@@ -148,7 +149,7 @@ fn transfer(
         });
         *checksum = text(&report, "crc32c")?.to_owned();
     }
-    node.check()?;
+    node.check(Duration::ZERO)?;
     rows.insert(
         0,
         served("node", format!("served {} as {segment}", units::readable(size)), 2 * size, start),

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -101,7 +102,7 @@ impl Options<'_> {
 
 /// An engine, and what it lacks.
 pub(crate) struct Started {
-    pub(crate) engine: TransferEngine,
+    pub(crate) engine: Arc<TransferEngine>,
     /// Transports that `auto` could not install, and why.
     pub(crate) missing: Vec<(&'static str, String)>,
 }
@@ -128,7 +129,7 @@ pub(crate) fn start(
             }
             given => given,
         };
-        let engine = TransferEngine::new(options.engine(addresses[0]))?;
+        let engine = Arc::new(TransferEngine::new(options.engine(addresses[0]))?);
         let mut missing = Vec::new();
         if protocols.contains(&Protocol::Shm) {
             engine.install_shm()?;
@@ -189,7 +190,7 @@ fn provider(protocols: &[Protocol]) -> anyhow::Result<Option<Option<Provider>>> 
 
 /// An engine and the segment that a command works on.
 pub(crate) struct Opened {
-    pub(crate) engine: TransferEngine,
+    pub(crate) engine: Arc<TransferEngine>,
     pub(crate) segment: Segment,
     /// Transports that `auto` could not install, and why.
     pub(crate) missing: Vec<(&'static str, String)>,

@@ -35,8 +35,10 @@ mod reach;
 mod retry;
 mod settings;
 mod sim;
+mod status_pages;
 mod step;
 mod switch;
+mod top;
 mod topology;
 mod units;
 
@@ -80,6 +82,8 @@ enum Command {
     Collective(collective::Arguments),
     /// Serve segment descriptors over HTTP
     MetadataServer(metadata_server::Arguments),
+    /// Show what nodes and other processes move, live
+    Top(top::Arguments),
     /// Show NICs, NUMA nodes, GPUs and their distances
     Topology(topology::Arguments),
     /// Show every setting and where it came from
@@ -167,6 +171,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
         Command::Allreduce(arguments) => allreduce::run(arguments),
         Command::Collective(arguments) => collective::run(arguments),
         Command::MetadataServer(arguments) => metadata_server::run(arguments),
+        Command::Top(arguments) => top::run(arguments),
         Command::Topology(arguments) => topology::run(arguments),
         Command::Config(arguments) => config::run(arguments),
         Command::Doctor(arguments) => doctor::run(arguments),

@@ -2,13 +2,14 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
+use millstream_control::status_server::StatusServer;
 use millstream_transfer::{Buffer, FileOptions};
 use serde::Serialize;
 
@@ -17,7 +18,7 @@ use crate::failure::usage;
 use crate::memory::MemoryKind;
 use crate::process::StopWatch;
 use crate::settings::SettingsArguments;
-use crate::{closed, engine, note, output, paths, retry, units};
+use crate::{closed, engine, note, output, paths, retry, status_pages, units};
 
 /// Bytes read from the file at a time.
 const CHUNK: usize = 1 << 20;
@@ -57,6 +58,10 @@ pub(crate) struct Arguments {
     /// Wait up to so long for an address or a name that is in use, or a metadata server that is not there
     #[arg(long, value_name = "D", default_value = "0s", value_parser = units::duration)]
     wait: Duration,
+    /// Serve metrics over HTTP at this address, or this port of 127.0.0.1: /metrics for Prometheus, /status as
+    /// JSON; nobody is asked there who he is [default: the setting metrics.listen]
+    #[arg(long, value_name = "ADDR", value_parser = status_pages::address)]
+    http: Option<SocketAddr>,
     /// Send every packet as its own datagram, as captures want it
     #[arg(long)]
     no_segmentation_offload: bool,
@@ -75,10 +80,15 @@ struct Ready<'a> {
     protocols: &'a [String],
     /// What was installed, in the order in which it is tried.
     transports: Vec<&'static str>,
+    /// Who chooses the pairs of NICs.
+    policy: &'static str,
     /// What `auto` could not install.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     paths: Vec<paths::Path>,
     devices: Vec<String>,
+    /// Where metrics are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    http: Option<SocketAddr>,
     /// The segments that are files.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     files: Vec<String>,
@@ -137,6 +147,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let options = FileOptions { writable, ..FileOptions::default() };
         engine.register_file(path, options)?;
     }
+    let listen = status_pages::place(arguments.http, settings);
+    let serve = |(listen, asked_by)| status_pages::serve(&engine, listen, asked_by);
+    let pages = listen.map(serve).transpose()?;
     let name = arguments.name.clone().unwrap_or_else(host_name);
     signals.serve();
     output::ready(&Ready {
@@ -146,12 +159,16 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         buffer: BufferPlace { addr: buffer.address(), length: buffer.length() as u64 },
         protocols: &arguments.protocol,
         transports: engine.transports().into_iter().map(|(name, _)| name).collect(),
+        policy: engine.policy().name(),
         paths: paths::missing(&missing),
         devices: engine.devices(),
+        http: pages.as_ref().map(StatusServer::address),
         files: engine.files(),
     })?;
     let signal = signals.wait();
     tracing::info!(signal, "told to stop");
+    // It has the engine, too.
+    drop(pages);
     Ok(())
 }
 

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use clap::Args;
-use millstream_transfer::{Settings, Sources};
+use millstream_transfer::{Policy, Settings, Sources};
 
 use crate::failure::usage;
 use crate::note;
@@ -19,6 +19,10 @@ pub(crate) struct SettingsArguments {
     /// all
     #[arg(long, value_name = "NAME=VALUE")]
     set: Vec<String>,
+    /// Who chooses the pair of NICs of each slice of rdma: classic, those near to the memory by turns,
+    /// or tent, where it is expected to be finished first [default: what transfer.policy is]
+    #[arg(long, value_name = "POLICY", value_parser = policy)]
+    policy: Option<Policy>,
     #[arg(skip)]
     loaded: OnceLock<Box<Settings>>,
 }
@@ -32,6 +36,8 @@ impl SettingsArguments {
         let mut sources = Sources::of_process();
         sources.file = self.config.clone().or(sources.file);
         sources.arguments.clone_from(&self.set);
+        let policy = self.policy.iter().map(|policy| format!("transfer.policy={}", policy.name()));
+        sources.arguments.extend(policy);
         let settings = match Settings::load(&sources) {
             Ok(settings) => settings,
             Err(error) => {
@@ -51,6 +57,14 @@ impl SettingsArguments {
     pub(crate) fn arguments(&self) -> Vec<std::ffi::OsString> {
         let config = self.config.iter().flat_map(|path| ["--config".into(), path.into()]);
         let set = self.set.iter().flat_map(|text| ["--set".into(), text.into()]);
-        config.chain(set).collect()
+        let policy = self.policy.iter().flat_map(|text| ["--policy".into(), text.name().into()]);
+        config.chain(set).chain(policy).collect()
     }
+}
+
+/// Reads a value of `--policy`.
+fn policy(name: &str) -> Result<Policy, String> {
+    let policies = [Policy::Classic, Policy::Tent];
+    let found = policies.into_iter().find(|policy| policy.name() == name);
+    found.ok_or_else(|| "it is classic or tent".to_owned())
 }

@@ -68,6 +68,8 @@ struct Report<'a> {
     offset: u64,
     /// The one that took the last bytes; none where there were no bytes.
     transport: Option<&'static str>,
+    /// Who chose the pairs of NICs.
+    policy: &'static str,
     paths: Vec<Path>,
 }
 
@@ -83,7 +85,7 @@ impl Common {
     /// Tells what was done: `what` is "into" or "out of".
     fn report(&self, what: &str, path: &path::Path, done: Done) -> anyhow::Result<()> {
         let Self { segment, offset, .. } = self;
-        let Done { taken: Taken { transport, paths }, bytes, checksum, time } = done;
+        let Done { taken: Taken { transport, policy, paths }, bytes, checksum, time } = done;
         let bytes_per_s = per(bytes as f64, time.as_secs_f64());
         if self.json {
             let report = Report {
@@ -96,6 +98,7 @@ impl Common {
                 segment,
                 offset: *offset,
                 transport,
+                policy,
                 paths,
             };
             return output::json(&report);

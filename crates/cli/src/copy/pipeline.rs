@@ -50,6 +50,7 @@ pub(super) struct Pipeline {
 /// How the bytes went.
 pub(super) struct Taken {
     pub(super) transport: Option<&'static str>,
+    pub(super) policy: &'static str,
     pub(super) paths: Vec<Path>,
 }
 
@@ -94,7 +95,8 @@ impl Pipeline {
     /// What took the last chunk that has arrived, and what others say.
     pub(super) fn path(&self) -> anyhow::Result<Taken> {
         let paths = self.opened.as_ref().map(paths::of).transpose()?.unwrap_or_default();
-        Ok(Taken { transport: self.transport, paths })
+        let policy = self.opened.as_ref().map(|opened| opened.engine.policy()).unwrap_or_default();
+        Ok(Taken { transport: self.transport, policy: policy.name(), paths })
     }
 
     pub(super) fn is_empty(&self) -> bool {

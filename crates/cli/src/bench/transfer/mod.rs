@@ -5,7 +5,7 @@ mod peer;
 mod report;
 mod row;
 
-use std::net::Ipv4Addr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -17,9 +17,10 @@ use crate::bench::rdma::LEAST_WORKING_SET;
 use crate::engine::{self, Opened, Protocol, Started};
 use crate::failure::usage;
 use crate::memory::MemoryKind;
+use crate::process::SEEN_TO_END;
 use crate::reach::Reach;
 use crate::settings::SettingsArguments;
-use crate::{note, paths, process, units};
+use crate::{note, paths, process, status_pages, units};
 use peer::Peer;
 use report::Row;
 use row::Shape;
@@ -75,6 +76,9 @@ pub(crate) struct Arguments {
         ]
     )]
     figures: bool,
+    /// Serve metrics over HTTP meanwhile at this address, or this port of 127.0.0.1, as `node --http` does
+    #[arg(long, value_name = "ADDR", value_parser = status_pages::address, conflicts_with = "figures")]
+    http: Option<SocketAddr>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -155,6 +159,8 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             (engine::open(&arguments.reach, &segment)?, segment)
         }
     };
+    let serve = |listen| status_pages::serve(&opened.engine, listen, "--http".to_owned());
+    let _pages = arguments.http.map(serve).transpose()?;
     let available = opened.segment.length_from(0);
     if let Some(set) = arguments.working_set.filter(|&set| set > available) {
         return Err(usage(format!(
@@ -173,12 +179,13 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     process::say_last_words_when_told_to_stop();
     let rows = measure(arguments, &shapes, &opened, &buffer).map_err(|error| {
         // How the peer ended says more than what was seen of it from here.
-        let ended = peer.as_mut().and_then(|peer| peer.check().err());
+        let ended = peer.as_mut().and_then(|peer| peer.check(SEEN_TO_END).err());
         ended.unwrap_or_else(|| error.context(format!("segment {segment}")))
     })?;
     if arguments.json && !rows.is_empty() {
         let paths = paths::of(&opened)?;
-        report::print_json(&rows, paths, shapes.len() == 1, process::told_to_stop())?;
+        let policy = opened.engine.policy().name();
+        report::print_json(&rows, policy, paths, shapes.len() == 1, process::told_to_stop())?;
     }
     process::step_back_when_told_to_stop();
     drop(own);

@@ -80,6 +80,8 @@ struct Copies {
 struct Alone<'a> {
     #[serde(flatten)]
     row: &'a Row,
+    /// Who chose the pairs of NICs.
+    policy: &'static str,
     paths: Vec<Path>,
 }
 
@@ -87,6 +89,7 @@ struct Alone<'a> {
 #[derive(Serialize)]
 struct Table<'a> {
     rows: &'a [Row],
+    policy: &'static str,
     paths: Vec<Path>,
     /// There are fewer rows than were asked for, or less time in the last one.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
@@ -164,13 +167,14 @@ pub(super) fn print_row(row: &Row) -> anyhow::Result<()> {
 /// Prints one row as an object of its own if it is all that was asked for, else all in one.
 pub(super) fn print_json(
     rows: &[Row],
+    policy: &'static str,
     paths: Vec<Path>,
     alone: bool,
     interrupted: bool,
 ) -> anyhow::Result<()> {
     match rows {
-        [row] if alone => output::json(&Alone { row, paths }),
-        _ => output::json(&Table { rows, paths, interrupted }),
+        [row] if alone => output::json(&Alone { row, policy, paths }),
+        _ => output::json(&Table { rows, policy, paths, interrupted }),
     }
 }
 
