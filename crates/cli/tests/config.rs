@@ -28,12 +28,12 @@ fn each_setting_is_shown_with_its_origin() {
     let (file, other) = (folder.file("a.toml"), folder.file("b.toml"));
     fs::write(&file, "# ours\nslice_size = \"8KiB\"\n[rdma]\nretry_count = 5\n").unwrap();
     fs::write(&other, "slice_size = \"16KiB\"\n").unwrap();
-    let variables = [("MC_RETRY_CNT", "6"), ("MC_USE_TENT", "1"), ("MILLSTREAM_CONFIG", &file)];
+    let variables = [("MC_RETRY_CNT", "6"), ("MC_USE_IPV6", "1"), ("MILLSTREAM_CONFIG", &file)];
     let arguments = ["config", "--json", "--set", "soft.busy_poll=50us"];
     let output = with(&variables, &arguments).success();
-    assert_eq!(output.stderr, "note: MC_USE_TENT is ignored: there is one engine\n");
+    assert_eq!(output.stderr, "note: MC_USE_IPV6 is ignored: addresses say what they are\n");
     let report = output.json();
-    assert_eq!(report["notes"], json!(["MC_USE_TENT is ignored: there is one engine"]));
+    assert_eq!(report["notes"], json!(["MC_USE_IPV6 is ignored: addresses say what they are"]));
     let slice_size = setting(&report, "slice_size");
     assert_eq!((&slice_size["value"], &slice_size["unit"]), (&json!(8192), &json!("bytes")));
     assert_eq!(slice_size["text"], "8KiB");

@@ -38,7 +38,6 @@ fn help_ends_with_the_exit_statuses() {
 fn help_shows_nothing_that_only_says_not_yet() {
     for (words, hidden) in [
         (&["--help"][..], &["manual "][..]),
-        (&["controller", "--help"], &["--topology"]),
         (&["sim", "--help"], &["FILE.toml", "NAME|FILE"]),
         (&["config", "--help"], &["--reference"]),
     ] {
