@@ -23,7 +23,7 @@ pub(crate) mod code {
 /// Why a call failed.
 #[derive(Debug)]
 pub(crate) struct Failure {
-    /// One of [`code`].
+    /// One of [`code`], or of INCCL's.
     code: i32,
     text: String,
 }
@@ -42,8 +42,18 @@ impl Failure {
         Self::new(code.saturating_abs(), error.to_string())
     }
 
+    #[cfg(test)]
+    pub(crate) fn text(&self) -> &str {
+        &self.text
+    }
+
+    /// With another code.
+    pub(crate) fn with(self, code: i32) -> Self {
+        Self { code, ..self }
+    }
+
     /// Keeps the reason, and gives the code.
-    fn told(self) -> i32 {
+    pub(crate) fn told(self) -> i32 {
         last_error::set(&self.text);
         self.code
     }
@@ -51,7 +61,7 @@ impl Failure {
 
 /// Runs the body of a function that returns 0 or the negative of a code.
 pub(crate) fn negative(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
-    match contained(body) {
+    match contained(code::CONTEXT, body) {
         Ok(()) => 0,
         Err(failure) => -failure.told(),
     }
@@ -59,7 +69,7 @@ pub(crate) fn negative(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
 
 /// Runs the body of a function that returns 0 or a code.
 pub(crate) fn positive(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
-    match contained(body) {
+    match contained(code::CONTEXT, body) {
         Ok(()) => 0,
         Err(failure) => failure.told(),
     }
@@ -67,18 +77,21 @@ pub(crate) fn positive(body: impl FnOnce() -> Result<(), Failure>) -> c_int {
 
 /// Runs the body of a function that returns something else, and `otherwise` when it fails.
 pub(crate) fn value<T>(otherwise: T, body: impl FnOnce() -> Result<T, Failure>) -> T {
-    contained(body).unwrap_or_else(|failure| {
+    contained(code::CONTEXT, body).unwrap_or_else(|failure| {
         failure.told();
         otherwise
     })
 }
 
-/// A panic is a failure.
-fn contained<T>(body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
+/// A panic is a failure, with this code.
+pub(crate) fn contained<T>(
+    panic_code: i32,
+    body: impl FnOnce() -> Result<T, Failure>,
+) -> Result<T, Failure> {
     let explain = |panic: Box<dyn Any + Send>| {
         let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
         let text = text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default();
-        Failure::new(code::CONTEXT, format!("a fault of the library, please report it: {text}"))
+        Failure::new(panic_code, format!("a fault of the library, please report it: {text}"))
     };
     // What a body shares with others are locks that are taken whether they are poisoned or not, and counters.
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(explain(panic)))

@@ -13,10 +13,22 @@ pub(crate) const LIMIT: usize = (1 << PLACE_BITS) - 1;
 /// after 2^44 of them.
 static NEXT: AtomicU64 = AtomicU64::new(1);
 
-/// Things that C names by handles.
+/// What a handle is, as to the process that gave it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Giver {
+    /// This one, or nobody.
+    This,
+    /// One of which this one is a fork, or nobody.
+    Other,
+}
+
+/// Things that C names by handles, of one process. A fork makes others: of these somebody may have had the lock who is
+/// not there.
 #[derive(Debug)]
 pub(crate) struct Handles<T> {
     table: RwLock<Table<T>>,
+    /// Handles with numbers before this one are of another process.
+    first: u64,
 }
 
 #[derive(Debug)]
@@ -26,8 +38,28 @@ struct Table<T> {
 }
 
 impl<T> Handles<T> {
-    pub(crate) const fn new() -> Self {
-        Self { table: RwLock::new(Table { places: Vec::new(), free: Vec::new() }) }
+    /// Of a process that was not forked off since handles are given.
+    pub(crate) fn new() -> Self {
+        Self::from_number(0)
+    }
+
+    /// Of a process that was forked off: what was given before is not its own.
+    pub(crate) fn after_fork() -> Self {
+        Self::from_number(NEXT.load(Ordering::Relaxed))
+    }
+
+    fn from_number(first: u64) -> Self {
+        let table = RwLock::new(Table { places: Vec::new(), free: Vec::new() });
+        Self { table, first }
+    }
+
+    /// Whose a handle is. Takes no lock.
+    pub(crate) fn giver(&self, handle: u64) -> Giver {
+        match handle >> PLACE_BITS {
+            0 => Giver::This,
+            number if number < self.first => Giver::Other,
+            _ => Giver::This,
+        }
     }
 
     /// Takes it in; `None` when there are too many.
@@ -100,6 +132,17 @@ mod tests {
             (table.filter(|it| *it == 2), table.filter(|it| *it == 1)),
             (vec![second], vec![])
         );
+    }
+
+    #[test]
+    fn a_table_made_after_a_fork_knows_handles_of_before_it() {
+        let before = Handles::new();
+        let old = before.insert(Arc::new(1)).unwrap();
+        let table = Handles::after_fork();
+        let own = table.insert(Arc::new(1)).unwrap();
+        let givers = [0, 1, old, own, u64::MAX].map(|handle| table.giver(handle));
+        assert_eq!(givers, [Giver::This, Giver::This, Giver::Other, Giver::This, Giver::This]);
+        assert_eq!(before.giver(old), Giver::This);
     }
 
     #[test]

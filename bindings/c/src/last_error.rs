@@ -16,6 +16,11 @@ pub(crate) fn set(text: &str) {
     let _ = TEXT.try_with(|place| place.replace(text));
 }
 
+/// The reason of this thread's last failure, as it is kept; empty if there was none.
+pub(crate) fn text() -> String {
+    TEXT.try_with(|text| text.borrow().to_string_lossy().into_owned()).unwrap_or_default()
+}
+
 /// The reason of this thread's last failure; empty if there was none. Valid until the thread's next failure.
 #[unsafe(no_mangle)]
 pub(crate) extern "C" fn millstream_last_error() -> *const c_char {

@@ -9,8 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use millstream_transfer::{
-    Batch as Tasks, Notification, SegmentError, SegmentId, SubmitError, SubmitOptions,
-    TransferRequest, TransferState,
+    Batch as Tasks, Notification, RegisterError, SegmentError, SegmentId, SubmitError,
+    SubmitOptions, TransferRequest, TransferState,
 };
 
 use super::engine::Engine;
@@ -231,7 +231,9 @@ impl Batch {
             Err(FREED) => return Err(Failure::invalid("the batch was freed")),
             Err(_) => return Err(busy("a thread submits to the batch")),
         }
-        self.end(engine, true);
+        // Nobody submits any more: who has the lock, to look whether all is over, has it for a moment. Later nobody
+        // finds this batch to give anything back.
+        engine.give_back(&mut self.submitting());
         Ok(())
     }
 
@@ -255,9 +257,7 @@ impl Batch {
         if submitted.borrowed.is_empty() || !is_over() {
             return false;
         }
-        for first in submitted.borrowed.drain(..) {
-            engine.borrowed.give_back(&engine.transfer, first);
-        }
+        engine.give_back(&mut submitted);
         true
     }
 
@@ -271,7 +271,22 @@ impl Engine {
     pub(super) fn give_back_borrowed(&self) -> bool {
         let batches = self.batches.filter(|_| true);
         let batches = batches.into_iter().filter_map(|handle| self.batches.find(handle));
-        batches.filter(|batch| batch.end(self, true)).count() > 0
+        let ended = batches.filter(|batch| batch.end(self, true)).count() > 0;
+        let was_in_use = self.borrowed.try_again(|first| self.is_unregistered(first));
+        ended || was_in_use
+    }
+
+    /// Gives back what was borrowed for a batch.
+    fn give_back(&self, submitted: &mut Submitted) {
+        for first in submitted.borrowed.drain(..) {
+            self.borrowed.give_back(first, |first| self.is_unregistered(first));
+        }
+    }
+
+    /// Unregisters what was borrowed; whether that is done, and not to be tried again.
+    fn is_unregistered(&self, first: u64) -> bool {
+        let pointer = std::ptr::with_exposed_provenance_mut(first as usize);
+        !matches!(self.transfer.unregister_memory(pointer), Err(RegisterError::InUse { .. }))
     }
 }
 

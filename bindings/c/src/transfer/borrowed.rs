@@ -15,7 +15,8 @@ pub(super) struct Borrowed(Mutex<BTreeMap<u64, Range>>);
 #[derive(Debug)]
 struct Range {
     length: u64,
-    /// Batches that need it.
+    /// Batches that need it. With none, it was in use when it was to be unregistered, as by another process that still
+    /// copies.
     users: usize,
 }
 
@@ -47,16 +48,53 @@ impl Borrowed {
         Ok(address)
     }
 
-    /// One batch less needs what begins there.
-    pub(super) fn give_back(&self, engine: &TransferEngine, first: u64) {
+    /// One batch less needs what begins there. Without any, `unregister` says whether it is no longer registered.
+    pub(super) fn give_back(&self, first: u64, unregister: impl Fn(u64) -> bool) {
         let mut ranges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(range) = ranges.get_mut(&first) else { return };
         range.users -= 1;
-        if range.users == 0 {
+        // It is the caller's, and of no transfer any more.
+        if range.users == 0 && unregister(first) {
             ranges.remove(&first);
-            // It is the caller's, and of no transfer any more.
-            let pointer = std::ptr::with_exposed_provenance_mut(first as usize);
-            let _ = engine.unregister_memory(pointer);
         }
+    }
+
+    /// Unregisters what was in use; whether something is free now.
+    pub(super) fn try_again(&self, unregister: impl Fn(u64) -> bool) -> bool {
+        let mut ranges = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = ranges.len();
+        ranges.retain(|&first, range| range.users > 0 || !unregister(first));
+        ranges.len() < before
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use super::*;
+
+    #[test]
+    fn what_is_in_use_is_unregistered_later() {
+        let range = |users| Range { length: 10, users };
+        let borrowed = Borrowed(Mutex::new([(100, range(2)), (200, range(1))].into()));
+        let asked = RefCell::new(Vec::new());
+        let answering = |answer: bool| {
+            let asked = &asked;
+            move |first| {
+                asked.borrow_mut().push(first);
+                answer
+            }
+        };
+        borrowed.give_back(100, answering(true));
+        assert!(asked.take().is_empty(), "another batch needs it");
+        borrowed.give_back(100, answering(false));
+        assert!(!borrowed.try_again(answering(false)));
+        assert!(borrowed.try_again(answering(true)));
+        assert_eq!(asked.take(), [100, 100, 100]);
+        assert!(!borrowed.try_again(answering(true)), "nothing is left to do");
+        borrowed.give_back(200, answering(true));
+        assert_eq!(asked.take(), [200]);
+        assert!(borrowed.0.lock().unwrap().is_empty());
     }
 }

@@ -11,12 +11,17 @@ use millstream_transfer::{SegmentId, Settings, TransferEngine};
 
 use super::batch::Batch;
 use super::borrowed::Borrowed;
-use super::forked::Process;
 use super::layout::EnginePointer;
 use crate::boundary::{Failure, code};
-use crate::handles::{Handles, LIMIT};
+use crate::forked::PerProcess;
+use crate::handles::{Giver, Handles, LIMIT};
 
-static ENGINES: Handles<Engine> = Handles::new();
+static ENGINES: PerProcess<Engine> = PerProcess::new();
+
+/// The engines of this process.
+pub(super) fn engines() -> &'static Handles<Engine> {
+    ENGINES.handles()
+}
 
 /// An engine, and what its C API keeps beside it.
 #[derive(Debug)]
@@ -32,7 +37,6 @@ pub(super) struct Engine {
     pub(super) borrowed: Borrowed,
     /// Ends with the process, properly.
     pub(super) graceful: AtomicBool,
-    process: Process,
     calls: Arc<Calls>,
 }
 
@@ -68,14 +72,13 @@ impl Engine {
             batches: Handles::new(),
             borrowed: Borrowed::default(),
             graceful: AtomicBool::new(false),
-            process: Process::this(),
             calls: Arc::default(),
         }
     }
 
     /// Takes it in.
     pub(super) fn published(self) -> Result<EnginePointer, Failure> {
-        let handle = ENGINES.insert(Arc::new(self));
+        let handle = engines().insert(Arc::new(self));
         let handle = handle.ok_or_else(|| Failure::new(2, format!("there are {LIMIT} engines")))?;
         Ok(ptr::without_provenance_mut(handle as usize))
     }
@@ -120,15 +123,13 @@ impl Call {
             engine.calls.count.fetch_add(1, Ordering::SeqCst);
             Self { engine: Arc::clone(engine), _counted: Counted(Arc::clone(&engine.calls)) }
         };
-        // Before it can be taken out of the table, so that whoever did that knows of this call.
-        let call = ENGINES.find_and(engine.addr() as u64, begin).ok_or_else(|| unknown(engine))?;
-        match call.process.is_this() {
-            true => Ok(call),
-            false => Err(Failure::new(
-                code::CONTEXT,
-                "the engine is of the process that this one was forked off: create one here",
-            )),
+        let handle = engine.addr() as u64;
+        if engines().giver(handle) == Giver::Other {
+            let text = "the engine is of the process that this one was forked off: create one here";
+            return Err(Failure::new(code::CONTEXT, text));
         }
+        // Before it can be taken out of the table, so that whoever did that knows of this call.
+        engines().find_and(handle, begin).ok_or_else(|| unknown(engine))
     }
 }
 
@@ -160,16 +161,15 @@ fn unknown(engine: EnginePointer) -> Failure {
 pub(super) fn destroy(engine: EnginePointer) -> Result<(), Failure> {
     // Whose threads are not here cannot be ended here.
     drop(Call::on(engine)?);
-    let taken = ENGINES.remove(engine.addr() as u64);
+    let taken = engines().remove(engine.addr() as u64);
     close(taken.ok_or_else(|| unknown(engine))?);
     Ok(())
 }
 
 /// Destroys those that end properly with the process.
 pub(super) fn destroy_graceful() {
-    let graceful = ENGINES
-        .filter(|engine| engine.graceful.load(Ordering::Relaxed) && engine.process.is_this());
-    graceful.into_iter().filter_map(|handle| ENGINES.remove(handle)).for_each(close);
+    let graceful = engines().filter(|engine| engine.graceful.load(Ordering::Relaxed));
+    graceful.into_iter().filter_map(|handle| engines().remove(handle)).for_each(close);
 }
 
 /// Ends an engine that was taken out of the table.

@@ -3,7 +3,6 @@
 mod batch;
 mod borrowed;
 mod engine;
-mod forked;
 mod install;
 mod layout;
 mod lifetime;

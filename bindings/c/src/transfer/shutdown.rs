@@ -3,9 +3,10 @@
 use std::ffi::c_int;
 use std::io::Read;
 use std::os::fd::{IntoRawFd, OwnedFd};
-use std::sync::Once;
-use std::sync::atomic::{AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
 use std::{mem, ptr, thread};
+
+use millstream_net::forks;
 
 use super::engine::{self, Call};
 use super::layout::EnginePointer;
@@ -20,7 +21,8 @@ static PIPE: AtomicI32 = AtomicI32::new(-1);
 /// Whose thread reads that.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 
-static INSTALLED: Once = Once::new();
+/// At how many of [`forks`] the handlers and their thread were made, and one more; 0 before.
+static INSTALLED: AtomicU32 = AtomicU32::new(0);
 
 /// When the process ends, peers and metadata servers are told that the engine does. Signals that the program handles
 /// itself are left to it.
@@ -28,17 +30,26 @@ static INSTALLED: Once = Once::new();
 pub(super) extern "C" fn enableGracefulShutdown(engine: EnginePointer) {
     boundary::value((), || {
         let engine = Call::on(engine)?;
-        let mut result = Ok(());
-        INSTALLED.call_once(|| result = install());
-        result.map_err(|error| Failure::new(code::CONTEXT, format!("no shutdown: {error}")))?;
+        // No `Once`, which another thread may be in when a process is forked off.
+        let (before, now) = (INSTALLED.load(Ordering::Acquire), forks() + 1);
+        let first = before != now
+            && INSTALLED.compare_exchange(before, now, Ordering::AcqRel, Ordering::Relaxed).is_ok();
+        if first {
+            let installed = install(before == 0);
+            installed
+                .map_err(|error| Failure::new(code::CONTEXT, format!("no shutdown: {error}")))?;
+        }
         engine.graceful.store(true, Ordering::Relaxed);
         Ok(())
     });
 }
 
-fn install() -> std::io::Result<()> {
-    // SAFETY: the function is there as long as the library, which is not unloaded: a thread of it runs.
-    unsafe { libc::atexit(at_exit) };
+/// A fork has the functions and handlers of the other process already, but not its thread.
+fn install(first: bool) -> std::io::Result<()> {
+    if first {
+        // SAFETY: the function is there as long as the library, which is not unloaded: a thread of it runs.
+        unsafe { libc::atexit(at_exit) };
+    }
     let (reader, writer) = std::io::pipe()?;
     // SAFETY: a plain call.
     PROCESS.store(unsafe { libc::getpid() }, Ordering::Release);
@@ -74,29 +85,12 @@ extern "C" fn on_signal(signal: c_int) {
     // closed.
     unsafe {
         if libc::getpid() != PROCESS.load(Ordering::Acquire) {
-            // One that was just forked off: the pipe leads to the other one, which is not meant.
+            // One that was forked off: the pipe leads to the other one, which is not meant.
             libc::signal(signal, libc::SIG_DFL);
             libc::kill(libc::getpid(), signal);
             return;
         }
         libc::write(PIPE.load(Ordering::Acquire), byte.as_ptr().cast(), 1);
-    }
-}
-
-/// In a process that was forked off: signals are not for the other one's engines.
-pub(super) fn forget() {
-    if PIPE.swap(-1, Ordering::AcqRel) < 0 {
-        return;
-    }
-    for signal in SIGNALS {
-        // SAFETY: zero is a `sigaction` without a handler, and the default needs none. Both may be called here.
-        unsafe {
-            let mut before: libc::sigaction = mem::zeroed();
-            libc::sigaction(signal, ptr::null(), &raw mut before);
-            if before.sa_sigaction == on_signal as *const () as usize {
-                libc::signal(signal, libc::SIG_DFL);
-            }
-        }
     }
 }
 
