@@ -1,0 +1,261 @@
+//! What a group is made with: what the caller says, and else the environment.
+
+use std::env;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::time::Duration;
+
+use millstream_collective::DEFAULT_PORT;
+use millstream_net::address::{first_free_loopback, local_address_for};
+use millstream_verbs::{Device, DeviceChoice, DeviceConfig, DeviceError, Provider};
+
+use super::codes::{self, argument};
+use crate::boundary::Failure;
+
+/// The name of a group that was given none.
+const GROUP: &str = "default";
+
+/// Variables by which launchers name a job, those that belong together in a row. The first row of which all are set
+/// counts.
+const JOBS: [&[&str]; 5] = [
+    &["PMIX_NAMESPACE"],
+    &["SLURM_JOB_ID", "SLURM_STEP_ID"],
+    &["PBS_JOBID"],
+    &["LSB_JOBID"],
+    &["FLUX_JOB_ID"],
+];
+
+/// The port of RoCEv2.
+const ROCE_PORT: u16 = 4791;
+
+/// How often another loopback address is tried when a process takes the one just found.
+const ATTEMPTS: usize = 64;
+
+/// Where a rank's group is, and how patient it is.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub(super) struct Settings {
+    /// All addresses of the controller's name.
+    pub(super) controllers: Vec<SocketAddr>,
+    /// The group's name at the controller.
+    pub(super) group: String,
+    pub(super) bind: Option<IpAddr>,
+    pub(super) join_timeout: Option<Duration>,
+    pub(super) call_timeout: Option<Duration>,
+}
+
+/// What a caller says. What is `None`, the environment says.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Said<'a> {
+    pub(super) controller: Option<&'a str>,
+    pub(super) group: Option<&'a str>,
+    pub(super) bind: Option<&'a str>,
+    pub(super) join_timeout_ms: u32,
+    pub(super) call_timeout_ms: u32,
+}
+
+impl Settings {
+    pub(super) fn new(said: &Said<'_>) -> Result<Self, Failure> {
+        Self::with(said, |name| match env::var(name) {
+            Ok(value) => Ok(Some(value).filter(|value| !value.is_empty())),
+            Err(env::VarError::NotPresent) => Ok(None),
+            Err(env::VarError::NotUnicode(_)) => Err(argument(format!("{name} is no UTF-8"))),
+        })
+    }
+
+    fn with(
+        said: &Said<'_>,
+        variable: impl Fn(&str) -> Result<Option<String>, Failure>,
+    ) -> Result<Self, Failure> {
+        let text = |said: Option<&str>, name: &str| match said {
+            Some(text) => Ok(Some(text.to_owned())),
+            None => variable(name),
+        };
+        let controller = text(said.controller.filter(|it| !it.is_empty()), "INCCL_CONTROLLER")?;
+        let controller = controller.ok_or_else(|| {
+            argument("no controller was named: give its address, or set INCCL_CONTROLLER")
+        })?;
+        let group = text(said.group, "INCCL_GROUP")?.unwrap_or_else(|| GROUP.to_owned());
+        let said_bind = said.bind.filter(|it| !it.is_empty());
+        let bind = text(said_bind, "INCCL_BIND")?;
+        let bind = bind.map(|bind| {
+            let source = if said_bind.is_some() { "bind" } else { "INCCL_BIND" };
+            let wrong =
+                || argument(format!("{source}: {bind:?} is not the address of an interface"));
+            bind.parse().map_err(|_| wrong())
+        });
+        let job = job(&variable)?;
+        Ok(Self {
+            controllers: resolve(&controller)?,
+            group: job.map_or(group.clone(), |job| format!("{group}@{job}")),
+            bind: bind.transpose()?,
+            join_timeout: timeout(said.join_timeout_ms, "INCCL_JOIN_TIMEOUT_MS", &variable)?,
+            call_timeout: timeout(said.call_timeout_ms, "INCCL_CALL_TIMEOUT_MS", &variable)?,
+        })
+    }
+
+    /// Opens the device that a rank uses towards this controller.
+    pub(super) fn open_device(&self, controller: IpAddr) -> Result<Device, Failure> {
+        let failed = |error: DeviceError| Failure::new(codes::DEVICE, error);
+        if let Some(address) = self.bind {
+            return open(address, None).map_err(failed);
+        }
+        if !(controller.is_loopback() && controller.is_ipv4()) {
+            let address = local_address_for(controller).map_err(|error| {
+                let what = format!("no local address leads to {controller} ({error})");
+                Failure::new(codes::DEVICE, format!("{what}: choose one with INCCL_BIND"))
+            })?;
+            return open(address, None).map_err(failed);
+        }
+        // Each process has an address of its own, so that captures tell them apart.
+        for _ in 0..ATTEMPTS {
+            let Some(address) = first_free_loopback(ROCE_PORT) else { break };
+            match open(address.into(), Some(Provider::Soft)) {
+                Err(DeviceError::Soft(error)) if error.is_in_use() => {}
+                opened => return opened.map_err(failed),
+            }
+        }
+        let text = format!(
+            "UDP port {ROCE_PORT} is in use on all of 127.0.0.1 to 127.0.0.254: give another address of \
+             127.0.0.0/8 with INCCL_BIND"
+        );
+        Err(Failure::new(codes::DEVICE, text))
+    }
+}
+
+fn open(address: IpAddr, provider: Option<Provider>) -> Result<Device, DeviceError> {
+    Device::open_chosen(&DeviceConfig::new(DeviceChoice::Address(address, provider))?)
+}
+
+/// What distinguishes a job from others.
+fn job(
+    variable: impl Fn(&str) -> Result<Option<String>, Failure>,
+) -> Result<Option<String>, Failure> {
+    if let Some(job) = variable("INCCL_JOB")? {
+        return Ok(Some(job));
+    }
+    for names in JOBS {
+        let values = names.iter().map(|name| variable(name));
+        let values = values.collect::<Result<Option<Vec<String>>, Failure>>()?;
+        if let Some(values) = values {
+            return Ok(Some(values.join(".")));
+        }
+    }
+    Ok(None)
+}
+
+fn timeout(
+    said: u32,
+    name: &str,
+    variable: impl Fn(&str) -> Result<Option<String>, Failure>,
+) -> Result<Option<Duration>, Failure> {
+    if said > 0 {
+        return Ok(Some(Duration::from_millis(said.into())));
+    }
+    let Some(value) = variable(name)? else { return Ok(None) };
+    match value.parse::<u32>() {
+        Ok(milliseconds @ 1..) => Ok(Some(Duration::from_millis(milliseconds.into()))),
+        _ => Err(argument(format!(
+            "{name}: {value:?} is no number of milliseconds from 1 to {}",
+            u32::MAX
+        ))),
+    }
+}
+
+/// The addresses of a host, or of `HOST:PORT`. An address of version 6 with a port stands in brackets.
+fn resolve(text: &str) -> Result<Vec<SocketAddr>, Failure> {
+    if let Ok(address) = text.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(address, DEFAULT_PORT)]);
+    }
+    let with_port = text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    let found = match with_port {
+        true => text.to_socket_addrs().map(Iterator::collect),
+        false => (text, DEFAULT_PORT).to_socket_addrs().map(Iterator::collect),
+    };
+    let unknown = |why: String| {
+        argument(format!(
+            "{text:?} is not the address of a controller{why}: write an address or a host name, and a port \
+             behind a colon unless it is {DEFAULT_PORT}"
+        ))
+    };
+    let found: Vec<SocketAddr> = found.map_err(|error| unknown(format!(" ({error})")))?;
+    if found.is_empty() { Err(unknown(String::new())) } else { Ok(found) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with(said: &Said<'_>, variables: &[(&str, &str)]) -> Result<Settings, String> {
+        let variable = |name: &str| {
+            let found = variables.iter().find(|(known, _)| *known == name);
+            Ok(found.map(|(_, value)| (*value).to_owned()))
+        };
+        Settings::with(said, variable).map_err(|failure| failure.text().to_owned())
+    }
+
+    const SAID: Said<'_> = Said {
+        controller: Some("10.0.0.1"),
+        group: None,
+        bind: None,
+        join_timeout_ms: 0,
+        call_timeout_ms: 0,
+    };
+
+    #[test]
+    fn where_the_controller_is() {
+        for (text, address) in [
+            ("10.0.0.1", "10.0.0.1:52200"),
+            ("10.0.0.1:7", "10.0.0.1:7"),
+            ("::1", "[::1]:52200"),
+            ("[::1]:7", "[::1]:7"),
+        ] {
+            let address: SocketAddr = address.parse().unwrap();
+            let said = Said { controller: Some(text), ..SAID };
+            assert_eq!(with(&said, &[]).unwrap().controllers, [address], "{text}");
+        }
+        let environment = [("INCCL_CONTROLLER", "10.0.0.2:8")];
+        for controller in [None, Some("")] {
+            let said = Said { controller, ..SAID };
+            let found = with(&said, &environment).unwrap().controllers;
+            assert_eq!(found, ["10.0.0.2:8".parse().unwrap()]);
+            assert!(with(&said, &[]).unwrap_err().contains("INCCL_CONTROLLER"));
+        }
+        for text in ["10.0.0.1:99999", "10.0.0.1:", "a b", ":7"] {
+            let error = with(&Said { controller: Some(text), ..SAID }, &[]).unwrap_err();
+            assert!(error.contains(text), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_group_is_that_of_the_caller_of_the_environment_or_the_default_one_and_of_the_job() {
+        let group = |said: Option<&str>, variables: &[(&str, &str)]| {
+            with(&Said { group: said, ..SAID }, variables).unwrap().group
+        };
+        assert_eq!(group(None, &[]), "default");
+        assert_eq!(group(None, &[("INCCL_GROUP", "a")]), "a");
+        assert_eq!(group(Some("b"), &[("INCCL_GROUP", "a")]), "b");
+        let slurm = [("SLURM_JOB_ID", "7"), ("SLURM_STEP_ID", "0")];
+        assert_eq!(group(None, &slurm), "default@7.0");
+        assert_eq!(group(None, &slurm[..1]), "default");
+        assert_eq!(group(None, &[slurm[0], slurm[1], ("INCCL_JOB", "x")]), "default@x");
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        for (name, value) in [
+            ("INCCL_BIND", "eth0"),
+            ("INCCL_JOIN_TIMEOUT_MS", "0"),
+            ("INCCL_CALL_TIMEOUT_MS", "-1"),
+            ("INCCL_CALL_TIMEOUT_MS", "1s"),
+        ] {
+            let error = with(&SAID, &[(name, value)]).unwrap_err();
+            assert!(error.contains(name) && error.contains(value), "{error}");
+        }
+        let said = Said { bind: Some("eth1"), ..SAID };
+        let error = with(&said, &[("INCCL_BIND", "10.0.0.2")]).unwrap_err();
+        assert!(error.starts_with("bind: \"eth1\""), "{error}");
+        let patience = [("INCCL_JOIN_TIMEOUT_MS", "5")];
+        let settings = with(&Said { call_timeout_ms: 9, ..SAID }, &patience).unwrap();
+        let both = (settings.join_timeout, settings.call_timeout);
+        assert_eq!(both, (Some(Duration::from_millis(5)), Some(Duration::from_millis(9))));
+    }
+}
