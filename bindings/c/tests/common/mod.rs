@@ -2,8 +2,12 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+pub(crate) mod cluster;
+pub(crate) mod server;
+
 use std::env;
 use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -39,6 +43,33 @@ pub(crate) fn run(command: &mut Command) -> Output {
     let (stdout, stderr) = (said(&output.stdout), said(&output.stderr));
     assert!(output.status.success(), "{command:?}: {}\n{stdout}{stderr}", output.status);
     output
+}
+
+/// The blocks of a guide in one language.
+pub(crate) fn guide(name: &str, language: &str) -> Vec<String> {
+    let text = fs::read_to_string(package().join("../../docs").join(name)).unwrap();
+    let fence = format!("```{language}\n");
+    let parts = text.split(&fence).skip(1);
+    parts.map(|part| part.split_once("```").unwrap().0.to_owned()).collect()
+}
+
+/// The library as it is installed, below a folder.
+pub(crate) fn install(prefix: &Path) -> PathBuf {
+    let place = |path: &str| {
+        let path = prefix.join(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        path
+    };
+    for header in ["transfer_engine_c.h", "millstream.h", "inccl.h"] {
+        let to = place(&format!("include/{header}"));
+        fs::copy(package().join("include").join(header), to).unwrap();
+    }
+    let library = library_folder().join("libmillstream.so");
+    symlink(&library, place("lib/libmillstream.so.0")).unwrap();
+    symlink("libmillstream.so.0", place("lib/libmillstream.so")).unwrap();
+    let packages = place("lib/pkgconfig/millstream.pc");
+    fs::copy(package().join("pkgconfig/millstream.pc"), &packages).unwrap();
+    packages.parent().unwrap().to_owned()
 }
 
 /// A program that was compiled.
