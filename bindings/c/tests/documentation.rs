@@ -3,19 +3,9 @@
 mod common;
 
 use std::fs;
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use common::{folder, library_folder, package, run};
-
-/// The blocks of the guide in one language.
-fn blocks(language: &str) -> Vec<String> {
-    let text = fs::read_to_string(package().join("../../docs/c.md")).unwrap();
-    let fence = format!("```{language}\n");
-    let parts = text.split(&fence).skip(1);
-    parts.map(|part| part.split_once("```").unwrap().0.to_owned()).collect()
-}
+use common::{folder, guide, install, package, run};
 
 fn examples() -> Vec<(String, String)> {
     ["target.c", "initiator.c"]
@@ -25,28 +15,9 @@ fn examples() -> Vec<(String, String)> {
         .to_vec()
 }
 
-/// The library as it is installed, below a folder.
-fn install(prefix: &Path) -> PathBuf {
-    let place = |path: &str| {
-        let path = prefix.join(path);
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        path
-    };
-    for header in ["transfer_engine_c.h", "millstream.h"] {
-        let to = place(&format!("include/{header}"));
-        fs::copy(package().join("include").join(header), to).unwrap();
-    }
-    let library = library_folder().join("libmillstream.so");
-    symlink(&library, place("lib/libmillstream.so.0")).unwrap();
-    symlink("libmillstream.so.0", place("lib/libmillstream.so")).unwrap();
-    let packages = place("lib/pkgconfig/millstream.pc");
-    fs::copy(package().join("pkgconfig/millstream.pc"), &packages).unwrap();
-    packages.parent().unwrap().to_owned()
-}
-
 #[test]
 fn the_programs_of_the_guide_are_the_examples() {
-    let shown = blocks("c");
+    let shown = guide("c.md", "c");
     assert!(shown.len() >= 4, "{}", shown.len());
     for block in shown {
         let known = examples().iter().any(|(_, text)| text.contains(&block));
@@ -73,7 +44,7 @@ fn the_commands_of_the_guide_do_what_it_says() {
     for (name, text) in examples() {
         fs::write(here.join(name), text).unwrap();
     }
-    let script = blocks("sh").concat();
+    let script = guide("c.md", "sh").concat();
     assert!(script.contains("pkg-config"), "{script}");
     let mut shell = Command::new("sh");
     shell.args(["-eu", "-c", &script]).current_dir(&here);

@@ -35,6 +35,10 @@ fn the_functions_of_the_headers_are_exported_and_nothing_else() {
     let mut declared = functions("transfer_engine_c.h");
     assert_eq!(declared.len(), 27, "{declared:?}");
     declared.extend(functions("millstream.h"));
+    let collectives = functions("inccl.h");
+    assert!(collectives.iter().all(|name| name.starts_with("inccl_")), "{collectives:?}");
+    assert_eq!(collectives.len(), 22, "{collectives:?}");
+    declared.extend(collectives);
     let library = library_folder().join("libmillstream.so");
     let symbols = text(Command::new("nm").args(["-D", "--defined-only", "-j"]).arg(library));
     let exported: BTreeSet<String> = symbols.lines().map(str::to_owned).collect();
@@ -60,7 +64,7 @@ fn it_has_a_versioned_name_and_needs_the_c_library_only() {
 fn the_headers_are_cpp_too_and_need_no_other_before_them() {
     let folder = folder("headers");
     for (compiler, name) in [("gcc", "it.c"), ("g++", "it.cpp")] {
-        for header in ["transfer_engine_c.h", "millstream.h"] {
+        for header in ["transfer_engine_c.h", "millstream.h", "inccl.h"] {
             let source = folder.join(name);
             fs::write(&source, format!("#include <{header}>\n")).unwrap();
             let mut command = Command::new(compiler);

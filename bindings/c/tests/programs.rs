@@ -41,6 +41,11 @@ fn a_forked_process_leaves_the_engines_of_the_other_alone() {
 }
 
 #[test]
+fn forks_of_a_process_whose_threads_transfer_have_engines_of_their_own() {
+    compile("forking").run(&[]);
+}
+
+#[test]
 fn a_sanitizer_finds_nothing() {
     for name in ["bad_input", "leniency"] {
         let flags = ["-fsanitize=address,undefined", "-fno-sanitize-recover"];

@@ -8,6 +8,25 @@
 
 static char remote[LENGTH], local[LENGTH], unregistered[LENGTH];
 
+/* Memory is there before the transport. */
+static void installed_late(void)
+{
+    static char memory[4096], source[4096];
+    transfer_engine_t target = createTransferEngine("P2PHANDSHAKE", "127.0.0.1", "127.0.0.1", 0, 0);
+    CHECK(registerLocalMemory(target, memory, sizeof memory, "*", 1) == 0);
+    CHECK(!installTransport(target, "shm", NULL) && strstr(millstream_last_error(), "before memory"));
+    CHECK(installTransport(target, "tcp", NULL));
+    transfer_engine_t initiator = createTransferEngine("P2PHANDSHAKE", "127.0.0.1", "127.0.0.1", 0, 0);
+    CHECK(registerLocalMemory(initiator, source, sizeof source, "*", 1) == 0);
+    CHECK(installTransport(initiator, "tcp", NULL));
+    memset(source, 5, sizeof source);
+    segment_id_t segment = open_other(initiator, target);
+    CHECK(transfer(initiator, OPCODE_WRITE, source, segment, memory, sizeof memory) == STATUS_COMPLETED);
+    CHECK(memory[0] == 5 && memory[sizeof memory - 1] == 5);
+    destroyTransferEngine(initiator);
+    destroyTransferEngine(target);
+}
+
 static void mixed(transfer_engine_t initiator, segment_id_t segment)
 {
     uint64_t at = (uint64_t)(uintptr_t)remote;
@@ -125,6 +144,7 @@ int main(void)
     CHECK(registerLocalMemory(target, remote, LENGTH, "*", 1) == 0);
     CHECK(registerLocalMemory(initiator, local, LENGTH, "*", 1) == 0);
     segment_id_t segment = open_other(initiator, target);
+    installed_late();
     mixed(initiator, segment);
     messages(target, initiator, segment);
     segments(target, initiator, segment);
