@@ -10,6 +10,7 @@ mod engine;
 mod failure;
 mod memory;
 mod mooncake;
+mod numbers;
 mod region;
 mod segment;
 mod shared;

@@ -55,8 +55,9 @@ fn of_interface(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>) -> PyR
     };
     let (address, is_read_only): (u64, bool) = item("data")?.extract()?;
     let kind: String = item("typestr")?.extract()?;
-    // A byte order, a letter, and the bytes of an item.
-    let size: u64 = kind.get(2..).and_then(|size| size.parse().ok()).unwrap_or(0);
+    let size = item_length(&kind).ok_or_else(|| {
+        Failure::argument(format!("an array of {kind:?}, whose items have no known length"))
+    })?;
     let shape: Vec<u64> = item("shape")?.extract()?;
     let length = shape.iter().try_fold(size, |length, &many| length.checked_mul(many));
     let length =
@@ -74,11 +75,33 @@ fn of_interface(object: &Bound<'_, PyAny>, interface: &Bound<'_, PyDict>) -> PyR
     Ok(Brought { address, length, held: Held::Object(object.clone().unbind()) })
 }
 
+/// Bytes of an item of this `typestr`: a byte order, a letter, and how many bytes; for times a unit follows, as
+/// `<M8[ns]`; and text has 4 bytes for each of the characters that are counted there.
+fn item_length(kind: &str) -> Option<u64> {
+    let mut letters = kind.chars();
+    letters.next().filter(|order| "<>|=".contains(*order))?;
+    let letter = letters.next()?;
+    let rest = letters.as_str();
+    let digits = rest.find(|letter: char| !letter.is_ascii_digit()).unwrap_or(rest.len());
+    let (count, unit) = rest.split_at(digits);
+    let is_time = matches!(letter, 'M' | 'm');
+    let is_unit = is_time && unit.starts_with('[') && unit.ends_with(']');
+    if !(unit.is_empty() || is_unit) {
+        return None;
+    }
+    let count: u64 = count.parse().ok()?;
+    // Objects are pointers, which mean nothing elsewhere; of bits the number is told.
+    (!matches!(letter, 'O' | 't')).then_some(())?;
+    count.checked_mul(if letter == 'U' { 4 } else { 1 })
+}
+
 fn of_tensor(object: &Bound<'_, PyAny>) -> PyResult<Brought> {
     let address = object.call_method0("data_ptr")?.extract()?;
     let count: u64 = object.call_method0("numel")?.extract()?;
     let size: u64 = object.call_method0("element_size")?.extract()?;
-    let length = count.saturating_mul(size);
+    let length = count.checked_mul(size);
+    let length =
+        length.ok_or_else(|| Failure::argument("a tensor of more bytes than there can be"))?;
     if !object.call_method0("is_contiguous")?.is_truthy()? {
         return Err(scattered().range(address, length).into());
     }

@@ -31,12 +31,19 @@ impl Range {
         let slice = slice.cast::<PySlice>().map_err(|_| {
             PyTypeError::new_err("memory is sliced, as [0:4096]; a byte of it is [n:n + 1]")
         })?;
-        let indices = slice.indices(self.length as isize)?;
+        let length = isize::try_from(self.length).map_err(|_| {
+            Failure::argument(format!("{} bytes are more than can be", self.length))
+        })?;
+        let indices = slice.indices(length)?;
         if indices.step != 1 {
             return Err(PyIndexError::new_err("a slice of memory has no step"));
         }
         let (start, length) = (indices.start as u64, indices.slicelength as u64);
-        Ok(Self { address: self.address + start, length })
+        let address = self.address.checked_add(start).ok_or_else(|| {
+            Failure::argument("the slice begins beyond the end of addresses")
+                .range(self.address, self.length)
+        })?;
+        Ok(Self { address, length })
     }
 
     /// What an argument means: a range, a region, or an address with a length that is given beside it.
@@ -65,8 +72,15 @@ impl Range {
 #[pymethods]
 impl Range {
     #[new]
-    fn new(address: u64, length: u64) -> Self {
-        Self { address, length }
+    fn new(address: u64, length: u64) -> PyResult<Self> {
+        // Up to the last address, and no longer than Python can say.
+        if address.checked_add(length.saturating_sub(1)).is_none()
+            || isize::try_from(length).is_err()
+        {
+            let message = format!("{length} bytes at {address:#x} are more than there can be");
+            return Err(Failure::argument(message).into());
+        }
+        Ok(Self { address, length })
     }
 
     fn __len__(&self) -> usize {

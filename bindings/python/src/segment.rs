@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millstream_transfer::Segment as Opened;
+use millstream_transfer::{Segment as Opened, SegmentBuffer};
 use pyo3::prelude::*;
 
 use crate::failure::Failure;
@@ -20,6 +20,11 @@ impl Segment {
     pub(crate) fn new(shared: Arc<Shared>, opened: Opened) -> Self {
         Self { shared, opened }
     }
+
+    /// What its process has, also when the engine is closed. A fork may find a lock as a thread that it has not got held it.
+    fn known(&self) -> Result<Vec<SegmentBuffer>, Failure> {
+        if self.shared.is_forked() { Err(Failure::forked()) } else { Ok(self.opened.buffers()) }
+    }
 }
 
 #[pymethods]
@@ -32,18 +37,17 @@ impl Segment {
 
     /// What its process has registered for others, as it was when it was opened or refreshed.
     #[getter]
-    fn buffers(&self) -> Vec<Range> {
-        let range = |buffer: millstream_transfer::SegmentBuffer| Range {
-            address: buffer.address,
-            length: buffer.length,
-        };
-        self.opened.buffers().into_iter().map(range).collect()
+    fn buffers(&self) -> PyResult<Vec<Range>> {
+        let known = self.known()?;
+        let range =
+            |buffer: SegmentBuffer| Range { address: buffer.address, length: buffer.length };
+        Ok(known.into_iter().map(range).collect())
     }
 
     /// Where the memory of each of its buffers is, as `cpu:0`.
     #[getter]
-    fn locations(&self) -> Vec<String> {
-        self.opened.buffers().into_iter().map(|buffer| buffer.location).collect()
+    fn locations(&self) -> PyResult<Vec<String>> {
+        Ok(self.known()?.into_iter().map(|buffer| buffer.location).collect())
     }
 
     /// Which transports lead there, as `(name, whether it is chosen, why it is not or None)`, in the order in which

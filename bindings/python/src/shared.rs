@@ -79,13 +79,17 @@ impl Shared {
         let (outcome, held) = py.detach(|| {
             // Whoever is told that the memory is unknown must not let go of what another thread still unregisters.
             let _alone = self.unregistering.lock().unwrap_or_else(PoisonError::into_inner);
-            let held = self.held().remove(&address);
-            (engine.unregister_memory(pointer(address)), held)
+            let mut held = self.held().remove(&address);
+            let outcome = engine.unregister_memory(pointer(address));
+            if let Err(RegisterError::InUse { .. }) = outcome
+                && let Some(held) = held.take()
+            {
+                // Others may still write to it. It is there again before anybody else tries.
+                self.held().insert(address, held);
+            }
+            (outcome, held)
         });
-        if let (Err(RegisterError::InUse { .. }), Some(held)) = (&outcome, held) {
-            // Others may still write to it.
-            self.hold(address, held);
-        }
+        drop(held);
         outcome.map_err(Failure::from)
     }
 

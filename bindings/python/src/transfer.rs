@@ -12,6 +12,7 @@ use millstream_transfer::{
 use pyo3::prelude::*;
 
 use crate::failure::{ENDPOINT, Failure};
+use crate::numbers;
 use crate::region::Range;
 use crate::segment::Segment;
 use crate::shared::Shared;
@@ -47,6 +48,36 @@ impl Batch {
     fn requests(&self) -> MutexGuard<'_, Vec<TransferRequest>> {
         self.requests.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Adds a request for each of these, or none.
+    fn add_many(
+        &self,
+        opcode: Opcode,
+        segment: &Segment,
+        local: &Bound<'_, PyAny>,
+        remote: &Bound<'_, PyAny>,
+        lengths: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let (local, remote) =
+            (numbers::many(local, "addresses")?, numbers::many(remote, "addresses")?);
+        let lengths = numbers::one_or_many(lengths, "lengths", local.len())?;
+        let counts = (local.len(), remote.len(), lengths.len());
+        if counts.0 != counts.1 || counts.0 != counts.2 {
+            let (here, there, lengths) = counts;
+            let message = format!("{here} addresses here, {there} there and {lengths} lengths");
+            return Err(Failure::argument(message).into());
+        }
+        let target = segment.opened.id();
+        let pairs = local.into_iter().zip(remote).zip(lengths);
+        self.requests().extend(pairs.map(|((source, target_offset), length)| TransferRequest {
+            opcode,
+            source,
+            target,
+            target_offset,
+            length,
+        }));
+        Ok(())
+    }
 }
 
 #[pymethods]
@@ -77,6 +108,28 @@ impl Batch {
         let request = request(Opcode::Read, segment.get(), destination, source, length)?;
         self.requests().push(request);
         Ok(())
+    }
+
+    /// Adds a WRITE from each address here to one in the segment.
+    fn write_many(
+        &self,
+        segment: &Bound<'_, Segment>,
+        sources: &Bound<'_, PyAny>,
+        targets: &Bound<'_, PyAny>,
+        lengths: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.add_many(Opcode::Write, segment.get(), sources, targets, lengths)
+    }
+
+    /// Adds a READ to each address here from one in the segment.
+    fn read_many(
+        &self,
+        segment: &Bound<'_, Segment>,
+        destinations: &Bound<'_, PyAny>,
+        sources: &Bound<'_, PyAny>,
+        lengths: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        self.add_many(Opcode::Read, segment.get(), destinations, sources, lengths)
     }
 
     /// Begins to do what was added, all or nothing, and is empty then.

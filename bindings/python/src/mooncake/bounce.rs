@@ -1,6 +1,7 @@
 //! Requests whose local memory is not registered go through memory that is: the original's TCP asks for no more.
 
 use std::ptr;
+use std::sync::{Mutex, PoisonError};
 
 use millstream_net::guarded::{self, Caching, Fault};
 use millstream_transfer::{Buffer, Opcode, TransferRequest};
@@ -9,8 +10,8 @@ use millstream_transfer::{Buffer, Opcode, TransferRequest};
 pub(crate) struct Bounce {
     /// Lives as long as requests name it.
     _buffer: Buffer,
-    /// What READs bring: to, from, length.
-    copies: Vec<(u64, u64, u64)>,
+    /// What READs bring: to, from, length. None any more once it was copied.
+    copies: Mutex<Vec<(u64, u64, u64)>>,
 }
 
 impl Bounce {
@@ -32,12 +33,18 @@ impl Bounce {
             request.source = at;
             at += request.length;
         }
-        Ok(Self { _buffer: buffer, copies })
+        Ok(Self { _buffer: buffer, copies: Mutex::new(copies) })
     }
 
-    /// Gives callers what READs have brought.
+    /// Gives the caller what READs have brought, once: who is told that they are over may use the memory for something
+    /// else, though another thread asks then, too. Who asks meanwhile waits.
     pub(crate) fn finish(&self) -> Result<(), Fault> {
-        self.copies.iter().try_for_each(|&(to, from, length)| copy(from, to, length))
+        let mut copies = self.copies.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(&(to, from, length)) = copies.last() {
+            copy(from, to, length)?;
+            copies.pop();
+        }
+        Ok(())
     }
 }
 

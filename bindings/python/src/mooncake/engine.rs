@@ -113,10 +113,15 @@ impl MooncakeEngine {
         protocol: String,
         device_name: String,
     ) -> i32 {
-        let _ = device_name;
-        let wanted = Wanted { hostname: local_hostname, metadata: metadata_server, protocol };
-        py.detach(|| match Started::new(&wanted) {
+        let wanted = Wanted {
+            hostname: local_hostname,
+            metadata: metadata_server,
+            protocol,
+            devices: device_name,
+        };
+        match py.detach(|| Started::new(&wanted)) {
             Ok(started) => {
+                // Only who has the interpreter has this lock, and so nobody when a process is forked off.
                 let mut handle = self.0.write().unwrap_or_else(PoisonError::into_inner);
                 let before = handle.replace(Handle::new(started));
                 drop(handle);
@@ -124,7 +129,7 @@ impl MooncakeEngine {
                 0
             }
             Err(error) => complain(FAILED, &error),
-        })
+        }
     }
 
     /// As `initialize`, with the kind of the metadata server beside its address.

@@ -37,7 +37,8 @@ impl Job {
         }
     }
 
-    /// How it has ended, if it has. As soon as one request failed, so has the job, though others may go on.
+    /// How it has ended, if it has: once all of its requests are over, since memory of the caller's, or of the engine's
+    /// in its place, is touched until then. What READs have brought is where the caller wants it before anybody is told.
     pub(crate) fn end(&self, engine: &TransferEngine) -> Option<End> {
         let Self::Submitted { batch, bounce, .. } = self else {
             return Some(if matches!(self, Self::Nothing) { End::Completed } else { End::Failed });
@@ -52,7 +53,6 @@ impl Job {
                 _ => end = None,
             }
         }
-        // Memory of the caller's, or of the engine's in its place, is touched until all are over.
         if end.is_none() || worst.is_some() {
             return end.and(worst);
         }

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use millstream_metadata::HostPort;
 use millstream_transfer::{RdmaConfig, Settings, Sources, TransferEngine};
-use millstream_verbs::Provider;
+use millstream_verbs::{Device, IbverbsConfig, Provider};
+
+use super::started::say;
 
 /// Where peers answer whose names have no port.
 pub(super) const DEFAULT_PORT: u16 = 12_001;
@@ -23,6 +25,8 @@ pub(super) struct Wanted {
     pub(super) hostname: String,
     pub(super) metadata: String,
     pub(super) protocol: String,
+    /// Names of RDMA devices, with commas between them; none: those with the address of `hostname`.
+    pub(super) devices: String,
 }
 
 /// Any error: the callers get a code, and the log has the rest.
@@ -43,18 +47,35 @@ pub(super) fn start(wanted: &Wanted) -> Result<TransferEngine, Failed> {
     let engine = TransferEngine::new(config)?;
     let only_tcp = env::var_os("MC_FORCE_TCP").is_some();
     if !only_tcp && let Err(error) = engine.install_shm() {
-        eprintln!("millstream: no transport shm: {error}");
+        say(&format!("no transport shm: {error}"));
     }
     if !only_tcp && !wanted.protocol.eq_ignore_ascii_case("tcp") {
         // As the original does where there are no devices: TCP is left.
-        let config =
-            RdmaConfig { provider: Some(Provider::Ibverbs), ..settings.rdma(&[address(&host)]) };
-        if let Err(error) = engine.install_rdma(config) {
-            eprintln!("millstream: no transport {}: {error}", wanted.protocol);
+        let installed = addresses(&settings, &wanted.devices, &host).and_then(|addresses| {
+            let config = settings.rdma(&addresses);
+            let config = RdmaConfig { provider: Some(Provider::Ibverbs), ..config };
+            engine.install_rdma(config).map_err(Failed::from)
+        });
+        if let Err(error) = installed {
+            say(&format!("no transport {}: {error}", wanted.protocol));
         }
     }
     engine.install_tcp(settings.tcp())?;
     Ok(engine)
+}
+
+/// The addresses of the RDMA devices that are wanted.
+fn addresses(settings: &Settings, devices: &str, host: &str) -> Result<Vec<IpAddr>, Failed> {
+    let names: Vec<&str> = devices.split(',').map(str::trim).filter(|it| !it.is_empty()).collect();
+    if names.is_empty() {
+        return Ok(vec![address(host)]);
+    }
+    let ibverbs = settings.rdma(&[]).ibverbs;
+    let open = |name: &str| {
+        let config = IbverbsConfig { name: Some(name.to_owned()), ..ibverbs.clone() };
+        Ok(Device::open_ibverbs(&config)?.address())
+    };
+    names.into_iter().map(open).collect()
 }
 
 /// Where an engine listens whose peers know it by this host: there, if that is an address of this machine.

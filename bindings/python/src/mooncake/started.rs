@@ -1,6 +1,8 @@
 //! An engine that was initialized, and what the module's calls do with it.
 
 use std::collections::{BTreeMap, HashMap};
+use std::io::Write;
+use std::os::fd::AsFd;
 use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -332,8 +334,18 @@ impl Started {
 
 /// Says why there is a code, as the original's log does. `MC_LOG_LEVEL` is not asked for errors there either.
 pub(super) fn complain(code: i32, error: &(impl std::fmt::Display + ?Sized)) -> i32 {
-    eprintln!("millstream: {code}: {error}");
+    say(&format!("{code}: {error}"));
     code
+}
+
+/// Writes a line to stderr without the lock of the standard library, which a thread may have had that a fork has not
+/// got.
+pub(super) fn say(text: &str) {
+    let line = format!("millstream: {text}\n");
+    if let Ok(stderr) = std::io::stderr().as_fd().try_clone_to_owned() {
+        // Nobody is told that nobody reads it.
+        let _ = std::fs::File::from(stderr).write_all(line.as_bytes());
+    }
 }
 
 /// An engine as several calls have it at a time. A fork has none that could be ended.
