@@ -1,9 +1,11 @@
 """Transfers that are awaited."""
 
 import asyncio
+import contextlib
 import weakref
 
 from ._native import Transfer, Wakeup
+from .errors import ClosedError
 
 _waiting: "weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, _Waiting]" = weakref.WeakKeyDictionary()
 
@@ -38,7 +40,9 @@ async def wait(transfer: Transfer) -> int:
         if not transfer._tell(waiting.wakeup, number):
             await future
     except asyncio.CancelledError:
-        transfer.cancel()
+        # A closed engine has ended it.
+        with contextlib.suppress(ClosedError):
+            transfer.cancel()
         raise
     finally:
         waiting.futures.pop(number, None)

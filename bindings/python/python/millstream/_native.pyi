@@ -1,8 +1,8 @@
 """The native part. Import from ``millstream``."""
 
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from types import TracebackType
-from typing import Any, final
+from typing import Any, NoReturn, final
 
 from typing_extensions import Buffer
 
@@ -141,6 +141,25 @@ class Batch:
         length: int | None = None,
     ) -> None:
         """Adds a READ: bytes from the segment to here."""
+    def write_many(
+        self,
+        segment: Segment,
+        sources: Buffer | Sequence[int],
+        targets: Buffer | Sequence[int],
+        lengths: Buffer | Sequence[int] | int,
+    ) -> None:
+        """Adds a WRITE from each address here to one in the segment: arrays of 64-bit integers, or sequences.
+
+        ``lengths`` is one for all, or as many as there are addresses.
+        """
+    def read_many(
+        self,
+        segment: Segment,
+        destinations: Buffer | Sequence[int],
+        sources: Buffer | Sequence[int],
+        lengths: Buffer | Sequence[int] | int,
+    ) -> None:
+        """Adds a READ to each address here from one in the segment, as :meth:`write_many`."""
     def submit(
         self, notify: tuple[str, str] | None = None, timeout: float | None = None
     ) -> Transfer:
@@ -238,3 +257,191 @@ class Engine:
         """The messages that have come: names and texts."""
     def probe(self, name: str) -> float:
         """Asks whether the process of a segment is there; how many seconds the answer took."""
+
+# What ``mooncake.engine`` shows: codes in place of exceptions, addresses in place of objects.
+
+@final
+class TransferOpcode:
+    """Which way bytes go."""
+
+    Read: TransferOpcode
+    Write: TransferOpcode
+    __members__: dict[str, TransferOpcode]
+    def __new__(cls, value: int) -> TransferOpcode: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> int: ...
+    def __int__(self) -> int: ...
+    def __index__(self) -> int: ...
+
+_Opcode = TransferOpcode
+
+@final
+class TransferNotify:
+    """A message to the application of a target."""
+
+    name: str
+    msg: str
+    def __new__(cls, name: str = ..., msg: str = ...) -> TransferNotify: ...
+
+class TransferEngine:
+    """Moves bytes between registered memory here and at peers."""
+
+    TransferOpcode: type[_Opcode]
+    def __new__(cls) -> TransferEngine: ...
+    def initialize(
+        self, local_hostname: str, metadata_server: str, protocol: str, device_name: str, /
+    ) -> int:
+        """Starts it: 0 or -1. ``metadata_server`` is ``P2PHANDSHAKE`` or a URI."""
+    def initialize_ext(
+        self,
+        local_hostname: str,
+        metadata_server: str,
+        protocol: str,
+        device_name: str,
+        metadata_type: str,
+        /,
+    ) -> int:
+        """As ``initialize``, with the kind of the metadata server beside its address."""
+    def get_rpc_port(self) -> int:
+        """The port at which it answers peers."""
+    def allocate_managed_buffer(self, length: int, /) -> int:
+        """Allocates registered memory: its address, or 0."""
+    def free_managed_buffer(self, buffer_addr: int, length: int, /) -> int:
+        """Frees it."""
+    def register_memory(self, buffer_addr: int, capacity: int, location: str = "*") -> int:
+        """0; -1: no memory; -7: some of it is registered."""
+    def unregister_memory(self, buffer_addr: int, /) -> int:
+        """0; -3: it was not registered."""
+    def batch_register_memory(
+        self, buffer_addresses: Iterable[int], capacities: Iterable[int], location: str = "*"
+    ) -> int:
+        """Registers all or none."""
+    def batch_unregister_memory(self, buffer_addresses: Iterable[int], /) -> int:
+        """Unregisters what can be: the first code that is not 0."""
+    def transfer_sync_write(
+        self,
+        target_hostname: str,
+        buffer: int,
+        peer_buffer_address: int,
+        length: int,
+        transport_hint: str = "",
+    ) -> int:
+        """Bytes from here to the target: 0 or -1."""
+    def transfer_sync_read(
+        self,
+        target_hostname: str,
+        buffer: int,
+        peer_buffer_address: int,
+        length: int,
+        transport_hint: str = "",
+    ) -> int:
+        """Bytes from the target to here: 0 or -1."""
+    def transfer_sync(
+        self,
+        target_hostname: str,
+        buffer: int,
+        peer_buffer_address: int,
+        length: int,
+        opcode: _Opcode,
+        notify: TransferNotify | None = None,
+        transport_hint: str = "",
+    ) -> int:
+        """Either way, with a message once it is done."""
+    def batch_transfer_sync_write(
+        self,
+        target_hostname: str,
+        buffers: Iterable[int],
+        peer_buffer_addresses: Iterable[int],
+        lengths: Iterable[int],
+        transport_hint: str = "",
+    ) -> int:
+        """Several at once: 0 if all are done, else -1."""
+    def batch_transfer_sync_read(
+        self,
+        target_hostname: str,
+        buffers: Iterable[int],
+        peer_buffer_addresses: Iterable[int],
+        lengths: Iterable[int],
+        transport_hint: str = "",
+    ) -> int:
+        """Several at once: 0 if all are done, else -1."""
+    def batch_transfer_sync(
+        self,
+        target_hostname: str,
+        buffers: Iterable[int],
+        peer_buffer_addresses: Iterable[int],
+        lengths: Iterable[int],
+        opcode: _Opcode,
+        notify: TransferNotify | None = None,
+        transport_hint: str = "",
+    ) -> int:
+        """Several at once, either way, with a message once all are done."""
+    def transfer_submit_write(
+        self,
+        target_hostname: str,
+        buffer: int,
+        peer_buffer_address: int,
+        length: int,
+        transport_hint: str = "",
+    ) -> int:
+        """Begins a WRITE: the number of the batch, or 0."""
+    def transfer_check_status(self, batch_id: int, /) -> int:
+        """1: done, 0: under way, -1: failed, -2: not in time. What is over is free then."""
+    def batch_transfer_async_write(
+        self,
+        target_hostname: str,
+        buffers: Iterable[int],
+        peer_buffer_addresses: Iterable[int],
+        lengths: Iterable[int],
+        transport_hint: str = "",
+    ) -> int:
+        """Begins several: the number of the batch, or 0."""
+    def batch_transfer_async_read(
+        self,
+        target_hostname: str,
+        buffers: Iterable[int],
+        peer_buffer_addresses: Iterable[int],
+        lengths: Iterable[int],
+        transport_hint: str = "",
+    ) -> int:
+        """Begins several: the number of the batch, or 0."""
+    def batch_transfer_async(
+        self,
+        target_hostname: str,
+        buffers: Iterable[int],
+        peer_buffer_addresses: Iterable[int],
+        lengths: Iterable[int],
+        opcode: _Opcode,
+        transport_hint: str = "",
+    ) -> int:
+        """Begins several, either way: the number of the batch, or 0."""
+    def get_batch_transfer_status(self, batch_ids: Iterable[int], /) -> int:
+        """Waits for all of these batches, which are free then: 0 if all are done, else -1."""
+    def write_bytes_to_buffer(self, dest_address: int, src_ptr: bytes | bytearray | str, length: int, /) -> int:
+        """Copies bytes to an address."""
+    def read_bytes_from_buffer(self, source_address: int, length: int, /) -> bytes:
+        """The bytes at an address."""
+    def get_local_topology(self, device_name: str | None = None) -> str:
+        """Which NICs are near to which memory, as JSON."""
+    def get_first_buffer_address(self, segment_name: str, /) -> int:
+        """Where the first registered memory of a segment is, or 0."""
+    def get_notifies(self) -> list[TransferNotify]:
+        """The messages that have come."""
+    def send_probe(self, peer_server_name: str) -> int:
+        """Whether the process of a segment is there: 0, or a code."""
+    def warmup_efa_segment(self, segment_name: str) -> int:
+        """Nothing to do: 0."""
+    def get_engine(self) -> NoReturn:
+        """Raises NotImplementedError."""
+    def get_engine_ptr(self) -> NoReturn:
+        """Raises NotImplementedError."""
+    def transfer_write_on_cuda(self, *_arguments: Any, **_values: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+    def transfer_read_on_cuda(self, *_arguments: Any, **_values: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+    def batch_transfer_write_on_cuda(self, *_arguments: Any, **_values: Any) -> NoReturn:
+        """Raises NotImplementedError."""
+    def batch_transfer_read_on_cuda(self, *_arguments: Any, **_values: Any) -> NoReturn:
+        """Raises NotImplementedError."""

@@ -103,11 +103,12 @@ class Worker(threading.Thread):
 
     def once(self):
         batch = self.engine.batch()
-        add = batch.write if self.op == "write" else batch.read
-        for _ in range(self.batch_size):
-            offset = self.at % self.blocks * self.block
-            add(self.segment, self.here + offset, self.there + offset, self.block)
-            self.at += 1
+        add = batch.write_many if self.op == "write" else batch.read_many
+        numbers = range(self.at, self.at + self.batch_size)
+        offsets = [number % self.blocks * self.block for number in numbers]
+        here, there = ([start + offset for offset in offsets] for start in (self.here, self.there))
+        add(self.segment, here, there, self.block)
+        self.at += self.batch_size
         begun = time.perf_counter()
         transfer = batch.submit()
         self.moved += transfer.wait()
