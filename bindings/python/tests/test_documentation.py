@@ -1,5 +1,6 @@
 """The programs of docs/python.md do what it says, and the benchmark prints its columns."""
 
+import ast
 import json
 import os
 import pathlib
@@ -8,6 +9,8 @@ import subprocess
 import sys
 import tempfile
 import unittest
+
+from millstream import _native as native
 
 DOCUMENT = pathlib.Path(__file__).resolve().parents[3] / "docs/python.md"
 
@@ -52,6 +55,19 @@ class Documentation(unittest.TestCase):
 
     def test_every_program_is_tested(self):
         self.assertEqual(set(programs()), {"target.py", "initiator.py", "batch.py", "error.py"})
+
+
+class Stubs(unittest.TestCase):
+    def test_the_native_module_has_what_its_stub_says_and_nothing_else(self):
+        stub = ast.parse(pathlib.Path(native.__file__).with_name("_native.pyi").read_text())
+        classes = {node.name: node for node in stub.body if isinstance(node, ast.ClassDef)}
+        self.assertEqual(set(classes), {name for name, value in vars(native).items() if isinstance(value, type)})
+        for name, node in classes.items():
+            said = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+            said |= {part.target.id for part in node.body if isinstance(part, ast.AnnAssign)}
+            there = {it for it in vars(getattr(native, name)) if not it.startswith("_")}
+            with self.subTest(name):
+                self.assertEqual({it for it in said if not it.startswith("_")}, there)
 
 
 class Bench(unittest.TestCase):

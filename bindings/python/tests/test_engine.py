@@ -83,6 +83,45 @@ class Moving(Pair):
         np.testing.assert_array_equal(self.remote, self.local)
         self.assertEqual(notifications(self.there), [("who", "what")])
 
+    def test_many_requests_are_added_at_once(self):
+        starts = np.arange(0, LENGTH, 8192, dtype=np.uint64)
+        here, there = self.region.address, self.target.address
+        for lengths in 8192, [8192] * 128, np.full(256, 8192, np.int64)[::2]:
+            self.remote[:] = 0
+            batch = self.here.batch()
+            batch.write_many(self.segment, starts + here, starts + there, lengths)
+            self.assertEqual((len(batch), batch.submit().wait(10)), (128, LENGTH))
+            np.testing.assert_array_equal(self.remote, self.local)
+        self.remote[:] = 7
+        expected = self.local.copy()
+        expected[16:24] = expected[64:68] = 7
+        batch.read_many(self.segment, [here + 16, here + 64], (there, np.int64(there)), [8, 4])
+        self.assertEqual(batch.submit().wait(10), 12)
+        np.testing.assert_array_equal(self.local, expected)
+
+    def test_of_many_requests_that_do_not_fit_none_is_added(self):
+        here, there = [self.region.address] * 2, [self.target.address] * 2
+        batch = self.here.batch()
+        for sources, targets, lengths, error, words in [
+            (here, there[:1], 8, millstream.ArgumentError, "2 addresses here, 1 there and 2 lengths"),
+            (here, there, [8], millstream.ArgumentError, "2 addresses here, 2 there and 1 lengths"),
+            (here, np.array([1, -1]), 8, millstream.ArgumentError, "-1 is none of what addresses can be"),
+            (here, np.ones((2, 1), np.uint64), 8, millstream.ArgumentError, "addresses have 2 dimensions"),
+            (here, [1, -1], 8, TypeError, "addresses are an array of 64-bit integers"),
+            (here, "ab", 8, TypeError, "addresses are an array"),
+            (here, there, [1.5, 2], TypeError, "lengths are an array"),
+            (here, np.ones(2, np.int32), 8, None, None),
+        ]:
+            with self.subTest(words):
+                add = lambda: batch.write_many(self.segment, sources, targets, lengths)
+                if error is None:
+                    # Items of other types are ints of a sequence.
+                    add()
+                    continue
+                with self.assertRaisesRegex(error, words):
+                    add()
+                self.assertEqual(len(batch), 0)
+
     def test_all_kinds_of_memory(self):
         array = np.zeros(64, np.float32)
         objects = [bytearray(256), memoryview(bytearray(256)), array, Tensor(np.zeros(64, np.float32))]
@@ -209,6 +248,15 @@ class Registering(Pair):
             with self.subTest(type(thing)):
                 self.assertIn("one piece", str(self.refused(millstream.ArgumentError, thing)))
 
+    def test_times_and_texts_have_items_as_long_as_they_are(self):
+        for kind in ["<M8[ns]", "<m8[25s]", "U3", "S5", ">i2", "V7", "?", "c16"]:
+            array = np.zeros(6, kind)
+            with self.subTest(kind), self.here.register(Interface(array)) as region:
+                self.assertEqual(len(region), array.nbytes)
+        for wrong in ["", "<", "<f", "<f4x", "<M8[ns", "|O8", "<f-4", "<t9", "f4", "<U9999999999999999999"]:
+            with self.subTest(wrong):
+                self.refused(millstream.ArgumentError, Interface(self.local, typestr=wrong))
+
     def test_overlapping_and_empty_registrations_are_refused(self):
         error = self.refused(millstream.RegisterError, self.local[100:200])
         self.assertEqual((error.code, error.range), (-7, (self.region.address + 100, 100)))
@@ -278,6 +326,16 @@ class Failing(Pair):
         with self.assertRaises(ValueError):
             self.here.write(self.segment, self.region, self.target).wait(-1)
 
+    def test_ranges_end_where_addresses_do(self):
+        last = (1 << 64) - 1
+        self.assertEqual(millstream.Range(last - 9, 10)[9:].address, last)
+        self.assertEqual(millstream.Range(last, 0).length, 0)
+        for address, length in [(last - 9, 11), (0, 1 << 63), (last, 1 << 62)]:
+            with self.subTest(length), self.assertRaises(millstream.ArgumentError):
+                millstream.Range(address, length)
+        with self.assertRaises(millstream.ArgumentError):
+            millstream.Range(last, 1)[1:]
+
     def test_a_peer_that_is_gone_is_an_error_that_names_it(self):
         name = self.there.name
         self.there.close()
@@ -318,10 +376,21 @@ class Failing(Pair):
             millstream.Engine("nowhere")
 
     def test_a_fork_has_no_engine(self):
+        transfer, batch = self.here.write(self.segment, self.region, self.target), self.here.batch()
         child = os.fork()
         if child == 0:
             code = 1
             try:
+                for call in [
+                    lambda: self.segment.buffers,
+                    lambda: self.segment.locations,
+                    lambda: self.here.transports,
+                    lambda: transfer.wait(1),
+                    lambda: batch.submit(),
+                    lambda: self.region.unregister(),
+                ]:
+                    with self.assertRaises(millstream.ForkError):
+                        call()
                 self.here.open(self.there.name)
             except millstream.ForkError:
                 del self.region, self.segment
@@ -405,6 +474,17 @@ class Waiting(unittest.TestCase):
         with self.assertRaises(millstream.TransferError):
             self.transfer.wait(20)
 
+    def test_awaiting_is_canceled_although_the_engine_was_closed(self):
+        async def main():
+            task = asyncio.ensure_future(awaited(self.transfer))
+            await asyncio.sleep(0)
+            self.engine.close()
+            task.cancel()
+            await task
+
+        with self.assertRaises(asyncio.CancelledError):
+            asyncio.run(main())
+
     def test_closing_ends_the_wait_of_another_thread(self):
         raised = []
 
@@ -433,6 +513,67 @@ def notifications(engine):
             return taken
         time.sleep(0.005)
     return []
+
+
+class Forking(unittest.TestCase):
+    """A process forks while its threads transfer: each child makes engines of its own."""
+
+    def test_forks_of_a_busy_process_have_engines_of_their_own(self):
+        over = threading.Event()
+        failures = []
+        there = millstream.Engine(transports=["tcp"])
+        self.addCleanup(there.close)
+        memory = there.allocate(LENGTH)
+
+        def work(number):
+            try:
+                while not over.is_set():
+                    with millstream.Engine(transports=["tcp"]) as here:
+                        segment = here.open("localhost:" + there.name.split(":")[1])
+                        region = here.allocate(LENGTH)
+                        for _ in range(5):
+                            here.write(segment, region, segment.buffers[0]).wait(30)
+            except Exception as error:
+                failures.append(error)
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        try:
+            for _ in range(50):
+                child = os.fork()
+                if child == 0:
+                    self.child(there, memory)
+                _, status = os.waitpid(child, 0)
+                self.assertEqual(os.waitstatus_to_exitcode(status), 0)
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join()
+        self.assertEqual(failures, [])
+
+    def child(self, inherited, memory):
+        signal.alarm(30)  # One that takes so long hangs.
+        code = 1
+        try:
+            for call in [lambda: inherited.open("x"), lambda: memory.read(0, 1), lambda: inherited.allocate(1)]:
+                with self.assertRaises(millstream.ForkError):
+                    call()
+            for transport in ["tcp", "shm"]:
+                with (
+                    millstream.Engine(transports=[transport]) as here,
+                    millstream.Engine(transports=[transport]) as there,
+                ):
+                    source, target = here.allocate(LENGTH), there.allocate(LENGTH)
+                    source.write(0, bytes([7]) * LENGTH)
+                    segment = here.open("localhost:" + there.name.split(":")[1])
+                    here.write(segment, source, segment.buffers[0]).wait(20)
+                    self.assertEqual(target.read(), bytes([7]) * LENGTH)
+            code = 0
+        except BaseException as error:
+            os.write(2, f"{type(error)}: {error}\n".encode())
+        finally:
+            os._exit(code)
 
 
 class Leaking(unittest.TestCase):
