@@ -1,5 +1,6 @@
 """What is there beside the contract (contract.py): bad calls, forks, interrupts, and what is missing."""
 
+import mmap
 import os
 import signal
 import subprocess
@@ -135,6 +136,173 @@ class Addresses(unittest.TestCase):
                 found = here.transfer_sync_write(nobody, source.ctypes.data, address, count)
                 self.assertEqual(found, code)
                 self.assertEqual(int(memory.sum()), count if code == 0 else 0)
+
+
+class Visibility(unittest.TestCase):
+    """What codes say of bytes over TCP: the original's cases that a program can observe."""
+
+    SIZE = 8 << 20
+
+    def setUp(self):
+        # What goes through shared memory is another matter.
+        os.environ["MC_FORCE_TCP"] = "1"
+        self.addCleanup(os.environ.pop, "MC_FORCE_TCP", None)
+        self.here, self.there = engine(), engine()
+        self.segment = f"{HOST}:{self.there.get_rpc_port()}"
+        self.remote, self.local = np.zeros(self.SIZE, np.uint8), np.ones(self.SIZE, np.uint8)
+        self.assertEqual(self.there.register_memory(self.remote.ctypes.data, self.SIZE), 0)
+        self.assertEqual(self.here.register_memory(self.local.ctypes.data, self.SIZE), 0)
+
+    def write(self, length, source=None):
+        source = self.local if source is None else source
+        return self.here.transfer_sync_write(self.segment, source.ctypes.data, self.remote.ctypes.data, length)
+
+    def read(self, length):
+        return self.here.transfer_sync_read(self.segment, self.local.ctypes.data, self.remote.ctypes.data, length)
+
+    def test_a_write_that_is_done_is_seen(self):
+        for value, length in enumerate([1, 7, 4096, 65536, 100_000, self.SIZE] * 5, 2):
+            self.local[:length] = value
+            self.assertEqual(self.write(length), 0)
+            self.assertTrue((self.remote[:length] == value).all())
+            self.local[:length] = 0
+            self.assertEqual(self.read(length), 0)
+            self.assertTrue((self.local[:length] == value).all())
+
+    def test_what_the_peer_rejects_fails_and_moves_nothing(self):
+        self.assertEqual(self.write(8), 0)
+        self.remote[:] = 0
+        self.assertEqual(self.there.unregister_memory(self.remote.ctypes.data), 0)
+        for length in [1, 8, 4096, self.SIZE]:
+            self.assertEqual((self.write(length), self.read(length)), (-1, -1))
+        self.assertEqual((int(self.remote.max()), int(self.local.min())), (0, 1))
+        self.assertEqual(self.there.register_memory(self.remote.ctypes.data, self.SIZE), 0)
+        self.assertEqual(self.write(self.SIZE), 0)
+
+    def test_the_source_of_a_write_that_has_failed_may_go(self):
+        memory = mmap.mmap(-1, self.SIZE)
+        source = np.frombuffer(memory, np.uint8)
+        self.assertEqual(self.here.register_memory(source.ctypes.data, self.SIZE), 0)
+        self.assertEqual(self.write(8, source), 0)
+        self.assertEqual(self.there.unregister_memory(self.remote.ctypes.data), 0)
+        self.assertEqual(self.write(self.SIZE, source), -1)
+        self.assertEqual(self.here.unregister_memory(source.ctypes.data), 0)
+        del source
+        memory.close()  # Whoever reads it now crashes.
+
+    def test_an_initiator_of_the_first_framing_is_served(self):
+        os.environ["MC_TCP_PROTO"] = "1"
+        try:
+            self.here = engine()
+        finally:
+            del os.environ["MC_TCP_PROTO"]
+        self.assertEqual(self.here.register_memory(self.local.ctypes.data, self.SIZE), 0)
+        self.local[:] = 9
+        self.assertEqual(self.write(self.SIZE), 0)
+        # It was sent, and nobody says when it has come.
+        until = time.monotonic() + 20
+        while int(self.remote[-1]) != 9 and time.monotonic() < until:
+            self.assertEqual(self.here.send_probe(self.segment), 0)
+        self.assertTrue((self.remote == 9).all())
+
+    def test_more_than_connections_hold_waits(self):
+        at, there = self.local.ctypes.data, self.remote.ctypes.data
+        self.local[:] = np.arange(self.SIZE, dtype=np.uint32).astype(np.uint8)
+        part = self.SIZE // 4096
+        ours, theirs = [[base + number * part for number in range(4096)] for base in (at, there)]
+        numbers = [
+            self.here.batch_transfer_async_write(self.segment, ours, theirs, [part] * 4096) for _ in range(10)
+        ]
+        self.assertNotIn(0, numbers)
+        self.assertEqual(self.here.get_batch_transfer_status(numbers), 0)
+        np.testing.assert_array_equal(self.remote, self.local)
+
+    def test_the_source_of_an_engine_that_has_ended_may_go(self):
+        memory = mmap.mmap(-1, self.SIZE)
+        source = np.frombuffer(memory, np.uint8)
+        self.assertEqual(self.here.register_memory(source.ctypes.data, self.SIZE), 0)
+        for _ in range(20):
+            length = self.SIZE
+            lists = ([source.ctypes.data], [self.remote.ctypes.data], [length])
+            self.assertGreater(self.here.batch_transfer_async_write(self.segment, *lists), 0)
+        self.here = None
+        self.remote[:] = 0
+        del source
+        memory.close()  # Whoever reads it now crashes.
+        # And nothing arrives any more, as another engine sees, which is served behind what was on its way.
+        other = engine()
+        self.assertEqual(other.transfer_sync_read(self.segment, self.local.ctypes.data, self.remote.ctypes.data, 8), 0)
+        self.assertEqual(int(self.remote.max()), 0)
+
+    def test_threads_submit_while_the_engine_ends(self):
+        codes = set()
+
+        def work():
+            mine = self.here
+            for _ in range(30):
+                codes.add(mine.transfer_sync_write(self.segment, self.local.ctypes.data, self.remote.ctypes.data, 65536))
+
+        threads = [threading.Thread(target=work) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        # Another one takes its place, and it ends once nobody is in a call.
+        self.assertEqual(self.here.initialize(HOST, "P2PHANDSHAKE", "tcp", ""), 0)
+        for thread in threads:
+            thread.join()
+        self.assertEqual(codes, {0})
+
+
+FORKS = """
+import os, signal, threading
+from mooncake.engine import TransferEngine
+
+def engine():
+    made = TransferEngine()
+    assert made.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    return made
+
+inherited, over = engine(), threading.Event()
+
+def work():
+    while not over.is_set():
+        inherited.transfer_sync_write("127.0.0.1:9", 1, 2, 3)  # It is told on stderr why not.
+        TransferEngine().initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "")
+
+def child():
+    signal.alarm(30)
+    assert inherited.get_rpc_port() == -1 and inherited.transfer_sync_write("127.0.0.1:9", 1, 2, 3) == -1
+    here, there = engine(), engine()
+    ours, theirs = here.allocate_managed_buffer(1 << 20), there.allocate_managed_buffer(1 << 20)
+    assert here.write_bytes_to_buffer(ours, b"abc" * 9, 27) == 0
+    assert here.transfer_sync_write(f"127.0.0.1:{there.get_rpc_port()}", ours, theirs, 1 << 20) == 0
+    assert there.read_bytes_from_buffer(theirs, 27) == b"abc" * 9
+    assert inherited.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
+    assert inherited.get_rpc_port() > 0
+
+threads = [threading.Thread(target=work) for _ in range(8)]
+for thread in threads:
+    thread.start()
+for _ in range(50):
+    forked = os.fork()
+    if forked == 0:
+        code = 1
+        try:
+            child()
+            code = 0
+        finally:
+            os._exit(code)
+    if os.waitpid(forked, 0)[1] != 0:
+        os._exit(1)
+over.set()
+for thread in threads:
+    thread.join()
+"""
+
+
+class Forking(unittest.TestCase):
+    def test_forks_of_a_busy_process_have_engines_of_their_own(self):
+        done = subprocess.run([sys.executable, "-c", FORKS], stderr=subprocess.DEVNULL, timeout=200)
+        self.assertEqual(done.returncode, 0)
 
 
 class Processes(unittest.TestCase):
