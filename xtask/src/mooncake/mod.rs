@@ -5,15 +5,19 @@
 
 mod cases;
 mod peer;
+mod store;
 pub(crate) mod wheel;
 
+use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
-use self::cases::CASES;
-use self::peer::{Kind, Peer, Setting};
-use crate::{process, programs};
+use self::cases::{CASES, Case};
+use self::peer::{Kind, Peer, Setting, Start};
+use self::store::{Programs, Running, Store};
+use crate::{install, process, programs};
 
 /// What the command line asks for.
 #[derive(Debug, Default)]
@@ -43,7 +47,7 @@ impl Options {
 /// How two processes find each other, and which framing they use.
 #[derive(Clone, Copy, Debug)]
 struct Row {
-    store: &'static str,
+    store: Store,
     /// `1`: without acknowledgements of WRITEs.
     version: u32,
     initiator: Kind,
@@ -60,24 +64,24 @@ impl Row {
     }
 }
 
-const PEER_TO_PEER: &str = "P2PHANDSHAKE";
-
-/// Stores are to follow.
-const STORES: [&str; 1] = [PEER_TO_PEER];
+/// Rows, each with its cases.
+type Rows<'a> = Vec<(Row, Vec<&'a Case>)>;
 
 fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
-    for store in STORES {
+    for store in Store::ALL {
         for version in [2, 1] {
             for (initiator, target) in [(Kind::Ours, Kind::Original), (Kind::Original, Kind::Ours)]
             {
                 rows.push(Row { store, version, initiator, target, ours: None });
             }
         }
-        // What is confirmed must be there at once, also in version 1.
-        let ours = Some(("CONFIRM_WRITES", "yes"));
-        let (initiator, target) = (Kind::Ours, Kind::Original);
-        rows.push(Row { store, version: 1, initiator, target, ours });
+        if store == Store::PeerToPeer {
+            // What is confirmed must be there at once, also in version 1.
+            let ours = Some(("CONFIRM_WRITES", "yes"));
+            let (initiator, target) = (Kind::Ours, Kind::Original);
+            rows.push(Row { store, version: 1, initiator, target, ours });
+        }
         // The same programs with each other: what is wrong there is wrong with the cases.
         for kind in [Kind::Ours, Kind::Original] {
             rows.push(Row { store, version: 2, initiator: kind, target: kind, ours: None });
@@ -116,37 +120,102 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
     };
     let ours = programs::example("millstream-transfer", "tcp_peer")?;
-    let mut reports = Vec::new();
-    for row in rows() {
-        let cases: Vec<_> = CASES.iter().filter(|case| wanted(&row, case.name)).collect();
-        if cases.is_empty() {
-            continue;
-        }
-        let start = |kind| Peer::start(kind, &ours, &python, row.store, row.version, row.ours);
-        let (mut initiator, mut target) = (start(row.initiator)?, start(row.target)?);
-        for case in cases {
-            let begun = Instant::now();
-            let mut ends = cases::Ends {
-                initiator: &mut initiator,
-                target: &mut target,
-                acknowledged: row.version > 1 || row.ours.is_some(),
-                restart: &start,
-            };
-            let outcome = (case.run)(&mut ends);
-            reports.push(Report {
-                row: row.name(),
-                case: case.name,
-                outcome,
-                time: begun.elapsed(),
-            });
-        }
+    let wanted_of = |store| {
+        let cases = |row: &Row| -> Vec<&Case> {
+            CASES.iter().filter(|case| wanted(row, case.name)).collect()
+        };
+        let rows = rows().into_iter().filter(move |row| row.store == store);
+        rows.map(|row| (row, cases(&row))).filter(|(_, cases)| !cases.is_empty()).collect()
+    };
+    let mut work: Vec<(Store, Rows<'_>)> =
+        Store::ALL.into_iter().map(|store| (store, wanted_of(store))).collect();
+    work.retain(|(_, rows)| !rows.is_empty());
+    if work.iter().any(|(store, _)| *store == Store::Etcd) && !has_etcd()? {
+        work.retain(|(store, _)| *store != Store::Etcd);
     }
+    let millstream = match work.iter().any(|(store, _)| *store == Store::OurServer) {
+        true => programs::millstream()?,
+        false => PathBuf::new(),
+    };
+    let programs = Programs { python: &python, millstream: &millstream };
+    let begun = Instant::now();
+    // Much of the time the original lets pass.
+    let mut reports = Vec::new();
+    thread::scope(|scope| {
+        let (ours, programs) = (&ours, &programs);
+        let run = |(store, rows)| scope.spawn(move || run_store(store, rows, ours, programs));
+        let threads: Vec<_> = work.into_iter().map(run).collect();
+        for thread in threads {
+            let ended = thread.join().map_err(|_| anyhow!("the thread of a store has panicked"));
+            reports.extend(ended.flatten()?);
+        }
+        anyhow::Ok(())
+    })?;
     print_table(&reports);
+    println!("{} cases in {} s", reports.len(), begun.elapsed().as_secs());
     let failed = reports.iter().filter(|report| report.outcome.is_err()).count();
     match (failed, reports.len()) {
         (_, 0) => bail!("no row is named so: --list prints all"),
         (0, _) => Ok(()),
         (failed, all) => bail!("{failed} of {all} cases failed"),
+    }
+}
+
+/// Does the rows of a store.
+fn run_store(
+    store: Store,
+    rows: Rows<'_>,
+    ours: &Path,
+    programs: &Programs<'_>,
+) -> Result<Vec<Report>> {
+    let mut reports = Vec::new();
+    let running = Running::start(store, programs)?;
+    for (row, cases) in rows {
+        let Row { version, ours: setting, .. } = row;
+        let (python, store) = (programs.python, running.uri.as_str());
+        let start = Start { ours, python, store, version, setting };
+        run_row(&row, &cases, &start, &mut reports)?;
+    }
+    Ok(reports)
+}
+
+/// Does the cases of a row with one pair of processes.
+fn run_row(row: &Row, cases: &[&Case], start: &Start<'_>, reports: &mut Vec<Report>) -> Result<()> {
+    // A store keeps the names of engines that were killed.
+    let names = ["initiator", "target", "next"].map(|which| {
+        let Row { version, initiator, target, .. } = row;
+        format!("{which}-{initiator}-{target}-{version}")
+    });
+    let mut initiator = Peer::start(row.initiator, &names[0], start)?;
+    let mut target = Peer::start(row.target, &names[1], start)?;
+    let again =
+        if row.store.gives_names_again(row.initiator, row.target) { &names[1] } else { &names[2] };
+    for case in cases {
+        let begun = Instant::now();
+        let mut ends = cases::Ends {
+            initiator: &mut initiator,
+            target: &mut target,
+            named: row.store != Store::PeerToPeer,
+            acknowledged: row.version > 1 || row.ours.is_some(),
+            restart: &|| Peer::start(row.target, again, start),
+        };
+        let outcome = (case.run)(&mut ends);
+        reports.push(Report { row: row.name(), case: case.name, outcome, time: begun.elapsed() });
+    }
+    Ok(())
+}
+
+/// Whether etcd is there, which is installed if need be.
+fn has_etcd() -> Result<bool> {
+    match install::ensure(install::FOR_METADATA)[..] {
+        [] => Ok(true),
+        _ if process::everything_required() => {
+            bail!("etcd is needed, as MILLSTREAM_REQUIRE=all: Debian has it in etcd-server")
+        }
+        _ => {
+            eprintln!("xtask: skipped: etcd is missing: Debian has it in etcd-server");
+            Ok(false)
+        }
     }
 }
 

@@ -13,13 +13,20 @@ from mooncake.engine import TransferEngine, TransferNotify, TransferOpcode
 HOST = os.environ["MC_TCP_BIND_ADDRESS"]
 LENGTH = int(sys.argv[1])
 STORE = sys.argv[2]
+# What the segment is called, where the store has names.
+NAME = HOST if STORE == "P2PHANDSHAKE" else sys.argv[3]
 # What a batch of several requests leaves free between two of them, at the target.
 GAP = 64
 
 
+# Bytes of all patterns: a prime number, so that none repeats where anything is aligned.
+PERIOD = 1_000_003
+TABLE = ((np.arange(PERIOD, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(56)).astype(np.uint8)
+
+
 def pattern(seed, length):
-    index = np.arange(length, dtype=np.uint64) + np.uint64(seed << 32)
-    return ((index * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(56)).astype(np.uint8)
+    start = seed % PERIOD
+    return np.resize(np.concatenate((TABLE[start:], TABLE[:start])), length)
 
 
 def transfer(engine, memory, words):
@@ -49,11 +56,12 @@ def check(memory, seed, offset, length, count, gap):
 def main():
     memory = np.zeros(LENGTH, dtype=np.uint8)
     engine = TransferEngine()
-    if engine.initialize(HOST, STORE, "tcp", "") != 0:
+    if engine.initialize(NAME, STORE, "tcp", "") != 0:
         sys.exit("the engine did not start")
     if engine.register_memory(memory.ctypes.data, LENGTH) != 0:
         sys.exit("the memory was not registered")
-    print(f"ready {HOST}:{engine.get_rpc_port()} {memory.ctypes.data}", flush=True)
+    segment = f"{HOST}:{engine.get_rpc_port()}" if STORE == "P2PHANDSHAKE" else NAME
+    print(f"ready {segment} {memory.ctypes.data}", flush=True)
     for line in sys.stdin:
         words = line.split()
         numbers = [int(word) for word in words[1:] if word.isdigit()]

@@ -47,29 +47,37 @@ pub(super) struct Peer {
     pub(super) address: u64,
 }
 
+/// What a process is started with.
+#[derive(Clone, Copy)]
+pub(super) struct Start<'a> {
+    /// Our program, and the interpreter that has the original.
+    pub(super) ours: &'a Path,
+    pub(super) python: &'a Path,
+    /// The store, as engines are given it.
+    pub(super) store: &'a str,
+    /// Of the original's framing.
+    pub(super) version: u32,
+    pub(super) setting: Option<Setting>,
+}
+
 impl Peer {
-    pub(super) fn start(
-        kind: Kind,
-        ours: &Path,
-        python: &Path,
-        store: &str,
-        version: u32,
-        setting: Option<Setting>,
-    ) -> Result<Self> {
+    /// Starts an engine that has this name, where its store has names.
+    pub(super) fn start(kind: Kind, name: &str, start: &Start<'_>) -> Result<Self> {
         let mut command = match kind {
-            Kind::Ours => Command::new(ours),
+            Kind::Ours => Command::new(start.ours),
             Kind::Original => {
                 let script = process::repository_root().join("xtask/src/mooncake/peer.py");
-                let mut command = Command::new(python);
+                let mut command = Command::new(start.python);
                 command.arg(script);
                 command
             }
         };
-        command.args([&LENGTH.to_string(), store]).env("MC_TCP_BIND_ADDRESS", "127.0.0.1");
-        if version == 1 {
+        let length = LENGTH.to_string();
+        command.args([&length, start.store, name]).env("MC_TCP_BIND_ADDRESS", "127.0.0.1");
+        if start.version == 1 {
             command.env("MC_TCP_PROTO", "1");
         }
-        if let Some((name, value)) = setting.filter(|_| kind == Kind::Ours) {
+        if let Some((name, value)) = start.setting.filter(|_| kind == Kind::Ours) {
             command.env(name, value);
         }
         // The original logs errors in the best of cases.

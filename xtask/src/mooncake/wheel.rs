@@ -10,7 +10,10 @@ use crate::{install, process};
 /// What it is called there.
 pub(crate) const PACKAGE: &str = "mooncake-transfer-engine-non-cuda==0.3.13.post1";
 
-const PACKAGES: [&str; 2] = ["numpy", PACKAGE];
+/// What its programs and ours need beside it.
+pub(crate) const NUMPY: &str = "numpy==2.4.6";
+
+const PACKAGES: [&str; 2] = [NUMPY, PACKAGE];
 
 /// Where it is, below the folder of what is built. The name says what is in it.
 const FOLDER: &str = "mooncake/0.3.13.post1";
