@@ -13,14 +13,14 @@ pub(super) fn version() -> String {
     concat!(env!("CARGO_PKG_VERSION"), "-1").to_owned()
 }
 
-/// The control file of a package with this program.
+/// The control file of a package with these programs.
 pub(super) fn control(
     version: &str,
     architecture: &str,
     kibibytes: u64,
-    program: &[u8],
+    programs: &[u8],
 ) -> Result<String> {
-    let libc = libc_version(program).context("the program needs no version of libc")?;
+    let libc = libc_version(programs).context("the programs need no version of libc")?;
     Ok(format!(
         "\
 Package: millstream
@@ -37,6 +37,9 @@ Description: moves bytes between the memories of many machines
  Millstream copies into and out of the memory of other machines over RDMA,
  with RDMA devices or, by UDP sockets, without, and sums the vectors of many
  hosts in switches on the way.
+ .
+ The C library libmillstream, with the C API of Mooncake's transfer engine, and
+ what programs are compiled with are in it, too.
 "
     ))
 }

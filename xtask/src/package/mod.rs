@@ -1,17 +1,21 @@
 //! `cargo xtask package`: a Debian package of the command, its manual pages, completions and
-//! licences, made by dpkg-deb.
+//! licences, and of the C library with what programs are compiled with, made by dpkg-deb.
 
 mod control;
 mod notices;
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
+pub(crate) use self::notices::notices;
 use crate::{install, manual, process, programs};
+
+/// What is in it.
+const OURS: &[&str] = &["millstream", "millstream-c"];
 
 /// Where the shells of Debian look for completions that packages bring.
 const COMPLETIONS: &[(&str, &str)] = &[
@@ -20,6 +24,16 @@ const COMPLETIONS: &[(&str, &str)] = &[
     ("fish", "usr/share/fish/vendor_completions.d/millstream.fish"),
 ];
 
+/// The name by which programs look for the C library, and that by which they are linked with it.
+const LIBRARY: &str = "usr/lib/libmillstream.so.0";
+const LIBRARY_LINK: &str = "usr/lib/libmillstream.so";
+
+/// What programs are compiled with, and where it is installed: all headers, and a text whose folder says where all of it
+/// is.
+const HEADERS: (&str, &str) = ("bindings/c/include", "usr/include");
+const PKG_CONFIG: (&str, &str) =
+    ("bindings/c/pkgconfig/millstream.pc", "usr/lib/pkgconfig/millstream.pc");
+
 /// Builds the package of an optimized millstream, or of the one that `MILLSTREAM_BIN` names.
 pub(crate) fn run() -> Result<()> {
     let missing = install::ensure(install::FOR_PACKAGE);
@@ -27,14 +41,15 @@ pub(crate) fn run() -> Result<()> {
         bail!("{} is missing: it {}", need.program, need.reason);
     }
     let program = programs::fast_millstream()?;
-    let package = build(&program, &process::target_directory().join("package"))?;
+    let library = programs::fast_library()?;
+    let package = build(&program, &library, &process::target_directory().join("package"))?;
     let bytes = fs::metadata(&package)?.len();
     println!("{} ({:.1} MB)", package.display(), bytes as f64 / 1e6);
     Ok(())
 }
 
-/// Makes the package of this program in a folder, and returns where.
-fn build(program: &Path, folder: &Path) -> Result<PathBuf> {
+/// Makes the package of this program and this library in a folder, and returns where.
+fn build(program: &Path, library: &Path, folder: &Path) -> Result<PathBuf> {
     let root = folder.join("root");
     if root.exists() {
         fs::remove_dir_all(&root).with_context(|| format!("cannot remove {}", root.display()))?;
@@ -42,6 +57,9 @@ fn build(program: &Path, folder: &Path) -> Result<PathBuf> {
     let tree = Tree { root: root.clone() };
     let text = fs::read(program).with_context(|| format!("cannot read {}", program.display()))?;
     tree.add("usr/bin/millstream", &text, 0o755)?;
+    let library =
+        fs::read(library).with_context(|| format!("cannot read {}", library.display()))?;
+    add_library(&tree, &library)?;
     for (shell, path) in COMPLETIONS {
         let completions = process::output(Command::new(program).args(["completions", shell]))?;
         tree.add(path, completions.as_bytes(), 0o644)?;
@@ -51,8 +69,11 @@ fn build(program: &Path, folder: &Path) -> Result<PathBuf> {
     let version = control::version();
     let architecture = process::output(Command::new("dpkg").arg("--print-architecture"))?;
     let architecture = architecture.trim();
-    let control = control::control(&version, architecture, tree.kibibytes()?, &text)?;
+    let both = [text, library].concat();
+    let control = control::control(&version, architecture, tree.kibibytes()?, &both)?;
     tree.add("DEBIAN/control", control.as_bytes(), 0o644)?;
+    // The dynamic linker is told of the library (deb-triggers(5)).
+    tree.add("DEBIAN/triggers", b"activate-noawait ldconfig\n", 0o644)?;
     tree.add("DEBIAN/md5sums", tree.checksums()?.as_bytes(), 0o644)?;
     let package = folder.join(format!("millstream_{version}_{architecture}.deb"));
     let mut command = Command::new("dpkg-deb");
@@ -61,6 +82,18 @@ fn build(program: &Path, folder: &Path) -> Result<PathBuf> {
     command.args(["--build", "--root-owner-group"]).arg(&root).arg(&package);
     process::output(&mut command)?;
     Ok(package)
+}
+
+fn add_library(tree: &Tree, library: &[u8]) -> Result<()> {
+    tree.add(LIBRARY, library, 0o644)?;
+    symlink("libmillstream.so.0", tree.root.join(LIBRARY_LINK))?;
+    let root = process::repository_root();
+    for entry in fs::read_dir(root.join(HEADERS.0))? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        tree.add(&format!("{}/{name}", HEADERS.1), &fs::read(&path)?, 0o644)?;
+    }
+    tree.add(PKG_CONFIG.1, &fs::read(root.join(PKG_CONFIG.0))?, 0o644)
 }
 
 fn add_manual(tree: &Tree) -> Result<()> {
@@ -85,7 +118,7 @@ fn add_documents(tree: &Tree) -> Result<()> {
     tree.add(&place("command-line.md"), &read("docs/command-line.md")?, 0o644)?;
     tree.add_compressed(&place("changelog.gz"), &read("CHANGELOG.md")?)?;
     tree.add_compressed(&place("changelog.Debian.gz"), control::changelog()?.as_bytes())?;
-    tree.add_compressed(&place("third-party-licences.gz"), notices::notices()?.as_bytes())?;
+    tree.add_compressed(&place("third-party-licences.gz"), notices(OURS)?.as_bytes())?;
     let overrides = read("packaging/debian/lintian-overrides")?;
     tree.add("usr/share/lintian/overrides/millstream", &overrides, 0o644)
 }
@@ -125,6 +158,8 @@ impl Tree {
             for entry in fs::read_dir(folder)? {
                 let path = entry?.path();
                 match path.is_dir() {
+                    // What it leads to is there by itself.
+                    _ if path.is_symlink() => {}
                     true => folders.push(path),
                     false => files.push(path.strip_prefix(&self.root)?.to_owned()),
                 }
@@ -156,7 +191,7 @@ impl Tree {
 mod tests {
     use super::*;
 
-    /// With any program that answers: `echo` stands for what prints completions.
+    /// With any program that answers: `echo` stands for what prints completions, and for the library.
     #[test]
     fn a_package_has_what_it_should() {
         if !install::absent(install::FOR_PACKAGE).is_empty() {
@@ -165,7 +200,8 @@ mod tests {
             return;
         }
         let folder = process::target_directory().join(format!("package-{}", std::process::id()));
-        let package = build(Path::new("/bin/echo"), &folder).unwrap();
+        let echo = Path::new("/bin/echo");
+        let package = build(echo, echo, &folder).unwrap();
         let list = Command::new("dpkg-deb").arg("--contents").arg(&package).output().unwrap();
         let list = String::from_utf8(list.stdout).unwrap();
         let control =
@@ -182,12 +218,18 @@ mod tests {
             "usr/share/doc/millstream/README.md",
             "usr/share/doc/millstream/changelog.gz",
             "usr/share/doc/millstream/third-party-licences.gz",
+            "usr/lib/libmillstream.so.0",
+            "usr/lib/pkgconfig/millstream.pc",
+            "usr/include/millstream.h",
+            "usr/include/transfer_engine_c.h",
         ] {
             let line = list.lines().find(|line| line.ends_with(&format!(" ./{path}")));
             let line = line.unwrap_or_else(|| panic!("{path} is not in {list}"));
             let mode = if path.contains("/bin/") { "-rwxr-xr-x" } else { "-rw-r--r--" };
             assert!(line.starts_with(&format!("{mode} root/root")), "{line}");
         }
+        let link = "./usr/lib/libmillstream.so -> libmillstream.so.0";
+        assert!(list.lines().any(|line| line.starts_with('l') && line.ends_with(link)), "{list}");
         for field in ["Package: millstream\n", "Depends: libc6 (>= 2.", "Suggests: libibverbs1"] {
             assert!(control.contains(field), "{field} is not in {control}");
         }

@@ -12,13 +12,13 @@ use crate::licences;
 /// What files with the text of a licence are called, in capitals and in either spelling.
 const NAMES: &[&str] = &["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE", "UNLICENSE"];
 
-/// The packages that the command is built of, each with its licence, and the texts of all of them.
-pub(super) fn notices() -> Result<String> {
+/// The packages that these of ours are built of, each with its licence, and the texts of all of them.
+pub(crate) fn notices(ours: &[&str]) -> Result<String> {
     let metadata = licences::metadata()?;
     let mut list = String::new();
     // The same text stands once, under the names of all who have it.
     let mut texts: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-    for package in used(&metadata)? {
+    for package in used(&metadata, ours)? {
         let text = |key: &str| package[key].as_str().unwrap_or("?");
         let name = format!("{} {}", text("name"), text("version"));
         list.push_str(&format!("  {name}: {}\n", text("license")));
@@ -40,13 +40,16 @@ pub(super) fn notices() -> Result<String> {
     Ok(all)
 }
 
-/// The packages of others that the command is linked with, by name.
-fn used(metadata: &Value) -> Result<Vec<&Value>> {
+/// The packages of others that those of ours with these names are linked with.
+fn used<'a>(metadata: &'a Value, names: &[&str]) -> Result<Vec<&'a Value>> {
     let list = |value: &'_ Value| value.as_array().cloned().unwrap_or_default();
     let nodes = list(&metadata["resolve"]["nodes"]);
     let packages = metadata["packages"].as_array().context("no packages in cargo metadata")?;
-    let command = packages.iter().find(|package| package["name"] == "millstream");
-    let mut waiting = vec![command.context("no package millstream")?["id"].clone()];
+    let find = |name: &&str| {
+        let found = packages.iter().find(|package| package["name"] == *name);
+        Ok(found.with_context(|| format!("no package {name}"))?["id"].clone())
+    };
+    let mut waiting = names.iter().map(find).collect::<Result<Vec<_>>>()?;
     let mut seen = BTreeSet::new();
     while let Some(id) = waiting.pop() {
         if !seen.insert(id.to_string()) {
@@ -86,7 +89,9 @@ mod tests {
 
     #[test]
     fn what_is_linked_is_named_and_what_tests_need_is_not() {
-        let text = notices().unwrap();
+        let of_python = notices(&["millstream-python"]).unwrap();
+        assert!(of_python.contains("\n  pyo3 ") && !of_python.contains("\n  clap "), "{of_python}");
+        let text = notices(&["millstream"]).unwrap();
         let (list, texts) = text.split_once("----").unwrap();
         for package in ["clap", "libc", "serde_json", "tokio"] {
             assert!(list.contains(&format!("\n  {package} ")), "{package} is not in {list}");

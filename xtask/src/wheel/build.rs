@@ -9,6 +9,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use super::environment::Environment;
+use crate::package::notices;
 use crate::process;
 
 /// The oldest C library that it is for, as maturin says it.
@@ -35,10 +36,53 @@ pub(super) fn wheels() -> Result<Wheels> {
     maturin.env("PATH", path_with(&tools)?).current_dir(process::repository_root());
     process::run(&mut maturin)?;
     tools.build_wheel("bindings/mooncake", &folder)?;
-    Ok(Wheels {
-        native: find(&folder, "millstream-")?,
-        mooncake: find(&folder, "millstream_mooncake-")?,
-    })
+    let (native, mooncake) =
+        (find(&folder, "millstream-")?, find(&folder, "millstream_mooncake-")?);
+    // In the other one is no code of others.
+    let others = notices(&["millstream-python"])?;
+    add_licences(&tools, &native, &[(THIRD_PARTY, others)])?;
+    add_licences(&tools, &mooncake, &[])?;
+    Ok(Wheels { native: find(&folder, "millstream-")?, mooncake })
+}
+
+/// The licences of what the native module is built of.
+pub(super) const THIRD_PARTY: &str = "third-party-licences";
+
+/// Our licences, which ask that their texts go with what is under them.
+pub(super) const OWN: [&str; 2] = ["LICENSE-MIT", "LICENSE-APACHE"];
+
+/// Adds our licences and these texts to a wheel, where such are (PEP 639), and writes its list of files anew.
+fn add_licences(tools: &Environment, wheel: &Path, others: &[(&str, String)]) -> Result<()> {
+    let folder = process::target_directory().join("python/repacked");
+    if folder.exists() {
+        fs::remove_dir_all(&folder)?;
+    }
+    let into = wheel.parent().context("a wheel lies in a folder")?;
+    let run = |task: &str, from: &Path, to: &Path| {
+        let mut command = Command::new(tools.python());
+        command.args(["-m", "wheel", task]).arg(from).arg("-d").arg(to);
+        process::output(&mut command).map(drop)
+    };
+    run("unpack", wheel, &folder)?;
+    let unpacked = only(&folder, |_| true)?;
+    let licences = only(&unpacked, |name| name.ends_with(".dist-info"))?.join("licenses");
+    fs::create_dir_all(&licences)?;
+    for name in OWN {
+        fs::copy(process::repository_root().join(name), licences.join(name))?;
+    }
+    for (name, text) in others {
+        fs::write(licences.join(name), text)?;
+    }
+    fs::remove_file(wheel)?;
+    run("pack", &unpacked, into)
+}
+
+/// The only entry of a folder whose name is such.
+fn only(folder: &Path, wanted: impl Fn(&str) -> bool) -> Result<PathBuf> {
+    let entries = fs::read_dir(folder)?.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut found =
+        entries.filter(|path| wanted(&path.file_name().unwrap_or_default().to_string_lossy()));
+    found.next().with_context(|| format!("{} has not what it should", folder.display()))
 }
 
 /// Where programs are looked for, those of the tools first.

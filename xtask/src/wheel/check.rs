@@ -6,6 +6,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::build;
 use crate::process;
 
 /// Bytes that a wheel may have.
@@ -35,6 +36,7 @@ pub(super) fn native(wheel: &Path) -> Result<()> {
     fs::create_dir_all(&folder)?;
     let mut unzip = Command::new("python3.11");
     process::run(unzip.args(["-m", "zipfile", "-e"]).args([wheel, &folder]))?;
+    licences(&folder)?;
     let module = folder.join("millstream/_native.abi3.so");
     let dump = process::output(Command::new("objdump").arg("-p").arg(&module))?;
     let needed = Needed::of(&dump)?;
@@ -46,6 +48,23 @@ pub(super) fn native(wheel: &Path) -> Result<()> {
     eprintln!(
         "xtask: the wheel has {size} bytes, and needs glibc {major}.{minor} and nothing else"
     );
+    Ok(())
+}
+
+/// Looks whether the texts of all licences are in an unpacked wheel.
+fn licences(folder: &Path) -> Result<()> {
+    let entries = fs::read_dir(folder)?.filter_map(|entry| Some(entry.ok()?.path()));
+    let mut information =
+        entries.filter(|path| path.extension().is_some_and(|it| it == "dist-info"));
+    let information = information.next().context("the wheel has no dist-info")?;
+    for name in build::OWN.into_iter().chain([build::THIRD_PARTY]) {
+        let text = fs::read_to_string(information.join("licenses").join(name));
+        let text = text.with_context(|| format!("the wheel has no {name}"))?;
+        ensure!(
+            text.contains("Permission is hereby granted") || text.contains("Apache License"),
+            "{name} has no licence"
+        );
+    }
     Ok(())
 }
 

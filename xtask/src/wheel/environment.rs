@@ -12,7 +12,8 @@ use crate::process;
 const PYTHON: &str = "python3.11";
 
 /// What builds wheels.
-const TOOLS: [&str; 3] = ["maturin==1.16.0", "ziglang==0.17.1", "hatchling==1.33.0"];
+const TOOLS: [&str; 4] =
+    ["maturin==1.16.0", "ziglang==0.17.1", "hatchling==1.33.0", "wheel==0.45.1"];
 
 pub(super) struct Environment {
     folder: PathBuf,

@@ -6,13 +6,14 @@ mod environment;
 mod mooncake;
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use self::build::Wheels;
 use self::environment::Environment;
+use crate::mooncake::wheel as original;
 use crate::{install, process};
 
 /// Builds the wheels into `target/wheels`, checks and tests them.
@@ -31,7 +32,7 @@ pub(crate) fn run() -> Result<()> {
     check::native(&wheels.native)?;
     let environment = timed("installed", || {
         let environment = Environment::fresh("test")?;
-        environment.install(&["numpy"])?;
+        environment.install(&[original::NUMPY])?;
         environment.install_wheels(&[&wheels.native, &wheels.mooncake])?;
         Ok(environment)
     })?;
@@ -57,6 +58,47 @@ fn unit_tests(environment: &Environment, folder: &str) -> Result<()> {
     // What hangs is a failure.
     let mut python = Command::new("timeout");
     python.args(["--kill-after=10", "600"]).arg(environment.python());
-    python.args(["-I", "-B", "-W", "error::ResourceWarning", "-m", "unittest", "discover", "-s"]);
-    process::run(python.arg(folder).current_dir(Path::new("/")))
+    python.args(["-I", "-B", "-W", "always::ResourceWarning", "-m", "unittest", "discover", "-s"]);
+    python.arg(&folder).current_dir(Path::new("/")).stdin(Stdio::null()).stderr(Stdio::piped());
+    let output = python.output().context("cannot start the tests in Python")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    eprint!("{said}");
+    ensure!(
+        output.status.success(),
+        "the tests in {} ended with {}",
+        folder.display(),
+        output.status
+    );
+    judge(&said).with_context(|| format!("the tests in {}", folder.display()))
+}
+
+/// What tests must not have said, though they have passed: an interpreter ends with 0 when there are none, and whatever
+/// is raised where an object ends is told and forgotten.
+fn judge(said: &str) -> Result<()> {
+    let ran = said.lines().find_map(|line| line.strip_prefix("Ran "));
+    let count = ran.and_then(|rest| rest.split(' ').next()?.parse::<u32>().ok());
+    ensure!(count.is_some_and(|count| count > 0), "no test has run");
+    for wrong in ["ResourceWarning", "Exception ignored in"] {
+        ensure!(!said.contains(wrong), "there is a {wrong:?} in what they say");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tests_that_do_not_run_or_leave_things_open_have_failed() {
+        judge("..\n-----\nRan 2 tests in 0.1s\n\nOK\n").unwrap();
+        let wrong = [
+            "",
+            "\nRan 0 tests in 0.000s\n\nNO TESTS RAN\n",
+            "Exception ignored in: <function A.__del__>\nRan 2 tests in 0.1s\n\nOK\n",
+            "a.py:7: ResourceWarning: unclosed file\nRan 2 tests in 0.1s\n\nOK\n",
+        ];
+        for said in wrong {
+            assert!(judge(said).is_err(), "{said}");
+        }
+    }
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::Wheels;
 use super::environment::Environment;
@@ -23,17 +23,23 @@ pub(super) fn compare(ours: &Environment) -> Result<()> {
         }
     };
     let ours = ours.python();
-    let expected = lines(&theirs, &theirs)?;
-    let ended = expected.last().is_some_and(|line| line.starts_with(LAST));
-    ensure!(ended, "the original ended after {:?}", expected.last());
+    let original = said(&theirs, &theirs)?;
+    let expected = original.lines;
+    if !expected.last().is_some_and(|line| line.starts_with(LAST)) {
+        eprint!("{}", original.complaints);
+        bail!("the original ended after {:?}", expected.last());
+    }
     let pairs = [
         ("ours", &ours, &ours),
         ("ours to the original", &ours, &theirs),
         ("the original to ours", &theirs, &ours),
     ];
     for (who, initiator, target) in pairs {
-        let found = lines(initiator, target)?;
-        let wrong = differences(who, &expected, &found);
+        let found = said(initiator, target)?;
+        let wrong = differences(who, &expected, &found.lines);
+        if wrong > 0 {
+            eprint!("{}", found.complaints);
+        }
         ensure!(wrong == 0, "{wrong} lines of bindings/mooncake/tests/contract.py differ: {who}");
     }
     eprintln!("xtask: the original and ours print the same {} lines", expected.len());
@@ -58,16 +64,26 @@ fn differences(who: &str, expected: &[String], found: &[String]) -> usize {
 /// What the program prints at the end.
 const LAST: &str = "= batch_unregister_memory";
 
-/// What the program prints with this interpreter, and that one for its target.
-fn lines(python: &Path, target: &Path) -> Result<Vec<String>> {
+/// What the program says.
+struct Said {
+    /// What it prints.
+    lines: Vec<String>,
+    /// Why there are codes that are not 0, and how it has failed, if it has.
+    complaints: String,
+}
+
+/// What the program says with this interpreter, and that one for its target.
+fn said(python: &Path, target: &Path) -> Result<Said> {
     let script = process::repository_root().join("bindings/mooncake/tests/contract.py");
     let mut command = Command::new(python);
-    // Both say on stderr why there are codes that are not 0.
     command.env("CONTRACT_TARGET", target);
-    command.args(["-I".as_ref(), script.as_os_str()]).stderr(Stdio::null()).stdin(Stdio::null());
+    command.args(["-I".as_ref(), script.as_os_str()]).stdin(Stdio::null());
     let output = command.output().context("cannot start python")?;
     let text = String::from_utf8_lossy(&output.stdout);
-    Ok(text.lines().filter(|line| line.starts_with("= ")).map(str::to_owned).collect())
+    let lines = text.lines().filter(|line| line.starts_with("= ")).map(str::to_owned).collect();
+    let complaints = String::from_utf8_lossy(&output.stderr).into_owned();
+    let complaints = format!("{complaints}xtask: it ended with {}\n", output.status);
+    Ok(Said { lines, complaints })
 }
 
 /// Installs and removes both in both orders.
