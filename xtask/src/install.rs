@@ -78,11 +78,18 @@ const OBJDUMP: Need = Need {
     reason: "says which versions of libraries a module needs",
 };
 
+/// Arguments with which programs succeed only where all of their package is there. Debian has `python3.11` without what
+/// makes virtual environments.
+const PROBES: &[(&str, &[&str])] = &[("python3.11", &["-c", "import ensurepip, venv"])];
+
 /// What `cargo xtask wheel` needs.
 pub(crate) const FOR_WHEELS: &[Need] = &[PYTHON, OBJDUMP];
 
 /// What `cargo xtask mooncake` needs.
 pub(crate) const FOR_MOONCAKE: &[Need] = &[PYTHON];
+
+/// What it needs for rows with a metadata server.
+pub(crate) const FOR_METADATA: &[Need] = &[ETCD];
 
 /// What `cargo xtask power-cut` needs beside what `interop` does.
 pub(crate) const FOR_POWER_CUT: &[Need] = &[MKE2FS];
@@ -129,7 +136,14 @@ pub(crate) fn ensure_libraries(packages: &[&str]) -> Result<()> {
 }
 
 pub(crate) fn absent(needs: &'static [Need]) -> Vec<&'static Need> {
-    needs.iter().filter(|need| process::find_program(need.program).is_none()).collect()
+    needs.iter().filter(|need| !is_there(need.program, PROBES)).collect()
+}
+
+/// Whether there is a program, and it succeeds with the arguments that the table has for it.
+fn is_there(program: &str, probes: &[(&str, &[&str])]) -> bool {
+    let Some(path) = process::find_program(program) else { return false };
+    let mut probes = probes.iter().filter(|(probed, _)| *probed == program);
+    probes.all(|(_, arguments)| process::succeeds(Command::new(&path).args(*arguments)))
 }
 
 fn install(packages: &[&str]) -> Result<()> {
@@ -171,4 +185,17 @@ DEBIAN_FRONTEND=noninteractive apt-get "$@"
 fn apt_get(prefix: &[&str], arguments: &[&str]) -> Result<()> {
     let words = [prefix, &["sh", "-c", APT_GET, "apt-get"], arguments].concat();
     process::run(Command::new(words[0]).args(&words[1..]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_without_all_of_its_package_is_not_there() {
+        assert!(is_there("sh", &[]));
+        assert!(is_there("sh", &[("sh", &["-c", "exit 0"]), ("other", &[])]));
+        assert!(!is_there("sh", &[("sh", &["-c", "exit 1"])]));
+        assert!(!is_there("no-such-program", &[]));
+    }
 }

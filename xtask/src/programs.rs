@@ -46,7 +46,14 @@ pub(crate) fn fast_millstream() -> Result<PathBuf> {
     }
 }
 
-/// The same, optimized and with line tables.
+/// The C library, optimized.
+pub(crate) fn fast_library() -> Result<PathBuf> {
+    let arguments = ["build", "--release", "--package", "millstream-c"];
+    process::run(process::cargo().args(arguments))?;
+    Ok(process::target_directory().join("release/libmillstream.so"))
+}
+
+/// The command, optimized and with line tables.
 pub(crate) fn profiled_millstream() -> Result<PathBuf> {
     match std::env::var_os("MILLSTREAM_BIN") {
         Some(path) => Ok(PathBuf::from(path)),

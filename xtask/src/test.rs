@@ -25,6 +25,7 @@ const STEPS: &[Step] = &[
     ("wheels", wheel::run),
     ("power cut", || interop::power_cut::run(&interop::power_cut::Options::default())),
     ("verbs over packet sockets", verbs_over_packet_sockets),
+    ("transfers with TENT", transfers_with_tent),
     ("seeds", campaign::run_of_commit),
     ("tests", tests),
 ];
@@ -109,6 +110,17 @@ fn verbs_over_packet_sockets() -> Result<()> {
     command.args(if has_nextest() { &["nextest", "run"][..] } else { &["test"] });
     command.args(["-p", "millstream-verbs", "--test", "suite"]);
     process::run(command.env("MILLSTREAM_TEST_DRIVER", "packet"))
+}
+
+/// The tests of transfers over several NICs, of their failures and fences, once more with the other policy.
+fn transfers_with_tent() -> Result<()> {
+    let mut command = process::cargo();
+    command.args(if has_nextest() { &["nextest", "run"][..] } else { &["test"] });
+    command.args(["-p", "millstream-transfer"]);
+    for test in ["rdma", "cut_links", "failures", "fences", "restart"] {
+        command.args(["--test", test]);
+    }
+    process::run(command.env("MC_USE_TENT", "1"))
 }
 
 fn has_nextest() -> bool {

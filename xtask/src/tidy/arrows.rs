@@ -13,14 +13,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("verbs", &["wire", "roce", "net"]),
     ("topology", &[]),
     ("lab", &[]),
-    ("metadata", &[]),
+    // For what the system's resolver says, which the standard library has as text only.
+    ("metadata", &["net"]),
     // Memory that processes share is no RDMA, and no files are.
     ("transfer", &["net", "verbs", "metadata", "topology", "transfer-core"]),
     ("python", &["net", "verbs", "metadata", "topology", "transfer"]),
     ("collective", &["wire", "roce", "verbs", "inc"]),
     ("control", &["wire", "roce", "inc", "net"]),
     // The shared library is another door to what the command offers, not a part of it.
-    ("c", &["net", "verbs", "topology", "metadata", "transfer"]),
+    ("c", &["net", "verbs", "topology", "metadata", "transfer", "collective"]),
     (
         "cli",
         &[
