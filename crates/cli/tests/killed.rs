@@ -13,9 +13,9 @@ const THREADS: usize = 4;
 const EACH: usize = 40;
 const ROUNDS: usize = 5;
 
-/// The first two rounds fill what is kept for use again. If a killed process cost 2 KiB, the others
-/// would cost twice as much as this.
-const GROWTH_KIB: u64 = 480;
+/// Of one round, after the first two, which fill what is kept for use again. If a killed process cost 2 KiB, each
+/// round would cost twice as much as this.
+const GROWTH_KIB: i64 = 160;
 
 /// Starts a `get` and kills it when its first byte has come, so in mid-transfer.
 fn kill_one(segment: &str, bind: &str) {
@@ -30,7 +30,7 @@ fn kill_one(segment: &str, bind: &str) {
 }
 
 /// Memory of a process that is resident, in KiB.
-fn resident(node: &Running) -> u64 {
+fn resident(node: &Running) -> i64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", node.id())).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
@@ -44,8 +44,8 @@ fn a_node_forgets_those_that_were_killed() {
     command.args(["node", "--buffer=64MiB", "--protocol=rdma:soft", "--bind", &bind]);
     let mut node = Running::start("node", &mut command);
     let segment = node.ready()["segment"].as_str().unwrap().to_owned();
-    let mut before = 0;
-    for round in 0..ROUNDS {
+    let mut sizes = Vec::new();
+    for _ in 0..ROUNDS {
         thread::scope(|scope| {
             for _ in 0..THREADS {
                 let (segment, bind) = (&segment, address());
@@ -56,12 +56,14 @@ fn a_node_forgets_those_that_were_killed() {
         for _ in 0..THREADS * EACH * 9 / 10 {
             while !node.error_line().contains("forgotten") {}
         }
-        if round == 1 {
-            before = resident(&node);
-        }
+        sizes.push(resident(&node));
     }
-    let last = resident(&node);
-    assert!(last <= before + GROWTH_KIB, "{before} KiB after two rounds, {last} after the last");
+    // A leak costs the same in every round. That more were connected at once than ever before, as a loaded machine
+    // makes it come about, costs once.
+    let mut growths: Vec<i64> = sizes[1..].windows(2).map(|pair| pair[1] - pair[0]).collect();
+    growths.sort_unstable();
+    let median = growths[growths.len() / 2];
+    assert!(median <= GROWTH_KIB, "resident KiB after each round: {sizes:?}");
     node.signal("TERM");
     node.output().success();
 }
