@@ -4,6 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use clap::Args;
 use millstream_control::switch::{self, RunError, SwitchConfig};
+use millstream_net::Driver;
 use serde::Serialize;
 
 use crate::daemon::ReadyLine;
@@ -24,6 +25,10 @@ pub(crate) struct Arguments {
     /// Local address [default: one that leads to the controller]
     #[arg(long, value_name = "IP")]
     bind: Option<IpAddr>,
+    /// How it sends: udp, which needs no privileges, or packet, which needs CAP_NET_RAW and checks
+    /// the whole invariant CRC
+    #[arg(long, value_name = "DRIVER", default_value_t)]
+    driver: Driver,
     /// Send every packet as its own datagram, as captures want it
     #[arg(long)]
     no_segmentation_offload: bool,
@@ -40,7 +45,8 @@ struct Ready<'a> {
 
 /// Runs `switch`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let Arguments { controller, name, bind: bind_address, no_segmentation_offload } = arguments;
+    let Arguments { controller, name, bind: bind_address, driver, no_segmentation_offload } =
+        arguments;
     bind::check(bind_address.as_slice())?;
     let controller = address::resolve(controller)?;
     let segmentation_offload = !no_segmentation_offload;
@@ -51,6 +57,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let line = ReadyLine::default();
         let ready = |address| line.print(&Ready { name: &name, controller, address });
         let config = SwitchConfig {
+            driver: *driver,
             segmentation_offload,
             ..SwitchConfig::new(controller, name.as_str(), address)
         };

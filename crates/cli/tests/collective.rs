@@ -2,12 +2,13 @@
 
 mod common;
 
+use std::fs;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use socket2::{Domain, Socket, Type};
 
-use common::{Output, Running, address, millstream, run, serve};
+use common::{Output, Running, address, millstream, run, serve, serve_with, skip};
 
 fn host(controller: &str, world: u32, rank: u32, more: &[&str]) -> Running {
     let bind = address();
@@ -35,6 +36,35 @@ fn every_element_of_every_rank_is_right() {
             assert_eq!(report["wrong"], 0);
         }
     }
+}
+
+/// Its packets are whole IP packets then, headers and invariant CRC. Over loopback the hosts have to send so too.
+#[test]
+fn a_switch_on_a_packet_socket_is_as_exact() {
+    if let Err(error) = Socket::new(Domain::PACKET, Type::DGRAM, None) {
+        return skip(&format!("a packet socket needs CAP_NET_RAW: {error}"));
+    }
+    let ([_controller, switch], controller) = serve_with(&["--driver=packet"]);
+    assert!(has_packet_socket(switch.id()));
+    let arguments = ["--size=1000004", "--iters=3", "--verify", "--json", "--driver=packet"];
+    let hosts: Vec<Running> = (0..3).map(|rank| host(&controller, 3, rank, &arguments)).collect();
+    for host in hosts {
+        let report = host.output().success().json();
+        assert_eq!([&report["checked"], &report["wrong"]], [750_003, 0]);
+    }
+}
+
+/// By the numbers of its sockets, among those of all packet sockets.
+fn has_packet_socket(process: u32) -> bool {
+    let table = fs::read_to_string("/proc/net/packet").unwrap();
+    let numbers: Vec<_> =
+        table.lines().skip(1).filter_map(|line| line.split_whitespace().last()).collect();
+    fs::read_dir(format!("/proc/{process}/fd")).unwrap().any(|entry| {
+        let target = fs::read_link(entry.unwrap().path()).unwrap_or_default();
+        let target = target.to_string_lossy();
+        let number = target.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']'));
+        number.is_some_and(|number| numbers.contains(&number))
+    })
 }
 
 #[test]

@@ -3,12 +3,13 @@
 use std::net::IpAddr;
 
 use millstream_inc::{
-    Abort, CommunicatorSpec, CreateError, Created, ParentSpec, SwitchConfig, SwitchEvent,
-    SwitchNode,
+    Abort, CommunicatorSpec, CreateError, Created, ParentSpec, SwitchEvent, SwitchNode,
 };
 use millstream_net::{Failure, OpenError, Progress, ProgressConfig};
 use thiserror::Error;
 use tokio::sync::mpsc;
+
+use crate::switch::SwitchConfig;
 
 /// Why a communicator was not made, or not connected.
 #[derive(Debug, Error)]
@@ -28,11 +29,12 @@ pub(crate) struct DataPlane {
 }
 
 impl DataPlane {
-    pub(crate) fn open(node: SwitchConfig, segmentation_offload: bool) -> Result<Self, OpenError> {
+    pub(crate) fn open(switch: &SwitchConfig) -> Result<Self, OpenError> {
         let config = ProgressConfig {
-            segmentation_offload,
+            driver: switch.driver,
+            segmentation_offload: switch.segmentation_offload,
             name: "switch".to_owned(),
-            ..ProgressConfig::new(node.address)
+            ..ProgressConfig::new(switch.node.address)
         };
         // Unbounded, but a communicator has three events at most, and their number is limited.
         let (sender, events) = mpsc::unbounded_channel();
@@ -47,7 +49,8 @@ impl DataPlane {
         // they are until the communicator is destroyed. That happens in `DataPlane::destroy`,
         // while nothing is being sent (see there); in a failed `create_communicator`, before
         // there is anything to send; and with the node, after its thread has ended.
-        let progress = unsafe { Progress::start(config, SwitchNode::new(node), after_round)? };
+        let progress =
+            unsafe { Progress::start(config, SwitchNode::new(switch.node.clone()), after_round)? };
         Ok(Self { progress, events })
     }
 

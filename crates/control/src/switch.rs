@@ -16,7 +16,7 @@ use millstream_inc::{
     Abort, ChildSpec, CommunicatorSpec, Created, Edge, ParentSpec, SwitchConfig as NodeConfig,
     SwitchEvent, Uplink,
 };
-use millstream_net::{Failure, OpenError};
+use millstream_net::{Driver, Failure, OpenError};
 use thiserror::Error;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -48,6 +48,8 @@ pub struct SwitchConfig {
     pub name: String,
     /// Address, limits and timeouts on the data network.
     pub node: NodeConfig,
+    /// How it sends and receives.
+    pub driver: Driver,
     /// Use the kernel's segmentation offload where it has it.
     pub segmentation_offload: bool,
 }
@@ -59,6 +61,7 @@ impl SwitchConfig {
             controller,
             name: name.into(),
             node: NodeConfig::new(bind, crate::seed()),
+            driver: Driver::default(),
             segmentation_offload: true,
         }
     }
@@ -99,7 +102,7 @@ pub fn run(
             return Ok(());
         }
         let mut switch = Switch {
-            data_plane: DataPlane::open(config.node.clone(), config.segmentation_offload)?,
+            data_plane: DataPlane::open(&config)?,
             config,
             communicators: BTreeSet::new(),
             ready: Some(ready),

@@ -316,13 +316,18 @@ pub(crate) fn processor_ticks(process: u32) -> u64 {
 
 /// A controller, a switch, and where the controller listens.
 pub(crate) fn serve() -> ([Running; 2], String) {
+    serve_with(&[])
+}
+
+/// The same, with more arguments for the switch.
+pub(crate) fn serve_with(more: &[&str]) -> ([Running; 2], String) {
     let listen = format!("{}:0", address());
     let mut controller =
         Running::start("controller", millstream().args(["controller", "--listen", &listen]));
     let listen = controller.ready()["listen"].as_str().unwrap().to_owned();
     let bind = address();
     let arguments = ["switch", "--controller", &listen, "--name=s0", "--bind", &bind];
-    let mut switch = Running::start("switch", millstream().args(arguments));
+    let mut switch = Running::start("switch", millstream().args(arguments).args(more));
     switch.ready();
     ([controller, switch], listen)
 }
