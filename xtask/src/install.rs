@@ -60,10 +60,27 @@ const NM: Need =
 const PKG_CONFIG: Need =
     Need { program: "pkg-config", package: "pkg-config", reason: "finds our library, as users do" };
 
+const SYSTEMD_ANALYZE: Need =
+    Need { program: "systemd-analyze", package: "systemd", reason: "reads our units" };
+
 /// What `cargo xtask test` needs.
 pub(crate) const FOR_TESTS: &[Need] = &[
-    TSHARK, TCPDUMP, IP, QEMU, ZSH, FISH, DPKG, MKE2FS, ETCD, REDIS, MEMCACHED, GCC, GPP, NM,
+    TSHARK,
+    TCPDUMP,
+    IP,
+    QEMU,
+    ZSH,
+    FISH,
+    DPKG,
+    MKE2FS,
+    ETCD,
+    REDIS,
+    MEMCACHED,
+    GCC,
+    GPP,
+    NM,
     PKG_CONFIG,
+    SYSTEMD_ANALYZE,
 ];
 
 const PYTHON: Need = Need {

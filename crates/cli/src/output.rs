@@ -8,6 +8,7 @@ use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use sd_notify::NotifyState;
 use serde::Serialize;
 use thiserror::Error;
 
@@ -33,10 +34,16 @@ pub(crate) fn json(value: &impl Serialize) -> anyhow::Result<()> {
     Ok(answer(&text)?)
 }
 
-/// Prints the line that says that a daemon serves, and how to reach it.
+/// Prints the line that says that a daemon serves, and how to reach it. Tells the service manager too,
+/// if that has started it (sd_notify(3)).
 pub(crate) fn ready(value: &impl Serialize) -> anyhow::Result<()> {
     let text = printable(&serde_json::to_string(value)?);
-    Ok(print(&format!("ready {text}\n"))?)
+    print(&format!("ready {text}\n"))?;
+    if let Err(error) = sd_notify::notify(&[NotifyState::Ready]) {
+        // Who set the variable may be gone, and what is served is served.
+        complain(&format!("cannot tell NOTIFY_SOCKET that this is ready: {error}"));
+    }
+    Ok(())
 }
 
 /// Prints a line or several. Nothing in them acts on a terminal; names were [`escaped`] before, so

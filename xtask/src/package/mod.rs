@@ -34,6 +34,9 @@ const HEADERS: (&str, &str) = ("bindings/c/include", "usr/include");
 const PKG_CONFIG: (&str, &str) =
     ("bindings/c/pkgconfig/millstream.pc", "usr/lib/pkgconfig/millstream.pc");
 
+/// The units of systemd.
+const UNITS: (&str, &str) = ("packaging/systemd", "usr/lib/systemd/system");
+
 /// Builds the package of an optimized millstream, or of the one that `MILLSTREAM_BIN` names.
 pub(crate) fn run() -> Result<()> {
     let missing = install::ensure(install::FOR_PACKAGE);
@@ -65,6 +68,7 @@ fn build(program: &Path, library: &Path, folder: &Path) -> Result<PathBuf> {
         tree.add(path, completions.as_bytes(), 0o644)?;
     }
     add_manual(&tree)?;
+    add_units(&tree)?;
     add_documents(&tree)?;
     let version = control::version();
     let architecture = process::output(Command::new("dpkg").arg("--print-architecture"))?;
@@ -104,6 +108,16 @@ fn add_manual(tree: &Tree) -> Result<()> {
         let path = entry?.path();
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         tree.add_compressed(&format!("usr/share/man/man1/{name}.gz"), &fs::read(&path)?)?;
+    }
+    Ok(())
+}
+
+/// Which are started when an administrator enables them.
+fn add_units(tree: &Tree) -> Result<()> {
+    for entry in fs::read_dir(process::repository_root().join(UNITS.0))? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        tree.add(&format!("{}/{name}", UNITS.1), &fs::read(&path)?, 0o644)?;
     }
     Ok(())
 }
