@@ -52,6 +52,20 @@ pub struct Counters {
 }
 
 impl Counters {
+    /// Packets that were dropped, for whatever reason.
+    pub const fn dropped(&self) -> u64 {
+        self.dropped_malformed
+            + self.dropped_icrc
+            + self.dropped_opcode
+            + self.dropped_qpn
+            + self.dropped_source
+            + self.dropped_partition_key
+            + self.dropped_queue_key
+            + self.dropped_no_receive
+            + self.dropped_state
+            + self.dropped_response
+    }
+
     /// What two endpoints have counted together.
     pub const fn plus(self, other: Self) -> Self {
         Self {
@@ -83,6 +97,49 @@ impl Counters {
                 + other.congestion_notifications,
             congestion_notifications_sent: self.congestion_notifications_sent
                 + other.congestion_notifications_sent,
+        }
+    }
+}
+
+/// What one queue pair has counted.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct QueuePairCounters {
+    /// Packets that it has sent, acknowledgements among them.
+    pub packets_sent: u64,
+    /// Packets that came for it and were let in.
+    pub packets_received: u64,
+    /// Payload bytes in packets sent, retransmissions included.
+    pub payload_bytes_sent: u64,
+    /// Payload bytes in packets accepted in order.
+    pub payload_bytes_received: u64,
+    /// Times that its requester went back.
+    pub retransmissions: u64,
+}
+
+impl QueuePairCounters {
+    /// Adds what the endpoint has counted since `before`, all of it for this queue pair. Packets that
+    /// came are counted where it is known whose they are.
+    pub(crate) const fn add_since(&mut self, before: &Baseline, now: &Counters) {
+        self.payload_bytes_sent += now.payload_bytes_sent - before.payload_bytes_sent;
+        self.payload_bytes_received += now.payload_bytes_received - before.payload_bytes_received;
+        self.retransmissions += now.retransmissions - before.retransmissions;
+    }
+}
+
+/// What an endpoint had counted before a queue pair did something.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Baseline {
+    payload_bytes_sent: u64,
+    payload_bytes_received: u64,
+    retransmissions: u64,
+}
+
+impl Baseline {
+    pub(crate) const fn of(counters: &Counters) -> Self {
+        Self {
+            payload_bytes_sent: counters.payload_bytes_sent,
+            payload_bytes_received: counters.payload_bytes_received,
+            retransmissions: counters.retransmissions,
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::completion::{
     Completion, CompletionQueue, CompletionQueueId, CompletionStatus, MAX_COMPLETIONS,
 };
 use crate::config::{EndpointConfig, QueuePairCapabilities, QueuePairConfig, Transport};
-use crate::counters::Counters;
+use crate::counters::{Baseline, Counters, QueuePairCounters};
 use crate::error::{CreateError, PostError};
 use crate::events::{AsyncEvent, Events};
 use crate::icrc_check::Solvers;
@@ -153,6 +153,11 @@ impl<M: Memory> Endpoint<M> {
     /// What it has counted.
     pub fn counters(&self) -> &Counters {
         &self.shared.counters
+    }
+
+    /// What one of its queue pairs has counted since it was made; `None` when there is none of this number.
+    pub fn queue_pair_counters(&self, qpn: Qpn) -> Option<QueuePairCounters> {
+        Some(self.queue_pairs[self.index(qpn)?].as_ref()?.counters)
     }
 
     /// Says how many bytes of packets its receive buffer holds, which all queue pairs share: no more
@@ -617,6 +622,7 @@ impl<M: Memory> Node for Endpoint<M> {
         if meta.congestion_experienced && reliable && !packet.payload.is_empty() {
             pair.congestion.marked(now);
         }
+        let before = Baseline::of(&self.shared.counters);
         pair.communicate(&mut self.shared);
         if packet.opcode.has_deth() {
             pair.receive_datagram(&mut self.shared, meta, datagram.len(), &packet);
@@ -625,6 +631,8 @@ impl<M: Memory> Node for Endpoint<M> {
         } else {
             pair.handle_request(&mut self.shared, &packet);
         }
+        pair.counters.packets_received += 1;
+        pair.counters.add_since(&before, &self.shared.counters);
         self.unflushed = (!self.shared.memory.is_flushed()).then_some(source);
         self.after_change(index);
     }
@@ -638,7 +646,9 @@ impl<M: Memory> Node for Endpoint<M> {
             if pair.deadline().is_some_and(|deadline| deadline <= now) {
                 pair.congestion.wait_is_over(now);
                 pair.complete_datagrams(&mut self.shared);
+                let before = Baseline::of(&self.shared.counters);
                 pair.handle_deadline(now, &mut self.shared);
+                pair.counters.add_since(&before, &self.shared.counters);
                 self.after_change(index);
             } else {
                 self.arm(index);
@@ -659,6 +669,7 @@ impl<M: Memory> Node for Endpoint<M> {
                 continue;
             };
             pair.requester.turn.asked = false;
+            let before = Baseline::of(&self.shared.counters);
             let sent = pair.transmit(now, &mut self.shared, transmit);
             if !sent {
                 pair.ready = false;
@@ -673,6 +684,8 @@ impl<M: Memory> Node for Endpoint<M> {
             }
             transmit.source_qpn = pair.qpn;
             self.shared.counters.packets_sent += 1;
+            pair.counters.packets_sent += 1;
+            pair.counters.add_since(&before, &self.shared.counters);
             self.burst += 1;
             if self.burst >= BURST {
                 self.burst = 0;

@@ -59,7 +59,7 @@ pub use completion::{
     Completion, CompletionOperation, CompletionQueueId, CompletionStatus, MAX_COMPLETIONS,
 };
 pub use config::{EndpointConfig, QueuePairCapabilities, QueuePairConfig, Transport};
-pub use counters::Counters;
+pub use counters::{Counters, QueuePairCounters};
 pub use datagrams::{DatagramDestination, GLOBAL_ROUTE_HEADER_LENGTH};
 pub use endpoint::Endpoint;
 pub use error::{CreateError, PostError};

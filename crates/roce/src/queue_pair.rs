@@ -10,6 +10,7 @@ use crate::budget::ReceiveBudget;
 use crate::completion::{Completion, CompletionQueueId, CompletionStatus};
 use crate::config::{QueuePairCapabilities, QueuePairConfig};
 use crate::congestion::Congestion;
+use crate::counters::QueuePairCounters;
 use crate::datagrams::Datagrams;
 use crate::endpoint::{BURST, Shared};
 use crate::events::AsyncEvent;
@@ -80,6 +81,7 @@ pub(crate) struct QueuePair {
     drained: bool,
     /// In the endpoint's list of queue pairs that may have something to send.
     pub(crate) ready: bool,
+    pub(crate) counters: QueuePairCounters,
 }
 
 impl QueuePair {
@@ -107,6 +109,7 @@ impl QueuePair {
             established: false,
             drained: false,
             ready: false,
+            counters: QueuePairCounters::default(),
         }
     }
 

@@ -238,18 +238,6 @@ impl RailMetrics {
 impl DeviceMetrics {
     pub(crate) fn of(device: &Device) -> Self {
         let counters = device.counters();
-        let dropped = [
-            counters.dropped_malformed,
-            counters.dropped_icrc,
-            counters.dropped_opcode,
-            counters.dropped_qpn,
-            counters.dropped_source,
-            counters.dropped_partition_key,
-            counters.dropped_queue_key,
-            counters.dropped_no_receive,
-            counters.dropped_state,
-            counters.dropped_response,
-        ];
         Self {
             device: device.name().to_owned(),
             packets_sent: counters.packets_sent,
@@ -258,7 +246,7 @@ impl DeviceMetrics {
             payload_bytes_received: counters.payload_bytes_received,
             retransmissions: counters.retransmissions,
             timeouts: counters.timeouts,
-            packets_dropped: dropped.iter().sum(),
+            packets_dropped: counters.dropped(),
             congestion_notifications: counters.congestion_notifications,
         }
     }
