@@ -65,4 +65,7 @@ pub use ranks::Ranks;
 pub use spec::{
     ChildSpec, CommunicatorSpec, MAX_SEGMENT_BYTES, MAX_WINDOW, MAX_WORLD, ParentSpec, SpecError,
 };
-pub use switch::{CreateError, Created, Edge, SwitchConfig, SwitchEvent, SwitchNode, Uplink};
+pub use switch::{
+    CommunicatorCounts, CreateError, Created, Edge, PortCounts, SwitchConfig, SwitchEvent,
+    SwitchNode, Uplink,
+};

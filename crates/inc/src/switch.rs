@@ -1,6 +1,7 @@
 //! The switch: an endpoint whose memory adds, and the bookkeeping around it.
 
 mod create;
+mod ports;
 
 use core::net::IpAddr;
 use core::time::Duration;
@@ -19,6 +20,7 @@ use crate::answer::Answer;
 use crate::communicator::{CommunicatorStatistics, Tag};
 
 pub use create::{CreateError, Created, Edge, Uplink};
+pub use ports::{CommunicatorCounts, PortCounts};
 
 /// What a switch is made with.
 #[derive(Clone, Debug)]

@@ -50,6 +50,22 @@ fn edges_are_told_apart_and_come_in_the_order_of_ranks() {
 }
 
 #[test]
+fn every_port_is_counted_by_itself() {
+    let mut switch = switch(2, 1 << 30);
+    let leaf = CommunicatorSpec { has_parent: true, ..spec(4, 2) };
+    let created = [spec(9, 1), leaf].map(|spec| switch.create_communicator(NOW, &spec).unwrap());
+    let counts = switch.counts();
+    assert!(counts.iter().map(|it| it.communicator).eq([4, 9]));
+    let ports = |index: usize| counts[index].ports.iter().map(|it| (it.rank, it.qpn));
+    let uplink = created[1].uplink.unwrap().qpn;
+    let qpn = |edge: usize| created[1].edges[edge].qpn;
+    assert!(ports(0).eq([(Some(0), qpn(0)), (Some(1), qpn(1)), (None, uplink)]));
+    assert!(ports(1).eq([(Some(0), created[0].edges[0].qpn)]));
+    assert!(switch.destroy_communicator(NOW, 4));
+    assert_eq!(switch.counts().len(), 1);
+}
+
+#[test]
 fn bad_specifications_are_refused_with_the_reason() {
     let good = spec(1, 2);
     let mut duplicate = good.clone();
