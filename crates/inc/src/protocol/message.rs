@@ -5,7 +5,7 @@ use core::net::IpAddr;
 use millstream_wire::{Mtu, Psn, Qpn};
 use serde::{Deserialize, Serialize};
 
-use super::{AbortReason, Awaited, Message, Refusal, fields};
+use super::{AbortReason, Awaited, Message, PortCounters, Refusal, fields};
 use crate::ranks::Ranks;
 
 impl Message for ToController {
@@ -93,6 +93,18 @@ pub enum ToController {
     },
     /// The answer to [`FromController::Ping`].
     Pong,
+    /// Switch: what the ports of a node have counted. The answer to [`FromController::ReadCounters`] is one of
+    /// these for each node.
+    Counters {
+        /// Which.
+        communicator: u64,
+        /// When, by a clock of the switch that never goes back.
+        at_ns: u64,
+        /// Collectives that the node has taken part in.
+        collectives: u64,
+        /// One for each port.
+        ports: Vec<PortCounters>,
+    },
 }
 
 /// What the controller says.
@@ -185,6 +197,8 @@ pub enum FromController {
     },
     /// Anyone: are you alive?
     Ping,
+    /// To a switch: what have your ports counted?
+    ReadCounters,
 }
 
 /// How much a switch can serve at a time.
@@ -340,6 +354,25 @@ mod tests {
             has_parent: false,
             children: (0..MAX_CHILDREN as u32).map(child).collect(),
         };
+        let mut decoder = FrameDecoder::new();
+        decoder.extend(&encode(&message).unwrap());
+        assert_eq!(decoder.next_message(), Ok(Some(message)));
+    }
+
+    #[test]
+    fn the_counters_of_the_widest_node_fit_a_frame() {
+        let most = u64::MAX;
+        let port = |rank| PortCounters {
+            rank,
+            packets_sent: most,
+            packets_received: most,
+            payload_bytes_sent: most,
+            payload_bytes_received: most,
+            retransmissions: most,
+        };
+        let ports = (0..MAX_CHILDREN).map(|_| Some(u32::MAX)).chain([None]).map(port).collect();
+        let message =
+            ToController::Counters { communicator: most, at_ns: most, collectives: most, ports };
         let mut decoder = FrameDecoder::new();
         decoder.extend(&encode(&message).unwrap());
         assert_eq!(decoder.next_message(), Ok(Some(message)));

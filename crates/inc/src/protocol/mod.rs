@@ -25,9 +25,11 @@
 //!
 //! The controller sends [`FromController::Ping`] to everyone, who answers
 //! [`ToController::Pong`]; who does not is taken for dead. Hosts whose group is being made are told
-//! at the same time what it waits for ([`FromController::Waiting`]).
+//! at the same time what it waits for ([`FromController::Waiting`]). A switch that is asked what its ports
+//! have counted ([`FromController::ReadCounters`]) answers with a [`ToController::Counters`] for each node.
 
 mod awaited;
+mod counters;
 mod fields;
 mod frame;
 mod message;
@@ -35,6 +37,7 @@ mod rank_list;
 mod refusal;
 
 pub use awaited::Awaited;
+pub use counters::PortCounters;
 pub use frame::{FrameDecoder, FrameError, Message, VERSION, encode};
 pub use message::{
     FromController, Hello, Plan, SwitchChild, SwitchEdge, SwitchLimits, SwitchReport, SwitchUplink,
