@@ -7,6 +7,7 @@ use millstream_roce::Instant;
 use millstream_wire::{Mtu, Psn, Qpn};
 
 use super::ConnectionId;
+use super::counted::Counted;
 use crate::plan::{SwitchId, Tree};
 use crate::protocol::{
     AbortReason, Awaited, FromController, RankList, Refusal, SwitchEdge, SwitchUplink,
@@ -93,11 +94,13 @@ pub(super) struct Node {
     /// To its children, in their order in the tree.
     pub(super) edges: Vec<SwitchEdge>,
     pub(super) uplink: Option<SwitchUplink>,
+    pub(super) counted: Counted,
 }
 
 impl Node {
     pub(super) fn new(communicator: u64) -> Self {
-        Self { communicator, step: Step::Waiting, edges: Vec::new(), uplink: None }
+        let (step, edges, counted) = (Step::Waiting, Vec::new(), Counted::default());
+        Self { communicator, step, edges, uplink: None, counted }
     }
 }
 

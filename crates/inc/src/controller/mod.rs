@@ -8,10 +8,12 @@
 //! until it fails): who has called its last collective may start the next run under the same name,
 //! while others are still on their way out.
 
+mod counted;
 mod given;
 mod group;
 mod hosts;
 mod nodes;
+mod overview;
 mod placement;
 mod switches;
 #[cfg(test)]
@@ -24,9 +26,14 @@ use std::sync::Arc;
 
 use millstream_roce::Instant;
 
+pub use counted::PortRates;
 pub use given::{EdgeEnd, PlacedEdge, PlacedNode, Placement, PlacementChange};
 pub use group::GroupState;
 use group::{End, Group, HostEnd, Step};
+pub use overview::{
+    CommunicatorOverview, EdgeOverview, EndOverview, GroupOverview, MemberOverview, NodeOverview,
+    Overview, SwitchOverview,
+};
 
 use crate::plan::{FanIn, SwitchId, Tree};
 use crate::protocol::{
@@ -270,6 +277,12 @@ impl Controller {
             }
             (Role::Switch(id), ToController::Report { communicator, report }) => {
                 self.reported(id, communicator, report);
+            }
+            (
+                Role::Switch(id),
+                ToController::Counters { communicator, at_ns, collectives, ports },
+            ) => {
+                self.counted(id, communicator, (at_ns, collectives), &ports);
             }
             (Role::Host { group, rank }, ToController::Connect { qpn, psn, path_mtu }) => {
                 self.connect(connection, group, rank, HostEnd { qpn, psn, path_mtu });

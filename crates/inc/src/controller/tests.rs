@@ -1,5 +1,6 @@
 //! The controller under virtual time: every row of what can go wrong.
 
+mod counted;
 mod topology;
 mod trees;
 mod world;
