@@ -12,7 +12,10 @@ use std::thread::{self, JoinHandle};
 
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
-use hyper::header::{ALLOW, CACHE_CONTROL, CONTENT_TYPE, HeaderValue};
+use hyper::header::{
+    ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue,
+    REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
 use hyper::{Method, Request, Response, StatusCode};
 use thiserror::Error;
 use tokio::net::TcpListener;
@@ -22,6 +25,22 @@ use crate::{Shutdown, shutdown};
 
 /// Connections that are served at a time.
 const CONNECTIONS: usize = 32;
+
+/// What every response says. A page may load what this server has and nothing else, may not be part of
+/// another one, and is what its media type says: where a name of somebody got into a page unescaped, it
+/// could not run anything.
+const HEADERS: [(HeaderName, HeaderValue); 4] = [
+    (CACHE_CONTROL, HeaderValue::from_static("no-store")),
+    (
+        CONTENT_SECURITY_POLICY,
+        HeaderValue::from_static(
+            "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+             base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+        ),
+    ),
+    (X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
+    (REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+];
 
 /// What is at a path.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -118,7 +137,7 @@ fn answer(pages: &Arc<Pages>, request: &Request<Incoming>) -> Answer {
             response
         }
     };
-    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response.headers_mut().extend(HEADERS);
     Ok::<_, Infallible>(response)
 }
 
