@@ -20,6 +20,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{sleep, timeout};
 
+use crate::api::{ControllerView, Watch};
 use crate::plans::Plans;
 use crate::reader::{MessageReader, ReadError};
 
@@ -53,6 +54,8 @@ pub struct ControllerConfig {
     pub rules: Rules,
     /// A directory that gets a file for each communicator, which says where it is.
     pub plans: Option<PathBuf>,
+    /// What others look at, if they may. Then the switches are asked what they have counted.
+    pub view: Option<Arc<ControllerView>>,
 }
 
 impl ControllerConfig {
@@ -62,7 +65,7 @@ impl ControllerConfig {
 
     /// The defaults, listening there.
     pub fn new(listen: SocketAddr) -> Self {
-        Self { listen, rules: Rules::new(crate::seed()), plans: None }
+        Self { listen, rules: Rules::new(crate::seed()), plans: None, view: None }
     }
 }
 
@@ -128,6 +131,7 @@ async fn serve(
         next_connection: 0,
         overload: Overload::default(),
     };
+    let mut watch = config.view.map(|view| Watch::new(view, millstream_net::now()));
     // No connection is accepted before this, after one could not be.
     let mut paused_until = None;
     let mut failing = false;
@@ -141,8 +145,14 @@ async fn serve(
             daemon.carry_out();
             continue;
         }
+        if let Some(watch) = watch.as_mut().filter(|watch| watch.at() <= now) {
+            watch.look(now, &mut daemon.controller);
+            daemon.carry_out();
+            continue;
+        }
         paused_until = paused_until.filter(|&until| until > now);
-        let wake = [deadline, paused_until].into_iter().flatten().min();
+        let look_at = watch.as_ref().map(Watch::at);
+        let wake = [deadline, paused_until, look_at].into_iter().flatten().min();
         let left = wake.map(|wake| wake.saturating_duration_since(now));
         tokio::select! {
             () = &mut shutdown => return Ok(()),
@@ -239,7 +249,7 @@ impl Daemon {
         }
         let peer = peer.map(|peer| peer.address);
         match message {
-            ToController::Pong => {}
+            ToController::Pong | ToController::Counters { .. } => {}
             ToController::Register { name, address, .. } => {
                 tracing::info!(?peer, name, %address, "a switch registers");
             }
@@ -278,7 +288,9 @@ impl Daemon {
     fn send(&mut self, connection: ConnectionId, message: &FromController) {
         let Some(peer) = self.peers.get(&connection) else { return };
         match message {
-            FromController::Ping | FromController::Waiting { .. } => {}
+            FromController::Ping
+            | FromController::ReadCounters
+            | FromController::Waiting { .. } => {}
             // Strangers, of whom there can be many.
             FromController::Refused { reason: reason @ Refusal::Protocol { .. } }
                 if !peer.known =>

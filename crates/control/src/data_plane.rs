@@ -1,11 +1,13 @@
 //! The switch's node on its progress thread.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use millstream_inc::{
-    Abort, CommunicatorSpec, CreateError, Created, ParentSpec, SwitchEvent, SwitchNode,
+    Abort, CommunicatorCounts, CommunicatorSpec, CreateError, Created, ParentSpec, SwitchEvent,
+    SwitchNode,
 };
-use millstream_net::{Failure, OpenError, Progress, ProgressConfig};
+use millstream_net::{Failure, OpenError, Progress, ProgressConfig, Shared};
 use thiserror::Error;
 use tokio::sync::mpsc;
 
@@ -38,7 +40,7 @@ impl DataPlane {
         };
         // Unbounded, but a communicator has three events at most, and their number is limited.
         let (sender, events) = mpsc::unbounded_channel();
-        let after_round = move |shared: &millstream_net::Shared<SwitchNode>| {
+        let after_round = move |shared: &Shared<SwitchNode>| {
             // When it has failed there is nothing more to tell, and dropping the sender says so.
             let Ok(mut node) = shared.lock_without_waking() else { return };
             while let Some(event) = node.poll_event() {
@@ -48,7 +50,8 @@ impl DataPlane {
         // SAFETY: the node names bytes of its communicators only, which lie on the heap where
         // they are until the communicator is destroyed. That happens in `DataPlane::destroy`,
         // while nothing is being sent (see there); in a failed `create_communicator`, before
-        // there is anything to send; and with the node, after its thread has ended.
+        // there is anything to send; and with the node, after its thread has ended: `DataPlane::shared`
+        // can only keep the node longer.
         let progress =
             unsafe { Progress::start(config, SwitchNode::new(switch.node.clone()), after_round)? };
         Ok(Self { progress, events })
@@ -94,6 +97,18 @@ impl DataPlane {
         // finish that, and cannot begin another send as long as we hold the node.
         shared.quiesce();
         node.destroy_communicator(shared.now(), communicator);
+    }
+
+    /// What all communicators have counted, and when.
+    pub(crate) fn counts(&self) -> Result<(u64, Vec<CommunicatorCounts>), Failure> {
+        let shared = self.progress.shared();
+        let node = shared.lock_without_waking()?;
+        Ok((shared.now().nanos(), node.counts()))
+    }
+
+    /// The node, for who looks at it.
+    pub(crate) const fn shared(&self) -> &Arc<Shared<SwitchNode>> {
+        self.progress.shared()
     }
 
     /// The next event; `None` when the node no longer runs.

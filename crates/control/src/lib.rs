@@ -1,18 +1,22 @@
 //! The daemons: [`controller`] and [`switch`] of in-network collectives, and [`metadata_server`]; and
-//! [`status_server`], by which others look at a process.
+//! [`status_server`], by which others look at a process: [`api`] is what a controller shows there,
+//! [`switch_pages`] what a switch does.
 //!
 //! Each is one function that runs until it is told to stop, on the thread that calls it. What it
 //! decides is in the state machines of `millstream_inc`; here are sockets, clocks and signals.
 
+pub mod api;
 pub mod controller;
 mod data_plane;
 mod http;
 pub mod metadata_server;
 mod plans;
+mod prometheus;
 mod reader;
 mod shutdown;
 pub mod status_server;
 pub mod switch;
+pub mod switch_pages;
 pub mod topology_file;
 
 use std::future::Future;

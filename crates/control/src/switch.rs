@@ -6,6 +6,7 @@ use std::future::Future;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_inc::protocol::{
@@ -13,8 +14,8 @@ use millstream_inc::protocol::{
     ToController, encode, shortened,
 };
 use millstream_inc::{
-    Abort, ChildSpec, CommunicatorSpec, Created, Edge, ParentSpec, SwitchConfig as NodeConfig,
-    SwitchEvent, Uplink,
+    Abort, ChildSpec, CommunicatorCounts, CommunicatorSpec, Created, Edge, ParentSpec,
+    SwitchConfig as NodeConfig, SwitchEvent, Uplink,
 };
 use millstream_net::{Driver, Failure, OpenError};
 use thiserror::Error;
@@ -25,6 +26,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::data_plane::DataPlane;
 use crate::reader::{MessageReader, ReadError};
+use crate::switch_pages::{SwitchView, port_counters};
 
 /// The code of [`Abort::Requested`] that hosts get when a controller does not know their
 /// communicator: it was restarted.
@@ -52,6 +54,8 @@ pub struct SwitchConfig {
     pub driver: Driver,
     /// Use the kernel's segmentation offload where it has it.
     pub segmentation_offload: bool,
+    /// What others look at, if they may.
+    pub view: Option<Arc<SwitchView>>,
 }
 
 impl SwitchConfig {
@@ -63,6 +67,7 @@ impl SwitchConfig {
             node: NodeConfig::new(bind, crate::seed()),
             driver: Driver::default(),
             segmentation_offload: true,
+            view: None,
         }
     }
 }
@@ -108,6 +113,9 @@ pub fn run(
             ready: Some(ready),
             registered: false,
         };
+        if let Some(view) = &switch.config.view {
+            view.watch(switch.data_plane.shared());
+        }
         tokio::select! {
             () = &mut shutdown => Ok(()),
             error = switch.serve() => Err(error),
@@ -207,7 +215,15 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
             let answer = tokio::select! {
                 message = reader.next() => {
                     silence.set(sleep(CONTROLLER_SILENCE));
-                    self.told(message?)?
+                    match message? {
+                        FromController::ReadCounters => {
+                            for counters in self.counters().map_err(SessionEnd::DataPlane)? {
+                                send(&mut writer, &counters).await?;
+                            }
+                            None
+                        }
+                        message => self.told(message)?,
+                    }
                 }
                 event = self.data_plane.next_event() => {
                     self.happened(event).map_err(SessionEnd::DataPlane)?
@@ -224,6 +240,8 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
     fn told(&mut self, message: FromController) -> Result<Option<ToController>, SessionEnd> {
         Ok(match message {
             FromController::Ping => Some(ToController::Pong),
+            // Answered by the session, by as many messages as there are nodes.
+            FromController::ReadCounters => None,
             FromController::Registered => {
                 self.registered();
                 None
@@ -269,6 +287,18 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 return Err(SessionEnd::Nonsense(shortened(format!("{message:?}"))));
             }
         })
+    }
+
+    /// What the nodes have counted that the controller has asked for.
+    fn counters(&self) -> Result<Vec<ToController>, Failure> {
+        let (at_ns, counts) = self.data_plane.counts()?;
+        let message = |it: CommunicatorCounts| ToController::Counters {
+            communicator: it.communicator,
+            at_ns,
+            collectives: it.statistics.collectives,
+            ports: it.ports.iter().map(port_counters).collect(),
+        };
+        Ok(counts.into_iter().map(message).collect())
     }
 
     /// A new controller, or the old one after it has given us up: what there is from before
