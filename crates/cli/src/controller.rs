@@ -6,12 +6,15 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::Args;
+use millstream_control::api::ControllerView;
 use millstream_control::controller::{self, ControllerConfig, FanIn};
+use millstream_control::status_server::StatusServer;
 use millstream_control::topology_file::TopologyFile;
 use serde::Serialize;
 
 use crate::daemon::ReadyLine;
 use crate::note::note;
+use crate::status_pages;
 
 /// Where hosts and switches look for one unless told otherwise.
 pub(crate) const DEFAULT: &str = "127.0.0.1:52200";
@@ -37,6 +40,11 @@ pub(crate) struct Arguments {
     /// of an earlier run are removed
     #[arg(long, value_name = "DIR")]
     plans: Option<PathBuf>,
+    /// Serve a page, an API and metrics over HTTP at this address, or this port of 127.0.0.1: / for people,
+    /// /openapi.json says what there is, /metrics for Prometheus; nobody is asked there who he is, and nothing can
+    /// be changed
+    #[arg(long, value_name = "ADDR", value_parser = status_pages::address)]
+    http: Option<SocketAddr>,
 }
 
 /// The `ready` line.
@@ -44,12 +52,14 @@ pub(crate) struct Arguments {
 struct Ready {
     /// Where hosts and switches find it.
     listen: SocketAddr,
+    /// Where the page is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    http: Option<SocketAddr>,
 }
 
 /// Runs `controller`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let line = ReadyLine::default();
-    let ready = |listen| line.print(&Ready { listen });
     let mut config = ControllerConfig::new(arguments.listen);
     config.rules.fan_in = FanIn::new(arguments.fan_in).unwrap_or(FanIn::MAX);
     config.plans.clone_from(&arguments.plans);
@@ -60,6 +70,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         config.rules.topology = Some(Arc::new(file.topology));
     }
+    let view = Arc::new(ControllerView::new(config.rules.topology.clone()));
+    let serve = |listen| status_pages::start(listen, Arc::clone(&view).pages(), "--http");
+    let pages = arguments.http.map(serve).transpose()?;
+    config.view = pages.is_some().then_some(view);
+    let http = pages.as_ref().map(StatusServer::address);
+    let ready = |listen| line.print(&Ready { listen, http });
     controller::run(config, ready, line.shutdown())?;
     line.outcome()
 }

@@ -1,10 +1,10 @@
-//! What an engine of this command does, over HTTP: `/metrics` for Prometheus, and `/status`, which `top` reads.
+//! What a command shows over HTTP. Of an engine that is `/metrics` for Prometheus, and `/status`, which `top` reads.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context;
-use millstream_control::status_server::{Page, StatusServer};
+use millstream_control::status_server::{Page, Pages, StatusServer};
 use millstream_transfer::{Metrics, Settings, TransferEngine, listen_address};
 use serde::{Deserialize, Serialize};
 
@@ -47,8 +47,16 @@ pub(crate) fn serve(
     asked_by: String,
 ) -> anyhow::Result<StatusServer> {
     let engine = Arc::clone(engine);
-    let pages = move |path: &str| page(&engine, path);
-    StatusServer::start(listen, Arc::new(pages)).context(asked_by)
+    start(listen, Arc::new(move |path: &str| page(&engine, path)), &asked_by)
+}
+
+/// Serves these pages until the result is dropped. An error begins with `asked_by`.
+pub(crate) fn start(
+    listen: SocketAddr,
+    pages: Arc<Pages>,
+    asked_by: &str,
+) -> anyhow::Result<StatusServer> {
+    StatusServer::start(listen, pages).with_context(|| asked_by.to_owned())
 }
 
 fn page(engine: &TransferEngine, path: &str) -> Option<Page> {

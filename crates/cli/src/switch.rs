@@ -1,14 +1,17 @@
 //! `switch`: a switch whose memory adds.
 
 use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
 
 use clap::Args;
+use millstream_control::status_server::StatusServer;
 use millstream_control::switch::{self, RunError, SwitchConfig};
+use millstream_control::switch_pages::SwitchView;
 use millstream_net::Driver;
 use serde::Serialize;
 
 use crate::daemon::ReadyLine;
-use crate::{address, bind, controller};
+use crate::{address, bind, controller, status_pages};
 
 /// How often another address is tried when a process takes the one just found.
 const ATTEMPTS: usize = 8;
@@ -29,6 +32,10 @@ pub(crate) struct Arguments {
     /// the whole invariant CRC
     #[arg(long, value_name = "DRIVER", default_value_t)]
     driver: Driver,
+    /// Serve metrics over HTTP at this address, or this port of 127.0.0.1: /metrics for Prometheus, /status as
+    /// JSON; nobody is asked there who he is
+    #[arg(long, value_name = "ADDR", value_parser = status_pages::address)]
+    http: Option<SocketAddr>,
     /// Send every packet as its own datagram, as captures want it
     #[arg(long)]
     no_segmentation_offload: bool,
@@ -41,11 +48,14 @@ struct Ready<'a> {
     controller: SocketAddr,
     /// Its address on the data network.
     address: IpAddr,
+    /// Where metrics are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    http: Option<SocketAddr>,
 }
 
 /// Runs `switch`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let Arguments { controller, name, bind: bind_address, driver, no_segmentation_offload } =
+    let Arguments { controller, name, bind: bind_address, driver, http, no_segmentation_offload } =
         arguments;
     bind::check(bind_address.as_slice())?;
     let controller = address::resolve(controller)?;
@@ -55,10 +65,15 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let address = bind_address.map_or_else(|| address::towards(controller.ip()), Ok)?;
         let name = name.clone().unwrap_or_else(|| format!("switch-{address}"));
         let line = ReadyLine::default();
-        let ready = |address| line.print(&Ready { name: &name, controller, address });
+        let view = Arc::new(SwitchView::new(name.as_str()));
+        let serve = |listen| status_pages::start(listen, Arc::clone(&view).pages(), "--http");
+        let pages = http.map(serve).transpose()?;
+        let http = pages.as_ref().map(StatusServer::address);
+        let ready = |address| line.print(&Ready { name: &name, controller, address, http });
         let config = SwitchConfig {
             driver: *driver,
             segmentation_offload,
+            view: http.map(|_| view),
             ..SwitchConfig::new(controller, name.as_str(), address)
         };
         match switch::run(config, ready, line.shutdown()) {
