@@ -62,6 +62,13 @@ const PKG_CONFIG: Need =
 
 const SYSTEMD_ANALYZE: Need =
     Need { program: "systemd-analyze", package: "systemd", reason: "reads our units" };
+const CHROMIUM: Need =
+    Need { program: "chromium", package: "chromium", reason: "shows our pages to tests" };
+const CHROMEDRIVER: Need = Need {
+    program: "chromedriver",
+    package: "chromium-driver",
+    reason: "tells the browser what tests want",
+};
 
 /// What `cargo xtask test` needs.
 pub(crate) const FOR_TESTS: &[Need] = &[
@@ -81,6 +88,8 @@ pub(crate) const FOR_TESTS: &[Need] = &[
     NM,
     PKG_CONFIG,
     SYSTEMD_ANALYZE,
+    CHROMIUM,
+    CHROMEDRIVER,
 ];
 
 const PYTHON: Need = Need {
