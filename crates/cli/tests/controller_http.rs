@@ -71,6 +71,43 @@ fn slowly(at: &str, bytes: &[u8]) {
 }
 
 #[test]
+fn a_switch_shows_what_its_ports_have_counted() {
+    let (_daemons, listen) = common::serve();
+    let (at, bind) = (format!("{}:0", address()), address());
+    let arguments = ["switch", "--controller", &listen, "--name=s1", "--bind", &bind];
+    let mut switch = Running::start("switch", millstream().args(arguments).args(["--http", &at]));
+    let http = switch.ready()["http"].as_str().unwrap().to_owned();
+    // One group for each switch: the second goes to the one that serves fewer.
+    let rank = |group: &str, rank: &str| {
+        let mut command = millstream();
+        command.args(["allreduce", "--controller", &listen, "--world=2", "--rank", rank]);
+        command.args(["--group", group, "--bind", &address(), "--size=64KiB"]);
+        Running::start(&format!("rank {rank}"), command.arg("--iters=100000000"))
+    };
+    let mut hosts = [rank("a", "0"), rank("a", "1")];
+    for host in &mut hosts {
+        host.line();
+    }
+    let _others = [rank("b", "0"), rank("b", "1")];
+    let metric = |name: &str| {
+        let text = get(&http, "/metrics");
+        let mut lines = text.lines().filter(|line| line.starts_with(name));
+        lines.next().and_then(|line| line.rsplit_once(' ')?.1.parse::<u64>().ok())
+    };
+    eventually("a collective", || metric("millstream_switch_collectives_total{") > Some(0));
+    let status: Value = serde_json::from_str(&get(&http, "/status")).unwrap();
+    assert_eq!(status["name"], "s1");
+    let ports = status["communicators"][0]["ports"].as_array().unwrap();
+    for (rank, port) in ports.iter().enumerate() {
+        assert_eq!(port["rank"], rank);
+        assert!(port["payload_bytes_received"].as_u64() >= Some(64 << 10), "{port}");
+    }
+    assert_eq!(ports.len(), 2);
+    let received = "millstream_switch_edge_payload_received_bytes_total{communicator=";
+    assert!(metric(received) >= Some(64 << 10));
+}
+
+#[test]
 fn those_who_mean_no_good_disturb_nobody() {
     let at = address();
     let both = format!("{at}:0");

@@ -14,7 +14,8 @@ use millstream_control::switch::{self, SwitchConfig};
 use millstream_control::{Shutdown, shutdown};
 use millstream_inc::Ranks;
 use millstream_inc::protocol::{
-    FrameDecoder, FromController, Message, Refusal, SwitchChild, SwitchLimits, ToController, encode,
+    FrameDecoder, FromController, Message, PortCounters, Refusal, SwitchChild, SwitchLimits,
+    ToController, encode,
 };
 use millstream_net::OpenError;
 use millstream_wire::{Mtu, Psn, Qpn};
@@ -282,6 +283,33 @@ fn a_switch_does_what_its_controller_says() {
     played.switch.say(&FromController::DestroyCommunicator { communicator: 7 });
     let created = played.create(7, 4);
     assert!(matches!(created, ToController::CommunicatorCreated { .. }), "{created:?}");
+}
+
+#[test]
+fn a_switch_says_what_each_of_its_nodes_has_counted_when_it_is_asked() {
+    let mut played = PlayedController::start();
+    // There is nothing to say.
+    played.switch.say(&FromController::ReadCounters);
+    played.create(7, 4);
+    played.create(8, 4);
+    let mut last = 0;
+    for _ in 0..2 {
+        played.switch.say(&FromController::ReadCounters);
+        let mut times = Vec::new();
+        for number in [7, 8] {
+            let heard = played.switch.hear();
+            let Some(ToController::Counters { communicator, at_ns, collectives, ports }) = heard
+            else {
+                panic!("{heard:?}");
+            };
+            assert_eq!((communicator, collectives), (number, 0));
+            let port = |rank| PortCounters { rank: Some(rank), ..PortCounters::default() };
+            assert_eq!(ports, [port(0), port(1)]);
+            times.push(at_ns);
+        }
+        assert!(times[0] == times[1] && times[0] > last, "{times:?}");
+        last = times[0];
+    }
 }
 
 #[test]

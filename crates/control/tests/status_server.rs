@@ -53,6 +53,9 @@ fn pages_are_made_when_they_are_asked_for() {
         assert!(reply.starts_with("HTTP/1.1 200 OK\r\n"), "{reply}");
         assert!(reply.contains("content-type: text/plain; version=0.0.4\r\n"), "{reply}");
         assert!(reply.contains("cache-control: no-store\r\n"), "{reply}");
+        let policy = "content-security-policy: default-src 'none'; script-src 'self'; ";
+        assert!(reply.contains(policy), "{reply}");
+        assert!(reply.contains("x-content-type-options: nosniff\r\n"), "{reply}");
         assert!(reply.ends_with(&format!("\r\n\r\nasked {count} times\n")), "{reply}");
     }
     let head = call(&server, "HEAD", "/count");
