@@ -132,7 +132,7 @@ fn those_who_mean_no_good_disturb_nobody() {
 
     thread::scope(|scope| {
         scope.spawn(|| {
-            slowly(&http, b"GET / HTTP/1.1\r\nHost: a\r\nX: aaaaaaaaaaaaaaaaaaaaaaaaaaa")
+            slowly(&http, b"GET / HTTP/1.1\r\nHost: a\r\nX: aaaaaaaaaaaaaaaaaaaaaaaaaaa");
         });
         // The length of a frame that never comes.
         scope.spawn(|| slowly(&listen, &[0, 0, 0xff, 0xff, b'{', b' ', b' ', b' ']));
