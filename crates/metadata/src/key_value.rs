@@ -6,6 +6,7 @@ mod agent;
 mod config;
 mod connection;
 mod etcd;
+mod last_words;
 mod memcached;
 mod redis;
 mod tls;
@@ -18,9 +19,9 @@ use thiserror::Error;
 pub use config::KeyValueConfig;
 pub use etcd::Etcd;
 pub use memcached::Memcached;
-pub use redis::Redis;
+pub use redis::{Redis, RedisLogin};
 pub use tls::TlsFiles;
-pub use uri::UriError;
+pub use uri::{Secret, UriError};
 
 /// How long an entry lives after it was put or refreshed, where the server has times to live.
 pub const TIME_TO_LIVE: Duration = Duration::from_secs(30);

@@ -53,7 +53,7 @@ pub use handshake::HandShakeDesc;
 pub use key_value::http::HttpKeyValue;
 pub use key_value::{
     Etcd, KeyValue, KeyValueConfig, KeyValueError, KeyValueErrorKind, Memcached, REFRESH_INTERVAL,
-    Redis, TIME_TO_LIVE, TlsFiles, UriError,
+    Redis, RedisLogin, Secret, TIME_TO_LIVE, TlsFiles, UriError,
 };
 pub use key_value_store::{KeyValueStore, KeyValueStoreConfig};
 pub use message::{Notify, Probe, SegmentQuery};

@@ -13,7 +13,7 @@ use crate::{
 const P2P: &str = "p2p";
 
 /// What stores there are.
-const FORMS: &str = "p2p, http://HOST:PORT/PATH, https://HOST:PORT/PATH, etcd://HOST:PORT, redis://HOST:PORT or memcached://HOST:PORT";
+const FORMS: &str = "p2p, http://HOST:PORT/PATH, https://HOST:PORT/PATH, etcd://HOST:PORT, etcds://HOST:PORT, redis://HOST:PORT, rediss://HOST:PORT or memcached://HOST:PORT";
 
 /// Why there is no store of this URI.
 #[derive(Debug, Error)]
@@ -56,8 +56,14 @@ pub fn open_store(
             let server = HttpKeyValue::with_files(uri, &config.tls).map_err(malformed)?;
             Ok(Arc::new(KeyValueStore::new(server, config)))
         }
-        "etcd" => Ok(Arc::new(KeyValueStore::new(Etcd::new(uri, server)?, config))),
-        "redis" => Ok(Arc::new(KeyValueStore::new(Redis::new(uri, server)?, config))),
+        "etcd" | "etcds" => {
+            let server = Etcd::with_files(uri, server, &config.tls)?;
+            Ok(Arc::new(KeyValueStore::new(server, config)))
+        }
+        "redis" | "rediss" => {
+            let server = Redis::with(uri, server, &config.redis, &config.tls)?;
+            Ok(Arc::new(KeyValueStore::new(server, config)))
+        }
         "memcached" => Ok(Arc::new(KeyValueStore::new(Memcached::new(uri, server)?, config))),
         _ => Err(failed(OpenStoreErrorKind::Unknown)),
     }
@@ -103,6 +109,7 @@ mod tests {
             (P2P_HANDSHAKE, true),
             ("http://a:1/metadata", false),
             ("etcd://a:1,b:2", false),
+            ("etcd://http://a:1;http://b:2", false),
             ("redis://:secret@a:1/2", false),
             ("memcached://a", false),
         ];

@@ -6,9 +6,11 @@ use std::time::{Duration, Instant};
 use ureq::Agent;
 use ureq::http::Uri;
 use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
-use ureq::unversioned::transport::{DefaultConnector, NextTimeout};
+use ureq::unversioned::transport::NextTimeout;
 
-use super::{KeyValueConfig, KeyValueErrorKind};
+use super::connection::Dialect;
+use super::tls::{self, with_tls};
+use super::{KeyValueConfig, KeyValueErrorKind, TlsFiles, last_words};
 use crate::client::deadline;
 use crate::resolver;
 
@@ -19,9 +21,10 @@ const IDLE_LIMIT: Duration = Duration::from_secs(5);
 /// As many addresses of a name as the HTTP client tries.
 const MAX_ADDRESSES: usize = 16;
 
-/// A client that asks whom it is told to: it follows no redirect and no proxy.
-pub(super) fn agent(config: &KeyValueConfig) -> Agent {
-    let config = Agent::config_builder()
+/// A client that asks whom it is told to: it follows no redirect and no proxy. With these files where it speaks TLS; what
+/// is wrong with them is the error.
+pub(super) fn agent(config: &KeyValueConfig, files: Option<&TlsFiles>) -> Result<Agent, String> {
+    let mut builder = Agent::config_builder()
         .user_agent(concat!("millstream/", env!("CARGO_PKG_VERSION")))
         .http_status_as_error(false)
         .max_redirects(0)
@@ -30,13 +33,19 @@ pub(super) fn agent(config: &KeyValueConfig) -> Agent {
         .max_idle_age(IDLE_LIMIT)
         .max_idle_connections_per_host(MAX_IDLE)
         .timeout_connect(Some(config.connect_timeout))
-        .timeout_global(Some(config.call_timeout))
-        .build();
-    Agent::with_parts(config, DefaultConnector::default(), Names)
+        .timeout_global(Some(config.call_timeout));
+    if let Some(files) = files {
+        builder = with_tls(builder, files)?;
+    }
+    Ok(Agent::with_parts(builder.build(), last_words::connector(), Names))
 }
 
-/// Why there is no whole reply. `what` is what the server should be.
-pub(super) fn failure(error: ureq::Error, what: &str) -> KeyValueErrorKind {
+/// Why there is no whole reply of a server, asked over TLS or without.
+pub(super) fn failure(error: ureq::Error, dialect: &Dialect, is_secure: bool) -> KeyValueErrorKind {
+    let Dialect { what, plain, secure } = *dialect;
+    if let Some(fault) = tls::fault(&error, plain) {
+        return KeyValueErrorKind::Untrusted(fault);
+    }
     match error {
         ureq::Error::Timeout(ureq::Timeout::Resolve) => KeyValueErrorKind::Unreachable(
             "its host name does not resolve in time: is the name server up?".to_owned(),
@@ -57,7 +66,15 @@ pub(super) fn failure(error: ureq::Error, what: &str) -> KeyValueErrorKind {
             )
         }
         ureq::Error::Io(error) => {
-            KeyValueErrorKind::Unreachable(format!("the connection failed: {error}"))
+            // So do those who do not understand what they are asked.
+            let hint = match (is_secure, secure) {
+                (true, _) => format!(", or does it speak no TLS ({plain})"),
+                (false, Some(secure)) => format!(", or does it speak TLS ({secure})"),
+                (false, None) => String::new(),
+            };
+            KeyValueErrorKind::Unreachable(format!(
+                "the connection failed ({error}): has it ended{hint}?"
+            ))
         }
         ureq::Error::ConnectionFailed => {
             KeyValueErrorKind::Unreachable("no connection to any of its addresses".to_owned())

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use super::KeyValueErrorKind;
 use super::config::KeyValueConfig;
+use super::last_words::is_closed;
+use super::tls::{Session, Sessions, fault_of_io};
 use crate::HostPort;
 use crate::client::{CallErrorKind, deadline};
 use crate::exchange::Attempts;
@@ -102,60 +104,101 @@ pub(super) struct Connection {
 /// A stream that fails as timed out at a deadline.
 struct Timed {
     stream: TcpStream,
+    /// What all goes through, where the server speaks TLS.
+    session: Option<Session>,
     deadline: Instant,
 }
 
 impl Read for Timed {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        Until::new(&self.stream, self.deadline).read(buffer)
+        let mut stream = Until::new(&self.stream, self.deadline);
+        match &mut self.session {
+            None => stream.read(buffer),
+            Some(session) => session.over(&mut stream).read(buffer),
+        }
+    }
+}
+
+/// A stream below TLS that is written to also when the other end has closed it: why it did is to be read.
+struct Heard<'a>(Until<'a>);
+
+impl Read for Heard<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer)
+    }
+}
+
+impl Write for Heard<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self.0.write(bytes) {
+            Err(error) if is_closed(&error) => Ok(bytes.len()),
+            result => result,
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Timed {
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let mut stream = Until::new(&self.stream, self.deadline);
+        match &mut self.session {
+            None => stream.write_all(bytes),
+            Some(session) => {
+                let mut stream = Heard(stream);
+                let mut over = session.over(&mut stream);
+                over.write_all(bytes)?;
+                over.flush()
+            }
+        }
+    }
+}
+
+/// To the first address of the server that accepts.
+fn connect(
+    server: &HostPort,
+    connect_timeout: Duration,
+    deadline: Instant,
+) -> Result<TcpStream, CallErrorKind> {
+    let addresses =
+        Resolver::system().resolve_until(&server.host, deadline).map_err(CallErrorKind::Resolve)?;
+    let mut attempts = Attempts::new(addresses, server.port, connect_timeout);
+    loop {
+        let attempt = attempts
+            .next(deadline.saturating_duration_since(Instant::now()))
+            .inspect_err(|_| Resolver::system().forget(&server.host))?;
+        match TcpStream::connect_timeout(&attempt.address, attempt.wait) {
+            Ok(stream) => {
+                // Not having it costs time, not correctness.
+                let _ = stream.set_nodelay(true);
+                return Ok(stream);
+            }
+            Err(error) => attempts.failed(attempt, error),
+        }
     }
 }
 
 impl Connection {
-    /// To the first address of the server that accepts.
-    fn open(
-        server: &HostPort,
-        connect_timeout: Duration,
-        deadline: Instant,
-    ) -> Result<Self, CallErrorKind> {
-        let addresses = Resolver::system()
-            .resolve_until(&server.host, deadline)
-            .map_err(CallErrorKind::Resolve)?;
-        let mut attempts = Attempts::new(addresses, server.port, connect_timeout);
-        loop {
-            let attempt = attempts
-                .next(deadline.saturating_duration_since(Instant::now()))
-                .inspect_err(|_| Resolver::system().forget(&server.host))?;
-            match TcpStream::connect_timeout(&attempt.address, attempt.wait) {
-                Ok(stream) => {
-                    // Not having it costs time, not correctness.
-                    let _ = stream.set_nodelay(true);
-                    return Ok(Self { input: BufReader::new(Timed { stream, deadline }) });
-                }
-                Err(error) => attempts.failed(attempt, error),
-            }
-        }
-    }
-
     /// Sends a request and reads the reply to it.
     pub(super) fn exchange<R>(
         &mut self,
         request: &[u8],
         read: impl FnOnce(&mut dyn BufRead) -> Result<R, ReplyError>,
     ) -> Result<R, ReplyError> {
-        let Timed { stream, deadline } = self.input.get_ref();
-        let Err(error) = Until::new(stream, *deadline).write_all(request) else {
+        let Err(error) = self.input.get_mut().write_all(request) else {
             return read(&mut self.input);
         };
         // What is sent after a part of a request would be taken for the rest.
-        let _ = stream.shutdown(Shutdown::Write);
+        let _ = self.input.get_ref().stream.shutdown(Shutdown::Write);
         // A server that closes may have said why before.
         read(&mut self.input).map_err(|_| error.into())
     }
 
     /// Whether it can take a request: neither side closed it, and nothing came that nobody asked for.
     fn is_at_rest(&self) -> bool {
-        let stream = &self.input.get_ref().stream;
+        let Timed { stream, session, .. } = self.input.get_ref();
         let peek = || {
             stream.set_nonblocking(true)?;
             let peeked = stream.peek(&mut [0]);
@@ -163,22 +206,72 @@ impl Connection {
             peeked
         };
         self.input.buffer().is_empty()
+            && session.as_ref().is_none_or(Session::is_at_rest)
             && matches!(peek(), Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
+}
+
+/// What a server should be, for errors.
+#[derive(Clone, Copy)]
+pub(super) struct Dialect {
+    /// Its name, with an article.
+    pub(super) what: &'static str,
+    /// What URIs begin with.
+    pub(super) plain: &'static str,
+    /// The same where it speaks TLS, if such servers can.
+    pub(super) secure: Option<&'static str>,
 }
 
 /// The connections to a server.
 pub(super) struct Pool {
     server: HostPort,
-    /// What the server should be, for errors.
-    what: &'static str,
+    dialect: Dialect,
+    sessions: Option<Sessions>,
     config: KeyValueConfig,
     idle: Mutex<Vec<Connection>>,
 }
 
 impl Pool {
-    pub(super) const fn new(server: HostPort, what: &'static str, config: KeyValueConfig) -> Self {
-        Self { server, what, config, idle: Mutex::new(Vec::new()) }
+    /// With `sessions`, all goes over TLS.
+    pub(super) const fn new(
+        server: HostPort,
+        dialect: Dialect,
+        sessions: Option<Sessions>,
+        config: KeyValueConfig,
+    ) -> Self {
+        Self { server, dialect, sessions, config, idle: Mutex::new(Vec::new()) }
+    }
+
+    /// A new connection, over TLS where that is spoken.
+    fn open(&self, deadline: Instant) -> Result<Connection, KeyValueErrorKind> {
+        let stream = connect(&self.server, self.config.connect_timeout, deadline)
+            .map_err(|error| KeyValueErrorKind::Unreachable(error.to_string()))?;
+        let mut session = None;
+        if let Some(sessions) = &self.sessions {
+            let mut new = sessions.with(&self.server.host).map_err(KeyValueErrorKind::Untrusted)?;
+            new.handshake(&mut Until::new(&stream, deadline))
+                .map_err(|error| self.no_session(&error))?;
+            session = Some(new);
+        }
+        Ok(Connection { input: BufReader::new(Timed { stream, session, deadline }) })
+    }
+
+    /// Why TLS did not come about.
+    fn no_session(&self, error: &io::Error) -> KeyValueErrorKind {
+        let Dialect { what, plain, .. } = self.dialect;
+        if let Some(fault) = fault_of_io(error, plain) {
+            return KeyValueErrorKind::Untrusted(fault);
+        }
+        KeyValueErrorKind::Unreachable(match is_timeout(error) {
+            true => format!(
+                "it accepted the connection and said nothing of TLS within {:?}: has it stopped, or is it {what} \
+                 without TLS ({plain})?",
+                self.config.call_timeout
+            ),
+            false => format!(
+                "the connection failed before TLS came about ({error}): is it {what} without TLS ({plain})?"
+            ),
+        })
     }
 
     /// Sends a request and reads the reply to it. A new connection is made ready by `greet`.
@@ -193,9 +286,7 @@ impl Pool {
             let mut connection = match self.take() {
                 Some(connection) => connection,
                 None => {
-                    let mut connection =
-                        Connection::open(&self.server, self.config.connect_timeout, deadline)
-                            .map_err(|error| KeyValueErrorKind::Unreachable(error.to_string()))?;
+                    let mut connection = self.open(deadline)?;
                     greet(&mut connection)?;
                     connection
                 }
@@ -225,26 +316,34 @@ impl Pool {
     }
 
     fn kind(&self, failure: Failure) -> KeyValueErrorKind {
-        let what = self.what;
+        let Dialect { what, plain, secure } = self.dialect;
         let error = match failure {
             Failure::Kind(kind) => return kind,
             Failure::Reply(error) => error,
         };
+        // Where both sides speak TLS, it is not for want of it.
+        let secure = match (secure, &self.sessions) {
+            (Some(secure), None) => format!(", or does it speak TLS ({secure})"),
+            _ => String::new(),
+        };
         match error {
             ReplyError::Io(error) if is_timeout(&error) => KeyValueErrorKind::Unreachable(format!(
                 "it accepted the connection but gave no whole reply within {:?}: has it stopped, or \
-                 is it something else than {what}?",
+                 is it something else than {what}{secure}?",
                 self.config.call_timeout
             )),
-            ReplyError::Io(error) => {
-                KeyValueErrorKind::Unreachable(format!("the connection failed: {error}"))
-            }
+            ReplyError::Io(error) => match fault_of_io(&error, plain) {
+                Some(fault) => KeyValueErrorKind::Untrusted(fault),
+                None => KeyValueErrorKind::Unreachable(format!(
+                    "the connection failed ({error}): has it ended{secure}?"
+                )),
+            },
             ReplyError::Closed => KeyValueErrorKind::Unreachable(format!(
                 "it closed the connection without a whole reply: has it ended, or is it something \
-                 else than {what}?"
+                 else than {what}{secure}?"
             )),
             ReplyError::Malformed(reason) => {
-                KeyValueErrorKind::Meaning(format!("{reason}: is it {what}?"))
+                KeyValueErrorKind::Meaning(format!("{reason}: is it {what}{secure}?"))
             }
             ReplyError::TooLong { length, limit } => KeyValueErrorKind::TooLong { length, limit },
         }

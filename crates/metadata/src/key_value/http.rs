@@ -5,12 +5,11 @@ use std::io;
 use std::time::Duration;
 
 use ureq::http::Response;
-use ureq::unversioned::transport::DefaultConnector;
 use ureq::{Agent, Body};
 
 use super::agent::Names;
 use super::tls::{self, with_tls};
-use super::{KeyValue, KeyValueError, KeyValueErrorKind, TlsFiles};
+use super::{KeyValue, KeyValueError, KeyValueErrorKind, TlsFiles, last_words};
 
 /// What URIs begin with.
 const SCHEME: &str = "http://";
@@ -89,7 +88,7 @@ impl HttpKeyValue {
             config = with_tls(config, files)?;
         }
         let config = config.build();
-        Ok(Self { uri, agent: Agent::with_parts(config, DefaultConnector::default(), Names) })
+        Ok(Self { uri, agent: Agent::with_parts(config, last_words::connector(), Names) })
     }
 
     fn error(&self, key: &str, kind: KeyValueErrorKind) -> KeyValueError {
@@ -179,7 +178,7 @@ impl KeyValue for HttpKeyValue {
 /// What went wrong below HTTP, and what to do about it.
 fn kind_of(error: ureq::Error) -> KeyValueErrorKind {
     use KeyValueErrorKind::{Meaning, Unreachable, Untrusted};
-    if let Some(fault) = tls::fault(&error) {
+    if let Some(fault) = tls::fault(&error, SCHEME) {
         return Untrusted(fault);
     }
     match error {

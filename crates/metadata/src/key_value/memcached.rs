@@ -5,11 +5,13 @@
 use std::fmt;
 use std::io::BufRead;
 
-use super::connection::{Pool, ReplyError, excerpt, read_line, read_value};
+use super::connection::{Dialect, Pool, ReplyError, excerpt, read_line, read_value};
 use super::uri::ServerUri;
 use super::{KeyValue, KeyValueConfig, KeyValueError, KeyValueErrorKind, UriError};
 
 const DEFAULT_PORT: u16 = 11211;
+const DIALECT: Dialect =
+    Dialect { what: "a memcached server", plain: "memcached://", secure: None };
 /// The longest line that is no value: a key, and numbers.
 const MAX_LINE: usize = 1024;
 /// The longest key.
@@ -45,7 +47,7 @@ impl Memcached {
     pub fn new(uri: &str, config: KeyValueConfig) -> Result<Self, UriError> {
         let parts = ServerUri::parse(uri, "memcached", DEFAULT_PORT)?;
         parts.plain()?;
-        let pool = Pool::new(parts.host()?.clone(), "a memcached server", config);
+        let pool = Pool::new(parts.host()?.clone(), DIALECT, None, config);
         Ok(Self { uri: parts.to_string(), seconds: config.seconds(), pool })
     }
 

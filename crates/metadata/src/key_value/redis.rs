@@ -1,4 +1,4 @@
-//! `redis://`: the values are strings of a Redis server, with a time to live.
+//! `redis://`: the values are strings of a Redis server, with a time to live. `rediss://`: the same over TLS.
 //!
 //! The protocol is RESP2, as far as six commands need it
 //! (<https://redis.io/docs/latest/develop/reference/protocol-spec/>).
@@ -7,15 +7,33 @@ use std::fmt;
 use std::io::BufRead;
 
 use super::config::VALUE_LIMIT;
-use super::connection::{Connection, Failure, Pool, ReplyError, excerpt, read_line, read_value};
+use super::connection::{
+    Connection, Dialect, Failure, Pool, ReplyError, excerpt, read_line, read_value,
+};
+use super::tls::Sessions;
 use super::uri::{Secret, ServerUri};
-use super::{KeyValue, KeyValueConfig, KeyValueError, KeyValueErrorKind, UriError};
+use super::{KeyValue, KeyValueConfig, KeyValueError, KeyValueErrorKind, TlsFiles, UriError};
 
 const DEFAULT_PORT: u16 = 6379;
+const DIALECT: Dialect =
+    Dialect { what: "a Redis server", plain: "redis://", secure: Some("rediss://") };
+/// Its TLS.
+const TLS_SCHEME: &str = "rediss";
 /// The longest line that is no value. Errors take some hundreds of bytes.
 const MAX_LINE: usize = 4096;
 
-/// A client of a Redis server: `redis://[[user]:password@]host[:port][/db]`.
+/// Who a client of Redis is and which database it means, where the URI does not say so.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct RedisLogin {
+    /// The user (Redis 6 and later), who counts with a password only; the server's default user without one.
+    pub user: Option<String>,
+    /// The password.
+    pub password: Option<Secret>,
+    /// The number of the database; 0 without one.
+    pub database: Option<u32>,
+}
+
+/// A client of a Redis server: `redis://[[user]:password@]host[:port][/db]`, or `rediss://` over TLS.
 pub struct Redis {
     uri: String,
     user: Option<String>,
@@ -38,19 +56,43 @@ enum Reply {
 impl Redis {
     /// A client of the server that the URI names. It connects when it is asked something.
     pub fn new(uri: &str, config: KeyValueConfig) -> Result<Self, UriError> {
-        let parts = ServerUri::parse(uri, "redis", DEFAULT_PORT)?;
+        Self::with(uri, config, &RedisLogin::default(), &TlsFiles::default())
+    }
+
+    /// As [`Redis::new`], with this login where the URI has none, and with these files where it is `rediss://`, which
+    /// are read now.
+    pub fn with(
+        uri: &str,
+        config: KeyValueConfig,
+        login: &RedisLogin,
+        files: &TlsFiles,
+    ) -> Result<Self, UriError> {
+        let is_secure = uri.split_once("://").is_some_and(|(scheme, _)| scheme == TLS_SCHEME);
+        let scheme = if is_secure { TLS_SCHEME } else { "redis" };
+        let parts = ServerUri::parse(uri, scheme, DEFAULT_PORT)?;
         let database = match parts.path.as_deref().map(str::parse) {
-            None => None,
+            None => login.database,
             Some(Ok(database)) => Some(database),
             Some(Err(_)) => {
                 return Err(parts.error("what follows the port must be the number of a database"));
             }
         };
+        let host = parts.host()?.clone();
+        let sessions = match is_secure {
+            true => Some(Sessions::new(files).map_err(|what| parts.error(what))?),
+            false => None,
+        };
+        let shown = parts.to_string();
+        // A password is one user's.
+        let (user, password) = match parts.password {
+            Some(password) => (parts.user, Some(password)),
+            None => (parts.user.or_else(|| login.user.clone()), login.password.clone()),
+        };
         Ok(Self {
-            uri: parts.to_string(),
-            pool: Pool::new(parts.host()?.clone(), "a Redis server", config),
-            user: parts.user,
-            password: parts.password,
+            uri: shown,
+            pool: Pool::new(host, DIALECT, sessions, config),
+            user,
+            password,
             database,
             seconds: config.seconds().to_string(),
         })
@@ -101,9 +143,9 @@ impl Redis {
         let advice = if said.starts_with("WRONGPASS") || said.contains("invalid password") {
             "the password is wrong, or the user"
         } else if said.contains("without any password") {
-            "it has no password: leave the one in the URI out"
+            "it has no password: leave the one of the URI or of MC_REDIS_PASSWORD out"
         } else if self.user.is_some() && said.contains("number of arguments") {
-            "it knows no users (Redis before 6): leave the one in the URI out"
+            "it knows no users (Redis before 6): leave the one of the URI or of MC_REDIS_USERNAME out"
         } else {
             return self.refusal(message);
         };
@@ -121,7 +163,7 @@ impl Redis {
             _ if said.contains("max number of clients") => {
                 return KeyValueErrorKind::Unreachable(format!("it is full ({said})"));
             }
-            "NOAUTH" => "it asks for a password: redis://:PASSWORD@HOST:PORT",
+            "NOAUTH" => "it asks for a password: redis://:PASSWORD@HOST:PORT, or MC_REDIS_PASSWORD",
             "NOPERM" => "its user may not do that: another user, or another rule of its ACL",
             "DENIED" => "it lets in no other machines (protected mode): give it a password",
             "READONLY" => "it is a replica: name its master",
@@ -320,8 +362,35 @@ mod tests {
         assert_eq!(redis.user.as_deref(), Some("me"));
         assert_eq!(redis.database, Some(3));
         assert!(!format!("{redis:?}").contains("secret"));
-        for wrong in ["redis://a/b", "redis://a/-1", "redis://a,b", "rediss://a"] {
+        for wrong in ["redis://a/b", "redis://a/-1", "redis://a,b", "redisss://a"] {
             assert!(Redis::new(wrong, KeyValueConfig::default()).is_err(), "{wrong}");
+        }
+        if cfg!(not(feature = "tls")) {
+            let error = Redis::new("rediss://:secret@a", KeyValueConfig::default()).unwrap_err();
+            assert_eq!(error.to_string(), "metadata server rediss://a:6379: this build has no TLS");
+        }
+    }
+
+    #[test]
+    fn what_the_uri_does_not_say_the_login_does() {
+        let secret = |text: &str| Some(Secret::new(text.to_owned()));
+        let user = |text: &str| Some(text.to_owned());
+        let login =
+            RedisLogin { user: user("env"), password: secret("variable"), database: Some(7) };
+        assert!(!format!("{login:?}").contains("variable"));
+        let cases = [
+            ("redis://a", user("env"), secret("variable"), Some(7)),
+            ("redis://a/0", user("env"), secret("variable"), Some(0)),
+            ("redis://me@a", user("me"), secret("variable"), Some(7)),
+            // The default user's password, who is not the one of the login.
+            ("redis://:uri@a", None, secret("uri"), Some(7)),
+            ("redis://me:uri@a/3", user("me"), secret("uri"), Some(3)),
+        ];
+        let files = TlsFiles::default();
+        for (uri, user, password, database) in cases {
+            let redis = Redis::with(uri, KeyValueConfig::default(), &login, &files).unwrap();
+            assert_eq!((redis.user, redis.password), (user, password), "{uri}");
+            assert_eq!(redis.database, database, "{uri}");
         }
     }
 

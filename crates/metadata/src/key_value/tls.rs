@@ -20,48 +20,133 @@ pub struct TlsFiles {
 }
 
 #[cfg(feature = "tls")]
-pub(super) use on::{fault, with_tls};
+pub(super) use on::{Session, Sessions, fault, fault_of_io, with_tls};
 
 #[cfg(not(feature = "tls"))]
-pub(super) use off::{fault, with_tls};
+pub(super) use off::{Session, Sessions, fault, fault_of_io, with_tls};
 
 #[cfg(feature = "tls")]
 mod on {
+    use std::io::{Read, Write};
     use std::path::Path;
     use std::sync::Arc;
     use std::{fs, io};
 
     use rustls::crypto::ring;
-    use rustls::{AlertDescription, CertificateError};
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+    use rustls::{
+        AlertDescription, CertificateError, ClientConfig, ClientConnection, RootCertStore, Stream,
+    };
     use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
     use super::{Builder, TlsFiles};
+
+    /// What is in the files.
+    struct Contents {
+        authorities: Vec<Certificate<'static>>,
+        client: Option<(Vec<Certificate<'static>>, PrivateKey<'static>)>,
+    }
+
+    impl Contents {
+        fn read(files: &TlsFiles) -> Result<Self, String> {
+            let authorities = match &files.authorities {
+                Some(path) => certificates(path)?,
+                None => of_system()?,
+            };
+            let client = match (&files.certificate, &files.key) {
+                (Some(chain), Some(key)) => {
+                    let chain = certificates(chain)?;
+                    let key = PrivateKey::from_pem(&read(key)?)
+                        .map_err(|_| format!("{}: there is no private key in it", key.display()))?;
+                    Some((chain, key))
+                }
+                (None, None) => None,
+                _ => return Err("a certificate and its private key go together".to_owned()),
+            };
+            Ok(Self { authorities, client })
+        }
+    }
 
     /// The HTTP client's configuration with TLS; what is wrong with the files is the error.
     pub(in crate::key_value) fn with_tls(
         builder: Builder,
         files: &TlsFiles,
     ) -> Result<Builder, String> {
-        let authorities = match &files.authorities {
-            Some(path) => certificates(path)?,
-            None => of_system()?,
-        };
-        let client = match (&files.certificate, &files.key) {
-            (Some(chain), Some(key)) => {
-                let chain = certificates(chain)?;
-                let key = PrivateKey::from_pem(&read(key)?)
-                    .map_err(|_| format!("{}: there is no private key in it", key.display()))?;
-                Some(ClientCert::new_with_certs(&chain, key))
-            }
-            (None, None) => None,
-            _ => return Err("a certificate and its private key go together".to_owned()),
-        };
+        let Contents { authorities, client } = Contents::read(files)?;
+        let client = client.map(|(chain, key)| ClientCert::new_with_certs(&chain, key));
         let config = TlsConfig::builder()
             .root_certs(RootCerts::new_with_certs(&authorities))
             .client_cert(client)
             .unversioned_rustls_crypto_provider(Arc::new(ring::default_provider()))
             .build();
         Ok(builder.tls_config(config))
+    }
+
+    /// What sessions with one server have in common.
+    pub(in crate::key_value) struct Sessions(Arc<ClientConfig>);
+
+    impl Sessions {
+        /// What is wrong with the files is the error.
+        pub(in crate::key_value) fn new(files: &TlsFiles) -> Result<Self, String> {
+            let Contents { authorities, client } = Contents::read(files)?;
+            let own = |der: &Certificate<'_>| CertificateDer::from(der.der().to_vec());
+            let mut roots = RootCertStore::empty();
+            // A system may keep some that today's rules refuse.
+            let (usable, _) = roots.add_parsable_certificates(authorities.iter().map(own));
+            if usable == 0 {
+                return Err("there is no certificate of an authority that can be used".to_owned());
+            }
+            let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .map_err(|error| error.to_string())?
+                .with_root_certificates(roots);
+            let config = match client {
+                None => builder.with_no_client_auth(),
+                Some((chain, key)) => {
+                    let key = PrivateKeyDer::try_from(key.der().to_vec())?;
+                    let chain = chain.iter().map(own).collect();
+                    builder.with_client_auth_cert(chain, key).map_err(|error| error.to_string())?
+                }
+            };
+            Ok(Self(Arc::new(config)))
+        }
+
+        /// A session with the server of this name.
+        pub(in crate::key_value) fn with(&self, host: &str) -> Result<Session, String> {
+            let name = ServerName::try_from(host.to_owned())
+                .map_err(|_| format!("no certificate can be for {host:?}"))?;
+            let connection = ClientConnection::new(Arc::clone(&self.0), name);
+            connection.map(|it| Session(Box::new(it))).map_err(|error| explain(&error, ""))
+        }
+    }
+
+    /// One connection: what is said on it, and records.
+    pub(in crate::key_value) struct Session(Box<ClientConnection>);
+
+    impl Session {
+        /// Says and hears what comes before the first request.
+        pub(in crate::key_value) fn handshake(
+            &mut self,
+            stream: &mut (impl Read + Write),
+        ) -> io::Result<()> {
+            while self.0.is_handshaking() {
+                self.0.complete_io(stream)?;
+            }
+            Ok(())
+        }
+
+        /// The stream in which requests and replies are plain.
+        pub(in crate::key_value) fn over<'a, S: Read + Write>(
+            &'a mut self,
+            stream: &'a mut S,
+        ) -> impl Read + Write + 'a {
+            Stream::new(&mut *self.0, stream)
+        }
+
+        /// Whether nothing has come that was not read.
+        pub(in crate::key_value) fn is_at_rest(&self) -> bool {
+            self.0.wants_read()
+        }
     }
 
     fn read(path: &Path) -> Result<Vec<u8>, String> {
@@ -96,18 +181,23 @@ mod on {
         Ok(found.certs.iter().map(own).collect())
     }
 
-    /// What is wrong between two ends of TLS, if that is what a call failed for.
-    pub(in crate::key_value) fn fault(error: &ureq::Error) -> Option<String> {
-        let of_io = |error: &io::Error| error.get_ref()?.downcast_ref().map(explain);
+    /// What is wrong between two ends of TLS, if that is what a call failed for. `plain` is what URIs of such
+    /// servers without TLS begin with.
+    pub(in crate::key_value) fn fault(error: &ureq::Error, plain: &str) -> Option<String> {
         match error {
-            ureq::Error::Rustls(error) => Some(explain(error)),
-            ureq::Error::Io(error) => of_io(error),
+            ureq::Error::Rustls(error) => Some(explain(error, plain)),
+            ureq::Error::Io(error) => fault_of_io(error, plain),
             ureq::Error::Tls(text) => Some((*text).to_owned()),
             _ => None,
         }
     }
 
-    fn explain(error: &rustls::Error) -> String {
+    /// The same of a stream.
+    pub(in crate::key_value) fn fault_of_io(error: &io::Error, plain: &str) -> Option<String> {
+        error.get_ref()?.downcast_ref().map(|error| explain(error, plain))
+    }
+
+    fn explain(error: &rustls::Error, plain: &str) -> String {
         use CertificateError::{
             Expired, ExpiredContext, NotValidForName, NotValidForNameContext, NotValidYet,
             NotValidYetContext, UnknownIssuer,
@@ -129,9 +219,19 @@ mod on {
             rustls::Error::AlertReceived(
                 AlertDescription::CertificateRequired | AlertDescription::HandshakeFailure,
             ) => "it asks for a certificate of ours: see metadata.certificate_file".to_owned(),
+            // Etcd says this, too, where none was shown.
+            rustls::Error::AlertReceived(AlertDescription::BadCertificate) => {
+                "it refuses our certificate, or that there is none: see metadata.certificate_file"
+                    .to_owned()
+            }
+            rustls::Error::AlertReceived(AlertDescription::UnknownCA) => {
+                "no authority that it trusts vouches for our certificate: see \
+                 metadata.certificate_file"
+                    .to_owned()
+            }
             rustls::Error::AlertReceived(alert) => format!("it refuses TLS with us: {alert:?}"),
             rustls::Error::InvalidMessage(_) => {
-                "it does not speak TLS: is it an http:// server?".to_owned()
+                format!("it does not speak TLS: is it a server for {plain}?")
             }
             error => format!("TLS with it failed: {error}"),
         }
@@ -140,13 +240,56 @@ mod on {
 
 #[cfg(not(feature = "tls"))]
 mod off {
+    use std::convert::Infallible;
+    use std::io::{self, Read, Write};
+
     use super::{Builder, TlsFiles};
 
+    const NONE: &str = "this build has no TLS";
+
     pub(in crate::key_value) fn with_tls(_: Builder, _: &TlsFiles) -> Result<Builder, String> {
-        Err("this build has no TLS".to_owned())
+        Err(NONE.to_owned())
     }
 
-    pub(in crate::key_value) fn fault(_: &ureq::Error) -> Option<String> {
+    pub(in crate::key_value) struct Sessions(Infallible);
+
+    impl Sessions {
+        pub(in crate::key_value) fn new(_: &TlsFiles) -> Result<Self, String> {
+            Err(NONE.to_owned())
+        }
+
+        pub(in crate::key_value) fn with(&self, _: &str) -> Result<Session, String> {
+            match self.0 {}
+        }
+    }
+
+    pub(in crate::key_value) struct Session(Infallible);
+
+    impl Session {
+        pub(in crate::key_value) fn handshake(
+            &mut self,
+            _: &mut (impl Read + Write),
+        ) -> io::Result<()> {
+            match self.0 {}
+        }
+
+        pub(in crate::key_value) fn over<'a, S: Read + Write>(
+            &'a mut self,
+            stream: &'a mut S,
+        ) -> impl Read + Write + 'a {
+            stream
+        }
+
+        pub(in crate::key_value) fn is_at_rest(&self) -> bool {
+            match self.0 {}
+        }
+    }
+
+    pub(in crate::key_value) fn fault(_: &ureq::Error, _: &str) -> Option<String> {
+        None
+    }
+
+    pub(in crate::key_value) fn fault_of_io(_: &io::Error, _: &str) -> Option<String> {
         None
     }
 }

@@ -21,9 +21,14 @@ pub struct UriError {
 
 /// A text that is not shown.
 #[derive(Clone, Eq, PartialEq)]
-pub(super) struct Secret(String);
+pub struct Secret(String);
 
 impl Secret {
+    /// Shows as `***` from now on.
+    pub const fn new(text: String) -> Self {
+        Self(text)
+    }
+
     pub(super) fn expose(&self) -> &str {
         &self.0
     }

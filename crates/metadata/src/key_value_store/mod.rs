@@ -22,7 +22,7 @@ use self::names::Names;
 use self::own::{Entry, Kind, Own};
 use crate::{
     Client, ClientConfig, FileName, KeyValue, KeyValueError, KeyValueErrorKind, REFRESH_INTERVAL,
-    RpcMeta, SegmentDesc, Store, StoreError, TlsFiles,
+    RedisLogin, RpcMeta, SegmentDesc, Store, StoreError, TlsFiles,
 };
 
 /// The first pause before a call is tried again, and the longest.
@@ -42,8 +42,10 @@ pub struct KeyValueStoreConfig {
     pub cluster: String,
     /// How it is asked whether an engine is there.
     pub client: ClientConfig,
-    /// What TLS towards an `https://` server is made with.
+    /// What TLS towards an `https://`, `etcds://` or `rediss://` server is made with.
     pub tls: TlsFiles,
+    /// Who it is towards Redis, where the URI does not say so.
+    pub redis: RedisLogin,
     /// How often entries are looked after.
     pub refresh_interval: Duration,
     /// For how long a call that fails is tried again.
@@ -60,6 +62,7 @@ impl Default for KeyValueStoreConfig {
                 ..ClientConfig::default()
             },
             tls: TlsFiles::default(),
+            redis: RedisLogin::default(),
             refresh_interval: REFRESH_INTERVAL,
             patience: Duration::from_secs(3),
         }

@@ -8,20 +8,21 @@ use serde::de::DeserializeOwned;
 use ureq::Agent;
 
 use super::super::agent::{agent, failure};
-use super::super::connection::excerpt;
-use super::super::{KeyValueConfig, KeyValueErrorKind};
+use super::super::connection::{Dialect, excerpt};
+use super::super::{KeyValueConfig, KeyValueErrorKind, TlsFiles};
 use super::message::{GatewayError, NOT_FOUND};
 use crate::HostPort;
 use crate::client::deadline;
 
 /// The longest reply: one value of the longest in base64, and what is around it.
 const MAX_REPLY: u64 = 2 << 20;
-/// What the server should be, for errors.
-const WHAT: &str = "an etcd server";
+const DIALECT: Dialect =
+    Dialect { what: "an etcd server", plain: "etcd://", secure: Some("etcds://") };
 
 /// The endpoints of an etcd.
 pub(super) struct Gateway {
     agent: Agent,
+    is_secure: bool,
     endpoints: Vec<HostPort>,
     /// The one that answered last.
     preferred: AtomicUsize,
@@ -57,8 +58,15 @@ enum Answer {
 }
 
 impl Gateway {
-    pub(super) fn new(endpoints: Vec<HostPort>, config: KeyValueConfig) -> Self {
-        Self { agent: agent(&config), endpoints, preferred: AtomicUsize::new(0), config }
+    /// With files, it speaks TLS; what is wrong with them is the error.
+    pub(super) fn new(
+        endpoints: Vec<HostPort>,
+        config: KeyValueConfig,
+        files: Option<&TlsFiles>,
+    ) -> Result<Self, String> {
+        let agent = agent(&config, files)?;
+        let is_secure = files.is_some();
+        Ok(Self { agent, is_secure, endpoints, preferred: AtomicUsize::new(0), config })
     }
 
     /// Posts a request, and again to the next endpoint if one fails. Each gets an equal part of the time
@@ -69,7 +77,7 @@ impl Gateway {
         request: &impl Serialize,
     ) -> Result<R, EtcdError> {
         let meaningless = |error: serde_json::Error| {
-            KeyValueErrorKind::Meaning(format!("{error}: is it {WHAT}?"))
+            KeyValueErrorKind::Meaning(format!("{error}: is it {}?", DIALECT.what))
         };
         let body =
             serde_json::to_vec(request).map_err(|error| EtcdError::Other(meaningless(error)))?;
@@ -110,9 +118,10 @@ impl Gateway {
         if share.is_zero() {
             return Answer::Failed(KeyValueErrorKind::Unreachable("no time was left".to_owned()));
         }
+        let scheme = if self.is_secure { "https" } else { "http" };
         let request = self
             .agent
-            .post(format!("http://{endpoint}/v3/{path}"))
+            .post(format!("{scheme}://{endpoint}/v3/{path}"))
             .config()
             .timeout_global(Some(share))
             .timeout_connect(Some(share.min(self.config.connect_timeout)))
@@ -125,7 +134,7 @@ impl Gateway {
         match reply {
             Ok((200, body)) => Answer::Reply(body),
             Ok((status, body)) => refusal(status, &body),
-            Err(error) => Answer::Failed(failure(error, WHAT)),
+            Err(error) => Answer::Failed(failure(error, &DIALECT, self.is_secure)),
         }
     }
 }
@@ -174,11 +183,15 @@ fn together(mut failures: Vec<(&HostPort, KeyValueErrorKind)>) -> KeyValueErrorK
     let texts: Vec<String> =
         failures.iter().map(|(endpoint, kind)| format!("{endpoint}: {kind}")).collect();
     let text = format!("none of its endpoints did it: {}", texts.join("; "));
-    let unreachable =
-        |(_, kind): &(_, KeyValueErrorKind)| !matches!(kind, KeyValueErrorKind::Meaning(_));
-    match failures.iter().any(unreachable) {
-        true => KeyValueErrorKind::Unreachable(text),
-        false => KeyValueErrorKind::Meaning(text),
+    let of = |is: fn(&KeyValueErrorKind) -> bool| failures.iter().any(|(_, kind)| is(kind));
+    if of(|kind| {
+        matches!(kind, KeyValueErrorKind::Unreachable(_) | KeyValueErrorKind::Refused { .. })
+    }) {
+        KeyValueErrorKind::Unreachable(text)
+    } else if of(|kind| matches!(kind, KeyValueErrorKind::Untrusted(_))) {
+        KeyValueErrorKind::Untrusted(text)
+    } else {
+        KeyValueErrorKind::Meaning(text)
     }
 }
 
@@ -222,6 +235,9 @@ mod tests {
         assert!(matches!(&both, KeyValueErrorKind::Unreachable(_)));
         let text = both.to_string();
         assert!(text.contains("a:1: its reply makes no sense: lies; b:2: down"), "{text}");
+        let others = KeyValueErrorKind::Untrusted("of another name".to_owned());
+        let neither = together(vec![(&hosts[0], meaning("x")), (&hosts[1], others)]);
+        assert!(matches!(neither, KeyValueErrorKind::Untrusted(_)));
         let lies = together(vec![(&hosts[0], meaning("x")), (&hosts[1], meaning("y"))]);
         assert!(matches!(lies, KeyValueErrorKind::Meaning(_)));
     }

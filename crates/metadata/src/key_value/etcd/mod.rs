@@ -1,5 +1,5 @@
 //! `etcd://`: the values are keys of an etcd with a lease of this client, over etcd's JSON gateway
-//! (<https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway/>).
+//! (<https://etcd.io/docs/v3.4/dev-guide/api_grpc_gateway/>). `etcds://`: the same over TLS.
 //!
 //! A client has one lease. Its entries go with it, so a node that died is forgotten.
 
@@ -11,7 +11,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::config::VALUE_LIMIT;
 use super::uri::ServerUri;
-use super::{KeyValue, KeyValueConfig, KeyValueError, KeyValueErrorKind, UriError};
+use super::{KeyValue, KeyValueConfig, KeyValueError, KeyValueErrorKind, TlsFiles, UriError};
 use gateway::{EtcdError, Gateway};
 use message::{
     Base64, DeleteRange, Done, Entry, Int64, Lease, LeaseGrant, LeaseKeepAlive, Put, Range,
@@ -20,7 +20,14 @@ use message::{
 
 const DEFAULT_PORT: u16 = 2379;
 
-/// A client of an etcd: `etcd://host[:port][,host[:port]]`, with as many endpoints as are known.
+/// Its URIs, and those of one that speaks TLS.
+const SCHEME: &str = "etcd";
+const TLS_SCHEME: &str = "etcds";
+
+/// A client of an etcd: `etcd://host[:port][,host[:port]]`, with as many endpoints as are known, or `etcds://` over TLS.
+///
+/// Endpoints may be written as etcd's own clients have them, and the original passes them on: `etcd://https://a:1;https://b:1` is
+/// `etcds://a:1,b:1`.
 pub struct Etcd {
     uri: String,
     gateway: Gateway,
@@ -32,11 +39,23 @@ pub struct Etcd {
 impl Etcd {
     /// A client of the endpoints that the URI names. It connects when it is asked something.
     pub fn new(uri: &str, config: KeyValueConfig) -> Result<Self, UriError> {
-        let parts = ServerUri::parse(uri, "etcd", DEFAULT_PORT)?;
+        Self::with_files(uri, config, &TlsFiles::default())
+    }
+
+    /// As [`Etcd::new`], with these files where it speaks TLS, which are read now.
+    pub fn with_files(
+        uri: &str,
+        config: KeyValueConfig,
+        files: &TlsFiles,
+    ) -> Result<Self, UriError> {
+        let (scheme, uri) = without_schemes(uri);
+        let parts = ServerUri::parse(&uri, scheme, DEFAULT_PORT)?;
         parts.plain()?;
+        let files = (scheme == TLS_SCHEME).then_some(files);
+        let gateway = Gateway::new(parts.hosts.clone(), config, files);
         Ok(Self {
             uri: parts.to_string(),
-            gateway: Gateway::new(parts.hosts, config),
+            gateway: gateway.map_err(|what| parts.error(what))?,
             lease: Mutex::new(None),
             seconds: Int64(i64::try_from(config.seconds()).unwrap_or(i64::MAX)),
         })
@@ -165,10 +184,59 @@ impl fmt::Debug for Etcd {
     }
 }
 
+/// A URI whose endpoints have no schemes of their own, and its scheme. Where endpoints have several, they stay, and are no hosts.
+fn without_schemes(uri: &str) -> (&'static str, String) {
+    let given = uri.split_once("://").map_or(uri, |(scheme, _)| scheme);
+    let given = if given == TLS_SCHEME { TLS_SCHEME } else { SCHEME };
+    let Some(rest) = uri.strip_prefix(given).and_then(|rest| rest.strip_prefix("://")) else {
+        return (given, uri.to_owned());
+    };
+    let endpoints: Vec<&str> = rest.split([',', ';']).collect();
+    let of = |own: &str| -> Option<Vec<&str>> {
+        endpoints.iter().map(|endpoint| endpoint.strip_prefix(own)).collect()
+    };
+    let (scheme, endpoints) = match (given, of("http://"), of("https://")) {
+        (SCHEME, Some(plain), _) => (SCHEME, plain),
+        (_, _, Some(secure)) => (TLS_SCHEME, secure),
+        _ => (given, endpoints),
+    };
+    (scheme, format!("{scheme}://{}", endpoints.join(",")))
+}
+
 fn base64(bytes: &[u8]) -> Base64 {
     Base64(bytes.to_vec())
 }
 
 fn meaning(text: &str) -> KeyValueErrorKind {
     KeyValueErrorKind::Meaning(format!("{text}: is it an etcd server?"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn endpoints_may_be_as_those_of_etcds_own_clients() {
+        for (uri, scheme, expected) in [
+            ("etcd://a:1", SCHEME, "etcd://a:1"),
+            ("etcd://a:1;b:2,c", SCHEME, "etcd://a:1,b:2,c"),
+            ("etcd://http://a:1;http://b:2", SCHEME, "etcd://a:1,b:2"),
+            ("etcds://a:1,b:2", TLS_SCHEME, "etcds://a:1,b:2"),
+            ("etcd://https://a:1,https://b:2", TLS_SCHEME, "etcds://a:1,b:2"),
+            ("etcds://https://a:1", TLS_SCHEME, "etcds://a:1"),
+            ("other://a:1", SCHEME, "other://a:1"),
+        ] {
+            assert_eq!(without_schemes(uri), (scheme, expected.to_owned()), "{uri}");
+        }
+        // One without TLS among others with it is none that was meant.
+        for wrong in
+            ["etcd://https://a:1,http://b:2", "etcd://https://a:1,b:2", "etcds://http://a:1"]
+        {
+            let error = Etcd::new(wrong, KeyValueConfig::default()).unwrap_err();
+            assert!(error.reason.contains("port must be"), "{wrong}: {error}");
+        }
+        let error = Etcd::new("etcds://:secret@a", KeyValueConfig::default()).unwrap_err();
+        assert!(!error.to_string().contains("secret"), "{error}");
+        assert!(error.reason.contains("without user and password"), "{error}");
+    }
 }
