@@ -1,65 +1,23 @@
 //! `https://`: who is trusted, who is not, and why.
 #![cfg(feature = "tls")]
 
-use std::fs;
+#[path = "common/certificates.rs"]
+mod certificates;
+
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use millstream_metadata::{HttpKeyValue, KeyValue, KeyValueError, TlsFiles};
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair, date_time_ymd,
-};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig, ServerConnection, StreamOwned};
 
-type Authority = CertifiedIssuer<'static, KeyPair>;
-
-/// A folder that goes with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("millstream-{name}-{}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn write(&self, name: &str, text: &str) -> PathBuf {
-        let path = self.0.join(name);
-        fs::write(&path, text).unwrap();
-        path
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-fn authority(name: &str) -> Authority {
-    let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.distinguished_name.push(DnType::CommonName, name);
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
-}
-
-/// A certificate of this name, and its key, in PEM.
-fn certificate(authority: &Authority, name: &str, last_year: i32) -> (String, String) {
-    let key = KeyPair::generate().unwrap();
-    let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
-    params.not_after = date_time_ymd(last_year, 1, 1);
-    params.extended_key_usages =
-        vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-    (params.signed_by(&key, authority).unwrap().pem(), key.serialize_pem())
-}
+use certificates::{Authority, Folder, authority, certificate};
 
 fn provider() -> Arc<rustls::crypto::CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
@@ -177,7 +135,7 @@ fn files_that_are_not_there_or_hold_nothing_are_named() {
     let folder = Folder::new("tls-files");
     let ca = folder.write("ca.pem", &authority("one").pem());
     let empty = folder.write("empty.pem", "");
-    let missing = folder.0.join("missing.pem");
+    let missing = ca.with_file_name("missing.pem");
     let fault = |files: &TlsFiles| HttpKeyValue::with_files("https://a:1", files).unwrap_err();
     let text = fault(&trusting(&missing));
     assert!(text.starts_with(&format!("cannot read {}", missing.display())), "{text}");

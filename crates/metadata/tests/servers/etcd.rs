@@ -12,12 +12,18 @@ use crate::{contract, patient, short_lived};
 
 /// The arguments of one member. Nobody else listens on its ports.
 fn member(name: &str, ports: (u16, u16), cluster: &str) -> Vec<String> {
+    speaking("http", name, ports, cluster)
+}
+
+/// The same, with clients over this.
+fn speaking(scheme: &str, name: &str, ports: (u16, u16), cluster: &str) -> Vec<String> {
     let url = |port: u16| format!("http://127.0.0.1:{port}");
+    let clients = format!("{scheme}://127.0.0.1:{}", ports.0);
     let words = [
         ("--name", name.to_owned()),
         ("--data-dir", "data".to_owned()),
-        ("--listen-client-urls", url(ports.0)),
-        ("--advertise-client-urls", url(ports.0)),
+        ("--listen-client-urls", clients.clone()),
+        ("--advertise-client-urls", clients),
         ("--listen-peer-urls", url(ports.1)),
         ("--initial-advertise-peer-urls", url(ports.1)),
         ("--initial-cluster", cluster.to_owned()),
@@ -34,6 +40,16 @@ pub(crate) fn start() -> Option<(Daemon, u16)> {
 fn start_with(more: &[&str]) -> Option<(Daemon, u16)> {
     let ports = (port(), port());
     let mut arguments = member("one", ports, &format!("one=http://127.0.0.1:{}", ports.1));
+    arguments.extend(more.iter().map(|&word| word.to_owned()));
+    Some((Daemon::start("etcd", arguments)?, ports.0))
+}
+
+/// One server that speaks TLS with these arguments, and its port.
+#[cfg(feature = "tls")]
+pub(crate) fn start_tls(more: &[&str]) -> Option<(Daemon, u16)> {
+    let ports = (port(), port());
+    let cluster = format!("one=http://127.0.0.1:{}", ports.1);
+    let mut arguments = speaking("https", "one", ports, &cluster);
     arguments.extend(more.iter().map(|&word| word.to_owned()));
     Some((Daemon::start("etcd", arguments)?, ports.0))
 }

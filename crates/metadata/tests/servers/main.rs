@@ -2,6 +2,9 @@
 //!
 //! Each test starts servers of its own, on ports of its own, and ends them.
 
+#[cfg(feature = "tls")]
+#[path = "../common/certificates.rs"]
+mod certificates;
 mod contract;
 mod daemon;
 mod etcd;
@@ -10,6 +13,8 @@ mod lies;
 mod memcached;
 mod redis;
 mod stores;
+#[cfg(feature = "tls")]
+mod tls;
 
 use std::time::{Duration, Instant};
 

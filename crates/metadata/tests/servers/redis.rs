@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millstream_metadata::{KeyValue, KeyValueConfig, Redis};
+use millstream_metadata::{KeyValue, KeyValueConfig, Redis, RedisLogin, Secret, TlsFiles};
 
 use crate::daemon::{Daemon, port};
 use crate::{contract, patient, short_lived};
@@ -87,6 +87,32 @@ fn redis_asks_for_a_password() {
     daemon.run();
     daemon.ready(&right);
     contract::operations(&right);
+}
+
+#[test]
+fn redis_login_from_beside_the_uri() {
+    let rules = ["--requirepass", "first", "--user", "me", "on", ">second", "~*", "+@all"];
+    let Some((mut daemon, port)) = start(&rules) else { return };
+    let uri = format!("redis://127.0.0.1:{port}");
+    let of = |uri: &str, user: Option<&str>, password: &str, database| {
+        let login = RedisLogin {
+            user: user.map(str::to_owned),
+            password: Some(Secret::new(password.to_owned())),
+            database,
+        };
+        Redis::with(uri, patient(), &login, &TlsFiles::default()).unwrap()
+    };
+    let anybody = of(&uri, None, "first", None);
+    daemon.ready(&anybody);
+    let me = of(&uri, Some("me"), "second", Some(3));
+    contract::operations(&me);
+    me.put("k", b"3").unwrap();
+    assert_eq!(anybody.get("k").unwrap(), None, "the database is another one");
+    // What the URI says comes before it.
+    let written = of(&format!("redis://:first@127.0.0.1:{port}/3"), Some("me"), "x", Some(5));
+    assert_eq!(written.get("k").unwrap().unwrap(), b"3");
+    let error = of(&uri, Some("me"), "first", None).get("k").unwrap_err().to_string();
+    assert!(error.contains("the password is wrong, or the user"), "{error}");
 }
 
 #[test]
