@@ -7,7 +7,8 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use millstream_metadata::{
-    ClientConfig, KeyValueStoreConfig, P2P_HANDSHAKE, ServerConfig, TlsFiles, without_password,
+    ClientConfig, KeyValueStoreConfig, P2P_HANDSHAKE, RedisLogin, ServerConfig, TlsFiles,
+    without_password,
 };
 use millstream_topology::PeerAffinity;
 use millstream_verbs::{IbverbsConfig, Mtu, Provider, SoftConfig};
@@ -54,8 +55,10 @@ pub struct Config {
     pub segment_name: Option<String>,
     /// Which of several clusters that share a metadata server it belongs to. Mostly empty.
     pub metadata_cluster: String,
-    /// What TLS towards an `https://` metadata server is made with.
+    /// What TLS towards an `https://`, `etcds://` or `rediss://` metadata server is made with.
     pub metadata_tls: TlsFiles,
+    /// Who it is towards a Redis metadata server, where the URI does not say so.
+    pub redis: RedisLogin,
     /// The port of segments' names that have none. Without, they are refused.
     pub default_port: Option<u16>,
     /// How it asks peers. With a token, it is asked of whoever calls too, at all ports.
@@ -84,6 +87,7 @@ impl Config {
             segment_name: None,
             metadata_cluster: String::new(),
             metadata_tls: TlsFiles::default(),
+            redis: RedisLogin::default(),
             default_port: None,
             client: ClientConfig {
                 connect_timeout: Duration::from_secs(2),
@@ -105,6 +109,7 @@ impl Config {
             cluster: self.metadata_cluster.clone(),
             client: self.client.clone(),
             tls: self.metadata_tls.clone(),
+            redis: self.redis.clone(),
             ..KeyValueStoreConfig::default()
         }
     }

@@ -6,7 +6,6 @@ use super::table::settings;
 /// What names of variables begin with that are looked at.
 pub(super) const PREFIX: &str = "MC_";
 
-const NO_REDIS: &str = "there is no metadata by redis yet";
 const NO_GPU: &str = "there are no transports between GPUs yet";
 const NO_TENT_FILE: &str =
     "the policy TENT has no settings of its own yet; transfer.policy chooses it";
@@ -47,9 +46,6 @@ pub(super) const IGNORED: &[(&str, &str)] = &[
     ("MC_RDMA_NOTIFY_OOB_FALLBACK", "there are no notifications yet"),
     ("MC_RDMA_NOTIFY_RECV_COUNT", "there are no notifications yet"),
     ("MC_RDMA_RAIL_PAUSE_SECONDS", "pairs of NICs are not paused yet"),
-    ("MC_REDIS_DB_INDEX", NO_REDIS),
-    ("MC_REDIS_PASSWORD", NO_REDIS),
-    ("MC_REDIS_USERNAME", NO_REDIS),
     ("MC_RPC_PROTOCOL", "handshakes go over TCP"),
     ("MC_SLICE_TIMEOUT", "slices have no deadline yet; rdma.acknowledge_timeout ends waiting"),
     ("MC_TCP_ADMISSION_TIMEOUT_MS", "a batch has room for its tasks: none waits to be admitted"),
@@ -81,6 +77,9 @@ pub(super) const IGNORED: &[(&str, &str)] = &[
     ("MC_YLT_LOG_LEVEL", "MC_LOG_LEVEL is for all logs"),
 ];
 
+/// The password of a Redis metadata server. It has no setting, which others could see.
+pub(super) const REDIS_PASSWORD: &str = "MC_REDIS_PASSWORD";
+
 /// Variables of other programs (Midnight Commander, the client of MinIO), or what they begin with.
 const FOREIGN: &[&str] = &[
     "MC_CONFIG_DIR",
@@ -98,7 +97,9 @@ const FOREIGN: &[&str] = &[
 
 /// Whether a variable that is no setting's is one of ours, or meant to be.
 pub(super) fn concerns_us(variable: &str) -> bool {
-    variable.starts_with(PREFIX) && !FOREIGN.iter().any(|name| variable.starts_with(name))
+    variable.starts_with(PREFIX)
+        && variable != REDIS_PASSWORD
+        && !FOREIGN.iter().any(|name| variable.starts_with(name))
 }
 
 /// What there is to say of a variable that is no setting's.
@@ -107,7 +108,7 @@ pub(super) fn note(variable: &str) -> String {
         return format!("{variable} is ignored: {reason}");
     }
     let known = settings().flat_map(|setting| setting.variables.iter().copied());
-    let known = known.chain(IGNORED.iter().map(|(name, _)| *name));
+    let known = known.chain(IGNORED.iter().map(|(name, _)| *name)).chain([REDIS_PASSWORD]);
     // Not more of it than fits a line.
     let shown: String = variable.chars().take(80).collect();
     match nearest(variable, known) {
@@ -162,6 +163,10 @@ mod tests {
             ),
             ("MC_GIDINDEX", "MC_GIDINDEX is no setting, and is ignored: is MC_GID_INDEX meant?"),
             ("MC_USETENT", "MC_USETENT is no setting, and is ignored: is MC_USE_TENT meant?"),
+            (
+                "MC_REDIS_PASSWD",
+                "MC_REDIS_PASSWD is no setting, and is ignored: is MC_REDIS_PASSWORD meant?",
+            ),
             ("MC_FROBNICATE", "MC_FROBNICATE is no setting, and is ignored"),
             ("MC_USE_IPV6", "MC_USE_IPV6 is ignored: addresses say what they are"),
         ] {
@@ -174,7 +179,12 @@ mod tests {
     #[test]
     fn variables_of_other_programs_are_theirs() {
         assert!(concerns_us("MC_SLICE_SIZES") && concerns_us("MC_USE_TENT"));
-        assert!(!concerns_us("MC_HOST_play") && !concerns_us("MC_SID") && !concerns_us("PATH"));
+        assert!(
+            !concerns_us("MC_HOST_play")
+                && !concerns_us("MC_SID")
+                && !concerns_us(REDIS_PASSWORD)
+                && !concerns_us("PATH")
+        );
         let known = settings().flat_map(|setting| setting.variables.iter().copied());
         for name in known.chain(IGNORED.iter().map(|(name, _)| *name)) {
             let others = name == "NCCL_IB_GID_INDEX" || name.starts_with(OWN_PREFIX);

@@ -50,6 +50,12 @@ pub(super) enum Kind {
         read: fn(&Values) -> Option<&str>,
         write: fn(&mut Values, Option<String>),
     },
+    /// A name of a server's user, or nothing, which stands for `none`.
+    User {
+        none: &'static str,
+        read: fn(&Values) -> Option<&str>,
+        write: fn(&mut Values, Option<String>),
+    },
     /// An address and a port, or only a port, which is one of 127.0.0.1; or nothing, which stands for `none`.
     Listen {
         none: &'static str,
@@ -73,6 +79,8 @@ pub(super) enum Unit {
     Milliseconds,
 }
 
+/// Bytes of a user's name.
+const USER_MAX: usize = 255;
 /// Bytes of a path, as the kernel has it.
 const PATH_MAX: usize = 4095;
 
@@ -127,6 +135,12 @@ impl Kind {
                 let host = (!text.is_empty()).then(|| text.to_owned());
                 host.as_deref().is_none_or(is_host).then(|| write(values, host))
             }
+            Self::User { write, .. } => {
+                let is_odd = |c: char| c.is_control() || c.is_whitespace();
+                let is_name = text.len() <= USER_MAX && !text.contains(is_odd);
+                let name = (!text.is_empty()).then(|| text.to_owned());
+                is_name.then(|| write(values, name))
+            }
             Self::Listen { write, .. } => {
                 let address = (!text.is_empty()).then(|| listen_address(text));
                 let is_address = !matches!(address, Some(None));
@@ -152,7 +166,9 @@ impl Kind {
             Self::Flag { read, .. } => read(values).to_string(),
             Self::Word { read, .. } => read(values).to_owned(),
             Self::Index { read, .. } => read(values).map_or("-1".to_owned(), |it| it.to_string()),
-            Self::Host { read, .. } => read(values).unwrap_or_default().to_owned(),
+            Self::Host { read, .. } | Self::User { read, .. } => {
+                read(values).unwrap_or_default().to_owned()
+            }
             Self::Listen { read, .. } => {
                 read(values).map_or(String::new(), |address| address.to_string())
             }
@@ -171,7 +187,7 @@ impl Kind {
             Self::Flag { read, .. } => read(values).into(),
             Self::Word { read, .. } => read(values).into(),
             Self::Index { read, .. } => read(values).into(),
-            Self::Host { read, .. } => read(values).into(),
+            Self::Host { read, .. } | Self::User { read, .. } => read(values).into(),
             Self::Listen { read, .. } => read(values).map(|address| address.to_string()).into(),
             Self::Pairs { read, .. } => show_pairs(read(values)).into(),
             Self::File { read, .. } => read(values).map(|path| path.display().to_string()).into(),
@@ -217,6 +233,7 @@ impl Kind {
             Self::Host { none, .. } => {
                 format!("a host name or an address, without a port, or nothing for {none}")
             }
+            Self::User { none, .. } => format!("a name without spaces, or nothing for {none}"),
             Self::Listen { none, .. } => {
                 format!("ADDRESS:PORT, or a port of 127.0.0.1, or nothing for {none}")
             }

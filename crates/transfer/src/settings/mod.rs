@@ -21,9 +21,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use millstream_metadata::{PeerTls, TlsFiles, Token};
+use millstream_metadata::{PeerTls, Secret, TlsFiles, Token};
 
-use self::environment::nearest;
+use self::environment::{REDIS_PASSWORD, nearest};
 use self::table::{Setting, settings};
 use self::values::Values;
 use crate::rdma::MAX_COMPLETIONS;
@@ -146,6 +146,7 @@ impl Settings {
         }
         loaded.check()?;
         loaded.read_token(&sources.variables)?;
+        loaded.read_redis_password(&sources.variables)?;
         loaded.read_certificate()?;
         Ok(loaded)
     }
@@ -297,6 +298,19 @@ impl Settings {
             (None, None) => return Ok(()),
         };
         self.values.engine.client.token = Some(token);
+        Ok(())
+    }
+
+    /// Reads the password of a Redis metadata server. It has no setting of its own either.
+    fn read_redis_password(&mut self, variables: &[(String, String)]) -> Result<(), SettingsError> {
+        let given =
+            variables.iter().find(|(name, text)| name == REDIS_PASSWORD && !text.is_empty());
+        let Some((_, text)) = given else { return Ok(()) };
+        if text.contains(char::REPLACEMENT_CHARACTER) {
+            let what = format!("{REDIS_PASSWORD} is no text (UTF-8)");
+            return Err(SettingsError::Together(what));
+        }
+        self.values.engine.redis.password = Some(Secret::new(text.clone()));
         Ok(())
     }
 

@@ -62,6 +62,13 @@ pub fn reference() -> String {
         text.push_str(&format!("| {} |\n", cells.join(" | ").replace("|  |", "| |")));
     }
     text.push_str(
+        "\n## Secrets\n\n\
+         These are no settings, so that `millstream config` and error messages do not show them.\n\n\
+         | variable | what it has |\n| --- | --- |\n\
+         | `MILLSTREAM_TOKEN` | the token, in place of the file of `security.token_file` |\n\
+         | `MC_REDIS_PASSWORD` | the password of a Redis metadata server, where its URI has none |\n",
+    );
+    text.push_str(
         "\n## Variables that change nothing\n\n\
          The original has these variables, too. They are accepted; `millstream` says in a note that \
          they are ignored, and why.\n\n| variable | why |\n| --- | --- |\n",

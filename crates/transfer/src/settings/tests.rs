@@ -2,6 +2,7 @@ use std::fs;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
+use millstream_metadata::RedisLogin;
 use millstream_verbs::{Driver, Mtu, Provider};
 
 use super::kind::Kind;
@@ -176,6 +177,10 @@ fn bounds_are_values_and_what_is_beyond_is_refused() {
             Kind::Host { .. } => (
                 ["host.example", "192.0.2.1", "2001:db8::1", ""].map(str::to_owned).to_vec(),
                 ["host:1", "a b", "[::1]:5", "x/y"].map(str::to_owned).to_vec(),
+            ),
+            Kind::User { .. } => (
+                vec!["me".to_owned(), "me@example".to_owned(), "x".repeat(255), String::new()],
+                vec!["a b".to_owned(), "a\nb".to_owned(), "x".repeat(256)],
             ),
             Kind::Listen { .. } => (
                 ["9464", "0", "192.0.2.1:80", "[::1]:65535", ""].map(str::to_owned).to_vec(),
@@ -429,4 +434,44 @@ fn a_certificate_its_key_and_authorities_go_together() {
     };
     assert!(error.ends_with(reason), "{error}");
     assert!(load(&[], &[]).unwrap().engine([127, 0, 0, 1].into()).client.tls.is_none());
+}
+
+#[test]
+fn redis_has_the_originals_variables() {
+    let login = |variables: &[(&str, &str)], arguments: &[&str]| {
+        let settings = load(variables, arguments).unwrap();
+        assert_eq!(settings.notes(), &[] as &[String]);
+        settings.engine([127, 0, 0, 1].into()).store().redis
+    };
+    assert_eq!(login(&[], &[]), RedisLogin::default());
+    let all = [
+        ("MC_REDIS_USERNAME", "me"),
+        ("MC_REDIS_PASSWORD", "p@ss word%"),
+        ("MC_REDIS_DB_INDEX", "255"),
+    ];
+    let expected = RedisLogin {
+        user: Some("me".to_owned()),
+        password: Some(Secret::new("p@ss word%".to_owned())),
+        database: Some(255),
+    };
+    assert_eq!(login(&all, &[]), expected);
+    assert_eq!(
+        login(&[("MC_REDIS_PASSWORD", ""), ("MC_REDIS_DB_INDEX", "0")], &[]),
+        RedisLogin::default()
+    );
+    let other = login(&all, &["metadata.redis_user=you", "metadata.redis_database=3"]);
+    assert_eq!((other.user.as_deref(), other.database), (Some("you"), Some(3)));
+    // The password is nowhere to be seen.
+    let settings = load(&all, &[]).unwrap();
+    let shown: Vec<_> = settings.states().map(|state| state.value).collect();
+    assert!(!format!("{shown:?} {settings:?}").contains("p@ss"));
+    for wrong in ["256", "-1", "x"] {
+        let error = load(&[("MC_REDIS_DB_INDEX", wrong)], &[]).unwrap_err();
+        let expected = format!(
+            "MC_REDIS_DB_INDEX={wrong}: metadata.redis_database is a whole number from 0 to 255"
+        );
+        assert!(error.starts_with(&expected), "{error}");
+    }
+    let error = load(&[("MC_REDIS_PASSWORD", "secret\u{fffd}")], &[]).unwrap_err();
+    assert_eq!(error, "MC_REDIS_PASSWORD is no text (UTF-8)");
 }

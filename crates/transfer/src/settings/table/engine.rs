@@ -113,7 +113,7 @@ pub(super) const ROWS: &[Setting] = &[
             write: |values, path| values.engine.metadata_tls.authorities = path,
         },
         scope: Scope::Engine,
-        meaning: "Certificates (PEM) of the authorities that may vouch for an `https://` metadata server.",
+        meaning: "Certificates (PEM) of the authorities that may vouch for a metadata server with TLS: `https://`, `etcds://` and `rediss://`.",
     },
     Setting {
         key: "metadata.certificate_file",
@@ -124,7 +124,7 @@ pub(super) const ROWS: &[Setting] = &[
             write: |values, path| values.engine.metadata_tls.certificate = path,
         },
         scope: Scope::Engine,
-        meaning: "The certificate (PEM) that is shown to an `https://` metadata server that asks for one.",
+        meaning: "The certificate (PEM) that is shown to a metadata server with TLS that asks for one.",
     },
     Setting {
         key: "metadata.key_file",
@@ -136,6 +136,33 @@ pub(super) const ROWS: &[Setting] = &[
         },
         scope: Scope::Engine,
         meaning: "The private key (PEM) of this certificate.",
+    },
+    Setting {
+        key: "metadata.redis_user",
+        variables: &["MC_REDIS_USERNAME"],
+        kind: Kind::User {
+            none: "the server's default user",
+            read: |values| values.engine.redis.user.as_deref(),
+            write: |values, name| values.engine.redis.user = name,
+        },
+        scope: Scope::Engine,
+        meaning: "The user of a Redis metadata server, where its URI has none. MC_REDIS_PASSWORD has the password, \
+                  where the URI has none; without a password there is no login.",
+    },
+    Setting {
+        key: "metadata.redis_database",
+        variables: &["MC_REDIS_DB_INDEX"],
+        kind: Kind::Number {
+            least: 0,
+            most: 255,
+            read: |values| values.engine.redis.database.unwrap_or(0).into(),
+            write: |values, number| {
+                // As the original has it: of 0 nothing is said.
+                values.engine.redis.database = (number != 0).then_some(number as u32);
+            },
+        },
+        scope: Scope::Engine,
+        meaning: "The number of the database of a Redis metadata server, where its URI has none.",
     },
     Setting {
         key: "security.token_file",
