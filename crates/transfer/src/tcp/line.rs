@@ -87,11 +87,13 @@ pub(super) struct Line {
     layer: Option<Box<Layer>>,
     /// Where bytes are gathered that the layer takes.
     portion: Vec<u8>,
+    /// What came last for [`Line::read`] was not all of a record.
+    amid_record: bool,
 }
 
 impl Line {
     pub(super) fn over(layer: Option<Layer>) -> Self {
-        Self { layer: layer.map(Box::new), portion: Vec::new() }
+        Self { layer: layer.map(Box::new), portion: Vec::new(), amid_record: false }
     }
 
     /// Says and hears what it can of what comes before the first message; whether that is over.
@@ -115,6 +117,19 @@ impl Line {
     /// Whether something has come that was not taken.
     pub(super) fn has_ready(&mut self) -> bool {
         self.layer.as_mut().is_some_and(|layer| !layer.ready().is_empty())
+    }
+
+    /// What has come that a layer could not take for its own.
+    pub(super) fn unread(&self) -> &[u8] {
+        match self.layer.as_deref() {
+            Some(Layer::Checked(records)) => records.unread(),
+            Some(Layer::Tls(_)) | None => &[],
+        }
+    }
+
+    /// Whether the first bytes of a record have come, and not all of it.
+    pub(super) const fn is_amid_record(&self) -> bool {
+        self.amid_record
     }
 
     /// Sends what was taken before: an error if there is no room for all of it.
@@ -164,12 +179,22 @@ impl Line {
         }
     }
 
-    /// The same, and waits as long as the socket is set to.
+    /// The same, and waits as long as the socket is set to, once. [`io::ErrorKind::WouldBlock`] where some of a record
+    /// has come: who sends it byte by byte is to be looked at after each.
     pub(super) fn read(&mut self, mut stream: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
-        match &mut self.layer {
-            None => stream.read(bytes),
-            Some(layer) => receive_from(layer, &mut stream, |ready| put(bytes, ready)),
+        let Some(layer) = &mut self.layer else { return stream.read(bytes) };
+        if layer.ready().is_empty() {
+            if layer.fill(&mut stream)? == 0 {
+                return Ok(0);
+            }
+            self.amid_record = layer.ready().is_empty();
+            if self.amid_record {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
         }
+        let count = put(bytes, layer.ready());
+        layer.consume(count);
+        Ok(count)
     }
 
     /// [`Pieces::receive`].

@@ -124,6 +124,23 @@ fn hello(connection: u128, incarnation: u64) -> Vec<u8> {
     bytes
 }
 
+/// The same with checksums.
+fn checked_hello(connection: u128, incarnation: u64) -> Vec<u8> {
+    let mut bytes = hello(connection, incarnation);
+    bytes[8] = 2;
+    let checksum = crc32c::crc32c(&bytes);
+    bytes[12..16].copy_from_slice(&checksum.to_le_bytes());
+    bytes
+}
+
+fn record(payload: &[u8]) -> Vec<u8> {
+    let mut bytes = (payload.len() as u32).to_le_bytes().to_vec();
+    bytes.extend(crc32c::crc32c(payload).to_le_bytes());
+    bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
+    bytes.extend(payload);
+    bytes
+}
+
 fn welcome(code: u8) -> Vec<u8> {
     [&b"MILLSTR\xff"[..], &[code, 0, 0, 0, 0, 0, 0, 0]].concat()
 }
@@ -304,9 +321,13 @@ fn who_says_a_byte_now_and_then_is_sent_away() {
     let remote = shared(&target, 4096);
     let incarnation = descriptor(&target).incarnation.unwrap();
     let many = message(1, 1, &[(remote.address(), 1); 256], 256);
+    let records = [record(&many[..32]), record(&many[32..])].concat();
     let streams = [
         ([old(WRITE | TWO, remote.address(), 100), vec![1; 100]].concat(), 25),
         ([hello(1, incarnation), many].concat(), 48 + 32 + 16 * 3),
+        // Nothing of a record counts before all of it: the first one, and the next one amid a message.
+        ([checked_hello(2, incarnation), records.clone()].concat(), 48 + 1),
+        ([checked_hello(3, incarnation), records].concat(), 48 + 12 + 32 + 1),
     ];
     thread::scope(|scope| {
         for (bytes, at_once) in streams {

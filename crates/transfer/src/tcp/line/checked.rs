@@ -66,6 +66,11 @@ impl Checked {
         &self.incoming[self.start..][..self.ready]
     }
 
+    /// What has come and is in no record that was found to be right.
+    pub(super) fn unread(&self) -> &[u8] {
+        &self.incoming[self.start + self.ready..self.end]
+    }
+
     pub(super) fn consume(&mut self, count: usize) {
         self.start += count;
         self.ready -= count;

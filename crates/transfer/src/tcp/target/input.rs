@@ -75,17 +75,22 @@ impl<'a> Input<'a> {
     /// The next bytes, where a request may begin: `None` at the end of the stream. The connection makes room for
     /// others until the request is [begun](Self::begun): who says half of one keeps no place from others.
     pub(super) fn header<const LENGTH: usize>(&mut self) -> io::Result<Option<[u8; LENGTH]>> {
+        let mut pace = None;
         if self.start == self.end {
             loop {
                 match self.fill() {
                     Ok(0) => return Ok(None),
                     Ok(_) => break,
+                    // The time of a request begins with that of the record that it is in.
+                    Err(error) if is_pause(&error) && self.line.is_amid_record() => {
+                        pace.get_or_insert_with(|| Pace::new(0)).check()?;
+                    }
                     Err(error) if is_pause(&error) => {}
                     Err(error) => return Err(error),
                 }
             }
         }
-        self.pace = Pace::new(0);
+        self.pace = pace.unwrap_or_else(|| Pace::new(0));
         self.bytes().map(Some)
     }
 
