@@ -67,6 +67,14 @@ pub enum FailureReason {
     /// A connection for data, or what the peer said over it: what was wrong, and where.
     #[error("{0}")]
     Connection(Arc<str>),
+    /// What crossed a connection for data was not as it was sent (`tcp.checksums`). Nothing of it was used.
+    #[error("checksum mismatch: {}{}", damage(*here), under_way(*range))]
+    Checksum {
+        /// What the peer sent was damaged on its way here; otherwise, what was sent to it.
+        here: bool,
+        /// What was under way of the request, where that is known: an address in the peer's memory, and bytes.
+        range: Option<(u64, u64)>,
+    },
     /// The peer has said that it closes.
     #[error("it was shut down, and what it held is lost")]
     Closed,
@@ -85,7 +93,33 @@ pub enum FailureReason {
     PortDown(String),
 }
 
+fn damage(here: bool) -> &'static str {
+    match here {
+        true => "what it sent was damaged on its way here",
+        false => "what was sent to it was damaged on its way",
+    }
+}
+
+fn under_way(range: Option<(u64, u64)>) -> String {
+    range.map_or_else(String::new, |(address, length)| {
+        format!(", with {length} bytes at {address:#x} of its memory under way")
+    })
+}
+
 impl FailureReason {
+    /// The same, of a request of which so many bytes at this address of the peer were under way.
+    pub(crate) fn with_range(&self, address: u64, length: u64) -> Self {
+        match self {
+            Self::Checksum { here, range: None } => {
+                Self::Checksum { here: *here, range: Some((address, length)) }
+            }
+            Self::NotFenced(reason) => {
+                Self::NotFenced(Box::new(reason.with_range(address, length)))
+            }
+            other => other.clone(),
+        }
+    }
+
     /// Whether connecting again may well go better: the peer, or the way to it, did not answer.
     pub(crate) fn may_pass(&self) -> bool {
         match self {

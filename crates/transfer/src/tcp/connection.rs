@@ -474,7 +474,8 @@ fn cannot_connect(address: Option<SocketAddr>, error: &io::Error) -> Broken {
 
 fn broke(error: &io::Error) -> Broken {
     if let Some(damaged) = error.get_ref().and_then(|inner| inner.downcast_ref::<Damaged>()) {
-        return Broken::Failed(FailureReason::Connection(damaged.to_string().into()));
+        let here = *damaged == Damaged::Here;
+        return Broken::Failed(FailureReason::Checksum { here, range: None });
     }
     if let Some(error) = TlsError::of(error) {
         return Broken::Failed(FailureReason::Connection(error.to_string().into()));

@@ -377,7 +377,7 @@ impl Flow {
             task.undefined |= undefined;
             task.segment.mark_stale();
             if task.is_wanted() {
-                task.failure = Some(reason.clone());
+                task.failure = Some(reason.with_range(part.remote, part.length));
             }
             self.part_ended(part.slot);
         }

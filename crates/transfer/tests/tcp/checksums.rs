@@ -8,7 +8,7 @@ use std::thread;
 
 use millstream_transfer::{Opcode, TcpConfig, TransferEngine, TransferState};
 
-use super::fixture::{at_port, descriptor, engine};
+use super::fixture::{at_port, descriptor, engine, failure};
 use crate::common::{LONG, contents, pattern, private, request, shared};
 
 const LENGTH: usize = 1 << 20;
@@ -80,13 +80,21 @@ fn checked() -> TcpConfig {
     TcpConfig { checksums: true, lanes: 1, ..TcpConfig::default() }
 }
 
-/// Moves bytes through such a relay: how it ended, which bytes are there then, and how many bits changed.
-fn moved(
-    opcode: Opcode,
-    config: TcpConfig,
-    place: usize,
-    connections: usize,
-) -> (TransferState, String, Vec<u8>, usize) {
+/// What came of moving bytes.
+struct Moved {
+    state: TransferState,
+    error: String,
+    /// What is there then.
+    bytes: Vec<u8>,
+    /// How many bits changed.
+    flipped: usize,
+    /// The peer as the initiator calls it, and where its memory is.
+    peer: String,
+    address: u64,
+}
+
+/// Moves bytes through such a relay.
+fn moved(opcode: Opcode, config: TcpConfig, place: usize, connections: usize) -> Moved {
     let (target, initiator) = (engine(TcpConfig::default()), engine(config));
     let (remote, local) = (shared(&target, LENGTH), private(&initiator, LENGTH));
     let (way, source, sink) = match opcode {
@@ -95,14 +103,21 @@ fn moved(
     };
     source.write(0, &pattern(LENGTH, 3)).unwrap();
     let relay = Flipping::start(&target, way, place, connections);
-    let (_server, segment) = at_port(&initiator, &target, relay.address);
+    let (server, segment) = at_port(&initiator, &target, relay.address);
     let batch = initiator.allocate_batch(1).unwrap();
     let request = request(opcode, (&local, 0), &segment, 0, LENGTH as u64);
     initiator.submit(&batch, &[request]).unwrap();
     assert!(initiator.wait(&batch, LONG));
     let status = initiator.status(&batch, 0).unwrap();
     let error = status.error.map_or_else(String::new, |error| error.to_string());
-    (status.state, error, contents(sink, 0, LENGTH), relay.flipped.load(Ordering::Relaxed))
+    Moved {
+        state: status.state,
+        error,
+        bytes: contents(sink, 0, LENGTH),
+        flipped: relay.flipped.load(Ordering::Relaxed),
+        peer: server.address().to_string(),
+        address: remote.address(),
+    }
 }
 
 #[test]
@@ -110,7 +125,7 @@ fn what_was_damaged_on_its_way_is_sent_again() {
     for opcode in [Opcode::Write, Opcode::Read] {
         // In the header of the first record, in that of a message, and in data.
         for place in [50, 70, 500_000] {
-            let (state, error, bytes, flipped) = moved(opcode, checked(), place, 2);
+            let Moved { state, error, bytes, flipped, .. } = moved(opcode, checked(), place, 2);
             assert_eq!(state, TransferState::Completed, "{opcode:?} {place}: {error}");
             assert!(bytes == pattern(LENGTH, 3), "{opcode:?} {place}");
             assert_eq!(flipped, 2, "{opcode:?} {place}");
@@ -121,19 +136,56 @@ fn what_was_damaged_on_its_way_is_sent_again() {
 #[test]
 fn damage_without_end_is_an_error_that_names_it_and_reaches_no_memory() {
     for opcode in [Opcode::Write, Opcode::Read] {
-        let (state, error, bytes, flipped) = moved(opcode, checked(), 500_000, usize::MAX);
+        let moved = moved(opcode, checked(), 500_000, usize::MAX);
+        let Moved { state, error, bytes, flipped, peer, address } = moved;
         assert_eq!(state, TransferState::Failed, "{opcode:?}");
-        assert!(error.contains("its checksum is wrong"), "{opcode:?}: {error}");
+        let what = match opcode {
+            Opcode::Write => "what was sent to it was damaged on its way",
+            Opcode::Read => "what it sent was damaged on its way here",
+        };
+        // Which peer, what, and which of its bytes: the request is one message.
+        let expected = format!(
+            "peer {peer} (nic tcp): checksum mismatch: {what}, with {LENGTH} bytes at {address:#x} of its memory under way"
+        );
+        assert_eq!(error, expected, "{opcode:?}");
         assert!(flipped >= 3, "{opcode:?}: {flipped}");
         let right = pattern(LENGTH, 3);
         assert!(bytes.iter().zip(&right).all(|(a, b)| a == b || *a == 0), "{opcode:?}");
     }
 }
 
+/// A peer that says in its descriptor that it knows of records, and does not.
+#[test]
+fn who_answers_without_records_is_told_of() {
+    for (code, reason) in [
+        (1, "it does not understand this version of the framing"),
+        (0, "it answers without checksums, though it says that it knows of them"),
+    ] {
+        let (target, initiator) = (engine(TcpConfig::default()), engine(checked()));
+        let _remote = shared(&target, 4096);
+        let listener = TcpListener::bind((target.listening_at().ip(), 0)).unwrap();
+        let (_server, segment) = at_port(&initiator, &target, listener.local_addr().unwrap());
+        thread::spawn(move || {
+            for mut stream in listener.incoming().map_while(Result::ok) {
+                let mut welcome = *b"MILLSTR\xff\0\0\0\0\0\0\0\0";
+                welcome[8] = code;
+                let _ = stream.read_exact(&mut [0; 48]);
+                let _ = stream.write_all(&welcome);
+                let _ = stream.shutdown(Shutdown::Write);
+                // What was not read would take back what was said.
+                while stream.read(&mut [0; 4096]).is_ok_and(|count| count > 0) {}
+            }
+        });
+        let error = failure(&initiator, &segment);
+        assert!(error.contains(reason), "{error}");
+    }
+}
+
 /// So it would be: TCP's own checksum is of each hop.
 #[test]
 fn without_checksums_nobody_notices() {
-    let (state, _, bytes, flipped) = moved(Opcode::Write, TcpConfig::default(), 500_000, 1);
+    let Moved { state, bytes, flipped, .. } =
+        moved(Opcode::Write, TcpConfig::default(), 500_000, 1);
     assert_eq!((state, flipped), (TransferState::Completed, 1));
     let right = pattern(LENGTH, 3);
     assert_eq!(bytes.iter().zip(&right).filter(|(a, b)| a != b).count(), 1);

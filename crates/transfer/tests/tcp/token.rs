@@ -103,9 +103,17 @@ fn another_token_or_none_is_told_by_the_port_for_data() {
     let (_server, segment) = said((&plain, &target), gate(None), shown.clone());
     let error = failure(&plain, &segment);
     assert!(error.contains("only who have its token, and none is set here"), "{error}");
-    // Whose memory is for everybody is none of ours.
+    // Who tries it nevertheless. The port says it in no framing.
     let (tcp_data_port, tcp_token_port) = (shown.tcp_token_port, None);
     let open = SegmentDesc { tcp_data_port, tcp_token_port, ..shown.clone() };
+    for checksums in [false, true] {
+        let plain = engine(TcpConfig { checksums, ..TcpConfig::default() });
+        let (_server, segment) = said((&plain, &target), gate(None), open.clone());
+        let error = failure(&plain, &segment);
+        let expected = "only who have its token, and none is set here";
+        assert!(error.contains(expected), "{checksums}: {error}");
+    }
+    // Whose memory is for everybody is none of ours.
     let (_server, segment) = said((&friend, &target), gate(Some(ours())), open);
     let error = failure(&friend, &segment);
     assert!(error.contains("asks for no token, and one is set here"), "{error}");

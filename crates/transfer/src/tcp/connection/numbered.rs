@@ -61,18 +61,31 @@ impl Connection {
                 Ok(_) => self.moved = Some(Instant::now()),
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Ok(()),
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(broke(&error)),
+                Err(error) => {
+                    return Err(self.without_records().unwrap_or_else(|| broke(&error)));
+                }
             }
         }
     }
 
-    /// What a port has said that asks for more than it was shown.
+    /// What a port has said that asks for more than it was shown. It says so in no record: it has not read the hello.
     fn turned_away(&self) -> Option<Broken> {
         let mut decoder = FrameDecoder::new(MESSAGE_LIMIT);
         decoder.push(&self.stage[self.start..]).ok()?;
+        decoder.push(self.line.unread()).ok()?;
         let said = decoder.take().filter(|_| self.receiving == Receiving::Welcome)?;
         let reason = TokenError::said(&said)?.to_string();
         Some(Broken::Failed(FailureReason::Connection(reason.into())))
+    }
+
+    /// The answer to the hello of a peer that knows of no records, which is no damaged one.
+    fn without_records(&self) -> Option<Broken> {
+        if self.receiving != Receiving::Welcome {
+            return None;
+        }
+        let welcome = Welcome::parse(self.line.unread().first_chunk()?)?;
+        let taken = nonsense("it answers without checksums, though it says that it knows of them");
+        Some(welcomed(Some(welcome)).err().unwrap_or(taken))
     }
 
     /// Reads what has come.
