@@ -271,3 +271,95 @@ impl Write for WithoutWait<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::tcp::pieces::Piece;
+    use crate::tcp::testing::Room;
+
+    /// Gives so many bytes at a time, and then has none.
+    struct Portions<'a>(&'a [u8], usize);
+
+    impl Read for Portions<'_> {
+        fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+            let count = self.0.len().min(self.1).min(bytes.len());
+            if count == 0 {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            bytes[..count].copy_from_slice(&self.0[..count]);
+            self.0 = &self.0[count..];
+            Ok(count)
+        }
+    }
+
+    /// Bytes in records of these lengths.
+    fn records(bytes: &[u8], lengths: &[usize]) -> Vec<u8> {
+        let (mut sender, mut stream, mut rest) = (Checked::default(), Vec::new(), bytes);
+        for length in lengths.iter().cycle() {
+            if rest.is_empty() {
+                break;
+            }
+            let (now, behind) = rest.split_at(rest.len().min(*length));
+            sender.accept(now);
+            rest = behind;
+        }
+        sender.flush(&mut stream).unwrap();
+        stream
+    }
+
+    #[test]
+    fn pieces_and_records_end_where_they_like() {
+        let bytes: Vec<u8> = (0..100).collect();
+        let lengths = [1, 0, 30, 13, 36];
+        for records_of in [&[1][..], &[31], &[100], &[44, 1], &[7, 90]] {
+            let stream = records(&bytes, records_of);
+            for portion in [1, 11, 12, 13, 50, 1000] {
+                let (room, mut pieces) = (Room::new(80), Pieces::default());
+                let mut address = room.address();
+                for length in lengths {
+                    let memory = Some(Arc::clone(&room.local));
+                    pieces.push(Piece { memory, address, length, fault: None });
+                    address += length;
+                }
+                let mut layer = Layer::Checked(Checked::default());
+                let mut stream = Portions(&stream, portion);
+                while pieces.left() > 0 {
+                    let taken = receive_from(&mut layer, &mut stream, |ready| pieces.take(ready));
+                    assert!(taken.unwrap() > 0, "{records_of:?} {portion}");
+                }
+                assert_eq!(room.contents(), bytes[..80]);
+                // What is behind them in the same record is for the next message.
+                let mut behind = [0; 20];
+                let mut count = 0;
+                while count < behind.len() {
+                    let next = |ready: &[u8]| put(&mut behind[count..], ready);
+                    count += receive_from(&mut layer, &mut stream, next).unwrap();
+                }
+                assert_eq!(behind, bytes[80..]);
+                let none = receive_from(&mut layer, &mut stream, <[u8]>::len).unwrap_err();
+                assert_eq!(none.kind(), io::ErrorKind::WouldBlock);
+            }
+        }
+    }
+
+    #[test]
+    fn a_record_that_is_damaged_amid_a_piece_reaches_no_memory() {
+        let stream = records(&[7; 40], &[20]);
+        for at in 12 + 20..stream.len() {
+            let mut wrong = stream.clone();
+            wrong[at] ^= 1;
+            let (room, mut pieces) = (Room::new(40), Pieces::default());
+            let (memory, address) = (Some(Arc::clone(&room.local)), room.address());
+            pieces.push(Piece { memory, address, length: 40, fault: None });
+            let mut layer = Layer::Checked(Checked::default());
+            let mut stream = Portions(&wrong, 1000);
+            let mut take = || receive_from(&mut layer, &mut stream, |ready| pieces.take(ready));
+            assert_eq!(take().unwrap(), 20);
+            assert!(take().is_err(), "{at}");
+            assert_eq!(room.contents(), [[7; 20], [0; 20]].concat());
+        }
+    }
+}

@@ -15,6 +15,8 @@ mod peer;
 mod pieces;
 mod progress;
 mod target;
+#[cfg(test)]
+mod testing;
 
 use std::collections::HashMap;
 use std::io;

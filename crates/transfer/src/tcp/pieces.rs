@@ -330,3 +330,159 @@ impl Pieces {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::tcp::testing::Room;
+
+    /// A piece for each of these lengths, one behind the other.
+    fn pieces(room: &Room, lengths: &[u64]) -> Pieces {
+        let mut pieces = Pieces::default();
+        let mut address = room.address();
+        for &length in lengths {
+            let memory = Some(Arc::clone(&room.local));
+            pieces.push(Piece { memory, address, length, fault: None });
+            address += length;
+        }
+        pieces
+    }
+
+    fn faults(pieces: &Pieces) -> Vec<(u32, Fault)> {
+        pieces.faults().collect()
+    }
+
+    #[test]
+    fn no_pieces_and_pieces_of_nothing_take_nothing() {
+        let room = Room::new(8);
+        for lengths in [&[][..], &[0], &[0, 0, 0]] {
+            let mut pieces = pieces(&room, lengths);
+            assert_eq!(pieces.left(), 0);
+            assert_eq!(pieces.take(b"more"), 0);
+            assert_eq!(pieces.copy_out(&mut [9; 4]).unwrap(), 0);
+            assert_eq!(faults(&pieces), []);
+            pieces.rewind();
+            assert_eq!(pieces.take(b"more"), 0);
+        }
+        assert_eq!(room.contents(), [0; 8]);
+    }
+
+    #[test]
+    fn what_is_behind_the_last_byte_stays() {
+        let room = Room::new(10);
+        let mut pieces = pieces(&room, &[3, 0, 5]);
+        assert_eq!(pieces.take(b"ab"), 2);
+        assert_eq!(pieces.left(), 6);
+        assert_eq!(pieces.take(b"cdefgh and the next answer"), 6);
+        assert_eq!((pieces.left(), pieces.take(b"x")), (0, 0));
+        assert_eq!(room.contents(), b"abcdefgh\0\0");
+    }
+
+    #[test]
+    fn a_piece_that_is_wrong_costs_its_own_bytes_only() {
+        let room = Room::new(9);
+        for (memory, address, fault) in [
+            (None, room.address(), Fault::NotRegistered),
+            (None, u64::MAX, Fault::NotRegistered),
+            (Some(Arc::clone(&room.local)), room.address() + 7, Fault::Gone),
+            // Its end is beyond all addresses.
+            (Some(Arc::clone(&room.local)), u64::MAX - 1, Fault::Gone),
+        ] {
+            let mut pieces = Pieces::default();
+            let good = |address| Piece {
+                memory: Some(Arc::clone(&room.local)),
+                address,
+                length: 3,
+                fault: None,
+            };
+            pieces.push(good(room.address()));
+            pieces.push(Piece { memory, address, length: 3, fault: None });
+            pieces.push(good(room.address() + 6));
+            for byte in b"abcxyzghi" {
+                assert_eq!(pieces.take(&[*byte]), 1);
+            }
+            assert_eq!(faults(&pieces), [(1, fault)]);
+            assert_eq!(room.contents(), b"abc\0\0\0ghi", "{address:#x}");
+            // Sent, zeros are in its place; and where nobody can be told of the fault, nothing is.
+            pieces.rewind();
+            let mut out = [1; 12];
+            assert_eq!(pieces.copy_out(&mut out).unwrap(), 9);
+            assert_eq!(&out, b"abc\0\0\0ghi\x01\x01\x01");
+            pieces.strict = true;
+            pieces.rewind();
+            assert!(pieces.copy_out(&mut out).is_err());
+        }
+    }
+
+    #[test]
+    fn memory_that_goes_amid_a_piece_is_touched_no_more() {
+        let (mut goes, stays) = (Room::new(4), Room::new(4));
+        let mut pieces = pieces(&goes, &[4]);
+        let (memory, address) = (Some(Arc::clone(&stays.local)), stays.address());
+        pieces.push(Piece { memory, address, length: 4, fault: None });
+        assert_eq!(pieces.take(b"ab"), 2);
+        goes.unregister();
+        assert_eq!(pieces.take(b"cdefgh"), 6);
+        assert_eq!(faults(&pieces), [(0, Fault::NotRegistered)]);
+        assert_eq!((goes.contents(), stays.contents()), (b"ab\0\0".to_vec(), b"efgh".to_vec()));
+    }
+
+    #[test]
+    fn faults_of_the_peer_are_of_pieces_that_are_there_and_the_first_one_counts() {
+        let room = Room::new(8);
+        let mut pieces = pieces(&room, &[2, 3, 3]);
+        assert!(pieces.set_fault(1, Fault::Gone) && pieces.set_fault(1, Fault::Gpu));
+        assert!(!pieces.set_fault(3, Fault::Gone) && !pieces.set_fault(usize::MAX, Fault::Gone));
+        assert_eq!(faults(&pieces), [(1, Fault::Gone)]);
+        pieces.skip_faulty();
+        assert_eq!(pieces.left(), 5);
+        assert_eq!(pieces.take(b"abcdefg"), 5);
+        assert_eq!(room.contents(), b"ab\0\0\0cde");
+        // Once more, with all of them.
+        pieces.begin_again([2, 3, 3].into_iter());
+        assert_eq!((pieces.left(), faults(&pieces)), (8, vec![]));
+        assert_eq!(pieces.take(b"12345678"), 8);
+        assert_eq!(room.contents(), b"12345678");
+        // And without one that was taken out.
+        pieces.remove(0);
+        pieces.rewind();
+        assert_eq!((pieces.left(), pieces.take(b"xxxxxxxx")), (6, 6));
+    }
+
+    proptest! {
+        #[test]
+        fn bytes_come_out_as_they_were_put_in(
+            lengths in prop::collection::vec(0_u64..20, 0..12),
+            portions in prop::collection::vec(1_usize..40, 1..8),
+        ) {
+            let sum: u64 = lengths.iter().sum();
+            let room = Room::new(240);
+            let mut pieces = pieces(&room, &lengths);
+            let bytes: Vec<u8> = (1..=255).cycle().take(sum as usize).collect();
+            let mut rest = &bytes[..];
+            for portion in portions.iter().cycle() {
+                if rest.is_empty() {
+                    break;
+                }
+                let now = rest.len().min(*portion);
+                prop_assert_eq!(pieces.take(&rest[..now]), now);
+                rest = &rest[now..];
+                prop_assert_eq!(pieces.left(), rest.len() as u64);
+            }
+            prop_assert_eq!(&room.contents()[..bytes.len()], &bytes);
+            pieces.rewind();
+            let mut out = Vec::new();
+            for portion in portions.iter().cycle() {
+                let mut part = vec![0; *portion];
+                let count = pieces.copy_out(&mut part).unwrap();
+                out.extend_from_slice(&part[..count]);
+                if count < *portion || pieces.left() == 0 {
+                    break;
+                }
+            }
+            prop_assert_eq!(out, bytes);
+        }
+    }
+}

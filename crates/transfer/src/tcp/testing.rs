@@ -1,0 +1,83 @@
+//! Memory and tasks of the unit tests here.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
+use std::time::Instant;
+
+use millstream_metadata::{Resolver, SegmentDesc};
+
+use super::TcpConfig;
+use super::flow::Framing;
+use super::peer::{Peer, Place};
+use crate::batch::Batch;
+use crate::memory::{LocalMemory, RawMemory, Region};
+use crate::segment::{OpenSegment, SegmentTable};
+use crate::slicing::Slicing;
+use crate::task::TaskHandle;
+use crate::{Opcode, SegmentId, TransferRequest};
+
+/// Memory that is registered as long as this lives, and stays for ever.
+pub(super) struct Room {
+    bytes: &'static [AtomicU8],
+    region: Option<Region>,
+    pub(super) local: Arc<LocalMemory>,
+}
+
+impl Room {
+    pub(super) fn new(length: usize) -> Self {
+        let bytes: Vec<AtomicU8> = (0..length).map(|_| AtomicU8::new(0)).collect();
+        let bytes: &'static [AtomicU8] = bytes.leak();
+        let memory = RawMemory::of(bytes);
+        let region = Region::new(Vec::new(), None, memory, Vec::new(), Box::new([]), true);
+        let local = Arc::clone(&region.local);
+        Self { bytes, region: Some(region), local }
+    }
+
+    pub(super) fn unregister(&mut self) {
+        self.region = None;
+    }
+
+    pub(super) fn address(&self) -> u64 {
+        self.local.span().first
+    }
+
+    pub(super) fn contents(&self) -> Vec<u8> {
+        self.bytes.iter().map(|byte| byte.load(Ordering::Relaxed)).collect()
+    }
+}
+
+/// Tasks of these lengths, each at an address of the peer that is 1 MiB times its number.
+pub(super) fn tasks(opcode: Opcode, source: u64, lengths: &[u64]) -> (Batch, Vec<TaskHandle>) {
+    with_deadline(opcode, source, lengths, None)
+}
+
+pub(super) fn with_deadline(
+    opcode: Opcode,
+    source: u64,
+    lengths: &[u64],
+    deadline: Option<Instant>,
+) -> (Batch, Vec<TaskHandle>) {
+    let batch = Batch::new(lengths.len(), Slicing::new(1024, 4), true, &Arc::default()).unwrap();
+    for (index, &length) in lengths.iter().enumerate() {
+        let (target, target_offset) = (SegmentId::LOCAL, (index as u64) << 20);
+        let request = TransferRequest { opcode, source, target, target_offset, length };
+        batch.shared.tasks.get(index).start(&request, &batch.shared.slicing, deadline);
+    }
+    batch.shared.added(lengths.len());
+    let handles = (0..lengths.len()).map(|index| batch.task(index).unwrap()).collect();
+    (batch, handles)
+}
+
+pub(super) fn segment() -> Arc<OpenSegment> {
+    let descriptor = SegmentDesc { name: "a:1".to_owned(), ..SegmentDesc::default() };
+    SegmentTable::new(descriptor).by_id(SegmentId::LOCAL).unwrap()
+}
+
+/// A peer that is not connected, and whose host has no address.
+pub(super) fn peer() -> Arc<Peer> {
+    let resolver = Resolver::new(|_| Err(io::Error::other("there is none")));
+    let (name, host, framing) = ("a".to_owned(), "no.host".to_owned(), Framing::Numbered);
+    let place = Place { name, host, port: 7, framing, checked: false, incarnation: None };
+    Peer::new("a", place, None, &Arc::new(TcpConfig::default()), &Arc::default(), &resolver)
+}
