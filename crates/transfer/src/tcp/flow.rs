@@ -5,6 +5,8 @@
 //! connection is done any more (a *fence*). Where it cannot confirm, the target's range is undefined.
 
 mod parts;
+#[cfg(test)]
+mod tests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;

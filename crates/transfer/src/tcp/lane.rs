@@ -127,3 +127,26 @@ impl Lane {
         self.writable.fetch_or(writable, Ordering::SeqCst);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tcp::testing::peer;
+
+    #[test]
+    fn who_finds_a_lane_taken_leaves_a_note_that_is_seen() {
+        let (lane, peer) = (Lane::default(), peer());
+        let seat = lane.seat().unwrap();
+        assert_eq!(lane.work(&peer), Left::Taken);
+        // Nor does who looks whether its time is over wait for the seat.
+        lane.check(&peer, Instant::now());
+        drop(seat);
+        assert!(lane.requested.load(Ordering::SeqCst));
+        lane.check(&peer, Instant::now());
+        assert!(!lane.requested.load(Ordering::SeqCst));
+        assert_eq!(lane.work(&peer), Left::Idle);
+        assert!(!lane.is_connected() && lane.watch(&mut PollSet::default()).is_none());
+        lane.stop(&peer);
+        assert_eq!(lane.work(&peer), Left::Idle);
+    }
+}
