@@ -168,7 +168,9 @@ impl Connection {
                 if message.opcode != Some(Opcode::Read) {
                     return Err(nonsense("it sends data that was not asked for"));
                 }
-                message.expect_data();
+                if !message.expect_data() {
+                    return Err(nonsense("it sends the data of a READ a second time"));
+                }
                 if message.pieces.left() != length {
                     return Err(nonsense("its data is not as long as was asked for"));
                 }
@@ -200,4 +202,129 @@ fn welcomed(welcome: Option<Welcome>) -> Result<(), Broken> {
         None => "what answers there is no engine of this kind".to_owned(),
     };
     Err(Broken::Failed(FailureReason::Connection(text.into())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::Batch;
+    use crate::tcp::testing::{Room, peer, segment, tasks};
+
+    /// A connection with a message under way for each of these, all sent, and what its peer says.
+    struct Talk {
+        peer: Arc<Peer>,
+        connection: Connection,
+        ids: Vec<u64>,
+        _room: Room,
+        _batches: Vec<Batch>,
+    }
+
+    impl Talk {
+        fn new(asked: &[(Opcode, &[u64])]) -> Self {
+            let (peer, room) = (peer(), Room::new(4096));
+            let (mut connection, mut batches) = (Connection::default(), Vec::new());
+            connection.receiving = Receiving::Answer;
+            for (opcode, lengths) in asked {
+                let (batch, handles) = tasks(*opcode, room.address(), lengths);
+                let mut flow = peer.flow();
+                for task in &handles {
+                    flow.push(task, &room.local, &segment());
+                }
+                let message = flow.next_message().unwrap();
+                connection.under_way_bytes += message.length;
+                connection.under_way.push_back(message);
+                batches.push(batch);
+            }
+            let ids = connection.under_way.iter().map(|message| message.id).collect();
+            Self { peer, connection, ids, _room: room, _batches: batches }
+        }
+
+        fn hear(&mut self, bytes: &[u8]) -> Result<(), String> {
+            self.connection.stage.extend_from_slice(bytes);
+            self.connection.read_stage(&self.peer).map_err(|broken| match broken {
+                Broken::Failed(reason) => reason.to_string(),
+                _ => "another end".to_owned(),
+            })
+        }
+    }
+
+    fn ended(id: u64) -> Vec<u8> {
+        Answer::Ended { id, faults: 0 }.emit().to_vec()
+    }
+
+    fn data(id: u64, bytes: &[u8]) -> Vec<u8> {
+        let length = bytes.len() as u64;
+        [&Answer::Data { id, faults: 0, length }.emit()[..], bytes].concat()
+    }
+
+    #[test]
+    fn answers_come_in_the_order_of_the_messages_and_once() {
+        let asked: [(Opcode, &[u64]); 2] = [(Opcode::Write, &[10]), (Opcode::Write, &[20])];
+        let mut talk = Talk::new(&asked);
+        let (first, second) = (talk.ids[0], talk.ids[1]);
+        let unasked = "it answers what was not asked";
+        assert!(talk.hear(&ended(second)).unwrap_err().contains(unasked));
+        let mut talk = Talk::new(&asked);
+        // Byte by byte.
+        for byte in ended(first) {
+            assert_eq!(talk.connection.under_way.len(), 2);
+            talk.hear(&[byte]).unwrap();
+        }
+        assert_eq!(talk.connection.under_way_bytes, 20);
+        assert!(talk.hear(&ended(first)).unwrap_err().contains(unasked));
+        let mut talk = Talk::new(&asked);
+        // Before all of it was sent.
+        talk.connection.sending = true;
+        talk.hear(&ended(first)).unwrap();
+        assert!(talk.hear(&ended(second)).unwrap_err().contains(unasked));
+        let mut talk = Talk::new(&asked);
+        talk.hear(&[ended(first), ended(second)].concat()).unwrap();
+        assert!(talk.hear(&ended(second)).unwrap_err().contains(unasked), "nothing is under way");
+    }
+
+    #[test]
+    fn data_is_what_was_asked_for_and_comes_once() {
+        let asked: [(Opcode, &[u64]); 1] = [(Opcode::Read, &[4, 6])];
+        for (what, said, reason) in [
+            ("too short", data(0, b"123456789"), "not as long as was asked for"),
+            ("too long", data(0, b"12345678901"), "not as long as was asked for"),
+            ("none", ended(0), "it ends a READ without its data"),
+            ("twice", [data(0, b"1234567890"), data(0, b"1234567890")].concat(), "a second time"),
+            ("no answer", vec![9; 32], "no answer begins so"),
+        ] {
+            let mut talk = Talk::new(&asked);
+            // Its number is not known before.
+            let id = talk.ids[0].to_le_bytes();
+            let mut said = said;
+            let mut at = 0;
+            while said.get(at).is_some_and(|kind| [1, 2].contains(kind)) {
+                said[at + 8..at + 16].copy_from_slice(&id);
+                at += 32 + usize::from(said[at + 16]);
+            }
+            let error = talk.hear(&said).unwrap_err();
+            assert!(error.contains(reason), "{what}: {error}");
+        }
+        let mut talk = Talk::new(&[(Opcode::Write, &[4])]);
+        let error = talk.hear(&data(talk.ids[0], b"1234")).unwrap_err();
+        assert!(error.contains("data that was not asked for"), "{error}");
+    }
+
+    #[test]
+    fn faults_are_of_pieces_that_are_there() {
+        let mut talk = Talk::new(&[(Opcode::Write, &[4, 6])]);
+        let said = |id, index| {
+            let answer = Answer::Ended { id, faults: 1 }.emit();
+            [&answer[..], &Fault::Gone.emit(index)].concat()
+        };
+        let id = talk.ids[0];
+        let error = talk.hear(&said(id, 2)).unwrap_err();
+        assert!(error.contains("a piece has a fault that is not there"), "{error}");
+        let mut talk = Talk::new(&[(Opcode::Write, &[4, 6])]);
+        talk.hear(&said(talk.ids[0], 1)).unwrap();
+        assert!(talk.connection.under_way.is_empty());
+        let mut all = Vec::new();
+        talk.peer.flow().take_ended(&mut all);
+        let states: Vec<_> = all.iter().map(|it| it.state).collect();
+        assert_eq!(states, [crate::TransferState::Completed, crate::TransferState::Failed]);
+    }
 }

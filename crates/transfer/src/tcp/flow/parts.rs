@@ -97,15 +97,18 @@ impl Message {
         self.parts.iter_mut().for_each(|part| part.fault = Some(Fault::NotRegistered));
     }
 
-    /// No data comes for the parts that the peer has found fault with.
-    pub(in crate::tcp) fn expect_data(&mut self) {
-        self.has_data = true;
+    /// Its data comes, but for the parts that the peer has found fault with. `false` if it has come already.
+    pub(in crate::tcp) fn expect_data(&mut self) -> bool {
+        if std::mem::replace(&mut self.has_data, true) {
+            return false;
+        }
         for (index, part) in self.parts.iter().enumerate() {
             if let Some(fault) = part.fault {
                 self.pieces.set_fault(index, fault);
             }
         }
         self.pieces.skip_faulty();
+        true
     }
 
     /// Whether a READ can end: its data has come, or there is none.
