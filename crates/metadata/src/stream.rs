@@ -37,15 +37,26 @@ pub(crate) fn over<'a>(
 
 impl Read for Until<'_> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        self.stream.set_read_timeout(Some(self.left()?))?;
-        self.stream.read(buffer)
+        // A signal is no reason to fail: what goes through TLS would not try again by itself.
+        loop {
+            self.stream.set_read_timeout(Some(self.left()?))?;
+            match self.stream.read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result,
+            }
+        }
     }
 }
 
 impl Write for Until<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.stream.set_write_timeout(Some(self.left()?))?;
-        self.stream.write(bytes)
+        loop {
+            self.stream.set_write_timeout(Some(self.left()?))?;
+            match self.stream.write(bytes) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                result => return result,
+            }
+        }
     }
 
     fn flush(&mut self) -> io::Result<()> {

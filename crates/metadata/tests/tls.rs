@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use millstream_metadata::{HttpKeyValue, KeyValue, KeyValueError, TlsFiles};
+use millstream_metadata::{
+    Etcd, HttpKeyValue, KeyValue, KeyValueConfig, KeyValueError, Redis, RedisLogin, TlsFiles,
+};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
@@ -145,4 +147,25 @@ fn files_that_are_not_there_or_hold_nothing_are_named() {
     assert_eq!(fault(&half), "a certificate and its private key go together");
     let swapped = TlsFiles { key: Some(ca.clone()), ..half };
     assert_eq!(fault(&swapped), format!("{}: there is no private key in it", ca.display()));
+}
+
+/// As when a certificate was renewed and its key was not.
+#[test]
+fn a_key_of_another_certificate_is_told() {
+    let folder = Folder::new("tls-pair");
+    let issuer = authority("one");
+    let [one, other] = ["a", "b"].map(|name| certificate(&issuer, name, 4000));
+    let files = TlsFiles {
+        authorities: Some(folder.write("ca.pem", &issuer.pem())),
+        certificate: Some(folder.write("one.pem", &one.0)),
+        key: Some(folder.write("other.key", &other.1)),
+    };
+    let expected = "the private key is not that of the certificate";
+    assert_eq!(HttpKeyValue::with_files("https://a:1", &files).unwrap_err(), expected);
+    let etcd = Etcd::with_files("etcds://a:1", KeyValueConfig::default(), &files).unwrap_err();
+    let login = RedisLogin::default();
+    let redis = Redis::with("rediss://a:1", KeyValueConfig::default(), &login, &files);
+    for error in [etcd, redis.unwrap_err()] {
+        assert!(error.to_string().ends_with(expected), "{error}");
+    }
 }

@@ -65,6 +65,30 @@ mod on {
             };
             Ok(Self { authorities, client })
         }
+
+        /// What sessions are made with.
+        fn config(&self) -> Result<ClientConfig, String> {
+            let own = |der: &Certificate<'_>| CertificateDer::from(der.der().to_vec());
+            let mut roots = RootCertStore::empty();
+            // A system may keep some that today's rules refuse.
+            let (usable, _) = roots.add_parsable_certificates(self.authorities.iter().map(own));
+            if usable == 0 {
+                return Err("there is no certificate of an authority that can be used".to_owned());
+            }
+            let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+                .with_safe_default_protocol_versions()
+                .map_err(|error| error.to_string())?
+                .with_root_certificates(roots);
+            let Some((chain, key)) = &self.client else { return Ok(builder.with_no_client_auth()) };
+            let key = PrivateKeyDer::try_from(key.der().to_vec())?;
+            let chain = chain.iter().map(own).collect();
+            builder.with_client_auth_cert(chain, key).map_err(|error| match error {
+                rustls::Error::InconsistentKeys(_) => {
+                    "the private key is not that of the certificate".to_owned()
+                }
+                error => format!("the certificate and its private key cannot be used: {error}"),
+            })
+        }
     }
 
     /// The HTTP client's configuration with TLS; what is wrong with the files is the error.
@@ -72,7 +96,10 @@ mod on {
         builder: Builder,
         files: &TlsFiles,
     ) -> Result<Builder, String> {
-        let Contents { authorities, client } = Contents::read(files)?;
+        let contents = Contents::read(files)?;
+        // The HTTP client makes the same at its first connection, and panics where it cannot.
+        contents.config()?;
+        let Contents { authorities, client } = contents;
         let client = client.map(|(chain, key)| ClientCert::new_with_certs(&chain, key));
         let config = TlsConfig::builder()
             .root_certs(RootCerts::new_with_certs(&authorities))
@@ -88,26 +115,7 @@ mod on {
     impl Sessions {
         /// What is wrong with the files is the error.
         pub(in crate::key_value) fn new(files: &TlsFiles) -> Result<Self, String> {
-            let Contents { authorities, client } = Contents::read(files)?;
-            let own = |der: &Certificate<'_>| CertificateDer::from(der.der().to_vec());
-            let mut roots = RootCertStore::empty();
-            // A system may keep some that today's rules refuse.
-            let (usable, _) = roots.add_parsable_certificates(authorities.iter().map(own));
-            if usable == 0 {
-                return Err("there is no certificate of an authority that can be used".to_owned());
-            }
-            let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-                .with_safe_default_protocol_versions()
-                .map_err(|error| error.to_string())?
-                .with_root_certificates(roots);
-            let config = match client {
-                None => builder.with_no_client_auth(),
-                Some((chain, key)) => {
-                    let key = PrivateKeyDer::try_from(key.der().to_vec())?;
-                    let chain = chain.iter().map(own).collect();
-                    builder.with_client_auth_cert(chain, key).map_err(|error| error.to_string())?
-                }
-            };
+            let config = Contents::read(files)?.config()?;
             Ok(Self(Arc::new(config)))
         }
 

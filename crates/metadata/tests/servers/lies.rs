@@ -222,12 +222,13 @@ fn a_reply_that_nobody_asked_for_answers_no_later_request() {
 
 #[test]
 fn a_server_that_repeats_the_password_does_not_get_it_into_an_error() {
-    let reply = b"-ERR unknown command 'AUTH', with args beginning with: 'secret'\r\n".to_vec();
+    let reply = b"-ERR unknown command 'AUTH', with args beginning with: 'secre".to_vec();
+    let reply = [reply, b"\r\n".to_vec()].concat();
     let fake = Fake::new(Script::Each(reply));
     let uri = format!("redis://:secret@127.0.0.1:{}", fake.port());
     let error = Redis::new(&uri, patient()).unwrap().get("k").unwrap_err();
     let text = format!("{error} {error:?}");
-    assert!(text.contains("***") && !text.contains("secret"), "{text}");
+    assert!(text.contains("unknown command") && !text.contains("secre"), "{text}");
 }
 
 #[test]
