@@ -104,9 +104,9 @@ impl Counters {
 /// What one queue pair has counted.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct QueuePairCounters {
-    /// Packets that it has sent, acknowledgements among them.
+    /// Packets that it has sent, acknowledgements and congestion notifications among them.
     pub packets_sent: u64,
-    /// Packets that came for it and were let in.
+    /// Packets that came for it and were let in, the same among them.
     pub packets_received: u64,
     /// Payload bytes in packets sent, retransmissions included.
     pub payload_bytes_sent: u64,

@@ -604,6 +604,9 @@ impl<M: Memory> Node for Endpoint<M> {
             }
         };
         let Some(index) = self.admit(meta, datagram, &packet) else { return };
+        if let Some(pair) = self.queue_pairs[index].as_mut() {
+            pair.counters.packets_received += 1;
+        }
         let source = (index as u32, packet.opcode.is_response());
         if let Some(unflushed) = self.unflushed.filter(|&unflushed| unflushed != source)
             && !self.flush()
@@ -631,7 +634,6 @@ impl<M: Memory> Node for Endpoint<M> {
         } else {
             pair.handle_request(&mut self.shared, &packet);
         }
-        pair.counters.packets_received += 1;
         pair.counters.add_since(&before, &self.shared.counters);
         self.unflushed = (!self.shared.memory.is_flushed()).then_some(source);
         self.after_change(index);

@@ -4,11 +4,13 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Lcg, Options, Pair, pattern, piece};
+use common::forge::Forge;
+use common::{Lcg, Options, Pair, meta, pattern, piece};
 use millstream_roce::{
-    CompletionStatus, QueuePairCapabilities, QueuePairConfig, QueuePairCounters, SendOperation,
+    CompletionStatus, Node, QueuePairCapabilities, QueuePairConfig, QueuePairCounters,
+    SendOperation,
 };
-use millstream_wire::Qpn;
+use millstream_wire::{Opcode, Qpn};
 
 const LOCAL: u64 = 0x1000_0000;
 const REMOTE: u64 = 0x2000_0000_0000;
@@ -32,6 +34,15 @@ fn a_queue_pair_counts_what_is_its_own() {
     pair.post(0, 1, write, &[piece(source, LOCAL, LENGTH)]);
     pair.run(Duration::from_secs(1));
     assert_eq!(pair.completions(0)[0].status, CompletionStatus::Success);
+    // A packet that came before, now with a mark, of which the sender is told.
+    let marked = Forge::new(&pair, 1, Opcode::RcWriteOnly, Options::default().psn[0]);
+    let marked = marked.reth(REMOTE, target, 4).payload(b"data").datagram(&pair);
+    let mut meta = meta(pair.hosts[0].address, pair.hosts[1].address);
+    meta.congestion_experienced = true;
+    pair.wire = Box::new(|_, datagram| vec![datagram.to_vec()]);
+    pair.hosts[1].endpoint.handle_datagram(pair.now, &meta, &marked);
+    pair.run(Duration::from_secs(1));
+    assert_eq!(pair.counters(0).congestion_notifications, 1);
 
     for host in &pair.hosts {
         // All that the endpoint has done it did for this one, and nothing was dropped.
