@@ -533,5 +533,6 @@ impl Controller {
 }
 
 fn is_name(name: &str) -> bool {
-    (1..=MAX_NAME_BYTES).contains(&name.len()) && !name.chars().any(char::is_control)
+    let fits = (1..=MAX_NAME_BYTES).contains(&name.len()) && !matches!(name, "." | "..");
+    fits && !name.chars().any(char::is_control)
 }

@@ -49,7 +49,8 @@ pub use refusal::{AbortReason, Refusal};
 /// The port that a controller listens on unless told otherwise.
 pub const DEFAULT_PORT: u16 = 52200;
 
-/// The longest name of a group or a switch, in bytes.
+/// The longest name of a group or a switch, in bytes. It has one at least and no control characters, and is neither
+/// `.` nor `..`, which paths cannot have.
 pub const MAX_NAME_BYTES: usize = 128;
 
 /// The longest explanation that is sent along, in bytes; longer ones are cut.

@@ -210,7 +210,7 @@ pub enum Refusal {
     },
     /// Names have some characters, and not too many.
     #[error(
-        "the name of a {what} has 1 to {max} bytes and no control characters",
+        "the name of a {what} has 1 to {max} bytes and no control characters, and is neither `.` nor `..`",
         max = super::MAX_NAME_BYTES
     )]
     Name {
