@@ -5,7 +5,7 @@
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -13,9 +13,10 @@ use std::thread::{self, JoinHandle};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{
-    ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderName, HeaderValue,
+    ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderName, HeaderValue,
     REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
+use hyper::http::uri::Authority;
 use hyper::{Method, Request, Response, StatusCode};
 use thiserror::Error;
 use tokio::net::TcpListener;
@@ -118,14 +119,36 @@ async fn serve(
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
+    let is_local = listener.local_addr()?.ip().is_loopback();
     let admit = |stream| std::future::ready(Ok(stream));
-    let answer = move |request: Request<Incoming>| std::future::ready(answer(&pages, &request));
+    let answer = move |request: Request<Incoming>| {
+        let is_meant = !is_local || asks_this_machine(&request);
+        std::future::ready(answer(&pages, &request, is_meant))
+    };
     http::serve(listener, CONNECTIONS, admit, answer, pin!(shutdown)).await;
     Ok(())
 }
 
-fn answer(pages: &Arc<Pages>, request: &Request<Incoming>) -> Answer {
+/// Whether a request names no host, an address, or `localhost`. A page from elsewhere in somebody's browser has
+/// another name, which its owner can have lead to a loopback address: the browser would let that page read
+/// what is here (DNS rebinding).
+fn asks_this_machine<Body>(request: &Request<Body>) -> bool {
+    let is_this = |authority: &Authority| {
+        let host = authority.host();
+        let address = host.strip_prefix('[').and_then(|it| it.strip_suffix(']')).unwrap_or(host);
+        host.eq_ignore_ascii_case("localhost") || address.parse::<IpAddr>().is_ok()
+    };
+    let mut headers = request.headers().get_all(HOST).iter();
+    request.uri().authority().is_none_or(is_this)
+        && headers.all(|it| Authority::try_from(it.as_bytes()).is_ok_and(|it| is_this(&it)))
+}
+
+fn answer(pages: &Arc<Pages>, request: &Request<Incoming>, is_meant: bool) -> Answer {
     let mut response = match *request.method() {
+        _ if !is_meant => text(
+            StatusCode::MISDIRECTED_REQUEST,
+            "This is served at loopback addresses: ask for an address or localhost\n",
+        ),
         // Of HEAD, hyper leaves out the text.
         Method::GET | Method::HEAD => match pages(request.uri().path()) {
             Some(page) => page.into_response(),

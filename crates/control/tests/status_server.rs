@@ -15,13 +15,17 @@ fn anywhere() -> SocketAddr {
 }
 
 fn start() -> StatusServer {
+    start_at(anywhere())
+}
+
+fn start_at(listen: SocketAddr) -> StatusServer {
     let asked = AtomicUsize::new(0);
     let pages = move |path: &str| {
         let count = asked.fetch_add(1, Ordering::Relaxed);
         let text = format!("asked {count} times\n");
         (path == "/count").then_some(Page { content_type: "text/plain; version=0.0.4", text })
     };
-    StatusServer::start(anywhere(), Arc::new(pages)).unwrap()
+    StatusServer::start(listen, Arc::new(pages)).unwrap()
 }
 
 fn connect(server: &StatusServer) -> TcpStream {
@@ -41,7 +45,11 @@ fn ask(server: &StatusServer, text: &[u8]) -> String {
 }
 
 fn call(server: &StatusServer, method: &str, path: &str) -> String {
-    let text = format!("{method} {path} HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n");
+    call_by_name(server, method, path, &format!("Host: {}\r\n", server.address()))
+}
+
+fn call_by_name(server: &StatusServer, method: &str, path: &str, host: &str) -> String {
+    let text = format!("{method} {path} HTTP/1.1\r\n{host}Connection: close\r\n\r\n");
     ask(server, text.as_bytes())
 }
 
@@ -76,6 +84,28 @@ fn nothing_else_is_there_and_nothing_can_be_changed() {
         assert!(reply.starts_with("HTTP/1.1 405 "), "{method}: {reply}");
         assert!(reply.contains("allow: GET, HEAD\r\n"), "{reply}");
     }
+}
+
+/// A page of somebody else whose name leads here reads nothing.
+#[test]
+fn at_a_loopback_address_no_other_name_is_served() {
+    let server = start();
+    for host in ["", "Host: 127.0.0.1\r\n", "Host: [::1]:80\r\n", "Host: LocalHost:1\r\n"] {
+        let reply = call_by_name(&server, "GET", "/count", host);
+        assert!(reply.starts_with("HTTP/1.1 200 "), "{host}: {reply}");
+    }
+    let both = "Host: localhost\r\nHost: evil.example\r\n";
+    for host in ["Host: evil.example\r\n", "Host: localhost.evil.example:80\r\n", both] {
+        let reply = call_by_name(&server, "GET", "/count", host);
+        assert!(!reply.contains("asked"), "{host}: {reply}");
+        assert!(reply.starts_with("HTTP/1.1 421 "), "{host}: {reply}");
+    }
+    let reply = call(&server, "GET", "http://evil.example/count");
+    assert!(reply.starts_with("HTTP/1.1 421 "), "{reply}");
+    // At other addresses it may have any name.
+    let server = start_at(([0, 0, 0, 0], 0).into());
+    let reply = call_by_name(&server, "GET", "/count", "Host: node1.example:9464\r\n");
+    assert!(reply.starts_with("HTTP/1.1 200 "), "{reply}");
 }
 
 #[test]
