@@ -48,7 +48,11 @@ impl ControllerView {
 
     fn publish(&self, overview: Overview) {
         let overview = Arc::new(overview);
-        *self.overview.lock().unwrap_or_else(PoisonError::into_inner) = overview;
+        let mut current = self.overview.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = std::mem::replace(&mut *current, overview);
+        drop(current);
+        // Freeing a large copy takes a while, in which nobody is to wait for the lock.
+        drop(old);
     }
 
     fn overview(&self) -> Arc<Overview> {

@@ -9,7 +9,7 @@ use super::{AbortReason, Awaited, Message, PortCounters, Refusal, fields};
 use crate::ranks::Ranks;
 
 impl Message for ToController {
-    // The longest names the 64 edges of a node, in some 4 KiB.
+    // The longest has the counters of the 65 ports of a node, in some 14 KiB.
     const MAX_FRAME_BYTES: usize = 64 << 10;
 }
 
