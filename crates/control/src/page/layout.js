@@ -44,21 +44,27 @@ function layOut(nodes, edges) {
   return { places, width: width + 2 * MARGIN, height: height + 2 * MARGIN };
 }
 
-// The longest way down from each node. The server has no circles; were there one, this ends all the same.
+// The longest way down from each node. The trees of several groups together may have circles: an edge that
+// closes one counts for nothing.
 function heights(nodes, below) {
-  const levels = new Map(nodes.map((node) => [node.key, node.level ?? 0]));
-  for (let round = 0; round < nodes.length; round += 1) {
-    let changed = false;
-    for (const [key, lower] of below) {
-      for (const other of lower) {
-        if (levels.get(other) >= levels.get(key)) {
-          levels.set(key, levels.get(other) + 1);
-          changed = true;
-        }
+  const least = new Map(nodes.map((node) => [node.key, node.level ?? 0]));
+  const levels = new Map();
+  const entered = new Set();
+  const height = (key) => {
+    entered.add(key);
+    let level = least.get(key);
+    for (const lower of below.get(key)) {
+      // Entered and without a level: it is above this one already.
+      if (!entered.has(lower)) {
+        height(lower);
       }
+      level = Math.max(level, (levels.get(lower) ?? -1) + 1);
     }
-    if (!changed) {
-      break;
+    levels.set(key, level);
+  };
+  for (const { key } of nodes) {
+    if (!entered.has(key)) {
+      height(key);
     }
   }
   return levels;
