@@ -28,7 +28,12 @@ function draw(nodes, edges, label) {
   const drawn = edges.filter(({ upper, lower }) => places.has(upper) && places.has(lower));
   const lines = drawn.map((edge) => drawEdge(edge, places));
   // Above all lines, so that none runs through them.
-  const labels = drawn.flatMap((edge) => drawLabel(edge, places, drawn));
+  const before = new Map();
+  const labels = drawn.flatMap((edge) => {
+    const index = before.get(edge.lower) ?? 0;
+    before.set(edge.lower, index + 1);
+    return drawLabel(edge, places, index);
+  });
   const boxes = sized.map((node) => drawNode(node, places.get(node.key)));
   const attributes = { viewBox: `0 0 ${width} ${height}`, width, height, role: "img", "aria-label": label };
   // What would become too small to read is scrolled instead.
@@ -56,12 +61,11 @@ function drawEdge(edge, places) {
   return svgElement("g", { class: `edge ${edge.kind}` }, [path, hint]);
 }
 
-// Next to the lower end, where edges are apart.
-function drawLabel(edge, places, edges) {
+// Next to the lower end, where edges are apart. Of several edges to one node, of which this is the one with
+// `index`, each has its label further up.
+function drawLabel(edge, places, index) {
   const { from, to } = ends(edge, places);
-  const above = edges.filter((other) => other.lower === edge.lower);
-  // Of several edges to one node, each has its label further up.
-  const at = 0.3 + 0.26 * above.indexOf(edge);
+  const at = Math.min(0.9, 0.3 + 0.26 * index);
   const x = to.x + (from.x - to.x) * (at * at * (3 - 2 * at));
   const y = to.y + (from.y - to.y) * at;
   const line = (text, index) => {

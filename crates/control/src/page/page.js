@@ -5,20 +5,26 @@
 const INTERVAL_MS = 1000;
 const TIMEOUT_MS = 5000;
 
-// The most ranks, links and edges that are drawn or listed: a browser is slow with more.
+// The most of a kind that is drawn or listed: a browser is slow with more.
 const SHOWN = 256;
 
 let chosen = null;
 
+// How many refreshes have begun. What an earlier one hears is of no interest any more.
+let generation = 0;
+
 async function ask(path) {
-  const response = await fetch(path, { signal: AbortSignal.timeout(TIMEOUT_MS) });
+  const away = () => {
+    throw new Error("the controller cannot be reached");
+  };
+  const response = await fetch(path, { signal: AbortSignal.timeout(TIMEOUT_MS) }).catch(away);
   if (response.status === 404) {
     return null;
   }
   if (!response.ok) {
     throw new Error(`the controller answers ${response.status}`);
   }
-  return response.json();
+  return JSON.parse(await response.text().catch(away));
 }
 
 function element(name, properties = {}, children = []) {
@@ -96,25 +102,44 @@ function showGroups(groups) {
     show("groups", empty("There are no groups. Hosts make one when they join."));
     return;
   }
-  const row = (group) => {
-    const button = element("button", { type: "button", textContent: group.name });
-    button.addEventListener("click", () => {
-      chosen = group.name;
-      refresh();
-    });
-    return [
-      button,
-      words(group.state),
-      number(`${count(group.joined)} of ${count(group.world)}`),
-      number(count(group.nodes)),
-      number(count(group.collectives)),
-      number(rate(group.payload_bytes_per_second)),
-      group.waits_for ?? "",
-    ];
-  };
+  const shown = groups.slice(0, SHOWN);
+  const row = (group) => [
+    element("button", { type: "button", textContent: group.name }),
+    words(group.state),
+    number(`${count(group.joined)} of ${count(group.world)}`),
+    number(count(group.nodes)),
+    number(count(group.collectives)),
+    number(rate(group.payload_bytes_per_second)),
+    group.waits_for ?? "",
+  ];
   const titles = ["name", "state", "ranks", "nodes", "collectives", "from hosts", "waits for"];
-  const index = groups.findLastIndex((group) => group.name === chosen);
-  show("groups", table(titles, groups.map(row), index));
+  const index = shown.findLastIndex((group) => group.name === chosen);
+  const made = element("div", { id: "groups" }, [
+    table(titles, shown.map(row), index),
+    ...left({ groups: groups.length - shown.length }),
+  ]);
+  const here = document.getElementById("groups");
+  const focused = here.contains(document.activeElement) ? document.activeElement : null;
+  renew(here, made);
+  if (focused !== null && !focused.isConnected) {
+    const buttons = Array.from(here.querySelectorAll("button"));
+    buttons.findLast((button) => button.textContent === focused.textContent)?.focus();
+  }
+}
+
+// Makes an element like another one and keeps what is alike: the focus, and clicks that have begun, are there.
+function renew(old, made) {
+  if (old.isEqualNode(made)) {
+    return;
+  }
+  if (old.nodeName !== made.nodeName || old.children.length === 0 || made.children.length === 0) {
+    old.replaceWith(made);
+    return;
+  }
+  old.ariaSelected = made.ariaSelected;
+  const [olds, mades] = [Array.from(old.children), Array.from(made.children)];
+  mades.forEach((child, index) => (index < olds.length ? renew(olds[index], child) : old.append(child)));
+  olds.slice(mades.length).forEach((child) => child.remove());
 }
 
 // The edges of a tree, each once: as the node above has it.
@@ -147,17 +172,18 @@ function showTree(group) {
     group === null ? "Tree" : `Tree of group ${group.name}`;
   const communicator = group?.communicator ?? null;
   if (communicator === null) {
-    const why = group?.waits_for ? `It waits for ${group.waits_for}.` : "No group is chosen.";
-    show("tree", empty(group === null ? "There is no group to draw." : `The group has no tree yet. ${why}`));
+    const why = group?.waits_for ? ` It waits for ${group.waits_for}.` : "";
+    show("tree", empty(group === null ? "There is no group to draw." : `The group has no tree yet.${why}`));
     show("edges", empty("No edges."));
     return;
   }
   const all = edgesBelow(group);
   // Nodes first: without them the rest hangs in the air.
-  const below = all.toSorted((a, b) => (a.rank ?? -1) - (b.rank ?? -1)).slice(0, SHOWN);
+  const between = all.filter((edge) => edge.above < SHOWN && (edge.node ?? 0) < SHOWN);
+  const below = between.toSorted((a, b) => (a.rank ?? -1) - (b.rank ?? -1)).slice(0, SHOWN);
   const most = Math.max(1, ...below.map((edge) => rates(edge).most));
   const address = new Map(group.members.map((member) => [member.rank, member.address]));
-  const nodes = communicator.nodes.map((node, index) => ({
+  const nodes = communicator.nodes.slice(0, SHOWN).map((node, index) => ({
     key: `node ${index}`,
     kind: "switch",
     title: node.switch,
@@ -174,14 +200,19 @@ function showTree(group) {
     const kind = weight > 0 ? "busy" : "";
     return { upper: `node ${edge.above}`, lower, kind, label, weight: weight / most, hint: hint(group, edge) };
   });
-  const rest = left(all.length);
+  const rest = left({
+    nodes: communicator.nodes.length - SHOWN,
+    edges: all.length - below.length,
+  });
   show("tree", draw(nodes, edges, `The tree of group ${group.name}`), ...rest);
   showEdges(group, below, rest);
 }
 
-// What to say where not all is shown.
-function left(total) {
-  return total > SHOWN ? [empty(`${count(total - SHOWN)} more are not shown.`)] : [];
+// What to say where not all is shown: by what it is, how many more there are.
+function left(more) {
+  const some = Object.entries(more).filter(([, number]) => number > 0);
+  const texts = some.map(([what, number]) => `${count(number)} more ${what}`);
+  return texts.length > 0 ? [empty(`Not shown: ${texts.join(", ")}.`)] : [];
 }
 
 function showEdges(group, edges, rest) {
@@ -210,9 +241,9 @@ function showNetwork(topology, group) {
     show("network", empty("No switch has registered yet."));
     return;
   }
-  const ranks = new Map((group?.members ?? []).map((member) => [member.address, member.rank]));
+  const ranks = Map.groupBy(group?.members ?? [], (member) => member.address);
   const used = new Set(edgesBelow(group).map((edge) => `${edge.my.ip} ${edge.peer.ip}`));
-  const nodes = topology.switches.map((it, index) => ({
+  const nodes = topology.switches.slice(0, SHOWN).map((it, index) => ({
     key: `switch ${index}`,
     kind: it.registered ? "switch" : "switch absent",
     level: 1,
@@ -220,12 +251,15 @@ function showNetwork(topology, group) {
     detail: it.registered ? (it.addresses[0] ?? "") : "not registered",
   }));
   topology.hosts.slice(0, SHOWN).forEach((host, index) => {
-    const rank = host.addresses.map((address) => ranks.get(address)).find((it) => it !== undefined);
+    const members = host.addresses.flatMap((address) => ranks.get(address) ?? []);
     const name = host.id === null ? "host" : `host ${host.id}`;
-    const title = rank === undefined ? name : `${name}, rank ${rank}`;
+    const list = members.map((member) => member.rank).join(", ");
+    const title = members.length === 0 ? name : `${name}, ${members.length > 1 ? "ranks" : "rank"} ${list}`;
     nodes.push({ key: `host ${index}`, kind: "host", title, detail: host.addresses[0] ?? "" });
   });
-  const edges = topology.links.map((link) => {
+  const isShown = (link) => link.upper < SHOWN && (link.lower_host ?? link.lower_switch) < SHOWN;
+  const links = topology.links.filter(isShown).slice(0, SHOWN);
+  const edges = links.map((link) => {
     const speed = link.rate_bits_per_second;
     return {
       upper: `switch ${link.upper}`,
@@ -236,7 +270,12 @@ function showNetwork(topology, group) {
       hint: `${link.lower_address} to ${link.upper_address}`,
     };
   });
-  show("network", draw(nodes, edges, "The network"), ...left(topology.hosts.length));
+  const rest = left({
+    switches: topology.switches.length - SHOWN,
+    hosts: topology.hosts.length - SHOWN,
+    links: topology.links.length - links.length,
+  });
+  show("network", draw(nodes, edges, "The network"), ...rest);
 }
 
 function showSwitches(switches) {
@@ -251,7 +290,9 @@ function showSwitches(switches) {
     number(count(it.limits.communicators)),
     number(memory(it.limits.memory_bytes)),
   ];
-  show("switches", table(["name", "address", "nodes", "nodes at most", "memory at most"], switches.map(row)));
+  const titles = ["name", "address", "nodes", "nodes at most", "memory at most"];
+  const rest = left({ switches: switches.length - SHOWN });
+  show("switches", table(titles, switches.slice(0, SHOWN).map(row)), ...rest);
 }
 
 function showStatus(kind, text) {
@@ -262,16 +303,24 @@ function showStatus(kind, text) {
 }
 
 async function refresh() {
+  generation += 1;
+  const mine = generation;
   try {
     const [topology, { switches }, { groups }] = await Promise.all([
       ask("api/v1/topology"),
       ask("api/v1/switches"),
       ask("api/v1/groups"),
     ]);
+    if (mine !== generation) {
+      return;
+    }
     if (!groups.some((group) => group.name === chosen)) {
       chosen = groups.find((group) => group.communicator !== null)?.name ?? groups[0]?.name ?? null;
     }
     const group = chosen === null ? null : await ask(`api/v1/groups/${encodeURIComponent(chosen)}`);
+    if (mine !== generation) {
+      return;
+    }
     showTotals(switches, groups);
     showGroups(groups);
     showTree(group);
@@ -281,7 +330,9 @@ async function refresh() {
     showStatus("live", nothing ? "live; nothing is here yet" : "live");
   } catch (error) {
     console.error(error);
-    showStatus("lost", "the controller cannot be reached");
+    if (mine === generation) {
+      showStatus("lost", error.message);
+    }
   }
 }
 
@@ -291,5 +342,13 @@ async function run() {
     await new Promise((done) => setTimeout(done, INTERVAL_MS));
   }
 }
+
+document.getElementById("groups").addEventListener("click", (event) => {
+  const button = event.target.closest("button");
+  if (button !== null) {
+    chosen = button.textContent;
+    refresh();
+  }
+});
 
 run();
