@@ -34,6 +34,47 @@ fn host(controller: &str, group: &str, world: u32, rank: u32) -> Running {
     Running::start(&rank, &mut command)
 }
 
+/// Has answers about a group come when the test likes.
+const HOLD_TRAINING: &str = "(() => {
+    window.held = [];
+    const real = window.fetch;
+    window.fetch = async (path, options) => {
+        const response = await real(path, options);
+        if (path.endsWith('/training')) {
+            await new Promise((release) => window.held.push(release));
+        }
+        return response;
+    };
+})()";
+
+/// What no controller of this test has: circles, hosts with several ranks, and more than is shown.
+fn graphs_of_any_kind_are_drawn(browser: &Browser) {
+    // Two trees of opposite direction, and one that has two nodes on one switch.
+    let height = browser.evaluate(
+        "layOut(
+            [...'abcdefgh'].map((key) => ({ key, width: 80 })),
+            ['ab', 'ba', 'ac', 'ca', 'cc', 'bd'].map(([upper, lower]) => ({ upper, lower })),
+        ).height",
+    );
+    // Three layers, of which the lowest is not as high.
+    assert_eq!(height, 20 + 42 + 2 * 128);
+    let text = |topology: &str, group: &str, selector: &str| {
+        let show = format!("showNetwork({topology}, {group})");
+        let found = format!("document.querySelector('#network {selector}').textContent");
+        browser.evaluate(&format!("({show}, {found})"))
+    };
+    let many = "{
+        switches: Array(300).fill({ name: 's', registered: true, addresses: [] }),
+        hosts: Array(301).fill({ id: null, addresses: [] }),
+        links: Array(302).fill({ upper: 0, lower_switch: null, lower_host: 0, rate_bits_per_second: null }),
+    }";
+    let rest = "Not shown: 44 more switches, 45 more hosts, 46 more links.";
+    assert_eq!(text(many, "null", ".empty"), rest);
+    let one = "{ switches: [], hosts: [{ id: null, addresses: ['10.0.0.1'] }], links: [] }";
+    let members = "[0, 1].map((rank) => ({ rank, address: '10.0.0.1' }))";
+    assert_eq!(text(one, &format!("{{ members: {members} }}"), ".title"), "host, ranks 0, 1");
+}
+
 #[test]
 fn switches_ranks_and_what_moves_are_on_the_page() {
     let Some(browser) = Browser::start((1240, 1340)) else {
@@ -86,6 +127,25 @@ fn switches_ranks_and_what_moves_are_on_the_page() {
     assert_eq!(waits, "The group has no tree yet. It waits for rank 0.");
     assert_eq!(browser.texts("img, main script"), Vec::<String>::new());
     assert_eq!(browser.evaluate("document.title"), "Millstream controller");
+
+    // Buttons outlive what is drawn anew, with the focus that they have.
+    browser.evaluate("(window.first = document.querySelector('#groups button')).focus()");
+    let collectives = || browser.texts("#groups td:nth-child(5)")[0].clone();
+    let before = collectives();
+    eventually("more collectives", || collectives() != before);
+    assert_eq!(browser.evaluate("document.activeElement === window.first"), true);
+
+    // What a slow request for another group brings is not drawn any more.
+    browser.evaluate(HOLD_TRAINING);
+    browser.evaluate("(chosen = 'training', window.old = refresh(), 0)");
+    eventually("a request that is held", || browser.evaluate("held.length > 0") == true);
+    browser.evaluate(choose);
+    eventually("the other tree", || title() == format!("Tree of group {HOSTILE}"));
+    browser.evaluate("held.forEach((release) => release())");
+    let late = "window.old.then(() => document.getElementById('tree-title').textContent)";
+    assert_eq!(browser.evaluate(late), format!("Tree of group {HOSTILE}"));
+
+    graphs_of_any_kind_are_drawn(&browser);
 
     // A switch that has gone is not shown any more, nor is what it was part of.
     drop(daemons);
