@@ -57,12 +57,16 @@ mod chain;
 mod classic;
 mod config;
 mod counters;
+#[allow(dead_code, reason = "flows use it next")]
+mod earliest;
 mod flow;
 mod measure;
 mod nearness;
 mod output;
 mod pieces;
 mod policy;
+#[allow(dead_code, reason = "flows use it next")]
+mod priority;
 mod rail;
 mod request;
 mod slab;
@@ -79,6 +83,7 @@ pub use flow::{Flow, MAX_RAILS};
 pub use nearness::{Affinity, Priority};
 pub use output::{End, Ended, Failure, Moved, Output, Post, Progress, SliceResult};
 pub use policy::{AnyPolicy, Pick, Policy, Rails, SliceInfo};
+pub use priority::PriorityLevel;
 pub use rail::{Access, Rail, RailId, RailSpec, RailState};
 pub use request::{Borders, Opcode, Piece, Ranges, Request, SliceId, SubmitError, TaskId};
 pub use target::{Initiator, Target, TargetOutput};
