@@ -10,7 +10,7 @@ use std::time::Instant as Clock;
 
 use millstream_transfer_core::{
     Access, AnyPolicy, Borders, Classic, Config, Flow, Instant, Opcode, Order, Output, Piece,
-    RailSpec, Ranges, Request, SliceId, SliceResult, Tent, TentConfig,
+    PriorityLevel, RailSpec, Ranges, Request, SliceId, SliceResult, Tent, TentConfig,
 };
 
 /// Requests of a batch.
@@ -52,6 +52,7 @@ fn measure(tent: bool, rails: u16, length: u64, deadline: bool, rounds: u64) -> 
                 opcode: Opcode::Write,
                 ranges: Ranges::Contiguous(Piece { local: at, remote: at, length }),
                 deadline: deadline.then(|| Instant::from_nanos(now.nanos() + 30_000_000_000)),
+                priority: PriorityLevel::Normal,
                 incarnation: 1,
                 local_location: 0,
                 peer_location: 0,
@@ -97,6 +98,7 @@ fn count(tent: bool, rails: u16, batches: u64) {
             opcode: Opcode::Write,
             ranges: Ranges::Contiguous(Piece { local: at, remote: at, length }),
             deadline: None,
+            priority: PriorityLevel::Normal,
             incarnation: 1,
             local_location: 0,
             peer_location: 0,

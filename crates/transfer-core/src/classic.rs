@@ -92,7 +92,7 @@ impl Class {
         let count = self.tiers.iter().map(Vec::len).sum::<usize>().max(1);
         let from = (usize::from(slice.attempt) - 1) % count;
         let order = all.clone().skip(from).chain(all.take(from));
-        let mut room = order.filter(|id| rail(id).has_room(slice.length));
+        let mut room = order.filter(|id| rail(id).has_room(slice.room));
         let first = room.next()?;
         let proven = |id: &&RailId| !rail(id).probing;
         Some(Pick::Post(*core::iter::once(first).chain(room).find(proven).unwrap_or(first)))
@@ -134,7 +134,7 @@ impl Policy for Classic {
         for _ in 0..count {
             let rail = class.up[at];
             at = if at + 1 < count { at + 1 } else { 0 };
-            if rails.all[usize::from(rail.0)].has_room(slice.length) {
+            if rails.all[usize::from(rail.0)].has_room(slice.room) {
                 class.turn = at;
                 return Pick::Post(rail);
             }
@@ -155,6 +155,7 @@ const fn next_random(state: &mut u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::PriorityLevel;
     use crate::rail::{Access, Rail, RailSpec, RailState};
     use crate::{Config, Opcode};
 
@@ -178,6 +179,9 @@ mod tests {
         SliceInfo {
             opcode: Opcode::Write,
             length: 100,
+            room: 100,
+            level: PriorityLevel::Normal,
+            yields: false,
             attempt,
             class: 0,
             local_location: 0,

@@ -38,6 +38,14 @@
 //! ended touches nothing any more. When the peer's process has ended, so has all that could arrive in its
 //! memory; but not in files that it kept ([`Access::Durable`]).
 //!
+//! # Priorities
+//!
+//! Where the policy has priorities ([`Policy::has_priorities`]; [`Tent`] has), slices that wait for room go by the
+//! [`PriorityLevel`] of their task, and within a level by the earliest deadline. No level starves: after 15 slices'
+//! lengths of higher levels a slice of one that waits goes first. One slice in eight of a level is of the task
+//! that came first, whatever its deadline. While something of a higher level comes, and a second after that, a
+//! lower one leaves room on each rail: of it there is in flight what a rail carries in 1 ms, or two slices.
+//!
 //! # Bounds
 //!
 //! What a rail has in flight is bounded by bytes: 256 KiB, or what it carried recently in 20 ms or two
@@ -57,7 +65,6 @@ mod chain;
 mod classic;
 mod config;
 mod counters;
-#[allow(dead_code, reason = "flows use it next")]
 mod earliest;
 mod flow;
 mod measure;
@@ -65,7 +72,6 @@ mod nearness;
 mod output;
 mod pieces;
 mod policy;
-#[allow(dead_code, reason = "flows use it next")]
 mod priority;
 mod rail;
 mod request;

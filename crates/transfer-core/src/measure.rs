@@ -210,6 +210,11 @@ impl Measure {
         if self.cost.present == 0 { None } else { Some(self.cost.present) }
     }
 
+    /// Whether that is of a whole window, in which the rail was busy, and not of single slices.
+    pub(crate) const fn is_settled(&self) -> bool {
+        self.cost.settled
+    }
+
     /// How long the slice took that completed last.
     pub(crate) const fn last(&self) -> Duration {
         self.last

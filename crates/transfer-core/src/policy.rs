@@ -2,7 +2,7 @@
 
 use core::time::Duration;
 
-use crate::{Classic, Instant, Opcode, Rail, RailId, Tent};
+use crate::{Classic, Instant, Opcode, PriorityLevel, Rail, RailId, Tent};
 
 /// A slice that waits, as a policy sees it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -11,6 +11,12 @@ pub struct SliceInfo {
     pub opcode: Opcode,
     /// Bytes.
     pub length: u32,
+    /// Bytes for which there must be room: all, or one where it is the turn of a level that has waited for long.
+    pub room: u32,
+    /// The priority of its task; where the policy has none, the same for all.
+    pub level: PriorityLevel,
+    /// Something of a higher level comes, for which it leaves room.
+    pub yields: bool,
     /// How often it has ended in an error of a rail.
     pub attempt: u8,
     /// A small number for its pair of locations: the same pair has the same number.
@@ -57,6 +63,12 @@ pub trait Policy {
     /// Chooses for the slice that waits first.
     fn pick(&mut self, now: Instant, slice: &SliceInfo, rails: &Rails<'_>) -> Pick;
 
+    /// Whether tasks of a higher priority go first, and within one those with an earlier deadline. If not, they
+    /// go in the order in which they came.
+    fn has_priorities(&self) -> bool {
+        false
+    }
+
     /// How old the oldest byte in flight on a rail may become, though the rail completes others, before the
     /// rail breaks: of one that may be silent for so long while others complete. `None` is no limit.
     fn most_age(&self, _patience: Duration) -> Option<Duration> {
@@ -78,6 +90,13 @@ impl Policy for AnyPolicy {
         match self {
             Self::Classic(classic) => classic.pick(now, slice, rails),
             Self::Tent(tent) => tent.pick(now, slice, rails),
+        }
+    }
+
+    fn has_priorities(&self) -> bool {
+        match self {
+            Self::Classic(classic) => classic.has_priorities(),
+            Self::Tent(tent) => tent.has_priorities(),
         }
     }
 

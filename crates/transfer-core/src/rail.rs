@@ -2,10 +2,11 @@
 
 use core::time::Duration;
 
-use crate::Instant;
 use crate::chain::List;
 use crate::counters::RailCounters;
 use crate::measure::{COST_PLACES, Mark, Measure};
+use crate::priority::ByLevel;
+use crate::{Instant, PriorityLevel};
 
 /// The bytes that may be in flight on any rail.
 const LEAST_BYTES: u64 = 256 << 10;
@@ -105,6 +106,8 @@ pub struct Rail {
     pub(crate) fence: Fence,
     pub(crate) bytes: u64,
     pub(crate) slices: u32,
+    /// By the level of their tasks: bytes.
+    pub(crate) level_bytes: ByLevel<u64>,
     /// In flight, or waiting for the fence; the oldest first.
     pub(crate) posted: List,
     pub(crate) oldest: Option<Instant>,
@@ -145,6 +148,7 @@ impl Rail {
             fence: Fence::default(),
             bytes: 0,
             slices: 0,
+            level_bytes: ByLevel::default(),
             posted: List::EMPTY,
             oldest: None,
             last_completion: Instant::ZERO,
@@ -204,6 +208,11 @@ impl Rail {
     /// Slices that are in flight, or wait for its fence.
     pub const fn slices_in_flight(&self) -> u32 {
         self.slices
+    }
+
+    /// Bytes of this level and of lower ones that are in flight, or wait for its fence.
+    pub(crate) fn bytes_up_to(&self, level: PriorityLevel) -> u64 {
+        self.level_bytes[level.index()..].iter().sum()
     }
 
     /// What it has done since it was added.

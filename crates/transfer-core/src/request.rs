@@ -2,8 +2,8 @@
 
 use thiserror::Error;
 
-use crate::Instant;
 use crate::slab::Key;
+use crate::{Instant, PriorityLevel};
 
 /// Which way the bytes go.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -80,6 +80,8 @@ pub struct Request<'a> {
     pub ranges: Ranges<'a>,
     /// When it ends as TIMEOUT if it has not ended before.
     pub deadline: Option<Instant>,
+    /// How soon it is wanted, for policies that have priorities.
+    pub priority: PriorityLevel,
     /// Which start of the peer's process the remote addresses are of.
     pub incarnation: u64,
     /// Where the local memory is: the policy's number of a location.

@@ -24,6 +24,9 @@ const MOST_AGE: u32 = 4;
 pub struct TentConfig {
     /// A rail has as much in flight as it carries in so long by its present rate, or in two round trips.
     pub flight: Duration,
+    /// What a priority has in flight on a rail while something of a higher one comes is what the rail carries in
+    /// so long by its present rate, or two slices.
+    pub reserve: Duration,
     /// So many times slower a rail is taken to be that is preferred at both ends, at one end, and at none.
     pub weights: [u32; 3],
     /// A rail that is not chosen is measured after so long.
@@ -38,6 +41,7 @@ impl Default for TentConfig {
     fn default() -> Self {
         Self {
             flight: Duration::from_millis(15),
+            reserve: Duration::from_millis(1),
             weights: [1, 3, 9],
             probe_interval: Duration::from_millis(100),
             probe_share: 16,
@@ -101,12 +105,20 @@ impl TentConfig {
     }
 
     /// Whether a slice may be posted on a rail now.
-    fn has_room(&self, rail: &Rail, length: u32) -> bool {
+    fn has_room(&self, rail: &Rail, slice: &SliceInfo) -> bool {
         let fits = |cost| {
             let flight = (self.flight.as_nanos() as u64).max(2 * rail.measure.round_trip_nanos());
             times(rail.bytes_in_flight(), cost) < flight
         };
-        rail.has_room(length) && (rail.slices_in_flight() == 0 || rail.cost().is_none_or(fits))
+        let fits = rail.slices_in_flight() == 0 || rail.cost().is_none_or(fits);
+        rail.has_room(slice.room) && fits && self.leaves_room(rail, slice)
+    }
+
+    /// Whether a slice that is posted on a rail would leave room for higher priorities, where such come.
+    fn leaves_room(&self, rail: &Rail, slice: &SliceInfo) -> bool {
+        let bytes = rail.bytes_up_to(slice.level);
+        let is_short = |cost| times(bytes, cost) < self.reserve.as_nanos() as u64;
+        !slice.yields || bytes <= slice.length.into() || rail.cost().is_some_and(is_short)
     }
 
     /// Whether a rail that is not chosen is to be measured.
@@ -162,9 +174,7 @@ impl Class {
             let rail = rails.rail(*id);
             // One of which nothing is known, or that is on trial, is not waited for.
             let is_waited_for = rail.cost().is_some() && !rail.probing;
-            if (!all_stalled && stalled(id))
-                || (!is_waited_for && !config.has_room(rail, slice.length))
-            {
+            if (!all_stalled && stalled(id)) || (!is_waited_for && !config.has_room(rail, slice)) {
                 return u64::MAX;
             }
             let bytes = rail.bytes_in_flight() + u64::from(slice.length);
@@ -210,11 +220,16 @@ impl Policy for Tent {
         }
         match class.up[..] {
             [] => return Pick::NoRail,
-            [only] if rails.rail(only).has_room(slice.length) => return Pick::Post(only),
+            [only]
+                if rails.rail(only).has_room(slice.room)
+                    && config.leaves_room(rails.rail(only), slice) =>
+            {
+                return Pick::Post(only);
+            }
             [_] => return Pick::Wait,
             _ => {}
         }
-        let room = |id: RailId| config.has_room(rails.rail(id), slice.length);
+        let room = |id: RailId| config.has_room(rails.rail(id), slice);
         // What has failed goes on with each in turn, rather over those that have shown that they work.
         if slice.attempt > 0 {
             let proven = |_, id| room(id) && !rails.rail(id).probing;
@@ -245,6 +260,10 @@ impl Policy for Tent {
         }
     }
 
+    fn has_priorities(&self) -> bool {
+        true
+    }
+
     fn most_age(&self, patience: Duration) -> Option<Duration> {
         Some(patience.saturating_mul(MOST_AGE))
     }
@@ -254,7 +273,7 @@ impl Policy for Tent {
 mod tests {
     use super::*;
     use crate::rail::{Access, RailSpec, RailState};
-    use crate::{Config, Opcode};
+    use crate::{Config, Opcode, PriorityLevel};
 
     const SLICE: u32 = 64_000;
 
@@ -297,6 +316,9 @@ mod tests {
         SliceInfo {
             opcode: Opcode::Write,
             length: SLICE,
+            room: SLICE,
+            level: PriorityLevel::Normal,
+            yields: false,
             attempt,
             class,
             local_location,
@@ -333,6 +355,44 @@ mod tests {
         assert_eq!(pick(&mut tent, 1000, &rails), Pick::WaitUntil(at(1000) + stall));
         hold(&mut rails[1], 5, 1000);
         assert_eq!(pick(&mut tent, 1000, &rails), Pick::Wait, "no other has room");
+    }
+
+    /// How many slices a rail gets until no more go, where there are so many like it.
+    fn in_flight(rails: &mut [Rail], level: PriorityLevel, yields: bool) -> u32 {
+        let reserve = Duration::from_millis(5);
+        let config = TentConfig { reserve, ..TentConfig::default() };
+        let mut tent = Tent::new(config, vec![], vec![]);
+        let slice = SliceInfo { level, yields, ..slice(0) };
+        let mut posts = 0;
+        while posts < 100 {
+            let view = Rails { all: rails, version: 1 };
+            let Pick::Post(id) = tent.pick(at(1000), &slice, &view) else { break };
+            let rail = &mut rails[usize::from(id.0)];
+            hold(rail, rail.slices + 1, 1000);
+            rail.level_bytes[level.index()] = rail.bytes;
+            posts += 1;
+        }
+        posts / rails.len() as u32
+    }
+
+    #[test]
+    fn a_lower_priority_leaves_room_while_a_higher_one_comes() {
+        for count in 1..3 {
+            let known = || -> Vec<_> { (0..count).map(|nic| measured(nic, 1)).collect() };
+            assert_eq!(in_flight(&mut known(), PriorityLevel::Bulk, true), 5, "of 1 ms each");
+            assert!(in_flight(&mut known(), PriorityLevel::Bulk, false) >= 15);
+            let mut unknown: Vec<_> = (0..count).map(rail).collect();
+            assert_eq!(in_flight(&mut unknown, PriorityLevel::Normal, true), 2);
+        }
+        // What is higher does not count.
+        let mut rail = measured(0, 1);
+        rail.level_bytes = [1 << 20, 0, 0];
+        let slice = SliceInfo { level: PriorityLevel::Bulk, yields: true, ..slice(0) };
+        assert!(TentConfig::default().leaves_room(&rail, &slice));
+        rail.level_bytes = [0, 1 << 20, 0];
+        assert!(TentConfig::default().leaves_room(&rail, &slice), "nothing of it or below");
+        rail.level_bytes = [0, 0, 1 << 20];
+        assert!(!TentConfig::default().leaves_room(&rail, &slice));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::alloc::System;
 
 use millstream_transfer_core::{
     Access, AnyPolicy, Borders, Classic, Config, Flow, Instant, Opcode, Order, Output, Piece,
-    RailId, RailSpec, Ranges, Request, SliceId, SliceResult, Tent, TentConfig,
+    PriorityLevel, RailId, RailSpec, Ranges, Request, SliceId, SliceResult, Tent, TentConfig,
 };
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
@@ -38,6 +38,7 @@ impl Driver {
                 opcode: if user % 2 == 0 { Opcode::Write } else { Opcode::Read },
                 ranges,
                 deadline: Some(Instant::from_nanos(self.now().nanos() + (user << 30))),
+                priority: PriorityLevel::ALL[user as usize % 3],
                 incarnation: 1,
                 local_location: (user % 2) as u16,
                 peer_location: 0,

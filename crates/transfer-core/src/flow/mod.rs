@@ -13,12 +13,19 @@ use std::collections::VecDeque;
 use self::tasks::{Queue, Slice, Task};
 use crate::chain::Chain;
 use crate::pieces::{Pieces, Slicing};
+use crate::priority::{ByLevel, Shares};
 use crate::slab::Slab;
 use crate::wheel::Wheel;
-use crate::{Config, Instant, Output, Policy, Rail, RailId, RailSpec};
+use crate::{Config, Instant, Output, Policy, Rail, RailId, RailSpec, RailState};
 
 /// Slices for which there is room from the start: as many as two rails usually hold.
 const SLICES: usize = 256;
+
+/// A rate is known where something has completed for no longer ago.
+const RECENT: Duration = Duration::from_secs(1);
+
+/// Of a level that waits, a slice goes first after so many slices' lengths of higher ones.
+const SHARE: u64 = 15;
 
 /// The most rails of a flow.
 pub const MAX_RAILS: usize = 1 << 12;
@@ -48,6 +55,9 @@ pub struct Flow<P> {
     queues: Vec<Queue>,
     /// The queue whose turn it is.
     turn: usize,
+    shares: Shares,
+    /// By level: when a slice was posted last.
+    posted_at: ByLevel<Option<Instant>>,
     /// Tasks in their queues.
     task_chain: Chain,
     /// Slices of their tasks.
@@ -93,6 +103,8 @@ impl<P: Policy> Flow<P> {
             pieces: Pieces::new(config.max_pieces),
             queues: Vec::new(),
             turn: 0,
+            shares: Shares::new(SHARE * u64::from(config.slice_length)),
+            posted_at: ByLevel::default(),
             task_chain: Chain::default(),
             siblings: Chain::with_room(SLICES),
             slice_chain: Chain::with_room(SLICES),
@@ -147,6 +159,25 @@ impl<P: Policy> Flow<P> {
             && self.slices.len() == 0
             && self.pieces.used() == 0
             && self.rails.iter().all(|rail| rail.slices == 0 && rail.bytes == 0)
+    }
+
+    /// The most that its rails carry together, in bytes per second: their recent peak rates. `None` where that
+    /// is not known well: a rail is being connected, or was not busy, or nothing has completed on it for a second.
+    pub fn peak_rate(&self, now: Instant) -> Option<u64> {
+        let mut sum: Option<u64> = None;
+        for rail in &self.rails {
+            match rail.state() {
+                RailState::Up => {
+                    let recent = now.saturating_duration_since(rail.completed_at) < RECENT;
+                    let known = rail.measure.is_settled() && recent;
+                    let rate = rail.peak_rate().max(rail.present_rate()).filter(|_| known)?;
+                    sum = Some(sum.unwrap_or(0).saturating_add(rate));
+                }
+                RailState::Connecting => return None,
+                RailState::Down | RailState::Paused(_) | RailState::Fencing => {}
+            }
+        }
+        sum
     }
 
     /// What to do next.

@@ -7,33 +7,53 @@ use super::tasks::{Place, Slice};
 use crate::measure::Mark;
 use crate::rail::{Access, Cause};
 use crate::{
-    End, Failure, Instant, Moved, Opcode, Pick, Policy, Post, RailId, RailState, Rails, SliceId,
-    SliceInfo, SliceResult,
+    End, Failure, Instant, Moved, Opcode, Pick, Policy, Post, PriorityLevel, RailId, RailState,
+    Rails, SliceId, SliceInfo, SliceResult,
 };
 
 /// While there is something to do, nothing is posted and nothing completes for so long.
 const QUIET: Duration = Duration::from_millis(10);
 
+/// Where something of a level was posted, more of it is expected for so long.
+const COMES_AGAIN: Duration = Duration::from_secs(1);
+
 impl<P: Policy> Flow<P> {
-    /// Posts the next slice for which there is room. Queues take turns.
+    /// Posts the next slice for which there is room. Queues of a level take turns.
     pub(super) fn next_post(&mut self, now: Instant) -> Option<Post> {
+        let order = self.shares.order();
+        order.into_iter().find_map(|level| self.next_post_of(now, level))
+    }
+
+    fn next_post_of(&mut self, now: Instant, level: PriorityLevel) -> Option<Post> {
         for _ in 0..self.queues.len() {
-            let class = self.turn;
-            self.turn = if class + 1 < self.queues.len() { class + 1 } else { 0 };
-            let queue = &self.queues[class];
-            if queue.is_empty() || queue.blocked_at == Some(self.room) {
+            let at = self.turn;
+            self.turn = if at + 1 < self.queues.len() { at + 1 } else { 0 };
+            let queue = &self.queues[at];
+            if queue.level != level || queue.is_empty() || queue.blocked_at == Some(self.room) {
                 continue;
             }
-            if let Some(post) = self.post_from(now, class) {
+            if let Some(post) = self.post_from(now, at) {
                 return Some(post);
             }
         }
         None
     }
 
+    /// Whether something of a level waits.
+    fn waits(&self, level: PriorityLevel) -> bool {
+        self.queues.iter().any(|queue| queue.level == level && !queue.is_empty())
+    }
+
+    /// Whether a level is to leave room for higher ones: something of these comes.
+    fn yields(&self, now: Instant, level: PriorityLevel) -> bool {
+        let recent = |at: Instant| now.saturating_duration_since(at) < COMES_AGAIN;
+        let mut higher = PriorityLevel::ALL.into_iter().filter(|higher| *higher < level);
+        higher.any(|it| self.posted_at[it.index()].is_some_and(recent) || self.waits(it))
+    }
+
     /// Posts the first slice of a queue that is not empty.
-    fn post_from(&mut self, now: Instant, class: usize) -> Option<Post> {
-        let queue = &self.queues[class];
+    fn post_from(&mut self, now: Instant, at: usize) -> Option<Post> {
+        let queue = &self.queues[at];
         let (task, again, info, cut) = match queue.again.first() {
             Some(slice) => {
                 let found = self.slices.at(slice);
@@ -41,7 +61,7 @@ impl<P: Policy> Flow<P> {
                 (found.task, Some(slice), info, None)
             }
             None => {
-                let index = queue.tasks.first()?;
+                let index = queue.next_task()?;
                 let task = self.tasks.at(index);
                 let cut = self.pieces.cut(&task.runs, task.next, &self.slicing, &task.limits)?;
                 (index, None, (cut.length, 0), Some(cut))
@@ -51,47 +71,53 @@ impl<P: Policy> Flow<P> {
         let info = SliceInfo {
             opcode,
             length: info.0,
+            room: if self.shares.is_due(queue.level) { 1 } else { info.0 },
+            level: queue.level,
+            yields: self.yields(now, queue.level),
             attempt: info.1,
-            class: class as u16,
+            class: queue.pair,
             local_location: queue.local_location,
             peer_location: queue.peer_location,
         };
         let rail = loop {
             let rails = Rails { all: &self.rails, version: self.version };
             match self.policy.pick(now, &info, &rails) {
-                Pick::Post(rail) if self.rail(rail).is_some_and(|r| r.has_room(info.length)) => {
+                Pick::Post(rail) if self.rail(rail).is_some_and(|r| r.has_room(info.room)) => {
                     break rail;
                 }
                 Pick::Connect(rail) if self.rail(rail).is_some_and(|r| r.may_connect(now)) => {
                     self.connect(now, rail);
                 }
                 Pick::NoRail => {
-                    self.strand(now, class);
+                    self.strand(now, at);
                     return None;
                 }
                 // A policy that asks for what cannot be waits as well.
                 pick => {
-                    if let Pick::WaitUntil(at) = pick {
-                        self.ask_at = Some(self.ask_at.map_or(at, |before| before.min(at)));
+                    if let Pick::WaitUntil(until) = pick {
+                        self.ask_at = Some(self.ask_at.map_or(until, |before| before.min(until)));
                     }
-                    self.queues[class].blocked_at = Some(self.room);
-                    self.queues[class].stranded_since = None;
+                    self.queues[at].blocked_at = Some(self.room);
+                    self.queues[at].stranded_since = None;
                     return None;
                 }
             }
         };
-        self.queues[class].stranded_since = None;
+        let queue = &mut self.queues[at];
+        queue.stranded_since = None;
         let slice = match (again, cut) {
             (Some(slice), _) => {
-                self.slice_chain.remove(&mut self.queues[class].again, slice);
+                self.slice_chain.remove(&mut queue.again, slice);
                 slice
             }
             (None, Some(cut)) => {
                 let found = self.tasks.at_mut(task);
                 found.next = cut.end;
                 found.uncut -= u64::from(cut.length);
+                queue.cut(task);
                 if found.uncut == 0 {
-                    self.task_chain.remove(&mut self.queues[class].tasks, task);
+                    self.task_chain.remove(&mut queue.tasks, task);
+                    queue.earliest.remove(task);
                 }
                 let key = self.slices.insert(Slice {
                     task,
@@ -111,6 +137,12 @@ impl<P: Policy> Flow<P> {
             }
             (None, None) => return None,
         };
+        let level = info.level;
+        self.posted_at[level.index()] = Some(now);
+        let mut shares = self.shares;
+        shares.posted(level, info.length, |level| self.waits(level));
+        self.shares = shares;
+        self.rails[usize::from(rail.0)].level_bytes[level.index()] += u64::from(info.length);
         Some(self.post(now, rail, slice))
     }
 
@@ -217,6 +249,8 @@ impl<P: Policy> Flow<P> {
         self.slice_chain.remove(&mut rail.posted, index);
         rail.slices -= 1;
         rail.bytes -= u64::from(slice.length);
+        let level = self.queues[usize::from(self.tasks.at(slice.task).queue)].level;
+        rail.level_bytes[level.index()] -= u64::from(slice.length);
         rail.oldest = rail.posted.first().map(|oldest| self.slices.at(oldest).since);
     }
 
@@ -228,7 +262,7 @@ impl<P: Policy> Flow<P> {
             self.forget_slice(index);
             return self.finish_if_over(task);
         }
-        let queue = &mut self.queues[usize::from(found.class)];
+        let queue = &mut self.queues[usize::from(found.queue)];
         queue.blocked_at = None;
         // What is told of it from now on is of the next time that it is posted.
         self.slices.rename(index);

@@ -2,13 +2,14 @@
 
 use super::Flow;
 use crate::chain::List;
+use crate::earliest::Earliest;
 use crate::measure::Mark;
 use crate::pieces::{Cursor, Limits, Runs};
 use crate::rail::Cause;
 use crate::slab::Key;
 use crate::{
-    End, Ended, Failure, Instant, Opcode, Output, Piece, Policy, Progress, Request, SliceId,
-    SubmitError, TaskId,
+    End, Ended, Failure, Instant, Opcode, Output, Piece, Policy, PriorityLevel, Progress, Request,
+    SliceId, SubmitError, TaskId,
 };
 
 #[derive(Debug)]
@@ -16,7 +17,7 @@ pub(super) struct Task {
     pub(super) user: u64,
     pub(super) opcode: Opcode,
     /// Its queue.
-    pub(super) class: u16,
+    pub(super) queue: u16,
     pub(super) runs: Runs,
     pub(super) limits: Limits,
     /// Where the next slice starts.
@@ -65,24 +66,46 @@ pub(super) struct Slice {
     pub(super) posted: Mark,
 }
 
-/// What waits to be posted between a pair of locations.
+/// What of a level waits to be posted between a pair of locations.
 #[derive(Debug)]
 pub(super) struct Queue {
     pub(super) local_location: u16,
     pub(super) peer_location: u16,
+    /// The number of that pair.
+    pub(super) pair: u16,
+    pub(super) level: PriorityLevel,
     /// Slices that were thrown back, which go first.
     pub(super) again: List,
-    /// Tasks of which something is to be cut.
+    /// Tasks of which something is to be cut, as they came.
     pub(super) tasks: List,
+    /// Those of them that have deadlines, if these count.
+    pub(super) earliest: Earliest,
+    /// Slices by deadlines since one was of the task that came first.
+    pub(super) since_oldest: u32,
     /// There was no room for its first slice when the flow's `room` was this.
     pub(super) blocked_at: Option<u64>,
     /// Since when there has been no rail for what waits in it.
     pub(super) stranded_since: Option<Instant>,
 }
 
+/// One slice in so many of a queue is of the task that came first, whatever the deadlines of others.
+const OLDEST_SHARE: u32 = 8;
+
 impl Queue {
     pub(super) const fn is_empty(&self) -> bool {
         self.again.is_empty() && self.tasks.is_empty()
+    }
+
+    /// The task of which a slice is to be cut next.
+    pub(super) fn next_task(&self) -> Option<u32> {
+        let by_deadline = self.earliest.first().filter(|_| self.since_oldest + 1 < OLDEST_SHARE);
+        by_deadline.or_else(|| self.tasks.first())
+    }
+
+    /// A slice of a task was cut.
+    pub(super) fn cut(&mut self, task: u32) {
+        let is_oldest = self.tasks.first() == Some(task);
+        self.since_oldest = if is_oldest { 0 } else { self.since_oldest.saturating_add(1) };
     }
 }
 
@@ -95,12 +118,16 @@ impl<P: Policy> Flow<P> {
         if self.tasks.len() >= self.config.max_tasks {
             return Err(SubmitError::TooManyTasks { limit: self.config.max_tasks });
         }
-        let class = self.class(request.local_location, request.peer_location)?;
+        let level = match self.policy.has_priorities() {
+            true => request.priority,
+            false => PriorityLevel::default(),
+        };
+        let queue = self.queue(request.local_location, request.peer_location, level)?;
         let (runs, length) = self.pieces.take(&request.ranges)?;
         let key = self.tasks.insert(Task {
             user: request.user,
             opcode: request.opcode,
-            class,
+            queue,
             runs,
             limits: Limits { local: request.local_borders, peer: request.peer_borders },
             next: runs.start(),
@@ -116,32 +143,56 @@ impl<P: Policy> Flow<P> {
         if let Some(deadline) = request.deadline {
             self.deadlines.set(key.index, deadline);
         }
-        let queue = &mut self.queues[usize::from(class)];
+        let by_deadline = self.policy.has_priorities();
+        let queue = &mut self.queues[usize::from(queue)];
         if queue.is_empty() || queue.stranded_since.is_some() {
             // What had no room is over; or its patience is to begin, as soon as there is no rail for it.
             queue.blocked_at = None;
         }
         self.task_chain.push_back(&mut queue.tasks, key.index);
+        if let Some(deadline) = request.deadline.filter(|_| by_deadline) {
+            queue.earliest.insert(key.index, deadline);
+            // It may go before what had no room.
+            queue.blocked_at = None;
+        }
         Ok(TaskId(key))
     }
 
-    /// The queue of a pair of locations.
-    fn class(&mut self, local_location: u16, peer_location: u16) -> Result<u16, SubmitError> {
-        let is_it = |queue: &Queue| {
+    /// The queue of a level of a pair of locations.
+    fn queue(
+        &mut self,
+        local_location: u16,
+        peer_location: u16,
+        level: PriorityLevel,
+    ) -> Result<u16, SubmitError> {
+        let is_pair = |queue: &&Queue| {
             (queue.local_location, queue.peer_location) == (local_location, peer_location)
         };
-        if let Some(index) = self.queues.iter().position(is_it) {
+        let mut of_pair = self.queues.iter().enumerate().filter(|(_, queue)| is_pair(queue));
+        if let Some((index, _)) = of_pair.find(|(_, queue)| queue.level == level) {
             return Ok(index as u16);
         }
-        let limit = self.config.max_locations;
-        if self.queues.len() >= limit.min(usize::from(u16::MAX)) {
-            return Err(SubmitError::TooManyLocations { limit });
-        }
+        let known = self.queues.iter().find(is_pair).map(|queue| queue.pair);
+        let pair = match known {
+            Some(pair) => pair,
+            None => {
+                let pairs = self.queues.iter().map(|queue| usize::from(queue.pair) + 1).max();
+                let (pairs, limit) = (pairs.unwrap_or_default(), self.config.max_locations);
+                if pairs >= limit.min(usize::from(u16::MAX) / PriorityLevel::ALL.len()) {
+                    return Err(SubmitError::TooManyLocations { limit });
+                }
+                pairs as u16
+            }
+        };
         self.queues.push(Queue {
             local_location,
             peer_location,
+            pair,
+            level,
             again: List::EMPTY,
             tasks: List::EMPTY,
+            earliest: Earliest::default(),
+            since_oldest: 0,
             blocked_at: None,
             stranded_since: None,
         });
@@ -191,15 +242,17 @@ impl<P: Policy> Flow<P> {
         let found = self.tasks.at_mut(task);
         if found.end.is_none() {
             found.end = Some(end);
-            let class = usize::from(found.class);
+            let at = usize::from(found.queue);
+            let queue = &mut self.queues[at];
             if core::mem::take(&mut found.uncut) > 0 {
-                self.task_chain.remove(&mut self.queues[class].tasks, task);
+                self.task_chain.remove(&mut queue.tasks, task);
+                queue.earliest.remove(task);
             }
             let mut next = self.tasks.at(task).slices.first();
             while let Some(slice) = next {
                 next = self.siblings.next(slice);
                 if self.slices.at(slice).place == Place::Queued {
-                    self.slice_chain.remove(&mut self.queues[class].again, slice);
+                    self.slice_chain.remove(&mut self.queues[at].again, slice);
                     self.forget_slice(slice);
                 }
             }

@@ -3,7 +3,7 @@
 use core::time::Duration;
 
 use millstream_transfer_core::{
-    Borders, End, Ended, Failure, Opcode, Piece, Ranges, Request, SubmitError,
+    Borders, End, Ended, Failure, Opcode, Piece, PriorityLevel, Ranges, Request, SubmitError,
 };
 
 use super::director::{Director, Event, Network, Phase, core_time};
@@ -72,6 +72,10 @@ impl Director {
         if nowhere {
             locations[rng.below(2) as usize] = 2;
         }
+        let priority = match self.world.tent {
+            true => *pick(rng, &PriorityLevel::ALL),
+            false => PriorityLevel::Normal,
+        };
         let seed = rng.bits();
         // A process that meets a peer for the first time looks up its present life.
         let life = self.processes[peer].life;
@@ -117,6 +121,7 @@ impl Director {
             opcode,
             ranges,
             deadline: deadline.map(core_time),
+            priority,
             incarnation: found.flow.incarnation(),
             local_location: locations[0],
             peer_location: locations[1],

@@ -4,6 +4,7 @@ mod ends;
 mod fences;
 mod own;
 mod patience;
+
 mod rates;
 mod silence;
 mod tent;
@@ -13,8 +14,8 @@ use core::time::Duration;
 
 use super::*;
 use crate::{
-    Access, AnyPolicy, Borders, Classic, End, Failure, Opcode, Order, Piece, Post, RailState,
-    Ranges, Request, SliceResult, SubmitError, TaskId,
+    Access, AnyPolicy, Borders, Classic, End, Failure, Opcode, Order, Piece, Post, PriorityLevel,
+    RailState, Ranges, Request, SliceResult, SubmitError, TaskId,
 };
 
 const INCARNATION: u64 = 77;
@@ -150,6 +151,7 @@ fn request(opcode: Opcode, user: u64, length: u64) -> Request<'static> {
         opcode,
         ranges: Ranges::Contiguous(Piece { local: user << 32, remote: user << 40, length }),
         deadline: None,
+        priority: PriorityLevel::Normal,
         incarnation: INCARNATION,
         local_location: 0,
         peer_location: 0,

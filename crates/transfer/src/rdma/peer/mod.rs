@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use millstream_metadata::{BufferDesc, Gid, NicPath};
 use millstream_transfer_core::{
-    AnyPolicy, Borders, Flow, Instant, Piece, Rail, RailId, RailState, Ranges, Request, SliceId,
-    SliceResult, TaskId,
+    AnyPolicy, Borders, Flow, Instant, Piece, PriorityLevel, Rail, RailId, RailState, Ranges,
+    Request, SliceId, SliceResult, TaskId,
 };
 use millstream_verbs::{Completion, CompletionStatus};
 
@@ -194,6 +194,7 @@ impl Peer {
                     opcode: core_opcode(task.opcode()),
                     ranges: ranges(task),
                     deadline,
+                    priority: PriorityLevel::default(),
                     incarnation,
                     local_location,
                     peer_location,
