@@ -4,6 +4,7 @@ mod ends;
 mod fences;
 mod own;
 mod patience;
+mod priorities;
 
 mod rates;
 mod silence;

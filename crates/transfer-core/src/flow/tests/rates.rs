@@ -15,6 +15,8 @@ const QUEUE_PAIR: Duration = Duration::from_millis(2100);
 /// Tasks are as long as the chunks of a copy, and as many of them are under way.
 const CHUNK: u64 = 2 << 20;
 const CHUNKS: u64 = 4;
+/// Tasks with numbers from here on are none of the copy.
+pub(super) const OTHERS: u64 = 1 << 20;
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
@@ -47,6 +49,10 @@ pub(super) struct Copy {
     ended: Vec<u64>,
     pub(super) oldest: u64,
     pub(super) breaks: Vec<RailId>,
+    /// The priority of the chunks.
+    pub(super) priority: PriorityLevel,
+    /// Other tasks that have ended, and when.
+    pub(super) others: Vec<(u64, Instant)>,
     /// Bytes that came in each 100 ms.
     pub(super) came: Vec<u64>,
 }
@@ -77,6 +83,8 @@ impl Copy {
             ended: Vec::new(),
             oldest: 0,
             breaks: Vec::new(),
+            priority: PriorityLevel::Normal,
+            others: Vec::new(),
             came: Vec::new(),
         }
     }
@@ -112,7 +120,8 @@ impl Copy {
         loop {
             while self.begun < self.oldest + CHUNKS {
                 self.begun += 1;
-                self.flow.submit(&write(self.begun, CHUNK)).unwrap();
+                let chunk = Request { priority: self.priority, ..write(self.begun, CHUNK) };
+                self.flow.submit(&chunk).unwrap();
             }
             let Some(output) = self.flow.poll_output(self.now) else { break };
             let soon = self.now + ANSWER;
@@ -132,6 +141,9 @@ impl Copy {
                     self.plan(soon, Event::Aborted(rail, epoch));
                 }
                 Output::Fence { rail, epoch } => self.plan(soon, Event::Confirmed(rail, epoch)),
+                Output::Ended(ended) if ended.user >= OTHERS => {
+                    self.others.push((ended.user, self.now));
+                }
                 Output::Ended(ended) => {
                     assert_eq!(ended.end, End::Completed);
                     self.ended.push(ended.user);
@@ -266,4 +278,30 @@ fn a_slow_rail_comes_up() {
     (copy.links[1].cut, copy.links[1].rate) = (false, 100_000);
     copy.pass(at(60_000));
     assert!(copy.flow.rails()[1].peak_rate().is_some_and(|rate| rate > 80_000));
+}
+
+#[test]
+fn what_all_carry_is_told_where_it_is_known() {
+    let mut copy = Copy::new(2);
+    assert_eq!(copy.flow.peak_rate(copy.now), None, "nothing was measured");
+    copy.pass(at(1000));
+    let rate = copy.flow.peak_rate(copy.now).unwrap();
+    assert!((2 * RATE..2 * RATE * 11 / 10).contains(&rate), "{rate}");
+    assert_eq!(copy.flow.peak_rate(at(3000)), None, "it is long ago");
+    // A link that is cut does not count, when that is known.
+    copy.links[1].cut = true;
+    copy.pass(at(8000));
+    let rate = copy.flow.peak_rate(copy.now);
+    assert!(rate.is_none_or(|rate| rate < RATE * 11 / 10), "{rate:?}");
+    // One small task at a time says nothing of what is carried.
+    let mut bench = Bench::with(Config::default(), &[spec(0, Access::Connection)]);
+    bench.submit(write(1, SLICE));
+    bench.connect_all();
+    for user in 2..20 {
+        bench.now = bench.now + Duration::from_millis(5);
+        let post = bench.take_posts()[0];
+        bench.complete(post, SliceResult::Done);
+        bench.submit(write(user, SLICE));
+    }
+    assert_eq!(bench.flow.peak_rate(bench.now), None);
 }
