@@ -50,8 +50,14 @@ const NAMES: &[&str] = &[
 ];
 
 /// What happens with TENT.
-const TENT_NAMES: &[&str] =
-    &["NICs of changing rates", "NICs that are slow", "NICs whose completions are late"];
+const TENT_NAMES: &[&str] = &[
+    "NICs of changing rates",
+    "NICs that are slow",
+    "NICs whose completions are late",
+    "completed: bulk",
+    "completed: latency",
+    "completed: normal",
+];
 
 /// Makes short runs; what happened in them.
 fn runs(seeds: core::ops::Range<u64>, tent: bool) -> Tally {

@@ -504,6 +504,9 @@ impl Director {
         if let Some(what) = check_end(&transfer, ended, self.world.config.patience, network.now()) {
             network.violate(what);
         }
+        if self.world.tent && ended.end == millstream_transfer_core::End::Completed {
+            self.tally.one(super::name_of_level(transfer.priority));
+        }
         if transfer.last {
             self.last_ended(network, &transfer, ended);
         }

@@ -22,7 +22,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use millstream_roce::{EndpointConfig, IcrcCheck};
-use millstream_transfer_core::{End, Ended, Failure};
+use millstream_transfer_core::{End, Ended, Failure, PriorityLevel};
 
 use self::director::{Director, Event, Network, Phase};
 use self::ledger::Ledger;
@@ -175,6 +175,15 @@ const fn name_of_end(ended: &Ended) -> &'static str {
         (End::Failed(Failure::PeerRestarted), _) => "ended: peer restarted",
         (End::Failed(Failure::PeerGone), _) => "ended: peer gone",
         (End::Failed(Failure::ShutDown), _) => "ended: shut down",
+    }
+}
+
+/// What is counted of completed transfers of a level.
+const fn name_of_level(level: PriorityLevel) -> &'static str {
+    match level {
+        PriorityLevel::Latency => "completed: latency",
+        PriorityLevel::Normal => "completed: normal",
+        PriorityLevel::Bulk => "completed: bulk",
     }
 }
 

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use millstream_roce::Instant;
 use millstream_transfer_core::{
-    AnyPolicy, Classic, Config, Flow, Initiator, Order, Priority, RailId, RailSpec, Target, TaskId,
-    Tent, TentConfig,
+    AnyPolicy, Classic, Config, Flow, Initiator, Order, Priority, PriorityLevel, RailId, RailSpec,
+    Target, TaskId, Tent, TentConfig,
 };
 use millstream_wire::{Psn, Qpn};
 
@@ -41,6 +41,7 @@ pub(super) struct Transfer {
     pub(super) initiator: usize,
     pub(super) target: usize,
     pub(super) task: TaskId,
+    pub(super) priority: PriorityLevel,
     pub(super) submitted: Instant,
     /// Its bytes, and those that were posted for it.
     pub(super) length: u64,

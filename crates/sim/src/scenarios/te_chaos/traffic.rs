@@ -143,8 +143,17 @@ impl Director {
         }
         let submitted = network.now();
         let (initiator, target, length) = (own, peer, piece * u64::from(count));
-        let transfer =
-            Transfer { initiator, target, task, submitted, length, posted: 0, limit, last };
+        let transfer = Transfer {
+            initiator,
+            target,
+            task,
+            priority,
+            submitted,
+            length,
+            posted: 0,
+            limit,
+            last,
+        };
         self.transfers.insert(user, transfer);
         let delay = limit.saturating_duration_since(network.now());
         self.plan(network, delay, Event::Limit { user });
