@@ -6,6 +6,7 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::PolicyFile;
 use millstream_metadata::{
     ClientConfig, KeyValueStoreConfig, P2P_HANDSHAKE, RedisLogin, ServerConfig, TlsFiles,
     without_password,
@@ -71,6 +72,8 @@ pub struct Config {
     pub fragment_ratio: usize,
     /// Who chooses the pair of NICs of each slice of the transport `rdma`.
     pub policy: Policy,
+    /// Classes of requests, and what may be in flight.
+    pub policy_file: PolicyFile,
 }
 
 impl Config {
@@ -100,6 +103,7 @@ impl Config {
             slice_length: 64 << 10,
             fragment_ratio: 4,
             policy: Policy::Classic,
+            policy_file: PolicyFile::default(),
         }
     }
 

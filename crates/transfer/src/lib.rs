@@ -53,6 +53,7 @@ mod nvmeof;
 mod path;
 mod pieces;
 mod placement;
+mod policy_file;
 mod publication;
 mod rdma;
 mod regions;
@@ -86,10 +87,12 @@ pub use metrics::{
 };
 pub use millstream_net::file_io::{FileEngine, UnknownFileEngine};
 pub use millstream_topology::PeerAffinity;
+pub use millstream_transfer_core::PriorityLevel;
 pub use notify::{Notification, NotifyError};
 pub use nvmeof::{FileOptions, NvmeofConfig};
 pub use path::PathReport;
 pub use pieces::{Pieces, PiecesRequest, TransferPiece};
+pub use policy_file::{AdmissionLimits, PolicyClass, PolicyFile, PolicyFileError};
 pub use request::{Opcode, TransferRequest};
 pub use segment::{Segment, SegmentBuffer, SegmentId};
 pub use settings::{

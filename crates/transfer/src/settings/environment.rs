@@ -7,8 +7,6 @@ use super::table::settings;
 pub(super) const PREFIX: &str = "MC_";
 
 const NO_GPU: &str = "there are no transports between GPUs yet";
-const NO_TENT_FILE: &str =
-    "the policy TENT has no settings of its own yet; transfer.policy chooses it";
 const QUEUE_SIZES: &str = "queues are as long as the settings of rdma make them";
 
 /// Variables of the original that change nothing here, and why.
@@ -59,7 +57,6 @@ pub(super) const IGNORED: &[(&str, &str)] = &[
         "a batch has room for its tasks: none waits to be admitted",
     ),
     ("MC_TCP_SLICE_SIZE", "the kernel is given as much as it takes"),
-    ("MC_TENT_CONF", NO_TENT_FILE),
     ("MC_TE_FILTERS", "--bind says which devices an engine has; millstream topology shows it"),
     (
         "MC_TE_METADATA_REFRESH_INTERVAL_SECONDS",
@@ -118,7 +115,7 @@ pub(super) fn note(variable: &str) -> String {
 }
 
 /// The name that differs least from `text`, if one does so little.
-pub(super) fn nearest<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+pub(crate) fn nearest<'a>(text: &str, names: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let (distance, name) = names.map(|name| (distance(text, name), name)).min()?;
     // With more, it is a guess.
     (distance <= 2 + name.len() / 8).then_some(name)

@@ -6,6 +6,8 @@ use std::path::PathBuf;
 use millstream_metadata::TokenFileError;
 use thiserror::Error;
 
+use crate::PolicyFileError;
+
 /// Why settings could not be taken.
 #[derive(Debug, Error)]
 pub enum SettingsError {
@@ -57,6 +59,9 @@ pub enum SettingsError {
     /// Values of several settings do not go together.
     #[error("{0}")]
     Together(String),
+    /// The policy file is none.
+    #[error(transparent)]
+    PolicyFile(#[from] PolicyFileError),
     /// The token is none.
     #[error(transparent)]
     Token(#[from] TokenFileError),

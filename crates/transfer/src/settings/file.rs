@@ -24,15 +24,19 @@ pub(super) struct Entry {
 
 /// Reads a file.
 pub(super) fn read(path: &Path) -> Result<String, SettingsError> {
-    let failed = |error| SettingsError::Read { path: path.to_owned(), error };
+    read_file(path).map_err(|error| SettingsError::Read { path: path.to_owned(), error })
+}
+
+/// The text of a regular file of up to 1 MiB.
+pub(crate) fn read_file(path: &Path) -> io::Result<String> {
     // Opening a pipe would wait for who writes to it.
-    if !std::fs::metadata(path).map_err(failed)?.is_file() {
-        return Err(failed(io::Error::other("it is no regular file")));
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::other("it is no regular file"));
     }
     let mut text = String::new();
-    File::open(path).map_err(failed)?.take(MOST + 1).read_to_string(&mut text).map_err(failed)?;
+    File::open(path)?.take(MOST + 1).read_to_string(&mut text)?;
     if text.len() as u64 > MOST {
-        return Err(failed(io::Error::other("it has more than 1 MiB")));
+        return Err(io::Error::other("it has more than 1 MiB"));
     }
     Ok(text)
 }

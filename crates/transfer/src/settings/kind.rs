@@ -273,6 +273,16 @@ fn with_unit(text: &str, units: &[(&str, u64)], default: &str) -> Option<u64> {
     number.checked_mul(*scale)
 }
 
+/// The bytes of a size, such as `64MiB`; a plain number is one of bytes.
+pub(crate) fn size_of_text(text: &str) -> Option<u64> {
+    with_unit(text.trim(), &SIZES, "B")
+}
+
+/// The time of a number with a unit, such as `50ms`.
+pub(crate) fn time_of_text(text: &str) -> Option<Duration> {
+    with_unit(text.trim(), &TIMES, "").map(Duration::from_micros)
+}
+
 /// The number with the largest of these units that leaves it whole.
 fn largest_unit(number: u64, units: &[(&str, u64)]) -> String {
     let whole = units.iter().find(|(_, scale)| number.is_multiple_of(*scale) && number >= *scale);

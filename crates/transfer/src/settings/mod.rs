@@ -23,11 +23,14 @@ use std::sync::Arc;
 
 use millstream_metadata::{PeerTls, Secret, TlsFiles, Token};
 
-use self::environment::{REDIS_PASSWORD, nearest};
+use self::environment::REDIS_PASSWORD;
+pub(crate) use self::environment::nearest;
+pub(crate) use self::file::read_file;
+pub(crate) use self::kind::{size_of_text, time_of_text};
 use self::table::{Setting, settings};
 use self::values::Values;
 use crate::rdma::MAX_COMPLETIONS;
-use crate::{Config, RdmaConfig, TcpConfig};
+use crate::{Config, Policy, PolicyFile, RdmaConfig, TcpConfig};
 
 pub use self::error::SettingsError;
 pub use self::kind::listen_address;
@@ -148,6 +151,7 @@ impl Settings {
         loaded.read_token(&sources.variables)?;
         loaded.read_redis_password(&sources.variables)?;
         loaded.read_certificate()?;
+        loaded.read_policy_file()?;
         Ok(loaded)
     }
 
@@ -328,6 +332,18 @@ impl Settings {
             self.notes.push(format!("{}: all users can read the private key", key.display()));
         }
         self.values.engine.client.tls = Some(tls);
+        Ok(())
+    }
+
+    /// Reads the classes of requests.
+    fn read_policy_file(&mut self) -> Result<(), SettingsError> {
+        let Some(path) = &self.values.policy_file else { return Ok(()) };
+        self.values.engine.policy_file = PolicyFile::load(path)?;
+        if self.values.engine.policy == Policy::Classic {
+            let what =
+                "priorities of the policy file have an effect with transfer.policy = tent only";
+            self.notes.push(format!("{}: {what}", path.display()));
+        }
         Ok(())
     }
 

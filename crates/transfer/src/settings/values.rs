@@ -14,6 +14,8 @@ pub(super) struct Values {
     pub(super) engine: Config,
     /// But for the addresses.
     pub(super) rdma: RdmaConfig,
+    /// Where the classes of requests are.
+    pub(super) policy_file: Option<PathBuf>,
     /// Where the token is.
     pub(super) token_file: Option<PathBuf>,
     /// What TLS with peers is made with.
@@ -40,6 +42,7 @@ impl Default for Values {
         Self {
             engine: Config::new(nowhere),
             rdma: RdmaConfig::new(&[]),
+            policy_file: None,
             token_file: None,
             peer_tls: TlsFiles::default(),
             first_port: 0,

@@ -60,6 +60,18 @@ pub(super) const ROWS: &[Setting] = &[
                   first, by what each pair carries now. --policy comes first.",
     },
     Setting {
+        key: "transfer.policy_file",
+        variables: &["MC_TENT_CONF"],
+        kind: Kind::File {
+            none: "no classes and no limits",
+            read: |values| values.policy_file.as_deref(),
+            write: |values, path| values.policy_file = path,
+        },
+        scope: Scope::Engine,
+        meaning: "Classes of requests by name, and what may be in flight: docs/policy-file.md. TOML, or JSON if \
+                  its name ends in .json. The original's files are of another form.",
+    },
+    Setting {
         key: "log_level",
         variables: &["MC_LOG_LEVEL"],
         kind: Kind::Word {

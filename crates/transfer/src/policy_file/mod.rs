@@ -1,0 +1,78 @@
+//! The policy file: classes of requests by name, and what may be in flight.
+//!
+//! A request names a class ([`crate::SubmitOptions::policy`]) and has its priority, deadline, transports and
+//! limits. The format is in docs/policy-file.md.
+
+mod classes;
+mod document;
+mod error;
+
+use std::path::Path;
+use std::time::Duration;
+
+use millstream_transfer_core::PriorityLevel;
+
+pub use self::error::PolicyFileError;
+
+/// The most classes of a file.
+pub(crate) const MAX_CLASSES: usize = 256;
+
+/// What may be in flight: submitted, and not ended.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct AdmissionLimits {
+    /// Bytes of all requests together; without, any number.
+    pub bytes: Option<u64>,
+    /// Requests; without, any number.
+    pub requests: Option<u64>,
+}
+
+impl AdmissionLimits {
+    /// Whether anything is limited.
+    pub const fn is_limited(&self) -> bool {
+        self.bytes.is_some() || self.requests.is_some()
+    }
+}
+
+/// A class of requests.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct PolicyClass {
+    /// Its name.
+    pub name: String,
+    /// Of its requests, unless they have another one.
+    pub priority: PriorityLevel,
+    /// So long after their submission is the deadline of its requests, unless they have another one.
+    pub deadline: Option<Duration>,
+    /// The transports that may do its requests. None are all.
+    pub transports: Vec<&'static str>,
+    /// What may be in flight of it.
+    pub limits: AdmissionLimits,
+}
+
+/// What a policy file says. The default is what no file says: no classes, and no limits.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct PolicyFile {
+    /// What may be in flight of an engine.
+    pub limits: AdmissionLimits,
+    /// The classes, each with what it inherits, in the order of the file.
+    pub classes: Vec<PolicyClass>,
+}
+
+impl PolicyFile {
+    /// Reads a file: JSON if its name ends in `.json`, else TOML. At most 1 MiB.
+    pub fn load(path: &Path) -> Result<Self, PolicyFileError> {
+        let text = crate::settings::read_file(path)
+            .map_err(|error| PolicyFileError::Read { path: path.to_owned(), error })?;
+        Self::parse(path, &text)
+    }
+
+    /// The same, of what was read already.
+    pub fn parse(path: &Path, text: &str) -> Result<Self, PolicyFileError> {
+        let is_json = path.extension().is_some_and(|suffix| suffix.eq_ignore_ascii_case("json"));
+        let document = match is_json {
+            true => document::json(text),
+            false => document::toml(text),
+        };
+        let read = document.and_then(|document| classes::read(&document));
+        read.map_err(|fault| fault.at(path))
+    }
+}
