@@ -6,6 +6,8 @@
 mod classes;
 mod document;
 mod error;
+#[cfg(test)]
+mod tests;
 
 use std::path::Path;
 use std::time::Duration;
