@@ -14,6 +14,7 @@ use millstream_metadata::{
 };
 use millstream_verbs::Device;
 
+use crate::admission::Admission;
 use crate::calls::Calls;
 use crate::copier::Copier;
 use crate::listen::listen;
@@ -34,8 +35,9 @@ use crate::transport::Transport;
 use crate::{
     Batch, BatchError, Capabilities, Config, FileError, FileOptions, FreeError, InstallError,
     NewError, Notification, NotifyError, NvmeofConfig, PathReport, PiecesRequest, Policy,
-    RdmaConfig, RegisterError, Segment, SegmentError, SegmentId, SubmitAndWaitError, SubmitError,
-    SubmitNewError, SubmitOptions, TcpConfig, TransferRequest, TransferState, TransferStatus,
+    PolicyFile, RdmaConfig, RegisterError, Segment, SegmentError, SegmentId, SubmitAndWaitError,
+    SubmitError, SubmitNewError, SubmitOptions, TcpConfig, TransferRequest, TransferState,
+    TransferStatus,
 };
 
 /// A transfer engine. Dropping it ends its transfers, closes its connections, and unregisters its
@@ -56,7 +58,10 @@ pub(crate) struct Inner {
     slicing: Slicing,
     slice_length: usize,
     fragment_ratio: usize,
-    policy: Policy,
+    pub(crate) policy: Policy,
+    pub(crate) policy_file: PolicyFile,
+    /// What is in flight, where that has limits.
+    pub(crate) admission: Arc<Admission>,
     /// Of segments' names that have none.
     default_port: Option<u16>,
     client: Client,
@@ -130,6 +135,8 @@ impl TransferEngine {
             slice_length: config.slice_length,
             fragment_ratio: config.fragment_ratio,
             policy: config.policy,
+            admission: Arc::new(Admission::new(&config.policy_file)),
+            policy_file: config.policy_file,
             default_port: config.default_port.filter(|_| store.is_local()),
             client,
             store,

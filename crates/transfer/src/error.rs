@@ -624,6 +624,93 @@ pub enum SubmitError {
         /// The transport that would do it otherwise.
         instead: Option<&'static str>,
     },
+    /// A transport hint, or a class of the policy file, allows only transports that do not reach the segment.
+    #[error(
+        "request {index}: only {allowed} may do it, by its transport hint or policy, and does not reach segment \
+         {segment}: {reason} ({})",
+        otherwise(*instead)
+    )]
+    NotServed {
+        /// Which request, from 0.
+        index: usize,
+        /// The segment's name.
+        segment: String,
+        /// The transports that may.
+        allowed: String,
+        /// Why they do not.
+        reason: String,
+        /// The transport that would do it otherwise.
+        instead: Option<&'static str>,
+    },
+    /// A transport hint names no transport.
+    #[error("the transport hint {hint:?} names no transport: there are {known}")]
+    UnknownTransport {
+        /// What was given.
+        hint: String,
+        /// The names of all transports.
+        known: String,
+    },
+    /// A transport hint names a transport that the class of the policy file does not allow.
+    #[error("the transport hint {hint} is none of the transports of policy {policy:?}: {allowed}")]
+    HintNotAllowed {
+        /// The transport.
+        hint: String,
+        /// The class.
+        policy: String,
+        /// Its transports.
+        allowed: String,
+    },
+    /// The policy file has no such class.
+    #[error("there is no policy {policy:?}: the policy file has the classes {known}")]
+    UnknownPolicy {
+        /// What was given.
+        policy: String,
+        /// The classes that there are.
+        known: String,
+    },
+    /// The deadline was over before the requests were submitted.
+    #[error(
+        "request {index}: its deadline passed {late:?} before it was submitted: give it a later one"
+    )]
+    DeadlinePassed {
+        /// Which request, from 0.
+        index: usize,
+        /// Since when.
+        late: Duration,
+    },
+    /// The rails to the peer cannot carry it in time.
+    #[error(
+        "request {index}: its deadline is in {left:?}, and with those before it {bytes} bytes are to be moved, \
+         over rails that carry {rate} bytes/s at most: give it more time, or submit less"
+    )]
+    DeadlineInfeasible {
+        /// Which request, from 0.
+        index: usize,
+        /// Bytes of it and of those before it for the same peer.
+        bytes: u64,
+        /// What was measured lately of all rails to the peer, in bytes per second.
+        rate: u64,
+        /// The time left.
+        left: Duration,
+    },
+    /// More would be in flight than the policy file allows.
+    #[error(
+        "request {index}: {} allows {limit} {unit} in flight, and {in_flight} are: submit it again when some \
+         have ended, or raise the limit",
+        rule(class.as_deref(), unit)
+    )]
+    Overloaded {
+        /// Which request, from 0.
+        index: usize,
+        /// The class whose limit it is; the engine's, if there is none.
+        class: Option<String>,
+        /// What is limited: `bytes` or `requests`.
+        unit: &'static str,
+        /// The limit.
+        limit: u64,
+        /// What is in flight.
+        in_flight: u64,
+    },
     /// The segment's descriptor was out of date and could not be had again.
     #[error(transparent)]
     Refresh(#[from] SegmentError),
@@ -636,19 +723,32 @@ impl SubmitError {
     /// The number of the C API.
     pub fn code(&self) -> i32 {
         match self {
-            Self::ExceedCapacity { .. } => code::TOO_MANY_REQUESTS,
-            Self::ZeroLength { .. }
+            Self::ExceedCapacity { .. } | Self::Overloaded { .. } => code::TOO_MANY_REQUESTS,
+            Self::UnknownTransport { .. }
+            | Self::HintNotAllowed { .. }
+            | Self::UnknownPolicy { .. }
+            | Self::DeadlinePassed { .. }
+            | Self::DeadlineInfeasible { .. }
+            | Self::ZeroLength { .. }
             | Self::Overflow { .. }
             | Self::UnknownSegment { .. }
             | Self::TargetOutOfRange { .. }
             | Self::TargetNotAccessible { .. } => code::INVALID_ARGUMENT,
             Self::SourceNotRegistered { .. } => code::ADDRESS_NOT_REGISTERED,
-            Self::NoPath { .. } | Self::PathRequired { .. } => code::DEVICE_NOT_FOUND,
+            Self::NoPath { .. } | Self::PathRequired { .. } | Self::NotServed { .. } => {
+                code::DEVICE_NOT_FOUND
+            }
             Self::Refresh(error) => error.code(),
             Self::Restarted { .. } => code::ENDPOINT,
             Self::ShutDown => code::CONTEXT,
         }
     }
+}
+
+/// Which limit of the policy file is meant.
+fn rule(class: Option<&str>, unit: &str) -> String {
+    let of = class.map_or("limits".to_owned(), |class| format!("class {class:?}"));
+    format!("{unit}_in_flight of {of}")
 }
 
 /// What would become of a request if no transport were required.

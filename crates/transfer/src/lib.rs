@@ -32,6 +32,7 @@
 
 #![deny(unsafe_code)]
 
+mod admission;
 mod batch;
 mod buffer;
 mod calls;
@@ -68,6 +69,7 @@ mod status;
 mod submit;
 mod task;
 mod tcp;
+mod terms;
 mod transport;
 mod workers;
 

@@ -9,7 +9,7 @@ use crate::copier::{Copier, Other, Way};
 use crate::keys::Keys;
 use crate::memory::{Memory, RawMemory};
 use crate::segment::OpenSegment;
-use crate::submit::SubmitOptions;
+use crate::terms::Terms;
 use crate::transport::{Capabilities, Registration, Run, Transport};
 use crate::{FailureReason, SegmentId};
 
@@ -64,8 +64,8 @@ impl Transport for LocalTransport {
         }
     }
 
-    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], options: &SubmitOptions) {
-        self.copier.submit(batch, runs, options.deadline, |run| {
+    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], terms: &Terms) {
+        self.copier.submit(batch, runs, terms.deadline, |run| {
             let buffer = &run.view.descriptor.buffers[run.buffer];
             let found = self.memory.find(buffer.addr, buffer.length);
             Ok(Way {

@@ -7,7 +7,7 @@ use millstream_metadata::SegmentDesc;
 
 use crate::engine::Inner;
 use crate::segment::OpenSegment;
-use crate::transport::{Transport, code_of, name_of};
+use crate::transport::{NAMES, Transport, code_of, name_of};
 use crate::{SegmentId, SubmitError};
 
 /// Whether a transport takes requests to a segment.
@@ -33,6 +33,48 @@ impl Required {
 
     fn name(&self) -> Option<&'static str> {
         name_of(self.0.load(Ordering::Relaxed))
+    }
+}
+
+/// The transports that may do a request.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) struct Allowed(u8);
+
+impl Default for Allowed {
+    /// All of them.
+    fn default() -> Self {
+        Self(u8::MAX)
+    }
+}
+
+impl Allowed {
+    /// These, which are names of transports.
+    pub(crate) fn these(names: &[&'static str]) -> Self {
+        Self(names.iter().fold(0, |all, name| all | bit(name)))
+    }
+
+    /// The one of this name, if it is one.
+    pub(crate) fn named(name: &str) -> Option<Self> {
+        NAMES.into_iter().find(|known| *known == name).map(|name| Self(bit(name)))
+    }
+
+    /// Whether all of these are among them.
+    pub(crate) const fn includes(self, these: Self) -> bool {
+        self.0 & these.0 == these.0
+    }
+
+    fn has(self, name: &'static str) -> bool {
+        self.0 & bit(name) != 0
+    }
+
+    /// Whether some are not.
+    const fn is_restricted(self) -> bool {
+        self.0 != u8::MAX
+    }
+
+    fn names(self) -> String {
+        let names: Vec<_> = NAMES.into_iter().filter(|name| self.has(name)).collect();
+        names.join(", ")
     }
 }
 
@@ -131,14 +173,20 @@ impl Place<'_> {
 }
 
 impl Inner {
-    /// The transport that takes requests to this place: the first that leads there, or the one that is
-    /// required. Its index and its name.
-    pub(crate) fn choose(&self, place: Place<'_>) -> Option<(usize, &'static str)> {
+    /// The transport that takes requests to this place: the first of those that may which leads there, or the
+    /// one that is required. Its index and its name.
+    pub(crate) fn choose(
+        &self,
+        place: Place<'_>,
+        allowed: Allowed,
+    ) -> Option<(usize, &'static str)> {
         let required = self.required.name();
         self.with_transports(|all| {
             let mut candidates = all.iter().map(|transport| &**transport).enumerate();
             let chosen = candidates.find(|(_, transport)| {
-                required.is_none_or(|name| name == transport.name()) && place.led_to_by(*transport)
+                allowed.has(transport.name())
+                    && required.is_none_or(|name| name == transport.name())
+                    && place.led_to_by(*transport)
             });
             chosen.map(|(index, transport)| (index, transport.name()))
         })
@@ -186,7 +234,7 @@ impl Inner {
         }
         for buffer in 0..descriptor.buffers.len() {
             let place = Place { segment, descriptor, buffer };
-            let chosen = self.choose(place);
+            let chosen = self.choose(place, Allowed::default());
             self.with_transports(|all| {
                 for (index, (report, transport)) in reports.iter_mut().zip(all).enumerate() {
                     if chosen.is_some_and(|(chosen, _)| chosen == index) {
@@ -224,10 +272,30 @@ impl Inner {
     }
 
     /// Why no transport takes a request to this place.
-    pub(crate) fn refusal(&self, index: usize, place: Place<'_>) -> SubmitError {
+    pub(crate) fn refusal(&self, index: usize, place: Place<'_>, allowed: Allowed) -> SubmitError {
         let required = self.required.name();
         let segment = place.segment.name.clone();
         self.with_transports(|all| {
+            let others = || all.iter().filter(|other| place.led_to_by(&***other));
+            if allowed.is_restricted() && required.is_none_or(|name| !allowed.has(name)) {
+                let mut reasons: Vec<_> = all
+                    .iter()
+                    .filter(|transport| allowed.has(transport.name()))
+                    .filter_map(|it| Some((it.name(), place.obstacle(&**it)?.into_reason())))
+                    .map(|(name, reason)| format!("{name}: {reason}"))
+                    .collect();
+                if reasons.is_empty() {
+                    let installed: Vec<_> = all.iter().map(|it| it.name()).collect();
+                    reasons.push(format!("installed are {}", installed.join(", ")));
+                }
+                return SubmitError::NotServed {
+                    index,
+                    segment,
+                    allowed: allowed.names(),
+                    reason: reasons.join("; "),
+                    instead: others().map(|other| other.name()).next(),
+                };
+            }
             if let Some(required) = required {
                 let named = all.iter().find(|transport| transport.name() == required);
                 let obstacle = named.map(|transport| place.obstacle(&**transport));

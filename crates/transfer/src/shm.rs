@@ -17,7 +17,7 @@ use crate::keys::Keys;
 use crate::memory::RawMemory;
 use crate::metrics::{Metrics, RailMetrics, RailStatus};
 use crate::segment::OpenSegment;
-use crate::submit::SubmitOptions;
+use crate::terms::Terms;
 use crate::transport::{Capabilities, Guard, Registration, Run, Transport};
 use crate::{FailureReason, InstallError, SegmentId};
 
@@ -201,8 +201,8 @@ impl Transport for ShmTransport {
         }));
     }
 
-    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], options: &SubmitOptions) {
-        self.copier.submit(batch, runs, options.deadline, |run| {
+    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], terms: &Terms) {
+        self.copier.submit(batch, runs, terms.deadline, |run| {
             let peer =
                 self.peer(&run.segment, &run.view.descriptor).map_err(FailureReason::NoPath)?;
             let key = run.view.descriptor.buffers[run.buffer].shm_key;

@@ -5,18 +5,22 @@ use std::time::Instant;
 
 use millstream_metadata::{CallError, Frame, SegmentDesc};
 
+use crate::admission::{Admission, Excess};
 use crate::batch::BatchShared;
 use crate::copier::INLINE;
 use crate::engine::Inner;
 use crate::memory::LocalMemory;
 use crate::notify::{Submission, is_taken};
-use crate::path::Place;
+use crate::path::{Allowed, Place};
 use crate::pieces::{Extent, NoExtent, Span};
 use crate::segment::{OpenSegment, View};
 use crate::slicing::Slicing;
 use crate::task::TaskRef;
+use crate::terms::Terms;
 use crate::transport::{Run, code_of};
-use crate::{Notification, PiecesRequest, SegmentId, SubmitError, TransferRequest};
+use crate::{
+    Notification, PiecesRequest, Policy, PriorityLevel, SegmentId, SubmitError, TransferRequest,
+};
 
 /// How requests are to be done.
 #[derive(Clone, Debug, Default)]
@@ -26,6 +30,14 @@ pub struct SubmitOptions {
     /// A message for the applications of their segments' processes, which is sent once all of them are
     /// COMPLETED. If that fails, the log says so.
     pub notify: Option<Notification>,
+    /// How soon they are wanted, where the policy TENT chooses ([`crate::Policy::Tent`]). Without, as their
+    /// class of the policy file says, or normal.
+    pub priority: Option<PriorityLevel>,
+    /// The transport that is to do them, by its name (`rdma`, `tcp`, `shm`, `local`, `nvmeof`). If it cannot,
+    /// they are refused.
+    pub transport: Option<String>,
+    /// Their class of the policy file ([`crate::Config::policy_file`]).
+    pub policy: Option<String>,
 }
 
 /// Something that can be submitted: it becomes a task.
@@ -42,7 +54,7 @@ pub(crate) trait Requested {
     fn length(&self) -> u64;
 
     /// Makes a task of it.
-    fn start(&self, task: TaskRef<'_>, slicing: &Slicing, options: &SubmitOptions);
+    fn start(&self, task: TaskRef<'_>, slicing: &Slicing, terms: &Terms);
 }
 
 impl Requested for TransferRequest {
@@ -65,8 +77,8 @@ impl Requested for TransferRequest {
         self.length
     }
 
-    fn start(&self, task: TaskRef<'_>, slicing: &Slicing, options: &SubmitOptions) {
-        task.start(self, slicing, options.deadline);
+    fn start(&self, task: TaskRef<'_>, slicing: &Slicing, terms: &Terms) {
+        task.start(self, slicing, terms.deadline);
     }
 }
 
@@ -85,8 +97,8 @@ impl Requested for PiecesRequest<'_> {
         self.pieces.length()
     }
 
-    fn start(&self, task: TaskRef<'_>, _slicing: &Slicing, options: &SubmitOptions) {
-        task.start_pieces(self, self.length(), options.deadline);
+    fn start(&self, task: TaskRef<'_>, _slicing: &Slicing, terms: &Terms) {
+        task.start_pieces(self, self.length(), terms.deadline);
     }
 }
 
@@ -100,13 +112,19 @@ impl Inner {
         requests: &[impl Requested],
         options: &SubmitOptions,
     ) -> Result<(), SubmitError> {
+        let terms = Terms::of(options, &self.policy_file, self.policy, Instant::now)?;
         let mut adding = batch.add();
         // A batch that is reused in several steps keeps its room here: nothing is allocated.
         let mut runs = std::mem::take(&mut *adding);
-        let checked = self.check(batch, requests, &mut runs);
+        let checked = self
+            .check(batch, requests, &mut runs, terms.allowed)
+            .and_then(|()| self.check_deadline(batch, requests, &runs, &terms))
+            .and_then(|()| self.admit(requests, &terms));
         if checked.is_ok() {
             let submission = self.submission(requests, options);
-            start(batch, requests, options, &mut runs, submission.as_ref());
+            let admission = Some(&self.admission).filter(|it| it.concerns(terms.class));
+            let with = (submission.as_ref(), admission);
+            start(batch, requests, &terms, &mut runs, with);
             batch.added(requests.len());
         }
         drop(adding);
@@ -115,7 +133,7 @@ impl Inner {
                 let index = runs[0].transport;
                 let transport = self.with_transports(|all| all.get(index).cloned());
                 match transport {
-                    Some(transport) => transport.submit(batch, runs, options),
+                    Some(transport) => transport.submit(batch, runs, &terms),
                     None => runs.iter().for_each(|run| fail_stopped(batch, run)),
                 }
             }
@@ -123,6 +141,56 @@ impl Inner {
         runs.clear();
         *batch.add() = runs;
         checked
+    }
+
+    /// Whether the rails of these runs can have done them by their deadline, by what is measured of them.
+    fn check_deadline(
+        &self,
+        batch: &BatchShared,
+        requests: &[impl Requested],
+        runs: &[Run],
+        terms: &Terms,
+    ) -> Result<(), SubmitError> {
+        let Some(deadline) = terms.deadline.filter(|_| self.policy == Policy::Tent) else {
+            return Ok(());
+        };
+        let submitted = batch.submitted();
+        let left = deadline.saturating_duration_since(Instant::now());
+        let same = |a: &Run, b: &Run| {
+            a.transport == b.transport && Arc::ptr_eq(&a.view.descriptor, &b.view.descriptor)
+        };
+        for runs in runs.chunk_by(same) {
+            let rate = self.with_transports(|all| {
+                all.get(runs[0].transport)?.peak_rate(&runs[0].segment, &runs[0].view.descriptor)
+            });
+            let Some(rate) = rate else { continue };
+            let can = u128::from(rate) * left.as_nanos() / 1_000_000_000;
+            let mut bytes = 0;
+            for task in runs.iter().flat_map(|run| run.tasks.clone()) {
+                let index = task - submitted;
+                bytes += u128::from(requests[index].length());
+                if bytes > can {
+                    let bytes = u64::try_from(bytes).unwrap_or(u64::MAX);
+                    return Err(SubmitError::DeadlineInfeasible { index, bytes, rate, left });
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes room for requests that are to be submitted now, for all or none.
+    fn admit(&self, requests: &[impl Requested], terms: &Terms) -> Result<(), SubmitError> {
+        if !self.admission.concerns(terms.class) {
+            return Ok(());
+        }
+        let lengths = requests.iter().map(Requested::length);
+        self.admission.admit(terms.class, lengths).map_err(|excess| {
+            let class = terms.class.filter(|_| excess.of_class);
+            let class = class.map(|class| self.policy_file.classes[class].name.clone());
+            let Excess { index, of_bytes, limit, in_flight, .. } = excess;
+            let unit = if of_bytes { "bytes" } else { "requests" };
+            SubmitError::Overloaded { index, class, unit, limit, in_flight }
+        })
     }
 
     /// What is to follow these requests.
@@ -172,6 +240,7 @@ impl Inner {
         batch: &Arc<BatchShared>,
         requests: &[impl Requested],
         runs: &mut Vec<Run>,
+        allowed: Allowed,
     ) -> Result<(), SubmitError> {
         if self.is_stopped() {
             return Err(SubmitError::ShutDown);
@@ -200,7 +269,7 @@ impl Inner {
             let same_target =
                 target.as_ref().is_some_and(|target| target.holds(segment, extent.target));
             if !same_target {
-                target = Some(self.target(index, segment, extent.target, target)?);
+                target = Some(self.target((index, allowed), segment, extent.target, target)?);
             }
             let same_local =
                 local.as_ref().is_some_and(|local| local.contains(source.first, source.length));
@@ -233,7 +302,7 @@ impl Inner {
     /// Where a request goes. The segment of the one before is looked at first.
     fn target(
         &self,
-        index: usize,
+        (index, allowed): (usize, Allowed),
         segment: SegmentId,
         span: Span,
         before: Option<Target>,
@@ -273,14 +342,14 @@ impl Inner {
                 });
             };
             let place = Place { segment: &segment, descriptor: &view.descriptor, buffer };
-            if let Some((transport, transport_name)) = self.choose(place) {
+            if let Some((transport, transport_name)) = self.choose(place, allowed) {
                 self.tell_path(place, transport_name);
                 return Ok(Target { transport, transport_name, segment, view, buffer });
             }
             // What was in the way when the segment was opened need not be there any more.
             refresh = !refreshed && segment.may_be_reached_now();
             if !refresh {
-                return Err(self.refusal(index, place));
+                return Err(self.refusal(index, place, allowed));
             }
         }
     }
@@ -327,13 +396,13 @@ impl Ends {
 fn start<R: Requested>(
     batch: &BatchShared,
     requests: &[R],
-    options: &SubmitOptions,
+    terms: &Terms,
     runs: &mut [Run],
-    submission: Option<&Arc<Submission>>,
+    (submission, admission): (Option<&Arc<Submission>>, Option<&Arc<Admission>>),
 ) {
     let submitted = batch.submitted();
     // What is sent after them may wait for a server, and is not to do so inside of memory.
-    let alone = options.deadline.is_none() && submission.is_none();
+    let alone = terms.deadline.is_none() && submission.is_none();
     let mut left = if R::WHOLE && alone { INLINE } else { 0 };
     let copies = runs.iter().all(|run| run.copies);
     batch.time_one(submitted, requests.len(), copies);
@@ -342,12 +411,15 @@ fn start<R: Requested>(
         batch.counters.submitted(transport, run.tasks.len());
         for index in run.tasks.clone() {
             let (task, request) = (batch.tasks.get(index), &requests[index - submitted]);
-            request.start(task, &batch.slicing, options);
+            request.start(task, &batch.slicing, terms);
             task.goes_by(transport);
             if let Some(submission) = submission {
                 task.belongs_with(submission);
             }
             let length = request.length();
+            if let Some(admission) = admission {
+                task.is_admitted(admission.hold(terms.class, length));
+            }
             if run.copies && run.claimed == index && length <= left {
                 left -= length;
                 run.claimed += 1;

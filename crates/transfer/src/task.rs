@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use millstream_transfer_core::TaskId;
 
+use crate::admission::Admitted;
 use crate::batch::BatchShared;
 use crate::metrics::Tally;
 use crate::notify::Submission;
@@ -62,6 +63,8 @@ struct Rare {
     deadline: OnceLock<Instant>,
     /// Those that were submitted with it, if something is to follow them.
     submission: OnceLock<Arc<Submission>>,
+    /// What it takes of limits.
+    admitted: OnceLock<Admitted>,
     /// Its pieces, where it has several.
     shape: OnceLock<Shape>,
     /// Who does it, of those that tell its end as a whole, and its name there.
@@ -204,6 +207,11 @@ impl<'a> TaskRef<'a> {
     /// Tells this of its end. Called before anybody else knows of it.
     pub(crate) fn belongs_with(&self, submission: &Arc<Submission>) {
         let _ = self.rare_room().submission.set(Arc::clone(submission));
+    }
+
+    /// It takes this of limits, until it has ended. Called before anybody else knows of it.
+    pub(crate) fn is_admitted(&self, admitted: Admitted) {
+        let _ = self.rare_room().admitted.set(admitted);
     }
 
     /// Its pieces, if it has several.
@@ -371,6 +379,9 @@ impl<'a> TaskRef<'a> {
         // First what is to follow: whoever sees the state may end the engine.
         if let Some(submission) = self.rare().and_then(|rare| rare.submission.get()) {
             submission.task_ended(state);
+        }
+        if let Some(admitted) = self.rare().and_then(|rare| rare.admitted.get()) {
+            admitted.release();
         }
         self.state.store(state as u8, Ordering::Release);
     }

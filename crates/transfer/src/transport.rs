@@ -12,8 +12,8 @@ use crate::keys::Keys;
 use crate::memory::{LocalMemory, RawMemory};
 use crate::metrics::Metrics;
 use crate::segment::{OpenSegment, View};
-use crate::submit::SubmitOptions;
 use crate::task::TaskHandle;
+use crate::terms::Terms;
 
 /// The location of memory when the caller does not say (`kWildcardLocation`).
 pub const ANY_LOCATION: &str = "*";
@@ -170,7 +170,16 @@ pub(crate) trait Transport: Send + Sync {
     fn observe(&self, _metrics: &mut Metrics) {}
 
     /// Begins to do this work. Does not wait for any of it.
-    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], options: &SubmitOptions);
+    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], terms: &Terms);
+
+    /// The most that it carries to a segment now, in bytes per second, where that is known well.
+    fn peak_rate(
+        &self,
+        _segment: &Arc<OpenSegment>,
+        _descriptor: &Arc<SegmentDesc>,
+    ) -> Option<u64> {
+        None
+    }
 
     /// Answers a peer that wants to connect, when this transport's devices are meant.
     fn handshake(&self, _request: &HandShakeDesc) -> Option<HandShakeDesc> {

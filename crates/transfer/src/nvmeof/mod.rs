@@ -42,7 +42,7 @@ use crate::listen::listen;
 use crate::memory::RawMemory;
 use crate::metrics::Metrics;
 use crate::segment::OpenSegment;
-use crate::submit::SubmitOptions;
+use crate::terms::Terms;
 use crate::transport::{Capabilities, Registration, Run, Transport};
 use crate::{FailureReason, FileError, InstallError, SegmentId};
 
@@ -394,7 +394,7 @@ impl Transport for NvmeofTransport {
         metrics.rails.extend(links.iter().map(|link| link.observe()));
     }
 
-    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], _options: &SubmitOptions) {
+    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], _terms: &Terms) {
         for run in runs {
             let route = self.route(run.segment.id);
             let route = route.filter(|route| route.descriptor.name == run.view.descriptor.name);

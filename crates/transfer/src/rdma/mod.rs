@@ -46,7 +46,7 @@ use crate::keys::Keys;
 use crate::memory::RawMemory;
 use crate::metrics::{DeviceMetrics, Metrics};
 use crate::segment::OpenSegment;
-use crate::submit::SubmitOptions;
+use crate::terms::Terms;
 use crate::transport::{Capabilities, Guard, Registration, Run, Transport};
 use crate::workers::{Workers, join};
 use crate::{FailureReason, InstallError, Policy, RdmaConfig, SegmentId, TransferError};
@@ -488,11 +488,11 @@ impl Transport for RdmaTransport {
         metrics.devices.extend(devices.map(|device| DeviceMetrics::of(&device.device)));
     }
 
-    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], options: &SubmitOptions) {
+    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], terms: &Terms) {
         for runs in runs.chunk_by(|a, b| Arc::ptr_eq(&a.view.descriptor, &b.view.descriptor)) {
             let Run { segment, view, .. } = &runs[0];
             match self.peer(segment, &view.descriptor) {
-                Ok(peer) => peer.submit(batch, runs, options.deadline),
+                Ok(peer) => peer.submit(batch, runs, terms),
                 // `reaches` has found one.
                 Err(reason) => {
                     let peer = segment.name.as_str().into();
@@ -503,6 +503,10 @@ impl Transport for RdmaTransport {
                 }
             }
         }
+    }
+
+    fn peak_rate(&self, segment: &Arc<OpenSegment>, descriptor: &Arc<SegmentDesc>) -> Option<u64> {
+        self.peer(segment, descriptor).ok()?.peak_rate()
     }
 
     fn handshake(&self, request: &HandShakeDesc) -> Option<HandShakeDesc> {

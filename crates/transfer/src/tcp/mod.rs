@@ -39,7 +39,7 @@ use crate::listen::listen;
 use crate::memory::{Memory, RawMemory};
 use crate::metrics::Metrics;
 use crate::segment::OpenSegment;
-use crate::submit::SubmitOptions;
+use crate::terms::Terms;
 use crate::transport::{Capabilities, Registration, Run, Transport};
 use crate::{FailureReason, InstallError, SegmentId, TransferError};
 
@@ -354,7 +354,7 @@ impl Transport for TcpTransport {
         metrics.rails.extend(peers.iter().map(|peer| peer.observe()));
     }
 
-    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], _options: &SubmitOptions) {
+    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], _terms: &Terms) {
         batch.goes_over_streams();
         for run in runs {
             let fail = |reason: &str| {

@@ -18,8 +18,8 @@ use std::time::Duration;
 
 use millstream_metadata::{BufferDesc, Gid, NicPath};
 use millstream_transfer_core::{
-    AnyPolicy, Borders, Flow, Instant, Piece, PriorityLevel, Rail, RailId, RailState, Ranges,
-    Request, SliceId, SliceResult, TaskId,
+    AnyPolicy, Borders, Flow, Instant, Piece, Rail, RailId, RailState, Ranges, Request, SliceId,
+    SliceResult, TaskId,
 };
 use millstream_verbs::{Completion, CompletionStatus};
 
@@ -37,6 +37,7 @@ use crate::batch::BatchShared;
 use crate::pieces::Shape;
 use crate::segment::OpenSegment;
 use crate::task::{TaskHandle, TaskRef, WideSlice};
+use crate::terms::Terms;
 use crate::transport::{EndTask, Run};
 use crate::{FailureReason, Opcode, TransferError};
 
@@ -156,13 +157,8 @@ impl Peer {
     }
 
     /// Begins to do these runs.
-    pub(super) fn submit(
-        &self,
-        batch: &Arc<BatchShared>,
-        runs: &[Run],
-        deadline: Option<std::time::Instant>,
-    ) {
-        let deadline = deadline.map(|at| self.shared.clock.at(at));
+    pub(super) fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], terms: &Terms) {
+        let deadline = terms.deadline.map(|at| self.shared.clock.at(at));
         let mut state = self.lock();
         let now = self.now();
         state.try_all_again(now);
@@ -194,7 +190,7 @@ impl Peer {
                     opcode: core_opcode(task.opcode()),
                     ranges: ranges(task),
                     deadline,
-                    priority: PriorityLevel::default(),
+                    priority: terms.priority,
                     incarnation,
                     local_location,
                     peer_location,
@@ -263,6 +259,11 @@ impl Peer {
             state.mark_stale();
         }
         self.act(now, state);
+    }
+
+    /// The most that its rails carry together, in bytes per second, where that is known well.
+    pub(super) fn peak_rate(&self) -> Option<u64> {
+        self.lock().flow.peak_rate(self.now())
     }
 
     /// Whether nothing is under way.
