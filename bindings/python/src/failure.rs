@@ -204,6 +204,10 @@ impl From<SubmitError> for Failure {
                     .peer(segment)
                     .remedy("make both engines with a transport that leads there, such as \"tcp\"")
             }
+            SubmitError::NotServed { segment, .. } => failure.peer(segment),
+            SubmitError::Overloaded { .. } => {
+                failure.remedy("submit again when transfers have ended, or raise the limit")
+            }
             SubmitError::Refresh(error) => error.into(),
             SubmitError::ZeroLength { .. } => {
                 failure.remedy("leave it out: there is nothing to move")

@@ -186,7 +186,7 @@ pub(crate) fn submit(
         None => None,
     };
     let notify = notify.map(|(name, text)| Notification { name, text });
-    let options = SubmitOptions { deadline, notify };
+    let options = SubmitOptions { deadline, notify, ..SubmitOptions::default() };
     let submitted = py.detach(|| engine.submit_new(&requests, &options)).map_err(Failure::from)?;
     Ok(Transfer { shared: Arc::clone(shared), requests, submitted })
 }

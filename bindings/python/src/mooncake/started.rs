@@ -160,7 +160,7 @@ impl Started {
             complain(FAILED, "as many addresses as lengths are needed");
             return None;
         }
-        let options = SubmitOptions { deadline: None, notify };
+        let options = SubmitOptions { notify, ..SubmitOptions::default() };
         // Once more if another process answers there now: the addresses may be that one's.
         for _ in 0..2 {
             let segment = match self.segment(target) {
