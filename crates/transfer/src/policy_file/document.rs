@@ -24,7 +24,7 @@ pub(super) enum Value {
     Text(String),
     /// A whole number from 0.
     Number(u64),
-    List(Vec<Value>),
+    List(Vec<Self>),
     /// What nothing in a policy file has.
     Other,
 }

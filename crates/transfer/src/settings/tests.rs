@@ -423,6 +423,27 @@ fn the_policy_is_chosen_as_with_the_original() {
 }
 
 #[test]
+fn a_policy_file_is_read_with_the_settings() {
+    let file = TomlFile::new("classes", "[class.a]\npriority = \"bulk\"\n");
+    let path = file.0.display().to_string();
+    let settings = load(&[("MC_TENT_CONF", &path), ("MC_USE_TENT", "1")], &[]).unwrap();
+    assert_eq!(state(&settings, "transfer.policy_file"), (path.clone(), "MC_TENT_CONF".to_owned()));
+    assert_eq!(settings.notes(), &[] as &[String]);
+    let classes = settings.engine(Ipv4Addr::LOCALHOST.into()).policy_file.classes;
+    assert_eq!((classes.len(), classes[0].priority), (1, crate::PriorityLevel::Bulk));
+    // The classic policy has no priorities.
+    let settings = load(&[], &[&format!("transfer.policy_file={path}")]).unwrap();
+    let note = "priorities of the policy file have an effect with transfer.policy = tent only";
+    assert_eq!(settings.notes(), [format!("{path}: {note}")]);
+    fs::write(&file.0, "\n[class.a]\npriority = \"urgent\"\n").unwrap();
+    let error = load(&[("MC_TENT_CONF", &path)], &[]).unwrap_err();
+    let expected = format!("{path}:3: class \"a\": priority is one of latency, normal, bulk");
+    assert_eq!(error, expected);
+    let error = load(&[("MC_TENT_CONF", "/nonexistent")], &[]).unwrap_err();
+    assert!(error.starts_with("cannot read the policy file /nonexistent: "), "{error}");
+}
+
+#[test]
 fn a_certificate_its_key_and_authorities_go_together() {
     let (variable, path) = ("MILLSTREAM_CERTIFICATE_FILE", "/nonexistent/certificate");
     let error = load(&[(variable, path)], &[]).unwrap_err();
