@@ -205,3 +205,25 @@ fn a_deadline_that_rails_cannot_meet_is_refused() {
         submit(engine, &[write], &within(LONG)).unwrap();
     });
 }
+
+/// What was submitted before goes first where all have one priority: then it has almost ended.
+#[test]
+fn a_request_of_a_higher_priority_goes_before_what_was_submitted_earlier() {
+    const LENGTH: u64 = 128 << 20;
+    with_request(Policy::Tent, LENGTH as usize, |engine, write| {
+        let of = |priority| SubmitOptions { priority: Some(priority), ..by("rdma") };
+        let small = TransferRequest { length: 1000, ..write };
+        let start = Instant::now();
+        loop {
+            let stream = engine.submit_new(&[write], &of(PriorityLevel::Bulk)).unwrap();
+            submit(engine, &[small], &of(PriorityLevel::Latency)).unwrap();
+            let moved = engine.status(&stream, 0).unwrap().transferred_bytes;
+            assert!(engine.wait(&stream, LONG));
+            // This thread may have been held up meanwhile.
+            if moved < LENGTH / 2 {
+                break;
+            }
+            assert!(start.elapsed() < LONG, "{moved} bytes went before it");
+        }
+    });
+}
