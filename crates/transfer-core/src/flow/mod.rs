@@ -53,8 +53,9 @@ pub struct Flow<P> {
     slices: Slab<Slice>,
     pieces: Pieces,
     queues: Vec<Queue>,
-    /// The queue whose turn it is.
-    turn: usize,
+    /// By level: the queue whose turn it is. With one for all, queues of other levels would decide which of a
+    /// level is found first.
+    turns: ByLevel<usize>,
     shares: Shares,
     /// By level: when a slice was posted last.
     posted_at: ByLevel<Option<Instant>>,
@@ -102,7 +103,7 @@ impl<P: Policy> Flow<P> {
             slices: Slab::with_room(SLICES),
             pieces: Pieces::new(config.max_pieces),
             queues: Vec::new(),
-            turn: 0,
+            turns: ByLevel::default(),
             shares: Shares::new(SHARE * u64::from(config.slice_length)),
             posted_at: ByLevel::default(),
             task_chain: Chain::default(),

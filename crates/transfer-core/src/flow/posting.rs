@@ -26,8 +26,9 @@ impl<P: Policy> Flow<P> {
 
     fn next_post_of(&mut self, now: Instant, level: PriorityLevel) -> Option<Post> {
         for _ in 0..self.queues.len() {
-            let at = self.turn;
-            self.turn = if at + 1 < self.queues.len() { at + 1 } else { 0 };
+            let turn = &mut self.turns[level.index()];
+            let at = *turn;
+            *turn = if at + 1 < self.queues.len() { at + 1 } else { 0 };
             let queue = &self.queues[at];
             if queue.level != level || queue.is_empty() || queue.blocked_at == Some(self.room) {
                 continue;

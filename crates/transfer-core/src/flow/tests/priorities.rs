@@ -126,6 +126,21 @@ fn bulk_does_not_starve_beside_more_than_rails_carry() {
     }
 }
 
+/// Which queue of a level has its turn does not depend on what the other levels have.
+#[test]
+fn queues_of_a_level_take_turns_beside_a_higher_level() {
+    let elsewhere = |it| Request { peer_location: 1, ..it };
+    let mut requests = vec![at_level(Bulk, 1, 100 * SLICE)];
+    requests.push(elsewhere(at_level(Bulk, 2, 100 * SLICE)));
+    requests.push(at_level(Latency, 3, 1000 * SLICE));
+    for places in [[0, 1, 2], [2, 0, 1], [0, 2, 1]] {
+        let requests = places.map(|at| requests[at]);
+        let users = order(tent(), &requests, |_, _| {});
+        let count = |user| users[..640].iter().filter(|it| **it == user).count();
+        assert_eq!([1, 2, 3].map(count), [20, 20, 600], "{places:?}");
+    }
+}
+
 /// What has its turn needs no room for all of it: short slices would never leave that.
 #[test]
 fn short_slices_do_not_keep_long_ones_out() {
