@@ -19,13 +19,21 @@ const PROBE_TIME: u32 = 8;
 /// The oldest byte of a rail may be as old as so many times its patience with silence.
 const MOST_AGE: u32 = 4;
 
+/// While a level leaves room for a higher one, once in so long it leaves even that of a round trip, so that the
+/// smallest round trip is none behind its own slices.
+const DRAIN_PERIOD: Duration = Duration::from_secs(1);
+/// That is for two round trips, and at least so long,
+const LEAST_DRAIN: Duration = Duration::from_millis(10);
+/// and at most.
+const MOST_DRAIN: Duration = Duration::from_millis(100);
+
 /// What the policy TENT goes by.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct TentConfig {
     /// A rail has as much in flight as it carries in so long by its present rate, or in two round trips.
     pub flight: Duration,
     /// What a priority has in flight on a rail while something of a higher one comes is what the rail carries in
-    /// so long by its present rate, or two slices.
+    /// a round trip and so long, by its recent peak rate, or two slices.
     pub reserve: Duration,
     /// So many times slower a rail is taken to be that is preferred at both ends, at one end, and at none.
     pub weights: [u32; 3],
@@ -105,20 +113,34 @@ impl TentConfig {
     }
 
     /// Whether a slice may be posted on a rail now.
-    fn has_room(&self, rail: &Rail, slice: &SliceInfo) -> bool {
+    fn has_room(&self, now: Instant, rail: &Rail, slice: &SliceInfo) -> bool {
         let fits = |cost| {
             let flight = (self.flight.as_nanos() as u64).max(2 * rail.measure.round_trip_nanos());
             times(rail.bytes_in_flight(), cost) < flight
         };
         let fits = rail.slices_in_flight() == 0 || rail.cost().is_none_or(fits);
-        rail.has_room(slice.room) && fits && self.leaves_room(rail, slice)
+        rail.has_room(slice.room) && fits && self.leaves_room(now, rail, slice)
     }
 
     /// Whether a slice that is posted on a rail would leave room for higher priorities, where such come.
-    fn leaves_room(&self, rail: &Rail, slice: &SliceInfo) -> bool {
+    fn leaves_room(&self, now: Instant, rail: &Rail, slice: &SliceInfo) -> bool {
         let bytes = rail.bytes_up_to(slice.level);
-        let is_short = |cost| times(bytes, cost) < self.reserve.as_nanos() as u64;
-        !slice.yields || bytes <= slice.length.into() || rail.cost().is_some_and(is_short)
+        // The present rate would be limited by what is allowed by it, and so would become ever less.
+        let is_short = |rate: u64| {
+            let allowed = u128::from(rate) * self.allowance(now, rail).as_nanos() / 1_000_000_000;
+            u128::from(bytes) < allowed
+        };
+        !slice.yields || bytes <= slice.length.into() || rail.peak_rate().is_some_and(is_short)
+    }
+
+    /// What a level that leaves room may have in flight on a rail, in time.
+    fn allowance(&self, now: Instant, rail: &Rail) -> Duration {
+        let round_trip = rail.smallest_round_trip().unwrap_or_default();
+        let drain = (2 * round_trip).clamp(LEAST_DRAIN, MOST_DRAIN).as_nanos();
+        match u128::from(now.nanos()) % DRAIN_PERIOD.as_nanos() < drain {
+            true => self.reserve,
+            false => self.reserve + round_trip,
+        }
     }
 
     /// Whether a rail that is not chosen is to be measured.
@@ -174,7 +196,9 @@ impl Class {
             let rail = rails.rail(*id);
             // One of which nothing is known, or that is on trial, is not waited for.
             let is_waited_for = rail.cost().is_some() && !rail.probing;
-            if (!all_stalled && stalled(id)) || (!is_waited_for && !config.has_room(rail, slice)) {
+            if (!all_stalled && stalled(id))
+                || (!is_waited_for && !config.has_room(now, rail, slice))
+            {
                 return u64::MAX;
             }
             let bytes = rail.bytes_in_flight() + u64::from(slice.length);
@@ -222,14 +246,14 @@ impl Policy for Tent {
             [] => return Pick::NoRail,
             [only]
                 if rails.rail(only).has_room(slice.room)
-                    && config.leaves_room(rails.rail(only), slice) =>
+                    && config.leaves_room(now, rails.rail(only), slice) =>
             {
                 return Pick::Post(only);
             }
             [_] => return Pick::Wait,
             _ => {}
         }
-        let room = |id: RailId| config.has_room(rails.rail(id), slice);
+        let room = |id: RailId| config.has_room(now, rails.rail(id), slice);
         // What has failed goes on with each in turn, rather over those that have shown that they work.
         if slice.attempt > 0 {
             let proven = |_, id| room(id) && !rails.rail(id).probing;
@@ -388,11 +412,11 @@ mod tests {
         let mut rail = measured(0, 1);
         rail.level_bytes = [1 << 20, 0, 0];
         let slice = SliceInfo { level: PriorityLevel::Bulk, yields: true, ..slice(0) };
-        assert!(TentConfig::default().leaves_room(&rail, &slice));
+        assert!(TentConfig::default().leaves_room(at(0), &rail, &slice));
         rail.level_bytes = [0, 1 << 20, 0];
-        assert!(TentConfig::default().leaves_room(&rail, &slice), "nothing of it or below");
+        assert!(TentConfig::default().leaves_room(at(0), &rail, &slice), "nothing of it or below");
         rail.level_bytes = [0, 0, 1 << 20];
-        assert!(!TentConfig::default().leaves_room(&rail, &slice));
+        assert!(!TentConfig::default().leaves_room(at(0), &rail, &slice));
     }
 
     #[test]

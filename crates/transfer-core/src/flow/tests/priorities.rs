@@ -204,3 +204,24 @@ fn small_tasks_do_not_wait_behind_a_copy() {
         assert!(carried * 100 >= sum * 90, "{links:?}: {carried} of {sum}");
     }
 }
+
+/// What a level may have in flight while it leaves room must not follow from what it then carries.
+#[test]
+fn a_copy_fills_a_long_link_beside_a_few_small_tasks() {
+    for links in [&[8 * RATE][..], &[8 * RATE, 4 * RATE]] {
+        let mut copy = Copy::with(tent(), links);
+        // 2 MB are under way on the first, in 31 slices.
+        (copy.priority, copy.answer) = (Bulk, Duration::from_millis(10));
+        for turn in 0..30 {
+            copy.pass(at(1000 + 900 * turn));
+            copy.flow.submit(&at_level(Latency, OTHERS + turn, SLICE)).unwrap();
+        }
+        copy.pass(at(28_000));
+        let came: Vec<u64> = copy.came[10..].chunks(10).map(|second| second.iter().sum()).collect();
+        println!("{came:?}");
+        let least = *came.iter().min().unwrap();
+        let sum = links.iter().sum::<u64>();
+        assert!(least * 100 >= sum * 85, "{least} of {sum}: {came:?}");
+        assert_eq!((copy.others.len(), copy.breaks.len()), (30, 0));
+    }
+}

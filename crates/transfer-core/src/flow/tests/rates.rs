@@ -8,7 +8,7 @@ use super::*;
 pub(super) const RATE: u64 = 25_000_000;
 /// Bytes that pass at once after a pause.
 const BUCKET: u64 = 66 << 10;
-/// What an answer takes, from a NIC or the control port.
+/// What an answer takes where nothing else is said, from a NIC or the control port.
 const ANSWER: Duration = Duration::from_millis(1);
 /// A queue pair gives up when nothing was acknowledged for so long.
 const QUEUE_PAIR: Duration = Duration::from_millis(2100);
@@ -49,6 +49,8 @@ pub(super) struct Copy {
     ended: Vec<u64>,
     pub(super) oldest: u64,
     pub(super) breaks: Vec<RailId>,
+    /// What an answer takes.
+    pub(super) answer: Duration,
     /// The priority of the chunks.
     pub(super) priority: PriorityLevel,
     /// Other tasks that have ended, and when.
@@ -83,6 +85,7 @@ impl Copy {
             ended: Vec::new(),
             oldest: 0,
             breaks: Vec::new(),
+            answer: ANSWER,
             priority: PriorityLevel::Normal,
             others: Vec::new(),
             came: Vec::new(),
@@ -100,7 +103,7 @@ impl Copy {
 
     fn post(&mut self, post: Post) {
         let slow = self.slow.filter(|&(chunk, _)| post.first.local == chunk << 32);
-        let now = self.now;
+        let (now, answer) = (self.now, self.answer);
         let link = self.link(post.rail);
         if link.cut {
             return self.plan(now + QUEUE_PAIR, Event::Down(post.rail, post.epoch));
@@ -111,7 +114,7 @@ impl Copy {
         let filled =
             Instant::from_nanos(now.nanos().saturating_sub(BUCKET * 1_000_000_000 / link.rate));
         link.free_at = link.free_at.max(filled) + took + waits;
-        let at = link.free_at.max(now) + ANSWER;
+        let at = link.free_at.max(now) + answer;
         self.plan(at, Event::Done(post));
     }
 
@@ -124,7 +127,7 @@ impl Copy {
                 self.flow.submit(&chunk).unwrap();
             }
             let Some(output) = self.flow.poll_output(self.now) else { break };
-            let soon = self.now + ANSWER;
+            let soon = self.now + self.answer;
             match output {
                 Output::Post(post) => self.post(post),
                 Output::Connect { rail, epoch } => self.plan(soon, Event::Up(rail, epoch)),
@@ -133,7 +136,7 @@ impl Copy {
                 }
                 Output::Test { rail, epoch } => {
                     // Behind what there is.
-                    let at = self.link(rail).free_at.max(self.now) + ANSWER;
+                    let at = self.link(rail).free_at.max(self.now) + self.answer;
                     self.plan(at, Event::Tested(rail, epoch));
                 }
                 Output::Abort { rail, epoch } => {
