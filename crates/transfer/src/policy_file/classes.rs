@@ -11,7 +11,7 @@ use crate::settings::{nearest, size_of_text, time_of_text};
 use crate::transport;
 
 /// Tables of the document.
-const TABLES: [&str; 2] = ["limits", "class"];
+pub(super) const TABLES: [&str; 2] = ["limits", "class"];
 /// Keys of `limits`, and of a class, too.
 const LIMITS: [&str; 2] = ["bytes_in_flight", "requests_in_flight"];
 /// Other keys of a class.

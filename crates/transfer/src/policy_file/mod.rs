@@ -15,6 +15,7 @@ use std::time::Duration;
 use millstream_transfer_core::PriorityLevel;
 
 pub use self::error::PolicyFileError;
+use crate::settings::nearest;
 
 /// The most classes of a file.
 pub(crate) const MAX_CLASSES: usize = 256;
@@ -60,6 +61,14 @@ pub struct PolicyFile {
 }
 
 impl PolicyFile {
+    /// Whether a text is a configuration of the original: an object in JSON that has none of the keys of a policy
+    /// file, and none that was perhaps meant as one.
+    pub(crate) fn is_of_original(text: &str) -> bool {
+        let read = serde_json::from_str::<serde_json::Map<String, serde_json::Value>>(text);
+        let ours = |key: &String| nearest(key, classes::TABLES.into_iter()).is_some();
+        read.is_ok_and(|object| !object.is_empty() && !object.keys().any(ours))
+    }
+
     /// Reads a file: JSON if its name ends in `.json`, else TOML. At most 1 MiB.
     pub fn load(path: &Path) -> Result<Self, PolicyFileError> {
         let text = crate::settings::read_file(path)

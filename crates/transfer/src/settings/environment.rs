@@ -1,7 +1,11 @@
 //! Variables of the environment that begin with `MC_`: those of settings are in the table, where those that the
 //! original does not have begin with `MILLSTREAM_`, and the others of the original transfer engine are here, each with the reason why it changes nothing.
 
+use std::path::Path;
+
+use super::file::read_file;
 use super::table::settings;
+use crate::PolicyFile;
 
 /// What names of variables begin with that are looked at.
 pub(super) const PREFIX: &str = "MC_";
@@ -112,6 +116,24 @@ pub(super) fn note(variable: &str) -> String {
         Some(name) => format!("{shown} is no setting, and is ignored: is {name} meant?"),
         None => format!("{shown} is no setting, and is ignored"),
     }
+}
+
+/// The setting whose variable the original has for settings of its own.
+const POLICY_FILE: &str = "transfer.policy_file";
+
+/// Why a variable of a setting is ignored: what it has is of the original's form. There `MC_TENT_CONF` is JSON with
+/// the keys of the original, or the path of a file of that.
+pub(super) fn of_original(key: &str, value: &str) -> Option<String> {
+    if key != POLICY_FILE {
+        return None;
+    }
+    let what = "settings of the original, which change nothing here: docs/policy-file.md";
+    if value.trim_start().starts_with('{') {
+        return Some(format!("it has {what}"));
+    }
+    let path = Path::new(value);
+    let is_one = read_file(path).is_ok_and(|text| PolicyFile::is_of_original(&text));
+    is_one.then(|| format!("{} has {what}", path.display()))
 }
 
 /// The name that differs least from `text`, if one does so little.

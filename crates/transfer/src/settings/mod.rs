@@ -225,6 +225,10 @@ impl Settings {
             let mut taken: Option<&str> = None;
             for variable in setting.variables {
                 let Some((_, value)) = given().find(|(name, _)| name == variable) else { continue };
+                if let Some(why) = environment::of_original(setting.key, value) {
+                    self.notes.push(format!("{variable} is ignored: {why}"));
+                    continue;
+                }
                 if let Some(taken) = taken {
                     self.notes.push(format!("{variable} is ignored: {taken} is set, too"));
                     continue;

@@ -443,6 +443,30 @@ fn a_policy_file_is_read_with_the_settings() {
     assert!(error.starts_with("cannot read the policy file /nonexistent: "), "{error}");
 }
 
+/// What the original is started with is no reason not to start.
+#[test]
+fn what_the_original_has_in_mc_tent_conf_is_ignored_with_a_note() {
+    let original = "{\n\"metadata_type\": \"p2p\",\n\"transports\": {\"tcp\": {\"enable\": true}},\n\"policy\": []}";
+    let file = TomlFile::new("original", original);
+    let path = file.0.display().to_string();
+    let policy_file = |settings: &Settings| state(settings, "transfer.policy_file").0;
+    for (value, named) in [(original, "it"), (" {}", "it"), (&path, &path)] {
+        let settings = load(&[("MC_TENT_CONF", value), ("MC_USE_TENT", "1")], &[]).unwrap();
+        let what = "settings of the original, which change nothing here: docs/policy-file.md";
+        assert_eq!(settings.notes(), [format!("MC_TENT_CONF is ignored: {named} has {what}")]);
+        assert_eq!(policy_file(&settings), "");
+    }
+    // Who says that it is a policy file means that.
+    let error = load(&[], &[&format!("transfer.policy_file={path}")]).unwrap_err();
+    assert!(error.starts_with(&path), "{error}");
+    // Ours with a mistake is not taken for another's.
+    for text in ["{\"clas\": {}, \"metrics\": {}}", "{\"limit\": {}}", "[clas.a]\n", "{", "{}"] {
+        fs::write(&file.0, text).unwrap();
+        let read = load(&[("MC_TENT_CONF", &path), ("MC_USE_TENT", "1")], &[]);
+        assert!(read.unwrap_err().starts_with(&path), "{text}");
+    }
+}
+
 #[test]
 fn a_certificate_its_key_and_authorities_go_together() {
     let (variable, path) = ("MILLSTREAM_CERTIFICATE_FILE", "/nonexistent/certificate");

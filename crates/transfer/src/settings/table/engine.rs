@@ -69,7 +69,8 @@ pub(super) const ROWS: &[Setting] = &[
         },
         scope: Scope::Engine,
         meaning: "Classes of requests by name, and what may be in flight: docs/policy-file.md. TOML, or JSON if \
-                  its name ends in .json. The original's files are of another form.",
+                  its name ends in .json. MC_TENT_CONF with JSON, or with a file, of the original's form is ignored with \
+                  a note.",
     },
     Setting {
         key: "log_level",
