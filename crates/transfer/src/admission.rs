@@ -38,6 +38,8 @@ pub(crate) struct Excess {
     pub(crate) of_class: bool,
     /// It is of bytes, and not of requests.
     pub(crate) of_bytes: bool,
+    /// These requests are more than the limit if nothing else is in flight, too.
+    pub(crate) alone: bool,
     pub(crate) limit: u64,
     /// What is in flight before these requests.
     pub(crate) in_flight: u64,
@@ -68,6 +70,7 @@ impl Admission {
         let mut usages = self.usages();
         let places = || [Some(0), class.map(|class| class + 1)].into_iter().flatten();
         let (mut bytes, mut requests) = (0_u64, 0);
+        let mut first = None;
         for (index, length) in lengths.enumerate() {
             (bytes, requests) = (bytes.saturating_add(length), requests + 1);
             for place in places() {
@@ -77,11 +80,19 @@ impl Admission {
                     (false, limits.requests, *known, requests),
                 ] {
                     if let Some(limit) = limit.filter(|&it| in_flight.saturating_add(more) > it) {
-                        let of_class = place > 0;
-                        return Err(Excess { index, of_class, of_bytes, limit, in_flight });
+                        let (of_class, alone) = (place > 0, more > limit);
+                        let excess = Excess { index, of_class, of_bytes, alone, limit, in_flight };
+                        // What never has room is not to be submitted again, whatever else is in flight now.
+                        if alone {
+                            return Err(excess);
+                        }
+                        first.get_or_insert(excess);
                     }
                 }
             }
+        }
+        if let Some(excess) = first {
+            return Err(excess);
         }
         for place in places() {
             let usage = &mut usages[place];
@@ -140,18 +151,24 @@ mod tests {
         let admit = |lengths: &[u64]| admission.admit(Some(0), lengths.iter().copied());
         admit(&[60, 40]).unwrap();
         let excess = admit(&[0, 1]).unwrap_err();
-        let (of_class, of_bytes) = (true, true);
-        assert_eq!(excess, Excess { index: 1, of_class, of_bytes, limit: 100, in_flight: 100 });
+        let (of_class, of_bytes, alone) = (true, true, false);
+        let expected = Excess { index: 1, of_class, of_bytes, alone, limit: 100, in_flight: 100 };
+        assert_eq!(excess, expected);
         assert_eq!(admission.in_flight(0), (100, 2), "nothing of what was refused");
         // Others have the engine's limit.
         let excess = admission.admit(None, [1, 1, 1].into_iter()).unwrap_err();
         let (of_class, of_bytes) = (false, false);
-        assert_eq!(excess, Excess { index: 2, of_class, of_bytes, limit: 4, in_flight: 2 });
+        assert_eq!(excess, Excess { index: 2, of_class, of_bytes, alone, limit: 4, in_flight: 2 });
         admission.hold(Some(0), 60).release();
         assert_eq!(admission.in_flight(0), (40, 1));
         admit(&[60]).unwrap();
         let excess = admit(&[u64::MAX, u64::MAX]).unwrap_err();
-        assert_eq!((excess.index, excess.in_flight), (0, 100));
+        assert_eq!((excess.index, excess.in_flight, excess.alone), (0, 100, true));
+        // That the first has no room now is not what keeps these out for ever.
+        let excess = admit(&[1, 100]).unwrap_err();
+        assert_eq!((excess.index, excess.alone), (1, true));
+        let excess = admit(&[1, 99]).unwrap_err();
+        assert_eq!((excess.index, excess.alone), (0, false));
     }
 
     #[test]

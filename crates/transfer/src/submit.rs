@@ -187,9 +187,12 @@ impl Inner {
         self.admission.admit(terms.class, lengths).map_err(|excess| {
             let class = terms.class.filter(|_| excess.of_class);
             let class = class.map(|class| self.policy_file.classes[class].name.clone());
-            let Excess { index, of_bytes, limit, in_flight, .. } = excess;
+            let Excess { index, of_bytes, alone, limit, in_flight, .. } = excess;
             let unit = if of_bytes { "bytes" } else { "requests" };
-            SubmitError::Overloaded { index, class, unit, limit, in_flight }
+            match alone {
+                true => SubmitError::OverLimit { index, class, unit, limit },
+                false => SubmitError::Overloaded { index, class, unit, limit, in_flight },
+            }
         })
     }
 

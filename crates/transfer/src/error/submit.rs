@@ -206,6 +206,22 @@ pub enum SubmitError {
         /// What is in flight.
         in_flight: u64,
     },
+    /// The requests are more than the policy file ever allows, whatever else is in flight.
+    #[error(
+        "request {index}: with those before it in its submission it is more than {}, {limit} {unit}, allows \
+         even alone: split the submission, or raise the limit",
+        rule(class.as_deref(), unit)
+    )]
+    OverLimit {
+        /// Which request, from 0.
+        index: usize,
+        /// The class whose limit it is; the engine's, if there is none.
+        class: Option<String>,
+        /// What is limited: `bytes` or `requests`.
+        unit: &'static str,
+        /// The limit.
+        limit: u64,
+    },
     /// The segment's descriptor was out of date and could not be had again.
     #[error(transparent)]
     Refresh(#[from] SegmentError),
@@ -222,6 +238,7 @@ impl SubmitError {
             Self::UnknownTransport { .. }
             | Self::HintNotAllowed { .. }
             | Self::UnknownPolicy { .. }
+            | Self::OverLimit { .. }
             | Self::DeadlinePassed { .. }
             | Self::DeadlineInfeasible { .. }
             | Self::ZeroLength { .. }
