@@ -56,6 +56,8 @@ pub struct Flow<P> {
     /// By level: the queue whose turn it is. With one for all, queues of other levels would decide which of a
     /// level is found first.
     turns: ByLevel<usize>,
+    /// By level: how many queues are not empty.
+    waiting: ByLevel<usize>,
     shares: Shares,
     /// By level: when a slice was posted last.
     posted_at: ByLevel<Option<Instant>>,
@@ -104,6 +106,7 @@ impl<P: Policy> Flow<P> {
             pieces: Pieces::new(config.max_pieces),
             queues: Vec::new(),
             turns: ByLevel::default(),
+            waiting: ByLevel::default(),
             shares: Shares::new(SHARE * u64::from(config.slice_length)),
             posted_at: ByLevel::default(),
             task_chain: Chain::default(),

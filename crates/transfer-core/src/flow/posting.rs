@@ -5,6 +5,7 @@ use core::time::Duration;
 use super::Flow;
 use super::tasks::{Place, Slice};
 use crate::measure::Mark;
+use crate::priority::ByLevel;
 use crate::rail::{Access, Cause};
 use crate::{
     End, Failure, Instant, Moved, Opcode, Pick, Policy, Post, PriorityLevel, RailId, RailState,
@@ -20,8 +21,17 @@ const COMES_AGAIN: Duration = Duration::from_secs(1);
 impl<P: Policy> Flow<P> {
     /// Posts the next slice for which there is room. Queues of a level take turns.
     pub(super) fn next_post(&mut self, now: Instant) -> Option<Post> {
+        if self.waiting == ByLevel::default() {
+            return None;
+        }
+        if !self.policy.has_priorities() {
+            return self.next_post_of(now, PriorityLevel::default());
+        }
         let order = self.shares.order();
-        order.into_iter().find_map(|level| self.next_post_of(now, level))
+        order.into_iter().find_map(|level| match self.waits(level) {
+            true => self.next_post_of(now, level),
+            false => None,
+        })
     }
 
     fn next_post_of(&mut self, now: Instant, level: PriorityLevel) -> Option<Post> {
@@ -41,8 +51,22 @@ impl<P: Policy> Flow<P> {
     }
 
     /// Whether something of a level waits.
-    fn waits(&self, level: PriorityLevel) -> bool {
-        self.queues.iter().any(|queue| queue.level == level && !queue.is_empty())
+    const fn waits(&self, level: PriorityLevel) -> bool {
+        self.waiting[level.index()] > 0
+    }
+
+    /// Something was put in a queue, or taken out.
+    pub(super) fn recount(&mut self, at: usize) {
+        let queue = &mut self.queues[at];
+        let waits = !queue.is_empty();
+        let waiting = &mut self.waiting[queue.level.index()];
+        match (queue.counted, waits) {
+            (false, true) => *waiting += 1,
+            (true, false) => *waiting -= 1,
+            _ => {}
+        }
+        queue.counted = waits;
+        debug_assert!(self.queues.iter().all(|queue| queue.counted != queue.is_empty()));
     }
 
     /// Whether a level is to leave room for higher ones: something of these comes.
@@ -138,6 +162,7 @@ impl<P: Policy> Flow<P> {
             }
             (None, None) => return None,
         };
+        self.recount(at);
         let level = info.level;
         self.posted_at[level.index()] = Some(now);
         let mut shares = self.shares;
@@ -263,13 +288,15 @@ impl<P: Policy> Flow<P> {
             self.forget_slice(index);
             return self.finish_if_over(task);
         }
-        let queue = &mut self.queues[usize::from(found.queue)];
+        let at = usize::from(found.queue);
+        let queue = &mut self.queues[at];
         queue.blocked_at = None;
         // What is told of it from now on is of the next time that it is posted.
         self.slices.rename(index);
         let slice = self.slices.at_mut(index);
         (slice.place, slice.since) = (Place::Queued, now);
         self.slice_chain.push_back(&mut queue.again, index);
+        self.recount(at);
     }
 
     /// Whether a slice's access ends only when the peer says so.

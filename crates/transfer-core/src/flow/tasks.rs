@@ -74,6 +74,8 @@ pub(super) struct Queue {
     /// The number of that pair.
     pub(super) pair: u16,
     pub(super) level: PriorityLevel,
+    /// It is counted as one that is not empty.
+    pub(super) counted: bool,
     /// Slices that were thrown back, which go first.
     pub(super) again: List,
     /// Tasks of which something is to be cut, as they came.
@@ -144,7 +146,8 @@ impl<P: Policy> Flow<P> {
             self.deadlines.set(key.index, deadline);
         }
         let by_deadline = self.policy.has_priorities();
-        let queue = &mut self.queues[usize::from(queue)];
+        let at = usize::from(queue);
+        let queue = &mut self.queues[at];
         if queue.is_empty() || queue.stranded_since.is_some() {
             // What had no room is over; or its patience is to begin, as soon as there is no rail for it.
             queue.blocked_at = None;
@@ -155,6 +158,7 @@ impl<P: Policy> Flow<P> {
             // It may go before what had no room.
             queue.blocked_at = None;
         }
+        self.recount(at);
         Ok(TaskId(key))
     }
 
@@ -189,6 +193,7 @@ impl<P: Policy> Flow<P> {
             peer_location,
             pair,
             level,
+            counted: false,
             again: List::EMPTY,
             tasks: List::EMPTY,
             earliest: Earliest::default(),
@@ -256,6 +261,7 @@ impl<P: Policy> Flow<P> {
                     self.forget_slice(slice);
                 }
             }
+            self.recount(at);
         }
         self.finish_if_over(task);
     }
