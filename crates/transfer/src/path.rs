@@ -284,7 +284,11 @@ impl Inner {
                     .filter_map(|it| Some((it.name(), place.obstacle(&**it)?.into_reason())))
                     .map(|(name, reason)| format!("{name}: {reason}"))
                     .collect();
-                if reasons.is_empty() {
+                if let Some(required) = required {
+                    reasons.push(format!(
+                        "{required} is required of all requests, and is not allowed"
+                    ));
+                } else if reasons.is_empty() {
                     let installed: Vec<_> = all.iter().map(|it| it.name()).collect();
                     reasons.push(format!("installed are {}", installed.join(", ")));
                 }

@@ -119,6 +119,10 @@ fn what_no_transport_serves_is_told_with_what_there_is() {
         engine.require(Some("rdma")).unwrap();
         let error = told(by("shm"));
         assert!(error.starts_with("request 0: only shm may do it"), "{error}");
+        assert!(
+            error.contains(": rdma is required of all requests, and is not allowed"),
+            "{error}"
+        );
     });
 }
 
