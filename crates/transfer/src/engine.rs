@@ -105,6 +105,7 @@ impl TransferEngine {
                 return Err(NewError::OutOfRange { name, value, min, max });
             }
         }
+        config.policy_file.check()?;
         let failed = |error| NewError::Listen { address: config.listen, error };
         let listener = listen(config.listen, config.ports.as_ref(), config.listen_backlog);
         let listener = listener.map_err(failed)?;

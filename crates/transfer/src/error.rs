@@ -93,6 +93,9 @@ pub enum NewError {
     /// Its name or descriptor could not be published.
     #[error(transparent)]
     Publish(#[from] StoreError),
+    /// Its classes of requests are not possible.
+    #[error(transparent)]
+    PolicyFile(#[from] crate::PolicyFileError),
     /// A value of the configuration is out of range.
     #[error("{name} = {value} is out of range: {min} to {max}")]
     OutOfRange {
@@ -113,9 +116,11 @@ impl NewError {
         match self {
             Self::Publish(error) => store_code(error),
             Self::Listen { .. } => code::SOCKET,
-            Self::HostMissing(_) | Self::Host(_) | Self::Metadata(_) | Self::OutOfRange { .. } => {
-                code::INVALID_ARGUMENT
-            }
+            Self::HostMissing(_)
+            | Self::Host(_)
+            | Self::Metadata(_)
+            | Self::PolicyFile(_)
+            | Self::OutOfRange { .. } => code::INVALID_ARGUMENT,
         }
     }
 }

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 
 use common::{LONG, address, private, request, shared};
 use millstream_transfer::{
-    Config, Opcode, Policy, PolicyFile, PriorityLevel, RdmaConfig, SubmitError, SubmitOptions,
-    TransferEngine, TransferRequest, TransferState,
+    Config, NewError, Opcode, Policy, PolicyFile, PriorityLevel, RdmaConfig, SubmitError,
+    SubmitOptions, TransferEngine, TransferRequest, TransferState,
 };
 
 const FILE: &str = r#"
@@ -38,6 +38,26 @@ fn engine(policy: Policy) -> TransferEngine {
     engine.install_shm().unwrap();
     engine.install_rdma(RdmaConfig::new(&[own])).unwrap();
     engine
+}
+
+#[test]
+fn a_policy_file_of_a_programs_own_making_is_looked_at() {
+    let own = PolicyFile::parse(Path::new("test.toml"), FILE).unwrap();
+    let refused = |change: fn(&mut PolicyFile)| {
+        let mut policy_file = own.clone();
+        change(&mut policy_file);
+        let error = TransferEngine::new(Config { policy_file, ..Config::new(address()) });
+        let error = error.err().unwrap();
+        assert!(matches!(error, NewError::PolicyFile(_)));
+        error.to_string()
+    };
+    assert_eq!(
+        refused(|file| file.classes[0].transports = vec!["rdna"]),
+        "the policy file that the program made: class \"two\": \"rdna\" names no transport: there are local, \
+         shm, rdma, nvmeof, tcp"
+    );
+    let error = refused(|file| file.classes.push(file.classes[1].clone()));
+    assert!(error.ends_with("class \"short\": there are two of this name"), "{error}");
 }
 
 /// What becomes of requests with these options: the transport that did them, or why not.

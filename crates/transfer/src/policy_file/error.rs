@@ -16,6 +16,14 @@ pub enum PolicyFileError {
         /// Why.
         error: io::Error,
     },
+    /// One of a program's own making breaks a rule.
+    #[error("the policy file that the program made: class {class:?}: {rule}")]
+    Made {
+        /// The class.
+        class: String,
+        /// What it breaks.
+        rule: String,
+    },
     /// Something in it breaks a rule.
     #[error("{}:{line}: {rule}", path.display())]
     Rule {

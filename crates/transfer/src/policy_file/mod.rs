@@ -16,6 +16,7 @@ use millstream_transfer_core::PriorityLevel;
 
 pub use self::error::PolicyFileError;
 use crate::settings::nearest;
+use crate::transport;
 
 /// The most classes of a file.
 pub(crate) const MAX_CLASSES: usize = 256;
@@ -85,5 +86,23 @@ impl PolicyFile {
         };
         let read = document.and_then(|document| classes::read(&document));
         read.map_err(|fault| fault.at(path))
+    }
+
+    /// Whether an engine can go by it: what was read always is so, and what a program made is looked at.
+    pub(crate) fn check(&self) -> Result<(), PolicyFileError> {
+        for (index, class) in self.classes.iter().enumerate() {
+            let unknown = class.transports.iter().find(|name| !transport::NAMES.contains(name));
+            let rule = if let Some(name) = unknown {
+                format!("{name:?} names no transport: there are {}", transport::NAMES.join(", "))
+            } else if self.classes[..index].iter().any(|other| other.name == class.name) {
+                "there are two of this name".to_owned()
+            } else if index >= MAX_CLASSES {
+                format!("there are more than {MAX_CLASSES} classes")
+            } else {
+                continue;
+            };
+            return Err(PolicyFileError::Made { class: class.name.clone(), rule });
+        }
+        Ok(())
     }
 }
