@@ -93,7 +93,7 @@ impl From<NewError> for Failure {
             NewError::Publish(_) | NewError::Metadata(_) => {
                 failure.remedy("look whether the metadata server is there, and its URI right")
             }
-            NewError::Host(_) | NewError::OutOfRange { .. } => failure,
+            NewError::Host(_) | NewError::OutOfRange { .. } | NewError::PolicyFile(_) => failure,
         }
     }
 }
