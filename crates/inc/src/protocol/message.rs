@@ -13,6 +13,10 @@ impl Message for ToController {
     const MAX_FRAME_BYTES: usize = 64 << 10;
 }
 
+impl Message for Commanded {
+    const MAX_FRAME_BYTES: usize = FromController::MAX_FRAME_BYTES;
+}
+
 impl Message for FromController {
     // The longest says which of 65,536 ranks are below which of 64 children: 7 bytes a rank where
     // they are in runs of two.
@@ -31,6 +35,13 @@ pub enum ToController {
         address: IpAddr,
         /// What it can serve.
         limits: SwitchLimits,
+        /// Which process it is, and what it has from before.
+        presence: Presence,
+    },
+    /// Switch: nodes that it has, after [`ToController::Register`] until all have been named.
+    Held {
+        /// Some of them: 1 to [`MAX_HELD_AT_ONCE`](super::MAX_HELD_AT_ONCE).
+        nodes: Vec<HeldNode>,
     },
     /// Switch: the communicator exists, its children may connect.
     CommunicatorCreated {
@@ -68,6 +79,9 @@ pub enum ToController {
     },
     /// Host: I am a rank of a group. The first message of a host.
     Join(Hello),
+    /// Host: I am a rank of a communicator that is ready, and was cut off. The first message of a host that comes
+    /// back.
+    Resume(Resume),
     /// Host: my end of the connection to the switch.
     Connect {
         /// Its queue pair.
@@ -91,6 +105,11 @@ pub enum ToController {
         /// Why.
         reason: String,
     },
+    /// Host: the switch that I am connected to answers no longer on the data network.
+    SwitchLost {
+        /// How that is known.
+        detail: String,
+    },
     /// The answer to [`FromController::Ping`].
     Pong,
     /// Switch: what the ports of a node have counted. The answer to [`FromController::ReadCounters`] is one of
@@ -111,13 +130,14 @@ pub enum ToController {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum FromController {
-    /// To a switch: you are known. Whatever it served before this, for this controller or
-    /// another, is over.
+    /// To a switch: you are known, and so is what you hold.
     Registered,
     /// To a switch: make this, a node of a communicator's tree.
     CreateCommunicator {
         /// The node's number.
         communicator: u64,
+        /// The group that it is made for.
+        group: GroupIdentity,
         /// Payload bytes per packet on every edge.
         #[serde(with = "fields::mtu")]
         path_mtu: Mtu,
@@ -157,6 +177,13 @@ pub enum FromController {
         /// Who is dead.
         rank: u32,
     },
+    /// To a switch: no rank of this has come back to the controller. Tell those that may live, then destroy it.
+    EndCommunicator {
+        /// Which.
+        communicator: u64,
+    },
+    /// To a host that has come back: you are known.
+    Resumed,
     /// To a host: all ranks are here. Answer with [`ToController::Connect`].
     GroupReady {
         /// The address of the switch that this host will be connected to.
@@ -215,6 +242,75 @@ impl SwitchLimits {
     pub const NONE: Self = Self { communicators: u32::MAX as usize, memory_bytes: 1 << 52 };
 }
 
+/// What tells a group from all others, those of its name included: 128 random bits, drawn when it is made.
+pub type GroupIdentity = [u64; 2];
+
+/// A message of the controller, with the term of the controller that commands.
+///
+/// Who has obeyed a term obeys no lower one: its controller was replaced.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Commanded {
+    /// The term: each controller takes one above all that it hears of.
+    pub term: u64,
+    /// What it says.
+    #[serde(flatten)]
+    pub message: FromController,
+}
+
+/// Which process a switch is, and what it has from before.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Presence {
+    /// Drawn when the process starts.
+    pub incarnation: u64,
+    /// The highest term that it has obeyed; 0 for none.
+    pub term: u64,
+    /// How many nodes of trees it has: so many follow in [`ToController::Held`].
+    pub held: u32,
+}
+
+/// A node of a tree that a switch has.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct HeldNode {
+    /// The group that it was made for.
+    pub group: GroupIdentity,
+    /// The node's number.
+    pub communicator: u64,
+    /// How many children it has, hosts and switches.
+    pub children: u32,
+    /// Those that are switches.
+    pub below: Vec<SwitchBelow>,
+}
+
+/// A switch below a node.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct SwitchBelow {
+    /// The lowest rank below it.
+    pub rank: u32,
+    /// Its address.
+    pub address: IpAddr,
+}
+
+/// Which rank of which communicator a host is that comes back.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct Resume {
+    /// The highest term that it has obeyed.
+    pub term: u64,
+    /// The group's name.
+    pub group: String,
+    /// The group itself.
+    pub identity: GroupIdentity,
+    /// The communicator's number.
+    pub communicator: u64,
+    /// How many ranks there are.
+    pub world: u32,
+    /// Which of them this is.
+    pub rank: u32,
+    /// The host's address on the data network.
+    pub address: IpAddr,
+    /// It knows of ranks that have left.
+    pub departed: bool,
+}
+
 /// Which rank of which group a host is.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Hello {
@@ -235,6 +331,8 @@ pub struct Hello {
 pub struct Plan {
     /// The communicator's number.
     pub communicator: u64,
+    /// The group that it is made for.
+    pub group: GroupIdentity,
     /// The switch's name, for people.
     pub switch: String,
     /// The switch's address.
@@ -303,6 +401,13 @@ pub enum SwitchReport {
         /// How the connection ended.
         detail: String,
     },
+    /// The switch above no longer answers on the data network.
+    ParentLost {
+        /// Its address.
+        address: IpAddr,
+        /// How the connection ended.
+        detail: String,
+    },
     /// The ranks called different collectives.
     Mismatch {
         /// Who differs from most.
@@ -347,6 +452,7 @@ mod tests {
         };
         let message = FromController::CreateCommunicator {
             communicator: u64::MAX,
+            group: [u64::MAX; 2],
             path_mtu: Mtu::B4096,
             segment_bytes: u32::MAX,
             window: u32::MAX,
@@ -354,6 +460,7 @@ mod tests {
             has_parent: false,
             children: (0..MAX_CHILDREN as u32).map(child).collect(),
         };
+        let message = Commanded { term: u64::MAX, message };
         let mut decoder = FrameDecoder::new();
         decoder.extend(&encode(&message).unwrap());
         assert_eq!(decoder.next_message(), Ok(Some(message)));
@@ -379,6 +486,29 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_part_of_an_inventory_fits_a_frame() {
+        let address = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap();
+        let below = vec![SwitchBelow { rank: MAX_WORLD - 1, address }; MAX_CHILDREN];
+        let children = MAX_CHILDREN as u32;
+        let node = HeldNode { group: [u64::MAX; 2], communicator: u64::MAX, children, below };
+        let message = ToController::Held { nodes: vec![node; super::super::MAX_HELD_AT_ONCE] };
+        let mut decoder = FrameDecoder::new();
+        decoder.extend(&encode(&message).unwrap());
+        assert_eq!(decoder.next_message(), Ok(Some(message)));
+    }
+
+    #[test]
+    fn commands_carry_their_term() {
+        let command = Commanded { term: 7, message: FromController::Registered };
+        let text = r#"{"version":5,"term":7,"type":"registered"}"#;
+        assert_eq!(&encode(&command).unwrap()[4..], text.as_bytes());
+        // One without is no command.
+        let mut decoder = FrameDecoder::new();
+        decoder.extend(&encode(&FromController::Registered).unwrap());
+        assert!(decoder.next_message::<Commanded>().is_err());
+    }
+
+    #[test]
     fn the_messages_of_trees_are_laid_out_as_documented() {
         let (qpn, psn) = (Qpn::new(17), Psn::new(5));
         let created = ToController::CommunicatorCreated {
@@ -386,11 +516,11 @@ mod tests {
             edges: vec![SwitchEdge { rank: 3, qpn, psn }],
             uplink: Some(SwitchUplink { qpn, psn }),
         };
-        let text = r#"{"version":4,"type":"communicator_created","communicator":9,"edges":[{"rank":3,"qpn":17,"psn":5}],"uplink":{"qpn":17,"psn":5}}"#;
+        let text = r#"{"version":5,"type":"communicator_created","communicator":9,"edges":[{"rank":3,"qpn":17,"psn":5}],"uplink":{"qpn":17,"psn":5}}"#;
         assert_eq!(&encode(&created).unwrap()[4..], text.as_bytes());
         let address = IpAddr::from([127, 0, 0, 1]);
         let connect = FromController::ConnectParent { communicator: 9, address, qpn, psn };
-        let text = r#"{"version":4,"type":"connect_parent","communicator":9,"address":"127.0.0.1","qpn":17,"psn":5}"#;
+        let text = r#"{"version":5,"type":"connect_parent","communicator":9,"address":"127.0.0.1","qpn":17,"psn":5}"#;
         assert_eq!(&encode(&connect).unwrap()[4..], text.as_bytes());
     }
 }

@@ -27,6 +27,12 @@
 //! [`ToController::Pong`]; who does not is taken for dead. Hosts whose group is being made are told
 //! at the same time what it waits for ([`FromController::Waiting`]). A switch that is asked what its ports
 //! have counted ([`FromController::ReadCounters`]) answers with a [`ToController::Counters`] for each node.
+//!
+//! A connection that breaks ends no communicator. Each side connects again and says what it has: a switch
+//! [`ToController::Register`] with its incarnation, and its nodes ([`ToController::Held`]), before it is
+//! [`FromController::Registered`]; a host [`ToController::Resume`], answered by [`FromController::Resumed`]. Both say
+//! the highest term that they have obeyed. The controller, which may be another process than before, takes one above,
+//! and each of its messages carries it ([`Commanded`]): who has obeyed a higher one closes the connection.
 
 mod awaited;
 mod counters;
@@ -40,8 +46,8 @@ pub use awaited::Awaited;
 pub use counters::PortCounters;
 pub use frame::{FrameDecoder, FrameError, Message, VERSION, encode};
 pub use message::{
-    FromController, Hello, Plan, SwitchChild, SwitchEdge, SwitchLimits, SwitchReport, SwitchUplink,
-    ToController,
+    Commanded, FromController, GroupIdentity, HeldNode, Hello, Plan, Presence, Resume, SwitchBelow,
+    SwitchChild, SwitchEdge, SwitchLimits, SwitchReport, SwitchUplink, ToController,
 };
 pub use rank_list::RankList;
 pub use refusal::{AbortReason, Refusal};
@@ -52,6 +58,15 @@ pub const DEFAULT_PORT: u16 = 52200;
 /// The longest name of a group or a switch, in bytes. It has one at least and no control characters, and is neither
 /// `.` nor `..`, which paths cannot have.
 pub const MAX_NAME_BYTES: usize = 128;
+
+/// The most nodes in one [`ToController::Held`].
+pub const MAX_HELD_AT_ONCE: usize = 8;
+
+/// The most nodes that a controller takes from one switch that comes back.
+pub const MAX_HELD: u32 = 4096;
+
+/// The highest term. JSON numbers are 64-bit floats for some programs.
+pub const MAX_TERM: u64 = 1 << 53;
 
 /// The longest explanation that is sent along, in bytes; longer ones are cut.
 pub const MAX_TEXT_BYTES: usize = 1024;

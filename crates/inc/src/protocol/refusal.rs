@@ -198,6 +198,15 @@ pub enum Refusal {
         /// Who has it.
         holder: IpAddr,
     },
+    /// A communicator of the group is in use.
+    #[error(
+        "group {group:?} is in use by ranks that have their communicator: take another group name, or wait until \
+         they have left"
+    )]
+    GroupTaken {
+        /// The group.
+        group: String,
+    },
     /// Another switch has the name or the address.
     #[error("there is a switch {name:?} at {address} already: give this one its own {what}")]
     SwitchTaken {
@@ -231,6 +240,13 @@ pub enum Refusal {
         /// How.
         detail: String,
     },
+}
+
+impl Refusal {
+    /// Whether the same may be granted a little later: the controller is loaded.
+    pub const fn is_for_load(&self) -> bool {
+        matches!(self, Self::Limit { .. })
+    }
 }
 
 #[cfg(test)]
