@@ -1,0 +1,302 @@
+//! Ranks that come back, to this controller or from an earlier one, and claim their communicators. Nothing is ended
+//! before those that may live had time to come.
+//!
+//! A group that this controller has not made is made from the first claim of a rank. It has no tree: the nodes that
+//! switches name (`inventory.rs`) belong to it by its identity.
+
+use std::collections::BTreeSet;
+
+use millstream_roce::Instant;
+
+use super::group::{End, Group, Member};
+use super::{CLOSED, ConnectionId, Controller, GroupId, Output, Role, is_name};
+use crate::plan::SwitchId;
+use crate::protocol::{
+    AbortReason, FromController, GroupIdentity, MAX_TERM, RankList, Refusal, Resume, shortened,
+};
+use crate::spec::MAX_WORLD;
+
+/// So many groups that are over are known.
+const MAX_ENDED: usize = 1024;
+
+/// What is special of a group that an earlier controller has made.
+#[derive(Debug)]
+pub(super) struct Revived {
+    pub(super) communicator: u64,
+    /// Until when its other ranks must come back; none when that was judged.
+    pub(super) until: Option<Instant>,
+    /// Some ranks had left: who does not come back may be one of them.
+    pub(super) departed: bool,
+}
+
+/// A group that is over.
+#[derive(Debug)]
+pub(super) struct Ended {
+    pub(super) group: GroupIdentity,
+    /// None when all its ranks had left.
+    reason: Option<AbortReason>,
+}
+
+impl Controller {
+    /// Something happens at this time. After a standstill of this process, those that are waited for get the time
+    /// again: what they have sent is still to be read.
+    pub(super) fn arrive(&mut self, now: Instant) {
+        self.now = now;
+        let standstill = self.config.standstill;
+        if !self.armed.take().is_some_and(|at| now > at + standstill) {
+            return;
+        }
+        for connection in self.connections.values_mut() {
+            connection.unanswered = 0;
+            if let Role::New { until } = &mut connection.role {
+                *until = (*until).max(now + standstill);
+            }
+        }
+        let until = now + self.config.resume_timeout;
+        for (_, id, rank) in core::mem::take(&mut self.away) {
+            let member = self.groups.get_mut(&id).and_then(|group| group.members.get_mut(&rank));
+            if let Some(member) = member.filter(|member| member.away_until.is_some()) {
+                member.away_until = Some(until);
+                self.away.insert((until, id, rank));
+            }
+        }
+        for group in self.groups.values_mut() {
+            group.deadline = group.deadline.map(|deadline| deadline.max(now + standstill));
+            if let Some(revived) = &mut group.revived {
+                revived.until = revived.until.map(|_| now + self.config.claim_timeout);
+            }
+        }
+        let until = now + self.config.inventory_grace;
+        self.unclaimed.iter_mut().for_each(|unclaimed| unclaimed.0 = until);
+    }
+
+    /// Takes a term above one that was obeyed.
+    pub(super) fn exceed(&mut self, term: u64) -> Result<(), Refusal> {
+        if term > MAX_TERM {
+            let detail = format!("term {term} is out of range: up to {MAX_TERM}");
+            return Err(Refusal::Protocol { detail });
+        }
+        if term >= self.term {
+            self.term = (term + 1).min(MAX_TERM);
+        }
+        Ok(())
+    }
+
+    /// A number for a group that no other one has.
+    pub(super) fn draw_identity(&self) -> GroupIdentity {
+        let draw = |half: u64| mix(self.config.seed ^ mix(2 * self.next_group + half));
+        [draw(0), draw(1)]
+    }
+
+    /// Keeps in mind how a group has ended, for those that come back later.
+    pub(super) fn remember(&mut self, group: GroupIdentity, reason: Option<AbortReason>) {
+        if self.ended.len() >= MAX_ENDED {
+            self.ended.pop_front();
+        }
+        self.ended.push_back(Ended { group, reason });
+    }
+
+    pub(super) fn group_of(&self, identity: GroupIdentity) -> Option<GroupId> {
+        let found = self.groups.iter().find(|(_, group)| group.identity == identity);
+        found.map(|(&id, _)| id)
+    }
+
+    /// A host comes back.
+    pub(super) fn resume(&mut self, now: Instant, connection: ConnectionId, resume: Resume) {
+        let ended = self.ended.iter().find(|ended| ended.group == resume.identity);
+        if let Some(ended) = ended {
+            let message = match ended.reason.clone() {
+                Some(reason) => FromController::Abort { reason },
+                None => FromController::Closed,
+            };
+            // It must be able to obey this.
+            let _ = self.exceed(resume.term);
+            self.dismiss(connection, message);
+            return;
+        }
+        let id = match self.claim(now, &resume) {
+            Ok(id) => id,
+            Err(refusal) => return self.turn_away(connection, refusal),
+        };
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        let member = group.members.entry(resume.rank).or_insert(Member {
+            connection: None,
+            address: resume.address,
+            end: None,
+            left: None,
+            away_until: None,
+        });
+        member.away_until = None;
+        // One that is half open, most likely.
+        let old = member.connection.replace(connection);
+        let all = group.is_full();
+        if let Some(revived) = &mut group.revived {
+            revived.departed |= resume.departed;
+            revived.until = revived.until.filter(|_| !all);
+        }
+        // The first to have left says all: no later collective can end.
+        let left = group.members.iter().filter_map(|(&rank, it)| Some((it.left?, rank))).min();
+        self.set_role(connection, Role::Host { group: id, rank: resume.rank });
+        if let Some(old) = old {
+            self.connections.remove(&old);
+            self.outputs.push_back(Output::Close { connection: old });
+        }
+        self.send(connection, FromController::Resumed);
+        if let Some((collectives, rank)) = left {
+            self.send(connection, FromController::Left { rank, collectives });
+        }
+    }
+
+    /// The group of a rank that comes back, made if an earlier controller has made it.
+    fn claim(&mut self, now: Instant, resume: &Resume) -> Result<GroupId, Refusal> {
+        let &Resume { ref group, identity, communicator, world, rank, .. } = resume;
+        if !is_name(group) {
+            return Err(Refusal::Name { what: "group".to_owned() });
+        }
+        let limit = MAX_WORLD.min(self.config.max_connections.try_into().unwrap_or(MAX_WORLD));
+        if world == 0 || world > limit {
+            return Err(Refusal::World { world, limit });
+        }
+        if rank >= world {
+            return Err(Refusal::Rank { rank, world });
+        }
+        self.exceed(resume.term)?;
+        if let Some(id) = self.group_of(identity) {
+            let known = &self.groups[&id];
+            let revived = known.revived.as_ref().map(|revived| revived.communicator);
+            let root = known.nodes.first().map(|node| node.communicator);
+            let same = (&known.name, known.world, revived.or(root), known.ready);
+            if same != (group, world, Some(communicator), true) {
+                let detail = format!(
+                    "rank {rank} says that it has communicator {communicator} of group {group:?} with {world} \
+                     ranks, and that group has another one"
+                );
+                return Err(Refusal::Protocol { detail: shortened(detail) });
+            }
+            return Ok(id);
+        }
+        let limit = self.config.max_groups;
+        if self.groups.len() >= limit {
+            return Err(Refusal::Limit { what: "groups".to_owned(), limit });
+        }
+        let id = GroupId(self.next_group);
+        self.next_group += 1;
+        let until = Some(now + self.config.claim_timeout);
+        let revived = Revived { communicator, until, departed: false };
+        let revived = Group {
+            ready: true,
+            deadline: None,
+            revived: Some(revived),
+            ..Group::new(group, identity, world, now)
+        };
+        self.groups.insert(id, revived);
+        if !resume.departed {
+            self.names.entry(group.clone()).or_insert(id);
+        }
+        Ok(id)
+    }
+
+    /// The connection of a host was closed. A rank of a communicator that is ready may come back.
+    pub(super) fn host_away(&mut self, id: GroupId, rank: u32, detail: &str) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        let Some(member) = group.members.get_mut(&rank).filter(|_| group.ready) else {
+            return self.host_lost(id, rank, detail);
+        };
+        member.connection = None;
+        if member.left.is_none() {
+            let until = self.now + self.config.resume_timeout;
+            member.away_until = Some(until);
+            self.away.insert((until, id, rank));
+        }
+    }
+
+    /// Acts on what was away for too long.
+    pub(super) fn give_up_on_the_absent(&mut self, now: Instant) {
+        while let Some(&(until, id, rank)) = self.away.first().filter(|&&(at, ..)| at <= now) {
+            self.away.pop_first();
+            let member = self.groups.get(&id).and_then(|group| group.members.get(&rank));
+            if member.is_some_and(|member| member.away_until == Some(until)) {
+                self.host_lost(id, rank, CLOSED);
+            }
+        }
+        let due = |(&id, group): (&GroupId, &Group)| {
+            let until = group.revived.as_ref()?.until?;
+            (until <= now).then_some(id)
+        };
+        let due: Vec<GroupId> = self.groups.iter().filter_map(due).collect();
+        due.into_iter().for_each(|id| self.judge_claims(id));
+        while let Some(&(_, communicator)) = self.unclaimed.front().filter(|&&(at, _)| at <= now) {
+            self.unclaimed.pop_front();
+            if self.held.get(&communicator).is_some_and(|held| self.group_of(held.group).is_none())
+                && let Some(held) = self.held.remove(&communicator)
+            {
+                self.end_node(
+                    &held,
+                    communicator,
+                    FromController::EndCommunicator { communicator },
+                );
+            }
+        }
+    }
+
+    /// The other ranks of a group had time to come back.
+    fn judge_claims(&mut self, id: GroupId) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        let Some(revived) = &mut group.revived else { return };
+        revived.until = None;
+        let departed = revived.departed || group.members.values().any(|it| it.left.is_some());
+        let absent: RankList =
+            (0..group.world).filter(|rank| !group.members.contains_key(rank)).collect();
+        let first = (0..group.world).find(|rank| !group.members.contains_key(rank));
+        match first {
+            Some(rank) if !departed => {
+                let detail = match absent.count() {
+                    1 => "it did not come back to a controller that was restarted".to_owned(),
+                    _ => format!(
+                        "it did not come back to a controller that was restarted, as ranks {absent}"
+                    ),
+                };
+                let detail = shortened(detail);
+                self.end_group(id, &End::Aborted(AbortReason::PeerLost { rank, detail }));
+            }
+            _ if group.members.values().all(|member| member.left.is_some()) => self.close_group(id),
+            _ => {}
+        }
+    }
+
+    /// A rank says that its switch is lost.
+    pub(super) fn switch_lost_to(&mut self, connection: ConnectionId, id: GroupId, detail: &str) {
+        let Some(group) = self.groups.get(&id) else { return };
+        let found = group.members.iter().find(|(_, it)| it.connection == Some(connection));
+        let Some((&rank, _)) = found.filter(|_| group.ready) else {
+            let detail = "a host cannot send SwitchLost now".to_owned();
+            return self.misbehaved(connection, detail);
+        };
+        let leaf = group.tree.as_ref().and_then(|tree| Some(&tree.nodes()[tree.leaf_of(rank)?]));
+        let switch = leaf.map(|leaf| leaf.switch).or_else(|| {
+            // One switch is the one. Of several it is not known which.
+            let held = self.held.values().filter(|held| held.group == group.identity);
+            let all: BTreeSet<SwitchId> = held.map(|held| held.switch).collect();
+            all.first().copied().filter(|_| all.len() == 1)
+        });
+        let detail = shortened(format!("rank {rank} cannot reach it: {detail}"));
+        let reason = match switch.and_then(|id| self.switches.get(&id)) {
+            Some(switch) => {
+                let (name, address) = (switch.name.clone(), switch.address);
+                AbortReason::SwitchLost { name, address, detail }
+            }
+            None => {
+                AbortReason::PeerLost { rank, detail: shortened(format!("its switch: {detail}")) }
+            }
+        };
+        self.end_group(id, &End::Aborted(reason));
+    }
+}
+
+/// Spreads a number over all 64 bits (splitmix64).
+const fn mix(number: u64) -> u64 {
+    let mut z = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ (z >> 31)
+}
