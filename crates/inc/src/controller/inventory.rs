@@ -1,0 +1,234 @@
+//! What switches have from before, their nodes of trees, and switches that are away.
+
+use core::net::IpAddr;
+use std::collections::BTreeSet;
+
+use super::group::{End, Group};
+use super::{ConnectionId, Controller, GroupId, Output, Role};
+use crate::plan::SwitchId;
+use crate::protocol::{
+    AbortReason, FromController, GroupIdentity, HeldNode, MAX_HELD, MAX_HELD_AT_ONCE, Presence,
+    Refusal, SwitchBelow, SwitchLimits,
+};
+use crate::slots::MAX_CHILDREN;
+
+/// Nodes of all switches that come back and were made by an earlier controller.
+const MAX_ALL_HELD: usize = 1 << 16;
+
+/// A node that a switch has, of a tree that this controller has not made.
+#[derive(Debug)]
+pub(super) struct Held {
+    pub(super) switch: SwitchId,
+    pub(super) group: GroupIdentity,
+    pub(super) children: usize,
+    below: Vec<SwitchBelow>,
+    /// Its switch knows that it is over.
+    gone: bool,
+}
+
+impl Controller {
+    /// Whether what a switch says of itself can be.
+    pub(super) fn check_presence(&mut self, presence: &Presence) -> Result<(), Refusal> {
+        if presence.held > MAX_HELD {
+            let detail = format!("{} nodes are out of range: up to {MAX_HELD}", presence.held);
+            return Err(Refusal::Protocol { detail });
+        }
+        let announced = self.switches.values().map(|switch| switch.unnamed as usize);
+        let all = self.held.len() + announced.sum::<usize>() + presence.held as usize;
+        if all > MAX_ALL_HELD {
+            let what = "nodes that switches have from before".to_owned();
+            return Err(Refusal::Limit { what, limit: MAX_ALL_HELD });
+        }
+        self.exceed(presence.term)
+    }
+
+    /// A switch that was away is there again. `false` when it is another process: that one is lost.
+    pub(super) fn comes_back(
+        &mut self,
+        connection: ConnectionId,
+        name: &str,
+        address: IpAddr,
+        limits: SwitchLimits,
+        presence: Presence,
+    ) -> bool {
+        let known = self.switches.iter_mut();
+        let mut known = known.filter(|(_, it)| it.name == name && it.address == address);
+        let Some((&id, switch)) = known.next() else { return false };
+        let old = switch.connection.take();
+        if switch.incarnation == presence.incarnation {
+            switch.connection = Some(connection);
+            (switch.limits, switch.unnamed) = (limits, presence.held);
+            switch.communicators.clear();
+            // Answers of the old connection may be lost.
+            self.end_forming(id, "its control connection was closed");
+            self.set_role(connection, Role::Switch(id));
+            if presence.held == 0 {
+                self.all_named(id);
+            }
+        } else {
+            self.switch_lost(id, "it was restarted");
+        }
+        if let Some(old) = old
+            && self.connections.remove(&old).is_some()
+        {
+            self.outputs.push_back(Output::Close { connection: old });
+        }
+        self.switches.contains_key(&id)
+    }
+
+    /// A switch names nodes that it has.
+    pub(super) fn holds(&mut self, id: SwitchId, nodes: Vec<HeldNode>) {
+        let Some(switch) = self.switches.get_mut(&id) else { return };
+        let Some(connection) = switch.connection else { return };
+        let count = nodes.len();
+        let broken = |node: &HeldNode| {
+            node.children as usize > MAX_CHILDREN || node.below.len() > node.children as usize
+        };
+        if count == 0
+            || count > MAX_HELD_AT_ONCE.min(switch.unnamed as usize)
+            || nodes.iter().any(broken)
+        {
+            let detail = "it named more nodes than it has, or nodes that cannot be".to_owned();
+            return self.misbehaved(connection, detail);
+        }
+        switch.unnamed -= count as u32;
+        switch.communicators.extend(nodes.iter().map(|node| node.communicator));
+        let last = switch.unnamed == 0;
+        let until = self.now + self.config.inventory_grace;
+        for HeldNode { group, communicator, children, below } in nodes {
+            if self.nodes.contains_key(&communicator) || self.held.contains_key(&communicator) {
+                continue;
+            }
+            let children = children as usize;
+            let held = Held { switch: id, group, children, below, gone: false };
+            if self.ended.iter().any(|ended| ended.group == group) {
+                let message = FromController::DestroyCommunicator { communicator };
+                self.end_node(&held, communicator, message);
+            } else {
+                self.held.insert(communicator, held);
+                self.unclaimed.push_back((until, communicator));
+            }
+        }
+        if last {
+            self.all_named(id);
+        }
+    }
+
+    /// It is known what a switch has: what it should have and has not is lost.
+    pub(super) fn all_named(&mut self, id: SwitchId) {
+        let Some(switch) = self.switches.get(&id) else { return };
+        let Some(connection) = switch.connection else { return };
+        let (name, address) = (switch.name.clone(), switch.address);
+        let has = |communicator: &u64| switch.communicators.contains(communicator);
+        let mut lost: BTreeSet<GroupId> = BTreeSet::new();
+        for (&group, state) in &self.groups {
+            let places = state.tree.iter().flat_map(|tree| tree.nodes()).zip(&state.nodes);
+            let mut ours = places.filter(|(place, _)| place.switch == id);
+            if state.ready && !ours.all(|(_, node)| has(&node.communicator)) {
+                lost.insert(group);
+            }
+        }
+        let missing = |(&communicator, held): (&u64, &Held)| {
+            (held.switch == id && !has(&communicator)).then_some((communicator, held.group))
+        };
+        let missing: Vec<(u64, GroupIdentity)> = self.held.iter().filter_map(missing).collect();
+        for (communicator, group) in missing {
+            self.held.remove(&communicator);
+            lost.extend(self.group_of(group));
+        }
+        for group in lost {
+            let detail = "it has lost its part of the communicator".to_owned();
+            let reason = AbortReason::SwitchLost { name: name.clone(), address, detail };
+            self.end_group(group, &End::Aborted(reason));
+        }
+        self.send(connection, FromController::Registered);
+        self.plan_waiting();
+    }
+
+    /// The connection of a switch is gone. Communicators that are ready do without.
+    pub(super) fn switch_away(&mut self, id: SwitchId, detail: &str) {
+        let Some(switch) = self.switches.get_mut(&id) else { return };
+        switch.connection = None;
+        switch.unnamed = 0;
+        self.end_forming(id, detail);
+        self.forget_switches();
+    }
+
+    /// Ends the groups that are being made with a switch.
+    fn end_forming(&mut self, id: SwitchId, detail: &str) {
+        let Some(switch) = self.switches.get(&id) else { return };
+        let (name, address, detail) = (switch.name.clone(), switch.address, detail.to_owned());
+        let reason = AbortReason::SwitchLost { name, address, detail };
+        let uses =
+            |(&group, state): (&GroupId, &Group)| (state.uses(id) && !state.ready).then_some(group);
+        let groups: Vec<GroupId> = self.groups.iter().filter_map(uses).collect();
+        for group in groups {
+            self.end_group(group, &End::Aborted(reason.clone()));
+        }
+    }
+
+    /// Forgets switches that are away and serve no group.
+    pub(super) fn forget_switches(&mut self) {
+        let away = self.switches.iter().filter(|(_, switch)| switch.connection.is_none());
+        let away: Vec<SwitchId> = away.map(|(&id, _)| id).collect();
+        for id in away {
+            let used = self.groups.values().any(|group| group.uses(id));
+            let held = |held: &Held| held.switch == id && self.group_of(held.group).is_some();
+            if !used && !self.held.values().any(held) {
+                self.switches.remove(&id);
+                self.held.retain(|_, held| held.switch != id);
+            }
+        }
+    }
+
+    /// The group of a node that an earlier controller has made, on this switch.
+    pub(super) fn find_held(&self, switch: SwitchId, communicator: u64) -> Option<GroupId> {
+        let held = self.held.get(&communicator).filter(|held| held.switch == switch)?;
+        self.group_of(held.group)
+    }
+
+    pub(super) fn held_gone(&mut self, communicator: u64) {
+        if let Some(held) = self.held.get_mut(&communicator) {
+            held.gone = true;
+        }
+    }
+
+    /// The switch of a child of such a node, if its edge has the name of this rank and it is no host.
+    pub(super) fn switch_below_held(
+        &self,
+        communicator: u64,
+        rank: u32,
+    ) -> Option<(String, IpAddr)> {
+        let below = self.held.get(&communicator)?.below.iter().find(|below| below.rank == rank)?;
+        let mut switches = self.switches.values();
+        let name = switches.find(|switch| switch.address == below.address)?.name.clone();
+        Some((name, below.address))
+    }
+
+    /// Has the switches end such nodes of a group that is over.
+    pub(super) fn end_held(
+        &mut self,
+        group: GroupIdentity,
+        message: impl Fn(u64) -> Option<FromController>,
+    ) {
+        let ours = self.held.extract_if(.., |_, held| held.group == group);
+        let ours: Vec<(u64, Held)> = ours.collect();
+        for (communicator, held) in ours {
+            let message = message(communicator).filter(|_| !held.gone);
+            if !matches!(message, Some(FromController::DestroyCommunicator { .. })) {
+                let until = self.now + self.config.abort_timeout;
+                self.ending.push_back((until, held.switch, communicator));
+            }
+            if let Some(message) = message {
+                self.end_node(&held, communicator, message);
+            }
+        }
+    }
+
+    pub(super) fn end_node(&mut self, held: &Held, communicator: u64, message: FromController) {
+        let Some(switch) = self.switches.get(&held.switch) else { return };
+        if switch.communicators.contains(&communicator) {
+            self.send_to(switch.connection, message);
+        }
+    }
+}
