@@ -1,0 +1,402 @@
+//! Controllers that are restarted or stand still, and peers that come back.
+
+use super::*;
+use crate::protocol::{HeldNode, MAX_HELD, MAX_TERM, Resume, SwitchBelow};
+
+const IDENTITY: [u64; 2] = [11, 12];
+const NUMBER: u64 = 77;
+
+fn claim(group: &str, world: u32, rank: u32) -> Resume {
+    Resume {
+        term: 5,
+        group: group.to_owned(),
+        identity: IDENTITY,
+        communicator: NUMBER,
+        world,
+        rank,
+        address: hello(group, world, rank).address,
+        departed: false,
+    }
+}
+
+fn back(world: &mut World, connection: u64, resume: Resume) -> ConnectionId {
+    let connection = ConnectionId(connection);
+    world.connect(connection);
+    world.say(connection, ToController::Resume(resume));
+    connection
+}
+
+/// The claim of a rank of a group that is there.
+fn claim_of(world: &World, name: &str, rank: u32) -> Resume {
+    let mut groups = world.controller.groups.values();
+    let group = groups.find(|group| group.name == name).unwrap();
+    let communicator = group.nodes[0].communicator;
+    Resume { identity: group.identity, communicator, ..claim(name, group.world, rank) }
+}
+
+fn node(group: [u64; 2], communicator: u64) -> HeldNode {
+    HeldNode { group, communicator, children: 3, below: Vec::new() }
+}
+
+fn holding(held: u32) -> Presence {
+    Presence { incarnation: 3, term: 4, held }
+}
+
+fn lost(rank: u32, detail: &str) -> [FromController; 1] {
+    let detail = detail.to_owned();
+    [FromController::Abort { reason: AbortReason::PeerLost { rank, detail } }]
+}
+
+#[test]
+fn a_restarted_controller_goes_on_with_what_ranks_and_switches_claim() {
+    let mut world = World::new();
+    world.switch_with(SWITCH, "s", 1, holding(2));
+    // It is known what it has when it has named all.
+    world.say(SWITCH, ToController::Held { nodes: vec![node(IDENTITY, NUMBER)] });
+    assert_eq!(world.heard(SWITCH), []);
+    world.say(SWITCH, ToController::Held { nodes: vec![node([1, 1], 78)] });
+    assert_eq!(world.heard(SWITCH), [FromController::Registered]);
+    assert_eq!(world.controller.census().communicators, 2);
+    let hosts = [0, 1, 2].map(|rank| back(&mut world, rank.into(), claim("g", 3, rank)));
+    for host in hosts {
+        assert_eq!(world.heard(host), [FromController::Resumed]);
+    }
+    assert_eq!(world.controller.group_state("g"), Some(GroupState::CommunicatorReady));
+    // Above all that were heard of.
+    assert!(world.controller.term() > 5, "{}", world.controller.term());
+    // Nobody claims the other node.
+    world.pass(seconds(9.9));
+    assert_eq!(world.heard(SWITCH), []);
+    world.pass(seconds(0.1));
+    assert_eq!(world.heard(SWITCH), [FromController::EndCommunicator { communicator: 78 }]);
+    world.pass(seconds(86_400.0));
+    assert!(hosts.iter().all(|&host| world.heard(host).is_empty()));
+    // From here on it is as any other.
+    world.say(hosts[0], ToController::Leave { collectives: 4 });
+    assert_eq!(world.heard(hosts[1]), [FromController::Left { rank: 0, collectives: 4 }]);
+    world.say(hosts[1], ToController::Leave { collectives: 4 });
+    world.say(hosts[2], ToController::Leave { collectives: 4 });
+    let destroy = FromController::DestroyCommunicator { communicator: NUMBER };
+    assert_eq!(world.heard(SWITCH), [destroy]);
+    assert_eq!(world.heard(hosts[0]), [FromController::Closed]);
+    world.assert_quiet();
+}
+
+#[test]
+fn a_rank_that_does_not_come_back_is_named_to_the_others_within_5_s() {
+    let mut world = World::new();
+    world.switch_with(SWITCH, "s", 1, holding(1));
+    world.say(SWITCH, ToController::Held { nodes: vec![node(IDENTITY, NUMBER)] });
+    world.heard(SWITCH);
+    // The last to come needs a second.
+    world.pass(seconds(1.0));
+    let a = back(&mut world, 1, claim("g", 4, 0));
+    let b = back(&mut world, 2, claim("g", 4, 3));
+    world.pass(seconds(2.9));
+    assert_eq!(world.heard(a), [FromController::Resumed]);
+    assert_eq!(world.heard(b), [FromController::Resumed]);
+    world.pass(seconds(0.1));
+    let detail = "it did not come back to a controller that was restarted, as ranks 1-2";
+    assert_eq!(world.heard(a), lost(1, detail));
+    assert_eq!(world.heard(b), lost(1, detail));
+    let abort = FromController::AbortCommunicator { communicator: NUMBER, rank: 1 };
+    assert_eq!(world.heard(SWITCH), [abort]);
+    world.assert_quiet();
+    // Who comes too late hears the same.
+    let late = back(&mut world, 3, claim("g", 4, 2));
+    assert_eq!(world.heard(late), lost(1, detail));
+    assert!(world.closed.contains(&late));
+}
+
+#[test]
+fn a_rank_that_dies_right_after_a_restart_is_named_as_always() {
+    let mut world = World::new();
+    let hosts = [0, 1].map(|rank| back(&mut world, rank.into(), claim("g", 2, rank)));
+    world.heard(hosts[0]);
+    world.close(hosts[1]);
+    world.pass(seconds(3.0));
+    assert_eq!(world.heard(hosts[0]), lost(1, PEER_LOST));
+}
+
+#[test]
+fn a_connection_that_breaks_disturbs_nobody() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let (hosts, communicator) = world.ready(10, "g", 2);
+    let resume = claim_of(&world, "g", 1);
+    world.close(hosts[1]);
+    world.pass(seconds(2.9));
+    let again = back(&mut world, 20, resume.clone());
+    assert_eq!(world.heard(again), [FromController::Resumed]);
+    // One whose old connection is half open takes its place.
+    let third = back(&mut world, 21, resume);
+    assert!(world.closed.contains(&again));
+    world.controller.handle_closed(world.now, again);
+    world.pass(seconds(60.0));
+    assert_eq!(world.heard(hosts[0]), []);
+    // It hears what it has missed, after it is known.
+    let late = claim_of(&world, "g", 1);
+    world.close(third);
+    world.say(hosts[0], ToController::Leave { collectives: 9 });
+    let fourth = back(&mut world, 22, late);
+    let left = FromController::Left { rank: 0, collectives: 9 };
+    assert_eq!(world.heard(fourth), [FromController::Resumed, left]);
+    world.say(fourth, ToController::Leave { collectives: 9 });
+    assert_eq!(world.heard(fourth), [FromController::Closed]);
+    assert_eq!(world.heard(SWITCH), [FromController::DestroyCommunicator { communicator }]);
+}
+
+#[test]
+fn a_rank_that_has_left_does_not_join_again_and_comes_back_only_to_hear_the_end() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let (hosts, _) = world.ready(10, "g", 2);
+    let resume = claim_of(&world, "g", 0);
+    world.say(hosts[0], ToController::Leave { collectives: 1 });
+    world.close(hosts[0]);
+    let again = back(&mut world, 20, resume);
+    world.heard(again);
+    // Its name is free, for others: this is another group.
+    let next = world.join(21, "g", 2, 0);
+    assert_eq!(world.controller.group_state("g"), Some(GroupState::CreatingGroup));
+    // It is not counted as there: the other one is the last to leave.
+    world.say(hosts[1], ToController::Leave { collectives: 1 });
+    assert_eq!(world.heard(again), [FromController::Closed]);
+    assert_eq!(world.heard(next), []);
+    // Nor does it come back to a group that is over.
+    let over = Resume { identity: IDENTITY, ..claim("g", 2, 0) };
+    world.controller.remember(IDENTITY, None);
+    let late = back(&mut world, 22, over);
+    assert_eq!(world.heard(late), [FromController::Closed]);
+}
+
+#[test]
+fn who_does_not_come_back_where_ranks_had_left_is_not_blamed() {
+    let mut world = World::new();
+    let resume = Resume { departed: true, ..claim("g", 3, 2) };
+    let host = back(&mut world, 1, resume);
+    world.pass(seconds(60.0));
+    assert_eq!(world.heard(host), [FromController::Resumed]);
+    // The name was free since the first had left.
+    assert_eq!(world.controller.group_state("g"), None);
+    world.say(host, ToController::Leave { collectives: 1 });
+    assert_eq!(world.heard(host), [FromController::Closed]);
+    world.assert_quiet();
+}
+
+#[test]
+fn two_jobs_of_one_name_do_not_mix_after_a_restart() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let a = back(&mut world, 1, claim("g", 2, 0));
+    // Another job has the name: it cannot take the place of the rank that is still to come.
+    let stranger = ConnectionId(2);
+    world.connect(stranger);
+    world.say(stranger, ToController::Join(hello("g", 2, 1)));
+    assert_eq!(world.refusal(stranger), Refusal::GroupTaken { group: "g".to_owned() });
+    // Nor does a rank of another run of it, which lives as well.
+    let other = Resume { identity: [1, 2], communicator: 5, ..claim("g", 2, 1) };
+    let other = back(&mut world, 3, other);
+    assert_eq!(world.heard(other), [FromController::Resumed]);
+    assert_eq!(world.controller.census().groups, 2);
+    // What does not fit the group is refused.
+    for (number, wrong) in [
+        (4, Resume { world: 3, ..claim("g", 3, 1) }),
+        (5, Resume { communicator: 1, ..claim("g", 2, 1) }),
+        (6, Resume { group: "h".to_owned(), ..claim("g", 2, 1) }),
+        (7, Resume { term: MAX_TERM + 1, ..claim("g", 2, 1) }),
+        (8, claim("g", 2, 2)),
+        (9, claim("g", 0, 0)),
+        (10, claim("", 2, 1)),
+    ] {
+        let wrong = back(&mut world, number, wrong);
+        world.refusal(wrong);
+    }
+    let b = back(&mut world, 11, claim("g", 2, 1));
+    for host in [a, b] {
+        assert_eq!(world.heard(host), [FromController::Resumed]);
+    }
+    // Only the other one lacks a rank.
+    world.pass(seconds(60.0));
+    let detail = "it did not come back to a controller that was restarted";
+    assert_eq!(world.heard(other), lost(0, detail));
+    assert_eq!(world.heard(a), []);
+}
+
+#[test]
+fn a_group_that_forms_is_not_mixed_with_one_that_comes_back_later() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let new = world.join(1, "g", 2, 0);
+    let old = [0, 1].map(|rank| back(&mut world, 10 + u64::from(rank), claim("g", 2, rank)));
+    let other = world.join(2, "g", 2, 1);
+    assert!(matches!(world.heard(new)[..], [FromController::GroupReady { .. }]));
+    assert!(matches!(world.heard(other)[..], [FromController::GroupReady { .. }]));
+    assert_eq!(world.heard(old[0]), [FromController::Resumed]);
+}
+
+#[test]
+fn a_standstill_of_the_controller_ends_nothing_before_it_has_read() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let (hosts, _) = world.ready(10, "g", 2);
+    let resume = claim_of(&world, "g", 1);
+    // A rank is away when the controller stops, and back before it goes on; a stranger has not spoken yet.
+    world.close(hosts[1]);
+    world.pass(seconds(2.5));
+    let stranger = ConnectionId(50);
+    world.connect(stranger);
+    world.controller.poll_timeout();
+    world.now = world.now + seconds(30.0);
+    world.controller.handle_timeout(world.now);
+    world.settle();
+    world.pass(seconds(0.9));
+    let again = back(&mut world, 20, resume);
+    world.say(stranger, ToController::Join(hello("h", 2, 1)));
+    assert_eq!(world.heard(again), [FromController::Resumed]);
+    assert_eq!(world.heard(hosts[0]), []);
+    assert_eq!(world.heard(stranger), []);
+    // One that is not back is lost a little later.
+    world.close(again);
+    world.pass(seconds(2.5));
+    world.controller.poll_timeout();
+    world.now = world.now + seconds(30.0);
+    world.controller.handle_timeout(world.now);
+    world.settle();
+    assert_eq!(world.heard(hosts[0]), []);
+    world.pass(seconds(3.0));
+    assert_eq!(world.heard(hosts[0]), lost(1, PEER_LOST));
+}
+
+#[test]
+fn a_switch_that_is_cut_off_serves_what_it_serves() {
+    let mut world = World::new();
+    let presence = Presence { incarnation: 3, ..Presence::default() };
+    world.switch_with(SWITCH, "s", 1, presence);
+    let (hosts, communicator) = world.ready(10, "g", 2);
+    let (over, ended) = world.ready(20, "over", 1);
+    world.close(SWITCH);
+    // New groups wait for one that can be asked.
+    let new = world.join(30, "new", 1, 0);
+    world.pass(seconds(20.0));
+    assert_eq!(world.heard(new), []);
+    assert_eq!(world.heard(hosts[0]), []);
+    // What ends meanwhile it is told to end when it is back.
+    world.say(over[0], ToController::Leave { collectives: 1 });
+    let back = ConnectionId(1001);
+    world.switch_with(back, "s", 1, Presence { held: 2, ..presence });
+    let group = claim_of(&world, "g", 0).identity;
+    let gone = world.controller.ended.back().unwrap().group;
+    let nodes = vec![node(group, communicator), node(gone, ended)];
+    world.say(back, ToController::Held { nodes });
+    let destroy = FromController::DestroyCommunicator { communicator: ended };
+    assert_eq!(world.heard(back), [destroy, FromController::Registered]);
+    assert!(matches!(world.heard(new)[..], [FromController::GroupReady { .. }]));
+    world.pass(seconds(5.0));
+    assert_eq!(world.heard(hosts[0]), []);
+    // One that has lost a node ends its communicator, and a report that comes first says why.
+    world.close(back);
+    let again = ConnectionId(1002);
+    world.switch_with(again, "s", 1, presence);
+    let detail = "it has lost its part of the communicator".to_owned();
+    let (name, address) = ("s".to_owned(), IpAddr::from([127, 0, 1, 1]));
+    let reason = AbortReason::SwitchLost { name, address, detail };
+    assert_eq!(world.heard(hosts[0]), [FromController::Abort { reason }]);
+}
+
+#[test]
+fn a_switch_that_has_found_a_dead_rank_meanwhile_names_it() {
+    let mut world = World::new();
+    world.switch_with(SWITCH, "s", 1, holding(1));
+    world.say(SWITCH, ToController::Held { nodes: vec![node(IDENTITY, NUMBER)] });
+    let host = back(&mut world, 1, claim("g", 2, 0));
+    world.heard(host);
+    let report = SwitchReport::PeerLost { rank: 1, detail: "silent".to_owned() };
+    world.say(SWITCH, ToController::Report { communicator: NUMBER, report });
+    assert_eq!(world.heard(host), lost(1, "silent"));
+    assert_eq!(world.heard(SWITCH), [FromController::Registered]);
+}
+
+#[test]
+fn a_switch_below_that_is_lost_is_named_and_not_a_rank() {
+    let mut world = World::new();
+    world.switch(ConnectionId(1001), "leaf", 2);
+    world.switch_with(SWITCH, "s", 1, holding(1));
+    let below = vec![SwitchBelow { rank: 1, address: IpAddr::from([127, 0, 1, 2]) }];
+    let node = HeldNode { below, ..node(IDENTITY, NUMBER) };
+    world.say(SWITCH, ToController::Held { nodes: vec![node] });
+    let host = back(&mut world, 1, claim("g", 2, 0));
+    world.heard(host);
+    let report = SwitchReport::PeerLost { rank: 1, detail: "silent".to_owned() };
+    world.say(SWITCH, ToController::Report { communicator: NUMBER, report });
+    let heard = world.heard(host);
+    let [FromController::Abort { reason: AbortReason::SwitchLost { name, .. } }] = &heard[..]
+    else {
+        panic!("{heard:?}");
+    };
+    assert_eq!(name, "leaf");
+}
+
+#[test]
+fn a_rank_whose_switch_is_lost_is_not_blamed() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let (hosts, _) = world.ready(10, "g", 2);
+    world.say(hosts[0], ToController::SwitchLost { detail: "silent".to_owned() });
+    let heard = world.heard(hosts[1]);
+    let [FromController::Abort { reason: AbortReason::SwitchLost { name, .. } }] = &heard[..]
+    else {
+        panic!("{heard:?}");
+    };
+    assert_eq!(name, "s");
+}
+
+#[test]
+fn inventories_have_limits() {
+    let mut world = World::new();
+    world.switch_with(SWITCH, "s", 1, holding(MAX_HELD + 1));
+    assert!(world.refusal(SWITCH).to_string().contains("4097 nodes are out of range"));
+    // More than announced, none, and ones that cannot be.
+    let wrong = HeldNode { children: 65, ..node(IDENTITY, 1) };
+    let address = IpAddr::from([127, 0, 1, 2]);
+    let below = vec![SwitchBelow { rank: 0, address }; 4];
+    for (number, nodes) in [
+        (1, vec![node(IDENTITY, 1), node(IDENTITY, 2), node(IDENTITY, 3)]),
+        (2, Vec::new()),
+        (3, vec![wrong]),
+        (4, vec![HeldNode { below, ..node(IDENTITY, 1) }]),
+    ] {
+        let connection = ConnectionId(number);
+        world.switch_with(connection, "s", 1, holding(2));
+        world.say(connection, ToController::Held { nodes });
+        assert!(world.refusal(connection).to_string().contains("named more nodes than it has"));
+        assert_eq!(world.controller.census(), Census::default());
+        assert!(world.controller.held.is_empty());
+    }
+    // All switches together: those that come too much are refused for load.
+    for number in 0..16 {
+        world.switch_with(
+            ConnectionId(100 + number),
+            &format!("t{number}"),
+            number as u8,
+            holding(MAX_HELD),
+        );
+    }
+    world.switch_with(ConnectionId(200), "u", 200, holding(1));
+    assert!(world.refusal(ConnectionId(200)).is_for_load());
+    // Those that have gone and serve nobody are forgotten.
+    (0..16).for_each(|number| world.close(ConnectionId(100 + number)));
+    assert_eq!(world.controller.census(), Census::default());
+}
+
+#[test]
+fn ranks_that_come_back_are_refused_for_load_and_nothing_else_is_bounded_by_it() {
+    let config = ControllerConfig { max_groups: 1, ..ControllerConfig::new(0) };
+    let mut world = World::with(config);
+    back(&mut world, 1, claim("g", 2, 0));
+    let other = back(&mut world, 2, Resume { identity: [1, 2], ..claim("g", 2, 0) });
+    assert!(world.refusal(other).is_for_load());
+    // What is remembered of groups that are over is bounded too.
+    (0..5000).for_each(|number| world.controller.remember([number, 0], None));
+    assert_eq!(world.controller.ended.len(), 1024);
+}
