@@ -8,9 +8,11 @@ use millstream_wire::{Mtu, Psn, Qpn};
 
 use super::ConnectionId;
 use super::counted::Counted;
+use super::resume::Revived;
 use crate::plan::{SwitchId, Tree};
 use crate::protocol::{
-    AbortReason, Awaited, FromController, RankList, Refusal, SwitchEdge, SwitchUplink,
+    AbortReason, Awaited, FromController, GroupIdentity, RankList, Refusal, SwitchEdge,
+    SwitchUplink,
 };
 use crate::topology::LinkIndex;
 
@@ -37,16 +39,20 @@ pub(super) struct HostEnd {
 
 #[derive(Debug)]
 pub(super) struct Member {
-    pub(super) connection: ConnectionId,
+    /// None while it is away.
+    pub(super) connection: Option<ConnectionId>,
     pub(super) address: IpAddr,
     pub(super) end: Option<HostEnd>,
-    /// It has said that it is done. Its connection may be gone.
-    pub(super) left: bool,
+    /// It has said that it is done, after so many collectives. Its connection may be gone.
+    pub(super) left: Option<u64>,
+    /// It is away, and lost when it is not back by then.
+    pub(super) away_until: Option<Instant>,
 }
 
 #[derive(Debug)]
 pub(super) struct Group {
     pub(super) name: String,
+    pub(super) identity: GroupIdentity,
     pub(super) world: u32,
     pub(super) members: BTreeMap<u32, Member>,
     /// When the making of it fails.
@@ -66,6 +72,8 @@ pub(super) struct Group {
     /// The smallest of those that have.
     pub(super) path_mtu: Mtu,
     pub(super) ready: bool,
+    /// Made by an earlier controller: it has no tree here.
+    pub(super) revived: Option<Revived>,
 }
 
 /// How far a node of the tree is.
@@ -114,9 +122,10 @@ pub(super) enum End {
 }
 
 impl Group {
-    pub(super) fn new(name: &str, world: u32, deadline: Instant) -> Self {
+    pub(super) fn new(name: &str, identity: GroupIdentity, world: u32, deadline: Instant) -> Self {
         Self {
             name: name.to_owned(),
+            identity,
             world,
             members: BTreeMap::new(),
             deadline: Some(deadline),
@@ -128,6 +137,7 @@ impl Group {
             connected: 0,
             path_mtu: Mtu::B4096,
             ready: false,
+            revived: None,
         }
     }
 
@@ -190,7 +200,7 @@ impl Group {
     /// What a member is told at the end.
     pub(super) fn farewell(&self, member: &Member, end: &End) -> FromController {
         match end {
-            _ if member.left => FromController::Closed,
+            _ if member.left.is_some() => FromController::Closed,
             End::Aborted(reason) if self.ready => FromController::Abort { reason: reason.clone() },
             End::Aborted(reason) => {
                 FromController::Refused { reason: Refusal::Aborted { reason: reason.clone() } }

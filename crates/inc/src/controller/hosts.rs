@@ -5,7 +5,7 @@ use core::time::Duration;
 use millstream_roce::Instant;
 
 use super::group::{End, Group, HostEnd, Member};
-use super::{ConnectionId, Controller, GroupId, Output, Role, is_name};
+use super::{ConnectionId, Controller, GroupId, Role, is_name};
 use crate::protocol::{AbortReason, FromController, Hello, Refusal};
 use crate::spec::MAX_WORLD;
 
@@ -21,7 +21,8 @@ impl Controller {
         self.set_role(connection, Role::Host { group: id, rank: hello.rank });
         let deadline = now + self.group_timeout(hello);
         let Some(group) = self.groups.get_mut(&id) else { return };
-        let member = Member { connection, address: hello.address, end: None, left: false };
+        let (connection, address) = (Some(connection), hello.address);
+        let member = Member { connection, address, end: None, left: None, away_until: None };
         group.members.insert(hello.rank, member);
         // The least patient decides: without it the group cannot be.
         group.deadline = group.deadline.map(|earlier| earlier.min(deadline));
@@ -67,6 +68,7 @@ impl Controller {
             }
             return match known.members.get(&rank) {
                 Some(member) => Err(Refusal::RankTaken { group, rank, holder: member.address }),
+                None if known.ready => Err(Refusal::GroupTaken { group }),
                 None => Ok(id),
             };
         }
@@ -77,7 +79,8 @@ impl Controller {
         let id = GroupId(self.next_group);
         self.next_group += 1;
         let deadline = now + self.group_timeout(hello);
-        self.groups.insert(id, Group::new(group, world, deadline));
+        let identity = self.draw_identity();
+        self.groups.insert(id, Group::new(group, identity, world, deadline));
         self.names.insert(group.clone(), id);
         Ok(id)
     }
@@ -109,43 +112,44 @@ impl Controller {
     pub(super) fn leave(&mut self, id: GroupId, rank: u32, collectives: u64) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         let Some(member) = group.members.get_mut(&rank) else { return };
-        let connection = member.connection;
         if !group.ready {
-            self.connections.remove(&connection);
-            self.send(connection, FromController::Closed);
-            self.outputs.push_back(Output::Close { connection });
+            if let Some(connection) = member.connection {
+                self.dismiss(connection, FromController::Closed);
+            }
             self.host_lost(id, rank, "it left before the communicator was ready");
             return;
         }
-        if core::mem::replace(&mut member.left, true) {
+        if member.left.replace(collectives).is_some() {
             return;
         }
         self.names.retain(|_, other| *other != id);
-        let others = group.members.values().filter(|member| !member.left);
-        let others: Vec<ConnectionId> = others.map(|member| member.connection).collect();
-        if others.is_empty() {
+        let others = || group.members.values().filter(|member| member.left.is_none());
+        let told: Vec<ConnectionId> = others().filter_map(|member| member.connection).collect();
+        if others().next().is_none() && group.revived.as_ref().is_none_or(|it| it.until.is_none()) {
             self.close_group(id);
         }
-        for connection in others {
+        for connection in told {
             self.send(connection, FromController::Left { rank, collectives });
         }
     }
 
     /// All ranks have left.
-    fn close_group(&mut self, id: GroupId) {
+    pub(super) fn close_group(&mut self, id: GroupId) {
         let Some(group) = self.groups.remove(&id) else { return };
         self.report_over(&group);
+        self.remember(group.identity, None);
         self.end_nodes(&group, |communicator| {
             Some(FromController::DestroyCommunicator { communicator })
         });
-        for member in group.members.values() {
-            self.dismiss(member.connection, FromController::Closed);
+        for connection in group.members.values().filter_map(|member| member.connection) {
+            self.dismiss(connection, FromController::Closed);
         }
+        self.forget_switches();
     }
 
     pub(super) fn host_lost(&mut self, id: GroupId, rank: u32, detail: &str) {
         let Some(group) = self.groups.get_mut(&id) else { return };
-        if !group.is_full() {
+        if !group.ready && !group.is_full() {
             // Whoever was that rank, or its successor, may still come.
             group.members.remove(&rank);
             if group.members.is_empty() {
@@ -154,7 +158,7 @@ impl Controller {
             }
             return;
         }
-        if group.members.get(&rank).is_some_and(|member| !member.left) {
+        if group.members.get(&rank).is_some_and(|member| member.left.is_none()) {
             let detail = detail.to_owned();
             self.end_group(id, &End::Aborted(AbortReason::PeerLost { rank, detail }));
         }

@@ -7,14 +7,19 @@
 //! A group's name is taken from the first rank that joins until the first rank that leaves (or
 //! until it fails): who has called its last collective may start the next run under the same name,
 //! while others are still on their way out.
+//!
+//! A connection that breaks ends no communicator that is ready: hosts and switches come back, to this controller or
+//! to one after it, and say what they have (`resume.rs`, `inventory.rs`).
 
 mod counted;
 mod given;
 mod group;
 mod hosts;
+mod inventory;
 mod nodes;
 mod overview;
 mod placement;
+mod resume;
 mod switches;
 #[cfg(test)]
 mod tests;
@@ -30,6 +35,7 @@ pub use counted::PortRates;
 pub use given::{EdgeEnd, PlacedEdge, PlacedNode, Placement, PlacementChange};
 pub use group::GroupState;
 use group::{End, Group, HostEnd, Step};
+use inventory::Held;
 pub use overview::{
     CommunicatorOverview, EdgeOverview, EndOverview, GroupOverview, MemberOverview, NodeOverview,
     Overview, SwitchOverview,
@@ -41,6 +47,7 @@ use crate::protocol::{
     ToController, shortened,
 };
 use crate::topology::{SwitchIndex, Topology};
+use resume::Ended;
 
 /// What a controller is made with.
 #[derive(Clone, Debug)]
@@ -64,6 +71,16 @@ pub struct ControllerConfig {
     pub keep_alive_misses: u32,
     /// How long a communicator that ends by itself may be on a switch before it is destroyed.
     pub abort_timeout: Duration,
+    /// A rank of a communicator whose connection was closed is lost unless it comes back within this time.
+    pub resume_timeout: Duration,
+    /// The other ranks of a communicator that this controller has not made are lost unless they come back within
+    /// this time after the first.
+    pub claim_timeout: Duration,
+    /// A node that a switch has from before is ended unless a rank of its communicator comes back within this time.
+    pub inventory_grace: Duration,
+    /// Deadlines that are seen so much too late mean that this process stood still: what has come meanwhile is read
+    /// before anyone is given up.
+    pub standstill: Duration,
     /// How many children a node of a tree may have.
     pub fan_in: FanIn,
     /// Bytes of a segment, for all communicators: a multiple of every path MTU.
@@ -89,6 +106,11 @@ impl ControllerConfig {
             keep_alive_interval: Duration::from_secs(1),
             keep_alive_misses: 3,
             abort_timeout: Duration::from_secs(10),
+            // Hosts try again after 1 s at the latest.
+            resume_timeout: Duration::from_secs(3),
+            claim_timeout: Duration::from_secs(3),
+            inventory_grace: Duration::from_secs(10),
+            standstill: Duration::from_secs(1),
             fan_in: FanIn::MAX,
             // Measured with 4 hosts on 2 cores: smaller segments cost more for each packet, as
             // segmentation offload has less to work with; larger ones gain little.
@@ -159,13 +181,24 @@ struct Connection {
 
 #[derive(Debug)]
 struct Switch {
-    connection: ConnectionId,
+    /// None while it is away.
+    connection: Option<ConnectionId>,
+    incarnation: u64,
+    /// Nodes that it has and has not named yet.
+    unnamed: u32,
     name: String,
     address: IpAddr,
     limits: SwitchLimits,
     /// Which switch of the topology it is.
     place: Option<SwitchIndex>,
     communicators: BTreeSet<u64>,
+}
+
+impl Switch {
+    /// Whether it can be asked for nodes.
+    const fn serves(&self) -> bool {
+        self.connection.is_some() && self.unnamed == 0
+    }
 }
 
 /// The controller.
@@ -179,6 +212,18 @@ pub struct Controller {
     names: HashMap<String, GroupId>,
     /// The nodes of all groups' trees, by their numbers.
     nodes: HashMap<u64, (GroupId, usize)>,
+    /// Nodes of trees that an earlier controller has made, by their numbers.
+    held: BTreeMap<u64, Held>,
+    /// Until when a rank must claim them, in order.
+    unclaimed: VecDeque<(Instant, u64)>,
+    /// Members that are away, by when they are lost. Those that came back are skipped.
+    away: BTreeSet<(Instant, GroupId, u32)>,
+    /// Groups that are over, the last ones.
+    ended: VecDeque<Ended>,
+    /// Above all that were heard of.
+    term: u64,
+    /// When we wanted to be called next.
+    armed: Option<Instant>,
     /// Nodes that end by themselves, until when, in order.
     ending: VecDeque<(Instant, SwitchId, u64)>,
     /// The last time that we were told.
@@ -204,6 +249,12 @@ impl Controller {
             groups: BTreeMap::new(),
             names: HashMap::new(),
             nodes: HashMap::new(),
+            held: BTreeMap::new(),
+            unclaimed: VecDeque::new(),
+            away: BTreeSet::new(),
+            ended: VecDeque::new(),
+            term: 1,
+            armed: None,
             ending: VecDeque::new(),
             now: Instant::ZERO,
             outputs: VecDeque::new(),
@@ -217,7 +268,7 @@ impl Controller {
 
     /// Someone has connected.
     pub fn handle_connected(&mut self, now: Instant, connection: ConnectionId) {
-        self.now = now;
+        self.arrive(now);
         let strangers = || {
             let new = |connection: &Connection| matches!(connection.role, Role::New { .. });
             self.connections.iter().filter(move |(_, connection)| new(connection))
@@ -247,17 +298,24 @@ impl Controller {
         connection: ConnectionId,
         message: ToController,
     ) {
-        self.now = now;
+        self.arrive(now);
         // What was read before we closed the connection.
         let Some(state) = self.connections.get_mut(&connection) else { return };
         state.unanswered = 0;
         let role = state.role;
         match (role, message) {
             (_, ToController::Pong) => {}
-            (Role::New { .. }, ToController::Register { name, address, limits }) => {
-                self.register(connection, name, address, limits);
+            (Role::New { .. }, ToController::Register { name, address, limits, presence }) => {
+                self.register(connection, name, address, limits, presence);
             }
             (Role::New { .. }, ToController::Join(hello)) => self.join(now, connection, &hello),
+            (Role::New { .. }, ToController::Resume(resume)) => {
+                self.resume(now, connection, resume);
+            }
+            (Role::Switch(id), ToController::Held { nodes }) => self.holds(id, nodes),
+            (Role::Host { group, .. }, ToController::SwitchLost { detail }) => {
+                self.switch_lost_to(connection, group, &detail);
+            }
             (
                 Role::Switch(id),
                 ToController::CommunicatorCreated { communicator, edges, uplink },
@@ -291,7 +349,7 @@ impl Controller {
                 self.leave(group, rank, collectives);
             }
             (Role::Host { .. }, ToController::Fail { reason }) => {
-                self.lose(connection, &shortened(format!("it gave up: {reason}")));
+                self.lose(connection, &shortened(format!("it gave up: {reason}")), Loss::ForEver);
                 self.outputs.push_back(Output::Close { connection });
             }
             (role, message) => {
@@ -310,21 +368,24 @@ impl Controller {
     }
 
     /// What has arrived is no message.
-    pub fn handle_bad_frame(&mut self, connection: ConnectionId, error: &FrameError) {
+    pub fn handle_bad_frame(&mut self, now: Instant, connection: ConnectionId, error: &FrameError) {
+        self.arrive(now);
         self.misbehaved(connection, error.to_string());
         self.use_new_room();
     }
 
     /// The connection is closed, by the peer or by an error.
-    pub fn handle_closed(&mut self, connection: ConnectionId) {
-        self.lose(connection, "its control connection was closed");
+    pub fn handle_closed(&mut self, now: Instant, connection: ConnectionId) {
+        self.arrive(now);
+        self.lose(connection, CLOSED, Loss::Connection);
         self.use_new_room();
     }
 
     /// Acts on deadlines that have passed.
     pub fn handle_timeout(&mut self, now: Instant) {
-        self.now = now;
+        self.arrive(now);
         self.keep_alive(now);
+        self.give_up_on_the_absent(now);
         self.destroy_overdue(now);
         let due = |(&id, group): (&GroupId, &Group)| {
             group.deadline.is_some_and(|deadline| deadline <= now).then_some(id)
@@ -339,14 +400,24 @@ impl Controller {
     }
 
     /// When [`Controller::handle_timeout`] must be called next.
-    pub fn poll_timeout(&self) -> Option<Instant> {
+    pub fn poll_timeout(&mut self) -> Option<Instant> {
         let pings = self.connections.values().map(|connection| match connection.role {
             Role::New { until } => until.min(connection.next_ping),
             _ => connection.next_ping,
         });
-        let deadlines = self.groups.values().filter_map(|group| group.deadline);
+        let claims = |group: &Group| group.revived.as_ref().and_then(|revived| revived.until);
+        let deadlines =
+            self.groups.values().flat_map(|group| [group.deadline, claims(group)]).flatten();
         let ending = self.ending.front().map(|&(until, ..)| until);
-        pings.chain(deadlines).chain(ending).min()
+        let away = self.away.first().map(|&(until, ..)| until);
+        let unclaimed = self.unclaimed.front().map(|&(until, _)| until);
+        self.armed = pings.chain(deadlines).chain(ending).chain(away).chain(unclaimed).min();
+        self.armed
+    }
+
+    /// The term that messages carry.
+    pub const fn term(&self) -> u64 {
+        self.term
     }
 
     /// The next thing to do.
@@ -373,6 +444,13 @@ impl Controller {
         self.outputs.push_back(Output::Send { connection, message });
     }
 
+    /// Sends to whoever may be away. What it misses it hears of when it comes back.
+    fn send_to(&mut self, connection: Option<ConnectionId>, message: FromController) {
+        if let Some(connection) = connection {
+            self.send(connection, message);
+        }
+    }
+
     /// Says why, and closes. For connections that are part of nothing (any more).
     fn turn_away(&mut self, connection: ConnectionId, reason: Refusal) {
         self.connections.remove(&connection);
@@ -384,18 +462,20 @@ impl Controller {
     fn misbehaved(&mut self, connection: ConnectionId, detail: String) {
         if self.connections.contains_key(&connection) {
             let detail = shortened(detail);
-            self.lose(connection, &detail);
+            self.lose(connection, &detail, Loss::ForEver);
             self.turn_away(connection, Refusal::Protocol { detail });
         }
     }
 
     /// Forgets a connection and draws the consequences.
-    fn lose(&mut self, connection: ConnectionId, detail: &str) {
+    fn lose(&mut self, connection: ConnectionId, detail: &str, loss: Loss) {
         let Some(lost) = self.connections.remove(&connection) else { return };
-        match lost.role {
-            Role::New { .. } => {}
-            Role::Switch(id) => self.switch_lost(id, detail),
-            Role::Host { group, rank } => self.host_lost(group, rank, detail),
+        match (lost.role, loss) {
+            (Role::New { .. }, _) => {}
+            (Role::Switch(id), Loss::ForEver) => self.switch_lost(id, detail),
+            (Role::Switch(id), Loss::Connection) => self.switch_away(id, detail),
+            (Role::Host { group, rank }, Loss::ForEver) => self.host_lost(group, rank, detail),
+            (Role::Host { group, rank }, Loss::Connection) => self.host_away(group, rank, detail),
         }
     }
 
@@ -427,7 +507,14 @@ impl Controller {
         }
         self.tell_what_is_awaited(now, &asked);
         for (connection, detail) in silent {
-            self.misbehaved(connection, detail.to_owned());
+            let role = self.connections.get(&connection).map(|connection| connection.role);
+            if let Some(Role::Switch(_)) = role {
+                // Its ranks notice when it is more than the way to it that is broken.
+                self.lose(connection, detail, Loss::Connection);
+                self.outputs.push_back(Output::Close { connection });
+            } else {
+                self.misbehaved(connection, detail.to_owned());
+            }
         }
     }
 
@@ -473,6 +560,11 @@ impl Controller {
         let Some(group) = self.groups.remove(&id) else { return };
         self.names.retain(|_, other| *other != id);
         self.report_over(&group);
+        if let End::Aborted(reason) = end
+            && group.ready
+        {
+            self.remember(group.identity, Some(reason.clone()));
+        }
         self.end_nodes(&group, |communicator| match *end {
             End::Aborted(AbortReason::PeerLost { rank, .. }) if group.ready => {
                 Some(FromController::AbortCommunicator { communicator, rank })
@@ -486,8 +578,11 @@ impl Controller {
             _ => Some(FromController::DestroyCommunicator { communicator }),
         });
         for member in group.members.values() {
-            self.dismiss(member.connection, group.farewell(member, end));
+            if let Some(connection) = member.connection {
+                self.dismiss(connection, group.farewell(member, end));
+            }
         }
+        self.forget_switches();
     }
 
     /// Has the switches end the nodes of a group that is over, by a message or by themselves. What is
@@ -509,9 +604,10 @@ impl Controller {
             }
             if let Some(message) = message {
                 let connection = switch.connection;
-                self.send(connection, message);
+                self.send_to(connection, message);
             }
         }
+        self.end_held(group.identity, message);
     }
 
     /// Destroys what should have ended by itself.
@@ -526,11 +622,22 @@ impl Controller {
                 && switch.communicators.contains(&communicator)
             {
                 let connection = switch.connection;
-                self.send(connection, FromController::DestroyCommunicator { communicator });
+                self.send_to(connection, FromController::DestroyCommunicator { communicator });
             }
         }
     }
 }
+
+/// Why a connection is not there any more.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Loss {
+    /// The peer may live, and come back.
+    Connection,
+    /// It is of no more use.
+    ForEver,
+}
+
+const CLOSED: &str = "its control connection was closed";
 
 fn is_name(name: &str) -> bool {
     let fits = (1..=MAX_NAME_BYTES).contains(&name.len()) && !matches!(name, "." | "..");

@@ -17,6 +17,10 @@ impl Controller {
         let mut leaves = Vec::new();
         for (index, node) in tree.nodes().iter().enumerate() {
             self.next_communicator += 1;
+            // An earlier controller may have drawn the same numbers.
+            while self.held.contains_key(&self.next_communicator) {
+                self.next_communicator += 1;
+            }
             group.nodes.push(Node::new(self.next_communicator));
             self.nodes.insert(self.next_communicator, (id, index));
             if !node.children.iter().any(|child| matches!(child, Child::Switch { .. })) {
@@ -41,6 +45,7 @@ impl Controller {
         let ControllerConfig { segment_bytes, window, .. } = self.config;
         let message = FromController::CreateCommunicator {
             communicator: node.communicator,
+            group: group.identity,
             path_mtu,
             segment_bytes,
             window,
@@ -49,7 +54,7 @@ impl Controller {
             children,
         };
         let connection = switch.connection;
-        self.send(connection, message);
+        self.send_to(connection, message);
     }
 
     /// A node's children as its switch needs to know them; `None` when one is not there.
@@ -145,7 +150,7 @@ impl Controller {
             messages.push((switch.connection, message));
         }
         for (connection, message) in messages {
-            self.send(connection, message);
+            self.send_to(connection, message);
         }
     }
 
@@ -174,6 +179,7 @@ impl Controller {
                 let Some(member) = group.members.get(&rank) else { return };
                 let plan = Plan {
                     communicator: root.communicator,
+                    group: group.identity,
                     switch: switch.name.clone(),
                     address: switch.address,
                     qpn: edge.qpn,
@@ -186,7 +192,7 @@ impl Controller {
         group.ready = true;
         group.deadline = None;
         for (connection, plan) in plans {
-            self.send(connection, FromController::Plan(plan));
+            self.send_to(connection, FromController::Plan(plan));
         }
         self.report_ready(id);
     }

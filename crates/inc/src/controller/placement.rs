@@ -41,7 +41,10 @@ struct Taken {
 impl Controller {
     /// Plans the tree of a full group that has none, if the switches are there, and tells the ranks.
     pub(super) fn plan(&mut self, id: GroupId) {
-        let Some(group) = self.groups.get(&id).filter(|group| group.tree.is_none()) else { return };
+        let Some(group) = self.groups.get(&id).filter(|group| group.tree.is_none() && !group.ready)
+        else {
+            return;
+        };
         let choice = self.choose(id, group);
         let Some(group) = self.groups.get_mut(&id) else { return };
         let (tree, links) = match choice {
@@ -59,8 +62,9 @@ impl Controller {
             if let Some(&Switch { address: switch_address, .. }) = switch {
                 let ControllerConfig { segment_bytes, window, .. } = self.config;
                 let message = FromController::GroupReady { switch_address, segment_bytes, window };
-                let connection = member.connection;
-                self.outputs.push_back(Output::Send { connection, message });
+                if let Some(connection) = member.connection {
+                    self.outputs.push_back(Output::Send { connection, message });
+                }
             }
         }
         (group.tree, group.links) = (Some(tree), links);
@@ -68,7 +72,7 @@ impl Controller {
 
     /// Plans full groups that have no tree, the oldest first.
     pub(super) fn plan_waiting(&mut self) {
-        let waits = |group: &Group| group.is_full() && group.tree.is_none();
+        let waits = |group: &Group| group.is_full() && group.tree.is_none() && !group.ready;
         let waiting = |(&id, group): (&GroupId, &Group)| waits(group).then_some(id);
         let waiting: Vec<GroupId> = self.groups.iter().filter_map(waiting).collect();
         for id in waiting {
@@ -118,7 +122,9 @@ impl Controller {
     fn choose(&self, id: GroupId, group: &Group) -> Result<Choice, NoTree> {
         let hosts: Vec<IpAddr> = group.members.values().map(|member| member.address).collect();
         let taken = self.taken(id);
-        let states = self.switches.iter().filter(|(switch, _)| !group.refused.contains(switch));
+        let usable =
+            |(id, switch): &(&SwitchId, &Switch)| switch.serves() && !group.refused.contains(id);
+        let states = self.switches.iter().filter(usable);
         let states = states.map(|(&id, switch)| {
             let taken = taken.get(&id).copied().unwrap_or_default();
             let state = SwitchState {
@@ -222,6 +228,9 @@ impl Controller {
                     add(place.switch, self.node_bytes(place.children.len()));
                 }
             }
+        }
+        for held in self.held.values() {
+            add(held.switch, self.node_bytes(held.children));
         }
         let ending: HashSet<(SwitchId, u64)> =
             self.ending.iter().map(|&(_, switch, communicator)| (switch, communicator)).collect();

@@ -1,13 +1,13 @@
 //! What switches say, and which groups they serve.
 
 use core::net::IpAddr;
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 
 use super::group::{End, Group};
 use super::{ConnectionId, Controller, GroupId, Role, Switch, is_name};
 use crate::plan::{Child, SwitchId};
 use crate::protocol::{
-    AbortReason, FromController, Refusal, SwitchLimits, SwitchReport, shortened,
+    AbortReason, GroupIdentity, Presence, Refusal, SwitchLimits, SwitchReport, shortened,
 };
 
 impl Controller {
@@ -17,9 +17,17 @@ impl Controller {
         name: String,
         address: IpAddr,
         limits: SwitchLimits,
+        presence: Presence,
     ) {
         if !is_name(&name) {
             self.turn_away(connection, Refusal::Name { what: "switch".to_owned() });
+            return;
+        }
+        if let Err(refusal) = self.check_presence(&presence) {
+            self.turn_away(connection, refusal);
+            return;
+        }
+        if self.comes_back(connection, &name, address, limits, presence) {
             return;
         }
         let taken = self.switches.values().find_map(|other| {
@@ -45,26 +53,49 @@ impl Controller {
         let id = SwitchId(self.next_switch);
         self.next_switch += 1;
         self.set_role(connection, Role::Switch(id));
-        let communicators = BTreeSet::new();
-        self.switches
-            .insert(id, Switch { connection, name, address, limits, place, communicators });
-        self.send(connection, FromController::Registered);
-        self.plan_waiting();
+        let Presence { incarnation, held, .. } = presence;
+        let (connection, communicators) = (Some(connection), BTreeSet::new());
+        let switch = Switch {
+            connection,
+            incarnation,
+            unnamed: held,
+            name,
+            address,
+            limits,
+            place,
+            communicators,
+        };
+        self.switches.insert(id, switch);
+        if held == 0 {
+            self.all_named(id);
+        }
     }
 
     /// A communicator ends by itself; the switch destroys it when all below and above have heard.
     pub(super) fn reported(&mut self, switch: SwitchId, communicator: u64, report: SwitchReport) {
-        let Some((id, node)) = self.find(switch, communicator) else { return };
+        let (id, node) =
+            match (self.find(switch, communicator), self.find_held(switch, communicator)) {
+                (Some((id, node)), _) => (id, Some(node)),
+                (None, Some(id)) => (id, None),
+                (None, None) => return,
+            };
         let reason = match report {
             SwitchReport::PeerLost { rank, detail } => {
                 let detail = shortened(detail);
-                match self.switch_below(id, node, rank) {
+                let below = match node {
+                    Some(node) => self.switch_below(id, node, rank),
+                    None => self.switch_below_held(communicator, rank),
+                };
+                match below {
                     // All that the switch above knows of it is the lowest rank below.
-                    Some(Switch { name, address, .. }) => {
-                        AbortReason::SwitchLost { name: name.clone(), address: *address, detail }
-                    }
+                    Some((name, address)) => AbortReason::SwitchLost { name, address, detail },
                     None => AbortReason::PeerLost { rank, detail },
                 }
+            }
+            SwitchReport::ParentLost { address, detail } => {
+                let name = self.switches.values().find(|switch| switch.address == address);
+                let name = name.map(|switch| switch.name.clone()).unwrap_or_default();
+                AbortReason::SwitchLost { name, address, detail: shortened(detail) }
             }
             SwitchReport::Mismatch { rank, detail } => {
                 AbortReason::Mismatch { rank, detail: shortened(detail) }
@@ -76,23 +107,34 @@ impl Controller {
                 AbortReason::Overdue { rank, detail: shortened(detail) }
             }
         };
-        self.gone(id, node);
+        match node {
+            Some(node) => self.gone(id, node),
+            None => self.held_gone(communicator),
+        }
         self.end_group(id, &End::Aborted(reason));
     }
 
     /// The switch of a node's child, if its edge has the name of this rank and it is no host.
-    fn switch_below(&self, id: GroupId, node: usize, rank: u32) -> Option<&Switch> {
+    fn switch_below(&self, id: GroupId, node: usize, rank: u32) -> Option<(String, IpAddr)> {
         let tree = self.groups.get(&id)?.tree.as_ref()?;
         let mut children = tree.nodes()[node].children.iter();
         match *children.find(|&&child| tree.lowest_rank(child) == rank)? {
             Child::Host { .. } => None,
-            Child::Switch { node } => self.switches.get(&tree.nodes()[node].switch),
+            Child::Switch { node } => {
+                let switch = self.switches.get(&tree.nodes()[node].switch)?;
+                Some((switch.name.clone(), switch.address))
+            }
         }
     }
 
     pub(super) fn switch_lost(&mut self, id: SwitchId, detail: &str) {
         let Some(switch) = self.switches.remove(&id) else { return };
-        let uses = |(&group, state): (&GroupId, &Group)| state.uses(id).then_some(group);
+        let held: HashSet<GroupIdentity> =
+            self.held.values().filter(|held| held.switch == id).map(|held| held.group).collect();
+        self.held.retain(|_, held| held.switch != id);
+        let uses = |(&group, state): (&GroupId, &Group)| {
+            (state.uses(id) || held.contains(&state.identity)).then_some(group)
+        };
         let groups: Vec<GroupId> = self.groups.iter().filter_map(uses).collect();
         for group in groups {
             let (name, address) = (switch.name.clone(), switch.address);

@@ -1,6 +1,7 @@
 //! The controller under virtual time: every row of what can go wrong.
 
 mod counted;
+mod resume;
 mod topology;
 mod trees;
 mod world;
@@ -8,7 +9,7 @@ mod world;
 use millstream_wire::{Mtu, Psn, Qpn};
 
 use super::*;
-use crate::protocol::{Hello, Plan, SwitchChild, SwitchEdge, SwitchReport};
+use crate::protocol::{Hello, Plan, Presence, SwitchChild, SwitchEdge, SwitchReport};
 use crate::ranks::Ranks;
 use world::{World, group_ready, hello, seconds};
 
@@ -54,8 +55,10 @@ fn a_group_goes_from_idle_to_ready_and_back() {
     let edges = edges.to_vec();
     world.say(SWITCH, ToController::CommunicatorCreated { communicator, edges, uplink: None });
     assert_eq!(world.controller.group_state("g"), Some(GroupState::CommunicatorReady));
+    let group = world.controller.groups.values().next().unwrap().identity;
     let plan = Plan {
         communicator,
+        group,
         switch: "s".to_owned(),
         address: switch_address,
         qpn: Qpn::new(501),
@@ -302,7 +305,7 @@ fn a_host_that_dies_is_named_to_the_switch_and_the_others() {
     world.switch(SWITCH, "s", 1);
     let (other, _) = world.ready(10, "other", 2);
     let (hosts, communicator) = world.ready(20, "g", 3);
-    world.close(hosts[1]);
+    world.lose(hosts[1]);
     assert_eq!(world.heard(SWITCH), [FromController::AbortCommunicator { communicator, rank: 1 }]);
     let detail = PEER_LOST.to_owned();
     let reason = AbortReason::PeerLost { rank: 1, detail };
@@ -406,7 +409,7 @@ fn a_controller_that_stood_still_itself_blames_nobody() {
 }
 
 #[test]
-fn a_switch_that_dies_is_named_to_all_its_ranks() {
+fn a_switch_that_is_restarted_is_named_to_all_its_ranks() {
     let mut world = World::new();
     let spare = ConnectionId(2000);
     world.switch(SWITCH, "s", 1);
@@ -420,18 +423,24 @@ fn a_switch_that_dies_is_named_to_all_its_ranks() {
     let switch_address = IpAddr::from([127, 0, 1, 2]);
     assert_eq!(world.heard(d), [group_ready(switch_address)]);
 
+    // What is being made with it ends at once, the rest when it is known that it is gone.
     world.close(SWITCH);
-    let (name, address) = ("s".to_owned(), IpAddr::from([127, 0, 1, 1]));
-    let reason = AbortReason::SwitchLost { name, address, detail: PEER_LOST.to_owned() };
+    let reason = |detail: &str| {
+        let (name, address) = ("s".to_owned(), IpAddr::from([127, 0, 1, 1]));
+        AbortReason::SwitchLost { name, address, detail: detail.to_owned() }
+    };
+    assert_eq!(world.refusal(c), Refusal::Aborted { reason: reason(PEER_LOST) });
+    assert_eq!(world.heard(a[0]), []);
+    let again = ConnectionId(2001);
+    world.switch_with(again, "s", 1, Presence { incarnation: 9, ..Presence::default() });
+    assert_eq!(world.heard(again), [FromController::Registered]);
     for host in [a[0], a[1], b[0]] {
-        assert_eq!(world.heard(host), [FromController::Abort { reason: reason.clone() }]);
+        let reason = reason("it was restarted");
+        assert_eq!(world.heard(host), [FromController::Abort { reason }]);
     }
-    assert_eq!(world.refusal(c), Refusal::Aborted { reason });
     assert_eq!(world.heard(d), []);
     assert_eq!(world.controller.group_state("d"), Some(GroupState::GroupReady));
-    // It may come back under its name.
-    world.switch(SWITCH, "s", 1);
-    assert_eq!(world.heard(SWITCH), [FromController::Registered]);
+    assert_eq!(world.controller.census().switches, 2);
 }
 
 #[test]
@@ -514,7 +523,7 @@ fn a_name_is_free_from_the_first_who_leaves_on() {
     assert_ne!(first, second);
     // The rest of the old one ends, by itself, and by death.
     world.heard(old[1]);
-    world.close(old[1]);
+    world.lose(old[1]);
     assert_eq!(
         world.heard(SWITCH),
         [FromController::AbortCommunicator { communicator: first, rank: 1 }]
@@ -569,9 +578,11 @@ fn messages_out_of_place_end_the_connection_and_only_that() {
     // No message at all.
     let garbler = ConnectionId(7);
     world.connect(garbler);
-    world
-        .controller
-        .handle_bad_frame(garbler, &FrameError::TooLong { length: 0x4745_5420, limit: 64 << 10 });
+    world.controller.handle_bad_frame(
+        world.now,
+        garbler,
+        &FrameError::TooLong { length: 0x4745_5420, limit: 64 << 10 },
+    );
     world.settle();
     assert!(world.refusal(garbler).to_string().starts_with("\"GET \" in place of the length"));
     // What is still read of a closed connection.

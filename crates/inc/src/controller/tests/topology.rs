@@ -5,7 +5,7 @@ use core::cell::Cell;
 use super::trees::{Answer, Lab, address, connection};
 use super::world::{World, hello, seconds};
 use super::*;
-use crate::protocol::SwitchLimits;
+use crate::protocol::{Presence, SwitchLimits};
 use crate::topology::{ConnectionEntry, SwitchEntry};
 
 fn host(rank: u8) -> IpAddr {
@@ -177,7 +177,10 @@ fn switches_are_asked_for_no_more_than_their_limits() {
         let limits = SwitchLimits { communicators, ..SwitchLimits::NONE };
         world.connect(connection(number));
         let (name, address) = (format!("s{number}"), address(number));
-        world.say(connection(number), ToController::Register { name, address, limits });
+        world.say(
+            connection(number),
+            ToController::Register { name, address, limits, presence: Presence::default() },
+        );
     }
     let mut join = |first: u64, group: &str| {
         (0..4).map(|rank| world.join(first + rank, group, 4, rank as u32)).last().unwrap()
@@ -202,7 +205,10 @@ fn a_group_that_waits_gets_the_room_of_one_that_ends() {
         lab.world.connect(connection(2));
         let limits = SwitchLimits { communicators: 1, ..SwitchLimits::NONE };
         let (name, address) = ("s2".to_owned(), address(2));
-        lab.world.say(connection(2), ToController::Register { name, address, limits });
+        lab.world.say(
+            connection(2),
+            ToController::Register { name, address, limits, presence: Presence::default() },
+        );
         lab.world.heard(connection(2));
         let (first, nodes) = match end {
             "not made" => {
@@ -224,7 +230,7 @@ fn a_group_that_waits_gets_the_room_of_one_that_ends() {
                 lab.world.say(host, ToController::Leave { collectives: 0 });
             }
         } else {
-            lab.world.close(first[1]);
+            lab.world.lose(first[1]);
         }
         match end {
             "ended" => {
@@ -288,7 +294,7 @@ fn a_placement_has_the_queue_pairs_of_both_ends() {
         }
     }
     // One end is enough.
-    lab.world.close(hosts[1]);
+    lab.world.lose(hosts[1]);
     let over = PlacementChange::Over { communicator: nodes[0] };
     assert_eq!(lab.world.controller.poll_placement(), Some(over));
     assert_eq!(lab.world.controller.poll_placement(), None);

@@ -4,7 +4,9 @@ use millstream_wire::{Psn, Qpn};
 
 use super::world::{World, seconds};
 use super::*;
-use crate::protocol::{Plan, SwitchChild, SwitchEdge, SwitchLimits, SwitchReport, SwitchUplink};
+use crate::protocol::{
+    Plan, Presence, SwitchChild, SwitchEdge, SwitchLimits, SwitchReport, SwitchUplink,
+};
 use crate::ranks::Ranks;
 
 /// What a switch does when it is asked for something.
@@ -423,7 +425,10 @@ fn a_switch_is_asked_for_no_more_than_it_has_room_for() {
         let (connection, address) = (connection(number), address(number));
         world.connect(connection);
         let name = format!("s{number}");
-        world.say(connection, ToController::Register { name, address, limits });
+        world.say(
+            connection,
+            ToController::Register { name, address, limits, presence: Presence::default() },
+        );
     }
     // One fits the first, two the second; the third has memory for none, so that the fewest nodes decide whom
     // to ask.
@@ -508,11 +513,15 @@ fn a_switch_that_dies_ends_the_trees_that_it_is_part_of_and_no_others() {
         let narrow: Vec<_> =
             (0..3).map(|number| lab.ready(&format!("n{number}"), 100 + 10 * number, 2)).collect();
         lab.kill(dead);
-        let reason = AbortReason::SwitchLost {
-            name: format!("s{dead}"),
-            address: address(dead),
-            detail: super::PEER_LOST.to_owned(),
-        };
+        assert!(lab.world.heard(wide[0]).is_empty());
+        let (name, address) = (format!("s{dead}"), address(dead));
+        let presence = Presence { incarnation: 9, ..Presence::default() };
+        let (again, limits) = (ConnectionId(3000), SwitchLimits::NONE);
+        lab.world.connect(again);
+        let register = ToController::Register { name: name.clone(), address, limits, presence };
+        lab.world.say(again, register);
+        let detail = "it was restarted".to_owned();
+        let reason = AbortReason::SwitchLost { name, address, detail };
         let abort = [FromController::Abort { reason }];
         for host in wide {
             assert_eq!(lab.world.heard(host), abort);
@@ -533,7 +542,7 @@ fn a_switch_that_dies_ends_the_trees_that_it_is_part_of_and_no_others() {
 fn every_node_is_told_of_a_rank_that_dies_and_destroyed_in_time() {
     let mut lab = Lab::new(2, 3);
     let (hosts, nodes) = lab.ready("g", 1, 8);
-    lab.world.close(hosts[5]);
+    lab.world.lose(hosts[5]);
     let told = lab.told();
     assert_eq!(told.len(), 7);
     for (switch, message) in told {

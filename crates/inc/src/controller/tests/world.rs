@@ -3,7 +3,7 @@
 use millstream_wire::{Mtu, Psn, Qpn};
 
 use super::*;
-use crate::protocol::{Hello, SwitchChild, SwitchEdge, SwitchLimits};
+use crate::protocol::{Hello, Presence, SwitchChild, SwitchEdge, SwitchLimits};
 
 /// A controller, the time, and what everyone was told.
 pub(super) struct World {
@@ -65,8 +65,14 @@ impl World {
     }
 
     pub(super) fn close(&mut self, connection: ConnectionId) {
-        self.controller.handle_closed(connection);
+        self.controller.handle_closed(self.now, connection);
         self.settle();
+    }
+
+    /// Closes a connection whose peer does not come back in time.
+    pub(super) fn lose(&mut self, connection: ConnectionId) {
+        self.close(connection);
+        self.pass(seconds(3.0));
     }
 
     /// Lets time pass, acting on every deadline on the way.
@@ -88,10 +94,20 @@ impl World {
     }
 
     pub(super) fn switch(&mut self, connection: ConnectionId, name: &str, address: u8) {
+        self.switch_with(connection, name, address, Presence::default());
+    }
+
+    pub(super) fn switch_with(
+        &mut self,
+        connection: ConnectionId,
+        name: &str,
+        address: u8,
+        presence: Presence,
+    ) {
         self.connect(connection);
-        let address = IpAddr::from([127, 0, 1, address]);
+        let (name, address) = (name.to_owned(), IpAddr::from([127, 0, 1, address]));
         let limits = SwitchLimits::NONE;
-        self.say(connection, ToController::Register { name: name.to_owned(), address, limits });
+        self.say(connection, ToController::Register { name, address, limits, presence });
     }
 
     pub(super) fn join(
