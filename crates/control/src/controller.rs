@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use millstream_inc::controller::{ConnectionId, Controller, ControllerConfig as Rules, Output};
 pub use millstream_inc::plan::FanIn;
 use millstream_inc::protocol::{
-    DEFAULT_PORT, FrameError, FromController, Refusal, ToController, encode,
+    Commanded, DEFAULT_PORT, FrameError, FromController, Refusal, ToController, encode,
 };
 use thiserror::Error;
 use tokio::io::AsyncWriteExt;
@@ -215,7 +215,7 @@ impl Daemon {
         let connection = ConnectionId(self.next_connection);
         self.next_connection += 1;
         // Small messages that someone waits for. Failing, they are late.
-        let _ = stream.set_nodelay(true);
+        let _ = crate::set_up(&stream);
         let (outgoing, frames) = mpsc::channel(OUTGOING_MESSAGES);
         self.peers.insert(connection, Peer { address, known: false, outgoing });
         let conversation = converse(connection, stream, frames, self.events.clone());
@@ -232,9 +232,11 @@ impl Daemon {
                 self.log(connection, &message);
                 self.controller.handle_message(millstream_net::now(), connection, message);
             }
-            Event::BadFrame(error) => self.controller.handle_bad_frame(connection, &error),
+            Event::BadFrame(error) => {
+                self.controller.handle_bad_frame(millstream_net::now(), connection, &error);
+            }
             Event::Closed => {
-                self.controller.handle_closed(connection);
+                self.controller.handle_closed(millstream_net::now(), connection);
                 self.peers.remove(&connection);
             }
         }
@@ -242,16 +244,27 @@ impl Daemon {
 
     fn log(&mut self, connection: ConnectionId, message: &ToController) {
         let mut peer = self.peers.get_mut(&connection);
-        if let (Some(peer), ToController::Register { .. } | ToController::Join(_)) =
-            (&mut peer, message)
+        if let (
+            Some(peer),
+            ToController::Register { .. } | ToController::Join(_) | ToController::Resume(_),
+        ) = (&mut peer, message)
         {
             peer.known = true;
         }
         let peer = peer.map(|peer| peer.address);
         match message {
             ToController::Pong | ToController::Counters { .. } => {}
-            ToController::Register { name, address, .. } => {
-                tracing::info!(?peer, name, %address, "a switch registers");
+            ToController::Register { name, address, presence, .. } => {
+                let held = presence.held;
+                tracing::info!(?peer, name, %address, held, "a switch registers");
+            }
+            ToController::Resume(resume) => {
+                tracing::info!(
+                    ?peer,
+                    group = resume.group,
+                    rank = resume.rank,
+                    "a host comes back"
+                );
             }
             ToController::Join(hello) => {
                 tracing::info!(?peer, group = hello.group, rank = hello.rank, "a host joins");
@@ -312,12 +325,13 @@ impl Daemon {
             }
             message => tracing::debug!(peer = %peer.address, ?message, "sent"),
         }
-        let sent = encode(message).is_ok_and(|frame| peer.outgoing.try_send(frame).is_ok());
+        let command = Commanded { term: self.controller.term(), message: message.clone() };
+        let sent = encode(&command).is_ok_and(|frame| peer.outgoing.try_send(frame).is_ok());
         if !sent {
             // It does not read what it is sent: as good as dead.
             tracing::warn!(peer = %peer.address, "does not take its messages");
             self.peers.remove(&connection);
-            self.controller.handle_closed(connection);
+            self.controller.handle_closed(millstream_net::now(), connection);
         }
     }
 }

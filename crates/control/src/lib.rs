@@ -23,7 +23,10 @@ use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::io;
 use std::pin::Pin;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use socket2::{SockRef, TcpKeepalive};
+use tokio::net::TcpStream;
 
 pub use shutdown::{Shutdown, shutdown, terminated};
 
@@ -51,6 +54,25 @@ async fn is_over(future: Pin<&mut impl Future<Output = ()>>) -> bool {
         () = future => true,
         () = std::future::ready(()) => false,
     }
+}
+
+/// The connection of a switch and a controller: whoever is cut off for this long connects again.
+const CUT_OFF: Duration = Duration::from_secs(8);
+
+/// Has small messages sent at once, and the kernel notice that the other machine is not there any more, which says
+/// nothing of a process that stands still.
+fn set_up(stream: &TcpStream) -> io::Result<()> {
+    stream.set_nodelay(true)?;
+    let socket = SockRef::from(stream);
+    socket.set_tcp_keepalive(
+        &TcpKeepalive::new()
+            .with_time(CUT_OFF / 2)
+            .with_interval(Duration::from_secs(1))
+            .with_retries(4),
+    )?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(CUT_OFF))?;
+    Ok(())
 }
 
 /// A number that another start of the same daemon does not get.

@@ -1,6 +1,6 @@
 //! The switch as a daemon: a node that adds, and a controller that says for whom.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::future::Future;
 use std::io;
@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_inc::protocol::{
-    FromController, Refusal, SwitchChild, SwitchEdge, SwitchLimits, SwitchReport, SwitchUplink,
-    ToController, encode, shortened,
+    Commanded, FromController, GroupIdentity, HeldNode, MAX_HELD_AT_ONCE, Presence, Refusal,
+    SwitchBelow, SwitchChild, SwitchEdge, SwitchLimits, SwitchReport, SwitchUplink, ToController,
+    encode, shortened,
 };
 use millstream_inc::{
     Abort, ChildSpec, CommunicatorCounts, CommunicatorSpec, Created, Edge, ParentSpec,
@@ -28,18 +29,18 @@ use crate::data_plane::DataPlane;
 use crate::reader::{MessageReader, ReadError};
 use crate::switch_pages::{SwitchView, port_counters};
 
-/// The code of [`Abort::Requested`] that hosts get when a controller does not know their
-/// communicator: it was restarted.
-pub const CONTROLLER_RESTARTED: u32 = 1;
+/// The code of [`Abort::Requested`] that hosts get when none of them has come back to a controller that was
+/// restarted.
+pub const UNCLAIMED: u32 = 1;
 
-/// The controller asks us every second whether we are alive; after three misses it is dead.
-const CONTROLLER_SILENCE: Duration = Duration::from_secs(4);
+/// How long a message may take to leave. A controller that stands still takes some all the same.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// How long a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Between attempts to reach the controller: doubled each time.
-const BACK_OFF: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(2)];
+/// Between attempts to reach the controller: doubled each time, and up to half of it is left out by chance.
+const BACK_OFF: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
 
 /// What a switch is run with.
 #[derive(Clone, Debug)]
@@ -109,7 +110,10 @@ pub fn run(
         let mut switch = Switch {
             data_plane: DataPlane::open(&config)?,
             config,
-            communicators: BTreeSet::new(),
+            incarnation: crate::seed(),
+            term: 0,
+            communicators: BTreeMap::new(),
+            untold: BTreeMap::new(),
             ready: Some(ready),
             registered: false,
         };
@@ -131,8 +135,10 @@ enum SessionEnd {
     Read(#[from] ReadError),
     #[error(transparent)]
     Io(#[from] io::Error),
-    #[error("it is silent: its process or its network stands still")]
+    #[error("it takes no messages: its process or its network stands still")]
     Silent,
+    #[error("it commands with term {term}, and one with term {obeyed} was obeyed")]
+    Stale { term: u64, obeyed: u64 },
     #[error("it sent what a switch does not understand: {0}")]
     Nonsense(String),
     #[error("it refuses this switch: {0}")]
@@ -141,10 +147,25 @@ enum SessionEnd {
     DataPlane(Failure),
 }
 
+/// What a node was made for, for a controller that does not know it.
+struct Made {
+    group: GroupIdentity,
+    children: u32,
+    below: Vec<SwitchBelow>,
+    /// The address of the switch above.
+    above: Option<IpAddr>,
+}
+
 struct Switch<F> {
     config: SwitchConfig,
     data_plane: DataPlane,
-    communicators: BTreeSet<u64>,
+    /// This process.
+    incarnation: u64,
+    /// The highest term that was obeyed.
+    term: u64,
+    communicators: BTreeMap<u64, Made>,
+    /// Why communicators end: one for each at most, and until a controller has heard it.
+    untold: BTreeMap<u64, SwitchReport>,
     /// Taken when the controller has registered us for the first time.
     ready: Option<F>,
     /// The controller of this session knows us.
@@ -163,7 +184,9 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 Ok(never) => match never {},
                 Err(SessionEnd::DataPlane(failure)) => return failure.into(),
                 // Later it may be our own old connection that is in the way.
-                Err(SessionEnd::Refused(reason)) if self.ready.is_some() => {
+                Err(SessionEnd::Refused(reason))
+                    if self.ready.is_some() && !reason.is_for_load() =>
+                {
                     return RunError::Refused { controller, reason };
                 }
                 Err(end) => {
@@ -179,14 +202,15 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                     }
                 }
             }
-            if let Err(failure) = self.wait(pause).await {
+            let part = (crate::seed() % 1024) as u32;
+            if let Err(failure) = self.wait(pause - pause * part / 2048).await {
                 return failure.into();
             }
             pause = (pause * 2).min(longest);
         }
     }
 
-    /// Lets time pass without a controller. What happens meanwhile nobody needs to be told.
+    /// Lets time pass without a controller. What happens meanwhile the next one is told.
     async fn wait(&mut self, pause: Duration) -> Result<(), Failure> {
         let mut pause = pin!(sleep(pause));
         loop {
@@ -203,19 +227,18 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
         let connecting = TcpStream::connect(self.config.controller);
         let connected = timeout(CONNECT_TIMEOUT, connecting).await;
         let stream = connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
-        let _ = stream.set_nodelay(true);
+        crate::set_up(&stream)?;
         let (reader, mut writer) = stream.into_split();
         let mut reader = MessageReader::new(reader);
-        let (name, address) = (self.config.name.clone(), self.data_plane.address());
-        let NodeConfig { max_communicators, max_memory, .. } = self.config.node;
-        let limits = SwitchLimits { communicators: max_communicators, memory_bytes: max_memory };
-        send(&mut writer, &ToController::Register { name, address, limits }).await?;
-        let mut silence = pin!(sleep(CONTROLLER_SILENCE));
+        for message in self.introduction() {
+            send(&mut writer, &message).await?;
+        }
         loop {
             let answer = tokio::select! {
                 message = reader.next() => {
-                    silence.set(sleep(CONTROLLER_SILENCE));
-                    match message? {
+                    let Commanded { term, message } = message?;
+                    self.obey(term)?;
+                    match message {
                         FromController::ReadCounters => {
                             for counters in self.counters().map_err(SessionEnd::DataPlane)? {
                                 send(&mut writer, &counters).await?;
@@ -228,12 +251,62 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 event = self.data_plane.next_event() => {
                     self.happened(event).map_err(SessionEnd::DataPlane)?
                 }
-                () = &mut silence => return Err(SessionEnd::Silent),
             };
             if let Some(answer) = answer {
                 send(&mut writer, &answer).await?;
             }
+            if self.registered {
+                self.tell(&mut writer).await?;
+            }
         }
+    }
+
+    /// Who this is, what it has to tell, and what it holds.
+    fn introduction(&self) -> Vec<ToController> {
+        let (name, address) = (self.config.name.clone(), self.data_plane.address());
+        let NodeConfig { max_communicators, max_memory, .. } = self.config.node;
+        let limits = SwitchLimits { communicators: max_communicators, memory_bytes: max_memory };
+        let held = self.communicators.len() as u32;
+        let presence = Presence { incarnation: self.incarnation, term: self.term, held };
+        let node = |(&communicator, made): (&u64, &Made)| {
+            let &Made { group, children, ref below, .. } = made;
+            HeldNode { group, communicator, children, below: below.clone() }
+        };
+        let nodes: Vec<HeldNode> = self.communicators.iter().map(node).collect();
+        let report = |(&communicator, report): (&u64, &SwitchReport)| ToController::Report {
+            communicator,
+            report: report.clone(),
+        };
+        // Reports first: what is not held any more may be why.
+        [ToController::Register { name, address, limits, presence }]
+            .into_iter()
+            .chain(self.untold.iter().map(report))
+            .chain(
+                nodes
+                    .chunks(MAX_HELD_AT_ONCE)
+                    .map(|nodes| ToController::Held { nodes: nodes.to_vec() }),
+            )
+            .collect()
+    }
+
+    /// Refuses a controller that was replaced.
+    fn obey(&mut self, term: u64) -> Result<(), SessionEnd> {
+        let obeyed = self.term;
+        if term < obeyed {
+            return Err(SessionEnd::Stale { term, obeyed });
+        }
+        self.term = term;
+        Ok(())
+    }
+
+    /// Tells why communicators end. What could not be told is kept.
+    async fn tell(&mut self, writer: &mut OwnedWriteHalf) -> Result<(), SessionEnd> {
+        while let Some((&communicator, report)) = self.untold.first_key_value() {
+            let report = report.clone();
+            send(writer, &ToController::Report { communicator, report }).await?;
+            self.untold.remove(&communicator);
+        }
+        Ok(())
     }
 
     /// Does what the controller says; returns the answer.
@@ -248,6 +321,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
             }
             FromController::CreateCommunicator {
                 communicator: id,
+                group,
                 path_mtu,
                 segment_bytes,
                 window,
@@ -255,6 +329,13 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 has_parent,
                 children,
             } => {
+                let below = children.iter().filter(|child| child.is_switch);
+                let below = below.map(|child| SwitchBelow {
+                    rank: child.ranks.first().unwrap_or_default(),
+                    address: child.address,
+                });
+                let (below, count) = (below.collect(), children.len() as u32);
+                let made = Made { group, children: count, below, above: None };
                 let children = children.into_iter().map(child).collect();
                 let spec = CommunicatorSpec {
                     id,
@@ -265,7 +346,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                     has_parent,
                     children,
                 };
-                Some(self.create(&spec))
+                Some(self.create(&spec, made))
             }
             FromController::ConnectParent { communicator, address, qpn, psn } => {
                 let parent = ParentSpec { address, qpn, psn };
@@ -277,8 +358,13 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 self.data_plane.abort(communicator, Abort::PeerLost { rank });
                 None
             }
+            FromController::EndCommunicator { communicator } => {
+                self.data_plane.abort(communicator, Abort::Requested { code: UNCLAIMED });
+                None
+            }
             FromController::Refused { reason } => return Err(SessionEnd::Refused(reason)),
-            message @ (FromController::GroupReady { .. }
+            message @ (FromController::Resumed
+            | FromController::GroupReady { .. }
             | FromController::Waiting { .. }
             | FromController::Plan(_)
             | FromController::Left { .. }
@@ -301,24 +387,20 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
         Ok(counts.into_iter().map(message).collect())
     }
 
-    /// A new controller, or the old one after it has given us up: what there is from before
-    /// belongs to nobody.
+    /// The controller knows what there is from before.
     fn registered(&mut self) {
         tracing::info!(name = self.config.name, "registered");
         self.registered = true;
-        for &communicator in &self.communicators {
-            self.data_plane.abort(communicator, Abort::Requested { code: CONTROLLER_RESTARTED });
-        }
         if let Some(ready) = self.ready.take() {
             ready(self.data_plane.address());
         }
     }
 
-    fn create(&mut self, spec: &CommunicatorSpec) -> ToController {
+    fn create(&mut self, spec: &CommunicatorSpec, made: Made) -> ToController {
         let communicator = spec.id;
         match self.data_plane.create(spec) {
             Ok(Created { edges, uplink }) => {
-                self.communicators.insert(communicator);
+                self.communicators.insert(communicator, made);
                 let edge = |Edge { rank, qpn, psn }| SwitchEdge { rank, qpn, psn };
                 let edges = edges.into_iter().map(edge).collect();
                 let uplink = uplink.map(|Uplink { qpn, psn }| SwitchUplink { qpn, psn });
@@ -336,10 +418,15 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
     /// was not made.
     fn connect_parent(&mut self, communicator: u64, parent: &ParentSpec) -> ToController {
         match self.data_plane.connect_parent(communicator, parent) {
-            Ok(()) => ToController::ParentConnected { communicator },
+            Ok(()) => {
+                if let Some(made) = self.communicators.get_mut(&communicator) {
+                    made.above = Some(parent.address);
+                }
+                ToController::ParentConnected { communicator }
+            }
             Err(error) => {
                 tracing::warn!(communicator, parent = %parent.address, %error, "not connected");
-                if self.communicators.remove(&communicator) {
+                if self.communicators.remove(&communicator).is_some() {
                     self.data_plane.destroy(communicator);
                 }
                 let address = parent.address;
@@ -351,7 +438,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
 
     /// Removes a communicator; returns what the controller should know.
     fn destroy(&mut self, communicator: u64) -> Option<ToController> {
-        if !self.communicators.remove(&communicator) {
+        if self.communicators.remove(&communicator).is_none() {
             return None;
         }
         self.data_plane.destroy(communicator);
@@ -383,11 +470,18 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 let Some(&rank) = overdue.named().first() else { return Ok(None) };
                 (communicator, SwitchReport::Overdue { rank, detail: overdue.to_string() })
             }
-            // The abort goes down from here, and the controller knows which switches are there.
-            SwitchEvent::ParentLost { .. } => return Ok(None),
+            SwitchEvent::ParentLost { communicator, status } => {
+                let above = self.communicators.get(&communicator).and_then(|made| made.above);
+                let Some(address) = above else { return Ok(None) };
+                let detail = format!("it does not answer the switch below: {status}");
+                (communicator, SwitchReport::ParentLost { address, detail })
+            }
             SwitchEvent::Aborted { communicator, .. } => return Ok(self.destroy(communicator)),
         };
-        Ok(Some(ToController::Report { communicator, report }))
+        if self.communicators.contains_key(&communicator) {
+            self.untold.entry(communicator).or_insert(report);
+        }
+        Ok(None)
     }
 }
 
@@ -398,6 +492,6 @@ fn child(child: SwitchChild) -> ChildSpec {
 
 async fn send(writer: &mut OwnedWriteHalf, message: &ToController) -> Result<(), SessionEnd> {
     let frame = encode(message).map_err(ReadError::from)?;
-    let written = timeout(CONTROLLER_SILENCE, writer.write_all(&frame)).await;
+    let written = timeout(WRITE_TIMEOUT, writer.write_all(&frame)).await;
     Ok(written.map_err(|_| SessionEnd::Silent)??)
 }

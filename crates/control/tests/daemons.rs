@@ -14,8 +14,8 @@ use millstream_control::switch::{self, SwitchConfig};
 use millstream_control::{Shutdown, shutdown};
 use millstream_inc::Ranks;
 use millstream_inc::protocol::{
-    FrameDecoder, FromController, Message, PortCounters, Refusal, SwitchChild, SwitchLimits,
-    ToController, encode,
+    Commanded, FrameDecoder, FromController, HeldNode, Message, PortCounters, Presence, Refusal,
+    SwitchChild, SwitchLimits, ToController, encode,
 };
 use millstream_net::OpenError;
 use millstream_wire::{Mtu, Psn, Qpn};
@@ -53,6 +53,11 @@ impl Peer {
         Self { stream, decoder: FrameDecoder::new() }
     }
 
+    /// As a controller.
+    fn command(&self, term: u64, message: FromController) {
+        self.say(&Commanded { term, message });
+    }
+
     fn say(&self, message: &impl Message) {
         (&self.stream).write_all(&encode(message).unwrap()).unwrap();
     }
@@ -75,7 +80,7 @@ impl Peer {
 /// What a switch of the default limits says first.
 fn register(address: IpAddr) -> ToController {
     let limits = SwitchLimits { communicators: 64, memory_bytes: 1 << 30 };
-    ToController::Register { name: "s".to_owned(), address, limits }
+    ToController::Register { name: "s".to_owned(), address, limits, presence: Presence::default() }
 }
 
 #[test]
@@ -89,7 +94,7 @@ fn a_peer_that_talks_nonsense_is_told_so_and_nobody_else_notices() {
     let newer = [&(newer.len() as u32).to_be_bytes()[..], newer].concat();
     for (bytes, text) in [
         (browser, "\"GET \" in place of the length of a frame: the peer does not speak"),
-        (newer, "the peer speaks version 9 of the protocol, and this is version 4"),
+        (newer, "the peer speaks version 9 of the protocol, and this is version 5"),
     ] {
         let mut peer = Peer::new(TcpStream::connect(controller).unwrap());
         peer.stream.write_all(&bytes).unwrap();
@@ -180,6 +185,7 @@ struct PlayedController {
     thread: Option<thread::JoinHandle<()>>,
     ready: mpsc::Receiver<IpAddr>,
     address: IpAddr,
+    term: u64,
 }
 
 impl PlayedController {
@@ -195,14 +201,38 @@ impl PlayedController {
         let (stream, _) = listener.accept().unwrap();
         let switch = Peer::new(stream);
         let (stop, thread) = (Some(stop), Some(thread));
-        let mut played = Self { listener, switch, stop, thread, ready, address };
+        let mut played = Self { listener, switch, stop, thread, ready, address, term: 7 };
         played.register();
         played
     }
 
     fn register(&mut self) {
-        assert_eq!(self.switch.hear(), Some(register(self.address)));
-        self.switch.say(&FromController::Registered);
+        let (presence, held) = self.introduced();
+        assert_eq!((presence.held, held.len()), (0, 0));
+        self.switch.command(self.term, FromController::Registered);
+    }
+
+    /// Accepts the next connection of the switch.
+    fn accept(&mut self) {
+        let (stream, _) = self.listener.accept().unwrap();
+        self.switch = Peer::new(stream);
+    }
+
+    /// What the switch says of itself, and the nodes that it has.
+    fn introduced(&mut self) -> (Presence, Vec<HeldNode>) {
+        let Some(ToController::Register { name, address, presence, .. }) = self.switch.hear()
+        else {
+            panic!("it did not register");
+        };
+        assert_eq!((name.as_str(), address), ("s", self.address));
+        let mut held = Vec::new();
+        while held.len() < presence.held as usize {
+            match self.switch.hear() {
+                Some(ToController::Held { nodes }) => held.extend(nodes),
+                message => panic!("{message:?}"),
+            }
+        }
+        (presence, held)
     }
 
     fn create(&mut self, communicator: u64, window: u32) -> ToController {
@@ -213,15 +243,19 @@ impl PlayedController {
             qpn: Qpn::new(9),
             psn: Psn::new(rank),
         };
-        self.switch.say(&FromController::CreateCommunicator {
-            communicator,
-            path_mtu: Mtu::B1024,
-            segment_bytes: 64 << 10,
-            window,
-            world: 2,
-            has_parent: false,
-            children: vec![child(0), child(1)],
-        });
+        self.switch.command(
+            self.term,
+            FromController::CreateCommunicator {
+                communicator,
+                group: [communicator, 1],
+                path_mtu: Mtu::B1024,
+                segment_bytes: 64 << 10,
+                window,
+                world: 2,
+                has_parent: false,
+                children: vec![child(0), child(1)],
+            },
+        );
         self.switch.hear().unwrap()
     }
 }
@@ -243,7 +277,7 @@ fn run(config: SwitchConfig, ready: mpsc::Sender<IpAddr>, stopped: impl Future<O
 fn a_switch_does_what_its_controller_says() {
     let mut played = PlayedController::start();
     assert_eq!(played.ready.recv_timeout(PATIENCE), Ok(played.address));
-    played.switch.say(&FromController::Ping);
+    played.switch.command(7, FromController::Ping);
     assert_eq!(played.switch.hear(), Some(ToController::Pong));
 
     let created = played.create(7, 4);
@@ -263,7 +297,7 @@ fn a_switch_does_what_its_controller_says() {
         assert_eq!(of, communicator);
         assert!(reason.starts_with(why), "{reason}");
     }
-    played.switch.say(&FromController::DestroyCommunicator { communicator: 7 });
+    played.switch.command(7, FromController::DestroyCommunicator { communicator: 7 });
     let communicator = 7;
     assert_eq!(played.switch.hear(), Some(ToController::CommunicatorDestroyed { communicator }));
     // A root has no way up, and there is none of this number.
@@ -271,7 +305,7 @@ fn a_switch_does_what_its_controller_says() {
     let (qpn, psn) = (Qpn::new(9), Psn::new(0));
     for communicator in [9, 10] {
         let address = address();
-        played.switch.say(&FromController::ConnectParent { communicator, address, qpn, psn });
+        played.switch.command(7, FromController::ConnectParent { communicator, address, qpn, psn });
         let reason = format!(
             "it cannot be connected to the one at {address}: \
              there is no such communicator, or it has no node above"
@@ -280,7 +314,7 @@ fn a_switch_does_what_its_controller_says() {
         assert_eq!(played.switch.hear(), Some(failed));
     }
     // Then the number is free; destroying what is not there says nothing.
-    played.switch.say(&FromController::DestroyCommunicator { communicator: 7 });
+    played.switch.command(7, FromController::DestroyCommunicator { communicator: 7 });
     let created = played.create(7, 4);
     assert!(matches!(created, ToController::CommunicatorCreated { .. }), "{created:?}");
 }
@@ -317,27 +351,90 @@ fn an_aborted_communicator_is_destroyed_though_nobody_answers() {
     let mut played = PlayedController::start();
     played.create(7, 4);
     // No host has these queue pairs, so the switch waits out its retries.
-    played.switch.say(&FromController::AbortCommunicator { communicator: 7, rank: 1 });
+    played.switch.command(7, FromController::AbortCommunicator { communicator: 7, rank: 1 });
     let communicator = 7;
     assert_eq!(played.switch.hear(), Some(ToController::CommunicatorDestroyed { communicator }));
 }
 
 #[test]
-fn a_switch_that_loses_its_controller_looks_for_it() {
+fn a_switch_that_loses_its_controller_looks_for_it_and_keeps_what_it_has() {
     let mut played = PlayedController::start();
+    let created = played.create(7, 4);
+    assert!(matches!(created, ToController::CommunicatorCreated { .. }), "{created:?}");
+    let mut first = None;
     for number in 0..2 {
         match number {
             0 => played.switch.stream.shutdown(std::net::Shutdown::Both).unwrap(),
             // What only hosts are told.
-            _ => played.switch.say(&FromController::Closed),
+            _ => played.switch.command(7, FromController::Closed),
         }
-        let (stream, _) = played.listener.accept().unwrap();
-        played.switch = Peer::new(stream);
-        played.register();
-        let created = played.create(7 + number, 4);
-        assert!(matches!(created, ToController::CommunicatorCreated { .. }), "{created:?}");
+        played.accept();
+        let (presence, held) = played.introduced();
+        assert_eq!((presence.term, held.len()), (7, 1));
+        assert_eq!(*first.get_or_insert(presence.incarnation), presence.incarnation);
+        let (group, below) = ([7, 1], Vec::new());
+        assert_eq!(held, [HeldNode { group, communicator: 7, children: 2, below }]);
+        played.switch.command(7, FromController::Registered);
     }
     // Ready is said once.
-    assert!(played.ready.try_recv().is_ok());
+    assert!(played.ready.recv_timeout(PATIENCE).is_ok());
     assert!(played.ready.try_recv().is_err());
+    // It is still there, until the controller ends it.
+    played.switch.command(7, FromController::EndCommunicator { communicator: 7 });
+    let communicator = 7;
+    assert_eq!(played.switch.hear(), Some(ToController::CommunicatorDestroyed { communicator }));
+}
+
+#[test]
+fn a_switch_obeys_no_controller_that_was_replaced() {
+    let mut played = PlayedController::start();
+    played.create(7, 4);
+    // The next one has a lower term: it is left, and nothing that it says is done.
+    played.switch.stream.shutdown(std::net::Shutdown::Both).unwrap();
+    played.accept();
+    assert_eq!(played.introduced().0.term, 7);
+    played.switch.command(6, FromController::DestroyCommunicator { communicator: 7 });
+    assert_eq!(played.switch.hear::<ToController>(), None);
+    played.accept();
+    assert_eq!(played.introduced().1.len(), 1);
+    // A higher one is obeyed, and the one before no more.
+    played.switch.command(8, FromController::Registered);
+    played.switch.command(7, FromController::DestroyCommunicator { communicator: 7 });
+    assert_eq!(played.switch.hear::<ToController>(), None);
+    played.accept();
+    let (presence, held) = played.introduced();
+    assert_eq!((presence.term, held.len()), (8, 1));
+}
+
+#[test]
+fn a_switch_that_is_refused_for_load_tries_again() {
+    let mut played = PlayedController::start();
+    played.create(7, 4);
+    played.switch.stream.shutdown(std::net::Shutdown::Both).unwrap();
+    for _ in 0..3 {
+        played.accept();
+        let reason = Refusal::Limit { what: "connections".to_owned(), limit: 1 };
+        played.switch.command(7, FromController::Refused { reason });
+    }
+    played.accept();
+    assert_eq!(played.introduced().1.len(), 1);
+}
+
+#[test]
+fn what_ends_while_a_switch_has_no_controller_is_not_held_any_more() {
+    let mut played = PlayedController::start();
+    played.create(7, 4);
+    // The hosts do not answer.
+    played.switch.command(7, FromController::AbortCommunicator { communicator: 7, rank: 1 });
+    played.switch.stream.shutdown(std::net::Shutdown::Both).unwrap();
+    // Destroyed when the retries are over, with a controller or without.
+    for _ in 0..1000 {
+        played.accept();
+        let (_, held) = played.introduced();
+        if held.is_empty() {
+            return;
+        }
+        played.switch.command(7, FromController::Closed);
+    }
+    panic!("it is still there");
 }
