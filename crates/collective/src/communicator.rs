@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millstream_inc::protocol::{ToController, shortened};
-use millstream_inc::{CollectiveCall, DataType, Mode, ReduceOperation};
+use millstream_inc::{Abort, CollectiveCall, DataType, Mode, ReduceOperation};
 use millstream_verbs::ProtectionDomain;
 
 use crate::call::{Call, Shape};
@@ -399,12 +399,17 @@ pub(crate) fn report(engine: &Engine, sender: &Sender, outcome: &Result<(), Coll
     {
         // The switch tells the controller. So that the name is free when the caller tries again.
         engine.wait_released();
+    } else if let Err(CollectiveError::SwitchLost { detail, .. }) = outcome {
+        // Of one further up, the switch tells the controller.
+        if *detail != Abort::ParentLost.to_string() {
+            sender.say_last(ToController::SwitchLost { detail: shortened(detail) });
+        }
+        engine.wait_released();
     } else if let Err(error) = outcome
         && matches!(
             error,
             CollectiveError::Timeout { .. }
                 | CollectiveError::Overdue { .. }
-                | CollectiveError::SwitchLost { .. }
                 | CollectiveError::Protocol(_)
                 | CollectiveError::Device(_)
         )
@@ -415,11 +420,9 @@ pub(crate) fn report(engine: &Engine, sender: &Sender, outcome: &Result<(), Coll
 
 /// Tells the controller that this rank cannot go on.
 pub(crate) fn give_up(engine: &Engine, sender: &Sender, reason: String) {
-    // Without a controller there is nobody to tell.
-    if sender.send(&ToController::Fail { reason: shortened(reason) }).is_ok() {
-        // So that the name is free when the caller tries again.
-        engine.wait_released();
-    }
+    sender.say_last(ToController::Fail { reason: shortened(reason) });
+    // So that the name is free when the caller tries again.
+    engine.wait_released();
 }
 
 impl Drop for Communicator {
@@ -428,9 +431,8 @@ impl Drop for Communicator {
         if running {
             self.engine.fail(CollectiveError::Closed);
             give_up(&self.engine, &self.sender, CollectiveError::Closed.to_string());
-        } else if self.engine.failure().is_none()
-            && self.sender.send(&ToController::Leave { collectives }).is_ok()
-        {
+        } else if self.engine.failure().is_none() {
+            self.sender.say_last(ToController::Leave { collectives });
             self.engine.wait_closed(LINGER);
         }
         // Handles that outlive it keep the connection, by which nothing may arrive any more: what was registered can

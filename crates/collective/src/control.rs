@@ -1,10 +1,14 @@
-//! The connection to the controller.
+//! The connection to the controller, which may break, and is made anew.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use millstream_inc::protocol::{FrameDecoder, FrameError, FromController, ToController, encode};
+use millstream_inc::protocol::{
+    Commanded, FrameDecoder, FrameError, FromController, Resume, ToController, encode,
+};
+use socket2::{SockRef, TcpKeepalive};
 use thiserror::Error;
 
 /// Bytes read at a time. Messages to a host are short.
@@ -12,6 +16,10 @@ const READ_BYTES: usize = 4096;
 
 /// How long a message may take to leave.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long the kernel of the controller's machine may be silent: its process may stand still for longer.
+const KEEP_ALIVE: [Duration; 3] =
+    [Duration::from_secs(4), Duration::from_secs(1), Duration::from_secs(8)];
 
 /// The shortest wait that the socket can be told.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
@@ -24,6 +32,9 @@ pub(crate) enum ReceiveError {
     TimedOut,
     #[error("{0}")]
     Frame(FrameError),
+    /// A controller that was replaced.
+    #[error("it commands with term {term}, and one with term {obeyed} was obeyed")]
+    Stale { term: u64, obeyed: u64 },
     #[error("{0}")]
     Io(io::Error),
 }
@@ -32,11 +43,24 @@ pub(crate) enum ReceiveError {
 pub(crate) struct Receiver {
     stream: TcpStream,
     decoder: FrameDecoder,
+    /// The highest term that was obeyed.
+    term: u64,
 }
 
 /// Where messages go.
 pub(crate) struct Sender {
-    stream: TcpStream,
+    state: Mutex<Outgoing>,
+}
+
+struct Outgoing {
+    /// None while there is no connection.
+    stream: Option<TcpStream>,
+    /// What this rank says last: that it leaves, or why it cannot go on. Each connection begins with it.
+    last_word: Option<ToController>,
+    /// It was said on a connection.
+    said: bool,
+    /// For ever, by this side.
+    closed: bool,
 }
 
 /// Connects to a controller. Calls `waiting` with what is left of the time whenever there was no
@@ -57,22 +81,91 @@ pub(crate) fn connect(
             result => break result?,
         }
     };
+    set_up(&stream)?;
+    let outgoing = stream.try_clone()?;
+    let state = Outgoing { stream: Some(outgoing), last_word: None, said: false, closed: false };
+    let sender = Sender { state: Mutex::new(state) };
+    Ok((sender, Receiver { stream, decoder: FrameDecoder::new(), term: 0 }))
+}
+
+fn set_up(stream: &TcpStream) -> io::Result<()> {
+    let [idle, interval, dead] = KEEP_ALIVE;
+    let socket = SockRef::from(stream);
+    socket.set_tcp_keepalive(
+        &TcpKeepalive::new().with_time(idle).with_interval(interval).with_retries(4),
+    )?;
+    #[cfg(target_os = "linux")]
+    socket.set_tcp_user_timeout(Some(dead))?;
+    #[cfg(not(target_os = "linux"))]
+    let _ = dead;
     stream.set_nodelay(true)?;
-    stream.set_write_timeout(Some(WRITE_TIMEOUT))?;
-    let sender = Sender { stream: stream.try_clone()? };
-    Ok((sender, Receiver { stream, decoder: FrameDecoder::new() }))
+    stream.set_write_timeout(Some(WRITE_TIMEOUT))
+}
+
+fn write(mut stream: &TcpStream, message: &ToController) -> io::Result<()> {
+    stream.write_all(&encode(message).map_err(io::Error::other)?)
 }
 
 impl Sender {
+    fn lock(&self) -> MutexGuard<'_, Outgoing> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn send(&self, message: &ToController) -> io::Result<()> {
-        let frame = encode(message).map_err(io::Error::other)?;
-        (&self.stream).write_all(&frame)
+        let state = self.lock();
+        let stream = state.stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        write(stream, message)
+    }
+
+    /// Says the last that this rank has to say, now or as soon as there is a connection. Only the first counts.
+    pub(crate) fn say_last(&self, message: ToController) {
+        let mut state = self.lock();
+        if state.last_word.is_none() {
+            state.said = state.stream.as_ref().is_some_and(|it| write(it, &message).is_ok());
+            state.last_word = Some(message);
+        }
+    }
+
+    /// Whether the last word was not said yet.
+    pub(crate) fn owes(&self) -> bool {
+        let state = self.lock();
+        state.last_word.is_some() && !state.said
+    }
+
+    /// Connects again, and says who comes back. `None` when this side has closed the connection for ever.
+    pub(crate) fn come_back(
+        &self,
+        receiver: &mut Receiver,
+        controller: SocketAddr,
+        patience: Duration,
+        resume: &Resume,
+    ) -> io::Result<Option<()>> {
+        self.lock().stream = None;
+        let stream = TcpStream::connect_timeout(&controller, patience)?;
+        set_up(&stream)?;
+        write(&stream, &ToController::Resume(Resume { term: receiver.term, ..resume.clone() }))?;
+        let outgoing = stream.try_clone()?;
+        let mut state = self.lock();
+        if state.closed {
+            return Ok(None);
+        }
+        if let Some(last_word) = &state.last_word {
+            write(&outgoing, last_word)?;
+            state.said = true;
+        }
+        state.stream = Some(outgoing);
+        (receiver.stream, receiver.decoder) = (stream, FrameDecoder::new());
+        Ok(Some(()))
     }
 
     /// Closes the connection, also for the receiver, which then ends with an error.
     pub(crate) fn close(&self) {
-        // Closed by the peer already, if this fails.
-        let _ = self.stream.shutdown(Shutdown::Both);
+        let mut state = self.lock();
+        state.closed = true;
+        if let Some(stream) = &state.stream {
+            // Closed by the peer already, if this fails.
+            let _ = stream.shutdown(Shutdown::Both);
+        }
     }
 }
 
@@ -80,7 +173,13 @@ impl Receiver {
     /// The next message, if one comes before `deadline`.
     pub(crate) fn receive(&mut self, deadline: Instant) -> Result<FromController, ReceiveError> {
         loop {
-            if let Some(message) = self.decoder.next_message().map_err(ReceiveError::Frame)? {
+            let next = self.decoder.next_message().map_err(ReceiveError::Frame)?;
+            if let Some(Commanded { term, message }) = next {
+                let obeyed = self.term;
+                if term < obeyed {
+                    return Err(ReceiveError::Stale { term, obeyed });
+                }
+                self.term = term;
                 return Ok(message);
             }
             let left = deadline.saturating_duration_since(Instant::now());

@@ -473,12 +473,20 @@ impl Engine {
     /// A rank has left after so many collectives.
     pub(crate) fn peer_left(&self, rank: u32, collectives: u64) {
         let mut state = self.lock();
-        state.left.push((rank, collectives));
+        // Told again after the connection to the controller broke.
+        if !state.left.iter().any(|&(known, _)| known == rank) {
+            state.left.push((rank, collectives));
+        }
         let error = state.running.and_then(|running| state.outlived(running.sequence));
         drop(state);
         if let Some(error) = error {
             self.fail(error);
         }
+    }
+
+    /// Whether some rank has left.
+    pub(crate) fn has_departed(&self) -> bool {
+        !self.lock().left.is_empty()
     }
 
     /// Everyone has left, or nobody will say so any more.

@@ -306,7 +306,7 @@ impl CollectiveError {
                 Self::SwitchLost { switch, detail: abort.to_string() }
             }
             E::Aborted(Abort::Requested { code }) => Self::Controller(format!(
-                "the switch has a new controller, which does not know it (code {code})"
+                "no rank has come back to it after it was restarted (code {code})"
             )),
             E::Transport(CompletionStatus::RetryExceeded | CompletionStatus::Flushed) => {
                 let detail = "it does not answer".to_owned();

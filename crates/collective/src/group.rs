@@ -107,7 +107,10 @@ fn draw(keys: [RandomState; 2], process: u32, now: SystemTime) -> [u64; 2] {
 
 /// Others have the name, and may be about to end.
 const fn is_taken(refusal: &Refusal) -> bool {
-    matches!(refusal, Refusal::RankTaken { .. } | Refusal::WorldDiffers { .. })
+    matches!(
+        refusal,
+        Refusal::RankTaken { .. } | Refusal::WorldDiffers { .. } | Refusal::GroupTaken { .. }
+    )
 }
 
 #[cfg(test)]

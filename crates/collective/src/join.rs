@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millstream_inc::protocol::{Awaited, FromController, Hello, Plan, ToController};
+use millstream_inc::protocol::{Awaited, FromController, Hello, Plan, Resume, ToController};
 use millstream_inc::{HostConfig, HostWorker};
 use millstream_verbs::{Device, ProtectionDomain, Psn, QueuePairCapabilities};
 
@@ -152,8 +152,19 @@ pub(crate) fn join(
 
     let Talk { sender, receiver, .. } = talk;
     let sender = Arc::new(sender);
-    let watcher = Watcher::start(Arc::clone(&engine), Arc::clone(&sender), receiver)
-        .map_err(JoinError::Thread)?;
+    let resume = Resume {
+        term: 0,
+        group: config.group.clone(),
+        identity: plan.group,
+        communicator: plan.communicator,
+        world: config.world,
+        rank: config.rank,
+        address: device.address(),
+        departed: false,
+    };
+    let watcher =
+        Watcher::start(Arc::clone(&engine), Arc::clone(&sender), receiver, controller, resume)
+            .map_err(JoinError::Thread)?;
     Ok(Joined { engine, watcher, sender, domain, plan })
 }
 
@@ -197,6 +208,9 @@ impl Talk<'_> {
                 }
                 Err(ReceiveError::Io(source)) => {
                     return Err(JoinError::Lost { controller, source });
+                }
+                Err(error @ ReceiveError::Stale { .. }) => {
+                    return Err(JoinError::Protocol { controller, detail: error.to_string() });
                 }
             }
         }

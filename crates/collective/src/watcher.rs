@@ -1,22 +1,28 @@
 //! The thread that listens to the controller, so that bad news ends a call at once.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use millstream_inc::protocol::{FromController, ToController};
+use millstream_inc::protocol::{FromController, Resume, ToController};
 
 use crate::CollectiveError;
 use crate::control::{ReceiveError, Receiver, Sender};
 use crate::engine::Engine;
 
-/// The controller asks every second whether we are alive; after three misses it is dead itself.
-const SILENCE: Duration = Duration::from_secs(4);
-
 /// How often the switch is asked whether it is there.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Between attempts to come back to the controller: doubled each time, and up to half of it is left out by chance,
+/// so that many hosts do not come at once.
+const BACK_OFF: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
+
+/// How long a connection may take.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// The thread. Dropped, it closes the connection and ends.
 pub(crate) struct Watcher {
@@ -31,9 +37,13 @@ impl Watcher {
         engine: Arc<Engine>,
         sender: Arc<Sender>,
         receiver: Receiver,
+        controller: SocketAddr,
+        resume: Resume,
     ) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel();
-        let watch = Watch { engine, sender: Arc::clone(&sender), receiver, stopped };
+        let (outgoing, attempts) = (Arc::clone(&sender), 0);
+        let watch =
+            Watch { engine, sender: outgoing, receiver, stopped, controller, resume, attempts };
         let thread = thread::Builder::new().name("controller".to_owned());
         let thread = thread.spawn(move || watch.run())?;
         Ok(Self { sender, stop: Some(stop), thread: Some(thread) })
@@ -56,33 +66,55 @@ struct Watch {
     sender: Arc<Sender>,
     receiver: Receiver,
     stopped: mpsc::Receiver<()>,
+    controller: SocketAddr,
+    /// What is said to come back.
+    resume: Resume,
+    /// Attempts to come back since the controller was there.
+    attempts: u32,
 }
 
 impl Watch {
     fn run(mut self) {
         loop {
-            let error = match self.receiver.receive(Instant::now() + SILENCE) {
+            let error = match self.receiver.receive(Instant::now() + PROBE_INTERVAL) {
                 Ok(FromController::Ping) => {
                     // If it does not get there, receiving fails soon.
                     let _ = self.sender.send(&ToController::Pong);
                     self.engine.probe();
                     continue;
                 }
+                Ok(FromController::Resumed) => {
+                    tracing::info!(controller = %self.controller, "the controller is there again");
+                    self.attempts = 0;
+                    continue;
+                }
                 Ok(FromController::Left { rank, collectives }) => {
                     self.engine.peer_left(rank, collectives);
                     continue;
                 }
+                // It stands still, perhaps. The communicator does without; the kernel of its machine answers for it.
+                Err(ReceiveError::TimedOut) => {
+                    self.engine.probe();
+                    continue;
+                }
                 Ok(FromController::Closed) => return self.engine.close(),
                 Ok(FromController::Abort { reason }) => CollectiveError::from_controller(reason),
-                Ok(FromController::Refused { reason }) => {
+                Ok(FromController::Refused { reason }) if !reason.is_for_load() => {
                     CollectiveError::Controller(reason.to_string())
                 }
+                Ok(FromController::Refused { reason }) => match self.come_back(&reason) {
+                    true => continue,
+                    false => return self.engine.close(),
+                },
                 Ok(message) => {
                     CollectiveError::Protocol(format!("the controller sent {message:?}"))
                 }
                 Err(ReceiveError::Frame(error)) => CollectiveError::Protocol(error.to_string()),
-                Err(error @ (ReceiveError::TimedOut | ReceiveError::Io(_))) => {
-                    return self.go_on_alone(&error);
+                Err(error @ (ReceiveError::Stale { .. } | ReceiveError::Io(_))) => {
+                    match self.come_back(&error) {
+                        true => continue,
+                        false => return self.engine.close(),
+                    }
                 }
             };
             self.engine.fail(error);
@@ -90,20 +122,39 @@ impl Watch {
         }
     }
 
-    /// The controller is lost. What works without it goes on; only a rank that dies is noticed
-    /// later, by the switch.
-    fn go_on_alone(&self, error: &ReceiveError) {
-        self.engine.close();
-        if self.engine.failure().is_some() {
-            // We said so ourselves, and the controller has let go of us.
-            return;
-        }
-        let mut said = false;
-        while self.stopped.recv_timeout(PROBE_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-            if !std::mem::replace(&mut said, true) {
-                tracing::warn!(%error, "the controller is lost; the communicator goes on without");
+    /// The controller is lost: goes back to it, or to the next one at its place. What works without it goes on. `false`
+    /// when there is nothing to come back for.
+    fn come_back(&mut self, why: &dyn std::fmt::Display) -> bool {
+        let mut probed = Instant::now();
+        loop {
+            if self.engine.failure().is_some() && !self.sender.owes() {
+                // We said so ourselves, and the controller has let go of us.
+                return false;
             }
-            self.engine.probe();
+            let [first, longest] = BACK_OFF;
+            let pause = longest.min(first * 2_u32.saturating_pow(self.attempts.min(16)));
+            let part = RandomState::new().hash_one(self.attempts) % 1024;
+            let pause = pause - pause * part as u32 / 2048;
+            if self.stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
+                return false;
+            }
+            if self.attempts == 1 {
+                let controller = self.controller;
+                tracing::warn!(%controller, %why, "no controller; the communicator goes on without");
+            }
+            self.attempts = self.attempts.saturating_add(1);
+            if probed.elapsed() >= PROBE_INTERVAL {
+                probed = Instant::now();
+                self.engine.probe();
+            }
+            self.resume.departed = self.engine.has_departed();
+            let Self { sender, receiver, controller, resume, .. } = self;
+            match sender.come_back(receiver, *controller, CONNECT_TIMEOUT, resume) {
+                Ok(connected) => return connected.is_some(),
+                Err(error) => {
+                    tracing::debug!(%controller, %error, "the controller cannot be reached");
+                }
+            }
         }
     }
 }

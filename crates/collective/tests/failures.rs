@@ -11,7 +11,9 @@ use millstream_collective::{
     Awaited, Call, CollectiveError, Communicator, JoinConfig, JoinError, ReduceOperation, Refusal,
     Waiting,
 };
-use millstream_inc::protocol::{FrameDecoder, FromController, Hello, ToController, encode};
+use millstream_inc::protocol::{
+    AbortReason, Commanded, FrameDecoder, FromController, Hello, ToController, encode,
+};
 use millstream_lab::Stopwatch;
 use millstream_verbs::{Mtu, Psn, Qpn};
 
@@ -284,30 +286,105 @@ fn without_a_controller_joining_fails_at_once() {
     assert!(error.to_string().contains(&controller.to_string()));
 }
 
-#[test]
-fn a_controller_that_dies_stops_nobody_and_the_next_one_serves() {
-    let mut cluster = Cluster::start(1);
-    let mut ranks = cluster.group("orphans", 2);
+/// Sums up for so long, and checks every result; gives the number of calls.
+fn sums_for(ranks: &mut [Communicator], duration: Duration) -> u64 {
+    let (stopwatch, mut calls) = (Stopwatch::start(), 0);
+    while stopwatch.took().own() < duration {
+        each(ranks, |rank| {
+            let mut vector = vec![1_i32; 1000];
+            rank.all_reduce_in_place(&mut vector, Sum).unwrap();
+            assert!(vector.iter().all(|&element| element == 2));
+        });
+        calls += 1;
+    }
+    calls
+}
+
+/// The last of two ranks leaves, and the other one hears of it, by the controller.
+fn hears_who_leaves(mut ranks: Vec<Communicator>, calls: u64) {
+    drop(ranks.pop());
+    let error = ranks[0].all_reduce_in_place(&mut [1; 10], Sum).unwrap_err();
+    let detail = format!("it left after {calls} collectives");
+    assert_eq!(error, CollectiveError::PeerLost { rank: 1, detail });
+}
+
+/// The controller ends, and something happens before the next one starts at its place.
+fn restart_controller(cluster: &mut Cluster, meanwhile: impl FnOnce()) {
     drop(cluster.controller_daemon.take());
-    each(&mut ranks, |rank| {
-        let mut vector = vec![1_i32; 100_000];
-        rank.all_reduce_in_place(&mut vector, Sum).unwrap();
-        assert!(vector.iter().all(|&element| element == 2));
-    });
+    meanwhile();
     let (daemon, controller) = start_controller(cluster.controller);
     assert_eq!(controller, cluster.controller);
     cluster.controller_daemon = Some(daemon);
+}
+
+#[test]
+fn a_controller_that_is_restarted_disturbs_no_call_and_the_next_one_knows_the_ranks() {
+    let mut cluster = Cluster::start(1);
+    let mut ranks = cluster.group("orphans", 2);
+    let mut calls = 0;
+    restart_controller(&mut cluster, || calls += sums_for(&mut ranks, Duration::from_millis(300)));
     // The switch comes back by itself.
-    let mut next = cluster.group("orphans", 2);
+    let mut next = cluster.group("next", 2);
     each(&mut next, |rank| rank.all_reduce_in_place(&mut [1; 10], Sum).unwrap());
     leave(next);
-    // To the new controller the old communicator means nothing: it is ended.
-    let buffer = ranks[0].allocate::<i32>(10).unwrap();
-    match ranks[0].start(Call::AllReduce(Sum), buffer) {
-        Ok(()) => {
-            let error = ranks[0].wait::<i32>(PATIENCE).unwrap_err();
-            assert!(matches!(error, CollectiveError::Controller(_)), "{error:?}");
+    // Longer than anyone has to come back.
+    calls += sums_for(&mut ranks, Duration::from_secs(5));
+    hears_who_leaves(ranks, calls);
+}
+
+#[test]
+fn a_rank_that_dies_while_there_is_no_controller_is_named_when_there_is_one() {
+    let mut cluster = Cluster::start(1);
+    let (mut ranks, dummy) = with_dummy(&cluster, "death", 3);
+    restart_controller(&mut cluster, || drop(dummy));
+    let stopwatch = Stopwatch::start();
+    each(&mut ranks, |rank| {
+        // The others do not call, so only the end of the communicator ends this.
+        let error = rank.all_reduce_in_place(&mut vec![1_i32; 1 << 20], Sum).unwrap_err();
+        assert!(matches!(error, CollectiveError::PeerLost { rank: 2, .. }), "{error:?}");
+    });
+    let took = stopwatch.took();
+    assert!(took.own() < BOUND, "{took}");
+}
+
+#[test]
+fn ranks_try_again_when_they_are_refused_for_load_or_by_one_that_was_replaced() {
+    let mut cluster = Cluster::start(1);
+    let mut ranks = cluster.group("storm", 2);
+    let controller = cluster.controller;
+    restart_controller(&mut cluster, || {
+        let listener = TcpListener::bind(controller).unwrap();
+        let reason = Refusal::Limit { what: "connections".to_owned(), limit: 1 };
+        let loaded = Commanded { term: 1 << 20, message: FromController::Refused { reason } };
+        let detail = "it was long ago".to_owned();
+        let reason = AbortReason::PeerLost { rank: 0, detail };
+        // One that commands with a lower term than this.
+        let replaced = Commanded { term: 1, message: FromController::Abort { reason } };
+        let mut resumes = [0; 2];
+        while resumes.iter().any(|&count| count < 4) {
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.set_read_timeout(Some(PATIENCE)).unwrap();
+            let mut decoder = FrameDecoder::new();
+            let first = loop {
+                let mut bytes = [0; 4096];
+                let count = stream.read(&mut bytes).unwrap();
+                decoder.extend(&bytes[..count]);
+                if let Some(message) = decoder.next_message::<ToController>().unwrap() {
+                    break message;
+                }
+            };
+            // The switch comes too, and is left alone.
+            let ToController::Resume(resume) = first else { continue };
+            let count = &mut resumes[resume.rank as usize];
+            *count += 1;
+            let answer = if *count < 3 { &loaded } else { &replaced };
+            stream.write_all(&encode(answer).unwrap()).unwrap();
+            // Until it has read that.
+            let _ = stream.read(&mut [0; 1]);
         }
-        Err((_, error)) => assert!(matches!(error, CollectiveError::Controller(_)), "{error:?}"),
-    }
+    });
+    let calls = sums_for(&mut ranks, Duration::from_millis(300));
+    let next = cluster.group("next", 2);
+    leave(next);
+    hears_who_leaves(ranks, calls);
 }

@@ -8,7 +8,9 @@ use std::thread;
 
 use common::{Cluster, PATIENCE, address, each, leave};
 use millstream_collective::ReduceOperation::Sum;
-use millstream_inc::protocol::{FrameDecoder, FromController, SwitchLimits, ToController, encode};
+use millstream_inc::protocol::{
+    FrameDecoder, FromController, Presence, SwitchLimits, ToController, encode,
+};
 
 /// A switch that is registered, and makes nothing.
 struct Refusing {
@@ -22,7 +24,12 @@ impl Refusing {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let mut switch = Self { stream, decoder: FrameDecoder::new() };
         let (name, limits) = ("refusing".to_owned(), SwitchLimits::NONE);
-        switch.say(&ToController::Register { name, address, limits });
+        switch.say(&ToController::Register {
+            name,
+            address,
+            limits,
+            presence: Presence::default(),
+        });
         assert_eq!(switch.hear(), Some(FromController::Registered));
         switch
     }
