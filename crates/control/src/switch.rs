@@ -438,9 +438,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
 
     /// Removes a communicator; returns what the controller should know.
     fn destroy(&mut self, communicator: u64) -> Option<ToController> {
-        if self.communicators.remove(&communicator).is_none() {
-            return None;
-        }
+        self.communicators.remove(&communicator)?;
         self.data_plane.destroy(communicator);
         Some(ToController::CommunicatorDestroyed { communicator })
     }

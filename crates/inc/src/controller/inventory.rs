@@ -176,9 +176,15 @@ impl Controller {
             let held = |held: &Held| held.switch == id && self.group_of(held.group).is_some();
             if !used && !self.held.values().any(held) {
                 self.switches.remove(&id);
-                self.held.retain(|_, held| held.switch != id);
+                self.forget_held(id);
             }
         }
+    }
+
+    /// Forgets what a switch has, which is gone.
+    pub(super) fn forget_held(&mut self, id: SwitchId) {
+        self.held.retain(|_, held| held.switch != id);
+        self.unclaimed.retain(|(_, communicator)| self.held.contains_key(communicator));
     }
 
     /// The group of a node that an earlier controller has made, on this switch.
@@ -213,6 +219,9 @@ impl Controller {
     ) {
         let ours = self.held.extract_if(.., |_, held| held.group == group);
         let ours: Vec<(u64, Held)> = ours.collect();
+        if !ours.is_empty() {
+            self.unclaimed.retain(|(_, communicator)| self.held.contains_key(communicator));
+        }
         for (communicator, held) in ours {
             let message = message(communicator).filter(|_| !held.gone);
             if !matches!(message, Some(FromController::DestroyCommunicator { .. })) {

@@ -43,7 +43,7 @@ impl Controller {
     pub(super) fn arrive(&mut self, now: Instant) {
         self.now = now;
         let standstill = self.config.standstill;
-        if !self.armed.take().is_some_and(|at| now > at + standstill) {
+        if self.armed.take().is_none_or(|at| now <= at + standstill) {
             return;
         }
         for connection in self.connections.values_mut() {
@@ -126,7 +126,9 @@ impl Controller {
             left: None,
             away_until: None,
         });
-        member.away_until = None;
+        if let Some(until) = member.away_until.take() {
+            self.away.remove(&(until, id, resume.rank));
+        }
         // One that is half open, most likely.
         let old = member.connection.replace(connection);
         let all = group.is_full();

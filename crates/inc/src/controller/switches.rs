@@ -131,7 +131,7 @@ impl Controller {
         let Some(switch) = self.switches.remove(&id) else { return };
         let held: HashSet<GroupIdentity> =
             self.held.values().filter(|held| held.switch == id).map(|held| held.group).collect();
-        self.held.retain(|_, held| held.switch != id);
+        self.forget_held(id);
         let uses = |(&group, state): (&GroupId, &Group)| {
             (state.uses(id) || held.contains(&state.identity)).then_some(group)
         };

@@ -387,6 +387,19 @@ fn inventories_have_limits() {
     // Those that have gone and serve nobody are forgotten.
     (0..16).for_each(|number| world.close(ConnectionId(100 + number)));
     assert_eq!(world.controller.census(), Census::default());
+    // Nor does one that comes again and again leave anything.
+    for number in 300..400 {
+        world.switch_with(ConnectionId(number), "s", 1, holding(1));
+        world.say(ConnectionId(number), ToController::Held { nodes: vec![node(IDENTITY, 1)] });
+        world.close(ConnectionId(number));
+    }
+    assert!(world.controller.held.is_empty() && world.controller.unclaimed.is_empty());
+    let resume = || claim("g", 2, 0);
+    for number in 400..500 {
+        let host = back(&mut world, number, resume());
+        world.close(host);
+    }
+    assert_eq!(world.controller.away.len(), 1);
 }
 
 #[test]
