@@ -474,7 +474,7 @@ impl Engine {
     pub(crate) fn peer_left(&self, rank: u32, collectives: u64) {
         let mut state = self.lock();
         // Told again after the connection to the controller broke.
-        if !state.left.iter().any(|&(known, _)| known == rank) {
+        if !state.left.contains(&(rank, collectives)) {
             state.left.push((rank, collectives));
         }
         let error = state.running.and_then(|running| state.outlived(running.sequence));
