@@ -323,12 +323,12 @@ fn a_switch_does_what_its_controller_says() {
 fn a_switch_says_what_each_of_its_nodes_has_counted_when_it_is_asked() {
     let mut played = PlayedController::start();
     // There is nothing to say.
-    played.switch.say(&FromController::ReadCounters);
+    played.switch.command(played.term, FromController::ReadCounters);
     played.create(7, 4);
     played.create(8, 4);
     let mut last = 0;
     for _ in 0..2 {
-        played.switch.say(&FromController::ReadCounters);
+        played.switch.command(played.term, FromController::ReadCounters);
         let mut times = Vec::new();
         for number in [7, 8] {
             let heard = played.switch.hear();

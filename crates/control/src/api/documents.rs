@@ -113,7 +113,7 @@ fn of_file<'a>(file: &'a Topology, overview: &'a Overview) -> TopologyDocument<'
             id: Some(switch.id),
             name: known.map(|it| it.name.as_str()).or(switch.name.as_deref()),
             addresses: switch.addresses.clone(),
-            registered: known.is_some(),
+            registered: known.is_some_and(|it| it.connected),
             limits: known.map(|it| it.limits),
             communicators: known.map(|it| it.communicators),
         }
@@ -151,7 +151,7 @@ fn of_trees(overview: &Overview) -> TopologyDocument<'_> {
         id: None,
         name: Some(&switch.name),
         addresses: vec![switch.address],
-        registered: true,
+        registered: switch.connected,
         limits: Some(switch.limits),
         communicators: Some(switch.communicators),
     });

@@ -3,7 +3,8 @@
 use millstream_inc::controller::{ConnectionId, Controller, ControllerConfig, Output};
 use millstream_inc::plan::FanIn;
 use millstream_inc::protocol::{
-    FromController, Hello, PortCounters, SwitchEdge, SwitchLimits, SwitchUplink, ToController,
+    FromController, Hello, PortCounters, Presence, SwitchEdge, SwitchLimits, SwitchUplink,
+    ToController,
 };
 use millstream_roce::Instant;
 use millstream_wire::{Mtu, Psn, Qpn};
@@ -70,7 +71,8 @@ impl Lab {
     fn switch(&mut self, connection: u64, name: &str, address: [u8; 4]) {
         self.controller.handle_connected(Instant::ZERO, ConnectionId(connection));
         let (name, address, limits) = (name.to_owned(), address.into(), SwitchLimits::NONE);
-        self.say(connection, ToController::Register { name, address, limits });
+        let presence = Presence::default();
+        self.say(connection, ToController::Register { name, address, limits, presence });
     }
 
     fn join(&mut self, connection: u64, group: &str, world: u32, rank: u32) {
@@ -220,7 +222,8 @@ fn a_group_is_shown_with_its_tree_and_what_moves_on_each_edge() {
     assert_eq!(
         group["members"][2],
         json!({
-            "rank": 2, "address": "10.0.1.2", "topology_id": null, "left": false,
+            "rank": 2, "address": "10.0.1.2", "topology_id": null, "connected": true,
+            "left": false,
         })
     );
     let nodes = group["communicator"]["nodes"].as_array().unwrap();

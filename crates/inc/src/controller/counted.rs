@@ -75,12 +75,12 @@ impl Counted {
 }
 
 impl Controller {
-    /// Asks all switches what they have counted. The answers are part of [`Controller::overview`].
+    /// Asks all switches that are connected what they have counted. The answers are part of [`Controller::overview`].
     pub fn read_counters(&mut self) {
         let used = self.switches.values().filter(|switch| !switch.communicators.is_empty());
         let connections: Vec<_> = used.map(|switch| switch.connection).collect();
         for connection in connections {
-            self.send(connection, FromController::ReadCounters);
+            self.send_to(connection, FromController::ReadCounters);
         }
     }
 

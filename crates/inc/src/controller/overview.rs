@@ -33,6 +33,8 @@ pub struct SwitchOverview {
     pub topology_id: Option<u64>,
     /// What it can serve.
     pub limits: SwitchLimits,
+    /// Whether it is connected to the controller; one that is not may come back.
+    pub connected: bool,
     /// How many nodes of trees it serves.
     pub communicators: usize,
 }
@@ -64,6 +66,8 @@ pub struct MemberOverview {
     pub address: IpAddr,
     /// Its number in the topology, if there is one.
     pub topology_id: Option<u64>,
+    /// Whether it is connected to the controller; one that is not may come back.
+    pub connected: bool,
     /// Whether it has left.
     pub left: bool,
 }
@@ -137,6 +141,7 @@ impl Controller {
             address: switch.address,
             topology_id: topology.zip(switch.place).map(|(it, place)| it.switches()[place].id),
             limits: switch.limits,
+            connected: switch.connection.is_some(),
             communicators: switch.communicators.len(),
         };
         Overview {
@@ -152,9 +157,10 @@ impl Controller {
             rank,
             address: member.address,
             topology_id: topology.and_then(|topology| topology.host_id(member.address)),
-            left: member.left,
+            connected: member.connection.is_some(),
+            left: member.left.is_some(),
         };
-        let leaving = group.members.values().any(|member| member.left);
+        let leaving = group.members.values().any(|member| member.left.is_some());
         let state = match group.state() {
             _ if leaving => "leaving",
             GroupState::CreatingGroup => "creating_group",
