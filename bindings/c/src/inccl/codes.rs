@@ -81,7 +81,7 @@ impl Coded for Refusal {
             Self::World { .. } | Self::Depth { .. } | Self::Rank { .. } | Self::Name { .. } => {
                 ARGUMENT
             }
-            Self::RankTaken { .. } | Self::WorldDiffers { .. } => BUSY,
+            Self::RankTaken { .. } | Self::GroupTaken { .. } | Self::WorldDiffers { .. } => BUSY,
             Self::Aborted { reason } => match reason {
                 AbortReason::PeerLost { .. } | AbortReason::Overdue { .. } => PEER,
                 AbortReason::Mismatch { .. } => MISMATCH,
