@@ -61,16 +61,27 @@ impl Controller {
         if let Some((&id, known)) =
             self.names.get(group).and_then(|id| self.groups.get_key_value(id))
         {
-            let group = group.clone();
-            if known.world != world {
-                let (found, expected) = (world, known.world);
-                return Err(Refusal::WorldDiffers { group, rank, found, expected });
-            }
-            return match known.members.get(&rank) {
-                Some(member) => Err(Refusal::RankTaken { group, rank, holder: member.address }),
-                None if known.ready => Err(Refusal::GroupTaken { group }),
-                None => Ok(id),
+            let taken = known.members.get(&rank);
+            let replaced = match taken {
+                Some(member) => member.connection.is_none(),
+                None => known.members.values().all(|member| member.connection.is_none()),
             };
+            if known.ready && replaced {
+                // Its process was killed and started again, most likely.
+                let detail = "another process has joined in its place".to_owned();
+                self.end_group(id, &End::Aborted(AbortReason::PeerLost { rank, detail }));
+            } else {
+                let group = group.clone();
+                if known.world != world {
+                    let (found, expected) = (world, known.world);
+                    return Err(Refusal::WorldDiffers { group, rank, found, expected });
+                }
+                return match taken {
+                    Some(member) => Err(Refusal::RankTaken { group, rank, holder: member.address }),
+                    None if known.ready => Err(Refusal::GroupTaken { group }),
+                    None => Ok(id),
+                };
+            }
         }
         let limit = self.config.max_groups;
         if self.groups.len() >= limit {
@@ -119,9 +130,10 @@ impl Controller {
             self.host_lost(id, rank, "it left before the communicator was ready");
             return;
         }
-        if member.left.replace(collectives).is_some() {
+        if member.left.is_some() {
             return;
         }
+        member.left = Some(collectives);
         self.names.retain(|_, other| *other != id);
         let others = || group.members.values().filter(|member| member.left.is_none());
         let told: Vec<ConnectionId> = others().filter_map(|member| member.connection).collect();

@@ -185,6 +185,56 @@ fn who_does_not_come_back_where_ranks_had_left_is_not_blamed() {
 }
 
 #[test]
+fn a_job_that_is_killed_and_started_again_at_once_forms_a_new_group() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let (hosts, communicator) = world.ready(10, "g", 2);
+    let resume = claim_of(&world, "g", 1);
+    // The rank that is still connected cannot be joined as.
+    world.close(hosts[0]);
+    let taken = world.join(20, "g", 2, 1);
+    assert!(matches!(world.refusal(taken), Refusal::RankTaken { rank: 1, .. }));
+    assert_eq!(world.heard(hosts[1]), []);
+    let new = world.join(21, "g", 2, 0);
+    let gone = lost(0, "another process has joined in its place");
+    assert_eq!(world.heard(hosts[1]), gone);
+    let abort = FromController::AbortCommunicator { communicator, rank: 0 };
+    assert_eq!(world.heard(SWITCH), [abort]);
+    // Who comes back to the old one does not get into the new one.
+    let late = back(&mut world, 22, resume);
+    assert_eq!(world.heard(late), gone);
+    assert_eq!(world.controller.group_state("g"), Some(GroupState::CreatingGroup));
+    let other = world.join(23, "g", 2, 1);
+    for host in [new, other] {
+        assert!(matches!(world.heard(host)[..], [FromController::GroupReady { .. }]));
+    }
+    // All of it at once, and with another number of ranks: one that was none before comes first.
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let (hosts, _) = world.ready(10, "g", 2);
+    hosts.iter().for_each(|&host| world.close(host));
+    (0..3).rev().for_each(|rank| {
+        world.join(20 + u64::from(rank), "g", 3, rank);
+    });
+    assert_eq!(world.controller.group_state("g"), Some(GroupState::GroupReady));
+    world.pass(seconds(4.0));
+    assert_eq!(world.controller.census().groups, 1);
+}
+
+#[test]
+fn the_first_word_of_a_rank_that_leaves_counts() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let (hosts, _) = world.ready(10, "g", 2);
+    world.say(hosts[0], ToController::Leave { collectives: 1 });
+    world.say(hosts[0], ToController::Leave { collectives: 9 });
+    let resume = claim_of(&world, "g", 1);
+    let again = back(&mut world, 20, resume);
+    let left = FromController::Left { rank: 0, collectives: 1 };
+    assert_eq!(world.heard(again), [FromController::Resumed, left]);
+}
+
+#[test]
 fn two_jobs_of_one_name_do_not_mix_after_a_restart() {
     let mut world = World::new();
     world.switch(SWITCH, "s", 1);
