@@ -42,7 +42,8 @@ impl Controller {
         self.exceed(presence.term)
     }
 
-    /// A switch that was away is there again. `false` when it is another process: that one is lost.
+    /// A switch that was away is there again. `false` when it is another process: that one is lost. While the old
+    /// connection is open and answers, the new one is refused.
     pub(super) fn comes_back(
         &mut self,
         connection: ConnectionId,
@@ -54,7 +55,13 @@ impl Controller {
         let known = self.switches.iter_mut();
         let mut known = known.filter(|(_, it)| it.name == name && it.address == address);
         let Some((&id, switch)) = known.next() else { return false };
-        let old = switch.connection.take();
+        if let Some(old) = switch.connection.filter(|old| self.connections.contains_key(old)) {
+            // Anybody can say this name. If nobody is there, this closes the old connection.
+            self.outputs.push_back(Output::Send { connection: old, message: FromController::Ping });
+            let (name, address, what) = (name.to_owned(), address, "name".to_owned());
+            self.turn_away(connection, Refusal::SwitchTaken { name, address, what });
+            return true;
+        }
         if switch.incarnation == presence.incarnation {
             switch.connection = Some(connection);
             (switch.limits, switch.unnamed) = (limits, presence.held);
@@ -67,11 +74,6 @@ impl Controller {
             }
         } else {
             self.switch_lost(id, "it was restarted");
-        }
-        if let Some(old) = old
-            && self.connections.remove(&old).is_some()
-        {
-            self.outputs.push_back(Output::Close { connection: old });
         }
         self.switches.contains_key(&id)
     }
@@ -96,11 +98,16 @@ impl Controller {
         let last = switch.unnamed == 0;
         let until = self.now + self.config.inventory_grace;
         for HeldNode { group, communicator, children, below } in nodes {
-            if self.nodes.contains_key(&communicator) || self.held.contains_key(&communicator) {
-                continue;
-            }
             let children = children as usize;
             let held = Held { switch: id, group, children, below, gone: false };
+            if let Some(same) = self.is_known(id, communicator, group) {
+                if !same {
+                    // Another one has the number: nobody can ask for this one.
+                    let message = FromController::EndCommunicator { communicator };
+                    self.end_node(&held, communicator, message);
+                }
+                continue;
+            }
             if self.ended.iter().any(|ended| ended.group == group) {
                 let message = FromController::DestroyCommunicator { communicator };
                 self.end_node(&held, communicator, message);
@@ -112,6 +119,17 @@ impl Controller {
         if last {
             self.all_named(id);
         }
+    }
+
+    /// Whether a node with this number is known to be on this switch, for this group. `None` when no node has the
+    /// number.
+    fn is_known(&self, id: SwitchId, communicator: u64, group: GroupIdentity) -> Option<bool> {
+        if self.nodes.contains_key(&communicator) {
+            let found = self.find(id, communicator).and_then(|(known, _)| self.groups.get(&known));
+            return Some(found.is_some_and(|known| known.identity == group));
+        }
+        let held = self.held.get(&communicator)?;
+        Some(held.switch == id && held.group == group)
     }
 
     /// It is known what a switch has: what it should have and has not is lost.
@@ -136,6 +154,7 @@ impl Controller {
             self.held.remove(&communicator);
             lost.extend(self.group_of(group));
         }
+        self.unclaimed.retain(|(_, communicator)| self.held.contains_key(communicator));
         for group in lost {
             let detail = "it has lost its part of the communicator".to_owned();
             let reason = AbortReason::SwitchLost { name: name.clone(), address, detail };

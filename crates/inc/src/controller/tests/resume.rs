@@ -254,7 +254,7 @@ fn two_jobs_of_one_name_do_not_mix_after_a_restart() {
         (4, Resume { world: 3, ..claim("g", 3, 1) }),
         (5, Resume { communicator: 1, ..claim("g", 2, 1) }),
         (6, Resume { group: "h".to_owned(), ..claim("g", 2, 1) }),
-        (7, Resume { term: MAX_TERM + 1, ..claim("g", 2, 1) }),
+        (7, Resume { term: MAX_TERM, ..claim("g", 2, 1) }),
         (8, claim("g", 2, 2)),
         (9, claim("g", 0, 0)),
         (10, claim("", 2, 1)),
@@ -352,6 +352,65 @@ fn a_switch_that_is_cut_off_serves_what_it_serves() {
     let (name, address) = ("s".to_owned(), IpAddr::from([127, 0, 1, 1]));
     let reason = AbortReason::SwitchLost { name, address, detail };
     assert_eq!(world.heard(hosts[0]), [FromController::Abort { reason }]);
+}
+
+#[test]
+fn a_switch_is_displaced_only_when_its_connection_is_dead() {
+    let mut world = World::new();
+    let presence = Presence { incarnation: 3, ..Presence::default() };
+    world.switch_with(SWITCH, "s", 1, presence);
+    let (hosts, _) = world.ready(10, "g", 2);
+    // Anybody can say its name and its number.
+    for (number, incarnation) in [(1001, 3), (1002, 4)] {
+        let other = ConnectionId(number);
+        world.switch_with(other, "s", 1, Presence { incarnation, ..presence });
+        let refusal = world.refusal(other);
+        assert!(matches!(refusal, Refusal::SwitchTaken { .. }), "{refusal}");
+    }
+    world.pass(seconds(10.0));
+    assert_eq!(world.heard(hosts[0]), []);
+    world.heard(SWITCH);
+    assert!(!world.closed.contains(&SWITCH));
+    // It is asked at once, so that the kernel of a machine that does not know the connection closes it.
+    let third = ConnectionId(1003);
+    world.controller.handle_connected(world.now, third);
+    let (name, address) = ("s".to_owned(), IpAddr::from([127, 0, 1, 1]));
+    let limits = SwitchLimits::NONE;
+    let register = ToController::Register { name, address, limits, presence };
+    world.controller.handle_message(world.now, third, register);
+    let ping = Output::Send { connection: SWITCH, message: FromController::Ping };
+    assert_eq!(world.controller.poll_output(), Some(ping));
+    world.settle();
+    world.close(SWITCH);
+    let again = ConnectionId(1004);
+    world.switch_with(again, "s", 1, Presence { incarnation: 4, ..presence });
+    assert_eq!(world.heard(again), [FromController::Registered]);
+    let heard = world.heard(hosts[0]);
+    let [FromController::Abort { reason: AbortReason::SwitchLost { detail, .. } }] = &heard[..]
+    else {
+        panic!("{heard:?}");
+    };
+    assert_eq!(detail, "it was restarted");
+}
+
+#[test]
+fn a_node_whose_number_another_one_has_is_ended_where_it_is() {
+    let mut world = World::new();
+    world.switch_with(SWITCH, "s", 1, holding(1));
+    world.say(SWITCH, ToController::Held { nodes: vec![node(IDENTITY, NUMBER)] });
+    let host = back(&mut world, 1, claim("g", 1, 0));
+    let other = ConnectionId(1001);
+    world.switch_with(other, "t", 2, holding(1));
+    world.say(other, ToController::Held { nodes: vec![node([5, 6], NUMBER)] });
+    let end = FromController::EndCommunicator { communicator: NUMBER };
+    assert_eq!(world.heard(other), [end, FromController::Registered]);
+    // The first one has it still, also when it says so again.
+    world.close(SWITCH);
+    let again = ConnectionId(1002);
+    world.switch_with(again, "s", 1, holding(1));
+    world.say(again, ToController::Held { nodes: vec![node(IDENTITY, NUMBER)] });
+    assert_eq!(world.heard(again), [FromController::Registered]);
+    assert_eq!(world.heard(host), [FromController::Resumed]);
 }
 
 #[test]
