@@ -3,17 +3,22 @@
 use core::net::IpAddr;
 use std::collections::BTreeSet;
 
+use millstream_roce::Instant;
+
 use super::group::{End, Group};
-use super::{ConnectionId, Controller, GroupId, Output, Role};
+use super::{ConnectionId, Controller, GroupId, Output, Role, Switch};
 use crate::plan::SwitchId;
 use crate::protocol::{
     AbortReason, FromController, GroupIdentity, HeldNode, MAX_HELD, MAX_HELD_AT_ONCE, Presence,
-    Refusal, SwitchBelow, SwitchLimits,
+    Refusal, SwitchBelow, SwitchLimits, SwitchReport, shortened,
 };
 use crate::slots::MAX_CHILDREN;
 
 /// Nodes of all switches that come back and were made by an earlier controller.
 const MAX_ALL_HELD: usize = 1 << 16;
+
+/// Reports of one switch that are kept until their groups are claimed.
+const MAX_EARLY: usize = 1024;
 
 /// A node that a switch has, of a tree that this controller has not made.
 #[derive(Debug)]
@@ -66,6 +71,7 @@ impl Controller {
             switch.connection = Some(connection);
             (switch.limits, switch.unnamed) = (limits, presence.held);
             switch.communicators.clear();
+            switch.inventory_until = Some(self.now + self.config.inventory_grace);
             // Answers of the old connection may be lost.
             self.end_forming(id, "its control connection was closed");
             self.set_role(connection, Role::Switch(id));
@@ -116,8 +122,60 @@ impl Controller {
                 self.unclaimed.push_back((until, communicator));
             }
         }
-        if last {
+        self.apply_early_reports();
+        if last && self.switches.contains_key(&id) {
             self.all_named(id);
+        }
+    }
+
+    /// Keeps what a switch that has just come says of a group that no rank has claimed yet.
+    pub(super) fn keep_early_report(
+        &mut self,
+        id: SwitchId,
+        communicator: u64,
+        mut report: SwitchReport,
+    ) {
+        let Some(switch) = self.switches.get_mut(&id) else { return };
+        let known = switch.unnamed as usize + switch.communicators.len();
+        if switch.inventory_until.is_none() || switch.early.len() >= (known + 64).min(MAX_EARLY) {
+            return;
+        }
+        let (SwitchReport::PeerLost { detail, .. }
+        | SwitchReport::ParentLost { detail, .. }
+        | SwitchReport::Mismatch { detail, .. }
+        | SwitchReport::Violation { detail, .. }
+        | SwitchReport::Overdue { detail, .. }) = &mut report;
+        *detail = shortened(core::mem::take(detail));
+        switch.early.entry(communicator).or_insert(report);
+    }
+
+    /// Acts on reports whose groups are known now.
+    pub(super) fn apply_early_reports(&mut self) {
+        let early = |(&id, switch): (&SwitchId, &Switch)| {
+            let known = |&&number: &&u64| self.find_claimed(id, number).is_some();
+            switch.early.keys().filter(known).map(|&number| (id, number)).collect::<Vec<_>>()
+        };
+        let known: Vec<(SwitchId, u64)> = self.switches.iter().flat_map(early).collect();
+        for (id, communicator) in known {
+            let switch = self.switches.get_mut(&id);
+            if let Some(report) = switch.and_then(|switch| switch.early.remove(&communicator)) {
+                self.reported(id, communicator, report);
+            }
+        }
+    }
+
+    /// Switches had time to name what they have.
+    pub(super) fn end_inventories(&mut self, now: Instant) {
+        let mut late = Vec::new();
+        for switch in self.switches.values_mut() {
+            if switch.inventory_until.is_some_and(|until| until <= now) {
+                switch.inventory_until = None;
+                switch.early.clear();
+                late.extend(switch.connection.filter(|_| switch.unnamed > 0));
+            }
+        }
+        for connection in late {
+            self.misbehaved(connection, "it did not name the nodes that it has in time".to_owned());
         }
     }
 
@@ -169,6 +227,8 @@ impl Controller {
         let Some(switch) = self.switches.get_mut(&id) else { return };
         switch.connection = None;
         switch.unnamed = 0;
+        switch.inventory_until = None;
+        switch.early.clear();
         self.end_forming(id, detail);
         self.forget_switches();
     }
@@ -210,6 +270,21 @@ impl Controller {
     pub(super) fn find_held(&self, switch: SwitchId, communicator: u64) -> Option<GroupId> {
         let held = self.held.get(&communicator).filter(|held| held.switch == switch)?;
         self.group_of(held.group)
+    }
+
+    /// The group of a node that a switch has, or has had: what it has not any more it does not name.
+    pub(super) fn find_claimed(&self, id: SwitchId, communicator: u64) -> Option<GroupId> {
+        if self.held.contains_key(&communicator) || self.nodes.contains_key(&communicator) {
+            return self.find_held(id, communicator);
+        }
+        let switch = self.switches.get(&id)?;
+        if switch.unnamed > 0 || switch.inventory_until.is_none() {
+            return None;
+        }
+        let root = |group: &Group| {
+            group.revived.as_ref().is_some_and(|revived| revived.communicator == communicator)
+        };
+        self.groups.iter().find(|(_, group)| root(group)).map(|(&id, _)| id)
     }
 
     pub(super) fn held_gone(&mut self, communicator: u64) {

@@ -44,7 +44,7 @@ pub use overview::{
 use crate::plan::{FanIn, SwitchId, Tree};
 use crate::protocol::{
     AbortReason, Awaited, FrameError, FromController, MAX_NAME_BYTES, Refusal, SwitchLimits,
-    ToController, shortened,
+    SwitchReport, ToController, shortened,
 };
 use crate::topology::{SwitchIndex, Topology};
 use resume::Ended;
@@ -192,6 +192,10 @@ struct Switch {
     /// Which switch of the topology it is.
     place: Option<SwitchIndex>,
     communicators: BTreeSet<u64>,
+    /// By then it must have named what it has, and what it has reported before that is forgotten.
+    inventory_until: Option<Instant>,
+    /// What it has reported of nodes whose groups are not known yet.
+    early: BTreeMap<u64, SwitchReport>,
 }
 
 impl Switch {
@@ -350,6 +354,8 @@ impl Controller {
             }
             (Role::Host { .. }, ToController::Fail { reason }) => {
                 self.lose(connection, &shortened(format!("it gave up: {reason}")), Loss::ForEver);
+                // It comes back until it hears that this has arrived.
+                self.send(connection, FromController::Closed);
                 self.outputs.push_back(Output::Close { connection });
             }
             (role, message) => {
@@ -386,6 +392,7 @@ impl Controller {
         self.arrive(now);
         self.keep_alive(now);
         self.give_up_on_the_absent(now);
+        self.end_inventories(now);
         self.destroy_overdue(now);
         let due = |(&id, group): (&GroupId, &Group)| {
             group.deadline.is_some_and(|deadline| deadline <= now).then_some(id)
@@ -411,6 +418,8 @@ impl Controller {
         let ending = self.ending.front().map(|&(until, ..)| until);
         let away = self.away.first().map(|&(until, ..)| until);
         let unclaimed = self.unclaimed.front().map(|&(until, _)| until);
+        let inventories = self.switches.values().filter_map(|switch| switch.inventory_until);
+        let deadlines = deadlines.chain(inventories);
         self.armed = pings.chain(deadlines).chain(ending).chain(away).chain(unclaimed).min();
         self.armed
     }

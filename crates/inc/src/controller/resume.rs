@@ -67,18 +67,20 @@ impl Controller {
             }
         }
         let until = now + self.config.inventory_grace;
+        for switch in self.switches.values_mut() {
+            switch.inventory_until = switch.inventory_until.map(|_| until);
+        }
         self.unclaimed.iter_mut().for_each(|unclaimed| unclaimed.0 = until);
     }
 
     /// Takes a term above one that was obeyed.
     pub(super) fn exceed(&mut self, term: u64) -> Result<(), Refusal> {
-        if term > MAX_TERM {
-            let detail = format!("term {term} is out of range: up to {MAX_TERM}");
+        // There must be one above it.
+        if term >= MAX_TERM {
+            let detail = format!("term {term} is out of range: below {MAX_TERM}");
             return Err(Refusal::Protocol { detail });
         }
-        if term >= self.term {
-            self.term = (term + 1).min(MAX_TERM);
-        }
+        self.term = self.term.max(term + 1);
         Ok(())
     }
 
@@ -147,6 +149,7 @@ impl Controller {
         if let Some((collectives, rank)) = left {
             self.send(connection, FromController::Left { rank, collectives });
         }
+        self.apply_early_reports();
     }
 
     /// The group of a rank that comes back, made if an earlier controller has made it.

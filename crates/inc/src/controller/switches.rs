@@ -1,7 +1,7 @@
 //! What switches say, and which groups they serve.
 
 use core::net::IpAddr;
-use std::collections::{BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use super::group::{End, Group};
 use super::{ConnectionId, Controller, GroupId, Role, Switch, is_name};
@@ -64,6 +64,8 @@ impl Controller {
             limits,
             place,
             communicators,
+            inventory_until: Some(self.now + self.config.inventory_grace),
+            early: BTreeMap::new(),
         };
         self.switches.insert(id, switch);
         if held == 0 {
@@ -73,12 +75,13 @@ impl Controller {
 
     /// A communicator ends by itself; the switch destroys it when all below and above have heard.
     pub(super) fn reported(&mut self, switch: SwitchId, communicator: u64, report: SwitchReport) {
-        let (id, node) =
-            match (self.find(switch, communicator), self.find_held(switch, communicator)) {
-                (Some((id, node)), _) => (id, Some(node)),
-                (None, Some(id)) => (id, None),
-                (None, None) => return,
-            };
+        let (id, node) = match self.find(switch, communicator) {
+            Some((id, node)) => (id, Some(node)),
+            None => match self.find_claimed(switch, communicator) {
+                Some(id) => (id, None),
+                None => return self.keep_early_report(switch, communicator, report),
+            },
+        };
         let reason = match report {
             SwitchReport::PeerLost { rank, detail } => {
                 let detail = shortened(detail);

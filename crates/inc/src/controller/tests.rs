@@ -333,6 +333,7 @@ fn a_host_that_gives_up_is_named_with_its_reason() {
         panic!("{heard:?}");
     };
     assert!(detail.starts_with("it gave up: xxx") && detail.len() == 1024);
+    assert_eq!(world.heard(hosts[0]), [FromController::Closed]);
     assert!(world.closed.contains(&hosts[0]));
 }
 

@@ -427,6 +427,55 @@ fn a_switch_that_has_found_a_dead_rank_meanwhile_names_it() {
 }
 
 #[test]
+fn what_a_switch_reports_before_the_first_rank_is_back_is_kept() {
+    // It has the node still, or not any more; named before the rank is back, or after.
+    for (held, host_first) in [(true, true), (true, false), (false, true), (false, false)] {
+        let mut world = World::new();
+        let first = host_first.then(|| back(&mut world, 1, claim("g", 3, 0)));
+        world.switch_with(SWITCH, "s", 1, holding(1));
+        let report = SwitchReport::PeerLost { rank: 2, detail: "silent".to_owned() };
+        world.say(SWITCH, ToController::Report { communicator: NUMBER, report });
+        let named = if held { node(IDENTITY, NUMBER) } else { node([5, 6], 1) };
+        world.say(SWITCH, ToController::Held { nodes: vec![named] });
+        assert_eq!(world.heard(SWITCH), [FromController::Registered]);
+        let host = first.unwrap_or_else(|| back(&mut world, 1, claim("g", 3, 0)));
+        let end = lost(2, "silent").into_iter();
+        let expected: Vec<_> = [FromController::Resumed].into_iter().chain(end).collect();
+        assert_eq!(world.heard(host), expected, "{held} {host_first}");
+        let late = back(&mut world, 2, claim("g", 3, 1));
+        assert_eq!(world.heard(late), lost(2, "silent"));
+    }
+}
+
+#[test]
+fn early_reports_are_bounded_and_forgotten() {
+    let mut world = World::new();
+    world.switch_with(SWITCH, "s", 1, holding(0));
+    for communicator in 0..2000 {
+        let report = SwitchReport::PeerLost { rank: 2, detail: "x".repeat(5000) };
+        world.say(SWITCH, ToController::Report { communicator, report });
+    }
+    let early = |world: &World| {
+        let mut switches = world.controller.switches.values();
+        switches.next().unwrap().early.len()
+    };
+    assert_eq!(early(&world), 64);
+    world.pass(seconds(10.0));
+    assert_eq!(early(&world), 0);
+}
+
+#[test]
+fn a_switch_that_does_not_name_what_it_has_is_sent_away() {
+    let mut world = World::new();
+    world.switch_with(SWITCH, "s", 1, holding(MAX_HELD));
+    world.say(SWITCH, ToController::Held { nodes: vec![node(IDENTITY, NUMBER)] });
+    world.pass(seconds(10.0));
+    assert!(world.refusal(SWITCH).to_string().contains("did not name the nodes"));
+    assert_eq!(world.controller.census(), Census::default());
+    assert!(world.controller.held.is_empty() && world.controller.unclaimed.is_empty());
+}
+
+#[test]
 fn a_switch_below_that_is_lost_is_named_and_not_a_rank() {
     let mut world = World::new();
     world.switch(ConnectionId(1001), "leaf", 2);
