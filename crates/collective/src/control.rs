@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use millstream_inc::protocol::{
-    Commanded, FrameDecoder, FrameError, FromController, Resume, ToController, encode,
+    Commanded, FrameDecoder, FrameError, FromController, MAX_TERM, Resume, ToController, encode,
 };
 use socket2::{SockRef, TcpKeepalive};
 use thiserror::Error;
@@ -35,6 +35,9 @@ pub(crate) enum ReceiveError {
     /// A controller that was replaced.
     #[error("it commands with term {term}, and one with term {obeyed} was obeyed")]
     Stale { term: u64, obeyed: u64 },
+    /// No controller can take one above it.
+    #[error("it commands with term {0}, which is above {MAX_TERM}")]
+    Term(u64),
     #[error("{0}")]
     Io(io::Error),
 }
@@ -57,8 +60,6 @@ struct Outgoing {
     stream: Option<TcpStream>,
     /// What this rank says last: that it leaves, or why it cannot go on. Each connection begins with it.
     last_word: Option<ToController>,
-    /// It was said on a connection.
-    said: bool,
     /// For ever, by this side.
     closed: bool,
 }
@@ -83,7 +84,7 @@ pub(crate) fn connect(
     };
     set_up(&stream)?;
     let outgoing = stream.try_clone()?;
-    let state = Outgoing { stream: Some(outgoing), last_word: None, said: false, closed: false };
+    let state = Outgoing { stream: Some(outgoing), last_word: None, closed: false };
     let sender = Sender { state: Mutex::new(state) };
     Ok((sender, Receiver { stream, decoder: FrameDecoder::new(), term: 0 }))
 }
@@ -121,15 +122,17 @@ impl Sender {
     pub(crate) fn say_last(&self, message: ToController) {
         let mut state = self.lock();
         if state.last_word.is_none() {
-            state.said = state.stream.as_ref().is_some_and(|it| write(it, &message).is_ok());
+            if let Some(stream) = &state.stream {
+                // The connection may be dead. Until the controller answers, the next one begins with it.
+                let _ = write(stream, &message);
+            }
             state.last_word = Some(message);
         }
     }
 
-    /// Whether the last word was not said yet.
+    /// Whether the controller has not answered the last word. Its answer is the end.
     pub(crate) fn owes(&self) -> bool {
-        let state = self.lock();
-        state.last_word.is_some() && !state.said
+        self.lock().last_word.is_some()
     }
 
     /// Connects again, and says who comes back. `None` when this side has closed the connection for ever.
@@ -151,7 +154,6 @@ impl Sender {
         }
         if let Some(last_word) = &state.last_word {
             write(&outgoing, last_word)?;
-            state.said = true;
         }
         state.stream = Some(outgoing);
         (receiver.stream, receiver.decoder) = (stream, FrameDecoder::new());
@@ -176,6 +178,9 @@ impl Receiver {
             let next = self.decoder.next_message().map_err(ReceiveError::Frame)?;
             if let Some(Commanded { term, message }) = next {
                 let obeyed = self.term;
+                if term > MAX_TERM {
+                    return Err(ReceiveError::Term(term));
+                }
                 if term < obeyed {
                     return Err(ReceiveError::Stale { term, obeyed });
                 }
@@ -207,5 +212,65 @@ impl Receiver {
                 },
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv4Addr, TcpListener};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(10);
+
+    fn connected() -> (TcpListener, TcpStream, Sender, Receiver) {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let address = listener.local_addr().unwrap();
+        let (sender, receiver) = connect(address, PATIENCE, PATIENCE, |_| ()).unwrap();
+        let stream = listener.accept().unwrap().0;
+        (listener, stream, sender, receiver)
+    }
+
+    #[test]
+    fn a_last_word_on_a_dead_connection_is_said_on_the_next() {
+        let (listener, stream, sender, mut receiver) = connected();
+        drop(stream);
+        // The kernel takes it, and nobody reads it.
+        let last = ToController::SwitchLost { detail: "silent".to_owned() };
+        sender.say_last(last.clone());
+        assert!(sender.owes());
+        let resume = Resume {
+            term: 0,
+            group: "g".to_owned(),
+            identity: [1, 2],
+            communicator: 3,
+            world: 2,
+            rank: 1,
+            address: IpAddr::from(Ipv4Addr::LOCALHOST),
+            departed: false,
+        };
+        let address = listener.local_addr().unwrap();
+        for _ in 0..2 {
+            sender.come_back(&mut receiver, address, PATIENCE, &resume).unwrap().unwrap();
+            let expected = [ToController::Resume(resume.clone()), last.clone()];
+            let expected: Vec<u8> = expected.iter().flat_map(|it| encode(it).unwrap()).collect();
+            let mut bytes = vec![0; expected.len()];
+            listener.accept().unwrap().0.read_exact(&mut bytes).unwrap();
+            assert_eq!(bytes, expected);
+        }
+    }
+
+    #[test]
+    fn a_term_that_no_controller_can_exceed_is_not_obeyed() {
+        let (_listener, mut stream, _sender, mut receiver) = connected();
+        let ping = FromController::Ping;
+        for term in [MAX_TERM, MAX_TERM + 1] {
+            let command = Commanded { term, message: ping.clone() };
+            stream.write_all(&encode(&command).unwrap()).unwrap();
+        }
+        let deadline = Instant::now() + PATIENCE;
+        assert_eq!(receiver.receive(deadline).unwrap(), ping);
+        let error = receiver.receive(deadline).unwrap_err();
+        assert!(matches!(error, ReceiveError::Term(term) if term == MAX_TERM + 1), "{error}");
     }
 }

@@ -209,7 +209,7 @@ impl Talk<'_> {
                 Err(ReceiveError::Io(source)) => {
                     return Err(JoinError::Lost { controller, source });
                 }
-                Err(error @ ReceiveError::Stale { .. }) => {
+                Err(error @ (ReceiveError::Stale { .. } | ReceiveError::Term(_))) => {
                     return Err(JoinError::Protocol { controller, detail: error.to_string() });
                 }
             }

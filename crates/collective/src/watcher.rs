@@ -109,6 +109,7 @@ impl Watch {
                 Ok(message) => {
                     CollectiveError::Protocol(format!("the controller sent {message:?}"))
                 }
+                Err(error @ ReceiveError::Term(_)) => CollectiveError::Protocol(error.to_string()),
                 Err(ReceiveError::Frame(error)) => CollectiveError::Protocol(error.to_string()),
                 Err(error @ (ReceiveError::Stale { .. } | ReceiveError::Io(_))) => {
                     match self.come_back(&error) {
@@ -128,7 +129,7 @@ impl Watch {
         let mut probed = Instant::now();
         loop {
             if self.engine.failure().is_some() && !self.sender.owes() {
-                // We said so ourselves, and the controller has let go of us.
+                // Nobody is to hear of it.
                 return false;
             }
             let [first, longest] = BACK_OFF;

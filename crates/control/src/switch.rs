@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_inc::protocol::{
-    Commanded, FromController, GroupIdentity, HeldNode, MAX_HELD_AT_ONCE, Presence, Refusal,
-    SwitchBelow, SwitchChild, SwitchEdge, SwitchLimits, SwitchReport, SwitchUplink, ToController,
-    encode, shortened,
+    Commanded, FromController, GroupIdentity, HeldNode, MAX_HELD_AT_ONCE, MAX_TERM, Presence,
+    Refusal, SwitchBelow, SwitchChild, SwitchEdge, SwitchLimits, SwitchReport, SwitchUplink,
+    ToController, encode, shortened,
 };
 use millstream_inc::{
     Abort, ChildSpec, CommunicatorCounts, CommunicatorSpec, Created, Edge, ParentSpec,
@@ -185,7 +185,9 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 Err(SessionEnd::DataPlane(failure)) => return failure.into(),
                 // Later it may be our own old connection that is in the way.
                 Err(SessionEnd::Refused(reason))
-                    if self.ready.is_some() && !reason.is_for_load() =>
+                    if self.ready.is_some()
+                        && !self.is_in_the_way(&reason)
+                        && !reason.is_for_load() =>
                 {
                     return RunError::Refused { controller, reason };
                 }
@@ -208,6 +210,12 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
             }
             pause = (pause * 2).min(longest);
         }
+    }
+
+    /// Whether the connection of an earlier process of this switch is the reason. It closes, or is given up.
+    fn is_in_the_way(&self, reason: &Refusal) -> bool {
+        let Refusal::SwitchTaken { name, address, .. } = reason else { return false };
+        *name == self.config.name && *address == self.data_plane.address()
     }
 
     /// Lets time pass without a controller. What happens meanwhile the next one is told.
@@ -292,6 +300,9 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
     /// Refuses a controller that was replaced.
     fn obey(&mut self, term: u64) -> Result<(), SessionEnd> {
         let obeyed = self.term;
+        if term > MAX_TERM {
+            return Err(SessionEnd::Nonsense(format!("term {term} is above {MAX_TERM}")));
+        }
         if term < obeyed {
             return Err(SessionEnd::Stale { term, obeyed });
         }
