@@ -242,7 +242,10 @@ impl SwitchLimits {
     pub const NONE: Self = Self { communicators: u32::MAX as usize, memory_bytes: 1 << 52 };
 }
 
-/// What tells a group from all others, those of its name included: 128 random bits, drawn when it is made.
+/// What tells a group from all others, those of its name included, drawn when it is made.
+///
+/// It keeps jobs apart by chance: it is made from the 64 bits that a controller starts with and a count, and two
+/// controllers hardly start with the same. It is no secret: who knows one can work out the others.
 pub type GroupIdentity = [u64; 2];
 
 /// A message of the controller, with the term of the controller that commands.
