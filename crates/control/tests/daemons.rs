@@ -14,8 +14,8 @@ use millstream_control::switch::{self, SwitchConfig};
 use millstream_control::{Shutdown, shutdown};
 use millstream_inc::Ranks;
 use millstream_inc::protocol::{
-    Commanded, FrameDecoder, FromController, HeldNode, Message, PortCounters, Presence, Refusal,
-    SwitchChild, SwitchLimits, ToController, encode,
+    Commanded, FrameDecoder, FromController, HeldNode, MAX_TERM, Message, PortCounters, Presence,
+    Refusal, SwitchChild, SwitchLimits, ToController, encode,
 };
 use millstream_net::OpenError;
 use millstream_wire::{Mtu, Psn, Qpn};
@@ -404,6 +404,12 @@ fn a_switch_obeys_no_controller_that_was_replaced() {
     played.accept();
     let (presence, held) = played.introduced();
     assert_eq!((presence.term, held.len()), (8, 1));
+    // Nor is one that the next controller could not exceed.
+    let destroy = FromController::DestroyCommunicator { communicator: 7 };
+    played.switch.command(MAX_TERM + 1, destroy);
+    assert_eq!(played.switch.hear::<ToController>(), None);
+    played.accept();
+    assert_eq!(played.introduced().0.term, 8);
 }
 
 #[test]
