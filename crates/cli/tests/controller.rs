@@ -32,14 +32,14 @@ fn switch(controller: &str, bind: &str) -> Running {
     switch
 }
 
-/// A rank that goes on for minutes, and prints a line for each of its thousands of sizes.
+/// A rank that goes on for minutes, however fast the machine is, and prints a line for each of its thousands of sizes.
 fn rank(controller: &str, group: &str, world: u32, rank: u32) -> Running {
     let sizes = vec!["4KiB"; 20_000].join(",");
     let (world, rank) = (world.to_string(), rank.to_string());
     let mut command = millstream();
     command.args(["allreduce", "--controller", controller, "--group", group, "--world", &world]);
     command.args(["--rank", &rank, "--bind", &address(), "--dtype=int32", "--op=sum"]);
-    command.args(["--iters=100", "--verify", "--size", &sizes]);
+    command.args(["--iters=500", "--verify", "--size", &sizes]);
     Running::start(&format!("rank {rank}"), &mut command)
 }
 

@@ -105,6 +105,17 @@ impl Link {
         Self { options, rng, busy_until: Instant::ZERO, last_arrival: Instant::ZERO, cut: false }
     }
 
+    /// From now on the link is as these say. What waits leaves the queue at the new rate, if that is another one. Its
+    /// packets arrive when they would have all the same: those that follow may overtake them.
+    pub(crate) fn set_options(&mut self, now: Instant, options: LinkOptions) {
+        if options.rate != self.options.rate {
+            let waiting = self.waiting_bytes(now);
+            self.busy_until = now + transmission_time(options.rate, waiting);
+            self.last_arrival = self.last_arrival.min(now);
+        }
+        self.options = options;
+    }
+
     /// Takes a packet of `length` bytes on the wire.
     pub(crate) fn carry(&mut self, now: Instant, length: u64) -> Fate {
         let (options, rng) = (self.options, &mut self.rng);
@@ -204,6 +215,21 @@ mod tests {
         arrival(link.carry(Instant::from_nanos(50), 100));
         // A packet larger than the whole queue passes when the link is free.
         arrival(link.carry(Instant::from_nanos(1000), 1000));
+    }
+
+    /// Seed 40005088 of tent-chaos: a link was full for as long as its queue would have taken at the rate of before.
+    #[test]
+    fn what_waits_leaves_at_the_new_rate() {
+        let slow = LinkOptions { queue_bytes: 250, ..LinkOptions::new(8_000_000, MICROSECOND) };
+        let mut link = link(slow);
+        for _ in 0..2 {
+            arrival(link.carry(Instant::ZERO, 100));
+        }
+        let at = Instant::from_nanos(50_000);
+        link.set_options(at, LinkOptions { rate: Some(8_000_000_000), ..slow });
+        assert_eq!(link.waiting_bytes(at), 150);
+        // 150 bytes at a byte a nanosecond, then this, and the latency.
+        assert_eq!(arrival(link.carry(at, 100)), Instant::from_nanos(51_250));
     }
 
     #[test]

@@ -273,7 +273,7 @@ impl<'a, M: Machine> Simulation<'a, M> {
 
     /// What a link is like from now on.
     pub fn set_link(&mut self, link: LinkId, options: LinkOptions) {
-        self.links[link.0].options = options;
+        self.links[link.0].set_options(self.now, options);
     }
 
     /// Lets [`Simulation::run_until`] ask again at this time.
