@@ -1,5 +1,5 @@
 //! How long a slice takes in a flow: submitted, picked, posted, completed and reported, without any
-//! transport, with either policy. `cargo run --release -p millstream-transfer-core --example throughput`
+//! transport, with either policy. `cargo run --release -p millstream-transfer-core --example flow_throughput`
 //!
 //! With a policy, a number of rails and one of batches it does these without looking at the time, so that
 //! `valgrind --tool=callgrind` can count instructions: `throughput tent 4 1000`.
