@@ -1,6 +1,10 @@
 //! The programs of this workspace that tasks run, built by cargo.
 //!
 //! Unoptimized builds have assertions and overflow checks, and the emulated side is slower anyway.
+//!
+//! They are chosen among the targets of the whole workspace, tests included, and never by package: cargo
+//! gives a dependency the features that the chosen packages ask for, so with another choice it would build
+//! most of them once more.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -12,29 +16,32 @@ use crate::process;
 
 /// One side of the conformance cases.
 pub(crate) fn peer() -> Result<PathBuf> {
-    example("millstream-verbs", "interop_peer")
+    example("interop_peer")
 }
 
 /// The cable to the guest.
 pub(crate) fn relay() -> Result<PathBuf> {
-    example("millstream-net", "interop_relay")
+    example("interop_relay")
 }
 
 /// What writes to a file until its target is gone, and says whether all of it is there.
 pub(crate) fn file_writes() -> Result<PathBuf> {
-    example("millstream-transfer", "file_writes")
+    example("file_writes")
 }
 
 /// The test suite of `millstream-verbs`.
 pub(crate) fn suite() -> Result<PathBuf> {
-    build(&["test", "--no-run", "--package", "millstream-verbs", "--test", "suite"], "suite")
+    build(&["test", "--no-run", "--workspace", "--test", "suite"], "suite")
 }
 
 /// The command line, or the one that `MILLSTREAM_BIN` names.
 pub(crate) fn millstream() -> Result<PathBuf> {
     match std::env::var_os("MILLSTREAM_BIN") {
         Some(path) => Ok(PathBuf::from(path)),
-        None => build(&["build", "--package", "millstream"], "millstream"),
+        // With a test, since dependencies of tests have a say in features too.
+        None => {
+            build(&["build", "--workspace", "--bin", "millstream", "--test", "suite"], "millstream")
+        }
     }
 }
 
@@ -72,21 +79,24 @@ pub(crate) struct Tests {
 
 /// The programs of a package's folder `tests`.
 pub(crate) fn tests_of(package: &str) -> Result<Vec<Tests>> {
-    let messages = messages(&["test", "--no-run", "--package", package, "--test", "*"])?;
-    Ok(messages.lines().filter_map(tests).collect())
+    let messages = messages(&["test", "--no-run", "--workspace", "--test", "*"])?;
+    Ok(messages.lines().filter_map(|message| tests(message, package)).collect())
 }
 
-/// The program of tests that one of cargo's messages is about.
-fn tests(message: &str) -> Option<Tests> {
+/// The program of tests that one of cargo's messages is about, if it is the package's.
+fn tests(message: &str, package: &str) -> Option<Tests> {
     let message: Value = serde_json::from_str(message).ok()?;
-    let wanted = message["target"]["kind"][0] == "test";
+    // `path+file:///folder#package@version`, by "Package ID Specifications" of the Cargo book.
+    let of = message["package_id"].as_str()?.rsplit_once('#')?.1;
+    let wanted = message["target"]["kind"][0] == "test"
+        && of.split('@').next().is_some_and(|name| name == package);
     let path = message["executable"].as_str().filter(|_| wanted)?.into();
     Some(Tests { name: message["target"]["name"].as_str()?.to_owned(), path })
 }
 
-/// An example of a package.
-pub(crate) fn example(package: &str, name: &str) -> Result<PathBuf> {
-    build(&["build", "--package", package, "--example", name], name)
+/// An example.
+pub(crate) fn example(name: &str) -> Result<PathBuf> {
+    build(&["build", "--workspace", "--example", name], name)
 }
 
 fn build(arguments: &[&str], target: &str) -> Result<PathBuf> {
@@ -123,5 +133,17 @@ mod tests {
         let messages = [library, "not JSON", other, suite];
         assert_eq!(messages.into_iter().find_map(found), Some(PathBuf::from("/t/s")));
         assert_eq!(found(other), None);
+    }
+
+    #[test]
+    fn the_tests_of_one_package_are_found() {
+        let message = |package| {
+            format!(
+                r#"{{"package_id":"path+file:///f#{package}@0.1.0","target":{{"kind":["test"],"name":"rdma"}},"executable":"/t/rdma"}}"#
+            )
+        };
+        let found = tests(&message("millstream-transfer"), "millstream-transfer");
+        assert_eq!(found.map(|tests| tests.name).as_deref(), Some("rdma"));
+        assert!(tests(&message("millstream"), "millstream-transfer").is_none());
     }
 }

@@ -119,7 +119,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
             return Ok(());
         }
     };
-    let ours = programs::example("millstream-transfer", "tcp_peer")?;
+    let ours = programs::example("tcp_peer")?;
     let wanted_of = |store| {
         let cases = |row: &Row| -> Vec<&Case> {
             CASES.iter().filter(|case| wanted(row, case.name)).collect()
