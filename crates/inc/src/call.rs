@@ -1,6 +1,6 @@
 //! A collective as a rank calls it.
 
-use crate::{Collective, DataType, ReduceOperation};
+use crate::{Collective, DataType, ReduceOperation, Stripe};
 
 /// By which operations of RDMA the vectors travel.
 #[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
@@ -37,6 +37,8 @@ pub struct CollectiveCall {
     pub root: u32,
     /// How many elements: see above.
     pub count: u64,
+    /// Which of them are computed here. Addresses are of the whole vectors.
+    pub stripe: Stripe,
     /// How the vectors travel.
     pub mode: Mode,
     /// Local key of the source's region.

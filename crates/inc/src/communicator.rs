@@ -44,7 +44,7 @@ use crate::layout::{Cut, Layout};
 use crate::ranks::Ranks;
 use crate::slots::{ChildSet, Slots, all_children};
 use crate::spec::{CommunicatorSpec, RECEIVES_PER_CHILD};
-use crate::{Collective, DataType, Mode, ReduceOperation};
+use crate::{Collective, DataType, Mode, ReduceOperation, Stripe};
 
 pub(crate) use child::Child;
 pub(crate) use uplink::Uplink;
@@ -148,6 +148,7 @@ impl Call {
             data_type: DataType::Int8,
             root: 0,
             count: 0,
+            stripe: Stripe::WHOLE,
             mode: Mode::Write,
             destination_address: 0,
             destination_key: 0,

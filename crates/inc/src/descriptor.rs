@@ -6,7 +6,7 @@
 //! 16  sequence, 8 bytes
 //! 24  count, 8 bytes
 //! 32  address of the destination, 8 bytes
-//! 40  its key, 4 bytes 44  0
+//! 40  its key, 4 bytes 44  tree     45  trees        46  0, 2 bytes
 //! ```
 //!
 //! Where the whole vector of the call, all parts of it, fits a packet of the path MTU behind this, the sender's
@@ -16,12 +16,16 @@
 //! Flag 1: SEND mode. The destination is the rank's own, of no meaning in SEND mode and where the rank
 //! gets no result; it is not compared.
 //!
+//! Where a call is divided among several trees, this one has a stripe of the vector, or of each part of it
+//! ([`Stripe`]); count and destination are of all. Otherwise tree and number of trees are 0. The sequence counts the
+//! communicator's calls on all trees, so there are gaps on one of several.
+//!
 //! All fields are little-endian, as the elements are. The switch compares the descriptors of all
 //! ranks before it answers anyone, so ranks that disagree on what they compute learn it.
 
 use thiserror::Error;
 
-use crate::{Collective, DataType, Mode, ReduceOperation};
+use crate::{Collective, DataType, Mode, ReduceOperation, Stripe};
 
 /// Bytes of a descriptor.
 pub const DESCRIPTOR_BYTES: usize = 48;
@@ -49,6 +53,8 @@ pub struct Descriptor {
     pub root: u32,
     /// How many elements.
     pub count: u64,
+    /// Which of them are on this tree.
+    pub stripe: Stripe,
     /// How the vectors travel.
     pub mode: Mode,
     /// Where the sender wants its result.
@@ -81,6 +87,9 @@ pub enum DescriptorError {
     /// A flag that this version does not know.
     #[error("the descriptor has unknown flags {0:#x}")]
     Flags(u32),
+    /// A stripe that cannot be.
+    #[error("the descriptor is of tree {0} of {1}")]
+    Stripe(u8, u8),
     /// More than can be reduced at once.
     #[error("a collective cannot have {0} elements: more than {MAX_COLLECTIVE_BYTES} bytes")]
     Count(u64),
@@ -97,6 +106,8 @@ pub enum Field {
     Root = 4,
     Count = 5,
     Mode = 6,
+    Sequence = 7,
+    Stripe = 8,
 }
 
 impl Field {
@@ -108,6 +119,8 @@ impl Field {
             4 => Self::Root,
             5 => Self::Count,
             6 => Self::Mode,
+            7 => Self::Sequence,
+            8 => Self::Stripe,
             _ => return None,
         })
     }
@@ -121,6 +134,8 @@ impl Field {
             Self::Root => "root",
             Self::Count => "count",
             Self::Mode => "mode",
+            Self::Sequence => "number",
+            Self::Stripe => "stripe",
         }
     }
 
@@ -132,7 +147,8 @@ impl Field {
             Self::Operation => code.and_then(ReduceOperation::from_code).map(ReduceOperation::name),
             Self::DataType => code.and_then(DataType::from_code).map(DataType::name),
             Self::Mode => Some(if value == 0 { "WRITE" } else { "SEND" }),
-            Self::Root | Self::Count => None,
+            Self::Stripe => return format!("{} of {}", value & 0xff, value >> 8),
+            Self::Root | Self::Count | Self::Sequence => None,
         };
         name.map_or_else(|| value.to_string(), str::to_owned)
     }
@@ -176,6 +192,9 @@ impl Descriptor {
         bytes[24..32].copy_from_slice(&self.count.to_le_bytes());
         bytes[32..40].copy_from_slice(&self.destination_address.to_le_bytes());
         bytes[40..44].copy_from_slice(&self.destination_key.to_le_bytes());
+        if self.stripe != Stripe::WHOLE {
+            bytes[44..46].copy_from_slice(&[self.stripe.tree(), self.stripe.trees()]);
+        }
         bytes
     }
 
@@ -194,9 +213,15 @@ impl Descriptor {
             return Err(DescriptorError::Version(bytes[4]));
         }
         let flags = word(8);
-        if flags & !SEND_MODE != 0 || word(44) != 0 {
+        if flags & !SEND_MODE != 0 || bytes[46..] != [0, 0] {
             return Err(DescriptorError::Flags(flags));
         }
+        let stripe = match (bytes[44], bytes[45]) {
+            (0, 0) => Some(Stripe::WHOLE),
+            // There is one way to write each.
+            (tree, trees) => Stripe::new(tree, trees).filter(|_| trees > 1),
+        };
+        let stripe = stripe.ok_or(DescriptorError::Stripe(bytes[44], bytes[45]))?;
         let descriptor = Self {
             sequence: double(16),
             collective: Collective::from_code(bytes[5])
@@ -206,6 +231,7 @@ impl Descriptor {
             data_type: DataType::from_code(bytes[7]).ok_or(DescriptorError::DataType(bytes[7]))?,
             root: word(12),
             count: double(24),
+            stripe,
             mode: if flags & SEND_MODE == 0 { Mode::Write } else { Mode::Send },
             destination_address: double(32),
             destination_key: word(40),
@@ -214,10 +240,10 @@ impl Descriptor {
         Ok(descriptor)
     }
 
-    /// The first field in which `other` differs, with the value here and the value there. The
-    /// sequence is not compared.
+    /// The first field in which `other` differs, with the value here and the value there.
     pub(crate) fn difference(&self, other: &Self) -> Option<(Field, u64, u64)> {
         let fields = |descriptor: &Self| {
+            let stripe = descriptor.stripe;
             [
                 (Field::Collective, u64::from(descriptor.collective.code())),
                 (Field::Operation, descriptor.operation.code().into()),
@@ -225,6 +251,8 @@ impl Descriptor {
                 (Field::Root, descriptor.root.into()),
                 (Field::Count, descriptor.count),
                 (Field::Mode, descriptor.flags().into()),
+                (Field::Sequence, descriptor.sequence),
+                (Field::Stripe, u64::from(stripe.trees()) << 8 | u64::from(stripe.tree())),
             ]
         };
         let pairs = fields(self).into_iter().zip(fields(other));
@@ -247,6 +275,7 @@ mod tests {
         data_type: DataType::Int64,
         root: 7,
         count: 1000,
+        stripe: Stripe::WHOLE,
         mode: Mode::Send,
         destination_address: 0x1112_1314_1516_1718,
         destination_key: 0x2122_2324,
@@ -265,6 +294,8 @@ mod tests {
                 data_type,
                 root,
                 count,
+                stripe: Stripe::new(root as u8 % 3, 1 + 3 * (root as u8 % 2))
+                    .unwrap_or(Stripe::WHOLE),
                 mode: if root % 2 == 0 { Mode::Write } else { Mode::Send },
                 destination_address: sequence.rotate_left(7),
                 destination_key: root.rotate_left(3),
@@ -287,13 +318,20 @@ mod tests {
             (6, 8, DescriptorError::Operation(8)),
             (7, 12, DescriptorError::DataType(12)),
             (11, 0x80, DescriptorError::Flags(0x8000_0001)),
-            (44, 1, DescriptorError::Flags(1)),
+            (44, 1, DescriptorError::Stripe(1, 0)),
+            (45, 1, DescriptorError::Stripe(0, 1)),
+            (45, 9, DescriptorError::Stripe(0, 9)),
+            (46, 1, DescriptorError::Flags(1)),
             (31, 1, DescriptorError::Count(1 << 56 | 1000)),
         ] {
             let kept = core::mem::replace(&mut wanted[at], value);
             assert_eq!(Descriptor::parse(&wanted), Err(error));
             wanted[at] = kept;
         }
+        wanted[44..46].copy_from_slice(&[2, 3]);
+        let striped = Descriptor { stripe: Stripe::new(2, 3).unwrap(), ..EXAMPLE };
+        assert_eq!(striped.to_bytes(), wanted);
+        assert_eq!(Descriptor::parse(&wanted), Ok(striped));
         assert_eq!(Descriptor::parse(&wanted[..47]), Err(DescriptorError::Length(47)));
         assert_eq!(Descriptor::parse(&[0; 49]), Err(DescriptorError::Length(49)));
     }
@@ -301,8 +339,7 @@ mod tests {
     #[test]
     fn the_first_difference_is_named() {
         assert_eq!(EXAMPLE.difference(&EXAMPLE), None);
-        let same =
-            Descriptor { sequence: 0, destination_address: 0, destination_key: 0, ..EXAMPLE };
+        let same = Descriptor { destination_address: 0, destination_key: 0, ..EXAMPLE };
         assert_eq!(EXAMPLE.difference(&same), None);
         let other = Descriptor { data_type: DataType::Float64, count: 999, ..EXAMPLE };
         assert_eq!(EXAMPLE.difference(&other), Some((Field::DataType, 6, 11)));
@@ -337,12 +374,26 @@ mod tests {
             (Descriptor { root: 8, ..EXAMPLE }, Field::Root, "root", (7, 8), 4),
             (Descriptor { count: 999, ..EXAMPLE }, Field::Count, "count", (1000, 999), 5),
             (Descriptor { mode: Mode::Write, ..EXAMPLE }, Field::Mode, "mode", (1, 0), 6),
+            (
+                Descriptor { sequence: 9, ..EXAMPLE },
+                Field::Sequence,
+                "number",
+                (EXAMPLE.sequence, 9),
+                7,
+            ),
+            (
+                Descriptor { stripe: Stripe::new(1, 2).unwrap(), ..EXAMPLE },
+                Field::Stripe,
+                "stripe",
+                (0x100, 0x201),
+                8,
+            ),
         ] {
             assert_eq!(EXAMPLE.difference(&other), Some((field, values.0, values.1)));
             assert_eq!((field.name(), field as u8), (name, code));
             assert_eq!(Field::from_code(code), Some(field));
         }
-        assert_eq!((Field::from_code(0), Field::from_code(7)), (None, None));
+        assert_eq!((Field::from_code(0), Field::from_code(9)), (None, None));
     }
 
     proptest! {

@@ -115,6 +115,8 @@ pub struct Completed {
 /// A collective under way.
 #[derive(Clone, Copy, Debug)]
 struct Running {
+    /// Its number among those of all trees.
+    number: u64,
     call: CollectiveCall,
     layout: Layout,
     /// The number of the receive that its agreement goes into.
@@ -132,8 +134,10 @@ struct Running {
 pub struct HostWorker {
     config: HostConfig,
     cut: Cut,
-    /// Collectives started.
+    /// Collectives started here.
     sequence: u64,
+    /// The number of the next one, unless it is said, among those of all trees.
+    number: u64,
     /// Segments sent, or not to be sent, over all collectives.
     sent: u64,
     /// Answers to them that have come, without gaps.
@@ -188,6 +192,7 @@ impl HostWorker {
             config,
             cut: Cut::new(world, segment_bytes, path_mtu),
             sequence: 0,
+            number: 0,
             sent: 0,
             results: 0,
             running: None,
@@ -222,7 +227,8 @@ impl HostWorker {
             _ => 1,
         };
         let elements = call.count.saturating_mul(parts);
-        elements.saturating_mul(call.data_type.size() as u64) <= self.cut.small_bytes
+        let bytes = elements.saturating_mul(call.data_type.size() as u64);
+        call.stripe.trees() == 1 && bytes <= self.cut.small_bytes
     }
 
     /// Whether a collective can be started once those before it are over.
@@ -246,24 +252,32 @@ impl HostWorker {
             call.source_address.checked_add(bytes)?;
             call.destination_address.checked_add(bytes)
         };
-        let bytes = self.descriptor(call).total_bytes(world);
+        let bytes = self.descriptor(call, self.number).total_bytes(world);
         let fits = bytes.is_some_and(|bytes| ends(bytes).is_some());
         fits.then_some(()).ok_or(StartError::TooLong { count, data_type })
     }
 
     /// Starts a collective; returns its number.
     pub fn start(&mut self, call: &CollectiveCall) -> Result<u64, StartError> {
+        self.start_as(self.number, call)
+    }
+
+    /// As [`HostWorker::start`], for a call that has this number among those of all trees of the communicator. Numbers
+    /// grow.
+    pub fn start_as(&mut self, number: u64, call: &CollectiveCall) -> Result<u64, StartError> {
         let HostConfig { rank, world, .. } = self.config;
         if self.failed.is_none() && (self.running.is_some() || self.outcome.is_some()) {
-            return Err(StartError::Busy(self.sequence - 1));
+            return Err(StartError::Busy(self.number - 1));
         }
         self.check(call)?;
-        let descriptor = self.descriptor(call);
+        let descriptor = self.descriptor(call, number);
         let layout = Layout::new(&descriptor, &self.cut, self.sent);
         debug_assert!(rank < world, "rank {rank} of {world}");
-        let sequence = self.sequence;
+        debug_assert!(number >= self.number, "{number} after {}", self.number);
         self.sequence += 1;
+        self.number = number + 1;
         self.running = Some(Running {
+            number,
             call: *call,
             layout,
             first_receive: self.consumed,
@@ -273,17 +287,18 @@ impl HostWorker {
             agreed: false,
             result_at: None,
         });
-        Ok(sequence)
+        Ok(number)
     }
 
-    fn descriptor(&self, call: &CollectiveCall) -> Descriptor {
+    fn descriptor(&self, call: &CollectiveCall, number: u64) -> Descriptor {
         Descriptor {
-            sequence: self.sequence,
+            sequence: number,
             collective: call.collective,
             operation: call.operation,
             data_type: call.data_type,
             root: call.root,
             count: call.count,
+            stripe: call.stripe,
             mode: call.mode,
             destination_address: call.destination_address,
             destination_key: call.destination_key,
@@ -317,8 +332,7 @@ impl HostWorker {
         }
         let running = self.running?;
         if !running.stored {
-            let descriptor =
-                Descriptor { sequence: self.sequence - 1, ..self.descriptor(&running.call) };
+            let descriptor = self.descriptor(&running.call, running.number);
             self.running = Some(Running { stored: true, ..running });
             return Some(Command::Store(descriptor.to_bytes()));
         }
@@ -525,8 +539,7 @@ impl HostWorker {
             delivered && self.results == running.layout.end() && self.sends == 0
         };
         if let Some(running) = self.running.take_if(over) {
-            let completed =
-                Completed { sequence: self.sequence - 1, bytes: running.layout.bytes() };
+            let completed = Completed { sequence: running.number, bytes: running.layout.bytes() };
             self.outcome = Some(Ok(completed));
             self.overdue = false;
         }
@@ -557,7 +570,7 @@ impl HostWorker {
         let (first, end) =
             self.running.map_or((self.sent, self.sent), |it| (it.layout.first(), it.layout.end()));
         CollectiveError::TimedOut {
-            sequence: self.sequence.saturating_sub(1),
+            sequence: self.number.saturating_sub(1),
             results: self.results - first,
             segments: end - first,
         }
@@ -572,7 +585,7 @@ impl HostWorker {
     pub fn progress(&self) -> Option<(u64, u64, u64)> {
         let running = self.running?;
         let layout = &running.layout;
-        Some((self.sequence - 1, self.results - layout.first(), layout.end() - layout.first()))
+        Some((running.number, self.results - layout.first(), layout.end() - layout.first()))
     }
 }
 

@@ -4,6 +4,9 @@
 //! for each rank. Each part begins with a segment of its own, so that a segment concerns either all
 //! ranks or one.
 //!
+//! Where a call is divided among several trees, a layout is that of one of them: each part's stripe is cut into
+//! segments, and places are those in the whole vectors.
+//!
 //! A vector that fits a packet behind the descriptor has no segments. It travels with the descriptor, and the
 //! result with the answer to it.
 
@@ -11,9 +14,9 @@ use core::ops::Range;
 
 use millstream_wire::Mtu;
 
-use crate::Collective;
 use crate::descriptor::{DESCRIPTOR_BYTES, Descriptor};
 use crate::ranks::Ranks;
+use crate::{Collective, Stripe};
 
 /// Which ranks.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -60,7 +63,11 @@ pub(crate) struct Layout {
     /// The number of its first segment.
     first: u64,
     parts: u64,
+    /// From the start of one part to that of the next.
     part_bytes: u64,
+    /// What of each part is on this tree, from its start on.
+    stripe_start: u64,
+    stripe_bytes: u64,
     segment_bytes: u64,
     segments_per_part: u64,
 }
@@ -91,17 +98,24 @@ impl Layout {
             Collective::Barrier => 0,
             Collective::ReduceScatter | Collective::AllGather => world.into(),
         };
-        let part_bytes = descriptor.count * u64::from(descriptor.data_type.size());
+        let size = u64::from(descriptor.data_type.size());
+        let part_bytes = descriptor.count * size;
+        let stripe = descriptor.stripe.elements(descriptor.count);
+        let (stripe_start, stripe_end) = (stripe.start * size, stripe.end * size);
+        let stripe_bytes = stripe_end - stripe_start;
         let segment_bytes = u64::from(segment_bytes);
-        let is_small = parts * part_bytes <= cut.small_bytes;
+        // One that is divided is not, however short.
+        let is_small = descriptor.stripe == Stripe::WHOLE && parts * part_bytes <= cut.small_bytes;
         Self {
             collective: descriptor.collective,
             root: descriptor.root,
             first,
             parts,
             part_bytes,
+            stripe_start,
+            stripe_bytes,
             segment_bytes,
-            segments_per_part: if is_small { 0 } else { part_bytes.div_ceil(segment_bytes) },
+            segments_per_part: if is_small { 0 } else { stripe_bytes.div_ceil(segment_bytes) },
         }
     }
 
@@ -113,6 +127,8 @@ impl Layout {
             first: 0,
             parts: 0,
             part_bytes: 0,
+            stripe_start: 0,
+            stripe_bytes: 0,
             segment_bytes: 1,
             segments_per_part: 0,
         }
@@ -127,9 +143,9 @@ impl Layout {
         self.first + self.parts * self.segments_per_part
     }
 
-    /// Bytes of all parts.
+    /// Bytes of all parts, on this tree.
     pub(crate) const fn bytes(&self) -> u64 {
-        self.parts * self.part_bytes
+        self.parts * self.stripe_bytes
     }
 
     /// Bytes of all parts, of a vector that travels with the descriptor; of any other none.
@@ -179,7 +195,7 @@ impl Layout {
         if self.segments_per_part > 0 {
             return 0..0;
         }
-        let part_bytes = self.part_bytes as usize;
+        let part_bytes = self.stripe_bytes as usize;
         ranks.start as usize * part_bytes..ranks.end as usize * part_bytes
     }
 
@@ -188,7 +204,8 @@ impl Layout {
         debug_assert!((self.first..self.end()).contains(&segment), "{segment} of {self:?}");
         let number = segment - self.first;
         let part = number / self.segments_per_part;
-        let offset = number % self.segments_per_part * self.segment_bytes;
+        let within = number % self.segments_per_part * self.segment_bytes;
+        let offset = self.stripe_start + within;
         let owner = Who::One(part as u32);
         let (sources, targets) = match self.collective {
             Collective::AllReduce | Collective::Barrier => (Who::All, Who::All),
@@ -200,7 +217,7 @@ impl Layout {
         Place {
             start: part * self.part_bytes + offset,
             offset,
-            length: self.segment_bytes.min(self.part_bytes - offset) as u32,
+            length: self.segment_bytes.min(self.stripe_bytes - within) as u32,
             sources,
             targets,
         }
@@ -251,6 +268,7 @@ mod tests {
             data_type: DataType::Int32,
             root: 2,
             count,
+            stripe: Stripe::WHOLE,
             mode: Mode::Write,
             destination_address: 0,
             destination_key: 0,
@@ -284,6 +302,30 @@ mod tests {
             assert_eq!((layout.first(), layout.end(), layout.bytes()), (9, 9, 0));
         }
         assert_eq!(Layout::none().end(), 0);
+    }
+
+    #[test]
+    fn a_stripe_lies_where_it_is_in_the_whole_vectors() {
+        let cut = Cut { world: 3, segment_bytes: 16, small_bytes: 200 };
+        let of = |collective, count, tree| {
+            let stripe = Stripe::new(tree, 2).unwrap();
+            Layout::new(&Descriptor { stripe, ..descriptor(collective, count) }, &cut, 100)
+        };
+        // 7 elements: 3 and 4 of each part.
+        let gather = of(Collective::AllGather, 7, 1);
+        assert_eq!((gather.end(), gather.bytes()), (103, 48));
+        let (sources, targets) = (Who::One(2), Who::All);
+        let wanted = Place { start: 68, offset: 12, length: 16, sources, targets };
+        assert_eq!(gather.place(102), wanted);
+        assert_eq!(gather.source_offset(102, 2), Some(12));
+        assert_eq!(gather.target_offset(102, 0), Some(68));
+        let reduce = of(Collective::AllReduce, 13, 1);
+        assert_eq!((reduce.end(), reduce.bytes()), (102, 28));
+        assert_eq!((reduce.place(101).start, reduce.place(101).length), (40, 12));
+        // It is short, and has segments all the same, but where there is no element.
+        assert_eq!((reduce.small_bytes(), reduce.small_source(0)), (0, 0..0));
+        let none = of(Collective::AllGather, 1, 0);
+        assert_eq!((none.end(), none.bytes(), none.small_target(1)), (100, 0, 0..0));
     }
 
     #[test]

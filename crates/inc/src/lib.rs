@@ -50,6 +50,7 @@ pub mod protocol;
 mod ranks;
 mod slots;
 mod spec;
+mod stripe;
 mod switch;
 pub mod topology;
 
@@ -65,6 +66,7 @@ pub use ranks::Ranks;
 pub use spec::{
     ChildSpec, CommunicatorSpec, MAX_SEGMENT_BYTES, MAX_WINDOW, MAX_WORLD, ParentSpec, SpecError,
 };
+pub use stripe::{MAX_TREES, Stripe};
 pub use switch::{
     CommunicatorCounts, CreateError, Created, Edge, PortCounts, SwitchConfig, SwitchEvent,
     SwitchNode, Uplink,

@@ -8,7 +8,7 @@ use core::time::Duration;
 
 use millstream_inc::{
     Abort, Collective, CollectiveCall, CollectiveError, DESCRIPTOR_BYTES, DataType, Descriptor,
-    Field, Mismatch, Mode, ReduceOperation, StartError, SwitchEvent, Violation,
+    Field, Mismatch, Mode, ReduceOperation, StartError, Stripe, SwitchEvent, Violation,
 };
 use millstream_roce::{
     Access, CompletionStatus, IcrcCheck, Instant, Piece, ProtectionDomainId, SendOperation,
@@ -97,6 +97,33 @@ fn a_mismatch_that_comes_late_is_found_too() {
 }
 
 #[test]
+fn a_number_or_a_stripe_that_others_do_not_have_is_a_mismatch() {
+    let call = |sequence, stripe| {
+        let Rude::Send(bytes) = descriptor(sequence, Collective::AllReduce, 100) else {
+            unreachable!("a descriptor is sent")
+        };
+        let descriptor = Descriptor::parse(&bytes).unwrap();
+        Rude::Send(Descriptor { stripe, ..descriptor }.to_bytes())
+    };
+    let stripe = |tree| Stripe::new(tree, 2).unwrap();
+    for (rude, field, expected, found) in [
+        (call(1, Stripe::WHOLE), Field::Sequence, 0, 1),
+        (call(0, stripe(0)), Field::Stripe, 0x100, 0x200),
+        (call(0, stripe(1)), Field::Stripe, 0x100, 0x201),
+    ] {
+        let mut network = Network::new(Setup { hosts: 3, ..Setup::default() });
+        start(&mut network, &[None, Some(100), Some(100)]);
+        misbehave(&mut network, 0, &[rude]);
+        network.run_until("an error on the others", |network| {
+            network.hosts[1..].iter().all(|host| host.worker.failure().is_some())
+        });
+        let mismatch = Mismatch { sequence: 0, rank: 0, reference: 1, field, expected, found };
+        let abort = CollectiveError::from(Abort::Mismatch(mismatch));
+        assert_eq!(network.hosts[1].worker.failure(), Some(abort));
+    }
+}
+
+#[test]
 fn a_mismatch_of_empty_and_not_empty() {
     let mut network = Network::new(Setup { hosts: 2, ..Setup::default() });
     start(&mut network, &[Some(0), Some(3000)]);
@@ -138,6 +165,7 @@ fn descriptor(sequence: u64, collective: Collective, count: u64) -> Rude {
     Rude::Send(
         Descriptor {
             sequence,
+            stripe: Stripe::WHOLE,
             collective,
             operation: ReduceOperation::Sum,
             data_type: DataType::Int32,
@@ -200,7 +228,6 @@ fn who_breaks_the_protocol_is_named_and_the_others_go_free() {
         (vec![Rude::Garbage(64)], Violation::Descriptor),
         (vec![Rude::Garbage(65)], Violation::Descriptor),
         (vec![Rude::Garbage(4000)], Violation::Descriptor),
-        (vec![descriptor(1, AllReduce, 1)], Violation::Sequence),
         (vec![descriptor(u64::MAX, AllReduce, 1)], Violation::Sequence),
         (vec![open(100), descriptor(0, AllReduce, 0)], Violation::Sequence),
         (vec![open(100), descriptor(1, AllReduce, 0)], Violation::Early),

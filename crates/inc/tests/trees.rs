@@ -5,7 +5,7 @@ mod network;
 use core::time::Duration;
 
 use millstream_inc::{
-    Abort, Collective, CollectiveCall, CollectiveError, DataType, Mode, ReduceOperation,
+    Abort, Collective, CollectiveCall, CollectiveError, DataType, Mode, ReduceOperation, Stripe,
     SwitchEvent,
 };
 use millstream_roce::{Access, Instant, ProtectionDomainId};
@@ -57,6 +57,18 @@ fn bytes(vector: &[i32]) -> Vec<u8> {
 
 /// Calls an int32 sum on all hosts and checks every result.
 fn run(network: &mut Network, collective: Collective, mode: Mode, root: u32, count: usize) {
+    run_stripe(network, collective, mode, root, count, Stripe::WHOLE);
+}
+
+/// As above, of the elements that are on one of several trees. The rest of a result is as it was.
+fn run_stripe(
+    network: &mut Network,
+    collective: Collective,
+    mode: Mode,
+    root: u32,
+    count: usize,
+    stripe: Stripe,
+) {
     let world = network.hosts.len();
     let parts = |each: bool| if each { world } else { 1 };
     let source_parts = parts(collective == Collective::ReduceScatter);
@@ -94,6 +106,7 @@ fn run(network: &mut Network, collective: Collective, mode: Mode, root: u32, cou
             data_type: DataType::Int32,
             operation: ReduceOperation::Sum,
             root,
+            stripe,
             count: if collective == Collective::Barrier { 0 } else { count as u64 },
             mode,
             source_key: register(addresses[0], source),
@@ -113,7 +126,13 @@ fn run(network: &mut Network, collective: Collective, mode: Mode, root: u32, cou
         memory.deregister(call.source_key).unwrap();
         let mut result = memory.deregister(call.destination_key).unwrap();
         assert_eq!(result.pop(), Some(0xa5), "{what}");
-        assert!(result == bytes(&wanted(rank)), "{what}: wrong");
+        let mut wanted = wanted(rank);
+        for part in wanted.chunks_mut(count.max(1)) {
+            let ours = stripe.elements(part.len() as u64);
+            let others = (0..).zip(part).filter(|(index, _)| !ours.contains(index));
+            others.for_each(|(_, element)| *element = untouched[0]);
+        }
+        assert!(result == bytes(&wanted), "{what}: wrong");
     }
 }
 
@@ -142,6 +161,25 @@ fn every_collective_is_exact_on_every_tree() {
                 network.switch_number(number).statistics(network::COMMUNICATOR + node)
             });
             statistics.for_each(|it| assert_eq!((it.slots_in_use, it.abort), (0, None)));
+        }
+    }
+}
+
+#[test]
+fn each_of_several_trees_computes_its_stripe_and_touches_nothing_else() {
+    for shape in SHAPES {
+        for (tree, trees) in [(0, 2), (1, 2), (1, 3), (7, 8)] {
+            let mut network = network(shape, 1, Faults::default());
+            let stripe = Stripe::new(tree, trees).unwrap();
+            for count in [0, 1, 7, 52, 300, 1501] {
+                for &collective in Collective::ALL {
+                    for mode in [Mode::Write, Mode::Send] {
+                        let root = network.random.next() as u32 % shape.0;
+                        run_stripe(&mut network, collective, mode, root, count, stripe);
+                    }
+                }
+            }
+            network.run_to_rest();
         }
     }
 }

@@ -30,6 +30,8 @@ pub(crate) struct Child {
     pub(super) call: Call,
     /// How many descriptors it has sent.
     pub(super) announced: u64,
+    /// The lowest number that its next collective can have.
+    pub(super) next_sequence: u64,
     /// Where in the control messages the vector behind the latest is.
     pub(super) small_at: usize,
     /// Segments that it has contributed to.
@@ -69,6 +71,7 @@ impl Child {
             qpn: Qpn::default(),
             call: Call::none(),
             announced: 0,
+            next_sequence: 0,
             small_at: 0,
             contributed: 0,
             progress: 0,

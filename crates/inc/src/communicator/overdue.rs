@@ -91,6 +91,15 @@ impl Communicator {
         self.conclude()
     }
 
+    /// The number of a collective among those of all trees, of which this tree has counted its own.
+    fn number(&self, sequence: u64) -> u64 {
+        let has = |child: &&Child| child.announced > sequence;
+        let announced = self.children.iter().filter(has).map(|child| child.next_sequence - 1).max();
+        // Nobody here has announced it: it comes after the one before.
+        let next = || self.children.iter().map(|child| child.next_sequence).max();
+        announced.or_else(next).unwrap_or(sequence)
+    }
+
     /// Whether a SEND of a child says who is awaited below it.
     pub(crate) fn is_answer(&self, child: usize, immediate: u32, length: u32) -> bool {
         let answers = matches!(Answer::from_immediate(immediate), Some(Answer::Missing(_)));
@@ -129,6 +138,7 @@ impl Communicator {
             return Progress::Ready;
         };
         if self.uplink.is_none() {
+            let found = Overdue { sequence: self.number(found.sequence), ..found };
             return self.abort(Abort::Overdue(found));
         }
         let start = self.note_start();

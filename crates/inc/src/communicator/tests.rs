@@ -46,6 +46,7 @@ fn root() -> Communicator {
 fn call(sequence: u64, count: u64) -> Descriptor {
     Descriptor {
         sequence,
+        stripe: crate::Stripe::WHOLE,
         collective: Collective::AllReduce,
         operation: ReduceOperation::Sum,
         data_type: DataType::Int32,

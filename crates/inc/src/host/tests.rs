@@ -20,6 +20,7 @@ const CALL: CollectiveCall = CollectiveCall {
     source_address: 0x1000,
     destination_key: 2,
     destination_address: 0x2000,
+    stripe: crate::Stripe::WHOLE,
     count: 0,
     data_type: DataType::Int32,
     operation: ReduceOperation::Sum,
@@ -490,7 +491,7 @@ fn small_is_what_has_no_segments() {
         for count in [0, 1, 17, 18, 52, 53, u64::MAX / 2] {
             let count = if collective == Collective::Barrier { 0 } else { count };
             let call = CollectiveCall { collective, count, ..CALL };
-            let descriptor = worker.descriptor(&call);
+            let descriptor = worker.descriptor(&call, 0);
             let small = worker.is_small(&call);
             if descriptor.total_bytes(3).is_some() {
                 let layout = Layout::new(&descriptor, &worker.cut, 5);

@@ -440,6 +440,7 @@ impl Network {
             destination_key,
             destination_address,
             count: vector.len() as u64,
+            stripe: millstream_inc::Stripe::WHOLE,
             data_type,
             operation,
         }

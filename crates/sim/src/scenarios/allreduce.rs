@@ -371,6 +371,7 @@ impl Builder {
             destination_key,
             destination_address,
             count,
+            stripe: millstream_inc::Stripe::WHOLE,
             data_type: DataType::Int32,
             operation: ReduceOperation::Sum,
         }

@@ -3,7 +3,7 @@
 use core::ops::Range;
 
 use millstream_inc::{
-    Collective, CollectiveCall, DESCRIPTOR_BYTES, DataType, Kernel, Mode, ReduceOperation,
+    Collective, CollectiveCall, DESCRIPTOR_BYTES, DataType, Kernel, Mode, ReduceOperation, Stripe,
 };
 
 use super::reference;
@@ -202,6 +202,7 @@ impl Shape {
             operation: self.operation,
             root: self.root,
             count: self.count,
+            stripe: Stripe::WHOLE,
             mode: self.mode,
             source_key: nothing as u32,
             source_address: source.map_or(nothing >> 20, |_| from as u64),
