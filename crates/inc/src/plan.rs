@@ -5,11 +5,13 @@
 //! [`Tree::new`] checks one that somebody wrote down.
 
 mod balanced;
+mod forest;
 
 use thiserror::Error;
 
 pub(crate) use balanced::shares;
 pub use balanced::{Candidate, PlanError, PlanOptions};
+pub(crate) use forest::Forest;
 
 use crate::ranks::Ranks;
 use crate::slots::MAX_CHILDREN;
