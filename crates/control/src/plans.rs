@@ -155,13 +155,19 @@ fn text(placement: &Placement) -> String {
         quoted(group),
         path_mtu.bytes()
     );
+    let several = nodes.last().is_some_and(|node| node.tree > 0);
     for (index, node) in nodes.iter().enumerate() {
+        let first = index == 0 || nodes[index - 1].tree != node.tree;
+        if several && first {
+            let _ = writeln!(text, "  # Tree {}, from its root on.", node.tree);
+        }
         let _ = write!(
             text,
             "  - id: {}\n    name: {}\n    root: {}\n    communicator: {}\n    connections:\n",
             node.id,
             quoted(&node.name),
-            index == 0,
+            // A topology has one root at most.
+            first && !several,
             node.communicator
         );
         for edge in &node.edges {
@@ -215,7 +221,7 @@ mod tests {
         };
         let node = |id, name: &str, edges| {
             let name = name.to_owned();
-            PlacedNode { id, name, communicator: communicator + id, edges }
+            PlacedNode { id, name, tree: 0, communicator: communicator + id, edges }
         };
         let nodes = vec![
             node(0, "s0", vec![edge(false, None, root, leaf)]),

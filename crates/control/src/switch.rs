@@ -154,6 +154,8 @@ struct Made {
     below: Vec<SwitchBelow>,
     /// The address of the switch above.
     above: Option<IpAddr>,
+    /// Of which tree.
+    tree: u8,
 }
 
 struct Switch<F> {
@@ -277,8 +279,8 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
         let held = self.communicators.len() as u32;
         let presence = Presence { incarnation: self.incarnation, term: self.term, held };
         let node = |(&communicator, made): (&u64, &Made)| {
-            let &Made { group, children, ref below, .. } = made;
-            HeldNode { group, communicator, children, below: below.clone() }
+            let &Made { group, children, ref below, tree, .. } = made;
+            HeldNode { group, communicator, children, below: below.clone(), tree }
         };
         let nodes: Vec<HeldNode> = self.communicators.iter().map(node).collect();
         let report = |(&communicator, report): (&u64, &SwitchReport)| ToController::Report {
@@ -339,6 +341,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 world,
                 has_parent,
                 children,
+                tree,
             } => {
                 let below = children.iter().filter(|child| child.is_switch);
                 let below = below.map(|child| SwitchBelow {
@@ -346,7 +349,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                     address: child.address,
                 });
                 let (below, count) = (below.collect(), children.len() as u32);
-                let made = Made { group, children: count, below, above: None };
+                let made = Made { group, children: count, below, above: None, tree };
                 let children = children.into_iter().map(child).collect();
                 let spec = CommunicatorSpec {
                     id,

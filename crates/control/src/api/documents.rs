@@ -156,12 +156,19 @@ fn of_trees(overview: &Overview) -> TopologyDocument<'_> {
         communicators: Some(switch.communicators),
     });
     let members = overview.groups.iter().flat_map(|group| &group.members);
-    let addresses: BTreeSet<IpAddr> = members.map(|member| member.address).collect();
+    let mut hosts: BTreeMap<IpAddr, BTreeSet<IpAddr>> = BTreeMap::new();
+    for member in members {
+        let all = [member.address].into_iter().chain(member.more_addresses.iter().copied());
+        hosts.entry(member.address).or_default().extend(all);
+    }
     let index = |(index, switch): (usize, &SwitchOverview)| (switch.address, index);
     let switch_at: BTreeMap<IpAddr, usize> =
         overview.switches.iter().enumerate().map(index).collect();
-    let host_at: BTreeMap<IpAddr, usize> =
-        addresses.iter().enumerate().map(|(index, &address)| (address, index)).collect();
+    let host_at: BTreeMap<IpAddr, usize> = hosts
+        .values()
+        .enumerate()
+        .flat_map(|(at, all)| all.iter().map(move |&it| (it, at)))
+        .collect();
     let communicators = overview.groups.iter().filter_map(|group| group.communicator.as_ref());
     let edges = communicators.flat_map(|it| &it.nodes).flat_map(|node| &node.edges);
     let below = edges.filter(|edge| !edge.up);
@@ -182,11 +189,11 @@ fn of_trees(overview: &Overview) -> TopologyDocument<'_> {
             rate_bits_per_second: None,
         })
     };
-    let host = |&address: &IpAddr| HostPlace { id: None, addresses: [address].into() };
+    let host = |addresses: BTreeSet<IpAddr>| HostPlace { id: None, addresses };
     TopologyDocument {
         source: "trees",
         switches: switches.collect(),
-        hosts: addresses.iter().map(host).collect(),
+        hosts: hosts.into_values().map(host).collect(),
         links: pairs.into_iter().filter_map(link).collect(),
     }
 }

@@ -8,7 +8,7 @@ use crate::prometheus::{Kind, Metric, Samples};
 const STATES: [&str; 5] =
     ["creating_group", "group_ready", "creating_communicator", "communicator_ready", "leaving"];
 
-const EDGE: &[&str] = &["group", "communicator", "switch", "edge"];
+const EDGE: &[&str] = &["group", "communicator", "switch", "edge", "tree"];
 
 /// All that there are.
 pub(crate) const METRICS: &[Metric<Overview>] = &[
@@ -59,12 +59,13 @@ pub(crate) const METRICS: &[Metric<Overview>] = &[
     Metric {
         name: "millstream_tree_collectives_total",
         kind: Kind::Counter,
-        labels: &["group", "communicator", "switch"],
+        labels: &["group", "communicator", "switch", "tree"],
         help: "Collectives that a node of a tree has taken part in.",
         values: |overview, to| {
             each_node(overview, |group, node, number| {
                 if let Some(collectives) = node.collectives {
-                    to.add(&[&group.name, number, &node.switch], collectives);
+                    let tree = node.tree.to_string();
+                    to.add(&[&group.name, number, &node.switch, &tree], collectives);
                 }
             });
         },
@@ -119,9 +120,10 @@ fn each_node(overview: &Overview, mut act: impl FnMut(&GroupOverview, &NodeOverv
 
 fn edges(overview: &Overview, to: &mut Samples<'_>, value: fn(&PortCounters) -> u64) {
     each_node(overview, |group, node, number| {
+        let tree = node.tree.to_string();
         for EdgeOverview { counters, .. } in &node.edges {
             let Some(counters) = counters else { continue };
-            let labels = [&*group.name, number, &node.switch, &edge_name(counters.rank)];
+            let labels = [&*group.name, number, &node.switch, &edge_name(counters.rank), &tree];
             to.add(&labels, value(counters));
         }
     });

@@ -47,7 +47,10 @@ impl Lab {
         let (qpn, psn) = self.qpn();
         match message {
             FromController::GroupReady { .. } => {
-                self.say(connection, ToController::Connect { qpn, psn, path_mtu: Mtu::B1024 });
+                self.say(
+                    connection,
+                    ToController::Connect { qpn, psn, path_mtu: Mtu::B1024, more: Vec::new() },
+                );
             }
             FromController::CreateCommunicator { communicator, has_parent, children, .. } => {
                 let edge = |rank: Option<u32>| {
@@ -78,7 +81,8 @@ impl Lab {
     fn join(&mut self, connection: u64, group: &str, world: u32, rank: u32) {
         self.controller.handle_connected(Instant::ZERO, ConnectionId(connection));
         let (group, address) = (group.to_owned(), [10, 0, 1, rank as u8].into());
-        let hello = Hello { group, world, rank, address, timeout_ms: 1000 };
+        let more_addresses = Vec::new();
+        let hello = Hello { group, world, rank, address, timeout_ms: 1000, more_addresses };
         self.say(connection, ToController::Join(hello));
     }
 
@@ -222,12 +226,13 @@ fn a_group_is_shown_with_its_tree_and_what_moves_on_each_edge() {
     assert_eq!(
         group["members"][2],
         json!({
-            "rank": 2, "address": "10.0.1.2", "topology_id": null, "connected": true,
-            "left": false,
+            "rank": 2, "address": "10.0.1.2", "more_addresses": [], "topology_id": null,
+            "connected": true, "left": false,
         })
     );
     let nodes = group["communicator"]["nodes"].as_array().unwrap();
     assert_eq!(group["communicator"]["path_mtu"], 1024);
+    assert_eq!((&group["communicator"]["trees"], &nodes[0]["tree"]), (&json!(1), &json!(0)));
     assert_eq!(group["communicator"]["communicator"], nodes[0]["communicator"]);
     let mut ranks = Vec::new();
     for (index, node) in nodes.iter().enumerate() {

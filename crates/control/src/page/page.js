@@ -167,6 +167,11 @@ function hint(group, edge) {
   return `${name} to ${above}: ${rate(up)} up, ${rate(down)} down; ${pairs}`;
 }
 
+function nodeName(communicator, node, index) {
+  const tree = communicator.trees > 1 ? `tree ${node.tree}, ` : "";
+  return `${tree}${node.parent === null ? "root, " : ""}node ${index}`;
+}
+
 function showTree(group) {
   document.getElementById("tree-title").textContent =
     group === null ? "Tree" : `Tree of group ${group.name}`;
@@ -187,9 +192,13 @@ function showTree(group) {
     key: `node ${index}`,
     kind: "switch",
     title: node.switch,
-    detail: node.state === "ready" ? `${index === 0 ? "root, " : ""}node ${index}` : words(node.state),
+    detail: node.state === "ready" ? nodeName(communicator, node, index) : words(node.state),
   }));
+  const ranks = new Set();
   for (const edge of below.filter((edge) => edge.rank !== null)) {
+    // Once, though it is below a node of each tree.
+    if (ranks.has(edge.rank)) continue;
+    ranks.add(edge.rank);
     const detail = address.get(edge.rank) ?? "";
     nodes.push({ key: `rank ${edge.rank}`, kind: "host", title: `rank ${edge.rank}`, detail });
   }

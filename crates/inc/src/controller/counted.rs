@@ -95,11 +95,11 @@ impl Controller {
         // It may be over, which the switch has not heard when it counted.
         let Some((id, index)) = self.find(switch, communicator) else { return };
         let Some(group) = self.groups.get_mut(&id) else { return };
-        let Some(place) = group.tree.as_ref().and_then(|tree| tree.nodes().get(index)) else {
+        let Some(place) = group.trees.as_ref().and_then(|trees| trees.nodes().get(index)) else {
             return;
         };
-        let tree = group.tree.as_ref();
-        let rank = |&child: &Child| tree.map(|tree| tree.lowest_rank(child));
+        let trees = group.trees.as_ref();
+        let rank = |&child: &Child| trees.map(|trees| trees.lowest_rank(child));
         let up = place.parent.map(|_| None);
         let known: Vec<Option<u32>> =
             up.into_iter().chain(place.children.iter().map(rank)).collect();

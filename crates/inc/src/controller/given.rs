@@ -1,4 +1,4 @@
-//! Where a communicator is: its tree with the queue pairs of both ends of each edge, as whoever watches the
+//! Where a communicator is: its trees with the queue pairs of both ends of each edge, as whoever watches the
 //! network wants to know it.
 
 use core::net::IpAddr;
@@ -19,7 +19,7 @@ pub struct Placement {
     pub communicator: u64,
     /// Payload bytes per packet on every edge.
     pub path_mtu: Mtu,
-    /// The nodes of its tree, the root first.
+    /// The nodes of its trees, one tree after the other, each with its root first.
     pub nodes: Vec<PlacedNode>,
 }
 
@@ -31,6 +31,8 @@ pub struct PlacedNode {
     pub id: u64,
     /// The name of its switch.
     pub name: String,
+    /// Of which tree it is, from 0.
+    pub tree: usize,
     /// Its number.
     pub communicator: u64,
     /// Its edges: up first.
@@ -96,7 +98,7 @@ impl Controller {
     }
 
     fn placement(&self, group: &Group) -> Option<Placement> {
-        let tree = group.tree.as_ref()?;
+        let trees = group.trees.as_ref()?;
         let ids = self.ids(group)?;
         let topology = self.config.topology.as_deref();
         let end = |ip: IpAddr, qpn: Qpn| EdgeEnd {
@@ -105,13 +107,14 @@ impl Controller {
             qpn,
         };
         let mut nodes = Vec::with_capacity(ids.len());
-        for ((place, node), id) in tree.nodes().iter().zip(&group.nodes).zip(ids) {
+        for ((place, node), id) in trees.nodes().iter().zip(&group.nodes).zip(ids) {
             let switch = self.switches.get(&place.switch)?;
+            let tree = trees.tree_of(nodes.len());
             let mut edges = Vec::with_capacity(place.children.len() + 1);
             if let (Some(parent), Some(uplink)) = (place.parent, node.uplink) {
-                let above = self.switches.get(&tree.nodes()[parent].switch)?;
+                let above = self.switches.get(&trees.nodes()[parent].switch)?;
                 let mut children =
-                    tree.nodes()[parent].children.iter().zip(&group.nodes[parent].edges);
+                    trees.nodes()[parent].children.iter().zip(&group.nodes[parent].edges);
                 let ours = Child::Switch { node: nodes.len() };
                 let (_, edge) = children.find(|&(&child, _)| child == ours)?;
                 let (my, peer) = (end(switch.address, uplink.qpn), end(above.address, edge.qpn));
@@ -122,32 +125,33 @@ impl Controller {
                     Child::Host { rank } => {
                         let member = group.members.get(&rank)?;
                         let id = topology.and_then(|topology| topology.host_id(member.address));
-                        let peer = end(member.address, member.end?.qpn);
+                        let peer = end(member.address_of(tree)?, member.ends.get(tree)?.qpn);
                         (Some((id.unwrap_or(u64::from(rank)), rank)), peer)
                     }
                     Child::Switch { node } => {
-                        let below = self.switches.get(&tree.nodes()[node].switch)?;
+                        let below = self.switches.get(&trees.nodes()[node].switch)?;
                         (None, end(below.address, group.nodes.get(node)?.uplink?.qpn))
                     }
                 };
                 edges.push(PlacedEdge { up: false, host, my: end(switch.address, edge.qpn), peer });
             }
             let (name, communicator) = (switch.name.clone(), node.communicator);
-            nodes.push(PlacedNode { id, name, communicator, edges });
+            nodes.push(PlacedNode { id, name, tree, communicator, edges });
         }
         let communicator = nodes.first()?.communicator;
         Some(Placement { group: group.name.clone(), communicator, path_mtu: group.path_mtu, nodes })
     }
 
-    /// A number for each node of a group's tree.
+    /// A number for each node of a group's trees.
     fn ids(&self, group: &Group) -> Option<Vec<u64>> {
-        let tree = group.tree.as_ref()?;
+        let trees = group.trees.as_ref()?;
         let Some(topology) = &self.config.topology else {
-            return Some((0..tree.nodes().len() as u64).collect());
+            return Some((0..trees.nodes().len() as u64).collect());
         };
         let mut next = topology.switches().iter().map(|switch| switch.id).max()?;
         let mut seen = std::collections::HashSet::new();
-        tree.nodes()
+        trees
+            .nodes()
             .iter()
             .map(|node| {
                 if seen.insert(node.switch) {

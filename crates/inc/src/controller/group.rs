@@ -9,7 +9,7 @@ use millstream_wire::{Mtu, Psn, Qpn};
 use super::ConnectionId;
 use super::counted::Counted;
 use super::resume::Revived;
-use crate::plan::{SwitchId, Tree};
+use crate::plan::{Forest, SwitchId};
 use crate::protocol::{
     AbortReason, Awaited, FromController, GroupIdentity, RankList, Refusal, SwitchEdge,
     SwitchUplink,
@@ -29,12 +29,11 @@ pub enum GroupState {
     CommunicatorReady,
 }
 
-/// A host's end of the connection to its switch.
+/// A host's end of the connection to its switch in a tree.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct HostEnd {
     pub(super) qpn: Qpn,
     pub(super) psn: Psn,
-    pub(super) path_mtu: Mtu,
 }
 
 #[derive(Debug)]
@@ -42,11 +41,24 @@ pub(super) struct Member {
     /// None while it is away.
     pub(super) connection: Option<ConnectionId>,
     pub(super) address: IpAddr,
-    pub(super) end: Option<HostEnd>,
+    /// For further trees.
+    pub(super) more_addresses: Vec<IpAddr>,
+    /// One for each tree; none before it has connected.
+    pub(super) ends: Vec<HostEnd>,
     /// It has said that it is done, after so many collectives. Its connection may be gone.
     pub(super) left: Option<u64>,
     /// It is away, and lost when it is not back by then.
     pub(super) away_until: Option<Instant>,
+}
+
+impl Member {
+    /// Where a tree reaches it.
+    pub(super) fn address_of(&self, tree: usize) -> Option<IpAddr> {
+        match tree.checked_sub(1) {
+            None => Some(self.address),
+            Some(more) => self.more_addresses.get(more).copied(),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -57,15 +69,15 @@ pub(super) struct Group {
     pub(super) members: BTreeMap<u32, Member>,
     /// When the making of it fails.
     pub(super) deadline: Option<Instant>,
-    /// Known once a switch was found.
-    pub(super) tree: Option<Tree>,
-    /// The links of the topology that the tree uses.
+    /// Known once switches were found.
+    pub(super) trees: Option<Forest>,
+    /// The links of the topology that the trees use: one that several use is there several times.
     pub(super) links: Vec<LinkIndex>,
     /// Switches of the topology that it waits for.
     pub(super) missing: Option<String>,
     /// Switches that did not make a node of it.
     pub(super) refused: BTreeSet<SwitchId>,
-    /// One for each of the tree's, once all ranks have connected.
+    /// One for each of the trees', once all ranks have connected.
     pub(super) nodes: Vec<Node>,
     /// How many ranks have connected.
     pub(super) connected: u32,
@@ -129,7 +141,7 @@ impl Group {
             world,
             members: BTreeMap::new(),
             deadline: Some(deadline),
-            tree: None,
+            trees: None,
             links: Vec::new(),
             missing: None,
             refused: BTreeSet::new(),
@@ -156,23 +168,35 @@ impl Group {
 
     /// Whether it is on a switch, or about to be.
     pub(super) fn uses(&self, switch: SwitchId) -> bool {
-        self.tree.as_ref().is_some_and(|tree| tree.contains(switch))
+        self.trees.as_ref().is_some_and(|trees| trees.contains(switch))
     }
 
-    /// Forgets its tree, whose nodes were ended: the ranks connect anew.
+    /// Forgets its trees, whose nodes were ended: the ranks connect anew.
     pub(super) fn start_over(&mut self) {
-        self.tree = None;
+        self.trees = None;
         self.links.clear();
         self.nodes.clear();
         self.connected = 0;
         self.path_mtu = Mtu::B4096;
-        self.members.values_mut().for_each(|member| member.end = None);
+        self.members.values_mut().for_each(|member| member.ends.clear());
+    }
+
+    /// The nodes of trees without one that its switch has ended: nobody there tells the others.
+    pub(super) fn nodes_elsewhere(&self) -> BTreeSet<u64> {
+        let Some(trees) = &self.trees else { return BTreeSet::new() };
+        let gone = |(_, node): &(usize, &Node)| node.step == Step::Gone;
+        let ended = self.nodes.iter().enumerate().filter(gone).map(|(at, _)| trees.tree_of(at));
+        let ended: BTreeSet<usize> = ended.collect();
+        let elsewhere = |(at, node): (usize, &Node)| {
+            (!ended.contains(&trees.tree_of(at))).then_some(node.communicator)
+        };
+        self.nodes.iter().enumerate().filter_map(elsewhere).collect()
     }
 
     /// A switch that has not done yet what it was asked for.
     pub(super) fn busy_switch(&self) -> Option<SwitchId> {
         let busy = |node: &Node| matches!(node.step, Step::Creating | Step::Connecting);
-        Some(self.tree.as_ref()?.nodes()[self.nodes.iter().position(busy)?].switch)
+        Some(self.trees.as_ref()?.nodes()[self.nodes.iter().position(busy)?].switch)
     }
 
     /// What it waits for. `switch` is the name of its busy switch.
@@ -184,14 +208,14 @@ impl Group {
             let count = self.world - self.members.len() as u32;
             return Awaited::Ranks { missing: RankList::new(gaps, count) };
         }
-        if self.tree.is_none() {
+        if self.trees.is_none() {
             return match &self.missing {
                 Some(switches) => Awaited::Switches { switches: switches.clone() },
                 None => Awaited::Switch,
             };
         }
         if self.nodes.is_empty() {
-            let unconnected = self.members.iter().filter(|(_, member)| member.end.is_none());
+            let unconnected = self.members.iter().filter(|(_, member)| member.ends.is_empty());
             return Awaited::Connections { ranks: unconnected.map(|(&rank, _)| rank).collect() };
         }
         Awaited::Communicator { switch: switch.unwrap_or_default().to_owned() }

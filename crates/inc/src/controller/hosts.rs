@@ -1,13 +1,25 @@
 //! What hosts say, from joining to leaving.
 
+use core::net::IpAddr;
 use core::time::Duration;
 
 use millstream_roce::Instant;
+use millstream_wire::Mtu;
 
 use super::group::{End, Group, HostEnd, Member};
 use super::{ConnectionId, Controller, GroupId, Role, is_name};
 use crate::protocol::{AbortReason, FromController, Hello, Refusal};
 use crate::spec::MAX_WORLD;
+use crate::stripe::MAX_TREES;
+
+/// Whether a host can have so many further addresses.
+pub(super) fn check_addresses(more: &[IpAddr]) -> Result<(), Refusal> {
+    if more.len() < MAX_TREES {
+        return Ok(());
+    }
+    let detail = format!("a host has up to {MAX_TREES} addresses, not {}", more.len() + 1);
+    Err(Refusal::Protocol { detail })
+}
 
 impl Controller {
     pub(super) fn join(&mut self, now: Instant, connection: ConnectionId, hello: &Hello) {
@@ -22,7 +34,14 @@ impl Controller {
         let deadline = now + self.group_timeout(hello);
         let Some(group) = self.groups.get_mut(&id) else { return };
         let (connection, address) = (Some(connection), hello.address);
-        let member = Member { connection, address, end: None, left: None, away_until: None };
+        let member = Member {
+            connection,
+            address,
+            more_addresses: hello.more_addresses.clone(),
+            ends: Vec::new(),
+            left: None,
+            away_until: None,
+        };
         group.members.insert(hello.rank, member);
         // The least patient decides: without it the group cannot be.
         group.deadline = group.deadline.map(|earlier| earlier.min(deadline));
@@ -53,10 +72,12 @@ impl Controller {
         if rank >= world {
             return Err(Refusal::Rank { rank, world });
         }
-        if let Some(topology) = &self.config.topology
-            && !topology.has_host(address)
-        {
-            return Err(Refusal::UnknownHost { rank, address });
+        check_addresses(&hello.more_addresses)?;
+        if let Some(topology) = &self.config.topology {
+            let all = [address].into_iter().chain(hello.more_addresses.iter().copied());
+            if let Some(address) = { all }.find(|&address| !topology.has_host(address)) {
+                return Err(Refusal::UnknownHost { rank, address });
+            }
         }
         if let Some((&id, known)) =
             self.names.get(group).and_then(|id| self.groups.get_key_value(id))
@@ -102,19 +123,21 @@ impl Controller {
         connection: ConnectionId,
         id: GroupId,
         rank: u32,
-        end: HostEnd,
+        path_mtu: Mtu,
+        ends: Vec<HostEnd>,
     ) {
         let Some(group) = self.groups.get_mut(&id) else { return };
-        let planned = group.tree.is_some();
-        let member = group.members.get_mut(&rank).filter(|member| planned && member.end.is_none());
+        let planned = group.trees.as_ref().is_some_and(|trees| trees.trees() == ends.len());
+        let member = group.members.get_mut(&rank);
+        let member = member.filter(|member| planned && member.ends.is_empty());
         let Some(member) = member else {
             let detail = "a host cannot send Connect now".to_owned();
             self.misbehaved(connection, detail);
             return;
         };
-        member.end = Some(end);
+        member.ends = ends;
         group.connected += 1;
-        group.path_mtu = group.path_mtu.min(end.path_mtu);
+        group.path_mtu = group.path_mtu.min(path_mtu);
         if group.connected == group.world {
             self.begin(id);
         }

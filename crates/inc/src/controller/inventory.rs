@@ -7,7 +7,7 @@ use millstream_roce::Instant;
 
 use super::group::{End, Group};
 use super::{ConnectionId, Controller, GroupId, Output, Role, Switch};
-use crate::plan::SwitchId;
+use crate::plan::{Forest, SwitchId};
 use crate::protocol::{
     AbortReason, FromController, GroupIdentity, HeldNode, MAX_HELD, MAX_HELD_AT_ONCE, Presence,
     Refusal, SwitchBelow, SwitchLimits, SwitchReport, shortened,
@@ -26,6 +26,8 @@ pub(super) struct Held {
     pub(super) switch: SwitchId,
     pub(super) group: GroupIdentity,
     pub(super) children: usize,
+    /// Of which tree of its group it is.
+    pub(super) tree: usize,
     below: Vec<SwitchBelow>,
     /// Its switch knows that it is over.
     gone: bool,
@@ -103,9 +105,10 @@ impl Controller {
         switch.communicators.extend(nodes.iter().map(|node| node.communicator));
         let last = switch.unnamed == 0;
         let until = self.now + self.config.inventory_grace;
-        for HeldNode { group, communicator, children, below } in nodes {
+        for HeldNode { group, communicator, children, below, tree } in nodes {
             let children = children as usize;
-            let held = Held { switch: id, group, children, below, gone: false };
+            let tree = tree.into();
+            let held = Held { switch: id, group, children, tree, below, gone: false };
             if let Some(same) = self.is_known(id, communicator, group) {
                 if !same {
                     // Another one has the number: nobody can ask for this one.
@@ -198,7 +201,7 @@ impl Controller {
         let has = |communicator: &u64| switch.communicators.contains(communicator);
         let mut lost: BTreeSet<GroupId> = BTreeSet::new();
         for (&group, state) in &self.groups {
-            let places = state.tree.iter().flat_map(|tree| tree.nodes()).zip(&state.nodes);
+            let places = state.trees.iter().flat_map(Forest::nodes).zip(&state.nodes);
             let mut ours = places.filter(|(place, _)| place.switch == id);
             if state.ready && !ours.all(|(_, node)| has(&node.communicator)) {
                 lost.insert(group);

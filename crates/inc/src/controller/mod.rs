@@ -41,7 +41,7 @@ pub use overview::{
     Overview, SwitchOverview,
 };
 
-use crate::plan::{FanIn, SwitchId, Tree};
+use crate::plan::{FanIn, Forest, SwitchId};
 use crate::protocol::{
     AbortReason, Awaited, FrameError, FromController, MAX_NAME_BYTES, Refusal, SwitchLimits,
     SwitchReport, ToController, shortened,
@@ -317,8 +317,8 @@ impl Controller {
                 self.resume(now, connection, resume);
             }
             (Role::Switch(id), ToController::Held { nodes }) => self.holds(id, nodes),
-            (Role::Host { group, .. }, ToController::SwitchLost { detail }) => {
-                self.switch_lost_to(connection, group, &detail);
+            (Role::Host { group, .. }, ToController::SwitchLost { detail, tree }) => {
+                self.switch_lost_to(connection, group, tree.into(), &detail);
             }
             (
                 Role::Switch(id),
@@ -346,8 +346,10 @@ impl Controller {
             ) => {
                 self.counted(id, communicator, (at_ns, collectives), &ports);
             }
-            (Role::Host { group, rank }, ToController::Connect { qpn, psn, path_mtu }) => {
-                self.connect(connection, group, rank, HostEnd { qpn, psn, path_mtu });
+            (Role::Host { group, rank }, ToController::Connect { qpn, psn, path_mtu, more }) => {
+                let more = more.into_iter().map(|end| HostEnd { qpn: end.qpn, psn: end.psn });
+                let ends = [HostEnd { qpn, psn }].into_iter().chain(more).collect();
+                self.connect(connection, group, rank, path_mtu, ends);
             }
             (Role::Host { group, rank }, ToController::Leave { collectives }) => {
                 self.leave(group, rank, collectives);
@@ -574,16 +576,17 @@ impl Controller {
         {
             self.remember(group.identity, Some(reason.clone()));
         }
+        let elsewhere = group.nodes_elsewhere();
         self.end_nodes(&group, |communicator| match *end {
             End::Aborted(AbortReason::PeerLost { rank, .. }) if group.ready => {
                 Some(FromController::AbortCommunicator { communicator, rank })
             }
-            // The node that has found it tells the others.
+            // The node that has found it tells the others of its tree.
             End::Aborted(
                 AbortReason::Mismatch { .. }
                 | AbortReason::Violation { .. }
                 | AbortReason::Overdue { .. },
-            ) if group.ready => None,
+            ) if group.ready && !elsewhere.contains(&communicator) => None,
             _ => Some(FromController::DestroyCommunicator { communicator }),
         });
         for member in group.members.values() {
@@ -597,8 +600,8 @@ impl Controller {
     /// Has the switches end the nodes of a group that is over, by a message or by themselves. What is
     /// not gone in time is destroyed.
     fn end_nodes(&mut self, group: &Group, message: impl Fn(u64) -> Option<FromController>) {
-        self.has_new_room |= group.tree.is_some();
-        for (place, node) in group.tree.iter().flat_map(Tree::nodes).zip(&group.nodes) {
+        self.has_new_room |= group.trees.is_some();
+        for (place, node) in group.trees.iter().flat_map(Forest::nodes).zip(&group.nodes) {
             let communicator = node.communicator;
             self.nodes.remove(&communicator);
             let Some(switch) = self.switches.get(&place.switch) else { continue };

@@ -1,4 +1,6 @@
-//! The nodes of a group's tree, made from the leaves up and connected from the root down.
+//! The nodes of a group's trees, made from the leaves up and connected from the root down.
+
+use std::collections::BTreeMap;
 
 use millstream_wire::Mtu;
 
@@ -6,16 +8,16 @@ use super::group::{End, Node, Step};
 use super::{Controller, ControllerConfig, GroupId, Switch};
 use crate::plan::{Child, SwitchId};
 use crate::protocol::{
-    FromController, Plan, Refusal, SwitchChild, SwitchEdge, SwitchUplink, shortened,
+    FromController, Plan, PlannedTree, Refusal, SwitchChild, SwitchEdge, SwitchUplink, shortened,
 };
 
 impl Controller {
     /// All ranks have connected: their leaves can be made.
     pub(super) fn begin(&mut self, id: GroupId) {
         let Some(group) = self.groups.get_mut(&id) else { return };
-        let Some(tree) = &group.tree else { return };
+        let Some(trees) = &group.trees else { return };
         let mut leaves = Vec::new();
-        for (index, node) in tree.nodes().iter().enumerate() {
+        for (index, node) in trees.nodes().iter().enumerate() {
             self.next_communicator += 1;
             // An earlier controller may have drawn the same numbers.
             while self.held.contains_key(&self.next_communicator) {
@@ -36,8 +38,8 @@ impl Controller {
     fn request(&mut self, id: GroupId, index: usize) {
         let Some((children, path_mtu)) = self.children(id, index) else { return };
         let Some(group) = self.groups.get_mut(&id) else { return };
-        let Some(tree) = &group.tree else { return };
-        let place = &tree.nodes()[index];
+        let Some(trees) = &group.trees else { return };
+        let place = &trees.nodes()[index];
         let node = &mut group.nodes[index];
         let Some(switch) = self.switches.get_mut(&place.switch) else { return };
         node.step = Step::Creating;
@@ -52,6 +54,7 @@ impl Controller {
             world: group.world,
             has_parent: place.parent.is_some(),
             children,
+            tree: trees.tree_of(index) as u8,
         };
         let connection = switch.connection;
         self.send_to(connection, message);
@@ -60,32 +63,33 @@ impl Controller {
     /// A node's children as its switch needs to know them; `None` when one is not there.
     fn children(&self, id: GroupId, index: usize) -> Option<(Vec<SwitchChild>, Mtu)> {
         let group = self.groups.get(&id)?;
-        let tree = group.tree.as_ref()?;
+        let trees = group.trees.as_ref()?;
+        let tree = trees.tree_of(index);
         let of = |&child: &Child| {
-            let ranks = tree.ranks(child);
+            let ranks = trees.ranks(child);
             Some(match child {
                 Child::Host { rank } => {
                     let member = group.members.get(&rank)?;
-                    let end = member.end?;
-                    let (address, is_switch) = (member.address, false);
+                    let &end = member.ends.get(tree)?;
+                    let (address, is_switch) = (member.address_of(tree)?, false);
                     SwitchChild { ranks, is_switch, address, qpn: end.qpn, psn: end.psn }
                 }
                 Child::Switch { node } => {
-                    let address = self.switches.get(&tree.nodes()[node].switch)?.address;
+                    let address = self.switches.get(&trees.nodes()[node].switch)?.address;
                     let SwitchUplink { qpn, psn } = group.nodes.get(node)?.uplink?;
                     SwitchChild { ranks, is_switch: true, address, qpn, psn }
                 }
             })
         };
-        let children: Option<_> = tree.nodes().get(index)?.children.iter().map(of).collect();
+        let children: Option<_> = trees.nodes().get(index)?.children.iter().map(of).collect();
         Some((children?, group.path_mtu))
     }
 
     /// The node of a communicator that this switch has.
     pub(super) fn find(&self, switch: SwitchId, communicator: u64) -> Option<(GroupId, usize)> {
         let &(id, index) = self.nodes.get(&communicator)?;
-        let tree = self.groups.get(&id)?.tree.as_ref()?;
-        (tree.nodes()[index].switch == switch).then_some((id, index))
+        let trees = self.groups.get(&id)?.trees.as_ref()?;
+        (trees.nodes()[index].switch == switch).then_some((id, index))
     }
 
     pub(super) fn created(
@@ -101,10 +105,10 @@ impl Controller {
         if group.nodes[index].step != Step::Creating {
             return;
         }
-        let Some(tree) = &group.tree else { return };
-        let place = &tree.nodes()[index];
+        let Some(trees) = &group.trees else { return };
+        let place = &trees.nodes()[index];
         let edge_of = |&child: &Child| {
-            let rank = tree.lowest_rank(child);
+            let rank = trees.lowest_rank(child);
             edges.iter().find(|edge| edge.rank == rank).copied()
         };
         let ours: Option<Vec<SwitchEdge>> = place.children.iter().map(edge_of).collect();
@@ -120,7 +124,7 @@ impl Controller {
         node.step = if place.parent.is_some() { Step::Created } else { Step::Done };
         (node.edges, node.uplink) = (edges, uplink);
         let parent = place.parent.filter(|&parent| {
-            tree.nodes()[parent].children.iter().all(|child| match *child {
+            trees.nodes()[parent].children.iter().all(|child| match *child {
                 Child::Host { .. } => true,
                 Child::Switch { node } => group.nodes[node].step == Step::Created,
             })
@@ -135,14 +139,14 @@ impl Controller {
     /// Has the nodes below one that was made connect to it.
     fn connect_children(&mut self, id: GroupId, index: usize) {
         let Some(group) = self.groups.get_mut(&id) else { return };
-        let Some(tree) = &group.tree else { return };
-        let place = &tree.nodes()[index];
+        let Some(trees) = &group.trees else { return };
+        let place = &trees.nodes()[index];
         let Some(&Switch { address, .. }) = self.switches.get(&place.switch) else { return };
         let edges = group.nodes[index].edges.clone();
         let mut messages = Vec::new();
         for (child, SwitchEdge { qpn, psn, .. }) in place.children.iter().zip(edges) {
             let &Child::Switch { node } = child else { continue };
-            let Some(switch) = self.switches.get(&tree.nodes()[node].switch) else { continue };
+            let Some(switch) = self.switches.get(&trees.nodes()[node].switch) else { continue };
             let node = &mut group.nodes[node];
             node.step = Step::Connecting;
             let communicator = node.communicator;
@@ -164,33 +168,43 @@ impl Controller {
         }
     }
 
-    /// Tells the ranks once the whole tree is there.
+    /// Tells the ranks once all trees are there.
     fn finish(&mut self, id: GroupId) {
         let Some(group) = self.groups.get_mut(&id) else { return };
-        let (Some(tree), Some(root)) = (&group.tree, group.nodes.first()) else { return };
+        let (Some(trees), Some(root)) = (&group.trees, group.nodes.first()) else { return };
         if group.ready || group.nodes.iter().any(|node| node.step != Step::Done) {
             return;
         }
-        let mut plans = Vec::new();
-        for (place, node) in tree.nodes().iter().zip(&group.nodes) {
+        // Nodes of the first tree come first, so each rank's plan is there when a further tree is added to it.
+        let mut plans: BTreeMap<u32, Plan> = BTreeMap::new();
+        for (place, node) in trees.nodes().iter().zip(&group.nodes) {
             let Some(switch) = self.switches.get(&place.switch) else { return };
             for (child, edge) in place.children.iter().zip(&node.edges) {
                 let &Child::Host { rank } = child else { continue };
-                let Some(member) = group.members.get(&rank) else { return };
+                let (switch, address) = (switch.name.clone(), switch.address);
+                let SwitchEdge { qpn, psn, .. } = *edge;
+                if let Some(plan) = plans.get_mut(&rank) {
+                    plan.more.push(PlannedTree { switch, address, qpn, psn });
+                    continue;
+                }
                 let plan = Plan {
                     communicator: root.communicator,
                     group: group.identity,
-                    switch: switch.name.clone(),
-                    address: switch.address,
-                    qpn: edge.qpn,
-                    psn: edge.psn,
+                    switch,
+                    address,
+                    qpn,
+                    psn,
                     path_mtu: group.path_mtu,
+                    more: Vec::new(),
                 };
-                plans.push((member.connection, plan));
+                plans.insert(rank, plan);
             }
         }
         group.ready = true;
         group.deadline = None;
+        let connection = |rank: u32| group.members.get(&rank).and_then(|member| member.connection);
+        let plans: Vec<_> =
+            plans.into_iter().map(|(rank, plan)| (connection(rank), plan)).collect();
         for (connection, plan) in plans {
             self.send_to(connection, FromController::Plan(plan));
         }
@@ -215,7 +229,7 @@ impl Controller {
     /// The switch that a node is being connected to, if it is.
     fn connecting_to(&self, id: GroupId, index: usize) -> Option<SwitchId> {
         let group = self.groups.get(&id)?;
-        let nodes = group.tree.as_ref()?.nodes();
+        let nodes = group.trees.as_ref()?.nodes();
         let parent = nodes[index].parent.filter(|_| group.nodes[index].step == Step::Connecting)?;
         Some(nodes[parent].switch)
     }

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::counted::PortRates;
 use super::group::{Group, Node, Step};
 use super::{Controller, GroupState};
-use crate::plan::{Child, Tree};
+use crate::plan::{Child, Forest};
 use crate::protocol::{PortCounters, SwitchLimits};
 
 /// All that a controller has.
@@ -64,6 +64,8 @@ pub struct MemberOverview {
     pub rank: u32,
     /// Its address on the data network.
     pub address: IpAddr,
+    /// Its further addresses, each for a tree of its own.
+    pub more_addresses: Vec<IpAddr>,
     /// Its number in the topology, if there is one.
     pub topology_id: Option<u64>,
     /// Whether it is connected to the controller; one that is not may come back.
@@ -83,7 +85,9 @@ pub struct CommunicatorOverview {
     pub segment_bytes: u32,
     /// Segments that a host may be ahead of its last result.
     pub window: u32,
-    /// The nodes of its tree, the root first.
+    /// How many trees it has.
+    pub trees: usize,
+    /// The nodes of its trees, one tree after the other, each with its root first.
     pub nodes: Vec<NodeOverview>,
 }
 
@@ -94,7 +98,9 @@ pub struct NodeOverview {
     pub communicator: Option<u64>,
     /// The name of its switch.
     pub switch: String,
-    /// The index of the node above; none of the root.
+    /// Of which tree it is, from 0.
+    pub tree: usize,
+    /// The index of the node above; none of a root.
     pub parent: Option<usize>,
     /// `waiting`, `creating`, `created`, `connecting`, `ready` or `gone`.
     pub state: &'static str,
@@ -156,6 +162,7 @@ impl Controller {
         let member = |(&rank, member): (&u32, &super::group::Member)| MemberOverview {
             rank,
             address: member.address,
+            more_addresses: member.more_addresses.clone(),
             topology_id: topology.and_then(|topology| topology.host_id(member.address)),
             connected: member.connection.is_some(),
             left: member.left.is_some(),
@@ -174,25 +181,27 @@ impl Controller {
             state,
             waits_for: (!group.ready).then(|| self.awaited(group).to_string()),
             members: group.members.iter().map(member).collect(),
-            communicator: group.tree.as_ref().map(|tree| CommunicatorOverview {
+            communicator: group.trees.as_ref().map(|trees| CommunicatorOverview {
                 communicator: group.nodes.first().map(|node| node.communicator),
                 path_mtu: group.path_mtu.bytes(),
                 segment_bytes: self.config.segment_bytes,
                 window: self.config.window,
-                nodes: (0..tree.nodes().len()).map(|it| self.node(group, tree, it)).collect(),
+                trees: trees.trees(),
+                nodes: (0..trees.nodes().len()).map(|it| self.node(group, trees, it)).collect(),
             }),
         }
     }
 
-    fn node(&self, group: &Group, tree: &Tree, index: usize) -> NodeOverview {
-        let place = &tree.nodes()[index];
+    fn node(&self, group: &Group, trees: &Forest, index: usize) -> NodeOverview {
+        let place = &trees.nodes()[index];
+        let tree = trees.tree_of(index);
         let switch = self.switches.get(&place.switch);
         let node = group.nodes.get(index);
-        let address = |index: usize| Some(self.switches.get(&tree.nodes()[index].switch)?.address);
+        let address = |index: usize| Some(self.switches.get(&trees.nodes()[index].switch)?.address);
         let end = |ip, qpn: Option<u32>| EndOverview { ip, qpn };
         let uplink = |node: &Node| Some(node.uplink?.qpn.value());
         let edge_to = |above: usize, below: Child| {
-            let at = tree.nodes()[above].children.iter().position(|&child| child == below)?;
+            let at = trees.nodes()[above].children.iter().position(|&child| child == below)?;
             Some(group.nodes.get(above)?.edges.get(at)?.qpn.value())
         };
         let here = address(index);
@@ -211,12 +220,13 @@ impl Controller {
             });
         }
         for &child in &place.children {
-            let (counters, rates) = count(Some(tree.lowest_rank(child)));
+            let (counters, rates) = count(Some(trees.lowest_rank(child)));
             let (rank, below, peer) = match child {
                 Child::Host { rank } => {
                     let member = group.members.get(&rank);
-                    let qpn = member.and_then(|member| Some(member.end?.qpn.value()));
-                    (Some(rank), None, end(member.map(|member| member.address), qpn))
+                    let qpn = member.and_then(|member| Some(member.ends.get(tree)?.qpn.value()));
+                    let address = member.and_then(|member| member.address_of(tree));
+                    (Some(rank), None, end(address, qpn))
                 }
                 Child::Switch { node } => {
                     let qpn = group.nodes.get(node).and_then(uplink);
@@ -229,6 +239,7 @@ impl Controller {
         NodeOverview {
             communicator: node.map(|node| node.communicator),
             switch: switch.map(|switch| switch.name.clone()).unwrap_or_default(),
+            tree,
             parent: place.parent,
             state: node.map_or("waiting", |node| state_name(node.step)),
             collectives: node.and_then(|node| node.counted.collectives()),

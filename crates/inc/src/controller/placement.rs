@@ -1,5 +1,8 @@
-//! Which tree a full group gets: balanced over all switches, or on the topology; and which one next, when a
+//! Which trees a full group gets: balanced over all switches, or on the topology; and which ones next, when a
 //! switch refuses.
+//!
+//! There is a tree for each address that all of its ranks have. Each is planned as if those before it were another
+//! group's: where the network has it, they share no link.
 
 use core::net::IpAddr;
 use std::collections::{HashMap, HashSet};
@@ -8,7 +11,7 @@ use millstream_wire::Mtu;
 
 use super::group::{End, Group, Step};
 use super::{Controller, ControllerConfig, GroupId, Output, Switch};
-use crate::plan::{Candidate, PlanOptions, SwitchId, Tree};
+use crate::plan::{Candidate, Forest, PlanOptions, SwitchId, Tree};
 use crate::protocol::{FromController, Refusal, shortened};
 use crate::slots::MAX_CHILDREN;
 use crate::spec::node_bytes;
@@ -23,7 +26,7 @@ const NAMED_SWITCHES: usize = 8;
 /// A tree, and the links of the topology that it uses.
 type Choice = (Tree, Vec<LinkIndex>);
 
-/// Why a group gets no tree.
+/// Why there is no tree.
 enum NoTree {
     /// It waits for a switch, or for those that are named.
     Yet(Option<String>),
@@ -38,16 +41,25 @@ struct Taken {
     bytes: u64,
 }
 
+impl Taken {
+    /// For one more node.
+    fn add(&mut self, bytes: u64) {
+        self.nodes += 1;
+        self.bytes = self.bytes.saturating_add(bytes);
+    }
+}
+
 impl Controller {
-    /// Plans the tree of a full group that has none, if the switches are there, and tells the ranks.
+    /// Plans the trees of a full group that has none, if the switches are there, and tells the ranks.
     pub(super) fn plan(&mut self, id: GroupId) {
-        let Some(group) = self.groups.get(&id).filter(|group| group.tree.is_none() && !group.ready)
+        let Some(group) =
+            self.groups.get(&id).filter(|group| group.trees.is_none() && !group.ready)
         else {
             return;
         };
         let choice = self.choose(id, group);
         let Some(group) = self.groups.get_mut(&id) else { return };
-        let (tree, links) = match choice {
+        let (trees, links) = match choice {
             Ok(choice) => choice,
             // Until its deadline.
             Err(NoTree::Yet(missing)) => {
@@ -57,22 +69,30 @@ impl Controller {
             Err(NoTree::Ever(refusal)) => return self.end_group(id, &End::Refused(refusal)),
         };
         for (&rank, member) in &group.members {
-            let leaf = tree.leaf_of(rank).and_then(|node| tree.nodes().get(node));
-            let switch = leaf.and_then(|leaf| self.switches.get(&leaf.switch));
-            if let Some(&Switch { address: switch_address, .. }) = switch {
+            let leaf_address = |tree| {
+                let switch = self.switches.get(&trees.leaf_of(tree, rank)?.switch);
+                switch.map(|switch| switch.address)
+            };
+            if let Some(switch_address) = leaf_address(0) {
                 let ControllerConfig { segment_bytes, window, .. } = self.config;
-                let message = FromController::GroupReady { switch_address, segment_bytes, window };
+                let more_switches = (1..trees.trees()).filter_map(leaf_address).collect();
+                let message = FromController::GroupReady {
+                    switch_address,
+                    segment_bytes,
+                    window,
+                    more_switches,
+                };
                 if let Some(connection) = member.connection {
                     self.outputs.push_back(Output::Send { connection, message });
                 }
             }
         }
-        (group.tree, group.links) = (Some(tree), links);
+        (group.trees, group.links) = (Some(trees), links);
     }
 
     /// Plans full groups that have no tree, the oldest first.
     pub(super) fn plan_waiting(&mut self) {
-        let waits = |group: &Group| group.is_full() && group.tree.is_none() && !group.ready;
+        let waits = |group: &Group| group.is_full() && group.trees.is_none() && !group.ready;
         let waiting = |(&id, group): (&GroupId, &Group)| waits(group).then_some(id);
         let waiting: Vec<GroupId> = self.groups.iter().filter_map(waiting).collect();
         for id in waiting {
@@ -119,9 +139,47 @@ impl Controller {
         again
     }
 
-    fn choose(&self, id: GroupId, group: &Group) -> Result<Choice, NoTree> {
-        let hosts: Vec<IpAddr> = group.members.values().map(|member| member.address).collect();
-        let taken = self.taken(id);
+    /// The trees of a group. There are fewer than there could be where a further one has no place: no switch above all
+    /// of its addresses, or none with room. A switch that is still to come is waited for.
+    fn choose(&self, id: GroupId, group: &Group) -> Result<(Forest, Vec<LinkIndex>), NoTree> {
+        let mut taken = self.taken(id);
+        let links = self.config.topology.as_ref().map_or(0, |topology| topology.links().len());
+        let mut users = vec![0; links];
+        for (_, other) in self.groups.iter().filter(|&(&other, _)| other != id) {
+            other.links.iter().for_each(|&link| users[link] += 1);
+        }
+        let addresses = group.members.values().map(|member| 1 + member.more_addresses.len());
+        let (mut trees, mut links) = (Vec::new(), Vec::new());
+        for number in 0..addresses.min().unwrap_or(1) {
+            let hosts = group.members.values().filter_map(|member| member.address_of(number));
+            let hosts: Vec<IpAddr> = hosts.collect();
+            let (tree, its_links) = match self.choose_one(group, &hosts, &taken, &users, number) {
+                Ok(choice) => choice,
+                Err(NoTree::Yet(Some(missing))) if group.refused.is_empty() => {
+                    return Err(NoTree::Yet(Some(missing)));
+                }
+                Err(_) if number > 0 => break,
+                Err(error) => return Err(error),
+            };
+            for place in tree.nodes() {
+                taken.entry(place.switch).or_default().add(self.node_bytes(place.children.len()));
+            }
+            its_links.iter().for_each(|&link| users[link] += 1);
+            trees.push(tree);
+            links.extend(its_links);
+        }
+        Ok((Forest::new(trees), links))
+    }
+
+    /// One tree, for the ranks' addresses with this number.
+    fn choose_one(
+        &self,
+        group: &Group,
+        hosts: &[IpAddr],
+        taken: &HashMap<SwitchId, Taken>,
+        users: &[u32],
+        number: usize,
+    ) -> Result<Choice, NoTree> {
         let usable =
             |(id, switch): &(&SwitchId, &Switch)| switch.serves() && !group.refused.contains(id);
         let states = self.switches.iter().filter(usable);
@@ -136,7 +194,8 @@ impl Controller {
             (switch.place, state)
         });
         let Some(topology) = &self.config.topology else {
-            return self.choose_balanced(group, &hosts, states.map(|(_, state)| state).collect());
+            let states = states.map(|(_, state)| state).collect();
+            return self.choose_balanced(group, hosts, states, number);
         };
         let mut switches = vec![None; topology.switches().len()];
         for (place, state) in states {
@@ -144,19 +203,8 @@ impl Controller {
                 switches[place] = Some(state);
             }
         }
-        let mut users = vec![0; topology.links().len()];
-        for (_, other) in self.groups.iter().filter(|&(&other, _)| other != id) {
-            other.links.iter().for_each(|&link| users[link] += 1);
-        }
         let ControllerConfig { fan_in, segment_bytes, window, .. } = self.config;
-        let demand = Demand {
-            hosts: &hosts,
-            switches: &switches,
-            users: &users,
-            fan_in,
-            segment_bytes,
-            window,
-        };
+        let demand = Demand { hosts, switches: &switches, users, fan_in, segment_bytes, window };
         let placed = topology.place(&demand);
         let placed = placed.map_err(|error| self.not_placed(topology, group, &switches, error))?;
         Ok((placed.tree, placed.links))
@@ -167,6 +215,7 @@ impl Controller {
         group: &Group,
         hosts: &[IpAddr],
         states: Vec<SwitchState>,
+        number: usize,
     ) -> Result<Choice, NoTree> {
         let options = PlanOptions { fan_in: self.config.fan_in, hosts };
         let most = self.node_bytes(options.fan_in.get() as usize).max(1);
@@ -176,7 +225,7 @@ impl Controller {
         };
         let mut candidates: Vec<Candidate> = states.iter().map(candidate).collect();
         let mut tree = Tree::plan(group.world, &candidates, &options);
-        if tree.is_err() && group.refused.is_empty() {
+        if tree.is_err() && group.refused.is_empty() && number == 0 {
             // They say themselves what they lack.
             candidates.iter_mut().for_each(|candidate| candidate.free = usize::MAX);
             tree = Tree::plan(group.world, &candidates, &options);
@@ -216,12 +265,10 @@ impl Controller {
     fn taken(&self, id: GroupId) -> HashMap<SwitchId, Taken> {
         let mut taken: HashMap<SwitchId, Taken> = HashMap::new();
         let mut add = |switch: SwitchId, bytes: u64| {
-            let taken = taken.entry(switch).or_default();
-            taken.nodes += 1;
-            taken.bytes = taken.bytes.saturating_add(bytes);
+            taken.entry(switch).or_default().add(bytes);
         };
         for (_, group) in self.groups.iter().filter(|&(&other, _)| other != id) {
-            let places = group.tree.iter().flat_map(Tree::nodes);
+            let places = group.trees.iter().flat_map(Forest::nodes);
             for (index, place) in places.enumerate() {
                 // What is gone is ending, or told to.
                 if group.nodes.get(index).is_none_or(|node| node.step != Step::Gone) {

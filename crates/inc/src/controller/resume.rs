@@ -9,6 +9,8 @@ use std::collections::BTreeSet;
 use millstream_roce::Instant;
 
 use super::group::{End, Group, Member};
+use super::hosts::check_addresses;
+use super::inventory::Held;
 use super::{CLOSED, ConnectionId, Controller, GroupId, Output, Role, is_name};
 use crate::plan::SwitchId;
 use crate::protocol::{
@@ -124,7 +126,8 @@ impl Controller {
         let member = group.members.entry(resume.rank).or_insert(Member {
             connection: None,
             address: resume.address,
-            end: None,
+            more_addresses: resume.more_addresses.clone(),
+            ends: Vec::new(),
             left: None,
             away_until: None,
         });
@@ -165,6 +168,7 @@ impl Controller {
         if rank >= world {
             return Err(Refusal::Rank { rank, world });
         }
+        check_addresses(&resume.more_addresses)?;
         self.exceed(resume.term)?;
         if let Some(id) = self.group_of(identity) {
             let known = &self.groups[&id];
@@ -269,18 +273,25 @@ impl Controller {
         }
     }
 
-    /// A rank says that its switch is lost.
-    pub(super) fn switch_lost_to(&mut self, connection: ConnectionId, id: GroupId, detail: &str) {
+    /// A rank says that its switch in a tree is lost.
+    pub(super) fn switch_lost_to(
+        &mut self,
+        connection: ConnectionId,
+        id: GroupId,
+        tree: usize,
+        detail: &str,
+    ) {
         let Some(group) = self.groups.get(&id) else { return };
         let found = group.members.iter().find(|(_, it)| it.connection == Some(connection));
         let Some((&rank, _)) = found.filter(|_| group.ready) else {
             let detail = "a host cannot send SwitchLost now".to_owned();
             return self.misbehaved(connection, detail);
         };
-        let leaf = group.tree.as_ref().and_then(|tree| Some(&tree.nodes()[tree.leaf_of(rank)?]));
+        let leaf = group.trees.as_ref().and_then(|trees| trees.leaf_of(tree, rank));
         let switch = leaf.map(|leaf| leaf.switch).or_else(|| {
             // One switch is the one. Of several it is not known which.
-            let held = self.held.values().filter(|held| held.group == group.identity);
+            let ours = |held: &&Held| held.group == group.identity && held.tree == tree;
+            let held = self.held.values().filter(ours);
             let all: BTreeSet<SwitchId> = held.map(|held| held.switch).collect();
             all.first().copied().filter(|_| all.len() == 1)
         });

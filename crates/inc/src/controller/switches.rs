@@ -84,7 +84,7 @@ impl Controller {
         };
         let reason = match report {
             SwitchReport::PeerLost { rank, detail } => {
-                let detail = shortened(detail);
+                let detail = self.on_tree(id, node, communicator, Some(rank), detail);
                 let below = match node {
                     Some(node) => self.switch_below(id, node, rank),
                     None => self.switch_below_held(communicator, rank),
@@ -98,7 +98,8 @@ impl Controller {
             SwitchReport::ParentLost { address, detail } => {
                 let name = self.switches.values().find(|switch| switch.address == address);
                 let name = name.map(|switch| switch.name.clone()).unwrap_or_default();
-                AbortReason::SwitchLost { name, address, detail: shortened(detail) }
+                let detail = self.on_tree(id, node, communicator, None, detail);
+                AbortReason::SwitchLost { name, address, detail }
             }
             SwitchReport::Mismatch { rank, detail } => {
                 AbortReason::Mismatch { rank, detail: shortened(detail) }
@@ -117,14 +118,41 @@ impl Controller {
         self.end_group(id, &End::Aborted(reason));
     }
 
+    /// What a switch says of a connection, with the tree that it is of and a rank's address there, where there are
+    /// several trees.
+    fn on_tree(
+        &self,
+        id: GroupId,
+        node: Option<usize>,
+        communicator: u64,
+        rank: Option<u32>,
+        detail: String,
+    ) -> String {
+        let Some(group) = self.groups.get(&id) else { return shortened(detail) };
+        let (tree, trees) = match (&group.trees, node) {
+            (Some(trees), Some(node)) => (trees.tree_of(node), trees.trees()),
+            _ => {
+                let held = self.held.values().filter(|held| held.group == group.identity);
+                let last = held.map(|held| held.tree).max().unwrap_or_default();
+                (self.held.get(&communicator).map_or(0, |held| held.tree), last + 1)
+            }
+        };
+        if trees == 1 {
+            return shortened(detail);
+        }
+        let address = rank.and_then(|rank| group.members.get(&rank)?.address_of(tree));
+        let at = address.map_or_else(String::new, |address| format!(" at {address}"));
+        shortened(format!("tree {tree}{at}: {detail}"))
+    }
+
     /// The switch of a node's child, if its edge has the name of this rank and it is no host.
     fn switch_below(&self, id: GroupId, node: usize, rank: u32) -> Option<(String, IpAddr)> {
-        let tree = self.groups.get(&id)?.tree.as_ref()?;
-        let mut children = tree.nodes()[node].children.iter();
-        match *children.find(|&&child| tree.lowest_rank(child) == rank)? {
+        let trees = self.groups.get(&id)?.trees.as_ref()?;
+        let mut children = trees.nodes()[node].children.iter();
+        match *children.find(|&&child| trees.lowest_rank(child) == rank)? {
             Child::Host { .. } => None,
             Child::Switch { node } => {
-                let switch = self.switches.get(&tree.nodes()[node].switch)?;
+                let switch = self.switches.get(&trees.nodes()[node].switch)?;
                 Some((switch.name.clone(), switch.address))
             }
         }

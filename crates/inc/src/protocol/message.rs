@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{AbortReason, Awaited, Message, PortCounters, Refusal, fields};
 use crate::ranks::Ranks;
+#[cfg(doc)]
+use crate::stripe::MAX_TREES;
 
 impl Message for ToController {
     // The longest has the counters of the 65 ports of a node, in some 14 KiB.
@@ -93,6 +95,9 @@ pub enum ToController {
         /// The largest path MTU to the switch that it knows to work.
         #[serde(with = "fields::mtu")]
         path_mtu: Mtu,
+        /// Those of further trees, as many as [`FromController::GroupReady`] has said.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        more: Vec<HostQueuePair>,
     },
     /// Host: I am done. It keeps its queue pair until it hears [`FromController::Closed`], so that
     /// the switch does not take it for dead.
@@ -109,6 +114,9 @@ pub enum ToController {
     SwitchLost {
         /// How that is known.
         detail: String,
+        /// The switch of which tree.
+        #[serde(default, skip_serializing_if = "is_first")]
+        tree: u8,
     },
     /// The answer to [`FromController::Ping`].
     Pong,
@@ -151,6 +159,9 @@ pub enum FromController {
         has_parent: bool,
         /// Who is below.
         children: Vec<SwitchChild>,
+        /// Of which tree of the communicator it is.
+        #[serde(default, skip_serializing_if = "is_first")]
+        tree: u8,
     },
     /// To a switch: connect this to the node above. Answered with [`ToController::ParentConnected`].
     ConnectParent {
@@ -192,6 +203,9 @@ pub enum FromController {
         segment_bytes: u32,
         /// Segments that a host may be ahead of its last result: what its queue pair must hold.
         window: u32,
+        /// The switches of further trees, for the host's further addresses in their order. There may be fewer.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        more_switches: Vec<IpAddr>,
     },
     /// To a host, with every [`FromController::Ping`] until the communicator is ready.
     Waiting {
@@ -282,6 +296,9 @@ pub struct HeldNode {
     pub children: u32,
     /// Those that are switches.
     pub below: Vec<SwitchBelow>,
+    /// Of which tree of its communicator it is.
+    #[serde(default, skip_serializing_if = "is_first")]
+    pub tree: u8,
 }
 
 /// A switch below a node.
@@ -312,6 +329,9 @@ pub struct Resume {
     pub address: IpAddr,
     /// It knows of ranks that have left.
     pub departed: bool,
+    /// Those of its further trees.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub more_addresses: Vec<IpAddr>,
 }
 
 /// Which rank of which group a host is.
@@ -327,6 +347,9 @@ pub struct Hello {
     pub address: IpAddr,
     /// How long it is ready to wait for the others and for a switch.
     pub timeout_ms: u64,
+    /// Its further addresses, each for a tree of its own: up to [`MAX_TREES`] with the first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub more_addresses: Vec<IpAddr>,
 }
 
 /// A host's end of the plan.
@@ -349,6 +372,41 @@ pub struct Plan {
     /// Payload bytes per packet.
     #[serde(with = "fields::mtu")]
     pub path_mtu: Mtu,
+    /// The same of further trees.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub more: Vec<PlannedTree>,
+}
+
+/// A host's end of a further tree.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct PlannedTree {
+    /// The switch's name, for people.
+    pub switch: String,
+    /// The switch's address.
+    pub address: IpAddr,
+    /// The switch's queue pair for this rank.
+    #[serde(with = "fields::qpn")]
+    pub qpn: Qpn,
+    /// The first packet sequence number that the switch sends.
+    #[serde(with = "fields::psn")]
+    pub psn: Psn,
+}
+
+/// A host's queue pair for a further tree.
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct HostQueuePair {
+    /// Its number.
+    #[serde(with = "fields::qpn")]
+    pub qpn: Qpn,
+    /// The first packet sequence number that it sends.
+    #[serde(with = "fields::psn")]
+    pub psn: Psn,
+}
+
+/// Of one tree, nothing is said.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks so")]
+const fn is_first(tree: &u8) -> bool {
+    *tree == 0
 }
 
 /// A host or a node below, as the switch needs to know it.
@@ -462,6 +520,7 @@ mod tests {
             world: MAX_WORLD,
             has_parent: false,
             children: (0..MAX_CHILDREN as u32).map(child).collect(),
+            tree: u8::MAX,
         };
         let message = Commanded { term: u64::MAX, message };
         let mut decoder = FrameDecoder::new();
@@ -493,7 +552,13 @@ mod tests {
         let address = "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff".parse().unwrap();
         let below = vec![SwitchBelow { rank: MAX_WORLD - 1, address }; MAX_CHILDREN];
         let children = MAX_CHILDREN as u32;
-        let node = HeldNode { group: [u64::MAX; 2], communicator: u64::MAX, children, below };
+        let node = HeldNode {
+            group: [u64::MAX; 2],
+            communicator: u64::MAX,
+            children,
+            below,
+            tree: u8::MAX,
+        };
         let message = ToController::Held { nodes: vec![node; super::super::MAX_HELD_AT_ONCE] };
         let mut decoder = FrameDecoder::new();
         decoder.extend(&encode(&message).unwrap());
@@ -503,7 +568,7 @@ mod tests {
     #[test]
     fn commands_carry_their_term() {
         let command = Commanded { term: 7, message: FromController::Registered };
-        let text = r#"{"version":5,"term":7,"type":"registered"}"#;
+        let text = r#"{"version":6,"term":7,"type":"registered"}"#;
         assert_eq!(&encode(&command).unwrap()[4..], text.as_bytes());
         // One without is no command.
         let mut decoder = FrameDecoder::new();
@@ -519,11 +584,11 @@ mod tests {
             edges: vec![SwitchEdge { rank: 3, qpn, psn }],
             uplink: Some(SwitchUplink { qpn, psn }),
         };
-        let text = r#"{"version":5,"type":"communicator_created","communicator":9,"edges":[{"rank":3,"qpn":17,"psn":5}],"uplink":{"qpn":17,"psn":5}}"#;
+        let text = r#"{"version":6,"type":"communicator_created","communicator":9,"edges":[{"rank":3,"qpn":17,"psn":5}],"uplink":{"qpn":17,"psn":5}}"#;
         assert_eq!(&encode(&created).unwrap()[4..], text.as_bytes());
         let address = IpAddr::from([127, 0, 0, 1]);
         let connect = FromController::ConnectParent { communicator: 9, address, qpn, psn };
-        let text = r#"{"version":5,"type":"connect_parent","communicator":9,"address":"127.0.0.1","qpn":17,"psn":5}"#;
+        let text = r#"{"version":6,"type":"connect_parent","communicator":9,"address":"127.0.0.1","qpn":17,"psn":5}"#;
         assert_eq!(&encode(&connect).unwrap()[4..], text.as_bytes());
     }
 }

@@ -23,6 +23,9 @@
 //!   |                        | Closed --------------> |
 //! ```
 //!
+//! Hosts with several addresses may have a tree for each: one `GroupReady`, `Connect` and `Plan` is for all of them, and
+//! the nodes of each are made as above.
+//!
 //! The controller sends [`FromController::Ping`] to everyone, who answers
 //! [`ToController::Pong`]; who does not is taken for dead. Hosts whose group is being made are told
 //! at the same time what it waits for ([`FromController::Waiting`]). A switch that is asked what its ports
@@ -46,8 +49,9 @@ pub use awaited::Awaited;
 pub use counters::PortCounters;
 pub use frame::{FrameDecoder, FrameError, Message, VERSION, encode};
 pub use message::{
-    Commanded, FromController, GroupIdentity, HeldNode, Hello, Plan, Presence, Resume, SwitchBelow,
-    SwitchChild, SwitchEdge, SwitchLimits, SwitchReport, SwitchUplink, ToController,
+    Commanded, FromController, GroupIdentity, HeldNode, Hello, HostQueuePair, Plan, PlannedTree,
+    Presence, Resume, SwitchBelow, SwitchChild, SwitchEdge, SwitchLimits, SwitchReport,
+    SwitchUplink, ToController,
 };
 pub use rank_list::RankList;
 pub use refusal::{AbortReason, Refusal};

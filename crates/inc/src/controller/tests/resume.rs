@@ -16,6 +16,7 @@ fn claim(group: &str, world: u32, rank: u32) -> Resume {
         rank,
         address: hello(group, world, rank).address,
         departed: false,
+        more_addresses: Vec::new(),
     }
 }
 
@@ -35,7 +36,7 @@ fn claim_of(world: &World, name: &str, rank: u32) -> Resume {
 }
 
 fn node(group: [u64; 2], communicator: u64) -> HeldNode {
-    HeldNode { group, communicator, children: 3, below: Vec::new() }
+    HeldNode { group, communicator, children: 3, below: Vec::new(), tree: 0 }
 }
 
 fn holding(held: u32) -> Presence {
@@ -500,7 +501,7 @@ fn a_rank_whose_switch_is_lost_is_not_blamed() {
     let mut world = World::new();
     world.switch(SWITCH, "s", 1);
     let (hosts, _) = world.ready(10, "g", 2);
-    world.say(hosts[0], ToController::SwitchLost { detail: "silent".to_owned() });
+    world.say(hosts[0], ToController::SwitchLost { detail: "silent".to_owned(), tree: 0 });
     let heard = world.heard(hosts[1]);
     let [FromController::Abort { reason: AbortReason::SwitchLost { name, .. } }] = &heard[..]
     else {

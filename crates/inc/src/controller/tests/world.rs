@@ -126,7 +126,10 @@ impl World {
     pub(super) fn end(&mut self, connection: ConnectionId) {
         let number = connection.0 as u32;
         let (qpn, psn) = (Qpn::new(100 + number), Psn::new(number));
-        self.say(connection, ToController::Connect { qpn, psn, path_mtu: Mtu::B4096 });
+        self.say(
+            connection,
+            ToController::Connect { qpn, psn, path_mtu: Mtu::B4096, more: Vec::new() },
+        );
     }
 
     /// A group that is ready, on the switch that is there.
@@ -190,11 +193,13 @@ pub(super) fn hello(group: &str, world: u32, rank: u32) -> Hello {
         rank,
         address: IpAddr::from([127, 0, 0, rank as u8 + 1]),
         timeout_ms: 30_000,
+        more_addresses: Vec::new(),
     }
 }
 
 pub(super) fn group_ready(switch_address: IpAddr) -> FromController {
-    FromController::GroupReady { switch_address, segment_bytes: 256 << 10, window: 8 }
+    let (segment_bytes, window, more_switches) = (256 << 10, 8, Vec::new());
+    FromController::GroupReady { switch_address, segment_bytes, window, more_switches }
 }
 
 pub(super) fn seconds(seconds: f64) -> Duration {
