@@ -2,6 +2,7 @@
 
 mod counted;
 mod resume;
+mod several;
 mod topology;
 mod trees;
 mod world;
@@ -32,7 +33,7 @@ fn a_group_goes_from_idle_to_ready_and_back() {
         assert_eq!(world.heard(host), [group_ready(switch_address)]);
     }
     let (qpn, psn) = (Qpn::new(22), Psn::new(3));
-    world.say(a, ToController::Connect { qpn, psn, path_mtu: Mtu::B1024 });
+    world.say(a, ToController::Connect { qpn, psn, path_mtu: Mtu::B1024, more: Vec::new() });
     assert_eq!(world.controller.group_state("g"), Some(GroupState::CreatingCommunicator));
     assert_eq!(world.heard(SWITCH), []);
     world.end(b);
@@ -64,6 +65,7 @@ fn a_group_goes_from_idle_to_ready_and_back() {
         qpn: Qpn::new(501),
         psn: Psn::new(601),
         path_mtu: Mtu::B1024,
+        more: Vec::new(),
     };
     assert_eq!(world.heard(b), [FromController::Plan(plan)]);
 
