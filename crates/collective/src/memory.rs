@@ -13,7 +13,7 @@ use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::slice;
 
-use millstream_inc::Mode;
+use millstream_inc::{MAX_TREES, Mode};
 use millstream_verbs::{Access, MemoryRegion, ProtectionDomain, RegionError};
 
 use crate::Element;
@@ -81,19 +81,65 @@ impl Span {
     }
 }
 
+/// The protection domains of a communicator: one for each tree, of its device.
+#[derive(Debug)]
+pub(crate) struct Domains(Vec<ProtectionDomain>);
+
+impl Domains {
+    /// Of 1 to [`MAX_TREES`] trees.
+    pub(crate) fn new(domains: Vec<ProtectionDomain>) -> Self {
+        debug_assert!((1..=MAX_TREES).contains(&domains.len()));
+        Self(domains)
+    }
+
+    /// Registers memory with all devices.
+    ///
+    /// # Safety
+    /// As of [`ProtectionDomain::register_memory`], until the regions are dropped.
+    pub(crate) unsafe fn register_memory(
+        &self,
+        address: *mut u8,
+        length: usize,
+        access: Access,
+    ) -> Result<Regions, RegionError> {
+        let mut regions = Regions::default();
+        for (domain, region) in self.0.iter().zip(&mut regions.0) {
+            // SAFETY: the caller promises it.
+            *region = Some(unsafe { domain.register_memory(address, length, access)? });
+        }
+        Ok(regions)
+    }
+}
+
+/// The regions of the same memory on all devices.
+#[derive(Debug, Default)]
+pub(crate) struct Regions([Option<MemoryRegion>; MAX_TREES]);
+
+/// The keys of a region.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Keys {
+    pub(crate) local: u32,
+    /// As the switch must name it. Only soft devices have one key for both.
+    pub(crate) remote: u32,
+}
+
 /// Memory as work requests name it. Without elements, nothing is registered.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Operand {
-    pub(crate) local_key: u32,
-    /// As the switch must name it. Only soft devices have one key for both.
-    pub(crate) remote_key: u32,
+    /// On each tree's device.
+    pub(crate) keys: [Keys; MAX_TREES],
     pub(crate) address: u64,
 }
 
 impl Operand {
-    /// All of a region.
-    pub(crate) fn of(region: &MemoryRegion) -> Self {
-        Self { local_key: region.key(), remote_key: region.remote_key(), address: region.address() }
+    /// All of what was registered.
+    pub(crate) fn of(regions: &Regions) -> Self {
+        let keys_of =
+            |region: &MemoryRegion| Keys { local: region.key(), remote: region.remote_key() };
+        // Where the memory is, for all of them.
+        let address = regions.0[0].as_ref().map_or(0, MemoryRegion::address);
+        let keys = regions.0.each_ref().map(|it| it.as_ref().map_or_else(Keys::default, keys_of));
+        Self { keys, address }
     }
 
     /// The part of it from this element on.
@@ -111,8 +157,8 @@ pub(crate) struct Operands {
 
 /// Slices that are registered for one call.
 pub(crate) struct Borrowed<'a, T> {
-    source: Option<MemoryRegion>,
-    destination: Option<MemoryRegion>,
+    source: Option<Regions>,
+    destination: Option<Regions>,
     operands: Operands,
     /// Neither used nor released by their owner meanwhile.
     _slices: PhantomData<&'a mut [T]>,
@@ -121,7 +167,7 @@ pub(crate) struct Borrowed<'a, T> {
 impl<'a, T: Element> Borrowed<'a, T> {
     /// Registers what a call reads of one slice and writes of another.
     pub(crate) fn apart(
-        domain: &ProtectionDomain,
+        domain: &Domains,
         mode: Mode,
         shape: &Shape,
         source: &'a [T],
@@ -144,7 +190,7 @@ impl<'a, T: Element> Borrowed<'a, T> {
 
     /// Registers what a call reads and writes of one slice.
     pub(crate) fn in_place(
-        domain: &ProtectionDomain,
+        domain: &Domains,
         mode: Mode,
         shape: &Shape,
         vector: &'a mut [T],
@@ -173,11 +219,11 @@ impl<T> Drop for Borrowed<'_, T> {
 /// The elements must be borrowed, in a way that allows `access`, until the region is dropped. The callers in
 /// `communicator` keep what has it in a local variable, which they neither forget nor give away.
 unsafe fn register<T: Element>(
-    domain: &ProtectionDomain,
+    domain: &Domains,
     elements: *mut T,
     length: usize,
     access: Access,
-) -> Result<Option<MemoryRegion>, RegionError> {
+) -> Result<Option<Regions>, RegionError> {
     Ok(match length * size_of::<T>() {
         0 => None,
         // SAFETY: the elements stay where they are as long as the borrow lasts. Any bytes are elements.
@@ -191,11 +237,11 @@ unsafe fn register<T: Element>(
 /// # Safety
 /// As of [`register`], for all elements of the shape, exclusively.
 unsafe fn register_in_place<T: Element>(
-    domain: &ProtectionDomain,
+    domain: &Domains,
     mode: Mode,
     shape: &Shape,
     elements: NonNull<T>,
-) -> Result<(Option<MemoryRegion>, Option<MemoryRegion>), RegionError> {
+) -> Result<(Option<Regions>, Option<Regions>), RegionError> {
     let part = |range: &Range<usize>, access| {
         // SAFETY: within the vector, and the caller promised the rest.
         unsafe { register(domain, elements.as_ptr().add(range.start), range.len(), access) }
@@ -215,8 +261,8 @@ fn is_within(inner: &Range<usize>, outer: &Range<usize>) -> bool {
 /// What work requests of a call in place name, with the regions of [`register_in_place`].
 fn operands_in_place<T>(
     shape: &Shape,
-    source: Option<&MemoryRegion>,
-    destination: Option<&MemoryRegion>,
+    source: Option<&Regions>,
+    destination: Option<&Regions>,
 ) -> Operands {
     let destination = operand(destination);
     let source = match is_within(&shape.source, &shape.destination) {
@@ -227,7 +273,7 @@ fn operands_in_place<T>(
     Operands { source, destination }
 }
 
-fn operand(region: Option<&MemoryRegion>) -> Operand {
+fn operand(region: Option<&Regions>) -> Operand {
     region.map_or_else(Operand::default, Operand::of)
 }
 
@@ -235,7 +281,7 @@ fn operand(region: Option<&MemoryRegion>) -> Operand {
 /// collective writes to it. Made by [`crate::Communicator::allocate`].
 pub struct Buffer<T: Element> {
     /// Only to be read. Goes before the elements do.
-    region: Option<MemoryRegion>,
+    region: Option<Regions>,
     elements: NonNull<T>,
     length: usize,
     /// Which communicator can use it.
@@ -245,7 +291,7 @@ pub struct Buffer<T: Element> {
 /// The right of a call to write to a [`Buffer`].
 pub(crate) struct Window {
     /// Until the window goes.
-    _region: Option<MemoryRegion>,
+    _region: Option<Regions>,
     operand: Operand,
 }
 
@@ -267,7 +313,7 @@ impl<T: Element> Pending<T> {
     /// Takes a buffer and lets a call in place write to it.
     pub(crate) fn new(
         mut buffer: Buffer<T>,
-        domain: &ProtectionDomain,
+        domain: &Domains,
         mode: Mode,
         shape: &Shape,
     ) -> Result<Self, (Buffer<T>, RegionError)> {
@@ -315,11 +361,7 @@ unsafe impl<T: Element> Send for Buffer<T> {}
 unsafe impl<T: Element> Sync for Buffer<T> {}
 
 impl<T: Element> Buffer<T> {
-    pub(crate) fn new(
-        domain: &ProtectionDomain,
-        length: usize,
-        owner: u64,
-    ) -> Result<Self, RegionError> {
+    pub(crate) fn new(domain: &Domains, length: usize, owner: u64) -> Result<Self, RegionError> {
         let elements = Box::into_raw(vec![T::default(); length].into_boxed_slice()).cast::<T>();
         // A pointer to a boxed slice is never null.
         let elements = NonNull::new(elements).unwrap_or(NonNull::dangling());
@@ -354,7 +396,7 @@ impl<T: Element> Buffer<T> {
     /// Until the window is dropped, nobody may refer to the elements, and the buffer must live.
     pub(crate) unsafe fn open(
         &mut self,
-        domain: &ProtectionDomain,
+        domain: &Domains,
         mode: Mode,
         range: &Range<usize>,
     ) -> Result<Window, RegionError> {
@@ -426,8 +468,9 @@ impl<const BYTES: usize> ControlBlock<BYTES> {
         Ok(block)
     }
 
-    pub(crate) fn operand(&self) -> Operand {
-        operand(self.region.as_ref())
+    /// The key of its region, and its address.
+    pub(crate) fn place(&self) -> (u32, u64) {
+        self.region.as_ref().map_or((0, 0), |region| (region.key(), region.address()))
     }
 
     /// Copies what it holds from an offset on to a caller's memory, as far as that goes.

@@ -6,14 +6,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use millstream_inc::{DataType, Mode};
-use millstream_verbs::{Access, MemoryRegion};
+use millstream_verbs::Access;
 
 use crate::call::Call;
 use crate::communicator::Communicator;
 use crate::control::Sender;
-use crate::engine::{Engine, Work};
-use crate::memory::{Operand, Operands, Span, writable};
+use crate::engine::Engine;
+use crate::memory::{Operand, Operands, Regions, Span, writable};
 use crate::registrations::{Registered, RegistrationError};
+use crate::tree::Work;
 use crate::{CollectiveError, communicator};
 
 /// A collective on memory that is named by its address.
@@ -47,8 +48,7 @@ impl Communicator {
     /// that is forgotten tells no end.
     pub unsafe fn start_raw(&self, call: &RawCall) -> Result<Handle, CollectiveError> {
         let shape = RawShape::new(call, self.rank(), self.world())?;
-        let request = |operands| self.raw_request(call, operands);
-        let small = self.engine().is_small(&request(Operands::default()));
+        let small = self.engine().is_small(&self.raw_request(call, &Operands::default()));
         let (mut held, mut operands) = (Held::default(), Operands::default());
         let mut spans = [Span::EMPTY; 2];
         if small {
@@ -65,8 +65,9 @@ impl Communicator {
         }
         let [source, destination] = spans;
         let limit = self.call_timeout();
-        let call = request(operands);
-        let sequence = self.engine().start(&Work { call, source, destination, limit })?;
+        let call = self.raw_request(call, &operands);
+        let work = Work { call, operands, source, destination, limit };
+        let sequence = self.engine().start(&work)?;
         let (engine, sender) = (Arc::clone(self.engine()), Arc::clone(self.sender()));
         Ok(Handle { engine, sender, sequence, held: Mutex::new(Some(held)) })
     }
@@ -93,7 +94,7 @@ impl Communicator {
         length: usize,
     ) -> Result<(), RegistrationError> {
         // SAFETY: the caller promises it.
-        unsafe { self.registrations().add(self.domain(), address, length) }
+        unsafe { self.registrations().add(self.domains(), address, length) }
     }
 
     /// Deregisters what was registered from this address on. When it returns, nothing arrives there any more.
@@ -148,7 +149,7 @@ impl Communicator {
             return Ok((Range::Registered(registered), operand));
         }
         // SAFETY: the caller promises it.
-        let region = unsafe { self.domain().register_memory(address, bytes, access)? };
+        let region = unsafe { self.domains().register_memory(address, bytes, access)? };
         let operand = Operand::of(&region);
         Ok((Range::Own(region), operand))
     }
@@ -224,7 +225,7 @@ struct Held {
 enum Range {
     #[default]
     None,
-    Own(MemoryRegion),
+    Own(Regions),
     Registered(Arc<Registered>),
 }
 

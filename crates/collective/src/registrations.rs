@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use millstream_verbs::{Access, MemoryRegion, ProtectionDomain, RegionError};
+use millstream_verbs::{Access, RegionError};
 use thiserror::Error;
 
-use crate::memory::Operand;
+use crate::memory::{Domains, Operand, Regions};
 
 /// A communicator has so many at most.
 const LIMIT: usize = 4096;
@@ -44,17 +44,13 @@ pub enum RegistrationError {
 /// Memory that the switch may write to, and that this rank sends from, until it is deregistered.
 #[derive(Debug)]
 pub(crate) struct Registered {
-    region: MemoryRegion,
+    regions: Regions,
 }
 
 impl Registered {
     /// What work requests name for a range that starts at `address`, within this.
     pub(crate) fn operand(&self, address: usize) -> Operand {
-        Operand {
-            local_key: self.region.key(),
-            remote_key: self.region.remote_key(),
-            address: address as u64,
-        }
+        Operand { address: address as u64, ..Operand::of(&self.regions) }
     }
 }
 
@@ -74,7 +70,7 @@ impl Registrations {
     /// mapped and writable, and not be referred to by Rust code while one runs.
     pub(crate) unsafe fn add(
         &self,
-        domain: &ProtectionDomain,
+        domain: &Domains,
         address: *mut u8,
         length: usize,
     ) -> Result<(), RegistrationError> {
@@ -92,8 +88,8 @@ impl Registrations {
         }
         let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
         // SAFETY: the caller promises it. Who uses the region has an `Arc` of it until that is over.
-        let region = unsafe { domain.register_memory(address, length, access)? };
-        entries.insert(start, Entry { end, registered: Arc::new(Registered { region }) });
+        let regions = unsafe { domain.register_memory(address, length, access)? };
+        entries.insert(start, Entry { end, registered: Arc::new(Registered { regions }) });
         Ok(())
     }
 
