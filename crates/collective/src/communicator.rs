@@ -8,16 +8,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use millstream_inc::protocol::{ToController, shortened};
-use millstream_inc::{Abort, CollectiveCall, DataType, Mode, ReduceOperation};
-use millstream_verbs::ProtectionDomain;
+use millstream_inc::{Abort, CollectiveCall, DataType, Mode, ReduceOperation, Stripe};
 
 use crate::call::{Call, Shape};
 use crate::control::Sender;
-use crate::engine::{Engine, Work};
+use crate::engine::Engine;
 use crate::join::{self, JoinConfig, Joined, Waiting};
-use crate::memory::{Borrowed, Buffer, Operands, Pending, Span};
+use crate::memory::{Borrowed, Buffer, Domains, Operands, Pending, Span};
 use crate::raw::RawCall;
 use crate::registrations::Registrations;
+use crate::tree::Work;
 use crate::watcher::Watcher;
 use crate::{CollectiveError, Element, JoinError};
 
@@ -35,10 +35,11 @@ static NEXT_OWNER: AtomicU64 = AtomicU64::new(0);
 pub struct Communicator {
     engine: Arc<Engine>,
     sender: Arc<Sender>,
-    domain: ProtectionDomain,
+    domains: Domains,
     owner: u64,
     config: JoinConfig,
-    switch: (String, IpAddr),
+    /// Of each tree.
+    switches: Vec<(String, IpAddr)>,
     mode: Mode,
     registrations: Registrations,
     /// The number of the collective that was started, and its buffer.
@@ -58,14 +59,16 @@ impl Communicator {
         config: &JoinConfig,
         mut waiting: impl FnMut(&Waiting),
     ) -> Result<Self, JoinError> {
-        let Joined { engine, watcher, sender, domain, plan } = join::join(config, &mut waiting)?;
+        let Joined { engine, watcher, sender, domains, plan } = join::join(config, &mut waiting)?;
+        let more = plan.more.into_iter().map(|tree| (tree.switch, tree.address));
+        let switches = [(plan.switch, plan.address)].into_iter().chain(more).collect();
         Ok(Self {
             engine,
             sender,
-            domain,
+            domains,
             owner: NEXT_OWNER.fetch_add(1, Ordering::Relaxed),
             config: config.clone(),
-            switch: (plan.switch, plan.address),
+            switches,
             mode: Mode::Write,
             registrations: Registrations::default(),
             pending: None,
@@ -83,9 +86,16 @@ impl Communicator {
         self.config.world
     }
 
-    /// Name and address of the switch.
+    /// Name and address of the switch; where there are several trees, that of the first.
     pub fn switch(&self) -> (&str, IpAddr) {
-        (&self.switch.0, self.switch.1)
+        let (name, address) = &self.switches[0];
+        (name, *address)
+    }
+
+    /// Name and address of the switch that each tree connects this rank to: one for each of its devices that has a
+    /// tree, in their order.
+    pub fn switches(&self) -> impl Iterator<Item = (&str, IpAddr)> {
+        self.switches.iter().map(|(name, address)| (&**name, *address))
     }
 
     /// Why the communicator is of no more use, if so.
@@ -118,7 +128,7 @@ impl Communicator {
                 &mut destination[shape.destination.clone()],
             );
         }
-        let memory = Borrowed::apart(&self.domain, self.mode, &shape, source, destination)?;
+        let memory = Borrowed::apart(&self.domains, self.mode, &shape, source, destination)?;
         self.run::<T>(call, &shape, memory.operands())
     }
 
@@ -132,7 +142,7 @@ impl Communicator {
         if self.is_small::<T>(call, &shape) {
             return self.run_small_in_place(call, &shape, vector);
         }
-        let memory = Borrowed::in_place(&self.domain, self.mode, &shape, vector)?;
+        let memory = Borrowed::in_place(&self.domains, self.mode, &shape, vector)?;
         self.run::<T>(call, &shape, memory.operands())
     }
 
@@ -156,7 +166,7 @@ impl Communicator {
             );
         }
         // SAFETY: borrowed exclusively until this returns, and the window ends before.
-        let window = unsafe { destination.open(&self.domain, self.mode, &shape.destination)? };
+        let window = unsafe { destination.open(&self.domains, self.mode, &shape.destination)? };
         let operands =
             Operands { source: source.source(&shape.source), destination: window.operand() };
         self.run::<T>(call, &shape, operands)
@@ -174,14 +184,14 @@ impl Communicator {
             return self.run_small_in_place(call, &shape, vector);
         }
         // SAFETY: borrowed exclusively until this returns, and the window ends before.
-        let window = unsafe { vector.open(&self.domain, self.mode, &shape.destination)? };
+        let window = unsafe { vector.open(&self.domains, self.mode, &shape.destination)? };
         let operands = vector.operands_in_place(&shape, &window);
         self.run::<T>(call, &shape, operands)
     }
 
     /// A vector of zeros that is registered once and for all.
     pub fn allocate<T: Element>(&self, length: usize) -> Result<Buffer<T>, CollectiveError> {
-        Ok(Buffer::new(&self.domain, length, self.owner)?)
+        Ok(Buffer::new(&self.domains, length, self.owner)?)
     }
 
     /// Starts a collective, in place, and returns at once. [`Communicator::wait`] gives the buffer
@@ -204,7 +214,7 @@ impl Communicator {
         let small = self.is_small::<T>(call, &shape);
         let pending = match small {
             true => Pending::small(buffer),
-            false => Pending::new(buffer, &self.domain, self.mode, &shape)
+            false => Pending::new(buffer, &self.domains, self.mode, &shape)
                 .map_err(|(buffer, error)| (buffer, CollectiveError::from(error)))?,
         };
         let spans = match small {
@@ -261,8 +271,9 @@ impl Communicator {
         [source, destination]: [Span; 2],
     ) -> Result<u64, CollectiveError> {
         self.check_idle()?;
-        let call = self.request::<T>(call, shape, operands);
-        self.engine.start(&Work { call, source, destination, limit: self.config.call_timeout })
+        let call = self.request::<T>(call, shape, &operands);
+        let limit = self.config.call_timeout;
+        self.engine.start(&Work { call, operands, source, destination, limit })
     }
 
     /// Calls a collective whose vector travels with the descriptor: it is copied.
@@ -293,16 +304,21 @@ impl Communicator {
     }
 
     fn is_small<T: Element>(&self, call: Call, shape: &Shape) -> bool {
-        self.engine.is_small(&self.request::<T>(call, shape, Operands::default()))
+        self.engine.is_small(&self.request::<T>(call, shape, &Operands::default()))
     }
 
     /// A call as the switch must know it.
-    fn request<T: Element>(&self, call: Call, shape: &Shape, operands: Operands) -> CollectiveCall {
+    fn request<T: Element>(
+        &self,
+        call: Call,
+        shape: &Shape,
+        operands: &Operands,
+    ) -> CollectiveCall {
         request(call, call.data_type::<T>(), shape.count, self.mode, operands)
     }
 
     /// As above.
-    pub(crate) fn raw_request(&self, call: &RawCall, operands: Operands) -> CollectiveCall {
+    pub(crate) fn raw_request(&self, call: &RawCall, operands: &Operands) -> CollectiveCall {
         let RawCall { call, data_type, count, mode, .. } = *call;
         let (data_type, count) = match call {
             // As `Call::data_type`.
@@ -320,8 +336,8 @@ impl Communicator {
         &self.sender
     }
 
-    pub(crate) fn domain(&self) -> &ProtectionDomain {
-        &self.domain
+    pub(crate) fn domains(&self) -> &Domains {
+        &self.domains
     }
 
     pub(crate) fn registrations(&self) -> &Registrations {
@@ -370,13 +386,9 @@ fn request(
     data_type: DataType,
     count: usize,
     mode: Mode,
-    operands: Operands,
+    operands: &Operands,
 ) -> CollectiveCall {
     let Operands { source, destination } = operands;
-    let destination_key = match mode {
-        Mode::Write => destination.remote_key,
-        Mode::Send => destination.local_key,
-    };
     CollectiveCall {
         collective: call.collective(),
         // Where nothing is combined, all ranks must say the same all the same.
@@ -384,10 +396,12 @@ fn request(
         data_type,
         root: call.root().unwrap_or(0),
         count: count as u64,
+        stripe: Stripe::WHOLE,
         mode,
-        source_key: source.local_key,
+        // Each tree's device has its own keys.
+        source_key: 0,
         source_address: source.address,
-        destination_key,
+        destination_key: 0,
         destination_address: destination.address,
     }
 }
@@ -401,8 +415,9 @@ pub(crate) fn report(engine: &Engine, sender: &Sender, outcome: &Result<(), Coll
         engine.wait_released();
     } else if let Err(CollectiveError::SwitchLost { detail, .. }) = outcome {
         // Of one further up, the switch tells the controller.
-        if *detail != Abort::ParentLost.to_string() {
-            sender.say_last(ToController::SwitchLost { detail: shortened(detail) });
+        if !detail.ends_with(&Abort::ParentLost.to_string()) {
+            let (detail, tree) = (shortened(detail), engine.failed_tree() as u8);
+            sender.say_last(ToController::SwitchLost { detail, tree });
         }
         engine.wait_released();
     } else if let Err(error) = outcome
@@ -447,7 +462,7 @@ impl fmt::Debug for Communicator {
             .field("group", &self.config.group)
             .field("rank", &self.config.rank)
             .field("world", &self.config.world)
-            .field("switch", &self.switch)
+            .field("switches", &self.switches)
             .finish_non_exhaustive()
     }
 }

@@ -236,7 +236,7 @@ mod tests {
         let (listener, stream, sender, mut receiver) = connected();
         drop(stream);
         // The kernel takes it, and nobody reads it.
-        let last = ToController::SwitchLost { detail: "silent".to_owned() };
+        let last = ToController::SwitchLost { detail: "silent".to_owned(), tree: 0 };
         sender.say_last(last.clone());
         assert!(sender.owes());
         let resume = Resume {
@@ -248,6 +248,7 @@ mod tests {
             rank: 1,
             address: IpAddr::from(Ipv4Addr::LOCALHOST),
             departed: false,
+            more_addresses: Vec::new(),
         };
         let address = listener.local_addr().unwrap();
         for _ in 0..2 {

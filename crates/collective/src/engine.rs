@@ -1,28 +1,27 @@
-//! One rank at work: the worker's state machine between the caller, the device's own thread and the
+//! One rank at work: the workers' state machines between the caller, the devices' own threads and the
 //! thread that listens to the controller.
+//!
+//! There is a worker for each tree of the communicator. A collective is over when all of its parts are, and all
+//! before it.
 //!
 //! The caller posts the beginning of a collective, unless another one is under way: then it comes after that.
 //! Completions are handled by the caller while it waits, or on the device's thread while nobody does, and what
-//! follows from them is posted at once, the next collective included.
+//! follows from them is posted at once, the tree's next collective included.
 //! All do it with the state locked, because the switch tells segments apart by the order in which
 //! they come, and send after the lock is released.
 
 use std::collections::VecDeque;
-use std::net::IpAddr;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use millstream_inc::{
-    ABORT_BYTES, CONTROL_BYTES, CollectiveCall, CollectiveError as E, Command, DESCRIPTOR_BYTES,
-    HostWorker,
-};
+use millstream_inc::{CollectiveCall, CollectiveError as E, StartError, Stripe};
 use millstream_verbs::{
-    Access, Completion, CompletionQueue, CompletionStatus, Device, Mtu, Psn, QueuePair,
-    QueuePairAttributes, QueuePairState, ReceiveRequest, SendRequest, Waiters,
+    Access, Completion, CompletionQueue, Device, Mtu, Psn, QueuePairAttributes, QueuePairState,
+    Waiters,
 };
 
-use crate::memory::{ControlBlock, Span};
-use crate::{CollectiveError, LONGEST};
+use crate::CollectiveError;
+use crate::tree::{Link, Running, Tree, Work};
 
 /// What a rank shares with the other threads.
 pub(crate) struct Engine {
@@ -30,53 +29,25 @@ pub(crate) struct Engine {
     changed: Condvar,
     /// Until the collective is over: they make progress, those who wait for `changed` do not.
     waiters: Waiters,
-    pair: QueuePair,
-    device: Device,
-    switch: IpAddr,
+    /// One for each tree.
+    links: Vec<Link>,
 }
 
 struct State {
-    worker: HostWorker,
-    control: ControlBlock<CONTROL_BYTES>,
+    trees: Vec<Tree>,
+    world: u32,
     /// How many collectives were started.
     started: u64,
     /// How many of them have ended with a result.
     finished: u64,
-    /// The one under way.
-    running: Option<Running>,
-    /// Those that come after it, in their order.
-    waiting: VecDeque<Work>,
+    /// Of those that come after these, in their order, on how many trees they are not over.
+    parts: VecDeque<u8>,
     /// Why the communicator is of no more use.
     failure: Option<Failure>,
     /// Ranks that have left, and how many collectives they have called.
     left: Vec<(u32, u64)>,
     /// Nothing more will be heard from the controller.
     closed: bool,
-    /// Kept for their allocation.
-    sends: Vec<SendRequest>,
-    receives: Vec<ReceiveRequest>,
-}
-
-/// A collective to do.
-#[derive(Clone, Copy)]
-pub(crate) struct Work {
-    pub(crate) call: CollectiveCall,
-    /// What a small vector is copied from, when the collective begins.
-    pub(crate) source: Span,
-    /// What the result of a small vector is copied to.
-    pub(crate) destination: Span,
-    /// How long it may take.
-    pub(crate) limit: Duration,
-}
-
-#[derive(Clone, Copy)]
-struct Running {
-    sequence: u64,
-    deadline: Instant,
-    limit: Duration,
-    /// The deadline has passed, and the switch was told.
-    overdue: bool,
-    destination: Span,
 }
 
 #[derive(Clone, Copy)]
@@ -91,6 +62,8 @@ pub(crate) const MAX_STARTED: usize = 64;
 
 struct Failure {
     error: CollectiveError,
+    /// On which tree it was found, if on one.
+    tree: Option<usize>,
     /// The controller may know better, as long as nobody was told this.
     provisional: bool,
 }
@@ -105,9 +78,9 @@ const VERDICT_PATIENCE: Duration = Duration::from_millis(250);
 pub(crate) struct EngineSlot(Arc<OnceLock<Weak<Engine>>>);
 
 impl EngineSlot {
-    pub(crate) fn handle(&self, completions: &[Completion]) {
+    pub(crate) fn handle(&self, tree: usize, completions: &[Completion]) {
         if let Some(engine) = self.0.get().and_then(Weak::upgrade) {
-            engine.completed(completions);
+            engine.completed(tree, completions);
         }
     }
 }
@@ -129,30 +102,22 @@ const RETRY_COUNT: u8 = 7;
 const OVERDUE_PATIENCE: Duration = Duration::from_secs(2);
 
 impl Engine {
-    pub(crate) fn new(
-        worker: HostWorker,
-        control: ControlBlock<CONTROL_BYTES>,
-        pair: QueuePair,
-        device: Device,
-        switch: IpAddr,
-        slot: &EngineSlot,
-    ) -> Arc<Self> {
+    /// Of trees, each with its connection.
+    pub(crate) fn new(trees: Vec<(Tree, Link)>, world: u32, slot: &EngineSlot) -> Arc<Self> {
+        let (trees, links) = trees.into_iter().unzip();
         let state = State {
-            sends: Vec::with_capacity(worker.required_send_requests() as usize),
-            receives: Vec::with_capacity(worker.required_receive_requests() as usize),
-            worker,
-            control,
+            trees,
+            world,
             started: 0,
             finished: 0,
-            running: None,
-            waiting: VecDeque::with_capacity(MAX_STARTED),
+            parts: VecDeque::with_capacity(MAX_STARTED),
             failure: None,
             left: Vec::new(),
             closed: false,
         };
         let state = Mutex::new(state);
         let (changed, waiters) = (Condvar::new(), Waiters::default());
-        let engine = Arc::new(Self { state, changed, waiters, pair, device, switch });
+        let engine = Arc::new(Self { state, changed, waiters, links });
         // A slot is for one engine.
         let _ = slot.0.set(Arc::downgrade(&engine));
         engine
@@ -169,23 +134,42 @@ impl Engine {
         self.waiters.wake();
     }
 
-    /// Connects the queue pair, and posts the first receives.
+    /// Does what posts requests, and has them sent when it has let go of the state.
+    fn post<T>(&self, work: impl FnOnce() -> T) -> T {
+        // Recursion needs one type of closure.
+        fn each(links: &[Link], work: &mut dyn FnMut()) {
+            match links {
+                [] => work(),
+                [first, rest @ ..] => first.device.postpone_sending(|| each(rest, work)),
+            }
+        }
+        if let [only] = &self.links[..] {
+            return only.device.postpone_sending(work);
+        }
+        let (mut work, mut result) = (Some(work), None);
+        each(&self.links, &mut || result = work.take().map(|work| work()));
+        result.expect("it is called once")
+    }
+
+    /// Connects the queue pair of a tree, and posts its first receives.
     pub(crate) fn connect(
         &self,
+        tree: usize,
         edge: &Edge,
         psn: Psn,
     ) -> Result<(), millstream_verbs::ModifyError> {
         let none = QueuePairAttributes::default();
-        self.pair.modify(&QueuePairAttributes {
+        let Link { pair, switch, .. } = &self.links[tree];
+        pair.modify(&QueuePairAttributes {
             state: Some(QueuePairState::Initialized),
             // Regions say where the switch may write. It asks by a WRITE of no bytes whether this rank lives, at
             // any time.
             access: Some(Access::LOCAL_WRITE | Access::REMOTE_WRITE),
             ..none
         })?;
-        self.pair.modify(&QueuePairAttributes {
+        pair.modify(&QueuePairAttributes {
             state: Some(QueuePairState::ReadyToReceive),
-            remote_address: Some(self.switch),
+            remote_address: Some(*switch),
             path_mtu: Some(edge.path_mtu),
             destination_qpn: Some(edge.qpn),
             receive_psn: Some(edge.psn),
@@ -193,7 +177,7 @@ impl Engine {
             minimum_rnr_timer: Some(1),
             ..none
         })?;
-        self.pair.modify(&QueuePairAttributes {
+        pair.modify(&QueuePairAttributes {
             state: Some(QueuePairState::ReadyToSend),
             send_psn: Some(psn),
             timeout: Some(TIMEOUT),
@@ -203,27 +187,27 @@ impl Engine {
             initiator_depth: Some(0),
             ..none
         })?;
-        self.advance(&mut self.lock());
+        self.advance(&mut self.lock(), tree);
         Ok(())
     }
 
     /// Whether the vector of a call is small: it is copied, and needs no registered memory.
     pub(crate) fn is_small(&self, call: &CollectiveCall) -> bool {
-        self.lock().worker.is_small(call)
+        // Any worker knows.
+        self.lock().trees.first().is_some_and(|tree| tree.worker.is_small(call))
     }
 
     /// Starts a collective; returns its number.
     ///
     /// Its memory is the engine's until [`Engine::wait`] has said that it is over.
     pub(crate) fn start(&self, work: &Work) -> Result<u64, CollectiveError> {
-        // So that nothing is sent with the state locked.
-        self.device.postpone_sending(|| self.begin(work))
+        self.post(|| self.begin(work))
     }
 
     fn begin(&self, work: &Work) -> Result<u64, CollectiveError> {
         let mut state = self.lock();
         // Otherwise those before it go on, and what comes after them is looked at when it is its turn.
-        let is_next = state.running.is_none() && state.waiting.is_empty();
+        let is_next = state.trees.iter().all(Tree::is_idle);
         if is_next
             && state.failure.is_none()
             && let Some(error) = state.outlived(state.started)
@@ -237,15 +221,32 @@ impl Engine {
             failure.provisional = false;
             return Err(failure.error.clone());
         }
-        if state.waiting.len() + usize::from(state.running.is_some()) >= MAX_STARTED {
+        if state.parts.len() >= MAX_STARTED {
             return Err(CollectiveError::TooMany { limit: MAX_STARTED });
         }
-        let refused = |error| CollectiveError::from_start(error, self.switch);
-        state.worker.check(&work.call).map_err(refused)?;
         let sequence = state.started;
+        let (trees, world) = (state.trees.len() as u8, state.world);
+        let stripe = |tree| Stripe::of(&work.call, world, sequence, tree, trees);
+        let part_of = |tree| stripe(tree).map(|stripe| CollectiveCall { stripe, ..work.call });
+        for (tree, number) in state.trees.iter().zip(0..) {
+            let Some(call) = part_of(number) else { continue };
+            let refused = |error| self.not_started(usize::from(number), error);
+            tree.worker.check(&call).map_err(refused)?;
+        }
         state.started += 1;
-        state.waiting.push_back(*work);
-        if self.advance(&mut state) {
+        let mut parts = 0;
+        for number in 0..trees {
+            let Some(call) = part_of(number) else { continue };
+            let part = work.part(sequence, number.into(), call);
+            state.trees[usize::from(number)].waiting.push_back(part);
+            parts += 1;
+        }
+        state.parts.push_back(parts);
+        let mut over = false;
+        for tree in 0..self.links.len() {
+            over |= self.advance(&mut state, tree);
+        }
+        if over {
             drop(state);
             self.notify();
         }
@@ -266,13 +267,13 @@ impl Engine {
                 return Some(self.ended(state, outcome));
             }
             // Those before it have deadlines, too.
-            let Some(running) = state.running else {
+            let Some((tree, running)) = state.next_deadline() else {
                 return Some(Err(CollectiveError::NotStarted));
             };
             let now = Instant::now();
             drop(state);
             if now >= running.deadline {
-                self.expire(running.sequence);
+                self.expire(tree, running.sequence);
                 continue;
             }
             if end.is_some_and(|end| now >= end) {
@@ -281,10 +282,12 @@ impl Engine {
             let until = end.map_or(running.deadline, |end| end.min(running.deadline));
             let is_over = || {
                 let state = self.lock();
-                let same = state.running.is_some_and(|it| it.sequence == running.sequence);
+                let now = state.trees[tree].running;
+                let same = now.is_some_and(|it| it.sequence == running.sequence);
                 (!same || state.outcome(sequence).is_some()).then_some(())
             };
-            millstream_verbs::wait([&self.device], &self.waiters, until - now, is_over);
+            let devices = self.links.iter().map(|link| &link.device);
+            millstream_verbs::wait(devices, &self.waiters, until - now, is_over);
         }
     }
 
@@ -316,106 +319,108 @@ impl Engine {
 
     /// Nothing is sent from here on, and nothing that arrives is written anywhere.
     pub(crate) fn disconnect(&self) {
-        let _ = self.pair.modify(&QueuePairAttributes {
-            state: Some(QueuePairState::Error),
-            ..QueuePairAttributes::default()
-        });
+        self.links.iter().for_each(Link::disconnect);
     }
 
-    /// Takes completions, on the device's own thread or one that waits.
-    fn completed(&self, completions: &[Completion]) {
+    /// Takes completions of a tree, on its device's own thread or one that waits.
+    fn completed(&self, tree: usize, completions: &[Completion]) {
         let mut state = self.lock();
         for completion in completions {
-            let State { worker, control, .. } = &mut *state;
-            worker.handle_completion(completion, |offset| {
-                let mut message = [0; ABORT_BYTES];
-                control.load(offset, &mut message);
-                message
-            });
+            state.trees[tree].completed(completion);
         }
-        if self.advance(&mut state) {
+        if self.advance(&mut state, tree) {
             drop(state);
             self.notify();
         }
     }
 
-    /// Carries out what the worker wants, and begins the next collective when one is over; `true` when those who
-    /// wait must know.
-    fn advance(&self, state: &mut State) -> bool {
+    /// Carries out what the worker of a tree wants, and begins its next collective when one is over; `true` when those
+    /// who wait must know.
+    fn advance(&self, state: &mut State, tree: usize) -> bool {
         let mut over = false;
         loop {
-            over |= !state.begin_next(self.switch);
-            self.carry_out(state);
-            let Some(outcome) = state.worker.poll_outcome() else { return over };
-            state.finished += u64::from(outcome.is_ok());
-            state.running = None;
-            if state.failure.is_some() {
-                state.waiting.clear();
+            over |= !self.begin_next(state, tree);
+            let link = &self.links[tree];
+            state.trees[tree].carry_out(&link.pair);
+            self.look_for_failure(state, tree);
+            let Some(outcome) = state.trees[tree].worker.poll_outcome() else { break };
+            let running = state.trees[tree].running.take();
+            if let (Ok(_), Some(running)) = (outcome, running) {
+                state.finish_part(running.sequence);
             }
             over = true;
         }
-    }
-
-    /// Carries out what the worker wants.
-    fn carry_out(&self, state: &mut State) {
-        while let Some(command) = state.worker.poll_command() {
-            let destination = state.running.map_or(Span::EMPTY, |running| running.destination);
-            match command {
-                Command::Store(bytes) => state.control.store(0, &bytes),
-                // When it began.
-                Command::Load(_) => {}
-                Command::Deliver { offset, .. } => state.control.copy_to(offset, destination),
-                Command::Receive(request) => state.receives.push(request),
-                Command::Send(request) => state.sends.push(request),
+        // What fails on one tree is over on all.
+        if state.failure.is_some() {
+            for tree in &mut state.trees {
+                tree.stop();
+                over |= tree.worker.poll_outcome().is_some();
+                tree.running = None;
             }
         }
-        // Receives first: what is sent is answered into them.
-        let mut posted = true;
-        if !state.receives.is_empty() {
-            posted &= self.pair.post_receive(&state.receives).is_ok();
-            state.receives.clear();
+        over
+    }
+
+    /// Begins the next collective of a tree, if it is time. `false` when it can never end, nor those after it.
+    fn begin_next(&self, state: &mut State, tree: usize) -> bool {
+        if state.trees[tree].running.is_some() || state.failure.is_some() {
+            return true;
         }
-        if !state.sends.is_empty() {
-            posted &= self.pair.post_send(&state.sends).is_ok();
-            state.sends.clear();
-        }
-        if !posted {
-            // Only a device that has failed refuses what fits its queues.
-            let flushed = CompletionStatus::Flushed;
-            state.worker.fail(E::Transport(flushed));
-        }
-        if let Some(error) = state.worker.failure()
-            && state.failure.is_none()
-        {
-            // Unless it is our own device, the controller may know more.
-            let device = self.device.failure().map(CollectiveError::Device);
-            let error = match state.running {
-                // It closes the connection of who has a receive for a result there.
-                Some(running) if running.overdue && matches!(error, E::Transport(_)) => {
-                    state.timed_out(running)
-                }
-                _ => CollectiveError::from_switch(error, self.switch),
-            };
-            let error = device.unwrap_or(error);
-            let known = |it: &CollectiveError| {
-                matches!(it, CollectiveError::Device(_) | CollectiveError::Overdue { .. })
-            };
-            let provisional = !known(&error);
-            state.failure = Some(Failure { error, provisional });
-        }
+        let Some(part) = state.trees[tree].waiting.pop_front() else { return true };
+        let begun = match state.outlived(part.sequence) {
+            Some(error) => Err(error),
+            None => state.trees[tree].begin(&part).map_err(|error| self.not_started(tree, error)),
+        };
+        let Err(error) = begun else { return true };
+        state.failure = Some(Failure { error, tree: Some(tree), provisional: false });
+        false
+    }
+
+    /// Where the connection to a switch goes, for people: with several trees, they are to know which it is.
+    fn name(&self, tree: usize) -> Option<String> {
+        let here = self.links[tree].device.address();
+        (self.links.len() > 1).then(|| format!("tree {tree}, from {here}"))
+    }
+
+    fn not_started(&self, tree: usize, error: StartError) -> CollectiveError {
+        CollectiveError::from_start(error, self.links[tree].switch)
+    }
+
+    /// Says why the communicator is over, when the worker of a tree has failed and nothing is known yet.
+    fn look_for_failure(&self, state: &mut State, tree: usize) {
+        let Link { device, switch, .. } = &self.links[tree];
+        let of = &state.trees[tree];
+        let Some(error) = of.worker.failure().filter(|_| state.failure.is_none()) else { return };
+        // Unless it is our own device, the controller may know more.
+        let name = self.name(tree);
+        let device = device.failure().map(CollectiveError::Device);
+        let error = match of.running {
+            // It closes the connection of who has a receive for a result there.
+            Some(running) if running.overdue && matches!(error, E::Transport(_)) => {
+                of.timed_out(running)
+            }
+            _ => CollectiveError::from_switch(error, *switch),
+        };
+        let error = device.unwrap_or(error).on_tree(name.as_deref());
+        let known = |it: &CollectiveError| {
+            matches!(it, CollectiveError::Device(_) | CollectiveError::Overdue { .. })
+        };
+        let provisional = !known(&error);
+        state.failure = Some(Failure { error, tree: Some(tree), provisional });
     }
 
     /// Ends the communicator, and the collective under way, with this reason unless there is one.
     pub(crate) fn fail(&self, error: CollectiveError) {
-        self.device.postpone_sending(|| self.end(self.lock(), error));
+        self.post(|| self.end(self.lock(), error));
     }
 
     fn end(&self, mut state: MutexGuard<'_, State>, error: CollectiveError) {
         if state.failure.as_ref().is_none_or(|failure| failure.provisional) {
-            state.failure = Some(Failure { error, provisional: false });
+            state.failure = Some(Failure { error, tree: None, provisional: false });
         }
-        state.worker.fail(E::Transport(CompletionStatus::Flushed));
-        self.advance(&mut state);
+        for tree in 0..self.links.len() {
+            self.advance(&mut state, tree);
+        }
         drop(state);
         self.notify();
         self.disconnect();
@@ -423,7 +428,7 @@ impl Engine {
 
     /// Ends the communicator with this reason, unless the collective is over.
     pub(crate) fn cancel(&self, sequence: u64, error: CollectiveError) -> bool {
-        self.device.postpone_sending(|| {
+        self.post(|| {
             let state = self.lock();
             let over = state.outcome(sequence).is_some();
             if !over {
@@ -436,34 +441,39 @@ impl Engine {
     /// The deadline of a collective has passed: the first time the switch is told, the second time the communicator
     /// ends. Whoever saw that has unlocked the state since, so it is looked at again: the collective may be over, the next
     /// one under way, or another thread have told the switch.
-    fn expire(&self, sequence: u64) {
-        let ended = self.device.postpone_sending(|| {
+    fn expire(&self, tree: usize, sequence: u64) {
+        let ended = self.post(|| {
             let mut state = self.lock();
             let now = Instant::now();
             let expired = |it: &&mut Running| it.sequence == sequence && now >= it.deadline;
-            let Some(running) = state.running.as_mut().filter(expired) else { return false };
+            let of = &mut state.trees[tree];
+            let Some(running) = of.running.as_mut().filter(expired) else { return false };
             if running.overdue {
                 let running = *running;
-                let error = state.timed_out(running);
+                let error = of.timed_out(running);
                 self.end(state, error);
                 return false;
             }
             running.overdue = true;
             running.deadline = now + OVERDUE_PATIENCE;
-            state.worker.give_up();
-            self.advance(&mut state)
+            of.worker.give_up();
+            self.advance(&mut state, tree)
         });
         if ended {
             self.notify();
         }
     }
 
-    /// Asks the switch whether it is there, if the collective under way would not show.
+    /// Asks the switches whether they are there, if the collectives under way would not show.
     pub(crate) fn probe(&self) {
-        let ended = self.device.postpone_sending(|| {
+        let ended = self.post(|| {
             let mut state = self.lock();
-            state.worker.probe();
-            self.advance(&mut state)
+            let mut ended = false;
+            for tree in 0..self.links.len() {
+                state.trees[tree].worker.probe();
+                ended |= self.advance(&mut state, tree);
+            }
+            ended
         });
         if ended {
             self.notify();
@@ -477,7 +487,8 @@ impl Engine {
         if !state.left.contains(&(rank, collectives)) {
             state.left.push((rank, collectives));
         }
-        let error = state.running.and_then(|running| state.outlived(running.sequence));
+        let running = state.trees.iter().filter_map(|tree| tree.running);
+        let error = { running }.find_map(|running| state.outlived(running.sequence));
         drop(state);
         if let Some(error) = error {
             self.fail(error);
@@ -511,46 +522,48 @@ impl Engine {
         self.lock().failure.as_ref().map(|failure| failure.error.clone())
     }
 
+    /// The tree on which the failure was found; the first where it was not found on one.
+    pub(crate) fn failed_tree(&self) -> usize {
+        self.lock().failure.as_ref().and_then(|failure| failure.tree).unwrap_or_default()
+    }
+
     /// How many collectives were started, and whether one is under way.
     pub(crate) fn progress(&self) -> (u64, bool) {
         let state = self.lock();
-        (state.started, state.running.is_some())
+        (state.started, state.is_running())
     }
 }
 
 impl State {
-    /// Begins the next collective, if it is time. `false` when it can never end, nor those after it.
-    fn begin_next(&mut self, switch: IpAddr) -> bool {
-        if self.running.is_some() || self.failure.is_some() {
-            return true;
+    /// Whether a collective is under way, on some tree.
+    fn is_running(&self) -> bool {
+        self.trees.iter().any(|tree| tree.running.is_some())
+    }
+
+    /// What must end first, and on which tree.
+    fn next_deadline(&self) -> Option<(usize, Running)> {
+        let running = self.trees.iter().enumerate();
+        let running = running.filter_map(|(number, tree)| Some((number, tree.running?)));
+        running.min_by_key(|(_, running)| running.deadline)
+    }
+
+    /// One tree has ended its part of a collective, with a result.
+    fn finish_part(&mut self, sequence: u64) {
+        let index = sequence.checked_sub(self.finished).and_then(|at| usize::try_from(at).ok());
+        if let Some(parts) = index.and_then(|index| self.parts.get_mut(index)) {
+            *parts = parts.saturating_sub(1);
         }
-        let Some(work) = self.waiting.pop_front() else { return true };
-        let sequence = self.finished;
-        let refused = |error| CollectiveError::from_start(error, switch);
-        let begun = match self.outlived(sequence) {
-            Some(error) => Err(error),
-            // It was checked, so only a worker that has failed refuses it.
-            None => self.worker.start(&work.call).map_err(refused),
-        };
-        if let Err(error) = begun {
-            self.failure = Some(Failure { error, provisional: false });
-            self.worker.fail(E::Transport(CompletionStatus::Flushed));
-            self.waiting.clear();
-            return false;
+        while self.parts.front() == Some(&0) {
+            self.parts.pop_front();
+            self.finished += 1;
         }
-        // Nothing is under way from there.
-        self.control.copy_from(DESCRIPTOR_BYTES, work.source);
-        let Work { destination, limit, .. } = work;
-        let deadline = Instant::now() + limit.min(LONGEST);
-        self.running = Some(Running { sequence, deadline, limit, overdue: false, destination });
-        true
     }
 
     /// How a collective has ended, if it has.
     fn outcome(&self, sequence: u64) -> Option<Outcome> {
         match () {
             () if sequence < self.finished => Some(Outcome::Done),
-            () if self.running.is_none() && self.failure.is_some() => Some(Outcome::Failed),
+            () if !self.is_running() && self.failure.is_some() => Some(Outcome::Failed),
             () => None,
         }
     }
@@ -561,12 +574,6 @@ impl State {
         let detail = format!("it left after {collectives} collectives");
         Some(CollectiveError::PeerLost { rank, detail })
     }
-
-    fn timed_out(&self, running: Running) -> CollectiveError {
-        let Running { sequence, limit, .. } = running;
-        let (_, results, segments) = self.worker.progress().unwrap_or_default();
-        CollectiveError::Timeout { sequence, results, segments, limit }
-    }
 }
 
 /// A completion queue whose completions go to the engine of `slot`.
@@ -574,9 +581,10 @@ pub(crate) fn completion_queue(
     device: &Device,
     capacity: usize,
     slot: &EngineSlot,
+    tree: usize,
 ) -> Result<CompletionQueue, millstream_verbs::CreateError> {
     let slot = slot.clone();
-    let handler = Box::new(move |completions: &[Completion]| slot.handle(completions));
+    let handler = Box::new(move |completions: &[Completion]| slot.handle(tree, completions));
     device.create_completion_queue_with_progress_handler(capacity, handler)
 }
 
@@ -584,10 +592,12 @@ pub(crate) fn completion_queue(
 mod tests {
     use std::net::Ipv4Addr;
 
-    use millstream_inc::{Collective, DataType, HostConfig, Mode, ReduceOperation};
-    use millstream_verbs::{QueuePairCapabilities, SoftConfig};
+    use millstream_inc::{Collective, DataType, HostConfig, HostWorker, Mode, ReduceOperation};
+    use millstream_verbs::{QueuePair, QueuePairCapabilities, SoftConfig};
 
     use super::*;
+    use crate::LONGEST;
+    use crate::memory::{ControlBlock, Operands, Span};
 
     /// Rank 0 of 2, whose switch is a queue pair that asks for patience for ever, since nothing is posted there.
     fn engine() -> (Arc<Engine>, QueuePair) {
@@ -596,12 +606,12 @@ mod tests {
         let device = Device::open_soft(&SoftConfig::new(host.into())).unwrap();
         let domain = device.allocate_protection_domain();
         let control = ControlBlock::new(&domain).unwrap();
-        let crate::memory::Operand { local_key, address, .. } = control.operand();
+        let (control_key, control_address) = control.place();
         let worker = HostWorker::new(HostConfig {
             segment_bytes: 65536,
             window: 4,
-            control_key: local_key,
-            control_address: address,
+            control_key,
+            control_address,
             rank: 0,
             world: 2,
             path_mtu: Mtu::B1024,
@@ -612,7 +622,7 @@ mod tests {
             worker.required_receive_requests() as usize,
         );
         let slot = EngineSlot::default();
-        let queue = completion_queue(&device, 1000, &slot).unwrap();
+        let queue = completion_queue(&device, 1000, &slot, 0).unwrap();
         let pair = domain.create_queue_pair(&queue, &queue, capabilities).unwrap();
         let others = device.create_completion_queue(1000).unwrap();
         let switch = domain.create_queue_pair(&others, &others, capabilities).unwrap();
@@ -633,8 +643,10 @@ mod tests {
         };
         switch.modify(&ready).unwrap();
         let edge = Edge { qpn: switch.number(), psn: Psn::new(0), path_mtu: Mtu::B1024 };
-        let engine = Engine::new(worker, control, pair, device, host.into(), &slot);
-        engine.connect(&edge, Psn::new(0)).unwrap();
+        let tree = Tree::new(worker, control, MAX_STARTED);
+        let link = Link { pair, device, switch: host.into() };
+        let engine = Engine::new(vec![(tree, link)], 2, &slot);
+        engine.connect(0, &edge, Psn::new(0)).unwrap();
         (engine, switch)
     }
 
@@ -650,18 +662,20 @@ mod tests {
             data_type: DataType::UInt8,
             root: 0,
             count: 0,
+            stripe: Stripe::WHOLE,
             mode: Mode::Write,
             source_key: 0,
             source_address: 0,
             destination_key: 0,
             destination_address: 0,
         };
-        Work { call, source: Span::EMPTY, destination: Span::EMPTY, limit }
+        let operands = Operands::default();
+        Work { call, operands, source: Span::EMPTY, destination: Span::EMPTY, limit }
     }
 
     /// Whether the collective under way is overdue.
     fn overdue(engine: &Engine) -> Option<bool> {
-        engine.lock().running.map(|running| running.overdue)
+        engine.lock().trees[0].running.map(|running| running.overdue)
     }
 
     #[test]
@@ -670,17 +684,17 @@ mod tests {
         assert_eq!(engine.start(&barrier(Duration::ZERO)), Ok(0));
         assert_eq!(engine.start(&barrier(Duration::ZERO)), Ok(1));
         // As if another one had been under way when the time was looked at.
-        engine.expire(1);
+        engine.expire(0, 1);
         assert_eq!((overdue(&engine), engine.failure()), (Some(false), None));
-        engine.expire(0);
+        engine.expire(0, 0);
         assert_eq!((overdue(&engine), engine.failure()), (Some(true), None));
         // As if another thread had been first.
-        engine.expire(0);
+        engine.expire(0, 0);
         assert_eq!((overdue(&engine), engine.failure()), (Some(true), None));
-        engine.lock().running.as_mut().unwrap().deadline = Instant::now();
-        engine.expire(1);
+        engine.lock().trees[0].running.as_mut().unwrap().deadline = Instant::now();
+        engine.expire(0, 1);
         assert_eq!((overdue(&engine), engine.failure()), (Some(true), None));
-        engine.expire(0);
+        engine.expire(0, 0);
         let failure = engine.failure();
         assert!(
             matches!(failure, Some(CollectiveError::Timeout { sequence: 0, .. })),

@@ -5,7 +5,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use millstream_inc::protocol::{AbortReason, FrameError, Refusal};
-use millstream_inc::{Abort, Collective, DataType, HostConfigError, ReduceOperation, StartError};
+use millstream_inc::{
+    Abort, Collective, DataType, HostConfigError, MAX_TREES, ReduceOperation, StartError,
+};
 use millstream_verbs::{CompletionStatus, CreateError, ModifyError, RegionError};
 use thiserror::Error;
 
@@ -58,6 +60,12 @@ pub enum JoinError {
         controller: SocketAddr,
         /// How.
         detail: String,
+    },
+    /// There are more devices than there can be trees.
+    #[error("{count} devices are too many: a communicator has up to {MAX_TREES} trees")]
+    TooManyDevices {
+        /// How many.
+        count: usize,
     },
     /// There is no way to the switch that RoCE could use.
     #[error("no path to the switch at {switch}: {source}")]
@@ -317,6 +325,16 @@ impl CollectiveError {
             }
             E::Protocol(_) | E::TimedOut { .. } => Self::Protocol(error.to_string()),
         }
+    }
+
+    /// With the tree that it is of, where there are several.
+    pub(crate) fn on_tree(mut self, name: Option<&str>) -> Self {
+        if let (Self::SwitchLost { detail, .. } | Self::Device(detail), Some(name)) =
+            (&mut self, name)
+        {
+            *detail = format!("{name}: {detail}");
+        }
+        self
     }
 
     /// Why a collective was not started.

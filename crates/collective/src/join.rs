@@ -1,17 +1,20 @@
 //! From a name and a number to a connected rank.
 
 use std::hash::{BuildHasher, RandomState};
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millstream_inc::protocol::{Awaited, FromController, Hello, Plan, Resume, ToController};
-use millstream_inc::{HostConfig, HostWorker};
-use millstream_verbs::{Device, ProtectionDomain, Psn, QueuePairCapabilities};
+use millstream_inc::protocol::{
+    Awaited, FromController, Hello, HostQueuePair, Plan, Resume, ToController,
+};
+use millstream_inc::{CONTROL_BYTES, HostConfig, HostWorker, MAX_TREES};
+use millstream_verbs::{Device, Mtu, ProtectionDomain, Psn, QueuePair, QueuePairCapabilities};
 
 use crate::control::{self, ReceiveError, Receiver, Sender};
-use crate::engine::{Edge, Engine, EngineSlot, completion_queue};
-use crate::memory::ControlBlock;
+use crate::engine::{Edge, Engine, EngineSlot, MAX_STARTED, completion_queue};
+use crate::memory::{ControlBlock, Domains};
+use crate::tree::{Link, Tree};
 use crate::watcher::Watcher;
 use crate::{JoinError, LONGEST};
 
@@ -35,6 +38,9 @@ pub struct JoinConfig {
     pub rank: u32,
     /// The device that connects to the switch.
     pub device: Device,
+    /// Further devices, of other NICs: for each number of devices that all ranks have there is a tree of its own, if the
+    /// network has one, and long vectors are divided among them. Up to 8 with the first.
+    pub more_devices: Vec<Device>,
     /// How long to wait for the other ranks and for a switch.
     pub timeout: Duration,
     /// How long a collective may take. Then the switch is asked whom it waits for, which takes up to 2 s, and the
@@ -58,6 +64,7 @@ impl JoinConfig {
             world,
             rank,
             device: device.clone(),
+            more_devices: Vec::new(),
             timeout: Duration::from_secs(30),
             call_timeout: Duration::from_secs(60),
         }
@@ -78,7 +85,7 @@ pub(crate) struct Joined {
     pub(crate) engine: Arc<Engine>,
     pub(crate) watcher: Watcher,
     pub(crate) sender: Arc<Sender>,
-    pub(crate) domain: ProtectionDomain,
+    pub(crate) domains: Domains,
     pub(crate) plan: Plan,
 }
 
@@ -86,69 +93,96 @@ pub(crate) fn join(
     config: &JoinConfig,
     waiting: &mut dyn FnMut(&Waiting),
 ) -> Result<Joined, JoinError> {
-    let &JoinConfig { controller, ref device, timeout, .. } = config;
+    let &JoinConfig { controller, timeout, .. } = config;
+    let devices: Vec<&Device> = [&config.device].into_iter().chain(&config.more_devices).collect();
+    if devices.len() > MAX_TREES {
+        return Err(JoinError::TooManyDevices { count: devices.len() });
+    }
     let silent = |left| waiting(&Waiting { awaited: None, left });
     let (sender, receiver) = control::connect(controller, timeout, SILENCE, silent)
         .map_err(|source| JoinError::Unreachable { controller, source })?;
     let limit = timeout.saturating_add(GRACE).min(LONGEST);
     let deadline = Instant::now() + limit;
     let mut talk = Talk { controller, sender, receiver, deadline, limit, waiting };
+    let more_addresses: Vec<IpAddr> =
+        config.more_devices.iter().map(|device| device.address()).collect();
     talk.send(&ToController::Join(Hello {
         group: config.group.clone(),
         world: config.world,
         rank: config.rank,
-        address: device.address(),
+        address: config.device.address(),
         timeout_ms: timeout.as_millis().try_into().unwrap_or(u64::MAX),
+        more_addresses: more_addresses.clone(),
     }))?;
-    let (mut switch, segment_bytes, window) = match talk.next()? {
-        FromController::GroupReady { switch_address, segment_bytes, window } => {
-            (switch_address, segment_bytes, window)
+    let (mut switches, segment_bytes, window) = match talk.next()? {
+        FromController::GroupReady { switch_address, segment_bytes, window, more_switches } => {
+            (all_switches(switch_address, more_switches), segment_bytes, window)
         }
         message => return Err(talk.unexpected(&message)),
     };
 
-    let domain = device.allocate_protection_domain();
-    let control = ControlBlock::new(&domain)?;
-    let path_mtu_to =
-        |switch| device.path_mtu(switch).map_err(|source| JoinError::Path { switch, source });
-    let path_mtu = path_mtu_to(switch)?;
     let host = HostConfig {
         segment_bytes,
         window,
-        control_key: control.operand().local_key,
-        control_address: control.operand().address,
+        control_key: 0,
+        control_address: 0,
         rank: config.rank,
         world: config.world,
-        path_mtu,
+        path_mtu: path_mtu(&devices, &switches)?,
     };
     // Before anybody waits for this rank.
     HostWorker::new(host)?;
-    let capabilities = QueuePairCapabilities::new(
-        host.required_send_requests() as usize,
-        host.required_receive_requests() as usize,
-    );
-    let QueuePairCapabilities { max_send_requests, max_receive_requests, .. } = capabilities;
     let slot = EngineSlot::default();
-    let completions = completion_queue(device, max_send_requests + max_receive_requests, &slot)?;
-    let pair = domain.create_queue_pair(&completions, &completions, capabilities)?;
-    let qpn = pair.number();
-    let psn = Psn::from_extended(RandomState::new().hash_one(qpn.value()));
-    talk.send(&ToController::Connect { qpn, psn, path_mtu })?;
+    // Another plan, after a switch has refused the first, may have more trees.
+    let mut ends: Vec<TreeEnd> = Vec::new();
     let plan = loop {
+        if switches.len() > devices.len() {
+            let detail = format!("it has {} trees for {} devices", switches.len(), devices.len());
+            return Err(JoinError::Protocol { controller, detail });
+        }
+        for tree in ends.len()..switches.len() {
+            ends.push(TreeEnd::new(devices[tree], &host, &slot, tree)?);
+        }
+        let of = |end: &TreeEnd| HostQueuePair { qpn: end.pair.number(), psn: end.psn };
+        let mut pairs = ends[..switches.len()].iter().map(of);
+        let Some(HostQueuePair { qpn, psn }) = pairs.next() else {
+            unreachable!("there is a switch, and an end for each")
+        };
+        let (path_mtu, more) = (path_mtu(&devices, &switches)?, pairs.collect());
+        talk.send(&ToController::Connect { qpn, psn, path_mtu, more })?;
         match talk.next()? {
             FromController::Plan(plan) => break plan,
-            // A switch has refused the tree, and this is another one.
-            FromController::GroupReady { switch_address, .. } => {
-                switch = switch_address;
-                let path_mtu = path_mtu_to(switch)?;
-                talk.send(&ToController::Connect { qpn, psn, path_mtu })?;
+            // A switch has refused a tree, and these are others.
+            FromController::GroupReady { switch_address, more_switches, .. } => {
+                switches = all_switches(switch_address, more_switches);
             }
             message => return Err(talk.unexpected(&message)),
         }
     };
-    let worker = HostWorker::new(HostConfig { path_mtu: plan.path_mtu, ..host })?;
-    let engine = Engine::new(worker, control, pair, device.clone(), switch, &slot);
-    engine.connect(&Edge { qpn: plan.qpn, psn: plan.psn, path_mtu: plan.path_mtu }, psn)?;
+    if plan.more.len() + 1 != switches.len() {
+        let (found, wanted) = (plan.more.len() + 1, switches.len());
+        let detail = format!("its plan has {found} trees, after {wanted} switches");
+        return Err(JoinError::Protocol { controller, detail });
+    }
+    ends.truncate(switches.len());
+    let path_mtu = plan.path_mtu;
+    let more = plan.more.iter().map(|tree| Edge { qpn: tree.qpn, psn: tree.psn, path_mtu });
+    let edges = [Edge { qpn: plan.qpn, psn: plan.psn, path_mtu }].into_iter().chain(more);
+    let psns: Vec<Psn> = ends.iter().map(|end| end.psn).collect();
+    let (mut domains, mut trees) = (Vec::new(), Vec::new());
+    for ((end, &switch), &device) in ends.into_iter().zip(&switches).zip(&devices) {
+        let TreeEnd { domain, control, pair, .. } = end;
+        let (control_key, control_address) = control.place();
+        let host = HostConfig { path_mtu, control_key, control_address, ..host };
+        let tree = Tree::new(HostWorker::new(host)?, control, MAX_STARTED);
+        trees.push((tree, Link { pair, device: device.clone(), switch }));
+        domains.push(domain);
+    }
+    let domains = Domains::new(domains);
+    let engine = Engine::new(trees, config.world, &slot);
+    for ((tree, edge), psn) in edges.enumerate().zip(psns) {
+        engine.connect(tree, &edge, psn)?;
+    }
 
     let Talk { sender, receiver, .. } = talk;
     let sender = Arc::new(sender);
@@ -159,13 +193,60 @@ pub(crate) fn join(
         communicator: plan.communicator,
         world: config.world,
         rank: config.rank,
-        address: device.address(),
+        address: config.device.address(),
         departed: false,
+        more_addresses,
     };
     let watcher =
         Watcher::start(Arc::clone(&engine), Arc::clone(&sender), receiver, controller, resume)
             .map_err(JoinError::Thread)?;
-    Ok(Joined { engine, watcher, sender, domain, plan })
+    Ok(Joined { engine, watcher, sender, domains, plan })
+}
+
+/// The switches of all trees.
+fn all_switches(first: IpAddr, more: Vec<IpAddr>) -> Vec<IpAddr> {
+    [first].into_iter().chain(more).collect()
+}
+
+/// The largest path MTU that works to all switches, from the device of each tree.
+fn path_mtu(devices: &[&Device], switches: &[IpAddr]) -> Result<Mtu, JoinError> {
+    let mut smallest = Mtu::B4096;
+    for (device, &switch) in devices.iter().zip(switches) {
+        let path_mtu = device.path_mtu(switch);
+        smallest = smallest.min(path_mtu.map_err(|source| JoinError::Path { switch, source })?);
+    }
+    Ok(smallest)
+}
+
+/// This rank's end of a tree, before it is connected.
+struct TreeEnd {
+    /// Goes before what its requests name.
+    pair: QueuePair,
+    control: ControlBlock<CONTROL_BYTES>,
+    domain: ProtectionDomain,
+    psn: Psn,
+}
+
+impl TreeEnd {
+    fn new(
+        device: &Device,
+        host: &HostConfig,
+        slot: &EngineSlot,
+        tree: usize,
+    ) -> Result<Self, JoinError> {
+        let domain = device.allocate_protection_domain();
+        let control = ControlBlock::new(&domain)?;
+        let capabilities = QueuePairCapabilities::new(
+            host.required_send_requests() as usize,
+            host.required_receive_requests() as usize,
+        );
+        let QueuePairCapabilities { max_send_requests, max_receive_requests, .. } = capabilities;
+        let capacity = max_send_requests + max_receive_requests;
+        let completions = completion_queue(device, capacity, slot, tree)?;
+        let pair = domain.create_queue_pair(&completions, &completions, capabilities)?;
+        let psn = Psn::from_extended(RandomState::new().hash_one(pair.number().value()));
+        Ok(Self { pair, control, domain, psn })
+    }
 }
 
 /// The conversation until the plan is there.

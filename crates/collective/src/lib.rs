@@ -45,6 +45,7 @@ mod join;
 mod memory;
 mod raw;
 mod registrations;
+mod tree;
 mod watcher;
 
 /// The longest that anybody waits, a century: a limit of `Duration::MAX` means none, and must not
@@ -62,4 +63,4 @@ pub use raw::{Handle, RawCall};
 pub use registrations::RegistrationError;
 
 pub use millstream_inc::protocol::{AbortReason, Awaited, DEFAULT_PORT, Refusal};
-pub use millstream_inc::{Collective, DataType, Mode, ReduceOperation, UnknownName};
+pub use millstream_inc::{Collective, DataType, MAX_TREES, Mode, ReduceOperation, UnknownName};
