@@ -34,7 +34,14 @@ impl Dummy {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let dummy = Self { stream, decoder: FrameDecoder::new() };
         let (group, address) = (group.to_owned(), address());
-        dummy.say(&ToController::Join(Hello { group, world, rank, address, timeout_ms: 30_000 }));
+        dummy.say(&ToController::Join(Hello {
+            group,
+            world,
+            rank,
+            address,
+            timeout_ms: 30_000,
+            more_addresses: Vec::new(),
+        }));
         dummy
     }
 
@@ -62,7 +69,7 @@ impl Dummy {
     fn get_ready(&mut self) {
         assert!(matches!(self.hear(), FromController::GroupReady { .. }));
         let (qpn, psn) = (Qpn::new(77), Psn::new(0));
-        self.say(&ToController::Connect { qpn, psn, path_mtu: Mtu::B4096 });
+        self.say(&ToController::Connect { qpn, psn, path_mtu: Mtu::B4096, more: Vec::new() });
         assert!(matches!(self.hear(), FromController::Plan(_)));
     }
 }
