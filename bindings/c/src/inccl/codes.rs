@@ -65,6 +65,7 @@ impl Coded for JoinError {
             Self::Refused(refusal) => refusal.code(),
             Self::Unreachable { .. } | Self::Lost { .. } | Self::Timeout { .. } => CONTROLLER,
             Self::Protocol { .. } | Self::Plan(_) => PROTOCOL,
+            Self::TooManyDevices { .. } => ARGUMENT,
             Self::Path { .. } => SWITCH,
             Self::Agreement(error) => error.code(),
             Self::Create(_) | Self::Region(_) | Self::Modify(_) => DEVICE,

@@ -37,7 +37,8 @@ pub(super) struct Settings {
     pub(super) controllers: Vec<SocketAddr>,
     /// The group's name at the controller.
     pub(super) group: String,
-    pub(super) bind: Option<IpAddr>,
+    /// The addresses of the NICs to use, if it was said.
+    pub(super) bind: Vec<IpAddr>,
     pub(super) join_timeout: Option<Duration>,
     pub(super) call_timeout: Option<Duration>,
 }
@@ -76,26 +77,34 @@ impl Settings {
         let group = text(said.group, "INCCL_GROUP")?.unwrap_or_else(|| GROUP.to_owned());
         let said_bind = said.bind.filter(|it| !it.is_empty());
         let bind = text(said_bind, "INCCL_BIND")?;
-        let bind = bind.map(|bind| {
-            let source = if said_bind.is_some() { "bind" } else { "INCCL_BIND" };
+        let source = if said_bind.is_some() { "bind" } else { "INCCL_BIND" };
+        let address = |bind: &str| {
             let wrong =
                 || argument(format!("{source}: {bind:?} is not the address of an interface"));
             bind.parse().map_err(|_| wrong())
-        });
+        };
+        let bind = bind.iter().flat_map(|all| all.split(',')).map(address);
         let job = job(&variable)?;
         Ok(Self {
             controllers: resolve(&controller)?,
             group: job.map_or(group.clone(), |job| format!("{group}@{job}")),
-            bind: bind.transpose()?,
+            bind: bind.collect::<Result<Vec<IpAddr>, Failure>>()?,
             join_timeout: timeout(said.join_timeout_ms, "INCCL_JOIN_TIMEOUT_MS", &variable)?,
             call_timeout: timeout(said.call_timeout_ms, "INCCL_CALL_TIMEOUT_MS", &variable)?,
         })
     }
 
+    /// Opens those of further NICs, which each have a tree of their own.
+    pub(super) fn open_more_devices(&self) -> Result<Vec<Device>, Failure> {
+        let failed = |error: DeviceError| Failure::new(codes::DEVICE, error);
+        let more = self.bind.iter().skip(1);
+        more.map(|&address| open(address, None).map_err(failed)).collect()
+    }
+
     /// Opens the device that a rank uses towards this controller.
     pub(super) fn open_device(&self, controller: IpAddr) -> Result<Device, Failure> {
         let failed = |error: DeviceError| Failure::new(codes::DEVICE, error);
-        if let Some(address) = self.bind {
+        if let Some(&address) = self.bind.first() {
             return open(address, None).map_err(failed);
         }
         if !(controller.is_loopback() && controller.is_ipv4()) {
@@ -250,6 +259,9 @@ mod tests {
             let error = with(&SAID, &[(name, value)]).unwrap_err();
             assert!(error.contains(name) && error.contains(value), "{error}");
         }
+        let two = with(&SAID, &[("INCCL_BIND", "10.0.0.2,fd00::2")]).unwrap().bind;
+        assert_eq!(two, ["10.0.0.2", "fd00::2"].map(|it| it.parse::<IpAddr>().unwrap()));
+        assert!(with(&SAID, &[("INCCL_BIND", "10.0.0.2,")]).unwrap_err().contains("\"\""));
         let said = Said { bind: Some("eth1"), ..SAID };
         let error = with(&said, &[("INCCL_BIND", "10.0.0.2")]).unwrap_err();
         assert!(error.starts_with("bind: \"eth1\""), "{error}");
