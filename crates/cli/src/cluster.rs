@@ -1,6 +1,7 @@
 //! A controller, switches and hosts as processes on this machine.
 
 use std::iter;
+use std::net::{IpAddr, Ipv4Addr};
 use std::process::ExitStatus;
 use std::time::{Duration, Instant};
 
@@ -29,6 +30,8 @@ pub(crate) struct Cluster {
 pub(crate) struct Job<'a> {
     /// How many hosts there are.
     pub(crate) hosts: u32,
+    /// How many addresses each has, and so trees. With one, it finds its own.
+    pub(crate) trees: u8,
     /// Bytes of the vectors, one after the other.
     pub(crate) sizes: &'a [u64],
     pub(crate) work: Work,
@@ -108,8 +111,8 @@ impl Cluster {
         let Work { call, reduction, .. } = job.work;
         let collective = call.collective().name();
         let root = call.root().unwrap_or(0).to_string();
-        let start = |rank: u32| {
-            let rank = rank.to_string();
+        let start = |number: u32| {
+            let rank = number.to_string();
             let mut arguments = vec!["collective", "--collective", collective, "--json"];
             arguments.extend(["--verify", "--group=local", "--controller", &self.listen]);
             arguments.extend(["--world", &world, "--rank", &rank, "--size", &sizes]);
@@ -119,10 +122,24 @@ impl Cluster {
             if job.work.in_place {
                 arguments.push("--in-place");
             }
+            let several = if job.trees > 1 { 0..u32::from(job.trees) } else { 0..0 };
+            let addresses = several.map(|tree| address(number + tree * job.hosts).to_string());
+            let addresses: Vec<String> = addresses.collect();
+            arguments.extend(addresses.iter().flat_map(|address| ["--bind", address]));
             Child::start(format!("host {rank}"), &arguments)
         };
         (0..job.hosts).map(start).collect()
     }
+}
+
+/// Addresses that the hosts of a process may have together.
+pub(crate) const MAX_ADDRESSES: u32 = 254;
+
+/// One of them, which no other such process uses.
+fn address(number: u32) -> IpAddr {
+    let process = std::process::id();
+    let last = number.min(MAX_ADDRESSES - 1) as u8 + 1;
+    Ipv4Addr::new(127, 192 | (process >> 8) as u8 & 63, process as u8, last).into()
 }
 
 /// Whether a host that found so many wrong elements ended as it should: it fails if there are any.

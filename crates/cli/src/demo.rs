@@ -169,6 +169,7 @@ fn reduce(size: u64, rows: &mut Vec<Row>) -> anyhow::Result<u64> {
         let work = Work::new(Collective::AllReduce, reduction, 0, false, HOSTS)?;
         work.count(size, HOSTS)?;
         let job = Job {
+            trees: 1,
             hosts: HOSTS,
             sizes: &[size],
             work,

@@ -21,9 +21,10 @@ pub(crate) struct Choice {
     /// Device: soft-ADDRESS, or one of the system's such as mlx5_0 or rxe0 [default: soft]
     #[arg(short, long, value_name = "D", conflicts_with = "bind")]
     device: Option<String>,
-    /// Local address of a soft device [default: one that leads to the peer, or the controller]
+    /// Local address of a soft device; of a rank, several have a tree each [default: one that leads to the peer, or the
+    /// controller]
     #[arg(long, value_name = "IP")]
-    bind: Option<IpAddr>,
+    bind: Vec<IpAddr>,
     /// How a soft device sends: udp, which needs no privileges, or packet, which needs CAP_NET_RAW
     /// and checks the whole invariant CRC [default: udp]
     #[arg(long, value_name = "DRIVER")]
@@ -67,7 +68,22 @@ impl Choice {
 
     /// What was chosen, or which options do not go together.
     pub(crate) fn resolve(&self) -> anyhow::Result<Chosen> {
-        bind::check(self.bind.as_slice())?;
+        if let [_, second, ..] = self.bind[..] {
+            return Err(usage(format!("--bind {second}: this command has one device")));
+        }
+        self.resolve_at(self.bind.first().copied())
+    }
+
+    /// As [`Choice::resolve`], for a command that can have several soft devices.
+    pub(crate) fn resolve_all(&self) -> anyhow::Result<Vec<Chosen>> {
+        match &self.bind[..] {
+            [] => Ok(vec![self.resolve_at(None)?]),
+            all => all.iter().map(|&address| self.resolve_at(Some(address))).collect(),
+        }
+    }
+
+    fn resolve_at(&self, bind: Option<IpAddr>) -> anyhow::Result<Chosen> {
+        bind::check(&self.bind)?;
         let kind = match self.device.as_deref().map(|name| (name, address::of_device(name))) {
             Some((name, None)) if name.starts_with("soft-") => {
                 return Err(usage(format!(
@@ -98,7 +114,7 @@ impl Choice {
                         "--gid-index {index}: a soft device has one address; choose it with --bind"
                     )));
                 }
-                let address = soft.and_then(|(_, address)| address).or(self.bind);
+                let address = soft.and_then(|(_, address)| address).or(bind);
                 let segmentation_offload = !self.no_segmentation_offload;
                 let driver = self.driver.unwrap_or_default();
                 Kind::Soft { address, driver, segmentation_offload }

@@ -79,6 +79,18 @@ fn trees_of_switches_are_exact() {
     }
 }
 
+#[test]
+fn several_trees_are_exact() {
+    let shape = ["bench", "allreduce", "--hosts=3", "--trees=2", "--switches=2", "--json"];
+    let more = ["--size=4,0,32768,1000004", "--iters=3", "--warmup-iters=0"];
+    let table = run(&[&shape[..], &more].concat()).success().json();
+    for row in table["rows"].as_array().unwrap() {
+        assert_eq!((&row["wrong"], &row["trees"]), (&0.into(), &2.into()), "{row}");
+    }
+    let many = run(&["bench", "allreduce", "--hosts=100", "--trees=3"]);
+    assert!(many.failure(2).contains("100 hosts would need 300 addresses"));
+}
+
 /// Kills a child in the second row; returns the sentence.
 fn killed(words: &[&str]) -> String {
     killed_in(&["--hosts=3"], words)

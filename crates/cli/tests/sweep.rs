@@ -33,6 +33,7 @@ fn long_vectors_and_many_ranks_are_exact() {
     for arguments in [
         ["--world=2", "--count=1048579", "--dtype=fp16", "--op=avg"],
         ["--world=17", "--count=0,1025,40000", "--dtype=int64", "--op=sum"],
+        ["--world=3", "--count=1,1023,20000,50001", "--dtype=int32", "--trees=1,2,3"],
     ] {
         let output = run(&[&["bench", "sweep"], &arguments[..]].concat()).success();
         assert!(output.stdout.ends_with(" elements checked, 0 wrong\n"), "{}", output.stdout);

@@ -156,9 +156,56 @@ fn hosts_reduce_over_the_switches_of_the_file() {
 }
 
 #[test]
+fn ranks_with_two_addresses_have_a_tree_on_each_rail_and_hear_which_one_died() {
+    let (topology, at) = examples().remove(2);
+    let folder = Folder::new();
+    let (_controller, listen) = controller(&folder, &topology);
+    let of = |address: &str| at[address].as_str();
+    let rail = |name: &str, bind: &str| {
+        let arguments = ["switch", "--controller", &listen, "--name", name, "--bind", bind];
+        let mut switch = Running::start(name, millstream().args(arguments));
+        switch.ready();
+        switch
+    };
+    let leaves = ["127.0.51.1", "127.0.52.1"].map(of);
+    let (_first, second) = (rail("rail-0", leaves[0]), rail("rail-1", leaves[1]));
+    let ranks = |more: &[&str]| -> Vec<Running> {
+        let of_rank = |rank: u32| {
+            let [bind, other] = ["127.0.60", "127.0.61"].map(|it| format!("{it}.{}", rank + 1));
+            let more = [&["--bind", of(&other)], more].concat();
+            host(&listen, 2, rank, of(&bind), &more)
+        };
+        (0..2).map(of_rank).collect()
+    };
+    for rank in ranks(&["--size=4,16KiB,1000004", "--iters=3", "--verify"]) {
+        let output = rank.output().success();
+        let [first, second] = leaves;
+        let over = format!("over 2 trees: switch rail-0 at {first}, switch rail-1 at {second}");
+        assert!(output.stdout.contains(&over), "{}", output.stdout);
+        assert_eq!(output.stdout.matches(", 0 wrong").count(), 3, "{}", output.stdout);
+    }
+    let ranks = ranks(&["--size=1MiB", "--iters=1000000"]);
+    eventually("the plan is there", || !plans(&folder).is_empty());
+    let plan = plans(&folder).remove(0);
+    assert!(plan.contains("# Tree 0, from") && plan.contains("# Tree 1, from"), "{plan}");
+    assert_eq!(values(&plan, "name"), ["\"rail-0\"", "\"rail-1\""]);
+    assert_eq!(values(&plan, "host_id"), ["0", "1", "0", "1"]);
+    second.signal("KILL");
+    second.output();
+    let own = ["127.0.61.1", "127.0.61.2"].map(|address| format!("tree 1, from {}", of(address)));
+    for rank in ranks {
+        let output = rank.output();
+        let error = output.failure(1);
+        // Both are told what the first has found.
+        let found = own.iter().any(|own| error.contains(own));
+        assert!(error.contains(leaves[1]) && found, "{error}");
+    }
+}
+
+#[test]
 fn every_example_is_a_topology_that_refuses_others() {
     let examples = examples();
-    assert_eq!(examples.len(), 2);
+    assert_eq!(examples.len(), 3);
     for (topology, _) in examples {
         let folder = Folder::new();
         let (controller, listen) = controller(&folder, &topology);

@@ -61,6 +61,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     }
     let job = Job {
         hosts: arguments.hosts,
+        trees: arguments.tree.trees,
         sizes: &arguments.size,
         work,
         iters: arguments.iters,

@@ -166,7 +166,8 @@ fn measure(
         _ => &arguments.size,
     };
     let &Arguments { hosts, iters, warmup_iters, .. } = arguments;
-    let job = Job { hosts, sizes, work, iters, warmup_iters, patience: None };
+    let trees = arguments.tree.trees;
+    let job = Job { hosts, trees, sizes, work, iters, warmup_iters, patience: None };
     cluster.run(&job, |reports| {
         let row = Row::slowest(hosts, &arguments.tree, &reports);
         if !arguments.json {

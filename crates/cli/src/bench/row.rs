@@ -12,6 +12,7 @@ pub(super) struct Row {
     pub(super) hosts: u32,
     pub(super) switches: u32,
     pub(super) fan_in: u32,
+    pub(super) trees: u8,
     /// Bytes of the longer vector.
     pub(super) bytes: u64,
     /// Elements of the shorter one.
@@ -38,6 +39,7 @@ impl Row {
             hosts,
             switches: tree.switches,
             fan_in: tree.fan_in,
+            trees: tree.trees,
             bytes: first.map_or(0, |report| report.bytes),
             count: first.map_or(0, |report| report.count),
             iters: first.map_or(0, |report| report.iters),

@@ -1,6 +1,6 @@
 //! `bench sweep`: every collective of every type, checked element by element, in the manner of nccl-tests.
 //!
-//! All is in this process: a controller, a switch, and a thread for each rank.
+//! All is in this process: a controller, a switch for each tree, and a thread for each rank.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::mpsc;
@@ -10,7 +10,8 @@ use std::time::Instant;
 use anyhow::{Context, bail};
 use clap::Args;
 use millstream_collective::{
-    Call, Collective, CollectiveError, Communicator, DataType, JoinConfig, ReduceOperation,
+    Call, Collective, CollectiveError, Communicator, DataType, JoinConfig, MAX_TREES,
+    ReduceOperation,
 };
 use millstream_control::controller::ControllerConfig;
 use millstream_control::switch::SwitchConfig;
@@ -63,6 +64,9 @@ pub(crate) struct Arguments {
         value_delimiter = ','
     )]
     mode: Vec<Mode>,
+    /// Trees of each communicator, whose hosts have as many addresses
+    #[arg(long, value_name = "K,...", default_value = "1", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(1..=MAX_TREES as i64))]
+    trees: Vec<u8>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -73,6 +77,7 @@ pub(crate) struct Arguments {
 struct Row {
     collective: &'static str,
     world: u32,
+    trees: u8,
     mode: &'static str,
     /// Calls of all ranks together: each in place and not, aligned and not.
     calls: u64,
@@ -90,22 +95,25 @@ struct Table<'a> {
 }
 
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let cluster = Cluster::start()?;
+    let most = arguments.trees.iter().copied().max().unwrap_or(1);
+    let cluster = Cluster::start(most)?;
     if !arguments.json {
         output::line(&format!(
-            "{:<13}{:>6}{:>6}{:>9}{:>13}{:>8}{:>10}",
-            "collective", "world", "mode", "calls", "elements", "wrong", "seconds"
+            "{:<13}{:>6}{:>6}{:>6}{:>9}{:>13}{:>8}{:>10}",
+            "collective", "world", "trees", "mode", "calls", "elements", "wrong", "seconds"
         ))?;
     }
     let mut rows = Vec::new();
-    for &world in &arguments.world {
-        let mut ranks = cluster.join(world)?;
+    let shapes = arguments.world.iter();
+    let shapes = shapes.flat_map(|&world| arguments.trees.iter().map(move |&trees| (world, trees)));
+    for (world, trees) in shapes {
+        let mut ranks = cluster.join(world, trees)?;
         for &mode in &arguments.mode {
             for rank in &mut ranks {
                 rank.set_mode(mode.into());
             }
             for collective in chosen(&arguments.collective) {
-                let row = sweep(arguments, &mut ranks, collective, mode)?;
+                let row = sweep(arguments, &mut ranks, trees, collective, mode)?;
                 if !arguments.json {
                     print(&row)?;
                 }
@@ -133,10 +141,10 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 }
 
 fn print(row: &Row) -> anyhow::Result<()> {
-    let Row { collective, world, mode, calls, checked, wrong, seconds } = row;
+    let Row { collective, world, trees, mode, calls, checked, wrong, seconds } = row;
     let seconds = three_digits(*seconds);
     output::line(&format!(
-        "{collective:<13}{world:>6}{mode:>6}{calls:>9}{checked:>13}{wrong:>8}{seconds:>10}"
+        "{collective:<13}{world:>6}{trees:>6}{mode:>6}{calls:>9}{checked:>13}{wrong:>8}{seconds:>10}"
     ))
 }
 
@@ -144,6 +152,7 @@ fn print(row: &Row) -> anyhow::Result<()> {
 fn sweep(
     arguments: &Arguments,
     ranks: &mut [Communicator],
+    trees: u8,
     collective: Collective,
     mode: Mode,
 ) -> anyhow::Result<Row> {
@@ -178,6 +187,7 @@ fn sweep(
     Ok(Row {
         collective: collective.name(),
         world,
+        trees,
         mode: mode.name(),
         calls: total.calls,
         checked: total.checked,
@@ -302,10 +312,10 @@ fn check_rank<T: Number>(
     Ok(tally)
 }
 
-/// A controller and a switch in this process, until it ends.
+/// A controller and switches in this process, until it ends.
 struct Cluster {
     controller: SocketAddr,
-    _stop: [Shutdown; 2],
+    _stop: Vec<Shutdown>,
 }
 
 /// An address of 127/8 that no other such process uses.
@@ -315,7 +325,8 @@ fn address(host: u32) -> IpAddr {
 }
 
 impl Cluster {
-    fn start() -> anyhow::Result<Self> {
+    /// With so many switches.
+    fn start(switches: u8) -> anyhow::Result<Self> {
         let config = ControllerConfig::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let (stop_controller, stopped) = shutdown();
         let (ready, listening) = mpsc::channel();
@@ -325,23 +336,38 @@ impl Cluster {
             controller::run(config, ready, stopped)
         });
         let controller = listening.recv().context("the controller does not start")?;
-        let (stop_switch, stopped) = shutdown();
-        let (ready, serving) = mpsc::channel();
-        let config = SwitchConfig::new(controller, "sweep", address(0));
-        thread::spawn(move || {
-            let ready = |address| ready.send(address).unwrap_or_default();
-            switch::run(config, ready, stopped)
-        });
-        serving.recv().context("the switch does not start")?;
-        Ok(Self { controller, _stop: [stop_controller, stop_switch] })
+        let mut stop = vec![stop_controller];
+        for number in 0..switches {
+            let (stop_switch, stopped) = shutdown();
+            let (ready, serving) = mpsc::channel();
+            // From above, where no rank is.
+            let address = address(253 - u32::from(number));
+            let config = SwitchConfig::new(controller, format!("sweep-{number}"), address);
+            thread::spawn(move || {
+                let ready = |address| ready.send(address).unwrap_or_default();
+                switch::run(config, ready, stopped)
+            });
+            serving.recv().context("a switch does not start")?;
+            stop.push(stop_switch);
+        }
+        Ok(Self { controller, _stop: stop })
     }
 
     /// All ranks of a group.
-    fn join(&self, world: u32) -> anyhow::Result<Vec<Communicator>> {
+    fn join(&self, world: u32, trees: u8) -> anyhow::Result<Vec<Communicator>> {
         let join = |rank| -> anyhow::Result<Communicator> {
-            let device = Device::open_soft(&SoftConfig::new(address(rank + 1)))?;
-            let group = format!("sweep of {world}");
-            Ok(Communicator::join(&JoinConfig::new(self.controller, group, world, rank, &device))?)
+            let open = |tree: u8| {
+                Device::open_soft(&SoftConfig::new(address(rank + u32::from(tree) * world)))
+            };
+            let group = format!("sweep of {world} over {trees}");
+            let mut config = JoinConfig::new(self.controller, group, world, rank, &open(0)?);
+            for tree in 1..trees {
+                config.more_devices.push(open(tree)?);
+            }
+            let joined = Communicator::join(&config)?;
+            let found = joined.switches().count();
+            anyhow::ensure!(found == usize::from(trees), "{found} trees in place of {trees}");
+            Ok(joined)
         };
         thread::scope(|scope| {
             let ranks: Vec<_> = (0..world).map(|rank| scope.spawn(move || join(rank))).collect();

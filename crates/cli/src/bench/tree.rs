@@ -1,9 +1,10 @@
 //! Over how many switches collectives are measured.
 
 use clap::Args;
+use millstream_collective::MAX_TREES;
 use millstream_control::controller::FanIn;
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, MAX_ADDRESSES};
 use crate::controller::FAN_IN;
 use crate::failure::usage;
 
@@ -19,6 +20,9 @@ pub(super) struct Tree {
     /// Switch processes, which take the places in the tree by turns
     #[arg(long, value_name = "S", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=MAX_PROCESSES))]
     pub(super) switches: u32,
+    /// Trees of the communicator: each host has so many addresses
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=MAX_TREES as i64))]
+    pub(super) trees: u8,
 }
 
 impl Tree {
@@ -31,6 +35,13 @@ impl Tree {
                 "--fan-in {fan_in}: a tree of it has up to {most} hosts, not --hosts {hosts}"
             )));
         }
+        let addresses = hosts * u32::from(self.trees);
+        if self.trees > 1 && addresses > MAX_ADDRESSES {
+            return Err(usage(format!(
+                "--trees {}: {hosts} hosts would need {addresses} addresses, of {MAX_ADDRESSES}",
+                self.trees
+            )));
+        }
         Ok(())
     }
 
@@ -41,9 +52,13 @@ impl Tree {
             1 => format!("a switch at {addresses}"),
             count => format!("{count} switches at {addresses}"),
         };
-        match self.fan_in {
+        let switches = match self.fan_in {
             fan_in if fan_in < hosts => format!("{switches}, up to {fan_in} children each"),
             _ => switches,
+        };
+        match self.trees {
+            1 => switches,
+            trees => format!("{trees} trees of {switches}"),
         }
     }
 }

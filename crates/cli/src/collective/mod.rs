@@ -7,7 +7,7 @@ mod work;
 
 use anyhow::{Context, bail};
 use clap::Args;
-use millstream_collective::Collective;
+use millstream_collective::{Collective, Communicator};
 
 pub(crate) use measure::{Latency, Parts, Report};
 pub(crate) use number::{Number, Reference, of_type};
@@ -65,21 +65,17 @@ pub(crate) fn take_part(
     room.with_context(|| format!("no memory for two vectors of {}", units::readable(largest)))?;
     let mut communicator = participation::join(arguments)?;
     if !arguments.json {
-        let (name, address) = communicator.switch();
-        let group = &arguments.group;
-        output::line(&format!(
-            "rank {rank} of {world} in group {}, over switch {} at {address}",
-            output::escaped(group),
-            output::escaped(name)
-        ))?;
+        let switches = switches(&communicator);
+        let group = output::escaped(&arguments.group);
+        output::line(&format!("rank {rank} of {world} in group {group}, over {switches}"))?;
     }
     let (mut checked, mut wrong) = (0, 0);
     for count in counts {
         let repetitions = Repetitions { iters, warmup_iters, verify };
         let report = measure::measure(&mut communicator, &work, count, repetitions);
         let report = report.with_context(|| {
-            let (name, address) = communicator.switch();
-            format!("the {collective} of rank {rank} over switch {name} at {address} failed")
+            let switches = switches(&communicator);
+            format!("the {collective} of rank {rank} over {switches} failed")
         })?;
         if arguments.json {
             output::json(&report)?;
@@ -94,6 +90,16 @@ pub(crate) fn take_part(
         bail!("{wrong} of {checked} elements are wrong");
     }
     Ok(())
+}
+
+/// The switches that a rank is connected to, one for each tree.
+fn switches(communicator: &Communicator) -> String {
+    let one = |(name, address)| format!("switch {} at {address}", output::escaped(name));
+    let all: Vec<String> = communicator.switches().map(one).collect();
+    match &all[..] {
+        [only] => only.clone(),
+        several => format!("{} trees: {}", several.len(), several.join(", ")),
+    }
 }
 
 fn text(report: &Report) -> String {

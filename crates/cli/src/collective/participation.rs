@@ -5,10 +5,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use millstream_collective::{Awaited, Communicator, JoinConfig, JoinError};
+use millstream_collective::{Awaited, Communicator, JoinConfig, JoinError, MAX_TREES};
+use millstream_verbs::Device;
 
 use super::work::Reduction;
-use crate::device::Choice;
+use crate::device::{Choice, Chosen};
+use crate::failure::usage;
 use crate::note::note;
 use crate::{address, controller, units};
 
@@ -69,8 +71,19 @@ pub(crate) struct Participation {
 pub(super) fn join(arguments: &Participation) -> anyhow::Result<Communicator> {
     let &Participation { world, rank, wait, timeout, .. } = arguments;
     let controller = address::resolve(&arguments.controller)?;
-    let device = arguments.device.resolve()?.open(controller.ip(), Instant::now())?;
+    let chosen = arguments.device.resolve_all()?;
+    if chosen.len() > MAX_TREES {
+        let count = chosen.len();
+        return Err(usage(format!(
+            "--bind is given {count} times: a rank has up to {MAX_TREES} trees"
+        )));
+    }
+    let open = |chosen: &Chosen| chosen.open(controller.ip(), Instant::now());
+    let mut devices = chosen.iter().map(open).collect::<anyhow::Result<Vec<Device>>>()?;
+    let more_devices = devices.split_off(1);
+    let device = devices.remove(0);
     let mut config = JoinConfig::new(controller, &arguments.group, world, rank, &device);
+    config.more_devices = more_devices;
     config.timeout = timeout.unwrap_or(config.timeout);
     config.call_timeout = timeout.unwrap_or(config.call_timeout);
     let (start, mut announcer) = (Instant::now(), Announcer::new());
