@@ -51,6 +51,7 @@ fn whatever_happens() {
         "switches: parent lost",
         "switches: violation",
         "timeouts",
+        "trees of communicators that have several",
         "trees of 1",
         "trees of 2",
         "trees of 3",

@@ -122,6 +122,7 @@ impl Host {
         }
         self.members.push(Member {
             group: number,
+            family: group.family,
             rank,
             qpn,
             completions,

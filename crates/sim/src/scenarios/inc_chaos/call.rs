@@ -28,6 +28,10 @@ pub(super) struct Shape {
     pub(super) root: u32,
     pub(super) count: u64,
     pub(super) mode: Mode,
+    /// What of it is on this tree.
+    pub(super) stripe: Stripe,
+    /// Its number among those of all trees.
+    pub(super) number: u64,
 }
 
 /// The memory of a rank for one call: guards, the source and the destination.
@@ -35,6 +39,7 @@ pub(super) struct Shape {
 pub(super) struct Arena {
     /// What is called. Key and addresses of what the rank has are those of the arena, once it is registered.
     pub(super) request: CollectiveCall,
+    pub(super) number: u64,
     pub(super) bytes: Vec<u8>,
     /// Where the source is; empty where there is none.
     source: Range<usize>,
@@ -59,6 +64,8 @@ impl Shape {
             root: rng.below(sizes.world.into()) as u32,
             count: 0,
             mode: pick(rng, modes),
+            stripe: Stripe::WHOLE,
+            number: 0,
         };
         while shape.reduces() && Kernel::of(shape.data_type, shape.operation).is_none() {
             shape.operation = pick(rng, ReduceOperation::ALL);
@@ -101,7 +108,7 @@ impl Shape {
     pub(super) const fn is_small(&self, sizes: &Sizes) -> bool {
         let bytes = self.part_bytes() as u64 * self.parts(sizes.world);
         let barrier = matches!(self.collective, Collective::Barrier);
-        !barrier && bytes > 0 && bytes <= Self::small_bytes(sizes)
+        !barrier && self.stripe.trees() == 1 && bytes > 0 && bytes <= Self::small_bytes(sizes)
     }
 
     const fn parts(&self, world: u32) -> u64 {
@@ -164,12 +171,23 @@ impl Shape {
             let length = arena.destination.len();
             let own = if self.collective == Collective::ReduceScatter { rank * length } else { 0 };
             let mut expected = arena.bytes.clone();
-            if length > 0 {
-                expected[arena.destination.clone()].copy_from_slice(&whole[own..own + length]);
+            let target = &mut expected[arena.destination.clone()];
+            let result = &whole[own..own + length];
+            for range in self.on_tree(length) {
+                target[range.clone()].copy_from_slice(&result[range]);
             }
             arena.expected = Some(expected);
         }
         arenas
+    }
+
+    /// Which bytes of a result of so many are computed on this tree.
+    fn on_tree(&self, length: usize) -> impl Iterator<Item = Range<usize>> {
+        let size = self.data_type.size() as usize;
+        let elements = self.stripe.elements(self.count);
+        let (start, end) = (elements.start as usize * size, elements.end as usize * size);
+        let parts = (0..length).step_by(self.part_bytes().max(1));
+        parts.map(move |part| part + start..part + end)
     }
 
     /// The memory of a rank whose call has no result.
@@ -202,7 +220,7 @@ impl Shape {
             operation: self.operation,
             root: self.root,
             count: self.count,
-            stripe: Stripe::WHOLE,
+            stripe: self.stripe,
             mode: self.mode,
             source_key: nothing as u32,
             source_address: source.map_or(nothing >> 20, |_| from as u64),
@@ -211,6 +229,7 @@ impl Shape {
         };
         let mut arena = Arena {
             request,
+            number: self.number,
             bytes,
             source: part,
             destination: to..to + target_bytes,

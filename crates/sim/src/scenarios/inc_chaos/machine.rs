@@ -39,6 +39,8 @@ pub(super) struct Call {
 #[derive(Debug)]
 pub(super) struct Member {
     pub(super) group: usize,
+    /// The communicator that its group is a tree of.
+    pub(super) family: usize,
     pub(super) rank: u32,
     pub(super) qpn: Qpn,
     pub(super) completions: CompletionQueueId,
@@ -64,6 +66,12 @@ impl Member {
     /// Whether nothing more comes of it.
     pub(super) const fn is_over(&self) -> bool {
         self.failed.is_some() || self.ended == self.calls.len()
+    }
+
+    /// Whether the same rank has failed on another tree of its communicator.
+    fn sibling_failed(&self, all: &[Self]) -> bool {
+        let ours = (self.family, self.rank);
+        all.iter().any(|it| (it.family, it.rank) == ours && it.failed.is_some())
     }
 
     fn run(&mut self, now: Instant, endpoint: &mut Endpoint<OwnedMemory>, wrong: &mut Vec<String>) {
@@ -116,7 +124,8 @@ impl Member {
             self.deadline = Some(now + CALL_LIMIT);
             self.probe_at = Some(now + PROBE_EVERY);
             busy = true;
-            let started = self.worker.start(&self.calls[self.ended].arena.request);
+            let Arena { number, request, .. } = &self.calls[self.ended].arena;
+            let started = self.worker.start_as(*number, request);
             if let Err(error) = started
                 && self.worker.failure().is_none()
             {
@@ -348,13 +357,20 @@ impl Machine for Participant {
         }
         match &mut self.kind {
             Kind::Host(endpoint, members) => {
-                for member in members {
+                for member in members.iter_mut() {
                     let mut wrong = Vec::new();
                     member.run(now, endpoint, &mut wrong);
                     let Member { group, rank, ended, .. } = member;
                     self.wrong.extend(wrong.into_iter().map(|what| {
                         format!("communicator {group}, rank {rank}, after {ended} calls: {what}")
                     }));
+                }
+                // What fails on one tree is over on all.
+                let failed: Vec<bool> =
+                    members.iter().map(|it| !it.is_over() && it.sibling_failed(members)).collect();
+                for (member, _) in members.iter_mut().zip(failed).filter(|(_, failed)| *failed) {
+                    let flushed = CollectiveError::Transport(CompletionStatus::Flushed);
+                    member.end(now, endpoint, flushed, &mut self.wrong);
                 }
             }
             Kind::Switch(node) => self.events.extend(core::iter::from_fn(|| node.poll_event())),

@@ -3,7 +3,7 @@
 use core::net::{IpAddr, Ipv4Addr};
 use core::time::Duration;
 
-use millstream_inc::Mode;
+use millstream_inc::{Mode, Stripe};
 use millstream_wire::Mtu;
 
 use super::call::{Shape, Sizes};
@@ -74,9 +74,11 @@ pub(super) enum Trouble {
     },
 }
 
-/// A communicator.
+/// A communicator, or one tree of several that it has.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
+    /// The communicator: groups that have the same number are its trees.
+    pub(super) family: usize,
     pub(super) tree: Tree,
     pub(super) sizes: Sizes,
     pub(super) path_mtu: Mtu,
@@ -106,6 +108,8 @@ pub(super) struct World {
     pub(super) timeout: u8,
     pub(super) groups: Vec<Group>,
     pub(super) troubles: Vec<(Duration, Trouble)>,
+    /// Some trouble need not be survived.
+    breaks: bool,
     /// How long it takes whoever watches over a communicator to end it.
     pub(super) watch: Duration,
 }
@@ -137,7 +141,8 @@ impl World {
         let (link, acknowledgement_loss) = draw_link(rng, heavy, disturbed);
         let late = if one_in(rng, 3) { Probability::per_mille(10) } else { Probability::NEVER };
         let count = if one_in(rng, 3) { rng.between(2, 3) } else { 1 };
-        let groups = (0..count).map(|_| Group::draw(rng, hosts, switches)).collect();
+        let draw = |family| Group::draw(rng, family as usize, hosts, switches);
+        let groups = (0..count).map(draw).collect();
         let mut world = Self {
             hosts,
             switches,
@@ -147,6 +152,7 @@ impl World {
             timeout,
             groups,
             troubles: Vec::new(),
+            breaks,
             watch: moment(rng) * 20,
         };
         if heavy {
@@ -155,6 +161,33 @@ impl World {
         }
         world.draw_troubles(rng, breaks, disturbed);
         world
+    }
+
+    /// Makes trees of some communicators one of two or three: each call is divided, or on one of them. Drawn from numbers
+    /// of its own, so that a seed of before is the same run but for that.
+    pub(super) fn add_trees(&mut self, rng: &mut Rng) {
+        for index in 0..self.groups.len() {
+            if one_in(rng, 3) {
+                let trees = rng.between(2, 3) as u8;
+                let more = self.groups[index].split(rng, trees, self.switches);
+                self.groups.extend(more);
+            }
+        }
+        // What breaks one tree ends the others.
+        let uses = |group: &Group, trouble: &Trouble| match *trouble {
+            Trouble::Cut { machine, .. }
+            | Trouble::Stand { machine, .. }
+            | Trouble::Death { machine } => group.uses(machine, self.hosts),
+            _ => false,
+        };
+        let broken = |group: &Group| {
+            let fails = self.groups.iter().any(|it| it.family == group.family && it.may_fail);
+            let hits = |it: &Group| self.troubles.iter().any(|(_, trouble)| uses(it, trouble));
+            let hit = self.groups.iter().any(|it| it.family == group.family && hits(it));
+            fails || hit && self.breaks
+        };
+        let broken: Vec<bool> = self.groups.iter().map(broken).collect();
+        self.groups.iter_mut().zip(broken).for_each(|(group, broken)| group.may_fail = broken);
     }
 
     /// The time that a connection waits for an answer before it asks again.
@@ -246,7 +279,7 @@ fn draw_link(rng: &mut Rng, heavy: bool, disturbed: bool) -> (LinkOptions, Proba
 }
 
 impl Group {
-    fn draw(rng: &mut Rng, hosts: usize, switches: usize) -> Self {
+    fn draw(rng: &mut Rng, family: usize, hosts: usize, switches: usize) -> Self {
         let world = rng.between(1, 12) as u32;
         let tree = Tree::draw(rng, world, switches);
         let path_mtu = [Mtu::B256, Mtu::B512, Mtu::B1024][rng.below(3) as usize];
@@ -261,9 +294,14 @@ impl Group {
             1 => &[Mode::Send],
             _ => &[Mode::Write, Mode::Send],
         };
-        let calls = (0..rng.between(1, 6)).map(|_| Shape::draw(rng, &sizes, modes)).collect();
+        let calls = (0..rng.between(1, 6)).map(|number| {
+            let shape = Shape::draw(rng, &sizes, modes);
+            Shape { number, ..shape }
+        });
+        let calls: Vec<Shape> = calls.collect();
         let hosts = (0..world).map(|_| rng.below(hosts as u64) as usize).collect();
         Self {
+            family,
             tree,
             sizes,
             path_mtu,
@@ -274,6 +312,36 @@ impl Group {
             may_fail: false,
             is_watched: true,
         }
+    }
+
+    /// Becomes the first of so many trees; the others.
+    fn split(&mut self, rng: &mut Rng, trees: u8, switches: usize) -> Vec<Self> {
+        let mut divided: Vec<bool> = self.calls.iter().map(|_| one_in(rng, 2)).collect();
+        if let Some((call, ..)) = self.mismatch {
+            // Ranks differ on the first tree.
+            divided[call] = true;
+        }
+        let calls = |tree: u8| {
+            let part = |(shape, &divided): (&Shape, &bool)| {
+                let turn = shape.number % u64::from(trees) == u64::from(tree);
+                let stripe = if divided { Stripe::new(tree, trees) } else { Some(Stripe::WHOLE) };
+                let stripe = stripe.filter(|_| divided || turn)?;
+                Some(Shape { stripe, ..*shape })
+            };
+            self.calls.iter().zip(&divided).filter_map(part).collect::<Vec<_>>()
+        };
+        let mut more = Vec::new();
+        for tree in 1..trees {
+            let (calls, shape) = (calls(tree), Tree::draw(rng, self.sizes.world, switches));
+            let (mismatch, rude, is_watched) = (None, None, true);
+            more.push(Self { tree: shape, calls, mismatch, rude, is_watched, ..self.clone() });
+        }
+        self.calls = calls(0);
+        if let Some((call, _, other)) = &mut self.mismatch {
+            other.stripe = Stripe::new(0, trees).unwrap_or(other.stripe);
+            *call = self.calls.iter().position(|it| it.number == other.number).unwrap_or_default();
+        }
+        more
     }
 
     /// Whether a machine is one of its hosts or switches.
