@@ -187,6 +187,9 @@ impl Group {
         let gone = |(_, node): &(usize, &Node)| node.step == Step::Gone;
         let ended = self.nodes.iter().enumerate().filter(gone).map(|(at, _)| trees.tree_of(at));
         let ended: BTreeSet<usize> = ended.collect();
+        if ended.is_empty() {
+            return BTreeSet::new();
+        }
         let elsewhere = |(at, node): (usize, &Node)| {
             (!ended.contains(&trees.tree_of(at))).then_some(node.communicator)
         };

@@ -74,8 +74,8 @@ impl Controller {
         }
         check_addresses(&hello.more_addresses)?;
         if let Some(topology) = &self.config.topology {
-            let all = [address].into_iter().chain(hello.more_addresses.iter().copied());
-            if let Some(address) = { all }.find(|&address| !topology.has_host(address)) {
+            let mut all = [address].into_iter().chain(hello.more_addresses.iter().copied());
+            if let Some(address) = all.find(|&address| !topology.has_host(address)) {
                 return Err(Refusal::UnknownHost { rank, address });
             }
         }

@@ -308,6 +308,15 @@ impl Controller {
         Some((name, below.address))
     }
 
+    /// As [`Group::nodes_elsewhere`], of such nodes.
+    pub(super) fn held_elsewhere(&self, group: GroupIdentity) -> Vec<u64> {
+        let ours = || self.held.iter().filter(move |(_, held)| held.group == group);
+        let ended: BTreeSet<usize> =
+            ours().filter(|(_, held)| held.gone).map(|(_, held)| held.tree).collect();
+        let elsewhere = ours().filter(|(_, held)| !ended.is_empty() && !ended.contains(&held.tree));
+        elsewhere.map(|(&communicator, _)| communicator).collect()
+    }
+
     /// Has the switches end such nodes of a group that is over.
     pub(super) fn end_held(
         &mut self,

@@ -576,7 +576,8 @@ impl Controller {
         {
             self.remember(group.identity, Some(reason.clone()));
         }
-        let elsewhere = group.nodes_elsewhere();
+        let mut elsewhere = group.nodes_elsewhere();
+        elsewhere.extend(self.held_elsewhere(group.identity));
         self.end_nodes(&group, |communicator| match *end {
             End::Aborted(AbortReason::PeerLost { rank, .. }) if group.ready => {
                 Some(FromController::AbortCommunicator { communicator, rank })

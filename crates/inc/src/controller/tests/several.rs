@@ -2,7 +2,7 @@
 
 use super::world::{World, hello, seconds};
 use super::*;
-use crate::protocol::{HostQueuePair, PlannedTree, SwitchLimits};
+use crate::protocol::{HeldNode, HostQueuePair, PlannedTree, Resume, SwitchLimits};
 use crate::stripe::MAX_TREES;
 use crate::topology::{ConnectionEntry, SwitchEntry};
 
@@ -187,6 +187,64 @@ fn where_there_is_no_room_for_a_further_tree_there_are_fewer() {
     assert!(
         matches!(&heard[..], [FromController::GroupReady { more_switches, .. }] if more_switches.is_empty())
     );
+}
+
+#[test]
+fn a_restarted_controller_knows_which_tree_a_node_is_of() {
+    let identity = [11, 12];
+    let back = |world: &mut World| {
+        let mut communicator = 77;
+        for (tree, (switch, name)) in [(SWITCH, "s"), (OTHER, "t")].into_iter().enumerate() {
+            let presence = Presence { incarnation: 3, term: 4, held: 1 };
+            world.switch_with(switch, name, tree as u8 + 1, presence);
+            let (group, tree, below) = (identity, tree as u8, Vec::new());
+            let node = HeldNode { group, communicator, children: 2, below, tree };
+            world.say(switch, ToController::Held { nodes: vec![node] });
+            world.heard(switch);
+            communicator += 1;
+        }
+        let host = ConnectionId(0);
+        for rank in [1, 0] {
+            world.connect(ConnectionId(rank.into()));
+            let resume = Resume {
+                term: 5,
+                group: "g".to_owned(),
+                identity,
+                communicator: 77,
+                world: 2,
+                rank,
+                address: at(rank, 0),
+                departed: false,
+                more_addresses: vec![at(rank, 10)],
+            };
+            world.say(ConnectionId(rank.into()), ToController::Resume(resume));
+        }
+        world.heard(host);
+        host
+    };
+    let mut told = Vec::new();
+    for report in [
+        SwitchReport::PeerLost { rank: 1, detail: "silent".to_owned() },
+        SwitchReport::Mismatch { rank: 1, detail: "count".to_owned() },
+    ] {
+        let mut world = World::new();
+        let host = back(&mut world);
+        world.say(OTHER, ToController::Report { communicator: 78, report });
+        let heard = world.heard(host);
+        let [FromController::Abort { reason }] = &heard[..] else { panic!("{heard:?}") };
+        told.push((reason.to_string(), world.heard(SWITCH), world.heard(OTHER)));
+    }
+    let (lost, first, _) = &told[0];
+    assert_eq!(lost, "rank 1 is lost: tree 1 at 127.0.10.2: silent");
+    assert_eq!(first[..], [FromController::AbortCommunicator { communicator: 77, rank: 1 }]);
+    let destroy = FromController::DestroyCommunicator { communicator: 77 };
+    assert_eq!((&told[1].1[..], &told[1].2[..]), (&[destroy][..], &[][..]));
+    let mut world = World::new();
+    let host = back(&mut world);
+    world.say(host, ToController::SwitchLost { detail: "silent".to_owned(), tree: 1 });
+    let heard = world.heard(host);
+    let [FromController::Abort { reason }] = &heard[..] else { panic!("{heard:?}") };
+    assert!(reason.to_string().starts_with("switch \"t\" at 127.0.1.2 is lost"), "{reason}");
 }
 
 /// Two leaves that every host is connected to, with an address each, and two spines above both leaves. `crossed`: each
