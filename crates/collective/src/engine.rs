@@ -418,9 +418,8 @@ impl Engine {
         if state.failure.as_ref().is_none_or(|failure| failure.provisional) {
             state.failure = Some(Failure { error, tree: None, provisional: false });
         }
-        for tree in 0..self.links.len() {
-            self.advance(&mut state, tree);
-        }
+        state.trees.iter_mut().for_each(Tree::stop);
+        self.advance(&mut state, 0);
         drop(state);
         self.notify();
         self.disconnect();
@@ -487,8 +486,8 @@ impl Engine {
         if !state.left.contains(&(rank, collectives)) {
             state.left.push((rank, collectives));
         }
-        let running = state.trees.iter().filter_map(|tree| tree.running);
-        let error = { running }.find_map(|running| state.outlived(running.sequence));
+        let mut running = state.trees.iter().filter_map(|tree| tree.running);
+        let error = running.find_map(|running| state.outlived(running.sequence));
         drop(state);
         if let Some(error) = error {
             self.fail(error);
