@@ -232,3 +232,51 @@ fn a_copy_over_a_link_that_stays_cut_fails_in_time() {
         assert!(sentence.contains(words), "{sentence}");
     }
 }
+
+#[test]
+fn the_nics_of_each_host_carry_an_allreduce_together() {
+    let rails = ["x", "y"];
+    let plan = Plan::new().hosts(["a", "b", "s"]).switch("x").switch("y");
+    let plan = rails.iter().fold(plan, |plan, rail| plan.links("*", rail, 1, &link(200)));
+    let Some(lab) = lab(&plan) else { return };
+    let at_switch = addresses(&lab, "s", 0);
+    let listen = format!("{}:0", at_switch[0]);
+    let words = ["controller", "--listen", &listen];
+    let mut controller = Running::start("controller", &mut at(&lab, "s", &words, &[]));
+    let listen = controller.ready()["listen"].as_str().unwrap().to_owned();
+    let _switches: Vec<Running> = rails
+        .iter()
+        .zip(&at_switch)
+        .map(|(name, &bind)| {
+            let words = ["switch", "--controller", &listen, "--name", name];
+            let mut switch = Running::start(name, &mut at(&lab, "s", &words, &[bind]));
+            switch.ready();
+            switch
+        })
+        .collect();
+    let rank = |rank: &str, host: &str, more: &[&str]| {
+        let words = ["allreduce", "--controller", &listen, "--world=2", "--rank", rank];
+        let words = [&words[..], more].concat();
+        Running::start(host, &mut at(&lab, host, &words, &addresses(&lab, host, 0)))
+    };
+    let verified = ["--size=4,1000004", "--iters=3", "--verify"];
+    for host in [("0", "a"), ("1", "b")].map(|(number, host)| rank(number, host, &verified)) {
+        let output = host.output().success();
+        assert_eq!(output.stdout.matches(", 0 wrong").count(), 2, "{}", output.stdout);
+    }
+    let long = ["--size=4MiB", "--iters=100000"];
+    let hosts = [("0", "a"), ("1", "b")].map(|(number, host)| rank(number, host, &long));
+    for host in &hosts {
+        // Each has a half of every result.
+        eventually("both NICs have received", || {
+            received(host.id()).iter().all(|&bytes| bytes > 6 << 20)
+        });
+        let bytes = received(host.id());
+        let (least, most) = (bytes.iter().min().unwrap(), bytes.iter().max().unwrap());
+        assert!(bytes.len() == 2 && most - least < most / 2, "{bytes:?}");
+    }
+    for host in hosts {
+        host.signal("KILL");
+        host.output();
+    }
+}

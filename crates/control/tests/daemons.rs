@@ -254,6 +254,7 @@ impl PlayedController {
                 world: 2,
                 has_parent: false,
                 children: vec![child(0), child(1)],
+                tree: 0,
             },
         );
         self.switch.hear().unwrap()
@@ -373,7 +374,7 @@ fn a_switch_that_loses_its_controller_looks_for_it_and_keeps_what_it_has() {
         assert_eq!((presence.term, held.len()), (7, 1));
         assert_eq!(*first.get_or_insert(presence.incarnation), presence.incarnation);
         let (group, below) = ([7, 1], Vec::new());
-        assert_eq!(held, [HeldNode { group, communicator: 7, children: 2, below }]);
+        assert_eq!(held, [HeldNode { group, communicator: 7, children: 2, below, tree: 0 }]);
         played.switch.command(7, FromController::Registered);
     }
     // Ready is said once.
