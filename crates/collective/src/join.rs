@@ -140,8 +140,8 @@ pub(crate) fn join(
             let detail = format!("it has {} trees for {} devices", switches.len(), devices.len());
             return Err(JoinError::Protocol { controller, detail });
         }
-        for tree in ends.len()..switches.len() {
-            ends.push(TreeEnd::new(devices[tree], &host, &slot, tree)?);
+        for (tree, device) in devices.iter().enumerate().take(switches.len()).skip(ends.len()) {
+            ends.push(TreeEnd::new(device, &host, &slot, tree)?);
         }
         let of = |end: &TreeEnd| HostQueuePair { qpn: end.pair.number(), psn: end.psn };
         let mut pairs = ends[..switches.len()].iter().map(of);

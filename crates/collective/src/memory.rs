@@ -102,18 +102,17 @@ impl Domains {
         length: usize,
         access: Access,
     ) -> Result<Regions, RegionError> {
-        let mut regions = Regions::default();
-        for (domain, region) in self.0.iter().zip(&mut regions.0) {
+        let register = |domain: &ProtectionDomain| {
             // SAFETY: the caller promises it.
-            *region = Some(unsafe { domain.register_memory(address, length, access)? });
-        }
-        Ok(regions)
+            unsafe { domain.register_memory(address, length, access) }
+        };
+        Ok(Regions(self.0.iter().map(register).collect::<Result<_, _>>()?))
     }
 }
 
 /// The regions of the same memory on all devices.
-#[derive(Debug, Default)]
-pub(crate) struct Regions([Option<MemoryRegion>; MAX_TREES]);
+#[derive(Debug)]
+pub(crate) struct Regions(Box<[MemoryRegion]>);
 
 /// The keys of a region.
 #[derive(Clone, Copy, Debug, Default)]
@@ -134,11 +133,12 @@ pub(crate) struct Operand {
 impl Operand {
     /// All of what was registered.
     pub(crate) fn of(regions: &Regions) -> Self {
-        let keys_of =
-            |region: &MemoryRegion| Keys { local: region.key(), remote: region.remote_key() };
+        let mut keys = [Keys::default(); MAX_TREES];
+        for (keys, region) in keys.iter_mut().zip(&regions.0) {
+            *keys = Keys { local: region.key(), remote: region.remote_key() };
+        }
         // Where the memory is, for all of them.
-        let address = regions.0[0].as_ref().map_or(0, MemoryRegion::address);
-        let keys = regions.0.each_ref().map(|it| it.as_ref().map_or_else(Keys::default, keys_of));
+        let address = regions.0.first().map_or(0, MemoryRegion::address);
         Self { keys, address }
     }
 
