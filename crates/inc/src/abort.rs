@@ -13,7 +13,7 @@ use core::fmt;
 
 use thiserror::Error;
 
-use crate::descriptor::Field;
+use crate::descriptor::{Descriptor, Field};
 
 /// Bytes of the message.
 pub const ABORT_BYTES: usize = 40;
@@ -91,6 +91,13 @@ impl Overdue {
         self.count = count;
     }
 
+    /// These ranks are.
+    pub fn of(sequence: u64, ranks: impl Iterator<Item = u32>) -> Self {
+        let mut overdue = Self::new(sequence);
+        ranks.for_each(|rank| overdue.add(rank));
+        overdue
+    }
+
     /// Those that are named.
     pub fn named(&self) -> &[u32] {
         &self.ranks[..NAMED_RANKS.min(self.count as usize)]
@@ -127,6 +134,26 @@ pub struct Mismatch {
     pub expected: u64,
     /// Its value at `rank`.
     pub found: u64,
+}
+
+impl Mismatch {
+    /// Who differs from most others, of ranks in their order. Among equally many the side of the lowest rank is taken
+    /// for the right one.
+    pub fn among(mut described: impl Iterator<Item = (u32, Descriptor)> + Clone) -> Option<Self> {
+        let same = |ours: &Descriptor| {
+            described.clone().filter(|(_, other)| ours.difference(other).is_none()).count()
+        };
+        let (mut reference, mut ours) = described.clone().next()?;
+        for (rank, descriptor) in described.clone() {
+            if same(&descriptor) > same(&ours) {
+                (reference, ours) = (rank, descriptor);
+            }
+        }
+        described.find_map(|(rank, descriptor)| {
+            let (field, expected, found) = ours.difference(&descriptor)?;
+            Some(Self { sequence: ours.sequence, rank, reference, field, expected, found })
+        })
+    }
 }
 
 impl fmt::Display for Mismatch {

@@ -162,7 +162,7 @@ impl Descriptor {
     }
 
     /// Bytes of all ranks' parts together; `None` when they are more than [`MAX_COLLECTIVE_BYTES`].
-    pub(crate) fn total_bytes(&self, world: u32) -> Option<u64> {
+    pub fn total_bytes(&self, world: u32) -> Option<u64> {
         let parts = match self.collective {
             Collective::ReduceScatter | Collective::AllGather => world,
             _ => 1,
@@ -240,8 +240,9 @@ impl Descriptor {
         Ok(descriptor)
     }
 
-    /// The first field in which `other` differs, with the value here and the value there.
-    pub(crate) fn difference(&self, other: &Self) -> Option<(Field, u64, u64)> {
+    /// The first field in which `other` differs, with the value here and the value there. The
+    /// sequence is not compared.
+    pub fn difference(&self, other: &Self) -> Option<(Field, u64, u64)> {
         let fields = |descriptor: &Self| {
             let stripe = descriptor.stripe;
             [

@@ -114,35 +114,10 @@ impl Communicator {
         (packets * self.path_mtu).min(self.cut.segment_bytes)
     }
 
-    /// Who differs from most of those who have announced. Among equally many the side of the lowest rank
-    /// is taken for the right one.
+    /// Who differs from most of those who have announced.
     fn mismatch(&self) -> Option<Mismatch> {
-        let announced = || {
-            let bits = self.announced;
-            let all = self.children.iter().enumerate();
-            all.filter(move |(child, _)| bits & 1 << child != 0).map(|(_, child)| child)
-        };
-        let same = |child: &&Child| {
-            let ours = &child.call.descriptor;
-            announced().filter(|other| ours.difference(&other.call.descriptor).is_none()).count()
-        };
-        let mut reference = announced().next()?;
-        for child in announced() {
-            if same(&child) > same(&reference) {
-                reference = child;
-            }
-        }
-        announced().find_map(|child| {
-            let ours = &reference.call.descriptor;
-            let (field, expected, found) = ours.difference(&child.call.descriptor)?;
-            Some(Mismatch {
-                sequence: ours.sequence,
-                rank: child.rank,
-                reference: reference.rank,
-                field,
-                expected,
-                found,
-            })
-        })
+        let announced = |(child, _): &(usize, &Child)| self.announced & 1 << child != 0;
+        let announced = self.children.iter().enumerate().filter(announced);
+        Mismatch::among(announced.map(|(_, child)| (child.rank, child.call.descriptor)))
     }
 }
