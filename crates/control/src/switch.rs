@@ -381,6 +381,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
             | FromController::GroupReady { .. }
             | FromController::Waiting { .. }
             | FromController::Plan(_)
+            | FromController::SharedMemory(_)
             | FromController::Left { .. }
             | FromController::Abort { .. }
             | FromController::Closed) => {

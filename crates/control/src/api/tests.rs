@@ -82,7 +82,8 @@ impl Lab {
         self.controller.handle_connected(Instant::ZERO, ConnectionId(connection));
         let (group, address) = (group.to_owned(), [10, 0, 1, rank as u8].into());
         let more_addresses = Vec::new();
-        let hello = Hello { group, world, rank, address, timeout_ms: 1000, more_addresses };
+        let (timeout_ms, same_machine) = (1000, None);
+        let hello = Hello { group, world, rank, address, timeout_ms, more_addresses, same_machine };
         self.say(connection, ToController::Join(hello));
     }
 

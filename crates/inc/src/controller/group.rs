@@ -11,8 +11,8 @@ use super::counted::Counted;
 use super::resume::Revived;
 use crate::plan::{Forest, SwitchId};
 use crate::protocol::{
-    AbortReason, Awaited, FromController, GroupIdentity, RankList, Refusal, SwitchEdge,
-    SwitchUplink,
+    AbortReason, Awaited, FromController, GroupIdentity, RankList, Refusal, SameMachine,
+    SwitchEdge, SwitchUplink,
 };
 use crate::topology::LinkIndex;
 
@@ -45,6 +45,8 @@ pub(super) struct Member {
     pub(super) more_addresses: Vec<IpAddr>,
     /// One for each tree; none before it has connected.
     pub(super) ends: Vec<HostEnd>,
+    /// How ranks of its machine find it, if it wants that.
+    pub(super) same_machine: Option<SameMachine>,
     /// It has said that it is done, after so many collectives. Its connection may be gone.
     pub(super) left: Option<u64>,
     /// It is away, and lost when it is not back by then.
@@ -84,7 +86,7 @@ pub(super) struct Group {
     /// The smallest of those that have.
     pub(super) path_mtu: Mtu,
     pub(super) ready: bool,
-    /// Made by an earlier controller: it has no tree here.
+    /// It has no tree here: made by an earlier controller, or its ranks share memory.
     pub(super) revived: Option<Revived>,
 }
 

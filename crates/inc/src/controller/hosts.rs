@@ -8,7 +8,7 @@ use millstream_wire::Mtu;
 
 use super::group::{End, Group, HostEnd, Member};
 use super::{ConnectionId, Controller, GroupId, Role, is_name};
-use crate::protocol::{AbortReason, FromController, Hello, Refusal};
+use crate::protocol::{AbortReason, FromController, Hello, MAX_HOST_BYTES, Refusal};
 use crate::spec::MAX_WORLD;
 use crate::stripe::MAX_TREES;
 
@@ -38,6 +38,7 @@ impl Controller {
             connection,
             address,
             more_addresses: hello.more_addresses.clone(),
+            same_machine: hello.same_machine.clone(),
             ends: Vec::new(),
             left: None,
             away_until: None,
@@ -46,7 +47,7 @@ impl Controller {
         // The least patient decides: without it the group cannot be.
         group.deadline = group.deadline.map(|earlier| earlier.min(deadline));
         if group.is_full() {
-            self.plan(id);
+            self.place(id);
         }
     }
 
@@ -78,6 +79,13 @@ impl Controller {
             if let Some(address) = all.find(|&address| !topology.has_host(address)) {
                 return Err(Refusal::UnknownHost { rank, address });
             }
+        }
+        if let Some(same) = &hello.same_machine
+            && same.host.len().max(same.socket.len()) > MAX_HOST_BYTES
+        {
+            let detail =
+                format!("a host or a socket has a name of more than {MAX_HOST_BYTES} bytes");
+            return Err(Refusal::Protocol { detail });
         }
         if let Some((&id, known)) =
             self.names.get(group).and_then(|id| self.groups.get_key_value(id))

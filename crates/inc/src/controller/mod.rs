@@ -20,6 +20,7 @@ mod nodes;
 mod overview;
 mod placement;
 mod resume;
+mod shared_memory;
 mod switches;
 #[cfg(test)]
 mod tests;

@@ -21,7 +21,7 @@ use crate::spec::MAX_WORLD;
 /// So many groups that are over are known.
 const MAX_ENDED: usize = 1024;
 
-/// What is special of a group that an earlier controller has made.
+/// What is special of a group without a tree: an earlier controller has made it, or its ranks share memory.
 #[derive(Debug)]
 pub(super) struct Revived {
     pub(super) communicator: u64,
@@ -128,6 +128,7 @@ impl Controller {
             address: resume.address,
             more_addresses: resume.more_addresses.clone(),
             ends: Vec::new(),
+            same_machine: None,
             left: None,
             away_until: None,
         });

@@ -3,6 +3,7 @@
 mod counted;
 mod resume;
 mod several;
+mod shared_memory;
 mod topology;
 mod trees;
 mod world;

@@ -216,6 +216,9 @@ pub enum FromController {
     },
     /// To a host: connect to the switch; the communicator is ready.
     Plan(Plan),
+    /// To a host, in place of [`FromController::GroupReady`]: all ranks are of one machine, and the communicator is
+    /// ready without a switch.
+    SharedMemory(SharedMemoryPlan),
     /// To a host: another rank has left.
     Left {
         /// Which.
@@ -350,6 +353,31 @@ pub struct Hello {
     /// Its further addresses, each for a tree of its own: up to [`MAX_TREES`] with the first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub more_addresses: Vec<IpAddr>,
+    /// How ranks of its machine find it; none of a rank that wants the switch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub same_machine: Option<SameMachine>,
+}
+
+/// What ranks need to know of each other to share memory.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct SameMachine {
+    /// Who says the same can share memory: up to [`MAX_HOST_BYTES`](super::MAX_HOST_BYTES).
+    pub host: String,
+    /// Where others get the memory, should this one give it: up to so many bytes, too.
+    pub socket: String,
+    /// Whether it wants no switch.
+    pub required: bool,
+}
+
+/// How a rank joins the others of its machine.
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub struct SharedMemoryPlan {
+    /// The communicator's number.
+    pub communicator: u64,
+    /// The group that it is made for.
+    pub group: GroupIdentity,
+    /// Where rank 0 gives the memory.
+    pub socket: String,
 }
 
 /// A host's end of the plan.

@@ -25,6 +25,8 @@
 //!
 //! Hosts with several addresses may have a tree for each: one `GroupReady`, `Connect` and `Plan` is for all of them, and
 //! the nodes of each are made as above.
+//! Where all ranks of a group are of one machine and none wants the switch ([`Hello::same_machine`]), a
+//! [`FromController::SharedMemory`] takes the place of all between `Join` and `Leave`.
 //!
 //! The controller sends [`FromController::Ping`] to everyone, who answers
 //! [`ToController::Pong`]; who does not is taken for dead. Hosts whose group is being made are told
@@ -50,7 +52,8 @@ pub use counters::PortCounters;
 pub use frame::{FrameDecoder, FrameError, Message, VERSION, encode};
 pub use message::{
     Commanded, FromController, GroupIdentity, HeldNode, Hello, HostQueuePair, Plan, PlannedTree,
-    Presence, Resume, SwitchBelow, SwitchChild, SwitchEdge, SwitchLimits, SwitchReport,
+    Presence, Resume, SameMachine, SharedMemoryPlan, SwitchBelow, SwitchChild, SwitchEdge,
+    SwitchLimits, SwitchReport,
     SwitchUplink, ToController,
 };
 pub use rank_list::RankList;
@@ -62,6 +65,12 @@ pub const DEFAULT_PORT: u16 = 52200;
 /// The longest name of a group or a switch, in bytes. It has one at least and no control characters, and is neither
 /// `.` nor `..`, which paths cannot have.
 pub const MAX_NAME_BYTES: usize = 128;
+
+/// The longest name of a host that shares memory, and of its socket, in bytes.
+pub const MAX_HOST_BYTES: usize = 128;
+
+/// The most ranks that share memory.
+pub const MAX_SHARED_MEMORY_WORLD: u32 = 256;
 
 /// The most nodes in one [`ToController::Held`].
 pub const MAX_HELD_AT_ONCE: usize = 8;

@@ -132,6 +132,16 @@ pub enum Refusal {
         /// Its address.
         address: IpAddr,
     },
+    /// A rank wants no switch, and the ranks cannot share memory.
+    #[error("group {group:?} cannot use shared memory as rank {rank} wants it: {reason}")]
+    NotShared {
+        /// The group.
+        group: String,
+        /// Who wants it.
+        rank: u32,
+        /// What is in the way.
+        reason: String,
+    },
     /// The switch did not make the communicator.
     #[error("switch {name:?} could not make the communicator: {reason}")]
     SwitchFailed {

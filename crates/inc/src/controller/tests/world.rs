@@ -194,6 +194,7 @@ pub(super) fn hello(group: &str, world: u32, rank: u32) -> Hello {
         address: IpAddr::from([127, 0, 0, rank as u8 + 1]),
         timeout_ms: 30_000,
         more_addresses: Vec::new(),
+        same_machine: None,
     }
 }
 
