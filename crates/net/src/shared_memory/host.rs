@@ -4,6 +4,8 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt;
 
+use crate::credentials::own_user;
+
 /// Where a process is: the machine, since it was started, and the namespaces (namespaces(7)).
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Host {
@@ -24,6 +26,12 @@ impl Host {
             pid_namespace: namespace("pid")?.ino(),
             network_namespace: namespace("net")?.ino(),
         })
+    }
+
+    /// A text that processes of this host and this user have in common, and no others.
+    pub fn with_user(&self) -> String {
+        let Self { boot_id, pid_namespace, network_namespace } = self;
+        format!("{boot_id}/{pid_namespace}/{network_namespace}/{}", own_user())
     }
 
     /// Why memory cannot be shared with a process there, if so.

@@ -137,7 +137,7 @@ impl Mapping {
         (end <= self.length).then(|| self.pointer.as_ptr().wrapping_add(offset))
     }
 
-    fn ask_for_huge_pages(&self) {
+    pub(super) fn ask_for_huge_pages(&self) {
         // SAFETY: advice on our own mapping. Where the system gives none, that is fine too.
         unsafe { libc::madvise(self.pointer.as_ptr().cast(), self.length, libc::MADV_HUGEPAGE) };
     }

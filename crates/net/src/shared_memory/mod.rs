@@ -6,6 +6,9 @@
 //! peer asks for. That is mapped on both sides. Other memory, which the user brought, is read and
 //! written by process_vm_readv(2) and process_vm_writev(2).
 //!
+//! Members of a group map one memory, all of them ([`GroupMemory`]), sleep at numbers in it ([`futex`]), and see which
+//! members have ended ([`MemberProcesses`]).
+//!
 //! **Whom we trust.** The kernel keeps other users out: both ends check whose the other is. A process
 //! of our own user could as well attach a debugger to us; still nothing that it writes into
 //! shared pages makes us touch memory that is not meant: what is mapped is checked to stay there, ranges
@@ -14,7 +17,10 @@
 //! time, and to hold up the unregistration of memory that it says it is accessing.
 
 mod copy;
+pub mod futex;
+mod group;
 mod host;
+mod members;
 mod memory;
 mod message;
 mod offer;
@@ -23,7 +29,9 @@ mod presence;
 mod process;
 mod table;
 
+pub use group::{GroupDoor, GroupGuest, GroupMemory, GroupOwner};
 pub use host::Host;
+pub use members::{MemberProcesses, own_process};
 pub use memory::SharedMemory;
 pub use offer::{InUse, MAX_USERS, Offer, OfferError, PATIENCE, Registration, TableFull};
 pub use peer::{AccessError, ConnectError, Peer, Region, Visit};
