@@ -1,0 +1,130 @@
+//! Where everything is in the memory of a group, in bytes from its start.
+//!
+//! ```text
+//! header     what it is, the barrier's count, a failure
+//! members    who each rank's process is, how far it is, and what it has called
+//! small      for each rank two places, used by turns, for vectors that all ranks read at once
+//! slots      for each rank three places, used by turns, for a chunk of a longer vector
+//! ```
+//!
+//! What different ranks write is in different cache lines, in pairs of them, since processors fetch pairs.
+
+/// Says what the memory is, with the version of this layout.
+pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"MSgroup\x01");
+
+pub(super) const MAGIC_AT: usize = 0;
+pub(super) const WORLD_AT: usize = 8;
+/// How often ranks have arrived at barriers, all of them together.
+pub(super) const ARRIVALS_AT: usize = 128;
+/// How many threads sleep there, or did when their process was killed.
+pub(super) const SLEEPERS_AT: usize = 256;
+/// What has failed: `failure.rs`.
+pub(super) const FAILURE_AT: usize = 384;
+
+const MEMBERS_AT: usize = 4096;
+const MEMBER_BYTES: usize = 256;
+const PAGE: usize = 4096;
+
+/// Of a rank: its process number, and when that started.
+pub(super) const PID: usize = 0;
+pub(super) const STARTED: usize = 8;
+/// The last barrier at which it has arrived.
+pub(super) const ARRIVED: usize = 128;
+/// How many collectives it has done, and 1 more than that when it has left.
+pub(super) const FINISHED: usize = 136;
+pub(super) const LEFT: usize = 144;
+
+/// Of a rank, two places that are used by turns: the number of a call and one, and its descriptor.
+pub(super) const CALL_BYTES: usize = 64;
+const CALLS: usize = 0;
+
+/// The longest vector that all ranks read at once.
+pub(super) const SMALL_BYTES: usize = 8 << 10;
+
+/// Bytes of a chunk. Those of a few ranks fit a processor's L2.
+pub(super) const SLOT_BYTES: usize = 128 << 10;
+
+/// Chunks of a rank: one is written, one is reduced and one is read at the same time.
+pub(super) const SLOTS: u64 = 3;
+
+/// The memory of a group of so many ranks.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) struct Layout {
+    world: usize,
+}
+
+impl Layout {
+    pub(super) const fn new(world: u32) -> Self {
+        Self { world: world as usize }
+    }
+
+    pub(super) const fn member(self, rank: u32) -> usize {
+        MEMBERS_AT + rank as usize * 2 * MEMBER_BYTES
+    }
+
+    /// Where a rank says what its call of this number is.
+    pub(super) const fn call(self, rank: u32, sequence: u64) -> usize {
+        self.member(rank) + MEMBER_BYTES + CALLS + (sequence % 2) as usize * 2 * CALL_BYTES
+    }
+
+    const fn small_at(self) -> usize {
+        (MEMBERS_AT + self.world * 2 * MEMBER_BYTES).next_multiple_of(PAGE)
+    }
+
+    /// Where a rank has its short vector of the call of this number.
+    pub(super) const fn small(self, rank: u32, sequence: u64) -> usize {
+        self.small_at() + (rank as usize * 2 + (sequence % 2) as usize) * SMALL_BYTES
+    }
+
+    const fn slots_at(self) -> usize {
+        self.small_at() + self.world * 2 * SMALL_BYTES
+    }
+
+    /// Where a rank has this chunk.
+    pub(super) const fn slot(self, rank: u32, chunk: u64) -> usize {
+        let slot = rank as usize * SLOTS as usize + (chunk % SLOTS) as usize;
+        self.slots_at() + slot * SLOT_BYTES
+    }
+
+    /// All bytes.
+    pub(super) const fn length(self) -> usize {
+        self.slots_at() + self.world * SLOTS as usize * SLOT_BYTES
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::local::failure::FAILURE_BYTES;
+
+    #[test]
+    fn nothing_lies_over_anything_else() {
+        for world in [1, 2, 3, 64, 256] {
+            let layout = Layout::new(world);
+            let mut ranges = vec![
+                (MAGIC_AT, 16),
+                (ARRIVALS_AT, 4),
+                (SLEEPERS_AT, 4),
+                (FAILURE_AT, FAILURE_BYTES),
+            ];
+            for rank in 0..world {
+                ranges.extend([(layout.member(rank), 152)]);
+                for turn in 0..2 {
+                    ranges.push((layout.call(rank, turn), CALL_BYTES));
+                    ranges.push((layout.small(rank, turn), SMALL_BYTES));
+                }
+                ranges.extend((0..SLOTS).map(|chunk| (layout.slot(rank, chunk), SLOT_BYTES)));
+            }
+            ranges.sort_unstable();
+            for pair in ranges.windows(2) {
+                assert!(pair[0].0 + pair[0].1 <= pair[1].0, "{pair:?} of {world}");
+                assert!(pair[1].0.is_multiple_of(8), "{pair:?}");
+            }
+            let &(last, bytes) = ranges.last().unwrap();
+            assert_eq!(last + bytes, layout.length());
+        }
+        let layout = Layout::new(4);
+        assert_eq!(layout.slot(1, 7), layout.slot(1, 4), "by turns");
+        assert_eq!(layout.small(1, 7), layout.small(1, 5));
+    }
+}
