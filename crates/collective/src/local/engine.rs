@@ -1,0 +1,384 @@
+//! One rank at work: collectives in their order, each done by whoever waits for it, or by a thread that is started for
+//! those that nobody waits for.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use millstream_inc::{Collective, CollectiveCall, Kernel};
+use millstream_net::shared_memory::MemberProcesses;
+
+use super::area::Area;
+use super::failure::Failure;
+use super::run::{Runner, Stop};
+use crate::engine::{MAX_STARTED, Work};
+use crate::{CollectiveError, LONGEST};
+
+/// How long a rank that cannot go on waits until the controller has let go of it.
+const RELEASE_PATIENCE: Duration = Duration::from_millis(250);
+
+/// What a rank shares with its threads.
+#[derive(Debug)]
+pub(crate) struct LocalEngine {
+    rank: u32,
+    world: u32,
+    area: OnceLock<Arc<Area>>,
+    state: Mutex<State>,
+    changed: Condvar,
+    /// The collective under way must end. Set with the state locked.
+    stop: AtomicBool,
+}
+
+#[derive(Debug)]
+struct State {
+    /// Not there before the group has met, and while a collective is under way.
+    runner: Option<Box<Runner>>,
+    running: bool,
+    /// How many collectives were started.
+    started: u64,
+    /// How many of them have ended with a result.
+    finished: u64,
+    /// Those that are not begun, in their order.
+    waiting: VecDeque<Work>,
+    failure: Option<CollectiveError>,
+    /// Ranks that have left, and how many collectives they have called.
+    left: Vec<(u32, u64)>,
+    /// Nothing more will be heard from the controller.
+    closed: bool,
+    /// No thread begins anything any more.
+    over: bool,
+    /// There is a thread for what nobody waits for.
+    attended: bool,
+    /// How many threads wait for `changed`.
+    sleepers: usize,
+}
+
+impl LocalEngine {
+    pub(crate) fn new(rank: u32, world: u32) -> Arc<Self> {
+        let state = State {
+            runner: None,
+            running: false,
+            started: 0,
+            finished: 0,
+            waiting: VecDeque::with_capacity(MAX_STARTED),
+            failure: None,
+            left: Vec::new(),
+            closed: false,
+            over: false,
+            attended: false,
+            sleepers: 0,
+        };
+        Arc::new(Self {
+            rank,
+            world,
+            area: OnceLock::new(),
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            stop: AtomicBool::new(false),
+        })
+    }
+
+    /// The group has met, which took so many barriers.
+    pub(super) fn begin(&self, area: Area, processes: MemberProcesses, barriers: u64) {
+        let (area, processes) = (Arc::new(area), Arc::new(processes));
+        let runner = Runner::new(Arc::clone(&area), processes, self.rank, barriers);
+        // It meets once.
+        let _ = self.area.set(area);
+        self.lock().runner = Some(Box::new(runner));
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic elsewhere leaves nothing half done that matters more than going on.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sleeps until something has changed, or it is time.
+    fn sleep<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        until: Option<Instant>,
+    ) -> MutexGuard<'a, State> {
+        state.sleepers += 1;
+        let mut state = match until {
+            None => self.changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+            Some(until) => {
+                let left = until.saturating_duration_since(Instant::now());
+                let waited = self.changed.wait_timeout(state, left);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+        };
+        state.sleepers -= 1;
+        state
+    }
+
+    fn notify(&self, state: &State) {
+        if state.sleepers > 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Starts a collective; returns its number. Its memory is the engine's until [`LocalEngine::wait`] has said that it
+    /// is over. What nobody waits for goes on all the same, if it is `unattended`.
+    pub(crate) fn start(
+        self: &Arc<Self>,
+        work: &Work,
+        unattended: bool,
+    ) -> Result<u64, CollectiveError> {
+        let mut state = self.lock();
+        if let Some(error) = self.failure_of(&mut state) {
+            return Err(error);
+        }
+        self.check(&work.call)?;
+        if state.waiting.len() + usize::from(state.running) >= MAX_STARTED {
+            return Err(CollectiveError::TooMany { limit: MAX_STARTED });
+        }
+        if unattended && !state.attended {
+            let engine = Arc::clone(self);
+            let thread = thread::Builder::new().name("collectives".to_owned());
+            let attended = thread.spawn(move || engine.attend());
+            attended.map_err(|error| CollectiveError::Device(format!("no thread: {error}")))?;
+            state.attended = true;
+        }
+        let sequence = state.started;
+        state.started += 1;
+        state.waiting.push_back(*work);
+        if unattended {
+            self.notify(&state);
+        }
+        // Otherwise the caller does it, once it waits.
+        Ok(sequence)
+    }
+
+    /// Whether a call can be done at all.
+    fn check(&self, call: &CollectiveCall) -> Result<(), CollectiveError> {
+        let &CollectiveCall { collective, operation, data_type, root, count, .. } = call;
+        let world = self.world;
+        let reduces = match collective {
+            Collective::AllReduce | Collective::Reduce | Collective::ReduceScatter => true,
+            Collective::Broadcast | Collective::AllGather | Collective::Barrier => false,
+        };
+        if reduces && Kernel::of(data_type, operation).is_none() {
+            return Err(CollectiveError::Unsupported { collective, operation, data_type });
+        }
+        if root >= world {
+            return Err(CollectiveError::Root { root, world });
+        }
+        let bytes = Work::descriptor_of(call).total_bytes(world);
+        bytes.map(|_| ()).ok_or(CollectiveError::TooLong { count, data_type })
+    }
+
+    /// Waits for a collective that was started, for at most so long. `None` when it goes on after that. Once it is
+    /// over, nothing is copied to or from its memory any more.
+    pub(crate) fn wait(
+        &self,
+        sequence: u64,
+        patience: Duration,
+    ) -> Option<Result<(), CollectiveError>> {
+        let end = Instant::now().checked_add(patience);
+        let mut state = self.lock();
+        loop {
+            if let Some(outcome) = state.outcome(sequence) {
+                return Some(outcome);
+            }
+            // Who waits as long as it takes does it.
+            if patience == Duration::MAX && state.can_run() {
+                state = self.run_next(state);
+                continue;
+            }
+            if end.is_some_and(|end| Instant::now() >= end) {
+                return None;
+            }
+            state = self.sleep(state, end);
+        }
+    }
+
+    /// Does what nobody waits for.
+    fn attend(&self) {
+        let mut state = self.lock();
+        while !state.over {
+            state = match state.can_run() {
+                true => self.run_next(state),
+                false => self.sleep(state, None),
+            };
+        }
+    }
+
+    /// Does the next collective.
+    fn run_next<'a>(&'a self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let Some(mut runner) = state.runner.take() else { return state };
+        let Some(work) = state.waiting.pop_front() else {
+            state.runner = Some(runner);
+            return state;
+        };
+        state.running = true;
+        let sequence = state.finished;
+        drop(state);
+        let deadline = Instant::now() + work.limit.min(LONGEST);
+        let outcome = runner.run(sequence, &work, deadline, &self.stop);
+        let mut state = self.lock();
+        state.runner = Some(runner);
+        state.running = false;
+        match outcome {
+            Ok(()) => state.finished += 1,
+            // Unless this rank has ended it.
+            Err(Stop::Failed(error)) => state.failure = state.failure.take().or(Some(error)),
+            // Who told has said why.
+            Err(Stop::Told) => {}
+        }
+        if self.failure_of(&mut state).is_some() {
+            state.waiting.clear();
+        }
+        self.notify(&state);
+        state
+    }
+
+    /// Why the communicator is of no more use, if so.
+    fn failure_of(&self, state: &mut State) -> Option<CollectiveError> {
+        if state.failure.is_none() {
+            let heard = self.area.get().and_then(|area| area.failure());
+            state.failure = heard.map(CollectiveError::from);
+        }
+        if state.failure.is_none() && !state.running && state.waiting.is_empty() {
+            state.failure = state.outlived(state.finished);
+        }
+        state.failure.clone()
+    }
+
+    /// Ends the communicator, and the collective under way, with this reason unless there is one.
+    pub(crate) fn fail(&self, error: CollectiveError) {
+        let mut state = self.lock();
+        if self.failure_of(&mut state).is_none() {
+            if error == CollectiveError::Closed {
+                self.tell(&error);
+            }
+            state.failure = Some(error);
+        }
+        self.end(&mut state);
+    }
+
+    fn end(&self, state: &mut State) {
+        self.stop.store(true, Ordering::Release);
+        if !state.running {
+            state.waiting.clear();
+        }
+        if let Some(area) = self.area.get() {
+            area.wake();
+        }
+        self.notify(state);
+    }
+
+    /// Ends the communicator with this reason, unless the collective is over. The memory is its owner's again then.
+    pub(crate) fn cancel(&self, sequence: u64, error: CollectiveError) -> bool {
+        let mut state = self.lock();
+        if state.outcome(sequence).is_some() {
+            return false;
+        }
+        if self.failure_of(&mut state).is_none() {
+            self.tell(&error);
+            state.failure = Some(error);
+        }
+        self.end(&mut state);
+        while state.running {
+            state = self.sleep(state, None);
+        }
+        true
+    }
+
+    /// Says to the others that this rank gives up.
+    fn tell(&self, error: &CollectiveError) {
+        if let Some(area) = self.area.get() {
+            let detail = format!("it gave up: {error}");
+            area.fail(&Failure::PeerLost { rank: self.rank, detail });
+        }
+    }
+
+    /// A rank has left after so many collectives.
+    pub(crate) fn peer_left(&self, rank: u32, collectives: u64) {
+        let mut state = self.lock();
+        // Told again after the connection to the controller broke.
+        if !state.left.contains(&(rank, collectives)) {
+            state.left.push((rank, collectives));
+        }
+        if state.running
+            && state.failure.is_none()
+            && let Some(error) = state.outlived(state.finished)
+        {
+            state.failure = Some(error);
+            self.end(&mut state);
+        }
+    }
+
+    /// Whether some rank has left.
+    pub(crate) fn has_departed(&self) -> bool {
+        !self.lock().left.is_empty()
+    }
+
+    /// Everyone has left, or nobody will say so any more.
+    pub(crate) fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        self.notify(&state);
+    }
+
+    /// Waits until the controller has let go of us, but not for long.
+    pub(crate) fn wait_released(&self) {
+        let until = Instant::now() + RELEASE_PATIENCE;
+        let mut state = self.lock();
+        while !state.closed && Instant::now() < until {
+            state = self.sleep(state, Some(until));
+        }
+    }
+
+    pub(crate) fn failure(&self) -> Option<CollectiveError> {
+        let mut state = self.lock();
+        self.failure_of(&mut state)
+    }
+
+    /// How many collectives were started, and whether one is not over.
+    pub(crate) fn progress(&self) -> (u64, bool) {
+        let state = self.lock();
+        (state.started, state.running || !state.waiting.is_empty())
+    }
+
+    /// The rank calls no more: nothing is copied from here on.
+    pub(crate) fn disconnect(&self) {
+        let mut state = self.lock();
+        state.over = true;
+        self.end(&mut state);
+        while state.running {
+            state = self.sleep(state, None);
+        }
+        if state.failure.is_none() {
+            state.failure = Some(CollectiveError::Closed);
+            if let Some(area) = self.area.get() {
+                area.leave(self.rank);
+            }
+        }
+        state.waiting.clear();
+        self.notify(&state);
+    }
+}
+
+impl State {
+    fn can_run(&self) -> bool {
+        self.runner.is_some() && !self.waiting.is_empty() && self.failure.is_none() && !self.over
+    }
+
+    /// How a collective has ended, if it has.
+    fn outcome(&self, sequence: u64) -> Option<Result<(), CollectiveError>> {
+        match &self.failure {
+            _ if sequence < self.finished => Some(Ok(())),
+            Some(error) if !self.running => Some(Err(error.clone())),
+            _ => None,
+        }
+    }
+
+    /// Why a collective can never end, if a rank has left before it.
+    fn outlived(&self, sequence: u64) -> Option<CollectiveError> {
+        let &(rank, collectives) = self.left.iter().find(|&&(_, called)| called <= sequence)?;
+        let detail = format!("it left after {collectives} collectives");
+        Some(CollectiveError::PeerLost { rank, detail })
+    }
+}

@@ -1,0 +1,98 @@
+//! How the ranks of one machine come to share memory.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use millstream_net::shared_memory::{
+    GroupDoor, GroupGuest, GroupOwner, Host, MemberProcesses, own_process,
+};
+
+use super::area::Area;
+use super::engine::LocalEngine;
+use super::layout::Layout;
+use super::wait::{self, Spinning};
+use crate::JoinError;
+
+/// How long a rank waits before it looks whether it is to go on.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What a rank says to others of its machine by the controller.
+#[derive(Debug)]
+pub(crate) struct Meeting {
+    /// Who says the same can share memory.
+    pub(crate) host: String,
+    /// Where others get the memory, if this rank gives it.
+    pub(crate) door: GroupDoor,
+}
+
+impl Meeting {
+    pub(crate) fn prepare() -> Result<Self, JoinError> {
+        let failed = |what| move |source| JoinError::SharedMemory { what, source };
+        Ok(Self {
+            host: Host::own().map_err(failed("reading which host this is"))?.with_user(),
+            door: GroupDoor::open().map_err(failed("listening at a UNIX socket"))?,
+        })
+    }
+}
+
+/// Meets the other ranks, which get the memory at rank 0's socket.
+pub(crate) fn form(
+    engine: &LocalEngine,
+    (rank, world): (u32, u32),
+    meeting: &Meeting,
+    socket: &str,
+    patience: Duration,
+) -> Result<(), JoinError> {
+    let failed = |what| move |source| JoinError::SharedMemory { what, source };
+    let deadline = Instant::now() + patience.min(crate::LONGEST);
+    let look = || -> Result<(), JoinError> {
+        if let Some(failure) = engine.failure() {
+            return Err(JoinError::Agreement(failure));
+        }
+        match Instant::now() < deadline {
+            true => Ok(()),
+            false => {
+                let late = io::Error::from(io::ErrorKind::TimedOut);
+                Err(failed("waiting for the other ranks of this machine")(late))
+            }
+        }
+    };
+    let own = own_process().map_err(failed("reading /proc/self/stat"))?;
+    let length = Layout::new(world).length();
+    let (area, owner) = match rank {
+        0 => {
+            let created = GroupOwner::create(length);
+            let (owner, memory) = created.map_err(failed("making a sealed memfd"))?;
+            (Area::new(memory, world), Some(owner))
+        }
+        _ => {
+            let asking = failed("asking rank 0 for its memory");
+            let guest = GroupGuest::ask(socket, length, patience.min(crate::LONGEST));
+            let guest = guest.map_err(asking)?;
+            let memory = loop {
+                look()?;
+                if let Some(memory) = guest.take(LOOK).map_err(asking)? {
+                    break memory;
+                }
+            };
+            let area = Area::adopt(memory, world).map_err(io::Error::other).map_err(asking)?;
+            (area, None)
+        }
+    };
+    area.introduce(rank, own);
+    area.arrive(rank, 1);
+    if let Some(owner) = &owner {
+        while (1..world).any(|rank| area.lacks(rank, 1)) {
+            look()?;
+            let given = owner.give(&meeting.door, LOOK.min(Duration::from_millis(5)));
+            given.map_err(failed("giving memory to a rank"))?;
+        }
+    }
+    wait::wait(&area, 1, Spinning::of(world), || look().map(|()| LOOK))?;
+    let processes = MemberProcesses::open(area.processes()).map_err(|(rank, error)| {
+        let what = "looking at the process of a rank";
+        JoinError::SharedMemory { what, source: io::Error::other(format!("rank {rank}: {error}")) }
+    })?;
+    engine.begin(area, processes, 1);
+    Ok(())
+}
