@@ -12,9 +12,9 @@ use millstream_inc::{Abort, CollectiveCall, DataType, Mode, ReduceOperation, Str
 
 use crate::call::{Call, Shape};
 use crate::control::Sender;
-use crate::engine::Engine;
 use crate::join::{self, JoinConfig, Joined, Waiting};
 use crate::memory::{Borrowed, Buffer, Domains, Operands, Pending, Span};
+use crate::path::Way;
 use crate::raw::RawCall;
 use crate::registrations::Registrations;
 use crate::tree::Work;
@@ -33,12 +33,12 @@ static NEXT_OWNER: AtomicU64 = AtomicU64::new(0);
 /// Every rank calls the same collectives in the same order. Dropping it leaves the group; a rank
 /// that is done waits up to a second for the others.
 pub struct Communicator {
-    engine: Arc<Engine>,
+    way: Way,
     sender: Arc<Sender>,
     domains: Domains,
     owner: u64,
     config: JoinConfig,
-    /// Of each tree.
+    /// Of each tree; none where ranks share memory.
     switches: Vec<(String, IpAddr)>,
     mode: Mode,
     registrations: Registrations,
@@ -59,11 +59,9 @@ impl Communicator {
         config: &JoinConfig,
         mut waiting: impl FnMut(&Waiting),
     ) -> Result<Self, JoinError> {
-        let Joined { engine, watcher, sender, domains, plan } = join::join(config, &mut waiting)?;
-        let more = plan.more.into_iter().map(|tree| (tree.switch, tree.address));
-        let switches = [(plan.switch, plan.address)].into_iter().chain(more).collect();
+        let Joined { way, watcher, sender, domains, switches } = join::join(config, &mut waiting)?;
         Ok(Self {
-            engine,
+            way,
             sender,
             domains,
             owner: NEXT_OWNER.fetch_add(1, Ordering::Relaxed),
@@ -86,10 +84,10 @@ impl Communicator {
         self.config.world
     }
 
-    /// Name and address of the switch; where there are several trees, that of the first.
-    pub fn switch(&self) -> (&str, IpAddr) {
-        let (name, address) = &self.switches[0];
-        (name, *address)
+    /// Name and address of the switch; where there are several trees, that of the first. `None` where the ranks are of
+    /// one machine and share memory.
+    pub fn switch(&self) -> Option<(&str, IpAddr)> {
+        self.switches().next()
     }
 
     /// Name and address of the switch that each tree connects this rank to: one for each of its devices that has a
@@ -100,7 +98,7 @@ impl Communicator {
 
     /// Why the communicator is of no more use, if so.
     pub fn failure(&self) -> Option<CollectiveError> {
-        self.engine.failure()
+        self.way.failure()
     }
 
     /// By which operations of RDMA vectors travel from now on: WRITE, unless this was called. All ranks
@@ -119,9 +117,9 @@ impl Communicator {
         destination: &mut [T],
     ) -> Result<(), CollectiveError> {
         let shape = call.shape(self.rank(), self.world(), source.len(), destination.len())?;
-        if self.is_small::<T>(call, &shape) {
+        if self.is_copied::<T>(call, &shape) {
             let source = &source[shape.source.clone()];
-            return self.run_small(
+            return self.run_copied(
                 call,
                 &shape,
                 source,
@@ -139,8 +137,8 @@ impl Communicator {
         vector: &mut [T],
     ) -> Result<(), CollectiveError> {
         let shape = call.shape_in_place(self.rank(), self.world(), vector.len())?;
-        if self.is_small::<T>(call, &shape) {
-            return self.run_small_in_place(call, &shape, vector);
+        if self.is_copied::<T>(call, &shape) {
+            return self.run_copied_in_place(call, &shape, vector);
         }
         let memory = Borrowed::in_place(&self.domains, self.mode, &shape, vector)?;
         self.run::<T>(call, &shape, memory.operands())
@@ -156,9 +154,9 @@ impl Communicator {
         self.check_owner(source)?;
         self.check_owner(destination)?;
         let shape = call.shape(self.rank(), self.world(), source.len(), destination.len())?;
-        if self.is_small::<T>(call, &shape) {
+        if self.is_copied::<T>(call, &shape) {
             let source = &source[shape.source.clone()];
-            return self.run_small(
+            return self.run_copied(
                 call,
                 &shape,
                 source,
@@ -180,8 +178,8 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         self.check_owner(vector)?;
         let shape = call.shape_in_place(self.rank(), self.world(), vector.len())?;
-        if self.is_small::<T>(call, &shape) {
-            return self.run_small_in_place(call, &shape, vector);
+        if self.is_copied::<T>(call, &shape) {
+            return self.run_copied_in_place(call, &shape, vector);
         }
         // SAFETY: borrowed exclusively until this returns, and the window ends before.
         let window = unsafe { vector.open(&self.domains, self.mode, &shape.destination)? };
@@ -211,17 +209,17 @@ impl Communicator {
         if let Err(error) = self.check_idle() {
             return Err((buffer, error));
         }
-        let small = self.is_small::<T>(call, &shape);
-        let pending = match small {
-            true => Pending::small(buffer),
+        let copied = self.is_copied::<T>(call, &shape);
+        let pending = match copied {
+            true => Pending::copied(buffer),
             false => Pending::new(buffer, &self.domains, self.mode, &shape)
                 .map_err(|(buffer, error)| (buffer, CollectiveError::from(error)))?,
         };
-        let spans = match small {
+        let spans = match copied {
             true => [pending.span(&shape.source), pending.span(&shape.destination)],
             false => [Span::EMPTY; 2],
         };
-        match self.begin::<T>(call, &shape, pending.operands(), spans) {
+        match self.begin::<T>(call, &shape, pending.operands(), spans, true) {
             Ok(sequence) => {
                 self.pending = Some((sequence, Box::new(pending)));
                 Ok(())
@@ -243,7 +241,7 @@ impl Communicator {
     ) -> Result<Option<Buffer<T>>, CollectiveError> {
         let started = self.pending.as_ref().filter(|(_, pending)| pending.is::<Pending<T>>());
         let &(sequence, _) = started.ok_or(CollectiveError::NotStarted)?;
-        let Some(outcome) = self.engine.wait(sequence, timeout) else { return Ok(None) };
+        let Some(outcome) = self.way.wait(sequence, timeout) else { return Ok(None) };
         let pending = self.pending.take().and_then(|(_, pending)| pending.downcast().ok());
         let buffer = pending.map(|pending: Box<Pending<T>>| pending.close());
         self.ended(outcome)?;
@@ -262,22 +260,25 @@ impl Communicator {
         }
     }
 
-    /// Starts a collective; gives its number. `spans` are what a small vector is copied from and to.
+    /// Starts a collective; gives its number. `spans` are what a vector that is copied is copied
+    /// from and to. What is `unattended` goes on though nobody waits for it.
     fn begin<T: Element>(
         &self,
         call: Call,
         shape: &Shape,
         operands: Operands,
         [source, destination]: [Span; 2],
+        unattended: bool,
     ) -> Result<u64, CollectiveError> {
         self.check_idle()?;
         let call = self.request::<T>(call, shape, &operands);
         let limit = self.config.call_timeout;
-        self.engine.start(&Work { call, operands, source, destination, limit })
+        let work = Work { call, operands, source, destination, limit };
+        self.way.start(&work, unattended)
     }
 
     /// Calls a collective whose vector travels with the descriptor: it is copied.
-    fn run_small<T: Element>(
+    fn run_copied<T: Element>(
         &self,
         call: Call,
         shape: &Shape,
@@ -286,12 +287,12 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         // SAFETY: borrowed until this returns, when the collective is over.
         let spans = unsafe { [Span::of_source(source), Span::of_destination(destination)] };
-        let sequence = self.begin::<T>(call, shape, Operands::default(), spans)?;
+        let sequence = self.begin::<T>(call, shape, Operands::default(), spans, false)?;
         self.finish(sequence)
     }
 
     /// As above, where source and destination are parts of one vector.
-    fn run_small_in_place<T: Element>(
+    fn run_copied_in_place<T: Element>(
         &self,
         call: Call,
         shape: &Shape,
@@ -299,12 +300,12 @@ impl Communicator {
     ) -> Result<(), CollectiveError> {
         // SAFETY: borrowed until this returns, when the collective is over.
         let spans = unsafe { Span::of_parts(vector, shape) };
-        let sequence = self.begin::<T>(call, shape, Operands::default(), spans)?;
+        let sequence = self.begin::<T>(call, shape, Operands::default(), spans, false)?;
         self.finish(sequence)
     }
 
-    fn is_small<T: Element>(&self, call: Call, shape: &Shape) -> bool {
-        self.engine.is_small(&self.request::<T>(call, shape, &Operands::default()))
+    fn is_copied<T: Element>(&self, call: Call, shape: &Shape) -> bool {
+        self.way.copies(&self.request::<T>(call, shape, &Operands::default()))
     }
 
     /// A call as the switch must know it.
@@ -328,8 +329,8 @@ impl Communicator {
         request(call, data_type, count, mode, operands)
     }
 
-    pub(crate) fn engine(&self) -> &Arc<Engine> {
-        &self.engine
+    pub(crate) fn way(&self) -> &Way {
+        &self.way
     }
 
     pub(crate) fn sender(&self) -> &Arc<Sender> {
@@ -360,7 +361,7 @@ impl Communicator {
         shape: &Shape,
         operands: Operands,
     ) -> Result<(), CollectiveError> {
-        let sequence = self.begin::<T>(call, shape, operands, [Span::EMPTY; 2])?;
+        let sequence = self.begin::<T>(call, shape, operands, [Span::EMPTY; 2], false)?;
         self.finish(sequence)
     }
 
@@ -368,14 +369,14 @@ impl Communicator {
     fn finish(&self, sequence: u64) -> Result<(), CollectiveError> {
         loop {
             // Ends by itself, with an error when its time is up.
-            if let Some(outcome) = self.engine.wait(sequence, Duration::MAX) {
+            if let Some(outcome) = self.way.wait(sequence, Duration::MAX) {
                 return self.ended(outcome);
             }
         }
     }
 
     fn ended(&self, outcome: Result<(), CollectiveError>) -> Result<(), CollectiveError> {
-        report(&self.engine, &self.sender, &outcome);
+        report(&self.way, &self.sender, &outcome);
         outcome
     }
 }
@@ -407,19 +408,28 @@ fn request(
 }
 
 /// Tells the controller of a failure that only this rank may know of. The others hear of it.
-pub(crate) fn report(engine: &Engine, sender: &Sender, outcome: &Result<(), CollectiveError>) {
+pub(crate) fn report(way: &Way, sender: &Sender, outcome: &Result<(), CollectiveError>) {
+    if let Way::SharedMemory(engine) = way {
+        // There is no switch that would tell the controller.
+        if let Err(error) = outcome
+            && engine.failure().is_some()
+        {
+            give_up(way, sender, error.to_string());
+        }
+        return;
+    }
     if let Err(CollectiveError::Overdue { ranks, .. }) = outcome
         && !ranks.is_empty()
     {
         // The switch tells the controller. So that the name is free when the caller tries again.
-        engine.wait_released();
+        way.wait_released();
     } else if let Err(CollectiveError::SwitchLost { detail, .. }) = outcome {
         // Of one further up, the switch tells the controller.
         if !detail.ends_with(&Abort::ParentLost.to_string()) {
-            let (detail, tree) = (shortened(detail), engine.failed_tree() as u8);
+            let (detail, tree) = (shortened(detail), way.failed_tree() as u8);
             sender.say_last(ToController::SwitchLost { detail, tree });
         }
-        engine.wait_released();
+        way.wait_released();
     } else if let Err(error) = outcome
         && matches!(
             error,
@@ -429,30 +439,30 @@ pub(crate) fn report(engine: &Engine, sender: &Sender, outcome: &Result<(), Coll
                 | CollectiveError::Device(_)
         )
     {
-        give_up(engine, sender, error.to_string());
+        give_up(way, sender, error.to_string());
     }
 }
 
 /// Tells the controller that this rank cannot go on.
-pub(crate) fn give_up(engine: &Engine, sender: &Sender, reason: String) {
+pub(crate) fn give_up(way: &Way, sender: &Sender, reason: String) {
     sender.say_last(ToController::Fail { reason: shortened(reason) });
     // So that the name is free when the caller tries again.
-    engine.wait_released();
+    way.wait_released();
 }
 
 impl Drop for Communicator {
     fn drop(&mut self) {
-        let (collectives, running) = self.engine.progress();
+        let (collectives, running) = self.way.progress();
         if running {
-            self.engine.fail(CollectiveError::Closed);
-            give_up(&self.engine, &self.sender, CollectiveError::Closed.to_string());
-        } else if self.engine.failure().is_none() {
+            self.way.fail(CollectiveError::Closed);
+            give_up(&self.way, &self.sender, CollectiveError::Closed.to_string());
+        } else if self.way.failure().is_none() {
             self.sender.say_last(ToController::Leave { collectives });
-            self.engine.wait_closed(LINGER);
+            self.way.wait_closed(LINGER);
         }
         // Handles that outlive it keep the connection, by which nothing may arrive any more: what was registered can
         // be freed now.
-        self.engine.disconnect();
+        self.way.disconnect();
     }
 }
 

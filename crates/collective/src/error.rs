@@ -90,6 +90,16 @@ pub enum JoinError {
     /// The group was complete, and failed before its first communicator was asked for.
     #[error("the group has failed: {0}")]
     Agreement(CollectiveError),
+    /// The ranks are of one machine, and do not come to share memory.
+    #[error(
+        "the ranks of this machine cannot share memory: {what}: {source}; over a switch they need not"
+    )]
+    SharedMemory {
+        /// What did not work.
+        what: &'static str,
+        /// Why.
+        source: io::Error,
+    },
     /// The system has no thread left.
     #[error("cannot start a thread: {0}")]
     Thread(io::Error),

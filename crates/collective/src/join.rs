@@ -6,17 +6,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millstream_inc::protocol::{
-    Awaited, FromController, Hello, HostQueuePair, Plan, Resume, ToController,
+    Awaited, FromController, Hello, HostQueuePair, Resume, SameMachine, SharedMemoryPlan,
+    ToController,
 };
 use millstream_inc::{CONTROL_BYTES, HostConfig, HostWorker, MAX_TREES};
 use millstream_verbs::{Device, Mtu, ProtectionDomain, Psn, QueuePair, QueuePairCapabilities};
 
 use crate::control::{self, ReceiveError, Receiver, Sender};
 use crate::engine::{Edge, Engine, EngineSlot, MAX_STARTED, completion_queue};
+use crate::local::{LocalEngine, Meeting, form};
 use crate::memory::{ControlBlock, Domains};
+use crate::path::{Path, Way};
 use crate::tree::{Link, Tree};
 use crate::watcher::Watcher;
-use crate::{JoinError, LONGEST};
+use crate::{JoinError, LONGEST, communicator};
 
 /// How much longer than its own patience a rank waits for the controller to say what is missing.
 const GRACE: Duration = Duration::from_secs(3);
@@ -41,6 +44,8 @@ pub struct JoinConfig {
     /// Further devices, of other NICs: for each number of devices that all ranks have there is a tree of its own, if the
     /// network has one, and long vectors are divided among them. Up to 8 with the first.
     pub more_devices: Vec<Device>,
+    /// By which way collectives may go.
+    pub path: Path,
     /// How long to wait for the other ranks and for a switch.
     pub timeout: Duration,
     /// How long a collective may take. Then the switch is asked whom it waits for, which takes up to 2 s, and the
@@ -65,6 +70,7 @@ impl JoinConfig {
             rank,
             device: device.clone(),
             more_devices: Vec::new(),
+            path: Path::Auto,
             timeout: Duration::from_secs(30),
             call_timeout: Duration::from_secs(60),
         }
@@ -82,11 +88,12 @@ pub struct Waiting {
 
 /// A connected rank.
 pub(crate) struct Joined {
-    pub(crate) engine: Arc<Engine>,
+    pub(crate) way: Way,
     pub(crate) watcher: Watcher,
     pub(crate) sender: Arc<Sender>,
     pub(crate) domains: Domains,
-    pub(crate) plan: Plan,
+    /// Name and address of the switch of each tree.
+    pub(crate) switches: Vec<(String, IpAddr)>,
 }
 
 pub(crate) fn join(
@@ -106,6 +113,12 @@ pub(crate) fn join(
     let mut talk = Talk { controller, sender, receiver, deadline, limit, waiting };
     let more_addresses: Vec<IpAddr> =
         config.more_devices.iter().map(|device| device.address()).collect();
+    let meeting = meeting(config.path)?;
+    let same_machine = meeting.as_ref().map(|meeting| SameMachine {
+        host: meeting.host.clone(),
+        socket: meeting.door.name().to_owned(),
+        required: config.path == Path::SharedMemory,
+    });
     talk.send(&ToController::Join(Hello {
         group: config.group.clone(),
         world: config.world,
@@ -113,12 +126,18 @@ pub(crate) fn join(
         address: config.device.address(),
         timeout_ms: timeout.as_millis().try_into().unwrap_or(u64::MAX),
         more_addresses: more_addresses.clone(),
+        same_machine,
     }))?;
     let (mut switches, segment_bytes, window) = match talk.next()? {
         FromController::GroupReady { switch_address, segment_bytes, window, more_switches } => {
             (all_switches(switch_address, more_switches), segment_bytes, window)
         }
-        message => return Err(talk.unexpected(&message)),
+        message => match (message, &meeting) {
+            (FromController::SharedMemory(plan), Some(meeting)) => {
+                return share(config, talk, &plan, meeting);
+            }
+            (message, _) => return Err(talk.unexpected(&message)),
+        },
     };
 
     let host = HostConfig {
@@ -197,10 +216,59 @@ pub(crate) fn join(
         departed: false,
         more_addresses,
     };
-    let watcher =
-        Watcher::start(Arc::clone(&engine), Arc::clone(&sender), receiver, controller, resume)
-            .map_err(JoinError::Thread)?;
-    Ok(Joined { engine, watcher, sender, domains, plan })
+    let way = Way::Switch(engine);
+    let watcher = Watcher::start(way.clone(), Arc::clone(&sender), receiver, controller, resume)
+        .map_err(JoinError::Thread)?;
+    let more = plan.more.into_iter().map(|tree| (tree.switch, tree.address));
+    let switches = [(plan.switch, plan.address)].into_iter().chain(more).collect();
+    Ok(Joined { way, watcher, sender, domains, switches })
+}
+
+/// What this rank says to those of its machine, if it may share memory.
+fn meeting(path: Path) -> Result<Option<Meeting>, JoinError> {
+    match (path, Meeting::prepare()) {
+        (Path::Switch, _) => Ok(None),
+        (_, Ok(meeting)) => Ok(Some(meeting)),
+        (Path::SharedMemory, Err(error)) => Err(error),
+        (Path::Auto, Err(error)) => {
+            tracing::debug!(%error, "collectives go over a switch");
+            Ok(None)
+        }
+    }
+}
+
+/// Joins the ranks of this machine, which share memory.
+fn share(
+    config: &JoinConfig,
+    talk: Talk<'_>,
+    plan: &SharedMemoryPlan,
+    meeting: &Meeting,
+) -> Result<Joined, JoinError> {
+    let &JoinConfig { world, rank, ref device, .. } = config;
+    let Talk { controller, sender, receiver, deadline, .. } = talk;
+    let resume = Resume {
+        term: 0,
+        group: config.group.clone(),
+        identity: plan.group,
+        communicator: plan.communicator,
+        world,
+        rank,
+        address: device.address(),
+        departed: false,
+        more_addresses: config.more_devices.iter().map(|device| device.address()).collect(),
+    };
+    let engine = LocalEngine::new(rank, world);
+    let (way, sender) = (Way::SharedMemory(Arc::clone(&engine)), Arc::new(sender));
+    // It answers the controller from here on.
+    let watcher = Watcher::start(way.clone(), Arc::clone(&sender), receiver, controller, resume)
+        .map_err(JoinError::Thread)?;
+    let left = deadline.saturating_duration_since(Instant::now());
+    if let Err(error) = form(&engine, (rank, world), meeting, &plan.socket, left) {
+        communicator::give_up(&way, &sender, error.to_string());
+        return Err(error);
+    }
+    let domains = Domains::new(vec![device.allocate_protection_domain()]);
+    Ok(Joined { way, watcher, sender, domains, switches: Vec::new() })
 }
 
 /// The switches of all trees.

@@ -3,7 +3,8 @@
 //!
 //! A [`Communicator`] is one rank of a group. The controller finds a switch for the group, and
 //! every rank has one reliable connection to it; what a rank sends is added up in the switch, and
-//! the result comes back as RDMA WRITEs into the destination itself, without a copy.
+//! the result comes back as RDMA WRITEs into the destination itself, without a copy. Ranks that are all of one machine
+//! share memory in place of that, and send no packet ([`Path`]).
 //!
 //! ```no_run
 //! use millstream_collective::{Communicator, JoinConfig, ReduceOperation};
@@ -23,7 +24,8 @@
 //!
 //! # Threads
 //!
-//! The connection's work is done by the caller while it waits, else on the device's thread. One more
+//! The connection's work is done by the caller while it waits, else on the device's thread; in shared memory, on a thread
+//! that is started for the first call that nobody waits for. One more
 //! thread for each communicator listens to the controller, so that the death of a rank ends a call at
 //! once.
 //!
@@ -42,7 +44,9 @@ mod engine;
 mod error;
 mod group;
 mod join;
+mod local;
 mod memory;
+mod path;
 mod raw;
 mod registrations;
 mod tree;
@@ -59,6 +63,7 @@ pub use error::{CollectiveError, JoinError};
 pub use group::Group;
 pub use join::{JoinConfig, Waiting};
 pub use memory::Buffer;
+pub use path::Path;
 pub use raw::{Handle, RawCall};
 pub use registrations::RegistrationError;
 

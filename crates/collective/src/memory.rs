@@ -14,6 +14,7 @@ use std::ptr::NonNull;
 use std::slice;
 
 use millstream_inc::{MAX_TREES, Mode};
+use millstream_net::shared_memory::GroupMemory;
 use millstream_verbs::{Access, MemoryRegion, ProtectionDomain, RegionError};
 
 use crate::Element;
@@ -64,6 +65,59 @@ impl Span {
     pub(crate) unsafe fn of_destination<T: Element>(elements: &mut [T]) -> Self {
         // SAFETY: the caller promises it. Any bytes are elements, which are plain numbers.
         unsafe { Self::new(elements.as_mut_ptr().cast(), size_of_val(elements)) }
+    }
+
+    /// Bytes.
+    pub(crate) const fn length(self) -> usize {
+        self.length
+    }
+
+    /// Where so many bytes from an offset on are, if they are all of it.
+    fn range(self, offset: usize, length: usize) -> Option<*mut u8> {
+        let within = offset.checked_add(length).is_some_and(|end| end <= self.length);
+        within.then(|| self.address.as_ptr().wrapping_add(offset))
+    }
+
+    /// Copies bytes of it, from an offset on.
+    pub(crate) fn load(self, offset: usize, bytes: &mut [u8]) {
+        if let Some(from) = self.range(offset, bytes.len()) {
+            // SAFETY: within what whoever made the span promised, and `bytes` is other memory.
+            unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), bytes.len()) };
+        }
+    }
+
+    /// Copies bytes to it, from an offset on.
+    pub(crate) fn store(self, offset: usize, bytes: &[u8]) {
+        if let Some(to) = self.range(offset, bytes.len()) {
+            // SAFETY: as above.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
+        }
+    }
+
+    /// Copies a part of another one, which may be the same, to a part of this.
+    pub(crate) fn copy(self, offset: usize, other: Self, from: usize, length: usize) {
+        if let (Some(to), Some(from)) = (self.range(offset, length), other.range(from, length))
+            && from != to
+        {
+            // SAFETY: within what whoever made the spans promised.
+            unsafe { std::ptr::copy(from, to, length) };
+        }
+    }
+
+    /// Copies a part of it to what ranks share.
+    pub(crate) fn share(self, offset: usize, length: usize, to: &GroupMemory, at: usize) {
+        if let Some(from) = self.range(offset, length) {
+            // SAFETY: within what whoever made the span promised.
+            unsafe { to.write_from(at, from, length) };
+        }
+    }
+
+    /// Copies what ranks share to a part of it.
+    pub(crate) fn fetch(self, offset: usize, length: usize, from: &GroupMemory, at: usize) {
+        if let Some(to) = self.range(offset, length) {
+            // SAFETY: within what whoever made the span promised.
+            unsafe { from.read_to(at, to, length) };
+        }
     }
 
     /// The source and the destination of a call in place.
@@ -328,7 +382,7 @@ impl<T: Element> Pending<T> {
     }
 
     /// Takes a buffer whose result is copied.
-    pub(crate) fn small(buffer: Buffer<T>) -> Self {
+    pub(crate) fn copied(buffer: Buffer<T>) -> Self {
         Self { window: None, operands: Operands::default(), buffer }
     }
 

@@ -11,8 +11,8 @@ use millstream_verbs::Access;
 use crate::call::Call;
 use crate::communicator::Communicator;
 use crate::control::Sender;
-use crate::engine::Engine;
 use crate::memory::{Operand, Operands, Regions, Span, writable};
+use crate::path::Way;
 use crate::registrations::{Registered, RegistrationError};
 use crate::tree::Work;
 use crate::{CollectiveError, communicator};
@@ -47,11 +47,24 @@ impl Communicator {
     /// be readable and not be changed, and those of the destination be writable and not be referred to. A handle
     /// that is forgotten tells no end.
     pub unsafe fn start_raw(&self, call: &RawCall) -> Result<Handle, CollectiveError> {
+        // SAFETY: the caller promises it.
+        unsafe { self.begin_raw(call, true) }
+    }
+
+    /// As above. What is `unattended` goes on though nobody waits for it.
+    ///
+    /// # Safety
+    /// As above.
+    unsafe fn begin_raw(
+        &self,
+        call: &RawCall,
+        unattended: bool,
+    ) -> Result<Handle, CollectiveError> {
         let shape = RawShape::new(call, self.rank(), self.world())?;
-        let small = self.engine().is_small(&self.raw_request(call, &Operands::default()));
-        let (mut held, mut operands) = (Held::default(), Operands::default());
-        let mut spans = [Span::EMPTY; 2];
-        if small {
+        let copied = self.way().copies(&self.raw_request(call, &Operands::default()));
+        let (mut operands, mut spans) = (Operands::default(), [Span::EMPTY; 2]);
+        let held;
+        if copied {
             // SAFETY: the caller promises it.
             spans = unsafe {
                 [
@@ -59,6 +72,7 @@ impl Communicator {
                     Span::new(call.destination, shape.destination_bytes),
                 ]
             };
+            held = self.registered(call, &shape);
         } else {
             // SAFETY: the caller promises it, and the handle keeps them until the call is over.
             (held, operands) = unsafe { self.hold(call, &shape)? };
@@ -67,9 +81,9 @@ impl Communicator {
         let limit = self.call_timeout();
         let call = self.raw_request(call, &operands);
         let work = Work { call, operands, source, destination, limit };
-        let sequence = self.engine().start(&work)?;
-        let (engine, sender) = (Arc::clone(self.engine()), Arc::clone(self.sender()));
-        Ok(Handle { engine, sender, sequence, held: Mutex::new(Some(held)) })
+        let sequence = self.way().start(&work, unattended)?;
+        let (way, sender) = (self.way().clone(), Arc::clone(self.sender()));
+        Ok(Handle { way, sender, sequence, held: Mutex::new(Some(held)) })
     }
 
     /// Calls a collective, and waits for its end.
@@ -78,7 +92,7 @@ impl Communicator {
     /// As of [`Communicator::start_raw`], until this returns.
     pub unsafe fn call_raw(&self, call: &RawCall) -> Result<(), CollectiveError> {
         // SAFETY: the caller promises it.
-        let handle = unsafe { self.start_raw(call)? };
+        let handle = unsafe { self.begin_raw(call, false)? };
         handle.finish()
     }
 
@@ -129,6 +143,18 @@ impl Communicator {
             at
         };
         Ok((held, Operands { source: source_at, destination: target_at }))
+    }
+
+    /// What of the memory of a call that is copied is registered: that is in use meanwhile, too.
+    fn registered(&self, call: &RawCall, shape: &RawShape) -> Held {
+        let find = |address: *const u8, bytes: usize| {
+            let found = (bytes > 0).then(|| self.registrations().find(address.addr(), bytes));
+            found.flatten().map_or(Range::None, Range::Registered)
+        };
+        Held {
+            source: find(call.source, shape.source_bytes),
+            destination: find(call.destination, shape.destination_bytes),
+        }
     }
 
     /// A range that is registered, or is now for a call.
@@ -234,7 +260,7 @@ enum Range {
 /// Dropped before its end, it cancels the collective.
 #[must_use = "dropped, it cancels the collective"]
 pub struct Handle {
-    engine: Arc<Engine>,
+    way: Way,
     sender: Arc<Sender>,
     sequence: u64,
     /// Until somebody was told the end.
@@ -250,10 +276,10 @@ impl Handle {
     /// How the collective has ended, if it does within `timeout`. The memory is the caller's again then. `None`
     /// means that it goes on, as if nobody had waited.
     pub fn wait(&self, timeout: Duration) -> Option<Result<(), CollectiveError>> {
-        let outcome = self.engine.wait(self.sequence, timeout)?;
+        let outcome = self.way.wait(self.sequence, timeout)?;
         let first = self.release();
         if first {
-            communicator::report(&self.engine, &self.sender, &outcome);
+            communicator::report(&self.way, &self.sender, &outcome);
         }
         Some(outcome)
     }
@@ -271,8 +297,8 @@ impl Handle {
     /// this rank, it ends the communicator: they hear that this rank is lost, and why.
     pub fn cancel(&self) {
         let error = CollectiveError::Canceled { sequence: self.sequence };
-        if self.engine.cancel(self.sequence, error.clone()) {
-            communicator::give_up(&self.engine, &self.sender, error.to_string());
+        if self.way.cancel(self.sequence, error.clone()) {
+            communicator::give_up(&self.way, &self.sender, error.to_string());
         }
     }
 

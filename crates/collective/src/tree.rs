@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use millstream_inc::{
     ABORT_BYTES, CONTROL_BYTES, CollectiveCall, CollectiveError as E, Command, DESCRIPTOR_BYTES,
-    HostWorker, Mode, StartError,
+    Descriptor, HostWorker, Mode, StartError,
 };
 use millstream_verbs::{
     Completion, CompletionStatus, Device, QueuePair, QueuePairAttributes, QueuePairState,
@@ -17,7 +17,7 @@ use crate::memory::{ControlBlock, Operands, Span};
 use crate::{CollectiveError, LONGEST};
 
 /// A collective to do.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Work {
     /// Without keys.
     pub(crate) call: CollectiveCall,
@@ -72,6 +72,28 @@ pub(crate) struct Tree {
 }
 
 impl Work {
+    /// What all ranks must say alike.
+    pub(crate) fn descriptor(&self) -> Descriptor {
+        Self::descriptor_of(&self.call)
+    }
+
+    pub(crate) fn descriptor_of(call: &CollectiveCall) -> Descriptor {
+        let &CollectiveCall { collective, operation, data_type, root, count, stripe, mode, .. } =
+            call;
+        Descriptor {
+            sequence: 0,
+            collective,
+            operation,
+            data_type,
+            root,
+            count,
+            stripe,
+            mode,
+            destination_address: 0,
+            destination_key: 0,
+        }
+    }
+
     /// What a tree does of it, whose keys are those of its own device.
     pub(crate) fn part(&self, sequence: u64, tree: usize, call: CollectiveCall) -> Part {
         let Self { operands, source, destination, limit, .. } = *self;

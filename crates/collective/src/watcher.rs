@@ -12,7 +12,7 @@ use millstream_inc::protocol::{FromController, Resume, ToController};
 
 use crate::CollectiveError;
 use crate::control::{ReceiveError, Receiver, Sender};
-use crate::engine::Engine;
+use crate::path::Way;
 
 /// How often the switch is asked whether it is there.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
@@ -34,7 +34,7 @@ pub(crate) struct Watcher {
 
 impl Watcher {
     pub(crate) fn start(
-        engine: Arc<Engine>,
+        way: Way,
         sender: Arc<Sender>,
         receiver: Receiver,
         controller: SocketAddr,
@@ -43,7 +43,7 @@ impl Watcher {
         let (stop, stopped) = mpsc::channel();
         let (outgoing, attempts) = (Arc::clone(&sender), 0);
         let watch =
-            Watch { engine, sender: outgoing, receiver, stopped, controller, resume, attempts };
+            Watch { way, sender: outgoing, receiver, stopped, controller, resume, attempts };
         let thread = thread::Builder::new().name("controller".to_owned());
         let thread = thread.spawn(move || watch.run())?;
         Ok(Self { sender, stop: Some(stop), thread: Some(thread) })
@@ -62,7 +62,7 @@ impl Drop for Watcher {
 }
 
 struct Watch {
-    engine: Arc<Engine>,
+    way: Way,
     sender: Arc<Sender>,
     receiver: Receiver,
     stopped: mpsc::Receiver<()>,
@@ -80,7 +80,7 @@ impl Watch {
                 Ok(FromController::Ping) => {
                     // If it does not get there, receiving fails soon.
                     let _ = self.sender.send(&ToController::Pong);
-                    self.engine.probe();
+                    self.way.probe();
                     continue;
                 }
                 Ok(FromController::Resumed) => {
@@ -89,22 +89,22 @@ impl Watch {
                     continue;
                 }
                 Ok(FromController::Left { rank, collectives }) => {
-                    self.engine.peer_left(rank, collectives);
+                    self.way.peer_left(rank, collectives);
                     continue;
                 }
                 // It stands still, perhaps. The communicator does without; the kernel of its machine answers for it.
                 Err(ReceiveError::TimedOut) => {
-                    self.engine.probe();
+                    self.way.probe();
                     continue;
                 }
-                Ok(FromController::Closed) => return self.engine.close(),
+                Ok(FromController::Closed) => return self.way.close(),
                 Ok(FromController::Abort { reason }) => CollectiveError::from_controller(reason),
                 Ok(FromController::Refused { reason }) if !reason.is_for_load() => {
                     CollectiveError::Controller(reason.to_string())
                 }
                 Ok(FromController::Refused { reason }) => match self.come_back(&reason) {
                     true => continue,
-                    false => return self.engine.close(),
+                    false => return self.way.close(),
                 },
                 Ok(message) => {
                     CollectiveError::Protocol(format!("the controller sent {message:?}"))
@@ -114,12 +114,12 @@ impl Watch {
                 Err(error @ (ReceiveError::Stale { .. } | ReceiveError::Io(_))) => {
                     match self.come_back(&error) {
                         true => continue,
-                        false => return self.engine.close(),
+                        false => return self.way.close(),
                     }
                 }
             };
-            self.engine.fail(error);
-            return self.engine.close();
+            self.way.fail(error);
+            return self.way.close();
         }
     }
 
@@ -128,7 +128,7 @@ impl Watch {
     fn come_back(&mut self, why: &dyn std::fmt::Display) -> bool {
         let mut probed = Instant::now();
         loop {
-            if self.engine.failure().is_some() && !self.sender.owes() {
+            if self.way.failure().is_some() && !self.sender.owes() {
                 // Nobody is to hear of it.
                 return false;
             }
@@ -146,9 +146,9 @@ impl Watch {
             self.attempts = self.attempts.saturating_add(1);
             if probed.elapsed() >= PROBE_INTERVAL {
                 probed = Instant::now();
-                self.engine.probe();
+                self.way.probe();
             }
-            self.resume.departed = self.engine.has_departed();
+            self.resume.departed = self.way.has_departed();
             let Self { sender, receiver, controller, resume, .. } = self;
             match sender.come_back(receiver, *controller, CONNECT_TIMEOUT, resume) {
                 Ok(connected) => return connected.is_some(),

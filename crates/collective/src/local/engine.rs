@@ -13,7 +13,8 @@ use millstream_net::shared_memory::MemberProcesses;
 use super::area::Area;
 use super::failure::Failure;
 use super::run::{Runner, Stop};
-use crate::engine::{MAX_STARTED, Work};
+use crate::engine::MAX_STARTED;
+use crate::tree::Work;
 use crate::{CollectiveError, LONGEST};
 
 /// How long a rank that cannot go on waits until the controller has let go of it.

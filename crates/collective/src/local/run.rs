@@ -31,7 +31,7 @@ use super::layout::{SLOT_BYTES, SMALL_BYTES};
 use super::reduce::Blocks;
 use super::wait::{self, NAP, Spinning};
 use crate::CollectiveError;
-use crate::engine::Work;
+use crate::tree::Work;
 
 /// So many bytes of all ranks together are reduced by each rank for itself. More are cheaper in slices.
 const SMALL_IN_ALL: usize = 32 << 10;

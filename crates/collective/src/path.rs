@@ -1,0 +1,155 @@
+//! By which way a rank's collectives go.
+
+use std::str::FromStr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millstream_inc::{CollectiveCall, UnknownName};
+
+use crate::CollectiveError;
+use crate::engine::Engine;
+use crate::local::LocalEngine;
+use crate::tree::Work;
+
+/// By which way collectives may go.
+#[derive(Clone, Copy, Debug, Default, Eq, Hash, PartialEq)]
+pub enum Path {
+    /// Through shared memory where all ranks are of one machine, container and user; else over switches.
+    #[default]
+    Auto,
+    /// Over switches, also on one machine. One rank that says so decides for all.
+    Switch,
+    /// Through shared memory. Where that cannot be, joining fails and says why.
+    SharedMemory,
+}
+
+impl Path {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Auto, Self::Switch, Self::SharedMemory];
+
+    /// The name that settings use.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::Switch => "switch",
+            Self::SharedMemory => "shared-memory",
+        }
+    }
+}
+
+impl FromStr for Path {
+    type Err = UnknownName;
+
+    fn from_str(name: &str) -> Result<Self, UnknownName> {
+        const KNOWN: &[&str] = &[Path::Auto.name(), Path::Switch.name(), Path::SharedMemory.name()];
+        let found = Self::ALL.into_iter().find(|path| path.name() == name);
+        found.ok_or_else(|| UnknownName { what: "path", name: name.to_owned(), known: KNOWN })
+    }
+}
+
+/// What does the collectives of a rank.
+#[derive(Clone)]
+pub(crate) enum Way {
+    Switch(Arc<Engine>),
+    SharedMemory(Arc<LocalEngine>),
+}
+
+/// The same of both.
+macro_rules! either {
+    ($way:expr, $engine:ident => $call:expr) => {
+        match $way {
+            Way::Switch($engine) => $call,
+            Way::SharedMemory($engine) => $call,
+        }
+    };
+}
+
+impl Way {
+    /// Whether the vector of a call is copied, and needs no registered memory.
+    pub(crate) fn copies(&self, call: &CollectiveCall) -> bool {
+        match self {
+            Self::Switch(engine) => engine.is_small(call),
+            Self::SharedMemory(_) => true,
+        }
+    }
+
+    /// Starts a collective; returns its number. One that is `unattended` goes on though nobody waits for it.
+    pub(crate) fn start(&self, work: &Work, unattended: bool) -> Result<u64, CollectiveError> {
+        match self {
+            Self::Switch(engine) => engine.start(work),
+            Self::SharedMemory(engine) => engine.start(work, unattended),
+        }
+    }
+
+    /// Waits for a collective that was started, for at most so long. Once it is over, its memory is its owner's again.
+    pub(crate) fn wait(
+        &self,
+        sequence: u64,
+        patience: Duration,
+    ) -> Option<Result<(), CollectiveError>> {
+        either!(self, engine => engine.wait(sequence, patience))
+    }
+
+    pub(crate) fn fail(&self, error: CollectiveError) {
+        either!(self, engine => engine.fail(error));
+    }
+
+    /// Ends the communicator with this reason, unless the collective is over.
+    pub(crate) fn cancel(&self, sequence: u64, error: CollectiveError) -> bool {
+        either!(self, engine => engine.cancel(sequence, error))
+    }
+
+    /// Asks the switch, if there is one, whether it is there.
+    pub(crate) fn probe(&self) {
+        match self {
+            Self::Switch(engine) => engine.probe(),
+            // Who waits looks at the others itself.
+            Self::SharedMemory(_) => {}
+        }
+    }
+
+    pub(crate) fn peer_left(&self, rank: u32, collectives: u64) {
+        either!(self, engine => engine.peer_left(rank, collectives));
+    }
+
+    pub(crate) fn has_departed(&self) -> bool {
+        either!(self, engine => engine.has_departed())
+    }
+
+    pub(crate) fn close(&self) {
+        either!(self, engine => engine.close());
+    }
+
+    /// Waits until everyone has left, so that the switch does not take this rank for dead meanwhile. In shared memory
+    /// nobody needs a rank that has left.
+    pub(crate) fn wait_closed(&self, patience: Duration) {
+        match self {
+            Self::Switch(engine) => engine.wait_closed(patience),
+            Self::SharedMemory(_) => {}
+        }
+    }
+
+    pub(crate) fn wait_released(&self) {
+        either!(self, engine => engine.wait_released());
+    }
+
+    /// Which tree the communicator failed of.
+    pub(crate) fn failed_tree(&self) -> usize {
+        match self {
+            Self::Switch(engine) => engine.failed_tree(),
+            Self::SharedMemory(_) => 0,
+        }
+    }
+
+    pub(crate) fn failure(&self) -> Option<CollectiveError> {
+        either!(self, engine => engine.failure())
+    }
+
+    pub(crate) fn progress(&self) -> (u64, bool) {
+        either!(self, engine => engine.progress())
+    }
+
+    pub(crate) fn disconnect(&self) {
+        either!(self, engine => engine.disconnect());
+    }
+}
