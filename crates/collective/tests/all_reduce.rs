@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Cluster, PATIENCE, each, leave};
+use common::{Cluster, PATIENCE, each, leave, on_both};
 use millstream_collective::{
     Call, Collective, CollectiveError, Communicator, DataType, Element, JoinConfig, ReduceOperation,
 };
@@ -38,7 +38,10 @@ fn first_difference<T: PartialEq>(a: &[T], b: &[T]) -> Option<usize> {
 const LENGTHS: [usize; 10] = [1, 0, 7, 65_535, 1 << 20, 1, 65_537, 524_289, 0, (1 << 20) + 3];
 
 fn sums_of(world: u32) {
-    let cluster = Cluster::start(1);
+    sums_in(&Cluster::start(1), world);
+}
+
+fn sums_in(cluster: &Cluster, world: u32) {
     let mut ranks = cluster.group("sums", world);
     for (round, length) in (0..).zip(LENGTHS) {
         let wanted = sum(world, length, round);
@@ -78,8 +81,19 @@ fn seven_ranks_get_exact_sums() {
 }
 
 #[test]
+fn ranks_that_share_memory_get_exact_sums() {
+    let cluster = Cluster::of_shared_memory();
+    for world in [1, 2, 3, 8, 17] {
+        sums_in(&cluster, world);
+    }
+}
+
+#[test]
 fn ranks_that_do_not_wait_for_each_other_stay_apart_by_at_most_a_collective() {
-    let cluster = Cluster::start(1);
+    on_both(free_in);
+}
+
+fn free_in(cluster: &Cluster) {
     let mut ranks = cluster.group("free", 3);
     // No barrier between rounds but the collective itself.
     each(&mut ranks, |communicator| {
@@ -110,7 +124,10 @@ fn combine<T: Element + PartialEq + std::fmt::Debug>(
 
 #[test]
 fn other_types_and_operations() {
-    let cluster = Cluster::start(1);
+    on_both(types_in);
+}
+
+fn types_in(cluster: &Cluster) {
     let mut ranks = cluster.group("types", 2);
     let ranks = &mut ranks[..];
     combine::<u8>(ranks, Sum, [&[250, 1, 2], &[10, 1, 0]], &[4, 2, 2]);
@@ -144,7 +161,10 @@ fn buffers_are_used_again_without_registering() {
 
 #[test]
 fn a_collective_can_be_started_and_waited_for() {
-    let cluster = Cluster::start(1);
+    on_both(start_in);
+}
+
+fn start_in(cluster: &Cluster) {
     let mut ranks = cluster.group("start", 2);
     let [first, second] = &mut ranks[..] else { panic!("two ranks") };
     let mut buffer = first.allocate::<i32>(300_000).unwrap();
@@ -240,6 +260,7 @@ fn who_sets_no_limit_waits_for_ever_and_not_beyond_the_clock() {
     let config = JoinConfig {
         timeout: Duration::MAX,
         call_timeout: Duration::MAX,
+        path: cluster.path,
         ..JoinConfig::new(cluster.controller, "endless", 1, 0, &device)
     };
     let mut communicator = Communicator::join(&config).unwrap();

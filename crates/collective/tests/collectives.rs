@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Cluster, PATIENCE, each, leave};
+use common::{Cluster, PATIENCE, each, leave, on_both};
 use millstream_collective::{
     BFloat16, Call, Communicator, Element, Float16, Mode, ReduceOperation,
 };
@@ -90,7 +90,10 @@ fn all_of(communicator: &mut Communicator, count: usize) {
 }
 
 fn all_in(world: u32) {
-    let cluster = Cluster::start(1);
+    all_of_a_group(&Cluster::start(1), world);
+}
+
+fn all_of_a_group(cluster: &Cluster, world: u32) {
     let mut ranks = cluster.group("all", world);
     each(&mut ranks, |communicator| {
         for mode in [Mode::Write, Mode::Send, Mode::Write] {
@@ -119,8 +122,19 @@ fn five_ranks_call_all() {
 }
 
 #[test]
+fn ranks_that_share_memory_call_all() {
+    let cluster = Cluster::of_shared_memory();
+    for world in [1, 2, 3, 8] {
+        all_of_a_group(&cluster, world);
+    }
+}
+
+#[test]
 fn registered_vectors_are_called_with_and_started() {
-    let cluster = Cluster::start(1);
+    on_both(buffers_in);
+}
+
+fn buffers_in(cluster: &Cluster) {
     let mut ranks = cluster.group("buffers", 3);
     each(&mut ranks, |communicator| {
         let rank = communicator.rank();
@@ -152,7 +166,10 @@ fn registered_vectors_are_called_with_and_started() {
 
 #[test]
 fn nobody_passes_a_barrier_alone() {
-    let cluster = Cluster::start(1);
+    on_both(nobody_passes_alone);
+}
+
+fn nobody_passes_alone(cluster: &Cluster) {
     let mut ranks = cluster.group("barrier", 2);
     let [first, second] = &mut ranks[..] else { panic!("two ranks") };
     let none = first.allocate::<u8>(0).unwrap();
@@ -174,7 +191,10 @@ fn combined<T: Element>(ranks: &mut [Communicator], operation: ReduceOperation, 
 
 #[test]
 fn halves_are_added_in_32_bits_and_rounded_once() {
-    let cluster = Cluster::start(1);
+    on_both(halves_in);
+}
+
+fn halves_in(cluster: &Cluster) {
     let mut ranks = cluster.group("halves", 2);
     let half = |value| Float16::from_f32(value);
     assert_eq!(combined(&mut ranks, Sum, [half(1.5), half(-4.0)]), half(-2.5));
@@ -196,7 +216,10 @@ fn halves_are_added_in_32_bits_and_rounded_once() {
 
 #[test]
 fn ranks_that_call_different_roots_or_modes_are_told() {
-    let cluster = Cluster::start(1);
+    on_both(differences_in);
+}
+
+fn differences_in(cluster: &Cluster) {
     for (name, wrong) in [("roots", "root"), ("modes", "mode"), ("collectives", "collective")] {
         let mut ranks = cluster.group(name, 2);
         let errors = each(&mut ranks, |communicator| {

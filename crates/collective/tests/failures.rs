@@ -6,7 +6,7 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use common::{Cluster, PATIENCE, address, each, join_all, leave, start_controller};
+use common::{Cluster, PATIENCE, address, each, join_all, leave, on_both, start_controller};
 use millstream_collective::{
     Awaited, Call, CollectiveError, Communicator, JoinConfig, JoinError, ReduceOperation, Refusal,
     Waiting,
@@ -34,14 +34,9 @@ impl Dummy {
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         let dummy = Self { stream, decoder: FrameDecoder::new() };
         let (group, address) = (group.to_owned(), address());
-        dummy.say(&ToController::Join(Hello {
-            group,
-            world,
-            rank,
-            address,
-            timeout_ms: 30_000,
-            more_addresses: Vec::new(),
-        }));
+        let (timeout_ms, same_machine, more_addresses) = (30_000, None, Vec::new());
+        let hello = Hello { group, world, rank, address, timeout_ms, more_addresses, same_machine };
+        dummy.say(&ToController::Join(hello));
         dummy
     }
 
@@ -101,7 +96,10 @@ fn errors_after(ranks: &mut [Communicator], happening: impl FnOnce()) -> Vec<Col
 
 #[test]
 fn a_mismatch_names_two_ranks_that_differ_to_everyone() {
-    let cluster = Cluster::start(1);
+    on_both(mismatch_in);
+}
+
+fn mismatch_in(cluster: &Cluster) {
     let mut ranks = cluster.group("mismatch", 3);
     each(&mut ranks, |rank| rank.all_reduce_in_place(&mut [1; 10], Sum).unwrap());
     let errors = each(&mut ranks, |rank| {
@@ -160,7 +158,10 @@ fn a_rank_that_gives_up_is_named_with_its_reason() {
 
 #[test]
 fn a_communicator_that_is_dropped_in_the_middle_ends_it_for_all() {
-    let cluster = Cluster::start(1);
+    on_both(dropped_in);
+}
+
+fn dropped_in(cluster: &Cluster) {
     let mut ranks = cluster.group("dropped", 3);
     let mut last = ranks.pop().unwrap();
     // Not all have started, so it cannot end.
@@ -177,7 +178,10 @@ fn a_communicator_that_is_dropped_in_the_middle_ends_it_for_all() {
 
 #[test]
 fn a_rank_that_leaves_early_is_named_when_it_is_missed() {
-    let cluster = Cluster::start(1);
+    on_both(early_in);
+}
+
+fn early_in(cluster: &Cluster) {
     let mut ranks = cluster.group("early", 2);
     each(&mut ranks, |rank| rank.all_reduce_in_place(&mut [1; 10], Sum).unwrap());
     drop(ranks.pop());
@@ -190,7 +194,7 @@ fn a_rank_that_leaves_early_is_named_when_it_is_missed() {
 fn a_switch_that_dies_is_named_to_its_ranks_and_another_takes_over() {
     let mut cluster = Cluster::start(1);
     let (mut ranks, _dummy) = with_dummy(&cluster, "switch", 3);
-    let switch = ranks[0].switch().1;
+    let switch = ranks[0].switch().unwrap().1;
     let dead = cluster.switches.pop();
     for error in errors_after(&mut ranks, || drop(dead)) {
         let CollectiveError::SwitchLost { switch: lost, .. } = error else { panic!("{error:?}") };
@@ -199,13 +203,16 @@ fn a_switch_that_dies_is_named_to_its_ranks_and_another_takes_over() {
     cluster.switches.push(common::start_switch(cluster.controller, "spare"));
     let mut again = cluster.group("switch", 2);
     each(&mut again, |rank| rank.all_reduce_in_place(&mut [1; 10], Sum).unwrap());
-    assert_eq!(again[0].switch().0, "spare");
+    assert_eq!(again[0].switch().unwrap().0, "spare");
     leave(again);
 }
 
 #[test]
 fn a_rank_that_does_not_call_is_named_to_who_does() {
-    let cluster = Cluster::start(1);
+    on_both(slow_in);
+}
+
+fn slow_in(cluster: &Cluster) {
     let configs = (0..2).map(|rank| JoinConfig {
         call_timeout: Duration::from_millis(200),
         ..cluster.config("slow", 2, rank)
@@ -326,7 +333,15 @@ fn restart_controller(cluster: &mut Cluster, meanwhile: impl FnOnce()) {
 
 #[test]
 fn a_controller_that_is_restarted_disturbs_no_call_and_the_next_one_knows_the_ranks() {
-    let mut cluster = Cluster::start(1);
+    restarted(Cluster::start(1));
+}
+
+#[test]
+fn nor_those_through_shared_memory() {
+    restarted(Cluster::of_shared_memory());
+}
+
+fn restarted(mut cluster: Cluster) {
     let mut ranks = cluster.group("orphans", 2);
     let mut calls = 0;
     restart_controller(&mut cluster, || calls += sums_for(&mut ranks, Duration::from_millis(300)));

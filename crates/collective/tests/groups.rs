@@ -5,7 +5,7 @@ mod common;
 use std::thread;
 use std::time::Duration;
 
-use common::{Cluster, each, leave};
+use common::{Cluster, each, leave, on_both};
 use millstream_collective::{Communicator, Group, JoinConfig, JoinError, ReduceOperation, Refusal};
 use millstream_lab::Stopwatch;
 
@@ -42,7 +42,10 @@ fn all_reduce(ranks: &mut [Communicator]) {
 
 #[test]
 fn a_group_makes_several_communicators_which_live_side_by_side() {
-    let cluster = Cluster::start(1);
+    on_both(several_in);
+}
+
+fn several_in(cluster: &Cluster) {
     // Longer than a name can be with what is added to it.
     let name = "é".repeat(60);
     let mut groups = groups(configs(&cluster, &name, 3));
@@ -62,10 +65,12 @@ fn a_group_makes_several_communicators_which_live_side_by_side() {
 
 #[test]
 fn a_run_right_after_another_is_a_new_group_whoever_ends_first() {
-    let cluster = Cluster::start(1);
+    on_both(runs_in);
+}
+
+fn runs_in(cluster: &Cluster) {
     thread::scope(|scope| {
         for rank in 0..3 {
-            let cluster = &cluster;
             scope.spawn(move || {
                 // Each begins its next run when its own part of the last one is over.
                 for run in 0..5 {
@@ -82,7 +87,10 @@ fn a_run_right_after_another_is_a_new_group_whoever_ends_first() {
 
 #[test]
 fn a_second_job_of_a_name_waits_for_the_first_and_does_not_mix_with_it() {
-    let cluster = Cluster::start(1);
+    on_both(jobs_in);
+}
+
+fn jobs_in(cluster: &Cluster) {
     let mut first = groups(configs(&cluster, "job", 2));
     let mut ranks = communicators(&mut first);
     let later = configs(&cluster, "job", 2);
@@ -105,7 +113,10 @@ fn a_second_job_of_a_name_waits_for_the_first_and_does_not_mix_with_it() {
 
 #[test]
 fn a_rank_that_ends_before_its_communicator_is_made_fails_that_of_others() {
-    let cluster = Cluster::start(1);
+    on_both(ends_early_in);
+}
+
+fn ends_early_in(cluster: &Cluster) {
     let mut groups = groups(configs(&cluster, "early", 2));
     let stopwatch = Stopwatch::start();
     drop(groups.remove(1));

@@ -4,7 +4,7 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Cluster, PATIENCE, each, leave};
+use common::{Cluster, PATIENCE, each, leave, on_both};
 use millstream_collective::{
     Call, CollectiveError, Communicator, DataType, Handle, Mode, RawCall, ReduceOperation,
     RegistrationError,
@@ -50,7 +50,10 @@ const LENGTHS: [usize; 5] = [0, 1, 500, 5000, 600_001];
 
 #[test]
 fn six_collectives_in_both_modes_apart_and_in_place() {
-    let cluster = Cluster::start(1);
+    on_both(six_of);
+}
+
+fn six_of(cluster: &Cluster) {
     let mut ranks = cluster.group("raw", 3);
     for mode in [Mode::Write, Mode::Send] {
         for count in LENGTHS {
@@ -112,7 +115,10 @@ fn six(communicator: &Communicator, mode: Mode, count: usize) {
 
 #[test]
 fn several_are_under_way_and_end_in_their_order() {
-    let cluster = Cluster::start(1);
+    on_both(several_of);
+}
+
+fn several_of(cluster: &Cluster) {
     let mut ranks = cluster.group("several", 2);
     each(&mut ranks, |communicator| {
         let rank = communicator.rank();
@@ -138,7 +144,10 @@ fn several_are_under_way_and_end_in_their_order() {
 
 #[test]
 fn who_does_not_wait_long_enough_changes_nothing() {
-    let cluster = Cluster::start(1);
+    on_both(impatient);
+}
+
+fn impatient(cluster: &Cluster) {
     let ranks = cluster.group("patience", 2);
     let source = vector(0, 100_000);
     let mut results = [vec![0; 100_000], vec![0; 100_000]];
@@ -159,7 +168,10 @@ fn who_does_not_wait_long_enough_changes_nothing() {
 
 #[test]
 fn registered_memory_is_used_as_it_is_wherever_a_vector_lies_in_it() {
-    let cluster = Cluster::start(1);
+    on_both(registered_in);
+}
+
+fn registered_in(cluster: &Cluster) {
     let ranks = cluster.group("registered", 2);
     let mut memory = [vec![0_i32; 200_000], vec![0; 200_000]];
     let places = [memory[0].as_mut_ptr(), memory[1].as_mut_ptr()];
@@ -203,7 +215,10 @@ fn registered_memory_is_used_as_it_is_wherever_a_vector_lies_in_it() {
 
 #[test]
 fn who_cancels_ends_it_for_all_and_they_hear_why() {
-    let cluster = Cluster::start(1);
+    on_both(cancels_in);
+}
+
+fn cancels_in(cluster: &Cluster) {
     let ranks = cluster.group("cancel", 2);
     let source = vec![1; 100_000];
     let mut results = [vec![0; 100_000], vec![0; 100_000], vec![0; 100_000]];
@@ -237,7 +252,10 @@ fn who_cancels_ends_it_for_all_and_they_hear_why() {
 
 #[test]
 fn a_handle_that_is_dropped_cancels_and_one_outlives_its_communicator() {
-    let cluster = Cluster::start(1);
+    on_both(dropped_in);
+}
+
+fn dropped_in(cluster: &Cluster) {
     let mut ranks = cluster.group("dropped", 2);
     let source = vec![1; 100_000];
     let mut result = vec![0; 100_000];
@@ -253,7 +271,10 @@ fn a_handle_that_is_dropped_cancels_and_one_outlives_its_communicator() {
 
 #[test]
 fn as_many_as_can_be_are_started_and_no_more() {
-    let cluster = Cluster::start(1);
+    on_both(many_in);
+}
+
+fn many_in(cluster: &Cluster) {
     let ranks = cluster.group("many", 2);
     let begin = |rank: usize| start(&ranks[rank], Call::Barrier, 0, &[], &mut []);
     let handles: Vec<Handle> = (0..64).map(|_| begin(0).unwrap()).collect();
@@ -269,7 +290,10 @@ fn as_many_as_can_be_are_started_and_no_more() {
 
 #[test]
 fn those_that_wait_fail_when_a_rank_has_left_before_them() {
-    let cluster = Cluster::start(1);
+    on_both(left_in);
+}
+
+fn left_in(cluster: &Cluster) {
     let mut ranks = cluster.group("left", 2);
     let begin = |rank: &Communicator| start(rank, Call::Barrier, 0, &[], &mut []).unwrap();
     let handles = [begin(&ranks[0]), begin(&ranks[0]), begin(&ranks[0])];
@@ -289,7 +313,10 @@ fn those_that_wait_fail_when_a_rank_has_left_before_them() {
 
 #[test]
 fn what_is_refused_changes_nothing() {
-    let cluster = Cluster::start(1);
+    on_both(refused_in);
+}
+
+fn refused_in(cluster: &Cluster) {
     let ranks = cluster.group("refused", 1);
     let mut memory = [1_i32, 2, 3, 4];
     let place = memory.as_mut_ptr();

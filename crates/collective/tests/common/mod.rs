@@ -11,7 +11,7 @@ use std::sync::mpsc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use millstream_collective::{Communicator, JoinConfig, JoinError};
+use millstream_collective::{Communicator, JoinConfig, JoinError, Path};
 use millstream_control::controller::ControllerConfig;
 use millstream_control::switch::SwitchConfig;
 use millstream_control::{Shutdown, controller, shutdown, switch};
@@ -77,19 +77,28 @@ pub(crate) struct Cluster {
     /// Switches end before the controller, so that nobody looks for a controller in vain.
     pub(crate) switches: Vec<Daemon>,
     pub(crate) controller_daemon: Option<Daemon>,
+    /// The way of its ranks.
+    pub(crate) path: Path,
 }
 
 impl Cluster {
+    /// Whose ranks use the switches, though they are of one machine.
     pub(crate) fn start(switches: usize) -> Self {
         let (daemon, controller) = start_controller(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
         let switches =
             (0..switches).map(|number| start_switch(controller, &format!("s{number}"))).collect();
-        Self { controller, switches, controller_daemon: Some(daemon) }
+        Self { controller, switches, controller_daemon: Some(daemon), path: Path::Switch }
+    }
+
+    /// Without a switch.
+    pub(crate) fn of_shared_memory() -> Self {
+        Self { path: Path::SharedMemory, ..Self::start(0) }
     }
 
     pub(crate) fn config(&self, group: &str, world: u32, rank: u32) -> JoinConfig {
         let device = Device::open_soft(&SoftConfig::new(address())).unwrap();
-        JoinConfig::new(self.controller, group, world, rank, &device)
+        let config = JoinConfig::new(self.controller, group, world, rank, &device);
+        JoinConfig { path: self.path, ..config }
     }
 
     pub(crate) fn join(&self, group: &str, world: u32, rank: u32) -> Communicator {
@@ -100,6 +109,13 @@ impl Cluster {
     pub(crate) fn group(&self, group: &str, world: u32) -> Vec<Communicator> {
         let configs = (0..world).map(|rank| self.config(group, world, rank)).collect();
         join_all(configs).into_iter().map(Result::unwrap).collect()
+    }
+}
+
+/// Tests over a switch, and through shared memory.
+pub(crate) fn on_both(test: impl Fn(&Cluster)) {
+    for cluster in [Cluster::start(1), Cluster::of_shared_memory()] {
+        test(&cluster);
     }
 }
 
