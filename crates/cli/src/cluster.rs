@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::Context;
 use serde_json::Value;
 
-use crate::collective::{Report, Work};
+use crate::collective::{Path, Report, Work};
 use crate::process::{Child, SEEN_TO_END};
 
 /// For a daemon to serve.
@@ -35,6 +35,7 @@ pub(crate) struct Job<'a> {
     /// Bytes of the vectors, one after the other.
     pub(crate) sizes: &'a [u64],
     pub(crate) work: Work,
+    pub(crate) path: Path,
     pub(crate) iters: u32,
     pub(crate) warmup_iters: u32,
     /// How long a host may print no report. `None`: as long as it lives. It gives up by itself on
@@ -118,6 +119,7 @@ impl Cluster {
             arguments.extend(["--world", &world, "--rank", &rank, "--size", &sizes]);
             arguments.extend(["--dtype", reduction.dtype.name(), "--op", reduction.op.name()]);
             arguments.extend(["--mode", reduction.mode.name(), "--root", &root]);
+            arguments.extend(["--path", job.path.name()]);
             arguments.extend(["--iters", &iters, "--warmup-iters", &warmup_iters]);
             if job.work.in_place {
                 arguments.push("--in-place");

@@ -37,7 +37,16 @@ fn rank(controller: &str, group: &str, world: u32, rank: u32) -> Running {
     let sizes = vec!["4KiB"; 20_000].join(",");
     let (world, rank) = (world.to_string(), rank.to_string());
     let mut command = millstream();
-    command.args(["allreduce", "--controller", controller, "--group", group, "--world", &world]);
+    command.args([
+        "allreduce",
+        "--path=switch",
+        "--controller",
+        controller,
+        "--group",
+        group,
+        "--world",
+        &world,
+    ]);
     command.args(["--rank", &rank, "--bind", &address(), "--dtype=int32", "--op=sum"]);
     command.args(["--iters=500", "--verify", "--size", &sizes]);
     Running::start(&format!("rank {rank}"), &mut command)
@@ -66,7 +75,14 @@ fn goes_on(ranks: &mut [Running], duration: Duration) {
 /// A group that is new is served.
 fn serves(controller: &str) {
     let mut command = millstream();
-    command.args(["allreduce", "--controller", controller, "--group=other", "--world=1"]);
+    command.args([
+        "allreduce",
+        "--path=switch",
+        "--controller",
+        controller,
+        "--group=other",
+        "--world=1",
+    ]);
     command.args(["--rank=0", "--size=4", "--verify", "--bind", &address()]);
     Running::start("another group", &mut command).output().success();
 }

@@ -84,7 +84,15 @@ fn a_switch_shows_what_its_ports_have_counted() {
     // One group for each switch: the second goes to the one that serves fewer.
     let rank = |group: &str, rank: &str| {
         let mut command = millstream();
-        command.args(["allreduce", "--controller", &listen, "--world=2", "--rank", rank]);
+        command.args([
+            "allreduce",
+            "--path=switch",
+            "--controller",
+            &listen,
+            "--world=2",
+            "--rank",
+            rank,
+        ]);
         command.args(["--group", group, "--bind", &address(), "--size=64KiB"]);
         Running::start(&format!("rank {rank}"), command.arg("--iters=100000000"))
     };
@@ -126,7 +134,15 @@ fn those_who_mean_no_good_disturb_nobody() {
     switch.ready();
     let host = |rank: &str| {
         let mut command = millstream();
-        command.args(["allreduce", "--controller", &listen, "--world=2", "--rank", rank]);
+        command.args([
+            "allreduce",
+            "--path=switch",
+            "--controller",
+            &listen,
+            "--world=2",
+            "--rank",
+            rank,
+        ]);
         command.args(["--bind", &address(), "--size=64KiB", "--iters=100000000"]);
         Running::start(&format!("rank {rank}"), &mut command)
     };

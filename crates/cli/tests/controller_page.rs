@@ -28,7 +28,17 @@ fn host(controller: &str, group: &str, world: u32, rank: u32) -> Running {
     let (controller, bind) = (format!("--controller={controller}"), address());
     let (world, rank) = (format!("--world={world}"), format!("--rank={rank}"));
     let mut command = millstream();
-    command.args(["allreduce", &controller, "--group", group, &world, &rank, "--bind", &bind]);
+    command.args([
+        "allreduce",
+        "--path=switch",
+        &controller,
+        "--group",
+        group,
+        &world,
+        &rank,
+        "--bind",
+        &bind,
+    ]);
     // Until the test ends it.
     command.args(["--size=256KiB", "--iters=100000000", "--timeout=600s"]);
     Running::start(&rank, &mut command)

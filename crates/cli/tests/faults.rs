@@ -345,7 +345,14 @@ fn peers_that_are_killed_in_the_middle() {
     switch.ready();
     let mut hosts = ["0", "1"].map(|rank| {
         let mut command = millstream();
-        command.args(["allreduce", "--controller", &listen, "--group=g", "--world=2"]);
+        command.args([
+            "allreduce",
+            "--path=switch",
+            "--controller",
+            &listen,
+            "--group=g",
+            "--world=2",
+        ]);
         command.args(["--rank", rank, "--dtype=int32", "--op=sum", "--size=4MiB"]);
         Running::start("host", command.args(["--iters=100000", "--bind", &address()]))
     });
@@ -362,7 +369,15 @@ fn peers_that_are_killed_in_the_middle() {
 fn ranks_and_switches_that_are_refused() {
     let (_daemons, listen) = serve();
     let mut first = millstream();
-    first.args(["allreduce", "--controller", &listen, "--group=g", "--world=3", "--rank=0"]);
+    first.args([
+        "allreduce",
+        "--path=switch",
+        "--controller",
+        &listen,
+        "--group=g",
+        "--world=3",
+        "--rank=0",
+    ]);
     first.args(["--dtype=int32", "--op=sum", "--size=4", "--bind", &address()]);
     let first = Running::start("rank 0", &mut first);
     let rank = |world: u32, rank: u32| {

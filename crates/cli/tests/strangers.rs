@@ -323,7 +323,16 @@ fn a_controller_and_a_switch_serve_in_the_midst_of_strangers() {
         let hosts = ["0", "1"].map(|rank| {
             let host = address();
             let mut command = millstream();
-            command.args(["allreduce", "--controller", &listen, "--rank", rank, "--bind", &host]);
+            command.args([
+                "allreduce",
+                "--path=switch",
+                "--controller",
+                &listen,
+                "--rank",
+                rank,
+                "--bind",
+                &host,
+            ]);
             Running::start("host", command.args(["--dtype=int32", "--op=sum"]).args(arguments))
         });
         strangers.extend(disturb(&listen, 300));

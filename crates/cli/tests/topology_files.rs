@@ -59,7 +59,15 @@ fn switch(controller: &str, bind: &str) -> Running {
 fn host(controller: &str, world: u32, rank: u32, bind: &str, more: &[&str]) -> Running {
     let (world, rank) = (world.to_string(), rank.to_string());
     let mut command = millstream();
-    command.args(["allreduce", "--controller", controller, "--group=g", "--world", &world]);
+    command.args([
+        "allreduce",
+        "--path=switch",
+        "--controller",
+        controller,
+        "--group=g",
+        "--world",
+        &world,
+    ]);
     command.args(["--rank", &rank, "--bind", bind, "--dtype=int32", "--op=sum"]).args(more);
     Running::start(&format!("rank {rank}"), &mut command)
 }

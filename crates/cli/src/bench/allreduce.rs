@@ -54,7 +54,7 @@ struct Table<'a> {
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let work = check(arguments)?;
     process::clean_up_when_told_to_stop()?;
-    let mut cluster = Cluster::start(arguments.tree.switches, arguments.tree.fan_in)?;
+    let mut cluster = arguments.tree.start()?;
     process::say_last_words_when_told_to_stop();
     if !arguments.json {
         print_header(arguments, &cluster)?;
@@ -64,6 +64,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         trees: arguments.tree.trees,
         sizes: &arguments.size,
         work,
+        path: arguments.tree.path,
         iters: arguments.iters,
         warmup_iters: arguments.warmup_iters,
         patience: None,

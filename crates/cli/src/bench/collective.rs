@@ -109,7 +109,7 @@ struct Table<'a> {
 pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let works = works(arguments)?;
     process::clean_up_when_told_to_stop()?;
-    let mut cluster = Cluster::start(arguments.tree.switches, arguments.tree.fan_in)?;
+    let mut cluster = arguments.tree.start()?;
     process::say_last_words_when_told_to_stop();
     if !arguments.json {
         print_header(arguments, &cluster)?;
@@ -166,8 +166,8 @@ fn measure(
         _ => &arguments.size,
     };
     let &Arguments { hosts, iters, warmup_iters, .. } = arguments;
-    let trees = arguments.tree.trees;
-    let job = Job { hosts, trees, sizes, work, iters, warmup_iters, patience: None };
+    let (trees, path) = (arguments.tree.trees, arguments.tree.path);
+    let job = Job { hosts, trees, sizes, work, path, iters, warmup_iters, patience: None };
     cluster.run(&job, |reports| {
         let row = Row::slowest(hosts, &arguments.tree, &reports);
         if !arguments.json {

@@ -3,13 +3,14 @@
 use serde::Serialize;
 
 use super::tree::Tree;
-use crate::collective::{Latency, Report};
+use crate::collective::{Latency, Path, Report};
 
 /// The slowest host's figures, and the wrong elements of all.
 #[derive(Serialize)]
 pub(super) struct Row {
     pub(super) collective: String,
     pub(super) hosts: u32,
+    pub(super) path: Path,
     pub(super) switches: u32,
     pub(super) fan_in: u32,
     pub(super) trees: u8,
@@ -37,6 +38,7 @@ impl Row {
         Self {
             collective: first.map_or_else(String::new, |report| report.collective.clone()),
             hosts,
+            path: tree.path,
             switches: tree.switches,
             fan_in: tree.fan_in,
             trees: tree.trees,

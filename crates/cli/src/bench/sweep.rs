@@ -22,7 +22,7 @@ use serde::Serialize;
 use super::collective::{Choice, choices, chosen};
 use super::figures::three_digits;
 use crate::collective::{
-    MAX_HOSTS, Mode, Number, Parts, Reference, data_types, is_defined, of_type, operations,
+    MAX_HOSTS, Mode, Number, Parts, Path, Reference, data_types, is_defined, of_type, operations,
 };
 use crate::output;
 
@@ -67,6 +67,9 @@ pub(crate) struct Arguments {
     /// Trees of each communicator, whose hosts have as many addresses
     #[arg(long, value_name = "K,...", default_value = "1", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(1..=MAX_TREES as i64))]
     trees: Vec<u8>,
+    /// By which way ranks reach each other
+    #[arg(long, value_enum, default_value_t = Path::Switch)]
+    path: Path,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -107,7 +110,7 @@ pub(super) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let shapes = arguments.world.iter();
     let shapes = shapes.flat_map(|&world| arguments.trees.iter().map(move |&trees| (world, trees)));
     for (world, trees) in shapes {
-        let mut ranks = cluster.join(world, trees)?;
+        let mut ranks = cluster.join(world, trees, arguments.path)?;
         for &mode in &arguments.mode {
             for rank in &mut ranks {
                 rank.set_mode(mode.into());
@@ -354,19 +357,24 @@ impl Cluster {
     }
 
     /// All ranks of a group.
-    fn join(&self, world: u32, trees: u8) -> anyhow::Result<Vec<Communicator>> {
+    fn join(&self, world: u32, trees: u8, path: Path) -> anyhow::Result<Vec<Communicator>> {
         let join = |rank| -> anyhow::Result<Communicator> {
             let open = |tree: u8| {
                 Device::open_soft(&SoftConfig::new(address(rank + u32::from(tree) * world)))
             };
             let group = format!("sweep of {world} over {trees}");
             let mut config = JoinConfig::new(self.controller, group, world, rank, &open(0)?);
+            config.path = path.into();
             for tree in 1..trees {
                 config.more_devices.push(open(tree)?);
             }
             let joined = Communicator::join(&config)?;
             let found = joined.switches().count();
-            anyhow::ensure!(found == usize::from(trees), "{found} trees in place of {trees}");
+            let shared = joined.switch().is_none();
+            anyhow::ensure!(
+                shared || found == usize::from(trees),
+                "{found} trees in place of {trees}"
+            );
             Ok(joined)
         };
         thread::scope(|scope| {

@@ -5,6 +5,7 @@ use millstream_collective::MAX_TREES;
 use millstream_control::controller::FanIn;
 
 use crate::cluster::{Cluster, MAX_ADDRESSES};
+use crate::collective::Path;
 use crate::controller::FAN_IN;
 use crate::failure::usage;
 
@@ -14,6 +15,9 @@ pub(super) const MAX_PROCESSES: i64 = 1024;
 /// Arguments of benchmarks of collectives.
 #[derive(Args, Clone, Copy, Debug)]
 pub(super) struct Tree {
+    /// By which way hosts reach each other
+    #[arg(long, value_enum, default_value_t = Path::Switch)]
+    pub(super) path: Path,
     /// Children that a switch has in the tree at most, hosts and switches
     #[arg(long, value_name = "F", default_value_t = FanIn::MAX.get(), value_parser = clap::value_parser!(u32).range(FAN_IN))]
     pub(super) fan_in: u32,
@@ -45,8 +49,18 @@ impl Tree {
         Ok(())
     }
 
+    /// What measures need beside hosts.
+    pub(super) fn start(&self) -> anyhow::Result<Cluster> {
+        // Where memory is shared, switches would have nothing to do.
+        let switches = if self.path == Path::Switch { self.switches } else { 0 };
+        Cluster::start(switches, self.fan_in)
+    }
+
     /// The switches of a cluster, in words.
     pub(super) fn describe(&self, hosts: u32, cluster: &Cluster) -> String {
+        if cluster.addresses.is_empty() {
+            return "shared memory".to_owned();
+        }
         let addresses = cluster.addresses.join(", ");
         let switches = match cluster.addresses.len() {
             1 => format!("a switch at {addresses}"),

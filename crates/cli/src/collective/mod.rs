@@ -13,7 +13,7 @@ pub(crate) use measure::{Latency, Parts, Report};
 pub(crate) use number::{Number, Reference, of_type};
 pub(crate) use participation::{MAX_HOSTS, Participation};
 use work::collectives;
-pub(crate) use work::{Mode, Reduction, Work, data_types, is_defined, operations};
+pub(crate) use work::{Mode, Path, Reduction, Work, data_types, is_defined, operations};
 
 use crate::failure::usage;
 use crate::{output, units};
@@ -65,17 +65,19 @@ pub(crate) fn take_part(
     room.with_context(|| format!("no memory for two vectors of {}", units::readable(largest)))?;
     let mut communicator = participation::join(arguments)?;
     if !arguments.json {
-        let switches = switches(&communicator);
-        let group = output::escaped(&arguments.group);
-        output::line(&format!("rank {rank} of {world} in group {group}, over {switches}"))?;
+        let (group, way) = (&arguments.group, way(&communicator));
+        output::line(&format!(
+            "rank {rank} of {world} in group {}, {}",
+            output::escaped(group),
+            way
+        ))?;
     }
     let (mut checked, mut wrong) = (0, 0);
     for count in counts {
         let repetitions = Repetitions { iters, warmup_iters, verify };
         let report = measure::measure(&mut communicator, &work, count, repetitions);
         let report = report.with_context(|| {
-            let switches = switches(&communicator);
-            format!("the {collective} of rank {rank} over {switches} failed")
+            format!("the {collective} of rank {rank} {} failed", way(&communicator))
         })?;
         if arguments.json {
             output::json(&report)?;
@@ -92,13 +94,14 @@ pub(crate) fn take_part(
     Ok(())
 }
 
-/// The switches that a rank is connected to, one for each tree.
-fn switches(communicator: &Communicator) -> String {
+/// By which way the ranks reach each other, in words.
+fn way(communicator: &Communicator) -> String {
     let one = |(name, address)| format!("switch {} at {address}", output::escaped(name));
     let all: Vec<String> = communicator.switches().map(one).collect();
     match &all[..] {
-        [only] => only.clone(),
-        several => format!("{} trees: {}", several.len(), several.join(", ")),
+        [] => "through shared memory".to_owned(),
+        [only] => format!("over {only}"),
+        several => format!("over {} trees: {}", several.len(), several.join(", ")),
     }
 }
 

@@ -8,7 +8,7 @@ use clap::Args;
 use millstream_collective::{Awaited, Communicator, JoinConfig, JoinError, MAX_TREES};
 use millstream_verbs::Device;
 
-use super::work::Reduction;
+use super::work::{Path, Reduction};
 use crate::device::{Choice, Chosen};
 use crate::failure::usage;
 use crate::note::note;
@@ -44,6 +44,9 @@ pub(crate) struct Participation {
     pub(super) size: Vec<u64>,
     #[command(flatten)]
     pub(super) reduction: Reduction,
+    /// By which way the ranks reach each other
+    #[arg(long, value_enum, default_value_t = Path::Auto)]
+    pub(super) path: Path,
     /// How often, for each size
     #[arg(long, value_name = "I", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) iters: u32,
@@ -84,6 +87,7 @@ pub(super) fn join(arguments: &Participation) -> anyhow::Result<Communicator> {
     let device = devices.remove(0);
     let mut config = JoinConfig::new(controller, &arguments.group, world, rank, &device);
     config.more_devices = more_devices;
+    config.path = arguments.path.into();
     config.timeout = timeout.unwrap_or(config.timeout);
     config.call_timeout = timeout.unwrap_or(config.call_timeout);
     let (start, mut announcer) = (Instant::now(), Announcer::new());

@@ -3,6 +3,7 @@
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use millstream_collective::{Call, Collective, DataType, ReduceOperation};
+use serde::Serialize;
 
 use crate::failure::usage;
 
@@ -43,6 +44,34 @@ impl From<Mode> for millstream_collective::Mode {
         match mode {
             Mode::Write => Self::Write,
             Mode::Send => Self::Send,
+        }
+    }
+}
+
+/// `--path`.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum Path {
+    /// Through shared memory where all ranks are of one machine, else over switches
+    Auto,
+    /// Over switches, also on one machine
+    Switch,
+    /// Through shared memory, or not at all
+    SharedMemory,
+}
+
+impl Path {
+    pub(crate) fn name(self) -> &'static str {
+        millstream_collective::Path::from(self).name()
+    }
+}
+
+impl From<Path> for millstream_collective::Path {
+    fn from(path: Path) -> Self {
+        match path {
+            Path::Auto => Self::Auto,
+            Path::Switch => Self::Switch,
+            Path::SharedMemory => Self::SharedMemory,
         }
     }
 }
