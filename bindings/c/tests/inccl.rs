@@ -62,9 +62,11 @@ fn the_example_says_in_a_line_why_there_is_nothing() {
 
 #[test]
 fn all_collectives_types_and_operations() {
-    let (cluster, program) = (Cluster::start(2), program("all", "inccl_all"));
-    for world in [1, 3] {
-        run_with(&cluster, &program, world, "done\n");
+    let program = program("all", "inccl_all");
+    for cluster in [Cluster::start(2), Cluster::of_shared_memory()] {
+        for world in [1, 3] {
+            run_with(&cluster, &program, world, "done\n");
+        }
     }
 }
 

@@ -139,6 +139,7 @@ fn join(world: u32, rank: u32, settings: &Settings) -> Result<Group, Failure> {
         let name = settings.group.as_str();
         let mut config = JoinConfig::new(controller, name, world, rank, &device);
         config.more_devices = settings.open_more_devices().map_err(NotJoined::Unreached)?;
+        config.path = settings.path;
         config.timeout = settings.join_timeout.unwrap_or(config.timeout);
         config.call_timeout = settings.call_timeout.unwrap_or(config.call_timeout);
         Group::create(&config).map_err(|error| match error {

@@ -4,7 +4,7 @@ use std::env;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 
-use millstream_collective::DEFAULT_PORT;
+use millstream_collective::{DEFAULT_PORT, Path};
 use millstream_net::address::{first_free_loopback, local_address_for};
 use millstream_verbs::{Device, DeviceChoice, DeviceConfig, DeviceError, Provider};
 
@@ -41,6 +41,7 @@ pub(super) struct Settings {
     pub(super) bind: Vec<IpAddr>,
     pub(super) join_timeout: Option<Duration>,
     pub(super) call_timeout: Option<Duration>,
+    pub(super) path: Path,
 }
 
 /// What a caller says. What is `None`, the environment says.
@@ -91,6 +92,12 @@ impl Settings {
             bind: bind.collect::<Result<Vec<IpAddr>, Failure>>()?,
             join_timeout: timeout(said.join_timeout_ms, "INCCL_JOIN_TIMEOUT_MS", &variable)?,
             call_timeout: timeout(said.call_timeout_ms, "INCCL_CALL_TIMEOUT_MS", &variable)?,
+            path: match variable("INCCL_PATH")? {
+                Some(name) => {
+                    name.parse().map_err(|error| argument(format!("INCCL_PATH: {error}")))?
+                }
+                None => Path::Auto,
+            },
         })
     }
 
@@ -255,6 +262,7 @@ mod tests {
             ("INCCL_JOIN_TIMEOUT_MS", "0"),
             ("INCCL_CALL_TIMEOUT_MS", "-1"),
             ("INCCL_CALL_TIMEOUT_MS", "1s"),
+            ("INCCL_PATH", "fast"),
         ] {
             let error = with(&SAID, &[(name, value)]).unwrap_err();
             assert!(error.contains(name) && error.contains(value), "{error}");
@@ -269,5 +277,8 @@ mod tests {
         let settings = with(&Said { call_timeout_ms: 9, ..SAID }, &patience).unwrap();
         let both = (settings.join_timeout, settings.call_timeout);
         assert_eq!(both, (Some(Duration::from_millis(5)), Some(Duration::from_millis(9))));
+        assert_eq!(settings.path, Path::Auto);
+        let paths = Path::ALL.map(|path| with(&SAID, &[("INCCL_PATH", path.name())]).unwrap().path);
+        assert_eq!(paths, Path::ALL);
     }
 }

@@ -94,6 +94,8 @@ impl Drop for Daemon {
 pub(crate) struct Cluster {
     pub(crate) controller: SocketAddr,
     _daemons: Vec<Daemon>,
+    /// By which way its ranks reach each other.
+    path: &'static str,
 }
 
 impl Cluster {
@@ -107,7 +109,12 @@ impl Cluster {
             let words = format!("switch --controller {at} --name s{number} --bind {bind}");
             daemons.push(Daemon::start(here(), &words));
         }
-        Self { controller: at.parse().unwrap(), _daemons: daemons }
+        Self { controller: at.parse().unwrap(), _daemons: daemons, path: "switch" }
+    }
+
+    /// Whose ranks share memory.
+    pub(crate) fn of_shared_memory() -> Self {
+        Self { path: "shared-memory", ..Self::start(0) }
     }
 
     /// A rank of a program whose arguments end with the world's size, the controller and the rank.
@@ -118,7 +125,7 @@ impl Cluster {
             self.controller.to_string(),
             rank.to_string(),
         ]);
-        command.env("WORLD", world.to_string());
+        command.env("WORLD", world.to_string()).env("INCCL_PATH", self.path);
         command
     }
 

@@ -53,8 +53,7 @@ pub use frame::{FrameDecoder, FrameError, Message, VERSION, encode};
 pub use message::{
     Commanded, FromController, GroupIdentity, HeldNode, Hello, HostQueuePair, Plan, PlannedTree,
     Presence, Resume, SameMachine, SharedMemoryPlan, SwitchBelow, SwitchChild, SwitchEdge,
-    SwitchLimits, SwitchReport,
-    SwitchUplink, ToController,
+    SwitchLimits, SwitchReport, SwitchUplink, ToController,
 };
 pub use rank_list::RankList;
 pub use refusal::{AbortReason, Refusal};
