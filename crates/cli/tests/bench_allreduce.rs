@@ -92,6 +92,16 @@ fn several_trees_are_exact() {
 }
 
 /// Kills a child in the second row; returns the sentence.
+#[test]
+fn shared_memory_is_exact() {
+    let arguments = ["bench", "allreduce", "--path=shared-memory", "--hosts=3", "--json"];
+    let table =
+        run(&[&arguments[..], &["--size=4KiB,1MiB", "--iters=3"]].concat()).success().json();
+    for row in table["rows"].as_array().unwrap() {
+        assert_eq!((&row["path"], &row["wrong"]), (&"shared-memory".into(), &0.into()), "{row}");
+    }
+}
+
 fn killed(words: &[&str]) -> String {
     killed_in(&["--hosts=3"], words)
 }

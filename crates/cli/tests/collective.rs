@@ -88,6 +88,33 @@ fn a_rank_that_dies_fails_the_others_with_its_number() {
 }
 
 #[test]
+fn ranks_of_one_machine_need_no_switch_and_one_that_wants_it_decides() {
+    let listen = format!("{}:0", address());
+    let mut controller =
+        Running::start("controller", millstream().args(["controller", "--listen", &listen]));
+    let listen = controller.ready()["listen"].as_str().unwrap().to_owned();
+    let arguments = ["--size=4,1000004", "--iters=3", "--verify"];
+    let ways = ["--path=auto", "--path=shared-memory", "--path=auto"];
+    let hosts: Vec<Running> = (0..3)
+        .map(|rank| host(&listen, 3, rank, &[&arguments[..], &[ways[rank as usize]]].concat()))
+        .collect();
+    for (rank, host) in hosts.into_iter().enumerate() {
+        let output = host.output().success();
+        let first = output.stdout.lines().next().unwrap();
+        assert_eq!(first, format!("rank {rank} of 3 in group g, through shared memory"));
+        assert!(output.stdout.contains("750003 elements checked, 0 wrong"), "{}", output.stdout);
+    }
+    let ways = ["--path=switch", "--path=shared-memory"];
+    let hosts = [0, 1].map(|rank| host(&listen, 2, rank, &["--size=4", ways[rank as usize]]));
+    for host in hosts {
+        let output = host.output();
+        let told =
+            output.failure(1).contains("cannot use shared memory as rank 1 wants it: rank 0 at");
+        assert!(told, "{}", output.stderr);
+    }
+}
+
+#[test]
 fn no_controller_is_told() {
     let nowhere = format!("{}:1", address());
     let output = host(&nowhere, 2, 0, &["--size=4"]).output();

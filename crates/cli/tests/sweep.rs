@@ -35,9 +35,20 @@ fn long_vectors_and_many_ranks_are_exact() {
         ["--world=17", "--count=0,1025,40000", "--dtype=int64", "--op=sum"],
         ["--world=3", "--count=1,1023,20000,50001", "--dtype=int32", "--trees=1,2,3"],
     ] {
-        let output = run(&[&["bench", "sweep"], &arguments[..]].concat()).success();
-        assert!(output.stdout.ends_with(" elements checked, 0 wrong\n"), "{}", output.stdout);
+        for path in ["--path=switch", "--path=shared-memory"] {
+            let output = run(&[&["bench", "sweep", path], &arguments[..]].concat()).success();
+            assert!(output.stdout.ends_with(" elements checked, 0 wrong\n"), "{}", output.stdout);
+        }
     }
+}
+
+#[test]
+fn all_are_exact_through_shared_memory() {
+    let worlds = ["--world=1,3", "--count=0,1,2,1023,1024,1025", "--mode=write", "--json"];
+    let sweep = ["bench", "sweep", "--path=shared-memory"];
+    let table = run(&[&sweep[..], &worlds[..]].concat()).success().json();
+    assert_eq!(table["wrong"], 0, "{table}");
+    assert_eq!(table["rows"].as_array().unwrap().len(), COLLECTIVES.len() * 2);
 }
 
 #[test]

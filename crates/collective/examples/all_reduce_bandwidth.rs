@@ -10,7 +10,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millstream_collective::{Communicator, JoinConfig, ReduceOperation};
+use millstream_collective::{Communicator, JoinConfig, Path, ReduceOperation};
 use millstream_control::controller::{self, ControllerConfig};
 use millstream_control::shutdown;
 use millstream_control::switch::{self, SwitchConfig};
@@ -79,8 +79,8 @@ fn run(
     iterations: u32,
 ) -> Result<Vec<Duration>, Box<dyn Error>> {
     let device = Device::open_soft(&SoftConfig::new(address(rank + 1)))?;
-    let mut communicator =
-        Communicator::join(&JoinConfig::new(controller, "bandwidth", hosts, rank, &device))?;
+    let config = JoinConfig::new(controller, "bandwidth", hosts, rank, &device);
+    let mut communicator = Communicator::join(&JoinConfig { path: Path::Switch, ..config })?;
     let length = mib as usize * (1 << 18);
     let mut source = communicator.allocate::<i32>(length)?;
     let mut result = communicator.allocate::<i32>(length)?;
