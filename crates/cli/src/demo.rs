@@ -15,7 +15,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::cluster::{Cluster, Job, text};
-use crate::collective::{Mode, Path, Reduction, Report as HostReport, Work};
+use crate::collective::{self, Mode, Reduction, Report as HostReport, Work};
 use crate::process::{self, Child, Scratch};
 use crate::step::Step;
 use crate::{output, status_pages, units};
@@ -173,7 +173,7 @@ fn reduce(size: u64, rows: &mut Vec<Row>) -> anyhow::Result<u64> {
             hosts: HOSTS,
             sizes: &[size],
             work,
-            path: Path::Switch,
+            path: collective::Path::Switch,
             iters: 1,
             warmup_iters: 0,
             patience: Some(PATIENCE),

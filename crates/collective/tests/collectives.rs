@@ -2,10 +2,11 @@
 
 mod common;
 
-use common::{Cluster, PATIENCE, each, leave, on_both};
+use common::{Cluster, PATIENCE, each, join_all, leave, on_both};
 use millstream_collective::{
-    BFloat16, Call, Communicator, Element, Float16, Mode, ReduceOperation,
+    BFloat16, Call, Communicator, Element, Float16, JoinConfig, Mode, ReduceOperation,
 };
+use millstream_verbs::{Device, DriverCounters};
 
 use ReduceOperation::Sum;
 
@@ -126,6 +127,23 @@ fn ranks_that_share_memory_call_all() {
     let cluster = Cluster::of_shared_memory();
     for world in [1, 2, 3, 8] {
         all_of_a_group(&cluster, world);
+    }
+}
+
+#[test]
+fn ranks_that_share_memory_send_no_packet_where_those_over_a_switch_do() {
+    for (cluster, quiet) in [(Cluster::start(1), false), (Cluster::of_shared_memory(), true)] {
+        let configs: Vec<JoinConfig> =
+            (0..2).map(|rank| cluster.config("packets", 2, rank)).collect();
+        let devices: Vec<Device> = configs.iter().map(|config| config.device.clone()).collect();
+        let mut ranks: Vec<_> = join_all(configs).into_iter().map(Result::unwrap).collect();
+        each(&mut ranks, |communicator| all_of(communicator, 100_003));
+        for device in devices {
+            let DriverCounters { sent_datagrams, received_datagrams, .. } =
+                device.driver_counters();
+            assert_eq!(sent_datagrams + received_datagrams == 0, quiet, "{sent_datagrams}");
+        }
+        leave(ranks);
     }
 }
 

@@ -129,12 +129,12 @@ impl Area {
         self.member(rank, LEFT).load(Ordering::Acquire).checked_sub(1)
     }
 
-    /// Says what a rank calls. Gives the difference to what others have said, if there is one.
+    /// Says what a rank calls. Gives what is wrong with what others have said, if something is.
     ///
     /// Of two ranks at least one sees the other.
-    pub(super) fn announce(&self, rank: u32, descriptor: &Descriptor) -> Option<Mismatch> {
-        let (at, number) =
-            (|rank| self.layout.call(rank, descriptor.sequence), descriptor.sequence + 1);
+    pub(super) fn announce(&self, rank: u32, descriptor: &Descriptor) -> Option<Failure> {
+        let number = descriptor.sequence + 1;
+        let at = |rank| self.layout.call(rank, descriptor.sequence);
         let own = numbers(descriptor);
         for (index, &number) in own.iter().enumerate() {
             self.long(at(rank) + 8 + 8 * index).store(number, Ordering::Relaxed);
@@ -146,11 +146,12 @@ impl Area {
             std::array::from_fn::<u64, NUMBERS, _>(number)
         };
         let all = || (0..self.world).filter(announced);
-        if all().all(|other| said(other) == own) {
-            return None;
-        }
+        let other = all().find(|&other| said(other) != own)?;
         let described = all().filter_map(|rank| Some((rank, descriptor_of(said(rank))?)));
-        Mismatch::among(described)
+        Some(Mismatch::among(described).map_or_else(
+            || Failure::PeerLost { rank: other, detail: "what it calls makes no sense".to_owned() },
+            Failure::from,
+        ))
     }
 
     /// Says why the group is over, unless that was said.
@@ -203,4 +204,89 @@ fn descriptor_of(numbers: [u64; NUMBERS]) -> Option<Descriptor> {
         *bytes = number.to_le_bytes();
     }
     Descriptor::parse(&bytes).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use millstream_inc::{Collective, DataType, Mode, ReduceOperation};
+    use millstream_net::shared_memory::GroupOwner;
+
+    use super::*;
+    use crate::local::layout::Layout;
+
+    fn area(world: u32) -> Area {
+        let (_owner, memory) = GroupOwner::create(Layout::new(world).length()).unwrap();
+        Area::new(memory, world)
+    }
+
+    fn descriptor(sequence: u64, count: u64) -> Descriptor {
+        Descriptor {
+            sequence,
+            collective: Collective::AllReduce,
+            operation: ReduceOperation::Sum,
+            data_type: DataType::Int8,
+            root: 0,
+            count,
+            mode: Mode::Write,
+            destination_address: 0,
+            destination_key: 0,
+        }
+    }
+
+    #[test]
+    fn barriers_are_passed_when_all_have_arrived_also_when_the_count_wraps() {
+        let area = area(3);
+        // Some arrivals before it wraps, all of whole barriers.
+        let before = u64::from(u32::MAX / 3) - 1;
+        area.arrivals().store(area.target(before), Ordering::Relaxed);
+        for barrier in before + 1..before + 6 {
+            for rank in 0..3 {
+                assert!(!area.is_passed(barrier) && area.lacks(rank, barrier));
+                area.arrive(rank, barrier);
+            }
+            assert!(area.is_passed(barrier) && !area.is_passed(barrier + 1));
+        }
+    }
+
+    #[test]
+    fn who_differs_is_seen_by_the_later_one_and_calls_of_before_are_not_compared() {
+        let area = area(3);
+        assert_eq!(area.announce(0, &descriptor(7, 5)), None);
+        assert_eq!(area.announce(2, &descriptor(6, 4)), None);
+        let failure = area.announce(1, &descriptor(7, 6)).unwrap();
+        let what = "the ranks do not agree on collective 7: rank 1 has count 6 where rank 0 has 5";
+        assert_eq!(failure, Failure::Mismatch { rank: 1, what: what.to_owned() });
+        let place = area.layout.call(0, 7) + 8;
+        area.long(place).store(u64::MAX, Ordering::Relaxed);
+        area.long(area.layout.call(1, 7)).store(0, Ordering::Relaxed);
+        let failure = area.announce(2, &descriptor(7, 5)).unwrap();
+        assert!(matches!(failure, Failure::PeerLost { rank: 0, .. }), "{failure:?}");
+    }
+
+    #[test]
+    fn who_has_left_is_missed_only_where_it_has_not_arrived() {
+        let area = area(2);
+        let own = millstream_net::shared_memory::own_process().unwrap();
+        [0, 1].map(|rank| area.introduce(rank, own));
+        let processes = MemberProcesses::open(area.processes()).unwrap();
+        area.arrive(1, 1);
+        area.finish(1, 1);
+        area.leave(1);
+        assert_eq!(area.left(1), Some(1));
+        assert_eq!(area.lost(&processes, 1, true), None);
+        let detail = "it left after 1 collectives".to_owned();
+        let lost = Failure::PeerLost { rank: 1, detail };
+        assert_eq!(area.lost(&processes, 2, false), Some(lost));
+    }
+
+    #[test]
+    fn memory_of_another_kind_or_world_is_refused() {
+        let length = Layout::new(2).length();
+        let (_owner, memory) = GroupOwner::create(length).unwrap();
+        assert!(Area::adopt(memory, 2).unwrap_err().contains("another version"));
+        let Area { memory, .. } = area(2);
+        assert!(Area::adopt(memory, 3).unwrap_err().contains("2 ranks, not 3"));
+        let Area { memory, .. } = area(2);
+        assert!(Area::adopt(memory, 2).is_ok());
+    }
 }

@@ -128,7 +128,12 @@ impl LocalEngine {
         unattended: bool,
     ) -> Result<u64, CollectiveError> {
         let mut state = self.lock();
-        if let Some(error) = self.failure_of(&mut state) {
+        // Otherwise those before it go on, and what comes after them is looked at when it is its turn.
+        let is_next = !state.running && state.waiting.is_empty();
+        if self.failure_of(&mut state).is_none() && is_next {
+            state.failure = state.outlived(state.finished);
+        }
+        if let Some(error) = state.failure.clone() {
             return Err(error);
         }
         self.check(&work.call)?;
@@ -240,9 +245,6 @@ impl LocalEngine {
         if state.failure.is_none() {
             let heard = self.area.get().and_then(|area| area.failure());
             state.failure = heard.map(CollectiveError::from);
-        }
-        if state.failure.is_none() && !state.running && state.waiting.is_empty() {
-            state.failure = state.outlived(state.finished);
         }
         state.failure.clone()
     }

@@ -115,8 +115,8 @@ impl Runner {
 
     /// Says what is called, and waits until all have said the same.
     fn agree(&mut self, task: &Task<'_>) -> Result<(), Stop> {
-        if let Some(mismatch) = self.area.announce(self.rank, &task.descriptor) {
-            return Err(self.fail(mismatch.into()));
+        if let Some(failure) = self.area.announce(self.rank, &task.descriptor) {
+            return Err(self.fail(failure));
         }
         self.pass(task)
     }
