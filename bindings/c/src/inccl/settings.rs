@@ -94,7 +94,7 @@ impl Settings {
             call_timeout: timeout(said.call_timeout_ms, "INCCL_CALL_TIMEOUT_MS", &variable)?,
             path: match variable("INCCL_PATH")? {
                 Some(name) => {
-                    name.parse().map_err(|error| argument(format!("INCCL_PATH: {error}")))?
+                    name.parse::<Path>().map_err(|error| argument(format!("INCCL_PATH: {error}")))?
                 }
                 None => Path::Auto,
             },
