@@ -69,6 +69,7 @@ impl Coded for JoinError {
             Self::Path { .. } => SWITCH,
             Self::Agreement(error) => error.code(),
             Self::Create(_) | Self::Region(_) | Self::Modify(_) => DEVICE,
+            Self::SharedMemory { .. } => UNSUPPORTED,
             Self::Thread(_) => INTERNAL,
         }
     }
