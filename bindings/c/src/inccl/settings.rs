@@ -93,9 +93,9 @@ impl Settings {
             join_timeout: timeout(said.join_timeout_ms, "INCCL_JOIN_TIMEOUT_MS", &variable)?,
             call_timeout: timeout(said.call_timeout_ms, "INCCL_CALL_TIMEOUT_MS", &variable)?,
             path: match variable("INCCL_PATH")? {
-                Some(name) => {
-                    name.parse::<Path>().map_err(|error| argument(format!("INCCL_PATH: {error}")))?
-                }
+                Some(name) => name
+                    .parse::<Path>()
+                    .map_err(|error| argument(format!("INCCL_PATH: {error}")))?,
                 None => Path::Auto,
             },
         })

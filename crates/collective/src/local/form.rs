@@ -16,6 +16,9 @@ use crate::JoinError;
 /// How long a rank waits before it looks whether it is to go on.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// How long rank 0 waits for one that asks before it looks whether all have come.
+const GIVE: Duration = Duration::from_millis(5);
+
 /// What a rank says to others of its machine by the controller.
 #[derive(Debug)]
 pub(crate) struct Meeting {
@@ -84,7 +87,7 @@ pub(crate) fn form(
     if let Some(owner) = &owner {
         while (1..world).any(|rank| area.lacks(rank, 1)) {
             look()?;
-            let given = owner.give(&meeting.door, LOOK.min(Duration::from_millis(5)));
+            let given = owner.give(&meeting.door, GIVE);
             given.map_err(failed("giving memory to a rank"))?;
         }
     }
