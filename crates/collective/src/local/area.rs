@@ -212,7 +212,6 @@ mod tests {
     use millstream_net::shared_memory::GroupOwner;
 
     use super::*;
-    use crate::local::layout::Layout;
 
     fn area(world: u32) -> Area {
         let (_owner, memory) = GroupOwner::create(Layout::new(world).length()).unwrap();
