@@ -208,7 +208,7 @@ fn descriptor_of(numbers: [u64; NUMBERS]) -> Option<Descriptor> {
 
 #[cfg(test)]
 mod tests {
-    use millstream_inc::{Collective, DataType, Mode, ReduceOperation};
+    use millstream_inc::{Collective, DataType, Mode, ReduceOperation, Stripe};
     use millstream_net::shared_memory::GroupOwner;
 
     use super::*;
@@ -226,6 +226,7 @@ mod tests {
             data_type: DataType::Int8,
             root: 0,
             count,
+            stripe: Stripe::WHOLE,
             mode: Mode::Write,
             destination_address: 0,
             destination_key: 0,
