@@ -13,6 +13,7 @@ use super::layout::{
 
 /// Numbers of a descriptor, by which two are compared.
 const NUMBERS: usize = DESCRIPTOR_BYTES / 8;
+const _: () = assert!(DESCRIPTOR_BYTES.is_multiple_of(8));
 
 /// What is not in the memory has this number. It never occurs: the memory is as long as the layout says.
 static NOWHERE: AtomicU64 = AtomicU64::new(0);
@@ -267,7 +268,9 @@ mod tests {
     fn who_has_left_is_missed_only_where_it_has_not_arrived() {
         let area = area(2);
         let own = millstream_net::shared_memory::own_process().unwrap();
-        [0, 1].map(|rank| area.introduce(rank, own));
+        for rank in [0, 1] {
+            area.introduce(rank, own);
+        }
         let processes = MemberProcesses::open(area.processes()).unwrap();
         area.arrive(1, 1);
         area.finish(1, 1);

@@ -45,6 +45,7 @@ fn ranks_of_one_host_need_no_switch_and_meet_at_rank_0() {
         rank: 1,
         address: hello("g", 3, 1).address,
         departed: false,
+        more_addresses: Vec::new(),
     };
     let b = ConnectionId(7);
     world.connect(b);
