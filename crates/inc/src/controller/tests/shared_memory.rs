@@ -64,7 +64,9 @@ fn ranks_of_one_host_need_no_switch_and_meet_at_rank_0() {
 fn a_rank_that_is_lost_ends_those_that_share_memory_with_it() {
     let mut world = World::new();
     let [a, b] = [0, 1].map(|rank| join(&mut world, sharing(2, rank, "h")));
-    [a, b].map(|rank| plan(&mut world, rank));
+    for rank in [a, b] {
+        plan(&mut world, rank);
+    }
     world.say(b, ToController::Fail { reason: "no memory".to_owned() });
     let detail = "it gave up: no memory".to_owned();
     let reason = AbortReason::PeerLost { rank: 1, detail };
