@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use crate::stream::{Until, drain, over, write_frame};
-use crate::token::{Initiator, MESSAGE_LIMIT, Responder, Said, draw_nonce};
+use crate::token::{Initiator, MESSAGE_LIMIT, Responder, verdict};
 use crate::{
     Frame, FrameDecoder, PeerTls, Purpose, TlsError, TlsSession, Token, TokenError, begins_tls,
 };
@@ -84,7 +84,7 @@ impl Gate {
             let told = match error {
                 ProofError::Token(error) => {
                     let stream = over(&mut session, stream, deadline);
-                    write_frame(stream, &error.verdict()).is_ok()
+                    write_frame(stream, &verdict(error)).is_ok()
                 }
                 // TLS has said it.
                 ProofError::Tls(_) => true,
@@ -132,10 +132,9 @@ impl Gate {
                 }
                 frame => frame?,
             };
-            let said = responder.take(&frame, draw_nonce()?)?;
-            let (Said::Challenge(frame) | Said::Accepted(frame)) = &said;
+            let (frame, is_proved) = responder.take(&frame)??;
             over(session, stream, deadline).write_all(&frame.encode())?;
-            if matches!(said, Said::Accepted(_)) {
+            if is_proved {
                 return Ok(());
             }
         }

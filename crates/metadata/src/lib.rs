@@ -68,4 +68,6 @@ pub use segment::{
 pub use server::{Handler, Server, ServerConfig};
 pub use store::{P2P_HANDSHAKE, PeerToPeer, RpcMeta, Store, StoreError};
 pub use timestamp::timestamp;
-pub use token::{Initiator, MESSAGE_LIMIT, Purpose, Token, TokenError, TokenFileError};
+pub use token::{
+    Initiator, MESSAGE_LIMIT, Purpose, Token, TokenError, TokenFileError, token_refusal,
+};

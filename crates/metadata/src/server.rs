@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use crate::acceptor::{Acceptor, AcceptorConfig, Connection};
 use crate::exchange::StreamError;
 use crate::stream::{drain, over, read_frame, write_frame};
+use crate::token::verdict;
 use crate::{DEFAULT_FRAME_LIMIT, Frame, FrameError, FrameType, Gate, TokenError, begins_tls};
 
 /// Limits of a [`Server`].
@@ -133,7 +134,7 @@ fn serve(
     };
     connection.heard();
     let reply = match request.frame_type {
-        FrameType::Token => Some(TokenError::NoneThere.verdict()),
+        FrameType::Token => Some(verdict(&TokenError::NoneThere)),
         _ => handler.handle(client, request),
     };
     let Some(reply) = reply else { return };

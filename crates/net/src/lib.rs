@@ -55,6 +55,8 @@ mod socket;
 pub mod stream;
 #[cfg_attr(millstream_loom, path = "model/sync.rs")]
 mod sync;
+#[cfg(not(millstream_loom))]
+pub mod token;
 pub mod udp;
 mod waiters;
 mod wake;

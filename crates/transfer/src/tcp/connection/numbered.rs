@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use millstream_metadata::{FrameDecoder, MESSAGE_LIMIT, TokenError};
+use millstream_metadata::{FrameDecoder, MESSAGE_LIMIT, token_refusal};
 
 use super::{Broken, Connection, SCRATCH, STAGE, broke, closed, nonsense};
 use crate::tcp::message::{Answer, Fault, Welcome};
@@ -74,7 +74,7 @@ impl Connection {
         decoder.push(&self.stage[self.start..]).ok()?;
         decoder.push(self.line.unread()).ok()?;
         let said = decoder.take().filter(|_| self.receiving == Receiving::Welcome)?;
-        let reason = TokenError::said(&said)?.to_string();
+        let reason = token_refusal(&said)?.to_string();
         Some(Broken::Failed(FailureReason::Connection(reason.into())))
     }
 
