@@ -5,6 +5,7 @@ use core::net::IpAddr;
 use millstream_wire::{Mtu, Psn, Qpn};
 use serde::{Deserialize, Serialize};
 
+use super::token::hex;
 use super::{AbortReason, Awaited, Message, PortCounters, Refusal, fields};
 use crate::ranks::Ranks;
 #[cfg(doc)]
@@ -132,6 +133,12 @@ pub enum ToController {
         /// One for each port.
         ports: Vec<PortCounters>,
     },
+    /// Anyone who has a token: part of the proof. The first message then, and before it is over the only one.
+    Token {
+        /// Its bytes.
+        #[serde(with = "hex")]
+        body: Vec<u8>,
+    },
 }
 
 /// What the controller says.
@@ -243,6 +250,12 @@ pub enum FromController {
     Ping,
     /// To a switch: what have your ports counted?
     ReadCounters,
+    /// Anyone: part of the proof that both ends have a token.
+    Token {
+        /// Its bytes.
+        #[serde(with = "hex")]
+        body: Vec<u8>,
+    },
 }
 
 /// How much a switch can serve at a time.

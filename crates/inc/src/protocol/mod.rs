@@ -33,6 +33,10 @@
 //! at the same time what it waits for ([`FromController::Waiting`]). A switch that is asked what its ports
 //! have counted ([`FromController::ReadCounters`]) answers with a [`ToController::Counters`] for each node.
 //!
+//! Where the controller has tokens, a connection begins with a proof on both sides that its peer has one: messages of
+//! [`ToController::Token`] and [`FromController::Token`], whose bytes are those of `millstream_net::token`. The peer
+//! obeys nothing before that, not even a term.
+//!
 //! A connection that breaks ends no communicator. Each side connects again and says what it has: a switch
 //! [`ToController::Register`] with its incarnation, and its nodes ([`ToController::Held`]), before it is
 //! [`FromController::Registered`]; a host [`ToController::Resume`], answered by [`FromController::Resumed`]. Both say
@@ -46,6 +50,7 @@ mod frame;
 mod message;
 mod rank_list;
 mod refusal;
+mod token;
 
 pub use awaited::Awaited;
 pub use counters::PortCounters;
@@ -57,6 +62,7 @@ pub use message::{
 };
 pub use rank_list::RankList;
 pub use refusal::{AbortReason, Refusal};
+pub use token::TokenProblem;
 
 /// The port that a controller listens on unless told otherwise.
 pub const DEFAULT_PORT: u16 = 52200;

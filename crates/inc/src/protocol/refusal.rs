@@ -5,7 +5,7 @@ use core::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::RankList;
+use super::{RankList, TokenProblem};
 use crate::plan::MAX_DEPTH;
 
 /// Why a communicator is over before its time.
@@ -250,12 +250,41 @@ pub enum Refusal {
         /// How.
         detail: String,
     },
+    /// One token or one address would have more than it may.
+    #[error(
+        "{holder} may have {limit} {what} at the controller at a time: there are {used}, and {wanted} more were \
+         asked for"
+    )]
+    Quota {
+        /// The token or the address, for people.
+        holder: String,
+        /// Of what.
+        what: String,
+        /// How many.
+        limit: u64,
+        /// How many it has.
+        used: u64,
+        /// How many more it would have.
+        wanted: u64,
+    },
+    /// The peer has not proved that it has a token for this.
+    #[error("{problem}")]
+    Token {
+        /// What is wrong.
+        problem: TokenProblem,
+    },
 }
 
 impl Refusal {
-    /// Whether the same may be granted a little later: the controller is loaded.
+    /// Whether the same may be granted a little later: the controller is loaded, or others of the same token or
+    /// address have what is asked for.
     pub const fn is_for_load(&self) -> bool {
-        matches!(self, Self::Limit { .. })
+        match self {
+            Self::Limit { .. } => true,
+            // Not what is more than there may ever be.
+            Self::Quota { limit, wanted, .. } => *wanted <= *limit,
+            _ => false,
+        }
     }
 }
 
