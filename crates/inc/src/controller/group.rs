@@ -8,6 +8,7 @@ use millstream_wire::{Mtu, Psn, Qpn};
 
 use super::ConnectionId;
 use super::counted::Counted;
+use super::quotas::Owner;
 use super::resume::Revived;
 use crate::plan::{Forest, SwitchId};
 use crate::protocol::{
@@ -67,6 +68,8 @@ impl Member {
 pub(super) struct Group {
     pub(super) name: String,
     pub(super) identity: GroupIdentity,
+    /// Whose it is: of who joined first.
+    pub(super) owner: Owner,
     pub(super) world: u32,
     pub(super) members: BTreeMap<u32, Member>,
     /// When the making of it fails.
@@ -136,10 +139,17 @@ pub(super) enum End {
 }
 
 impl Group {
-    pub(super) fn new(name: &str, identity: GroupIdentity, world: u32, deadline: Instant) -> Self {
+    pub(super) fn new(
+        name: &str,
+        identity: GroupIdentity,
+        owner: Owner,
+        world: u32,
+        deadline: Instant,
+    ) -> Self {
         Self {
             name: name.to_owned(),
             identity,
+            owner,
             world,
             members: BTreeMap::new(),
             deadline: Some(deadline),

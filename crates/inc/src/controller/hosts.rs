@@ -7,7 +7,7 @@ use millstream_roce::Instant;
 use millstream_wire::Mtu;
 
 use super::group::{End, Group, HostEnd, Member};
-use super::{ConnectionId, Controller, GroupId, Role, is_name};
+use super::{ConnectionId, Controller, GroupId, Role, TokenKind, is_name};
 use crate::protocol::{AbortReason, FromController, Hello, MAX_HOST_BYTES, Refusal};
 use crate::spec::MAX_WORLD;
 use crate::stripe::MAX_TREES;
@@ -23,7 +23,7 @@ pub(super) fn check_addresses(more: &[IpAddr]) -> Result<(), Refusal> {
 
 impl Controller {
     pub(super) fn join(&mut self, now: Instant, connection: ConnectionId, hello: &Hello) {
-        let id = match self.admit(now, hello) {
+        let id = match self.admit(now, connection, hello) {
             Ok(id) => id,
             Err(refusal) => {
                 self.turn_away(connection, refusal);
@@ -56,7 +56,14 @@ impl Controller {
     }
 
     /// The group that a host belongs to, made if it is the first.
-    fn admit(&mut self, now: Instant, hello: &Hello) -> Result<GroupId, Refusal> {
+    fn admit(
+        &mut self,
+        now: Instant,
+        connection: ConnectionId,
+        hello: &Hello,
+    ) -> Result<GroupId, Refusal> {
+        self.check_token(connection, TokenKind::Host)?;
+        let owner = self.owner(connection);
         let &Hello { ref group, world, rank, address, .. } = hello;
         if !is_name(group) {
             return Err(Refusal::Name { what: "group".to_owned() });
@@ -87,8 +94,10 @@ impl Controller {
                 format!("a host or a socket has a name of more than {MAX_HOST_BYTES} bytes");
             return Err(Refusal::Protocol { detail });
         }
+        // Who has another token has another group by the same name.
+        let key = (owner.token, group.clone());
         if let Some((&id, known)) =
-            self.names.get(group).and_then(|id| self.groups.get_key_value(id))
+            self.names.get(&key).and_then(|id| self.groups.get_key_value(id))
         {
             let taken = known.members.get(&rank);
             let replaced = match taken {
@@ -116,12 +125,13 @@ impl Controller {
         if self.groups.len() >= limit {
             return Err(Refusal::Limit { what: "groups".to_owned(), limit });
         }
+        self.check_groups(owner)?;
         let id = GroupId(self.next_group);
         self.next_group += 1;
         let deadline = now + self.group_timeout(hello);
         let identity = self.draw_identity();
-        self.groups.insert(id, Group::new(group, identity, world, deadline));
-        self.names.insert(group.clone(), id);
+        self.groups.insert(id, Group::new(group, identity, owner, world, deadline));
+        self.names.insert(key, id);
         Ok(id)
     }
 

@@ -102,8 +102,14 @@ impl Controller {
             return self.misbehaved(connection, detail);
         }
         switch.unnamed -= count as u32;
-        switch.communicators.extend(nodes.iter().map(|node| node.communicator));
         let last = switch.unnamed == 0;
+        let owned = |node: &HeldNode| {
+            (node.communicator, self.owned_node(node.communicator, node.children as usize))
+        };
+        let owned: Vec<_> = nodes.iter().map(owned).collect();
+        if let Some(switch) = self.switches.get_mut(&id) {
+            switch.communicators.extend(owned);
+        }
         let until = self.now + self.config.inventory_grace;
         for HeldNode { group, communicator, children, below, tree } in nodes {
             let children = children as usize;
@@ -198,7 +204,7 @@ impl Controller {
         let Some(switch) = self.switches.get(&id) else { return };
         let Some(connection) = switch.connection else { return };
         let (name, address) = (switch.name.clone(), switch.address);
-        let has = |communicator: &u64| switch.communicators.contains(communicator);
+        let has = |communicator: &u64| switch.communicators.contains_key(communicator);
         let mut lost: BTreeSet<GroupId> = BTreeSet::new();
         for (&group, state) in &self.groups {
             let places = state.trees.iter().flat_map(Forest::nodes).zip(&state.nodes);
@@ -342,7 +348,7 @@ impl Controller {
 
     pub(super) fn end_node(&mut self, held: &Held, communicator: u64, message: FromController) {
         let Some(switch) = self.switches.get(&held.switch) else { return };
-        if switch.communicators.contains(&communicator) {
+        if switch.communicators.contains_key(&communicator) {
             self.send_to(switch.connection, message);
         }
     }

@@ -19,6 +19,7 @@ mod inventory;
 mod nodes;
 mod overview;
 mod placement;
+mod quotas;
 mod resume;
 mod shared_memory;
 mod switches;
@@ -41,11 +42,13 @@ pub use overview::{
     CommunicatorOverview, EdgeOverview, EndOverview, GroupOverview, MemberOverview, NodeOverview,
     Overview, SwitchOverview,
 };
+use quotas::{OwnedNode, Owner};
+pub use quotas::{Quotas, TokenKind, TokenRules};
 
 use crate::plan::{FanIn, Forest, SwitchId};
 use crate::protocol::{
     AbortReason, Awaited, FrameError, FromController, MAX_NAME_BYTES, Refusal, SwitchLimits,
-    SwitchReport, ToController, shortened,
+    SwitchReport, ToController, TokenProblem, shortened,
 };
 use crate::topology::{SwitchIndex, Topology};
 use resume::Ended;
@@ -57,8 +60,8 @@ pub struct ControllerConfig {
     pub seed: u64,
     /// At most so many connections.
     pub max_connections: usize,
-    /// At most so many of them may not have said yet what they are: for another one, the oldest of
-    /// these is sent away.
+    /// At most so many of them may not have said yet what they are: for another one, the oldest of those of the
+    /// address that has most of them is sent away.
     pub max_strangers: usize,
     /// At most so many groups.
     pub max_groups: usize,
@@ -92,6 +95,10 @@ pub struct ControllerConfig {
     pub topology: Option<Arc<Topology>>,
     /// Whether [`Controller::poll_placement`] says where communicators are.
     pub report_placements: bool,
+    /// Hosts and switches must have proved one of these ([`Controller::handle_proved`]), where there are any.
+    pub tokens: Vec<TokenRules>,
+    /// How much one source address may have, of connections that came by [`Controller::handle_connected_from`].
+    pub source_quotas: Quotas,
 }
 
 impl ControllerConfig {
@@ -119,6 +126,8 @@ impl ControllerConfig {
             window: 8,
             topology: None,
             report_placements: false,
+            tokens: Vec::new(),
+            source_quotas: Quotas::SOURCE,
         }
     }
 }
@@ -175,6 +184,7 @@ enum Role {
 #[derive(Debug)]
 struct Connection {
     role: Role,
+    owner: Owner,
     next_ping: Instant,
     /// Questions in a row that got no answer.
     unanswered: u32,
@@ -192,7 +202,8 @@ struct Switch {
     limits: SwitchLimits,
     /// Which switch of the topology it is.
     place: Option<SwitchIndex>,
-    communicators: BTreeSet<u64>,
+    /// Nodes of trees that it has, or was asked for, and whose they are.
+    communicators: BTreeMap<u64, OwnedNode>,
     /// By then it must have named what it has, and what it has reported before that is forgotten.
     inventory_until: Option<Instant>,
     /// What it has reported of nodes whose groups are not known yet.
@@ -213,8 +224,8 @@ pub struct Controller {
     connections: BTreeMap<ConnectionId, Connection>,
     switches: BTreeMap<SwitchId, Switch>,
     groups: BTreeMap<GroupId, Group>,
-    /// Groups that nobody has left.
-    names: HashMap<String, GroupId>,
+    /// Groups that nobody has left, by their tokens and names.
+    names: HashMap<(Option<usize>, String), GroupId>,
     /// The nodes of all groups' trees, by their numbers.
     nodes: HashMap<u64, (GroupId, usize)>,
     /// Nodes of trees that an earlier controller has made, by their numbers.
@@ -271,8 +282,22 @@ impl Controller {
         }
     }
 
-    /// Someone has connected.
+    /// Someone has connected, from an address that does not count.
     pub fn handle_connected(&mut self, now: Instant, connection: ConnectionId) {
+        self.connected(now, connection, Owner::default());
+    }
+
+    /// Someone has connected from this address.
+    pub fn handle_connected_from(
+        &mut self,
+        now: Instant,
+        connection: ConnectionId,
+        address: IpAddr,
+    ) {
+        self.connected(now, connection, Owner::from(address));
+    }
+
+    fn connected(&mut self, now: Instant, connection: ConnectionId, owner: Owner) {
         self.arrive(now);
         let strangers = || {
             let new = |connection: &Connection| matches!(connection.role, Role::New { .. });
@@ -280,7 +305,7 @@ impl Controller {
         };
         let limit = self.config.max_strangers;
         if strangers().count() >= limit
-            && let Some((&oldest, _)) = strangers().next()
+            && let Some(oldest) = self.stranger_to_go()
         {
             let what = "connections of peers that have not said what they are".to_owned();
             self.turn_away(oldest, Refusal::Limit { what, limit });
@@ -291,9 +316,12 @@ impl Controller {
             self.turn_away(connection, Refusal::Limit { what, limit });
             return;
         }
+        if let Err(refusal) = self.check_connections(owner) {
+            return self.turn_away(connection, refusal);
+        }
         let role = Role::New { until: now + self.config.introduction_timeout };
         let next_ping = now + self.config.keep_alive_interval;
-        self.connections.insert(connection, Connection { role, next_ping, unanswered: 0 });
+        self.connections.insert(connection, Connection { role, owner, next_ping, unanswered: 0 });
     }
 
     /// A message has arrived.
@@ -317,6 +345,11 @@ impl Controller {
             (Role::New { .. }, ToController::Resume(resume)) => {
                 self.resume(now, connection, resume);
             }
+            // Whoever carries messages looks at proofs, where there are tokens.
+            (Role::New { .. }, ToController::Token { .. }) if self.config.tokens.is_empty() => {
+                let problem = TokenProblem::NoneHere;
+                self.turn_away(connection, Refusal::Token { problem });
+            }
             (Role::Switch(id), ToController::Held { nodes }) => self.holds(id, nodes),
             (Role::Host { group, .. }, ToController::SwitchLost { detail, tree }) => {
                 self.switch_lost_to(connection, group, tree.into(), &detail);
@@ -335,7 +368,7 @@ impl Controller {
             }
             (Role::Switch(id), ToController::CommunicatorDestroyed { communicator }) => {
                 if let Some(switch) = self.switches.get_mut(&id) {
-                    self.has_new_room |= switch.communicators.remove(&communicator);
+                    self.has_new_room |= switch.communicators.remove(&communicator).is_some();
                 }
             }
             (Role::Switch(id), ToController::Report { communicator, report }) => {
@@ -447,9 +480,9 @@ impl Controller {
         }
     }
 
-    /// How far the group of this name is; `None` when there is none that nobody has left.
+    /// How far the group of this name is, of those without a token; `None` when there is none that nobody has left.
     pub fn group_state(&self, name: &str) -> Option<GroupState> {
-        Some(self.groups.get(self.names.get(name)?)?.state())
+        Some(self.groups.get(self.names.get(&(None, name.to_owned()))?)?.state())
     }
 
     fn send(&mut self, connection: ConnectionId, message: FromController) {
@@ -633,7 +666,7 @@ impl Controller {
             self.has_new_room = true;
             let switch = self.switches.get(&switch);
             if let Some(switch) = switch
-                && switch.communicators.contains(&communicator)
+                && switch.communicators.contains_key(&communicator)
             {
                 let connection = switch.connection;
                 self.send_to(connection, FromController::DestroyCommunicator { communicator });

@@ -37,24 +37,27 @@ impl Controller {
     /// Has a switch make a node, whose children are there.
     fn request(&mut self, id: GroupId, index: usize) {
         let Some((children, path_mtu)) = self.children(id, index) else { return };
-        let Some(group) = self.groups.get_mut(&id) else { return };
+        let Some(group) = self.groups.get(&id) else { return };
         let Some(trees) = &group.trees else { return };
-        let place = &trees.nodes()[index];
-        let node = &mut group.nodes[index];
-        let Some(switch) = self.switches.get_mut(&place.switch) else { return };
-        node.step = Step::Creating;
-        switch.communicators.insert(node.communicator);
+        let (place, node) = (&trees.nodes()[index], &group.nodes[index]);
+        let (at, communicator) = (place.switch, node.communicator);
+        let (has_parent, tree) = (place.parent.is_some(), trees.tree_of(index) as u8);
+        let owned = self.owned_node(communicator, children.len());
+        let Some(switch) = self.switches.get_mut(&at) else { return };
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        group.nodes[index].step = Step::Creating;
+        switch.communicators.insert(communicator, owned);
         let ControllerConfig { segment_bytes, window, .. } = self.config;
         let message = FromController::CreateCommunicator {
-            communicator: node.communicator,
+            communicator,
             group: group.identity,
             path_mtu,
             segment_bytes,
             window,
             world: group.world,
-            has_parent: place.parent.is_some(),
+            has_parent,
             children,
-            tree: trees.tree_of(index) as u8,
+            tree,
         };
         let connection = switch.connection;
         self.send_to(connection, message);

@@ -57,7 +57,10 @@ impl Controller {
         else {
             return;
         };
-        let choice = self.choose(id, group);
+        let choice = self.choose(id, group).and_then(|choice| {
+            self.check_tree(id, &choice.0).map_err(NoTree::Ever)?;
+            Ok(choice)
+        });
         let Some(group) = self.groups.get_mut(&id) else { return };
         let (trees, links) = match choice {
             Ok(choice) => choice,
@@ -283,7 +286,7 @@ impl Controller {
             self.ending.iter().map(|&(_, switch, communicator)| (switch, communicator)).collect();
         for (switch, communicator) in ending {
             let there = self.switches.get(&switch);
-            if there.is_some_and(|switch| switch.communicators.contains(&communicator)) {
+            if there.is_some_and(|switch| switch.communicators.contains_key(&communicator)) {
                 add(switch, self.node_bytes(MAX_CHILDREN));
             }
         }
@@ -291,7 +294,7 @@ impl Controller {
     }
 
     /// What a node with so many children takes, with the largest path MTU.
-    fn node_bytes(&self, children: usize) -> u64 {
+    pub(super) fn node_bytes(&self, children: usize) -> u64 {
         let ControllerConfig { segment_bytes, window, .. } = self.config;
         node_bytes(children, true, segment_bytes, window, Mtu::B4096)
     }

@@ -11,10 +11,11 @@ use millstream_roce::Instant;
 use super::group::{End, Group, Member};
 use super::hosts::check_addresses;
 use super::inventory::Held;
-use super::{CLOSED, ConnectionId, Controller, GroupId, Output, Role, is_name};
+use super::{CLOSED, ConnectionId, Controller, GroupId, Output, Role, TokenKind, is_name};
 use crate::plan::SwitchId;
 use crate::protocol::{
-    AbortReason, FromController, GroupIdentity, MAX_TERM, RankList, Refusal, Resume, shortened,
+    AbortReason, FromController, GroupIdentity, MAX_TERM, RankList, Refusal, Resume, TokenProblem,
+    shortened,
 };
 use crate::spec::MAX_WORLD;
 
@@ -107,6 +108,9 @@ impl Controller {
 
     /// A host comes back.
     pub(super) fn resume(&mut self, now: Instant, connection: ConnectionId, resume: Resume) {
+        if let Err(refusal) = self.check_token(connection, TokenKind::Host) {
+            return self.turn_away(connection, refusal);
+        }
         let ended = self.ended.iter().find(|ended| ended.group == resume.identity);
         if let Some(ended) = ended {
             let message = match ended.reason.clone() {
@@ -118,7 +122,7 @@ impl Controller {
             self.dismiss(connection, message);
             return;
         }
-        let id = match self.claim(now, &resume) {
+        let id = match self.claim(now, connection, &resume) {
             Ok(id) => id,
             Err(refusal) => return self.turn_away(connection, refusal),
         };
@@ -157,7 +161,13 @@ impl Controller {
     }
 
     /// The group of a rank that comes back, made if an earlier controller has made it.
-    fn claim(&mut self, now: Instant, resume: &Resume) -> Result<GroupId, Refusal> {
+    fn claim(
+        &mut self,
+        now: Instant,
+        connection: ConnectionId,
+        resume: &Resume,
+    ) -> Result<GroupId, Refusal> {
+        let owner = self.owner(connection);
         let &Resume { ref group, identity, communicator, world, rank, .. } = resume;
         if !is_name(group) {
             return Err(Refusal::Name { what: "group".to_owned() });
@@ -173,6 +183,9 @@ impl Controller {
         self.exceed(resume.term)?;
         if let Some(id) = self.group_of(identity) {
             let known = &self.groups[&id];
+            if known.owner.token != owner.token {
+                return Err(Refusal::Token { problem: TokenProblem::OtherGroup });
+            }
             let revived = known.revived.as_ref().map(|revived| revived.communicator);
             let root = known.nodes.first().map(|node| node.communicator);
             let same = (&known.name, known.world, revived.or(root), known.ready);
@@ -189,6 +202,7 @@ impl Controller {
         if self.groups.len() >= limit {
             return Err(Refusal::Limit { what: "groups".to_owned(), limit });
         }
+        self.check_groups(owner)?;
         let id = GroupId(self.next_group);
         self.next_group += 1;
         let until = Some(now + self.config.claim_timeout);
@@ -197,11 +211,11 @@ impl Controller {
             ready: true,
             deadline: None,
             revived: Some(revived),
-            ..Group::new(group, identity, world, now)
+            ..Group::new(group, identity, owner, world, now)
         };
         self.groups.insert(id, revived);
         if !resume.departed {
-            self.names.entry(group.clone()).or_insert(id);
+            self.names.entry((owner.token, group.clone())).or_insert(id);
         }
         Ok(id)
     }

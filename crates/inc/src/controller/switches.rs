@@ -1,10 +1,10 @@
 //! What switches say, and which groups they serve.
 
 use core::net::IpAddr;
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 use super::group::{End, Group};
-use super::{ConnectionId, Controller, GroupId, Role, Switch, is_name};
+use super::{ConnectionId, Controller, GroupId, Role, Switch, TokenKind, is_name};
 use crate::plan::{Child, SwitchId};
 use crate::protocol::{
     AbortReason, GroupIdentity, Presence, Refusal, SwitchLimits, SwitchReport, shortened,
@@ -19,6 +19,9 @@ impl Controller {
         limits: SwitchLimits,
         presence: Presence,
     ) {
+        if let Err(refusal) = self.check_token(connection, TokenKind::Switch) {
+            return self.turn_away(connection, refusal);
+        }
         if !is_name(&name) {
             self.turn_away(connection, Refusal::Name { what: "switch".to_owned() });
             return;
@@ -54,7 +57,7 @@ impl Controller {
         self.next_switch += 1;
         self.set_role(connection, Role::Switch(id));
         let Presence { incarnation, held, .. } = presence;
-        let (connection, communicators) = (Some(connection), BTreeSet::new());
+        let (connection, communicators) = (Some(connection), BTreeMap::new());
         let switch = Switch {
             connection,
             incarnation,
