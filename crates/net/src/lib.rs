@@ -56,6 +56,8 @@ pub mod stream;
 #[cfg_attr(millstream_loom, path = "model/sync.rs")]
 mod sync;
 #[cfg(not(millstream_loom))]
+pub mod tls;
+#[cfg(not(millstream_loom))]
 pub mod token;
 pub mod udp;
 mod waiters;

@@ -1,0 +1,190 @@
+//! TLS by rustls.
+
+use std::fmt;
+use std::io::{self, Read, Write};
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::client::Resumption;
+use rustls::crypto::ring;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::version::TLS13;
+use rustls::{AlertDescription, CertificateError, ClientConfig, ClientConnection, RootCertStore};
+
+use super::{CallerFiles, TlsFilesError};
+
+/// What callers have TLS by: whom they trust, what they show of themselves, and whom they call. Version 1.3 (RFC
+/// 8446) without resumption: each connection is looked at anew.
+#[derive(Clone)]
+pub struct CallerTls {
+    config: Arc<ClientConfig>,
+    name: ServerName<'static>,
+}
+
+impl fmt::Debug for CallerTls {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CallerTls").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl CallerTls {
+    /// With these files, for calls of this host: a name or an address, for which its certificate is to be.
+    pub fn from_files(files: &CallerFiles, host: &str) -> Result<Self, TlsFilesError> {
+        Self::new(files, host).map_err(TlsFilesError)
+    }
+
+    fn new(files: &CallerFiles, host: &str) -> Result<Self, String> {
+        let name = ServerName::try_from(host.to_owned())
+            .map_err(|_| format!("no certificate can be for {host:?}"))?;
+        let mut roots = RootCertStore::empty();
+        let path = &files.authorities;
+        for certificate in certificates(path)? {
+            roots.add(certificate).map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_protocol_versions(&[&TLS13])
+            .map_err(|error| error.to_string())?
+            .with_root_certificates(roots);
+        let mut config = match &files.own {
+            None => builder.with_no_client_auth(),
+            Some((chain, key)) => {
+                let private = PrivateKeyDer::from_pem_file(key)
+                    .map_err(|error| format!("private key {}: {error}", key.display()))?;
+                builder
+                    .with_client_auth_cert(certificates(chain)?, private)
+                    .map_err(|error| format!("{}: {error}", key.display()))?
+            }
+        };
+        config.resumption = Resumption::disabled();
+        Ok(Self { config: Arc::new(config), name })
+    }
+
+    /// One connection.
+    pub fn session(&self) -> io::Result<CallerSession> {
+        let connection = ClientConnection::new(Arc::clone(&self.config), self.name.clone());
+        connection.map(CallerSession).map_err(io::Error::other)
+    }
+
+    /// For whoever has another way to speak TLS.
+    pub fn config(&self) -> (Arc<ClientConfig>, ServerName<'static>) {
+        (Arc::clone(&self.config), self.name.clone())
+    }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+    let failed = |error| format!("certificate {}: {error}", path.display());
+    let found: Vec<_> =
+        CertificateDer::pem_file_iter(path).and_then(Iterator::collect).map_err(failed)?;
+    match found.is_empty() {
+        true => Err(format!("{}: there is no certificate in it", path.display())),
+        false => Ok(found),
+    }
+}
+
+/// One connection: bytes of messages on one side, records on the other.
+pub struct CallerSession(ClientConnection);
+
+impl fmt::Debug for CallerSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CallerSession(***)")
+    }
+}
+
+impl CallerSession {
+    /// Says and hears what comes before the first message, over a stream that blocks for as long as it may.
+    pub fn handshake(&mut self, stream: &mut (impl Read + Write)) -> io::Result<()> {
+        while self.0.is_handshaking() {
+            self.0.complete_io(stream)?;
+        }
+        self.flush(stream)
+    }
+
+    /// Takes bytes that have come of the stream.
+    pub fn feed(&mut self, mut bytes: &[u8]) -> io::Result<()> {
+        while !bytes.is_empty() {
+            self.0.read_tls(&mut bytes)?;
+            self.0
+                .process_new_packets()
+                .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))?;
+        }
+        Ok(())
+    }
+
+    /// Bytes of messages that have come; 0 at the end, and an error (`WouldBlock`) where more is to be fed first.
+    pub fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
+        self.0.reader().read(bytes)
+    }
+
+    /// Takes bytes of messages, and writes what is to be written.
+    pub fn write(&mut self, bytes: &[u8], stream: &mut impl Write) -> io::Result<()> {
+        // All of it is taken where what came before was written.
+        self.flush(stream)?;
+        self.0.writer().write_all(bytes)?;
+        self.flush(stream)
+    }
+
+    /// Writes what is to be written.
+    pub fn flush(&mut self, stream: &mut impl Write) -> io::Result<()> {
+        while self.0.wants_write() {
+            self.0.write_tls(stream)?;
+        }
+        Ok(())
+    }
+}
+
+/// Why TLS has failed, if it is that, as who has called should know it.
+pub fn reason(error: &io::Error) -> Option<String> {
+    let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
+    Some(explain(error))
+}
+
+fn explain(error: &rustls::Error) -> String {
+    use CertificateError::{
+        Expired, ExpiredContext, NotValidForNameContext, NotValidYet, NotValidYetContext,
+        UnknownIssuer,
+    };
+    let text = match error {
+        rustls::Error::InvalidCertificate(fault) => match fault {
+            Expired | ExpiredContext { .. } => "its certificate has expired",
+            NotValidYet | NotValidYetContext { .. } => {
+                "its certificate is not valid yet: is the clock right?"
+            }
+            NotValidForNameContext { expected, presented } => {
+                let names = match presented.is_empty() {
+                    true => "no name".to_owned(),
+                    false => {
+                        presented.iter().map(|name| plain(name)).collect::<Vec<_>>().join(", ")
+                    }
+                };
+                let called = expected.to_str();
+                return format!("it was called {called}, and its certificate is for {names}");
+            }
+            UnknownIssuer => {
+                "none of the authorities that are set here vouches for its certificate"
+            }
+            fault => return format!("its certificate is refused: {fault}"),
+        },
+        rustls::Error::AlertReceived(alert) => match alert {
+            AlertDescription::CertificateExpired => {
+                "it says that our certificate has expired, or is not valid yet"
+            }
+            AlertDescription::UnknownCA => {
+                "it says that no authority that it trusts vouches for our certificate"
+            }
+            AlertDescription::CertificateRequired => {
+                "it asks for a certificate of ours, and none is set here"
+            }
+            alert => return format!("it ends TLS with {alert:?}"),
+        },
+        rustls::Error::InvalidMessage(_) => "it does not speak TLS, which is set here",
+        error => return error.to_string(),
+    };
+    text.to_owned()
+}
+
+/// A name as users write it.
+fn plain(name: &str) -> &str {
+    let inside = name.split_once('(').map_or(name, |(_, inside)| inside);
+    inside.trim_end_matches(')').trim_matches('"')
+}
