@@ -17,6 +17,9 @@ use crate::protocol::{
 };
 use crate::topology::LinkIndex;
 
+/// So many ranks that have given up are known.
+const MAX_LAPSED: usize = 256;
+
 /// How far a group is. One that does not exist has no state.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum GroupState {
@@ -72,8 +75,12 @@ pub(super) struct Group {
     pub(super) owner: Owner,
     pub(super) world: u32,
     pub(super) members: BTreeMap<u32, Member>,
-    /// When the making of it fails.
+    /// When a rank gives up, the first of them. Once all are there, the making of it fails then.
     pub(super) deadline: Option<Instant>,
+    /// When each rank gives up.
+    pub(super) patience: BTreeMap<u32, Instant>,
+    /// Ranks that have come and given up, some of them.
+    pub(super) lapsed: BTreeSet<u32>,
     /// Known once switches were found.
     pub(super) trees: Option<Forest>,
     /// The links of the topology that the trees use: one that several use is there several times.
@@ -153,6 +160,8 @@ impl Group {
             world,
             members: BTreeMap::new(),
             deadline: Some(deadline),
+            patience: BTreeMap::new(),
+            lapsed: BTreeSet::new(),
             trees: None,
             links: Vec::new(),
             missing: None,
@@ -214,14 +223,47 @@ impl Group {
         Some(self.trees.as_ref()?.nodes()[self.nodes.iter().position(busy)?].switch)
     }
 
+    /// A rank is there that gives up then.
+    pub(super) fn arrived(&mut self, rank: u32, deadline: Instant) {
+        self.lapsed.remove(&rank);
+        self.patience.insert(rank, deadline);
+        self.deadline = self.deadline.map(|earlier| earlier.min(deadline));
+    }
+
+    /// A rank of a group that is not full is gone; it was one that gave up.
+    pub(super) fn departed(&mut self, rank: u32, gave_up: bool) -> Option<Member> {
+        if gave_up && self.lapsed.len() < MAX_LAPSED {
+            self.lapsed.insert(rank);
+        }
+        self.patience.remove(&rank);
+        self.deadline = self.patience.values().min().copied();
+        self.members.remove(&rank)
+    }
+
+    /// What a rank is told that gives up before the group is full: who has never come, unless all have.
+    pub(super) fn incomplete(&self) -> Refusal {
+        let known: BTreeSet<u32> =
+            self.members.keys().copied().chain(self.lapsed.iter().copied()).collect();
+        let missing = match known.len() == self.world as usize {
+            true => self.absent(self.members.keys().copied(), self.members.len()),
+            false => self.absent(known.iter().copied(), known.len()),
+        };
+        Awaited::Ranks { missing }.refusal(self.name.clone(), self.world)
+    }
+
+    /// Which ranks are not among these, which are in order.
+    fn absent(&self, known: impl Iterator<Item = u32>, count: usize) -> RankList {
+        // Between those that are there: a world is a claim, which should cost nobody time.
+        let ends = known.chain([self.world]);
+        let gaps = ends.scan(0, |next, end| Some(core::mem::replace(next, end + 1)..end));
+        RankList::new(gaps, self.world - count as u32)
+    }
+
     /// What it waits for. `switch` is the name of its busy switch.
     pub(super) fn awaited(&self, switch: Option<&str>) -> Awaited {
         if !self.is_full() {
-            // Between those that are there: a world is a claim, which should cost nobody time.
-            let ends = self.members.keys().copied().chain([self.world]);
-            let gaps = ends.scan(0, |next, end| Some(core::mem::replace(next, end + 1)..end));
-            let count = self.world - self.members.len() as u32;
-            return Awaited::Ranks { missing: RankList::new(gaps, count) };
+            let missing = self.absent(self.members.keys().copied(), self.members.len());
+            return Awaited::Ranks { missing };
         }
         if self.trees.is_none() {
             return match &self.missing {

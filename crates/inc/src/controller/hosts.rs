@@ -44,8 +44,7 @@ impl Controller {
             away_until: None,
         };
         group.members.insert(hello.rank, member);
-        // The least patient decides: without it the group cannot be.
-        group.deadline = group.deadline.map(|earlier| earlier.min(deadline));
+        group.arrived(hello.rank, deadline);
         if group.is_full() {
             self.place(id);
         }
@@ -200,16 +199,32 @@ impl Controller {
         self.forget_switches();
     }
 
+    /// Some ranks of a group that is not full have waited as long as they wanted. The others go on.
+    pub(super) fn give_up(&mut self, now: Instant, id: GroupId) {
+        let Some(group) = self.groups.get_mut(&id) else { return };
+        let reason = group.incomplete();
+        let due = group.patience.iter().filter(|&(_, &deadline)| deadline <= now);
+        let due: Vec<u32> = due.map(|(&rank, _)| rank).collect();
+        let members: Vec<_> = due.iter().filter_map(|&rank| group.departed(rank, true)).collect();
+        for connection in members.iter().filter_map(|member| member.connection) {
+            self.dismiss(connection, FromController::Refused { reason: reason.clone() });
+        }
+        self.forget_empty(id);
+    }
+
+    fn forget_empty(&mut self, id: GroupId) {
+        if self.groups.get(&id).is_some_and(|group| group.members.is_empty()) {
+            self.names.retain(|_, other| *other != id);
+            self.groups.remove(&id);
+        }
+    }
+
     pub(super) fn host_lost(&mut self, id: GroupId, rank: u32, detail: &str) {
         let Some(group) = self.groups.get_mut(&id) else { return };
         if !group.ready && !group.is_full() {
             // Whoever was that rank, or its successor, may still come.
-            group.members.remove(&rank);
-            if group.members.is_empty() {
-                self.names.retain(|_, other| *other != id);
-                self.groups.remove(&id);
-            }
-            return;
+            group.departed(rank, false);
+            return self.forget_empty(id);
         }
         if group.members.get(&rank).is_some_and(|member| member.left.is_none()) {
             let detail = detail.to_owned();

@@ -436,6 +436,11 @@ impl Controller {
         let overdue: Vec<GroupId> = self.groups.iter().filter_map(due).collect();
         for id in overdue {
             let Some(group) = self.groups.get(&id) else { continue };
+            if !group.is_full() {
+                self.give_up(now, id);
+                continue;
+            }
+            // All are there, and without the least patient one the group cannot be.
             let refusal = self.awaited(group).refusal(group.name.clone(), group.world);
             self.end_group(id, &End::Refused(refusal));
         }

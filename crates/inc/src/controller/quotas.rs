@@ -133,17 +133,20 @@ impl Owner {
 }
 
 impl Controller {
-    /// The peer of a connection has proved that it has this of the [`ControllerConfig::tokens`].
-    pub fn handle_proved(&mut self, now: Instant, connection: ConnectionId, token: usize) {
+    /// The peer of a connection has proved that it has this of the [`ControllerConfig::tokens`]. `false` when it is
+    /// turned away all the same, because those who have that have enough.
+    pub fn handle_proved(&mut self, now: Instant, connection: ConnectionId, token: usize) -> bool {
         self.arrive(now);
-        let Some(state) = self.connections.get_mut(&connection) else { return };
+        let Some(state) = self.connections.get_mut(&connection) else { return false };
         state.unanswered = 0;
         if let Err(refusal) = self.check_connections(Owner { token: Some(token), source: None }) {
-            return self.turn_away(connection, refusal);
+            self.turn_away(connection, refusal);
+            return false;
         }
         if let Some(state) = self.connections.get_mut(&connection) {
             state.owner.token = Some(token);
         }
+        true
     }
 
     /// The peer of a connection has not proved that it has a token, for this reason.

@@ -172,18 +172,46 @@ fn who_waits_is_told_for_what() {
 }
 
 #[test]
-fn the_least_patient_rank_decides() {
+fn a_rank_that_gives_up_ends_only_its_own_wait_until_all_are_there() {
+    let missing = |refusal: Refusal| match refusal {
+        Refusal::Incomplete { missing, .. } => missing.to_string(),
+        refusal => panic!("{refusal}"),
+    };
     let mut world = World::new();
     let patient = world.join(1, "g", 3, 0);
-    let hasty = ConnectionId(2);
-    world.connect(hasty);
-    world.say(hasty, ToController::Join(Hello { timeout_ms: 500, ..hello("g", 3, 1) }));
+    let hasty = |world: &mut World, number, rank| {
+        let connection = ConnectionId(number);
+        world.connect(connection);
+        let hello = Hello { timeout_ms: 500, ..hello("g", 3, rank) };
+        world.say(connection, ToController::Join(hello));
+        connection
+    };
+    let first = hasty(&mut world, 2, 1);
     world.pass(seconds(0.5));
-    for host in [patient, hasty] {
-        assert!(
-            matches!(world.refusal(host), Refusal::Incomplete { missing, .. } if missing.to_string() == "2")
-        );
+    assert_eq!(missing(world.refusal(first)), "2");
+    assert_eq!(world.heard(patient), []);
+    // It comes again, and dies; then its time is nobody's.
+    let again = hasty(&mut world, 3, 1);
+    world.close(again);
+    world.pass(seconds(1.0));
+    // All are there, and there is no switch: without one of them the group cannot be.
+    let (b, c) = (hasty(&mut world, 4, 1), hasty(&mut world, 5, 2));
+    world.pass(seconds(0.5));
+    for host in [patient, b, c] {
+        assert!(matches!(world.refusal(host), Refusal::NoSwitch { .. }));
     }
+    world.assert_quiet();
+    // Who has come and given up is not who never came, unless there is no other.
+    let patient = world.join(10, "g", 3, 0);
+    let lapsed = hasty(&mut world, 11, 1);
+    world.pass(seconds(1.0));
+    assert_eq!(missing(world.refusal(lapsed)), "2");
+    world.pass(seconds(29.0));
+    assert_eq!(missing(world.refusal(patient)), "2");
+    let patient = world.join(12, "g", 2, 0);
+    world.pass(seconds(29.0));
+    world.close(patient);
+    world.assert_quiet();
     let eternal = ConnectionId(3);
     world.connect(eternal);
     world.say(eternal, ToController::Join(Hello { timeout_ms: u64::MAX, ..hello("g", 3, 1) }));

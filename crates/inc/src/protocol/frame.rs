@@ -41,6 +41,10 @@ pub enum FrameError {
 /// Who begins with text tells what it speaks instead.
 fn too_long(length: usize, limit: usize) -> String {
     let bytes = (length as u32).to_be_bytes();
+    // A record of TLS (RFC 8446 5.1): an alert, or a handshake.
+    if matches!(bytes, [0x15 | 0x16, 3, ..]) {
+        return "TLS in place of the length of a frame, as one side has it set".to_owned();
+    }
     if bytes.iter().all(|byte| byte.is_ascii_graphic() || *byte == b' ') {
         return format!("\"{}\" in place of the length of a frame", bytes.escape_ascii());
     }
@@ -183,6 +187,11 @@ mod tests {
             decode(b"GET / HTTP/1.1\r\n"),
             Err(FrameError::TooLong { length: 0x4745_5420, limit: 64 << 10 })
         );
+        // What one side says where the other has no TLS.
+        for tls in [b"\x16\x03\x01\x02\x00", b"\x15\x03\x03\x00\x02"] {
+            let error = decode(tls).unwrap_err().to_string();
+            assert!(error.starts_with("TLS in place of"), "{error}");
+        }
         assert_eq!(decode(&frame(r#"{"version":7,"kind":"new"}"#)), Err(FrameError::Version(7)));
         for json in [
             "",
