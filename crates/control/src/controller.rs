@@ -12,10 +12,12 @@ use std::time::{Duration, Instant};
 use millstream_inc::controller::{ConnectionId, Controller, ControllerConfig as Rules, Output};
 pub use millstream_inc::plan::FanIn;
 use millstream_inc::protocol::{
-    Commanded, DEFAULT_PORT, FrameError, FromController, Refusal, ToController, encode,
+    Commanded, DEFAULT_PORT, FrameError, FromController, Refusal, ToController, TokenProblem,
+    encode,
 };
+use millstream_net::token::{Purpose, Responder, Said, TokenError, draw_nonce};
 use thiserror::Error;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{sleep, timeout};
@@ -23,6 +25,8 @@ use tokio::time::{sleep, timeout};
 use crate::api::{ControllerView, Watch};
 use crate::plans::Plans;
 use crate::reader::{MessageReader, ReadError};
+use crate::tls::{Guard, ServerTls};
+use crate::tokens::Tokens;
 
 /// Messages on their way to one peer. A healthy one has a handful.
 const OUTGOING_MESSAGES: usize = 256;
@@ -56,6 +60,10 @@ pub struct ControllerConfig {
     pub plans: Option<PathBuf>,
     /// What others look at, if they may. Then the switches are asked what they have counted.
     pub view: Option<Arc<ControllerView>>,
+    /// Whom it takes, and how much each may have. Without, everybody, with the quotas of the rules.
+    pub tokens: Option<Tokens>,
+    /// What it proves itself with, over TLS. Without, all is in the clear.
+    pub tls: Option<ServerTls>,
 }
 
 impl ControllerConfig {
@@ -65,7 +73,14 @@ impl ControllerConfig {
 
     /// The defaults, listening there.
     pub fn new(listen: SocketAddr) -> Self {
-        Self { listen, rules: Rules::new(crate::seed()), plans: None, view: None }
+        Self {
+            listen,
+            rules: Rules::new(crate::seed()),
+            plans: None,
+            view: None,
+            tokens: None,
+            tls: None,
+        }
     }
 }
 
@@ -83,6 +98,9 @@ pub enum RunError {
         /// Why.
         source: io::Error,
     },
+    /// Its certificate, its key, or the authorities of its peers cannot be used.
+    #[error("TLS: {0}")]
+    Tls(String),
     /// The directory of plans cannot be made or be cleared of earlier ones.
     #[error("the directory of plans, {}, cannot be used: {source}", directory.display())]
     Plans {
@@ -112,6 +130,7 @@ async fn serve(
         return Ok(());
     }
     let failed = |source| RunError::Listen { address: config.listen, source };
+    let guard = Guard::new(config.tls.as_ref()).map_err(RunError::Tls)?;
     // Before the plans of an earlier run are removed: one that runs still has the address.
     let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
     let plans = config.plans.as_deref().map(|directory| {
@@ -119,13 +138,18 @@ async fn serve(
         Plans::open(directory).map_err(failed)
     });
     let plans = plans.transpose()?;
-    let rules = Rules { report_placements: plans.is_some(), ..config.rules };
+    let mut rules = Rules { report_placements: plans.is_some(), ..config.rules };
+    if let Some(tokens) = &config.tokens {
+        tokens.apply(&mut rules);
+    }
     ready(listener.local_addr().map_err(failed)?);
     let (events, mut incoming) = mpsc::channel(INCOMING_MESSAGES);
     let places = Arc::new(Semaphore::new(rules.max_connections + CLOSING_MAX));
     let mut daemon = Daemon {
         controller: Controller::new(rules),
         plans,
+        tokens: config.tokens,
+        guard,
         peers: HashMap::new(),
         events,
         next_connection: 0,
@@ -197,6 +221,8 @@ struct Peer {
     address: SocketAddr,
     /// It has said what it is.
     known: bool,
+    /// The side of this process of a proof that is not over.
+    proof: Option<Responder>,
     /// Dropped, it lets the connection end when all is sent.
     outgoing: mpsc::Sender<Vec<u8>>,
 }
@@ -204,6 +230,8 @@ struct Peer {
 struct Daemon {
     controller: Controller,
     plans: Option<Plans>,
+    tokens: Option<Tokens>,
+    guard: Guard,
     peers: HashMap<ConnectionId, Peer>,
     events: mpsc::Sender<(ConnectionId, Event)>,
     next_connection: u64,
@@ -217,17 +245,24 @@ impl Daemon {
         // Small messages that someone waits for. Failing, they are late.
         let _ = crate::set_up(&stream);
         let (outgoing, frames) = mpsc::channel(OUTGOING_MESSAGES);
-        self.peers.insert(connection, Peer { address, known: false, outgoing });
-        let conversation = converse(connection, stream, frames, self.events.clone());
+        let tokens = self.tokens.as_ref().filter(|tokens| !tokens.secrets().is_empty());
+        let own = stream.local_addr().ok().filter(|_| tokens.is_some());
+        let proof = own.map(|own| Responder::new(Purpose::Control, own, "controller"));
+        self.peers.insert(connection, Peer { address, known: false, proof, outgoing });
+        let (events, guard) = (self.events.clone(), self.guard.clone());
         tokio::spawn(async move {
-            conversation.await;
+            admit(connection, address, guard, stream, frames, events).await;
             drop(place);
         });
-        self.controller.handle_connected(millstream_net::now(), connection);
+        let now = millstream_net::now();
+        self.controller.handle_connected_from(now, connection, address.ip());
     }
 
     fn handle(&mut self, connection: ConnectionId, event: Event) {
         match event {
+            Event::Message(ToController::Token { body }) if self.is_proving(connection) => {
+                self.prove(connection, &body);
+            }
             Event::Message(message) => {
                 self.log(connection, &message);
                 self.controller.handle_message(millstream_net::now(), connection, message);
@@ -238,6 +273,44 @@ impl Daemon {
             Event::Closed => {
                 self.controller.handle_closed(millstream_net::now(), connection);
                 self.peers.remove(&connection);
+            }
+        }
+    }
+
+    fn is_proving(&self, connection: ConnectionId) -> bool {
+        self.peers.get(&connection).is_some_and(|peer| peer.proof.is_some())
+    }
+
+    /// Takes the next message of a proof.
+    fn prove(&mut self, connection: ConnectionId, body: &[u8]) {
+        let Some(tokens) = &self.tokens else { return };
+        let Some(peer) = self.peers.get_mut(&connection) else { return };
+        let Some(proof) = &mut peer.proof else { return };
+        let now = millstream_net::now();
+        let said = match draw_nonce() {
+            Ok(nonce) => proof.take(body, nonce, tokens.secrets()),
+            Err(error) => {
+                tracing::warn!(%error, "no random numbers can be had, so nobody can prove a token");
+                Err(TokenError::NoProof)
+            }
+        };
+        match said {
+            Ok(Said::Challenge(body)) => self.send(connection, &FromController::Token { body }),
+            Ok(Said::Accepted(body, token)) => {
+                peer.proof = None;
+                // Who is turned away all the same hears that in place of this.
+                if self.controller.handle_proved(now, connection, token) {
+                    self.send(connection, &FromController::Token { body });
+                }
+            }
+            Err(error) => {
+                peer.proof = None;
+                let problem = match error {
+                    TokenError::OtherToken => TokenProblem::Unknown,
+                    TokenError::OtherAddress => TokenProblem::OtherAddress,
+                    _ => TokenProblem::NoProof,
+                };
+                self.controller.handle_unproved(now, connection, problem);
             }
         }
     }
@@ -253,7 +326,7 @@ impl Daemon {
         }
         let peer = peer.map(|peer| peer.address);
         match message {
-            ToController::Pong | ToController::Counters { .. } => {}
+            ToController::Pong | ToController::Counters { .. } | ToController::Token { .. } => {}
             ToController::Register { name, address, presence, .. } => {
                 let held = presence.held;
                 tracing::info!(?peer, name, %address, held, "a switch registers");
@@ -303,14 +376,15 @@ impl Daemon {
         match message {
             FromController::Ping
             | FromController::ReadCounters
+            | FromController::Token { .. }
             | FromController::Waiting { .. } => {}
             // Strangers, of whom there can be many.
-            FromController::Refused { reason: reason @ Refusal::Protocol { .. } }
-                if !peer.known =>
-            {
+            FromController::Refused {
+                reason: reason @ (Refusal::Protocol { .. } | Refusal::Token { .. }),
+            } if !peer.known => {
                 tracing::debug!(peer = %peer.address, %reason, "refused");
             }
-            FromController::Refused { reason: reason @ Refusal::Limit { .. } } => {
+            FromController::Refused { reason } if reason.is_for_load() => {
                 if self.overload.begins(Instant::now()) {
                     tracing::warn!(peer = %peer.address, %reason, "refused, and others too");
                 } else {
@@ -349,14 +423,44 @@ impl Overload {
     }
 }
 
-/// One connection, from its first byte to its last.
-async fn converse(
+/// One connection, with the TLS handshake before its first message if there is TLS.
+async fn admit(
     connection: ConnectionId,
-    mut stream: TcpStream,
+    address: SocketAddr,
+    guard: Guard,
+    stream: TcpStream,
     mut frames: mpsc::Receiver<Vec<u8>>,
     events: mpsc::Sender<(ConnectionId, Event)>,
 ) {
-    let (reader, mut writer) = stream.split();
+    let mut early = Vec::new();
+    let ended = async {
+        while let Some(frame) = frames.recv().await {
+            early.push(frame);
+        }
+    };
+    // As long as the controller waits for who says nothing.
+    let admitted = tokio::select! {
+        admitted = guard.admit(stream) => admitted,
+        () = ended => Err(io::Error::from(io::ErrorKind::TimedOut)),
+    };
+    match admitted {
+        Ok(stream) => converse(connection, stream, early, frames, events).await,
+        Err(error) => {
+            tracing::debug!(%address, %error, "no TLS with a peer");
+            let _ = events.send((connection, Event::Closed)).await;
+        }
+    }
+}
+
+/// What is said on a connection, from its first byte to its last. `early` is said first.
+async fn converse(
+    connection: ConnectionId,
+    stream: impl AsyncRead + AsyncWrite,
+    early: Vec<Vec<u8>>,
+    mut frames: mpsc::Receiver<Vec<u8>>,
+    events: mpsc::Sender<(ConnectionId, Event)>,
+) {
+    let (reader, mut writer) = tokio::io::split(stream);
     let mut reader = MessageReader::new(reader);
     let read = async {
         let last = loop {
@@ -375,7 +479,11 @@ async fn converse(
         reader.discard().await;
     };
     let write = async {
-        while let Some(frame) = frames.recv().await {
+        let mut early = early.into_iter();
+        while let Some(frame) = match early.next() {
+            Some(frame) => Some(frame),
+            None => frames.recv().await,
+        } {
             let written = timeout(WRITE_TIMEOUT, writer.write_all(&frame)).await;
             if !matches!(written, Ok(Ok(()))) {
                 break;

@@ -13,10 +13,13 @@ pub mod metadata_server;
 mod plans;
 mod prometheus;
 mod reader;
+mod reader_tokens;
 mod shutdown;
 pub mod status_server;
 pub mod switch;
 pub mod switch_pages;
+mod tls;
+pub mod tokens;
 pub mod topology_file;
 
 use std::future::Future;

@@ -1,6 +1,6 @@
 //! Pages that others read over HTTP, of a process that does something else: its metrics, above all.
 //!
-//! A thread of its own serves them. Nobody proves who he is, and nothing can be changed.
+//! A thread of its own serves them. Who reads shows a token where one is asked for, and nothing can be changed.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -14,15 +14,16 @@ use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
 use hyper::header::{
     ALLOW, CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HOST, HeaderName, HeaderValue,
-    REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+    REFERRER_POLICY, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS,
 };
 use hyper::http::uri::Authority;
 use hyper::{Method, Request, Response, StatusCode};
+use millstream_net::token::Token;
 use thiserror::Error;
 use tokio::net::TcpListener;
 
 use crate::http::{self, Answer};
-use crate::{Shutdown, shutdown};
+use crate::{Shutdown, reader_tokens, shutdown};
 
 /// Connections that are served at a time.
 const CONNECTIONS: usize = 32;
@@ -80,15 +81,26 @@ pub struct StatusServer {
 }
 
 impl StatusServer {
-    /// Serves these pages at this address. Port 0 takes a free one.
+    /// Serves these pages to everybody at this address. Port 0 takes a free one.
     pub fn start(listen: SocketAddr, pages: Arc<Pages>) -> Result<Self, StatusServerError> {
+        Self::start_for(listen, pages, Vec::new())
+    }
+
+    /// The same, for those who show one of these tokens, if there are any.
+    pub fn start_for(
+        listen: SocketAddr,
+        pages: Arc<Pages>,
+        readers: Vec<Token>,
+    ) -> Result<Self, StatusServerError> {
         let failed = |source| StatusServerError::Listen { address: listen, source };
         let listener = std::net::TcpListener::bind(listen).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;
         let (shutdown, told) = shutdown();
         let serving = move || {
-            if let Err(error) = crate::block_on(serve(listener, pages, told)).and_then(|it| it) {
+            if let Err(error) =
+                crate::block_on(serve(listener, pages, readers, told)).and_then(|it| it)
+            {
                 tracing::warn!(%error, "status pages are not served any more");
             }
         };
@@ -116,14 +128,17 @@ impl Drop for StatusServer {
 async fn serve(
     listener: std::net::TcpListener,
     pages: Arc<Pages>,
+    readers: Vec<Token>,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     let is_local = listener.local_addr()?.ip().is_loopback();
     let admit = |stream| std::future::ready(Ok(stream));
+    let readers: Arc<[Token]> = readers.into();
     let answer = move |request: Request<Incoming>| {
         let is_meant = !is_local || asks_this_machine(&request);
-        std::future::ready(answer(&pages, &request, is_meant))
+        let may_read = readers.is_empty() || reader_tokens::shows_one(&request, &readers);
+        std::future::ready(answer(&pages, &request, is_meant, may_read))
     };
     http::serve(listener, CONNECTIONS, admit, answer, pin!(shutdown)).await;
     Ok(())
@@ -143,12 +158,23 @@ fn asks_this_machine<Body>(request: &Request<Body>) -> bool {
         && headers.all(|it| Authority::try_from(it.as_bytes()).is_ok_and(|it| is_this(&it)))
 }
 
-fn answer(pages: &Arc<Pages>, request: &Request<Incoming>, is_meant: bool) -> Answer {
+fn answer(
+    pages: &Arc<Pages>,
+    request: &Request<Incoming>,
+    is_meant: bool,
+    may_read: bool,
+) -> Answer {
     let mut response = match *request.method() {
         _ if !is_meant => text(
             StatusCode::MISDIRECTED_REQUEST,
             "This is served at loopback addresses: ask for an address or localhost\n",
         ),
+        _ if !may_read => {
+            let what = "This is for those who show a token: Authorization: Bearer TOKEN\n";
+            let mut response = text(StatusCode::UNAUTHORIZED, what);
+            response.headers_mut().insert(WWW_AUTHENTICATE, reader_tokens::CHALLENGE);
+            response
+        }
         // Of HEAD, hyper leaves out the text.
         Method::GET | Method::HEAD => match pages(request.uri().path()) {
             Some(page) => page.into_response(),

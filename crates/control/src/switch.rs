@@ -18,16 +18,21 @@ use millstream_inc::{
     Abort, ChildSpec, CommunicatorCounts, CommunicatorSpec, Created, Edge, ParentSpec,
     SwitchConfig as NodeConfig, SwitchEvent, Uplink,
 };
+use millstream_net::tls::CallerTls;
+use millstream_net::token::{Initiator, Purpose, Token, TokenError};
 use millstream_net::{Driver, Failure, OpenError};
 use thiserror::Error;
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
-use tokio::net::tcp::OwnedWriteHalf;
 use tokio::time::{sleep, timeout};
 
 use crate::data_plane::DataPlane;
 use crate::reader::{MessageReader, ReadError};
 use crate::switch_pages::{SwitchView, port_counters};
+use crate::tls::Called;
+
+/// To the controller.
+type Writer = WriteHalf<Called>;
 
 /// The code of [`Abort::Requested`] that hosts get when none of them has come back to a controller that was
 /// restarted.
@@ -38,6 +43,9 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// How long a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+
+/// How long a controller may take to prove that it has the token.
+const PROOF_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Between attempts to reach the controller: doubled each time, and up to half of it is left out by chance.
 const BACK_OFF: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(1)];
@@ -57,6 +65,10 @@ pub struct SwitchConfig {
     pub segmentation_offload: bool,
     /// What others look at, if they may.
     pub view: Option<Arc<SwitchView>>,
+    /// What it proves to the controller, which must prove it, too.
+    pub token: Option<Token>,
+    /// TLS with the controller, which needs it then.
+    pub tls: Option<CallerTls>,
 }
 
 impl SwitchConfig {
@@ -69,6 +81,8 @@ impl SwitchConfig {
             driver: Driver::default(),
             segmentation_offload: true,
             view: None,
+            token: None,
+            tls: None,
         }
     }
 }
@@ -143,6 +157,10 @@ enum SessionEnd {
     Nonsense(String),
     #[error("it refuses this switch: {0}")]
     Refused(Refusal),
+    #[error("TLS with it failed: {0}")]
+    Tls(String),
+    #[error("{0}")]
+    Token(TokenError),
     #[error(transparent)]
     DataPlane(Failure),
 }
@@ -238,8 +256,15 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
         let connected = timeout(CONNECT_TIMEOUT, connecting).await;
         let stream = connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         crate::set_up(&stream)?;
-        let (reader, mut writer) = stream.into_split();
+        let called = stream.peer_addr()?;
+        let admitted = timeout(PROOF_TIMEOUT, crate::tls::call(stream, self.config.tls.as_ref()));
+        let stream = admitted.await.map_err(|_| SessionEnd::Silent)?.map_err(end_of)?;
+        let (reader, mut writer) = tokio::io::split(stream);
         let mut reader = MessageReader::new(reader);
+        if let Some(token) = self.config.token {
+            let proof = prove(token, called, &mut reader, &mut writer);
+            timeout(PROOF_TIMEOUT, proof).await.map_err(|_| SessionEnd::Silent)??;
+        }
         for message in self.introduction() {
             send(&mut writer, &message).await?;
         }
@@ -313,7 +338,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
     }
 
     /// Tells why communicators end. What could not be told is kept.
-    async fn tell(&mut self, writer: &mut OwnedWriteHalf) -> Result<(), SessionEnd> {
+    async fn tell(&mut self, writer: &mut Writer) -> Result<(), SessionEnd> {
         while let Some((&communicator, report)) = self.untold.first_key_value() {
             let report = report.clone();
             send(writer, &ToController::Report { communicator, report }).await?;
@@ -383,6 +408,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
             | FromController::Plan(_)
             | FromController::SharedMemory(_)
             | FromController::Left { .. }
+            | FromController::Token { .. }
             | FromController::Abort { .. }
             | FromController::Closed) => {
                 return Err(SessionEnd::Nonsense(shortened(format!("{message:?}"))));
@@ -503,7 +529,42 @@ fn child(child: SwitchChild) -> ChildSpec {
     ChildSpec { ranks, address, qpn, psn, is_switch }
 }
 
-async fn send(writer: &mut OwnedWriteHalf, message: &ToController) -> Result<(), SessionEnd> {
+/// Why a session ends when its connection fails: where the controller does not like a certificate, it says so after the
+/// handshake.
+fn end_of(error: io::Error) -> SessionEnd {
+    match millstream_net::tls::reason(&error) {
+        Some(reason) => SessionEnd::Tls(reason),
+        None => SessionEnd::Io(error),
+    }
+}
+
+/// Has both ends prove that they have the token. Nothing that is said meanwhile is obeyed, not even a term.
+async fn prove(
+    token: Token,
+    called: SocketAddr,
+    reader: &mut MessageReader<ReadHalf<Called>>,
+    writer: &mut Writer,
+) -> Result<(), SessionEnd> {
+    let mut initiator = Initiator::new(token, Purpose::Control, called, None)?;
+    let mut body = initiator.opening();
+    loop {
+        send(writer, &ToController::Token { body }).await?;
+        let said = loop {
+            match reader.next::<Commanded>().await?.message {
+                FromController::Token { body } => break body,
+                FromController::Ping => send(writer, &ToController::Pong).await?,
+                FromController::Refused { reason } => return Err(SessionEnd::Refused(reason)),
+                _ => return Err(SessionEnd::Token(TokenError::NoProof)),
+            }
+        };
+        match initiator.take(&said).map_err(SessionEnd::Token)? {
+            Some(next) => body = next,
+            None => return Ok(()),
+        }
+    }
+}
+
+async fn send(writer: &mut Writer, message: &ToController) -> Result<(), SessionEnd> {
     let frame = encode(message).map_err(ReadError::from)?;
     let written = timeout(WRITE_TIMEOUT, writer.write_all(&frame)).await;
     Ok(written.map_err(|_| SessionEnd::Silent)??)

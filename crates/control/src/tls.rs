@@ -1,4 +1,5 @@
-//! Who is admitted: everybody, or over TLS, also those only for whom an authority vouches.
+//! TLS of the daemons. Who is admitted: everybody, or over TLS, also those only for whom an authority vouches. And the
+//! side of a daemon that calls another one.
 
 use std::path::PathBuf;
 
@@ -14,9 +15,9 @@ pub struct ServerTls {
 }
 
 #[cfg(not(feature = "tls"))]
-pub(super) use off::Guard;
+pub(crate) use off::{Called, Guard, call};
 #[cfg(feature = "tls")]
-pub(super) use on::Guard;
+pub(crate) use on::{Called, Guard, call};
 
 #[cfg(feature = "tls")]
 mod on {
@@ -25,32 +26,49 @@ mod on {
     use std::pin::Pin;
     use std::sync::Arc;
     use std::task::{Context, Poll};
+    use std::time::Duration;
 
-    use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+    use millstream_net::tls::CallerTls;
+    use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
     use tokio::net::TcpStream;
-    use tokio_rustls::TlsAcceptor;
+    use tokio::time::timeout;
+    use tokio_rustls::TlsStream;
     use tokio_rustls::rustls::crypto::ring;
     use tokio_rustls::rustls::pki_types::pem::PemObject;
     use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
     use tokio_rustls::rustls::server::WebPkiClientVerifier;
     use tokio_rustls::rustls::{RootCertStore, ServerConfig};
-    use tokio_rustls::server::TlsStream;
+    use tokio_rustls::{TlsAcceptor, TlsConnector};
 
     use super::ServerTls;
 
+    /// How long a client that is not admitted may take to close its side.
+    const LAST_WORDS: Duration = Duration::from_secs(1);
+
     /// Who stands at the door.
     #[derive(Clone)]
-    pub(in crate::metadata_server) struct Guard(Option<TlsAcceptor>);
+    pub(crate) struct Guard(Option<TlsAcceptor>);
 
-    /// A connection that was admitted.
-    pub(in crate::metadata_server) enum Admitted {
+    /// A connection to another daemon.
+    pub(crate) type Called = Admitted;
+
+    /// Has both ends of a connection say who they are, if there is TLS.
+    pub(crate) async fn call(stream: TcpStream, tls: Option<&CallerTls>) -> io::Result<Called> {
+        let Some(tls) = tls else { return Ok(Admitted::Plain(stream)) };
+        let (config, name) = tls.config();
+        let stream = TlsConnector::from(config).connect(name, stream).await?;
+        Ok(Admitted::Tls(Box::new(stream.into())))
+    }
+
+    /// A connection, in the clear or over TLS.
+    pub(crate) enum Admitted {
         Plain(TcpStream),
         Tls(Box<TlsStream<TcpStream>>),
     }
 
     impl Guard {
         /// What is wrong with the files is the error.
-        pub(in crate::metadata_server) fn new(tls: Option<&ServerTls>) -> Result<Self, String> {
+        pub(crate) fn new(tls: Option<&ServerTls>) -> Result<Self, String> {
             let Some(tls) = tls else { return Ok(Self(None)) };
             let provider = Arc::new(ring::default_provider());
             let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
@@ -81,15 +99,26 @@ mod on {
         }
 
         /// Waits until the client has proved what it must.
-        pub(in crate::metadata_server) async fn admit(
-            &self,
-            stream: TcpStream,
-        ) -> io::Result<Admitted> {
+        pub(crate) async fn admit(&self, stream: TcpStream) -> io::Result<Admitted> {
             match &self.0 {
                 None => Ok(Admitted::Plain(stream)),
-                Some(acceptor) => Ok(Admitted::Tls(Box::new(acceptor.accept(stream).await?))),
+                Some(acceptor) => match acceptor.accept(stream).into_fallible().await {
+                    Ok(stream) => Ok(Admitted::Tls(Box::new(stream.into()))),
+                    Err((error, stream)) => {
+                        // Why was said. What the client still says must not take that back.
+                        let _ = timeout(LAST_WORDS, drain(stream)).await;
+                        Err(error)
+                    }
+                },
             }
         }
+    }
+
+    /// Reads to the end and throws away.
+    async fn drain(mut stream: TcpStream) {
+        let _ = stream.shutdown().await;
+        let mut bytes = [0; 1024];
+        while stream.read(&mut bytes).await.is_ok_and(|count| count > 0) {}
     }
 
     fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
@@ -147,26 +176,32 @@ mod on {
 mod off {
     use std::io;
 
+    use millstream_net::tls::CallerTls;
     use tokio::net::TcpStream;
 
     use super::ServerTls;
 
+    /// A connection to another daemon.
+    pub(crate) type Called = TcpStream;
+
+    /// There is no TLS.
+    pub(crate) async fn call(stream: TcpStream, _: Option<&CallerTls>) -> io::Result<Called> {
+        Ok(stream)
+    }
+
     /// Everybody is admitted.
     #[derive(Clone)]
-    pub(in crate::metadata_server) struct Guard;
+    pub(crate) struct Guard;
 
     impl Guard {
-        pub(in crate::metadata_server) fn new(tls: Option<&ServerTls>) -> Result<Self, String> {
+        pub(crate) fn new(tls: Option<&ServerTls>) -> Result<Self, String> {
             match tls {
                 None => Ok(Self),
                 Some(_) => Err("this build has none".to_owned()),
             }
         }
 
-        pub(in crate::metadata_server) async fn admit(
-            &self,
-            stream: TcpStream,
-        ) -> io::Result<TcpStream> {
+        pub(crate) async fn admit(&self, stream: TcpStream) -> io::Result<TcpStream> {
             Ok(stream)
         }
     }

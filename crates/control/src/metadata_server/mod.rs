@@ -3,7 +3,6 @@
 mod log;
 mod service;
 mod table;
-mod tls;
 
 use std::future::Future;
 use std::io;
@@ -15,9 +14,9 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 
 use self::table::Table;
-use self::tls::Guard;
-pub use self::tls::ServerTls;
 use crate::http;
+use crate::tls::Guard;
+pub use crate::tls::ServerTls;
 
 /// What clients can make a metadata server hold.
 #[derive(Clone, Copy, Debug)]
