@@ -1,15 +1,21 @@
 //! The connection to the controller, which may break, and is made anew.
 
-use std::io::{self, Read, Write};
-use std::net::{Shutdown, SocketAddr, TcpStream};
+use std::io;
+use std::net::{SocketAddr, TcpStream};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use millstream_inc::protocol::{
-    Commanded, FrameDecoder, FrameError, FromController, MAX_TERM, Resume, ToController, encode,
+    Commanded, FrameDecoder, FrameError, FromController, MAX_TERM, Refusal, Resume, ToController,
+    encode,
 };
+use millstream_net::tls::{self, CallerTls};
+use millstream_net::token::{Initiator, Purpose, Token, TokenError};
 use socket2::{SockRef, TcpKeepalive};
 use thiserror::Error;
+
+use crate::LONGEST;
+use crate::line::Line;
 
 /// Bytes read at a time. Messages to a host are short.
 const READ_BYTES: usize = 4096;
@@ -21,7 +27,7 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(3);
 const KEEP_ALIVE: [Duration; 3] =
     [Duration::from_secs(4), Duration::from_secs(1), Duration::from_secs(8)];
 
-/// The shortest wait that the socket can be told.
+/// The shortest wait for a connection.
 const SHORTEST_WAIT: Duration = Duration::from_millis(1);
 
 /// Why there is no message.
@@ -42,9 +48,37 @@ pub(crate) enum ReceiveError {
     Io(io::Error),
 }
 
+/// Why there is no connection that could be used.
+#[derive(Debug, Error)]
+pub(crate) enum ConnectError {
+    /// There is none.
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    /// It ended before both sides had proved that they have the token.
+    #[error("{0}")]
+    Receive(#[from] ReceiveError),
+    /// It turns this rank away.
+    #[error("it refuses this rank: {0}")]
+    Refused(Refusal),
+    /// TLS with it has failed.
+    #[error("TLS with it failed: {0}")]
+    Tls(String),
+    /// It does not prove that it has the token.
+    #[error("it does not prove that it has the token that is set here: {0}")]
+    Token(#[from] TokenError),
+}
+
+/// What both sides prove on each connection.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Proofs {
+    pub(crate) tls: Option<CallerTls>,
+    pub(crate) token: Option<Token>,
+}
+
 /// Where messages come from.
 pub(crate) struct Receiver {
-    stream: TcpStream,
+    line: Line,
+    proofs: Proofs,
     decoder: FrameDecoder,
     /// The highest term that was obeyed.
     term: u64,
@@ -57,7 +91,7 @@ pub(crate) struct Sender {
 
 struct Outgoing {
     /// None while there is no connection.
-    stream: Option<TcpStream>,
+    line: Option<Line>,
     /// What this rank says last: that it leaves, or why it cannot go on. Each connection begins with it.
     last_word: Option<ToController>,
     /// For ever, by this side.
@@ -68,10 +102,11 @@ struct Outgoing {
 /// answer for `silence`.
 pub(crate) fn connect(
     controller: SocketAddr,
+    proofs: &Proofs,
     timeout: Duration,
     silence: Duration,
     mut waiting: impl FnMut(Duration),
-) -> io::Result<(Sender, Receiver)> {
+) -> Result<(Sender, Receiver), ConnectError> {
     let start = Instant::now();
     let stream = loop {
         let left = timeout.saturating_sub(start.elapsed());
@@ -83,10 +118,11 @@ pub(crate) fn connect(
         }
     };
     set_up(&stream)?;
-    let outgoing = stream.try_clone()?;
-    let state = Outgoing { stream: Some(outgoing), last_word: None, closed: false };
+    let receiver = Receiver::new(stream, proofs, 0, start + timeout.min(LONGEST))?;
+    let line = Some(receiver.line.clone());
+    let state = Outgoing { line, last_word: None, closed: false };
     let sender = Sender { state: Mutex::new(state) };
-    Ok((sender, Receiver { stream, decoder: FrameDecoder::new(), term: 0 }))
+    Ok((sender, receiver))
 }
 
 fn set_up(stream: &TcpStream) -> io::Result<()> {
@@ -103,8 +139,8 @@ fn set_up(stream: &TcpStream) -> io::Result<()> {
     stream.set_write_timeout(Some(WRITE_TIMEOUT))
 }
 
-fn write(mut stream: &TcpStream, message: &ToController) -> io::Result<()> {
-    stream.write_all(&encode(message).map_err(io::Error::other)?)
+fn write(line: &Line, message: &ToController) -> io::Result<()> {
+    line.write_all(&encode(message).map_err(io::Error::other)?)
 }
 
 impl Sender {
@@ -114,17 +150,17 @@ impl Sender {
 
     pub(crate) fn send(&self, message: &ToController) -> io::Result<()> {
         let state = self.lock();
-        let stream = state.stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
-        write(stream, message)
+        let line = state.line.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        write(line, message)
     }
 
     /// Says the last that this rank has to say, now or as soon as there is a connection. Only the first counts.
     pub(crate) fn say_last(&self, message: ToController) {
         let mut state = self.lock();
         if state.last_word.is_none() {
-            if let Some(stream) = &state.stream {
+            if let Some(line) = &state.line {
                 // The connection may be dead. Until the controller answers, the next one begins with it.
-                let _ = write(stream, &message);
+                let _ = write(line, &message);
             }
             state.last_word = Some(message);
         }
@@ -142,21 +178,23 @@ impl Sender {
         controller: SocketAddr,
         patience: Duration,
         resume: &Resume,
-    ) -> io::Result<Option<()>> {
-        self.lock().stream = None;
+    ) -> Result<Option<()>, ConnectError> {
+        self.lock().line = None;
+        let start = Instant::now();
         let stream = TcpStream::connect_timeout(&controller, patience)?;
         set_up(&stream)?;
-        write(&stream, &ToController::Resume(Resume { term: receiver.term, ..resume.clone() }))?;
-        let outgoing = stream.try_clone()?;
+        let new = Receiver::new(stream, &receiver.proofs, receiver.term, start + patience)?;
+        let line = new.line.clone();
+        write(&line, &ToController::Resume(Resume { term: receiver.term, ..resume.clone() }))?;
         let mut state = self.lock();
         if state.closed {
             return Ok(None);
         }
         if let Some(last_word) = &state.last_word {
-            write(&outgoing, last_word)?;
+            write(&line, last_word)?;
         }
-        state.stream = Some(outgoing);
-        (receiver.stream, receiver.decoder) = (stream, FrameDecoder::new());
+        state.line = Some(line);
+        *receiver = new;
         Ok(Some(()))
     }
 
@@ -164,37 +202,92 @@ impl Sender {
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
-        if let Some(stream) = &state.stream {
+        if let Some(line) = &state.line {
             // Closed by the peer already, if this fails.
-            let _ = stream.shutdown(Shutdown::Both);
+            let _ = line.shutdown();
         }
     }
 }
 
 impl Receiver {
+    /// One for a new connection, on which both sides prove what is set. Nothing that is said before is obeyed.
+    fn new(
+        stream: TcpStream,
+        proofs: &Proofs,
+        term: u64,
+        deadline: Instant,
+    ) -> Result<Self, ConnectError> {
+        let failed = |error: io::Error| match tls::reason(&error) {
+            Some(reason) => ConnectError::Tls(reason),
+            None if proofs.tls.is_some() => {
+                ConnectError::Tls(format!("the connection failed before it was there: {error}"))
+            }
+            None => ConnectError::Io(error),
+        };
+        let line = Line::new(stream, proofs.tls.as_ref(), deadline).map_err(failed)?;
+        let proofs = proofs.clone();
+        let mut receiver = Self { line, proofs, decoder: FrameDecoder::new(), term };
+        receiver.prove(deadline).map_err(|error| match error {
+            ConnectError::Receive(ReceiveError::Io(error)) if tls::reason(&error).is_some() => {
+                failed(error)
+            }
+            error => error,
+        })?;
+        Ok(receiver)
+    }
+
+    /// Has both sides prove that they have the token, if one is set. Nothing that is said meanwhile is obeyed, not
+    /// even a term.
+    fn prove(&mut self, deadline: Instant) -> Result<(), ConnectError> {
+        let Some(token) = self.proofs.token else { return Ok(()) };
+        let called = self.line.peer_address()?;
+        let mut initiator = Initiator::new(token, Purpose::Control, called, None)?;
+        let mut body = initiator.opening();
+        loop {
+            write(&self.line, &ToController::Token { body })?;
+            let said = loop {
+                match self.next(deadline)?.message {
+                    FromController::Token { body } => break body,
+                    FromController::Ping => write(&self.line, &ToController::Pong)?,
+                    FromController::Refused { reason } => {
+                        return Err(ConnectError::Refused(reason));
+                    }
+                    _ => return Err(TokenError::NoProof.into()),
+                }
+            };
+            match initiator.take(&said)? {
+                Some(next) => body = next,
+                None => return Ok(()),
+            }
+        }
+    }
+
     /// The next message, if one comes before `deadline`.
     pub(crate) fn receive(&mut self, deadline: Instant) -> Result<FromController, ReceiveError> {
+        let Commanded { term, message } = self.next(deadline)?;
+        let obeyed = self.term;
+        if term > MAX_TERM {
+            return Err(ReceiveError::Term(term));
+        }
+        if term < obeyed {
+            return Err(ReceiveError::Stale { term, obeyed });
+        }
+        self.term = term;
+        Ok(message)
+    }
+
+    /// The next message, whoever says it.
+    fn next(&mut self, deadline: Instant) -> Result<Commanded, ReceiveError> {
         loop {
-            let next = self.decoder.next_message().map_err(ReceiveError::Frame)?;
-            if let Some(Commanded { term, message }) = next {
-                let obeyed = self.term;
-                if term > MAX_TERM {
-                    return Err(ReceiveError::Term(term));
-                }
-                if term < obeyed {
-                    return Err(ReceiveError::Stale { term, obeyed });
-                }
-                self.term = term;
-                return Ok(message);
+            if let Some(next) = self.decoder.next_message().map_err(ReceiveError::Frame)? {
+                return Ok(next);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Err(ReceiveError::TimedOut);
             }
-            let wait = Some(left.max(SHORTEST_WAIT));
-            self.stream.set_read_timeout(wait).map_err(ReceiveError::Io)?;
             let mut bytes = [0; READ_BYTES];
-            match self.stream.read(&mut bytes) {
+            match self.line.read(&mut bytes, deadline) {
                 Ok(0) => {
                     let closed = "it closed the connection";
                     return Err(ReceiveError::Io(io::Error::new(
@@ -217,6 +310,7 @@ impl Receiver {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
     use std::net::{IpAddr, Ipv4Addr, TcpListener};
 
     use super::*;
@@ -226,7 +320,8 @@ mod tests {
     fn connected() -> (TcpListener, TcpStream, Sender, Receiver) {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
-        let (sender, receiver) = connect(address, PATIENCE, PATIENCE, |_| ()).unwrap();
+        let (sender, receiver) =
+            connect(address, &Proofs::default(), PATIENCE, PATIENCE, |_| ()).unwrap();
         let stream = listener.accept().unwrap().0;
         (listener, stream, sender, receiver)
     }

@@ -8,6 +8,7 @@ use millstream_inc::protocol::{AbortReason, FrameError, Refusal};
 use millstream_inc::{
     Abort, Collective, DataType, HostConfigError, MAX_TREES, ReduceOperation, StartError,
 };
+use millstream_net::token::TokenError;
 use millstream_verbs::{CompletionStatus, CreateError, ModifyError, RegionError};
 use thiserror::Error;
 
@@ -66,6 +67,25 @@ pub enum JoinError {
     TooManyDevices {
         /// How many.
         count: usize,
+    },
+    /// TLS with the controller has failed.
+    #[error("TLS with the controller at {controller} failed: {reason}")]
+    Tls {
+        /// Where it listens.
+        controller: SocketAddr,
+        /// Why.
+        reason: String,
+    },
+    /// What answers does not prove that it has the token.
+    #[error(
+        "what listens at {controller} does not prove that it has the token that is set here: is it the controller \
+         that is meant?"
+    )]
+    Token {
+        /// Where it listens.
+        controller: SocketAddr,
+        /// What is wrong with its proof.
+        source: TokenError,
     },
     /// There is no way to the switch that RoCE could use.
     #[error("no path to the switch at {switch}: {source}")]

@@ -10,9 +10,11 @@ use millstream_inc::protocol::{
     ToController,
 };
 use millstream_inc::{CONTROL_BYTES, HostConfig, HostWorker, MAX_TREES};
+use millstream_net::tls::{self, CallerTls};
+use millstream_net::token::Token;
 use millstream_verbs::{Device, Mtu, ProtectionDomain, Psn, QueuePair, QueuePairCapabilities};
 
-use crate::control::{self, ReceiveError, Receiver, Sender};
+use crate::control::{self, ConnectError, Proofs, ReceiveError, Receiver, Sender};
 use crate::engine::{Edge, Engine, EngineSlot, MAX_STARTED, completion_queue};
 use crate::local::{LocalEngine, Meeting, form};
 use crate::memory::{ControlBlock, Domains};
@@ -52,6 +54,11 @@ pub struct JoinConfig {
     /// collective fails unless it ends meanwhile. Ranks that die are noticed at once; this is for ranks that live
     /// and do not call.
     pub call_timeout: Duration,
+    /// What the controller and this rank prove to each other that they have. Without, a controller that has tokens refuses
+    /// this rank, and nobody proves that he is the controller.
+    pub token: Option<Token>,
+    /// TLS with the controller, which needs it then.
+    pub tls: Option<CallerTls>,
 }
 
 impl JoinConfig {
@@ -73,6 +80,8 @@ impl JoinConfig {
             path: Path::Auto,
             timeout: Duration::from_secs(30),
             call_timeout: Duration::from_secs(60),
+            token: None,
+            tls: None,
         }
     }
 }
@@ -100,14 +109,15 @@ pub(crate) fn join(
     config: &JoinConfig,
     waiting: &mut dyn FnMut(&Waiting),
 ) -> Result<Joined, JoinError> {
-    let &JoinConfig { controller, timeout, .. } = config;
+    let &JoinConfig { controller, timeout, token, ref tls, .. } = config;
+    let proofs = Proofs { tls: tls.clone(), token };
     let devices: Vec<&Device> = [&config.device].into_iter().chain(&config.more_devices).collect();
     if devices.len() > MAX_TREES {
         return Err(JoinError::TooManyDevices { count: devices.len() });
     }
     let silent = |left| waiting(&Waiting { awaited: None, left });
-    let (sender, receiver) = control::connect(controller, timeout, SILENCE, silent)
-        .map_err(|source| JoinError::Unreachable { controller, source })?;
+    let (sender, receiver) = control::connect(controller, &proofs, timeout, SILENCE, silent)
+        .map_err(|error| not_connected(controller, timeout, error))?;
     let limit = timeout.saturating_add(GRACE).min(LONGEST);
     let deadline = Instant::now() + limit;
     let mut talk = Talk { controller, sender, receiver, deadline, limit, waiting };
@@ -317,6 +327,31 @@ impl TreeEnd {
     }
 }
 
+fn not_connected(controller: SocketAddr, limit: Duration, error: ConnectError) -> JoinError {
+    match error {
+        ConnectError::Io(source) => JoinError::Unreachable { controller, source },
+        ConnectError::Refused(reason) => JoinError::Refused(reason),
+        ConnectError::Tls(reason) => JoinError::Tls { controller, reason },
+        ConnectError::Token(source) => JoinError::Token { controller, source },
+        ConnectError::Receive(error) => not_received(controller, limit, error),
+    }
+}
+
+fn not_received(controller: SocketAddr, limit: Duration, error: ReceiveError) -> JoinError {
+    match error {
+        ReceiveError::TimedOut => JoinError::Timeout { controller, limit },
+        ReceiveError::Frame(error) => JoinError::frame(controller, &error),
+        ReceiveError::Io(source) => match tls::reason(&source) {
+            // Where it does not like our certificate, it says so after the handshake.
+            Some(reason) => JoinError::Tls { controller, reason },
+            None => JoinError::Lost { controller, source },
+        },
+        error @ (ReceiveError::Stale { .. } | ReceiveError::Term(_)) => {
+            JoinError::Protocol { controller, detail: error.to_string() }
+        }
+    }
+}
+
 /// The conversation until the plan is there.
 struct Talk<'a> {
     controller: SocketAddr,
@@ -349,18 +384,7 @@ impl Talk<'_> {
                     let left = self.deadline.saturating_duration_since(Instant::now());
                     (self.waiting)(&Waiting { awaited: None, left });
                 }
-                Err(ReceiveError::TimedOut) => {
-                    return Err(JoinError::Timeout { controller, limit: self.limit });
-                }
-                Err(ReceiveError::Frame(error)) => {
-                    return Err(JoinError::frame(controller, &error));
-                }
-                Err(ReceiveError::Io(source)) => {
-                    return Err(JoinError::Lost { controller, source });
-                }
-                Err(error @ (ReceiveError::Stale { .. } | ReceiveError::Term(_))) => {
-                    return Err(JoinError::Protocol { controller, detail: error.to_string() });
-                }
+                Err(error) => return Err(not_received(controller, self.limit, error)),
             }
         }
     }

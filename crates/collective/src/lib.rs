@@ -44,6 +44,7 @@ mod engine;
 mod error;
 mod group;
 mod join;
+mod line;
 mod local;
 mod memory;
 mod path;
@@ -67,5 +68,7 @@ pub use path::Path;
 pub use raw::{Handle, RawCall};
 pub use registrations::RegistrationError;
 
-pub use millstream_inc::protocol::{AbortReason, Awaited, DEFAULT_PORT, Refusal};
+pub use millstream_inc::protocol::{AbortReason, Awaited, DEFAULT_PORT, Refusal, TokenProblem};
 pub use millstream_inc::{Collective, DataType, MAX_TREES, Mode, ReduceOperation, UnknownName};
+pub use millstream_net::tls::{CallerFiles, CallerTls, TlsFilesError};
+pub use millstream_net::token::{Token, TokenError, TokenFileError};

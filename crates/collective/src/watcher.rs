@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use millstream_inc::protocol::{FromController, Resume, ToController};
 
 use crate::CollectiveError;
-use crate::control::{ReceiveError, Receiver, Sender};
+use crate::control::{ConnectError, ReceiveError, Receiver, Sender};
 use crate::path::Way;
 
 /// How often the switch is asked whether it is there.
@@ -152,6 +152,13 @@ impl Watch {
             let Self { sender, receiver, controller, resume, .. } = self;
             match sender.come_back(receiver, *controller, CONNECT_TIMEOUT, resume) {
                 Ok(connected) => return connected.is_some(),
+                Err(
+                    error @ (ConnectError::Refused(_)
+                    | ConnectError::Tls(_)
+                    | ConnectError::Token(_)),
+                ) if self.attempts.is_power_of_two() => {
+                    tracing::warn!(%controller, %error, "the controller does not take this rank back");
+                }
                 Err(error) => {
                     tracing::debug!(%controller, %error, "the controller cannot be reached");
                 }

@@ -18,7 +18,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     // Memory that processes share is no RDMA, and no files are.
     ("transfer", &["net", "verbs", "metadata", "topology", "transfer-core"]),
     ("python", &["net", "verbs", "metadata", "topology", "transfer"]),
-    // Ranks of one machine share memory.
+    // Ranks of one machine share memory; tokens are proved without a socket.
     ("collective", &["wire", "roce", "net", "verbs", "inc"]),
     ("control", &["wire", "roce", "inc", "net"]),
     // The shared library is another door to what the command offers, not a part of it.

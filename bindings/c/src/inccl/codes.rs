@@ -63,7 +63,11 @@ impl Coded for JoinError {
     fn code(&self) -> c_int {
         match self {
             Self::Refused(refusal) => refusal.code(),
-            Self::Unreachable { .. } | Self::Lost { .. } | Self::Timeout { .. } => CONTROLLER,
+            Self::Unreachable { .. }
+            | Self::Lost { .. }
+            | Self::Timeout { .. }
+            | Self::Tls { .. }
+            | Self::Token { .. } => CONTROLLER,
             Self::Protocol { .. } | Self::Plan(_) => PROTOCOL,
             Self::TooManyDevices { .. } => ARGUMENT,
             Self::Path { .. } => SWITCH,

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use millstream_collective::{Group, JoinConfig, JoinError};
+use millstream_collective::{Group, JoinConfig, JoinError, Token};
 
 use super::codes::{self, argument, failure};
 use super::settings::{Said, Settings};
@@ -134,12 +134,15 @@ fn create(world_size: c_int, rank: c_int, said: &Said<'_>) -> Result<GroupPointe
 
 /// Joins by the first of the controller's addresses that can be reached.
 fn join(world: u32, rank: u32, settings: &Settings) -> Result<Group, Failure> {
+    let token = settings.token_file.as_deref().map(Token::from_file).transpose();
+    let token = token.map_err(|error| argument(format!("INCCL_TOKEN_FILE: {error}")))?;
     first_reached(&settings.controllers, |controller| {
         let device = settings.open_device(controller.ip()).map_err(NotJoined::Unreached)?;
         let name = settings.group.as_str();
         let mut config = JoinConfig::new(controller, name, world, rank, &device);
         config.more_devices = settings.open_more_devices().map_err(NotJoined::Unreached)?;
         config.path = settings.path;
+        config.token = token;
         config.timeout = settings.join_timeout.unwrap_or(config.timeout);
         config.call_timeout = settings.call_timeout.unwrap_or(config.call_timeout);
         Group::create(&config).map_err(|error| match error {

@@ -2,6 +2,7 @@
 
 use std::env;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use millstream_collective::{DEFAULT_PORT, Path};
@@ -42,6 +43,8 @@ pub(super) struct Settings {
     pub(super) join_timeout: Option<Duration>,
     pub(super) call_timeout: Option<Duration>,
     pub(super) path: Path,
+    /// The file of the token that rank and controller prove to each other.
+    pub(super) token_file: Option<PathBuf>,
 }
 
 /// What a caller says. What is `None`, the environment says.
@@ -98,6 +101,7 @@ impl Settings {
                     .map_err(|error| argument(format!("INCCL_PATH: {error}")))?,
                 None => Path::Auto,
             },
+            token_file: variable("INCCL_TOKEN_FILE")?.map(PathBuf::from),
         })
     }
 
@@ -253,6 +257,14 @@ mod tests {
         assert_eq!(group(None, &slurm), "default@7.0");
         assert_eq!(group(None, &slurm[..1]), "default");
         assert_eq!(group(None, &[slurm[0], slurm[1], ("INCCL_JOB", "x")]), "default@x");
+    }
+
+    #[test]
+    fn the_token_is_in_a_file_that_the_environment_names() {
+        assert_eq!(with(&SAID, &[]).unwrap().token_file, None);
+        let environment = [("INCCL_TOKEN_FILE", "/etc/token")];
+        let file = with(&SAID, &environment).unwrap().token_file;
+        assert_eq!(file.as_deref(), Some(std::path::Path::new("/etc/token")));
     }
 
     #[test]
