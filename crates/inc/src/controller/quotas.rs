@@ -5,6 +5,7 @@ use std::collections::HashMap;
 
 use millstream_roce::Instant;
 
+use super::group::Step;
 use super::{ConnectionId, Controller, ControllerConfig, GroupId, Role};
 use crate::plan::Tree;
 use crate::protocol::{GroupIdentity, Refusal, TokenProblem};
@@ -225,7 +226,7 @@ impl Controller {
         for node in tree.nodes() {
             wanted.add(self.node_bytes(node.children.len()));
         }
-        let used = self.used(id);
+        let used = self.used();
         let sum = |holder: Holder, part: fn(&Use) -> u64| {
             let of = used.iter().filter(|(owner, _)| owner.is_of(holder));
             of.fold(0, |sum: u64, (_, used)| sum.saturating_add(part(used)))
@@ -236,22 +237,20 @@ impl Controller {
         self.check(owner, "bytes of slots", wanted.bytes, |it| it.slot_bytes, bytes)
     }
 
-    /// What the trees of others than this group take.
-    fn used(&self, id: GroupId) -> Vec<(Owner, Use)> {
+    /// What all trees take.
+    fn used(&self) -> Vec<(Owner, Use)> {
         let mut all: Vec<(Owner, Use)> = Vec::new();
         let mut owners: HashMap<GroupIdentity, Owner> = HashMap::new();
-        for (&other, group) in &self.groups {
+        for group in self.groups.values() {
             owners.insert(group.identity, group.owner);
-            // Its switches are asked for nodes when all ranks have connected.
-            if let Some(tree) =
-                group.tree.as_ref().filter(|_| other != id && group.nodes.is_empty())
-            {
-                let mut planned = Use::default();
-                for node in tree.nodes() {
-                    planned.add(self.node_bytes(node.children.len()));
+            let mut planned = Use::default();
+            for (index, place) in group.tree.iter().flat_map(Tree::nodes).enumerate() {
+                // Its switch has not been asked for it yet.
+                if group.nodes.get(index).is_none_or(|node| node.step == Step::Waiting) {
+                    planned.add(self.node_bytes(place.children.len()));
                 }
-                all.push((group.owner, planned));
             }
+            all.push((group.owner, planned));
         }
         for switch in self.switches.values() {
             for &OwnedNode { owner, bytes } in switch.communicators.values() {

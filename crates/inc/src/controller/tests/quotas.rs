@@ -201,6 +201,29 @@ fn one_with_all_his_nodes_leaves_room_for_others() {
 }
 
 #[test]
+fn nodes_that_wait_for_those_below_count() {
+    let token = |kind| TokenRules { name: "a".to_owned(), kind, quotas: Quotas::NONE };
+    let quotas = Quotas { communicators: 3, ..Quotas::NONE };
+    let host = TokenRules { quotas, ..token(TokenKind::Host) };
+    let tokens = vec![host.clone(), host, token(TokenKind::Switch)];
+    let fan_in = FanIn::new(2).unwrap();
+    let mut world = World::with(ControllerConfig { tokens, fan_in, ..ControllerConfig::new(7) });
+    switch(&mut world);
+    let hosts = [0, 1, 2, 3].map(|rank| {
+        let connection = come(&mut world, rank.into(), HOSTILE, Some(0));
+        world.say(connection, ToController::Join(hello("g", 4, rank)));
+        connection
+    });
+    hosts.iter().for_each(|&host| world.end(host));
+    // The two leaves. The root is next.
+    assert_eq!(world.heard(SWITCH).len(), 2);
+    let more = come(&mut world, 10, HOSTILE, Some(0));
+    world.say(more, ToController::Join(hello("more", 1, 0)));
+    let refusal = world.refusal(more);
+    assert!(matches!(refusal, Refusal::Quota { used: 3, wanted: 1, .. }), "{refusal}");
+}
+
+#[test]
 fn one_with_all_his_bytes_of_slots_leaves_room_for_others() {
     let one = World::new().controller.node_bytes(2);
     for (slot_bytes, room) in [(one - 1, 0), (one, 1), (2 * one - 1, 1), (2 * one, 2)] {
