@@ -219,6 +219,7 @@ impl Receiver {
     ) -> Result<Self, ConnectError> {
         let failed = |error: io::Error| match tls::reason(&error) {
             Some(reason) => ConnectError::Tls(reason),
+            None if is_pause(&error) => ConnectError::Receive(ReceiveError::TimedOut),
             None if proofs.tls.is_some() => {
                 ConnectError::Tls(format!("the connection failed before it was there: {error}"))
             }
@@ -306,6 +307,11 @@ impl Receiver {
             }
         }
     }
+}
+
+/// Whether nothing came for as long as it may.
+fn is_pause(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
 }
 
 #[cfg(test)]

@@ -317,6 +317,10 @@ impl Daemon {
 
     fn log(&mut self, connection: ConnectionId, message: &ToController) {
         let mut peer = self.peers.get_mut(&connection);
+        if peer.as_ref().is_some_and(|peer| peer.proof.is_some()) {
+            // Whoever has no token cannot fill the log.
+            return;
+        }
         if let (
             Some(peer),
             ToController::Register { .. } | ToController::Join(_) | ToController::Resume(_),
@@ -384,7 +388,10 @@ impl Daemon {
             } if !peer.known => {
                 tracing::debug!(peer = %peer.address, %reason, "refused");
             }
-            FromController::Refused { reason } if reason.is_for_load() => {
+            FromController::Refused {
+                reason:
+                    reason @ (Refusal::Limit { .. } | Refusal::Quota { .. } | Refusal::Token { .. }),
+            } => {
                 if self.overload.begins(Instant::now()) {
                     tracing::warn!(peer = %peer.address, %reason, "refused, and others too");
                 } else {

@@ -178,7 +178,7 @@ impl Tokens {
     }
 
     /// Reads the text of a file. Files of secrets are looked for from `folder`.
-    fn parse(text: &str, folder: &Path) -> Result<Self, TokensProblem> {
+    pub fn parse(text: &str, folder: &Path) -> Result<Self, TokensProblem> {
         let contents: Contents = toml::from_str(text).map_err(|error| {
             let start = error.span().map_or(0, |span| span.start).min(text.len());
             let line = 1 + text.as_bytes()[..start].iter().filter(|&&byte| byte == b'\n').count();
