@@ -8,7 +8,9 @@ use std::sync::Arc;
 use clap::Args;
 use millstream_control::api::ControllerView;
 use millstream_control::controller::{self, ControllerConfig, FanIn};
+use millstream_control::metadata_server::ServerTls;
 use millstream_control::status_server::StatusServer;
+use millstream_control::tokens::Tokens;
 use millstream_control::topology_file::TopologyFile;
 use serde::Serialize;
 
@@ -40,9 +42,21 @@ pub(crate) struct Arguments {
     /// of an earlier run are removed
     #[arg(long, value_name = "DIR")]
     plans: Option<PathBuf>,
+    /// Tokens of hosts, switches and readers in TOML, and how much each may have. Those who have none are refused
+    #[arg(long, value_name = "FILE.toml")]
+    tokens: Option<PathBuf>,
+    /// Speak TLS with hosts and switches, with this certificate and those that lead to its authority, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The private key of --tls-cert, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
+    /// Admit hosts and switches only that have a certificate of one of these authorities, in PEM
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_client_ca: Option<PathBuf>,
     /// Serve a page, an API and metrics over HTTP at this address, or this port of 127.0.0.1: / for people,
-    /// /openapi.json says what there is, /metrics for Prometheus; nobody is asked there who he is, and nothing can
-    /// be changed
+    /// /openapi.json says what there is, /metrics for Prometheus; who reads shows a token of --tokens that is for
+    /// readers, where there is one, and nothing can be changed
     #[arg(long, value_name = "ADDR", value_parser = status_pages::address)]
     http: Option<SocketAddr>,
 }
@@ -70,8 +84,16 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         }
         config.rules.topology = Some(Arc::new(file.topology));
     }
+    config.tokens = arguments.tokens.as_deref().map(Tokens::read).transpose()?;
+    config.tls =
+        arguments.tls_cert.clone().zip(arguments.tls_key.clone()).map(|(certificate, key)| {
+            ServerTls { certificate, key, client_authorities: arguments.tls_client_ca.clone() }
+        });
+    let readers = config.tokens.as_ref().map_or(&[][..], Tokens::readers);
     let view = Arc::new(ControllerView::new(config.rules.topology.clone()));
-    let serve = |listen| status_pages::start(listen, Arc::clone(&view).pages(), "--http");
+    let serve = |listen| {
+        status_pages::start_for(listen, Arc::clone(&view).pages(), readers.to_vec(), "--http")
+    };
     let pages = arguments.http.map(serve).transpose()?;
     config.view = pages.is_some().then_some(view);
     let http = pages.as_ref().map(StatusServer::address);

@@ -12,6 +12,7 @@ mod cluster;
 mod collective;
 mod completions;
 mod config;
+mod control_proofs;
 mod controller;
 mod copy;
 mod daemon;

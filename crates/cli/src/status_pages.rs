@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use anyhow::Context;
 use millstream_control::status_server::{Page, Pages, StatusServer};
+use millstream_net::token::Token;
 use millstream_transfer::{Metrics, Settings, TransferEngine, listen_address};
 use serde::{Deserialize, Serialize};
 
@@ -56,7 +57,17 @@ pub(crate) fn start(
     pages: Arc<Pages>,
     asked_by: &str,
 ) -> anyhow::Result<StatusServer> {
-    StatusServer::start(listen, pages).with_context(|| asked_by.to_owned())
+    start_for(listen, pages, Vec::new(), asked_by)
+}
+
+/// The same, for those who show one of these tokens, if there are any.
+pub(crate) fn start_for(
+    listen: SocketAddr,
+    pages: Arc<Pages>,
+    readers: Vec<Token>,
+    asked_by: &str,
+) -> anyhow::Result<StatusServer> {
+    StatusServer::start_for(listen, pages, readers).with_context(|| asked_by.to_owned())
 }
 
 fn page(engine: &TransferEngine, path: &str) -> Option<Page> {

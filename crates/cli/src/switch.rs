@@ -10,6 +10,7 @@ use millstream_control::switch_pages::SwitchView;
 use millstream_net::Driver;
 use serde::Serialize;
 
+use crate::control_proofs::Proofs;
 use crate::daemon::ReadyLine;
 use crate::{address, bind, controller, status_pages};
 
@@ -36,6 +37,8 @@ pub(crate) struct Arguments {
     /// JSON; nobody is asked there who he is
     #[arg(long, value_name = "ADDR", value_parser = status_pages::address)]
     http: Option<SocketAddr>,
+    #[command(flatten)]
+    proofs: Proofs,
     /// Send every packet as its own datagram, as captures want it
     #[arg(long)]
     no_segmentation_offload: bool,
@@ -55,8 +58,16 @@ struct Ready<'a> {
 
 /// Runs `switch`.
 pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
-    let Arguments { controller, name, bind: bind_address, driver, http, no_segmentation_offload } =
-        arguments;
+    let Arguments {
+        controller,
+        name,
+        bind: bind_address,
+        driver,
+        http,
+        proofs,
+        no_segmentation_offload,
+    } = arguments;
+    let (token, tls) = (proofs.token()?, proofs.tls(controller)?);
     bind::check(bind_address.as_slice())?;
     let controller = address::resolve(controller)?;
     let segmentation_offload = !no_segmentation_offload;
@@ -74,6 +85,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             driver: *driver,
             segmentation_offload,
             view: http.map(|_| view),
+            token,
+            tls: tls.clone(),
             ..SwitchConfig::new(controller, name.as_str(), address)
         };
         match switch::run(config, ready, line.shutdown()) {

@@ -9,6 +9,7 @@ use millstream_collective::{Awaited, Communicator, JoinConfig, JoinError, MAX_TR
 use millstream_verbs::Device;
 
 use super::work::{Path, Reduction};
+use crate::control_proofs::Proofs;
 use crate::device::{Choice, Chosen};
 use crate::failure::usage;
 use crate::note::note;
@@ -64,6 +65,8 @@ pub(crate) struct Participation {
     #[arg(long, value_name = "D", value_parser = units::duration)]
     pub(super) timeout: Option<Duration>,
     #[command(flatten)]
+    pub(super) proofs: Proofs,
+    #[command(flatten)]
     pub(super) device: Choice,
     /// Print one JSON object for each size
     #[arg(long)]
@@ -88,6 +91,8 @@ pub(super) fn join(arguments: &Participation) -> anyhow::Result<Communicator> {
     let mut config = JoinConfig::new(controller, &arguments.group, world, rank, &device);
     config.more_devices = more_devices;
     config.path = arguments.path.into();
+    config.token = arguments.proofs.token()?;
+    config.tls = arguments.proofs.tls(&arguments.controller)?;
     config.timeout = timeout.unwrap_or(config.timeout);
     config.call_timeout = timeout.unwrap_or(config.call_timeout);
     let (start, mut announcer) = (Instant::now(), Announcer::new());
