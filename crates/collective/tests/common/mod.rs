@@ -58,14 +58,21 @@ impl Drop for Daemon {
 }
 
 pub(crate) fn start_controller(listen: SocketAddr) -> (Daemon, SocketAddr) {
+    start_controller_with(ControllerConfig::new(listen))
+}
+
+pub(crate) fn start_controller_with(config: ControllerConfig) -> (Daemon, SocketAddr) {
     Daemon::start(move |ready, stopped| {
         let ready = move |address| ready.send(address).unwrap();
-        controller::run(ControllerConfig::new(listen), ready, stopped).unwrap();
+        controller::run(config, ready, stopped).unwrap();
     })
 }
 
 pub(crate) fn start_switch(controller: SocketAddr, name: &str) -> Daemon {
-    let config = SwitchConfig::new(controller, name, address());
+    start_switch_with(SwitchConfig::new(controller, name, address()))
+}
+
+pub(crate) fn start_switch_with(config: SwitchConfig) -> Daemon {
     let (daemon, _) = Daemon::start(move |ready, stopped| {
         switch::run(config, move |address| ready.send(address).unwrap(), stopped).unwrap();
     });
