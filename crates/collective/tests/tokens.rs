@@ -74,7 +74,12 @@ fn cluster() -> Cluster {
     let token = Some(switches());
     let switch = SwitchConfig { token, ..SwitchConfig::new(controller, "s0", common::address()) };
     let switches = vec![start_switch_with(switch)];
-    Cluster { controller, switches, controller_daemon: Some(daemon) }
+    Cluster {
+        controller,
+        switches,
+        controller_daemon: Some(daemon),
+        path: millstream_collective::Path::Switch,
+    }
 }
 
 fn join(cluster: &Cluster, group: &str, token: Option<Token>) -> Result<Communicator, JoinError> {
@@ -277,7 +282,16 @@ impl Hostile {
 
 fn hello(group: String, world: u32, rank: u32) -> ToController {
     let address = Ipv4Addr::LOCALHOST.into();
-    ToController::Join(Hello { group, world, rank, address, timeout_ms: 60_000 })
+    let (timeout_ms, more_addresses, same_machine) = (60_000, Vec::new(), None);
+    ToController::Join(Hello {
+        group,
+        world,
+        rank,
+        address,
+        timeout_ms,
+        more_addresses,
+        same_machine,
+    })
 }
 
 #[test]
@@ -350,7 +364,12 @@ fn one_hostile_address_without_a_token_stops_nobody() {
     let (daemon, controller) = start_controller_with(config);
     let switch = SwitchConfig::new(controller, "s0", common::address());
     let switches = vec![start_switch_with(switch)];
-    let cluster = Cluster { controller, switches, controller_daemon: Some(daemon) };
+    let cluster = Cluster {
+        controller,
+        switches,
+        controller_daemon: Some(daemon),
+        path: millstream_collective::Path::Switch,
+    };
     // All others come from 127.0.0.1.
     let connect = || {
         let socket =

@@ -58,7 +58,7 @@ impl Controller {
             return;
         };
         let choice = self.choose(id, group).and_then(|choice| {
-            self.check_tree(id, &choice.0).map_err(NoTree::Ever)?;
+            self.check_trees(id, &choice.0).map_err(NoTree::Ever)?;
             Ok(choice)
         });
         let Some(group) = self.groups.get_mut(&id) else { return };

@@ -7,7 +7,7 @@ use millstream_roce::Instant;
 
 use super::group::Step;
 use super::{ConnectionId, Controller, ControllerConfig, GroupId, Role};
-use crate::plan::Tree;
+use crate::plan::Forest;
 use crate::protocol::{GroupIdentity, Refusal, TokenProblem};
 
 /// How much one token, or one source address, may have at a time.
@@ -215,15 +215,15 @@ impl Controller {
         )
     }
 
-    /// Whether its owner may have one more communicator, with this tree.
-    pub(super) fn check_tree(&self, id: GroupId, tree: &Tree) -> Result<(), Refusal> {
+    /// Whether its owner may have one more communicator, with these trees.
+    pub(super) fn check_trees(&self, id: GroupId, trees: &Forest) -> Result<(), Refusal> {
         let Some(owner) = self.groups.get(&id).map(|group| group.owner) else { return Ok(()) };
         let limited = |quotas: &Quotas| quotas.communicators.min(quotas.slot_bytes) < u64::MAX;
         if !owner.holders().any(|holder| limited(self.quotas(holder))) {
             return Ok(());
         }
         let mut wanted = Use::default();
-        for node in tree.nodes() {
+        for node in trees.nodes() {
             wanted.add(self.node_bytes(node.children.len()));
         }
         let used = self.used();
@@ -244,7 +244,7 @@ impl Controller {
         for group in self.groups.values() {
             owners.insert(group.identity, group.owner);
             let mut planned = Use::default();
-            for (index, place) in group.tree.iter().flat_map(Tree::nodes).enumerate() {
+            for (index, place) in group.trees.iter().flat_map(Forest::nodes).enumerate() {
                 // Its switch has not been asked for it yet.
                 if group.nodes.get(index).is_none_or(|node| node.step == Step::Waiting) {
                     planned.add(self.node_bytes(place.children.len()));

@@ -163,6 +163,7 @@ fn one_with_all_his_groups_leaves_room_for_others() {
             rank,
             address,
             departed,
+            more_addresses: Vec::new(),
         };
         world.say(host, ToController::Resume(resume));
         assert!(refused(&mut world, host, holder, "groups"));
@@ -264,7 +265,8 @@ fn what_a_switch_that_comes_back_still_has_counts() {
     world.close(SWITCH);
     let back = come(&mut world, 1001, [10, 0, 1, 1], Some(2));
     world.say(back, register(1));
-    let node = crate::protocol::HeldNode { group, communicator, children: 2, below: Vec::new() };
+    let node =
+        crate::protocol::HeldNode { group, communicator, children: 2, below: Vec::new(), tree: 0 };
     world.say(back, ToController::Held { nodes: vec![node] });
     assert_eq!(world.heard(back), [FromController::Registered]);
     for host in join_all(&mut world, 10, "bad2", HOSTILE, Some(0)) {
@@ -299,7 +301,18 @@ fn who_has_no_token_for_what_he_says_hears_why_and_only_his_connection_ends() {
     let resume = || {
         let Hello { group, world, rank, address, .. } = hello("g", 2, 0);
         let (term, departed) = (0, false);
-        let resume = Resume { term, group, identity, communicator, world, rank, address, departed };
+        let more_addresses = Vec::new();
+        let resume = Resume {
+            term,
+            group,
+            identity,
+            communicator,
+            world,
+            rank,
+            address,
+            departed,
+            more_addresses,
+        };
         ToController::Resume(resume)
     };
     let other_kind = |name: &str, meant_for: &str, asked: &str| TokenProblem::OtherKind {
