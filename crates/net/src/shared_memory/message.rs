@@ -4,7 +4,7 @@
 pub(super) const LENGTH: usize = 40;
 
 /// `MSshm` and the version of what is said.
-const MAGIC: u64 = u64::from_le_bytes(*b"MSshm\0\x01\0");
+const MAGIC: u64 = u64::from_le_bytes(*b"MSshm\0\x02\0");
 
 /// A message.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

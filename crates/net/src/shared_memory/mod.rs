@@ -20,6 +20,7 @@ mod copy;
 pub mod futex;
 mod group;
 mod host;
+mod life;
 mod members;
 mod memory;
 mod message;

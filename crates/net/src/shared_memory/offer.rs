@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, SockAddr, Socket, Type};
 use thiserror::Error;
 
+use super::life::Tenure;
 use super::memory::SharedMemory;
 use super::message::{self, Message, Refusal};
 use super::presence::Presence;
@@ -233,6 +234,11 @@ impl Shared {
 
     /// What the thread does.
     fn serve(&self, listener: &Socket, stop: &UnixStream) {
+        // Without, peers ask the kernel each time.
+        let _tenure = self.table.life().and_then(|word| {
+            let begun = Tenure::begin(word);
+            begun.inspect_err(|error| tracing::debug!(%error, "no robust list")).ok()
+        });
         let mut strangers: Vec<(Socket, Instant)> = Vec::new();
         let mut ready: Vec<libc::pollfd> = Vec::new();
         let mut failed: Option<Instant> = None;

@@ -11,6 +11,7 @@ use socket2::{Domain, Socket, Type};
 use thiserror::Error;
 
 use super::copy::{self, Way};
+use super::life::Owner;
 use super::memory::{Access, Mapping};
 use super::message::{self, Message, Refusal};
 use super::offer::socket_address;
@@ -19,6 +20,7 @@ use super::process::{Process, ProcessError, own_start_time};
 use super::table::{Entry, Key, TableView};
 use crate::credentials::{Credentials, own_user};
 use crate::guarded::{self, Caching, Fault};
+use crate::prefetch::prefetch;
 use crate::shared_address::descriptors;
 use crate::socket::wait;
 
@@ -110,6 +112,15 @@ pub struct Region {
 }
 
 impl Region {
+    /// Has the processor load what is at an address of the peer, where it is mapped here: it is accessed soon.
+    pub fn prefetch(&self, target: u64, length: usize) {
+        let place = target.checked_sub(self.entry.address);
+        let place = place.zip(self.mapping.as_ref());
+        if let Some(place) = place.and_then(|(offset, mapping)| mapping.range(offset, length)) {
+            prefetch(place, length);
+        }
+    }
+
     /// How many bytes of our address space it takes.
     fn mapped(&self) -> usize {
         self.mapping.as_ref().map_or(0, Mapping::length)
@@ -283,7 +294,7 @@ impl Peer {
 
     /// Why something is not there. A table in which it still is, is that of a program that has ended.
     fn gone(&self, key: Key) -> AccessError {
-        let ended = !self.process.is_alive();
+        let ended = self.table.owner() == Owner::Ended || !self.process.is_alive();
         match ended || (self.table.is_registered(key) && !self.is_alive()) {
             true => AccessError::Ended,
             false => AccessError::Unregistered,
@@ -383,10 +394,21 @@ impl Visit<'_> {
     /// An owner that no longer waited for us may have taken the pages away, or used them otherwise.
     pub fn confirm(&self) -> Result<(), AccessError> {
         let registered = self.peer.table.is_registered(self.region.key);
-        if registered && self.peer.is_alive() {
+        if registered && self.is_owner_alive() {
             Ok(())
         } else {
             Err(self.peer.gone(self.region.key))
+        }
+    }
+
+    /// Whether the process lives whose memory it is. Of memory that is mapped here the table is believed: a table
+    /// that lies brings bytes into pages that nobody else has. Of the kernel's copies it could bring them into
+    /// another process.
+    fn is_owner_alive(&self) -> bool {
+        match self.peer.table.owner() {
+            Owner::Ended => false,
+            Owner::Alive if self.region.mapping.is_some() => true,
+            Owner::Alive | Owner::Untold => self.peer.is_alive(),
         }
     }
 

@@ -2,19 +2,23 @@
 //!
 //! The owner writes it, and peers map it for reading only: a seal of the file allows no new writable
 //! mapping (F_SEAL_FUTURE_WRITE, fcntl(2)). An entry has a *key* as long as it is registered, of its slot and a
-//! generation that never comes again.
+//! generation that never comes again. Behind the entries is the word that says whether the owner lives.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
 
+use super::life::Owner;
 use super::memory::{Access, Mapping, memfd, seal};
 
 /// The most entries of a table: as many slots as a key has.
 pub const MAX_ENTRIES: usize = 1 << SLOT_BITS;
 
 const SLOT_BITS: u32 = 16;
+
+/// Bytes behind the entries: the word of the owner's life, alone in its cache line.
+const LIFE: usize = 64;
 
 /// Names a registration in its owner's table.
 #[derive(Clone, Copy, Debug, Eq, Hash, PartialEq)]
@@ -59,10 +63,20 @@ struct Entries {
 
 impl Entries {
     fn count(&self) -> usize {
-        self.mapping.length() / size_of::<RawEntry>()
+        self.mapping.length().saturating_sub(LIFE) / size_of::<RawEntry>()
+    }
+
+    /// The word of the owner's life.
+    fn life(&self) -> Option<&AtomicU32> {
+        let offset = self.count() * size_of::<RawEntry>();
+        let pointer = self.mapping.range(offset as u64, LIFE)?;
+        // SAFETY: as in `get`.
+        Some(unsafe { &*pointer.cast::<AtomicU32>() })
     }
 
     fn get(&self, slot: usize) -> Option<&RawEntry> {
+        // Behind the last one is what is no entry.
+        let slot = Some(slot).filter(|&slot| slot < self.count())?;
         let offset = slot.checked_mul(size_of::<RawEntry>())?;
         let pointer = self.mapping.range(offset as u64, size_of::<RawEntry>())?;
         // SAFETY: inside the mapping, which lives as long as the reference, and aligned, since mappings
@@ -89,7 +103,7 @@ struct Slots {
 
 impl Table {
     pub(super) fn new(capacity: usize) -> io::Result<Self> {
-        let length = capacity.clamp(1, MAX_ENTRIES) * size_of::<RawEntry>();
+        let length = capacity.clamp(1, MAX_ENTRIES) * size_of::<RawEntry>() + LIFE;
         let file = memfd(c"millstream-registrations", length)?;
         let mapping = Mapping::new(file.as_fd(), length, Access::ReadWrite)?;
         // After our own mapping, which stays writable.
@@ -105,6 +119,11 @@ impl Table {
 
     pub(super) fn capacity(&self) -> usize {
         self.entries.count()
+    }
+
+    /// The word that says whether this process lives.
+    pub(super) fn life(&self) -> Option<&AtomicU32> {
+        self.entries.life()
     }
 
     /// Adds an entry; `None` when the table is full.
@@ -150,13 +169,18 @@ pub(super) struct TableView {
 impl TableView {
     /// Maps the table of another process.
     pub(super) fn adopt(file: BorrowedFd<'_>) -> io::Result<Self> {
-        let longest = MAX_ENTRIES * size_of::<RawEntry>();
+        let longest = MAX_ENTRIES * size_of::<RawEntry>() + LIFE;
         // One byte more shows that there are more.
         let mapping = Mapping::adopt(file, longest + 1, Access::Read)?;
         if mapping.length() > longest {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the table is too long"));
         }
         Ok(Self { entries: Entries { mapping } })
+    }
+
+    /// What the kernel has said of its owner.
+    pub(super) fn owner(&self) -> Owner {
+        self.entries.life().map_or(Owner::Untold, Owner::of)
     }
 
     /// Whether this is registered now. All that this thread has stored sequentially consistently
@@ -222,7 +246,7 @@ mod tests {
 
     #[test]
     fn forged_contents_make_nothing_but_refusals() {
-        let length = 2 * size_of::<RawEntry>() + 7;
+        let length = 2 * size_of::<RawEntry>() + LIFE + 7;
         let file = memfd(c"forged", length).unwrap();
         let forger =
             Entries { mapping: Mapping::new(file.as_fd(), length, Access::ReadWrite).unwrap() };
@@ -233,6 +257,7 @@ mod tests {
         for key in [2, 3, MAX_ENTRIES as u64 - 1, u64::MAX] {
             assert!(!view.is_registered(Key(key)) && view.entry(Key(key)).is_none(), "{key}");
         }
+        assert!(forger.get(1).is_some() && forger.get(2).is_none(), "the owner's life is no entry");
         let key = Key::new(1, 5);
         let raw = forger.get(1).unwrap();
         raw.key.store(key.0, Ordering::Relaxed);
@@ -242,8 +267,14 @@ mod tests {
         assert_eq!(view.entry(key), None, "a range beyond the address space");
         raw.length.store(5, Ordering::Relaxed);
         assert!(view.entry(key).unwrap().mappable);
-        let long = memfd(c"long", (MAX_ENTRIES + 1) * size_of::<RawEntry>()).unwrap();
+        let long = memfd(c"long", MAX_ENTRIES * size_of::<RawEntry>() + LIFE + 1).unwrap();
         seal(long.as_fd(), libc::F_SEAL_SHRINK).unwrap();
         assert!(TableView::adopt(long.as_fd()).is_err());
+        for length in [1, LIFE - 1, LIFE, LIFE + 1] {
+            let short = memfd(c"short", length).unwrap();
+            seal(short.as_fd(), libc::F_SEAL_SHRINK).unwrap();
+            let view = TableView::adopt(short.as_fd()).unwrap();
+            assert!(view.owner() == Owner::Untold && view.entry(Key(1 << SLOT_BITS)).is_none());
+        }
     }
 }

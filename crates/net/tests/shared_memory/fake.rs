@@ -32,7 +32,8 @@ impl FakeOwner {
         let listener = Socket::new(Domain::UNIX, Type::SEQPACKET, None).unwrap();
         listener.bind(&SockAddr::unix(format!("\0{name}")).unwrap()).unwrap();
         listener.listen(1).unwrap();
-        let table = sealed(c"fake-table", lengths.len() as u64 * 32);
+        // Behind the entries it says nothing of its life.
+        let table = sealed(c"fake-table", lengths.len() as u64 * 32 + 64);
         for (index, &length) in lengths.iter().enumerate() {
             let entry = numbers([key(index), 4096, length, 1]);
             table.write_all_at(&entry, index as u64 * 32).unwrap();
@@ -78,7 +79,7 @@ pub(crate) const fn key(index: usize) -> u64 {
 }
 
 pub(crate) fn message(kind: u8, arguments: [u64; 4]) -> Vec<u8> {
-    let mut bytes = b"MSshm\0\x01".to_vec();
+    let mut bytes = b"MSshm\0\x02".to_vec();
     bytes.push(kind);
     bytes.extend(numbers(arguments));
     bytes
