@@ -1,23 +1,26 @@
 //! What may be in flight of an engine and of each class of its policy file: over a limit a submission is refused
-//! as a whole, and nobody waits.
+//! as a whole, and nobody waits. Who submits takes a lock; a task that ends subtracts, and takes none.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{AdmissionLimits, PolicyFile};
 
-/// What is in flight of the engine or of a class.
+/// What is in flight of the engine or of a class. Sums wrap, as those of bytes without a limit may.
 #[derive(Debug, Default)]
 struct Usage {
     limits: AdmissionLimits,
-    bytes: u64,
-    requests: u64,
+    bytes: AtomicU64,
+    requests: AtomicU64,
 }
 
 /// What is in flight, of what has limits.
 #[derive(Debug)]
 pub(crate) struct Admission {
     /// Of the engine, and then of each class.
-    usages: Mutex<Vec<Usage>>,
+    usages: Box<[Usage]>,
+    /// Held by who adds to them: what is in flight becomes only less meanwhile.
+    adding: Mutex<()>,
     engine_is_limited: bool,
 }
 
@@ -49,11 +52,14 @@ impl Admission {
     pub(crate) fn new(file: &PolicyFile) -> Self {
         let limits = [file.limits].into_iter().chain(file.classes.iter().map(|class| class.limits));
         let usages = limits.map(|limits| Usage { limits, ..Usage::default() }).collect();
-        Self { usages: Mutex::new(usages), engine_is_limited: file.limits.is_limited() }
+        let adding = Mutex::default();
+        Self { usages, adding, engine_is_limited: file.limits.is_limited() }
     }
 
-    fn usages(&self) -> MutexGuard<'_, Vec<Usage>> {
-        self.usages.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What the requests of a class are part of.
+    fn usages(&self, class: Option<usize>) -> impl Iterator<Item = (bool, &Usage)> {
+        let places = [Some(0), class.map(|class| class + 1)].into_iter().flatten();
+        places.map(|place| (place > 0, &self.usages[place]))
     }
 
     /// Whether requests of a class have to be admitted.
@@ -67,20 +73,19 @@ impl Admission {
         class: Option<usize>,
         lengths: impl Iterator<Item = u64>,
     ) -> Result<(), Excess> {
-        let mut usages = self.usages();
-        let places = || [Some(0), class.map(|class| class + 1)].into_iter().flatten();
+        let _adding = self.adding.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut bytes, mut requests) = (0_u64, 0);
         let mut first = None;
         for (index, length) in lengths.enumerate() {
-            (bytes, requests) = (bytes.saturating_add(length), requests + 1);
-            for place in places() {
-                let Usage { limits, bytes: known_bytes, requests: known } = &usages[place];
+            (bytes, requests) = (bytes.saturating_add(length), requests + 1_u64);
+            for (of_class, usage) in self.usages(class) {
                 for (of_bytes, limit, in_flight, more) in [
-                    (true, limits.bytes, *known_bytes, bytes),
-                    (false, limits.requests, *known, requests),
+                    (true, usage.limits.bytes, &usage.bytes, bytes),
+                    (false, usage.limits.requests, &usage.requests, requests),
                 ] {
+                    let in_flight = in_flight.load(Ordering::Acquire);
                     if let Some(limit) = limit.filter(|&it| in_flight.saturating_add(more) > it) {
-                        let (of_class, alone) = (place > 0, more > limit);
+                        let alone = more > limit;
                         let excess = Excess { index, of_class, of_bytes, alone, limit, in_flight };
                         // What never has room is not to be submitted again, whatever else is in flight now.
                         if alone {
@@ -94,10 +99,9 @@ impl Admission {
         if let Some(excess) = first {
             return Err(excess);
         }
-        for place in places() {
-            let usage = &mut usages[place];
-            usage.bytes = usage.bytes.saturating_add(bytes);
-            usage.requests += requests;
+        for (_, usage) in self.usages(class) {
+            usage.bytes.fetch_add(bytes, Ordering::Relaxed);
+            usage.requests.fetch_add(requests, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -110,19 +114,18 @@ impl Admission {
     /// Bytes and requests in flight of a class.
     #[cfg(test)]
     fn in_flight(&self, class: usize) -> (u64, u64) {
-        let usages = self.usages();
-        (usages[class + 1].bytes, usages[class + 1].requests)
+        let Usage { bytes, requests, .. } = &self.usages[class + 1];
+        (bytes.load(Ordering::Relaxed), requests.load(Ordering::Relaxed))
     }
 }
 
 impl Admitted {
     /// Its task has ended.
     pub(crate) fn release(&self) {
-        let mut usages = self.admission.usages();
-        for place in [Some(0), self.class.map(|class| class + 1)].into_iter().flatten() {
-            let usage = &mut usages[place];
-            usage.bytes = usage.bytes.saturating_sub(self.bytes);
-            usage.requests = usage.requests.saturating_sub(1);
+        for (_, usage) in self.admission.usages(self.class) {
+            // What the task did was before what is admitted in its place.
+            usage.bytes.fetch_sub(self.bytes, Ordering::Release);
+            usage.requests.fetch_sub(1, Ordering::Release);
         }
     }
 }
@@ -169,6 +172,23 @@ mod tests {
         assert_eq!((excess.index, excess.alone), (1, true));
         let excess = admit(&[1, 99]).unwrap_err();
         assert_eq!((excess.index, excess.alone), (0, false));
+    }
+
+    #[test]
+    fn what_ends_meanwhile_lets_no_more_in_than_the_limit() {
+        let admission = admission([None, Some(2)], [Some(30), None]);
+        let in_flight = AtomicU64::new(0);
+        let work = || {
+            for _ in 0..5000 {
+                if admission.admit(Some(0), [10].into_iter()).is_ok() {
+                    assert!(in_flight.fetch_add(1, Ordering::SeqCst) < 2);
+                    in_flight.fetch_sub(1, Ordering::SeqCst);
+                    admission.hold(Some(0), 10).release();
+                }
+            }
+        };
+        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(work))));
+        assert_eq!(admission.in_flight(0), (0, 0));
     }
 
     #[test]
