@@ -1,6 +1,7 @@
 //! A document as tables of keys with their lines, whether it was TOML or JSON.
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::fmt;
 
 use serde::Deserializer;
@@ -29,40 +30,49 @@ pub(super) enum Value {
     Other,
 }
 
-/// The line of an offset, from 1.
-fn line_of(text: &str, offset: usize) -> usize {
-    let before = &text.as_bytes()[..offset.min(text.len())];
-    1 + before.iter().filter(|&&byte| byte == b'\n').count()
+/// Where the lines of a text end.
+struct Lines(Vec<usize>);
+
+impl Lines {
+    fn of(text: &str) -> Self {
+        Self(text.match_indices('\n').map(|(offset, _)| offset).collect())
+    }
+
+    /// The line of an offset, from 1.
+    fn line(&self, offset: usize) -> usize {
+        1 + self.0.partition_point(|&end| end < offset)
+    }
 }
 
 /// Reads TOML.
 pub(super) fn toml(text: &str) -> Result<Vec<Entry>, Fault> {
+    let lines = Lines::of(text);
     let document = DeTable::parse(text).map_err(|error| {
         let offset = error.span().map_or(text.len(), |span| span.start);
-        Fault::new(line_of(text, offset), error.message())
+        Fault::new(lines.line(offset), error.message())
     })?;
-    Ok(of_table(text, document.get_ref()))
+    Ok(of_table(&lines, document.get_ref()))
 }
 
 // The parser has a limit on how deep tables are.
-fn of_table(text: &str, table: &DeTable<'_>) -> Vec<Entry> {
+fn of_table(lines: &Lines, table: &DeTable<'_>) -> Vec<Entry> {
     let entry = |(name, value): (&toml::Spanned<_>, &toml::Spanned<DeValue<'_>>)| {
         let key: &std::borrow::Cow<'_, str> = name.get_ref();
-        let line = line_of(text, name.span().start);
-        Entry { key: key.to_string(), line, value: of_value(text, value.get_ref()) }
+        let line = lines.line(name.span().start);
+        Entry { key: key.to_string(), line, value: of_value(lines, value.get_ref()) }
     };
     let mut entries: Vec<_> = table.iter().map(entry).collect();
     entries.sort_by_key(|entry| entry.line);
     entries
 }
 
-fn of_value(text: &str, value: &DeValue<'_>) -> Value {
+fn of_value(lines: &Lines, value: &DeValue<'_>) -> Value {
     match value {
-        DeValue::Table(table) => Value::Table(of_table(text, table)),
+        DeValue::Table(table) => Value::Table(of_table(lines, table)),
         DeValue::String(value) => Value::Text(value.to_string()),
         DeValue::Integer(value) => value.to_string().parse().map_or(Value::Other, Value::Number),
         DeValue::Array(values) => {
-            Value::List(values.iter().map(|value| of_value(text, value.get_ref())).collect())
+            Value::List(values.iter().map(|value| of_value(lines, value.get_ref())).collect())
         }
         _ => Value::Other,
     }
@@ -70,9 +80,9 @@ fn of_value(text: &str, value: &DeValue<'_>) -> Value {
 
 /// Reads JSON.
 pub(super) fn json(text: &str) -> Result<Vec<Entry>, Fault> {
-    let last = Cell::new(0);
+    let (lines, last) = (Lines::of(text), Cell::new(0));
     let mut deserializer = serde_json::Deserializer::from_str(text);
-    let read = Reader { text, last: &last }.deserialize(&mut deserializer);
+    let read = Reader { text, lines: &lines, last: &last }.deserialize(&mut deserializer);
     let value = read.and_then(|value| deserializer.end().map(|()| value)).map_err(|error| {
         // Its message ends in the place.
         let message = error.to_string();
@@ -89,6 +99,7 @@ pub(super) fn json(text: &str) -> Result<Vec<Entry>, Fault> {
 #[derive(Clone, Copy)]
 struct Reader<'t> {
     text: &'t str,
+    lines: &'t Lines,
     /// The offset of the last key.
     last: &'t Cell<usize>,
 }
@@ -142,12 +153,12 @@ impl<'t> Visitor<'t> for Reader<'t> {
     }
 
     fn visit_map<A: MapAccess<'t>>(self, mut map: A) -> Result<Value, A::Error> {
-        let mut entries: Vec<Entry> = Vec::new();
+        let (mut entries, mut keys) = (Vec::new(), HashSet::new());
         while let Some(key) = map.next_key_seed(Key(self))? {
-            if entries.iter().any(|entry| entry.key == key) {
+            if !keys.insert(key.clone()) {
                 return Err(A::Error::custom(format!("duplicate key {key:?}")));
             }
-            let line = line_of(self.text, self.last.get());
+            let line = self.lines.line(self.last.get());
             let value = map.next_value_seed(self)?;
             entries.push(Entry { key, line, value });
         }

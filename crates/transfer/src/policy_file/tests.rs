@@ -162,6 +162,10 @@ fn faults_of_json_have_their_lines_too() {
         let error = json(text).unwrap_err();
         assert!(error.starts_with(expected), "{text:?}: {error}");
     }
+    // However many keys: looking for one twice takes time in proportion.
+    let many: String = (0..50_000).map(|key| format!("\n\"k{key}\": 0,")).collect();
+    let error = json(&format!("{{{many}\n\"k0\": 0}}")).unwrap_err();
+    assert_eq!(error, "p.json:50002: duplicate key \"k0\"");
     // However deep: an error, and no overflow.
     assert!(json(&"{\"a\":".repeat(100_000)).is_err() && json(&"[".repeat(100_000)).is_err());
 }
