@@ -17,7 +17,7 @@ pub const MAX_ENTRIES: usize = 1 << SLOT_BITS;
 
 const SLOT_BITS: u32 = 16;
 
-/// Bytes behind the entries: the word of the owner's life, alone in its cache line.
+/// Bytes behind the entries, of which the first four are the word of the owner's life.
 const LIFE: usize = 64;
 
 /// Names a registration in its owner's table.

@@ -93,6 +93,9 @@ impl Way {
     ) -> Result<bool, FailureReason> {
         let Other::Peer(peer, key) = &self.other else { return Ok(false) };
         let Some(region) = peer.region(*key) else { return Ok(false) };
+        // While it is entered, the first bytes come.
+        let WideSlice { target, length, .. } = batch.tasks.get(tasks.start).whole();
+        region.prefetch(target, length as usize);
         let local = self.local.enter().ok_or(FailureReason::Unregistered)?;
         let visit = visit(peer, &region)?;
         for index in tasks.clone() {
