@@ -207,7 +207,10 @@ impl BatchShared {
 mod tests {
     use super::*;
     use crate::task::EndedTasks;
-    use crate::{FailureReason, Opcode, SegmentId, TransferError, TransferRequest, TransferState};
+    use crate::{
+        FailureReason, Opcode, Pieces, PiecesRequest, SegmentId, TransferError, TransferPiece,
+        TransferRequest, TransferState,
+    };
 
     const SECOND: Duration = Duration::from_secs(1);
 
@@ -307,6 +310,21 @@ mod tests {
         assert_eq!(batch.status(0).unwrap().state, TransferState::Waiting);
         assert!(task.cancel());
         assert_eq!(batch.status(0).unwrap().state, TransferState::Canceled);
+    }
+
+    #[test]
+    fn pieces_are_claimed_up_to_a_number_and_so_many_bytes() {
+        let batch = Batch::new(1, Slicing::new(1024, 4), false, &Arc::default()).unwrap();
+        let first = TransferPiece { source: 1000, target_offset: 9000, length: 100 };
+        let pieces = Pieces::Strided { first, count: 10, source_stride: 100, target_stride: 200 };
+        let request = PiecesRequest { opcode: Opcode::Read, target: SegmentId::LOCAL, pieces };
+        batch.shared.tasks.get(0).start_pieces(&request, 1000, None);
+        batch.shared.added(1);
+        let task = batch.task(0).unwrap();
+        let claims = [(3, u64::MAX), (64, 201), (0, 100), (64, 1), (64, u64::MAX), (1, 1)];
+        let claimed = claims.map(|(most, bytes)| task.claim_pieces(most, bytes));
+        assert_eq!(claimed.map(|it| it.count()), [3, 3, 0, 1, 3, 0]);
+        assert!(!task.cancel(), "all of it is claimed");
     }
 
     #[test]

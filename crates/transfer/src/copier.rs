@@ -8,7 +8,7 @@ mod early;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 use std::{io, iter};
@@ -105,12 +105,20 @@ impl Way {
         let mut failures = failures.into_iter().peekable();
         let (mut done, mut copied) = (0, [0; 2]);
         let mut ended = EndedTasks::default();
+        // Pieces of one task that follow each other are told at once: others work on it too, and who writes what they
+        // read waits for it.
+        let mut told = Arrived::default();
         for (index, piece) in group.pieces().iter().enumerate() {
             match failures.next_if(|(failed, _)| *failed == index) {
                 None => {
                     done += 1;
                     copied[piece.opcode as usize] += piece.slice.length;
-                    ended.slices_done(batch, piece.task, piece.slices, piece.slice.length);
+                    if told.slices > 0 && told.task != piece.task {
+                        told.tell(batch, &mut ended);
+                    }
+                    told.task = piece.task;
+                    told.slices += piece.slices;
+                    told.length += piece.slice.length;
                 }
                 Some((_, Broken::Late(done))) => {
                     let task = TaskHandle { batch: Arc::clone(batch), index: piece.task };
@@ -121,6 +129,7 @@ impl Way {
                 }
             }
         }
+        told.tell(batch, &mut ended);
         // Before those who wait are told.
         self.segment.traffic.add(done, copied);
         drop(ended);
@@ -270,6 +279,23 @@ enum Broken {
     Late(u64),
 }
 
+/// Slices of a task that have arrived, and are not told.
+#[derive(Default)]
+struct Arrived {
+    task: usize,
+    slices: u64,
+    length: u64,
+}
+
+impl Arrived {
+    fn tell(&mut self, batch: &Arc<BatchShared>, ended: &mut EndedTasks) {
+        if self.slices > 0 {
+            ended.slices_done(batch, self.task, self.slices, self.length);
+            (self.slices, self.length) = (0, 0);
+        }
+    }
+}
+
 /// What is wrong with a piece that was copied with this result.
 fn broken(copied: Result<Option<u64>, FailureReason>) -> Option<Broken> {
     match copied {
@@ -377,10 +403,26 @@ impl Group {
                 *next += 1;
                 continue;
             }
+            let opcode = task.opcode();
             let whole = task.whole();
+            let caching = caching_of(whole.length);
+            if let Some(shape) = task.shape() {
+                let pieces = task.claim_pieces(GROUP_PIECES - group.count, limit - bytes);
+                if pieces.is_empty() {
+                    *next += 1;
+                    continue;
+                }
+                batch.posted(task.index);
+                for slice in pieces.map(|index| shape.piece(index)) {
+                    let task = task.index;
+                    group.pieces[group.count] = Piece { task, opcode, slice, slices: 1, caching };
+                    group.count += 1;
+                    bytes += slice.length;
+                }
+                continue;
+            }
             // What overlaps is one copy, in the direction that is right for all of it.
-            let at_once =
-                !task.has_pieces() && (whole.length <= limit || (within && overlaps(&whole)));
+            let at_once = whole.length <= limit || (within && overlaps(&whole));
             let claimed = match at_once {
                 true => task.claim_rest(),
                 false => task.claim().map(|slice| (slice, 1)),
@@ -390,8 +432,6 @@ impl Group {
             }
             if let Some((slice, slices)) = claimed {
                 batch.posted(task.index);
-                let opcode = task.opcode();
-                let caching = caching_of(whole.length);
                 let task = task.index;
                 group.pieces[group.count] = Piece { task, opcode, slice, slices, caching };
                 group.count += 1;
@@ -596,10 +636,13 @@ impl Drop for Copier {
     }
 }
 
-/// How many threads copy: one processor is left for who waits.
+/// How many threads copy: one processor is left for who waits. To find out reads files, so it is done once.
 fn threads() -> usize {
-    let processors = thread::available_parallelism().map_or(1, usize::from);
-    (processors - 1).clamp(1, MAX_THREADS)
+    static THREADS: OnceLock<usize> = OnceLock::new();
+    *THREADS.get_or_init(|| {
+        let processors = thread::available_parallelism().map_or(1, usize::from);
+        (processors - 1).clamp(1, MAX_THREADS)
+    })
 }
 
 impl Entry {

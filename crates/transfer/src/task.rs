@@ -4,7 +4,7 @@
 //! claims it. So a request of any length takes no memory, several queues can work on one request,
 //! and the faster does more of it.
 
-use std::ops::Deref;
+use std::ops::{Deref, Range};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::time::Instant;
@@ -411,6 +411,34 @@ impl TaskHandle {
             target: task.target.load(Ordering::Relaxed) + part.offset,
             length: part.length.into(),
         })
+    }
+
+    /// Its pieces, if it has several.
+    pub(crate) fn shape(&self) -> Option<&Shape> {
+        self.task().shape()
+    }
+
+    /// Claims the next pieces: so many at most, and no more once they have so many bytes. None are left when it
+    /// is empty.
+    pub(crate) fn claim_pieces(&self, most: usize, bytes: u64) -> Range<u64> {
+        let task = self.task();
+        let Some(shape) = task.shape() else { return 0..0 };
+        let slices = task.slices.load(Ordering::Relaxed);
+        let mut claimed = 0..0;
+        let next = |first: u64| {
+            let mut end = first;
+            let mut left = bytes;
+            while end < slices && end - first < most as u64 && left > 0 {
+                left = left.saturating_sub(shape.piece(end).length);
+                end += 1;
+            }
+            claimed = first..end;
+            (first < end).then_some(end)
+        };
+        match task.next.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next) {
+            Ok(_) => claimed,
+            Err(_) => 0..0,
+        }
     }
 
     /// Claims all of it for who does it as a whole: how many slices that is, if any.
