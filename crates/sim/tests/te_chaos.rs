@@ -57,6 +57,7 @@ const TENT_NAMES: &[&str] = &[
     "completed: bulk",
     "completed: latency",
     "completed: normal",
+    "floods of a level",
 ];
 
 /// Makes short runs; what happened in them.

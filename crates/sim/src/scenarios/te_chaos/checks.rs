@@ -20,8 +20,9 @@ pub(super) const FENCE_CHECK: Duration = Duration::from_millis(1100);
 /// What is posted for a transfer is not so many times its bytes, and once more: attempts are limited, rails that are silent while others complete
 /// have more patience each time, and troubles that are not the rail's fault are few.
 const MOST_POSTED: u64 = 16;
-/// By then it was asked for so often, at least.
+/// By then it was asked for so often, at least and at most.
 const LEAST_ASKED: u32 = 4;
+const MOST_ASKED: u32 = 6;
 
 /// A completion that is told again.
 #[derive(Clone, Copy, Debug)]
@@ -88,11 +89,15 @@ pub(super) fn tell_again(
 
 impl Director {
     /// Counts what is posted for a transfer; what is wrong with it.
-    pub(super) fn count_posted(&mut self, post: &Post) -> Option<String> {
+    pub(super) fn count_posted(&mut self, now: Instant, post: &Post) -> Option<String> {
         let transfer = self.transfers.get_mut(&post.user)?;
         transfer.posted += u64::from(post.length);
         let often = transfer.posted / transfer.length;
-        (often > MOST_POSTED).then(|| format!("{post:?} is posted again and again: {transfer:?}"))
+        if often > MOST_POSTED {
+            return Some(format!("{post:?} is posted again and again: {transfer:?}"));
+        }
+        let transfer = *transfer;
+        self.count_passed(now, post, &transfer)
     }
 
     /// A completion that was told already is told again, unless its slice may still be held.
@@ -140,7 +145,7 @@ impl Director {
         let (rail, epoch) = connection;
         let present = &found.flow.rails()[usize::from(rail.0)];
         let waits = present.epoch() == epoch && present.state() == RailState::Fencing;
-        if waits && asked < LEAST_ASKED {
+        if (waits && asked < LEAST_ASKED) || asked > MOST_ASKED {
             let what =
                 format!("a fence of {own} to {peer} is not answered: asked for {asked} times");
             network.violate(what);

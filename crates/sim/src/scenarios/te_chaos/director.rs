@@ -321,7 +321,10 @@ impl Director {
                 };
                 self.tally.one(name);
                 let slice = SliceId::from_bits(completion.id);
-                found.flow.completed(now, slice, result);
+                if let Some(moved) = found.flow.completed(now, slice, result) {
+                    let wrong = found.done(network.now(), rail, slice, moved.length);
+                    wrong.into_iter().for_each(|what| network.violate(what));
+                }
                 touched.insert((own, peer));
                 // Of those that did not succeed there are few.
                 let share = if result == SliceResult::Done { 100 } else { 2 };
@@ -406,7 +409,7 @@ impl Director {
             }
         };
         self.tally.one("slices: posted");
-        if let Some(what) = self.count_posted(post) {
+        if let Some(what) = self.count_posted(network.now(), post) {
             network.violate(what);
         }
         let request = SendRequest::new(post.slice.to_bits(), operation, pieces);

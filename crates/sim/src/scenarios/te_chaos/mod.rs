@@ -15,6 +15,7 @@ mod nic;
 mod process;
 mod traffic;
 mod trouble;
+mod watch;
 mod world;
 
 use core::time::Duration;
@@ -148,6 +149,7 @@ fn close(director: &mut Director, network: &mut Network<'_>) {
             if !found.flow.is_idle() || found.flow.poll_timeout().is_some() {
                 wrong.push(format!("its flow to {peer} is not at rest"));
             }
+            wrong.extend(found.miscounted());
         }
         for nic in nics() {
             let usage = network.machine(nic).endpoint().usage();

@@ -10,6 +10,7 @@ use millstream_transfer_core::{
 use millstream_wire::{Psn, Qpn};
 
 use super::nic::SEND_DEPTH;
+use super::watch::{Counts, InFlight, Waiting};
 use super::world::World;
 use crate::NodeId;
 
@@ -49,6 +50,8 @@ pub(super) struct Transfer {
     /// When it must be over.
     pub(super) limit: Instant,
     pub(super) last: bool,
+    /// It is of a flood, beside which others wait.
+    pub(super) flood: bool,
 }
 
 /// What a process knows of a peer.
@@ -59,6 +62,11 @@ pub(super) struct Peer {
     pub(super) known: u64,
     /// Fences that are not answered: how often they were asked for.
     pub(super) asked: BTreeMap<(RailId, u64), u32>,
+    /// A transfer that waits beside a flood of a higher level.
+    pub(super) waiting: Option<Waiting>,
+    /// What was posted and done on each rail.
+    pub(super) counts: BTreeMap<RailId, Counts>,
+    pub(super) in_flight: BTreeMap<RailId, InFlight>,
     /// The director's event for the flow's next timeout.
     pub(super) wake: Option<Instant>,
 }
@@ -161,6 +169,15 @@ impl Peer {
                 flow.add_rail(spec);
             }
         }
-        Self { flow, links: BTreeMap::new(), known, asked: BTreeMap::new(), wake: None }
+        Self {
+            flow,
+            links: BTreeMap::new(),
+            known,
+            asked: BTreeMap::new(),
+            waiting: None,
+            counts: BTreeMap::new(),
+            in_flight: BTreeMap::new(),
+            wake: None,
+        }
     }
 }

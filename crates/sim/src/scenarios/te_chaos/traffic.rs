@@ -2,6 +2,7 @@
 
 use core::time::Duration;
 
+use millstream_roce::Instant;
 use millstream_transfer_core::{
     Borders, End, Ended, Failure, Opcode, Piece, PriorityLevel, Ranges, Request, SubmitError,
 };
@@ -20,6 +21,27 @@ const END: Duration = Duration::from_millis(2010);
 /// What an event may be late by.
 const TICK: Duration = Duration::from_millis(10);
 
+/// What a transfer is to be.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Wish {
+    pub(super) opcode: Opcode,
+    /// Pieces, and the bytes of each, and from the start of one to the next.
+    pub(super) count: u32,
+    pub(super) piece: u64,
+    pub(super) stride: u64,
+    /// They are told one by one.
+    pub(super) listed: bool,
+    pub(super) deadline: Option<Instant>,
+    pub(super) cancel: Option<Duration>,
+    pub(super) locations: [u16; 2],
+    /// There is no rail for these locations.
+    pub(super) nowhere: bool,
+    pub(super) priority: PriorityLevel,
+    pub(super) seed: u64,
+    /// It is of a flood.
+    pub(super) flood: bool,
+}
+
 impl Director {
     /// Some transfers at once.
     pub(super) fn burst(&mut self, network: &mut Network<'_>) {
@@ -33,6 +55,9 @@ impl Director {
                 self.made += 1;
                 self.submit(network, own, peer);
             }
+        }
+        if self.world.tent && self.rng.below(12) == 0 && self.processes[own].up {
+            self.flood(network, own, peer);
         }
         if self.made < self.world.transfers {
             // Trouble comes when there is something to trouble.
@@ -51,6 +76,12 @@ impl Director {
     }
 
     fn submit(&mut self, network: &mut Network<'_>, own: usize, peer: usize) {
+        let wish = self.draw(network);
+        self.start(network, own, peer, &wish);
+    }
+
+    /// What the next transfer is to be.
+    fn draw(&mut self, network: &Network<'_>) -> Wish {
         let rng = &mut self.rng;
         let opcode = if rng.below(3) == 0 { Opcode::Read } else { Opcode::Write };
         let (count, piece) = match rng.below(8) {
@@ -60,15 +91,13 @@ impl Director {
             _ => (1, rng.between(1, 30_000)),
         };
         let gap = *pick(rng, &[0, 0, 100]);
-        let stride = piece + gap;
         let listed = rng.below(2) == 0;
         let deadline = *pick(rng, &[None, None, Some(50), Some(1000), Some(5000)]);
         let deadline =
             deadline.map(|millis| network.now() + Duration::from_micros(rng.below(1000 * millis)));
         let cancel = (rng.below(8) == 0).then(|| duration(rng, Duration::from_millis(500)));
         let mut locations = [rng.below(2), rng.below(2)].map(|location| location as u16);
-        let last = self.phase == Phase::Last;
-        let nowhere = rng.below(50) == 0 && !last;
+        let nowhere = rng.below(50) == 0 && self.phase != Phase::Last;
         if nowhere {
             locations[rng.below(2) as usize] = 2;
         }
@@ -76,7 +105,33 @@ impl Director {
             true => *pick(rng, &PriorityLevel::ALL),
             false => PriorityLevel::Normal,
         };
-        let seed = rng.bits();
+        let (stride, seed, flood) = (piece + gap, rng.bits(), false);
+        Wish {
+            opcode,
+            count,
+            piece,
+            stride,
+            listed,
+            deadline,
+            cancel,
+            locations,
+            nowhere,
+            priority,
+            seed,
+            flood,
+        }
+    }
+
+    /// Submits a transfer.
+    pub(super) fn start(
+        &mut self,
+        network: &mut Network<'_>,
+        own: usize,
+        peer: usize,
+        wish: &Wish,
+    ) {
+        let &Wish { opcode, count, piece, stride, deadline, locations, priority, seed, .. } = wish;
+        let last = self.phase == Phase::Last;
         // A process that meets a peer for the first time looks up its present life.
         let life = self.processes[peer].life;
         let own_life = self.processes[own].life;
@@ -112,7 +167,7 @@ impl Director {
         }
         let ranges = match count {
             1 => Ranges::Contiguous(at(0)),
-            _ if listed => Ranges::List(&list),
+            _ if wish.listed => Ranges::List(&list),
             _ => {
                 Ranges::Strided { first: at(0), count, local_stride: stride, remote_stride: stride }
             }
@@ -137,7 +192,7 @@ impl Director {
         network.note(|| format!("submit from {own} to {peer}: {request:?}"));
         self.tally.one("transfers");
         let mut limit = deadline.map_or(network.after(LONGEST), |deadline| deadline + END);
-        if nowhere {
+        if wish.nowhere {
             self.tally.one("transfers for which there is no rail");
             limit = limit.min(network.after(self.world.config.patience + TICK));
         }
@@ -153,11 +208,12 @@ impl Director {
             posted: 0,
             limit,
             last,
+            flood: wish.flood,
         };
         self.transfers.insert(user, transfer);
         let delay = limit.saturating_duration_since(network.now());
         self.plan(network, delay, Event::Limit { user });
-        if let Some(delay) = cancel.filter(|_| !last) {
+        if let Some(delay) = wish.cancel.filter(|_| !last) {
             self.plan(network, delay, Event::Cancel { user });
         }
         self.pump(network, own, peer);
