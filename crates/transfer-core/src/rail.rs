@@ -438,6 +438,18 @@ mod tests {
     }
 
     #[test]
+    fn after_silence_nothing_is_known_and_more_patience_is_had() {
+        let mut rail = rail();
+        complete(&mut rail, 0, 2, 1_000_000);
+        assert_eq!((rail.peak_rate(), rail.limit_bytes()), (Some(500_000_000), 10_000_000));
+        rail.was_silent();
+        assert_eq!((rail.peak_rate(), rail.cost(), rail.limit_bytes()), (None, None, 256 << 10));
+        assert_eq!(rail.leniency(), 2);
+        complete(&mut rail, 10, 12, 1_000_000);
+        assert_eq!((rail.leniency(), rail.limit_bytes()), (1, 10_000_000));
+    }
+
+    #[test]
     fn patience_follows_what_is_measured() {
         let config = Config::default();
         let mut rail = rail();

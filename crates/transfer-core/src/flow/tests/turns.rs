@@ -93,3 +93,72 @@ fn a_slice_of_own_copies_that_ends_makes_room_for_others() {
         assert_eq!(bench.take_posts()[0].user, 2, "{result:?}");
     }
 }
+
+#[test]
+fn a_policy_that_waits_until_a_time_is_asked_again_then() {
+    let asked = Cell::new(0);
+    let policy = Fixed(Pick::WaitUntil(at(5)), &asked);
+    let mut flow = Flow::new(Config::default(), policy, INCARNATION, 0);
+    flow.add_rail(spec(0, Access::Connection));
+    flow.submit(&write(1, SLICE)).unwrap();
+    assert_eq!(outputs(&mut flow), []);
+    assert_eq!((asked.get(), flow.poll_timeout()), (1, Some(at(5))));
+    for (now, expected) in [(4, 1), (5, 2)] {
+        flow.handle_timeout(at(now));
+        assert_eq!(flow.poll_output(at(now)), None);
+        assert_eq!(asked.get(), expected);
+    }
+}
+
+/// Posts on the first rail, and notes whether the slice leaves room for higher levels.
+#[derive(Debug)]
+struct Yields<'c>(&'c Cell<bool>);
+
+impl Policy for Yields<'_> {
+    fn pick(&mut self, _now: Instant, slice: &SliceInfo, _rails: &Rails<'_>) -> Pick {
+        self.0.set(slice.yields);
+        Pick::Post(RailId(0))
+    }
+
+    fn has_priorities(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn room_is_left_for_a_second_after_something_of_a_higher_level() {
+    let yields = Cell::new(false);
+    let mut flow = Flow::new(Config::default(), Yields(&yields), INCARNATION, 0);
+    flow.add_rail(spec(0, Access::Connection));
+    flow.rails[0].state = RailState::Up;
+    for (priority, now, expected) in [
+        (PriorityLevel::Bulk, 0, false),
+        (PriorityLevel::Normal, 1000, false),
+        (PriorityLevel::Latency, 1500, false),
+        (PriorityLevel::Bulk, 2499, true),
+        (PriorityLevel::Normal, 2499, true),
+        (PriorityLevel::Normal, 2500, false),
+        (PriorityLevel::Bulk, 2500, true),
+        (PriorityLevel::Bulk, 3500, false),
+    ] {
+        flow.submit(&Request { priority, ..write(now, 1000) }).unwrap();
+        assert!(matches!(flow.poll_output(at(now)), Some(Output::Post(_))));
+        assert_eq!(yields.get(), expected, "{priority:?} at {now} ms");
+    }
+}
+
+#[test]
+fn the_oldest_byte_is_that_of_the_slice_that_was_posted_first() {
+    let mut bench = Bench::with(Config::default(), &[spec(0, Access::Connection)]);
+    bench.submit(write(1, 1000));
+    bench.connect_all();
+    bench.now = at(10);
+    bench.submit(write(2, 1000));
+    let posts = bench.take_posts();
+    let age = |bench: &Bench| bench.flow.rails()[0].oldest_age(at(30)).map(|age| age.as_millis());
+    assert_eq!(age(&bench), Some(30));
+    bench.complete(posts[0], SliceResult::Done);
+    assert_eq!(age(&bench), Some(20));
+    bench.complete(posts[1], SliceResult::Done);
+    assert_eq!(age(&bench), None);
+}
