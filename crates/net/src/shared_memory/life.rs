@@ -39,7 +39,7 @@ impl Owner {
 /// `struct robust_list`.
 #[repr(C)]
 struct Link {
-    next: *const Link,
+    next: *const Self,
 }
 
 /// `struct robust_list_head`, and the one entry of the list.
