@@ -8,7 +8,7 @@ use std::alloc::System;
 use std::time::Duration;
 
 use common::{LONG, address, engine_with, private, request, shared};
-use millstream_transfer::{Config, Opcode, RdmaConfig, TransferEngine, TransferRequest};
+use millstream_transfer::{Opcode, RdmaConfig, TransferEngine, TransferRequest};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
 
 #[global_allocator]
@@ -56,7 +56,7 @@ fn no_request_costs_an_allocation() {
     drop(remote);
 
     // Copies within an engine, by who submits.
-    let own = TransferEngine::new(Config::new(address())).unwrap();
+    let own = TransferEngine::new(common::config(address())).unwrap();
     let (local, _remote) = (private(&own, length), shared(&own, length));
     let segment = own.open_segment(own.name()).unwrap();
     let requests: Vec<TransferRequest> = (0..REQUESTS / 2)

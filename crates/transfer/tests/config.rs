@@ -8,12 +8,12 @@ use millstream_transfer::{Config, Opcode, RdmaConfig, TransferEngine};
 #[test]
 fn a_name_without_a_port_is_that_of_an_engine_at_the_default_port() {
     let (own, other) = (address(), address());
-    let target = TransferEngine::new(Config::new(own)).unwrap();
+    let target = TransferEngine::new(common::config(own)).unwrap();
     target.install_rdma(RdmaConfig::new(&[own])).unwrap();
     let _buffer = shared(&target, 100);
     let default_port = target.name().parse::<std::net::SocketAddr>().unwrap().port();
     let initiator =
-        TransferEngine::new(Config { default_port: Some(default_port), ..Config::new(other) })
+        TransferEngine::new(Config { default_port: Some(default_port), ..common::config(other) })
             .unwrap();
     let segment = initiator.open_segment(&own.to_string()).unwrap();
     assert_eq!(segment.buffers().len(), 1);
@@ -65,7 +65,7 @@ fn tasks_that_begin_anywhere_arrive_too() {
 #[test]
 fn the_text_of_a_configuration_has_no_password() {
     let metadata = "redis://user:hunter2@192.0.2.1:6379/0".to_owned();
-    let config = Config { metadata, ..Config::new(std::net::Ipv4Addr::LOCALHOST.into()) };
+    let config = Config { metadata, ..common::config(std::net::Ipv4Addr::LOCALHOST.into()) };
     let text = format!("{config:?}");
     assert!(text.contains("192.0.2.1:6379") && !text.contains("hunter2"), "{text}");
 }

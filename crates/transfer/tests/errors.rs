@@ -108,7 +108,7 @@ fn a_closed_segment_is_not_open() {
 #[test]
 fn a_segment_without_a_common_transport() {
     let with_rdma = engine(1);
-    let without = TransferEngine::new(Config::new("127.0.0.1".parse().unwrap())).unwrap();
+    let without = TransferEngine::new(common::config("127.0.0.1".parse().unwrap())).unwrap();
     let remote = shared(&with_rdma, 100);
     let other = shared(&without, 100);
 
@@ -158,24 +158,24 @@ fn memory_registered_after_a_segment_was_opened_is_found() {
 #[test]
 fn engines_and_transports_with_bad_settings() {
     let listen = "127.0.0.1".parse().unwrap();
-    let short = Config { slice_length: 1000, ..Config::new(listen) };
+    let short = Config { slice_length: 1000, ..common::config(listen) };
     assert!(matches!(TransferEngine::new(short), Err(NewError::OutOfRange { .. })));
-    let endless = Config { fragment_ratio: 0, ..Config::new(listen) };
+    let endless = Config { fragment_ratio: 0, ..common::config(listen) };
     assert!(matches!(TransferEngine::new(endless), Err(NewError::OutOfRange { .. })));
-    let anywhere = Config::new("0.0.0.0".parse().unwrap());
+    let anywhere = common::config("0.0.0.0".parse().unwrap());
     assert!(matches!(TransferEngine::new(anywhere.clone()), Err(NewError::HostMissing(_))));
     let named = Config { host: Some("localhost".to_owned()), ..anywhere };
     assert!(TransferEngine::new(named).unwrap().name().starts_with("localhost:"));
 
-    let engine = TransferEngine::new(Config::new(listen)).unwrap();
+    let engine = TransferEngine::new(common::config(listen)).unwrap();
     let port = engine.name().rsplit_once(':').unwrap().1.parse().unwrap();
-    let taken = Config { listen: (listen, port).into(), ..Config::new(listen) };
+    let taken = Config { listen: (listen, port).into(), ..common::config(listen) };
     let error = TransferEngine::new(taken).unwrap_err();
     assert_eq!(error.code(), -102);
     assert!(error.to_string().contains("cannot listen at 127.0.0.1:"), "{error}");
 
     // The same where the port comes from a range.
-    let taken = Config { ports: Some(port..=port), ..Config::new(listen) };
+    let taken = Config { ports: Some(port..=port), ..common::config(listen) };
     let error = TransferEngine::new(taken).unwrap_err();
     let expected =
         format!("cannot listen at 127.0.0.1:0: each port from {port} to {port} is in use");
@@ -196,7 +196,7 @@ fn engines_and_transports_with_bad_settings() {
 
     engine.install_rdma(good.clone()).unwrap();
     assert!(matches!(refused(good), InstallError::Twice("rdma")));
-    let other = TransferEngine::new(Config::new(listen)).unwrap();
+    let other = TransferEngine::new(common::config(listen)).unwrap();
     let _buffer = private(&other, 100);
     let late = other.install_rdma(RdmaConfig::new(&[address()])).unwrap_err();
     assert!(matches!(late, InstallError::TooLate), "{late}");
@@ -210,7 +210,7 @@ fn engines_and_transports_with_bad_settings() {
 #[test]
 fn tcp_reaches_memory_that_was_registered_before_it_was_installed() {
     let [target, initiator] =
-        [(), ()].map(|()| TransferEngine::new(Config::new(address())).unwrap());
+        [(), ()].map(|()| TransferEngine::new(common::config(address())).unwrap());
     let (remote, local) = (shared(&target, 4096), private(&initiator, 4096));
     local.write(0, &[7; 4096]).unwrap();
     let segment = initiator.open_segment(target.name()).unwrap();
@@ -233,7 +233,7 @@ fn an_address_that_another_has_to_itself_is_no_soft_device() {
     // That of an engine would be shared.
     let taken = address();
     let _taken = std::net::UdpSocket::bind((taken, 4791)).unwrap();
-    let engine = TransferEngine::new(Config::new(taken)).unwrap();
+    let engine = TransferEngine::new(common::config(taken)).unwrap();
     let error = engine.install_rdma(RdmaConfig::new(&[taken])).unwrap_err();
     assert!(error.to_string().contains("4791"), "{error}");
 }

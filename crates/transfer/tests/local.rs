@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 use common::{LONG, address, contents, engine, pattern, private, request, shared};
 use millstream_transfer::{
-    Config, Opcode, SegmentId, SubmitOptions, TransferEngine, TransferRequest, TransferState,
+    Opcode, SegmentId, SubmitOptions, TransferEngine, TransferRequest, TransferState,
 };
 
 fn local_engine() -> TransferEngine {
-    TransferEngine::new(Config::new("127.0.0.1".parse().unwrap())).unwrap()
+    TransferEngine::new(common::config("127.0.0.1".parse().unwrap())).unwrap()
 }
 
 #[test]
@@ -233,7 +233,7 @@ fn deadlines_are_kept_while_much_is_copied() {
 #[test]
 fn a_remote_of_our_own_name_is_not_us() {
     let named = || {
-        let mut config = Config::new("127.0.0.1".parse().unwrap());
+        let mut config = common::config("127.0.0.1".parse().unwrap());
         config.host = Some("same.example:1".to_owned());
         TransferEngine::new(config).unwrap()
     };
@@ -252,7 +252,7 @@ fn a_remote_of_our_own_name_is_not_us() {
 #[test]
 fn a_buffer_is_used_by_many_threads_at_a_time() {
     const LENGTH: usize = 100_000;
-    let engine = TransferEngine::new(Config::new(address())).unwrap();
+    let engine = TransferEngine::new(common::config(address())).unwrap();
     let (buffer, source) = (shared(&engine, LENGTH + 64), private(&engine, LENGTH));
     source.write(0, &[3; LENGTH]).unwrap();
     let own = engine.open_segment(engine.name()).unwrap();

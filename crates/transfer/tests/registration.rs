@@ -5,7 +5,7 @@ mod common;
 use std::ptr;
 
 use common::{LONG, address, contents, engine, engine_with, pattern, private, request, shared};
-use millstream_transfer::{Config, Opcode, RdmaConfig, SegmentId, TransferEngine, TransferRequest};
+use millstream_transfer::{Opcode, RdmaConfig, SegmentId, TransferEngine, TransferRequest};
 
 /// Pages that are nobody else's, in one allocation.
 struct Pages(Vec<u8>);
@@ -38,7 +38,7 @@ fn register_all(engine: &TransferEngine, pieces: &[(*mut u8, usize)], location: 
 
 /// What peers see, in the order of addresses.
 fn published(engine: &TransferEngine) -> Vec<(u64, u64, String)> {
-    let asking = TransferEngine::new(Config::new(address())).unwrap();
+    let asking = TransferEngine::new(common::config(address())).unwrap();
     let segment = asking.open_segment(engine.name()).unwrap();
     segment.buffers().into_iter().map(|it| (it.address, it.length, it.location)).collect()
 }

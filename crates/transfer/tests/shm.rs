@@ -21,7 +21,7 @@ const ROLE: &str = "MILLSTREAM_TEST_ROLE";
 const LENGTH: usize = 4 << 20;
 
 fn shm_engine() -> TransferEngine {
-    let engine = TransferEngine::new(Config::new(address())).unwrap();
+    let engine = TransferEngine::new(common::config(address())).unwrap();
     engine.install_shm().unwrap();
     engine
 }
@@ -318,7 +318,7 @@ fn what_is_not_shared_is_refused_with_the_reason() {
 
 #[test]
 fn it_is_installed_once_and_before_memory() {
-    let engine = TransferEngine::new(Config::new(address())).unwrap();
+    let engine = TransferEngine::new(common::config(address())).unwrap();
     let buffer = private(&engine, 1);
     assert!(engine.install_shm().unwrap_err().to_string().contains("before memory"));
     drop(buffer);
@@ -381,7 +381,7 @@ fn engines_end_while_others_write() {
 fn a_segment_that_no_transport_reached_is_tried_again() {
     let memory: &'static mut [u8] = Box::leak(vec![0; 4096].into_boxed_slice());
     let place = memory.as_mut_ptr();
-    let before = TransferEngine::new(Config::new(address())).unwrap();
+    let before = TransferEngine::new(common::config(address())).unwrap();
     register(&before, place, 4096);
     let initiator = shm_engine();
     let local = private(&initiator, 4096);
@@ -389,7 +389,7 @@ fn a_segment_that_no_transport_reached_is_tried_again() {
     let write = request(Opcode::Write, (&local, 0), &segment, 0, 10);
     let listen = before.listening_at();
     drop(before);
-    let after = TransferEngine::new(Config { listen, ..Config::new(listen.ip()) }).unwrap();
+    let after = TransferEngine::new(Config { listen, ..common::config(listen.ip()) }).unwrap();
     after.install_shm().unwrap();
     register(&after, place, 4096);
     // What it was told of another process is not taken for this one's.

@@ -8,8 +8,7 @@ use std::ptr;
 
 use common::{LONG, address, engine, private};
 use millstream_transfer::{
-    Config, FailureReason, Opcode, SubmitAndWaitError, TransferEngine, TransferRequest,
-    TransferState,
+    FailureReason, Opcode, SubmitAndWaitError, TransferEngine, TransferRequest, TransferState,
 };
 
 const PAGE: usize = 4096;
@@ -56,7 +55,7 @@ impl Drop for Mapped {
 }
 
 fn shm_engine() -> TransferEngine {
-    let engine = TransferEngine::new(Config::new(address())).unwrap();
+    let engine = TransferEngine::new(common::config(address())).unwrap();
     engine.install_shm().unwrap();
     engine
 }
@@ -129,7 +128,7 @@ fn take_away_and_try(target: &TransferEngine, initiator: &TransferEngine, named:
 
 #[test]
 fn copies_within_an_engine_fail_alone() {
-    let engine = TransferEngine::new(Config::new(address())).unwrap();
+    let engine = TransferEngine::new(common::config(address())).unwrap();
     take_away_and_try(&engine, &engine, true);
 }
 
@@ -186,7 +185,7 @@ fn take_away_one_of_many(target: &TransferEngine, initiator: &TransferEngine) {
 
 #[test]
 fn one_of_many_small_requests_fails_alone() {
-    let engine = TransferEngine::new(Config::new(address())).unwrap();
+    let engine = TransferEngine::new(common::config(address())).unwrap();
     take_away_one_of_many(&engine, &engine);
     take_away_one_of_many(&shm_engine(), &shm_engine());
 }
