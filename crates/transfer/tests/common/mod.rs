@@ -4,6 +4,7 @@
 
 pub(crate) mod devices;
 pub(crate) mod node;
+pub(crate) mod relay;
 
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
