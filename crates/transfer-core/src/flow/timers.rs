@@ -1,5 +1,8 @@
 //! What time brings about.
 
+use core::iter::successors;
+use core::time::Duration;
+
 use super::Flow;
 use crate::rail::Cause;
 use crate::{End, Failure, Instant, Policy, RailState};
@@ -190,6 +193,55 @@ impl<P: Policy> Flow<P> {
                 self.give_up_class(class);
             }
         }
+    }
+
+    /// The callers' numbers of the tasks of which something has waited for so long for a rail, while there was none.
+    pub fn stranded(&self, now: Instant, waited: Duration) -> impl Iterator<Item = u64> {
+        (0..self.queues.len()).flat_map(move |class| {
+            let stranded = self.stranded_of(class, now, waited);
+            stranded.map(|task| self.tasks.at(task).user)
+        })
+    }
+
+    /// Ends those of them that are `wanted`, by their callers' numbers: somebody else goes on with them.
+    pub fn give_up_stranded(
+        &mut self,
+        now: Instant,
+        waited: Duration,
+        wanted: impl Fn(u64) -> bool,
+    ) {
+        for class in 0..self.queues.len() {
+            let all = self.stranded_of(class, now, waited);
+            let wanted: Vec<u32> = all.filter(|&task| wanted(self.tasks.at(task).user)).collect();
+            for task in wanted {
+                // A task may be there by several slices.
+                if self.tasks.holds(task) {
+                    self.end(task, End::Failed(Failure::NoRail));
+                }
+            }
+        }
+    }
+
+    /// The tasks of a queue of which something has waited for so long for a rail.
+    fn stranded_of(
+        &self,
+        class: usize,
+        now: Instant,
+        waited: Duration,
+    ) -> impl Iterator<Item = u32> {
+        let queue = &self.queues[class];
+        let again = successors(queue.again.first(), |&slice| self.slice_chain.next(slice));
+        let again = again.map(|slice| {
+            let slice = self.slices.at(slice);
+            (slice.task, Some(slice.since))
+        });
+        let uncut = successors(queue.tasks.first(), |&task| self.task_chain.next(task));
+        let uncut = uncut.map(|task| (task, self.tasks.at(task).stranded_at));
+        let all = queue.stranded_since.map(|stranded| {
+            let long = move |since: Instant| since.max(stranded) + waited <= now;
+            again.chain(uncut).filter(move |(_, since)| since.is_some_and(long))
+        });
+        all.into_iter().flatten().map(|(task, _)| task)
     }
 
     /// Ends all tasks of which something waits in a queue.

@@ -163,3 +163,57 @@ fn what_waits_in_vain_can_be_given_up_at_once() {
     pass(&mut bench, at(3999));
     assert_eq!(bench.take_ended(), []);
 }
+
+#[test]
+fn what_waits_for_a_rail_may_be_given_to_somebody_else() {
+    let mut bench = bench();
+    bench.submit(write(1, SLICE));
+    bench.submit(write(2, SLICE));
+    pass(&mut bench, at(300));
+    bench.submit(write(3, SLICE));
+    pass(&mut bench, at(500));
+    let waited = Duration::from_millis(250);
+    let stranded = |bench: &Bench| bench.flow.stranded(bench.now, waited).collect::<Vec<_>>();
+    assert_eq!(stranded(&bench), [1, 2]);
+    bench.flow.give_up_stranded(bench.now, waited, |user| user != 1);
+    bench.poll();
+    assert_eq!(bench.take_ended(), [(2, NO_RAIL, false, 0)], "3 has not waited for so long");
+    pass(&mut bench, at(550));
+    assert_eq!(stranded(&bench), [1, 3]);
+    // With a rail nobody waits for one.
+    while bench.connects.is_empty() {
+        let next = bench.flow.poll_timeout().unwrap();
+        bench.pass(next);
+    }
+    bench.connect_all();
+    assert_eq!(stranded(&bench), []);
+    bench.flow.give_up_stranded(bench.now, waited, |_| true);
+    bench.poll();
+    assert_eq!(bench.take_ended(), []);
+}
+
+/// It is over only when nothing of it can arrive any more.
+#[test]
+fn what_is_given_to_somebody_else_waits_for_its_fence() {
+    let mut bench = Bench::new();
+    bench.submit(write(1, 8 * SLICE));
+    bench.connect_all();
+    let posts = bench.take_posts();
+    // Both rails fail; one of them is fenced at once.
+    for rail in [RailId(0), RailId(1)] {
+        let epoch = bench.flow.rails()[usize::from(rail.0)].epoch();
+        bench.flow.rail_down(bench.now, rail, epoch);
+    }
+    bench.poll();
+    bench.abort_all();
+    let fences = core::mem::take(&mut bench.fences);
+    assert_eq!((posts.len(), fences.len()), (8, 2));
+    bench.flow.fence_confirmed(bench.now, fences[0].0, fences[0].1);
+    pass(&mut bench, at(600));
+    bench.flow.give_up_stranded(bench.now, Duration::from_millis(250), |_| true);
+    bench.poll();
+    assert_eq!(bench.take_ended(), []);
+    bench.flow.fence_confirmed(bench.now, fences[1].0, fences[1].1);
+    bench.poll();
+    assert_eq!(bench.take_ended(), [(1, NO_RAIL, false, 0)]);
+}
