@@ -37,6 +37,8 @@ struct Place {
 #[derive(Debug, Default)]
 struct Numbers {
     submitted: AtomicU64,
+    /// Requests that another transport went on with.
+    moved: AtomicU64,
     /// Requests that have ended, by the number of their state.
     ended: [AtomicU64; 7],
     /// Bytes of READs and WRITEs that have arrived, of requests that have ended.
@@ -133,6 +135,15 @@ impl Counters {
         }
     }
 
+    /// So many requests go on over another transport.
+    #[cold]
+    pub(crate) fn moved(&self, from: u8, to: u8, count: usize) {
+        self.submitted(to, count);
+        if let Some(numbers) = self.numbers(from) {
+            numbers.moved.fetch_add(count as u64, Ordering::Relaxed);
+        }
+    }
+
     /// Requests that are COMPLETED, and bytes of these and others that have ended.
     pub(crate) fn completed(&self, transport: u8, tally: &Tally) {
         let Some(numbers) = self.numbers(transport) else { return };
@@ -171,6 +182,7 @@ impl Counters {
         // First what has ended: each of it was submitted before.
         let (completed, failed) = (ended(TransferState::Completed), ended(TransferState::Failed));
         let (canceled, timeout) = (ended(TransferState::Canceled), ended(TransferState::Timeout));
+        let moved = sum(&|numbers| &numbers.moved);
         let submitted = sum(&|numbers| &numbers.submitted);
         let bytes = |opcode: Opcode| sum(&|numbers| &numbers.bytes[opcode as usize]);
         let mut stages = Stages::default();
@@ -188,7 +200,9 @@ impl Counters {
                 failed,
                 canceled,
                 timeout,
-                in_flight: submitted.saturating_sub(completed + failed + canceled + timeout),
+                moved,
+                in_flight: submitted
+                    .saturating_sub(completed + failed + canceled + timeout + moved),
             },
             read_bytes: bytes(Opcode::Read),
             written_bytes: bytes(Opcode::Write),
@@ -249,6 +263,11 @@ mod tests {
         // A number that no transport has is nobody's.
         counters.submitted(0, 1);
         counters.submitted(200, 1);
+        // What goes on elsewhere is in flight there.
+        counters.moved(shm, code_of("tcp"), 3);
+        let requests = |name| counters.transport(usize::from(code_of(name)) - 1).requests;
+        assert_eq!((requests("shm").moved, requests("shm").in_flight), (3, threads - 3));
+        assert_eq!((requests("tcp").moved, requests("tcp").in_flight), (0, 3));
     }
 
     #[test]

@@ -81,6 +81,9 @@ pub struct RequestCounts {
     pub canceled: u64,
     /// TIMEOUT.
     pub timeout: u64,
+    /// That had to leave it, and went on over another transport.
+    #[serde(default)]
+    pub moved: u64,
     /// Not over.
     pub in_flight: u64,
 }

@@ -130,6 +130,13 @@ impl Metric {
                 },
             ),
             metric(
+                Counter,
+                "millstream_request_failovers_total",
+                &["transport"],
+                "Requests that had to leave this transport, and went on over another one.",
+                |metrics, to| to.transports(metrics, |it| it.requests.moved),
+            ),
+            metric(
                 Gauge,
                 "millstream_requests_in_flight",
                 &["transport"],
