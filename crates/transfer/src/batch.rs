@@ -205,8 +205,11 @@ impl BatchShared {
 
 #[cfg(test)]
 mod tests {
+    use millstream_transfer_core::TaskId;
+
     use super::*;
     use crate::task::EndedTasks;
+    use crate::transport::EndTask;
     use crate::{
         FailureReason, Opcode, Pieces, PiecesRequest, SegmentId, TransferError, TransferPiece,
         TransferRequest, TransferState,
@@ -310,6 +313,53 @@ mod tests {
         assert_eq!(batch.status(0).unwrap().state, TransferState::Waiting);
         assert!(task.cancel());
         assert_eq!(batch.status(0).unwrap().state, TransferState::Canceled);
+    }
+
+    /// Who does tasks, and was asked to end one.
+    #[derive(Debug, Default)]
+    struct Owner(AtomicBool);
+
+    impl EndTask for Owner {
+        fn cancel(&self, _task: TaskId) -> bool {
+            !self.0.swap(true, Ordering::SeqCst)
+        }
+    }
+
+    #[test]
+    fn a_task_that_goes_on_over_another_transport_is_ended_there() {
+        let (batch, task) = batch(4096);
+        let place = batch.shared.tasks.get(0);
+        let owners = [(); 2].map(|()| Arc::new(Owner::default()));
+        let own = |owner: &Arc<Owner>| {
+            let weak = Arc::downgrade(owner);
+            place.belongs_to(weak, TaskId::from_bits(1))
+        };
+        assert_eq!(task.claim_whole(), Some(4));
+        assert!(own(&owners[0]));
+        place.moved(1024);
+        place.moves_to(5);
+        let status = batch.status(0).unwrap();
+        assert_eq!((status.transferred_bytes, status.transport), (0, Some("tcp")));
+        assert_eq!(task.claim_whole(), Some(4), "all of it is done again");
+        assert!(own(&owners[1]));
+        assert!(task.cancel() && !task.cancel());
+        assert!(!owners[0].0.load(Ordering::SeqCst) && owners[1].0.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn a_task_that_is_canceled_between_two_transports_is_ended_by_the_second() {
+        let (batch, task) = batch(4096);
+        let place = batch.shared.tasks.get(0);
+        let owners = [(); 2].map(|()| Arc::new(Owner::default()));
+        task.claim_whole();
+        let first = Arc::downgrade(&owners[0]);
+        place.belongs_to(first, TaskId::from_bits(1));
+        owners[0].0.store(true, Ordering::SeqCst);
+        place.moves_to(5);
+        assert!(task.cancel());
+        task.claim_whole();
+        let second = Arc::downgrade(&owners[1]);
+        assert!(!place.belongs_to(second, TaskId::from_bits(1)), "it is to be ended");
     }
 
     #[test]

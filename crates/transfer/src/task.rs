@@ -68,13 +68,20 @@ struct Rare {
     /// Its pieces, where it has several.
     shape: OnceLock<Shape>,
     /// Who does it, of those that tell its end as a whole, and its name there.
-    owner: OnceLock<(Weak<dyn EndTask>, TaskId)>,
+    owner: OnceLock<Owner>,
+    /// It goes on over another transport than the first.
+    moves: AtomicBool,
+    /// Who does it there.
+    next_owner: OnceLock<Owner>,
     /// Who does it gives up what was claimed of it when it is to end.
     can_be_given_up: AtomicBool,
     /// Its owner has begun to do it.
     begun: AtomicBool,
     error: OnceLock<TransferError>,
 }
+
+/// Who does a task, and its name there.
+type Owner = (Weak<dyn EndTask>, TaskId);
 
 /// A task's place in a batch.
 #[derive(Clone, Copy)]
@@ -289,9 +296,20 @@ impl<'a> TaskRef<'a> {
     /// Who does it, as a whole, once all of it was claimed. `false` when it was to be ended before: then
     /// its owner shall end it.
     pub(crate) fn belongs_to(&self, owner: Weak<dyn EndTask>, name: TaskId) -> bool {
-        let _ = self.rare_room().owner.set((owner, name));
+        let rare = self.rare_room();
+        let place = if rare.moves.load(Ordering::Relaxed) { &rare.next_owner } else { &rare.owner };
+        let _ = place.set((owner, name));
         // Either this sees that it is to be ended, or `cancel` sees the owner.
         !self.end_wanted.load(Ordering::SeqCst)
+    }
+
+    /// It begins anew, over the transport of this number. Nothing of it is under way, and whoever did it does not
+    /// end it.
+    pub(crate) fn moves_to(&self, transport: u8) {
+        self.rare_room().moves.store(true, Ordering::SeqCst);
+        self.transferred.store(0, Ordering::Relaxed);
+        self.goes_by(transport);
+        self.give_back();
     }
 
     /// Which way.
@@ -499,8 +517,13 @@ impl TaskHandle {
     /// changes anything.
     pub(crate) fn cancel(&self) -> bool {
         self.task().end_wanted.store(true, Ordering::SeqCst);
-        if let Some((owner, name)) = self.task().rare().and_then(|rare| rare.owner.get()) {
-            return owner.upgrade().is_some_and(|owner| owner.cancel(*name));
+        if let Some(rare) = self.task().rare()
+            && let Some((owner, name)) = rare.next_owner.get().or_else(|| rare.owner.get())
+        {
+            let ends = owner.upgrade().is_some_and(|owner| owner.cancel(*name));
+            // As well is one that is being given to its next owner.
+            let moves = rare.moves.load(Ordering::SeqCst) && rare.next_owner.get().is_none();
+            return ends || (moves && self.task().is_given_away());
         }
         // One that is being given to its owner just now is ended by that.
         let ends = self.end_rest(TransferState::Canceled) || self.task().is_given_away();
