@@ -195,6 +195,7 @@ impl TransferEngine {
             fragment_ratio: inner.fragment_ratio,
             policy: inner.policy,
             store: Arc::clone(&inner.store),
+            elsewhere: (inner.policy == Policy::Tent).then(|| inner.own.clone()),
         };
         inner.check_install(RdmaTransport::NAME)?;
         let transport = RdmaTransport::new(config, context)?;

@@ -40,6 +40,7 @@ mod config;
 mod copier;
 mod engine;
 mod error;
+mod fail_over;
 mod failure_reason;
 mod finished;
 mod gate;

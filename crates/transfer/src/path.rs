@@ -34,6 +34,11 @@ impl Required {
     fn name(&self) -> Option<&'static str> {
         name_of(self.0.load(Ordering::Relaxed))
     }
+
+    /// Whether it is one.
+    pub(crate) fn is_set(&self) -> bool {
+        self.name().is_some()
+    }
 }
 
 /// The transports that may do a request.
@@ -63,7 +68,8 @@ impl Allowed {
         self.0 & these.0 == these.0
     }
 
-    fn has(self, name: &'static str) -> bool {
+    /// Whether this one is among them.
+    pub(crate) fn has(self, name: &'static str) -> bool {
         self.0 & bit(name) != 0
     }
 
@@ -150,7 +156,7 @@ impl Place<'_> {
     }
 
     /// Whether the transport takes requests to it.
-    fn led_to_by(&self, transport: &dyn Transport) -> bool {
+    pub(crate) fn led_to_by(&self, transport: &dyn Transport) -> bool {
         self.unable(transport).is_none()
             && !self.not_durable(transport)
             && !self.keys_missing(transport)
@@ -174,21 +180,34 @@ impl Place<'_> {
 
 impl Inner {
     /// The transport that takes requests to this place: the first of those that may which leads there, or the
-    /// one that is required. Its index and its name.
+    /// one that is required. One that requests to the segment had to leave is the last. Its index and its name.
     pub(crate) fn choose(
         &self,
         place: Place<'_>,
         allowed: Allowed,
     ) -> Option<(usize, &'static str)> {
+        self.choose_unless(place, allowed, |name| place.segment.avoided.is_to_be_avoided(name))
+    }
+
+    /// As [`Inner::choose`], with those that are `avoided`.
+    fn choose_unless(
+        &self,
+        place: Place<'_>,
+        allowed: Allowed,
+        avoided: impl Fn(&'static str) -> bool,
+    ) -> Option<(usize, &'static str)> {
         let required = self.required.name();
         self.with_transports(|all| {
-            let mut candidates = all.iter().map(|transport| &**transport).enumerate();
-            let chosen = candidates.find(|(_, transport)| {
-                allowed.has(transport.name())
-                    && required.is_none_or(|name| name == transport.name())
-                    && place.led_to_by(*transport)
+            let mut candidates = all.iter().enumerate().filter_map(|(index, transport)| {
+                let name = transport.name();
+                let may = allowed.has(name) && required.is_none_or(|required| required == name);
+                (may && place.led_to_by(&**transport)).then_some((index, name))
             });
-            chosen.map(|(index, transport)| (index, transport.name()))
+            let first = candidates.next()?;
+            if !avoided(first.1) {
+                return Some(first);
+            }
+            Some(candidates.find(|(_, name)| !avoided(name)).unwrap_or(first))
         })
     }
 
@@ -234,7 +253,10 @@ impl Inner {
         }
         for buffer in 0..descriptor.buffers.len() {
             let place = Place { segment, descriptor, buffer };
-            let chosen = self.choose(place, Allowed::default());
+            // Nothing is tried again by that.
+            let chosen = self.choose_unless(place, Allowed::default(), |name| {
+                segment.avoided.left(name).is_some()
+            });
             self.with_transports(|all| {
                 for (index, (report, transport)) in reports.iter_mut().zip(all).enumerate() {
                     if chosen.is_some_and(|(chosen, _)| chosen == index) {
@@ -267,7 +289,13 @@ impl Inner {
         match (place.obstacle(transport), self.required.name()) {
             (Some(obstacle), _) => obstacle.into_reason(),
             (None, Some(required)) => format!("{required} is required"),
-            (None, None) => "it has led there only since".to_owned(),
+            (None, None) => match place.segment.avoided.left(transport.name()) {
+                Some(left) => format!(
+                    "requests had to go on over another transport: it is tried again in {:.1} s",
+                    left.as_secs_f64()
+                ),
+                None => "it has led there only since".to_owned(),
+            },
         }
     }
 

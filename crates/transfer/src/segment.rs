@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use millstream_metadata::{BufferDesc, SegmentDesc};
 
+use crate::fail_over::Avoided;
 use crate::metrics::Traffic;
 use crate::path::Told;
 use crate::{BufferError, SegmentError};
@@ -59,6 +60,7 @@ pub(crate) struct OpenSegment {
     /// When it was last tried whether a segment that no transport reached is reached now.
     tried: Mutex<Option<Instant>>,
     pub(crate) told: Told,
+    pub(crate) avoided: Avoided,
     /// What was copied to and from it.
     pub(crate) traffic: Traffic,
 }
@@ -228,6 +230,7 @@ impl OpenSegment {
             preparing: Mutex::new(false),
             tried: Mutex::new(None),
             told: Told::default(),
+            avoided: Avoided::default(),
             traffic: Traffic::default(),
         }
     }

@@ -7,8 +7,9 @@ use millstream_transfer_core::Piece;
 use super::peer::Way;
 use crate::batch::BatchShared;
 use crate::memory::LocalMemory;
-use crate::segment::View;
+use crate::segment::{OpenSegment, View};
 use crate::task::TaskHandle;
+use crate::terms::Terms;
 use crate::transport::Run;
 
 /// Tasks of one batch between the same two pieces of memory.
@@ -16,6 +17,8 @@ use crate::transport::Run;
 struct Entry {
     batch: Arc<BatchShared>,
     local: Arc<LocalMemory>,
+    segment: Arc<OpenSegment>,
+    terms: Terms,
     /// Which of the engine's transports does it.
     transport: usize,
     view: View,
@@ -45,10 +48,12 @@ pub(super) struct Keys {
 
 impl Runs {
     /// Adds a run.
-    pub(super) fn insert(&mut self, batch: &Arc<BatchShared>, run: &Run) -> RunId {
+    pub(super) fn insert(&mut self, batch: &Arc<BatchShared>, run: &Run, terms: &Terms) -> RunId {
         let entry = Some(Entry {
             batch: Arc::clone(batch),
             local: Arc::clone(&run.local),
+            segment: Arc::clone(&run.segment),
+            terms: *terms,
             transport: run.transport,
             view: run.view.clone(),
             buffer: run.buffer,
@@ -85,6 +90,34 @@ impl Runs {
     /// The batch of a task, and its index there.
     pub(super) fn place(&self, user: u64) -> Option<(&Arc<BatchShared>, usize)> {
         Some((&self.entry(user)?.batch, user as u32 as usize))
+    }
+
+    /// The segment of a task.
+    pub(super) fn segment(&self, user: u64) -> Option<&Arc<OpenSegment>> {
+        Some(&self.entry(user)?.segment)
+    }
+
+    /// A task as it was given to the transport, and on what terms.
+    pub(super) fn run(&self, user: u64) -> Option<(Run, Terms)> {
+        let entry = self.entry(user)?;
+        let task = user as u32 as usize;
+        let run = Run {
+            transport: entry.transport,
+            transport_name: super::RdmaTransport::NAME,
+            copies: false,
+            tasks: task..task + 1,
+            claimed: task,
+            local: Arc::clone(&entry.local),
+            segment: Arc::clone(&entry.segment),
+            view: entry.view.clone(),
+            buffer: entry.buffer,
+        };
+        Some((run, entry.terms))
+    }
+
+    /// Whether two tasks are of one run.
+    pub(super) const fn of_one_run(one: u64, other: u64) -> bool {
+        one >> 32 == other >> 32
     }
 
     /// The keys of a slice, which begins at these addresses, for the devices of a rail. `None` when the

@@ -1,6 +1,6 @@
 //! What all peers of the transport share.
 
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use millstream_metadata::Store;
 
@@ -8,6 +8,7 @@ use super::device::LocalDevice;
 use super::timer::{Clock, Timer};
 use super::work::Works;
 use crate::calls::Calls;
+use crate::engine::Inner;
 use crate::workers::Workers;
 use crate::{Policy, RdmaConfig};
 
@@ -21,6 +22,8 @@ pub(crate) struct RdmaContext {
     pub(crate) slice_length: usize,
     pub(crate) fragment_ratio: usize,
     pub(crate) policy: Policy,
+    /// Who finds another transport for what no rail is left for, where that is done.
+    pub(crate) elsewhere: Option<Weak<Inner>>,
 }
 
 /// What all peers of the transport share.

@@ -1,6 +1,6 @@
 //! What a flow wants done, to be done without its lock.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use millstream_transfer_core::{Opcode, Post, RailId, SliceId};
 use millstream_verbs::{Piece, PostError, SendOperation, SendRequest};
@@ -9,7 +9,10 @@ use super::connection::Connection;
 use super::device::LocalDevice;
 use super::runs::Keys;
 use crate::batch::BatchShared;
+use crate::engine::Inner;
 use crate::task::{EndedTasks, TaskEnd};
+use crate::terms::Terms;
+use crate::transport::Run;
 
 /// The most work requests handed to a queue pair at a time: the device is locked for all of them.
 const POST_BATCH: usize = 256;
@@ -46,6 +49,15 @@ pub(super) struct NotPosted {
     pub(super) epoch: u64,
     pub(super) slice: SliceId,
     pub(super) error: PostError,
+}
+
+/// A task for which there is no rail, and how it ends if no other transport goes on with it.
+pub(super) struct Moving {
+    pub(super) batch: Arc<BatchShared>,
+    /// The task alone.
+    pub(super) run: Run,
+    pub(super) terms: Terms,
+    pub(super) end: TaskEnd,
 }
 
 /// Work requests for one queue pair.
@@ -96,6 +108,7 @@ pub(super) struct Work {
     /// The first so many are used.
     used: usize,
     pub(super) ended: Vec<(Arc<BatchShared>, usize, TaskEnd)>,
+    pub(super) moving: Vec<Moving>,
     failed: Vec<NotPosted>,
 }
 
@@ -108,7 +121,7 @@ impl Work {
     }
 
     pub(super) const fn is_empty(&self) -> bool {
-        self.used == 0 && self.ended.is_empty()
+        self.used == 0 && self.ended.is_empty() && self.moving.is_empty()
     }
 
     pub(super) fn add(&mut self, posting: Posting<'_>) {
@@ -206,6 +219,22 @@ impl Work {
         let mut told = EndedTasks::default();
         for (batch, index, end) in self.ended.drain(..) {
             told.ended(&batch, index, end);
+        }
+    }
+
+    pub(super) const fn has_moving(&self) -> bool {
+        !self.moving.is_empty()
+    }
+
+    /// Gives tasks for which there is no rail to other transports, or tells their end.
+    pub(super) fn go_on_elsewhere(&mut self, engine: Option<&Weak<Inner>>) {
+        let engine = engine.and_then(Weak::upgrade);
+        for Moving { batch, run, terms, end } in self.moving.drain(..) {
+            let index = run.tasks.start;
+            let moves = engine.as_ref().is_some_and(|it| it.go_on_elsewhere(&batch, run, &terms));
+            if !moves {
+                EndedTasks::default().ended(&batch, index, end);
+            }
         }
     }
 

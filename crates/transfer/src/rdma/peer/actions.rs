@@ -5,7 +5,8 @@ use std::sync::{Arc, MutexGuard};
 use millstream_transfer_core::{Ended, Instant, Output, Post, RailId, SliceResult};
 use millstream_verbs::CompletionStatus;
 
-use super::super::work::{Posting, Work};
+use super::super::RdmaTransport;
+use super::super::work::{Moving, Posting, Work};
 use super::{Peer, STALL, State};
 use crate::task::{TaskEnd, TaskHandle};
 use crate::{FailureReason, TransferState};
@@ -39,6 +40,9 @@ impl Peer {
             // First the devices, so that they have work while the tasks are told.
             work.post(&self.shared.devices);
             work.tell();
+            if work.has_moving() {
+                work.go_on_elsewhere(self.shared.context.elsewhere.as_ref());
+            }
             state = self.lock();
             for posting in work.not_posted() {
                 state.not_posted(now, posting);
@@ -155,6 +159,17 @@ impl Peer {
             };
             self.error(Some(rail), reason)
         });
+        if ended.end == End::Completed
+            && let Some(segment) = state.runs.segment(ended.user)
+        {
+            segment.avoided.works(RdmaTransport::NAME);
+        }
+        // Nothing of it can arrive any more.
+        let may_move = matches!(failure, Some(Failure::NoRail | Failure::Attempts))
+            && self.shared.context.elsewhere.is_some()
+            && !ended.target_undefined
+            && !state.stopped;
+        let moving = state.runs.run(ended.user).filter(|_| may_move);
         if let Some(TaskHandle { batch, index }) = state.runs.task(ended.user) {
             let end = TaskEnd {
                 unconfirmed: false,
@@ -163,7 +178,10 @@ impl Peer {
                 target_undefined: ended.target_undefined,
                 error,
             };
-            work.ended.push((batch, index, end));
+            match moving {
+                Some((run, terms)) => work.moving.push(Moving { batch, run, terms, end }),
+                None => work.ended.push((batch, index, end)),
+            }
         }
         state.runs.ended(ended.user);
     }

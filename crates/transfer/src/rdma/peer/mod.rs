@@ -174,7 +174,7 @@ impl Peer {
             let incarnation = state.flow.incarnation();
             let buffer = &run.view.descriptor.buffers[run.buffer];
             let peer_location = nics::number(&self.locations, &buffer.name);
-            let id = state.runs.insert(batch, run);
+            let id = state.runs.insert(batch, run, terms);
             for index in run.tasks.clone() {
                 let handle = TaskHandle { batch: Arc::clone(batch), index };
                 let (task, user) = (batch.tasks.get(index), Runs::user(id, index));

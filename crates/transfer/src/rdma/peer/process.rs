@@ -1,12 +1,20 @@
 //! The peer's process: whether it is there, and whether it is the one that is meant.
 
 use std::mem;
+use std::sync::Weak;
+use std::time::Duration;
 
-use millstream_transfer_core::RailId;
+use millstream_transfer_core::{Instant, RailId};
 
+use super::super::runs::Runs;
 use super::super::shared::Shared;
-use super::{Peer, SILENT, STALL};
+use super::{Peer, SILENT, STALL, State};
 use crate::FailureReason;
+use crate::terms::Terms;
+use crate::transport::Run;
+
+/// When there has been no rail for so long, another transport goes on where one leads to the peer.
+const NO_RAIL: Duration = Duration::from_millis(250);
 
 impl Peer {
     /// The flow's time has come, or the peer is to be asked whether it is there.
@@ -14,6 +22,7 @@ impl Peer {
         let mut state = self.lock();
         let now = self.now();
         state.flow.handle_timeout(now);
+        let mut stranded = Vec::new();
         if state.ask_at.is_some_and(|at| at <= now) {
             let age = state.oldest_age(now);
             // If it has died since it completed something last, this is when it is to be asked.
@@ -34,7 +43,27 @@ impl Peer {
             let silent_at = silent_at.filter(|&at| at > now);
             let next = silent_at.into_iter().chain([now + wait]).min();
             state.ask_at = next.filter(|_| state.flow.tasks() > 0);
+            if context.elsewhere.is_some() {
+                stranded = state.stranded(now);
+            }
         }
+        self.act(now, state);
+        if !stranded.is_empty() {
+            self.leave_to_others(stranded);
+        }
+    }
+
+    /// Ends those of these tasks for which there has been no rail for long enough, and which another transport goes
+    /// on with. The engine is asked without the lock.
+    fn leave_to_others(&self, mut stranded: Vec<(u64, (Run, Terms))>) {
+        let Some(engine) = self.shared.context.elsewhere.as_ref().and_then(Weak::upgrade) else {
+            return;
+        };
+        stranded.retain(|(_, (run, terms))| engine.leads_elsewhere(run, terms));
+        let may_go = |user| stranded.iter().any(|(known, _)| Runs::of_one_run(*known, user));
+        let mut state = self.lock();
+        let now = self.now();
+        state.flow.give_up_stranded(now, NO_RAIL, may_go);
         self.act(now, state);
     }
 
@@ -111,5 +140,23 @@ impl Peer {
         }
         self.act(now, state);
         !connections.is_empty()
+    }
+}
+
+impl State {
+    /// A task of each run for which there has been no rail for long, where the peer's process can be asked things: if
+    /// it cannot, no other transport finds it.
+    fn stranded(&self, now: Instant) -> Vec<(u64, (Run, Terms))> {
+        let unreachable = matches!(self.last, Some((_, FailureReason::Unreachable(_))));
+        if unreachable || self.silent_since.is_some() {
+            return Vec::new();
+        }
+        let mut found: Vec<(u64, (Run, Terms))> = Vec::new();
+        for user in self.flow.stranded(now, NO_RAIL) {
+            if !found.iter().any(|(known, _)| Runs::of_one_run(*known, user)) {
+                found.extend(self.runs.run(user).map(|run| (user, run)));
+            }
+        }
+        found
     }
 }
