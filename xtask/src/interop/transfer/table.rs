@@ -56,7 +56,7 @@ const NOT_RUN: &[NotRun] = &[
     NotRun { why: "the guest has no GPU", tests: &["cuda"] },
     NotRun {
         why: "the relay between the two ends passes what soft devices send, by addresses of its own",
-        tests: &["late"],
+        tests: &["late", "other_transport"],
     },
     NotRun {
         why: "the partitions of devices are the fabric's: soft-RoCE has one",
