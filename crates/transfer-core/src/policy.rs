@@ -69,6 +69,12 @@ pub trait Policy {
         false
     }
 
+    /// Whether a rail has no room for a slice that waits since it has as much in flight as it can use: then what
+    /// it carries is all that it can.
+    fn is_full(&self, rail: &Rail, slice: &SliceInfo) -> bool {
+        !rail.has_room(slice.length)
+    }
+
     /// How old the oldest byte in flight on a rail may become, though the rail completes others, before the
     /// rail breaks: of one that may be silent for so long while others complete. `None` is no limit.
     fn most_age(&self, _patience: Duration) -> Option<Duration> {
@@ -97,6 +103,13 @@ impl Policy for AnyPolicy {
         match self {
             Self::Classic(classic) => classic.has_priorities(),
             Self::Tent(tent) => tent.has_priorities(),
+        }
+    }
+
+    fn is_full(&self, rail: &Rail, slice: &SliceInfo) -> bool {
+        match self {
+            Self::Classic(classic) => classic.is_full(rail, slice),
+            Self::Tent(tent) => tent.is_full(rail, slice),
         }
     }
 

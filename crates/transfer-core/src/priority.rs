@@ -39,44 +39,36 @@ impl PriorityLevel {
 /// One value for each level.
 pub(crate) type ByLevel<T> = [T; PriorityLevel::ALL.len()];
 
-/// Bounded shares: a level that waits while higher ones are served is served first once so many bytes of these
-/// were posted, for one slice. So of a rail that is always wanted each level has a part.
+/// Bounded shares: a queue that waits while higher levels are served is served first once so many bytes of these
+/// were posted, for one slice; so many times as many, if so many of its level wait. So of a rail that is always
+/// wanted each level has a part, and each queue has a part of that.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shares {
     /// So many bytes of higher levels go before a slice that waits.
     limit: u64,
-    /// Bytes of higher levels that were posted since a slice of this level was, while this level waited.
-    passed: ByLevel<u64>,
+    /// By level: bytes of all higher ones that were posted, in all.
+    higher: ByLevel<u64>,
 }
 
 impl Shares {
     pub(crate) const fn new(limit: u64) -> Self {
-        Self { limit, passed: [0; PriorityLevel::ALL.len()] }
+        Self { limit, higher: [0; PriorityLevel::ALL.len()] }
     }
 
-    /// Whether it is this level's turn before higher ones.
-    pub(crate) const fn is_due(&self, level: PriorityLevel) -> bool {
-        self.passed[level.index()] >= self.limit
+    /// What a queue of a level keeps when it has something to wait for, and when a slice of it was posted.
+    pub(crate) const fn mark(&self, level: PriorityLevel) -> u64 {
+        self.higher[level.index()]
     }
 
-    /// The order in which levels are to be served now: those that are due, then the higher ones.
-    pub(crate) fn order(&self) -> ByLevel<PriorityLevel> {
-        let mut order = PriorityLevel::ALL;
-        order.sort_by_key(|level| (!self.is_due(*level), *level));
-        order
+    /// Whether it is the turn of a queue that has this mark before higher levels, where so many of its level wait.
+    pub(crate) const fn is_due(&self, level: PriorityLevel, mark: u64, waiting: usize) -> bool {
+        self.higher[level.index()] - mark >= self.limit * waiting as u64
     }
 
-    /// A slice of a level was posted, while those of some others `wait`.
-    pub(crate) fn posted(
-        &mut self,
-        level: PriorityLevel,
-        length: u32,
-        waits: impl Fn(PriorityLevel) -> bool,
-    ) {
-        self.passed[level.index()] = 0;
-        for lower in PriorityLevel::ALL.into_iter().filter(|lower| *lower > level) {
-            let passed = &mut self.passed[lower.index()];
-            *passed = if waits(lower) { *passed + u64::from(length) } else { 0 };
+    /// A slice of a level was posted.
+    pub(crate) fn posted(&mut self, level: PriorityLevel, length: u32) {
+        for higher in &mut self.higher[level.index() + 1..] {
+            *higher += u64::from(length);
         }
     }
 }
@@ -87,42 +79,34 @@ mod tests {
 
     use PriorityLevel::{Bulk, Latency, Normal};
 
-    /// What is posted, slice by slice, when these levels always wait.
-    fn served(levels: &[PriorityLevel], slices: usize, length: u32) -> ByLevel<usize> {
+    /// What is posted, slice by slice, when queues of these levels always wait.
+    fn served(levels: &[PriorityLevel], slices: usize, length: u32) -> Vec<usize> {
         let mut shares = Shares::new(1000);
-        let mut served = [0; 3];
-        let wait = PriorityLevel::ALL.map(|level| levels.contains(&level));
+        let mut queues: Vec<_> = levels.iter().map(|level| (*level, 0, 0)).collect();
         for _ in 0..slices {
-            let next = shares.order().into_iter().find(|level| wait[level.index()]).unwrap();
-            served[next.index()] += 1;
-            shares.posted(next, length, |level| wait[level.index()]);
+            let of = |level| levels.iter().filter(|it| **it == level).count();
+            let is_due = |&(level, mark, _): &(_, _, _)| shares.is_due(level, mark, of(level));
+            let due = queues.iter().position(is_due);
+            let (level, mark, count) = &mut queues[due.unwrap_or(0)];
+            *count += 1;
+            shares.posted(*level, length);
+            *mark = shares.mark(*level);
         }
-        served
+        queues.into_iter().map(|(.., count)| count).collect()
     }
 
     #[test]
-    fn each_level_has_its_share_however_much_higher_ones_want() {
-        assert_eq!(served(&[Latency], 110, 100), [110, 0, 0]);
+    fn each_level_has_its_share_however_much_higher_levels_want() {
+        assert_eq!(served(&[Latency], 110, 100), [110]);
         // A slice after each 1000 bytes of those above it.
-        assert_eq!(served(&[Latency, Bulk], 110, 100), [100, 0, 10]);
-        assert_eq!(served(&[Normal, Bulk], 110, 100), [0, 100, 10]);
+        assert_eq!(served(&[Latency, Bulk], 110, 100), [100, 10]);
+        assert_eq!(served(&[Normal, Bulk], 110, 100), [100, 10]);
         // What counts is bytes: long slices let others pass sooner.
-        assert_eq!(served(&[Latency, Bulk], 110, 500), [74, 0, 36]);
-        let [latency, normal, bulk] = served(&PriorityLevel::ALL, 1200, 100);
-        assert!(latency > 900 && normal >= 90 && bulk >= 90, "{latency} {normal} {bulk}");
-    }
-
-    #[test]
-    fn what_did_not_wait_has_nothing_to_catch_up() {
-        let mut shares = Shares::new(1000);
-        shares.posted(Latency, 900, |level| level == Bulk);
-        shares.posted(Latency, 900, |level| level == Latency);
-        shares.posted(Latency, 900, |level| level == Bulk);
-        assert_eq!(shares.order(), PriorityLevel::ALL);
-        shares.posted(Latency, 100, |level| level == Bulk);
-        assert_eq!(shares.order(), [Bulk, Latency, Normal]);
-        shares.posted(Bulk, 100, |level| level == Bulk);
-        assert_eq!(shares.order(), PriorityLevel::ALL);
+        assert_eq!(served(&[Latency, Bulk], 110, 500), [74, 36]);
+        let of_all = served(&PriorityLevel::ALL, 1200, 100);
+        assert!(of_all[0] > 900 && of_all[1] >= 90 && of_all[2] >= 90, "{of_all:?}");
+        // Two queues of a level share that of one.
+        assert_eq!(served(&[Latency, Bulk, Bulk], 220, 100), [200, 10, 10]);
     }
 
     #[test]

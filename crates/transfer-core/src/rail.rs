@@ -115,6 +115,8 @@ pub struct Rail {
     pub(crate) last_completion: Instant,
     /// When something completed last.
     pub(crate) completed_at: Instant,
+    /// When it had no room last for something that waited.
+    pub(crate) full_at: Option<Instant>,
     /// When it was first found silent while others complete.
     pub(crate) suspected_at: Option<Instant>,
     /// When its oldest byte was first found older than the policy bears.
@@ -153,6 +155,7 @@ impl Rail {
             oldest: None,
             last_completion: Instant::ZERO,
             completed_at: Instant::ZERO,
+            full_at: None,
             suspected_at: None,
             overdue_at: None,
             measure: Measure::default(),

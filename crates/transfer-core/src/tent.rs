@@ -114,12 +114,16 @@ impl TentConfig {
 
     /// Whether a slice may be posted on a rail now.
     fn has_room(&self, now: Instant, rail: &Rail, slice: &SliceInfo) -> bool {
+        rail.has_room(slice.room) && self.is_short_of(rail) && self.leaves_room(now, rail, slice)
+    }
+
+    /// Whether a rail has less in flight than it can use.
+    fn is_short_of(&self, rail: &Rail) -> bool {
         let fits = |cost| {
             let flight = (self.flight.as_nanos() as u64).max(2 * rail.measure.round_trip_nanos());
             times(rail.bytes_in_flight(), cost) < flight
         };
-        let fits = rail.slices_in_flight() == 0 || rail.cost().is_none_or(fits);
-        rail.has_room(slice.room) && fits && self.leaves_room(now, rail, slice)
+        rail.slices_in_flight() == 0 || rail.cost().is_none_or(fits)
     }
 
     /// Whether a slice that is posted on a rail would leave room for higher priorities, where such come.
@@ -286,6 +290,10 @@ impl Policy for Tent {
 
     fn has_priorities(&self) -> bool {
         true
+    }
+
+    fn is_full(&self, rail: &Rail, slice: &SliceInfo) -> bool {
+        !rail.has_room(slice.length) || !self.config.is_short_of(rail)
     }
 
     fn most_age(&self, patience: Duration) -> Option<Duration> {

@@ -178,7 +178,8 @@ impl Inner {
         };
         for runs in runs.chunk_by(same) {
             let rate = self.with_transports(|all| {
-                all.get(runs[0].transport)?.peak_rate(&runs[0].segment, &runs[0].view.descriptor)
+                let Run { segment, view, transport, .. } = &runs[0];
+                all.get(*transport)?.peak_rate(segment, &view.descriptor, deadline)
             });
             let Some(rate) = rate else { continue };
             let can = u128::from(rate) * left.as_nanos() / 1_000_000_000;

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 use millstream_metadata::{HandShakeDesc, SegmentDesc};
 use millstream_transfer_core::TaskId;
@@ -172,11 +173,12 @@ pub(crate) trait Transport: Send + Sync {
     /// Begins to do this work. Does not wait for any of it.
     fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], terms: &Terms);
 
-    /// The most that it carries to a segment now, in bytes per second, where that is known well.
+    /// The most that it carries to a segment until then, in bytes per second, where that is known well.
     fn peak_rate(
         &self,
         _segment: &Arc<OpenSegment>,
         _descriptor: &Arc<SegmentDesc>,
+        _until: Instant,
     ) -> Option<u64> {
         None
     }

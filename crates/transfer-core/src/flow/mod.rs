@@ -165,20 +165,26 @@ impl<P: Policy> Flow<P> {
             && self.rails.iter().all(|rail| rail.slices == 0 && rail.bytes == 0)
     }
 
-    /// The most that its rails carry together, in bytes per second: their recent peak rates. `None` where that
-    /// is not known well: a rail is being connected, or was not busy, or nothing has completed on it for a second.
-    pub fn peak_rate(&self, now: Instant) -> Option<u64> {
+    /// The most that its rails carry together until a time, in bytes per second: their recent peak rates. `None` where
+    /// that is not known well: a rail was not full, or nothing has completed on it for a second; or one that has
+    /// failed, or is being connected, may be up before that time.
+    pub fn peak_rate(&self, now: Instant, until: Instant) -> Option<u64> {
         let mut sum: Option<u64> = None;
+        let recent = |at: Instant| now.saturating_duration_since(at) < RECENT;
         for rail in &self.rails {
             match rail.state() {
                 RailState::Up => {
-                    let recent = now.saturating_duration_since(rail.completed_at) < RECENT;
-                    let known = rail.measure.is_settled() && recent;
+                    // One that had always room may carry more than it was given.
+                    let full = rail.full_at.is_some_and(recent);
+                    let known = rail.measure.is_settled() && recent(rail.completed_at) && full;
                     let rate = rail.peak_rate().max(rail.present_rate()).filter(|_| known)?;
                     sum = Some(sum.unwrap_or(0).saturating_add(rate));
                 }
-                RailState::Connecting => return None,
-                RailState::Down | RailState::Paused(_) | RailState::Fencing => {}
+                RailState::Connecting | RailState::Fencing => return None,
+                // One that has failed is tried again; others are not needed.
+                RailState::Down if rail.probing => return None,
+                RailState::Paused(paused) if paused < until => return None,
+                RailState::Down | RailState::Paused(_) => {}
             }
         }
         sum

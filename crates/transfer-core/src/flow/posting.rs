@@ -27,11 +27,42 @@ impl<P: Policy> Flow<P> {
         if !self.policy.has_priorities() {
             return self.next_post_of(now, PriorityLevel::default());
         }
-        let order = self.shares.order();
-        order.into_iter().find_map(|level| match self.waits(level) {
+        let waiting = PriorityLevel::ALL.map(|level| self.waits(level));
+        // What waits below others may have its turn.
+        if waiting.iter().filter(|waits| **waits).count() > 1
+            && let Some(post) = self.next_post_due(now)
+        {
+            return Some(post);
+        }
+        PriorityLevel::ALL.into_iter().find_map(|level| match waiting[level.index()] {
             true => self.next_post_of(now, level),
             false => None,
         })
+    }
+
+    /// Posts the next slice of a queue whose turn it is before higher levels: of the higher level first.
+    fn next_post_due(&mut self, now: Instant) -> Option<Post> {
+        for level in PriorityLevel::ALL.into_iter().skip(1) {
+            for at in 0..self.queues.len() {
+                let queue = &self.queues[at];
+                if queue.level == level
+                    && !queue.is_empty()
+                    && queue.blocked_at != Some(self.room)
+                    && self.is_due(at)
+                    && let Some(post) = self.post_from(now, at)
+                {
+                    return Some(post);
+                }
+            }
+        }
+        None
+    }
+
+    /// Whether it is the turn of a queue before higher levels.
+    fn is_due(&self, at: usize) -> bool {
+        let queue = &self.queues[at];
+        let waiting = self.waiting[queue.level.index()];
+        self.shares.is_due(queue.level, queue.share_mark, waiting)
     }
 
     fn next_post_of(&mut self, now: Instant, level: PriorityLevel) -> Option<Post> {
@@ -61,7 +92,11 @@ impl<P: Policy> Flow<P> {
         let waits = !queue.is_empty();
         let waiting = &mut self.waiting[queue.level.index()];
         match (queue.counted, waits) {
-            (false, true) => *waiting += 1,
+            (false, true) => {
+                *waiting += 1;
+                // What did not wait has nothing to catch up.
+                queue.share_mark = self.shares.mark(queue.level);
+            }
             (true, false) => *waiting -= 1,
             _ => {}
         }
@@ -96,7 +131,7 @@ impl<P: Policy> Flow<P> {
         let info = SliceInfo {
             opcode,
             length: info.0,
-            room: if self.shares.is_due(queue.level) { 1 } else { info.0 },
+            room: if self.is_due(at) { 1 } else { info.0 },
             level: queue.level,
             yields: self.yields(now, queue.level),
             attempt: info.1,
@@ -124,6 +159,7 @@ impl<P: Policy> Flow<P> {
                     }
                     self.queues[at].blocked_at = Some(self.room);
                     self.queues[at].stranded_since = None;
+                    self.note_full(now, &info);
                     return None;
                 }
             }
@@ -162,14 +198,22 @@ impl<P: Policy> Flow<P> {
             }
             (None, None) => return None,
         };
-        self.recount(at);
         let level = info.level;
+        self.recount(at);
         self.posted_at[level.index()] = Some(now);
-        let mut shares = self.shares;
-        shares.posted(level, info.length, |level| self.waits(level));
-        self.shares = shares;
+        self.shares.posted(level, info.length);
+        self.queues[at].share_mark = self.shares.mark(level);
         self.rails[usize::from(rail.0)].level_bytes[level.index()] += u64::from(info.length);
         Some(self.post(now, rail, slice))
+    }
+
+    /// Something waits: the rails that have no room for it carry all that they can.
+    fn note_full(&mut self, now: Instant, slice: &SliceInfo) {
+        for rail in &mut self.rails {
+            if rail.is_up() && self.policy.is_full(rail, slice) {
+                rail.full_at = Some(now);
+            }
+        }
     }
 
     fn rail(&self, rail: RailId) -> Option<&crate::Rail> {

@@ -76,6 +76,8 @@ pub(super) struct Queue {
     pub(super) level: PriorityLevel,
     /// It is counted as one that is not empty.
     pub(super) counted: bool,
+    /// What of higher levels had been posted when a slice of it was, or it began to wait.
+    pub(super) share_mark: u64,
     /// Slices that were thrown back, which go first.
     pub(super) again: List,
     /// Tasks of which something is to be cut, as they came.
@@ -194,6 +196,7 @@ impl<P: Policy> Flow<P> {
             pair,
             level,
             counted: false,
+            share_mark: 0,
             again: List::EMPTY,
             tasks: List::EMPTY,
             earliest: Earliest::default(),

@@ -20,7 +20,7 @@ use std::mem;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millstream_metadata::{
     DEFAULT_CALL_LIMIT, DeviceDesc, Gid, HandShakeDesc, NicPath, SegmentDesc,
@@ -505,8 +505,13 @@ impl Transport for RdmaTransport {
         }
     }
 
-    fn peak_rate(&self, segment: &Arc<OpenSegment>, descriptor: &Arc<SegmentDesc>) -> Option<u64> {
-        self.peer(segment, descriptor).ok()?.peak_rate()
+    fn peak_rate(
+        &self,
+        segment: &Arc<OpenSegment>,
+        descriptor: &Arc<SegmentDesc>,
+        until: Instant,
+    ) -> Option<u64> {
+        self.peer(segment, descriptor).ok()?.peak_rate(until)
     }
 
     fn handshake(&self, request: &HandShakeDesc) -> Option<HandShakeDesc> {

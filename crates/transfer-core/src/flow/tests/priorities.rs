@@ -225,3 +225,38 @@ fn a_copy_fills_a_long_link_beside_a_few_small_tasks() {
         assert_eq!((copy.others.len(), copy.breaks.len()), (30, 0));
     }
 }
+
+/// Bulk that moves freely at one pair takes no turns from bulk at another, which waits behind a higher level.
+#[test]
+fn each_pair_of_locations_has_its_own_turns() {
+    let near = |nic| crate::Priority { preferred: vec![nic], available: Vec::new() };
+    let both = || vec![near(0), near(1)];
+    let policy = AnyPolicy::Tent(Tent::new(TentConfig::default(), both(), both()));
+    let mut flow = Flow::new(Config::default(), policy, INCARNATION, 0);
+    for nic in [0, 1] {
+        flow.add_rail(RailSpec { max_slices: 1, ..spec(nic, Access::Connection) }).unwrap();
+    }
+    for (priority, user, place) in [(Bulk, 1, 0), (Latency, 2, 1), (Bulk, 3, 1)] {
+        let request = at_level(priority, user, 1000 * SLICE);
+        let request = Request { local_location: place, peer_location: place, ..request };
+        flow.submit(&request).unwrap();
+    }
+    let (mut now, mut posted, mut counts) = (Instant::ZERO, Vec::new(), [0; 4]);
+    for _ in 0..320 {
+        while let Some(output) = flow.poll_output(now) {
+            match output {
+                Output::Connect { rail, epoch } => flow.rail_up(now, rail, epoch),
+                Output::Test { rail, epoch } => flow.rail_tested(now, rail, epoch),
+                Output::Post(post) => posted.push(post),
+                _ => {}
+            }
+        }
+        now = now + Duration::from_micros(100);
+        for post in posted.drain(..) {
+            counts[post.user as usize] += 1;
+            flow.completed(now, post.slice, SliceResult::Done);
+        }
+    }
+    assert!(counts[1] >= 310, "{counts:?}");
+    assert!((9..=11).contains(&counts[3]) && counts[2] >= 300, "{counts:?}");
+}

@@ -283,19 +283,54 @@ fn a_slow_rail_comes_up() {
     assert!(copy.flow.rails()[1].peak_rate().is_some_and(|rate| rate > 80_000));
 }
 
+/// A time beyond all tests.
+const LATER: Instant = Instant::from_nanos(u64::MAX);
+
+/// Two at a time keep a rail busy, and it may carry more.
+#[test]
+fn what_a_rail_carries_that_always_had_room_is_not_all_that_it_can() {
+    let mut bench = Bench::with(Config::default(), &[spec(0, Access::Connection)]);
+    let tasks = |bench: &mut Bench, count: u64| {
+        for user in 0..count {
+            bench.submit(write(user, SLICE));
+        }
+    };
+    let pass = |bench: &mut Bench| {
+        for _ in 0..40 {
+            bench.now = bench.now + Duration::from_millis(1);
+            let post = bench.posts.remove(0);
+            bench.complete(post, SliceResult::Done);
+            tasks(bench, 1);
+        }
+    };
+    tasks(&mut bench, 2);
+    bench.connect_all();
+    pass(&mut bench);
+    assert!(bench.flow.rails()[0].measure.is_settled());
+    assert_eq!(bench.flow.peak_rate(bench.now, LATER), None);
+    tasks(&mut bench, 40);
+    pass(&mut bench);
+    assert!(bench.flow.peak_rate(bench.now, LATER).is_some());
+}
+
 #[test]
 fn what_all_carry_is_told_where_it_is_known() {
     let mut copy = Copy::new(2);
-    assert_eq!(copy.flow.peak_rate(copy.now), None, "nothing was measured");
+    assert_eq!(copy.flow.peak_rate(copy.now, LATER), None, "nothing was measured");
     copy.pass(at(1000));
-    let rate = copy.flow.peak_rate(copy.now).unwrap();
+    let rate = copy.flow.peak_rate(copy.now, LATER).unwrap();
     assert!((2 * RATE..2 * RATE * 11 / 10).contains(&rate), "{rate}");
-    assert_eq!(copy.flow.peak_rate(at(3000)), None, "it is long ago");
-    // A link that is cut does not count, when that is known.
+    assert_eq!(copy.flow.peak_rate(at(3000), LATER), None, "it is long ago");
+    // A link that pauses does not count until it is tried again.
     copy.links[1].cut = true;
     copy.pass(at(8000));
-    let rate = copy.flow.peak_rate(copy.now);
-    assert!(rate.is_none_or(|rate| rate < RATE * 11 / 10), "{rate:?}");
+    while !matches!(copy.flow.rails()[1].state(), RailState::Paused(until) if until > copy.now) {
+        copy.pass(copy.now + Duration::from_millis(1));
+    }
+    let RailState::Paused(until) = copy.flow.rails()[1].state() else { unreachable!() };
+    let rate = copy.flow.peak_rate(copy.now, until).unwrap();
+    assert!(rate < RATE * 11 / 10, "{rate}");
+    assert_eq!(copy.flow.peak_rate(copy.now, LATER), None, "it may be back by then");
     // One small task at a time says nothing of what is carried.
     let mut bench = Bench::with(Config::default(), &[spec(0, Access::Connection)]);
     bench.submit(write(1, SLICE));
@@ -306,5 +341,5 @@ fn what_all_carry_is_told_where_it_is_known() {
         bench.complete(post, SliceResult::Done);
         bench.submit(write(user, SLICE));
     }
-    assert_eq!(bench.flow.peak_rate(bench.now), None);
+    assert_eq!(bench.flow.peak_rate(bench.now, LATER), None);
 }

@@ -261,9 +261,9 @@ impl Peer {
         self.act(now, state);
     }
 
-    /// The most that its rails carry together, in bytes per second, where that is known well.
-    pub(super) fn peak_rate(&self) -> Option<u64> {
-        self.lock().flow.peak_rate(self.now())
+    /// The most that its rails carry together until then, in bytes per second, where that is known well.
+    pub(super) fn peak_rate(&self, until: std::time::Instant) -> Option<u64> {
+        self.lock().flow.peak_rate(self.now(), self.shared.clock.at(until))
     }
 
     /// Whether nothing is under way.
