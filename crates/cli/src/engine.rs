@@ -19,7 +19,7 @@ use thiserror::Error;
 
 use crate::address::{self, ATTEMPTS, NoneFree, is_one_of_many};
 use crate::failure::{self, usage};
-use crate::reach::{Patience, Reach};
+use crate::reach::{Patience, Reach, Wishes};
 use crate::{output, paths, retry};
 
 /// How often it is tried whether what is waited for is there, and how often that is told.
@@ -192,6 +192,8 @@ fn provider(protocols: &[Protocol]) -> anyhow::Result<Option<Option<Provider>>> 
 pub(crate) struct Opened {
     pub(crate) engine: Arc<TransferEngine>,
     pub(crate) segment: Segment,
+    /// What its requests ask for.
+    pub(crate) wishes: Wishes,
     /// Transports that `auto` could not install, and why.
     pub(crate) missing: Vec<(&'static str, String)>,
 }
@@ -323,6 +325,7 @@ fn open_patiently(
 ) -> anyhow::Result<Opened> {
     let settings = reach.settings.load()?;
     check_metadata(&reach.metadata, settings)?;
+    reach.wishes.check(&settings.engine(Ipv4Addr::LOCALHOST.into()).policy_file)?;
     let protocol = match reach.protocol.as_str() {
         // Nothing else reaches a file.
         "auto" if segment.starts_with(FileName::PREFIX) => Protocol::Nvmeof,
@@ -351,7 +354,7 @@ fn open_patiently(
     if opened.buffers().is_empty() {
         bail!("segment {segment} has no memory to read or write");
     }
-    let opened = Opened { engine, segment: opened, missing };
+    let opened = Opened { engine, segment: opened, wishes: reach.wishes.clone(), missing };
     if let Some(required) = &reach.require {
         paths::require(&opened, required)?;
     }

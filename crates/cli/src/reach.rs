@@ -2,10 +2,12 @@
 //! to try.
 
 use std::net::IpAddr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use clap::Args;
+use millstream_transfer::{PolicyFile, PriorityLevel, SubmitOptions};
 
+use crate::failure::usage;
 use crate::settings::SettingsArguments;
 use crate::units;
 
@@ -29,7 +31,54 @@ pub(crate) struct Reach {
     #[arg(long)]
     pub(crate) no_segmentation_offload: bool,
     #[command(flatten)]
+    pub(crate) wishes: Wishes,
+    #[command(flatten)]
     pub(crate) settings: SettingsArguments,
+}
+
+/// What requests ask for (docs/policy-file.md).
+#[derive(Args, Clone, Debug, Default)]
+pub(crate) struct Wishes {
+    /// How soon the requests are wanted, beside others of this process to the same peer (with --policy tent)
+    /// [default: that of --class, or normal]
+    #[arg(long, value_name = "LEVEL", value_parser = PriorityLevel::ALL.map(PriorityLevel::name))]
+    pub(crate) priority: Option<String>,
+    /// Their class of the policy file (transfer.policy_file, MC_TENT_CONF)
+    #[arg(long, value_name = "NAME")]
+    pub(crate) class: Option<String>,
+    /// Fail where a request is not done so long after it was submitted; with --policy tent also where it cannot be.
+    /// A request of put and get is 2 MiB
+    #[arg(long, value_name = "D", value_parser = units::duration)]
+    pub(crate) deadline: Option<Duration>,
+}
+
+impl Wishes {
+    /// Of requests that are submitted now.
+    pub(crate) fn options(&self) -> SubmitOptions {
+        SubmitOptions {
+            // A time beyond all that there are is none.
+            deadline: self.deadline.and_then(|after| Instant::now().checked_add(after)),
+            priority: self.priority.as_deref().and_then(PriorityLevel::from_name),
+            policy: self.class.clone(),
+            ..SubmitOptions::default()
+        }
+    }
+
+    /// Whether the policy file has the class.
+    pub(crate) fn check(&self, file: &PolicyFile) -> anyhow::Result<()> {
+        let Some(wanted) = &self.class else { return Ok(()) };
+        if file.classes.iter().any(|class| class.name == *wanted) {
+            return Ok(());
+        }
+        let known: Vec<_> = file.classes.iter().map(|class| class.name.as_str()).collect();
+        Err(usage(match known[..] {
+            [] => format!(
+                "--class {wanted}: there is no policy file that has classes: \
+                 set transfer.policy_file, or MC_TENT_CONF"
+            ),
+            _ => format!("--class {wanted}: the policy file has {}", known.join(", ")),
+        }))
+    }
 }
 
 /// For how long a command tries.

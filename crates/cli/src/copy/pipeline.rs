@@ -247,7 +247,7 @@ impl Pipeline {
             length,
         };
         let batch = opened.engine.allocate_batch(1).map_err(anyhow::Error::from)?;
-        let submitted = opened.engine.submit(&batch, &[request]);
+        let submitted = opened.engine.submit_with(&batch, &[request], &opened.wishes.options());
         submitted.map_err(|error| Trouble::Remote(error.into()))?;
         Ok(batch)
     }

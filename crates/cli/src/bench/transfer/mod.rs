@@ -212,7 +212,8 @@ fn open_own(reach: &Reach, bytes: usize, memory: MemoryKind) -> anyhow::Result<(
         engine::start(&[Protocol::Local], &reach.bind, loopback, &options)?;
     let buffer = memory.allocate(&engine, bytes, true)?;
     let segment = engine.open_segment(engine.name())?;
-    let opened = Opened { engine, segment, missing };
+    reach.wishes.check(&options.settings.engine(loopback).policy_file)?;
+    let opened = Opened { engine, segment, wishes: reach.wishes.clone(), missing };
     if let Some(required) = &reach.require {
         paths::require(&opened, required)?;
     }

@@ -137,7 +137,7 @@ fn repeat(
 /// done, for good or bad, without a limit of ours: the engine gives up on a peer that is dead.
 fn submit(opened: &Opened, requests: &[TransferRequest]) -> anyhow::Result<Option<Moved>> {
     let batch = opened.engine.allocate_batch(requests.len())?;
-    opened.engine.submit(&batch, requests)?;
+    opened.engine.submit_with(&batch, requests, &opened.wishes.options())?;
     while !opened.engine.wait(&batch, GLANCE) {
         if process::told_to_stop() {
             return Ok(None);
