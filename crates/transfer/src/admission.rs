@@ -144,7 +144,7 @@ mod tests {
             transports: Vec::new(),
             limits: limits(class),
         };
-        let file = PolicyFile { limits: limits(engine), classes: vec![class] };
+        let file = PolicyFile { limits: limits(engine), classes: vec![class], rules: vec![] };
         Arc::new(Admission::new(&file))
     }
 

@@ -109,12 +109,12 @@ impl Avoidance {
 
 impl Inner {
     /// Whether there is another transport for a run that its own has no way for.
-    pub(crate) fn leads_elsewhere(&self, run: &Run, terms: &Terms) -> bool {
-        self.next_transport(run, terms).is_some()
+    pub(crate) fn leads_elsewhere(&self, run: &Run) -> bool {
+        self.next_transport(run).is_some()
     }
 
     /// The next transport that leads where a run goes and may do it: its place and its name, and whether it copies.
-    fn next_transport(&self, run: &Run, terms: &Terms) -> Option<(usize, &'static str, bool)> {
+    fn next_transport(&self, run: &Run) -> Option<(usize, &'static str, bool)> {
         // Memory of a GPU here is for transports that say so, of which `rdma` is the last.
         if self.is_stopped() || self.required.is_set() || run.local.is_gpu() {
             return None;
@@ -124,7 +124,7 @@ impl Inner {
         self.with_transports(|all| {
             let mut later = all.iter().enumerate().skip(run.transport + 1);
             let found = later.find(|(_, transport)| {
-                terms.allowed.has(transport.name()) && place.led_to_by(&***transport)
+                run.allowed.has(transport.name()) && place.led_to_by(&***transport)
             });
             found.map(|(index, transport)| (index, transport.name(), transport.copies()))
         })
@@ -138,7 +138,7 @@ impl Inner {
         mut run: Run,
         terms: &Terms,
     ) -> bool {
-        let Some((index, name, copies)) = self.next_transport(&run, terms) else { return false };
+        let Some((index, name, copies)) = self.next_transport(&run) else { return false };
         let Some(transport) = self.with_transports(|all| all.get(index).cloned()) else {
             return false;
         };

@@ -95,7 +95,9 @@ pub use notify::{Notification, NotifyError};
 pub use nvmeof::{FileOptions, NvmeofConfig};
 pub use path::PathReport;
 pub use pieces::{Pieces, PiecesRequest, TransferPiece};
-pub use policy_file::{AdmissionLimits, PolicyClass, PolicyFile, PolicyFileError};
+pub use policy_file::{
+    AdmissionLimits, MemoryKind, PolicyClass, PolicyFile, PolicyFileError, PolicyRule, SegmentKind,
+};
 pub use request::{Opcode, TransferRequest};
 pub use segment::{Segment, SegmentBuffer, SegmentId};
 pub use settings::{

@@ -6,9 +6,10 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use millstream_metadata::SegmentDesc;
 
 use crate::engine::Inner;
+use crate::policy_file::Seen;
 use crate::segment::OpenSegment;
 use crate::transport::{NAMES, Transport, code_of, name_of};
-use crate::{SegmentId, SubmitError};
+use crate::{MemoryKind, SegmentId, SegmentKind, SubmitError};
 
 /// Whether a transport takes requests to a segment.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -61,6 +62,11 @@ impl Allowed {
     /// The one of this name, if it is one.
     pub(crate) fn named(name: &str) -> Option<Self> {
         NAMES.into_iter().find(|known| *known == name).map(|name| Self(bit(name)))
+    }
+
+    /// Those that are also among these.
+    pub(crate) const fn and(self, these: Self) -> Self {
+        Self(self.0 & these.0)
     }
 
     /// Whether all of these are among them.
@@ -180,25 +186,53 @@ impl Place<'_> {
 
 impl Inner {
     /// The transport that takes requests to this place: the first of those that may which leads there, or the
-    /// one that is required. One that requests to the segment had to leave is the last. Its index and its name.
+    /// one that is required. They are looked at in this order, or in their own where it names none. One that
+    /// requests to the segment had to leave is the last. Its index and its name.
     pub(crate) fn choose(
         &self,
         place: Place<'_>,
         allowed: Allowed,
+        order: &[&'static str],
     ) -> Option<(usize, &'static str)> {
-        self.choose_unless(place, allowed, |name| place.segment.avoided.is_to_be_avoided(name))
+        let avoided = |name| place.segment.avoided.is_to_be_avoided(name);
+        self.choose_unless(place, (allowed, order), avoided)
+    }
+
+    /// What rules of the policy file see of a place.
+    pub(crate) fn seen(&self, place: Place<'_>, gpu: bool) -> Seen {
+        let memory = |gpu| if gpu { MemoryKind::Gpu } else { MemoryKind::Host };
+        let descriptor = place.descriptor;
+        let own = self.segments.by_id(SegmentId::LOCAL).map(|own| own.descriptor());
+        let here = own.as_ref().and_then(|own| own.shm.as_ref()).map(|shm| &shm.boot_id);
+        let there = descriptor.shm.as_ref().map(|shm| &shm.boot_id);
+        let buffer = &descriptor.buffers[place.buffer];
+        Seen {
+            segment: match buffer.file_path {
+                Some(_) => SegmentKind::File,
+                None => SegmentKind::Memory,
+            },
+            memory: memory(gpu),
+            peer_memory: memory(buffer.name.starts_with("cuda:")),
+            same_machine: place.segment.id == SegmentId::LOCAL || (here.is_some() && here == there),
+        }
     }
 
     /// As [`Inner::choose`], with those that are `avoided`.
     fn choose_unless(
         &self,
         place: Place<'_>,
-        allowed: Allowed,
+        (allowed, order): (Allowed, &[&'static str]),
         avoided: impl Fn(&'static str) -> bool,
     ) -> Option<(usize, &'static str)> {
         let required = self.required.name();
         self.with_transports(|all| {
-            let mut candidates = all.iter().enumerate().filter_map(|(index, transport)| {
+            let places = if order.is_empty() { all.len() } else { order.len() };
+            let mut candidates = (0..places).filter_map(|place_of| {
+                let index = match order.get(place_of) {
+                    None => place_of,
+                    Some(name) => all.iter().position(|transport| transport.name() == *name)?,
+                };
+                let transport = all.get(index)?;
                 let name = transport.name();
                 let may = allowed.has(name) && required.is_none_or(|required| required == name);
                 (may && place.led_to_by(&**transport)).then_some((index, name))
@@ -254,7 +288,7 @@ impl Inner {
         for buffer in 0..descriptor.buffers.len() {
             let place = Place { segment, descriptor, buffer };
             // Nothing is tried again by that.
-            let chosen = self.choose_unless(place, Allowed::default(), |name| {
+            let chosen = self.choose_unless(place, (Allowed::default(), &[]), |name| {
                 segment.avoided.left(name).is_some()
             });
             self.with_transports(|all| {

@@ -39,6 +39,8 @@ pub struct SubmitOptions {
     pub transport: Option<String>,
     /// Their class of the policy file ([`crate::Config::policy_file`]).
     pub policy: Option<String>,
+    /// What they are for, as rules of the policy file name it ([`crate::PolicyRule::intent`]).
+    pub intent: Option<String>,
 }
 
 /// Something that can be submitted: it becomes a task.
@@ -134,7 +136,7 @@ impl Inner {
         // A batch that is reused in several steps keeps its room here: nothing is allocated.
         let mut runs = std::mem::take(&mut *adding);
         let checked = self
-            .check(batch, requests, &mut runs, terms.allowed)
+            .check(batch, requests, &mut runs, &terms)
             .and_then(|()| self.check_deadline(batch, requests, &runs, &terms))
             .and_then(|()| self.admit(requests, &terms));
         if checked.is_ok() {
@@ -261,7 +263,7 @@ impl Inner {
         batch: &Arc<BatchShared>,
         requests: &[impl Requested],
         runs: &mut Vec<Run>,
-        allowed: Allowed,
+        terms: &Terms,
     ) -> Result<(), SubmitError> {
         if self.is_stopped() {
             return Err(SubmitError::ShutDown);
@@ -281,21 +283,39 @@ impl Inner {
             })?;
             let (source, segment) = (extent.source, request.target());
             let task = submitted + index;
+            // Mostly there are none.
+            let rules = match terms.rules {
+                0 => 0,
+                rules => rules & self.policy_file.rules_of_length(request.length()),
+            };
             if let (Some(ends), Some(run)) = (&ends, runs.last_mut())
+                && ends.rules == rules
                 && ends.hold(segment, &extent)
             {
                 run.tasks.end = task + 1;
                 continue;
             }
-            let same_target =
-                target.as_ref().is_some_and(|target| target.holds(segment, extent.target));
-            if !same_target {
-                target = Some(self.target((index, allowed), segment, extent.target, target)?);
-            }
             let same_local =
                 local.as_ref().is_some_and(|local| local.contains(source.first, source.length));
+            let found = match same_local {
+                true => None,
+                false => self.memory().find(source.first, source.length),
+            };
+            let known = found.as_ref().or(local.as_ref().filter(|_| same_local));
+            let same_target = target
+                .as_ref()
+                .is_some_and(|it| it.holds(segment, extent.target) && it.rules == rules)
+                && (rules == 0 || same_local);
+            if !same_target {
+                let wanted = Wanted {
+                    index,
+                    allowed: terms.allowed,
+                    rules,
+                    gpu: known.is_some_and(|local| local.is_gpu()),
+                };
+                target = Some(self.target(wanted, segment, extent.target, target)?);
+            }
             if !same_local {
-                let found = self.memory().find(source.first, source.length);
                 local = Some(found.ok_or(SubmitError::SourceNotRegistered {
                     index,
                     source_address: source.first,
@@ -303,7 +323,7 @@ impl Inner {
                 })?);
             }
             let (Some(target), Some(local)) = (&target, &local) else { continue };
-            ends = Some(Ends { segment, target: target.span(), source: local.span() });
+            ends = Some(Ends { segment, target: target.span(), source: local.span(), rules });
             runs.push(Run {
                 transport: target.transport,
                 transport_name: target.transport_name,
@@ -311,6 +331,7 @@ impl Inner {
                     .with_transports(|all| all.get(target.transport).is_some_and(|it| it.copies())),
                 tasks: task..task + 1,
                 claimed: task,
+                allowed: target.allowed,
                 local: Arc::clone(local),
                 segment: Arc::clone(&target.segment),
                 view: target.view.clone(),
@@ -323,11 +344,12 @@ impl Inner {
     /// Where a request goes. The segment of the one before is looked at first.
     fn target(
         &self,
-        (index, allowed): (usize, Allowed),
+        wanted: Wanted,
         segment: SegmentId,
         span: Span,
         before: Option<Target>,
     ) -> Result<Target, SubmitError> {
+        let index = wanted.index;
         let segment = match before {
             Some(Target { segment: known, .. }) if known.id == segment => known,
             _ => {
@@ -363,9 +385,20 @@ impl Inner {
                 });
             };
             let place = Place { segment: &segment, descriptor: &view.descriptor, buffer };
-            if let Some((transport, transport_name)) = self.choose(place, allowed) {
+            let rule = match wanted.rules {
+                0 => None,
+                rules => self.policy_file.first_rule(rules, self.seen(place, wanted.gpu)),
+            };
+            let order = rule.map_or(&[][..], |rule| &rule.transports);
+            let allowed = match order {
+                [] => wanted.allowed,
+                order => wanted.allowed.and(Allowed::these(order)),
+            };
+            if let Some((transport, transport_name)) = self.choose(place, allowed, order) {
                 self.tell_path(place, transport_name);
-                return Ok(Target { transport, transport_name, segment, view, buffer });
+                let rules = wanted.rules;
+                let names = (transport, transport_name);
+                return Ok(Target::new(names, (allowed, rules), segment, view, buffer));
             }
             // What was in the way when the segment was opened need not be there any more.
             refresh = !refreshed && segment.may_be_reached_now();
@@ -376,16 +409,41 @@ impl Inner {
     }
 }
 
+/// By what a request has its transport.
+#[derive(Clone, Copy)]
+struct Wanted {
+    index: usize,
+    allowed: Allowed,
+    /// The rules that may be for it.
+    rules: u64,
+    /// The memory here is a GPU's.
+    gpu: bool,
+}
+
 /// A buffer of a segment, and the transport that reaches it.
 struct Target {
     transport: usize,
     transport_name: &'static str,
+    /// The transports that may.
+    allowed: Allowed,
+    /// The rules that might have been for the request.
+    rules: u64,
     segment: Arc<OpenSegment>,
     view: View,
     buffer: usize,
 }
 
 impl Target {
+    const fn new(
+        (transport, transport_name): (usize, &'static str),
+        (allowed, rules): (Allowed, u64),
+        segment: Arc<OpenSegment>,
+        view: View,
+        buffer: usize,
+    ) -> Self {
+        Self { transport, transport_name, allowed, rules, segment, view, buffer }
+    }
+
     /// The buffer.
     fn span(&self) -> Span {
         let buffer = &self.view.descriptor.buffers[self.buffer];
@@ -402,6 +460,8 @@ struct Ends {
     segment: SegmentId,
     target: Span,
     source: Span,
+    /// The rules that might have been for the requests.
+    rules: u64,
 }
 
 impl Ends {

@@ -15,6 +15,8 @@ pub(crate) struct Terms {
     pub(crate) priority: PriorityLevel,
     /// The transports that may do them.
     pub(crate) allowed: Allowed,
+    /// The rules of the policy file that may be for them, as bits by their places.
+    pub(crate) rules: u64,
     /// The class that they are of, by its place in the policy file.
     pub(crate) class: Option<usize>,
 }
@@ -66,7 +68,22 @@ impl Terms {
             return Err(SubmitError::DeadlinePassed { index: 0, late });
         }
         let priority = options.priority.or(of_class.map(|class| class.priority));
-        Ok(Self { deadline, priority: priority.unwrap_or_default(), allowed, class })
+        let priority = priority.unwrap_or_default();
+        let intent = options.intent.as_deref();
+        if let Some(intent) = intent {
+            let mut known = file.rules.iter().filter_map(|rule| rule.intent.as_deref());
+            if !known.any(|known| known == intent) {
+                let all = file.rules.iter().filter_map(|rule| rule.intent.as_deref());
+                let known = listed(all);
+                return Err(SubmitError::UnknownIntent { intent: intent.to_owned(), known });
+            }
+        }
+        // A hint says more than any rule.
+        let rules = match options.transport {
+            Some(_) => 0,
+            None => file.rules_for(intent, priority, allowed),
+        };
+        Ok(Self { deadline, priority, allowed, rules, class })
     }
 }
 

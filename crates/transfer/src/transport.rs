@@ -12,6 +12,7 @@ use crate::batch::BatchShared;
 use crate::keys::Keys;
 use crate::memory::{LocalMemory, RawMemory};
 use crate::metrics::Metrics;
+use crate::path::Allowed;
 use crate::segment::{OpenSegment, View};
 use crate::task::TaskHandle;
 use crate::terms::Terms;
@@ -65,6 +66,8 @@ pub(crate) struct Run {
     pub(crate) tasks: Range<usize>,
     /// Those before this one were claimed for who submits them.
     pub(crate) claimed: usize,
+    /// The transports that may do them.
+    pub(crate) allowed: Allowed,
     pub(crate) local: Arc<LocalMemory>,
     pub(crate) segment: Arc<OpenSegment>,
     pub(crate) view: View,

@@ -163,6 +163,14 @@ pub enum SubmitError {
         /// The classes that there are.
         known: String,
     },
+    /// No rule of the policy file is for such an intent.
+    #[error("the intent {intent:?} is in no rule of the policy file, which has rules for {known}")]
+    UnknownIntent {
+        /// What was given.
+        intent: String,
+        /// The intents that there are.
+        known: String,
+    },
     /// The deadline was over before the requests were submitted.
     #[error(
         "request {index}: its deadline passed {late:?} before it was submitted: give it a later one"
@@ -238,6 +246,7 @@ impl SubmitError {
             Self::UnknownTransport { .. }
             | Self::HintNotAllowed { .. }
             | Self::UnknownPolicy { .. }
+            | Self::UnknownIntent { .. }
             | Self::OverLimit { .. }
             | Self::DeadlinePassed { .. }
             | Self::DeadlineInfeasible { .. }

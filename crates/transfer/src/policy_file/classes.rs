@@ -6,12 +6,13 @@ use millstream_transfer_core::PriorityLevel;
 
 use super::document::{Entry, Value};
 use super::error::Fault;
+use super::rules::{MAX_RULES, PolicyRule};
 use super::{AdmissionLimits, MAX_CLASSES, PolicyClass, PolicyFile};
 use crate::settings::{nearest, size_of_text, time_of_text};
 use crate::transport;
 
 /// Tables of the document.
-pub(super) const TABLES: [&str; 2] = ["limits", "class"];
+pub(super) const TABLES: [&str; 3] = ["limits", "class", "rule"];
 /// Keys of `limits`, and of a class, too.
 const LIMITS: [&str; 2] = ["bytes_in_flight", "requests_in_flight"];
 /// Other keys of a class.
@@ -38,6 +39,7 @@ struct Draft {
 pub(super) fn read(document: &[Entry]) -> Result<PolicyFile, Fault> {
     let mut limits = Draft::default();
     let mut drafts: Vec<Draft> = Vec::new();
+    let mut rules: Vec<PolicyRule> = Vec::new();
     for entry in document {
         match (&*entry.key, &entry.value) {
             ("limits", Value::Table(entries)) => {
@@ -52,7 +54,16 @@ pub(super) fn read(document: &[Entry]) -> Result<PolicyFile, Fault> {
                     drafts.push(Draft::read(class)?);
                 }
             }
-            ("limits" | "class", _) => {
+            ("rule", Value::Table(entries)) => {
+                for entry in entries {
+                    if rules.len() == MAX_RULES {
+                        let what = format!("there are more than {MAX_RULES} rules");
+                        return Err(Fault::new(entry.line, what));
+                    }
+                    rules.push(PolicyRule::read(entry)?);
+                }
+            }
+            ("limits" | "class" | "rule", _) => {
                 return Err(Fault::new(entry.line, format!("{} is a table", entry.key)));
             }
             _ => return Err(unknown(entry, "a policy file", TABLES.into_iter())),
@@ -65,17 +76,38 @@ pub(super) fn read(document: &[Entry]) -> Result<PolicyFile, Fault> {
     for draft in &drafts {
         classes.push(whole(draft, &drafts, &limits)?);
     }
-    Ok(PolicyFile { limits: limits.limits(), classes })
+    Ok(PolicyFile { limits: limits.limits(), classes, rules })
 }
 
 /// A key that there is not.
-fn unknown(entry: &Entry, place: &str, keys: impl Iterator<Item = &'static str> + Clone) -> Fault {
+pub(super) fn unknown(
+    entry: &Entry,
+    place: &str,
+    keys: impl Iterator<Item = &'static str> + Clone,
+) -> Fault {
     let shown: String = entry.key.chars().take(80).collect();
     let hint = match nearest(&entry.key, keys.clone()) {
         Some(key) => format!("is {key} meant?"),
         None => format!("there are {}", keys.collect::<Vec<_>>().join(", ")),
     };
     Fault::new(entry.line, format!("{place} has no key {shown:?}: {hint}"))
+}
+
+/// A list of transports.
+pub(super) fn transports(entry: &Entry, place: &str) -> Result<Vec<&'static str>, Fault> {
+    let name = |value: &Value| match value {
+        Value::Text(text) => transport::NAMES.into_iter().find(|name| name == text),
+        _ => None,
+    };
+    let names: Option<Vec<_>> = match &entry.value {
+        Value::List(values) => values.iter().map(name).collect(),
+        _ => None,
+    };
+    names.filter(|it| !it.is_empty()).ok_or_else(|| {
+        let known = transport::NAMES.join(", ");
+        let what = format!("{place}: {} is a list of at least one of {known}", entry.key);
+        Fault::new(entry.line, what)
+    })
 }
 
 impl Draft {
@@ -117,17 +149,7 @@ impl Draft {
                 let range = "a time from 1us to 24h, with its unit, such as \"50ms\"";
                 self.deadline = Some(found.ok_or_else(|| wrong(range.into()))?);
             }
-            ("transports", value) => {
-                let known = transport::NAMES.join(", ");
-                let range = || wrong(format!("a list of at least one of {known}"));
-                let Value::List(values) = value else { return Err(range()) };
-                let name = |value: &Value| match value {
-                    Value::Text(text) => transport::NAMES.into_iter().find(|name| name == text),
-                    _ => None,
-                };
-                let names: Option<Vec<_>> = values.iter().map(name).collect();
-                self.transports = Some(names.filter(|it| !it.is_empty()).ok_or_else(range)?);
-            }
+            ("transports", _) => self.transports = Some(transports(entry, &place)?),
             _ if self.take_limit(entry, &place)? => {}
             _ => return Err(unknown(entry, &place, OF_CLASS.into_iter().chain(LIMITS))),
         }

@@ -26,6 +26,7 @@ pub(super) enum Value {
     /// A whole number from 0.
     Number(u64),
     List(Vec<Self>),
+    Boolean(bool),
     /// What nothing in a policy file has.
     Other,
 }
@@ -71,6 +72,7 @@ fn of_value(lines: &Lines, value: &DeValue<'_>) -> Value {
         DeValue::Table(table) => Value::Table(of_table(lines, table)),
         DeValue::String(value) => Value::Text(value.to_string()),
         DeValue::Integer(value) => value.to_string().parse().map_or(Value::Other, Value::Number),
+        DeValue::Boolean(value) => Value::Boolean(*value),
         DeValue::Array(values) => {
             Value::List(values.iter().map(|value| of_value(lines, value.get_ref())).collect())
         }
@@ -136,8 +138,8 @@ impl<'t> Visitor<'t> for Reader<'t> {
         Ok(Value::Other)
     }
 
-    fn visit_bool<E>(self, _: bool) -> Result<Value, E> {
-        Ok(Value::Other)
+    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
+        Ok(Value::Boolean(value))
     }
 
     fn visit_unit<E>(self) -> Result<Value, E> {

@@ -24,6 +24,14 @@ pub enum PolicyFileError {
         /// What it breaks.
         rule: String,
     },
+    /// A rule of a program's own making says what cannot be.
+    #[error("the policy file that the program made: rule {name:?}: {fault}")]
+    MadeRule {
+        /// Its name.
+        name: String,
+        /// What is wrong.
+        fault: String,
+    },
     /// Something in it breaks a rule.
     #[error("{}:{line}: {rule}", path.display())]
     Rule {

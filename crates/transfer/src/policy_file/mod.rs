@@ -6,6 +6,7 @@
 mod classes;
 mod document;
 mod error;
+mod rules;
 #[cfg(test)]
 mod tests;
 
@@ -15,6 +16,10 @@ use std::time::Duration;
 use millstream_transfer_core::PriorityLevel;
 
 pub use self::error::PolicyFileError;
+use self::rules::MAX_RULES;
+pub(crate) use self::rules::Seen;
+pub use self::rules::{MemoryKind, PolicyRule, SegmentKind};
+use crate::path::Allowed;
 use crate::settings::nearest;
 use crate::transport;
 
@@ -59,6 +64,8 @@ pub struct PolicyFile {
     pub limits: AdmissionLimits,
     /// The classes, each with what it inherits, in the order of the file.
     pub classes: Vec<PolicyClass>,
+    /// Of these the first that is for a request says which transports do it.
+    pub rules: Vec<PolicyRule>,
 }
 
 impl PolicyFile {
@@ -88,6 +95,37 @@ impl PolicyFile {
         read.map_err(|fault| fault.at(path))
     }
 
+    /// The rules for requests of this intent and priority that these transports may do, as bits by their places.
+    pub(crate) fn rules_for(
+        &self,
+        intent: Option<&str>,
+        priority: PriorityLevel,
+        allowed: Allowed,
+    ) -> u64 {
+        self.rules_where(|rule| {
+            rule.intent.as_deref().is_none_or(|wanted| Some(wanted) == intent)
+                && rule.priority.is_none_or(|wanted| wanted == priority)
+                && rule.transports.iter().any(|name| allowed.has(name))
+        })
+    }
+
+    /// Those for requests of so many bytes.
+    pub(crate) fn rules_of_length(&self, length: u64) -> u64 {
+        self.rules_where(|rule| rule.lengths.contains(&length))
+    }
+
+    fn rules_where(&self, applies: impl Fn(&PolicyRule) -> bool) -> u64 {
+        let rules = self.rules.iter().enumerate().take(MAX_RULES);
+        rules.filter(|(_, rule)| applies(rule)).fold(0, |all, (index, _)| all | 1 << index)
+    }
+
+    /// The first of these rules that is for requests which go there.
+    pub(crate) fn first_rule(&self, rules: u64, seen: Seen) -> Option<&PolicyRule> {
+        let of = |(index, _): &(usize, &PolicyRule)| rules & 1 << index != 0;
+        let mut rules = self.rules.iter().enumerate().take(MAX_RULES).filter(of);
+        rules.find(|(_, rule)| rule.is_for(seen)).map(|(_, rule)| rule)
+    }
+
     /// Whether an engine can go by it: what was read always is so, and what a program made is looked at.
     pub(crate) fn check(&self) -> Result<(), PolicyFileError> {
         for (index, class) in self.classes.iter().enumerate() {
@@ -102,6 +140,17 @@ impl PolicyFile {
                 continue;
             };
             return Err(PolicyFileError::Made { class: class.name.clone(), rule });
+        }
+        for (index, rule) in self.rules.iter().enumerate() {
+            let known = |name: &&'static str| transport::NAMES.contains(name);
+            let fault = if !rule.transports.iter().all(known) {
+                format!("its transports are some of {}", transport::NAMES.join(", "))
+            } else if index >= MAX_RULES {
+                format!("there are more than {MAX_RULES} rules")
+            } else {
+                continue;
+            };
+            return Err(PolicyFileError::MadeRule { name: rule.name.clone(), fault });
         }
         Ok(())
     }

@@ -178,3 +178,54 @@ fn a_file_that_cannot_be_read_is_told() {
         "{error}"
     );
 }
+
+#[test]
+fn rules_say_what_they_are_for() {
+    let file = toml(
+        "[rule.a]\nmemory = \"gpu\"\nsame_machine = false\nlength_below = \"1MiB\"\n\
+         transports = [\"tcp\", \"rdma\"]\n[rule.b]\nintent = \"x\"\ntransports = [\"shm\"]",
+    );
+    let rules = file.unwrap().rules;
+    assert_eq!(rules[0].lengths, 0..1 << 20);
+    assert_eq!((rules[0].memory, rules[0].same_machine), (Some(MemoryKind::Gpu), Some(false)));
+    assert_eq!(rules[0].transports, ["tcp", "rdma"]);
+    assert_eq!((rules[1].name.as_str(), rules[1].intent.as_deref()), ("b", Some("x")));
+    let same = json(
+        r#"{"rule": {"a": {"memory": "gpu", "same_machine": false, "length_below": 1048576,
+            "transports": ["tcp", "rdma"]}, "b": {"intent": "x", "transports": ["shm"]}}}"#,
+    );
+    assert_eq!(same.unwrap().rules, rules);
+    let seen = |same_machine| Seen {
+        segment: SegmentKind::Memory,
+        memory: MemoryKind::Gpu,
+        peer_memory: MemoryKind::Host,
+        same_machine,
+    };
+    assert!(rules[0].is_for(seen(false)) && !rules[0].is_for(seen(true)));
+}
+
+#[test]
+fn what_is_wrong_with_a_rule_is_told() {
+    for (text, expected) in [
+        (
+            "[rule.a]\nlenght_below = 5",
+            "p.toml:2: rule \"a\" has no key \"lenght_below\": is length_below meant?",
+        ),
+        ("[rule.a]\nintent = \"x\"", "p.toml:1: rule \"a\" has no transports"),
+        (
+            "[rule.a]\ntransports = [\"tpc\"]",
+            "p.toml:2: rule \"a\": transports is a list of at least one of local, shm, rdma, nvmeof, tcp",
+        ),
+        ("[rule.a]\nsame_machine = \"yes\"", "p.toml:2: rule \"a\": same_machine is true or false"),
+        ("[rule.a]\nmemory = \"disk\"", "p.toml:2: rule \"a\": memory is host or gpu"),
+        (
+            "[rule.a]\nlength_from = 5\nlength_below = 5\ntransports = [\"tcp\"]",
+            "p.toml:1: rule \"a\": no length is from length_from and below length_below",
+        ),
+    ] {
+        assert_eq!(toml(text).unwrap_err(), expected, "{text}");
+    }
+    let many: String =
+        (0..65).map(|index| format!("[rule.r{index}]\ntransports = [\"tcp\"]\n")).collect();
+    assert_eq!(toml(&many).unwrap_err(), "p.toml:129: there are more than 64 rules");
+}

@@ -10,7 +10,6 @@ use super::super::runs::Runs;
 use super::super::shared::Shared;
 use super::{Peer, SILENT, STALL, State};
 use crate::FailureReason;
-use crate::terms::Terms;
 use crate::transport::Run;
 
 /// When there has been no rail for so long, another transport goes on where one leads to the peer.
@@ -55,11 +54,11 @@ impl Peer {
 
     /// Ends those of these tasks for which there has been no rail for long enough, and which another transport goes
     /// on with. The engine is asked without the lock.
-    fn leave_to_others(&self, mut stranded: Vec<(u64, (Run, Terms))>) {
+    fn leave_to_others(&self, mut stranded: Vec<(u64, Run)>) {
         let Some(engine) = self.shared.context.elsewhere.as_ref().and_then(Weak::upgrade) else {
             return;
         };
-        stranded.retain(|(_, (run, terms))| engine.leads_elsewhere(run, terms));
+        stranded.retain(|(_, run)| engine.leads_elsewhere(run));
         let may_go = |user| stranded.iter().any(|(known, _)| Runs::of_one_run(*known, user));
         let mut state = self.lock();
         let now = self.now();
@@ -146,15 +145,15 @@ impl Peer {
 impl State {
     /// A task of each run for which there has been no rail for long, where the peer's process can be asked things: if
     /// it cannot, no other transport finds it.
-    fn stranded(&self, now: Instant) -> Vec<(u64, (Run, Terms))> {
+    fn stranded(&self, now: Instant) -> Vec<(u64, Run)> {
         let unreachable = matches!(self.last, Some((_, FailureReason::Unreachable(_))));
         if unreachable || self.silent_since.is_some() {
             return Vec::new();
         }
-        let mut found: Vec<(u64, (Run, Terms))> = Vec::new();
+        let mut found: Vec<(u64, Run)> = Vec::new();
         for user in self.flow.stranded(now, NO_RAIL) {
             if !found.iter().any(|(known, _)| Runs::of_one_run(*known, user)) {
-                found.extend(self.runs.run(user).map(|run| (user, run)));
+                found.extend(self.runs.run(user).map(|(run, _)| (user, run)));
             }
         }
         found
