@@ -251,3 +251,60 @@ fn a_request_of_a_higher_priority_goes_before_what_was_submitted_earlier() {
         }
     });
 }
+
+const RULES: &str = r#"
+[rule.prefetch]
+intent = "prefetch"
+transports = ["rdma"]
+
+[rule.large-bulk]
+priority = "bulk"
+length_from = "64KiB"
+same_machine = true
+transports = ["rdma", "shm"]
+
+[rule.not-for-memory]
+segment = "file"
+transports = ["local"]
+
+[rule.not-for-the-host]
+peer_memory = "gpu"
+transports = ["local"]
+"#;
+
+#[test]
+fn rules_choose_by_what_a_request_is() {
+    const LENGTH: u64 = 100_000;
+    let policy_file = PolicyFile::parse(Path::new("test.toml"), RULES).unwrap();
+    let engine = || {
+        let own = address();
+        let policy_file = policy_file.clone();
+        let engine = TransferEngine::new(Config { policy_file, ..Config::new(own) }).unwrap();
+        engine.install_shm().unwrap();
+        engine.install_rdma(RdmaConfig::new(&[own])).unwrap();
+        engine
+    };
+    let (target, initiator) = (engine(), engine());
+    let _remote = shared(&target, LENGTH as usize);
+    let local = private(&initiator, LENGTH as usize);
+    let segment = initiator.open_segment(target.name()).unwrap();
+    let large = request(Opcode::Write, (&local, 0), &segment, 0, LENGTH);
+    let small = TransferRequest { length: 1000, ..large };
+    let intent = |name: &str| SubmitOptions { intent: Some(name.into()), ..Default::default() };
+    let bulk = SubmitOptions { priority: Some(PriorityLevel::Bulk), ..Default::default() };
+    let taken = |requests: &[TransferRequest], options: &SubmitOptions| -> Vec<_> {
+        let batch = initiator.submit_new(requests, options).unwrap();
+        assert!(initiator.wait(&batch, LONG));
+        initiator.statuses(&batch).iter().map(|it| it.transport.unwrap()).collect()
+    };
+    assert_eq!(taken(&[large, small], &SubmitOptions::default()), ["shm", "shm"]);
+    assert_eq!(taken(&[large, small], &intent("prefetch")), ["rdma", "rdma"]);
+    // Requests of one submission, between the same buffers.
+    assert_eq!(taken(&[small, large, large, small], &bulk), ["shm", "rdma", "rdma", "shm"]);
+    // A hint says more.
+    assert_eq!(taken(&[large], &SubmitOptions { transport: Some("shm".into()), ..bulk }), ["shm"]);
+    let error = initiator.submit_new(&[large], &intent("prefetsch")).unwrap_err().to_string();
+    let expected =
+        "the intent \"prefetsch\" is in no rule of the policy file, which has rules for prefetch";
+    assert!(error.contains(expected), "{error}");
+}
