@@ -46,6 +46,9 @@ pub(crate) struct Wishes {
     /// Their class of the policy file (transfer.policy_file, MC_TENT_CONF)
     #[arg(long, value_name = "NAME")]
     pub(crate) class: Option<String>,
+    /// What they are for, as rules of the policy file name it
+    #[arg(long, value_name = "NAME")]
+    pub(crate) intent: Option<String>,
     /// Fail where a request is not done so long after it was submitted; with --policy tent also where it cannot be.
     /// A request of put and get is 2 MiB
     #[arg(long, value_name = "D", value_parser = units::duration)]
@@ -60,6 +63,7 @@ impl Wishes {
             deadline: self.deadline.and_then(|after| Instant::now().checked_add(after)),
             priority: self.priority.as_deref().and_then(PriorityLevel::from_name),
             policy: self.class.clone(),
+            intent: self.intent.clone(),
             ..SubmitOptions::default()
         }
     }

@@ -109,3 +109,39 @@ fn the_log_says_what_was_chosen_and_why_not_another() {
     assert_eq!(told.len(), 1, "{}", output.stderr);
     assert!(told[0].contains("rdma") && told[0].contains("it does not share its memory"));
 }
+
+#[test]
+fn requests_are_of_a_class_and_for_an_intent() {
+    let folder = Folder::new();
+    let (file, policies) = (folder.file("file"), folder.file("policies.toml"));
+    fs::write(&file, "some bytes").unwrap();
+    let text = "[class.far]\ntransports = [\"rdma\"]\n[rule.backup]\nintent = \"backup\"\ntransports = [\"tcp\"]\n";
+    fs::write(&policies, text).unwrap();
+    let (_node, ready) = node("auto");
+    let set = format!("transfer.policy_file={policies}");
+    let by = |more: &[&str]| put(&ready, &file, &[&["--set", &set], more].concat());
+    for (more, expected) in [
+        (&["--priority=bulk", "--deadline=1m"][..], "shm"),
+        (&["--class=far", "--policy=tent"], "rdma"),
+        (&["--intent=backup"], "tcp"),
+    ] {
+        let report = by(more).success().json();
+        assert_eq!(report["transport"], expected, "{report}");
+    }
+    let segment = ready["segment"].as_str().unwrap();
+    let row = ["--op=write", "--block-size=4KiB", "--working-set=1MiB", "--duration=1ms", "--json"];
+    let bench = ["bench", "transfer", "--segment", segment, "--set", &set, "--class=far"];
+    let report = run(&[&bench[..], &row].concat()).success().json();
+    assert_eq!(report["transport"], "rdma", "{report}");
+    for (more, code, expected) in [
+        (&["--class=near"][..], 2, "--class near: the policy file has far"),
+        (&["--priority=high"], 2, "latency, normal, bulk"),
+        (&["--deadline=soon"], 2, "is not a duration"),
+        (&["--intent=back-up"], 1, "which has rules for backup"),
+    ] {
+        let refused = by(more);
+        assert!(refused.failure(code).contains(expected), "{}", refused.stderr);
+    }
+    let refused = put(&ready, &file, &["--class=far"]);
+    assert!(refused.failure(2).contains("there is no policy file"), "{}", refused.stderr);
+}
