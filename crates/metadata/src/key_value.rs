@@ -9,6 +9,7 @@ mod etcd;
 mod last_words;
 mod memcached;
 mod redis;
+mod securing;
 mod tls;
 mod uri;
 

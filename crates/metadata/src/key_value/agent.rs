@@ -9,7 +9,8 @@ use ureq::unversioned::resolver::{ResolvedSocketAddrs, Resolver};
 use ureq::unversioned::transport::NextTimeout;
 
 use super::connection::Dialect;
-use super::tls::{self, with_tls};
+use super::securing::Stalled;
+use super::tls::{self, Sessions};
 use super::{KeyValueConfig, KeyValueErrorKind, TlsFiles, last_words};
 use crate::client::deadline;
 use crate::resolver;
@@ -24,7 +25,7 @@ const MAX_ADDRESSES: usize = 16;
 /// A client that asks whom it is told to: it follows no redirect and no proxy. With these files where it speaks TLS; what
 /// is wrong with them is the error.
 pub(super) fn agent(config: &KeyValueConfig, files: Option<&TlsFiles>) -> Result<Agent, String> {
-    let mut builder = Agent::config_builder()
+    let builder = Agent::config_builder()
         .user_agent(concat!("millstream/", env!("CARGO_PKG_VERSION")))
         .http_status_as_error(false)
         .max_redirects(0)
@@ -34,10 +35,8 @@ pub(super) fn agent(config: &KeyValueConfig, files: Option<&TlsFiles>) -> Result
         .max_idle_connections_per_host(MAX_IDLE)
         .timeout_connect(Some(config.connect_timeout))
         .timeout_global(Some(config.call_timeout));
-    if let Some(files) = files {
-        builder = with_tls(builder, files)?;
-    }
-    Ok(Agent::with_parts(builder.build(), last_words::connector(), Names))
+    let sessions = files.map(Sessions::new).transpose()?;
+    Ok(Agent::with_parts(builder.build(), last_words::connector(sessions), Names))
 }
 
 /// Why there is no whole reply of a server, asked over TLS or without.
@@ -47,6 +46,9 @@ pub(super) fn failure(error: ureq::Error, dialect: &Dialect, is_secure: bool) ->
         return KeyValueErrorKind::Untrusted(fault);
     }
     match error {
+        error if Stalled::is(&error) => KeyValueErrorKind::Unreachable(format!(
+            "{Stalled}: has it stopped, or is it {what} without TLS ({plain})?"
+        )),
         ureq::Error::Timeout(ureq::Timeout::Resolve) => KeyValueErrorKind::Unreachable(
             "its host name does not resolve in time: is the name server up?".to_owned(),
         ),

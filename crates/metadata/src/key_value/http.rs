@@ -8,7 +8,8 @@ use ureq::http::Response;
 use ureq::{Agent, Body};
 
 use super::agent::Names;
-use super::tls::{self, with_tls};
+use super::securing::Stalled;
+use super::tls::{self, Sessions};
 use super::{KeyValue, KeyValueError, KeyValueErrorKind, TlsFiles, last_words};
 
 /// What URIs begin with.
@@ -70,7 +71,7 @@ impl HttpKeyValue {
             return Err(fault.to_owned());
         }
         let path = if rest.contains('/') { "" } else { PATH };
-        let mut config = Agent::config_builder()
+        let config = Agent::config_builder()
             .timeout_connect(Some(CONNECT_TIMEOUT))
             .timeout_global(Some(CALL_TIMEOUT))
             .http_status_as_error(false)
@@ -84,11 +85,9 @@ impl HttpKeyValue {
         if let Err(error) = uri.parse::<ureq::http::Uri>() {
             return Err(error.to_string());
         }
-        if scheme == TLS_SCHEME {
-            config = with_tls(config, files)?;
-        }
-        let config = config.build();
-        Ok(Self { uri, agent: Agent::with_parts(config, last_words::connector(), Names) })
+        let sessions = (scheme == TLS_SCHEME).then(|| Sessions::new(files)).transpose()?;
+        let connector = last_words::connector(sessions);
+        Ok(Self { uri, agent: Agent::with_parts(config.build(), connector, Names) })
     }
 
     fn error(&self, key: &str, kind: KeyValueErrorKind) -> KeyValueError {
@@ -182,6 +181,9 @@ fn kind_of(error: ureq::Error) -> KeyValueErrorKind {
         return Untrusted(fault);
     }
     match error {
+        error if Stalled::is(&error) => Unreachable(format!(
+            "{Stalled}: has it stopped, or is it a server without TLS ({SCHEME})?"
+        )),
         ureq::Error::HostNotFound => {
             Unreachable("its host name has no address: is it spelled right?".to_owned())
         }

@@ -11,17 +11,17 @@ use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, NextTimeout, TcpConnector, Transport,
 };
 
+use super::securing::Securing;
+use super::tls::Sessions;
+
 /// Whether the other end has closed a connection that was written to.
 pub(super) fn is_closed(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset)
 }
 
-/// TCP, and TLS where the URI says so.
-pub(super) fn connector() -> impl Connector<()> {
-    let connector = ().chain(TcpConnector::default()).chain(Listening);
-    #[cfg(feature = "tls")]
-    let connector = connector.chain(ureq::unversioned::transport::RustlsConnector::default());
-    connector
+/// TCP, and TLS by these where the URI says so.
+pub(super) fn connector(sessions: Option<Sessions>) -> impl Connector<()> {
+    ().chain(TcpConnector::default()).chain(Listening).chain(Securing::by(sessions))
 }
 
 /// Makes connections below TLS that can be read when they are closed.

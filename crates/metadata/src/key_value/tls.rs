@@ -2,11 +2,6 @@
 
 use std::path::PathBuf;
 
-use ureq::config::ConfigBuilder;
-use ureq::typestate::AgentScope;
-
-type Builder = ConfigBuilder<AgentScope>;
-
 /// The files that TLS towards a metadata server is made with, all in PEM.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct TlsFiles {
@@ -20,103 +15,69 @@ pub struct TlsFiles {
 }
 
 #[cfg(feature = "tls")]
-pub(super) use on::{Session, Sessions, fault, fault_of_io, with_tls};
+pub(super) use on::{Session, Sessions, fault, fault_of_io};
 
 #[cfg(not(feature = "tls"))]
-pub(super) use off::{Session, Sessions, fault, fault_of_io, with_tls};
+pub(super) use off::{Session, Sessions, fault, fault_of_io};
 
 #[cfg(feature = "tls")]
 mod on {
     use std::io::{Read, Write};
     use std::path::Path;
     use std::sync::Arc;
-    use std::{fs, io};
+    use std::{fmt, fs, io};
 
     use rustls::crypto::ring;
+    use rustls::pki_types::pem::{Error as PemError, PemObject};
     use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
     use rustls::{
         AlertDescription, CertificateError, ClientConfig, ClientConnection, RootCertStore, Stream,
     };
-    use ureq::tls::{Certificate, ClientCert, PrivateKey, RootCerts, TlsConfig};
 
-    use super::{Builder, TlsFiles};
+    use super::TlsFiles;
 
-    /// What is in the files.
-    struct Contents {
-        authorities: Vec<Certificate<'static>>,
-        client: Option<(Vec<Certificate<'static>>, PrivateKey<'static>)>,
-    }
-
-    impl Contents {
-        fn read(files: &TlsFiles) -> Result<Self, String> {
-            let authorities = match &files.authorities {
-                Some(path) => certificates(path)?,
-                None => of_system()?,
-            };
-            let client = match (&files.certificate, &files.key) {
-                (Some(chain), Some(key)) => {
-                    let chain = certificates(chain)?;
-                    let key = PrivateKey::from_pem(&read(key)?)
-                        .map_err(|_| format!("{}: there is no private key in it", key.display()))?;
-                    Some((chain, key))
-                }
-                (None, None) => None,
-                _ => return Err("a certificate and its private key go together".to_owned()),
-            };
-            Ok(Self { authorities, client })
+    /// What sessions are made with.
+    fn config(files: &TlsFiles) -> Result<ClientConfig, String> {
+        let authorities = match &files.authorities {
+            Some(path) => certificates(path)?,
+            None => of_system()?,
+        };
+        let mut roots = RootCertStore::empty();
+        // A system may keep some that today's rules refuse.
+        let (usable, _) = roots.add_parsable_certificates(authorities);
+        if usable == 0 {
+            return Err("there is no certificate of an authority that can be used".to_owned());
         }
-
-        /// What sessions are made with.
-        fn config(&self) -> Result<ClientConfig, String> {
-            let own = |der: &Certificate<'_>| CertificateDer::from(der.der().to_vec());
-            let mut roots = RootCertStore::empty();
-            // A system may keep some that today's rules refuse.
-            let (usable, _) = roots.add_parsable_certificates(self.authorities.iter().map(own));
-            if usable == 0 {
-                return Err("there is no certificate of an authority that can be used".to_owned());
+        let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .map_err(|error| error.to_string())?
+            .with_root_certificates(roots);
+        let (chain, key) = match (&files.certificate, &files.key) {
+            (Some(chain), Some(key)) => (certificates(chain)?, private_key(key)?),
+            (None, None) => return Ok(builder.with_no_client_auth()),
+            _ => return Err("a certificate and its private key go together".to_owned()),
+        };
+        builder.with_client_auth_cert(chain, key).map_err(|error| match error {
+            rustls::Error::InconsistentKeys(_) => {
+                "the private key is not that of the certificate".to_owned()
             }
-            let builder = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
-                .with_safe_default_protocol_versions()
-                .map_err(|error| error.to_string())?
-                .with_root_certificates(roots);
-            let Some((chain, key)) = &self.client else { return Ok(builder.with_no_client_auth()) };
-            let key = PrivateKeyDer::try_from(key.der().to_vec())?;
-            let chain = chain.iter().map(own).collect();
-            builder.with_client_auth_cert(chain, key).map_err(|error| match error {
-                rustls::Error::InconsistentKeys(_) => {
-                    "the private key is not that of the certificate".to_owned()
-                }
-                error => format!("the certificate and its private key cannot be used: {error}"),
-            })
+            error => format!("the certificate and its private key cannot be used: {error}"),
+        })
+    }
+
+    /// What sessions with one server have in common: files are read, and authorities looked at, once.
+    pub(in crate::key_value) struct Sessions(Arc<ClientConfig>);
+
+    impl fmt::Debug for Sessions {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("Sessions(***)")
         }
     }
-
-    /// The HTTP client's configuration with TLS; what is wrong with the files is the error.
-    pub(in crate::key_value) fn with_tls(
-        builder: Builder,
-        files: &TlsFiles,
-    ) -> Result<Builder, String> {
-        let contents = Contents::read(files)?;
-        // The HTTP client makes the same at its first connection, and panics where it cannot.
-        contents.config()?;
-        let Contents { authorities, client } = contents;
-        let client = client.map(|(chain, key)| ClientCert::new_with_certs(&chain, key));
-        let config = TlsConfig::builder()
-            .root_certs(RootCerts::new_with_certs(&authorities))
-            .client_cert(client)
-            .unversioned_rustls_crypto_provider(Arc::new(ring::default_provider()))
-            .build();
-        Ok(builder.tls_config(config))
-    }
-
-    /// What sessions with one server have in common.
-    pub(in crate::key_value) struct Sessions(Arc<ClientConfig>);
 
     impl Sessions {
         /// What is wrong with the files is the error.
         pub(in crate::key_value) fn new(files: &TlsFiles) -> Result<Self, String> {
-            let config = Contents::read(files)?.config()?;
-            Ok(Self(Arc::new(config)))
+            Ok(Self(Arc::new(config(files)?)))
         }
 
         /// A session with the server of this name.
@@ -161,14 +122,9 @@ mod on {
         fs::read(path).map_err(|error| format!("cannot read {}: {error}", path.display()))
     }
 
-    fn certificates(path: &Path) -> Result<Vec<Certificate<'static>>, String> {
+    fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
         let pem = read(path)?;
-        let items = ureq::tls::parse_pem(&pem).filter_map(|item| match item {
-            Ok(ureq::tls::PemItem::Certificate(certificate)) => Some(Ok(certificate)),
-            Ok(_) => None,
-            Err(error) => Some(Err(error)),
-        });
-        let found: Vec<_> = items
+        let found: Vec<_> = CertificateDer::pem_slice_iter(&pem)
             .collect::<Result<_, _>>()
             .map_err(|error| format!("{}: {error}", path.display()))?;
         match found.is_empty() {
@@ -177,23 +133,26 @@ mod on {
         }
     }
 
-    fn of_system() -> Result<Vec<Certificate<'static>>, String> {
+    fn private_key(path: &Path) -> Result<PrivateKeyDer<'static>, String> {
+        PrivateKeyDer::from_pem_slice(&read(path)?).map_err(|error| match error {
+            PemError::NoItemsFound => format!("{}: there is no private key in it", path.display()),
+            error => format!("{}: {error}", path.display()),
+        })
+    }
+
+    fn of_system() -> Result<Vec<CertificateDer<'static>>, String> {
         let found = rustls_native_certs::load_native_certs();
-        let own = |der: &rustls::pki_types::CertificateDer<'_>| {
-            Certificate::from_der(der.as_ref()).to_owned()
-        };
         if found.certs.is_empty() {
             let why = found.errors.first().map_or_else(String::new, |error| format!(": {error}"));
             return Err(format!("this system has no certificates of authorities{why}"));
         }
-        Ok(found.certs.iter().map(own).collect())
+        Ok(found.certs)
     }
 
     /// What is wrong between two ends of TLS, if that is what a call failed for. `plain` is what URIs of such
     /// servers without TLS begin with.
     pub(in crate::key_value) fn fault(error: &ureq::Error, plain: &str) -> Option<String> {
         match error {
-            ureq::Error::Rustls(error) => Some(explain(error, plain)),
             ureq::Error::Io(error) => fault_of_io(error, plain),
             ureq::Error::Tls(text) => Some((*text).to_owned()),
             _ => None,
@@ -251,19 +210,14 @@ mod off {
     use std::convert::Infallible;
     use std::io::{self, Read, Write};
 
-    use super::{Builder, TlsFiles};
+    use super::TlsFiles;
 
-    const NONE: &str = "this build has no TLS";
-
-    pub(in crate::key_value) fn with_tls(_: Builder, _: &TlsFiles) -> Result<Builder, String> {
-        Err(NONE.to_owned())
-    }
-
+    #[derive(Debug)]
     pub(in crate::key_value) struct Sessions(Infallible);
 
     impl Sessions {
         pub(in crate::key_value) fn new(_: &TlsFiles) -> Result<Self, String> {
-            Err(NONE.to_owned())
+            Err("this build has no TLS".to_owned())
         }
 
         pub(in crate::key_value) fn with(&self, _: &str) -> Result<Session, String> {
