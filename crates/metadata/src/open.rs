@@ -13,7 +13,7 @@ use crate::{
 const P2P: &str = "p2p";
 
 /// What stores there are.
-const FORMS: &str = "p2p, http://HOST:PORT/PATH, https://HOST:PORT/PATH, etcd://HOST:PORT, etcds://HOST:PORT, redis://HOST:PORT, rediss://HOST:PORT or memcached://HOST:PORT";
+const FORMS: &str = "p2p, http://HOST:PORT/PATH, https://HOST:PORT/PATH, etcd://HOST:PORT, etcds://HOST:PORT, redis://HOST:PORT, rediss://HOST:PORT, memcached://HOST:PORT or memcacheds://HOST:PORT";
 
 /// Why there is no store of this URI.
 #[derive(Debug, Error)]
@@ -64,7 +64,10 @@ pub fn open_store(
             let server = Redis::with(uri, server, &config.redis, &config.tls)?;
             Ok(Arc::new(KeyValueStore::new(server, config)))
         }
-        "memcached" => Ok(Arc::new(KeyValueStore::new(Memcached::new(uri, server)?, config))),
+        "memcached" | "memcacheds" => {
+            let server = Memcached::with_files(uri, server, &config.tls)?;
+            Ok(Arc::new(KeyValueStore::new(server, config)))
+        }
         _ => Err(failed(OpenStoreErrorKind::Unknown)),
     }
 }

@@ -56,7 +56,7 @@ pub struct Config {
     pub segment_name: Option<String>,
     /// Which of several clusters that share a metadata server it belongs to. Mostly empty.
     pub metadata_cluster: String,
-    /// What TLS towards an `https://`, `etcds://` or `rediss://` metadata server is made with.
+    /// What TLS towards an `https://`, `etcds://`, `rediss://` or `memcacheds://` metadata server is made with.
     pub metadata_tls: TlsFiles,
     /// Who it is towards a Redis metadata server, where the URI does not say so.
     pub redis: RedisLogin,

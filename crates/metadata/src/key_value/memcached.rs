@@ -1,4 +1,4 @@
-//! `memcached://`: the values are items of a memcached server, with a time to live.
+//! `memcached://`: the values are items of a memcached server, with a time to live. `memcacheds://`: the same over TLS.
 //!
 //! The protocol is the text protocol (protocol.txt of memcached), as far as four commands need it.
 
@@ -6,12 +6,15 @@ use std::fmt;
 use std::io::BufRead;
 
 use super::connection::{Dialect, Pool, ReplyError, excerpt, read_line, read_value};
+use super::tls::Sessions;
 use super::uri::ServerUri;
-use super::{KeyValue, KeyValueConfig, KeyValueError, KeyValueErrorKind, UriError};
+use super::{KeyValue, KeyValueConfig, KeyValueError, KeyValueErrorKind, TlsFiles, UriError};
 
 const DEFAULT_PORT: u16 = 11211;
 const DIALECT: Dialect =
-    Dialect { what: "a memcached server", plain: "memcached://", secure: None };
+    Dialect { what: "a memcached server", plain: "memcached://", secure: Some("memcacheds://") };
+/// Its TLS.
+const TLS_SCHEME: &str = "memcacheds";
 /// The longest line that is no value: a key, and numbers.
 const MAX_LINE: usize = 1024;
 /// The longest key.
@@ -19,7 +22,7 @@ const MAX_KEY: usize = 250;
 /// An item of 1 MiB, unless memcached was told another limit, is a header, a key and a value.
 const VALUE_LIMIT: usize = (1 << 20) - 1024;
 
-/// A client of a memcached server: `memcached://host[:port]`.
+/// A client of a memcached server: `memcached://host[:port]`, or `memcacheds://` over TLS (memcached 1.6 with `-Z`).
 ///
 /// Keys must be of 250 bytes at most and have neither spaces nor control characters there. Such characters, and
 /// `%`, are written as in URIs: `%20`.
@@ -45,9 +48,23 @@ enum Reply {
 impl Memcached {
     /// A client of the server that the URI names. It connects when it is asked something.
     pub fn new(uri: &str, config: KeyValueConfig) -> Result<Self, UriError> {
-        let parts = ServerUri::parse(uri, "memcached", DEFAULT_PORT)?;
+        Self::with_files(uri, config, &TlsFiles::default())
+    }
+
+    /// As [`Memcached::new`], with these files where it speaks TLS, which are read now.
+    pub fn with_files(
+        uri: &str,
+        config: KeyValueConfig,
+        files: &TlsFiles,
+    ) -> Result<Self, UriError> {
+        let given = uri.split_once("://").map_or(uri, |(scheme, _)| scheme);
+        let scheme = if given == TLS_SCHEME { TLS_SCHEME } else { "memcached" };
+        let parts = ServerUri::parse(uri, scheme, DEFAULT_PORT)?;
         parts.plain()?;
-        let pool = Pool::new(parts.host()?.clone(), DIALECT, None, config);
+        let host = parts.host()?.clone();
+        let sessions = (scheme == TLS_SCHEME).then(|| Sessions::new(files)).transpose();
+        let sessions = sessions.map_err(|what| parts.error(what))?;
+        let pool = Pool::new(host, DIALECT, sessions, config);
         Ok(Self { uri: parts.to_string(), seconds: config.seconds(), pool })
     }
 

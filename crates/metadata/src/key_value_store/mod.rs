@@ -42,7 +42,7 @@ pub struct KeyValueStoreConfig {
     pub cluster: String,
     /// How it is asked whether an engine is there.
     pub client: ClientConfig,
-    /// What TLS towards an `https://`, `etcds://` or `rediss://` server is made with.
+    /// What TLS towards an `https://`, `etcds://`, `rediss://` or `memcacheds://` server is made with.
     pub tls: TlsFiles,
     /// Who it is towards Redis, where the URI does not say so.
     pub redis: RedisLogin,

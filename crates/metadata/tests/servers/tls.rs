@@ -1,12 +1,16 @@
-//! Etcd and Redis over TLS: who is trusted, who is not, and why.
+//! Etcd, Redis and memcached over TLS: who is trusted, who is not, and why.
 
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use millstream_metadata::{Etcd, KeyValue, KeyValueErrorKind, Redis, RedisLogin, Secret, TlsFiles};
+use millstream_metadata::{
+    Etcd, HttpKeyValue, KeyValue, KeyValueConfig, KeyValueErrorKind, Memcached, Redis, RedisLogin,
+    Secret, TlsFiles,
+};
 
 use crate::certificates::{Authority, Folder, authority, certificate};
 use crate::daemon::{Daemon, port};
-use crate::{contract, etcd, patient, redis};
+use crate::{contract, etcd, fake, memcached, patient, redis};
 
 /// A certificate and its key, in files.
 struct Identity {
@@ -91,6 +95,20 @@ fn start_etcd(place: &Place, identity: &Identity, asks: bool) -> Option<(Daemon,
     let files = ["--cert-file", text(&identity.certificate), "--key-file", text(&identity.key)];
     let clients = ["--client-cert-auth", "--trusted-ca-file", text(&place.authorities)];
     etcd::start_tls(&[&files[..], if asks { &clients } else { &[] }].concat())
+}
+
+/// A memcached that speaks TLS, and asks clients for certificates if that is so.
+fn start_memcached(place: &Place, identity: &Identity, asks: bool) -> Option<(Daemon, u16)> {
+    let Identity { certificate, key } = identity;
+    let mut options = format!("ssl_chain_cert={},ssl_key={}", text(certificate), text(key));
+    if asks {
+        options += &format!(",ssl_verify_mode=2,ssl_ca_cert={}", text(&place.authorities));
+    }
+    memcached::start(&["-Z", "-o", &options])
+}
+
+fn memcached_client(place: &str, files: &TlsFiles) -> Memcached {
+    Memcached::with_files(&format!("memcacheds://{place}"), patient(), files).unwrap()
 }
 
 /// A client by the address of the certificate, or by another name of the server.
@@ -184,6 +202,66 @@ fn redis_without_tls_is_told() {
     let error = client.get("k").unwrap_err().to_string();
     assert!(error.starts_with(&format!("metadata server {uri}, key")), "{error}");
     assert!(error.contains("redis://") && error.contains("TLS"), "{error}");
+}
+
+#[test]
+fn memcached_over_tls_does_all_that_a_store_asks() {
+    let place = Place::new("memcached-tls");
+    let server = place.identity("127.0.0.1", 4000);
+    let Some((mut daemon, port)) = start_memcached(&place, &server, false) else { return };
+    let at = format!("127.0.0.1:{port}");
+    let client = memcached_client(&at, &place.trusting());
+    daemon.ready(&client);
+    contract::operations(&client);
+    contract::odd_keys(&client);
+    contract::long_values(&client);
+    contract::threads(&client);
+    contract::killed_in_mid_run(&client, &mut daemon);
+    daemon.ready(&client);
+    refused(&memcached_client(&at, &place.other()), UNKNOWN);
+    refused(&memcached_client(&format!("localhost:{port}"), &place.trusting()), OTHER_NAME);
+    // Without TLS it is told that the server speaks it.
+    let plain = Memcached::new(&format!("memcached://{at}"), patient()).unwrap();
+    let error = plain.get("k").unwrap_err().to_string();
+    assert!(error.contains("does it speak TLS (memcacheds://)"), "{error}");
+}
+
+#[test]
+fn memcached_with_client_certificates() {
+    let place = Place::new("memcached-client-certificates");
+    let server = place.identity("127.0.0.1", 4000);
+    let Some((mut daemon, port)) = start_memcached(&place, &server, true) else { return };
+    let at = format!("127.0.0.1:{port}");
+    let client = memcached_client(&at, &place.showing(&place.identity("a client", 4000)));
+    daemon.ready(&client);
+    contract::operations(&client);
+    // One that shows none hears of it, or finds the connection closed.
+    let error = memcached_client(&at, &place.trusting()).get("k").unwrap_err().to_string();
+    assert!(error.contains(ASKED) || error.contains("closed the connection"), "{error}");
+}
+
+/// Who accepts a connection is no machine that is down, and no firewall.
+#[test]
+fn a_handshake_that_stalls_is_told_as_one() {
+    let place = Place::new("stalled");
+    let silent = fake::silent();
+    let at = format!("127.0.0.1:{}", silent.port());
+    let short = KeyValueConfig {
+        connect_timeout: Duration::from_millis(300),
+        call_timeout: Duration::from_secs(1),
+        ..patient()
+    };
+    let files = place.trusting();
+    let etcd = Etcd::with_files(&format!("etcds://{at}"), short, &files).unwrap();
+    let memcached = Memcached::with_files(&format!("memcacheds://{at}"), short, &files).unwrap();
+    let http = HttpKeyValue::with_files(&format!("https://{at}/metadata"), &files).unwrap();
+    let clients: [&dyn KeyValue; 3] = [&etcd, &memcached, &http];
+    for client in clients {
+        let error = client.get("k").unwrap_err();
+        let shown = error.to_string();
+        assert!(shown.contains("accepted the connection and said nothing of TLS"), "{shown}");
+        assert!(error.is_transient() && !shown.contains("firewall"), "{shown}");
+    }
 }
 
 #[test]

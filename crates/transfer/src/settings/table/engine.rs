@@ -126,7 +126,7 @@ pub(super) const ROWS: &[Setting] = &[
             write: |values, path| values.engine.metadata_tls.authorities = path,
         },
         scope: Scope::Engine,
-        meaning: "Certificates (PEM) of the authorities that may vouch for a metadata server with TLS: `https://`, `etcds://` and `rediss://`.",
+        meaning: "Certificates (PEM) of the authorities that may vouch for a metadata server with TLS: `https://`, `etcds://`, `rediss://` and `memcacheds://`.",
     },
     Setting {
         key: "metadata.certificate_file",
