@@ -128,6 +128,11 @@ impl ServerUri {
                 self.scheme
             )));
         }
+        self.without_path()
+    }
+
+    /// Refuses what only a server with databases has.
+    pub(super) fn without_path(&self) -> Result<(), UriError> {
         match &self.path {
             None => Ok(()),
             Some(_) => Err(self.error("nothing can follow the port: leave it out")),

@@ -175,7 +175,62 @@ fn etcd_that_refuses_says_why() {
     post(port, "auth/enable", "{}");
     let error = client.get("k").unwrap_err();
     assert!(!error.is_transient(), "{error}");
-    assert!(error.to_string().contains("which this client does not send"), "{error}");
+    assert!(error.to_string().contains("etcd://USER:PASSWORD@HOST"), "{error}");
+}
+
+/// Makes it ask for passwords: `root` may do all, and `engine` what engines need. Both have this password.
+fn enable_passwords(port: u16) {
+    for user in ["root", "engine"] {
+        post(port, "auth/user/add", &format!(r#"{{"name":"{user}","password":"p@s;s,:/"}}"#));
+    }
+    post(port, "auth/role/add", r#"{"name":"engines"}"#);
+    // From `mooncake/` to before `mooncake0`, in base64.
+    let keys = r#"{"permType":"READWRITE","key":"bW9vbmNha2Uv","range_end":"bW9vbmNha2Uw"}"#;
+    post(port, "auth/role/grant", &format!(r#"{{"name":"engines","perm":{keys}}}"#));
+    post(port, "auth/user/grant", r#"{"user":"root","role":"root"}"#);
+    post(port, "auth/user/grant", r#"{"user":"engine","role":"engines"}"#);
+    post(port, "auth/enable", "{}");
+}
+
+fn of_user(user: &str, password: &str, port: u16) -> Etcd {
+    Etcd::new(&format!("etcd://{user}:{password}@127.0.0.1:{port}"), patient()).unwrap()
+}
+
+#[test]
+fn etcd_with_passwords_knows_users_by_them() {
+    let Some((mut daemon, port)) = start() else { return };
+    daemon.ready(&client(&[port], patient()));
+    enable_passwords(port);
+    let (root, engine) = (of_user("root", "p@s;s,:/", port), of_user("engine", "p%40s;s,:/", port));
+    contract::operations(&engine);
+    contract::threads(&engine);
+    contract::odd_keys(&root);
+    for (client, reason) in [
+        (&of_user("engine", "secret", port), "the password is wrong, or the user"),
+        (&of_user("nobody", "secret", port), "the password is wrong, or the user"),
+        (&client(&[port], patient()), "it asks for a user and a password"),
+        (&engine, "its user may not do that: grant its role the keys that begin with mooncake/"),
+    ] {
+        let error = client.put("k", b"v").unwrap_err();
+        assert!(error.to_string().contains(reason), "{error}");
+        assert!(!error.is_transient() && !error.to_string().contains("secret"), "{error}");
+    }
+    // Started anew it knows no token of before. Entries and their lease are kept.
+    engine.put("mooncake/ram/a", b"v").unwrap();
+    daemon.kill();
+    daemon.run();
+    daemon.ready(&root);
+    assert!(engine.refresh("mooncake/ram/a").unwrap());
+    assert_eq!(engine.get("mooncake/ram/a").unwrap().unwrap(), b"v");
+}
+
+#[test]
+fn etcd_without_passwords_is_told() {
+    let Some((mut daemon, port)) = start() else { return };
+    daemon.ready(&client(&[port], patient()));
+    let error = of_user("engine", "secret", port).get("k").unwrap_err();
+    assert!(error.to_string().contains("leave the user and the password out"), "{error}");
+    assert!(!error.is_transient() && !error.to_string().contains("secret"), "{error}");
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! Requests to the JSON gateway of etcd, to one endpoint after the other until one answers.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
@@ -10,7 +11,8 @@ use ureq::Agent;
 use super::super::agent::{agent, failure};
 use super::super::connection::{Dialect, excerpt};
 use super::super::{KeyValueConfig, KeyValueErrorKind, TlsFiles};
-use super::message::{GatewayError, NOT_FOUND};
+use super::login::Login;
+use super::message::{GatewayError, NOT_FOUND, Token};
 use crate::HostPort;
 use crate::client::deadline;
 
@@ -23,6 +25,7 @@ const DIALECT: Dialect =
 pub(super) struct Gateway {
     agent: Agent,
     is_secure: bool,
+    login: Option<Login>,
     endpoints: Vec<HostPort>,
     /// The one that answered last.
     preferred: AtomicUsize,
@@ -34,6 +37,8 @@ pub(super) struct Gateway {
 pub(super) enum EtcdError {
     /// There is no such lease (any more).
     NoLease,
+    /// It asks for a token, or for another one than it was shown.
+    NoToken(KeyValueErrorKind),
     Other(KeyValueErrorKind),
 }
 
@@ -43,7 +48,7 @@ impl From<EtcdError> for KeyValueErrorKind {
             EtcdError::NoLease => {
                 Self::Unreachable("the lease that it gave is gone again: try again".to_owned())
             }
-            EtcdError::Other(kind) => kind,
+            EtcdError::NoToken(kind) | EtcdError::Other(kind) => kind,
         }
     }
 }
@@ -62,33 +67,79 @@ impl Gateway {
     pub(super) fn new(
         endpoints: Vec<HostPort>,
         config: KeyValueConfig,
+        login: Option<Login>,
         files: Option<&TlsFiles>,
     ) -> Result<Self, String> {
         let agent = agent(&config, files)?;
         let is_secure = files.is_some();
-        Ok(Self { agent, is_secure, endpoints, preferred: AtomicUsize::new(0), config })
+        Ok(Self { agent, is_secure, login, endpoints, preferred: AtomicUsize::new(0), config })
     }
 
-    /// Posts a request, and again to the next endpoint if one fails. Each gets an equal part of the time
-    /// that is left. Requests can be repeated: they say what should be, not what should change.
+    /// Posts a request, with a token where there is a user. A token ends, so a refused one is asked for anew, once.
     pub(super) fn call<R: DeserializeOwned>(
         &self,
         path: &str,
         request: &impl Serialize,
+    ) -> Result<R, EtcdError> {
+        let until = deadline(self.config.call_timeout);
+        let Some(login) = &self.login else { return self.post(path, request, None, until) };
+        let known = login.token();
+        let token = known.clone().map_or_else(|| self.authenticate(login, until), Ok)?;
+        match (self.post(path, request, Some(&token), until), known) {
+            (Err(EtcdError::NoToken(_)), Some(old)) => {
+                login.forget(&old);
+                let token = self.authenticate(login, until)?;
+                self.post(path, request, Some(&token), until)
+            }
+            (result, _) => result,
+        }
+    }
+
+    /// A token for the user.
+    fn authenticate(&self, login: &Login, until: Instant) -> Result<Arc<str>, EtcdError> {
+        let reply: Result<Token, _> = self.post("auth/authenticate", &login.request(), None, until);
+        let token = match reply {
+            Ok(Token { token })
+                if !token.is_empty() && token.bytes().all(|it| it > b' ' && it < 127) =>
+            {
+                token
+            }
+            Ok(_) => {
+                let text = format!("a token that is none: is it {}?", DIALECT.what);
+                return Err(EtcdError::Other(KeyValueErrorKind::Meaning(text)));
+            }
+            Err(EtcdError::Other(KeyValueErrorKind::Refused { status, message })) => {
+                let message = login.hide(&message);
+                return Err(EtcdError::Other(KeyValueErrorKind::Refused { status, message }));
+            }
+            Err(error) => return Err(error),
+        };
+        let token: Arc<str> = token.into();
+        login.keep(Arc::clone(&token));
+        Ok(token)
+    }
+
+    /// Posts a request, and again to the next endpoint if one fails. Each gets an equal part of the time
+    /// that is left. Requests can be repeated: they say what should be, not what should change.
+    fn post<R: DeserializeOwned>(
+        &self,
+        path: &str,
+        request: &impl Serialize,
+        token: Option<&str>,
+        until: Instant,
     ) -> Result<R, EtcdError> {
         let meaningless = |error: serde_json::Error| {
             KeyValueErrorKind::Meaning(format!("{error}: is it {}?", DIALECT.what))
         };
         let body =
             serde_json::to_vec(request).map_err(|error| EtcdError::Other(meaningless(error)))?;
-        let until = deadline(self.config.call_timeout);
         let first = self.preferred.load(Ordering::Relaxed);
         let count = self.endpoints.len();
         let mut failures = Vec::new();
         for step in 0..count {
             let index = (first + step) % count;
             let endpoint = &self.endpoints[index];
-            let kind = match self.ask(endpoint, path, &body, until, count - step) {
+            let kind = match self.ask(endpoint, (path, &body, token), until, count - step) {
                 Answer::Refused(error) => return Err(error),
                 Answer::Failed(kind) => kind,
                 Answer::Reply(reply) => match serde_json::from_slice(&reply) {
@@ -108,8 +159,7 @@ impl Gateway {
     fn ask(
         &self,
         endpoint: &HostPort,
-        path: &str,
-        body: &[u8],
+        (path, body, token): (&str, &[u8], Option<&str>),
         until: Instant,
         endpoints_left: usize,
     ) -> Answer {
@@ -119,7 +169,7 @@ impl Gateway {
             return Answer::Failed(KeyValueErrorKind::Unreachable("no time was left".to_owned()));
         }
         let scheme = if self.is_secure { "https" } else { "http" };
-        let request = self
+        let mut request = self
             .agent
             .post(format!("{scheme}://{endpoint}/v3/{path}"))
             .config()
@@ -127,6 +177,9 @@ impl Gateway {
             .timeout_connect(Some(share.min(self.config.connect_timeout)))
             .build()
             .content_type("application/json");
+        if let Some(token) = token {
+            request = request.header("Authorization", token);
+        }
         let reply = request.send(body).and_then(|mut response| {
             let body = response.body_mut().with_config().limit(MAX_REPLY).read_to_vec()?;
             Ok((response.status().as_u16(), body))
@@ -149,10 +202,18 @@ fn refusal(status: u16, body: &[u8]) -> Answer {
     if error.is_some_and(|error| error.code == NOT_FOUND && said.contains("lease not found")) {
         return Answer::Refused(EtcdError::NoLease);
     }
+    let asks = ["user name is empty", "invalid auth token", "revision of auth store is old"];
+    let asks = asks.iter().any(|text| said.contains(text));
     let advice = if said.contains("request is too large") {
         "it takes no requests of that length: start it with a larger --max-request-bytes"
-    } else if said.contains("user name is empty") || said.contains("invalid auth token") {
-        "it asks for a user and a password, which this client does not send"
+    } else if asks {
+        "it asks for a user and a password: etcd://USER:PASSWORD@HOST:PORT"
+    } else if said.contains("authentication failed") {
+        "the password is wrong, or the user"
+    } else if said.contains("authentication is not enabled") {
+        "it has no passwords: leave the user and the password out"
+    } else if said.contains("permission denied") {
+        "its user may not do that: grant its role the keys that begin with mooncake/"
     } else if said.contains("database space exceeded") {
         "its database is full: compact it, and `etcdctl alarm disarm`"
     } else if status == 404 {
@@ -168,6 +229,7 @@ fn refusal(status: u16, body: &[u8]) -> Answer {
     };
     let kind = KeyValueErrorKind::Refused { status: Some(status), message };
     match status {
+        _ if asks => Answer::Refused(EtcdError::NoToken(kind)),
         400..=499 if status != 404 && status != 408 => Answer::Refused(EtcdError::Other(kind)),
         _ => Answer::Failed(kind),
     }
@@ -212,6 +274,8 @@ mod tests {
         let cases = [
             (400, r#"{"error":"etcdserver: request is too large","code":3}"#, true, "larger --max"),
             (400, r#"{"error":"etcdserver: user name is empty","code":3}"#, true, "a password"),
+            (401, r#"{"error":"etcdserver: invalid auth token","code":16}"#, true, "a password"),
+            (403, r#"{"error":"etcdserver: permission denied","code":7}"#, true, "grant its role"),
             (404, r#"{"error":"etcdserver: requested lease not found","code":5}"#, true, "lease"),
             (404, "404 page not found\n", false, "is it etcd 3.4 or later? (404 page not found)"),
             (429, r#"{"message":"etcdserver: mvcc: database space exceeded"}"#, true, "compact"),

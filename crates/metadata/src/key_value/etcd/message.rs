@@ -53,6 +53,17 @@ impl<'de> Deserialize<'de> for Int64 {
 }
 
 #[derive(Serialize)]
+pub(super) struct Authenticate<'a> {
+    pub(super) name: &'a str,
+    pub(super) password: &'a str,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Token {
+    pub(super) token: String,
+}
+
+#[derive(Serialize)]
 pub(super) struct Put {
     pub(super) key: Base64,
     pub(super) value: Base64,

@@ -4,6 +4,7 @@
 //! A client has one lease. Its entries go with it, so a node that died is forgotten.
 
 mod gateway;
+mod login;
 mod message;
 
 use std::fmt;
@@ -13,6 +14,7 @@ use super::config::VALUE_LIMIT;
 use super::uri::ServerUri;
 use super::{KeyValue, KeyValueConfig, KeyValueError, KeyValueErrorKind, TlsFiles, UriError};
 use gateway::{EtcdError, Gateway};
+use login::Login;
 use message::{
     Base64, DeleteRange, Done, Entry, Int64, Lease, LeaseGrant, LeaseKeepAlive, Put, Range,
     RangeReply, StreamReply,
@@ -24,7 +26,8 @@ const DEFAULT_PORT: u16 = 2379;
 const SCHEME: &str = "etcd";
 const TLS_SCHEME: &str = "etcds";
 
-/// A client of an etcd: `etcd://host[:port][,host[:port]]`, with as many endpoints as are known, or `etcds://` over TLS.
+/// A client of an etcd: `etcd://[user:password@]host[:port][,host[:port]]`, with as many endpoints as are known, or
+/// `etcds://` over TLS.
 ///
 /// Endpoints may be written as etcd's own clients have them, and the original passes them on: `etcd://https://a:1;https://b:1` is
 /// `etcds://a:1,b:1`.
@@ -50,9 +53,14 @@ impl Etcd {
     ) -> Result<Self, UriError> {
         let (scheme, uri) = without_schemes(uri);
         let parts = ServerUri::parse(&uri, scheme, DEFAULT_PORT)?;
-        parts.plain()?;
+        parts.without_path()?;
+        let login = match (&parts.user, &parts.password) {
+            (Some(user), Some(password)) => Some(Login::new(user.clone(), password.clone())),
+            (None, None) => None,
+            _ => return Err(parts.error("a user and a password go together: USER:PASSWORD@HOST")),
+        };
         let files = (scheme == TLS_SCHEME).then_some(files);
-        let gateway = Gateway::new(parts.hosts.clone(), config, files);
+        let gateway = Gateway::new(parts.hosts.clone(), config, login, files);
         Ok(Self {
             uri: parts.to_string(),
             gateway: gateway.map_err(|what| parts.error(what))?,
@@ -191,7 +199,12 @@ fn without_schemes(uri: &str) -> (&'static str, String) {
     let Some(rest) = uri.strip_prefix(given).and_then(|rest| rest.strip_prefix("://")) else {
         return (given, uri.to_owned());
     };
-    let endpoints: Vec<&str> = rest.split([',', ';']).collect();
+    // A password may have any of the characters that endpoints are parted by.
+    let (login, endpoints) = rest.rsplit_once('@').map_or(("", rest), |(login, places)| {
+        let end = login.len() + 1;
+        (&rest[..end], places)
+    });
+    let endpoints: Vec<&str> = endpoints.split([',', ';']).collect();
     let of = |own: &str| -> Option<Vec<&str>> {
         endpoints.iter().map(|endpoint| endpoint.strip_prefix(own)).collect()
     };
@@ -200,7 +213,7 @@ fn without_schemes(uri: &str) -> (&'static str, String) {
         (_, _, Some(secure)) => (TLS_SCHEME, secure),
         _ => (given, endpoints),
     };
-    (scheme, format!("{scheme}://{}", endpoints.join(",")))
+    (scheme, format!("{scheme}://{login}{}", endpoints.join(",")))
 }
 
 fn base64(bytes: &[u8]) -> Base64 {
@@ -224,6 +237,7 @@ mod tests {
             ("etcds://a:1,b:2", TLS_SCHEME, "etcds://a:1,b:2"),
             ("etcd://https://a:1,https://b:2", TLS_SCHEME, "etcds://a:1,b:2"),
             ("etcds://https://a:1", TLS_SCHEME, "etcds://a:1"),
+            ("etcd://me:p;w,@https://a:1;https://b", TLS_SCHEME, "etcds://me:p;w,@a:1,b"),
             ("other://a:1", SCHEME, "other://a:1"),
         ] {
             assert_eq!(without_schemes(uri), (scheme, expected.to_owned()), "{uri}");
@@ -235,8 +249,13 @@ mod tests {
             let error = Etcd::new(wrong, KeyValueConfig::default()).unwrap_err();
             assert!(error.reason.contains("port must be"), "{wrong}: {error}");
         }
-        let error = Etcd::new("etcds://:secret@a", KeyValueConfig::default()).unwrap_err();
-        assert!(!error.to_string().contains("secret"), "{error}");
-        assert!(error.reason.contains("without user and password"), "{error}");
+        for half in ["etcd://:secret@a", "etcd://secret@a", "etcd://secret:@a"] {
+            let error = Etcd::new(half, KeyValueConfig::default()).unwrap_err();
+            assert!(!error.to_string().contains("secret"), "{error}");
+            assert!(error.reason.contains("a user and a password go together"), "{error}");
+        }
+        let etcd = Etcd::new("etcd://me:secret@a", KeyValueConfig::default()).unwrap();
+        assert_eq!(etcd.uri(), "etcd://a:2379");
+        assert!(!format!("{etcd:?}").contains("secret"));
     }
 }
