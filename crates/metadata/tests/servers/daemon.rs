@@ -65,10 +65,21 @@ impl Daemon {
         }
     }
 
-    /// Sends it a signal by name.
+    /// Sends it a signal by name. Of STOP, each of its threads has heard then.
     pub(crate) fn signal(&self, name: &str) {
         let id = self.child.as_ref().unwrap().id().to_string();
         assert!(Command::new("kill").args(["-s", name, &id]).status().unwrap().success());
+        if name == "STOP" {
+            let is_stopped = |thread: fs::DirEntry| {
+                let stat = fs::read_to_string(thread.path().join("stat")).unwrap_or_default();
+                // Behind the name, which may have any characters (proc(5)).
+                stat.rsplit_once(") ").is_none_or(|(_, state)| state.starts_with('T'))
+            };
+            until(&format!("{} has stopped", self.program), || {
+                let mut threads = fs::read_dir(format!("/proc/{id}/task")).unwrap();
+                threads.all(|thread| is_stopped(thread.unwrap())).then_some(())
+            });
+        }
     }
 
     /// Takes all of its files away.
