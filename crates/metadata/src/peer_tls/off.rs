@@ -52,6 +52,11 @@ impl TlsSession {
         match self.0 {}
     }
 
+    /// Whether the first bytes of a record have come, and not all of it.
+    pub fn is_amid_record(&self) -> bool {
+        match self.0 {}
+    }
+
     /// Takes bytes of messages.
     pub fn accept(&mut self, _: &[u8]) -> io::Result<()> {
         match self.0 {}

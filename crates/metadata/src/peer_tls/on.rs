@@ -110,6 +110,41 @@ pub struct TlsSession {
     end: usize,
     /// A record of the other end was understood.
     heard: bool,
+    borders: Borders,
+}
+
+/// Where records begin and end in what has come (RFC 8446 5.1): five bytes, of which the last two are a length, and as
+/// many behind them.
+#[derive(Debug, Default)]
+struct Borders {
+    /// Bytes of a header that have come.
+    header: usize,
+    length: usize,
+    /// Bytes that are to come behind it.
+    left: usize,
+}
+
+impl Borders {
+    fn pass(&mut self, mut bytes: &[u8]) {
+        while let Some((&byte, behind)) = bytes.split_first() {
+            if self.left > 0 {
+                let count = self.left.min(bytes.len());
+                self.left -= count;
+                bytes = &bytes[count..];
+                continue;
+            }
+            self.length = (self.length << 8 | usize::from(byte)) & 0xffff;
+            self.header += 1;
+            if self.header == 5 {
+                (self.header, self.left) = (0, self.length);
+            }
+            bytes = behind;
+        }
+    }
+
+    const fn is_amid_record(&self) -> bool {
+        self.header > 0 || self.left > 0
+    }
 }
 
 impl fmt::Debug for TlsSession {
@@ -124,7 +159,8 @@ impl TlsSession {
         // Who gives it more looks first whether all of that before was sent.
         connection.set_buffer_limit(None);
         let input = vec![0; READ].into_boxed_slice();
-        Ok(Self { connection, host: host.to_owned(), input, start: 0, end: 0, heard: false })
+        let (host, borders) = (host.to_owned(), Borders::default());
+        Ok(Self { connection, host, input, start: 0, end: 0, heard: false, borders })
     }
 
     /// Says and hears what it can of what comes before the first message; whether that is over.
@@ -186,6 +222,7 @@ impl TlsSession {
             }
         }
         let count = self.connection.read_tls(&mut &self.input[self.start..self.end])?;
+        self.borders.pass(&self.input[self.start..][..count]);
         self.start += count;
         if let Err(error) = self.connection.process_new_packets() {
             return Err(self.name_both(explain(&error)).into());
@@ -201,6 +238,11 @@ impl TlsSession {
             }
             error => error,
         }
+    }
+
+    /// Whether the first bytes of a record have come, and not all of it.
+    pub fn is_amid_record(&self) -> bool {
+        self.borders.is_amid_record()
     }
 
     /// Takes bytes of messages.
@@ -283,4 +325,77 @@ fn explain(error: &rustls::Error) -> TlsError {
 fn plain(name: &str) -> &str {
     let inside = name.split_once('(').map_or(name, |(_, inside)| inside);
     inside.trim_end_matches(')').trim_matches('"')
+}
+
+#[cfg(test)]
+mod tests {
+    use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+
+    use super::*;
+
+    #[test]
+    fn records_end_where_their_headers_say() {
+        let records =
+            [&[22, 3, 1, 0, 3, 7, 7, 7][..], &[23, 3, 3, 0, 0], &[23, 3, 3, 1, 0]].concat();
+        let (mut stream, ends) = (records.clone(), [8, 13, 18 + 256]);
+        stream.resize(18 + 256 + 2, 9);
+        for portion in [1, 2, 5, 7, 8, 300] {
+            let (mut borders, mut passed) = (Borders::default(), 0);
+            for bytes in stream.chunks(portion) {
+                borders.pass(bytes);
+                passed += bytes.len();
+                assert_eq!(borders.is_amid_record(), !ends.contains(&passed), "{portion} {passed}");
+            }
+        }
+    }
+
+    /// New keys are a record that is none of a message: nothing more of it is to come.
+    #[test]
+    fn new_keys_leave_no_record_half_read() {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let authority = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        let key = KeyPair::generate().unwrap();
+        let params = CertificateParams::new(vec!["host".to_owned()]).unwrap();
+        let certificate = params.signed_by(&key, &authority).unwrap();
+        let folder =
+            std::env::temp_dir().join(format!("millstream-new-keys-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let file = |name: &str, text: &str| {
+            std::fs::write(folder.join(name), text).unwrap();
+            Some(folder.join(name))
+        };
+        let files = TlsFiles {
+            authorities: file("ca", &authority.pem()),
+            certificate: file("certificate", &certificate.pem()),
+            key: file("key", &key.serialize_pem()),
+        };
+        let tls = PeerTls::from_files(&files).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        let (mut one, mut other) = (tls.calling("host").unwrap(), tls.called().unwrap());
+        let pass = |from: &mut TlsSession, to: &mut TlsSession| {
+            let mut bytes = Vec::new();
+            from.flush(&mut bytes).unwrap();
+            let mut bytes = &bytes[..];
+            while !bytes.is_empty() || to.start < to.end {
+                to.fill(&mut bytes).unwrap();
+            }
+        };
+        while one.connection.is_handshaking() || other.connection.is_handshaking() {
+            pass(&mut one, &mut other);
+            pass(&mut other, &mut one);
+        }
+        one.connection.refresh_traffic_keys().unwrap();
+        pass(&mut one, &mut other);
+        assert!(other.ready().is_empty() && !other.is_amid_record());
+        one.accept(b"a message").unwrap();
+        pass(&mut one, &mut other);
+        assert_eq!(other.ready(), b"a message");
+        let mut record = Vec::new();
+        one.accept(b"another").unwrap();
+        one.flush(&mut record).unwrap();
+        other.consume(9);
+        other.fill(&mut &record[..20]).unwrap();
+        assert!(other.is_amid_record());
+    }
 }

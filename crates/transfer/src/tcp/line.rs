@@ -54,6 +54,14 @@ impl Layer {
         }
     }
 
+    /// Whether the first bytes of a record have come, and not all of it.
+    fn is_amid_record(&self) -> bool {
+        match self {
+            Self::Checked(records) => !records.unread().is_empty(),
+            Self::Tls(session) => session.is_amid_record(),
+        }
+    }
+
     /// Takes all of these bytes.
     fn accept(&mut self, bytes: &[u8]) -> io::Result<()> {
         match self {
@@ -87,13 +95,11 @@ pub(super) struct Line {
     layer: Option<Box<Layer>>,
     /// Where bytes are gathered that the layer takes.
     portion: Vec<u8>,
-    /// What came last for [`Line::read`] was not all of a record.
-    amid_record: bool,
 }
 
 impl Line {
     pub(super) fn over(layer: Option<Layer>) -> Self {
-        Self { layer: layer.map(Box::new), portion: Vec::new(), amid_record: false }
+        Self { layer: layer.map(Box::new), portion: Vec::new() }
     }
 
     /// Says and hears what it can of what comes before the first message; whether that is over.
@@ -128,8 +134,8 @@ impl Line {
     }
 
     /// Whether the first bytes of a record have come, and not all of it.
-    pub(super) const fn is_amid_record(&self) -> bool {
-        self.amid_record
+    pub(super) fn is_amid_record(&self) -> bool {
+        self.layer.as_ref().is_some_and(|layer| layer.is_amid_record())
     }
 
     /// Sends what was taken before: an error if there is no room for all of it.
@@ -180,15 +186,14 @@ impl Line {
     }
 
     /// The same, and waits as long as the socket is set to, once. [`io::ErrorKind::WouldBlock`] where some of a record
-    /// has come: who sends it byte by byte is to be looked at after each.
+    /// has come, as who sends it byte by byte is to be looked at after each, or one of the layer's own.
     pub(super) fn read(&mut self, mut stream: &TcpStream, bytes: &mut [u8]) -> io::Result<usize> {
         let Some(layer) = &mut self.layer else { return stream.read(bytes) };
         if layer.ready().is_empty() {
             if layer.fill(&mut stream)? == 0 {
                 return Ok(0);
             }
-            self.amid_record = layer.ready().is_empty();
-            if self.amid_record {
+            if layer.ready().is_empty() {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
         }

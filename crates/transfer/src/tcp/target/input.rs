@@ -85,7 +85,8 @@ impl<'a> Input<'a> {
                     Err(error) if is_pause(&error) && self.line.is_amid_record() => {
                         pace.get_or_insert_with(|| Pace::new(0)).check()?;
                     }
-                    Err(error) if is_pause(&error) => {}
+                    // What has come was no record of a message, such as new keys (RFC 8446 4.6.3).
+                    Err(error) if is_pause(&error) => pace = None,
                     Err(error) => return Err(error),
                 }
             }
