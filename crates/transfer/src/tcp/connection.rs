@@ -61,7 +61,7 @@ enum Broken {
     Done,
     /// Something is to end that is under way.
     ToEnd,
-    /// The stream has ended.
+    /// The stream has ended, or what came first makes no sense: another connection may do better.
     Ended(FailureReason),
     Failed(FailureReason),
 }
@@ -420,7 +420,8 @@ impl Connection {
         self.line = Line::default();
         (self.start, self.moved) = (0, None);
         self.stage.clear();
-        let ended = matches!(broken, Broken::Ended(_));
+        let ended =
+            matches!(broken, Broken::Ended(_) | Broken::Failed(FailureReason::Checksum { .. }));
         let (reason, ours) = match broken {
             Broken::Done => return,
             Broken::ToEnd => {
@@ -438,7 +439,11 @@ impl Connection {
         match (phase, peer.framing()) {
             // A connection that ends unanswered is how version 1 rejects a request.
             (Phase::Open, Framing::Old(Version::One)) => {}
-            (Phase::Open, _) if ended && !self.answered => peer.unanswered(&reason),
+            (Phase::Open, _) if ended && !self.answered => {
+                peer.unanswered(&reason);
+                // Somebody else may be at this one.
+                self.address = self.address.wrapping_add(1);
+            }
             (Phase::Open, Framing::Numbered) if self.answered && !self.served => {
                 peer.unanswered(&reason);
             }

@@ -93,13 +93,24 @@ struct Moved {
     address: u64,
 }
 
-/// Moves bytes through such a relay.
+/// Moves bytes through a relay that changes what goes the way of the bytes.
 fn moved(opcode: Opcode, config: TcpConfig, place: usize, connections: usize) -> Moved {
+    let way = if opcode == Opcode::Write { Way::There } else { Way::Back };
+    moved_by(way, opcode, config, place, connections)
+}
+
+fn moved_by(
+    way: Way,
+    opcode: Opcode,
+    config: TcpConfig,
+    place: usize,
+    connections: usize,
+) -> Moved {
     let (target, initiator) = (engine(TcpConfig::default()), engine(config));
     let (remote, local) = (shared(&target, LENGTH), private(&initiator, LENGTH));
-    let (way, source, sink) = match opcode {
-        Opcode::Write => (Way::There, &local, &remote),
-        Opcode::Read => (Way::Back, &remote, &local),
+    let (source, sink) = match opcode {
+        Opcode::Write => (&local, &remote),
+        Opcode::Read => (&remote, &local),
     };
     source.write(0, &pattern(LENGTH, 3)).unwrap();
     let relay = Flipping::start(&target, way, place, connections);
@@ -130,6 +141,27 @@ fn what_was_damaged_on_its_way_is_sent_again() {
             assert!(bytes == pattern(LENGTH, 3), "{opcode:?} {place}");
             assert_eq!(flipped, 2, "{opcode:?} {place}");
         }
+    }
+}
+
+/// What both sides say first is as likely to be damaged as the rest: another connection is made, and nothing fails.
+#[test]
+fn a_hello_or_welcome_that_was_damaged_costs_a_connection() {
+    let plain = || TcpConfig { lanes: 1, ..TcpConfig::default() };
+    let mut cases = Vec::new();
+    for opcode in [Opcode::Write, Opcode::Read] {
+        // The magic, the version and the number of the hello; the record of the welcome, and what is in it.
+        cases.extend([2, 8, 30].map(|place| (Way::There, opcode, checked(), place)));
+        cases.extend([1, 6, 14, 20].map(|place| (Way::Back, opcode, checked(), place)));
+        cases.extend([2, 8].map(|place| (Way::There, opcode, plain(), place)));
+        cases.extend([2, 8].map(|place| (Way::Back, opcode, plain(), place)));
+    }
+    for (way, opcode, config, place) in cases {
+        let what = format!("{way:?} {opcode:?} checksums {} {place}", config.checksums);
+        let Moved { state, error, bytes, flipped, .. } = moved_by(way, opcode, config, place, 1);
+        assert_eq!(state, TransferState::Completed, "{what}: {error}");
+        assert!(bytes == pattern(LENGTH, 3), "{what}");
+        assert_eq!(flipped, 1, "{what}");
     }
 }
 

@@ -201,7 +201,8 @@ fn welcomed(welcome: Option<Welcome>) -> Result<(), Broken> {
         Some(Welcome::Fenced) => "it has ended the connection".to_owned(),
         None => "what answers there is no engine of this kind".to_owned(),
     };
-    Err(Broken::Failed(FailureReason::Connection(text.into())))
+    // A bit of it, or of the hello, may have changed on the way.
+    Err(Broken::Ended(FailureReason::Connection(text.into())))
 }
 
 #[cfg(test)]
@@ -242,7 +243,7 @@ mod tests {
         fn hear(&mut self, bytes: &[u8]) -> Result<(), String> {
             self.connection.stage.extend_from_slice(bytes);
             self.connection.read_stage(&self.peer).map_err(|broken| match broken {
-                Broken::Failed(reason) => reason.to_string(),
+                Broken::Failed(reason) | Broken::Ended(reason) => reason.to_string(),
                 _ => "another end".to_owned(),
             })
         }
