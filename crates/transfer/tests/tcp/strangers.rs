@@ -335,12 +335,13 @@ fn who_says_a_byte_now_and_then_is_sent_away() {
             scope.spawn(move || {
                 let mut stream = connect(target);
                 stream.write_all(&bytes[..at_once]).unwrap();
-                let start = Instant::now();
                 let mut rest = bytes[at_once..].iter();
                 while rest.next().is_some_and(|byte| stream.write_all(&[*byte]).is_ok()) {
-                    assert!(start.elapsed() < Duration::from_secs(15), "it may go on");
+                    // Not for an event: it is slow.
                     thread::sleep(Duration::from_millis(500));
                 }
+                // Who has all the time that he wants comes to the end.
+                assert!(rest.len() > 0, "it may go on");
             });
         }
     });
