@@ -23,7 +23,7 @@ use crate::memory::Memory;
 use crate::metrics::Counters;
 use crate::notify::{Inbox, is_taken};
 use crate::nvmeof::{self, NvmeofTransport};
-use crate::path::Required;
+use crate::path::{Required, in_order};
 use crate::publication::Publication;
 use crate::rdma::{RdmaContext, RdmaTransport};
 use crate::rpc::Answer;
@@ -183,10 +183,10 @@ impl TransferEngine {
         self.inner.policy
     }
 
-    /// Installs the transport `rdma` over soft devices. Before any memory is registered.
+    /// Installs the transport `rdma`. At any time: what is registered already is registered with its devices, too.
     pub fn install_rdma(&self, config: RdmaConfig) -> Result<(), InstallError> {
         let inner = &self.inner;
-        let _installing = inner.installing();
+        let installing = inner.installing();
         let context = RdmaContext {
             engine: inner.name.clone(),
             incarnation: inner.incarnation,
@@ -197,28 +197,34 @@ impl TransferEngine {
             store: Arc::clone(&inner.store),
             elsewhere: (inner.policy == Policy::Tent).then(|| inner.own.clone()),
         };
-        inner.check_install(RdmaTransport::NAME)?;
+        inner.check_new(RdmaTransport::NAME)?;
         let transport = RdmaTransport::new(config, context)?;
         *inner.devices.write().unwrap_or_else(PoisonError::into_inner) = transport.devices();
-        let installed = inner.install(Arc::new(transport), usize::MAX);
+        let transport: Arc<dyn Transport> = Arc::new(transport);
+        let installed = inner.install(Arc::clone(&transport));
         if installed.is_err() {
             *inner.devices.write().unwrap_or_else(PoisonError::into_inner) = Arc::default();
         }
-        installed
+        drop(installing);
+        installed.map(|()| inner.prepare_open(&*transport))
     }
 
-    /// Installs the transport `shm`, for processes of the same user on this host. Before any memory is
-    /// registered. Where it leads, it goes before `rdma`.
+    /// Installs the transport `shm`, for processes of the same user on this host. At any time. Where it leads, it
+    /// goes before all others but `local`. May wait for the processes of segments that are open, up to some seconds.
     ///
-    /// What the engine allocates then is memory that those processes map. What
-    /// [`TransferEngine::register_memory`] registers they read and write by the kernel, if it lets them.
+    /// What the engine allocates from then on is memory that those processes map. What
+    /// [`TransferEngine::register_memory`] registers they read and write by the kernel, if it lets them; so it is with
+    /// what was allocated before.
     pub fn install_shm(&self) -> Result<(), InstallError> {
         let inner = &self.inner;
-        let _installing = inner.installing();
-        inner.check_install(ShmTransport::NAME)?;
+        let installing = inner.installing();
+        inner.check_new(ShmTransport::NAME)?;
         let transport = ShmTransport::new(inner.incarnation, Arc::clone(&inner.copier))?;
-        // After `local`.
-        inner.install(Arc::new(transport), 1)
+        let transport: Arc<dyn Transport> = Arc::new(transport);
+        inner.install(Arc::clone(&transport))?;
+        drop(installing);
+        inner.prepare_open(&*transport);
+        Ok(())
     }
 
     /// Installs the transport `nvmeof`, for segments that are files: those of others, and those that
@@ -236,6 +242,7 @@ impl TransferEngine {
             inner.gate(Purpose::Files),
         )?;
         let transport = Arc::new(transport);
+        inner.take_along(&*transport)?;
         let _ = inner.nvmeof.set(Arc::clone(&transport));
         inner.transports.write().unwrap_or_else(PoisonError::into_inner).push(transport);
         Ok(())
@@ -258,7 +265,7 @@ impl TransferEngine {
             inner.gate(Purpose::Memory),
         )?;
         let progress = Arc::clone(transport.shared_progress());
-        inner.install(Arc::new(transport), usize::MAX)?;
+        inner.install(Arc::new(transport))?;
         // Once only, so not before it stays.
         let _ = inner.streams.set(progress);
         Ok(())
@@ -289,10 +296,11 @@ impl TransferEngine {
         self.inner.files().map(|files| files.names()).unwrap_or_default()
     }
 
-    /// The transports that are installed, and what they can do.
+    /// The transports that are installed, and what they can do, in the order in which they are tried.
     pub fn transports(&self) -> Vec<(&'static str, Capabilities)> {
-        let transports = self.inner.transports();
-        transports.iter().map(|transport| (transport.name(), transport.capabilities())).collect()
+        let shown =
+            |(_, transport): (_, &dyn Transport)| (transport.name(), transport.capabilities());
+        self.inner.with_transports(|all| in_order(all).map(shown).collect())
     }
 
     /// Insists on one of the transports that are installed, or on none any more: a request to a segment
@@ -623,36 +631,40 @@ impl Inner {
         self.nvmeof.get().map(|files| files.names()).unwrap_or_default()
     }
 
-    /// Installs a transport at this place, or behind the others, and publishes what it has to say. When that fails, it
-    /// is not installed.
-    fn install(&self, transport: Arc<dyn Transport>, place: usize) -> Result<(), InstallError> {
+    /// Installs a transport, has it register what is registered, and publishes what there is to say then. When that
+    /// fails, it is not installed.
+    fn install(&self, transport: Arc<dyn Transport>) -> Result<(), InstallError> {
         let change = || self.transports.write().unwrap_or_else(PoisonError::into_inner);
-        let mut transports = change();
-        let place = transports.len().min(place);
-        transports.insert(place, Arc::clone(&transport));
-        drop(transports);
-        let published = self.changed().and_then(|()| self.publish());
+        // First: who chooses it finds memory that knows it.
+        self.take_along(&*transport).inspect_err(|_| transport.stop())?;
+        change().push(Arc::clone(&transport));
+        let publish = || -> Result<(), InstallError> {
+            self.recount()?;
+            Ok(self.changed().and_then(|()| self.publish())?)
+        };
+        let published = publish();
         if published.is_err() {
             change().retain(|known| !Arc::ptr_eq(known, &transport));
             transport.stop();
+            self.leave_behind();
+            // It has been less before.
+            let _ = self.recount();
             self.changed_back();
         }
-        Ok(published?)
+        published
+    }
+
+    /// Tells a transport that was installed of the segments that are open.
+    fn prepare_open(&self, transport: &dyn Transport) {
+        for open in self.segments.others() {
+            open.prepare_more(|descriptor| transport.prepare(&open, descriptor));
+        }
     }
 
     /// Whether no transport of this name is installed.
     fn check_new(&self, name: &'static str) -> Result<(), InstallError> {
         let is_known = self.with_transports(|all| all.iter().any(|each| each.name() == name));
         if is_known { Err(InstallError::Twice(name)) } else { Ok(()) }
-    }
-
-    /// Whether a transport of this name, which is asked for each piece of memory, can be installed now.
-    fn check_install(&self, name: &'static str) -> Result<(), InstallError> {
-        self.check_new(name)?;
-        match self.memory.regions.read().unwrap_or_else(PoisonError::into_inner).is_empty() {
-            true => Ok(()),
-            false => Err(InstallError::TooLate),
-        }
     }
 
     /// Whether a transport wants memory that other processes can map.

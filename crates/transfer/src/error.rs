@@ -134,9 +134,9 @@ pub enum InstallError {
     /// A transport that is required was not installed.
     #[error("the transport {0} is not installed")]
     Missing(String),
-    /// Memory was registered before.
-    #[error("rdma and shm must be installed before memory is registered")]
-    TooLate,
+    /// Memory that is registered already cannot be registered with it.
+    #[error("memory was registered before it: {0}")]
+    Register(#[from] RegisterError),
     /// The transport tcp does not work here.
     #[error("the transport tcp: {0}")]
     Tcp(String),
@@ -195,7 +195,6 @@ impl InstallError {
         match self {
             Self::Twice(_)
             | Self::Missing(_)
-            | Self::TooLate
             | Self::NoAddress
             | Self::DuplicateAddress(_)
             | Self::DuplicateDevice(_)
@@ -207,6 +206,7 @@ impl InstallError {
             | Self::Files(_)
             | Self::Tcp(_)
             | Self::Thread(_) => code::CONTEXT,
+            Self::Register(error) => error.code(),
             Self::Publish(error) => store_code(error),
         }
     }

@@ -41,6 +41,10 @@ impl Transport for LocalTransport {
         }
     }
 
+    fn rank(&self) -> u8 {
+        0
+    }
+
     fn copies(&self) -> bool {
         true
     }

@@ -24,7 +24,7 @@ use crate::keys::Keys;
 use crate::pieces::Span;
 use crate::placement::Place;
 use crate::regions::RegionMap;
-use crate::transport::{ANYWHERE, Registration};
+use crate::transport::{ANYWHERE, Registration, Transport};
 use crate::{FailureReason, Opcode, RegisterError, TransferEngine};
 
 /// Memory that stays valid as long as this value, by the promise made to [`RawMemory::new`].
@@ -126,7 +126,7 @@ pub(crate) struct Region {
     /// Dropped before `memory`: fields are dropped in their order.
     registrations: Vec<Registration>,
     pub(crate) local: Arc<LocalMemory>,
-    _memory: RawMemory,
+    memory: RawMemory,
     /// Which of the registrations has the keys of the descriptor.
     keyed: Option<usize>,
     places: Vec<Place>,
@@ -150,14 +150,58 @@ impl Region {
             gpu: memory.gpu.clone(),
             keys: registrations.iter().map(|each| each.keys.clone()).collect(),
             locations,
-            gate: Gate::default(),
+            gate: Arc::default(),
         });
-        let (_memory, text_length) = (memory, 0);
-        let mut region = Self { registrations, local, _memory, keyed, places, remote, text_length };
+        let mut region =
+            Self { registrations, local, memory, keyed, places, remote, text_length: 0 };
+        region.count_text();
+        region
+    }
+
+    fn count_text(&mut self) {
         let text = |buffer| serde_json::to_vec(&buffer).unwrap_or_default();
         // With a comma.
-        region.text_length = region.buffers().map(|buffer| text(buffer).len() + 1).sum();
-        region
+        self.text_length = self.buffers().map(|buffer| text(buffer).len() + 1).sum();
+    }
+
+    /// What a transport keeps with it that is installed later.
+    pub(crate) fn register_with(&self, transport: &dyn Transport) -> Result<Registration, String> {
+        // Nobody gets at it any more.
+        let remote = self.remote && !self.local.is_closed();
+        transport.register(&self.memory, remote)
+    }
+
+    /// Adds what the last of all transports keeps with it.
+    pub(crate) fn add(&mut self, registration: Registration, transport: &dyn Transport) {
+        let mut locations = self.local.locations.clone();
+        if transport.capabilities().needs_keys && self.keyed.is_none() {
+            self.keyed = Some(self.registrations.len());
+            let number = |place: &Place| (place.offset, transport.location(&place.location));
+            locations = self.places.iter().map(number).collect();
+        }
+        self.registrations.push(registration);
+        self.renew(locations);
+    }
+
+    /// Takes back what was added last.
+    pub(crate) fn take_last(&mut self) -> Option<Registration> {
+        let last = self.registrations.pop();
+        let mut locations = self.local.locations.clone();
+        if self.keyed == Some(self.registrations.len()) {
+            self.keyed = None;
+            locations = self.places.iter().map(|place| (place.offset, ANYWHERE)).collect();
+        }
+        self.renew(locations);
+        last
+    }
+
+    /// Others see it with the keys of now from here on. What is under way has those of before, and the same gate.
+    fn renew(&mut self, locations: Box<[(u64, u16)]>) {
+        let LocalMemory { pointer, first, length, .. } = *self.local;
+        let keys = self.registrations.iter().map(|each| each.keys.clone()).collect();
+        let (gpu, gate) = (self.local.gpu.clone(), Arc::clone(&self.local.gate));
+        self.local = Arc::new(LocalMemory { pointer, first, length, gpu, keys, locations, gate });
+        self.count_text();
     }
 
     /// What peers are told of it: a buffer for each place of each region, with the keys of the region.
@@ -244,7 +288,7 @@ pub(crate) struct LocalMemory {
     keys: Box<[Keys]>,
     /// From which offset on it is at which location, by the number of the transport that has keys.
     locations: Box<[(u64, u16)]>,
-    gate: Gate,
+    gate: Arc<Gate>,
 }
 
 // SAFETY: the memory is accessed only by who has entered, and `Region` sees to it that it is there as
@@ -271,6 +315,11 @@ impl LocalMemory {
         let offset = address.saturating_sub(self.first);
         let after = self.locations.partition_point(|(start, _)| *start <= offset);
         after.checked_sub(1).map_or(ANYWHERE, |index| self.locations[index].1)
+    }
+
+    /// Whether a transport was asked to register it: one that was installed since was not.
+    pub(crate) fn is_known_to(&self, transport: usize) -> bool {
+        transport < self.keys.len()
     }
 
     /// The keys of an address in it for the devices of a transport.

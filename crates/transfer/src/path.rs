@@ -184,6 +184,17 @@ impl Place<'_> {
     }
 }
 
+/// Transports with their indexes, in the order in which they are tried: `local`, `shm`, then others as they were
+/// installed. Where they are listed they stay, as what is under way knows them by their indexes.
+pub(crate) fn in_order(
+    all: &[Arc<dyn Transport>],
+) -> impl Iterator<Item = (usize, &dyn Transport)> {
+    (0..3).flat_map(move |rank| {
+        let each = all.iter().map(|transport| &**transport).enumerate();
+        each.filter(move |(_, transport)| transport.rank() == rank)
+    })
+}
+
 impl Inner {
     /// The transport that takes requests to this place: the first of those that may which leads there, or the
     /// one that is required. They are looked at in this order, or in their own where it names none. One that
@@ -229,7 +240,7 @@ impl Inner {
             let places = if order.is_empty() { all.len() } else { order.len() };
             let mut candidates = (0..places).filter_map(|place_of| {
                 let index = match order.get(place_of) {
-                    None => place_of,
+                    None => in_order(all).nth(place_of)?.0,
                     Some(name) => all.iter().position(|transport| transport.name() == *name)?,
                 };
                 let transport = all.get(index)?;
@@ -273,12 +284,12 @@ impl Inner {
         descriptor: &Arc<SegmentDesc>,
     ) -> Vec<PathReport> {
         let mut reports: Vec<_> = self.with_transports(|all| {
-            let report = |transport: &Arc<dyn Transport>| PathReport {
+            let report = |(_, transport): (_, &dyn Transport)| PathReport {
                 transport: transport.name(),
                 chosen: false,
                 reason: None,
             };
-            all.iter().map(report).collect()
+            in_order(all).map(report).collect()
         });
         if descriptor.buffers.is_empty() {
             let nothing = "the segment has no memory";
@@ -292,11 +303,15 @@ impl Inner {
                 segment.avoided.left(name).is_some()
             });
             self.with_transports(|all| {
-                for (index, (report, transport)) in reports.iter_mut().zip(all).enumerate() {
-                    if chosen.is_some_and(|(chosen, _)| chosen == index) {
+                let rank_of = |wanted| in_order(all).position(|(index, _)| index == wanted);
+                let chosen = chosen.and_then(|(index, name)| Some((rank_of(index)?, name)));
+                for (rank, (report, (_, transport))) in
+                    reports.iter_mut().zip(in_order(all)).enumerate()
+                {
+                    if chosen.is_some_and(|(chosen, _)| chosen == rank) {
                         report.chosen = true;
                     } else if report.reason.is_none() {
-                        report.reason = Some(self.why_not(place, index, &**transport, chosen));
+                        report.reason = Some(self.why_not(place, rank, transport, chosen));
                     }
                 }
             });
@@ -308,12 +323,12 @@ impl Inner {
     fn why_not(
         &self,
         place: Place<'_>,
-        index: usize,
+        rank: usize,
         transport: &dyn Transport,
         chosen: Option<(usize, &'static str)>,
     ) -> String {
         if let Some((first, name)) = chosen
-            && first < index
+            && first < rank
         {
             // It is not asked: it would begin to prepare for requests that it does not get.
             return place
@@ -338,7 +353,7 @@ impl Inner {
         let required = self.required.name();
         let segment = place.segment.name.clone();
         self.with_transports(|all| {
-            let others = || all.iter().filter(|other| place.led_to_by(&***other));
+            let others = || in_order(all).filter(|(_, other)| place.led_to_by(*other));
             if allowed.is_restricted() && required.is_none_or(|name| !allowed.has(name)) {
                 let mut reasons: Vec<_> = all
                     .iter()
@@ -359,7 +374,7 @@ impl Inner {
                     segment,
                     allowed: allowed.names(),
                     reason: reasons.join("; "),
-                    instead: others().map(|other| other.name()).next(),
+                    instead: others().map(|(_, other)| other.name()).next(),
                 };
             }
             if let Some(required) = required {
@@ -370,8 +385,7 @@ impl Inner {
                     Some(None) => "it has led there only since".to_owned(),
                     Some(Some(obstacle)) => obstacle.into_reason(),
                 };
-                let instead = all.iter().find(|transport| place.led_to_by(&***transport));
-                let instead = instead.map(|transport| transport.name());
+                let instead = others().map(|(_, other)| other.name()).next();
                 return SubmitError::PathRequired { index, segment, required, reason, instead };
             }
             let mut reasons = Vec::new();

@@ -13,6 +13,7 @@ use millstream_metadata::{MAX_BUFFERS, SegmentDesc, StoreError, timestamp};
 
 use crate::engine::Inner;
 use crate::memory::Region;
+use crate::path::in_order;
 use crate::{RegisterError, SegmentId};
 
 /// What has been published.
@@ -167,6 +168,20 @@ impl Inner {
         Ok(())
     }
 
+    /// Counts anew what is in the descriptor, where a transport that comes or goes has changed its buffers.
+    pub(crate) fn recount(&self) -> Result<(), RegisterError> {
+        let mut size = Size::default();
+        let regions = self.memory().regions.read().unwrap_or_else(PoisonError::into_inner);
+        let all = regions.iter().filter_map(|(_, _, region)| region.as_ref());
+        for region in all.filter(|region| region.is_offered()) {
+            size.buffers += region.buffer_count();
+            size.length += region.text_length();
+        }
+        drop(regions);
+        *self.publication.size() = size;
+        self.add(&[])
+    }
+
     fn describe(&self) -> SegmentDesc {
         let mut descriptor = self.describe_engine();
         let regions = self.memory().regions.read().unwrap_or_else(PoisonError::into_inner);
@@ -185,7 +200,9 @@ impl Inner {
             timestamp: timestamp(SystemTime::now()),
             ..SegmentDesc::default()
         };
-        self.with_transports(|all| all.iter().for_each(|each| each.describe(&mut descriptor)));
+        self.with_transports(|all| {
+            in_order(all).for_each(|(_, transport)| transport.describe(&mut descriptor));
+        });
         descriptor
     }
 }

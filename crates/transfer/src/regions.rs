@@ -69,8 +69,9 @@ impl<T> RegionMap<T> {
         self.regions.iter().map(|(&address, (length, value))| (address, *length, value))
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.regions.is_empty()
+    /// The values of all ranges.
+    pub(crate) fn values(&mut self) -> impl Iterator<Item = &mut T> {
+        self.regions.values_mut().map(|(_, value)| value)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Registration of memory: addresses are reserved, transports asked, and what came of it is shown, all
 //! of a batch or nothing of it. Transports work meanwhile under no lock that others need.
 
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 
 use millstream_net::own_memory::Inspector;
 
@@ -10,7 +10,7 @@ use crate::engine::Inner;
 use crate::gpu;
 use crate::memory::{LocalMemory, Memory, RawMemory, Region};
 use crate::placement::Place;
-use crate::transport::{ANY_LOCATION, ANYWHERE};
+use crate::transport::{ANY_LOCATION, ANYWHERE, Transport};
 
 /// The longest name of a location: it stands in the descriptor once for each buffer.
 const MAX_LOCATION: usize = 64;
@@ -84,6 +84,37 @@ impl Inner {
         };
         let locations = places.iter().map(|place| (place.offset, number(place))).collect();
         Ok(Region::new(registrations, keyed, memory, places, locations, remote))
+    }
+
+    /// Registers all memory with a transport that is about to be the last of all, or none. Who calls this installs
+    /// it: nobody else registers or unregisters meanwhile.
+    pub(crate) fn take_along(&self, transport: &dyn Transport) -> Result<(), RegisterError> {
+        let regions = self.memory().regions.read().unwrap_or_else(PoisonError::into_inner);
+        let mut made = Vec::new();
+        for (address, length, region) in regions.iter() {
+            let Some(region) = region else { continue };
+            let registration = region.register_with(transport).map_err(|reason| {
+                RegisterError::Transport { transport: transport.name(), address, length, reason }
+            });
+            made.push((address, registration?));
+        }
+        drop(regions);
+        let mut regions = self.memory().lock();
+        for (address, registration) in made {
+            if let Some(region) = regions.entry(address).and_then(Option::as_mut) {
+                region.add(registration, transport);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes back what [`Inner::take_along`] did last.
+    pub(crate) fn leave_behind(&self) {
+        let mut regions = self.memory().lock();
+        let taken: Vec<_> = regions.values().flatten().filter_map(Region::take_last).collect();
+        drop(regions);
+        // Their ends may wait for others.
+        drop(taken);
     }
 
     /// Unregisters the memory at each of these addresses, whatever becomes of the others. The first

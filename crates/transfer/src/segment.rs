@@ -275,6 +275,15 @@ impl OpenSegment {
         }
     }
 
+    /// Prepares again, once nobody else does.
+    pub(crate) fn prepare_more(&self, prepare: impl FnOnce(&Arc<SegmentDesc>)) {
+        let prepared = self.preparing.lock().unwrap_or_else(PoisonError::into_inner);
+        // Else whoever prepares it at first does so for all transports.
+        if *prepared {
+            prepare(&self.descriptor());
+        }
+    }
+
     /// Whether to try again, since no transport reaches it: not more often than each second.
     pub(crate) fn may_be_reached_now(&self) -> bool {
         if self.id == SegmentId::LOCAL {
@@ -349,6 +358,12 @@ impl SegmentTable {
 
     pub(crate) fn by_id(&self, id: SegmentId) -> Option<Arc<OpenSegment>> {
         self.inner.read().unwrap_or_else(PoisonError::into_inner).by_id.get(&id).cloned()
+    }
+
+    /// Those that are open, but the engine's own.
+    pub(crate) fn others(&self) -> Vec<Arc<OpenSegment>> {
+        let inner = self.inner.read().unwrap_or_else(PoisonError::into_inner);
+        inner.by_id.values().filter(|open| open.id != SegmentId::LOCAL).cloned().collect()
     }
 
     /// How many are open, the engine's own not counted.

@@ -97,6 +97,10 @@ impl Transport for ShmTransport {
         }
     }
 
+    fn rank(&self) -> u8 {
+        1
+    }
+
     fn copies(&self) -> bool {
         true
     }

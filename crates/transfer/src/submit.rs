@@ -297,7 +297,7 @@ impl Inner {
             }
             let same_local =
                 local.as_ref().is_some_and(|local| local.contains(source.first, source.length));
-            let found = match same_local {
+            let mut found = match same_local {
                 true => None,
                 false => self.memory().find(source.first, source.length),
             };
@@ -315,6 +315,13 @@ impl Inner {
                 };
                 target = Some(self.target(wanted, segment, extent.target, target)?);
             }
+            // One that was found before may be of before a transport was installed.
+            let transport = target.as_ref().map_or(0, |target| target.transport);
+            let is_known = local.as_ref().is_some_and(|local| local.is_known_to(transport));
+            if same_local && !is_known {
+                found = self.memory().find(source.first, source.length);
+            }
+            let same_local = same_local && is_known;
             if !same_local {
                 local = Some(found.ok_or(SubmitError::SourceNotRegistered {
                     index,

@@ -123,6 +123,11 @@ pub(crate) trait Transport: Send + Sync {
 
     fn capabilities(&self) -> Capabilities;
 
+    /// When it is tried: 0 first, 2 last. Of equals, those that were installed before.
+    fn rank(&self) -> u8 {
+        2
+    }
+
     /// Whether it has the copier do its tasks, which have no owner then.
     fn copies(&self) -> bool {
         false

@@ -2,10 +2,13 @@
 
 mod common;
 
-use common::{LONG, address, contents, engine, private, request, shared};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+
+use common::{LONG, address, contents, engine, pattern, private, request, shared};
 use millstream_transfer::{
-    Config, InstallError, NewError, Opcode, RdmaConfig, SegmentId, SubmitError, TcpConfig,
-    TransferEngine, TransferRequest, TransferState,
+    Buffer, Config, InstallError, NewError, Opcode, RdmaConfig, SegmentId, SubmitError,
+    SubmitOptions, TcpConfig, TransferEngine, TransferRequest, TransferState, TransferStatus,
 };
 
 #[test]
@@ -198,9 +201,8 @@ fn engines_and_transports_with_bad_settings() {
     assert!(matches!(refused(good), InstallError::Twice("rdma")));
     let other = TransferEngine::new(common::config(listen)).unwrap();
     let _buffer = private(&other, 100);
-    let late = other.install_rdma(RdmaConfig::new(&[address()])).unwrap_err();
-    assert!(matches!(late, InstallError::TooLate), "{late}");
-    assert!(matches!(other.install_shm().unwrap_err(), InstallError::TooLate));
+    other.install_shm().unwrap();
+    assert!(matches!(other.install_shm().unwrap_err(), InstallError::Twice("shm")));
     other.install_tcp(TcpConfig::default()).unwrap();
     let twice = other.install_tcp(TcpConfig::default()).unwrap_err();
     assert!(matches!(twice, InstallError::Twice("tcp")), "{twice}");
@@ -226,6 +228,73 @@ fn tcp_reaches_memory_that_was_registered_before_it_was_installed() {
     let write = request(Opcode::Write, (&other, 0), &segment, 0, 100);
     initiator.submit_and_wait(&[write], LONG).unwrap();
     assert_eq!(contents(&remote, 0, 101), [[8; 100].as_slice(), &[7]].concat());
+}
+
+/// So may what keeps something with each registration, in segments that are open and with requests under way.
+#[test]
+fn shm_and_rdma_reach_memory_that_was_registered_before_they_were_installed() {
+    const LENGTH: usize = 300_000;
+    let engines = [(), ()].map(|()| TransferEngine::new(Config::new(address())).unwrap());
+    let [target, initiator] = &engines;
+    engines.iter().for_each(|engine| engine.install_tcp(TcpConfig::default()).unwrap());
+    let (remote, local) = (shared(target, LENGTH), private(initiator, LENGTH));
+    let other = (shared(target, 4096), private(initiator, 4096));
+    let segment = initiator.open_segment(target.name()).unwrap();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let busy = scope.spawn(|| {
+            let local = private(initiator, 4096);
+            let mut count = 0_u64;
+            while !done.load(Ordering::Relaxed) {
+                let (source, target_offset) = (local.address(), remote.address() + 100);
+                let (opcode, target, length) = (Opcode::Read, segment.id(), 4096);
+                let read = TransferRequest { opcode, source, target, target_offset, length };
+                initiator.submit_and_wait(&[read], LONG).unwrap();
+                count += 1;
+            }
+            count
+        });
+        let move_by = |name: &str, seed: u64, from: &Buffer, to: &Buffer, length: usize| {
+            let bytes = pattern(length, seed);
+            from.write(0, &bytes).unwrap();
+            let write = TransferRequest {
+                opcode: Opcode::Write,
+                source: from.address(),
+                target: segment.id(),
+                target_offset: to.address(),
+                length: length as u64,
+            };
+            let by = Some(name.to_owned());
+            let options = SubmitOptions { transport: by, ..SubmitOptions::default() };
+            let batch = initiator.submit_new(&[write], &options).unwrap();
+            assert!(initiator.wait(&batch, LONG), "{name}");
+            let status = initiator.status(&batch, 0).unwrap();
+            let TransferStatus { state, transport, error, .. } = status;
+            assert_eq!(state, TransferState::Completed, "{name}: {error:?}");
+            assert_eq!(transport, Some(name));
+            assert!(contents(to, 0, length) == bytes, "{name}");
+        };
+        for (seed, name) in (0..).zip(["shm", "rdma"]) {
+            for engine in &engines {
+                match name {
+                    "shm" => engine.install_shm().unwrap(),
+                    _ => {
+                        engine.install_rdma(RdmaConfig::new(&[engine.listening_at().ip()])).unwrap()
+                    }
+                }
+            }
+            initiator.refresh_segment(segment.id()).unwrap();
+            move_by(name, seed, &local, &remote, LENGTH);
+            move_by(name, seed + 10, &other.1, &other.0, 4096);
+            move_by("tcp", seed + 20, &local, &remote, LENGTH);
+        }
+        done.store(true, Ordering::Relaxed);
+        assert!(busy.join().unwrap() > 0);
+    });
+    let names: Vec<_> = initiator.transports().into_iter().map(|(name, _)| name).collect();
+    assert_eq!(names, ["local", "shm", "tcp", "rdma"]);
+    // All of it can be unregistered again.
+    drop((remote, local, other));
 }
 
 #[test]
