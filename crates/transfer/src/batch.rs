@@ -115,8 +115,8 @@ impl Batch {
         }
     }
 
-    /// Whether all submitted tasks are finished.
-    pub(crate) fn is_finished(&self) -> bool {
+    /// Whether all submitted tasks are finished. Makes no progress.
+    pub fn is_finished(&self) -> bool {
         self.shared.unfinished.load(Ordering::SeqCst) == 0
     }
 

@@ -266,6 +266,34 @@ impl SubmitError {
     }
 }
 
+impl SubmitError {
+    /// Which of these it is, in a word that stays: what bindings name it by.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            Self::ExceedCapacity { .. } => "exceed_capacity",
+            Self::ZeroLength { .. } => "zero_length",
+            Self::Overflow { .. } => "overflow",
+            Self::SourceNotRegistered { .. } => "source_not_registered",
+            Self::UnknownSegment { .. } => "unknown_segment",
+            Self::TargetOutOfRange { .. } => "target_out_of_range",
+            Self::Restarted { .. } => "restarted",
+            Self::TargetNotAccessible { .. } => "target_not_accessible",
+            Self::NoPath { .. } => "no_path",
+            Self::PathRequired { .. } => "path_required",
+            Self::NotServed { .. } => "not_served",
+            Self::UnknownTransport { .. } => "unknown_transport",
+            Self::HintNotAllowed { .. } => "hint_not_allowed",
+            Self::UnknownPolicy { .. } => "unknown_policy",
+            Self::DeadlinePassed { .. } => "deadline_passed",
+            Self::DeadlineInfeasible { .. } => "deadline_infeasible",
+            Self::Overloaded { .. } => "overloaded",
+            Self::OverLimit { .. } => "over_limit",
+            Self::Refresh(_) => "refresh",
+            Self::ShutDown => "shut_down",
+        }
+    }
+}
+
 /// Which limit of the policy file is meant.
 fn rule(class: Option<&str>, unit: &str) -> String {
     let of = class.map_or("limits".to_owned(), |class| format!("class {class:?}"));
