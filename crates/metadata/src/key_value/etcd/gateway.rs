@@ -85,14 +85,19 @@ impl Gateway {
         let Some(login) = &self.login else { return self.post(path, request, None, until) };
         let known = login.token();
         let token = known.clone().map_or_else(|| self.authenticate(login, until), Ok)?;
-        match (self.post(path, request, Some(&token), until), known) {
-            (Err(EtcdError::NoToken(_)), Some(old)) => {
-                login.forget(&old);
-                let token = self.authenticate(login, until)?;
-                self.post(path, request, Some(&token), until)
-            }
-            (result, _) => result,
+        let mut result = self.post(path, request, Some(&token), until);
+        if let (Err(EtcdError::NoToken(_)), Some(old)) = (&result, known) {
+            login.forget(&old);
+            let token = self.authenticate(login, until)?;
+            result = self.post(path, request, Some(&token), until);
         }
+        result.map_err(|error| match error {
+            // A member may not have heard of it yet.
+            EtcdError::NoToken(_) => EtcdError::Other(KeyValueErrorKind::Unreachable(
+                "it does not take the token that it has just given: try again".to_owned(),
+            )),
+            error => error,
+        })
     }
 
     /// A token for the user.
