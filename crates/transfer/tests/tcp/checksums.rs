@@ -96,25 +96,25 @@ struct Moved {
 /// Moves bytes through a relay that changes what goes the way of the bytes.
 fn moved(opcode: Opcode, config: TcpConfig, place: usize, connections: usize) -> Moved {
     let way = if opcode == Opcode::Write { Way::There } else { Way::Back };
-    moved_by(way, opcode, config, place, connections)
+    let (target, initiator) = (engine(TcpConfig::default()), engine(config));
+    moved_by((&target, &initiator), way, opcode, place, connections)
 }
 
 fn moved_by(
+    (target, initiator): (&TransferEngine, &TransferEngine),
     way: Way,
     opcode: Opcode,
-    config: TcpConfig,
     place: usize,
     connections: usize,
 ) -> Moved {
-    let (target, initiator) = (engine(TcpConfig::default()), engine(config));
-    let (remote, local) = (shared(&target, LENGTH), private(&initiator, LENGTH));
+    let (remote, local) = (shared(target, LENGTH), private(initiator, LENGTH));
     let (source, sink) = match opcode {
         Opcode::Write => (&local, &remote),
         Opcode::Read => (&remote, &local),
     };
     source.write(0, &pattern(LENGTH, 3)).unwrap();
-    let relay = Flipping::start(&target, way, place, connections);
-    let (server, segment) = at_port(&initiator, &target, relay.address);
+    let relay = Flipping::start(target, way, place, connections);
+    let (server, segment) = at_port(initiator, target, relay.address);
     let batch = initiator.allocate_batch(1).unwrap();
     let request = request(opcode, (&local, 0), &segment, 0, LENGTH as u64);
     initiator.submit(&batch, &[request]).unwrap();
@@ -147,18 +147,21 @@ fn what_was_damaged_on_its_way_is_sent_again() {
 /// What both sides say first is as likely to be damaged as the rest: another connection is made, and nothing fails.
 #[test]
 fn a_hello_or_welcome_that_was_damaged_costs_a_connection() {
-    let plain = || TcpConfig { lanes: 1, ..TcpConfig::default() };
+    let plain = TcpConfig { lanes: 1, ..TcpConfig::default() };
+    let target = engine(TcpConfig::default());
+    let (checked, plain) = (engine(checked()), engine(plain));
     let mut cases = Vec::new();
     for opcode in [Opcode::Write, Opcode::Read] {
         // The magic, the version and the number of the hello; the record of the welcome, and what is in it.
-        cases.extend([2, 8, 30].map(|place| (Way::There, opcode, checked(), place)));
-        cases.extend([1, 6, 14, 20].map(|place| (Way::Back, opcode, checked(), place)));
-        cases.extend([2, 8].map(|place| (Way::There, opcode, plain(), place)));
-        cases.extend([2, 8].map(|place| (Way::Back, opcode, plain(), place)));
+        cases.extend([2, 8, 30].map(|place| (&checked, Way::There, opcode, place)));
+        cases.extend([1, 6, 14, 20].map(|place| (&checked, Way::Back, opcode, place)));
+        cases.extend([2, 8].map(|place| (&plain, Way::There, opcode, place)));
+        cases.extend([2, 8].map(|place| (&plain, Way::Back, opcode, place)));
     }
-    for (way, opcode, config, place) in cases {
-        let what = format!("{way:?} {opcode:?} checksums {} {place}", config.checksums);
-        let Moved { state, error, bytes, flipped, .. } = moved_by(way, opcode, config, place, 1);
+    for (initiator, way, opcode, place) in cases {
+        let what = format!("{way:?} {opcode:?} {place}, {initiator:?}");
+        let engines = (&target, initiator);
+        let Moved { state, error, bytes, flipped, .. } = moved_by(engines, way, opcode, place, 1);
         assert_eq!(state, TransferState::Completed, "{what}: {error}");
         assert!(bytes == pattern(LENGTH, 3), "{what}");
         assert_eq!(flipped, 1, "{what}");
