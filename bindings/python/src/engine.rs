@@ -16,7 +16,7 @@ use crate::memory;
 use crate::region::{Owner, Region};
 use crate::segment::Segment;
 use crate::shared::{Held, Shared};
-use crate::transfer::{self, Batch, Transfer};
+use crate::transfer::{self, Batch, Terms, Transfer};
 
 /// A transfer engine: registers memory, and moves bytes between that and the memory of peers.
 #[pyclass(frozen, module = "millstream", name = "Engine")]
@@ -53,11 +53,10 @@ impl Engine {
         segment: &Bound<'_, Segment>,
         (local, remote): (&Bound<'_, PyAny>, &Bound<'_, PyAny>),
         length: Option<u64>,
-        notify: Option<(String, String)>,
-        timeout: Option<f64>,
+        terms: Terms<'_>,
     ) -> PyResult<Transfer> {
         let request = transfer::request(opcode, segment.get(), local, remote, length)?;
-        transfer::submit(segment.py(), &self.shared, vec![request], notify, timeout)
+        transfer::submit(segment.py(), &self.shared, vec![request], terms)
     }
 }
 
@@ -197,7 +196,11 @@ impl Engine {
     }
 
     /// Begins a WRITE: bytes from here to the segment.
-    #[pyo3(signature = (segment, source, target, length = None, *, notify = None, timeout = None))]
+    #[pyo3(signature = (
+        segment, source, target, length = None, *, notify = None, timeout = None, priority = None, transport = None,
+        policy = None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "arguments with names")]
     fn write(
         &self,
         segment: &Bound<'_, Segment>,
@@ -206,12 +209,20 @@ impl Engine {
         length: Option<u64>,
         notify: Option<(String, String)>,
         timeout: Option<f64>,
+        priority: Option<&str>,
+        transport: Option<String>,
+        policy: Option<String>,
     ) -> PyResult<Transfer> {
-        self.one(Opcode::Write, segment, (source, target), length, notify, timeout)
+        let terms = Terms { notify, timeout, priority, transport, policy };
+        self.one(Opcode::Write, segment, (source, target), length, terms)
     }
 
     /// Begins a READ: bytes from the segment to here.
-    #[pyo3(signature = (segment, destination, source, length = None, *, notify = None, timeout = None))]
+    #[pyo3(signature = (
+        segment, destination, source, length = None, *, notify = None, timeout = None, priority = None, transport = None,
+        policy = None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "arguments with names")]
     fn read(
         &self,
         segment: &Bound<'_, Segment>,
@@ -220,8 +231,12 @@ impl Engine {
         length: Option<u64>,
         notify: Option<(String, String)>,
         timeout: Option<f64>,
+        priority: Option<&str>,
+        transport: Option<String>,
+        policy: Option<String>,
     ) -> PyResult<Transfer> {
-        self.one(Opcode::Read, segment, (destination, source), length, notify, timeout)
+        let terms = Terms { notify, timeout, priority, transport, policy };
+        self.one(Opcode::Read, segment, (destination, source), length, terms)
     }
 
     /// Requests that are to be submitted together.

@@ -22,11 +22,14 @@ pub(crate) struct Failure {
     peer: Option<String>,
     range: Option<(u64, u64)>,
     remedy: Option<String>,
+    /// Which refusal of requests it is.
+    kind: Option<&'static str>,
 }
 
 impl Failure {
     pub(crate) fn new(class: &'static str, code: i32, message: impl Into<String>) -> Self {
-        Self { class, message: message.into(), code, peer: None, range: None, remedy: None }
+        let message = message.into();
+        Self { class, message, code, peer: None, range: None, remedy: None, kind: None }
     }
 
     /// About the bytes at this address.
@@ -69,6 +72,9 @@ impl Failure {
         values.set_item("peer", self.peer)?;
         values.set_item("range", self.range)?;
         values.set_item("remedy", self.remedy)?;
+        if let Some(kind) = self.kind {
+            values.set_item("kind", kind)?;
+        }
         let class = py.import("millstream.errors")?.getattr(self.class)?;
         Ok(PyErr::from_value(class.call((self.message.as_str(),), Some(&values))?))
     }
@@ -183,7 +189,19 @@ impl From<SubmitNewError> for Failure {
 
 impl From<SubmitError> for Failure {
     fn from(error: SubmitError) -> Self {
-        let failure = Self::new("SubmitError", error.code(), error.to_string());
+        let class = match error {
+            SubmitError::Overloaded { .. } => "OverloadedError",
+            SubmitError::DeadlinePassed { .. } | SubmitError::DeadlineInfeasible { .. } => {
+                "DeadlineError"
+            }
+            SubmitError::Restarted { .. } => "RestartedError",
+            SubmitError::NoPath { .. }
+            | SubmitError::PathRequired { .. }
+            | SubmitError::NotServed { .. } => "PathError",
+            _ => "SubmitError",
+        };
+        let kind = Some(error.kind());
+        let failure = Self { kind, ..Self::new(class, error.code(), error.to_string()) };
         match error {
             SubmitError::SourceNotRegistered { source_address, length, .. } => failure
                 .range(source_address, length)
@@ -204,7 +222,21 @@ impl From<SubmitError> for Failure {
                     .peer(segment)
                     .remedy("make both engines with a transport that leads there, such as \"tcp\"")
             }
-            SubmitError::NotServed { segment, .. } => failure.peer(segment),
+            SubmitError::NotServed { segment, .. } => failure.peer(segment).remedy(
+                "allow another transport, or make both engines with one of those that may do it",
+            ),
+            SubmitError::UnknownPolicy { .. } => {
+                failure.remedy("name a class of the file of the setting transfer.policy_file")
+            }
+            SubmitError::UnknownTransport { .. } | SubmitError::HintNotAllowed { .. } => {
+                failure.remedy("take one of these, or leave transport=... out")
+            }
+            SubmitError::DeadlinePassed { .. } | SubmitError::DeadlineInfeasible { .. } => {
+                failure.remedy("give it more time, or submit less at once")
+            }
+            SubmitError::OverLimit { .. } => {
+                failure.remedy("submit it in parts, or raise the limit")
+            }
             SubmitError::Overloaded { .. } => {
                 failure.remedy("submit again when transfers have ended, or raise the limit")
             }

@@ -2,10 +2,10 @@
 
 use std::collections::HashMap;
 use std::mem;
-use std::process;
 use std::ptr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use millstream_net::forks;
 use millstream_transfer::{Buffer, RegisterError, TransferEngine};
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
@@ -26,7 +26,8 @@ pub(crate) enum Held {
 
 /// An engine, until it is closed.
 pub(crate) struct Shared {
-    process: u32,
+    /// Of the process that made it: asking for that one's number is a system call each time.
+    forks: u32,
     engine: RwLock<Option<Arc<TransferEngine>>>,
     /// By the address of its first byte.
     held: Mutex<HashMap<u64, Held>>,
@@ -36,12 +37,7 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn new(engine: TransferEngine) -> Self {
         let engine = RwLock::new(Some(Arc::new(engine)));
-        Self {
-            process: process::id(),
-            engine,
-            held: Mutex::default(),
-            unregistering: Mutex::default(),
-        }
+        Self { forks: forks(), engine, held: Mutex::default(), unregistering: Mutex::default() }
     }
 
     /// The engine, unless it is closed, or this is another process. The locks may have been held by
@@ -55,7 +51,7 @@ impl Shared {
     }
 
     pub(crate) fn is_forked(&self) -> bool {
-        process::id() != self.process
+        forks() != self.forks
     }
 
     pub(crate) fn is_closed(&self) -> bool {

@@ -6,8 +6,8 @@ use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
 use millstream_transfer::{
-    Batch as Submitted, Notification, Opcode, SubmitOptions, TransferRequest, TransferState,
-    TransferStatus,
+    Batch as Submitted, Notification, Opcode, PriorityLevel, SubmitOptions, TransferRequest,
+    TransferState, TransferStatus,
 };
 use pyo3::prelude::*;
 
@@ -133,15 +133,19 @@ impl Batch {
     }
 
     /// Begins to do what was added, all or nothing, and is empty then.
-    #[pyo3(signature = (notify = None, timeout = None))]
+    #[pyo3(signature = (notify = None, timeout = None, *, priority = None, transport = None, policy = None))]
     fn submit(
         &self,
         py: Python<'_>,
         notify: Option<(String, String)>,
         timeout: Option<f64>,
+        priority: Option<&str>,
+        transport: Option<String>,
+        policy: Option<String>,
     ) -> PyResult<Transfer> {
         let requests = std::mem::take(&mut *self.requests());
-        submit(py, &self.shared, requests, notify, timeout)
+        let terms = Terms { notify, timeout, priority, transport, policy };
+        submit(py, &self.shared, requests, terms)
     }
 
     fn __len__(&self) -> usize {
@@ -173,20 +177,41 @@ pub(crate) fn request(
     Ok(TransferRequest { opcode, source, target, target_offset: remote.address, length })
 }
 
+/// How requests are to be done, as Python says it.
+#[derive(Default)]
+pub(crate) struct Terms<'a> {
+    pub(crate) notify: Option<(String, String)>,
+    pub(crate) timeout: Option<f64>,
+    pub(crate) priority: Option<&'a str>,
+    pub(crate) transport: Option<String>,
+    pub(crate) policy: Option<String>,
+}
+
+impl Terms<'_> {
+    fn options(self) -> Result<SubmitOptions, Failure> {
+        let Self { notify, timeout, priority, transport, policy } = self;
+        let deadline = match timeout {
+            Some(_) => Instant::now().checked_add(duration(timeout)?),
+            None => None,
+        };
+        let level = |name| {
+            let none = || format!("there is no priority {name:?}: latency, normal or bulk");
+            PriorityLevel::from_name(name).ok_or_else(|| Failure::argument(none()))
+        };
+        let priority = priority.map(level).transpose()?;
+        let notify = notify.map(|(name, text)| Notification { name, text });
+        Ok(SubmitOptions { deadline, notify, priority, transport, policy })
+    }
+}
+
 pub(crate) fn submit(
     py: Python<'_>,
     shared: &Arc<Shared>,
     requests: Vec<TransferRequest>,
-    notify: Option<(String, String)>,
-    timeout: Option<f64>,
+    terms: Terms<'_>,
 ) -> PyResult<Transfer> {
     let engine = shared.engine()?;
-    let deadline = match timeout {
-        Some(_) => Instant::now().checked_add(duration(timeout)?),
-        None => None,
-    };
-    let notify = notify.map(|(name, text)| Notification { name, text });
-    let options = SubmitOptions { deadline, notify, ..SubmitOptions::default() };
+    let options = terms.options()?;
     let submitted = py.detach(|| engine.submit_new(&requests, &options)).map_err(Failure::from)?;
     Ok(Transfer { shared: Arc::clone(shared), requests, submitted })
 }
@@ -206,6 +231,10 @@ impl Transfer {
 
     /// Whether all is over, once that or the time is.
     fn wait_until_over(&self, py: Python<'_>, timeout: Duration) -> PyResult<bool> {
+        // Many are over by now: for those the interpreter is kept.
+        if self.shared.engine().map(|_| self.submitted.is_finished())? {
+            return Ok(true);
+        }
         let begun = Instant::now();
         loop {
             let left = timeout.saturating_sub(begun.elapsed());

@@ -30,7 +30,7 @@ class Documentation(unittest.TestCase):
 
     def run_program(self, name, *arguments):
         program = [sys.executable, self.folder / name, *arguments]
-        done = subprocess.run(program, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(program, capture_output=True, text=True, timeout=60, cwd=self.folder)
         self.assertEqual((done.returncode, done.stderr), (0, ""))
         return done.stdout
 
@@ -53,8 +53,11 @@ class Documentation(unittest.TestCase):
         self.assertEqual(first, "-1 True True")
         self.assertIn("Segment.buffers", remedy)
 
+    def test_terms(self):
+        self.assertEqual(self.run_program("terms.py"), "over_limit\n")
+
     def test_every_program_is_tested(self):
-        self.assertEqual(set(programs()), {"target.py", "initiator.py", "batch.py", "error.py"})
+        self.assertEqual(set(programs()), {"target.py", "initiator.py", "batch.py", "error.py", "terms.py"})
 
 
 class Stubs(unittest.TestCase):

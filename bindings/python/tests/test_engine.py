@@ -326,6 +326,36 @@ class Failing(Pair):
         with self.assertRaises(ValueError):
             self.here.write(self.segment, self.region, self.target).wait(-1)
 
+    def test_requests_have_terms(self):
+        terms = {"priority": "latency", "transport": "tcp", "timeout": 60}
+        transfer = self.here.write(self.segment, self.region, self.target, **terms)
+        self.assertEqual(transfer.wait(10), LENGTH)
+        self.assertEqual(transfer.status[0].transport, "tcp")
+        self.here.read(self.segment, self.region, self.target, priority="bulk").wait(10)
+        for values, kind, expected in [
+            ({"transport": "pigeon"}, "unknown_transport", millstream.SubmitError),
+            ({"transport": "rdma"}, "not_served", millstream.PathError),
+            ({"policy": "none"}, "unknown_policy", millstream.SubmitError),
+        ]:
+            with self.subTest(kind), self.assertRaises(expected) as raised:
+                self.here.write(self.segment, self.region, self.target, **values)
+            error = raised.exception
+            self.assertEqual((error.kind, type(error)), (kind, expected))
+            self.assertTrue(error.remedy)
+            other = pickle.loads(pickle.dumps(error))
+            self.assertEqual((other.kind, other.code), (kind, error.code))
+        for wrong in ["high", "", "LATENCY"]:
+            with self.subTest(wrong), self.assertRaises(millstream.ArgumentError):
+                self.here.write(self.segment, self.region, self.target, priority=wrong)
+
+    def test_deadlines_are_judged_where_tent_chooses(self):
+        settings = {"transfer.policy": "tent"}
+        with millstream.Engine(transports=["tcp"], settings=settings) as here:
+            region, segment = here.allocate(4096), here.open(self.there.name)
+            with self.assertRaises(millstream.DeadlineError) as raised:
+                here.write(segment, region, segment.buffers[0][0:4096], timeout=0)
+            self.assertEqual(raised.exception.kind, "deadline_passed")
+
     def test_ranges_end_where_addresses_do(self):
         last = (1 << 64) - 1
         self.assertEqual(millstream.Range(last - 9, 10)[9:].address, last)

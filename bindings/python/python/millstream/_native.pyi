@@ -2,7 +2,7 @@
 
 from collections.abc import Generator, Iterable, Sequence
 from types import TracebackType
-from typing import Any, NoReturn, final
+from typing import Any, Literal, NoReturn, final
 
 from typing_extensions import Buffer
 
@@ -161,12 +161,19 @@ class Batch:
     ) -> None:
         """Adds a READ to each address here from one in the segment, as :meth:`write_many`."""
     def submit(
-        self, notify: tuple[str, str] | None = None, timeout: float | None = None
+        self,
+        notify: tuple[str, str] | None = None,
+        timeout: float | None = None,
+        *,
+        priority: Literal["latency", "normal", "bulk"] | None = None,
+        transport: str | None = None,
+        policy: str | None = None,
     ) -> Transfer:
         """Begins to do what was added, all or nothing, and is empty then.
 
         ``notify`` is a name and a text that the peers' applications are told once all is done. What is not done
-        after ``timeout`` seconds ends.
+        after ``timeout`` seconds ends. ``priority`` counts where the policy TENT chooses, only ``transport`` does it
+        if one is named, and ``policy`` is their class of the policy file (setting ``transfer.policy_file``).
         """
     def __len__(self) -> int: ...
 
@@ -236,8 +243,11 @@ class Engine:
         *,
         notify: tuple[str, str] | None = None,
         timeout: float | None = None,
+        priority: Literal["latency", "normal", "bulk"] | None = None,
+        transport: str | None = None,
+        policy: str | None = None,
     ) -> Transfer:
-        """Begins a WRITE: bytes from here to the segment."""
+        """Begins a WRITE: bytes from here to the segment, on terms as those of :meth:`Batch.submit`."""
     def read(
         self,
         segment: Segment,
@@ -247,8 +257,11 @@ class Engine:
         *,
         notify: tuple[str, str] | None = None,
         timeout: float | None = None,
+        priority: Literal["latency", "normal", "bulk"] | None = None,
+        transport: str | None = None,
+        policy: str | None = None,
     ) -> Transfer:
-        """Begins a READ: bytes from the segment to here."""
+        """Begins a READ: bytes from the segment to here, on terms as those of :meth:`Batch.submit`."""
     def batch(self) -> Batch:
         """Requests that are to be submitted together."""
     def notify(self, segment: Segment, name: str, text: str) -> None:

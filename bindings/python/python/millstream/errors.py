@@ -71,7 +71,32 @@ class SegmentError(Error):
 
 
 class SubmitError(Error):
-    """Requests were refused: no byte moved."""
+    """Requests were refused: no byte moved.
+
+    ``kind`` says why in one word, as ``"target_out_of_range"`` or ``"unknown_policy"``; empty where there was no batch.
+    """
+
+    kind: str
+
+    def __init__(self, message: str = "", *, kind: str = "", **values: Any) -> None:
+        super().__init__(message, **values)
+        self.kind = kind
+
+
+class OverloadedError(SubmitError):
+    """More than the policy file allows is in flight: submit again when transfers have ended."""
+
+
+class DeadlineError(SubmitError):
+    """The time is over, or too short for so many bytes."""
+
+
+class RestartedError(SubmitError):
+    """The peer is another process by now: look up its buffers again."""
+
+
+class PathError(SubmitError):
+    """No transport leads there, or none of those that may do it."""
 
 
 class TransferError(Error):

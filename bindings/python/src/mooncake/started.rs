@@ -3,10 +3,10 @@
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 use std::os::fd::AsFd;
-use std::process;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use millstream_net::forks;
 use millstream_transfer::{
     ANY_LOCATION, Buffer, Notification, Opcode, RegisterError, Segment, SegmentError, SubmitError,
     SubmitNewError, SubmitOptions, TransferEngine, TransferRequest,
@@ -35,7 +35,8 @@ pub(super) struct Moves<'a> {
 }
 
 pub(super) struct Started {
-    process: u32,
+    /// Of the process that made it.
+    forks: u32,
     pub(super) engine: TransferEngine,
     timeout: Duration,
     segments: RwLock<HashMap<String, Segment>>,
@@ -52,7 +53,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Started {
     pub(super) fn new(wanted: &Wanted) -> Result<Self, Failed> {
         Ok(Self {
-            process: process::id(),
+            forks: forks(),
             engine: start::start(wanted)?,
             timeout: start::timeout(),
             segments: RwLock::default(),
@@ -64,7 +65,7 @@ impl Started {
 
     /// Whether this is a fork of the process that has the engine.
     pub(super) fn is_forked(&self) -> bool {
-        process::id() != self.process
+        forks() != self.forks
     }
 
     /// Registers memory by its address, all of it or none; the code.
