@@ -140,7 +140,7 @@ void enableGracefulShutdown(transfer_engine_t engine);
  */
 
 /*
- * Installs "tcp", "rdma", "shm" or "nvmeof"; NULL when that fails. Before memory is registered. For rdma, args may be an
+ * Installs "tcp", "rdma", "shm" or "nvmeof"; NULL when that fails. At any time. For rdma, args may be an
  * array whose first element is the text of a priority matrix, which names the devices to use:
  * {"cpu:0": [["mlx5_0"], ["mlx5_1"]]}.
  */
