@@ -28,6 +28,14 @@ int millstream_wait_batch(transfer_engine_t engine, batch_id_t batch_id, uint64_
 /* Begins to end a task; its status says when it has ended, as CANCELED unless it was over before. */
 int millstream_cancel_task(transfer_engine_t engine, batch_id_t batch_id, size_t task_id);
 
+/*
+ * As createTransferEngine, with `count` settings, each "NAME=VALUE" as docs/reference/configuration.md names them
+ * ("security.token_file=/etc/millstream/token"). They come before variables of the environment and the file of
+ * MILLSTREAM_CONFIG. NULL when one of them is wrong.
+ */
+transfer_engine_t millstream_create_engine(const char *metadata_conn_string, const char *local_server_name,
+                                           const char *ip_or_host_name, const char *const *settings, size_t count);
+
 #ifdef __cplusplus
 }
 #endif

@@ -41,7 +41,7 @@ pub(super) unsafe extern "C" fn createTransferEngine(
                 boundary::optional("ip_or_host_name", ip_or_host_name)?,
             )
         };
-        let engine = create(metadata, name, host.filter(|host| !host.is_empty()))?;
+        let engine = create(metadata, name, host, &Sources::of_process())?;
         if auto_discover != 0 {
             install::discovered(&engine)?;
         }
@@ -49,8 +49,47 @@ pub(super) unsafe extern "C" fn createTransferEngine(
     })
 }
 
-fn create(metadata: &str, name: &str, host: Option<&str>) -> Result<Engine, Failure> {
-    let settings = Settings::load(&Sources::of_process()).map_err(Failure::invalid)?;
+/// As [`createTransferEngine`], with settings.
+///
+/// # Safety
+///
+/// The texts are null or end with a zero, `settings` is null or has as many of them, and nobody changes them during
+/// the call.
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn millstream_create_engine(
+    metadata_conn_string: *const c_char,
+    local_server_name: *const c_char,
+    ip_or_host_name: *const c_char,
+    settings: *const *const c_char,
+    count: usize,
+) -> EnginePointer {
+    boundary::value(ptr::null_mut(), || {
+        // SAFETY: the caller promises it of all of them.
+        let (metadata, name, host, settings) = unsafe {
+            (
+                boundary::text("metadata_conn_string", metadata_conn_string)?,
+                boundary::text("local_server_name", local_server_name)?,
+                boundary::optional("ip_or_host_name", ip_or_host_name)?,
+                boundary::array("settings", settings, count)?,
+            )
+        };
+        let mut sources = Sources::of_process();
+        for setting in settings {
+            // SAFETY: as above.
+            sources.arguments.push(unsafe { boundary::text("a setting", *setting) }?.to_owned());
+        }
+        create(metadata, name, host, &sources)?.published()
+    })
+}
+
+fn create(
+    metadata: &str,
+    name: &str,
+    host: Option<&str>,
+    sources: &Sources,
+) -> Result<Engine, Failure> {
+    let host = host.filter(|host| !host.is_empty());
+    let settings = Settings::load(sources).map_err(Failure::invalid)?;
     let by_address = is_peer_to_peer(metadata);
     let own = HostPort::parse_with_default(name, NO_PORT).ok().map(|name| name.host);
     let set = settings.engine(Ipv4Addr::LOCALHOST.into()).host;
