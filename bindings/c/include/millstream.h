@@ -36,6 +36,47 @@ int millstream_cancel_task(transfer_engine_t engine, batch_id_t batch_id, size_t
 transfer_engine_t millstream_create_engine(const char *metadata_conn_string, const char *local_server_name,
                                            const char *ip_or_host_name, const char *const *settings, size_t count);
 
+/* How soon requests are wanted, where the policy TENT chooses: MC_USE_TENT, or transfer.policy=tent. */
+#define MILLSTREAM_PRIORITY_DEFAULT 0 /* as their class says, or normal */
+#define MILLSTREAM_PRIORITY_LATENCY 1
+#define MILLSTREAM_PRIORITY_NORMAL 2
+#define MILLSTREAM_PRIORITY_BULK 3
+
+/* How requests are to be done. All zero but for `size` is as submitTransfer does them. */
+typedef struct millstream_submit_options {
+    size_t size;          /* sizeof(struct millstream_submit_options) */
+    int priority;         /* MILLSTREAM_PRIORITY_... */
+    int reserved;         /* 0 */
+    uint64_t timeout_us;  /* what has not ended then ends as STATUS_TIMEOUT; 0: no limit */
+    const char *transport; /* the one that is to do them: "rdma", "tcp", "shm"...; NULL: any */
+    const char *policy;    /* their class of the policy file (transfer.policy_file); NULL: none */
+    const char *notify_name; /* with `notify_msg`, what applications there are told once all is done; NULL: nothing */
+    const char *notify_msg;
+} millstream_submit_options_t;
+
+/*
+ * Submits requests: all, or none. 0; one of the codes of the original (2: the batch is full, 3: local memory is not
+ * registered); or one of these. `options` may be NULL.
+ */
+int millstream_submit(transfer_engine_t engine, batch_id_t batch_id, const struct transfer_request *entries,
+                      size_t count, const struct millstream_submit_options *options);
+
+#define MILLSTREAM_ZERO_LENGTH 1001           /* a request of no bytes */
+#define MILLSTREAM_OVERFLOW 1002              /* beyond the end of the address space */
+#define MILLSTREAM_UNKNOWN_SEGMENT 1003       /* the segment is not open */
+#define MILLSTREAM_TARGET_OUT_OF_RANGE 1004   /* not within a buffer of the segment */
+#define MILLSTREAM_RESTARTED 1005             /* the target is another process by now: look up its buffers again */
+#define MILLSTREAM_TARGET_NOT_ACCESSIBLE 1006 /* that buffer is not for others */
+#define MILLSTREAM_NO_PATH 1007               /* no transport leads there */
+#define MILLSTREAM_NOT_SERVED 1008            /* not by the transports that may do it */
+#define MILLSTREAM_UNKNOWN_TRANSPORT 1009     /* `transport` names none */
+#define MILLSTREAM_HINT_NOT_ALLOWED 1010      /* `transport` is none of those of `policy` */
+#define MILLSTREAM_UNKNOWN_POLICY 1011        /* the policy file has no such class */
+#define MILLSTREAM_DEADLINE_PASSED 1012       /* it was over before */
+#define MILLSTREAM_DEADLINE_INFEASIBLE 1013   /* the rails cannot carry it in time */
+#define MILLSTREAM_OVERLOADED 1014            /* more than the policy file allows is in flight: later */
+#define MILLSTREAM_OVER_LIMIT 1015            /* more than the policy file ever allows: in parts */
+
 #ifdef __cplusplus
 }
 #endif

@@ -5,6 +5,8 @@ use std::ffi::{CStr, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice;
 
+use millstream_transfer::SubmitError;
+
 use crate::last_error;
 
 /// The numbers of the original's C API, without their sign: its functions on transfers return them as they are, and
@@ -45,6 +47,32 @@ impl Failure {
     #[cfg(test)]
     pub(crate) fn text(&self) -> &str {
         &self.text
+    }
+
+    /// Why requests were refused, with a code for each reason: those of `millstream.h`.
+    pub(crate) fn of_refusal(error: &SubmitError) -> Self {
+        let code = match error {
+            SubmitError::ZeroLength { .. } => 1001,
+            SubmitError::Overflow { .. } => 1002,
+            SubmitError::UnknownSegment { .. } => 1003,
+            SubmitError::TargetOutOfRange { .. } => 1004,
+            SubmitError::Restarted { .. } => 1005,
+            SubmitError::TargetNotAccessible { .. } => 1006,
+            SubmitError::NoPath { .. } => 1007,
+            SubmitError::PathRequired { .. } | SubmitError::NotServed { .. } => 1008,
+            SubmitError::UnknownTransport { .. } => 1009,
+            SubmitError::HintNotAllowed { .. } => 1010,
+            SubmitError::UnknownPolicy { .. } => 1011,
+            SubmitError::DeadlinePassed { .. } => 1012,
+            SubmitError::DeadlineInfeasible { .. } => 1013,
+            SubmitError::Overloaded { .. } => 1014,
+            SubmitError::OverLimit { .. } => 1015,
+            SubmitError::ExceedCapacity { .. }
+            | SubmitError::SourceNotRegistered { .. }
+            | SubmitError::Refresh(_)
+            | SubmitError::ShutDown => return Self::of(error.code(), error),
+        };
+        Self::new(code, error)
     }
 
     /// With another code.

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{compile, compile_with};
+use std::fs;
+
+use common::{compile, compile_with, folder};
 
 #[test]
 fn structures_and_numbers_are_those_of_the_original() {
@@ -25,6 +27,15 @@ fn a_range_is_good_wholly_in_one_buffer_and_else_touches_nothing() {
 #[test]
 fn programs_written_for_the_original_find_what_they_rely_on() {
     compile("leniency").run(&[]);
+}
+
+#[test]
+fn requests_have_priorities_deadlines_transports_and_classes() {
+    let file = folder("options").join("policy.toml");
+    let text = "[class.some]\npriority = \"bulk\"\ntransports = [\"tcp\", \"rdma\"]\n\n\
+                [class.small]\nbytes_in_flight = 4095\n";
+    fs::write(&file, text).unwrap();
+    compile("options").run(&[file.to_str().unwrap()]);
 }
 
 #[test]

@@ -84,6 +84,38 @@ impl Batch {
         request: impl Fn(usize) -> Result<TransferRequest, Failure>,
         notify: Option<Notification>,
     ) -> Result<(), Failure> {
+        self.add(count, request, |requests, submitted| {
+            self.submit_requests(engine, requests, notify, submitted)
+        })
+    }
+
+    /// Submits `count` requests on these terms, all or none, and says of each reason why none was accepted.
+    pub(super) fn submit_all(
+        &self,
+        engine: &Engine,
+        count: usize,
+        request: impl Fn(usize) -> Result<TransferRequest, Failure>,
+        options: &SubmitOptions,
+    ) -> Result<(), Failure> {
+        self.add(count, request, |requests, _| {
+            let first = self.tasks.len();
+            let submitted = engine.transfer.submit_with(&self.tasks, requests, options);
+            submitted.map_err(|error| Failure::of_refusal(&error))?;
+            if self.has_places.load(Ordering::Relaxed) {
+                let mut places = self.places.write().unwrap_or_else(PoisonError::into_inner);
+                places.extend((first..first + count).map(Place::Task));
+            }
+            Ok(())
+        })
+    }
+
+    /// Has requests submitted, while nobody else does so.
+    fn add(
+        &self,
+        count: usize,
+        request: impl Fn(usize) -> Result<TransferRequest, Failure>,
+        submit: impl FnOnce(&[TransferRequest], &mut Submitted) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
         let user = |users: usize| (users != FREED).then(|| users + 1);
         let used = self.users.fetch_update(Ordering::AcqRel, Ordering::Acquire, user);
         used.map_err(|_| Failure::invalid("the batch was freed"))?;
@@ -103,8 +135,7 @@ impl Batch {
             requests.push(request(index)?);
             Ok(())
         });
-        let done =
-            filled.and_then(|()| self.submit_requests(engine, &requests, notify, &mut submitted));
+        let done = filled.and_then(|()| submit(&requests, &mut submitted));
         submitted.requests = requests;
         done
     }

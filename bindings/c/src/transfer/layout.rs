@@ -1,10 +1,13 @@
 //! The structures of the header.
 
 use std::ffi::{c_char, c_int, c_void};
+use std::time::{Duration, Instant};
 
-use millstream_transfer::{Opcode, SegmentId, TransferRequest, TransferStatus};
+use millstream_transfer::{
+    Notification, Opcode, PriorityLevel, SegmentId, SubmitOptions, TransferRequest, TransferStatus,
+};
 
-use crate::boundary::Failure;
+use crate::boundary::{self, Failure};
 
 /// An engine's handle.
 pub(super) type EnginePointer = *mut c_void;
@@ -39,6 +42,74 @@ impl RawRequest {
         let source = self.source.expose_provenance() as u64;
         let Self { target_offset, length, .. } = *self;
         Ok(TransferRequest { opcode, source, target: SegmentId(target), target_offset, length })
+    }
+}
+
+/// `struct millstream_submit_options`.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub(super) struct RawOptions {
+    size: usize,
+    priority: c_int,
+    reserved: c_int,
+    timeout_us: u64,
+    transport: *const c_char,
+    policy: *const c_char,
+    notify_name: *const c_char,
+    notify_msg: *const c_char,
+}
+
+impl RawOptions {
+    /// What it says.
+    ///
+    /// # Safety
+    ///
+    /// Its texts are null or end with a zero, and nobody changes them during the call.
+    pub(super) unsafe fn checked(&self) -> Result<SubmitOptions, Failure> {
+        let Self { size, priority, reserved, timeout_us, transport, policy, .. } = *self;
+        if size != size_of::<Self>() || reserved != 0 {
+            let text = format!(
+                "options: size is {size} and reserved {reserved}, not {} and 0: is it all of \
+                 struct millstream_submit_options, with zeros?",
+                size_of::<Self>()
+            );
+            return Err(Failure::invalid(text));
+        }
+        let priority = match priority {
+            0 => None,
+            1 => Some(PriorityLevel::Latency),
+            2 => Some(PriorityLevel::Normal),
+            3 => Some(PriorityLevel::Bulk),
+            other => {
+                let text = format!("options: {other} is no priority: see MILLSTREAM_PRIORITY_...");
+                return Err(Failure::invalid(text));
+            }
+        };
+        let timeout = (timeout_us > 0).then(|| Duration::from_micros(timeout_us));
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        // SAFETY: the caller promises it of all four.
+        let (transport, policy, name, text) = unsafe {
+            (
+                boundary::optional("options: transport", transport)?,
+                boundary::optional("options: policy", policy)?,
+                boundary::optional("options: notify_name", self.notify_name)?,
+                boundary::optional("options: notify_msg", self.notify_msg)?,
+            )
+        };
+        let notify = match (name, text) {
+            (None, None) => None,
+            (name, text) => Some(Notification {
+                name: name.unwrap_or_default().to_owned(),
+                text: text.unwrap_or_default().to_owned(),
+            }),
+        };
+        Ok(SubmitOptions {
+            deadline,
+            notify,
+            priority,
+            transport: transport.map(str::to_owned),
+            policy: policy.map(str::to_owned),
+        })
     }
 }
 

@@ -4,9 +4,11 @@ use std::ffi::c_int;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_transfer::SubmitOptions;
+
 use super::batch::Batch;
 use super::engine::Call;
-use super::layout::{EnginePointer, INVALID_BATCH, RawMessage, RawRequest, RawStatus};
+use super::layout::{EnginePointer, INVALID_BATCH, RawMessage, RawOptions, RawRequest, RawStatus};
 use super::notifications;
 use crate::boundary::{self, Failure, code};
 use crate::handles::LIMIT;
@@ -67,6 +69,34 @@ pub(super) unsafe extern "C" fn submitTransferWithNotify(
         // SAFETY: the caller promises it.
         let message = unsafe { notifications::read(notify_msg) }?;
         batch.submit(&engine, count, |index| entries[index].checked(index), Some(message))
+    })
+}
+
+/// # Safety
+///
+/// As of [`submitTransfer`]; `options` is null, or there are such, whose texts are null or end with a zero, and which
+/// nobody changes during the call.
+#[unsafe(no_mangle)]
+pub(super) unsafe extern "C" fn millstream_submit(
+    engine: EnginePointer,
+    batch_id: u64,
+    entries: *const RawRequest,
+    count: usize,
+    options: *const RawOptions,
+) -> c_int {
+    boundary::positive(|| {
+        let engine = Call::on(engine)?;
+        let batch = engine.batch(batch_id)?;
+        // SAFETY: the caller promises it.
+        let entries = unsafe { boundary::array("entries", entries, count) }?;
+        // SAFETY: the caller promises it.
+        let given = unsafe { boundary::array("options", options, usize::from(!options.is_null())) };
+        let options = match given?.first() {
+            // SAFETY: the caller promises it.
+            Some(options) => unsafe { options.checked() }?,
+            None => SubmitOptions::default(),
+        };
+        batch.submit_all(&engine, count, |index| entries[index].checked(index), &options)
     })
 }
 
