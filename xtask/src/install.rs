@@ -104,12 +104,18 @@ const OBJDUMP: Need = Need {
     reason: "says which versions of libraries a module needs",
 };
 
+const OPENSSL: Need = Need {
+    program: "openssl",
+    package: "openssl",
+    reason: "makes certificates for engines in Python",
+};
+
 /// Arguments with which programs succeed only where all of their package is there. Debian has `python3.11` without what
 /// makes virtual environments.
 const PROBES: &[(&str, &[&str])] = &[("python3.11", &["-c", "import ensurepip, venv"])];
 
 /// What `cargo xtask wheel` needs.
-pub(crate) const FOR_WHEELS: &[Need] = &[PYTHON, OBJDUMP];
+pub(crate) const FOR_WHEELS: &[Need] = &[PYTHON, OBJDUMP, OPENSSL];
 
 /// What `cargo xtask mooncake` needs.
 pub(crate) const FOR_MOONCAKE: &[Need] = &[PYTHON];

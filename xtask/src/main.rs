@@ -76,7 +76,8 @@ usage: cargo xtask TASK
       ...                all other arguments are for `bench rdma`
 
 MILLSTREAM_REQUIRE=all makes every skipped test or row a failure.
-MILLSTREAM_BIN names a millstream that was built already, for interop, package and profile.
+MILLSTREAM_BIN names a millstream that was built already, for interop, package, profile and wheel; MILLSTREAM_LIBRARY a
+libmillstream.so, for package.
 ";
 
 fn main() -> ExitCode {

@@ -53,8 +53,11 @@ pub(crate) fn fast_millstream() -> Result<PathBuf> {
     }
 }
 
-/// The C library, optimized.
+/// The C library, optimized, or the one that `MILLSTREAM_LIBRARY` names.
 pub(crate) fn fast_library() -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os("MILLSTREAM_LIBRARY") {
+        return Ok(PathBuf::from(path));
+    }
     let arguments = ["build", "--release", "--package", "millstream-c"];
     process::run(process::cargo().args(arguments))?;
     Ok(process::target_directory().join("release/libmillstream.so"))

@@ -37,7 +37,8 @@ const PKG_CONFIG: (&str, &str) =
 /// The units of systemd.
 const UNITS: (&str, &str) = ("packaging/systemd", "usr/lib/systemd/system");
 
-/// Builds the package of an optimized millstream, or of the one that `MILLSTREAM_BIN` names.
+/// Builds the package of an optimized millstream and library, or of those that `MILLSTREAM_BIN` and `MILLSTREAM_LIBRARY`
+/// name, and tries what is in it.
 pub(crate) fn run() -> Result<()> {
     let missing = install::ensure(install::FOR_PACKAGE);
     if let Some(need) = missing.first() {
@@ -46,8 +47,27 @@ pub(crate) fn run() -> Result<()> {
     let program = programs::fast_millstream()?;
     let library = programs::fast_library()?;
     let package = build(&program, &library, &process::target_directory().join("package"))?;
+    try_out(&package, &process::target_directory().join("package/installed"))?;
     let bytes = fs::metadata(&package)?.len();
     println!("{} ({:.1} MB)", package.display(), bytes as f64 / 1e6);
+    Ok(())
+}
+
+/// Unpacks a package into a folder, runs the command that is in it, and has the dynamic linker load the library.
+fn try_out(package: &Path, folder: &Path) -> Result<()> {
+    if folder.exists() {
+        fs::remove_dir_all(folder)
+            .with_context(|| format!("cannot remove {}", folder.display()))?;
+    }
+    process::run(Command::new("dpkg-deb").arg("--extract").arg(package).arg(folder))?;
+    let said = process::output(Command::new(folder.join("usr/bin/millstream")).arg("--version"))?;
+    let version = env!("CARGO_PKG_VERSION");
+    ensure!(said.contains(version), "the command in the package says {said:?}, not {version}");
+    let mut loaded = Command::new("/bin/true");
+    let output = loaded.env("LD_PRELOAD", folder.join(LIBRARY)).output()?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    // The dynamic linker says what it cannot load, and goes on.
+    ensure!(output.status.success() && said.is_empty(), "the library cannot be loaded: {said}");
     Ok(())
 }
 
@@ -216,6 +236,8 @@ mod tests {
         let folder = process::target_directory().join(format!("package-{}", std::process::id()));
         let echo = Path::new("/bin/echo");
         let package = build(echo, echo, &folder).unwrap();
+        let error = try_out(&package, &folder.join("installed")).unwrap_err().to_string();
+        assert!(error.contains("the command in the package says"), "{error}");
         let list = Command::new("dpkg-deb").arg("--contents").arg(&package).output().unwrap();
         let list = String::from_utf8(list.stdout).unwrap();
         let control =

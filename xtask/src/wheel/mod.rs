@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use self::build::Wheels;
 use self::environment::Environment;
 use crate::mooncake::wheel as original;
-use crate::{install, process};
+use crate::{install, process, programs};
 
 /// Builds the wheels into `target/wheels`, checks and tests them.
 pub(crate) fn run() -> Result<()> {
@@ -36,9 +36,11 @@ pub(crate) fn run() -> Result<()> {
         environment.install_wheels(&[&wheels.native, &wheels.mooncake])?;
         Ok(environment)
     })?;
+    // The peer of tests with certificates.
+    let command = std::path::absolute(timed("command built", programs::millstream)?)?;
     timed("tested", || {
-        unit_tests(&environment, "bindings/python/tests")?;
-        unit_tests(&environment, "bindings/mooncake/tests")
+        unit_tests(&environment, "bindings/python/tests", &command)?;
+        unit_tests(&environment, "bindings/mooncake/tests", &command)
     })?;
     timed("compared with the original", || mooncake::compare(&environment))?;
     timed("installed beside the original", || mooncake::beside(&wheels))
@@ -53,12 +55,13 @@ fn timed<R>(what: &str, run: impl FnOnce() -> Result<R>) -> Result<R> {
 }
 
 /// Runs the tests in a folder with what is installed, and not with what lies beside them.
-fn unit_tests(environment: &Environment, folder: &str) -> Result<()> {
+fn unit_tests(environment: &Environment, folder: &str, command: &Path) -> Result<()> {
     let folder = process::repository_root().join(folder);
     // What hangs is a failure.
     let mut python = Command::new("timeout");
     python.args(["--kill-after=10", "600"]).arg(environment.python());
     python.args(["-I", "-B", "-W", "always::ResourceWarning", "-m", "unittest", "discover", "-s"]);
+    python.env("MILLSTREAM_TEST_COMMAND", command);
     python.arg(&folder).current_dir(Path::new("/")).stdin(Stdio::null()).stderr(Stdio::piped());
     let output = python.output().context("cannot start the tests in Python")?;
     let said = String::from_utf8_lossy(&output.stderr);
