@@ -19,9 +19,9 @@ pub(crate) struct Failure {
     class: &'static str,
     message: String,
     code: i32,
-    peer: Option<String>,
+    peer: Option<Box<str>>,
     range: Option<(u64, u64)>,
-    remedy: Option<String>,
+    remedy: Option<Box<str>>,
     /// Which refusal of requests it is.
     kind: Option<&'static str>,
 }
@@ -39,12 +39,14 @@ impl Failure {
     }
 
     pub(crate) fn peer(mut self, peer: impl Into<String>) -> Self {
-        self.peer = Some(peer.into());
+        let peer: String = peer.into();
+        self.peer = Some(peer.into_boxed_str());
         self
     }
 
     pub(crate) fn remedy(mut self, remedy: impl Into<String>) -> Self {
-        self.remedy = Some(remedy.into());
+        let remedy: String = remedy.into();
+        self.remedy = Some(remedy.into_boxed_str());
         self
     }
 
@@ -69,9 +71,9 @@ impl Failure {
     fn raise(self, py: Python<'_>) -> PyResult<PyErr> {
         let values = PyDict::new(py);
         values.set_item("code", self.code)?;
-        values.set_item("peer", self.peer)?;
+        values.set_item("peer", self.peer.as_deref())?;
         values.set_item("range", self.range)?;
-        values.set_item("remedy", self.remedy)?;
+        values.set_item("remedy", self.remedy.as_deref())?;
         if let Some(kind) = self.kind {
             values.set_item("kind", kind)?;
         }
