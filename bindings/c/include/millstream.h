@@ -50,6 +50,7 @@ typedef struct millstream_submit_options {
     uint64_t timeout_us;  /* what has not ended then ends as STATUS_TIMEOUT; 0: no limit */
     const char *transport; /* the one that is to do them: "rdma", "tcp", "shm"...; NULL: any */
     const char *policy;    /* their class of the policy file (transfer.policy_file); NULL: none */
+    const char *intent;    /* what they are for, by which rules of that file choose a transport; NULL: nothing */
     const char *notify_name; /* with `notify_msg`, what applications there are told once all is done; NULL: nothing */
     const char *notify_msg;
 } millstream_submit_options_t;
@@ -76,6 +77,7 @@ int millstream_submit(transfer_engine_t engine, batch_id_t batch_id, const struc
 #define MILLSTREAM_DEADLINE_INFEASIBLE 1013   /* the rails cannot carry it in time */
 #define MILLSTREAM_OVERLOADED 1014            /* more than the policy file allows is in flight: later */
 #define MILLSTREAM_OVER_LIMIT 1015            /* more than the policy file ever allows: in parts */
+#define MILLSTREAM_UNKNOWN_INTENT 1016        /* no rule of the policy file is for such an intent */
 
 #ifdef __cplusplus
 }

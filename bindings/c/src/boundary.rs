@@ -67,6 +67,7 @@ impl Failure {
             SubmitError::DeadlineInfeasible { .. } => 1013,
             SubmitError::Overloaded { .. } => 1014,
             SubmitError::OverLimit { .. } => 1015,
+            SubmitError::UnknownIntent { .. } => 1016,
             SubmitError::ExceedCapacity { .. }
             | SubmitError::SourceNotRegistered { .. }
             | SubmitError::Refresh(_)

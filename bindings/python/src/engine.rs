@@ -198,7 +198,7 @@ impl Engine {
     /// Begins a WRITE: bytes from here to the segment.
     #[pyo3(signature = (
         segment, source, target, length = None, *, notify = None, timeout = None, priority = None, transport = None,
-        policy = None
+        policy = None, intent = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "arguments with names")]
     fn write(
@@ -212,15 +212,16 @@ impl Engine {
         priority: Option<&str>,
         transport: Option<String>,
         policy: Option<String>,
+        intent: Option<String>,
     ) -> PyResult<Transfer> {
-        let terms = Terms { notify, timeout, priority, transport, policy };
+        let terms = Terms { notify, timeout, priority, transport, policy, intent };
         self.one(Opcode::Write, segment, (source, target), length, terms)
     }
 
     /// Begins a READ: bytes from the segment to here.
     #[pyo3(signature = (
         segment, destination, source, length = None, *, notify = None, timeout = None, priority = None, transport = None,
-        policy = None
+        policy = None, intent = None
     ))]
     #[expect(clippy::too_many_arguments, reason = "arguments with names")]
     fn read(
@@ -234,8 +235,9 @@ impl Engine {
         priority: Option<&str>,
         transport: Option<String>,
         policy: Option<String>,
+        intent: Option<String>,
     ) -> PyResult<Transfer> {
-        let terms = Terms { notify, timeout, priority, transport, policy };
+        let terms = Terms { notify, timeout, priority, transport, policy, intent };
         self.one(Opcode::Read, segment, (destination, source), length, terms)
     }
 

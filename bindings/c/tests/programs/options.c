@@ -97,6 +97,7 @@ int main(int count, char **arguments)
         {{.size = sizeof options, .transport = "pigeon"}, MILLSTREAM_UNKNOWN_TRANSPORT},
         {{.size = sizeof options, .transport = "rdma"}, MILLSTREAM_NOT_SERVED},
         {{.size = sizeof options, .policy = "none"}, MILLSTREAM_UNKNOWN_POLICY},
+        {{.size = sizeof options, .intent = "none"}, MILLSTREAM_UNKNOWN_INTENT},
         {{.size = sizeof options, .policy = "some", .transport = "shm"}, MILLSTREAM_HINT_NOT_ALLOWED},
         {{.size = sizeof options, .policy = "small"}, MILLSTREAM_OVER_LIMIT},
     };

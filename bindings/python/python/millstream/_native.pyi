@@ -168,12 +168,14 @@ class Batch:
         priority: Literal["latency", "normal", "bulk"] | None = None,
         transport: str | None = None,
         policy: str | None = None,
+        intent: str | None = None,
     ) -> Transfer:
         """Begins to do what was added, all or nothing, and is empty then.
 
         ``notify`` is a name and a text that the peers' applications are told once all is done. What is not done
         after ``timeout`` seconds ends. ``priority`` counts where the policy TENT chooses, only ``transport`` does it
-        if one is named, and ``policy`` is their class of the policy file (setting ``transfer.policy_file``).
+        if one is named, and ``policy`` is their class of the policy file (setting ``transfer.policy_file``). By ``intent``, what they
+        are for, rules of that file choose transports.
         """
     def __len__(self) -> int: ...
 
@@ -246,6 +248,7 @@ class Engine:
         priority: Literal["latency", "normal", "bulk"] | None = None,
         transport: str | None = None,
         policy: str | None = None,
+        intent: str | None = None,
     ) -> Transfer:
         """Begins a WRITE: bytes from here to the segment, on terms as those of :meth:`Batch.submit`."""
     def read(
@@ -260,6 +263,7 @@ class Engine:
         priority: Literal["latency", "normal", "bulk"] | None = None,
         transport: str | None = None,
         policy: str | None = None,
+        intent: str | None = None,
     ) -> Transfer:
         """Begins a READ: bytes from the segment to here, on terms as those of :meth:`Batch.submit`."""
     def batch(self) -> Batch:

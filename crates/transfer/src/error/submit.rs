@@ -284,6 +284,7 @@ impl SubmitError {
             Self::UnknownTransport { .. } => "unknown_transport",
             Self::HintNotAllowed { .. } => "hint_not_allowed",
             Self::UnknownPolicy { .. } => "unknown_policy",
+            Self::UnknownIntent { .. } => "unknown_intent",
             Self::DeadlinePassed { .. } => "deadline_passed",
             Self::DeadlineInfeasible { .. } => "deadline_infeasible",
             Self::Overloaded { .. } => "overloaded",
