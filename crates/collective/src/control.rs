@@ -6,8 +6,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use millstream_inc::protocol::{
-    Commanded, FrameDecoder, FrameError, FromController, MAX_TERM, Refusal, Resume, ToController,
-    encode,
+    Commanded, FrameDecoder, FrameError, FromController, ObeyedTerm, Refusal, Resume, TermError,
+    ToController, encode,
 };
 use millstream_net::tls::{self, CallerTls};
 use millstream_net::token::{Initiator, Purpose, Token, TokenError};
@@ -38,12 +38,9 @@ pub(crate) enum ReceiveError {
     TimedOut,
     #[error("{0}")]
     Frame(FrameError),
-    /// A controller that was replaced.
-    #[error("it commands with term {term}, and one with term {obeyed} was obeyed")]
-    Stale { term: u64, obeyed: u64 },
-    /// No controller can take one above it.
-    #[error("it commands with term {0}, which is above {MAX_TERM}")]
-    Term(u64),
+    /// Its term is not to be obeyed.
+    #[error(transparent)]
+    Term(#[from] TermError),
     #[error("{0}")]
     Io(io::Error),
 }
@@ -81,7 +78,7 @@ pub(crate) struct Receiver {
     proofs: Proofs,
     decoder: FrameDecoder,
     /// The highest term that was obeyed.
-    term: u64,
+    term: ObeyedTerm,
 }
 
 /// Where messages go.
@@ -118,7 +115,7 @@ pub(crate) fn connect(
         }
     };
     set_up(&stream)?;
-    let receiver = Receiver::new(stream, proofs, 0, start + timeout.min(LONGEST))?;
+    let receiver = Receiver::new(stream, proofs, ObeyedTerm::NONE, start + timeout.min(LONGEST))?;
     let line = Some(receiver.line.clone());
     let state = Outgoing { line, last_word: None, closed: false };
     let sender = Sender { state: Mutex::new(state) };
@@ -185,7 +182,7 @@ impl Sender {
         set_up(&stream)?;
         let new = Receiver::new(stream, &receiver.proofs, receiver.term, start + patience)?;
         let line = new.line.clone();
-        write(&line, &ToController::Resume(Resume { term: receiver.term, ..resume.clone() }))?;
+        write(&line, &ToController::Resume(Resume { term: receiver.term.get(), ..resume.clone() }))?;
         let mut state = self.lock();
         if state.closed {
             return Ok(None);
@@ -214,7 +211,7 @@ impl Receiver {
     fn new(
         stream: TcpStream,
         proofs: &Proofs,
-        term: u64,
+        term: ObeyedTerm,
         deadline: Instant,
     ) -> Result<Self, ConnectError> {
         let failed = |error: io::Error| match tls::reason(&error) {
@@ -266,14 +263,7 @@ impl Receiver {
     /// The next message, if one comes before `deadline`.
     pub(crate) fn receive(&mut self, deadline: Instant) -> Result<FromController, ReceiveError> {
         let Commanded { term, message } = self.next(deadline)?;
-        let obeyed = self.term;
-        if term > MAX_TERM {
-            return Err(ReceiveError::Term(term));
-        }
-        if term < obeyed {
-            return Err(ReceiveError::Stale { term, obeyed });
-        }
-        self.term = term;
+        self.term.obey(term)?;
         Ok(message)
     }
 
@@ -318,6 +308,8 @@ fn is_pause(error: &io::Error) -> bool {
 mod tests {
     use std::io::{Read, Write};
     use std::net::{IpAddr, Ipv4Addr, TcpListener};
+
+    use millstream_inc::protocol::MAX_TERM;
 
     use super::*;
 
@@ -373,6 +365,7 @@ mod tests {
         let deadline = Instant::now() + PATIENCE;
         assert_eq!(receiver.receive(deadline).unwrap(), ping);
         let error = receiver.receive(deadline).unwrap_err();
-        assert!(matches!(error, ReceiveError::Term(term) if term == MAX_TERM + 1), "{error}");
+        let too_high = TermError::TooHigh(MAX_TERM + 1);
+        assert!(matches!(error, ReceiveError::Term(it) if it == too_high), "{error}");
     }
 }

@@ -346,7 +346,7 @@ fn not_received(controller: SocketAddr, limit: Duration, error: ReceiveError) ->
             Some(reason) => JoinError::Tls { controller, reason },
             None => JoinError::Lost { controller, source },
         },
-        error @ (ReceiveError::Stale { .. } | ReceiveError::Term(_)) => {
+        error @ ReceiveError::Term(_) => {
             JoinError::Protocol { controller, detail: error.to_string() }
         }
     }

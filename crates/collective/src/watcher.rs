@@ -8,7 +8,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use millstream_inc::protocol::{FromController, Resume, ToController};
+use millstream_inc::protocol::{FromController, Resume, TermError, ToController};
 
 use crate::CollectiveError;
 use crate::control::{ConnectError, ReceiveError, Receiver, Sender};
@@ -109,14 +109,16 @@ impl Watch {
                 Ok(message) => {
                     CollectiveError::Protocol(format!("the controller sent {message:?}"))
                 }
-                Err(error @ ReceiveError::Term(_)) => CollectiveError::Protocol(error.to_string()),
-                Err(ReceiveError::Frame(error)) => CollectiveError::Protocol(error.to_string()),
-                Err(error @ (ReceiveError::Stale { .. } | ReceiveError::Io(_))) => {
-                    match self.come_back(&error) {
-                        true => continue,
-                        false => return self.way.close(),
-                    }
+                Err(error @ ReceiveError::Term(TermError::TooHigh(_))) => {
+                    CollectiveError::Protocol(error.to_string())
                 }
+                Err(ReceiveError::Frame(error)) => CollectiveError::Protocol(error.to_string()),
+                Err(
+                    error @ (ReceiveError::Term(TermError::Stale { .. }) | ReceiveError::Io(_)),
+                ) => match self.come_back(&error) {
+                    true => continue,
+                    false => return self.way.close(),
+                },
             };
             self.way.fail(error);
             return self.way.close();

@@ -10,9 +10,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millstream_inc::protocol::{
-    Commanded, FromController, GroupIdentity, HeldNode, MAX_HELD_AT_ONCE, MAX_TERM, Presence,
+    Commanded, FromController, GroupIdentity, HeldNode, MAX_HELD_AT_ONCE, ObeyedTerm, Presence,
     Refusal, SwitchBelow, SwitchChild, SwitchEdge, SwitchLimits, SwitchReport, SwitchUplink,
-    ToController, encode, shortened,
+    TermError, ToController, encode, shortened,
 };
 use millstream_inc::{
     Abort, ChildSpec, CommunicatorCounts, CommunicatorSpec, Created, Edge, ParentSpec,
@@ -125,7 +125,7 @@ pub fn run(
             data_plane: DataPlane::open(&config)?,
             config,
             incarnation: crate::seed(),
-            term: 0,
+            term: ObeyedTerm::NONE,
             communicators: BTreeMap::new(),
             untold: BTreeMap::new(),
             ready: Some(ready),
@@ -151,8 +151,8 @@ enum SessionEnd {
     Io(#[from] io::Error),
     #[error("it takes no messages: its process or its network stands still")]
     Silent,
-    #[error("it commands with term {term}, and one with term {obeyed} was obeyed")]
-    Stale { term: u64, obeyed: u64 },
+    #[error(transparent)]
+    Term(#[from] TermError),
     #[error("it sent what a switch does not understand: {0}")]
     Nonsense(String),
     #[error("it refuses this switch: {0}")]
@@ -182,7 +182,7 @@ struct Switch<F> {
     /// This process.
     incarnation: u64,
     /// The highest term that was obeyed.
-    term: u64,
+    term: ObeyedTerm,
     communicators: BTreeMap<u64, Made>,
     /// Why communicators end: one for each at most, and until a controller has heard it.
     untold: BTreeMap<u64, SwitchReport>,
@@ -272,7 +272,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
             let answer = tokio::select! {
                 message = reader.next() => {
                     let Commanded { term, message } = message?;
-                    self.obey(term)?;
+                    self.term.obey(term)?;
                     match message {
                         FromController::ReadCounters => {
                             for counters in self.counters().map_err(SessionEnd::DataPlane)? {
@@ -302,7 +302,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
         let NodeConfig { max_communicators, max_memory, .. } = self.config.node;
         let limits = SwitchLimits { communicators: max_communicators, memory_bytes: max_memory };
         let held = self.communicators.len() as u32;
-        let presence = Presence { incarnation: self.incarnation, term: self.term, held };
+        let presence = Presence { incarnation: self.incarnation, term: self.term.get(), held };
         let node = |(&communicator, made): (&u64, &Made)| {
             let &Made { group, children, ref below, tree, .. } = made;
             HeldNode { group, communicator, children, below: below.clone(), tree }
@@ -322,19 +322,6 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                     .map(|nodes| ToController::Held { nodes: nodes.to_vec() }),
             )
             .collect()
-    }
-
-    /// Refuses a controller that was replaced.
-    fn obey(&mut self, term: u64) -> Result<(), SessionEnd> {
-        let obeyed = self.term;
-        if term > MAX_TERM {
-            return Err(SessionEnd::Nonsense(format!("term {term} is above {MAX_TERM}")));
-        }
-        if term < obeyed {
-            return Err(SessionEnd::Stale { term, obeyed });
-        }
-        self.term = term;
-        Ok(())
     }
 
     /// Tells why communicators end. What could not be told is kept.

@@ -50,6 +50,7 @@ mod frame;
 mod message;
 mod rank_list;
 mod refusal;
+mod term;
 mod token;
 
 pub use awaited::Awaited;
@@ -62,6 +63,7 @@ pub use message::{
 };
 pub use rank_list::RankList;
 pub use refusal::{AbortReason, Refusal};
+pub use term::{ObeyedTerm, TermError};
 pub use token::TokenProblem;
 
 /// The port that a controller listens on unless told otherwise.
