@@ -162,6 +162,12 @@ pub struct Census {
     pub groups: usize,
     /// Nodes of trees on all switches, those that are being destroyed included.
     pub communicators: usize,
+    /// Nodes that an earlier controller has made.
+    pub held: usize,
+    /// Ranks that are waited for.
+    pub away: usize,
+    /// Nodes that end by themselves.
+    pub ending: usize,
 }
 
 /// Groups are numbered: a name may belong to one that forms and to others that end.
@@ -482,6 +488,9 @@ impl Controller {
             switches: self.switches.len(),
             groups: self.groups.len(),
             communicators: self.switches.values().map(|switch| switch.communicators.len()).sum(),
+            held: self.held.len(),
+            away: self.away.len(),
+            ending: self.ending.len(),
         }
     }
 
