@@ -246,6 +246,8 @@ pub struct Controller {
     term: u64,
     /// When we wanted to be called next.
     armed: Option<Instant>,
+    /// We were called late: what has come meanwhile is read until then.
+    reading_until: Option<Instant>,
     /// Nodes that end by themselves, until when, in order.
     ending: VecDeque<(Instant, SwitchId, u64)>,
     /// The last time that we were told.
@@ -277,6 +279,7 @@ impl Controller {
             ended: VecDeque::new(),
             term: 1,
             armed: None,
+            reading_until: None,
             ending: VecDeque::new(),
             now: Instant::ZERO,
             outputs: VecDeque::new(),
@@ -431,7 +434,11 @@ impl Controller {
 
     /// Acts on deadlines that have passed.
     pub fn handle_timeout(&mut self, now: Instant) {
+        let armed = self.armed;
         self.arrive(now);
+        if self.reads_first(now, armed) {
+            return;
+        }
         self.keep_alive(now);
         self.give_up_on_the_absent(now);
         self.end_inventories(now);
@@ -467,7 +474,8 @@ impl Controller {
         let unclaimed = self.unclaimed.front().map(|&(until, _)| until);
         let inventories = self.switches.values().filter_map(|switch| switch.inventory_until);
         let deadlines = deadlines.chain(inventories);
-        self.armed = pings.chain(deadlines).chain(ending).chain(away).chain(unclaimed).min();
+        let earliest = pings.chain(deadlines).chain(ending).chain(away).chain(unclaimed).min();
+        self.armed = earliest.max(self.reading_until.filter(|_| earliest.is_some()));
         self.armed
     }
 

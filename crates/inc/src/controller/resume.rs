@@ -4,6 +4,7 @@
 //! A group that this controller has not made is made from the first claim of a rank. It has no tree: the nodes that
 //! switches name (`inventory.rs`) belong to it by its identity.
 
+use core::time::Duration;
 use std::collections::BTreeSet;
 
 use millstream_roce::Instant;
@@ -18,6 +19,12 @@ use crate::protocol::{
     shortened,
 };
 use crate::spec::MAX_WORLD;
+
+/// Who is called later than this did not run meanwhile.
+const LATE: Duration = Duration::from_millis(100);
+
+/// How long what has come meanwhile is read before anyone is given up.
+const READING: Duration = Duration::from_millis(100);
 
 /// So many groups that are over are known.
 const MAX_ENDED: usize = 1024;
@@ -74,6 +81,21 @@ impl Controller {
             switch.inventory_until = switch.inventory_until.map(|_| until);
         }
         self.unclaimed.iter_mut().for_each(|unclaimed| unclaimed.0 = until);
+    }
+
+    /// Whether deadlines that have passed are not looked at yet: they are seen late, and what those have sent who are
+    /// waited for may not have been read.
+    pub(super) fn reads_first(&mut self, now: Instant, armed: Option<Instant>) -> bool {
+        if let Some(until) = self.reading_until {
+            // Once: who is always late must give up somebody, too.
+            if now >= until {
+                self.reading_until = None;
+            }
+            return now < until;
+        }
+        let late = armed.is_some_and(|at| now > at + LATE);
+        self.reading_until = late.then(|| now + READING);
+        late
     }
 
     /// Takes a term above one that was obeyed.

@@ -320,6 +320,36 @@ fn a_standstill_of_the_controller_ends_nothing_before_it_has_read() {
 }
 
 #[test]
+fn what_has_come_is_read_before_a_deadline_that_is_seen_late() {
+    let mut world = World::new();
+    world.switch(SWITCH, "s", 1);
+    let (hosts, _) = world.ready(10, "g", 2);
+    // Due 3 s after its connection was closed, and back half a second before that is seen.
+    let late = |world: &mut World, connection: ConnectionId| {
+        world.close(connection);
+        world.pass(seconds(2.9));
+        world.controller.poll_timeout();
+        world.now = world.now + seconds(0.6);
+        world.controller.handle_timeout(world.now);
+        world.settle();
+        assert_eq!(world.heard(hosts[0]), []);
+    };
+    let resume = claim_of(&world, "g", 1);
+    late(&mut world, hosts[1]);
+    let again = back(&mut world, 20, resume);
+    world.pass(seconds(10.0));
+    assert_eq!(world.heard(again), [FromController::Resumed]);
+    assert_eq!(world.heard(hosts[0]), []);
+    // Who is not back is lost a little later, though that is seen late again.
+    late(&mut world, again);
+    world.controller.poll_timeout();
+    world.now = world.now + seconds(0.9);
+    world.controller.handle_timeout(world.now);
+    world.settle();
+    assert_eq!(world.heard(hosts[0]), lost(1, PEER_LOST));
+}
+
+#[test]
 fn a_switch_that_is_cut_off_serves_what_it_serves() {
     let mut world = World::new();
     let presence = Presence { incarnation: 3, ..Presence::default() };
