@@ -190,6 +190,12 @@ struct PlayedController {
 
 impl PlayedController {
     fn start() -> Self {
+        let mut played = Self::unregistered();
+        played.register();
+        played
+    }
+
+    fn unregistered() -> Self {
         let listener = TcpListener::bind(ANY_PORT).unwrap();
         let address = address();
         let mut config = SwitchConfig::new(listener.local_addr().unwrap(), "s", address);
@@ -201,9 +207,7 @@ impl PlayedController {
         let (stream, _) = listener.accept().unwrap();
         let switch = Peer::new(stream);
         let (stop, thread) = (Some(stop), Some(thread));
-        let mut played = Self { listener, switch, stop, thread, ready, address, term: 7 };
-        played.register();
-        played
+        Self { listener, switch, stop, thread, ready, address, term: 7 }
     }
 
     fn register(&mut self) {
@@ -272,6 +276,21 @@ impl Drop for PlayedController {
 
 fn run(config: SwitchConfig, ready: mpsc::Sender<IpAddr>, stopped: impl Future<Output = ()>) {
     switch::run(config, move |address| ready.send(address).unwrap(), stopped).unwrap();
+}
+
+#[test]
+fn a_new_switch_tries_again_while_the_connection_of_its_earlier_process_is_open() {
+    let mut played = PlayedController::unregistered();
+    for _ in 0..3 {
+        played.introduced();
+        let (name, address, what) = ("s".to_owned(), played.address, "name".to_owned());
+        let reason = Refusal::SwitchTaken { name, address, what };
+        played.switch.command(played.term, FromController::Refused { reason });
+        played.accept();
+    }
+    assert!(played.ready.try_recv().is_err());
+    played.register();
+    assert_eq!(played.ready.recv_timeout(PATIENCE), Ok(played.address));
 }
 
 #[test]

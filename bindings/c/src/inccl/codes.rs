@@ -164,6 +164,7 @@ mod tests {
         assert_eq!(refused(Refusal::Aborted { reason: lost }), PEER);
         assert_eq!(refused(Refusal::NoSwitch { group: detail.clone() }), SWITCH);
         assert_eq!(refused(Refusal::Rank { rank: 2, world: 2 }), ARGUMENT);
+        assert_eq!(refused(Refusal::GroupTaken { group: detail.clone() }), BUSY);
         assert_eq!(refused(Refusal::Limit { what: detail.clone(), limit: 1 }), CONTROLLER);
         let error = CollectiveError::PeerLost { rank: 1, detail };
         assert_eq!((error.code(), JoinError::Agreement(error).code()), (PEER, PEER));
