@@ -30,7 +30,7 @@ const PANICKED: &str = "panicked: its message is on stderr";
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
     /// Which scenario: allreduce, transfer, swarm, grid, rc-chaos, congestion, te-chaos,
-    /// tent-chaos, inc-chaos or inc-scale
+    /// tent-chaos, inc-chaos, control-chaos or inc-scale
     #[arg(long, value_name = "NAME", default_value = NAMES[0])]
     scenario: String,
     /// Print the names of the scenarios, a line each, and run none

@@ -24,7 +24,7 @@ use crate::{process, programs};
 /// Runs of each scenario that [`run_of_commit`] makes, from 0 and from the commit's seed.
 const RUNS: u64 = 1000;
 /// Scenarios whose first thousand the tests of `crates/sim` make.
-const TESTED: [&str; 2] = ["inc-chaos", "rc-chaos"];
+const TESTED: [&str; 3] = ["control-chaos", "inc-chaos", "rc-chaos"];
 /// Those of scenarios whose one run is a table of many simulations: some seconds each.
 const RUNS_OF_TABLES: [(&str, u64); 3] = [("congestion", 5), ("grid", 5), ("inc-scale", 2)];
 /// How often a long campaign says how far it is.

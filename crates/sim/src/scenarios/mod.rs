@@ -20,7 +20,7 @@ pub use report::{NetworkCounts, Report};
 use crate::{ConnectionOptions, LinkOptions, Machine, Probability, Simulation};
 
 /// The scenarios that [`run`] knows, the default one first.
-pub const NAMES: [&str; 10] = [
+pub const NAMES: [&str; 11] = [
     "allreduce",
     "transfer",
     "swarm",
@@ -30,12 +30,14 @@ pub const NAMES: [&str; 10] = [
     TE_CHAOS,
     TENT_CHAOS,
     INC_CHAOS,
+    CONTROL_CHAOS,
     INC_SCALE,
 ];
 const RC_CHAOS: &str = "rc-chaos";
 const TE_CHAOS: &str = "te-chaos";
 const TENT_CHAOS: &str = "tent-chaos";
 const INC_CHAOS: &str = "inc-chaos";
+const CONTROL_CHAOS: &str = "control-chaos";
 const INC_SCALE: &str = "inc-scale";
 
 /// Connections that survive 8.6 s of silence, where half a second is usual: of packets and answers
@@ -164,6 +166,7 @@ pub fn run_with_outputs(
         "congestion" => congestion::scenario(parameters, &outputs),
         RC_CHAOS => rc_chaos::scenario(parameters, outputs),
         INC_CHAOS => inc_chaos::scenario(parameters, outputs),
+        CONTROL_CHAOS => inc_chaos::control::scenario(parameters, outputs),
         INC_SCALE => inc_scale::scenario(parameters, &outputs),
         TE_CHAOS => te_chaos::scenario(parameters, outputs, false),
         TENT_CHAOS => te_chaos::scenario(parameters, outputs, true),

@@ -13,7 +13,7 @@ use millstream_roce::{
 use millstream_wire::{Psn, Qpn};
 
 use super::call::Arena;
-use super::machine::{Call, Kind, Member, Participant};
+use super::machine::{Call, Kind, Member, PROBE_EVERY, Participant};
 use super::outsider::Known;
 use super::world::{Group, Rudeness, World, address};
 use crate::connection::{Remote, connect};
@@ -135,6 +135,7 @@ impl Host {
             deadline: None,
             overdue: false,
             probe_at: None,
+            probe_every: PROBE_EVERY,
             failed: None,
             is_confused: group.is_confused(rank),
             rng: Rng::new(rng.bits()),

@@ -18,7 +18,7 @@ use crate::{Machine, Rng};
 pub(super) const RUDE: u64 = 1 << 60;
 
 /// How often a rank that waits asks whether the switch lives.
-const PROBE_EVERY: Duration = Duration::from_millis(100);
+pub(super) const PROBE_EVERY: Duration = Duration::from_millis(100);
 
 /// How long a call may take. Whatever breaks is found in less.
 pub(super) const CALL_LIMIT: Duration = Duration::from_secs(60);
@@ -56,6 +56,7 @@ pub(super) struct Member {
     /// The switch was told that a deadline has passed.
     pub(super) overdue: bool,
     pub(super) probe_at: Option<Instant>,
+    pub(super) probe_every: Duration,
     pub(super) failed: Option<CollectiveError>,
     /// Some rank breaks the protocol in such a way that the results of this one need not be right.
     pub(super) is_confused: bool,
@@ -122,7 +123,7 @@ impl Member {
         if self.failed.is_none() && self.start_at.is_some_and(|at| at <= now) {
             self.start_at = None;
             self.deadline = Some(now + CALL_LIMIT);
-            self.probe_at = Some(now + PROBE_EVERY);
+            self.probe_at = Some(now + self.probe_every);
             busy = true;
             let Arena { number, request, .. } = &self.calls[self.ended].arena;
             let started = self.worker.start_as(*number, request);
@@ -133,7 +134,7 @@ impl Member {
             }
         }
         if self.probe_at.is_some_and(|at| at <= now) {
-            self.probe_at = Some(now + PROBE_EVERY);
+            self.probe_at = Some(now + self.probe_every);
             self.worker.probe();
         }
         if self.deadline.is_some_and(|at| at <= now) {

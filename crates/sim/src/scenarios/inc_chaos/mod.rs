@@ -9,6 +9,7 @@
 
 mod build;
 mod call;
+pub mod control;
 mod director;
 mod machine;
 mod outsider;

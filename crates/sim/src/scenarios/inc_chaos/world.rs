@@ -119,7 +119,7 @@ pub(super) fn address(machine: usize) -> IpAddr {
     Ipv4Addr::new(10, 0, (machine / 250) as u8, (machine % 250) as u8 + 1).into()
 }
 
-fn one_in(rng: &mut Rng, count: u64) -> bool {
+pub(super) fn one_in(rng: &mut Rng, count: u64) -> bool {
     rng.below(count) == 0
 }
 

@@ -163,6 +163,8 @@ impl Director {
                 ("ranks: blame a switch for a rank", trouble && silent)
             }
             Blamed::Switch => ("ranks: blame a switch", true),
+            // It has ended the node for a rank, and must have said so.
+            Blamed::Forgetful => ("ranks: blame a switch that lost its node", attempt.any),
             Blamed::Unclaimed => ("ranks: nobody has claimed the node", trouble),
             Blamed::Refused => ("ranks: refused", attempt.any || attempt.guilty.contains(&rank)),
             Blamed::Other(_) => ("ranks: blame something else", false),

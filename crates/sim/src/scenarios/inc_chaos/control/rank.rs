@@ -59,6 +59,8 @@ pub(super) enum Stage {
 pub(super) enum Blamed {
     Rank(u32),
     Switch,
+    /// A switch does not have the node any more.
+    Forgetful,
     /// No rank has come back to the controller.
     Unclaimed,
     /// The controller knows this rank no more.
@@ -103,6 +105,9 @@ impl Rank {
 fn blamed_by_controller(reason: &AbortReason) -> Blamed {
     match reason {
         AbortReason::PeerLost { rank, .. } => Blamed::Rank(*rank),
+        AbortReason::SwitchLost { detail, .. } if detail.contains("has lost its part") => {
+            Blamed::Forgetful
+        }
         AbortReason::SwitchLost { .. } => Blamed::Switch,
         other => Blamed::Other(other.to_string()),
     }
