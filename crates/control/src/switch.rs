@@ -24,7 +24,7 @@ use millstream_net::{Driver, Failure, OpenError};
 use thiserror::Error;
 use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::data_plane::DataPlane;
 use crate::reader::{MessageReader, ReadError};
@@ -40,6 +40,9 @@ pub const UNCLAIMED: u32 = 1;
 
 /// How long a message may take to leave. A controller that stands still takes some all the same.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// A connection that breaks may take with it what was written for so long: the kernel gives it up after 8 s.
+const UNREAD: Duration = Duration::from_secs(15);
 
 /// How long a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
@@ -128,6 +131,7 @@ pub fn run(
             term: ObeyedTerm::NONE,
             communicators: BTreeMap::new(),
             untold: BTreeMap::new(),
+            told: Vec::new(),
             ready: Some(ready),
             registered: false,
         };
@@ -186,6 +190,8 @@ struct Switch<F> {
     communicators: BTreeMap<u64, Made>,
     /// Why communicators end: one for each at most, and until a controller has heard it.
     untold: BTreeMap<u64, SwitchReport>,
+    /// Those that were written a short time ago: they may be lost with the connection.
+    told: Vec<(Instant, u64, SwitchReport)>,
     /// Taken when the controller has registered us for the first time.
     ready: Option<F>,
     /// The controller of this session knows us.
@@ -212,6 +218,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                     return RunError::Refused { controller, reason };
                 }
                 Err(end) => {
+                    self.recall();
                     if self.registered {
                         (pause, attempts) = (BACK_OFF[0], 0);
                     }
@@ -324,12 +331,25 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
             .collect()
     }
 
+    /// What was written to a connection that broke may not have been read: it is said again. Who knows it takes
+    /// it for one of a communicator that is over.
+    fn recall(&mut self) {
+        for (at, communicator, report) in self.told.drain(..) {
+            if at.elapsed() < UNREAD {
+                self.untold.entry(communicator).or_insert(report);
+            }
+        }
+    }
+
     /// Tells why communicators end. What could not be told is kept.
     async fn tell(&mut self, writer: &mut Writer) -> Result<(), SessionEnd> {
         while let Some((&communicator, report)) = self.untold.first_key_value() {
             let report = report.clone();
-            send(writer, &ToController::Report { communicator, report }).await?;
+            let message = ToController::Report { communicator, report: report.clone() };
+            send(writer, &message).await?;
             self.untold.remove(&communicator);
+            self.told.retain(|(at, ..)| at.elapsed() < UNREAD);
+            self.told.push((Instant::now(), communicator, report));
         }
         Ok(())
     }

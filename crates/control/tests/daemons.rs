@@ -3,7 +3,7 @@
 use std::fs;
 use std::future::Future;
 use std::io::{Read, Write};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc;
 use std::thread;
@@ -15,10 +15,11 @@ use millstream_control::{Shutdown, shutdown};
 use millstream_inc::Ranks;
 use millstream_inc::protocol::{
     Commanded, FrameDecoder, FromController, HeldNode, MAX_TERM, Message, PortCounters, Presence,
-    Refusal, SwitchChild, SwitchLimits, ToController, encode,
+    Refusal, SwitchChild, SwitchLimits, SwitchReport, ToController, encode,
 };
 use millstream_net::OpenError;
-use millstream_wire::{Mtu, Psn, Qpn};
+use millstream_wire::icrc::{self, Addresses, Addressing};
+use millstream_wire::{Bth, Mtu, Opcode, Psn, Qpn, ROCE_PORT};
 
 const PATIENCE: Duration = Duration::from_secs(20);
 const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
@@ -403,6 +404,55 @@ fn a_switch_that_loses_its_controller_looks_for_it_and_keeps_what_it_has() {
     played.switch.command(7, FromController::EndCommunicator { communicator: 7 });
     let communicator = 7;
     assert_eq!(played.switch.hear(), Some(ToController::CommunicatorDestroyed { communicator }));
+}
+
+/// Sends a message that is no descriptor, as a host would.
+fn send_nonsense(host: IpAddr, switch: IpAddr, qpn: Qpn, psn: Psn) {
+    let socket = UdpSocket::bind((host, 0)).unwrap();
+    let mut datagram = Bth::new(Opcode::RcSendOnly as u8, qpn, psn).to_bytes().to_vec();
+    datagram.extend([0; 8 + 4]);
+    let addresses = Addresses::unfragmented(host, switch, 0).unwrap();
+    let source_port = socket.local_addr().unwrap().port();
+    let ports = Addressing { addresses, source_port, destination_port: ROCE_PORT };
+    let check = icrc::of_datagram(&ports, &datagram).to_le_bytes();
+    let end = datagram.len() - check.len();
+    datagram[end..].copy_from_slice(&check);
+    socket.send_to(&datagram, (switch, ROCE_PORT)).unwrap();
+}
+
+#[test]
+fn a_report_that_may_be_lost_with_the_connection_is_said_again() {
+    let mut played = PlayedController::start();
+    let (host, psn) = (address(), Psn::new(5));
+    let ranks = Ranks::one(0);
+    let child = SwitchChild { ranks, is_switch: false, address: host, qpn: Qpn::new(9), psn };
+    played.switch.command(
+        played.term,
+        FromController::CreateCommunicator {
+            communicator: 7,
+            group: [7, 1],
+            path_mtu: Mtu::B1024,
+            segment_bytes: 64 << 10,
+            window: 4,
+            world: 1,
+            has_parent: false,
+            children: vec![child],
+        },
+    );
+    let created = played.switch.hear();
+    let Some(ToController::CommunicatorCreated { edges, .. }) = created else {
+        panic!("{created:?}");
+    };
+    send_nonsense(host, played.address, edges[0].qpn, psn);
+    let told = played.switch.hear();
+    let Some(ToController::Report { communicator: 7, report }) = &told else { panic!("{told:?}") };
+    assert!(matches!(report, SwitchReport::Violation { rank: 0, .. }), "{report:?}");
+    // As far as the switch knows, nobody has read it.
+    played.switch.stream.shutdown(std::net::Shutdown::Both).unwrap();
+    played.accept();
+    let who = played.switch.hear();
+    assert!(matches!(who, Some(ToController::Register { .. })), "{who:?}");
+    assert_eq!(played.switch.hear(), told);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A switch's side of the control connection, as the daemon has it (`crates/control/src/switch.rs`).
 
 use core::net::IpAddr;
+use core::time::Duration;
 use std::collections::BTreeMap;
 
 use millstream_inc::protocol::{
@@ -10,7 +11,7 @@ use millstream_inc::protocol::{
 use millstream_inc::{
     Abort, ChildSpec, CommunicatorSpec, ParentSpec, SwitchConfig, SwitchEvent, SwitchNode,
 };
-use millstream_roce::IcrcCheck;
+use millstream_roce::{IcrcCheck, Instant};
 
 use super::super::build::Network;
 use super::super::machine::{Kind, Participant};
@@ -18,6 +19,9 @@ use super::super::world::address;
 use super::agent::{Agent, Link};
 use super::director::{Director, Event};
 use crate::NodeId;
+
+/// What was written for so long may be lost with the connection.
+const UNREAD: Duration = Duration::from_secs(15);
 
 /// The code that hosts get when none of them has come back.
 const UNCLAIMED: u32 = 1;
@@ -39,6 +43,7 @@ pub(super) struct Switch {
     term: ObeyedTerm,
     communicators: BTreeMap<u64, Made>,
     untold: BTreeMap<u64, SwitchReport>,
+    told: Vec<(Instant, u64, SwitchReport)>,
     registered: bool,
     /// It was registered once.
     ready: bool,
@@ -53,6 +58,7 @@ impl Switch {
             term: ObeyedTerm::NONE,
             communicators: BTreeMap::new(),
             untold: BTreeMap::new(),
+            told: Vec::new(),
             registered: false,
             ready: false,
         }
@@ -124,6 +130,11 @@ impl Director {
         let now = network.now();
         let Self { switches, rng, world, .. } = self;
         let switch = &mut switches[machine - world.hosts];
+        for (at, communicator, report) in switch.told.drain(..) {
+            if now < at + UNREAD {
+                switch.untold.entry(communicator).or_insert(report);
+            }
+        }
         if switch.registered {
             switch.agent.attempts = 0;
         }
@@ -336,6 +347,10 @@ impl Director {
         }
         while let Some((communicator, report)) = self.switch(machine).untold.pop_first() {
             self.tally.one("reports of switches");
+            let now = network.now();
+            let told = &mut self.switch(machine).told;
+            told.retain(|&(at, ..)| now < at + UNREAD);
+            told.push((now, communicator, report.clone()));
             self.send_up(network, stream, Some(ToController::Report { communicator, report }));
         }
     }
