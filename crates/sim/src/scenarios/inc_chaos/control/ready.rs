@@ -86,10 +86,6 @@ impl Director {
             return network.violate("a plan came before the group was ready".to_owned());
         };
         let Prepared { qpn, psn, completions, config } = prepared;
-        if plan.path_mtu.bytes() > config.path_mtu.bytes() {
-            let (own, agreed) = (config.path_mtu, plan.path_mtu);
-            network.violate(format!("path MTU {agreed} was agreed on, and a rank has {own}"));
-        }
         let config = HostConfig { path_mtu: plan.path_mtu, ..config };
         *resume = Some(Resume {
             term: 0,
