@@ -182,7 +182,10 @@ impl Sender {
         set_up(&stream)?;
         let new = Receiver::new(stream, &receiver.proofs, receiver.term, start + patience)?;
         let line = new.line.clone();
-        write(&line, &ToController::Resume(Resume { term: receiver.term.get(), ..resume.clone() }))?;
+        write(
+            &line,
+            &ToController::Resume(Resume { term: receiver.term.get(), ..resume.clone() }),
+        )?;
         let mut state = self.lock();
         if state.closed {
             return Ok(None);

@@ -437,6 +437,7 @@ fn a_report_that_may_be_lost_with_the_connection_is_said_again() {
             world: 1,
             has_parent: false,
             children: vec![child],
+            tree: 0,
         },
     );
     let created = played.switch.hear();

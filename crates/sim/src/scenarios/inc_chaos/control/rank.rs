@@ -143,6 +143,8 @@ impl Director {
             rank,
             address: address(machine),
             timeout_ms: plan.patience.as_millis() as u64,
+            more_addresses: Vec::new(),
+            same_machine: None,
         };
         let stage = Stage::Joining { until: network.after(plan.patience + GRACE) };
         let life = self.rank(machine).agent.life + 1;
@@ -318,7 +320,7 @@ impl Director {
         let heard = error == Some(CollectiveError::Aborted(Abort::ParentLost));
         if from_switch && blamed == Blamed::Switch && !heard {
             let detail = "it does not answer".to_owned();
-            self.say_last(network, machine, ToController::SwitchLost { detail });
+            self.say_last(network, machine, ToController::SwitchLost { detail, tree: 0 });
         }
         let linger = Duration::from_millis(self.rng.below(1500));
         let until = network.after(linger);

@@ -71,7 +71,8 @@ impl Director {
             *prepared = Some(Prepared { qpn, psn, completions, config });
         }
         if let &mut Some(Prepared { qpn, psn, .. }) = prepared {
-            self.send_up(network, stream, Some(ToController::Connect { qpn, psn, path_mtu }));
+            let connect = ToController::Connect { qpn, psn, path_mtu, more: Vec::new() };
+            self.send_up(network, stream, Some(connect));
         }
     }
 
@@ -96,6 +97,7 @@ impl Director {
             rank: number,
             address: hello.address,
             departed: false,
+            more_addresses: Vec::new(),
         });
         *stage = Stage::Working;
         let worker = HostWorker::new(config).expect("segment and window are in range");
@@ -128,6 +130,7 @@ impl Director {
             let calls: Vec<Call> = arenas.into_iter().enumerate().map(register).collect();
             members.push(Member {
                 group: job,
+                family: job,
                 rank: number,
                 qpn,
                 completions,

@@ -70,7 +70,8 @@ impl Switch {
         let presence = Presence { incarnation: self.incarnation, term: self.term.get(), held };
         let node = |(&communicator, made): (&u64, &Made)| {
             let &Made { group, children, ref below, .. } = made;
-            HeldNode { group, communicator, children, below: below.clone() }
+            // Hosts have one address, so communicators have one tree.
+            HeldNode { group, communicator, children, below: below.clone(), tree: 0 }
         };
         let nodes: Vec<HeldNode> = self.communicators.iter().map(node).collect();
         let report = |(&communicator, report): (&u64, &SwitchReport)| ToController::Report {
@@ -231,6 +232,7 @@ impl Director {
             world,
             has_parent,
             children,
+            tree: _,
         } = message
         else {
             return ToController::Pong;
