@@ -18,7 +18,7 @@ use std::time::Duration;
 use thiserror::Error;
 
 pub use config::KeyValueConfig;
-pub use etcd::Etcd;
+pub use etcd::{Etcd, EtcdEntry, EtcdOperation, EtcdOutcome, EtcdTransactions, LeaderKey};
 pub use memcached::Memcached;
 pub use redis::{Redis, RedisLogin};
 pub use tls::TlsFiles;

@@ -17,6 +17,7 @@
 //!   own process (`P2PHANDSHAKE`).
 //! - [`open_store`]: the store with a URI.
 //! - [`KeyValueStore`]: a store on a server that keeps values by keys ([`KeyValue`]).
+//! - [`EtcdTransactions`]: leases and transactions of an etcd, for processes of which one leads.
 
 #![forbid(unsafe_code)]
 
@@ -52,8 +53,9 @@ pub use gid::{Gid, GidError};
 pub use handshake::HandShakeDesc;
 pub use key_value::http::HttpKeyValue;
 pub use key_value::{
-    Etcd, KeyValue, KeyValueConfig, KeyValueError, KeyValueErrorKind, Memcached, REFRESH_INTERVAL,
-    Redis, RedisLogin, Secret, TIME_TO_LIVE, TlsFiles, UriError,
+    Etcd, EtcdEntry, EtcdOperation, EtcdOutcome, EtcdTransactions, KeyValue, KeyValueConfig,
+    KeyValueError, KeyValueErrorKind, LeaderKey, Memcached, REFRESH_INTERVAL, Redis, RedisLogin,
+    Secret, TIME_TO_LIVE, TlsFiles, UriError,
 };
 pub use key_value_store::{KeyValueStore, KeyValueStoreConfig};
 pub use message::{Notify, Probe, SegmentQuery};

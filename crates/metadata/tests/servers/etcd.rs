@@ -4,7 +4,9 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-use millstream_metadata::{Etcd, KeyValue, KeyValueConfig};
+use millstream_metadata::{
+    Etcd, EtcdOperation, EtcdTransactions, KeyValue, KeyValueConfig, LeaderKey, TlsFiles,
+};
 
 use crate::daemon::{Daemon, port};
 use crate::fake::silent;
@@ -266,4 +268,74 @@ fn etcd_goes_on_without_a_member_of_its_cluster() {
         assert!(client.refresh("k").unwrap());
         member.run();
     }
+}
+
+#[test]
+fn etcd_transactions_are_of_who_has_the_key() {
+    let Some((mut daemon, port)) = start() else { return };
+    daemon.ready(&client(&[port], patient()));
+    let uri = format!("etcd://127.0.0.1:{port}/inc/one");
+    let client = EtcdTransactions::new(&uri, patient(), &TlsFiles::default()).unwrap();
+    let other = format!("etcd://127.0.0.1:{port}/inc/other");
+    let other = EtcdTransactions::new(&other, patient(), &TlsFiles::default()).unwrap();
+    let put = |key: &str, value: &[u8], lease| EtcdOperation::Put {
+        key: key.to_owned(),
+        value: value.to_vec(),
+        lease,
+    };
+    let get = |key: &str| EtcdOperation::Get(key.to_owned());
+    let made =
+        |create_revision| LeaderKey { key: "leader", create_revision, below: None, absent: None };
+    let (lease, time) = client.grant(60).unwrap();
+    assert_eq!(time, Duration::from_secs(60));
+    let campaign = || {
+        let then = vec![put("leader", b"a:1", lease), get("term")];
+        client.transact(&made(0), then, vec![get("leader"), get("term")]).unwrap()
+    };
+    let won = campaign();
+    assert_eq!((won.succeeded, won.entries.len()), (true, 0));
+    // Repeated, it says the same.
+    let again = campaign();
+    assert!(!again.succeeded);
+    assert_eq!((again.entries[0].lease, again.entries[0].create_revision), (lease, won.revision));
+    assert_eq!((again.entries[0].key.as_str(), &*again.entries[0].value), ("leader", &b"a:1"[..]));
+    // What another one writes is not written, nor a term that is not above.
+    let write = |revision, term: &[u8]| {
+        let below = Some(("term", term));
+        let condition = LeaderKey { below, ..made(revision) };
+        client.transact(&condition, vec![put("term", term, 0)], vec![get("leader"), get("term")])
+    };
+    // Nothing is below what is not there.
+    assert!(!write(won.revision, b"5").unwrap().succeeded);
+    for expected in [true, false] {
+        let absent = LeaderKey { absent: Some("term"), ..made(won.revision) };
+        let first = client.transact(&absent, vec![put("term", b"0", 0)], Vec::new()).unwrap();
+        assert_eq!(first.succeeded, expected);
+    }
+    assert!(!write(won.revision + 1, b"5").unwrap().succeeded);
+    assert!(write(won.revision, b"5").unwrap().succeeded);
+    let lower = write(won.revision, b"4").unwrap();
+    assert_eq!((lower.succeeded, &*lower.entries[1].value), (false, &b"5"[..]));
+    for key in ["c/1", "c/2", "c/3", "d"] {
+        client.put(key, key.as_bytes(), 0).unwrap();
+    }
+    other.put("c/9", b"", 0).unwrap();
+    let keys = |after: Option<&str>, limit| -> Vec<String> {
+        let found = client.list("c/", after, limit).unwrap();
+        found.into_iter().map(|entry| entry.key).collect()
+    };
+    assert_eq!(keys(None, 2), ["c/1", "c/2"]);
+    assert_eq!(keys(Some("c/2"), 2), ["c/3"]);
+    let delete = vec![EtcdOperation::Delete("c/2".to_owned())];
+    client.transact(&made(won.revision), delete, Vec::new()).unwrap();
+    assert_eq!(keys(None, 9), ["c/1", "c/3"]);
+    assert_eq!(client.keep_alive(lease).unwrap(), Some(time));
+    // With the lease goes the key.
+    client.revoke(lease).unwrap();
+    client.revoke(lease).unwrap();
+    assert_eq!(client.keep_alive(lease).unwrap(), None);
+    assert!(!write(won.revision, b"6").unwrap().succeeded);
+    daemon.kill();
+    let error = client.grant(5).unwrap_err();
+    assert!(error.is_transient() && error.to_string().contains(&uri), "{error}");
 }

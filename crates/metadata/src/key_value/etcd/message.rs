@@ -77,6 +77,62 @@ pub(super) struct Range {
     pub(super) keys_only: bool,
 }
 
+/// Of the keys from one up to another, which is not among them.
+#[derive(Serialize)]
+pub(super) struct RangeOf {
+    pub(super) key: Base64,
+    pub(super) range_end: Base64,
+    pub(super) limit: Int64,
+}
+
+/// A condition of a transaction.
+#[derive(Serialize)]
+pub(super) struct Compare {
+    pub(super) key: Base64,
+    pub(super) target: &'static str,
+    pub(super) result: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) create_revision: Option<Int64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) value: Option<Base64>,
+}
+
+#[derive(Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum RequestOperation {
+    RequestRange(Range),
+    RequestPut(Put),
+    RequestDeleteRange(DeleteRange),
+}
+
+#[derive(Serialize)]
+pub(super) struct Transaction {
+    pub(super) compare: Vec<Compare>,
+    pub(super) success: Vec<RequestOperation>,
+    pub(super) failure: Vec<RequestOperation>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct TransactionReply {
+    pub(super) header: Header,
+    #[serde(default)]
+    pub(super) succeeded: bool,
+    #[serde(default)]
+    pub(super) responses: Vec<ResponseOperation>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Header {
+    #[serde(default)]
+    pub(super) revision: Int64,
+}
+
+/// The answer to an operation; nothing is known of those that are not ranges.
+#[derive(Deserialize)]
+pub(super) struct ResponseOperation {
+    pub(super) response_range: Option<RangeReply>,
+}
+
 #[derive(Deserialize)]
 pub(super) struct RangeReply {
     #[serde(default)]
@@ -90,6 +146,8 @@ pub(super) struct Entry {
     pub(super) value: Base64,
     #[serde(default)]
     pub(super) lease: Int64,
+    #[serde(default)]
+    pub(super) create_revision: Int64,
 }
 
 #[derive(Serialize)]

@@ -6,6 +6,7 @@
 mod gateway;
 mod login;
 mod message;
+mod transaction;
 
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,6 +14,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use super::config::VALUE_LIMIT;
 use super::uri::ServerUri;
 use super::{KeyValue, KeyValueConfig, KeyValueError, KeyValueErrorKind, TlsFiles, UriError};
+pub use transaction::{EtcdEntry, EtcdOperation, EtcdOutcome, EtcdTransactions, LeaderKey};
+
 use gateway::{EtcdError, Gateway};
 use login::Login;
 use message::{
@@ -39,6 +42,15 @@ pub struct Etcd {
     seconds: Int64,
 }
 
+/// Who a URI says that is calling.
+fn login_of(parts: &ServerUri) -> Result<Option<Login>, UriError> {
+    match (&parts.user, &parts.password) {
+        (Some(user), Some(password)) => Ok(Some(Login::new(user.clone(), password.clone()))),
+        (None, None) => Ok(None),
+        _ => Err(parts.error("a user and a password go together: USER:PASSWORD@HOST")),
+    }
+}
+
 impl Etcd {
     /// A client of the endpoints that the URI names. It connects when it is asked something.
     pub fn new(uri: &str, config: KeyValueConfig) -> Result<Self, UriError> {
@@ -54,11 +66,7 @@ impl Etcd {
         let (scheme, uri) = without_schemes(uri);
         let parts = ServerUri::parse(&uri, scheme, DEFAULT_PORT)?;
         parts.without_path()?;
-        let login = match (&parts.user, &parts.password) {
-            (Some(user), Some(password)) => Some(Login::new(user.clone(), password.clone())),
-            (None, None) => None,
-            _ => return Err(parts.error("a user and a password go together: USER:PASSWORD@HOST")),
-        };
+        let login = login_of(&parts)?;
         let files = (scheme == TLS_SCHEME).then_some(files);
         let gateway = Gateway::new(parts.hosts.clone(), config, login, files);
         Ok(Self {
