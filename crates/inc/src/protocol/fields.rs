@@ -1,18 +1,16 @@
 //! How numbers of the data plane stand in JSON: as integers, refused when out of range.
 
 /// A 24-bit queue pair number.
-pub(super) mod qpn {
+pub(crate) mod qpn {
     use millstream_wire::Qpn;
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
 
-    pub(in super::super) fn serialize<S: Serializer>(qpn: &Qpn, to: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(qpn: &Qpn, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_u32(qpn.value())
     }
 
-    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
-        from: D,
-    ) -> Result<Qpn, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Qpn, D::Error> {
         let value = u32::deserialize(from)?;
         // 0 and 1 are the management queue pairs.
         if (2..1 << 24).contains(&value) {
@@ -44,18 +42,16 @@ pub(super) mod psn {
 }
 
 /// A path MTU.
-pub(super) mod mtu {
+pub(crate) mod mtu {
     use millstream_wire::Mtu;
     use serde::de::Error;
     use serde::{Deserialize, Deserializer, Serializer};
 
-    pub(in super::super) fn serialize<S: Serializer>(mtu: &Mtu, to: S) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(mtu: &Mtu, to: S) -> Result<S::Ok, S::Error> {
         to.serialize_u64(mtu.bytes() as u64)
     }
 
-    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
-        from: D,
-    ) -> Result<Mtu, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Mtu, D::Error> {
         let value = usize::deserialize(from)?;
         Mtu::from_bytes(value).ok_or_else(|| {
             D::Error::custom(format_args!("{value} is no path MTU: 256, 512, 1024, 2048 or 4096"))

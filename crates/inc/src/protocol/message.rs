@@ -1,6 +1,6 @@
 //! The messages.
 
-use core::net::IpAddr;
+use core::net::{IpAddr, SocketAddr};
 
 use millstream_wire::{Mtu, Psn, Qpn};
 use serde::{Deserialize, Serialize};
@@ -255,6 +255,12 @@ pub enum FromController {
         /// Its bytes.
         #[serde(with = "hex")]
         body: Vec<u8>,
+    },
+    /// Anyone who is known now: where else controllers are that share the state of this one. Where there are several,
+    /// this follows [`FromController::Registered`], [`FromController::Plan`] and [`FromController::Resumed`].
+    Controllers {
+        /// Up to [`MAX_CONTROLLERS`](crate::controllers::MAX_CONTROLLERS).
+        controllers: Vec<SocketAddr>,
     },
 }
 

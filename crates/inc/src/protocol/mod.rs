@@ -42,10 +42,14 @@
 //! [`FromController::Registered`]; a host [`ToController::Resume`], answered by [`FromController::Resumed`]. Both say
 //! the highest term that they have obeyed. The controller, which may be another process than before, takes one above,
 //! and each of its messages carries it ([`Commanded`]): who has obeyed a higher one closes the connection.
+//!
+//! Of several controllers one leads. The others answer the first message of a peer with [`Refusal::NotLeader`], which
+//! is no command and has the term that the peer has said. The one that leads says where the others are
+//! ([`FromController::Controllers`]).
 
 mod awaited;
 mod counters;
-mod fields;
+pub(crate) mod fields;
 mod frame;
 mod message;
 mod rank_list;

@@ -1,6 +1,6 @@
 //! Why a communicator is over, and why a peer is turned away.
 
-use core::net::IpAddr;
+use core::net::{IpAddr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -273,6 +273,14 @@ pub enum Refusal {
         /// What is wrong.
         problem: TokenProblem,
     },
+    /// The controller is one of several, and does not lead.
+    #[error("this controller does not lead: {detail}")]
+    NotLeader {
+        /// The one that does, where that is known.
+        leader: Option<SocketAddr>,
+        /// The same for people, or why nobody does.
+        detail: String,
+    },
 }
 
 impl Refusal {
@@ -285,6 +293,11 @@ impl Refusal {
             Self::Quota { limit, wanted, .. } => *wanted <= *limit,
             _ => false,
         }
+    }
+
+    /// Whether the same may be granted a little later, or by another controller.
+    pub const fn is_for_now(&self) -> bool {
+        self.is_for_load() || matches!(self, Self::NotLeader { .. })
     }
 }
 
