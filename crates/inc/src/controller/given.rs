@@ -4,27 +4,30 @@
 use core::net::IpAddr;
 
 use millstream_wire::{Mtu, Qpn};
+use serde::{Deserialize, Serialize};
 
 use super::group::Group;
 use super::{Controller, GroupId};
 use crate::plan::Child;
+use crate::protocol::fields;
 use crate::topology::MacAddress;
 
 /// A communicator that is ready.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Placement {
     /// Its group's name.
     pub group: String,
     /// Its number: that of its root node.
     pub communicator: u64,
     /// Payload bytes per packet on every edge.
+    #[serde(with = "fields::mtu")]
     pub path_mtu: Mtu,
     /// The nodes of its trees, one tree after the other, each with its root first.
     pub nodes: Vec<PlacedNode>,
 }
 
 /// A node of the tree.
-#[derive(Clone, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct PlacedNode {
     /// The number of its switch in the topology; without one, and for the second node of a switch, one that no
     /// other node has.
@@ -40,7 +43,7 @@ pub struct PlacedNode {
 }
 
 /// An edge of a node.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct PlacedEdge {
     /// Whether the peer is above.
     pub up: bool,
@@ -53,13 +56,14 @@ pub struct PlacedEdge {
 }
 
 /// An end of an edge.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct EdgeEnd {
     /// Its address.
     pub ip: IpAddr,
     /// Its MAC address, where the topology has it.
     pub mac: Option<MacAddress>,
     /// Its queue pair.
+    #[serde(with = "fields::qpn")]
     pub qpn: Qpn,
 }
 
@@ -82,6 +86,9 @@ impl Controller {
     }
 
     pub(super) fn report_ready(&mut self, id: GroupId) {
+        if let Some(identity) = self.groups.get(&id).map(|group| group.identity) {
+            self.record_changed(identity);
+        }
         let Some(group) = self.groups.get(&id).filter(|_| self.config.report_placements) else {
             return;
         };
@@ -91,13 +98,20 @@ impl Controller {
     }
 
     pub(super) fn report_over(&mut self, group: &Group) {
-        let root = group.nodes.first().filter(|_| group.ready && self.config.report_placements);
-        if let Some(communicator) = root.map(|node| node.communicator) {
+        if group.ready {
+            self.record_changed(group.identity);
+        }
+        let restored = group.revived.as_ref().and_then(|revived| revived.placement.as_ref());
+        let root = group.nodes.first().map(|node| node.communicator);
+        let reported = root.or(restored.map(|placement| placement.communicator));
+        if let Some(communicator) =
+            reported.filter(|_| group.ready && self.config.report_placements)
+        {
             self.placements.push_back(PlacementChange::Over { communicator });
         }
     }
 
-    fn placement(&self, group: &Group) -> Option<Placement> {
+    pub(super) fn placement(&self, group: &Group) -> Option<Placement> {
         let trees = group.trees.as_ref()?;
         let ids = self.ids(group)?;
         let topology = self.config.topology.as_deref();

@@ -174,12 +174,14 @@ impl Controller {
             return;
         }
         member.left = Some(collectives);
+        let identity = group.identity;
         self.names.retain(|_, other| *other != id);
         let others = || group.members.values().filter(|member| member.left.is_none());
         let told: Vec<ConnectionId> = others().filter_map(|member| member.connection).collect();
         if others().next().is_none() && group.revived.as_ref().is_none_or(|it| it.until.is_none()) {
             self.close_group(id);
         }
+        self.record_changed(identity);
         for connection in told {
             self.send(connection, FromController::Left { rank, collectives });
         }

@@ -228,6 +228,7 @@ impl Controller {
             self.end_group(group, &End::Aborted(reason));
         }
         self.send(connection, FromController::Registered);
+        self.tell_controllers(connection);
         self.plan_waiting();
     }
 

@@ -20,13 +20,14 @@ mod nodes;
 mod overview;
 mod placement;
 mod quotas;
+mod record;
 mod resume;
 mod shared_memory;
 mod switches;
 #[cfg(test)]
 mod tests;
 
-use core::net::IpAddr;
+use core::net::{IpAddr, SocketAddr};
 use core::time::Duration;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -39,11 +40,12 @@ pub use group::GroupState;
 use group::{End, Group, HostEnd, Step};
 use inventory::Held;
 pub use overview::{
-    CommunicatorOverview, EdgeOverview, EndOverview, GroupOverview, MemberOverview, NodeOverview,
-    Overview, SwitchOverview,
+    CommunicatorOverview, EdgeOverview, EndOverview, GroupOverview, LeadershipOverview,
+    MemberOverview, NodeOverview, Overview, SwitchOverview,
 };
 use quotas::{OwnedNode, Owner};
 pub use quotas::{Quotas, TokenKind, TokenRules};
+pub use record::{Departed, MAX_RECORD_BYTES, Record, RecordError, StandBy};
 
 use crate::plan::{FanIn, Forest, SwitchId};
 use crate::protocol::{
@@ -51,6 +53,7 @@ use crate::protocol::{
     SwitchReport, ToController, TokenProblem, shortened,
 };
 use crate::topology::{SwitchIndex, Topology};
+use record::Records;
 use resume::Ended;
 
 /// What a controller is made with.
@@ -99,6 +102,8 @@ pub struct ControllerConfig {
     pub tokens: Vec<TokenRules>,
     /// How much one source address may have, of connections that came by [`Controller::handle_connected_from`].
     pub source_quotas: Quotas,
+    /// Whether [`Controller::poll_record`] says what is to be kept for the controllers after this one.
+    pub keep_records: bool,
 }
 
 impl ControllerConfig {
@@ -128,6 +133,7 @@ impl ControllerConfig {
             report_placements: false,
             tokens: Vec::new(),
             source_quotas: Quotas::SOURCE,
+            keep_records: false,
         }
     }
 }
@@ -254,6 +260,11 @@ pub struct Controller {
     now: Instant,
     outputs: VecDeque<Output>,
     placements: VecDeque<PlacementChange>,
+    records: Records,
+    /// Why it does not lead, if it does not.
+    standby: Option<StandBy>,
+    /// Where all controllers are, if there are several.
+    controllers: Vec<SocketAddr>,
     /// A switch has more room than when full groups without a tree were planned last.
     has_new_room: bool,
     next_switch: u64,
@@ -284,6 +295,9 @@ impl Controller {
             now: Instant::ZERO,
             outputs: VecDeque::new(),
             placements: VecDeque::new(),
+            records: Records::default(),
+            standby: None,
+            controllers: Vec::new(),
             has_new_room: false,
             next_switch: 0,
             next_group: 0,
@@ -345,6 +359,11 @@ impl Controller {
         let Some(state) = self.connections.get_mut(&connection) else { return };
         state.unanswered = 0;
         let role = state.role;
+        if let Some(refusal) = self.not_leader()
+            && !matches!(message, ToController::Pong)
+        {
+            return self.turn_away(connection, refusal);
+        }
         match (role, message) {
             (_, ToController::Pong) => {}
             (Role::New { .. }, ToController::Register { name, address, limits, presence }) => {
@@ -442,6 +461,7 @@ impl Controller {
         self.keep_alive(now);
         self.give_up_on_the_absent(now);
         self.end_inventories(now);
+        self.forget_unclaimed_records(now);
         self.destroy_overdue(now);
         let due = |(&id, group): (&GroupId, &Group)| {
             group.deadline.is_some_and(|deadline| deadline <= now).then_some(id)
@@ -474,7 +494,13 @@ impl Controller {
         let unclaimed = self.unclaimed.front().map(|&(until, _)| until);
         let inventories = self.switches.values().filter_map(|switch| switch.inventory_until);
         let deadlines = deadlines.chain(inventories);
-        let earliest = pings.chain(deadlines).chain(ending).chain(away).chain(unclaimed).min();
+        let earliest = pings
+            .chain(deadlines)
+            .chain(ending)
+            .chain(away)
+            .chain(unclaimed)
+            .chain(self.records.until)
+            .min();
         self.armed = earliest.max(self.reading_until.filter(|_| earliest.is_some()));
         self.armed
     }

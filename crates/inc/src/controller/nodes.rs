@@ -210,6 +210,9 @@ impl Controller {
             plans.into_iter().map(|(rank, plan)| (connection(rank), plan)).collect();
         for (connection, plan) in plans {
             self.send_to(connection, FromController::Plan(plan));
+            if let Some(connection) = connection {
+                self.tell_controllers(connection);
+            }
         }
         self.report_ready(id);
     }

@@ -1,6 +1,6 @@
 //! What there is, for people and programs that watch: a copy that nothing hangs on.
 
-use core::net::IpAddr;
+use core::net::{IpAddr, SocketAddr};
 
 use serde::Serialize;
 
@@ -13,6 +13,8 @@ use crate::protocol::{PortCounters, SwitchLimits};
 /// All that a controller has.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Overview {
+    /// Whether it leads, and who else might.
+    pub leadership: LeadershipOverview,
     /// Connections of switches, hosts and peers that have not said what they are.
     pub connections: usize,
     /// The switches, in the order in which they came.
@@ -20,6 +22,21 @@ pub struct Overview {
     /// The groups, in the order in which they were made. A name may occur again: the last group of a name is the one
     /// that has it.
     pub groups: Vec<GroupOverview>,
+}
+
+/// Who leads.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct LeadershipOverview {
+    /// Whether this controller leads.
+    pub leads: bool,
+    /// The term that it commands with, if it leads.
+    pub term: Option<u64>,
+    /// The one that leads, if it is another one and known.
+    pub leader: Option<SocketAddr>,
+    /// What is wrong with the state that controllers share, if something is.
+    pub trouble: Option<String>,
+    /// Where all controllers are, if there are several.
+    pub controllers: Vec<SocketAddr>,
 }
 
 /// A switch that is registered.
@@ -150,7 +167,16 @@ impl Controller {
             connected: switch.connection.is_some(),
             communicators: switch.communicators.len(),
         };
+        let standby = self.standby.as_ref();
+        let leadership = LeadershipOverview {
+            leads: self.leads(),
+            term: self.leads().then_some(self.term),
+            leader: standby.and_then(|standby| standby.leader),
+            trouble: standby.and_then(|standby| standby.trouble.clone()),
+            controllers: self.controllers.clone(),
+        };
         Overview {
+            leadership,
             connections: self.connections.len(),
             switches: self.switches.values().map(switch).collect(),
             groups: self.groups.values().map(|group| self.group_overview(group)).collect(),

@@ -151,6 +151,9 @@ impl Controller {
         for (_, other) in self.groups.iter().filter(|&(&other, _)| other != id) {
             other.links.iter().for_each(|&link| users[link] += 1);
         }
+        for stored in self.records.unclaimed.values() {
+            stored.links.iter().for_each(|&link| users[link] += 1);
+        }
         let addresses = group.members.values().map(|member| 1 + member.more_addresses.len());
         let (mut trees, mut links) = (Vec::new(), Vec::new());
         for number in 0..addresses.min().unwrap_or(1) {

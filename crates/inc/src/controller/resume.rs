@@ -12,7 +12,9 @@ use millstream_roce::Instant;
 use super::group::{End, Group, Member};
 use super::hosts::check_addresses;
 use super::inventory::Held;
-use super::{CLOSED, ConnectionId, Controller, GroupId, Output, Role, TokenKind, is_name};
+use super::{
+    CLOSED, ConnectionId, Controller, GroupId, Output, Placement, Role, TokenKind, is_name,
+};
 use crate::plan::SwitchId;
 use crate::protocol::{
     AbortReason, FromController, GroupIdentity, MAX_TERM, RankList, Refusal, Resume, TokenProblem,
@@ -37,6 +39,8 @@ pub(super) struct Revived {
     pub(super) until: Option<Instant>,
     /// Some ranks had left: who does not come back may be one of them.
     pub(super) departed: bool,
+    /// Where it is, if that was recorded.
+    pub(super) placement: Option<Placement>,
 }
 
 /// A group that is over.
@@ -81,6 +85,7 @@ impl Controller {
             switch.inventory_until = switch.inventory_until.map(|_| until);
         }
         self.unclaimed.iter_mut().for_each(|unclaimed| unclaimed.0 = until);
+        self.records.until = self.records.until.map(|_| until);
     }
 
     /// Whether deadlines that have passed are not looked at yet: they are seen late, and what those have sent who are
@@ -176,6 +181,7 @@ impl Controller {
             self.outputs.push_back(Output::Close { connection: old });
         }
         self.send(connection, FromController::Resumed);
+        self.tell_controllers(connection);
         if let Some((collectives, rank)) = left {
             self.send(connection, FromController::Left { rank, collectives });
         }
@@ -228,7 +234,7 @@ impl Controller {
         let id = GroupId(self.next_group);
         self.next_group += 1;
         let until = Some(now + self.config.claim_timeout);
-        let revived = Revived { communicator, until, departed: false };
+        let revived = Revived { communicator, until, departed: false, placement: None };
         let revived = Group {
             ready: true,
             deadline: None,
@@ -239,6 +245,7 @@ impl Controller {
         if !resume.departed {
             self.names.entry((owner.token, group.clone())).or_insert(id);
         }
+        self.restore(id, resume);
         Ok(id)
     }
 

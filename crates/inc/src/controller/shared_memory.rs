@@ -29,7 +29,8 @@ impl Controller {
         self.next_communicator += 1;
         let Some(group) = self.groups.get_mut(&id) else { return };
         (group.ready, group.deadline) = (true, None);
-        group.revived = Some(Revived { communicator, until: None, departed: false });
+        group.revived =
+            Some(Revived { communicator, until: None, departed: false, placement: None });
         let first = group.members.values().next().and_then(|member| member.same_machine.as_ref());
         let socket = first.map(|same| same.socket.clone()).unwrap_or_default();
         let plan = SharedMemoryPlan { communicator, group: group.identity, socket };

@@ -2,6 +2,7 @@
 
 mod counted;
 mod quotas;
+mod record;
 mod resume;
 mod several;
 mod shared_memory;

@@ -5,6 +5,8 @@ use core::net::IpAddr;
 use core::num::NonZeroU64;
 use core::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 use crate::plan::FanIn;
 
 /// The largest number of a queue pair.
@@ -86,7 +88,7 @@ impl FromStr for LinkRate {
 }
 
 /// The address of an Ethernet interface.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct MacAddress(pub [u8; 6]);
 
 /// What is no MAC address.
