@@ -20,7 +20,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("python", &["net", "verbs", "metadata", "topology", "transfer"]),
     // Ranks of one machine share memory; tokens are proved without a socket.
     ("collective", &["wire", "roce", "net", "verbs", "inc"]),
-    ("control", &["wire", "roce", "inc", "net"]),
+    // For its client of etcd: controllers share their state there.
+    ("control", &["wire", "roce", "inc", "net", "metadata"]),
     // The shared library is another door to what the command offers, not a part of it.
     ("c", &["net", "verbs", "topology", "metadata", "transfer", "collective"]),
     (
