@@ -1,6 +1,6 @@
 //! The controller as a daemon: one listener for switches and hosts.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::future::Future;
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -9,11 +9,13 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use millstream_inc::controller::{ConnectionId, Controller, ControllerConfig as Rules, Output};
+use millstream_inc::controller::{
+    ConnectionId, Controller, ControllerConfig as Rules, Output, PlacementChange,
+};
 pub use millstream_inc::plan::FanIn;
 use millstream_inc::protocol::{
-    Commanded, DEFAULT_PORT, FrameError, FromController, Refusal, ToController, TokenProblem,
-    encode,
+    Commanded, DEFAULT_PORT, FrameError, FromController, MAX_TERM, Refusal, ToController,
+    TokenProblem, encode,
 };
 use millstream_net::token::{Purpose, Responder, Said, TokenError, draw_nonce};
 use thiserror::Error;
@@ -23,8 +25,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use tokio::time::{sleep, timeout};
 
 use crate::api::{ControllerView, Watch};
+use crate::leadership::{Leadership, Lease, Turn};
 use crate::plans::Plans;
 use crate::reader::{MessageReader, ReadError};
+use crate::state::{Keeper, REPLIES, StateError, StateLocation, TlsFiles};
 use crate::tls::{Guard, ServerTls};
 use crate::tokens::Tokens;
 
@@ -49,6 +53,10 @@ const CLOSING_MAX: usize = 256;
 /// After so long without a refusal, the next one is told of.
 const OVERLOAD_PAUSE: Duration = Duration::from_secs(60);
 
+/// Where several controllers share their state, ranks come back to a new leader up to so long after each other: some
+/// have asked one that stands still.
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(6);
+
 /// What a controller is run with.
 #[derive(Clone, Debug)]
 pub struct ControllerConfig {
@@ -64,6 +72,12 @@ pub struct ControllerConfig {
     pub tokens: Option<Tokens>,
     /// What it proves itself with, over TLS. Without, all is in the clear.
     pub tls: Option<ServerTls>,
+    /// Where it keeps what the next controller should know; in memory only if there is none.
+    pub state: Option<StateLocation>,
+    /// Files for an etcd that speaks TLS.
+    pub state_tls: TlsFiles,
+    /// Where hosts, switches and other controllers find this one, if that is not where it listens.
+    pub advertise: Option<SocketAddr>,
 }
 
 impl ControllerConfig {
@@ -80,6 +94,9 @@ impl ControllerConfig {
             view: None,
             tokens: None,
             tls: None,
+            state: None,
+            state_tls: TlsFiles::default(),
+            advertise: None,
         }
     }
 }
@@ -109,6 +126,9 @@ pub enum RunError {
         /// Why.
         source: io::Error,
     },
+    /// The state cannot be used.
+    #[error(transparent)]
+    State(#[from] StateError),
 }
 
 /// Runs a controller until `shutdown` is over. `ready` gets the address that it listens on.
@@ -133,20 +153,44 @@ async fn serve(
     let guard = Guard::new(config.tls.as_ref()).map_err(RunError::Tls)?;
     // Before the plans of an earlier run are removed: one that runs still has the address.
     let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
+    let local = listener.local_addr().map_err(failed)?;
+    let advertise = config.advertise.unwrap_or(local);
+    // As long as this lives, waiting for replies does not end.
+    let (replied, mut replies) = mpsc::channel(REPLIES);
+    let keeper = config
+        .state
+        .as_ref()
+        .map(|location| Keeper::open(location, &config.state_tls, advertise, replied.clone()));
+    let leadership = keeper.transpose()?.map(|keeper| Leadership::new(keeper, advertise));
+    // After the state, which another one may have.
     let plans = config.plans.as_deref().map(|directory| {
         let failed = |source| RunError::Plans { directory: directory.to_owned(), source };
         Plans::open(directory).map_err(failed)
     });
     let plans = plans.transpose()?;
-    let mut rules = Rules { report_placements: plans.is_some(), ..config.rules };
+    let mut rules = Rules {
+        report_placements: plans.is_some(),
+        keep_records: leadership.is_some(),
+        ..config.rules
+    };
     if let Some(tokens) = &config.tokens {
         tokens.apply(&mut rules);
     }
-    ready(listener.local_addr().map_err(failed)?);
+    if matches!(config.state, Some(StateLocation::Etcd(_))) {
+        rules.claim_timeout = rules.claim_timeout.max(CLAIM_TIMEOUT);
+    }
+    ready(local);
     let (events, mut incoming) = mpsc::channel(INCOMING_MESSAGES);
     let places = Arc::new(Semaphore::new(rules.max_connections + CLOSING_MAX));
+    let mut controller = Controller::new(rules.clone());
+    if let Some(leadership) = &leadership {
+        controller.stand_by(leadership.standby());
+    }
     let mut daemon = Daemon {
-        controller: Controller::new(rules),
+        controller,
+        rules,
+        leadership,
+        placed: BTreeSet::new(),
         plans,
         tokens: config.tokens,
         guard,
@@ -161,6 +205,8 @@ async fn serve(
     let mut failing = false;
     loop {
         let now = millstream_net::now();
+        // Before anything else: this process may have stood still, and another one lead.
+        daemon.lead_or_stand_by(now);
         let deadline = daemon.controller.poll_timeout();
         // Here and not in a branch below, so that no flood of other events keeps it from its turn:
         // it is what ends idle connections.
@@ -176,10 +222,22 @@ async fn serve(
         }
         paused_until = paused_until.filter(|&until| until > now);
         let look_at = watch.as_ref().map(Watch::at);
-        let wake = [deadline, paused_until, look_at].into_iter().flatten().min();
+        let lead_at = daemon.leadership.as_ref().and_then(Leadership::at);
+        let wake = [deadline, paused_until, look_at, lead_at].into_iter().flatten().min();
+        let may_speak = daemon.may_speak();
         let left = wake.map(|wake| wake.saturating_duration_since(now));
         tokio::select! {
-            () = &mut shutdown => return Ok(()),
+            () = &mut shutdown => {
+                if let Some(leadership) = daemon.leadership.take() {
+                    leadership.resign();
+                }
+                return Ok(());
+            }
+            Some(reply) = replies.recv() => {
+                if let Some(leadership) = &mut daemon.leadership {
+                    leadership.handle_reply(millstream_net::now(), reply);
+                }
+            }
             accepted = accept(&listener, &places), if paused_until.is_none() => match accepted {
                 Ok((place, stream, address)) => {
                     failing = false;
@@ -193,7 +251,10 @@ async fn serve(
                     paused_until = Some(now + ACCEPT_PAUSE);
                 }
             },
-            Some((connection, event)) = incoming.recv() => daemon.handle(connection, event),
+            // What nobody can be answered waits where it is.
+            Some((connection, event)) = incoming.recv(), if may_speak => {
+                daemon.handle(connection, event);
+            }
             () = sleep(left.unwrap_or_default()), if left.is_some() => {}
         }
         daemon.carry_out();
@@ -223,15 +284,30 @@ struct Peer {
     known: bool,
     /// The side of this process of a proof that is not over.
     proof: Option<Responder>,
+    /// The highest term that it has obeyed, it says.
+    term: u64,
     /// Dropped, it lets the connection end when all is sent.
-    outgoing: mpsc::Sender<Vec<u8>>,
+    outgoing: mpsc::Sender<Outgoing>,
+}
+
+/// A message on its way.
+struct Outgoing {
+    frame: Vec<u8>,
+    /// It is not sent when this is over.
+    lease: Option<Arc<Lease>>,
 }
 
 struct Daemon {
     controller: Controller,
+    /// What controllers are made with.
+    rules: Rules,
+    /// Whether it leads, where it has a state.
+    leadership: Option<Leadership>,
     plans: Option<Plans>,
     tokens: Option<Tokens>,
     guard: Guard,
+    /// Communicators that have a file of a plan.
+    placed: BTreeSet<u64>,
     peers: HashMap<ConnectionId, Peer>,
     events: mpsc::Sender<(ConnectionId, Event)>,
     next_connection: u64,
@@ -248,7 +324,7 @@ impl Daemon {
         let tokens = self.tokens.as_ref().filter(|tokens| !tokens.secrets().is_empty());
         let own = stream.local_addr().ok().filter(|_| tokens.is_some());
         let proof = own.map(|own| Responder::new(Purpose::Control, own, "controller"));
-        self.peers.insert(connection, Peer { address, known: false, proof, outgoing });
+        self.peers.insert(connection, Peer { address, known: false, proof, term: 0, outgoing });
         let (events, guard) = (self.events.clone(), self.guard.clone());
         tokio::spawn(async move {
             admit(connection, address, guard, stream, frames, events).await;
@@ -327,6 +403,11 @@ impl Daemon {
         ) = (&mut peer, message)
         {
             peer.known = true;
+            peer.term = match message {
+                ToController::Register { presence, .. } => presence.term,
+                ToController::Resume(resume) => resume.term,
+                _ => 0,
+            };
         }
         let peer = peer.map(|peer| peer.address);
         match message {
@@ -356,6 +437,9 @@ impl Daemon {
 
     /// Carries out what the controller has decided.
     fn carry_out(&mut self) {
+        if !self.may_speak() {
+            return;
+        }
         while let Some(output) = self.controller.poll_output() {
             match output {
                 Output::Send { connection, message } => self.send(connection, &message),
@@ -371,7 +455,36 @@ impl Daemon {
     fn write_plans(&mut self) {
         let Some(plans) = &self.plans else { return };
         while let Some(change) = self.controller.poll_placement() {
+            match &change {
+                PlacementChange::Ready(placement) => self.placed.insert(placement.communicator),
+                PlacementChange::Over { communicator } => self.placed.remove(communicator),
+            };
             plans.change(change);
+        }
+    }
+
+    /// Whether what the controller says may be sent now.
+    fn may_speak(&self) -> bool {
+        let leadership = self.leadership.as_ref();
+        leadership.is_none_or(|leadership| leadership.may_speak(&self.controller))
+    }
+
+    /// Does what is due in the election.
+    fn lead_or_stand_by(&mut self, now: millstream_roce::Instant) {
+        let Some(leadership) = &mut self.leadership else { return };
+        let Some(turn) = leadership.step(now, &mut self.controller) else { return };
+        // Whoever is connected comes again. Numbers that an earlier controller has given are not given again.
+        self.peers.clear();
+        let seed = crate::seed();
+        self.controller = Controller::new(Rules { seed, ..self.rules.clone() });
+        match turn {
+            Turn::Lead(term, records) => self.controller.lead(now, term, records),
+            Turn::StandBy => self.controller.stand_by(leadership.standby()),
+        }
+        if let Some(plans) = &self.plans {
+            for communicator in std::mem::take(&mut self.placed) {
+                plans.change(PlacementChange::Over { communicator });
+            }
         }
     }
 
@@ -386,6 +499,10 @@ impl Daemon {
             FromController::Refused {
                 reason: reason @ (Refusal::Protocol { .. } | Refusal::Token { .. }),
             } if !peer.known => {
+                tracing::debug!(peer = %peer.address, %reason, "refused");
+            }
+            // All of them, again and again while nobody leads.
+            FromController::Refused { reason: reason @ Refusal::NotLeader { .. } } => {
                 tracing::debug!(peer = %peer.address, %reason, "refused");
             }
             FromController::Refused {
@@ -406,8 +523,16 @@ impl Daemon {
             }
             message => tracing::debug!(peer = %peer.address, ?message, "sent"),
         }
-        let command = Commanded { term: self.controller.term(), message: message.clone() };
-        let sent = encode(&command).is_ok_and(|frame| peer.outgoing.try_send(frame).is_ok());
+        // Who does not lead commands nobody, and says so in the words of the one that was obeyed.
+        let term = match self.controller.leads() {
+            true => self.controller.term(),
+            false => peer.term.min(MAX_TERM),
+        };
+        let command = Commanded { term, message: message.clone() };
+        let leadership = self.leadership.as_ref();
+        let lease = leadership.and_then(|leadership| leadership.lease(&self.controller));
+        let send = |frame| peer.outgoing.try_send(Outgoing { frame, lease }).is_ok();
+        let sent = encode(&command).is_ok_and(send);
         if !sent {
             // It does not read what it is sent: as good as dead.
             tracing::warn!(peer = %peer.address, "does not take its messages");
@@ -436,7 +561,7 @@ async fn admit(
     address: SocketAddr,
     guard: Guard,
     stream: TcpStream,
-    mut frames: mpsc::Receiver<Vec<u8>>,
+    mut frames: mpsc::Receiver<Outgoing>,
     events: mpsc::Sender<(ConnectionId, Event)>,
 ) {
     let mut early = Vec::new();
@@ -463,8 +588,8 @@ async fn admit(
 async fn converse(
     connection: ConnectionId,
     stream: impl AsyncRead + AsyncWrite,
-    early: Vec<Vec<u8>>,
-    mut frames: mpsc::Receiver<Vec<u8>>,
+    early: Vec<Outgoing>,
+    mut frames: mpsc::Receiver<Outgoing>,
     events: mpsc::Sender<(ConnectionId, Event)>,
 ) {
     let (reader, mut writer) = tokio::io::split(stream);
@@ -487,10 +612,14 @@ async fn converse(
     };
     let write = async {
         let mut early = early.into_iter();
-        while let Some(frame) = match early.next() {
-            Some(frame) => Some(frame),
+        while let Some(Outgoing { frame, lease }) = match early.next() {
+            Some(outgoing) => Some(outgoing),
             None => frames.recv().await,
         } {
+            // It may have waited, and this process have stood still.
+            if lease.is_some_and(|lease| !lease.lasts()) {
+                break;
+            }
             let written = timeout(WRITE_TIMEOUT, writer.write_all(&frame)).await;
             if !matches!(written, Ok(Ok(()))) {
                 break;

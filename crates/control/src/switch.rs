@@ -9,6 +9,7 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use millstream_inc::controllers::{Controllers, Search};
 use millstream_inc::protocol::{
     Commanded, FromController, GroupIdentity, HeldNode, MAX_HELD_AT_ONCE, ObeyedTerm, Presence,
     Refusal, SwitchBelow, SwitchChild, SwitchEdge, SwitchLimits, SwitchReport, SwitchUplink,
@@ -24,7 +25,7 @@ use millstream_net::{Driver, Failure, OpenError};
 use thiserror::Error;
 use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::data_plane::DataPlane;
 use crate::reader::{MessageReader, ReadError};
@@ -44,8 +45,13 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(4);
 /// A connection that breaks may take with it what was written for so long: the kernel gives it up after 8 s.
 const UNREAD: Duration = Duration::from_secs(15);
 
-/// How long a connection may take.
+/// How long a connection may take, and where there are other controllers to ask.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
+const CONNECT_TIMEOUT_OF_SEVERAL: Duration = Duration::from_secs(1);
+
+/// Where there are others to ask: how long the controller may be silent before it has registered this switch, and
+/// after. By then the lease of one that stands still is over.
+const SILENCE: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(5)];
 
 /// How long a controller may take to prove that it has the token.
 const PROOF_TIMEOUT: Duration = Duration::from_secs(5);
@@ -56,8 +62,8 @@ const BACK_OFF: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(
 /// What a switch is run with.
 #[derive(Clone, Debug)]
 pub struct SwitchConfig {
-    /// Where the controller listens.
-    pub controller: SocketAddr,
+    /// Where controllers listen.
+    pub controllers: Controllers,
     /// The switch's name: one for each switch of a controller.
     pub name: String,
     /// Address, limits and timeouts on the data network.
@@ -76,9 +82,9 @@ pub struct SwitchConfig {
 
 impl SwitchConfig {
     /// The defaults.
-    pub fn new(controller: SocketAddr, name: impl Into<String>, bind: IpAddr) -> Self {
+    pub fn new(controllers: impl Into<Controllers>, name: impl Into<String>, bind: IpAddr) -> Self {
         Self {
-            controller,
+            controllers: controllers.into(),
             name: name.into(),
             node: NodeConfig::new(bind, crate::seed()),
             driver: Driver::default(),
@@ -126,6 +132,7 @@ pub fn run(
         }
         let mut switch = Switch {
             data_plane: DataPlane::open(&config)?,
+            search: Search::new(config.controllers.clone()),
             config,
             incarnation: crate::seed(),
             term: ObeyedTerm::NONE,
@@ -155,6 +162,8 @@ enum SessionEnd {
     Io(#[from] io::Error),
     #[error("it takes no messages: its process or its network stands still")]
     Silent,
+    #[error("it says nothing: its process or its network stands still")]
+    Mute,
     #[error(transparent)]
     Term(#[from] TermError),
     #[error("it sent what a switch does not understand: {0}")]
@@ -182,6 +191,7 @@ struct Made {
 
 struct Switch<F> {
     config: SwitchConfig,
+    search: Search,
     data_plane: DataPlane,
     /// This process.
     incarnation: u64,
@@ -202,18 +212,18 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
     /// One session after the other.
     async fn serve(&mut self) -> RunError {
         let [mut pause, longest] = BACK_OFF;
-        let controller = self.config.controller;
         let mut attempts = 0_u64;
         loop {
             self.registered = false;
-            match self.session().await {
+            let controller = self.search.current();
+            let others = match self.session().await {
                 Ok(never) => match never {},
                 Err(SessionEnd::DataPlane(failure)) => return failure.into(),
                 // Later it may be our own old connection that is in the way.
                 Err(SessionEnd::Refused(reason))
                     if self.ready.is_some()
                         && !self.is_in_the_way(&reason)
-                        && !reason.is_for_load() =>
+                        && !reason.is_for_now() =>
                 {
                     return RunError::Refused { controller, reason };
                 }
@@ -222,6 +232,14 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                     if self.registered {
                         (pause, attempts) = (BACK_OFF[0], 0);
                     }
+                    let is_pause = match &end {
+                        SessionEnd::Refused(Refusal::NotLeader { leader, .. }) => {
+                            self.search.follow(*leader)
+                        }
+                        _ => self.search.next(),
+                    };
+                    // One that takes switches and lets them go is not to be asked without a pause.
+                    let others = !is_pause && !self.registered;
                     attempts += 1;
                     // Ever rarer: it may be away for days.
                     if attempts.is_power_of_two() {
@@ -229,7 +247,11 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                     } else {
                         tracing::debug!(%controller, %end, attempts, "no controller; trying again");
                     }
+                    others
                 }
+            };
+            if others {
+                continue;
             }
             let part = (crate::seed() % 1024) as u32;
             if let Err(failure) = self.wait(pause - pause * part / 2048).await {
@@ -259,8 +281,12 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
     }
 
     async fn session(&mut self) -> Result<Infallible, SessionEnd> {
-        let connecting = TcpStream::connect(self.config.controller);
-        let connected = timeout(CONNECT_TIMEOUT, connecting).await;
+        let connecting = TcpStream::connect(self.search.current());
+        let patience = match self.search.has_others() {
+            true => CONNECT_TIMEOUT_OF_SEVERAL,
+            false => CONNECT_TIMEOUT,
+        };
+        let connected = timeout(patience, connecting).await;
         let stream = connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         crate::set_up(&stream)?;
         let called = stream.peer_addr()?;
@@ -275,9 +301,12 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
         for message in self.introduction() {
             send(&mut writer, &message).await?;
         }
+        let mut heard = Instant::now();
         loop {
+            let silence = SILENCE[usize::from(self.registered)];
             let answer = tokio::select! {
                 message = reader.next() => {
+                    heard = Instant::now();
                     let Commanded { term, message } = message?;
                     self.term.obey(term)?;
                     match message {
@@ -292,6 +321,9 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 }
                 event = self.data_plane.next_event() => {
                     self.happened(event).map_err(SessionEnd::DataPlane)?
+                }
+                () = sleep_until(heard + silence), if self.search.has_others() => {
+                    return Err(SessionEnd::Mute);
                 }
             };
             if let Some(answer) = answer {
@@ -409,6 +441,10 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 None
             }
             FromController::Refused { reason } => return Err(SessionEnd::Refused(reason)),
+            FromController::Controllers { controllers } => {
+                self.search.learn(&controllers);
+                None
+            }
             message @ (FromController::Resumed
             | FromController::GroupReady { .. }
             | FromController::Waiting { .. }
@@ -439,6 +475,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
     fn registered(&mut self) {
         tracing::info!(name = self.config.name, "registered");
         self.registered = true;
+        self.search.found();
         if let Some(ready) = self.ready.take() {
             ready(self.data_plane.address());
         }

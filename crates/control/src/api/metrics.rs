@@ -20,6 +20,24 @@ pub(crate) const METRICS: &[Metric<Overview>] = &[
         values: |_, to| to.add(&[env!("CARGO_PKG_VERSION")], 1),
     },
     Metric {
+        name: "millstream_controller_leads",
+        kind: Kind::Gauge,
+        labels: &[],
+        help: "1 if the controller leads, 0 if another one does or none.",
+        values: |overview, to| to.add(&[], u64::from(overview.leadership.leads)),
+    },
+    Metric {
+        name: "millstream_controller_term",
+        kind: Kind::Gauge,
+        labels: &[],
+        help: "The term that the controller commands with, if it leads.",
+        values: |overview, to| {
+            if let Some(term) = overview.leadership.term {
+                to.add(&[], term);
+            }
+        },
+    },
+    Metric {
         name: "millstream_controller_connections",
         kind: Kind::Gauge,
         labels: &[],

@@ -67,6 +67,7 @@ impl ControllerView {
             "/page.css" => Some(fixed("text/css; charset=utf-8", STYLE)),
             "/openapi.json" => Some(fixed("application/json", OPEN_API)),
             "/metrics" => Some(prometheus::page(METRICS, &*self.overview())),
+            "/api/v1/controller" => json(&self.overview().leadership),
             "/api/v1/topology" => json(&documents::topology(topology, &self.overview())),
             "/api/v1/switches" => {
                 json(&documents::Switches { switches: &self.overview().switches })
