@@ -79,6 +79,8 @@ pub(crate) struct Receiver {
     decoder: FrameDecoder,
     /// The highest term that was obeyed.
     term: ObeyedTerm,
+    /// When something was heard last, or the connection made.
+    heard: Instant,
 }
 
 /// Where messages go.
@@ -180,6 +182,7 @@ impl Sender {
         let start = Instant::now();
         let stream = TcpStream::connect_timeout(&controller, patience)?;
         set_up(&stream)?;
+        receiver.heard = Instant::now();
         let new = Receiver::new(stream, &receiver.proofs, receiver.term, start + patience)?;
         let line = new.line.clone();
         write(
@@ -227,7 +230,8 @@ impl Receiver {
         };
         let line = Line::new(stream, proofs.tls.as_ref(), deadline).map_err(failed)?;
         let proofs = proofs.clone();
-        let mut receiver = Self { line, proofs, decoder: FrameDecoder::new(), term };
+        let heard = Instant::now();
+        let mut receiver = Self { line, proofs, decoder: FrameDecoder::new(), term, heard };
         receiver.prove(deadline).map_err(|error| match error {
             ConnectError::Receive(ReceiveError::Io(error)) if tls::reason(&error).is_some() => {
                 failed(error)
@@ -267,7 +271,13 @@ impl Receiver {
     pub(crate) fn receive(&mut self, deadline: Instant) -> Result<FromController, ReceiveError> {
         let Commanded { term, message } = self.next(deadline)?;
         self.term.obey(term)?;
+        self.heard = Instant::now();
         Ok(message)
+    }
+
+    /// For how long nothing was heard.
+    pub(crate) fn silence(&self) -> Duration {
+        self.heard.elapsed()
     }
 
     /// The next message, whoever says it.

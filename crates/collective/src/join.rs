@@ -1,12 +1,15 @@
 //! From a name and a number to a connected rank.
 
 use std::hash::{BuildHasher, RandomState};
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
+use millstream_inc::controllers::{Controllers, Search};
 use millstream_inc::protocol::{
-    Awaited, FromController, Hello, HostQueuePair, Resume, SameMachine, SharedMemoryPlan,
+    Awaited, FromController, Hello, HostQueuePair, Refusal, Resume, SameMachine, SharedMemoryPlan,
     ToController,
 };
 use millstream_inc::{CONTROL_BYTES, HostConfig, HostWorker, MAX_TREES};
@@ -30,11 +33,17 @@ const GRACE: Duration = Duration::from_secs(3);
 /// the controller.
 const SILENCE: Duration = Duration::from_secs(2);
 
+/// Where there are other controllers to ask: how long one may take to say something.
+const ANSWER: Duration = Duration::from_secs(2);
+
+/// Between turns to all controllers, of which none leads.
+const PAUSE: Duration = Duration::from_millis(500);
+
 /// What a rank joins with.
 #[derive(Clone, Debug)]
 pub struct JoinConfig {
-    /// Where the controller listens.
-    pub controller: SocketAddr,
+    /// Where controllers listen. With several, the one that leads is looked for, for as long as the group may take.
+    pub controllers: Controllers,
     /// The group's name, the same on all ranks.
     pub group: String,
     /// How many ranks there are, the same on all: 1 to 65,536.
@@ -64,14 +73,14 @@ pub struct JoinConfig {
 impl JoinConfig {
     /// With 30 s for the group, and 60 s for a collective.
     pub fn new(
-        controller: SocketAddr,
+        controllers: impl Into<Controllers>,
         group: impl Into<String>,
         world: u32,
         rank: u32,
         device: &Device,
     ) -> Self {
         Self {
-            controller,
+            controllers: controllers.into(),
             group: group.into(),
             world,
             rank,
@@ -109,18 +118,10 @@ pub(crate) fn join(
     config: &JoinConfig,
     waiting: &mut dyn FnMut(&Waiting),
 ) -> Result<Joined, JoinError> {
-    let &JoinConfig { controller, timeout, token, ref tls, .. } = config;
-    let proofs = Proofs { tls: tls.clone(), token };
     let devices: Vec<&Device> = [&config.device].into_iter().chain(&config.more_devices).collect();
     if devices.len() > MAX_TREES {
         return Err(JoinError::TooManyDevices { count: devices.len() });
     }
-    let silent = |left| waiting(&Waiting { awaited: None, left });
-    let (sender, receiver) = control::connect(controller, &proofs, timeout, SILENCE, silent)
-        .map_err(|error| not_connected(controller, timeout, error))?;
-    let limit = timeout.saturating_add(GRACE).min(LONGEST);
-    let deadline = Instant::now() + limit;
-    let mut talk = Talk { controller, sender, receiver, deadline, limit, waiting };
     let more_addresses: Vec<IpAddr> =
         config.more_devices.iter().map(|device| device.address()).collect();
     let meeting = meeting(config.path)?;
@@ -129,22 +130,27 @@ pub(crate) fn join(
         socket: meeting.door.name().to_owned(),
         required: config.path == Path::SharedMemory,
     });
-    talk.send(&ToController::Join(Hello {
+    let hello = Hello {
         group: config.group.clone(),
         world: config.world,
         rank: config.rank,
         address: config.device.address(),
-        timeout_ms: timeout.as_millis().try_into().unwrap_or(u64::MAX),
+        timeout_ms: 0,
         more_addresses: more_addresses.clone(),
         same_machine,
-    }))?;
-    let (mut switches, segment_bytes, window) = match talk.next()? {
+    };
+    let mut search = Search::new(config.controllers.clone());
+    let opening = find(config, &hello, &mut search, waiting)?;
+    let Opening { sender, receiver, deadline, limit, answer } = opening;
+    let (controller, answer_by) = (search.current(), None);
+    let mut talk = Talk { controller, sender, receiver, deadline, limit, answer_by, waiting };
+    let (mut switches, segment_bytes, window) = match answer {
         FromController::GroupReady { switch_address, segment_bytes, window, more_switches } => {
             (all_switches(switch_address, more_switches), segment_bytes, window)
         }
         message => match (message, &meeting) {
             (FromController::SharedMemory(plan), Some(meeting)) => {
-                return share(config, talk, &plan, meeting);
+                return share(config, talk, search, &plan, meeting);
             }
             (message, _) => return Err(talk.unexpected(&message)),
         },
@@ -227,7 +233,7 @@ pub(crate) fn join(
         more_addresses,
     };
     let way = Way::Switch(engine);
-    let watcher = Watcher::start(way.clone(), Arc::clone(&sender), receiver, controller, resume)
+    let watcher = Watcher::start(way.clone(), Arc::clone(&sender), receiver, search, resume)
         .map_err(JoinError::Thread)?;
     let more = plan.more.into_iter().map(|tree| (tree.switch, tree.address));
     let switches = [(plan.switch, plan.address)].into_iter().chain(more).collect();
@@ -251,11 +257,12 @@ fn meeting(path: Path) -> Result<Option<Meeting>, JoinError> {
 fn share(
     config: &JoinConfig,
     talk: Talk<'_>,
+    search: Search,
     plan: &SharedMemoryPlan,
     meeting: &Meeting,
 ) -> Result<Joined, JoinError> {
     let &JoinConfig { world, rank, ref device, .. } = config;
-    let Talk { controller, sender, receiver, deadline, .. } = talk;
+    let Talk { sender, receiver, deadline, .. } = talk;
     let resume = Resume {
         term: 0,
         group: config.group.clone(),
@@ -270,7 +277,7 @@ fn share(
     let engine = LocalEngine::new(rank, world);
     let (way, sender) = (Way::SharedMemory(Arc::clone(&engine)), Arc::new(sender));
     // It answers the controller from here on.
-    let watcher = Watcher::start(way.clone(), Arc::clone(&sender), receiver, controller, resume)
+    let watcher = Watcher::start(way.clone(), Arc::clone(&sender), receiver, search, resume)
         .map_err(JoinError::Thread)?;
     let left = deadline.saturating_duration_since(Instant::now());
     if let Err(error) = form(&engine, (rank, world), meeting, &plan.socket, left) {
@@ -352,6 +359,107 @@ fn not_received(controller: SocketAddr, limit: Duration, error: ReceiveError) ->
     }
 }
 
+/// The controller that leads is found, and the group complete.
+struct Opening {
+    sender: Sender,
+    receiver: Receiver,
+    deadline: Instant,
+    limit: Duration,
+    answer: FromController,
+}
+
+/// Joins the group at the controller that leads. Those that do not say so, and all are asked in turns.
+fn find(
+    config: &JoinConfig,
+    hello: &Hello,
+    search: &mut Search,
+    waiting: &mut dyn FnMut(&Waiting),
+) -> Result<Opening, JoinError> {
+    let start = Instant::now();
+    // What one has said that is there and does not lead.
+    let mut refused = None;
+    loop {
+        let left = config.timeout.saturating_sub(start.elapsed());
+        let (error, is_mute) = match attempt(config, hello, search, left, waiting) {
+            Ok(opening) => {
+                search.found();
+                return Ok(opening);
+            }
+            Err(failed) => failed,
+        };
+        let (is_turn_over, error) = match error {
+            JoinError::Refused(Refusal::NotLeader { leader, detail }) => {
+                let reason = Refusal::NotLeader { leader, detail };
+                refused = Some(reason.clone());
+                (search.follow(leader), JoinError::Refused(reason))
+            }
+            error if is_mute && search.has_others() => (search.next(), error),
+            error => return Err(error),
+        };
+        if is_turn_over {
+            let left = config.timeout.saturating_sub(start.elapsed());
+            match &refused {
+                Some(reason) if left.is_zero() => return Err(JoinError::Refused(reason.clone())),
+                // Nobody is there at all.
+                None => return Err(error),
+                // Somebody will lead soon.
+                Some(_) => {
+                    waiting(&Waiting { awaited: None, left });
+                    thread::sleep(PAUSE.min(left));
+                }
+            }
+        }
+    }
+}
+
+/// Asks one controller. The error says too whether it has said nothing at all.
+fn attempt(
+    config: &JoinConfig,
+    hello: &Hello,
+    search: &Search,
+    left: Duration,
+    waiting: &mut dyn FnMut(&Waiting),
+) -> Result<Opening, (JoinError, bool)> {
+    let (controller, has_others) = (search.current(), search.has_others());
+    let left = if has_others { left } else { config.timeout };
+    let patience = if has_others { left.min(ANSWER) } else { left };
+    let silent = |left| waiting(&Waiting { awaited: None, left });
+    let proofs = Proofs { tls: config.tls.clone(), token: config.token };
+    let connected = control::connect(controller, &proofs, patience, SILENCE, silent);
+    let (sender, receiver) = connected.map_err(|error| {
+        // One that stands still proves nothing.
+        let is_mute =
+            matches!(error, ConnectError::Io(_) | ConnectError::Receive(ReceiveError::TimedOut));
+        let error = match error {
+            ConnectError::Io(source) if has_others => {
+                let text = format!("{source} (one of {})", search.known());
+                ConnectError::Io(io::Error::new(source.kind(), text))
+            }
+            error => error,
+        };
+        (not_connected(controller, patience, error), is_mute)
+    })?;
+    let limit = left.saturating_add(GRACE).min(LONGEST);
+    let now = Instant::now();
+    let answer_by = has_others.then(|| now + ANSWER);
+    let deadline = now + limit;
+    let mut talk = Talk { controller, sender, receiver, deadline, limit, answer_by, waiting };
+    let timeout_ms = left.as_millis().try_into().unwrap_or(u64::MAX);
+    let hello = ToController::Join(Hello { timeout_ms, ..hello.clone() });
+    let answer = talk.send(&hello).and_then(|()| talk.next());
+    match answer {
+        Ok(answer) => {
+            let Talk { sender, receiver, deadline, limit, .. } = talk;
+            Ok(Opening { sender, receiver, deadline, limit, answer })
+        }
+        Err(error) => {
+            let is_mute = talk.answer_by.is_some()
+                && matches!(error, JoinError::Timeout { .. } | JoinError::Lost { .. });
+            Err((error, is_mute))
+        }
+    }
+}
+
 /// The conversation until the plan is there.
 struct Talk<'a> {
     controller: SocketAddr,
@@ -359,6 +467,8 @@ struct Talk<'a> {
     receiver: Receiver,
     deadline: Instant,
     limit: Duration,
+    /// Until then it must have said something, if there are others to ask and it has not.
+    answer_by: Option<Instant>,
     /// Called with what the rank waits for.
     waiting: &'a mut dyn FnMut(&Waiting),
 }
@@ -372,7 +482,11 @@ impl Talk<'_> {
     fn next(&mut self) -> Result<FromController, JoinError> {
         let controller = self.controller;
         loop {
-            match self.receiver.receive(self.deadline.min(Instant::now() + SILENCE)) {
+            let received = self.receiver.receive(self.deadline.min(Instant::now() + SILENCE));
+            if received.is_ok() {
+                self.answer_by = None;
+            }
+            match received {
                 Ok(FromController::Ping) => self.send(&ToController::Pong)?,
                 Ok(FromController::Waiting { awaited, left_ms }) => {
                     let left = Duration::from_millis(left_ms);
@@ -380,6 +494,11 @@ impl Talk<'_> {
                 }
                 Ok(FromController::Refused { reason }) => return Err(JoinError::Refused(reason)),
                 Ok(message) => return Ok(message),
+                Err(ReceiveError::TimedOut)
+                    if self.answer_by.is_some_and(|by| Instant::now() >= by) =>
+                {
+                    return Err(JoinError::Timeout { controller, limit: ANSWER });
+                }
                 Err(ReceiveError::TimedOut) if Instant::now() < self.deadline => {
                     let left = self.deadline.saturating_duration_since(Instant::now());
                     (self.waiting)(&Waiting { awaited: None, left });

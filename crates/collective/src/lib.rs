@@ -68,6 +68,7 @@ pub use path::Path;
 pub use raw::{Handle, RawCall};
 pub use registrations::RegistrationError;
 
+pub use millstream_inc::controllers::{Controllers, ControllersError, MAX_CONTROLLERS};
 pub use millstream_inc::protocol::{AbortReason, Awaited, DEFAULT_PORT, Refusal, TokenProblem};
 pub use millstream_inc::{Collective, DataType, MAX_TREES, Mode, ReduceOperation, UnknownName};
 pub use millstream_net::tls::{CallerFiles, CallerTls, TlsFilesError};

@@ -8,7 +8,8 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use millstream_inc::protocol::{FromController, Resume, TermError, ToController};
+use millstream_inc::controllers::Search;
+use millstream_inc::protocol::{FromController, Refusal, Resume, TermError, ToController};
 
 use crate::CollectiveError;
 use crate::control::{ConnectError, ReceiveError, Receiver, Sender};
@@ -24,6 +25,10 @@ const BACK_OFF: [Duration; 2] = [Duration::from_millis(50), Duration::from_secs(
 /// How long a connection may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Where there are other controllers to ask: how long one may be silent before it has taken this rank back, and after. By
+/// then the lease of one that stands still is over.
+const SILENCE: [Duration; 2] = [Duration::from_secs(2), Duration::from_secs(5)];
+
 /// The thread. Dropped, it closes the connection and ends.
 pub(crate) struct Watcher {
     sender: Arc<Sender>,
@@ -37,13 +42,12 @@ impl Watcher {
         way: Way,
         sender: Arc<Sender>,
         receiver: Receiver,
-        controller: SocketAddr,
+        search: Search,
         resume: Resume,
     ) -> io::Result<Self> {
         let (stop, stopped) = mpsc::channel();
         let (outgoing, attempts) = (Arc::clone(&sender), 0);
-        let watch =
-            Watch { way, sender: outgoing, receiver, stopped, controller, resume, attempts };
+        let watch = Watch { way, sender: outgoing, receiver, stopped, search, resume, attempts };
         let thread = thread::Builder::new().name("controller".to_owned());
         let thread = thread.spawn(move || watch.run())?;
         Ok(Self { sender, stop: Some(stop), thread: Some(thread) })
@@ -66,7 +70,7 @@ struct Watch {
     sender: Arc<Sender>,
     receiver: Receiver,
     stopped: mpsc::Receiver<()>,
-    controller: SocketAddr,
+    search: Search,
     /// What is said to come back.
     resume: Resume,
     /// Attempts to come back since the controller was there.
@@ -84,8 +88,14 @@ impl Watch {
                     continue;
                 }
                 Ok(FromController::Resumed) => {
-                    tracing::info!(controller = %self.controller, "the controller is there again");
+                    let controller = self.search.current();
+                    tracing::info!(%controller, "the controller is there again");
                     self.attempts = 0;
+                    self.search.found();
+                    continue;
+                }
+                Ok(FromController::Controllers { controllers }) => {
+                    self.search.learn(&controllers);
                     continue;
                 }
                 Ok(FromController::Left { rank, collectives }) => {
@@ -95,17 +105,26 @@ impl Watch {
                 // It stands still, perhaps. The communicator does without; the kernel of its machine answers for it.
                 Err(ReceiveError::TimedOut) => {
                     self.way.probe();
-                    continue;
+                    if !self.is_mute() || self.come_back(&"it says nothing", None) {
+                        continue;
+                    }
+                    return self.way.close();
                 }
                 Ok(FromController::Closed) => return self.way.close(),
                 Ok(FromController::Abort { reason }) => CollectiveError::from_controller(reason),
-                Ok(FromController::Refused { reason }) if !reason.is_for_load() => {
+                Ok(FromController::Refused { reason }) if !reason.is_for_now() => {
                     CollectiveError::Controller(reason.to_string())
                 }
-                Ok(FromController::Refused { reason }) => match self.come_back(&reason) {
-                    true => continue,
-                    false => return self.way.close(),
-                },
+                Ok(FromController::Refused { reason }) => {
+                    let not_leader = match &reason {
+                        Refusal::NotLeader { leader, .. } => Some(*leader),
+                        _ => None,
+                    };
+                    match self.come_back(&reason, not_leader) {
+                        true => continue,
+                        false => return self.way.close(),
+                    }
+                }
                 Ok(message) => {
                     CollectiveError::Protocol(format!("the controller sent {message:?}"))
                 }
@@ -115,7 +134,7 @@ impl Watch {
                 Err(ReceiveError::Frame(error)) => CollectiveError::Protocol(error.to_string()),
                 Err(
                     error @ (ReceiveError::Term(TermError::Stale { .. }) | ReceiveError::Io(_)),
-                ) => match self.come_back(&error) {
+                ) => match self.come_back(&error, None) {
                     true => continue,
                     false => return self.way.close(),
                 },
@@ -125,10 +144,27 @@ impl Watch {
         }
     }
 
-    /// The controller is lost: goes back to it, or to the next one at its place. What works without it goes on. `false`
-    /// when there is nothing to come back for.
-    fn come_back(&mut self, why: &dyn std::fmt::Display) -> bool {
+    /// Whether the controller has been silent for so long that another one is asked.
+    fn is_mute(&self) -> bool {
+        let silence = SILENCE[usize::from(self.attempts == 0)];
+        self.search.has_others() && self.receiver.silence() >= silence
+    }
+
+    /// The controller is lost, or does not lead and says who does if it knows: goes to the next one, or back to it. What
+    /// works without it goes on. `false` when there is nothing to come back for.
+    fn come_back(
+        &mut self,
+        why: &dyn std::fmt::Display,
+        not_leader: Option<Option<SocketAddr>>,
+    ) -> bool {
         let mut probed = Instant::now();
+        // Who was taken back pauses, whatever others there are: many are lost at once.
+        let was_known = self.attempts == 0;
+        let is_turn_over = match not_leader {
+            Some(leader) => self.search.follow(leader),
+            None => self.search.next(),
+        };
+        let mut is_pause = is_turn_over || was_known;
         loop {
             if self.way.failure().is_some() && !self.sender.owes() {
                 // Nobody is to hear of it.
@@ -137,32 +173,44 @@ impl Watch {
             let [first, longest] = BACK_OFF;
             let pause = longest.min(first * 2_u32.saturating_pow(self.attempts.min(16)));
             let part = RandomState::new().hash_one(self.attempts) % 1024;
-            let pause = pause - pause * part as u32 / 2048;
+            let pause = match is_pause {
+                true => pause - pause * part as u32 / 2048,
+                false => Duration::ZERO,
+            };
             if self.stopped.recv_timeout(pause) != Err(RecvTimeoutError::Timeout) {
                 return false;
             }
             if self.attempts == 1 {
-                let controller = self.controller;
-                tracing::warn!(%controller, %why, "no controller; the communicator goes on without");
+                let controllers = self.search.known();
+                tracing::warn!(%controllers, %why, "no controller; the communicator goes on without");
             }
-            self.attempts = self.attempts.saturating_add(1);
+            if is_pause {
+                self.attempts = self.attempts.saturating_add(1);
+            }
             if probed.elapsed() >= PROBE_INTERVAL {
                 probed = Instant::now();
                 self.way.probe();
             }
             self.resume.departed = self.way.has_departed();
-            let Self { sender, receiver, controller, resume, .. } = self;
-            match sender.come_back(receiver, *controller, CONNECT_TIMEOUT, resume) {
+            let Self { sender, receiver, search, resume, .. } = self;
+            let controller = search.current();
+            match sender.come_back(receiver, controller, CONNECT_TIMEOUT, resume) {
                 Ok(connected) => return connected.is_some(),
+                Err(ConnectError::Refused(Refusal::NotLeader { leader, detail })) => {
+                    tracing::debug!(%controller, %detail, "the controller does not lead");
+                    is_pause = search.follow(leader);
+                }
                 Err(
                     error @ (ConnectError::Refused(_)
                     | ConnectError::Tls(_)
                     | ConnectError::Token(_)),
                 ) if self.attempts.is_power_of_two() => {
                     tracing::warn!(%controller, %error, "the controller does not take this rank back");
+                    is_pause = search.next();
                 }
                 Err(error) => {
                     tracing::debug!(%controller, %error, "the controller cannot be reached");
+                    is_pause = search.next();
                 }
             }
         }

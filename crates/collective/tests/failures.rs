@@ -279,7 +279,7 @@ fn a_controller_that_says_nothing_is_what_one_waits_for() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let cluster = Cluster::start(0);
     let config = JoinConfig {
-        controller: listener.local_addr().unwrap(),
+        controllers: listener.local_addr().unwrap().into(),
         timeout: Duration::ZERO,
         ..cluster.config("silence", 1, 0)
     };
@@ -293,7 +293,7 @@ fn a_controller_that_says_nothing_is_what_one_waits_for() {
 fn without_a_controller_joining_fails_at_once() {
     let cluster = Cluster::start(0);
     let config = cluster.config("g", 1, 0);
-    let controller = config.controller;
+    let controller = config.controllers.first();
     drop(cluster);
     let error = Communicator::join(&config).unwrap_err();
     assert!(matches!(error, JoinError::Unreachable { .. }), "{error:?}");

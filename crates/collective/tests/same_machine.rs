@@ -6,6 +6,7 @@ mod common;
 
 use std::env;
 use std::io::{BufRead, BufReader, Lines, Write};
+use std::net::SocketAddr;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
@@ -33,7 +34,13 @@ fn part_of_another_test() {
     let [controller, world, rank, bind, milliseconds] = words[..] else { panic!("{words:?}") };
     let device = Device::open_soft(&SoftConfig::new(bind.parse().unwrap())).unwrap();
     let (world, rank) = (world.parse().unwrap(), rank.parse().unwrap());
-    let config = JoinConfig::new(controller.parse().unwrap(), "processes", world, rank, &device);
+    let config = JoinConfig::new(
+        controller.parse::<SocketAddr>().unwrap(),
+        "processes",
+        world,
+        rank,
+        &device,
+    );
     let call_timeout = Duration::from_millis(milliseconds.parse().unwrap());
     let config = JoinConfig { path: Path::SharedMemory, call_timeout, ..config };
     let mut communicator = Communicator::join(&config).unwrap();

@@ -1,7 +1,6 @@
 //! Groups as C knows them.
 
 use std::ffi::{c_char, c_int, c_void};
-use std::net::SocketAddr;
 use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -137,9 +136,10 @@ fn join(world: u32, rank: u32, settings: &Settings) -> Result<Group, Failure> {
     let token = settings.token_file.as_deref().map(Token::from_file).transpose();
     let token = token.map_err(|error| argument(format!("INCCL_TOKEN_FILE: {error}")))?;
     first_reached(&settings.controllers, |controller| {
-        let device = settings.open_device(controller.ip()).map_err(NotJoined::Unreached)?;
+        let peer = controller.first().ip();
+        let device = settings.open_device(peer).map_err(NotJoined::Unreached)?;
         let name = settings.group.as_str();
-        let mut config = JoinConfig::new(controller, name, world, rank, &device);
+        let mut config = JoinConfig::new(controller.clone(), name, world, rank, &device);
         config.more_devices = settings.open_more_devices().map_err(NotJoined::Unreached)?;
         config.path = settings.path;
         config.token = token;
@@ -161,12 +161,12 @@ enum NotJoined {
 }
 
 /// Tries addresses until one is reached. When none is, the first one's failure counts.
-fn first_reached<T>(
-    controllers: &[SocketAddr],
-    join: impl Fn(SocketAddr) -> Result<T, NotJoined>,
+fn first_reached<C, T>(
+    controllers: &[C],
+    join: impl Fn(&C) -> Result<T, NotJoined>,
 ) -> Result<T, Failure> {
     let mut first = None;
-    for &controller in controllers {
+    for controller in controllers {
         match join(controller) {
             Ok(joined) => return Ok(joined),
             Err(NotJoined::Refused(failure)) => return Err(failure),
@@ -209,6 +209,8 @@ unsafe fn said<'a>(options: *const RawOptions) -> Result<Said<'a>, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use super::*;
 
     #[test]
@@ -216,7 +218,7 @@ mod tests {
         let addresses = ["[::1]:1", "127.0.0.1:1", "127.0.0.1:2"].map(|it| it.parse().unwrap());
         let [no_device, reached, other] = addresses;
         let outcome = |controllers: &[SocketAddr], refused: bool| {
-            let joined = first_reached(controllers, |controller| match refused {
+            let joined = first_reached(controllers, |&controller| match refused {
                 _ if controller != reached => {
                     Err(NotJoined::Unreached(argument(format!("not {controller}"))))
                 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use millstream_collective::{DEFAULT_PORT, Path};
+use millstream_collective::{Controllers, DEFAULT_PORT, Path};
 use millstream_net::address::{first_free_loopback, local_address_for};
 use millstream_verbs::{Device, DeviceChoice, DeviceConfig, DeviceError, Provider};
 
@@ -34,8 +34,8 @@ const ATTEMPTS: usize = 64;
 /// Where a rank's group is, and how patient it is.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(super) struct Settings {
-    /// All addresses of the controller's name.
-    pub(super) controllers: Vec<SocketAddr>,
+    /// All addresses of the controller's name, one after the other; or one list of several controllers.
+    pub(super) controllers: Vec<Controllers>,
     /// The group's name at the controller.
     pub(super) group: String,
     /// The addresses of the NICs to use, if it was said.
@@ -90,7 +90,7 @@ impl Settings {
         let bind = bind.iter().flat_map(|all| all.split(',')).map(address);
         let job = job(&variable)?;
         Ok(Self {
-            controllers: resolve(&controller)?,
+            controllers: controllers(&controller)?,
             group: job.map_or(group.clone(), |job| format!("{group}@{job}")),
             bind: bind.collect::<Result<Vec<IpAddr>, Failure>>()?,
             join_timeout: timeout(said.join_timeout_ms, "INCCL_JOIN_TIMEOUT_MS", &variable)?,
@@ -180,6 +180,17 @@ fn timeout(
     }
 }
 
+/// What is tried: the addresses of a host by themselves, or several controllers with commas between together.
+fn controllers(text: &str) -> Result<Vec<Controllers>, Failure> {
+    if !text.contains(',') {
+        return Ok(resolve(text)?.into_iter().map(Controllers::from).collect());
+    }
+    let first = |text: &str| resolve(text).map(|found| found[0]);
+    let all: Vec<SocketAddr> = text.split(',').map(first).collect::<Result<_, _>>()?;
+    let all = Controllers::new(all).map_err(|error| argument(format!("{text:?}: {error}")))?;
+    Ok(vec![all])
+}
+
 /// The addresses of a host, or of `HOST:PORT`. An address of version 6 with a port stands in brackets.
 fn resolve(text: &str) -> Result<Vec<SocketAddr>, Failure> {
     if let Ok(address) = text.parse::<IpAddr>() {
@@ -230,15 +241,23 @@ mod tests {
         ] {
             let address: SocketAddr = address.parse().unwrap();
             let said = Said { controller: Some(text), ..SAID };
-            assert_eq!(with(&said, &[]).unwrap().controllers, [address], "{text}");
+            let controllers = [Controllers::from(address)];
+            assert_eq!(with(&said, &[]).unwrap().controllers, controllers, "{text}");
         }
         let environment = [("INCCL_CONTROLLER", "10.0.0.2:8")];
         for controller in [None, Some("")] {
             let said = Said { controller, ..SAID };
             let found = with(&said, &environment).unwrap().controllers;
-            assert_eq!(found, ["10.0.0.2:8".parse().unwrap()]);
+            let address: SocketAddr = "10.0.0.2:8".parse().unwrap();
+            assert_eq!(found, [Controllers::from(address)]);
             assert!(with(&said, &[]).unwrap_err().contains("INCCL_CONTROLLER"));
         }
+        let said = Said { controller: Some("10.0.0.1,10.0.0.2:7"), ..SAID };
+        let found = with(&said, &[]).unwrap().controllers;
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
+        assert_eq!(found, ["10.0.0.1:52200,10.0.0.2:7"]);
+        let said = Said { controller: Some("10.0.0.1,:7"), ..SAID };
+        assert!(with(&said, &[]).unwrap_err().contains("\":7\""));
         for text in ["10.0.0.1:99999", "10.0.0.1:", "a b", ":7"] {
             let error = with(&Said { controller: Some(text), ..SAID }, &[]).unwrap_err();
             assert!(error.contains(text), "{error}");

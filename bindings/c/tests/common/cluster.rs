@@ -47,7 +47,7 @@ pub(crate) fn part_of_another_test() {
             controller::run(config, ready, future::pending()).unwrap();
         }
         "switch" => {
-            let controller = needed("--controller").parse().unwrap();
+            let controller: SocketAddr = needed("--controller").parse().unwrap();
             let bind = needed("--bind").parse().unwrap();
             let config = SwitchConfig::new(controller, needed("--name"), bind);
             let ready = |address| println!("\nready {address}");
