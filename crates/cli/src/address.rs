@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 
 use anyhow::Context;
+use millstream_collective::Controllers;
 use millstream_net::address::{first_free_loopback, local_address_for};
 use millstream_verbs::{Device, IbverbsConfig, Provider, SoftConfig};
 use thiserror::Error;
@@ -66,6 +67,12 @@ pub(crate) fn resolve(text: &str) -> anyhow::Result<SocketAddr> {
     let explain = || format!("cannot find the address of {text}: is its host spelled right?");
     let mut addresses = text.to_socket_addrs().with_context(explain)?;
     addresses.next().with_context(explain)
+}
+
+/// The addresses of controllers: `HOST:PORT[,HOST:PORT]`.
+pub(crate) fn resolve_controllers(text: &str) -> anyhow::Result<Controllers> {
+    let addresses: Vec<SocketAddr> = text.split(',').map(resolve).collect::<Result<_, _>>()?;
+    Controllers::new(addresses).map_err(|error| usage(format!("{text}: {error}")))
 }
 
 /// Opens a soft device on `bind`, or else on an address that leads to `peer`, configured as

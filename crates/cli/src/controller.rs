@@ -9,6 +9,7 @@ use clap::Args;
 use millstream_control::api::ControllerView;
 use millstream_control::controller::{self, ControllerConfig, FanIn};
 use millstream_control::metadata_server::ServerTls;
+use millstream_control::state::StateLocation;
 use millstream_control::status_server::StatusServer;
 use millstream_control::tokens::Tokens;
 use millstream_control::topology_file::TopologyFile;
@@ -59,6 +60,13 @@ pub(crate) struct Arguments {
     /// readers, where there is one, and nothing can be changed
     #[arg(long, value_name = "ADDR", value_parser = status_pages::address)]
     http: Option<SocketAddr>,
+    /// Keep what the next controller should know: in file:PATH, or in etcd://HOST:PORT,.../PREFIX (etcds:// over TLS),
+    /// which several controllers share, of whom one leads [default: in memory only]
+    #[arg(long, value_name = "URI")]
+    state: Option<StateLocation>,
+    /// Where hosts, switches and the other controllers find this one, with etcd [default: where it listens]
+    #[arg(long, value_name = "ADDR", requires = "state")]
+    advertise: Option<SocketAddr>,
 }
 
 /// The `ready` line.
@@ -77,6 +85,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let mut config = ControllerConfig::new(arguments.listen);
     config.rules.fan_in = FanIn::new(arguments.fan_in).unwrap_or(FanIn::MAX);
     config.plans.clone_from(&arguments.plans);
+    config.state.clone_from(&arguments.state);
+    config.advertise = arguments.advertise;
     if let Some(path) = &arguments.topology {
         let file = TopologyFile::read(path)?;
         for warning in file.warnings {

@@ -20,8 +20,8 @@ const ATTEMPTS: usize = 8;
 /// Arguments of `switch`.
 #[derive(Args, Debug)]
 pub(crate) struct Arguments {
-    /// The controller's HOST:PORT
-    #[arg(long, value_name = "ADDR", default_value = controller::DEFAULT)]
+    /// The controller's HOST:PORT, several with commas between if they share their state
+    #[arg(long, value_name = "ADDR,...", default_value = controller::DEFAULT)]
     controller: String,
     /// The switch's name [default: switch- and its address]
     #[arg(long, value_name = "S")]
@@ -69,7 +69,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     } = arguments;
     let (token, tls) = (proofs.token()?, proofs.tls(controller)?);
     bind::check(bind_address.as_slice())?;
-    let controller = address::resolve(controller)?;
+    let controllers = address::resolve_controllers(controller)?;
+    let controller = controllers.first();
     let segmentation_offload = !no_segmentation_offload;
     let mut attempt = 1;
     loop {
@@ -87,7 +88,7 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
             view: http.map(|_| view),
             token,
             tls: tls.clone(),
-            ..SwitchConfig::new(controller, name.as_str(), address)
+            ..SwitchConfig::new(controllers.clone(), name.as_str(), address)
         };
         match switch::run(config, ready, line.shutdown()) {
             // It was free a moment ago.

@@ -28,8 +28,8 @@ const RETRY: Duration = Duration::from_millis(100);
 /// Arguments of all commands that are one host of a group.
 #[derive(Args, Debug)]
 pub(crate) struct Participation {
-    /// The controller's HOST:PORT
-    #[arg(long, value_name = "ADDR", default_value = controller::DEFAULT)]
+    /// The controller's HOST:PORT, several with commas between if they share their state
+    #[arg(long, value_name = "ADDR,...", default_value = controller::DEFAULT)]
     pub(super) controller: String,
     /// The group to take part in
     #[arg(long, value_name = "G", default_value = "default")]
@@ -76,7 +76,8 @@ pub(crate) struct Participation {
 /// Joins the group, and says what it waits for when that takes long.
 pub(super) fn join(arguments: &Participation) -> anyhow::Result<Communicator> {
     let &Participation { world, rank, wait, timeout, .. } = arguments;
-    let controller = address::resolve(&arguments.controller)?;
+    let controllers = address::resolve_controllers(&arguments.controller)?;
+    let peer = controllers.first().ip();
     let chosen = arguments.device.resolve_all()?;
     if chosen.len() > MAX_TREES {
         let count = chosen.len();
@@ -84,11 +85,11 @@ pub(super) fn join(arguments: &Participation) -> anyhow::Result<Communicator> {
             "--bind is given {count} times: a rank has up to {MAX_TREES} trees"
         )));
     }
-    let open = |chosen: &Chosen| chosen.open(controller.ip(), Instant::now());
+    let open = |chosen: &Chosen| chosen.open(peer, Instant::now());
     let mut devices = chosen.iter().map(open).collect::<anyhow::Result<Vec<Device>>>()?;
     let more_devices = devices.split_off(1);
     let device = devices.remove(0);
-    let mut config = JoinConfig::new(controller, &arguments.group, world, rank, &device);
+    let mut config = JoinConfig::new(controllers.clone(), &arguments.group, world, rank, &device);
     config.more_devices = more_devices;
     config.path = arguments.path.into();
     config.token = arguments.proofs.token()?;
@@ -102,7 +103,7 @@ pub(super) fn join(arguments: &Participation) -> anyhow::Result<Communicator> {
         });
         match joined {
             Err(JoinError::Unreachable { .. }) if start.elapsed() < wait => {
-                let what = format!("the controller at {controller}, which cannot be reached");
+                let what = format!("the controller at {controllers}, which cannot be reached");
                 announcer.say(&what, wait.saturating_sub(start.elapsed()));
                 thread::sleep(RETRY.min(wait));
             }
