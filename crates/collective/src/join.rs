@@ -393,7 +393,7 @@ fn find(
                 refused = Some(reason.clone());
                 (search.follow(leader), JoinError::Refused(reason))
             }
-            error if is_mute && search.has_others() => (search.next(), error),
+            error if is_mute && search.has_others() => (search.advance(), error),
             error => return Err(error),
         };
         if is_turn_over {

@@ -162,7 +162,7 @@ impl Watch {
         let was_known = self.attempts == 0;
         let is_turn_over = match not_leader {
             Some(leader) => self.search.follow(leader),
-            None => self.search.next(),
+            None => self.search.advance(),
         };
         let mut is_pause = is_turn_over || was_known;
         loop {
@@ -206,11 +206,11 @@ impl Watch {
                     | ConnectError::Token(_)),
                 ) if self.attempts.is_power_of_two() => {
                     tracing::warn!(%controller, %error, "the controller does not take this rank back");
-                    is_pause = search.next();
+                    is_pause = search.advance();
                 }
                 Err(error) => {
                     tracing::debug!(%controller, %error, "the controller cannot be reached");
-                    is_pause = search.next();
+                    is_pause = search.advance();
                 }
             }
         }

@@ -48,7 +48,7 @@ fn a_group_makes_several_communicators_which_live_side_by_side() {
 fn several_in(cluster: &Cluster) {
     // Longer than a name can be with what is added to it.
     let name = "é".repeat(60);
-    let mut groups = groups(configs(&cluster, &name, 3));
+    let mut groups = groups(configs(cluster, &name, 3));
     let mut first = communicators(&mut groups);
     let mut second = communicators(&mut groups);
     all_reduce(&mut second);
@@ -91,9 +91,9 @@ fn a_second_job_of_a_name_waits_for_the_first_and_does_not_mix_with_it() {
 }
 
 fn jobs_in(cluster: &Cluster) {
-    let mut first = groups(configs(&cluster, "job", 2));
+    let mut first = groups(configs(cluster, "job", 2));
     let mut ranks = communicators(&mut first);
-    let later = configs(&cluster, "job", 2);
+    let later = configs(cluster, "job", 2);
     let waiting = thread::spawn(move || groups(later));
     let impatient =
         JoinConfig { timeout: Duration::from_millis(300), ..cluster.config("job", 2, 1) };
@@ -117,7 +117,7 @@ fn a_rank_that_ends_before_its_communicator_is_made_fails_that_of_others() {
 }
 
 fn ends_early_in(cluster: &Cluster) {
-    let mut groups = groups(configs(&cluster, "early", 2));
+    let mut groups = groups(configs(cluster, "early", 2));
     let stopwatch = Stopwatch::start();
     drop(groups.remove(1));
     // It was there, so it may take a moment to be known.

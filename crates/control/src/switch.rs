@@ -236,7 +236,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                         SessionEnd::Refused(Refusal::NotLeader { leader, .. }) => {
                             self.search.follow(*leader)
                         }
-                        _ => self.search.next(),
+                        _ => self.search.advance(),
                     };
                     // One that takes switches and lets them go is not to be asked without a pause.
                     let others = !is_pause && !self.registered;

@@ -117,7 +117,7 @@ impl Search {
 
     /// The current one is not there, or does not lead: the next one's turn. `true` when all were asked, and it is time
     /// for a pause.
-    pub fn next(&mut self) -> bool {
+    pub fn advance(&mut self) -> bool {
         self.at = (self.at + 1) % self.known.0.len();
         self.asked += 1;
         let is_over = self.asked >= self.known.0.len();
@@ -131,12 +131,12 @@ impl Search {
     /// a pause.
     pub fn follow(&mut self, leader: Option<SocketAddr>) -> bool {
         let Some(leader) = leader.filter(|&leader| leader != self.current() && !self.led) else {
-            return self.next();
+            return self.advance();
         };
         self.led = true;
         if !self.known.0.contains(&leader) {
             if self.known.0.len() >= MAX_CONTROLLERS {
-                return self.next();
+                return self.advance();
             }
             self.known.0.push(leader);
         }
@@ -171,17 +171,20 @@ mod tests {
         let mut search = search(&[1, 2, 3]);
         for _ in 0..2 {
             assert_eq!(
-                [1, 2, 3].map(|port| (search.current() == address(port), search.next())),
+                [1, 2, 3].map(|port| (search.current() == address(port), search.advance())),
                 [(true, false), (true, false), (true, true)]
             );
         }
         // Who was found is asked first the next time, and then all others.
-        search.next();
+        search.advance();
         search.found();
-        assert_eq!((search.current(), search.next(), search.next()), (address(2), false, false));
-        assert!(search.next());
+        assert_eq!(
+            (search.current(), search.advance(), search.advance()),
+            (address(2), false, false)
+        );
+        assert!(search.advance());
         let mut alone = Search::new(address(1).into());
-        assert!(!alone.has_others() && alone.next() && alone.follow(Some(address(1))));
+        assert!(!alone.has_others() && alone.advance() && alone.follow(Some(address(1))));
         assert_eq!(alone.current(), address(1));
     }
 
@@ -202,7 +205,7 @@ mod tests {
     #[test]
     fn what_is_learned_is_bounded_and_takes_the_place_of_what_was_learned_before() {
         let mut search = search(&[1, 2]);
-        search.next();
+        search.advance();
         search.learn(&[3, 2, 4].map(address));
         assert_eq!(search.known().as_slice(), [1, 2, 3, 4].map(address));
         assert_eq!(search.current(), address(2));

@@ -279,7 +279,9 @@ fn shm_and_rdma_reach_memory_that_was_registered_before_they_were_installed() {
                 match name {
                     "shm" => engine.install_shm().unwrap(),
                     _ => {
-                        engine.install_rdma(RdmaConfig::new(&[engine.listening_at().ip()])).unwrap()
+                        engine
+                            .install_rdma(RdmaConfig::new(&[engine.listening_at().ip()]))
+                            .unwrap();
                     }
                 }
             }

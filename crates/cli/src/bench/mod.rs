@@ -17,7 +17,7 @@ use crate::settings::SettingsArguments;
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     /// Measure reads and writes of a segment
-    Transfer(transfer::Arguments),
+    Transfer(Box<transfer::Arguments>),
     /// Measure WRITE, READ and SEND between two soft devices, beside plain UDP and TCP
     Rdma(rdma::Arguments),
     /// The other end of `bench rdma`'s latency

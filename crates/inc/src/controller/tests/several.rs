@@ -193,15 +193,15 @@ fn where_there_is_no_room_for_a_further_tree_there_are_fewer() {
 fn a_restarted_controller_knows_which_tree_a_node_is_of() {
     let identity = [11, 12];
     let back = |world: &mut World| {
-        let mut communicator = 77;
+        let first = 77;
         for (tree, (switch, name)) in [(SWITCH, "s"), (OTHER, "t")].into_iter().enumerate() {
             let presence = Presence { incarnation: 3, term: 4, held: 1 };
             world.switch_with(switch, name, tree as u8 + 1, presence);
-            let (group, tree, below) = (identity, tree as u8, Vec::new());
+            let (group, below, communicator) = (identity, Vec::new(), first + tree as u64);
+            let tree = tree as u8;
             let node = HeldNode { group, communicator, children: 2, below, tree };
             world.say(switch, ToController::Held { nodes: vec![node] });
             world.heard(switch);
-            communicator += 1;
         }
         let host = ConnectionId(0);
         for rank in [1, 0] {
@@ -210,7 +210,7 @@ fn a_restarted_controller_knows_which_tree_a_node_is_of() {
                 term: 5,
                 group: "g".to_owned(),
                 identity,
-                communicator: 77,
+                communicator: first,
                 world: 2,
                 rank,
                 address: at(rank, 0),

@@ -99,6 +99,7 @@ pub(super) struct Compare {
 
 #[derive(Serialize)]
 #[serde(rename_all = "snake_case")]
+#[expect(clippy::enum_variant_names, reason = "the names that the gateway knows")]
 pub(super) enum RequestOperation {
     RequestRange(Range),
     RequestPut(Put),
