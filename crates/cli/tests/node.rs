@@ -147,7 +147,7 @@ fn addresses_that_cannot_be_are_usage_errors() {
         ("switch --controller=127.0.0.1:1 --name=s", &["0.0.0.0"], "no address of one interface"),
         ("rdma pingpong", &["0.0.0.0"], "no address of one interface"),
         ("rdma write-bw", &["::"], "no address of one interface"),
-        ("rdma write-bw", &[&twice, &twice], "multiple times"),
+        ("rdma write-bw", &[&twice, &twice], "this command has one device"),
     ] {
         let mut arguments: Vec<&str> = command.split(' ').collect();
         binds.iter().for_each(|bind| arguments.extend(["--bind", bind]));
