@@ -33,7 +33,7 @@ const NOT_RUN: &[NotRun] = &[
             "shm::bad_requests_have_the_codes_of_other_transports",
             "shm::bytes_arrive_in_another_process_and_come_back",
             "shm::engines_end_while_others_write",
-            "shm::it_is_installed_once_and_before_memory",
+            "shm::it_is_installed_once_and_also_after_memory",
             "shm::memory_that_a_stopped_process_accesses_is_not_unregistered",
             "shm::memory_that_was_unregistered_is_noticed_and_the_next_descriptor_believed",
             "shm::nothing_is_written_after_unregistration",
