@@ -96,8 +96,9 @@ impl Area {
 
     /// A rank arrives at its next barrier. What it has written before is seen by all who pass.
     pub(super) fn arrive(&self, rank: u32, barrier: u64) {
-        self.member(rank, ARRIVED).store(barrier, Ordering::Release);
         let arrivals = self.arrivals().fetch_add(1, Ordering::SeqCst).wrapping_add(1);
+        // After that: a process that ends in between is missed at the next barrier, and not at none.
+        self.member(rank, ARRIVED).store(barrier, Ordering::Release);
         if arrivals == self.target(barrier) && self.sleepers().load(Ordering::SeqCst) > 0 {
             futex::wake_all(self.arrivals());
         }

@@ -31,6 +31,11 @@ pub(crate) struct Meeting {
 impl Meeting {
     pub(crate) fn prepare() -> Result<Self, JoinError> {
         let failed = |what| move |source| JoinError::SharedMemory { what, source };
+        // Where the system refuses one of these, switches do as well, as long as nothing is agreed.
+        GroupOwner::create(4096).map_err(failed("making memory to share"))?;
+        let own = own_process().map_err(failed("reading which process this is"))?;
+        MemberProcesses::open([own].into_iter())
+            .map_err(|(_, error)| failed("watching a process")(io::Error::other(error)))?;
         Ok(Self {
             host: Host::own().map_err(failed("reading which host this is"))?.with_user(),
             door: GroupDoor::open().map_err(failed("listening at a UNIX socket"))?,

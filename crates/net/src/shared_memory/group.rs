@@ -71,7 +71,8 @@ impl GroupMemory {
     pub unsafe fn read_to(&self, offset: usize, to: *mut u8, length: usize) -> bool {
         let Some(from) = self.mapping.range(offset as u64, length) else { return false };
         // SAFETY: the one is inside the mapping, whose pages stay, and the caller promises the other.
-        unsafe { guarded::copy(from, to, length, Caching::Through) }.is_ok()
+        unsafe { copy(from, to, length) };
+        true
     }
 
     /// As [`GroupMemory::write`], from memory that is named by its address.
@@ -81,7 +82,20 @@ impl GroupMemory {
     pub unsafe fn write_from(&self, offset: usize, from: *const u8, length: usize) -> bool {
         let Some(to) = self.mapping.range(offset as u64, length) else { return false };
         // SAFETY: as above.
-        unsafe { guarded::copy(from, to, length, Caching::Through) }.is_ok()
+        unsafe { copy(from, to, length) };
+        true
+    }
+}
+
+/// Copies. Memory that is not there ends the process, as it does where nobody recovers from such faults: the others
+/// would take for a vector what was there before.
+///
+/// # Safety
+/// As of [`guarded::copy`].
+unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
+    // SAFETY: the caller promises it.
+    if unsafe { guarded::copy(from, to, length, Caching::Through) }.is_err() {
+        std::process::abort();
     }
 }
 
