@@ -37,10 +37,11 @@ impl Proofs {
         Ok(file.map(|file| Token::from_file(&file)).transpose()?)
     }
 
-    /// Reads the certificates, if there is TLS. The controller is HOST:PORT.
-    pub(crate) fn tls(&self, controller: &str) -> anyhow::Result<Option<CallerTls>> {
+    /// Reads the certificates, if there is TLS. Controllers are HOST:PORT,...; a name is that of all of them.
+    pub(crate) fn tls(&self, controllers: &str) -> anyhow::Result<Option<CallerTls>> {
         let Some(authorities) = self.tls_ca.clone() else { return Ok(None) };
         let own = self.tls_cert.clone().zip(self.tls_key.clone());
+        let controller = controllers.split(',').next().unwrap_or_default();
         let host = controller.rsplit_once(':').map_or(controller, |(host, _)| host);
         let host = host.trim_start_matches('[').trim_end_matches(']');
         Ok(Some(CallerTls::from_files(&CallerFiles { authorities, own }, host)?))

@@ -30,7 +30,7 @@ impl Line {
         let session = match tls {
             None => None,
             Some(tls) => {
-                let mut session = tls.session()?;
+                let mut session = tls.session(stream.peer_addr()?.ip())?;
                 session.handshake(&mut Until { stream: &stream, deadline })?;
                 Some(Arc::new(Mutex::new(session)))
             }

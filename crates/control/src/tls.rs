@@ -55,7 +55,7 @@ mod on {
     /// Has both ends of a connection say who they are, if there is TLS.
     pub(crate) async fn call(stream: TcpStream, tls: Option<&CallerTls>) -> io::Result<Called> {
         let Some(tls) = tls else { return Ok(Admitted::Plain(stream)) };
-        let (config, name) = tls.config();
+        let (config, name) = tls.config(stream.peer_addr()?.ip());
         let stream = TlsConnector::from(config).connect(name, stream).await?;
         Ok(Admitted::Tls(Box::new(stream.into())))
     }

@@ -2,6 +2,7 @@
 
 use std::convert::Infallible;
 use std::io::{self, Read, Write};
+use std::net::IpAddr;
 
 use super::{CallerFiles, TlsFilesError};
 
@@ -25,7 +26,7 @@ impl CallerTls {
     }
 
     /// One connection.
-    pub fn session(&self) -> io::Result<CallerSession> {
+    pub fn session(&self, _: IpAddr) -> io::Result<CallerSession> {
         match self.0 {}
     }
 }

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::io::{self, Read, Write};
+use std::net::IpAddr;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -60,15 +61,21 @@ impl CallerTls {
         Ok(Self { config: Arc::new(config), name })
     }
 
-    /// One connection.
-    pub fn session(&self) -> io::Result<CallerSession> {
-        let connection = ClientConnection::new(Arc::clone(&self.config), self.name.clone());
+    /// One connection to this address.
+    pub fn session(&self, called: IpAddr) -> io::Result<CallerSession> {
+        let (config, name) = self.config(called);
+        let connection = ClientConnection::new(config, name);
         connection.map(CallerSession).map_err(io::Error::other)
     }
 
-    /// For whoever has another way to speak TLS.
-    pub fn config(&self) -> (Arc<ClientConfig>, ServerName<'static>) {
-        (Arc::clone(&self.config), self.name.clone())
+    /// For whoever has another way to speak TLS with this address. Where there are several controllers, a name is that
+    /// of all of them; each address is that of one.
+    pub fn config(&self, called: IpAddr) -> (Arc<ClientConfig>, ServerName<'static>) {
+        let name = match &self.name {
+            ServerName::IpAddress(_) => ServerName::IpAddress(called.to_canonical().into()),
+            name => name.clone(),
+        };
+        (Arc::clone(&self.config), name)
     }
 }
 
