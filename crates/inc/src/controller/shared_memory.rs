@@ -25,8 +25,8 @@ impl Controller {
 
     /// The communicator is ready: nothing but the ranks has a part in it.
     fn share(&mut self, id: GroupId) {
-        let communicator = self.next_communicator;
         self.next_communicator += 1;
+        let communicator = self.next_communicator;
         let Some(group) = self.groups.get_mut(&id) else { return };
         (group.ready, group.deadline) = (true, None);
         group.revived =
@@ -37,7 +37,9 @@ impl Controller {
         let told: Vec<_> = group.members.values().filter_map(|member| member.connection).collect();
         for connection in told {
             self.send(connection, FromController::SharedMemory(plan.clone()));
+            self.tell_controllers(connection);
         }
+        self.report_ready(id);
     }
 }
 
