@@ -427,9 +427,12 @@ fn attempt(
     let proofs = Proofs { tls: config.tls.clone(), token: config.token };
     let connected = control::connect(controller, &proofs, patience, SILENCE, silent);
     let (sender, receiver) = connected.map_err(|error| {
-        // One that stands still proves nothing.
-        let is_mute =
-            matches!(error, ConnectError::Io(_) | ConnectError::Receive(ReceiveError::TimedOut));
+        // One that stands still proves nothing, and one that begins or ceases to lead closes all connections.
+        let is_mute = match &error {
+            ConnectError::Io(_) | ConnectError::Receive(ReceiveError::TimedOut) => true,
+            ConnectError::Receive(ReceiveError::Io(error)) => tls::reason(error).is_none(),
+            _ => false,
+        };
         let error = match error {
             ConnectError::Io(source) if has_others => {
                 let text = format!("{source} (one of {})", search.known());

@@ -207,7 +207,8 @@ async fn serve(
         let now = millstream_net::now();
         // Before anything else: this process may have stood still, and another one lead.
         daemon.lead_or_stand_by(now);
-        let deadline = daemon.controller.poll_timeout();
+        // While nobody can be answered, nobody is late: nothing of theirs is read.
+        let deadline = daemon.controller.poll_timeout().filter(|_| daemon.may_speak());
         // Here and not in a branch below, so that no flood of other events keeps it from its turn:
         // it is what ends idle connections.
         if deadline.is_some_and(|deadline| deadline <= now) {
@@ -620,7 +621,12 @@ async fn converse(
             if lease.is_some_and(|lease| !lease.lasts()) {
                 break;
             }
-            let written = timeout(WRITE_TIMEOUT, writer.write_all(&frame)).await;
+            let write = async {
+                writer.write_all(&frame).await?;
+                // Over TLS it may wait here, where the network does not take all of it at once.
+                writer.flush().await
+            };
+            let written = timeout(WRITE_TIMEOUT, write).await;
             if !matches!(written, Ok(Ok(()))) {
                 break;
             }

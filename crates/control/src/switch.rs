@@ -290,13 +290,17 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
         let stream = connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
         crate::set_up(&stream)?;
         let called = stream.peer_addr()?;
-        let admitted = timeout(PROOF_TIMEOUT, crate::tls::call(stream, self.config.tls.as_ref()));
+        let patience = match self.search.has_others() {
+            true => SILENCE[0],
+            false => PROOF_TIMEOUT,
+        };
+        let admitted = timeout(patience, crate::tls::call(stream, self.config.tls.as_ref()));
         let stream = admitted.await.map_err(|_| SessionEnd::Silent)?.map_err(end_of)?;
         let (reader, mut writer) = tokio::io::split(stream);
         let mut reader = MessageReader::new(reader);
         if let Some(token) = self.config.token {
             let proof = prove(token, called, &mut reader, &mut writer);
-            timeout(PROOF_TIMEOUT, proof).await.map_err(|_| SessionEnd::Silent)??;
+            timeout(patience, proof).await.map_err(|_| SessionEnd::Silent)??;
         }
         for message in self.introduction() {
             send(&mut writer, &message).await?;
@@ -610,6 +614,11 @@ async fn prove(
 
 async fn send(writer: &mut Writer, message: &ToController) -> Result<(), SessionEnd> {
     let frame = encode(message).map_err(ReadError::from)?;
-    let written = timeout(WRITE_TIMEOUT, writer.write_all(&frame)).await;
+    let write = async {
+        writer.write_all(&frame).await?;
+        // Over TLS it may wait here, where the network does not take all of it at once.
+        writer.flush().await
+    };
+    let written = timeout(WRITE_TIMEOUT, write).await;
     Ok(written.map_err(|_| SessionEnd::Silent)??)
 }
