@@ -429,11 +429,20 @@ impl Engine {
     pub(crate) fn cancel(&self, sequence: u64, error: CollectiveError) -> bool {
         self.post(|| {
             let state = self.lock();
-            let over = state.outcome(sequence).is_some();
-            if !over {
-                self.end(state, error);
+            match state.outcome(sequence) {
+                None => {
+                    self.end(state, error);
+                    true
+                }
+                Some(outcome) => {
+                    drop(state);
+                    if matches!(outcome, Outcome::Failed) {
+                        // Of one tree, perhaps: on the others the switch may still write.
+                        self.disconnect();
+                    }
+                    false
+                }
             }
-            !over
         })
     }
 

@@ -36,8 +36,9 @@ pub struct RawCall {
 }
 
 impl Communicator {
-    /// Starts a collective, and returns at once. Up to 64 may be started and not over: they are done in the order in which
-    /// they were started, which must be the same on all ranks.
+    /// Starts a collective, and returns at once. Up to 64 may be started and not over: they end in the order in which
+    /// they were started, which must be the same on all ranks. Over several trees more than one is under way: none may
+    /// use what an earlier one writes before that is over.
     ///
     /// Memory that was registered ([`Communicator::register_raw`]) is used as it is. Any other is registered for this
     /// call, unless the vector is small.
