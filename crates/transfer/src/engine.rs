@@ -252,7 +252,7 @@ impl TransferEngine {
     /// it keeps nothing of registered memory. It goes behind those that were installed before.
     pub fn install_tcp(&self, config: TcpConfig) -> Result<(), InstallError> {
         let inner = &self.inner;
-        let _installing = inner.installing();
+        let installing = inner.installing();
         inner.check_new(tcp::NAME)?;
         let (host, incarnation) = (&inner.address.host, inner.incarnation);
         let transport = TcpTransport::new(
@@ -265,9 +265,12 @@ impl TransferEngine {
             inner.gate(Purpose::Memory),
         )?;
         let progress = Arc::clone(transport.shared_progress());
-        inner.install(Arc::new(transport))?;
+        let transport: Arc<dyn Transport> = Arc::new(transport);
+        inner.install(Arc::clone(&transport))?;
         // Once only, so not before it stays.
         let _ = inner.streams.set(progress);
+        drop(installing);
+        inner.prepare_open(&*transport);
         Ok(())
     }
 

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use crate::batch::BatchShared;
 use crate::engine::Inner;
-use crate::path::Place;
+use crate::path::{Place, in_order};
 use crate::terms::Terms;
 use crate::transport::{NAMES, Run, code_of};
 
@@ -113,8 +113,9 @@ impl Inner {
         self.next_transport(run).is_some()
     }
 
-    /// The next transport that leads where a run goes and may do it: its place and its name, and whether it copies.
-    fn next_transport(&self, run: &Run) -> Option<(usize, &'static str, bool)> {
+    /// Another transport that leads where a run goes and may do it, the first in the order in which they are tried: its
+    /// place and its name. None that copies: whoever cancels would not be heard there.
+    fn next_transport(&self, run: &Run) -> Option<(usize, &'static str)> {
         // Memory of a GPU here is for transports that say so, of which `rdma` is the last.
         if self.is_stopped() || self.required.is_set() || run.local.is_gpu() {
             return None;
@@ -122,11 +123,13 @@ impl Inner {
         let Run { segment, view, buffer, .. } = run;
         let place = Place { segment, descriptor: &view.descriptor, buffer: *buffer };
         self.with_transports(|all| {
-            let mut later = all.iter().enumerate().skip(run.transport + 1);
-            let found = later.find(|(_, transport)| {
-                run.allowed.has(transport.name()) && place.led_to_by(&***transport)
+            let found = in_order(all).find(|(index, transport)| {
+                *index != run.transport
+                    && !transport.copies()
+                    && run.allowed.has(transport.name())
+                    && place.led_to_by(*transport)
             });
-            found.map(|(index, transport)| (index, transport.name(), transport.copies()))
+            found.map(|(index, transport)| (index, transport.name()))
         })
     }
 
@@ -138,7 +141,7 @@ impl Inner {
         mut run: Run,
         terms: &Terms,
     ) -> bool {
-        let Some((index, name, copies)) = self.next_transport(&run) else { return false };
+        let Some((index, name)) = self.next_transport(&run) else { return false };
         let Some(transport) = self.with_transports(|all| all.get(index).cloned()) else {
             return false;
         };
@@ -152,7 +155,7 @@ impl Inner {
             batch.tasks.get(index).moves_to(to);
         }
         batch.counters.moved(from, to, run.tasks.len());
-        (run.transport, run.transport_name, run.copies) = (index, name, copies);
+        (run.transport, run.transport_name, run.copies) = (index, name, false);
         run.claimed = run.tasks.start;
         transport.submit(batch, &[run], terms);
         true

@@ -229,7 +229,7 @@ impl Inner {
     }
 
     /// As [`Inner::choose`], with those that are `avoided`.
-    fn choose_unless(
+    pub(crate) fn choose_unless(
         &self,
         place: Place<'_>,
         (allowed, order): (Allowed, &[&'static str]),

@@ -301,24 +301,20 @@ impl Inner {
                 true => None,
                 false => self.memory().find(source.first, source.length),
             };
-            let known = found.as_ref().or(local.as_ref().filter(|_| same_local));
-            let same_target = target
-                .as_ref()
-                .is_some_and(|it| it.holds(segment, extent.target) && it.rules == rules)
-                && (rules == 0 || same_local);
+            let known = if same_local { local.as_ref() } else { found.as_ref() };
+            let gpu = known.is_some_and(|local| local.is_gpu());
+            let same_target = target.as_ref().is_some_and(|it| {
+                it.holds(segment, extent.target) && it.rules == rules && it.gpu == gpu
+            }) && (rules == 0 || same_local);
             if !same_target {
-                let wanted = Wanted {
-                    index,
-                    allowed: terms.allowed,
-                    rules,
-                    gpu: known.is_some_and(|local| local.is_gpu()),
-                };
+                let wanted = Wanted { index, allowed: terms.allowed, rules, gpu };
                 target = Some(self.target(wanted, segment, extent.target, target)?);
             }
-            // One that was found before may be of before a transport was installed.
+            // What was found before may be of before a transport was installed.
             let transport = target.as_ref().map_or(0, |target| target.transport);
-            let is_known = local.as_ref().is_some_and(|local| local.is_known_to(transport));
-            if same_local && !is_known {
+            let known = if same_local { local.as_ref() } else { found.as_ref() };
+            let is_known = known.is_some_and(|local| local.is_known_to(transport));
+            if !is_known {
                 found = self.memory().find(source.first, source.length);
             }
             let same_local = same_local && is_known;
@@ -401,11 +397,16 @@ impl Inner {
                 [] => wanted.allowed,
                 order => wanted.allowed.and(Allowed::these(order)),
             };
-            if let Some((transport, transport_name)) = self.choose(place, allowed, order) {
+            let chosen = match wanted.gpu {
+                // Those that are taken in place of one that failed do not take such memory.
+                true => self.choose_unless(place, (allowed, order), |_| false),
+                false => self.choose(place, allowed, order),
+            };
+            if let Some((transport, transport_name)) = chosen {
                 self.tell_path(place, transport_name);
-                let rules = wanted.rules;
+                let terms = (allowed, wanted.rules, wanted.gpu);
                 let names = (transport, transport_name);
-                return Ok(Target::new(names, (allowed, rules), segment, view, buffer));
+                return Ok(Target::new(names, terms, segment, view, buffer));
             }
             // What was in the way when the segment was opened need not be there any more.
             refresh = !refreshed && segment.may_be_reached_now();
@@ -435,6 +436,8 @@ struct Target {
     allowed: Allowed,
     /// The rules that might have been for the request.
     rules: u64,
+    /// It is for memory of a GPU here.
+    gpu: bool,
     segment: Arc<OpenSegment>,
     view: View,
     buffer: usize,
@@ -443,12 +446,12 @@ struct Target {
 impl Target {
     const fn new(
         (transport, transport_name): (usize, &'static str),
-        (allowed, rules): (Allowed, u64),
+        (allowed, rules, gpu): (Allowed, u64, bool),
         segment: Arc<OpenSegment>,
         view: View,
         buffer: usize,
     ) -> Self {
-        Self { transport, transport_name, allowed, rules, segment, view, buffer }
+        Self { transport, transport_name, allowed, rules, gpu, segment, view, buffer }
     }
 
     /// The buffer.

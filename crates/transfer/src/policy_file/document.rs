@@ -59,12 +59,14 @@ pub(super) fn toml(text: &str) -> Result<Vec<Entry>, Fault> {
 fn of_table(lines: &Lines, table: &DeTable<'_>) -> Vec<Entry> {
     let entry = |(name, value): (&toml::Spanned<_>, &toml::Spanned<DeValue<'_>>)| {
         let key: &std::borrow::Cow<'_, str> = name.get_ref();
-        let line = lines.line(name.span().start);
-        Entry { key: key.to_string(), line, value: of_value(lines, value.get_ref()) }
+        let start = name.span().start;
+        let line = lines.line(start);
+        (start, Entry { key: key.to_string(), line, value: of_value(lines, value.get_ref()) })
     };
+    // In the order of the file: the first rule counts.
     let mut entries: Vec<_> = table.iter().map(entry).collect();
-    entries.sort_by_key(|entry| entry.line);
-    entries
+    entries.sort_by_key(|(start, _)| *start);
+    entries.into_iter().map(|(_, entry)| entry).collect()
 }
 
 fn of_value(lines: &Lines, value: &DeValue<'_>) -> Value {

@@ -105,7 +105,8 @@ impl PolicyFile {
         self.rules_where(|rule| {
             rule.intent.as_deref().is_none_or(|wanted| Some(wanted) == intent)
                 && rule.priority.is_none_or(|wanted| wanted == priority)
-                && rule.transports.iter().any(|name| allowed.has(name))
+                && (rule.transports.is_empty()
+                    || rule.transports.iter().any(|name| allowed.has(name)))
         })
     }
 
