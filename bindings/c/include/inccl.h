@@ -183,8 +183,8 @@ struct inccl_call {
 typedef uint64_t inccl_handle_t;
 
 /*
- * Starts a collective and returns at once. Up to 64 can be under way; they are done in the order in which they were
- * started. The vectors are the library's until inccl_test_v2 or inccl_wait_v2 has returned something else than
+ * Starts a collective and returns at once. Up to 64 can be under way; they end in the order in which they were
+ * started, and none may use what an earlier one writes before that one has ended. The vectors are the library's until inccl_test_v2 or inccl_wait_v2 has returned something else than
  * INCCL_IN_PROGRESS, which also ends the handle.
  */
 int inccl_start_v2(struct inccl_communicator *comm, const struct inccl_call *call, inccl_handle_t *handle);

@@ -240,8 +240,7 @@ impl Descriptor {
         Ok(descriptor)
     }
 
-    /// The first field in which `other` differs, with the value here and the value there. The
-    /// sequence is not compared.
+    /// The first field in which `other` differs, with the value here and the value there.
     pub fn difference(&self, other: &Self) -> Option<(Field, u64, u64)> {
         let fields = |descriptor: &Self| {
             let stripe = descriptor.stripe;

@@ -2,7 +2,7 @@
 //! switch refuses.
 //!
 //! There is a tree for each address that all of its ranks have. Each is planned as if those before it were another
-//! group's: where the network has it, they share no link.
+//! group's.
 
 use core::net::IpAddr;
 use std::collections::{HashMap, HashSet};

@@ -218,7 +218,7 @@ fn refusal(status: u16, body: &[u8]) -> Answer {
     } else if said.contains("authentication is not enabled") {
         "it has no passwords: leave the user and the password out"
     } else if said.contains("permission denied") {
-        "its user may not do that: grant its role the keys that begin with mooncake/"
+        "its user may not do that: grant its role the keys that begin with mooncake/ (of a controller: with the prefix of --state)"
     } else if said.contains("database space exceeded") {
         "its database is full: compact it, and `etcdctl alarm disarm`"
     } else if status == 404 {
