@@ -179,7 +179,7 @@ fn job(controller: &str, world: u32) -> Vec<Running> {
         let mut command = millstream();
         command.args(["allreduce", "--controller", controller, "--group=job", "--world", &world]);
         command.args(["--rank", &rank, "--bind", &address(), "--dtype=int32", "--op=sum"]);
-        command.args(["--iters=500", "--verify", "--size", &sizes]);
+        command.args(["--iters=500", "--path=switch", "--verify", "--size", &sizes]);
         Running::start(&format!("rank {rank}"), &mut command)
     };
     let mut ranks: Vec<Running> = (0..world).map(start).collect();
@@ -204,7 +204,7 @@ fn goes_on(ranks: &mut [Running], duration: Duration) {
 fn other(controller: &str, timeout: &str) -> Running {
     let mut command = millstream();
     command.args(["allreduce", "--controller", controller, "--group=other", "--world=1"]);
-    command.args(["--rank=0", "--size=4", "--verify", "--bind", &address()]);
+    command.args(["--rank=0", "--path=switch", "--size=4", "--verify", "--bind", &address()]);
     Running::start("another group", command.args(["--timeout", timeout]))
 }
 
