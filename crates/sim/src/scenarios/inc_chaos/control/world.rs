@@ -158,7 +158,7 @@ impl Job {
         let world = rng.between(1, 6) as u32;
         let sizes = Sizes { path_mtu: 1024, segment_bytes, window, world };
         let count = rng.between(1, 8);
-        let call = |rng: &mut Rng| {
+        let call = |rng: &mut Rng, number: u64| {
             let modes: &[Mode] = &[Mode::Write, Mode::Send];
             let shape = loop {
                 let shape = Shape::draw(rng, &sizes, modes);
@@ -168,9 +168,9 @@ impl Job {
                 }
             };
             let pause = if one_in(rng, 3) { rng.below(4_000_000) } else { rng.below(2000) };
-            (shape, Duration::from_micros(pause))
+            (Shape { number, ..shape }, Duration::from_micros(pause))
         };
-        let calls: Vec<_> = (0..count).map(|_| call(rng)).collect();
+        let calls: Vec<_> = (0..count).map(|number| call(rng, number)).collect();
         let leaver =
             one_in(rng, 6).then(|| (rng.below(world.into()) as u32, rng.below(count) as usize));
         let first = *hosts;
