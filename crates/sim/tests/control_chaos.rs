@@ -34,7 +34,6 @@ fn whatever_happens() {
         "ranks that left early",
         "ranks: blame a rank",
         "ranks: blame a switch",
-        "ranks: blame a switch for a rank",
         "ranks: not joined",
         "ranks: refused",
         "reports of switches",
