@@ -25,7 +25,7 @@ const SIZES: &str = "4,1000,65536,1048580,16777216";
 fn rank(program: &str, rank: u32, device: &str) -> String {
     format!(
         "for mode in write send; do for dtype in int32 fp32; do {program} allreduce --controller={OURS}:{PORT} \
-         --wait=30s --timeout=60s --group=$mode-$dtype --world=3 --rank={rank} {device} --mode=$mode --dtype=$dtype \
+         --path=switch --wait=30s --timeout=60s --group=$mode-$dtype --world=3 --rank={rank} {device} --mode=$mode --dtype=$dtype \
          --size={SIZES} --verify || exit 1; done; done"
     )
 }
