@@ -16,7 +16,7 @@ use millstream_transfer::{Opcode, RdmaConfig};
 /// Set in initiators: the address of the device, and the name of the target.
 const INITIATOR: &str = "MILLSTREAM_TEST_INITIATOR";
 
-/// How many are killed in all, if not 200.
+/// How many are killed in all, if not 400.
 const KILLED: &str = "MILLSTREAM_TEST_KILLED";
 
 const LENGTH: usize = 1 << 20;
@@ -28,7 +28,7 @@ const EACH: usize = 20;
 const ACCEPTED: usize = 32;
 
 /// The first so many fill what is kept for use again.
-const FIRST: usize = 80;
+const FIRST: usize = 200;
 
 /// By how much memory may grow with each after those. The numbers of up to 8192 connections that are closed
 /// are remembered, which takes less.
@@ -67,7 +67,7 @@ fn kill_one(device: &str, target: &str) {
 
 #[test]
 fn initiators_that_are_killed_leave_nothing_behind() {
-    let all = std::env::var(KILLED).map_or(200, |number| number.parse().unwrap());
+    let all = std::env::var(KILLED).map_or(400, |number| number.parse().unwrap());
     let mut target = Node::start_with(1, LENGTH, ACCEPTED);
     let devices = [address(), address()].map(|address| address.to_string());
     let mut before = None;
