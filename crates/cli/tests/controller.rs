@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Running, address, millstream};
+use common::{Running, address, goes_on, millstream};
 
 /// The bound that is promised, from the death of a rank, or the return of the controller, to the error.
 const BOUND: Duration = Duration::from_secs(5);
@@ -59,17 +59,6 @@ fn job(controller: &str, world: u32) -> Vec<Running> {
         assert!(rank.line().contains("in group job, over switch s0"));
     }
     ranks
-}
-
-/// All ranks go on for so long, and all results are right.
-fn goes_on(ranks: &mut [Running], duration: Duration) {
-    let start = Instant::now();
-    while start.elapsed() < duration {
-        for rank in &mut *ranks {
-            let line = rank.line();
-            assert!(line.ends_with(" 0 wrong"), "{line}");
-        }
-    }
 }
 
 /// A group that is new is served.

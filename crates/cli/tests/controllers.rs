@@ -10,7 +10,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use common::{Folder, PATIENCE, Running, address, millstream};
+use common::{Folder, PATIENCE, Running, address, goes_on, millstream};
 use serde_json::Value;
 
 /// The bound that is promised, from the end of a leader to all that is taken over by the next one.
@@ -187,17 +187,6 @@ fn job(controller: &str, world: u32) -> Vec<Running> {
         assert!(rank.line().contains("in group job, over switch s0"));
     }
     ranks
-}
-
-/// All ranks go on for so long, and all results are right.
-fn goes_on(ranks: &mut [Running], duration: Duration) {
-    let start = Instant::now();
-    while start.elapsed() < duration {
-        for rank in &mut *ranks {
-            let line = rank.line();
-            assert!(line.ends_with(" 0 wrong"), "{line}");
-        }
-    }
 }
 
 /// A group of one rank.

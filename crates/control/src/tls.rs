@@ -22,20 +22,19 @@ pub(crate) use on::{Called, Guard, call};
 #[cfg(feature = "tls")]
 mod on {
     use std::io;
-    use std::path::Path;
     use std::pin::Pin;
     use std::sync::Arc;
     use std::task::{Context, Poll};
     use std::time::Duration;
 
-    use millstream_net::tls::CallerTls;
+    use millstream_net::tls::{CallerTls, certificates};
     use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
     use tokio::net::TcpStream;
     use tokio::time::timeout;
     use tokio_rustls::TlsStream;
     use tokio_rustls::rustls::crypto::ring;
+    use tokio_rustls::rustls::pki_types::PrivateKeyDer;
     use tokio_rustls::rustls::pki_types::pem::PemObject;
-    use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
     use tokio_rustls::rustls::server::WebPkiClientVerifier;
     use tokio_rustls::rustls::{RootCertStore, ServerConfig};
     use tokio_rustls::{TlsAcceptor, TlsConnector};
@@ -119,16 +118,6 @@ mod on {
         let _ = stream.shutdown().await;
         let mut bytes = [0; 1024];
         while stream.read(&mut bytes).await.is_ok_and(|count| count > 0) {}
-    }
-
-    fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-        let failed = |error| format!("certificate {}: {error}", path.display());
-        let found: Vec<_> =
-            CertificateDer::pem_file_iter(path).and_then(Iterator::collect).map_err(failed)?;
-        match found.is_empty() {
-            true => Err(format!("{}: there is no certificate in it", path.display())),
-            false => Ok(found),
-        }
     }
 
     impl AsyncRead for Admitted {

@@ -2,13 +2,13 @@
 
 use std::fmt;
 use std::io::{self, BufRead, Read, Write};
-use std::path::Path;
 use std::sync::Arc;
 
+use millstream_net::tls::certificates;
 use rustls::client::Resumption;
 use rustls::crypto::ring;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::pki_types::{PrivateKeyDer, ServerName};
 use rustls::server::{NoServerSessionStorage, WebPkiClientVerifier};
 use rustls::version::TLS13;
 use rustls::{
@@ -85,16 +85,6 @@ impl PeerTls {
     pub fn called(&self) -> Result<TlsSession, TlsError> {
         let connection = ServerConnection::new(Arc::clone(&self.called));
         TlsSession::new(connection.map_err(|error| explain(&error))?.into(), "")
-    }
-}
-
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
-    let failed = |error| format!("certificate {}: {error}", path.display());
-    let found: Vec<_> =
-        CertificateDer::pem_file_iter(path).and_then(Iterator::collect).map_err(failed)?;
-    match found.is_empty() {
-        true => Err(format!("{}: there is no certificate in it", path.display())),
-        false => Ok(found),
     }
 }
 

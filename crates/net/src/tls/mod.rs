@@ -10,7 +10,7 @@ use thiserror::Error;
 #[cfg(feature = "tls")]
 mod on;
 #[cfg(feature = "tls")]
-pub use on::{CallerSession, CallerTls, reason};
+pub use on::{CallerSession, CallerTls, certificates, reason};
 
 #[cfg(not(feature = "tls"))]
 mod off;

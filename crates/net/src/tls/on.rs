@@ -79,7 +79,8 @@ impl CallerTls {
     }
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
+/// The certificates of a file in PEM: one at least. The error names the file.
+pub fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, String> {
     let failed = |error| format!("certificate {}: {error}", path.display());
     let found: Vec<_> =
         CertificateDer::pem_file_iter(path).and_then(Iterator::collect).map_err(failed)?;

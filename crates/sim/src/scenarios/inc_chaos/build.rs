@@ -1,5 +1,6 @@
 //! Hosts, switches and connections, as a world says.
 
+use core::ops::Range;
 use core::time::Duration;
 
 use millstream_inc::{
@@ -18,7 +19,7 @@ use super::outsider::Known;
 use super::world::{Group, Rudeness, World, address};
 use crate::connection::{Remote, connect};
 use crate::rank::DOMAIN;
-use crate::{ConnectionOptions, HostOptions, LinkId, NodeId, Rng, Simulation};
+use crate::{ConnectionOptions, HostOptions, LinkId, LinkOptions, NodeId, Rng, Simulation};
 
 pub(super) type Network<'a> = Simulation<'a, Participant>;
 
@@ -219,24 +220,34 @@ pub(super) fn build(world: &World, rng: &mut Rng, network: &mut Network<'_>) -> 
     Built { known, links, outsider, bytes }
 }
 
-/// Each machine sends everything over one link, and gets all from a switch over another.
+/// Links of all machines, and of the outsider to them.
 fn add_links(world: &World, network: &mut Network<'_>, outsider: NodeId) -> Vec<Vec<LinkId>> {
     let machines = world.hosts + world.switches;
-    let mut links: Vec<Vec<LinkId>> = (0..machines).map(|_| Vec::new()).collect();
-    let outside = network.add_link(crate::LinkOptions { rate: None, ..world.link });
-    for switch in world.hosts..machines {
+    let outside = network.add_link(LinkOptions { rate: None, ..world.link });
+    let links = link_machines(network, world.hosts..machines, world.link);
+    for machine in 0..machines {
+        network.route(outsider, NodeId(machine), outside);
+    }
+    links
+}
+
+/// Each machine sends everything over one link, and gets all from a switch over another. Hosts come before the switches.
+pub(super) fn link_machines(
+    network: &mut Network<'_>,
+    switches: Range<usize>,
+    options: LinkOptions,
+) -> Vec<Vec<LinkId>> {
+    let mut links: Vec<Vec<LinkId>> = (0..switches.end).map(|_| Vec::new()).collect();
+    for switch in switches {
         for other in 0..=switch {
             let pairs = [(switch, other), (other, switch)];
             for (from, to) in pairs.into_iter().take(1 + usize::from(other != switch)) {
-                let link = network.add_link(world.link);
+                let link = network.add_link(options);
                 network.route(NodeId(from), NodeId(to), link);
                 links[from].push(link);
                 links[to].push(link);
             }
         }
-    }
-    for machine in 0..machines {
-        network.route(outsider, NodeId(machine), outside);
     }
     links
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use millstream_roce::Instant;
 
-use super::super::build::Network;
+use super::super::build::{Network, link_machines};
 use super::super::machine::{Kind, Participant};
 use super::super::world::address;
 use super::agent::Link;
@@ -110,18 +110,7 @@ impl Director {
             let node = network.add_machine(address(machine), nobody, HostOptions::default());
             network.set_up(node, false);
         }
-        let mut links: Vec<Vec<LinkId>> = (0..machines).map(|_| Vec::new()).collect();
-        for switch in world.hosts..machines {
-            for other in 0..=switch {
-                let pairs = [(switch, other), (other, switch)];
-                for (from, to) in pairs.into_iter().take(1 + usize::from(other != switch)) {
-                    let link = network.add_link(world.link);
-                    network.route(NodeId(from), NodeId(to), link);
-                    links[from].push(link);
-                    links[to].push(link);
-                }
-            }
-        }
+        let links = link_machines(network, world.hosts..machines, world.link);
         Self {
             calm_from: network.after(world.calm_from()),
             ranks: (0..world.hosts).map(|_| Rank::new()).collect(),
