@@ -7,11 +7,14 @@
 //! share memory in place of that, and send no packet ([`Path`]).
 //!
 //! ```no_run
+//! use std::net::SocketAddr;
+//!
 //! use millstream_collective::{Communicator, JoinConfig, ReduceOperation};
 //! use millstream_verbs::{Device, SoftConfig};
 //!
 //! let device = Device::open_soft(&SoftConfig::new("127.0.0.2".parse()?))?;
-//! let config = JoinConfig::new("127.0.0.1:52200".parse()?, "example", 4, 0, &device);
+//! let controller: SocketAddr = "127.0.0.1:52200".parse()?;
+//! let config = JoinConfig::new(controller, "example", 4, 0, &device);
 //! let mut communicator = Communicator::join(&config)?;
 //! let mine = vec![1_i32; 1024];
 //! let mut sum = vec![0; 1024];
