@@ -10,12 +10,26 @@ const SAMPLE: Duration = Duration::from_millis(2);
 /// The past counts for between one and two of these.
 const MEMORY: Duration = Duration::from_secs(5);
 
-/// The best of the recent past: of the present epoch and of the one before.
+/// The most of the recent past: of the present epoch and of the one before.
 #[derive(Debug, Default)]
 struct Best {
     epoch_start: Instant,
     present: Option<u64>,
     past: Option<u64>,
+}
+
+/// The smallest round trip, in nanoseconds.
+///
+/// What waits in a rail's queue makes every round trip longer, and what may be in flight grows with the smallest: if
+/// it were forgotten while the queue is never empty, both would double again and again. So it is measured anew over a
+/// queue that has been emptied (Cardwell et al., "BBR Congestion Control", draft-ietf-ccwg-bbr, ProbeRTT).
+#[derive(Debug, Default)]
+struct RoundTrip {
+    smallest: Option<u64>,
+    /// When it was measured.
+    at: Instant,
+    /// It was measured long ago, and since then little is in flight.
+    emptied_at: Option<Instant>,
 }
 
 /// Over so much time in which it had something to do is looked at what a rail carries now.
@@ -31,8 +45,7 @@ pub(crate) const COST_PLACES: u32 = 16;
 pub(crate) struct Measure {
     /// Bytes per second.
     rate: Best,
-    /// Nanoseconds.
-    round_trip: Best,
+    round_trip: RoundTrip,
     present: Mark,
     cost: Cost,
     /// How long the slice took that completed last.
@@ -66,17 +79,36 @@ pub(crate) struct Mark {
 }
 
 impl Best {
-    fn add(&mut self, now: Instant, value: u64, better: fn(u64, u64) -> u64) {
+    fn add(&mut self, now: Instant, value: u64) {
         let age = now.saturating_duration_since(self.epoch_start);
         if age >= MEMORY {
             self.past = self.present.take().filter(|_| age < 2 * MEMORY);
             self.epoch_start = now;
         }
-        self.present = Some(self.present.map_or(value, |best| better(best, value)));
+        self.present = Some(self.present.map_or(value, |best| best.max(value)));
     }
 
-    fn get(&self, better: fn(u64, u64) -> u64) -> Option<u64> {
-        self.past.into_iter().chain(self.present).reduce(better)
+    fn get(&self) -> Option<u64> {
+        self.past.into_iter().chain(self.present).max()
+    }
+}
+
+impl RoundTrip {
+    fn is_old(&self, now: Instant) -> bool {
+        self.smallest.is_some() && now.saturating_duration_since(self.at) >= 2 * MEMORY
+    }
+
+    /// A slice has completed that was posted then, `alone` if nothing else was in flight. `little` is in flight now.
+    fn add(&mut self, now: Instant, posted_at: Instant, alone: bool, little: bool) {
+        let nanos = now.saturating_duration_since(posted_at).as_nanos() as u64;
+        let over_empty_queue = alone || self.emptied_at.is_some_and(|since| posted_at >= since);
+        if self.smallest.is_none_or(|smallest| nanos <= smallest)
+            || (self.is_old(now) && over_empty_queue)
+        {
+            *self = Self { smallest: Some(nanos), at: now, emptied_at: None };
+        } else if little && self.emptied_at.is_none() && self.is_old(now) {
+            self.emptied_at = Some(now);
+        }
     }
 }
 
@@ -157,7 +189,7 @@ impl Measure {
     }
 
     /// A slice of so many bytes has completed that was posted at `posted_at`. By now this process was held up
-    /// for so long in all.
+    /// for so long in all; and `little` is in flight now, as much as any rail may have.
     ///
     /// The rate is that of all that has completed since the last completion before it was posted, over that
     /// time or over that in which it was posted, whatever is longer. So what is told in one go, after a thread
@@ -169,9 +201,11 @@ impl Measure {
         (posted_at, posted): (Instant, Mark),
         bytes: u64,
         held_up: Duration,
+        little: bool,
     ) {
         let took = now.saturating_duration_since(posted_at).as_nanos() as u64;
-        self.round_trip.add(now, took, u64::min);
+        let alone = posted.posted_at == posted_at && posted.bytes == self.present.bytes;
+        self.round_trip.add(now, posted_at, alone, little);
         let before = self.present;
         if posted_at < before.at {
             let nanos = now.saturating_duration_since(before.at);
@@ -190,19 +224,19 @@ impl Measure {
         if !elapsed.is_zero() {
             let done = u128::from(self.present.bytes - posted.bytes) * 1_000_000_000;
             let rate = done / elapsed.max(SAMPLE).as_nanos();
-            self.rate.add(now, rate.min(u64::MAX.into()) as u64, u64::max);
+            self.rate.add(now, rate.min(u64::MAX.into()) as u64);
         }
     }
 
     /// What was measured says nothing any more.
     pub(crate) fn forget(&mut self) {
-        (self.rate, self.round_trip) = (Best::default(), Best::default());
+        (self.rate, self.round_trip) = (Best::default(), RoundTrip::default());
         (self.cost, self.last) = (Cost::default(), Duration::ZERO);
     }
 
     /// Bytes per second; `None` before anything was measured.
     pub(crate) fn peak_rate(&self) -> Option<u64> {
-        self.rate.get(u64::max)
+        self.rate.get()
     }
 
     /// What a byte costs now, in nanoseconds with [`COST_PLACES`]; `None` where that is unknown.
@@ -222,11 +256,16 @@ impl Measure {
 
     /// The smallest round trip in nanoseconds, or 0.
     pub(crate) fn round_trip_nanos(&self) -> u64 {
-        self.round_trip.get(u64::min).unwrap_or_default()
+        self.round_trip.smallest.unwrap_or_default()
     }
 
     pub(crate) fn smallest_round_trip(&self) -> Option<Duration> {
-        self.round_trip.get(u64::min).map(Duration::from_nanos)
+        self.round_trip.smallest.map(Duration::from_nanos)
+    }
+
+    /// Whether that was measured long ago: then its queue has to be emptied, to measure it anew.
+    pub(crate) fn round_trip_is_old(&self, now: Instant) -> bool {
+        self.round_trip.is_old(now)
     }
 }
 
@@ -244,7 +283,7 @@ mod tests {
     fn alone(measure: &mut Measure, posted: u64, now: u64, bytes: u64) {
         measure.begin(at(posted), HELD_UP);
         let mark = measure.mark();
-        measure.completed(at(now), (at(posted), mark), bytes, HELD_UP);
+        measure.completed(at(now), (at(posted), mark), bytes, HELD_UP, true);
     }
 
     #[test]
@@ -265,11 +304,11 @@ mod tests {
         assert_eq!(measure.smallest_round_trip(), Some(Duration::from_millis(10)));
         // After two epochs without any nothing of the past is recent; nor after more.
         let mut best = Best::default();
-        best.add(at(0), 9, u64::max);
-        best.add(at(9999), 5, u64::max);
-        assert_eq!(best.get(u64::max), Some(9));
-        best.add(at(19_999), 3, u64::max);
-        assert_eq!(best.get(u64::max), Some(3));
+        best.add(at(0), 9);
+        best.add(at(9999), 5);
+        assert_eq!(best.get(), Some(9));
+        best.add(at(19_999), 3);
+        assert_eq!(best.get(), Some(3));
         alone(&mut measure, 90_000, 90_020, 200);
         assert_eq!(measure.peak_rate(), Some(10_000));
         assert_eq!(measure.smallest_round_trip(), Some(Duration::from_millis(20)));
@@ -277,6 +316,28 @@ mod tests {
         assert_eq!((measure.peak_rate(), measure.smallest_round_trip()), (None, None));
         alone(&mut measure, 90_100, 90_102, 100);
         assert_eq!(measure.peak_rate(), Some(50_000));
+    }
+
+    #[test]
+    fn an_old_round_trip_is_measured_anew_over_an_empty_queue() {
+        let mut round_trip = RoundTrip::default();
+        let mut add = |posted: u64, now: u64, little| {
+            round_trip.add(at(now), at(posted), false, little);
+            (round_trip.smallest.unwrap() / 1_000_000, round_trip.is_old(at(now)))
+        };
+        assert_eq!(add(0, 4, false), (4, false));
+        assert_eq!(add(5, 9, false), (4, false), "as short is as good");
+        assert_eq!(add(9_000, 10_008, true), (4, false));
+        // Ten seconds: what is posted before the queue is empty says nothing.
+        assert_eq!(add(9_000, 10_009, false), (4, true));
+        assert_eq!(add(10_000, 10_100, true), (4, true), "it was posted before");
+        assert_eq!(add(10_099, 10_199, true), (4, true));
+        assert_eq!(add(10_100, 10_110, false), (10, false));
+        // It is not as old as the one before.
+        assert_eq!(add(10_110, 20_109, true), (10, false));
+        assert_eq!(add(10_110, 20_110, true), (10, true));
+        round_trip.add(at(30_000), at(29_980), true, true);
+        assert_eq!(round_trip.smallest, Some(20_000_000), "nothing else was in flight");
     }
 
     /// Bytes per second now.
@@ -291,7 +352,7 @@ mod tests {
         for _ in 0..slices {
             now += each;
             let (posted, mark) = marks.remove(0);
-            measure.completed(at(now), (at(posted), mark), 64_000, HELD_UP);
+            measure.completed(at(now), (at(posted), mark), 64_000, HELD_UP, true);
             marks.push((now, measure.mark()));
         }
         now
@@ -341,7 +402,7 @@ mod tests {
         measure.begin(at(now), HELD_UP);
         let mark = measure.mark();
         for _ in 0..50 {
-            measure.completed(at(now + 90), (at(now), mark), 64_000, HELD_UP);
+            measure.completed(at(now + 90), (at(now), mark), 64_000, HELD_UP, true);
         }
         stream(&mut measure, now + 90, 30, 1);
         let rate = rate(&measure).unwrap();
@@ -360,7 +421,7 @@ mod tests {
             let mark = measure.mark();
             for (after, rounds) in [(1, round), (901, round + 1), (902, round + 1)] {
                 let now = at(start + after);
-                measure.completed(now, (at(start), mark), 64_000, held_up(rounds));
+                measure.completed(now, (at(start), mark), 64_000, held_up(rounds), true);
             }
         }
         assert_eq!(measure.cost(), before);
@@ -387,7 +448,7 @@ mod tests {
         let mut marks = vec![(0, measure.mark()), (0, measure.mark())];
         for step in 1..=10 {
             let (posted, mark) = marks.remove(0);
-            measure.completed(at(step * 4), (at(posted), mark), 1000, HELD_UP);
+            measure.completed(at(step * 4), (at(posted), mark), 1000, HELD_UP, true);
             marks.push((step * 4, measure.mark()));
         }
         assert_eq!(measure.peak_rate(), Some(250_000));
@@ -411,7 +472,7 @@ mod tests {
         // The first eight are told together, and each is followed by another, which takes 1 ms.
         for now in (0..30).map(|step: u64| 200 + step.saturating_sub(7)) {
             let (posted, mark) = marks.remove(0);
-            measure.completed(at(now), (at(posted), mark), 1000, HELD_UP);
+            measure.completed(at(now), (at(posted), mark), 1000, HELD_UP, true);
             marks.push((now, measure.mark()));
         }
         assert_eq!(measure.peak_rate(), Some(1_000_000), "a slice each millisecond");

@@ -132,7 +132,7 @@ pub struct Rail {
     pub(crate) probing: bool,
     /// A test is under way: then it is not up before that is answered, or others are judged by the answer.
     pub(crate) testing: bool,
-    /// How often it was given up as silent while others completed, since something completed on it.
+    /// How often it was given up as silent while others completed, since more than a probe completed on it.
     pub(crate) silences: u32,
     /// Slices that failed by themselves since one was done.
     missed: u32,
@@ -251,13 +251,14 @@ impl Rail {
         self.measure.cost()
     }
 
-    /// The shortest time recently from posting a slice to its completion.
+    /// The shortest time from posting a slice to its completion, of the last ten seconds or measured anew after them.
     pub fn smallest_round_trip(&self) -> Option<Duration> {
         self.measure.smallest_round_trip()
     }
 
     /// Bytes that may be in flight: 256 KiB, or the recent peak rate times 20 ms or times twice the
-    /// smallest round trip, whatever is most.
+    /// smallest round trip, whatever is most. It is 256 KiB for a moment when no round trip was as short as the
+    /// smallest for ten seconds, and that is measured anew.
     pub const fn limit_bytes(&self) -> u64 {
         self.limit
     }
@@ -293,9 +294,17 @@ impl Rail {
         held_up: Duration,
     ) {
         (self.last_completion, self.completed_at, self.suspected_at) = (now, now, None);
-        self.probing = false;
-        (self.silences, self.missed) = (0, 0);
-        self.measure.completed(now, posted, length.into(), held_up);
+        // The first after a failure may have passed at once, over a link that had sent nothing for a while.
+        if !self.probing {
+            self.silences = 0;
+        }
+        (self.probing, self.missed) = (false, 0);
+        let little = self.bytes <= LEAST_BYTES;
+        self.measure.completed(now, posted, length.into(), held_up, little);
+        if self.measure.round_trip_is_old(now) {
+            self.limit = LEAST_BYTES;
+            return;
+        }
         let Some(rate) = self.measure.peak_rate() else { return };
         let round_trip = self.measure.smallest_round_trip().unwrap_or_default();
         let flight = FLIGHT.max(2 * round_trip).as_nanos();
@@ -446,9 +455,12 @@ mod tests {
         complete(&mut rail, 0, 2, 1_000_000);
         assert_eq!((rail.peak_rate(), rail.limit_bytes()), (Some(500_000_000), 10_000_000));
         rail.was_silent();
+        rail.rest(at(4), true, &Config::default());
         assert_eq!((rail.peak_rate(), rail.cost(), rail.limit_bytes()), (None, None, 256 << 10));
         assert_eq!(rail.leniency(), 2);
         complete(&mut rail, 10, 12, 1_000_000);
+        assert_eq!((rail.leniency(), rail.limit_bytes()), (2, 10_000_000), "it was a probe");
+        complete(&mut rail, 12, 14, 1_000_000);
         assert_eq!((rail.leniency(), rail.limit_bytes()), (1, 10_000_000));
     }
 

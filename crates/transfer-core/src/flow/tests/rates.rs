@@ -45,6 +45,8 @@ pub(super) struct Copy {
     pub(super) held_up_until: Instant,
     /// The chunk of which the first byte is so slow at the peer that its NIC waits for it.
     pub(super) slow: Option<(u64, Duration)>,
+    /// How many of them are under way.
+    chunks: u64,
     begun: u64,
     ended: Vec<u64>,
     pub(super) oldest: u64,
@@ -81,6 +83,7 @@ impl Copy {
             sequence: 0,
             held_up_until: Instant::ZERO,
             slow: None,
+            chunks: CHUNKS,
             begun: 0,
             ended: Vec::new(),
             oldest: 0,
@@ -121,7 +124,7 @@ impl Copy {
     /// Does what the flow wants, and keeps the copy going.
     fn poll(&mut self) {
         loop {
-            while self.begun < self.oldest + CHUNKS {
+            while self.begun < self.oldest + self.chunks {
                 self.begun += 1;
                 let chunk = Request { priority: self.priority, ..write(self.begun, CHUNK) };
                 self.flow.submit(&chunk).unwrap();
@@ -218,6 +221,33 @@ fn several_links_carry_what_they_can() {
         assert!(copy.least(100, 1900) >= 97 * u64::from(links), "{:?}", copy.came);
         assert_eq!(copy.breaks, []);
     }
+}
+
+/// Else it is in every round trip, the smallest is forgotten, and what may be in flight doubles: until one rail has
+/// all there is, and the others none.
+#[test]
+fn a_queue_that_is_never_empty_grows_no_longer() {
+    let mut copy = Copy::new(4);
+    copy.chunks = 16;
+    for second in 1..60 {
+        copy.pass(at(1000 * second));
+        for rail in copy.flow.rails() {
+            let limit = rail.limit_bytes();
+            assert!(limit <= (RATE / 50) * 11 / 10, "{second} s: {limit} bytes may be in flight");
+        }
+    }
+    assert!(copy.least(100, 59_000) >= 388, "{:?}", copy.came);
+}
+
+/// Twice as long as what is in flight lasts: it is found out by emptying the queue.
+#[test]
+fn a_path_that_becomes_long_is_filled_again() {
+    let mut copy = Copy::new(1);
+    copy.chunks = 16;
+    copy.pass(at(1000));
+    copy.answer = Duration::from_millis(40);
+    copy.pass(at(25_000));
+    assert!(copy.least(23_000, 25_000) >= 95, "{:?}", copy.came);
 }
 
 #[test]
