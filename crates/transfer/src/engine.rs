@@ -9,13 +9,14 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWrite
 use std::time::{Duration, Instant, SystemTime};
 
 use millstream_metadata::{
-    Client, Frame, FrameType, Gate, HandShakeDesc, HostPort, Purpose, RpcMeta, SegmentDesc, Server,
-    Store, open_store,
+    Client, Frame, FrameType, Gate, HandShakeDesc, Handler, HostPort, Purpose, RpcMeta,
+    SegmentDesc, Store, open_store,
 };
 use millstream_verbs::Device;
 
 use crate::admission::Admission;
 use crate::calls::Calls;
+use crate::control_port::ControlPort;
 use crate::copier::Copier;
 use crate::listen::listen;
 use crate::local::LocalTransport;
@@ -44,8 +45,9 @@ use crate::{
 /// memory; buffers made by it stay usable as plain memory.
 pub struct TransferEngine {
     pub(crate) inner: Arc<Inner>,
+    /// `None` when it ends.
+    control: Option<ControlPort>,
     address: SocketAddr,
-    server: Option<Server>,
 }
 
 pub(crate) struct Inner {
@@ -156,10 +158,11 @@ impl TransferEngine {
             required: Required::default(),
             stopped: AtomicBool::new(false),
         });
-        let handler = Arc::new(Answer::new(Arc::downgrade(&inner)));
-        let gate = inner.gate(Purpose::Handshake);
-        let server = Server::guarded(listener, config.server, gate, handler).map_err(failed)?;
-        let engine = Self { inner, address, server: Some(server) };
+        let (gate, backlog) = (inner.gate(Purpose::Handshake), config.listen_backlog);
+        let control = ControlPort::new(listener, config.server, backlog, gate, inner.answer());
+        let control = control.map_err(failed)?;
+        let address = control.address();
+        let engine = Self { inner, control: Some(control), address };
         // It answers already: whoever has its name may be asked who that is.
         let meta = RpcMeta { address: reached_at, incarnation: Some(engine.inner.incarnation) };
         engine.inner.store.publish_address(&engine.inner.name, &meta)?;
@@ -200,6 +203,11 @@ impl TransferEngine {
         inner.check_new(RdmaTransport::NAME)?;
         let transport = RdmaTransport::new(config, context)?;
         *inner.devices.write().unwrap_or_else(PoisonError::into_inner) = transport.devices();
+        // Before it is published: peers call at all addresses that they know then.
+        if let Some(control) = &self.control {
+            let addresses = transport.addresses().into_iter();
+            control.listen_also(addresses, || inner.gate(Purpose::Handshake), &inner.answer());
+        }
         let transport: Arc<dyn Transport> = Arc::new(transport);
         let installed = inner.install(Arc::clone(&transport));
         if installed.is_err() {
@@ -590,12 +598,17 @@ impl fmt::Debug for TransferEngine {
 impl Drop for TransferEngine {
     fn drop(&mut self) {
         // First those who could begin something new, then what was begun, then the memory.
-        self.server = None;
+        self.control = None;
         self.inner.stop();
     }
 }
 
 impl Inner {
+    /// What answers peers.
+    fn answer(&self) -> Arc<dyn Handler> {
+        Arc::new(Answer::new(Weak::clone(&self.own)))
+    }
+
     /// Who is admitted to a port for this, where there is a token or a certificate.
     fn gate(&self, purpose: Purpose) -> Option<Gate> {
         let config = self.client.config();

@@ -37,6 +37,7 @@ mod batch;
 mod buffer;
 mod calls;
 mod config;
+mod control_port;
 mod copier;
 mod engine;
 mod error;

@@ -35,7 +35,8 @@ pub(crate) fn listen(
     Err(io::Error::new(io::ErrorKind::AddrInUse, what))
 }
 
-fn listen_at(address: SocketAddr, backlog: u16) -> io::Result<TcpListener> {
+/// Listens there.
+pub(crate) fn listen_at(address: SocketAddr, backlog: u16) -> io::Result<TcpListener> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     // Connections of an earlier process that are still closing do not keep the port.
     socket.set_reuse_address(true)?;

@@ -1,5 +1,6 @@
 //! What is asked of a peer: to connect, to fence, and whether it is there.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -7,6 +8,7 @@ use millstream_metadata::{CallError, CallErrorKind, Frame, FrameType, HandShakeD
 use millstream_transfer_core::RailId;
 
 use super::connection::{self, Unconnected};
+use super::control_addresses::Place;
 use super::peer::Peer;
 use crate::FailureReason;
 
@@ -44,7 +46,7 @@ impl Peer {
             ..self.greeting(rail)
         };
         let timeout = self.shared.context.calls.timeout();
-        self.ask_peer(request, timeout, move |peer, reply| {
+        self.ask_peer(request, timeout, None, move |peer, reply| {
             let connected = reply.and_then(|reply| {
                 if !reply.reply_msg.is_empty() {
                     let reason = reply.reply_msg.chars().take(200).collect();
@@ -73,7 +75,9 @@ impl Peer {
     /// Asks the peer to confirm that nothing of a connection can arrive any more.
     pub(super) fn fence(&self, rail: RailId, epoch: u64) {
         let request = HandShakeDesc { fence: true, epoch: Some(epoch), ..self.greeting(rail) };
-        let asked = self.ask_peer(request, QUESTION_TIMEOUT, move |peer, reply| {
+        // What has just failed is no way to ask.
+        let failed = self.rails.get(usize::from(rail.0)).map(|way| way.gid.address());
+        let asked = self.ask_peer(request, QUESTION_TIMEOUT, failed, move |peer, reply| {
             match reply {
                 Ok(reply) if reply.fenced.is_some_and(|fenced| fenced >= epoch) => {
                     peer.fenced(rail, epoch, true);
@@ -92,7 +96,7 @@ impl Peer {
     pub(super) fn ask(&self) {
         let request =
             HandShakeDesc { fence: true, epoch: Some(0), ..self.greeting(RailId(u16::MAX)) };
-        let asked = self.ask_peer(request, QUESTION_TIMEOUT, |peer, _| peer.asked());
+        let asked = self.ask_peer(request, QUESTION_TIMEOUT, None, |peer, _| peer.asked());
         if asked.is_err() {
             self.asked();
         }
@@ -115,12 +119,13 @@ impl Peer {
         }
     }
 
-    /// Asks at the peer's control port, and tells `done` what it has answered. Takes note of who
-    /// answers, or that nobody is there.
+    /// Asks at the peer's control port, rather not by the NIC with the address `avoided`, and tells `done` what it
+    /// has answered. Takes note of who answers, or that nobody is there.
     fn ask_peer(
         &self,
         request: HandShakeDesc,
         timeout: Duration,
+        avoided: Option<IpAddr>,
         done: impl FnOnce(&Self, Result<HandShakeDesc, FailureReason>) + Send + 'static,
     ) -> Result<(), FailureReason> {
         let store = &self.shared.context.store;
@@ -129,33 +134,40 @@ impl Peer {
             .map_err(|error| FailureReason::Handshake(error.to_string()))?;
         let frame = Frame::new(FrameType::Connection, request.to_json());
         let (own, asked) = (self.own.clone(), self.incarnation());
+        let (place, address) = self.control.choose(self.now(), &meta.address, avoided);
         let answered = move |reply: Result<Frame, CallError>| {
             let Some(own) = own.upgrade() else { return };
             // Whoever makes the call has others to make.
             own.clone().in_background(move |peer| {
-                let reply = peer.understand(reply, asked);
+                let reply = peer.understand(reply, asked, place);
                 done(peer, reply);
             });
         };
-        self.shared.context.calls.call(&meta.address, frame, timeout, Box::new(answered));
+        self.shared.context.calls.call(&address, frame, timeout, Box::new(answered));
         Ok(())
     }
 
-    /// What a peer that had this incarnation has answered.
+    /// What a peer that had this incarnation has answered at this one of its addresses.
     fn understand(
         &self,
         reply: Result<Frame, CallError>,
         asked: Option<u64>,
+        place: Place,
     ) -> Result<HandShakeDesc, FailureReason> {
         let reply = match reply {
             Ok(reply) => {
                 self.answered();
+                self.control.answered(place);
                 reply
             }
             Err(CallError { kind, .. }) => {
                 let refused = matches!(kind, CallErrorKind::Refused { .. });
                 let reason = FailureReason::Unreachable(Arc::new(kind));
                 if refused {
+                    self.control.refused(place);
+                }
+                // At the address of a NIC it may not listen.
+                if refused && place == 0 {
                     self.gone(asked, reason.clone());
                 }
                 return Err(reason);

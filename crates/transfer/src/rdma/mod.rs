@@ -3,6 +3,7 @@
 mod accepted;
 mod connecting;
 mod connection;
+mod control_addresses;
 mod device;
 mod links;
 mod locations;
@@ -400,6 +401,11 @@ impl RdmaTransport {
             peer_nic_path: request.local_nic_path.clone(),
             ..reply
         })
+    }
+
+    /// The addresses of its devices.
+    pub(crate) fn addresses(&self) -> Vec<IpAddr> {
+        self.shared.devices.iter().map(|device| device.device.address()).collect()
     }
 
     /// The devices, which threads that wait for batches drive.

@@ -25,6 +25,7 @@ use millstream_verbs::{Completion, CompletionStatus};
 
 use super::LEAST_REGION;
 use super::connection::{Connection, MAX_QUEUE_PAIRS};
+use super::control_addresses::ControlAddresses;
 use super::device::LocalDevice;
 use super::links::Link;
 use super::locations::Pairs;
@@ -57,6 +58,8 @@ pub(super) struct Peer {
     /// Whether it says which start of its process it is. Others do not know of fences.
     pub(super) has_incarnation: bool,
     pub(super) rails: Box<[Way]>,
+    /// Where it is called.
+    pub(super) control: ControlAddresses,
     /// The locations that its descriptor has NICs for: the policy knows them by their places here.
     locations: Box<[String]>,
     state: Mutex<State>,
@@ -135,11 +138,14 @@ impl Peer {
             silent_since: None,
             stopped: false,
         };
+        // Others listen where their names say.
+        let nics = rails.iter().filter(|_| has_incarnation).map(|way| way.gid.address());
         Self {
             own,
             shared,
             name,
             has_incarnation,
+            control: ControlAddresses::new(nics),
             rails: rails.into(),
             locations,
             state: Mutex::new(state),
@@ -291,7 +297,7 @@ impl Peer {
         let _ = self.shared.workers.run(Box::new(job));
     }
 
-    fn now(&self) -> Instant {
+    pub(super) fn now(&self) -> Instant {
         self.shared.clock.now()
     }
 
