@@ -66,6 +66,7 @@ usage: cargo xtask TASK
       status             NICs, addresses, rates, and what is cut
       down               end it, and all that runs in it
       bench              what several links give together, and what a cut costs
+      bench-policies     what classic and TENT make of links of unlike rates, and of one that changes
         --runs N           rounds (3)
         --no-cuts          only rates
         --json             print one JSON object

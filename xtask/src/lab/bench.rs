@@ -24,7 +24,7 @@ const PLANS: [(usize, &str); 3] =
 const DURATION: &str = "3s";
 
 /// Bytes of a request.
-const BLOCKS: [&str; 2] = ["64KiB", "1MiB"];
+pub(super) const BLOCKS: [&str; 2] = ["64KiB", "1MiB"];
 
 pub(super) fn run(options: &BenchOptions) -> Result<()> {
     let program = programs::fast_millstream()?;
@@ -33,7 +33,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<()> {
     let mut rates = Vec::new();
     for _ in 0..options.runs {
         for (links, plan) in PLANS {
-            let site = Site::new(&program, plan)?;
+            let site = Site::new(&program, plan, &[])?;
             for op in ["write", "read"] {
                 for block in BLOCKS {
                     rates.push(((op, block, links), site.rate(op, block)?));
@@ -62,7 +62,7 @@ pub(super) fn run(options: &BenchOptions) -> Result<()> {
     if options.cuts {
         for op in ["write", "read"] {
             for how in [Cut::Silent, Cut::Down] {
-                let site = || Site::new(&program, "four-links.toml");
+                let site = || Site::new(&program, "four-links.toml", &[]);
                 for measure in [cuts::copy, cuts::stream] {
                     let cut = measure(site()?, op, how)?;
                     eprintln!("one of four links cut: {cut}");
@@ -103,6 +103,8 @@ pub(super) struct Site {
     /// After the processes in it.
     pub(super) lab: Lab,
     program: std::path::PathBuf,
+    /// Of both.
+    variables: Vec<(&'static str, &'static str)>,
 }
 
 pub(super) struct Process(pub(super) Child);
@@ -115,10 +117,16 @@ impl Drop for Process {
 }
 
 impl Site {
-    fn new(program: &Path, plan: &str) -> Result<Self> {
+    /// With these variables in the environment of both.
+    pub(super) fn new(
+        program: &Path,
+        plan: &str,
+        variables: &[(&'static str, &'static str)],
+    ) -> Result<Self> {
         let lab = Lab::up(&read_plan(&plan_of_ours(plan))?)?;
         let mut node = lab.command("b", program)?;
         node.args(["node", "--protocol", "rdma:soft", "--buffer", "256MiB"]);
+        node.envs(variables.iter().copied());
         bind(&mut node, &lab.host("b")?.addresses());
         let node = node.stdout(Stdio::piped()).spawn().context("cannot start a node")?;
         let mut node = Process(node);
@@ -129,19 +137,27 @@ impl Site {
         let ready: Value = serde_json::from_str(ready).context("the node's ready line")?;
         let segment = ready["segment"].as_str().context("the node's segment")?.to_owned();
         let locals = lab.host("a")?.addresses();
-        Ok(Self { node, segment, locals, lab, program: program.to_owned() })
+        Ok(Self {
+            node,
+            segment,
+            locals,
+            lab,
+            program: program.to_owned(),
+            variables: variables.to_vec(),
+        })
     }
 
     /// A command at `a` that works on the segment.
     pub(super) fn command(&self, words: &[&str]) -> Result<Command> {
         let mut command = self.lab.command("a", &self.program)?;
         command.args(words).args(["--segment", &self.segment]);
+        command.envs(self.variables.iter().copied());
         bind(&mut command, &self.locals);
         Ok(command)
     }
 
     /// Mbit/s of payload.
-    fn rate(&self, op: &str, block: &str) -> Result<f64> {
+    pub(super) fn rate(&self, op: &str, block: &str) -> Result<f64> {
         let mut bench = self.command(&["bench", "transfer", "--op", op, "--json"])?;
         let batch = if block == "1MiB" { "16" } else { "128" };
         bench.args(["--block-size", block, "--batch-size", batch]);

@@ -17,6 +17,8 @@ use super::figures::{self, Sample};
 
 /// How often the counters are read.
 const INTERVAL: Duration = Duration::from_millis(20);
+/// The time over which a rate is taken: some packets of each link, and less than what is asked about.
+const WINDOW: Duration = Duration::from_millis(100);
 /// What is copied: all of the node's buffer.
 const COPY: u64 = 256 << 20;
 /// So much of the copy has come when the link is cut.
@@ -79,7 +81,7 @@ pub(super) fn copy(mut site: Site, op: &str, how: Cut) -> Result<Value> {
         crate::process::output(&mut get)?;
     }
     ensure!(same(&noise, &back)?, "{op}, {how:?}: wrong bytes");
-    let rates = figures::rates(&samples);
+    let rates = figures::rates(&samples, WINDOW);
     Ok(json!({
         "what": "copy", "op": op, "how": how, "bytes": COPY, "identical": true,
         "seconds": took.as_secs_f64(),
@@ -129,7 +131,7 @@ pub(super) fn stream(mut site: Site, op: &str, how: Cut) -> Result<Value> {
     let (Some(cut_at), Some(restored_at)) = (cut_at, restored_at) else {
         bail!("the link was never cut");
     };
-    let rates = figures::rates(&samples);
+    let rates = figures::rates(&samples, WINDOW);
     let one = one(&rates, cut_at);
     Ok(json!({
         "what": "stream", "op": op, "how": how,
@@ -139,7 +141,7 @@ pub(super) fn stream(mut site: Site, op: &str, how: Cut) -> Result<Value> {
 }
 
 /// Adds a sample. Before a process is at its host it is at another, with other counters.
-fn add(samples: &mut Vec<Sample>, at: Duration, bytes: u64) {
+pub(super) fn add(samples: &mut Vec<Sample>, at: Duration, bytes: u64) {
     if samples.last().is_some_and(|last| bytes < last.bytes) {
         samples.clear();
     }
@@ -161,7 +163,7 @@ fn recovery(rates: &[(Duration, f64)], from: Duration, to: Duration, part: f64, 
         "one_link_mbit_per_s": one,
         "mean_mbit_per_s": figures::mean(rates, from, to),
         "mean_ratio_to_one": figures::mean(rates, from, to) / one,
-        "ms_to_reach": figures::first_at(rates, from, to, part * one).map(ms),
+        "ms_to_reach": figures::first_at(rates, WINDOW, (from, to), part * one).map(ms),
         "windows_below": rates.iter().filter(below).count(),
         "ms_to_last_below": rates.iter().rfind(below).map(|(at, _)| ms(*at)),
         // What it was every 100 ms of the first two seconds.
@@ -181,7 +183,7 @@ fn same(one: &Path, other: &Path) -> Result<bool> {
 }
 
 /// Bytes that all NICs of the host of a process have received.
-fn received(process: u32) -> Option<u64> {
+pub(super) fn received(process: u32) -> Option<u64> {
     let table = std::fs::read_to_string(format!("/proc/{process}/net/dev")).ok()?;
     Some(figures::received(&table))
 }

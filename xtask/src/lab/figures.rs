@@ -9,15 +9,12 @@ pub(super) struct Sample {
     pub(super) bytes: u64,
 }
 
-/// The time over which a rate is taken: some packets of each link, and less than what is asked about.
-const WINDOW: Duration = Duration::from_millis(100);
-
 /// Mbit/s over the window that ends at each sample.
-pub(super) fn rates(samples: &[Sample]) -> Vec<(Duration, f64)> {
+pub(super) fn rates(samples: &[Sample], window: Duration) -> Vec<(Duration, f64)> {
     let mut first = 0;
     let mut rates = Vec::with_capacity(samples.len());
     for sample in samples {
-        while sample.at.saturating_sub(samples[first + 1].at) >= WINDOW {
+        while sample.at.saturating_sub(samples[first + 1].at) >= window {
             first += 1;
         }
         let seconds = sample.at.saturating_sub(samples[first].at).as_secs_f64();
@@ -29,15 +26,28 @@ pub(super) fn rates(samples: &[Sample]) -> Vec<(Duration, f64)> {
     rates
 }
 
-/// When a rate is first reached in a time whose window lies in it.
+/// When a rate is first reached in a time, in which the windows are to lie.
 pub(super) fn first_at(
     rates: &[(Duration, f64)],
-    from: Duration,
-    to: Duration,
+    window: Duration,
+    (from, to): (Duration, Duration),
     rate: f64,
 ) -> Option<Duration> {
-    let inside = rates.iter().filter(|(at, _)| (from + WINDOW..to).contains(at));
+    let inside = rates.iter().filter(|(at, _)| (from + window..to).contains(at));
     inside.into_iter().find(|(_, reached)| *reached >= rate).map(|(at, _)| *at)
+}
+
+/// The longest time in which nothing came, of those that begin in a time.
+pub(super) fn longest_gap(samples: &[Sample], from: Duration, to: Duration) -> Duration {
+    let mut since = from;
+    let mut longest = Duration::ZERO;
+    for pair in samples.windows(2).filter(|pair| (from..to).contains(&pair[0].at)) {
+        if pair[1].bytes > pair[0].bytes {
+            longest = longest.max(pair[1].at.saturating_sub(since));
+            since = pair[1].at;
+        }
+    }
+    longest.max(to.saturating_sub(since))
 }
 
 /// The mean of a time.
@@ -83,12 +93,22 @@ mod tests {
         };
         let samples: Vec<Sample> =
             (0..=30).map(|step| Sample { at: ms(step * 20), bytes: bytes(step * 20) }).collect();
-        let rates = rates(&samples);
+        let window = ms(100);
+        let rates = rates(&samples, window);
         let at = |at: u64| rates.iter().find(|rate| rate.0 == ms(at)).unwrap().1;
         assert!((at(200) - 8.0).abs() < 1e-9 && at(320) == 0.0 && (at(560) - 16.0).abs() < 1e-9);
-        assert_eq!(first_at(&rates, ms(300), ms(600), 15.9), Some(ms(500)));
-        assert_eq!(first_at(&rates, ms(0), ms(400), 15.9), None);
+        assert_eq!(first_at(&rates, window, (ms(300), ms(600)), 15.9), Some(ms(500)));
+        assert_eq!(first_at(&rates, window, (ms(0), ms(400)), 15.9), None);
         assert!((mean(&rates, ms(120), ms(200)) - 8.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn gaps_are_as_long_as_nothing_comes() {
+        let sample = |(at, bytes)| Sample { at: ms(at), bytes };
+        let samples = [(0, 1), (5, 2), (10, 2), (15, 2), (20, 3), (25, 4), (30, 4)].map(sample);
+        assert_eq!(longest_gap(&samples, ms(0), ms(30)), ms(15));
+        assert_eq!(longest_gap(&samples, ms(20), ms(30)), ms(5));
+        assert_eq!(longest_gap(&samples, ms(25), ms(60)), ms(35), "nothing came any more");
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod bench;
 mod cuts;
 mod figures;
 mod options;
+mod policies;
 mod record;
 
 use std::io::{BufRead, BufReader};
@@ -39,6 +40,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
         }
         Task::Status => status(&Record::read(name)?.lab),
         Task::Bench(rows) => bench::run(rows),
+        Task::BenchPolicies(rows) => policies::run(rows),
     }
 }
 

@@ -23,6 +23,7 @@ pub(super) enum Task {
     Rate { host: String, nic: String, rate: Option<Rate> },
     Status,
     Bench(BenchOptions),
+    BenchPolicies(BenchOptions),
 }
 
 /// What is measured.
@@ -69,6 +70,7 @@ impl Options {
             (["down"], None) => Task::Down,
             (["status"], None) => Task::Status,
             (["bench"], None) if bench.runs > 0 => Task::Bench(bench),
+            (["bench-policies"], None) if bench.runs > 0 => Task::BenchPolicies(bench),
             (["exec", host], Some(command)) if !command.is_empty() => {
                 Task::Exec { host: (*host).to_owned(), command }
             }
