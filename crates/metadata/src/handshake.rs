@@ -81,6 +81,13 @@ pub struct HandShakeDesc {
     /// may destroy those that it connected to them.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub disconnect: bool,
+    /// The request does not connect. It asks to end the connection for data over TCP that has this number, in 32
+    /// hexadecimal digits, and to reply once nothing that was sent over it can change memory any more.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stream: Option<String>,
+    /// The reply to that: nothing of the connection can arrive any more.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub stream_fenced: bool,
 }
 
 impl HandShakeDesc {
@@ -151,6 +158,8 @@ mod tests {
             closing: true,
             evicted: true,
             disconnect: true,
+            stream: Some("0123456789abcdef0123456789abcdef".to_owned()),
+            stream_fenced: true,
             ..HandShakeDesc::default()
         };
         assert_eq!(HandShakeDesc::from_json(&handshake.to_json()).unwrap(), handshake);
