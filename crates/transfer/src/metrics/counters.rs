@@ -1,7 +1,8 @@
 //! What the threads of an engine count: each for itself, as far as there are places.
 //!
-//! A place is a few cache lines that usually one thread writes. A submission, or a group of requests that end
-//! together, costs an addition for each number, and a request by itself costs none.
+//! A place is a few cache lines that one thread writes, so that to add is to load and to store. Threads that are more
+//! share some, and add to these by one instruction of the processor, which takes as long as twenty others. A submission, or
+//! a group of requests that end together, costs an addition for each number, and a request by itself costs none.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -12,12 +13,15 @@ use super::{RequestCounts, Stages, TransportMetrics};
 use crate::transport::{NAMES, name_of};
 use crate::{Opcode, TransferState};
 
-/// Places. Threads that are more share them.
-const PLACES: usize = 8;
+/// So many threads have a place for themselves.
+const OWN: usize = 32;
 
-/// One submission of so many is timed where requests are copied by who submits them: the clock would take a part of
-/// the time of each.
-const TIMED_COPIES: u32 = 16;
+/// Places that the others share.
+const SHARED: usize = 8;
+
+/// One submission of so many is timed, as the clock takes a part of the time of each: of those to peers, and of those
+/// whose requests are copied by who submits them.
+const TIMED: [u32; 2] = [4, 16];
 
 /// What all transports count.
 #[derive(Debug)]
@@ -25,6 +29,8 @@ pub(crate) struct Counters {
     start: Instant,
     pub(super) started_at: SystemTime,
     places: Box<[Place]>,
+    /// Of requests that were timed.
+    durations: Box<[[Durations; NAMES.len()]]>,
 }
 
 #[derive(Debug, Default)]
@@ -33,7 +39,7 @@ struct Place {
     transports: [Numbers; NAMES.len()],
 }
 
-/// Of one transport.
+/// Of one transport. All numbers of a place are written as [`Adding`] says.
 #[derive(Debug, Default)]
 struct Numbers {
     submitted: AtomicU64,
@@ -43,6 +49,11 @@ struct Numbers {
     ended: [AtomicU64; 7],
     /// Bytes of READs and WRITEs that have arrived, of requests that have ended.
     bytes: [AtomicU64; 2],
+}
+
+/// How long the stages of requests of one transport took. Any thread adds to them.
+#[derive(Debug, Default)]
+struct Durations {
     queued: Buckets,
     transferring: Buckets,
     completing: Buckets,
@@ -66,27 +77,74 @@ pub(super) struct Times {
     pub(super) told: u64,
 }
 
-static NEXT_THREAD: AtomicU32 = AtomicU32::new(0);
+/// Places that threads have for themselves, as bits. No lock: a process that was forked has them, too.
+static TAKEN: AtomicU32 = AtomicU32::new(0);
+static NEXT_SHARED: AtomicU32 = AtomicU32::new(0);
+const _: () = assert!(OWN == u32::BITS as usize);
 
 thread_local! {
-    /// The number of this thread, from 1.
-    static THREAD: Cell<u32> = const { Cell::new(0) };
+    static SEAT: Seat = const { Seat(Cell::new(None)) };
     /// Submissions of this thread, and those that it copies: one in so many of these is timed, whatever it submits
     /// between them.
     static SUBMISSIONS: [Cell<u32>; 2] = const { [Cell::new(0), Cell::new(0)] };
 }
 
+/// The place of a thread, once it has one.
+struct Seat(Cell<Option<usize>>);
+
+impl Seat {
+    fn place(&self) -> usize {
+        self.0.get().unwrap_or_else(|| {
+            let place = Self::take();
+            self.0.set(Some(place));
+            place
+        })
+    }
+
+    fn take() -> usize {
+        let free = |taken: u32| (taken != u32::MAX).then(|| taken | (taken + 1));
+        // What the thread has written that had it before is seen.
+        match TAKEN.fetch_update(Ordering::Acquire, Ordering::Relaxed, free) {
+            Ok(before) => before.trailing_ones() as usize,
+            Err(_) => OWN + NEXT_SHARED.fetch_add(1, Ordering::Relaxed) as usize % SHARED,
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if let Some(place) = self.0.take()
+            && place < OWN
+        {
+            TAKEN.fetch_and(!(1 << place), Ordering::Release);
+        }
+    }
+}
+
 /// The place of this thread.
 fn place() -> usize {
-    let number = THREAD.with(|thread| match thread.get() {
-        0 => {
-            let number = NEXT_THREAD.fetch_add(1, Ordering::Relaxed) | 1 << 31;
-            thread.set(number);
-            number
+    // A thread that ends has none any more.
+    SEAT.try_with(Seat::place).unwrap_or(OWN)
+}
+
+/// How a thread adds to the numbers of its place.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Adding {
+    /// Nobody else does.
+    Alone,
+    Among,
+}
+
+impl Adding {
+    /// Leaves the cache line alone where there is nothing to add. Who sees it sees what this thread has seen counted.
+    #[inline]
+    fn add(self, number: &AtomicU64, more: u64) {
+        match self {
+            _ if more == 0 => {}
+            Self::Alone => number.store(number.load(Ordering::Relaxed) + more, Ordering::Release),
+            Self::Among => _ = number.fetch_add(more, Ordering::Release),
         }
-        number => number,
-    });
-    number as usize % PLACES
+    }
 }
 
 /// Which of `count` requests of a submission is timed, if one is: each as likely as the others, since the first of
@@ -96,7 +154,7 @@ pub(super) fn chosen(count: usize, copies: bool) -> Option<usize> {
         let turn = &turns[usize::from(copies)];
         turn.replace(turn.get().wrapping_add(1))
     });
-    if count == 0 || (copies && !turn.is_multiple_of(TIMED_COPIES)) {
+    if count == 0 || !turn.is_multiple_of(TIMED[usize::from(copies)]) {
         return None;
     }
     // Multiples of this odd number are spread evenly over all numbers of 32 bits (Knuth, TAOCP 3, 6.4).
@@ -109,7 +167,8 @@ impl Default for Counters {
         Self {
             start: Instant::now(),
             started_at: SystemTime::now(),
-            places: (0..PLACES).map(|_| Place::default()).collect(),
+            places: (0..OWN + SHARED).map(|_| Place::default()).collect(),
+            durations: (0..SHARED).map(|_| Default::default()).collect(),
         }
     }
 }
@@ -124,14 +183,16 @@ impl Counters {
         self.start.elapsed()
     }
 
-    fn numbers(&self, transport: u8) -> Option<&Numbers> {
-        self.places[place()].transports.get(usize::from(transport).checked_sub(1)?)
+    fn numbers(&self, transport: u8) -> Option<(&Numbers, Adding)> {
+        let place = place();
+        let numbers = self.places[place].transports.get(usize::from(transport).checked_sub(1)?)?;
+        Some((numbers, if place < OWN { Adding::Alone } else { Adding::Among }))
     }
 
     /// So many requests are taken by a transport, by its number.
     pub(crate) fn submitted(&self, transport: u8, count: usize) {
-        if let Some(numbers) = self.numbers(transport) {
-            numbers.submitted.fetch_add(count as u64, Ordering::Relaxed);
+        if let Some((numbers, adding)) = self.numbers(transport) {
+            adding.add(&numbers.submitted, count as u64);
         }
     }
 
@@ -139,37 +200,39 @@ impl Counters {
     #[cold]
     pub(crate) fn moved(&self, from: u8, to: u8, count: usize) {
         self.submitted(to, count);
-        if let Some(numbers) = self.numbers(from) {
-            numbers.moved.fetch_add(count as u64, Ordering::Relaxed);
+        if let Some((numbers, adding)) = self.numbers(from) {
+            adding.add(&numbers.moved, count as u64);
         }
     }
 
     /// Requests that are COMPLETED, and bytes of these and others that have ended.
     pub(crate) fn completed(&self, transport: u8, tally: &Tally) {
-        let Some(numbers) = self.numbers(transport) else { return };
+        let Some((numbers, adding)) = self.numbers(transport) else { return };
         let [read, written] = &numbers.bytes;
-        add(&numbers.ended[TransferState::Completed as usize], tally.completed);
-        add(read, tally.bytes[Opcode::Read as usize]);
-        add(written, tally.bytes[Opcode::Write as usize]);
+        adding.add(&numbers.ended[TransferState::Completed as usize], tally.completed);
+        adding.add(read, tally.bytes[Opcode::Read as usize]);
+        adding.add(written, tally.bytes[Opcode::Write as usize]);
     }
 
     /// A request has ended otherwise.
     #[cold]
     pub(crate) fn not_completed(&self, transport: u8, state: u8) {
-        let Some(numbers) = self.numbers(transport) else { return };
+        let Some((numbers, adding)) = self.numbers(transport) else { return };
         if let Some(number) = numbers.ended.get(usize::from(state)) {
-            number.fetch_add(1, Ordering::Relaxed);
+            adding.add(number, 1);
         }
     }
 
     /// How long the stages of a request took that was timed.
     pub(super) fn timed(&self, transport: u8, times: Times) {
-        let Some(numbers) = self.numbers(transport) else { return };
+        let durations = &self.durations[place() % SHARED];
+        let index = usize::from(transport).checked_sub(1);
+        let Some(durations) = index.and_then(|index| durations.get(index)) else { return };
         let Times { submitted, posted, acknowledged, told } = times;
-        numbers.queued.add(posted.saturating_sub(submitted));
-        numbers.transferring.add(acknowledged.saturating_sub(posted));
-        numbers.completing.add(told.saturating_sub(acknowledged));
-        numbers.all.add(told.saturating_sub(submitted));
+        durations.queued.add(posted.saturating_sub(submitted));
+        durations.transferring.add(acknowledged.saturating_sub(posted));
+        durations.completing.add(told.saturating_sub(acknowledged));
+        durations.all.add(told.saturating_sub(submitted));
     }
 
     /// What was counted of the transport that has this place among all names.
@@ -186,11 +249,11 @@ impl Counters {
         let submitted = sum(&|numbers| &numbers.submitted);
         let bytes = |opcode: Opcode| sum(&|numbers| &numbers.bytes[opcode as usize]);
         let mut stages = Stages::default();
-        for numbers in all() {
-            numbers.queued.add_to(&mut stages.queued);
-            numbers.transferring.add_to(&mut stages.transferring);
-            numbers.completing.add_to(&mut stages.completing);
-            numbers.all.add_to(&mut stages.all);
+        for durations in self.durations.iter().map(|of| &of[index]) {
+            durations.queued.add_to(&mut stages.queued);
+            durations.transferring.add_to(&mut stages.transferring);
+            durations.completing.add_to(&mut stages.completing);
+            durations.all.add_to(&mut stages.all);
         }
         TransportMetrics {
             transport: name_of(index as u8 + 1).unwrap_or_default().to_owned(),
@@ -223,6 +286,7 @@ pub(super) fn add(number: &AtomicU64, more: u64) {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Barrier;
     use std::thread;
 
     use super::*;
@@ -232,10 +296,14 @@ mod tests {
     fn what_all_threads_count_is_one_sum() {
         let counters = Counters::default();
         let (shm, index) = (code_of("shm"), usize::from(code_of("shm")) - 1);
+        let together = Barrier::new(OWN + SHARED);
         thread::scope(|scope| {
-            for _ in 0..2 * PLACES {
+            for _ in 0..OWN + SHARED {
                 scope.spawn(|| {
-                    counters.submitted(shm, 4);
+                    counters.submitted(shm, 1);
+                    // All of them are there at once.
+                    together.wait();
+                    counters.submitted(shm, 3);
                     counters.completed(shm, &Tally { completed: 2, bytes: [30, 4] });
                     counters.not_completed(shm, TransferState::Timeout as u8);
                     let (submitted, posted) = (1, 1001);
@@ -244,7 +312,7 @@ mod tests {
                 });
             }
         });
-        let threads = 2 * PLACES as u64;
+        let threads = (OWN + SHARED) as u64;
         let found = counters.transport(index);
         assert_eq!(found.transport, "shm");
         let expected = RequestCounts {
@@ -271,20 +339,32 @@ mod tests {
     }
 
     #[test]
+    fn the_place_of_a_thread_that_has_ended_is_free() {
+        // Other tests have threads, too, but not so many one after the other.
+        for _ in 0..20 * OWN {
+            let place = thread::spawn(|| (place(), place())).join().unwrap();
+            assert_eq!(place.0, place.1);
+        }
+        let limit = Instant::now() + Duration::from_secs(60);
+        while TAKEN.load(Ordering::Relaxed) == u32::MAX {
+            assert!(Instant::now() < limit, "places of threads that have ended are not free");
+            thread::yield_now();
+        }
+    }
+
+    #[test]
     fn each_request_of_a_submission_is_as_likely_to_be_timed() {
         thread::spawn(|| {
             let mut counts = [0; 10];
-            for _ in 0..1000 {
-                counts[chosen(10, false).unwrap()] += 1;
-            }
+            (0..4000).filter_map(|_| chosen(10, false)).for_each(|index| counts[index] += 1);
+            assert_eq!(counts.iter().sum::<u32>(), 1000);
             assert!(counts.iter().all(|count| (90..=110).contains(count)), "{counts:?}");
             let timed = (0..1600).filter(|_| chosen(1, true).is_some()).count();
             assert_eq!(timed, 100);
             assert_eq!(chosen(0, false), None);
             // Others between them, as many, change nothing.
-            let timed =
-                (0..1600).filter(|_| chosen(1, false).is_none() || chosen(1, true).is_some());
-            assert_eq!(timed.count(), 100);
+            let both = (0..1600).map(|_| (chosen(1, false), chosen(1, true)));
+            assert_eq!(both.filter(|(_, copied)| copied.is_some()).count(), 100);
         })
         .join()
         .unwrap();

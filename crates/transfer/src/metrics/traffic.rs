@@ -7,6 +7,8 @@ use super::counters::add;
 
 /// Copies, each of one slice or several that follow each other, and their bytes.
 #[derive(Debug, Default)]
+// Who copies writes them, and who submits reads what is beside them.
+#[repr(align(128))]
 pub(crate) struct Traffic {
     slices: AtomicU64,
     /// Of READs and WRITEs.
