@@ -63,6 +63,26 @@ pub(crate) fn copy(
     copied.map_err(FailureReason::from)
 }
 
+/// Copies memory of a GPU to a buffer of the host; whether it could be.
+pub(crate) fn stage_out((from, gpu): (&Inside<'_>, &Gpu), address: u64, bytes: &mut [u8]) -> bool {
+    let (to, length) = (bytes.as_mut_ptr(), bytes.len());
+    // SAFETY: the range is in registered memory, which stays so while it is entered; nobody else has `bytes`.
+    from.contains(address, length as u64)
+        && unsafe { gpu.copy_out(address, to, length) }
+            .inspect_err(|error| tracing::debug!(%error, address, "memory of a GPU"))
+            .is_ok()
+}
+
+/// Copies a buffer of the host to memory of a GPU; whether it could be.
+pub(crate) fn stage_in((to, gpu): (&Inside<'_>, &Gpu), address: u64, bytes: &[u8]) -> bool {
+    let (from, length) = (bytes.as_ptr(), bytes.len());
+    // SAFETY: as above; nobody writes to `bytes`.
+    to.contains(address, length as u64)
+        && unsafe { gpu.copy_in(from, address, length) }
+            .inspect_err(|error| tracing::debug!(%error, address, "memory of a GPU"))
+            .is_ok()
+}
+
 /// Copies `length` bytes between memory of a GPU here and an address of a peer on this host.
 pub(crate) fn exchange(
     (local, gpu): (&Inside<'_>, &Gpu),

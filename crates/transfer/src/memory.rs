@@ -468,6 +468,9 @@ impl Inside<'_> {
 
     /// Fills `bytes` from the memory; `false` when they are not in it, or it is gone.
     pub(crate) fn copy_out(&self, address: u64, bytes: &mut [u8]) -> bool {
+        if let Some(gpu) = self.gpu() {
+            return gpu::stage_out((self, gpu), address, bytes);
+        }
         let Some(from) = self.pointer(address, bytes.len() as u64) else { return false };
         // SAFETY: as in `send`; nobody else has `bytes`.
         unsafe { guarded::copy(from, bytes.as_mut_ptr(), bytes.len(), Caching::Through) }.is_ok()
@@ -475,6 +478,9 @@ impl Inside<'_> {
 
     /// Copies `bytes` into the memory; `false` when they do not fit there, or it is gone.
     pub(crate) fn copy_in(&self, address: u64, bytes: &[u8]) -> bool {
+        if let Some(gpu) = self.gpu() {
+            return gpu::stage_in((self, gpu), address, bytes);
+        }
         let Some(to) = self.pointer(address, bytes.len() as u64) else { return false };
         // SAFETY: as in `send`; nobody writes to `bytes`.
         unsafe { guarded::copy(bytes.as_ptr(), to, bytes.len(), Caching::Through) }.is_ok()

@@ -397,11 +397,7 @@ impl Inner {
                 [] => wanted.allowed,
                 order => wanted.allowed.and(Allowed::these(order)),
             };
-            let chosen = match wanted.gpu {
-                // Those that are taken in place of one that failed do not take such memory.
-                true => self.choose_unless(place, (allowed, order), |_| false),
-                false => self.choose(place, allowed, order),
-            };
+            let chosen = self.choose(place, allowed, order);
             if let Some((transport, transport_name)) = chosen {
                 self.tell_path(place, transport_name);
                 let terms = (allowed, wanted.rules, wanted.gpu);

@@ -7,8 +7,8 @@ use std::time::Duration;
 use millstream_net::cuda::pretended::Pretended;
 
 use crate::{
-    Buffer, Config, FailureReason, Opcode, RdmaConfig, Segment, SubmitAndWaitError, TransferEngine,
-    TransferRequest,
+    Buffer, Config, FailureReason, Opcode, RdmaConfig, Segment, SubmitAndWaitError, TcpConfig,
+    TransferEngine, TransferRequest,
 };
 
 const LONG: Duration = Duration::from_secs(60);
@@ -25,6 +25,7 @@ fn engine(transports: &[&str]) -> TransferEngine {
     for transport in transports {
         match *transport {
             "rdma" => engine.install_rdma(RdmaConfig::new(&[address])).unwrap(),
+            "tcp" => engine.install_tcp(TcpConfig::default()).unwrap(),
             _ => engine.install_shm().unwrap(),
         }
     }
@@ -157,6 +158,49 @@ fn bytes_between_engines() {
     exchange(&engine(&["rdma"]), &engine(&["rdma"]), &ALL);
 }
 
+/// Through buffers of the host, whoever has them: messages, records with checksums, requests as the original has them.
+#[test]
+fn bytes_between_engines_over_tcp() {
+    let best = TcpConfig::default();
+    let checked = TcpConfig { checksums: true, ..best.clone() };
+    let original = TcpConfig { messages: false, ..best.clone() };
+    for config in [best, checked, original] {
+        let own = engine(&[]);
+        own.install_tcp(config).unwrap();
+        exchange(&own, &engine(&["tcp"]), &ALL);
+    }
+}
+
+/// Memory of a GPU and of the host in one message.
+#[test]
+fn kinds_of_memory_change_within_a_message() {
+    let (own, peer, gpu) = (engine(&["tcp"]), engine(&["tcp"]), gpu());
+    let memory = |engine, gpu| Memory::new(engine, gpu);
+    let kinds = [None, Some(&gpu), None, Some(&gpu)];
+    let near: Vec<_> = kinds.iter().map(|&gpu| memory(&own, gpu)).collect();
+    let far: Vec<_> = kinds.iter().rev().map(|&gpu| memory(&peer, gpu)).collect();
+    let segment = own.open_segment(peer.name()).unwrap();
+    for opcode in [Opcode::Write, Opcode::Read] {
+        let (mut requests, length) = (Vec::new(), 5000);
+        for (seed, (near, far)) in (1..).zip(near.iter().zip(&far)) {
+            near.write(&pattern(seed));
+            far.write(&pattern(!seed));
+            for round in 0..20 {
+                let at = round * length;
+                requests.push(request(opcode, (near, at), &segment, (far, at), length));
+            }
+        }
+        own.submit_and_wait(&requests, LONG).unwrap();
+        for (seed, (near, far)) in (1..).zip(near.iter().zip(&far)) {
+            let (copied, seed) = match opcode {
+                Opcode::Write => (far, seed),
+                Opcode::Read => (near, !seed),
+            };
+            assert!(copied.read()[..100_000] == pattern(seed)[..100_000], "{opcode:?} {seed}");
+        }
+    }
+}
+
 /// A peer's processor does not get at memory of a GPU, but ours gets at memory of the peer's.
 #[test]
 fn shm_is_for_the_host_memory_of_peers() {
@@ -172,6 +216,9 @@ fn shm_is_for_the_host_memory_of_peers() {
     assert!(!shm.chosen);
     assert!(shm.reason.as_ref().unwrap().contains("memory of GPUs"), "{:?}", shm.reason);
     assert!(paths.iter().any(|path| path.transport == "rdma" && path.chosen));
+    // Without RDMA it is reached over TCP.
+    let others = ["shm", "tcp"];
+    exchange(&self::engine(&others), &self::engine(&others), &[(false, true), (true, true)]);
 }
 
 /// Overlapping ranges are copied as if through a buffer.
@@ -198,7 +245,7 @@ fn copies_within_a_gpu_may_overlap() {
 
 #[test]
 fn memory_that_was_freed_fails_its_own_requests() {
-    for transports in [&[] as &[&str], &["rdma"]] {
+    for transports in [&[] as &[&str], &["rdma"], &["tcp"]] {
         let own = engine(transports);
         let gpu = gpu();
         let peer = if transports.is_empty() { &own } else { &engine(transports) };
@@ -229,7 +276,7 @@ fn memory_that_was_freed_fails_its_own_requests() {
 /// Once it is unregistered, nobody touches it any more, whatever is under way.
 #[test]
 fn memory_can_be_unregistered_while_transfers_run() {
-    for transports in [&[] as &[&str], &["rdma"]] {
+    for transports in [&[] as &[&str], &["rdma"], &["tcp"]] {
         let own = engine(transports);
         let gpu = gpu();
         let peer = if transports.is_empty() { &own } else { &engine(transports) };

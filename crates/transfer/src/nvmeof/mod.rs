@@ -330,6 +330,10 @@ impl Transport for NvmeofTransport {
         }
     }
 
+    fn takes_gpu(&self) -> bool {
+        false
+    }
+
     fn register(&self, _memory: &RawMemory, _remote: bool) -> Result<Registration, String> {
         let (keys, remote_keys) = (Keys::none(), Keys::none());
         Ok(Registration { keys, remote_keys, shared_key: None, guard: Box::new(()) })

@@ -1,19 +1,21 @@
 //! The bytes of a connection: as they are, or in records of a layer that checks them.
 //!
 //! Without a layer they go between registered memory and the socket, and nowhere else. A layer has them copied once more:
-//! what is checked or encrypted must not change meanwhile, and memory may.
+//! what is checked or encrypted must not change meanwhile, and memory may. So has memory of GPUs, which sockets do not
+//! take: what was copied of it and not sent waits here, as with a layer.
 
 mod checked;
 
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
+use std::ops::Range;
 use std::os::fd::AsFd;
 
 use millstream_metadata::TlsSession;
 use millstream_net::stream::{receive_slice, send_slice};
 
 pub(super) use self::checked::{Checked, Damaged};
-use super::pieces::Pieces;
+use super::pieces::{Pieces, STAGED};
 use crate::memory::Gathered;
 
 /// Bytes that are put into a layer at a time.
@@ -93,13 +95,15 @@ impl Layer {
 #[derive(Default)]
 pub(super) struct Line {
     layer: Option<Box<Layer>>,
-    /// Where bytes are gathered that the layer takes.
+    /// Where bytes are gathered that the layer takes, or that are staged.
     portion: Vec<u8>,
+    /// What of it was staged and not sent. Empty with a layer.
+    unsent: Range<usize>,
 }
 
 impl Line {
     pub(super) fn over(layer: Option<Layer>) -> Self {
-        Self { layer: layer.map(Box::new), portion: Vec::new() }
+        Self { layer: layer.map(Box::new), ..Self::default() }
     }
 
     /// Says and hears what it can of what comes before the first message; whether that is over.
@@ -117,7 +121,7 @@ impl Line {
 
     /// Whether something was taken that is not with the kernel yet.
     pub(super) fn has_unsent(&self) -> bool {
-        self.layer.as_ref().is_some_and(|layer| layer.has_unsent())
+        !self.unsent.is_empty() || self.layer.as_ref().is_some_and(|layer| layer.has_unsent())
     }
 
     /// Whether something has come that was not taken.
@@ -140,13 +144,16 @@ impl Line {
 
     /// Sends what was taken before: an error if there is no room for all of it.
     pub(super) fn flush(&mut self, stream: &TcpStream) -> io::Result<()> {
+        while !self.unsent.is_empty() {
+            self.unsent.start += send_slice(stream.as_fd(), &self.portion[self.unsent.clone()])?;
+        }
         self.layer.as_mut().map_or(Ok(()), |layer| layer.flush(&mut WithoutWait(stream)))
     }
 
     /// Sends, or takes, as many of these bytes as there is room for.
     pub(super) fn send(&mut self, stream: &TcpStream, bytes: &[u8]) -> io::Result<usize> {
+        self.flush(stream)?;
         let Some(layer) = &mut self.layer else { return send_slice(stream.as_fd(), bytes) };
-        layer.flush(&mut WithoutWait(stream))?;
         let now = &bytes[..bytes.len().min(PORTION)];
         layer.accept(now)?;
         try_flush(layer, stream)?;
@@ -161,9 +168,11 @@ impl Line {
         before: &[u8],
         after: &[u8],
     ) -> io::Result<usize> {
-        let Some(layer) = &mut self.layer else { return pieces.send(stream, before, after) };
-        layer.flush(&mut WithoutWait(stream))?;
-        self.portion.resize(PORTION, 0);
+        self.flush(stream)?;
+        if self.layer.is_none() && !pieces.is_staged() {
+            return pieces.send(stream, before, after);
+        }
+        self.portion.resize(if self.layer.is_some() { PORTION } else { STAGED }, 0);
         let faults = pieces.faults().count();
         let mut count = put(&mut self.portion, before);
         let is_all = count == before.len();
@@ -172,8 +181,19 @@ impl Line {
         if is_all && pieces.left() == 0 && pieces.faults().count() == faults {
             count += put(&mut self.portion[count..], after);
         }
-        layer.accept(&self.portion[..count])?;
-        try_flush(layer, stream)?;
+        match &mut self.layer {
+            Some(layer) => {
+                layer.accept(&self.portion[..count])?;
+                try_flush(layer, stream)?;
+            }
+            None => {
+                self.unsent = 0..count;
+                match self.flush(stream) {
+                    Err(error) if !is_for_later(&error) => return Err(error),
+                    _ => {}
+                }
+            }
+        }
         Ok(count)
     }
 
@@ -232,6 +252,11 @@ fn receive_from(
     let count = take(layer.ready());
     layer.consume(count);
     Ok(count)
+}
+
+/// Whether the same call may do better later.
+fn is_for_later(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
 /// What there is no room for is for the next time.

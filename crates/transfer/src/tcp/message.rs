@@ -12,6 +12,8 @@ use crate::Opcode;
 pub(super) const PLAIN: u32 = 1;
 /// All that follows the hello is in records with checksums (`line/checked.rs`).
 pub(super) const CHECKED: u32 = 2;
+/// As the second; of descriptors only: memory of GPUs is read and written, too.
+pub(super) const STAGED: u32 = 3;
 
 /// The most pieces of a message, and bytes of its data.
 pub(super) const MAX_PIECES: usize = 256;

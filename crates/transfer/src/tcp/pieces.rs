@@ -2,6 +2,9 @@
 //!
 //! Memory can be unregistered or unmapped meanwhile. That is the fault of the piece that has it, and of no other:
 //! bytes that are received for it are thrown away, and zeros are sent in their place.
+//!
+//! Memory of GPUs is *staged*: its bytes go through a buffer of the host that the connection has, piece by piece. While
+//! one is copied, those before it are in the socket's buffers, from which the network goes on.
 
 use std::io;
 use std::net::TcpStream;
@@ -11,13 +14,16 @@ use std::sync::Arc;
 use millstream_net::stream::{receive_slice, send_slice};
 
 use super::message::Fault;
-use crate::memory::{Gathered, LocalMemory};
+use crate::memory::{Gathered, Inside, LocalMemory};
 
 /// Bad address: nothing is mapped there.
 const EFAULT: i32 = 14;
 
 /// Sent for what is not there any more.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
+
+/// Bytes of memory of a GPU that are staged at a time.
+pub(super) const STAGED: usize = 256 << 10;
 
 /// A piece of memory.
 #[derive(Clone, Debug)]
@@ -84,6 +90,13 @@ impl Pieces {
     /// Bytes that are left of all.
     pub(super) const fn left(&self) -> u64 {
         self.left
+    }
+
+    /// Whether what comes next is memory of a GPU, which [`Pieces::copy_out`] and [`Pieces::take`] copy.
+    pub(super) fn is_staged(&mut self) -> bool {
+        self.settle();
+        let next = self.list.get(self.next).filter(|piece| piece.fault.is_none());
+        next.and_then(|piece| piece.memory.as_ref()).is_some_and(|memory| memory.is_gpu())
     }
 
     /// Leaves out those that have a fault: none of their bytes cross the stream.
@@ -169,7 +182,13 @@ impl Pieces {
     /// Receives what has come; 0 at the end of the stream. `scratch` is for what has no place.
     pub(super) fn receive(&mut self, stream: &TcpStream, scratch: &mut [u8]) -> io::Result<usize> {
         loop {
-            self.settle();
+            if self.is_staged() {
+                let left = usize::try_from(self.left).unwrap_or(usize::MAX);
+                let room = scratch.len().min(left);
+                let count = receive_slice(stream.as_fd(), &mut scratch[..room])?;
+                self.take(&scratch[..count]);
+                return Ok(count);
+            }
             let mut gathered = Gathered::default();
             self.gather(&mut gathered);
             let (parts, result) = match gathered.count() {
@@ -220,7 +239,7 @@ impl Pieces {
                 piece.fault = match inside {
                     None => Some(Fault::NotRegistered),
                     Some(inside) if inside.copy_in(piece.address + self.done, now) => None,
-                    Some(_) => Some(Fault::Gone),
+                    Some(inside) => Some(gone(&inside)),
                 };
             }
             bytes = rest;
@@ -243,7 +262,7 @@ impl Pieces {
                 piece.fault = match inside {
                     None => Some(Fault::NotRegistered),
                     Some(inside) if inside.copy_out(piece.address + self.done, now) => None,
-                    Some(_) => Some(Fault::Gone),
+                    Some(inside) => Some(gone(&inside)),
                 };
             }
             if piece.fault.is_some() {
@@ -305,7 +324,6 @@ impl Pieces {
             && piece.fault.is_none()
         {
             piece.fault = match &piece.memory {
-                Some(memory) if memory.is_gpu() => Some(Fault::Gpu),
                 Some(memory) if !memory.is_closed() => None,
                 _ => Some(Fault::NotRegistered),
             };
@@ -329,6 +347,11 @@ impl Pieces {
             }
         }
     }
+}
+
+/// What is wrong with registered memory that was not copied.
+fn gone(inside: &Inside<'_>) -> Fault {
+    if inside.gpu().is_some() { Fault::Gpu } else { Fault::Gone }
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use millstream_metadata::{FrameDecoder, MESSAGE_LIMIT, token_refusal};
 use super::{Broken, Connection, SCRATCH, STAGE, broke, closed, nonsense};
 use crate::tcp::message::{Answer, Fault, Welcome};
 use crate::tcp::peer::Peer;
+use crate::tcp::pieces::STAGED;
 use crate::{FailureReason, Opcode};
 
 /// What comes next.
@@ -42,7 +43,8 @@ impl Connection {
             self.read_stage(peer)?;
             let received = match (self.receiving, self.under_way.front_mut()) {
                 (Receiving::Data, Some(message)) => {
-                    self.scratch.resize(SCRATCH, 0);
+                    let room = if message.pieces.is_staged() { STAGED } else { SCRATCH };
+                    self.scratch.resize(room.max(self.scratch.len()), 0);
                     self.line.receive_pieces(&stream, &mut message.pieces, &mut self.scratch)
                 }
                 _ => {
@@ -210,6 +212,7 @@ mod tests {
     use super::*;
     use crate::batch::Batch;
     use crate::tcp::testing::{Room, peer, segment, tasks};
+    use crate::terms::Terms;
 
     /// A connection with a message under way for each of these, all sent, and what its peer says.
     struct Talk {
@@ -229,7 +232,7 @@ mod tests {
                 let (batch, handles) = tasks(*opcode, room.address(), lengths);
                 let mut flow = peer.flow();
                 for task in &handles {
-                    flow.push(task, &room.local, &segment());
+                    flow.push(task, &room.local, &segment(), &Terms::default());
                 }
                 let message = flow.next_message().unwrap();
                 connection.under_way_bytes += message.length;

@@ -11,7 +11,7 @@ use super::LOOK;
 use super::Output;
 use super::pace::Pace;
 use crate::tcp::line::{Checked, Layer, Line};
-use crate::tcp::pieces::Pieces;
+use crate::tcp::pieces::{Pieces, STAGED};
 
 /// Bytes that are received at once where a header may begin: with it a small request comes whole. More of a large
 /// one would be copied once more than need be.
@@ -141,10 +141,9 @@ impl<'a> Input<'a> {
             return Ok(());
         }
         let (stream, mut pace) = (self.stream(), Pace::new(pieces.left()));
-        if self.scratch.is_empty() {
-            self.scratch = vec![0; SCRATCH];
-        }
         while pieces.left() > 0 {
+            let room = if pieces.is_staged() { STAGED } else { SCRATCH };
+            self.scratch.resize(room.max(self.scratch.len()), 0);
             match self.line.receive_pieces(stream, pieces, &mut self.scratch) {
                 Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(count) => pace.moved(count),

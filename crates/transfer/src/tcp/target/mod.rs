@@ -34,10 +34,11 @@ const LOOK: Duration = Duration::from_millis(500);
 /// Answers at a socket. Dropping it closes its connections.
 pub(super) struct Target {
     acceptor: Acceptor,
+    shared: Arc<Shared>,
 }
 
 /// What all connections have.
-struct Shared {
+pub(super) struct Shared {
     memory: Arc<Memory>,
     incarnation: u64,
     registry: Registry,
@@ -55,17 +56,28 @@ impl Target {
         let config =
             AcceptorConfig { max_connections, silence_allowed: Duration::from_millis(250) };
         let shared = Shared { memory, incarnation, registry: Registry::default(), gate };
+        let shared = Arc::new(shared);
+        let all = Arc::clone(&shared);
         let serve = move |accepted: &Accepted| {
-            if let Err(error) = serve(accepted, &shared) {
+            if let Err(error) = serve(accepted, &all) {
                 tracing::debug!(client = %accepted.client(), %error, "connection for memory ended");
             }
         };
-        Ok(Self { acceptor: Acceptor::start(listener, config, serve)? })
+        Ok(Self { acceptor: Acceptor::start(listener, config, serve)?, shared })
     }
 
     /// How many connections are being served.
     pub(super) fn served(&self) -> usize {
         self.acceptor.served()
+    }
+
+    /// Ends a connection by its number; whether nothing of it is done any more. Waits for that, up to some seconds.
+    pub(super) fn fence(shared: &Shared, connection: u128) -> bool {
+        shared.registry.fence(connection)
+    }
+
+    pub(super) const fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     pub(super) const fn port(&self) -> u16 {

@@ -91,11 +91,7 @@ fn read_pieces(
         let last = pieces.list().last().and_then(|piece| piece.memory.as_ref());
         let same = last.filter(|last| last.contains(address, length) && !last.is_closed()).cloned();
         let memory = same.or_else(|| shared.memory.find_offered(address, length));
-        let fault = match &memory {
-            None => Some(Fault::NotRegistered),
-            Some(memory) if memory.is_gpu() => Some(Fault::Gpu),
-            Some(_) => None,
-        };
+        let fault = memory.is_none().then_some(Fault::NotRegistered);
         pieces.push(Piece { memory, address, length, fault });
     }
     match add_up(pieces.list().iter().map(|piece| piece.length), header.length) {

@@ -36,7 +36,7 @@ fn do_one(
     let Request { version, opcode, address, length } = request;
     let memory = match length {
         0 => None,
-        _ => shared.memory.find_offered(address, length).filter(|memory| !memory.is_gpu()),
+        _ => shared.memory.find_offered(address, length),
     };
     let Some(memory) = memory else {
         return refuse(input.output(), version);
