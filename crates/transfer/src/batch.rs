@@ -173,7 +173,7 @@ impl BatchShared {
         self.timing.posted(task, &self.counters);
     }
 
-    /// Something of a task has arrived.
+    /// All of a task has arrived.
     pub(crate) fn acknowledged(&self, task: usize) {
         self.timing.acknowledged(task, &self.counters);
     }
@@ -208,7 +208,7 @@ mod tests {
     use millstream_transfer_core::TaskId;
 
     use super::*;
-    use crate::task::EndedTasks;
+    use crate::task::{EndedTasks, TaskEnd};
     use crate::transport::EndTask;
     use crate::{
         FailureReason, Opcode, Pieces, PiecesRequest, SegmentId, TransferError, TransferPiece,
@@ -336,14 +336,78 @@ mod tests {
         };
         assert_eq!(task.claim_whole(), Some(4));
         assert!(own(&owners[0]));
-        place.moved(1024);
-        place.moves_to(5);
-        let status = batch.status(0).unwrap();
-        assert_eq!((status.transferred_bytes, status.transport), (0, Some("tcp")));
+        assert!(!place.moved(1024) && place.moves_to(5));
+        let status = || batch.status(0).unwrap();
+        let counted = || (status().transferred_bytes, status().state, status().transport);
+        // What has arrived has arrived, though all is done again.
+        assert_eq!(counted(), (1024, TransferState::Pending, Some("tcp")));
         assert_eq!(task.claim_whole(), Some(4), "all of it is done again");
+        place.moved(512);
+        assert_eq!(status().transferred_bytes, 1024);
+        place.moved(1024);
+        assert_eq!(status().transferred_bytes, 1536);
         assert!(own(&owners[1]));
         assert!(task.cancel() && !task.cancel());
         assert!(!owners[0].0.load(Ordering::SeqCst) && owners[1].0.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn the_bytes_of_a_task_that_moves_do_not_become_fewer_whatever_its_end() {
+        let (batch, task) = batch(4096);
+        let place = batch.shared.tasks.get(0);
+        task.claim_whole();
+        place.moved(3072);
+        assert!(place.moves_to(5) && place.moves_to(3), "twice");
+        assert!(!place.moves_to(5), "and no more");
+        task.claim_whole();
+        assert!(!place.moved(1024));
+        let state = TransferState::Canceled;
+        let (target_undefined, unconfirmed, error) = (false, false, None);
+        let end = TaskEnd { state, transferred: 1024, target_undefined, unconfirmed, error };
+        EndedTasks::default().ended(&task.batch, 0, end);
+        let status = batch.status(0).unwrap();
+        assert_eq!((status.state, status.transferred_bytes), (state, 3072));
+    }
+
+    #[test]
+    fn a_task_is_left_when_the_last_of_its_slices_has_ended() {
+        let (batch, task) = batch(4096);
+        let place = batch.shared.tasks.get(0);
+        assert!(task.claim().is_some() && task.claim().is_some());
+        assert!(!task.slices_left(1, &error()), "another one is being copied");
+        assert_eq!(task.claim(), None, "nothing more is begun");
+        let mut ended = EndedTasks::default();
+        assert!(ended.slices_done(&task.batch, 0, 1, 1024));
+        let status = || batch.status(0).unwrap();
+        assert_eq!((status().state, status().transferred_bytes), (TransferState::Pending, 1024));
+        // Another transport does all of it, or none does.
+        assert!(place.moves_to(5));
+        assert_eq!((task.claim_whole(), status().transferred_bytes), (Some(4), 1024));
+        ended.slices_done(&task.batch, 0, 4, 4096);
+        assert_eq!((status().state, status().transferred_bytes), (TransferState::Completed, 4096));
+
+        let (batch, task) = self::batch(4096);
+        task.claim().unwrap();
+        assert!(task.slices_left(1, &error()));
+        task.fail_left();
+        let status = batch.status(0).unwrap();
+        assert!(status.state == TransferState::Failed && status.error.is_some());
+        assert!(batch.is_finished());
+    }
+
+    #[test]
+    fn a_task_that_is_to_end_is_not_left() {
+        let (batch, task) = batch(4096);
+        assert!(task.claim().is_some() && task.cancel());
+        assert!(!task.slices_left(1, &error()));
+        assert_eq!(batch.status(0).unwrap().state, TransferState::Canceled);
+        // One that is canceled while another transport is looked for ends, if there is none.
+        let (batch, task) = self::batch(4096);
+        task.claim().unwrap();
+        assert!(task.slices_left(1, &error()) && task.cancel());
+        task.fail_left();
+        assert_eq!(batch.status(0).unwrap().state, TransferState::Canceled);
+        assert!(!task.cancel(), "it is over");
     }
 
     #[test]
@@ -355,7 +419,7 @@ mod tests {
         let first = Arc::downgrade(&owners[0]);
         place.belongs_to(first, TaskId::from_bits(1));
         owners[0].0.store(true, Ordering::SeqCst);
-        place.moves_to(5);
+        assert!(place.moves_to(5));
         assert!(task.cancel());
         task.claim_whole();
         let second = Arc::downgrade(&owners[1]);

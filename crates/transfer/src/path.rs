@@ -69,6 +69,11 @@ impl Allowed {
         Self(self.0 & these.0)
     }
 
+    /// Those but this one.
+    pub(crate) fn without(self, name: &'static str) -> Self {
+        Self(self.0 & !bit(name))
+    }
+
     /// Whether all of these are among them.
     pub(crate) const fn includes(self, these: Self) -> bool {
         self.0 & these.0 == these.0

@@ -17,7 +17,7 @@ use crate::metrics::Tally;
 use crate::notify::Submission;
 use crate::pieces::Shape;
 use crate::slicing::Slicing;
-use crate::transport::{EndTask, name_of};
+use crate::transport::{EndTask, MAX_MOVES, name_of};
 use crate::{Opcode, PiecesRequest, TransferError, TransferRequest, TransferState, TransferStatus};
 
 /// The places of a batch's tasks.
@@ -42,7 +42,7 @@ pub(crate) struct Task {
     opcode: AtomicU8,
     /// The final state that it gets when all that was claimed has ended; 0 for a good end.
     end_as: AtomicU8,
-    /// The number of the transport that does it; 0 before there is one.
+    /// The number of the transport that does it; 0 before there is one. With [`LEFT`] and [`MOVED`].
     transport: AtomicU8,
     /// 0 while unfinished, then the final state.
     state: AtomicU8,
@@ -53,6 +53,11 @@ pub(crate) struct Task {
     target_undefined: AtomicBool,
     unconfirmed: AtomicBool,
 }
+
+/// Its transport has given it up, and another one may go on with it.
+const LEFT: u8 = 0x40;
+/// Another one did it before.
+const MOVED: u8 = 0x80;
 
 /// A batch of many tasks is made, filled and read in little more time than its memory takes.
 const _: () = assert!(size_of::<Task>() <= 64);
@@ -69,10 +74,8 @@ struct Rare {
     shape: OnceLock<Shape>,
     /// Who does it, of those that tell its end as a whole, and its name there.
     owner: OnceLock<Owner>,
-    /// It goes on over another transport than the first.
-    moves: AtomicBool,
-    /// Who does it there.
-    next_owner: OnceLock<Owner>,
+    /// If it leaves the transport that did it first.
+    moves: OnceLock<Box<Moves>>,
     /// Who does it gives up what was claimed of it when it is to end.
     can_be_given_up: AtomicBool,
     /// Its owner has begun to do it.
@@ -82,6 +85,19 @@ struct Rare {
 
 /// Who does a task, and its name there.
 type Owner = (Weak<dyn EndTask>, TaskId);
+
+/// Of a task that goes on over another transport.
+#[derive(Debug, Default)]
+struct Moves {
+    /// How often it does.
+    count: AtomicU8,
+    /// Bytes that had arrived before: they have, whatever becomes of them when all is done again.
+    arrived: AtomicU64,
+    /// Who does it after each move.
+    owners: [OnceLock<Owner>; MAX_MOVES],
+    /// Why it left what copies, which has no owner that knows it.
+    error: OnceLock<TransferError>,
+}
 
 /// A task's place in a batch.
 #[derive(Clone, Copy)]
@@ -104,6 +120,17 @@ pub(crate) struct TaskEnd {
     pub(crate) error: Option<TransferError>,
 }
 
+/// What has become of a task by the end of slices.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Step {
+    /// Others are under way.
+    GoesOn,
+    /// It has ended: the batch must be told.
+    Ended,
+    /// Nothing of it is under way, and its transport has given it up.
+    Left,
+}
+
 /// What was claimed of a task: a slice, or several one after the other.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct WideSlice {
@@ -119,6 +146,13 @@ pub(crate) struct WideSlice {
 pub(crate) struct TaskHandle {
     pub(crate) batch: Arc<BatchShared>,
     pub(crate) index: usize,
+}
+
+impl Moves {
+    /// The place of who does it since the last move, if there was one.
+    fn owner(&self) -> Option<&OnceLock<Owner>> {
+        self.owners.get(usize::from(self.count.load(Ordering::SeqCst)).checked_sub(1)?)
+    }
 }
 
 impl Tasks {
@@ -208,7 +242,18 @@ impl<'a> TaskRef<'a> {
 
     /// That number.
     pub(crate) fn transport(&self) -> u8 {
-        self.transport.load(Ordering::Relaxed)
+        self.transport.load(Ordering::Relaxed) & !(LEFT | MOVED)
+    }
+
+    /// Bytes of it that have arrived at least, over whichever transport: the number does not shrink.
+    fn transferred(&self) -> u64 {
+        // First: who sees the zero that a move has left sees the move, too.
+        let transferred = self.transferred.load(Ordering::Acquire);
+        if self.transport.load(Ordering::Relaxed) & MOVED == 0 {
+            return transferred;
+        }
+        let moves = self.rare().and_then(|rare| rare.moves.get());
+        moves.map_or(0, |moves| moves.arrived.load(Ordering::Relaxed)).max(transferred)
     }
 
     /// Tells this of its end. Called before anybody else knows of it.
@@ -257,10 +302,10 @@ impl<'a> TaskRef<'a> {
         };
         TransferStatus {
             state,
-            transferred_bytes: self.transferred.load(Ordering::Relaxed),
+            transferred_bytes: self.transferred(),
             target_undefined: self.target_undefined.load(Ordering::Relaxed),
             unconfirmed: self.unconfirmed.load(Ordering::Relaxed),
-            transport: name_of(self.transport.load(Ordering::Relaxed)),
+            transport: name_of(self.transport()),
             // Set early, when the first slice fails; meant only once the others have ended too.
             error: if state == TransferState::Failed { self.copied_error() } else { None },
         }
@@ -278,6 +323,7 @@ impl<'a> TaskRef<'a> {
 
     fn is_waiting(&self) -> bool {
         match self.rare() {
+            _ if self.transport.load(Ordering::Relaxed) & (LEFT | MOVED) != 0 => false,
             Some(rare) if rare.owner.get().is_some() => !rare.begun.load(Ordering::Relaxed),
             _ => self.next.load(Ordering::Relaxed) == 0,
         }
@@ -288,28 +334,39 @@ impl<'a> TaskRef<'a> {
         self.rare_room().begun.store(true, Ordering::Relaxed);
     }
 
-    /// So many bytes have arrived.
-    pub(crate) fn moved(&self, length: u64) {
-        self.transferred.fetch_add(length, Ordering::Relaxed);
+    /// So many bytes have arrived. Whether those were the last.
+    pub(crate) fn moved(&self, length: u64) -> bool {
+        self.transferred.fetch_add(length, Ordering::Relaxed) + length == self.length()
     }
 
     /// Who does it, as a whole, once all of it was claimed. `false` when it was to be ended before: then
     /// its owner shall end it.
     pub(crate) fn belongs_to(&self, owner: Weak<dyn EndTask>, name: TaskId) -> bool {
         let rare = self.rare_room();
-        let place = if rare.moves.load(Ordering::Relaxed) { &rare.next_owner } else { &rare.owner };
-        let _ = place.set((owner, name));
+        let moved = rare.moves.get().and_then(|moves| moves.owner());
+        let _ = moved.unwrap_or(&rare.owner).set((owner, name));
         // Either this sees that it is to be ended, or `cancel` sees the owner.
         !self.end_wanted.load(Ordering::SeqCst)
     }
 
     /// It begins anew, over the transport of this number. Nothing of it is under way, and whoever did it does not
-    /// end it.
-    pub(crate) fn moves_to(&self, transport: u8) {
-        self.rare_room().moves.store(true, Ordering::SeqCst);
-        self.transferred.store(0, Ordering::Relaxed);
-        self.goes_by(transport);
+    /// end it. `false` when it has moved as often as it may.
+    pub(crate) fn moves_to(&self, transport: u8) -> bool {
+        let moves = self.rare_room().moves.get_or_init(Box::default);
+        let count = moves.count.load(Ordering::Relaxed);
+        if usize::from(count) >= MAX_MOVES {
+            return false;
+        }
+        let transferred = self.transferred();
+        moves.arrived.store(transferred, Ordering::Relaxed);
+        // From here on who cancels it waits for its next owner.
+        self.given_away.store(true, Ordering::SeqCst);
+        moves.count.store(count + 1, Ordering::SeqCst);
+        self.transport.store(transport | MOVED, Ordering::Relaxed);
+        self.transferred.store(0, Ordering::Release);
+        self.unfinished.store(self.slices(), Ordering::Relaxed);
         self.give_back();
+        true
     }
 
     /// Which way.
@@ -356,15 +413,19 @@ impl<'a> TaskRef<'a> {
         undecided && self.end_as.compare_exchange(0, early, as_it_is, as_it_is).is_ok()
     }
 
-    /// So many slices have ended; whether the task has. Then the batch must be told.
-    fn end_slices(&self, slices: u64) -> bool {
+    /// So many slices have ended; what has become of the task.
+    fn end_slices(&self, slices: u64) -> Step {
         // Release what this thread has written before, the error above all; the last to come here
         // acquires what all others have.
         if self.unfinished.fetch_sub(slices, Ordering::AcqRel) != slices {
-            return false;
+            return Step::GoesOn;
+        }
+        let left = self.transport.load(Ordering::Relaxed) & LEFT != 0;
+        if left && self.error().is_none() && self.end_as.load(Ordering::Relaxed) == 0 {
+            return Step::Left;
         }
         self.end();
-        true
+        Step::Ended
     }
 
     /// Why it fails, if it does.
@@ -504,6 +565,36 @@ impl TaskHandle {
         self.finish(slices + self.task().stop());
     }
 
+    /// So many slices have failed as another transport may do the task. Whether that is to be looked for now, since
+    /// nothing else of it is under way: then it ends by [`TaskHandle::fail_left`], if there is none.
+    pub(crate) fn slices_left(&self, slices: u64, error: &TransferError) -> bool {
+        let task = self.task();
+        let _ = task.rare_room().moves.get_or_init(Box::default).error.set(error.clone());
+        task.task.transport.fetch_or(LEFT, Ordering::Relaxed);
+        // Nobody claims more of it, and who cancels it may yet be heard.
+        task.given_away.store(true, Ordering::SeqCst);
+        match task.end_slices(slices + task.stop()) {
+            Step::GoesOn => false,
+            Step::Left => true,
+            Step::Ended => {
+                EndedTasks::default().count(&self.batch, self.index);
+                false
+            }
+        }
+    }
+
+    /// No other transport goes on with it.
+    pub(crate) fn fail_left(&self) {
+        let task = self.task();
+        let error = task.rare().and_then(|rare| rare.moves.get()?.error.get());
+        match (task.end_wanted.load(Ordering::SeqCst), error) {
+            (false, Some(error)) => task.set_error(error.clone()),
+            _ => task.end_as.store(TransferState::Canceled as u8, Ordering::Relaxed),
+        }
+        task.end();
+        EndedTasks::default().count(&self.batch, self.index);
+    }
+
     /// Nobody will do the slices that were not claimed yet.
     pub(crate) fn fail_rest(&self, error: &TransferError) {
         let rest = self.task().stop();
@@ -517,13 +608,16 @@ impl TaskHandle {
     /// changes anything.
     pub(crate) fn cancel(&self) -> bool {
         self.task().end_wanted.store(true, Ordering::SeqCst);
-        if let Some(rare) = self.task().rare()
-            && let Some((owner, name)) = rare.next_owner.get().or_else(|| rare.owner.get())
-        {
-            let ends = owner.upgrade().is_some_and(|owner| owner.cancel(*name));
-            // As well is one that is being given to its next owner.
-            let moves = rare.moves.load(Ordering::SeqCst) && rare.next_owner.get().is_none();
-            return ends || (moves && self.task().is_given_away());
+        if let Some(rare) = self.task().rare() {
+            let moved = rare.moves.get().and_then(|moves| moves.owner());
+            match moved.unwrap_or(&rare.owner).get() {
+                Some((owner, name)) => {
+                    return owner.upgrade().is_some_and(|owner| owner.cancel(*name));
+                }
+                // As well is one that is being given to its next owner.
+                None if moved.is_some() => return self.task().is_given_away(),
+                None => {}
+            }
         }
         // One that is being given to its owner just now is ended by that.
         let ends = self.end_rest(TransferState::Canceled) || self.task().is_given_away();
@@ -596,7 +690,7 @@ impl TaskHandle {
     }
 
     fn finish(&self, slices: u64) {
-        if self.task().end_slices(slices) {
+        if self.task().end_slices(slices) == Step::Ended {
             EndedTasks::default().count(&self.batch, self.index);
         }
     }
@@ -614,24 +708,27 @@ pub(crate) struct EndedTasks {
 }
 
 impl EndedTasks {
-    /// So many slices of a task have arrived, with so many bytes.
+    /// So many slices of a task have arrived, with so many bytes. Whether another transport is to be looked for, as
+    /// [`TaskHandle::slices_left`] says.
     pub(crate) fn slices_done(
         &mut self,
         batch: &Arc<BatchShared>,
         task: usize,
         slices: u64,
         length: u64,
-    ) {
+    ) -> bool {
         let found = batch.tasks.get(task);
         if slices == found.slices() {
             found.arrived(length);
         } else {
             found.transferred.fetch_add(length, Ordering::Relaxed);
-            if !found.end_slices(slices) {
-                return;
+            match found.end_slices(slices) {
+                Step::Ended => {}
+                step => return step == Step::Left,
             }
         }
         self.count(batch, task);
+        false
     }
 
     /// A task has ended that had an owner.
@@ -661,7 +758,7 @@ impl EndedTasks {
         self.count += 1;
         let state = task.state.load(Ordering::Relaxed);
         let opcode = usize::from(task.opcode.load(Ordering::Relaxed));
-        self.tally.bytes[opcode & 1] += task.transferred.load(Ordering::Relaxed);
+        self.tally.bytes[opcode & 1] += task.transferred();
         match state == TransferState::Completed as u8 {
             true => self.tally.completed += 1,
             false => batch.counters.not_completed(transport, state),

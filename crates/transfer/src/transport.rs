@@ -26,6 +26,9 @@ pub(crate) const ANYWHERE: u16 = u16::MAX;
 /// The names of all transports. Where one is noted in a byte, it is its place here, counted from 1.
 pub(crate) const NAMES: [&str; 5] = ["local", "shm", "rdma", "nvmeof", "tcp"];
 
+/// How often a task may go on over another transport: of `shm`, `rdma` and `tcp` it leaves each once.
+pub(crate) const MAX_MOVES: usize = 2;
+
 /// The number of a transport.
 pub(crate) fn code_of(name: &str) -> u8 {
     let place = NAMES.iter().position(|known| *known == name);
@@ -131,6 +134,11 @@ pub(crate) trait Transport: Send + Sync {
     /// Whether it has the copier do its tasks, which have no owner then.
     fn copies(&self) -> bool {
         false
+    }
+
+    /// Whether it moves bytes to and from memory of a GPU here.
+    fn takes_gpu(&self) -> bool {
+        true
     }
 
     /// Registers memory with all devices.

@@ -446,7 +446,9 @@ impl EndedGroup {
             if group.unwanted.is_some() {
                 return group.handle().slices_given_up(group.slices, writing_left);
             }
-            return ended.slices_done(&group.batch, group.task, group.slices, group.slice.length);
+            // Only copies are left by their transport.
+            ended.slices_done(&group.batch, group.task, group.slices, group.slice.length);
+            return;
         };
         if writing_left {
             group.handle().target_is_undefined();
