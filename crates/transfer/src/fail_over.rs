@@ -2,17 +2,26 @@
 //! leads to its segment.
 //!
 //! Only what has ended at the first transport moves: nothing of it can arrive any more, which the target has
-//! confirmed where that was needed. All of it is done again, so its bytes are counted anew. The transport that it
-//! left is not chosen for that segment for a while. After that one submission tries it again, and others follow
-//! when something of that was completed.
+//! confirmed where that was needed. All of it is done again. It never goes back to a transport that it left, which is
+//! not chosen for that segment for a while. After that one submission tries it again, and others follow when something
+//! of that was completed.
+//!
+//! Where the peer's process is not there, no other transport is tried: the first one's error says so. `rdma` asks its
+//! peers anyhow; for the others the process is asked here, at its control port.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
+use std::{mem, thread};
+
+use millstream_metadata::{CallError, CallErrorKind, Frame, FrameType, HandShakeDesc, Probe};
 
 use crate::batch::BatchShared;
 use crate::engine::Inner;
+use crate::memory::LocalMemory;
 use crate::path::{Place, in_order};
+use crate::segment::OpenSegment;
+use crate::task::{EndedTasks, TaskEnd, TaskHandle, WideSlice};
 use crate::terms::Terms;
 use crate::transport::{NAMES, Run, code_of};
 
@@ -22,6 +31,118 @@ const AVOIDED: (Duration, Duration) = (Duration::from_secs(1), Duration::from_se
 
 /// For how long others wait for what becomes of the submission that tries a transport again.
 const TRIAL: Duration = Duration::from_secs(5);
+
+/// How long the process of a peer may take to say that it is there, or that a connection has ended.
+const QUESTION: Duration = Duration::from_secs(1);
+
+/// A task that its transport has given up, and of which nothing is under way or can arrive any more.
+#[derive(Debug)]
+pub(crate) struct Leaving {
+    pub(crate) task: TaskHandle,
+    /// The transport that it leaves.
+    pub(crate) from: &'static str,
+    pub(crate) local: Arc<LocalMemory>,
+    /// Which start of the segment's process it is for, if that is known.
+    pub(crate) incarnation: Option<u64>,
+    /// On what terms, with the transports that may do it.
+    pub(crate) terms: Terms,
+    /// How it ends if no other transport goes on with it. Without, as [`TaskHandle::fail_left`] says.
+    pub(crate) end: Option<TaskEnd>,
+}
+
+impl Leaving {
+    /// Ends it.
+    fn end(self) {
+        let TaskHandle { batch, index } = &self.task;
+        match self.end {
+            Some(end) => EndedTasks::default().ended(batch, *index, end),
+            None => self.task.fail_left(),
+        }
+    }
+
+    /// The task as another transport is given it; `None` where its segment has no such memory any more.
+    fn run(&self, segment: &Arc<OpenSegment>) -> Option<Run> {
+        let view = segment.view();
+        let WideSlice { target, length, .. } = match self.task.shape() {
+            Some(shape) => shape.piece(0),
+            None => self.task.whole(),
+        };
+        let buffer = view.find(target, length)?;
+        Some(Run {
+            transport: usize::MAX,
+            transport_name: self.from,
+            copies: false,
+            tasks: self.task.index..self.task.index + 1,
+            claimed: self.task.index,
+            allowed: self.terms.allowed,
+            local: Arc::clone(&self.local),
+            segment: Arc::clone(segment),
+            view,
+            buffer,
+        })
+    }
+}
+
+/// Tasks that leave transports, until the process of their segment has said whether it is there.
+#[derive(Debug, Default)]
+pub(crate) struct Departures(Mutex<Departing>);
+
+#[derive(Debug, Default)]
+struct Departing {
+    tasks: Vec<Leaving>,
+    /// The process is being asked.
+    asking: bool,
+}
+
+impl Departures {
+    fn lock(&self) -> MutexGuard<'_, Departing> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds tasks; whether the process is to be asked.
+    fn add(&self, tasks: Vec<Leaving>) -> bool {
+        let mut departing = self.lock();
+        departing.tasks.extend(tasks);
+        !mem::replace(&mut departing.asking, true)
+    }
+
+    /// Those that wait for the answer. When there are none, the next one asks again.
+    fn take(&self) -> Vec<Leaving> {
+        let mut departing = self.lock();
+        departing.asking = !departing.tasks.is_empty();
+        mem::take(&mut departing.tasks)
+    }
+}
+
+/// Whether the process of a segment is there. All tasks that wait end if this is dropped.
+struct Question(Arc<OpenSegment>);
+
+impl Question {
+    /// Has `with` take all tasks that wait for the answer.
+    fn answered(&self, mut with: impl FnMut(Leaving)) {
+        loop {
+            let tasks = self.0.departures.take();
+            if tasks.is_empty() {
+                return;
+            }
+            tasks.into_iter().for_each(&mut with);
+        }
+    }
+}
+
+impl Drop for Question {
+    fn drop(&mut self) {
+        self.answered(Leaving::end);
+    }
+}
+
+/// Ends tasks of a segment, or gives them to other transports of an engine if it is there; see [`Inner::leave`].
+pub(crate) fn leave(engine: Option<&Weak<Inner>>, segment: &Arc<OpenSegment>, all: Vec<Leaving>) {
+    match engine.and_then(Weak::upgrade) {
+        Some(engine) => engine.leave(segment, all),
+        None => all.into_iter().for_each(Leaving::end),
+    }
+}
 
 /// The transports that requests to a segment had to leave.
 #[derive(Debug, Default)]
@@ -116,17 +237,17 @@ impl Inner {
     /// Another transport that leads where a run goes and may do it, the first in the order in which they are tried: its
     /// place and its name. None that copies: whoever cancels would not be heard there.
     fn next_transport(&self, run: &Run) -> Option<(usize, &'static str)> {
-        // Memory of a GPU here is for transports that say so, of which `rdma` is the last.
-        if self.is_stopped() || self.required.is_set() || run.local.is_gpu() {
+        if self.is_stopped() || self.required.is_set() {
             return None;
         }
         let Run { segment, view, buffer, .. } = run;
         let place = Place { segment, descriptor: &view.descriptor, buffer: *buffer };
         self.with_transports(|all| {
-            let found = in_order(all).find(|(index, transport)| {
-                *index != run.transport
+            let found = in_order(all).find(|(_, transport)| {
+                transport.name() != run.transport_name
                     && !transport.copies()
                     && run.allowed.has(transport.name())
+                    && (transport.takes_gpu() || !run.local.is_gpu())
                     && place.led_to_by(*transport)
             });
             found.map(|(index, transport)| (index, transport.name()))
@@ -145,20 +266,116 @@ impl Inner {
         let Some(transport) = self.with_transports(|all| all.get(index).cloned()) else {
             return false;
         };
+        // What was found before may be of before that one was installed.
+        if !run.local.is_known_to(index) {
+            let span = run.local.span();
+            let Some(local) = self.memory().find(span.first, span.length) else { return false };
+            run.local = local;
+        }
         let before = run.transport_name;
+        let (from, to) = (code_of(before), code_of(name));
+        debug_assert_eq!(run.tasks.len(), 1);
+        if !run.tasks.clone().all(|index| batch.tasks.get(index).moves_to(to)) {
+            return false;
+        }
+        batch.counters.moved(from, to, run.tasks.len());
         if run.segment.avoided.leave(before) {
             let segment = &*run.segment.name;
             tracing::warn!(segment, before, name, "requests go on over another transport");
         }
-        let (from, to) = (code_of(before), code_of(name));
-        for index in run.tasks.clone() {
-            batch.tasks.get(index).moves_to(to);
-        }
-        batch.counters.moved(from, to, run.tasks.len());
         (run.transport, run.transport_name, run.copies) = (index, name, false);
-        run.claimed = run.tasks.start;
+        (run.claimed, run.allowed) = (run.tasks.start, run.allowed.without(before));
         transport.submit(batch, &[run], terms);
         true
+    }
+
+    /// Gives tasks of one segment to other transports, once its process has said that it is there. They end where it
+    /// does not, or where there is no other transport. Does not wait.
+    fn leave(&self, segment: &Arc<OpenSegment>, mut all: Vec<Leaving>) {
+        let leads = |it: &mut Leaving| it.run(segment).is_some_and(|it| self.leads_elsewhere(&it));
+        let leading: Vec<_> = all.extract_if(.., leads).collect();
+        all.into_iter().for_each(Leaving::end);
+        if leading.is_empty() || !segment.departures.add(leading) {
+            return;
+        }
+        let (own, question) = (self.own.clone(), Question(Arc::clone(segment)));
+        let probe = Frame::new(FrameType::Probe, b"{}".to_vec());
+        self.ask_process(segment, probe, move |reply| {
+            let probe = reply.ok().and_then(|it| serde_json::from_slice::<Probe>(&it.body).ok());
+            let engine = own.upgrade();
+            question.answered(|leaving| {
+                let moves = engine.as_ref().zip(probe.as_ref()).is_some_and(|(engine, probe)| {
+                    leaving.incarnation.is_none_or(|it| probe.incarnation == Some(it))
+                        && engine.go_on(&leaving, &question.0)
+                });
+                if !moves {
+                    leaving.end();
+                }
+            });
+        });
+    }
+
+    fn go_on(&self, leaving: &Leaving, segment: &Arc<OpenSegment>) -> bool {
+        // What is known of the segment may be of another start by now.
+        let run = leaving.run(segment);
+        let run = run.filter(|run| run.view.descriptor.incarnation == leaving.incarnation);
+        run.is_some_and(|run| self.go_on_elsewhere(&leaving.task.batch, run, &leaving.terms))
+    }
+
+    /// Asks the process of a segment at its control port to end a connection for data of the transport `tcp`, and tells
+    /// `done` whether it has confirmed that nothing of it is done any more.
+    pub(crate) fn fence_stream(
+        &self,
+        segment: &Arc<OpenSegment>,
+        incarnation: u64,
+        connection: u128,
+        done: impl FnOnce(bool) + Send + 'static,
+    ) {
+        let request = HandShakeDesc {
+            incarnation: Some(self.incarnation()),
+            peer_incarnation: Some(incarnation),
+            stream: Some(format!("{connection:032x}")),
+            ..HandShakeDesc::default()
+        };
+        let frame = Frame::new(FrameType::Connection, request.to_json());
+        self.ask_process(segment, frame, move |reply| {
+            let confirmed = reply.is_ok_and(|reply| {
+                let reply = HandShakeDesc::from_json(&reply.body);
+                reply.is_ok_and(|reply| {
+                    reply.stream_fenced && reply.incarnation == Some(incarnation)
+                })
+            });
+            done(confirmed);
+        });
+    }
+
+    /// Asks the process of a segment something. `done` is told by a thread that others share. Does not wait.
+    fn ask_process(
+        &self,
+        segment: &Arc<OpenSegment>,
+        frame: Frame,
+        done: impl FnOnce(Result<Frame, CallError>) + Send + 'static,
+    ) {
+        let (own, segment) = (self.own.clone(), Arc::clone(segment));
+        let ask = move || {
+            let found = own.upgrade().map(|engine| (engine.address_of(&segment), engine));
+            let Some((Ok(address), engine)) = found else {
+                let peer = millstream_metadata::HostPort { host: segment.name.clone(), port: 0 };
+                return done(Err(CallError { peer, kind: CallErrorKind::Ended }));
+            };
+            let calls = Arc::clone(&engine.calls);
+            // What is told may be told here, and drop the engine.
+            drop(engine);
+            calls.call(&address, frame, QUESTION.min(calls.timeout()), Box::new(done));
+        };
+        if self.store.is_local() {
+            return ask();
+        }
+        // A metadata server may take its time to say where that is. Without a thread `done` is dropped.
+        let started = thread::Builder::new().name("fail-over".to_owned()).spawn(ask);
+        if let Err(error) = started {
+            tracing::warn!(%error, "a peer is not asked");
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use millstream_metadata::{BufferDesc, SegmentDesc};
 
-use crate::fail_over::Avoided;
+use crate::fail_over::{Avoided, Departures};
 use crate::metrics::Traffic;
 use crate::path::Told;
 use crate::{BufferError, SegmentError};
@@ -61,6 +61,7 @@ pub(crate) struct OpenSegment {
     tried: Mutex<Option<Instant>>,
     pub(crate) told: Told,
     pub(crate) avoided: Avoided,
+    pub(crate) departures: Departures,
     /// What was copied to and from it.
     pub(crate) traffic: Traffic,
 }
@@ -231,6 +232,7 @@ impl OpenSegment {
             tried: Mutex::new(None),
             told: Told::default(),
             avoided: Avoided::default(),
+            departures: Departures::default(),
             traffic: Traffic::default(),
         }
     }

@@ -96,7 +96,12 @@ impl Peer {
     pub(super) fn ask(&self) {
         let request =
             HandShakeDesc { fence: true, epoch: Some(0), ..self.greeting(RailId(u16::MAX)) };
-        let asked = self.ask_peer(request, QUESTION_TIMEOUT, None, |peer, _| peer.asked());
+        let asked = self.ask_peer(request, QUESTION_TIMEOUT, None, |peer, reply| {
+            peer.asked();
+            if reply.is_ok() {
+                peer.leave_to_others();
+            }
+        });
         if asked.is_err() {
             self.asked();
         }

@@ -521,6 +521,10 @@ impl Transport for RdmaTransport {
     }
 
     fn handshake(&self, request: &HandShakeDesc) -> Option<HandShakeDesc> {
+        // It is about a connection of the transport `tcp`.
+        if request.stream.is_some() {
+            return None;
+        }
         let reply = self.answer(request).unwrap_or_else(Refusal::into_reply);
         // Whoever meant another start of this engine learns that it is over.
         Some(HandShakeDesc { incarnation: Some(self.shared.context.incarnation), ..reply })

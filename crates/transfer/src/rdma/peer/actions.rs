@@ -95,7 +95,7 @@ impl Peer {
                     self.in_background(move |peer| peer.fence(rail, epoch));
                 }
                 Output::Fence { rail, epoch } => state.flow.fence_refused(now, rail, epoch),
-                Output::Ended(ended) => self.end(state, &ended, work),
+                Output::Ended(ended) => self.end(now, state, &ended, work),
             }
         }
     }
@@ -129,7 +129,7 @@ impl Peer {
         });
     }
 
-    fn end(&self, state: &mut State, ended: &Ended, work: &mut Work) {
+    fn end(&self, now: Instant, state: &mut State, ended: &Ended, work: &mut Work) {
         use millstream_transfer_core::{End, Failure};
         let found = state.refused.iter().position(|(user, ..)| *user == ended.user);
         let refused = found.map(|index| state.refused.swap_remove(index));
@@ -168,6 +168,7 @@ impl Peer {
         let may_move = matches!(failure, Some(Failure::NoRail | Failure::Attempts))
             && self.shared.context.elsewhere.is_some()
             && !ended.target_undefined
+            && !state.is_unreachable(now)
             && !state.stopped;
         let moving = state.runs.run(ended.user).filter(|_| may_move);
         if let Some(TaskHandle { batch, index }) = state.runs.task(ended.user) {

@@ -101,6 +101,8 @@ struct State {
     ask_at: Option<Instant>,
     /// Since when it has been asked whether it is there without an answer.
     silent_since: Option<Instant>,
+    /// It was given up since it did not answer, and has not been heard of since.
+    given_up: bool,
     stopped: bool,
 }
 
@@ -136,6 +138,7 @@ impl Peer {
             asking: false,
             ask_at: None,
             silent_since: None,
+            given_up: false,
             stopped: false,
         };
         // Others listen where their names say.
@@ -233,7 +236,7 @@ impl Peer {
                 state.returned(link);
                 match completion.status {
                     CompletionStatus::Success => {
-                        state.silent_since = None;
+                        state.heard();
                         state.flow.rail_tested(now, rail, link.epoch);
                     }
                     status => {
@@ -393,12 +396,12 @@ impl State {
             self.returned(link);
         }
         if result == SliceResult::Done {
-            self.silent_since = None;
+            self.heard();
         }
         if let Some(moved) = self.flow.completed(now, slice, result)
             && let Some((batch, index)) = self.runs.place(moved.user)
+            && batch.tasks.get(index).moved(moved.length.into())
         {
-            batch.tasks.get(index).moved(moved.length.into());
             batch.acknowledged(index);
         }
     }

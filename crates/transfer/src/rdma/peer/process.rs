@@ -15,18 +15,23 @@ use crate::transport::Run;
 /// When there has been no rail for so long, another transport goes on where one leads to the peer.
 const NO_RAIL: Duration = Duration::from_millis(250);
 
+/// When a peer has not answered for so long, it is not there for other transports.
+const UNANSWERED: Duration = Duration::from_secs(1);
+
 impl Peer {
     /// The flow's time has come, or the peer is to be asked whether it is there.
     pub(in super::super) fn handle_timeout(&self) {
         let mut state = self.lock();
         let now = self.now();
         state.flow.handle_timeout(now);
-        let mut stranded = Vec::new();
         if state.ask_at.is_some_and(|at| at <= now) {
             let age = state.oldest_age(now);
             // If it has died since it completed something last, this is when it is to be asked.
             let wait = STALL.checked_sub(age).filter(|wait| !wait.is_zero()).unwrap_or(STALL);
-            if age >= STALL && self.has_incarnation {
+            // What waits for a rail goes on over another transport once the peer has said that it is there.
+            let is_stranded = self.shared.context.elsewhere.is_some()
+                && state.flow.stranded(now, NO_RAIL).next().is_some();
+            if (age >= STALL || is_stranded) && self.has_incarnation {
                 state.silent_since.get_or_insert(now);
                 if !mem::replace(&mut state.asking, true) {
                     self.in_background(Self::ask);
@@ -35,30 +40,33 @@ impl Peer {
             let silent = state.silent_since.is_some_and(|since| since + SILENT <= now);
             let Shared { config, context, .. } = &*self.shared;
             if silent && config.patience.max(context.calls.timeout()) <= SILENT {
-                state.silent_since = None;
+                (state.silent_since, state.given_up) = (None, true);
                 state.flow.give_up();
             }
             let silent_at = state.silent_since.map(|since| since + SILENT);
             let silent_at = silent_at.filter(|&at| at > now);
             let next = silent_at.into_iter().chain([now + wait]).min();
             state.ask_at = next.filter(|_| state.flow.tasks() > 0);
-            if context.elsewhere.is_some() {
-                stranded = state.stranded(now);
-            }
         }
+        let asks = self.has_incarnation;
         self.act(now, state);
-        if !stranded.is_empty() {
-            self.leave_to_others(stranded);
+        // Others say nothing of that.
+        if !asks {
+            self.leave_to_others();
         }
     }
 
-    /// Ends those of these tasks for which there has been no rail for long enough, and which another transport goes
-    /// on with. The engine is asked without the lock.
-    fn leave_to_others(&self, mut stranded: Vec<(u64, Run)>) {
+    /// Ends those tasks for which there has been no rail for long enough, and which another transport goes on with. The
+    /// engine is asked without the lock.
+    pub(in super::super) fn leave_to_others(&self) {
         let Some(engine) = self.shared.context.elsewhere.as_ref().and_then(Weak::upgrade) else {
             return;
         };
+        let mut stranded = self.lock().stranded(self.now());
         stranded.retain(|(_, run)| engine.leads_elsewhere(run));
+        if stranded.is_empty() {
+            return;
+        }
         let may_go = |user| stranded.iter().any(|(known, _)| Runs::of_one_run(*known, user));
         let mut state = self.lock();
         let now = self.now();
@@ -110,7 +118,7 @@ impl Peer {
 
     /// It has answered something.
     pub(in super::super) fn answered(&self) {
-        self.lock().silent_since = None;
+        self.lock().heard();
     }
 
     /// It was asked whether it is there.
@@ -143,11 +151,22 @@ impl Peer {
 }
 
 impl State {
+    /// The peer has done or said something.
+    pub(super) const fn heard(&mut self) {
+        (self.silent_since, self.given_up) = (None, false);
+    }
+
+    /// Whether the peer's process cannot be asked anything, so that no other transport finds it.
+    pub(super) fn is_unreachable(&self, now: Instant) -> bool {
+        // It need not have had the time to answer.
+        let silent = self.silent_since.is_some_and(|since| since + UNANSWERED <= now);
+        silent || self.given_up || matches!(self.last, Some((_, FailureReason::Unreachable(_))))
+    }
+
     /// A task of each run for which there has been no rail for long, where the peer's process can be asked things: if
     /// it cannot, no other transport finds it.
     fn stranded(&self, now: Instant) -> Vec<(u64, Run)> {
-        let unreachable = matches!(self.last, Some((_, FailureReason::Unreachable(_))));
-        if unreachable || self.silent_since.is_some() {
+        if self.is_unreachable(now) || self.silent_since.is_some() {
             return Vec::new();
         }
         let mut found: Vec<(u64, Run)> = Vec::new();
