@@ -4,23 +4,27 @@
 //! for who waits for a batch. Each takes a *group* at a time: slices of one task, or many small tasks.
 
 mod early;
+mod failed;
 
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Instant;
 use std::{io, iter};
 
 use millstream_net::guarded::Caching;
-use millstream_net::shared_memory::{AccessError, Key, Peer, Region, Visit};
+use millstream_net::shared_memory::{Key, Peer};
 
+use self::failed::{Failed, not_exchanged, reason, visit};
 use crate::batch::BatchShared;
-use crate::gpu::Exchanged;
-use crate::memory::{Inside, LocalMemory};
+use crate::engine::Inner;
+use crate::fail_over::{Leaving, leave};
+use crate::memory::LocalMemory;
 use crate::segment::OpenSegment;
 use crate::task::{EndedTasks, TaskHandle, WideSlice};
+use crate::terms::Terms;
 use crate::transport::Run;
 use crate::workers::join;
 use crate::{FailureReason, Opcode, TransferError, TransferState};
@@ -50,6 +54,8 @@ pub(crate) struct Way {
     pub(crate) local: Arc<LocalMemory>,
     pub(crate) other: Other,
     pub(crate) segment: Arc<OpenSegment>,
+    /// Which start of the segment's process it is, if it says so.
+    pub(crate) incarnation: Option<u64>,
 }
 
 /// The memory at the other end.
@@ -88,18 +94,20 @@ impl Way {
         }
     }
 
-    /// Copies a group, and tells its tasks. May wait for the peer if the way is not open.
-    fn copy(&self, batch: &Arc<BatchShared>, group: &Group) {
+    /// Copies a group, and tells its tasks: returns those of which nothing is under way and that another transport may
+    /// go on with. May wait for the peer if the way is not open.
+    fn copy(&self, batch: &Arc<BatchShared>, group: &Group) -> Vec<usize> {
+        let mut left = Vec::new();
         for &index in &group.late {
             TaskHandle { batch: Arc::clone(batch), index }.end_rest(TransferState::Timeout);
         }
         if group.count == 0 {
-            return;
+            return left;
         }
         let mut failures = Vec::new();
-        if let Err(reason) = self.try_copy(batch, group, &mut failures) {
+        if let Err(failed) = self.try_copy(batch, group, &mut failures) {
             // None of it counts.
-            let failed = |index| (index, Broken::Failed(reason.clone()));
+            let failed = |index| (index, Broken::Failed(failed.clone()));
             failures = (0..group.pieces().len()).map(failed).collect();
         }
         let mut failures = failures.into_iter().peekable();
@@ -114,7 +122,7 @@ impl Way {
                     done += 1;
                     copied[piece.opcode as usize] += piece.slice.length;
                     if told.slices > 0 && told.task != piece.task {
-                        told.tell(batch, &mut ended);
+                        left.extend(told.tell(batch, &mut ended));
                     }
                     told.task = piece.task;
                     told.slices += piece.slices;
@@ -124,27 +132,50 @@ impl Way {
                     let task = TaskHandle { batch: Arc::clone(batch), index: piece.task };
                     task.slices_late(piece.slices, done);
                 }
-                Some((_, Broken::Failed(reason))) => {
-                    self.fail(batch, piece.task, piece.slices, reason);
+                Some((_, Broken::Failed(failed))) => {
+                    left.extend(self.fail(batch, piece.task, piece.slices, failed));
                 }
             }
         }
-        told.tell(batch, &mut ended);
+        left.extend(told.tell(batch, &mut ended));
         // Before those who wait are told.
         self.segment.traffic.add(done, copied);
         drop(ended);
+        if done > 0 {
+            self.works();
+        }
+        left
     }
 
-    /// So many slices of a task have failed.
-    fn fail(&self, batch: &Arc<BatchShared>, task: usize, slices: u64, reason: FailureReason) {
+    /// Something was copied.
+    fn works(&self) {
+        if let Other::Peer(..) = self.other {
+            self.segment.avoided.works(self.name());
+        }
+    }
+
+    /// So many slices of a task have failed. The task, if another transport may go on with it and nothing of it is
+    /// under way.
+    fn fail(
+        &self,
+        batch: &Arc<BatchShared>,
+        index: usize,
+        slices: u64,
+        failed: Failed,
+    ) -> Option<usize> {
         if let Other::Peer(..) = self.other {
             // Its memory is not what it was when it was asked.
             self.segment.mark_stale();
         }
         let peer = self.segment.name.as_str().into();
-        let error = TransferError { peer, nic: self.name().into(), reason };
+        let error = TransferError { peer, nic: self.name().into(), reason: failed.reason };
         self.segment.traffic.failed(slices);
-        TaskHandle { batch: Arc::clone(batch), index: task }.slices_failed(slices, &error);
+        let task = TaskHandle { batch: Arc::clone(batch), index };
+        if failed.elsewhere {
+            return task.slices_left(slices, &error).then_some(index);
+        }
+        task.slices_failed(slices, &error);
+        None
     }
 
     fn name(&self) -> &'static str {
@@ -160,7 +191,7 @@ impl Way {
         batch: &Arc<BatchShared>,
         group: &Group,
         failures: &mut Vec<(usize, Broken)>,
-    ) -> Result<(), FailureReason> {
+    ) -> Result<(), Failed> {
         let enter = || self.local.enter().ok_or(FailureReason::Unregistered);
         let pieces = group.pieces();
         match &self.other {
@@ -169,10 +200,11 @@ impl Way {
                 let other = other.enter().ok_or(FailureReason::Unregistered)?;
                 let copy_one = |piece: &Piece| {
                     let Piece { opcode, caching, .. } = *piece;
-                    broken(piece.in_steps(batch, true, |near, far, length| match opcode {
+                    let copied = piece.in_steps(batch, true, |near, far, length| match opcode {
                         Opcode::Write => local.copy_to(near, &other, far, length, caching),
                         Opcode::Read => other.copy_to(far, &local, near, length, caching),
-                    }))
+                    });
+                    broken(copied.map_err(Failed::from))
                 };
                 if self.has_gpu() {
                     group.for_each_joined(copy_one, failures);
@@ -221,39 +253,6 @@ impl Way {
     }
 }
 
-/// Enters memory of a peer.
-fn visit<'a>(peer: &'a Peer, region: &'a Region) -> Result<Visit<'a>, FailureReason> {
-    loop {
-        match peer.enter(region).map_err(reason)? {
-            Some(visit) => return Ok(visit),
-            // More threads than a peer has words: they are copying, and soon done.
-            None => thread::yield_now(),
-        }
-    }
-}
-
-/// Why bytes were not copied between memory here and a peer's.
-fn not_exchanged(local: &Inside<'_>, error: Exchanged) -> FailureReason {
-    match error {
-        // What is mapped of the peer has another address here than there.
-        Exchanged::Access(AccessError::Fault(fault)) if !local.has(fault.address) => {
-            let text = "a page of it is not there, or cannot be accessed so";
-            FailureReason::Access(text.to_owned())
-        }
-        Exchanged::Access(error) => reason(error),
-        Exchanged::Gpu(error) => FailureReason::Gpu(error),
-    }
-}
-
-fn reason(error: AccessError) -> FailureReason {
-    match error {
-        AccessError::Ended => FailureReason::ProcessEnded,
-        AccessError::Unregistered => FailureReason::Unregistered,
-        AccessError::Fault(fault) => FailureReason::MemoryGone { address: fault.address },
-        error => FailureReason::Access(error.to_string()),
-    }
-}
-
 /// What is taken together.
 #[derive(Clone, Copy)]
 struct Grouping {
@@ -274,7 +273,7 @@ struct Group {
 /// Why a piece was not copied, or not to its end.
 #[derive(Clone)]
 enum Broken {
-    Failed(FailureReason),
+    Failed(Failed),
     /// The deadline of its task passed when so many bytes had been.
     Late(u64),
 }
@@ -288,19 +287,22 @@ struct Arrived {
 }
 
 impl Arrived {
-    fn tell(&mut self, batch: &Arc<BatchShared>, ended: &mut EndedTasks) {
-        if self.slices > 0 {
-            ended.slices_done(batch, self.task, self.slices, self.length);
-            (self.slices, self.length) = (0, 0);
+    /// Their task, if it [is left](TaskHandle::slices_left).
+    fn tell(&mut self, batch: &Arc<BatchShared>, ended: &mut EndedTasks) -> Option<usize> {
+        if self.slices == 0 {
+            return None;
         }
+        let left = ended.slices_done(batch, self.task, self.slices, self.length);
+        (self.slices, self.length) = (0, 0);
+        left.then_some(self.task)
     }
 }
 
 /// What is wrong with a piece that was copied with this result.
-fn broken(copied: Result<Option<u64>, FailureReason>) -> Option<Broken> {
+fn broken(copied: Result<Option<u64>, Failed>) -> Option<Broken> {
     match copied {
         Ok(late) => late.map(Broken::Late),
-        Err(reason) => Some(Broken::Failed(reason)),
+        Err(failed) => Some(Broken::Failed(failed)),
     }
 }
 
@@ -500,7 +502,7 @@ struct Entry {
     next: usize,
     end: usize,
     /// Of its tasks.
-    deadline: Option<Instant>,
+    terms: Terms,
 }
 
 /// Does copies. One for all transports of an engine that copy.
@@ -515,6 +517,8 @@ struct Shared {
     changed: Condvar,
     /// Entries in the queue.
     queued: AtomicUsize,
+    /// Who finds another transport for what cannot be copied, where that is done.
+    engine: OnceLock<Weak<Inner>>,
 }
 
 #[derive(Default)]
@@ -528,12 +532,17 @@ struct State {
 }
 
 impl Copier {
+    /// What cannot be copied goes on over other transports of this engine.
+    pub(crate) fn leave_to(&self, engine: Weak<Inner>) {
+        let _ = self.shared.engine.set(engine);
+    }
+
     /// Begins to do the tasks of these runs. Those of a run without a way fail.
     pub(crate) fn submit(
         &self,
         batch: &Arc<BatchShared>,
         runs: &[Run],
-        deadline: Option<Instant>,
+        terms: &Terms,
         way: impl Fn(&Run) -> Result<Way, FailureReason>,
     ) {
         let mut left = INLINE;
@@ -549,10 +558,14 @@ impl Copier {
                 }
             };
             let grouping = way.grouping();
+            let terms = Terms { allowed: run.allowed, ..*terms };
             let (mut next, end) = (run.tasks.start, run.tasks.end);
             match way.copy_early(batch, next..run.claimed, &mut left) {
-                true => next = run.claimed,
-                false => run.give_back(batch),
+                Some(tasks) => {
+                    self.shared.leave(&way, batch, &terms, tasks);
+                    next = run.claimed;
+                }
+                None => run.give_back(batch),
             }
             if next < end && way.is_open() {
                 while next < end && batch.tasks.get(next).length() <= left {
@@ -563,12 +576,14 @@ impl Copier {
                         until += 1;
                     }
                     while next < until {
-                        way.copy(batch, &Group::claim(batch, &mut next, until, grouping));
+                        let group = Group::claim(batch, &mut next, until, grouping);
+                        let tasks = way.copy(batch, &group);
+                        self.shared.leave(&way, batch, &terms, tasks);
                     }
                 }
             }
             if next < end {
-                self.enqueue(Entry { way, batch: Arc::clone(batch), next, end, deadline });
+                self.enqueue(Entry { way, batch: Arc::clone(batch), next, end, terms });
             }
         }
     }
@@ -586,7 +601,7 @@ impl Copier {
             drop(state);
             return entry.fail();
         }
-        state.deadline = state.deadline.into_iter().chain(entry.deadline).min();
+        state.deadline = state.deadline.into_iter().chain(entry.terms.deadline).min();
         state.queue.push_back(entry);
         self.shared.queued.fetch_add(1, Ordering::Release);
         let idle = state.idle > 0;
@@ -610,9 +625,9 @@ impl Copier {
         if !state.queue.front().is_some_and(|entry| entry.way.is_open()) {
             return false;
         }
-        let Some((way, batch, group)) = self.shared.take(&mut state) else { return false };
+        let Some((way, batch, terms, group)) = self.shared.take(&mut state) else { return false };
         drop(state);
-        way.copy(&batch, &group);
+        self.shared.copy(&way, &batch, &terms, &group);
         true
     }
 
@@ -685,31 +700,55 @@ impl Shared {
         if state.deadline? > now {
             return None;
         }
-        let late = |entry: &Entry| entry.deadline.is_some_and(|deadline| deadline <= now);
+        let late = |entry: &Entry| entry.terms.deadline.is_some_and(|deadline| deadline <= now);
         let found = state.queue.iter().position(late);
         let entry = found.and_then(|index| state.queue.remove(index));
         if entry.is_some() {
             self.queued.fetch_sub(1, Ordering::Release);
         } else {
-            state.deadline = state.queue.iter().filter_map(|entry| entry.deadline).min();
+            state.deadline = state.queue.iter().filter_map(|entry| entry.terms.deadline).min();
         }
         entry
     }
 
+    /// Copies a group, and has other transports go on with what this one gives up.
+    fn copy(&self, way: &Way, batch: &Arc<BatchShared>, terms: &Terms, group: &Group) {
+        let tasks = way.copy(batch, group);
+        self.leave(way, batch, terms, tasks);
+    }
+
+    /// Has other transports go on with these tasks, or ends them.
+    fn leave(&self, way: &Way, batch: &Arc<BatchShared>, terms: &Terms, tasks: Vec<usize>) {
+        if tasks.is_empty() {
+            return;
+        }
+        let leaving = |index| Leaving {
+            task: TaskHandle { batch: Arc::clone(batch), index },
+            from: way.name(),
+            local: Arc::clone(&way.local),
+            incarnation: way.incarnation,
+            terms: *terms,
+            end: None,
+        };
+        let all = tasks.into_iter().map(leaving).collect();
+        leave(self.engine.get(), &way.segment, all);
+    }
+
     /// What to copy next.
-    fn take(&self, state: &mut State) -> Option<(Way, Arc<BatchShared>, Group)> {
+    fn take(&self, state: &mut State) -> Option<(Way, Arc<BatchShared>, Terms, Group)> {
         loop {
             let entry = state.queue.front_mut()?;
             let grouping = entry.way.grouping();
             let group = Group::claim(&entry.batch, &mut entry.next, entry.end, grouping);
             if entry.next < entry.end {
-                return Some((entry.way.clone(), Arc::clone(&entry.batch), group));
+                let batch = Arc::clone(&entry.batch);
+                return Some((entry.way.clone(), batch, entry.terms, group));
             }
-            let Entry { way, batch, .. } = state.queue.pop_front()?;
+            let Entry { way, batch, terms, .. } = state.queue.pop_front()?;
             self.queued.fetch_sub(1, Ordering::Release);
             // Empty when others had claimed the last of it, or it was canceled.
             if group.count > 0 || !group.late.is_empty() {
-                return Some((way, batch, group));
+                return Some((way, batch, terms, group));
             }
         }
     }
@@ -722,7 +761,7 @@ impl Shared {
                 drop(state);
                 late.time_out();
                 state = self.lock();
-            } else if let Some((way, batch, group)) = self.take(&mut state) {
+            } else if let Some((way, batch, terms, group)) = self.take(&mut state) {
                 // Another one can work on the same task.
                 let left = !state.queue.is_empty() && !state.stopping;
                 let more = left && state.idle > 0;
@@ -733,7 +772,7 @@ impl Shared {
                 if more {
                     self.changed.notify_one();
                 }
-                way.copy(&batch, &group);
+                self.copy(&way, &batch, &terms, &group);
                 drop((way, batch));
                 state = self.lock();
             } else if state.stopping {

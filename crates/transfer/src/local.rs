@@ -69,13 +69,14 @@ impl Transport for LocalTransport {
     }
 
     fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], terms: &Terms) {
-        self.copier.submit(batch, runs, terms.deadline, |run| {
+        self.copier.submit(batch, runs, terms, |run| {
             let buffer = &run.view.descriptor.buffers[run.buffer];
             let found = self.memory.find(buffer.addr, buffer.length);
             Ok(Way {
                 local: Arc::clone(&run.local),
                 other: Other::Own(found.ok_or(FailureReason::Unregistered)?),
                 segment: Arc::clone(&run.segment),
+                incarnation: None,
             })
         });
     }

@@ -206,13 +206,14 @@ impl Transport for ShmTransport {
     }
 
     fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], terms: &Terms) {
-        self.copier.submit(batch, runs, terms.deadline, |run| {
+        self.copier.submit(batch, runs, terms, |run| {
             let peer =
                 self.peer(&run.segment, &run.view.descriptor).map_err(FailureReason::NoPath)?;
             let key = run.view.descriptor.buffers[run.buffer].shm_key;
             let key = Key(key.ok_or(FailureReason::Unregistered)?);
             let (local, segment) = (Arc::clone(&run.local), Arc::clone(&run.segment));
-            Ok(Way { local, other: Other::Peer(peer, key), segment })
+            let incarnation = run.view.descriptor.incarnation;
+            Ok(Way { local, other: Other::Peer(peer, key), segment, incarnation })
         });
     }
 

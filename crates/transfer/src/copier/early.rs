@@ -4,7 +4,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Other, Way, caching_of, not_exchanged, visit};
+use super::{Failed, Other, Way, caching_of, not_exchanged, visit};
 use crate::batch::BatchShared;
 use crate::memory::LocalMemory;
 use crate::metrics::Tally;
@@ -12,16 +12,17 @@ use crate::task::{TaskRef, WideSlice};
 use crate::{FailureReason, Opcode};
 
 impl Way {
-    /// Copies tasks that were claimed early, and takes their bytes off those that are `left`. Does nothing, and
-    /// returns `false`, where copies cannot begin without a wait.
+    /// Copies tasks that were claimed early, and takes their bytes off those that are `left`: returns those that
+    /// another transport may go on with. Does nothing, and returns `None`, where copies cannot begin without a wait.
     pub(super) fn copy_early(
         &self,
         batch: &Arc<BatchShared>,
         tasks: Range<usize>,
         left: &mut u64,
-    ) -> bool {
+    ) -> Option<Vec<usize>> {
+        let mut leaving = Vec::new();
         if tasks.is_empty() {
-            return true;
+            return Some(leaving);
         }
         let mut ended = Ended::default();
         let all = tasks.clone();
@@ -33,10 +34,10 @@ impl Way {
         // The batch is told when nobody has the memory any more: who is told may take it back.
         let Ended { tally, failed, failed_bytes } = ended;
         *left = left.saturating_sub(tally.bytes[0] + tally.bytes[1] + failed_bytes);
-        let fail = |index, reason| self.fail(batch, index, batch.tasks.get(index).slices(), reason);
+        let fail = |index, failed| self.fail(batch, index, batch.tasks.get(index).slices(), failed);
         // First those that have failed: the others are told of as a range, which may have them in it.
         if result.is_ok() {
-            failed.into_iter().for_each(|(index, reason)| fail(index, reason));
+            leaving.extend(failed.into_iter().filter_map(|(index, failed)| fail(index, failed)));
         }
         if tally.completed > 0 {
             let transport = batch.tasks.get(tasks.start).transport();
@@ -44,12 +45,13 @@ impl Way {
             self.segment.traffic.add(tally.completed, tally.bytes);
             batch.completed(tasks.clone(), transport);
             batch.tasks_finished(tally.completed as usize);
+            self.works();
         }
         match result {
-            Ok(done) => done,
-            Err(reason) => {
-                tasks.for_each(|index| fail(index, reason.clone()));
-                true
+            Ok(done) => done.then_some(leaving),
+            Err(failed) => {
+                leaving.extend(tasks.filter_map(|index| fail(index, failed.clone())));
+                Some(leaving)
             }
         }
     }
@@ -61,7 +63,7 @@ impl Way {
         tasks: Range<usize>,
         other: &LocalMemory,
         ended: &mut Ended,
-    ) -> Result<(), FailureReason> {
+    ) -> Result<(), Failed> {
         let local = self.local.enter().ok_or(FailureReason::Unregistered)?;
         let other = other.enter().ok_or(FailureReason::Unregistered)?;
         for index in tasks {
@@ -78,7 +80,7 @@ impl Way {
                     task.arrived(length);
                     ended.tally.completed += 1;
                 }
-                Err(reason) => ended.fail(index, task, reason),
+                Err(reason) => ended.fail(index, task, reason.into()),
             }
         }
         Ok(())
@@ -90,7 +92,7 @@ impl Way {
         batch: &BatchShared,
         tasks: Range<usize>,
         ended: &mut Ended,
-    ) -> Result<bool, FailureReason> {
+    ) -> Result<bool, Failed> {
         let Other::Peer(peer, key) = &self.other else { return Ok(false) };
         let Some(region) = peer.region(*key) else { return Ok(false) };
         // While it is entered, the first bytes come.
@@ -127,16 +129,16 @@ impl Way {
 struct Ended {
     /// Those that have arrived.
     tally: Tally,
-    failed: Vec<(usize, FailureReason)>,
+    failed: Vec<(usize, Failed)>,
     failed_bytes: u64,
 }
 
 impl Ended {
     /// A task whose bytes were counted has not arrived.
     #[cold]
-    fn fail(&mut self, index: usize, task: TaskRef<'_>, reason: FailureReason) {
+    fn fail(&mut self, index: usize, task: TaskRef<'_>, failed: Failed) {
         self.tally.bytes[task.opcode() as usize] -= task.length();
         self.failed_bytes += task.length();
-        self.failed.push((index, reason));
+        self.failed.push((index, failed));
     }
 }
