@@ -127,6 +127,7 @@ impl TransferEngine {
         let client = Client::new(config.client.clone());
         let memory = Arc::new(Memory::default());
         let copier = Arc::new(Copier::default());
+        let copies = Arc::clone(&copier);
         let local = LocalTransport::new(Arc::clone(&memory), Arc::clone(&copier));
         let local: Arc<dyn Transport> = Arc::new(local);
         let inner = Arc::new_cyclic(|own| Inner {
@@ -158,6 +159,9 @@ impl TransferEngine {
             required: Required::default(),
             stopped: AtomicBool::new(false),
         });
+        if inner.policy == Policy::Tent {
+            copies.leave_to(inner.own.clone());
+        }
         let (gate, backlog) = (inner.gate(Purpose::Handshake), config.listen_backlog);
         let control = ControlPort::new(listener, config.server, backlog, gate, inner.answer());
         let control = control.map_err(failed)?;
@@ -272,6 +276,8 @@ impl TransferEngine {
             inner.store.is_local(),
             inner.gate(Purpose::Memory),
         )?;
+        let elsewhere = (inner.policy == Policy::Tent).then(|| inner.own.clone());
+        let transport = transport.leaving_to(elsewhere);
         let progress = Arc::clone(transport.shared_progress());
         let transport: Arc<dyn Transport> = Arc::new(transport);
         inner.install(Arc::clone(&transport))?;

@@ -436,6 +436,7 @@ impl Connection {
         if ours || matches!(reason, FailureReason::ShutDown) {
             return;
         }
+        peer.ask_for_fences();
         match (phase, peer.framing()) {
             // A connection that ends unanswered is how version 1 rejects a request.
             (Phase::Open, Framing::Old(Version::One)) => {}

@@ -21,6 +21,7 @@ use super::original::Version;
 use crate::memory::LocalMemory;
 use crate::segment::OpenSegment;
 use crate::task::TaskHandle;
+use crate::terms::Terms;
 use crate::{FailureReason, Opcode, TransferState};
 
 /// How often a message is sent again after its connection broke.
@@ -47,6 +48,8 @@ struct Fence {
     since: Instant,
     reason: FailureReason,
     asked: bool,
+    /// The peer was asked at its control port, too.
+    asked_elsewhere: bool,
     /// It was ended here, on purpose.
     ours: bool,
 }
@@ -104,6 +107,7 @@ impl Flow {
         task: &TaskHandle,
         local: &Arc<LocalMemory>,
         segment: &Arc<OpenSegment>,
+        terms: &Terms,
     ) -> u64 {
         self.generation = self.generation.wrapping_add(1);
         let deadline = task.deadline();
@@ -116,6 +120,7 @@ impl Flow {
             index: task.index,
             local: Arc::clone(local),
             segment: Arc::clone(segment),
+            terms: *terms,
             opcode: task.opcode(),
             next: 0,
             offset: 0,
@@ -124,6 +129,7 @@ impl Flow {
             done: 0,
             ending: None,
             failure: None,
+            stranded: false,
             undefined: false,
             unconfirmed: false,
             deadline,
@@ -277,8 +283,9 @@ impl Flow {
                 None => {
                     done += part.length;
                     task.done += part.length;
-                    task.batch.tasks.get(task.index).moved(part.length);
-                    task.batch.acknowledged(task.index);
+                    if task.batch.tasks.get(task.index).moved(part.length) {
+                        task.batch.acknowledged(task.index);
+                    }
                     task.unconfirmed |= !confirmed;
                 }
                 Some(reason) => {
@@ -359,8 +366,15 @@ impl Flow {
             }
         }
         if !writes.is_empty() {
-            let (messages, since, reason) = (writes, Instant::now(), reason.clone());
-            self.fences.push(Fence { connection, messages, since, reason, asked: false, ours });
+            self.fences.push(Fence {
+                connection,
+                messages: writes,
+                since: Instant::now(),
+                reason: reason.clone(),
+                asked: false,
+                asked_elsewhere: false,
+                ours,
+            });
         }
     }
 
@@ -380,15 +394,46 @@ impl Flow {
             task.segment.mark_stale();
             if task.is_wanted() {
                 task.failure = Some(reason.with_range(part.remote, part.length));
+                task.stranded = is_for_others(reason);
             }
             self.part_ended(part.slot);
         }
         self.recycle(message);
     }
 
+    /// The connections whose end the peer is to be asked for elsewhere: each once.
+    pub(super) fn fences_to_ask(&mut self) -> Vec<u128> {
+        let unasked = self.fences.iter_mut().filter(|fence| !fence.asked_elsewhere);
+        let ask = |fence: &mut Fence| {
+            fence.asked_elsewhere = true;
+            fence.connection
+        };
+        unasked.map(ask).collect()
+    }
+
+    /// The peer has said elsewhere whether nothing of a connection is done any more.
+    pub(super) fn fence_answered(&mut self, connection: u128, confirmed: bool) {
+        if confirmed {
+            return self.fenced(connection);
+        }
+        // Asked over another connection it may yet confirm it, until the time of the fence is over.
+        let found = self.fences.iter().position(|it| it.connection == connection && !it.asked);
+        if let Some(index) = found {
+            let fence = self.fences.swap_remove(index);
+            self.fail_fence(fence);
+        }
+    }
+
     /// The peer cannot be reached: nothing that waits is done.
     pub(super) fn fail_all(&mut self, reason: &FailureReason) {
-        for fence in std::mem::take(&mut self.fences) {
+        self.fences.iter_mut().for_each(|fence| fence.asked_elsewhere = false);
+        self.fail_waiting(reason);
+    }
+
+    /// The same, but what waits for an answer from elsewhere.
+    pub(super) fn fail_waiting(&mut self, reason: &FailureReason) {
+        let lost: Vec<_> = self.fences.extract_if(.., |fence| !fence.asked_elsewhere).collect();
+        for fence in lost {
             self.counters.lost_fences += 1;
             fence.messages.into_iter().for_each(|message| self.failed(message, reason, true));
         }
@@ -402,6 +447,7 @@ impl Flow {
             task.segment.mark_stale();
             if task.is_wanted() {
                 task.failure = Some(reason.clone());
+                task.stranded = is_for_others(reason);
             }
             self.settle(slot);
         }
@@ -430,7 +476,10 @@ impl Flow {
             (None, Some((state, _))) if task.done < length => state,
             (None, _) => TransferState::Completed,
         };
+        // What was not acknowledged may arrive yet.
+        let leaves = task.stranded && !task.undefined && !task.unconfirmed && task.ending.is_none();
         self.ended.push(Ended {
+            leaves: leaves.then(|| (task.local, task.terms)),
             batch: task.batch,
             index: task.index,
             segment: task.segment,
@@ -515,4 +564,12 @@ impl Flow {
         };
         messages.iter().any(|message| message.parts.iter().any(ends))
     }
+}
+
+/// Whether another transport may do what failed for this reason.
+const fn is_for_others(reason: &FailureReason) -> bool {
+    !matches!(
+        reason,
+        FailureReason::ShutDown | FailureReason::Restarted | FailureReason::NotFenced(_)
+    )
 }

@@ -22,10 +22,10 @@ use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
-use millstream_metadata::{Gate, HostPort, Resolver, SegmentDesc};
+use millstream_metadata::{Gate, HandShakeDesc, HostPort, Resolver, SegmentDesc};
 use millstream_net::Waiters;
 
 use self::flow::Framing;
@@ -34,6 +34,7 @@ use self::peer::{Peer, Place};
 pub(crate) use self::progress::Progress;
 use self::target::Target;
 use crate::batch::BatchShared;
+use crate::engine::Inner;
 use crate::keys::Keys;
 use crate::listen::listen;
 use crate::memory::{Memory, RawMemory};
@@ -103,6 +104,9 @@ const END_PATIENCE: Duration = Duration::from_secs(3);
 
 pub(crate) struct TcpTransport {
     host: String,
+    incarnation: u64,
+    /// Who finds another transport for what cannot be done, where that is done.
+    engine: Option<Weak<Inner>>,
     config: Arc<TcpConfig>,
     port: u16,
     target: Mutex<Option<Target>>,
@@ -150,6 +154,8 @@ impl TcpTransport {
         let target = start.map_err(|error: io::Error| failed(error.to_string()))?;
         Ok(Self {
             host: host.to_owned(),
+            incarnation,
+            engine: None,
             named_by_address,
             gate,
             config: Arc::new(config),
@@ -159,6 +165,11 @@ impl TcpTransport {
             retired: Mutex::default(),
             progress: Arc::default(),
         })
+    }
+
+    /// The same, whose tasks go on over other transports of this engine.
+    pub(crate) fn leaving_to(self, engine: Option<Weak<Inner>>) -> Self {
+        Self { engine, ..self }
     }
 
     pub(crate) fn shared_progress(&self) -> &Arc<Progress> {
@@ -237,6 +248,15 @@ impl TcpTransport {
     }
 }
 
+/// Whether the port for data takes memory of GPUs.
+fn stages(descriptor: &SegmentDesc) -> bool {
+    descriptor.tcp_message_version.is_some_and(|version| version >= message::STAGED)
+}
+
+fn is_of_gpu(descriptor: &SegmentDesc, buffer: usize) -> bool {
+    descriptor.buffers[buffer].name.starts_with("cuda:")
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -275,7 +295,7 @@ impl Transport for TcpTransport {
         descriptor.tcp_token_port = port.filter(|_| self.gate.is_some() && !has_tls);
         descriptor.tcp_data_port = port.filter(|_| self.gate.is_none());
         descriptor.tcp_proto_version = Some(if version_one { 1 } else { 2 });
-        descriptor.tcp_message_version = (messages && !version_one).then_some(message::CHECKED);
+        descriptor.tcp_message_version = (messages && !version_one).then_some(message::STAGED);
     }
 
     fn prepare(&self, segment: &Arc<OpenSegment>, descriptor: &Arc<SegmentDesc>) {
@@ -291,7 +311,7 @@ impl Transport for TcpTransport {
             }
             Ok(place) => {
                 let peer = Peer::new(
-                    &segment.name,
+                    (segment, self.engine.as_ref()),
                     place,
                     self.gate.as_ref(),
                     &self.config,
@@ -318,8 +338,10 @@ impl Transport for TcpTransport {
         if self.leads(segment, descriptor, buffer) {
             return Ok(());
         }
-        if descriptor.buffers[buffer].name.starts_with("cuda:") {
-            return Err("this buffer is memory of a GPU".to_owned());
+        if !stages(descriptor) && is_of_gpu(descriptor, buffer) {
+            return Err(
+                "this buffer is memory of a GPU, which its port for data does not take".to_owned()
+            );
         }
         self.place(&segment.name, descriptor).map(|_| ())?;
         if let Some(reason) = self.route(segment.id).and_then(|peer| peer.is_unresolved()) {
@@ -336,11 +358,10 @@ impl Transport for TcpTransport {
     ) -> bool {
         let routes = self.routes.read().unwrap_or_else(PoisonError::into_inner);
         let route = routes.get(&segment.id);
-        let is_gpu = || descriptor.buffers[buffer].name.starts_with("cuda:");
         route.is_some_and(|peer| peer.place.incarnation == descriptor.incarnation)
             && route.is_some_and(|peer| peer.is_unresolved().is_none())
             && self.data_port(descriptor).is_ok()
-            && !is_gpu()
+            && (stages(descriptor) || !is_of_gpu(descriptor, buffer))
     }
 
     fn connections_served(&self) -> usize {
@@ -354,7 +375,19 @@ impl Transport for TcpTransport {
         metrics.rails.extend(peers.iter().map(|peer| peer.observe()));
     }
 
-    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], _terms: &Terms) {
+    fn handshake(&self, request: &HandShakeDesc) -> Option<HandShakeDesc> {
+        let number = u128::from_str_radix(request.stream.as_ref()?, 16);
+        if request.peer_incarnation != Some(self.incarnation) {
+            return Some(HandShakeDesc::refusal("another start of this process is meant"));
+        }
+        let shared = lock(&self.target).as_ref().map(|target| Arc::clone(target.shared()));
+        let fence = number.ok().zip(shared);
+        let stream_fenced = fence.is_some_and(|(number, shared)| Target::fence(&shared, number));
+        let incarnation = Some(self.incarnation);
+        Some(HandShakeDesc { incarnation, stream_fenced, ..HandShakeDesc::default() })
+    }
+
+    fn submit(&self, batch: &Arc<BatchShared>, runs: &[Run], terms: &Terms) {
         batch.goes_over_streams();
         for run in runs {
             let fail = |reason: &str| {
@@ -364,14 +397,9 @@ impl Transport for TcpTransport {
                 run.handles(batch).for_each(|task| task.fail_rest(&error));
             };
             match self.route(run.segment.id) {
-                _ if run.local.is_gpu() => {
-                    fail(
-                        "memory of a GPU is not sent over TCP: use a buffer of the host, and copy",
-                    );
-                }
                 // It was closed since it was looked for.
                 None => fail("the segment was closed"),
-                Some(peer) => peer.submit(batch, run),
+                Some(peer) => peer.submit(batch, run, terms),
             }
         }
     }

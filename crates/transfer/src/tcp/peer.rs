@@ -20,8 +20,11 @@ use super::flow::{Flow, Framing};
 use super::lane::{Lane, Left};
 use super::progress::Progress;
 use crate::batch::BatchShared;
+use crate::engine::Inner;
 use crate::metrics::{RailMetrics, RailStatus};
+use crate::segment::OpenSegment;
 use crate::task::TaskHandle;
+use crate::terms::Terms;
 use crate::transport::{EndTask, Run};
 use crate::{FailureReason, TransferState};
 
@@ -49,6 +52,9 @@ pub(super) struct Place {
 pub(super) struct Peer {
     own: Weak<Self>,
     name: String,
+    segment: Arc<OpenSegment>,
+    /// Who finds another transport for what cannot be done, where that is done.
+    engine: Option<Weak<Inner>>,
     pub(super) place: Place,
     /// What is proved to it, and by it.
     token: Option<Token>,
@@ -111,7 +117,7 @@ impl std::fmt::Debug for Peer {
 
 impl Peer {
     pub(super) fn new(
-        name: &str,
+        (segment, engine): (&Arc<OpenSegment>, Option<&Weak<Inner>>),
         place: Place,
         gate: Option<&Gate>,
         config: &Arc<TcpConfig>,
@@ -121,7 +127,9 @@ impl Peer {
         let lanes = (0..config.lanes.max(1)).map(|_| Lane::default()).collect();
         let peer = Arc::new_cyclic(|own| Self {
             own: own.clone(),
-            name: name.to_owned(),
+            name: segment.name.clone(),
+            segment: Arc::clone(segment),
+            engine: engine.cloned(),
             flow: Mutex::new(Flow::new(place.framing)),
             place,
             token: gate.and_then(Gate::token),
@@ -263,13 +271,13 @@ impl Peer {
     }
 
     /// Begins to do the tasks of a run.
-    pub(super) fn submit(self: &Arc<Self>, batch: &Arc<BatchShared>, run: &Run) {
+    pub(super) fn submit(self: &Arc<Self>, batch: &Arc<BatchShared>, run: &Run, terms: &Terms) {
         let mut flow = self.flow();
         // One that was canceled meanwhile ends at once, and is told of like the others.
         let mut more = 0;
         for task in run.handles(batch) {
             if task.claim_whole().is_some() {
-                self.push(&mut flow, &task, run);
+                self.push(&mut flow, &task, run, terms);
                 more += 1;
             }
         }
@@ -287,8 +295,9 @@ impl Peer {
         self.progress.submitted();
     }
 
-    fn push(&self, flow: &mut Flow, task: &TaskHandle, run: &Run) {
-        let name = flow.push(task, &run.local, &run.segment);
+    fn push(&self, flow: &mut Flow, task: &TaskHandle, run: &Run, terms: &Terms) {
+        let terms = Terms { allowed: run.allowed, ..*terms };
+        let name = flow.push(task, &run.local, &run.segment, &terms);
         let owner: Weak<dyn EndTask> = self.own.clone();
         if !task.batch.tasks.get(task.index).belongs_to(owner, TaskId::from_bits(name)) {
             flow.end(name, TransferState::Canceled);
@@ -346,7 +355,7 @@ impl Peer {
                 self.counted.fetch_sub(count, Ordering::SeqCst);
                 // First: whoever is told looks whether there is more to wait for.
                 self.progress.fewer(count);
-                tell(&mut ended);
+                tell(&mut ended, self.engine.as_ref(), self.place.incarnation);
             }
             self.progress.give_spare(ended);
             if count == 0 {
@@ -379,9 +388,34 @@ impl Peer {
         if let Some(reason) = last
             && !self.is_connected()
         {
-            self.flow().fail_all(&reason);
+            self.give_up(&reason);
         }
         !wait && is_resolved
+    }
+
+    /// No connection can be made: what waits fails. What was under way waits for a fence, which another transport
+    /// needs.
+    fn give_up(&self, reason: &FailureReason) {
+        self.ask_for_fences();
+        self.flow().fail_waiting(reason);
+    }
+
+    /// Connections have broken. Where another transport may go on, the peer is asked at its control port, too, to confirm
+    /// that nothing of them is done any more: perhaps its port for data cannot be reached.
+    pub(super) fn ask_for_fences(&self) {
+        let Some(engine) = self.engine.as_ref().and_then(Weak::upgrade) else { return };
+        let Some(incarnation) = self.place.incarnation else { return };
+        let connections = self.flow().fences_to_ask();
+        for connection in connections {
+            let own = self.own.clone();
+            let done = move |confirmed| {
+                if let Some(own) = own.upgrade() {
+                    own.flow().fence_answered(connection, confirmed);
+                    own.work();
+                }
+            };
+            engine.fence_stream(&self.segment, incarnation, connection, done);
+        }
     }
 
     /// What is to be seen of it.
@@ -444,7 +478,7 @@ impl Peer {
         drop(connecting);
         self.flow().counters().0.failures += 1;
         if !self.is_connected() {
-            self.flow().fail_all(reason);
+            self.give_up(reason);
         }
         0
     }
@@ -466,7 +500,7 @@ impl Peer {
         drop(connecting);
         self.flow().counters().0.failures += 1;
         if gives_up && !self.is_connected() {
-            self.flow().fail_all(reason);
+            self.give_up(reason);
         }
     }
 
@@ -515,7 +549,8 @@ mod tests {
         let (name, host, checked) = ("a".to_owned(), host.to_owned(), false);
         let place = Place { name, host, port, framing, checked, incarnation: None };
         let config = Arc::new(TcpConfig::default());
-        Peer::new("a", place, None, &config, &Arc::default(), resolver)
+        let segment = crate::tcp::testing::segment();
+        Peer::new((&segment, None), place, None, &config, &Arc::default(), resolver)
     }
 
     /// A resolver that answers when it is let.

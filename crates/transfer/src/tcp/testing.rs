@@ -79,5 +79,6 @@ pub(super) fn peer() -> Arc<Peer> {
     let resolver = Resolver::new(|_| Err(io::Error::other("there is none")));
     let (name, host, framing) = ("a".to_owned(), "no.host".to_owned(), Framing::Numbered);
     let place = Place { name, host, port: 7, framing, checked: false, incarnation: None };
-    Peer::new("a", place, None, &Arc::new(TcpConfig::default()), &Arc::default(), &resolver)
+    let config = Arc::new(TcpConfig::default());
+    Peer::new((&segment(), None), place, None, &config, &Arc::default(), &resolver)
 }

@@ -10,6 +10,7 @@ use crate::segment::OpenSegment;
 use crate::task::WideSlice;
 use crate::tcp::message::{Fault, MAX_DATA, MAX_PIECES};
 use crate::tcp::pieces::{Piece, Pieces};
+use crate::terms::Terms;
 use crate::{FailureReason, Opcode, TransferState};
 
 /// What is left to do of a task.
@@ -19,6 +20,7 @@ pub(super) struct Task {
     pub(super) index: usize,
     pub(super) local: Arc<LocalMemory>,
     pub(super) segment: Arc<OpenSegment>,
+    pub(super) terms: Terms,
     pub(super) opcode: Opcode,
     /// The next piece to post, and how much of it was.
     pub(super) next: u64,
@@ -29,6 +31,8 @@ pub(super) struct Task {
     /// It ends so whatever becomes of it, since then.
     pub(super) ending: Option<(TransferState, Instant)>,
     pub(super) failure: Option<FailureReason>,
+    /// It failed for want of a connection, and not by what it asks for.
+    pub(super) stranded: bool,
     pub(super) undefined: bool,
     pub(super) unconfirmed: bool,
     pub(super) deadline: Option<Instant>,
@@ -162,7 +166,9 @@ pub(super) fn peers_fault(fault: Fault) -> FailureReason {
             "it rejected the request: the range is not in memory that is registered there"
         }
         Fault::Gone => "the memory that is registered there was unmapped, or cannot be accessed",
-        Fault::Gpu => "it is memory of a GPU, which the transport tcp does not reach",
+        Fault::Gpu => {
+            "it is memory of a GPU, which cannot be accessed: it was freed, or its driver failed"
+        }
         Fault::NotFenced => "it did not confirm that nothing sent before can arrive any more",
     };
     FailureReason::Connection(text.into())
@@ -171,9 +177,8 @@ pub(super) fn peers_fault(fault: Fault) -> FailureReason {
 pub(super) fn own_fault(fault: Fault, address: u64) -> FailureReason {
     match fault {
         Fault::Gone => FailureReason::MemoryGone { address },
-        Fault::Gpu => FailureReason::NoPath(
-            "the transport tcp does not reach memory of a GPU: use a buffer of the host, and copy"
-                .to_owned(),
+        Fault::Gpu => FailureReason::Access(
+            "memory of a GPU here cannot be copied: it was freed, or its driver failed".to_owned(),
         ),
         Fault::NotRegistered | Fault::NotFenced => FailureReason::Unregistered,
     }

@@ -17,7 +17,13 @@ fn flow(framing: Framing, opcode: Opcode, lengths: &[u64]) -> (Flow, Vec<u64>, R
 fn push(flow: &mut Flow, room: &Room, opcode: Opcode, lengths: &[u64]) -> (Vec<u64>, Batch) {
     let (batch, handles) = tasks(opcode, room.address(), lengths);
     let segment = segment();
-    (handles.iter().map(|task| flow.push(task, &room.local, &segment)).collect(), batch)
+    (
+        handles
+            .iter()
+            .map(|task| flow.push(task, &room.local, &segment, &Terms::default()))
+            .collect(),
+        batch,
+    )
 }
 
 fn ended(flow: &mut Flow) -> Vec<(usize, TransferState, u64, bool)> {
@@ -189,7 +195,7 @@ fn a_deadline_ends_what_waits_and_nobody_else() {
     let (mut flow, room, now) = (Flow::new(Framing::Numbered), Room::new(64), Instant::now());
     let later = now + Duration::from_secs(5);
     let (_batch, late) = with_deadline(Opcode::Read, room.address(), &[10], Some(later));
-    flow.push(&late[0], &room.local, &segment());
+    flow.push(&late[0], &room.local, &segment(), &Terms::default());
     let (_, _others) = push(&mut flow, &room, Opcode::Read, &[20]);
     assert_eq!(flow.next_deadline(), Some(later));
     flow.tick(later - Duration::from_nanos(1));
