@@ -79,8 +79,11 @@ pub(crate) struct Relay {
     far: IpAddr,
     /// Whether it passes what is said at the control port.
     pub(crate) passes_control: AtomicBool,
-    /// Fences that the target has confirmed.
+    /// Fences that the target has confirmed, of rails and of streams.
     pub(crate) fenced: AtomicUsize,
+    pub(crate) streams_fenced: AtomicUsize,
+    /// Where data over TCP is to go, if not to the target's own port.
+    pub(crate) data_port: OnceLock<u16>,
 }
 
 impl Relay {
@@ -117,6 +120,9 @@ impl Handler for Relay {
         if frame_type == FrameType::Metadata {
             let mut descriptor = SegmentDesc::from_json(&ask(request)?.body).ok()?;
             descriptor.devices[0].gid = Gid::from_address(self.near);
+            if let Some(port) = self.data_port.get() {
+                descriptor.tcp_data_port = Some(*port);
+            }
             return Some(Frame::new(frame_type, descriptor.to_json()));
         }
         if frame_type != FrameType::Connection {
@@ -126,6 +132,12 @@ impl Handler for Relay {
             return None;
         }
         let mut handshake = HandShakeDesc::from_json(&request.body).ok()?;
+        if handshake.stream.is_some() {
+            let reply = ask(request)?;
+            let fenced = HandShakeDesc::from_json(&reply.body).ok()?.stream_fenced;
+            self.streams_fenced.fetch_add(usize::from(fenced), Ordering::SeqCst);
+            return Some(reply);
+        }
         let real = (handshake.local_gid?.address(), PORT).into();
         self.back.to.get_or_init(|| real);
         handshake.local_gid = Some(Gid::from_address(self.far));
@@ -140,6 +152,59 @@ impl Handler for Relay {
     }
 }
 
+/// A relay between a target and whoever opens its segment by this name.
+pub(crate) struct Between {
+    pub(crate) relay: Arc<Relay>,
+    pub(crate) name: String,
+    _server: Server,
+    ends: Arc<AtomicBool>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Between {
+    pub(crate) fn new(target: &str) -> Self {
+        let (near, far) = (address(), address());
+        let (forth, back) = (Arc::new(Way::new(near)), Arc::new(Way::new(far)));
+        *forth.leaves.lock().unwrap() = Some(back.enters.try_clone().unwrap());
+        *back.leaves.lock().unwrap() = Some(forth.enters.try_clone().unwrap());
+        let ends = Arc::new(AtomicBool::new(false));
+        let threads = [&forth, &back].map(|way| {
+            let (way, ends) = (Arc::clone(way), Arc::clone(&ends));
+            thread::spawn(move || way.run(&ends))
+        });
+        let relay = Arc::new(Relay {
+            forth,
+            back,
+            target: target.parse().unwrap(),
+            near,
+            far,
+            passes_control: AtomicBool::new(true),
+            fenced: AtomicUsize::new(0),
+            streams_fenced: AtomicUsize::new(0),
+            data_port: OnceLock::new(),
+        });
+        let handler = Arc::clone(&relay) as Arc<dyn Handler>;
+        let server = Server::start((near, 0).into(), ServerConfig::default(), handler).unwrap();
+        let name = server.address().to_string();
+        Self { relay, name, _server: server, ends, threads: threads.into() }
+    }
+}
+
+impl Drop for Between {
+    fn drop(&mut self) {
+        self.ends.store(true, Ordering::Relaxed);
+        self.threads.drain(..).for_each(|thread| thread.join().unwrap());
+    }
+}
+
+/// What devices have between which there is a relay.
+pub(crate) fn relayed(address: IpAddr) -> RdmaConfig {
+    // The relay changes the addresses, which the ICRC covers.
+    let soft = SoftConfig { icrc: IcrcCheck::Off, ..SoftConfig::new(address) };
+    // Queue pairs give up after 8 * 17 ms.
+    RdmaConfig { soft, acknowledge_timeout: 12, ..RdmaConfig::new(&[address]) }
+}
+
 /// An initiator, a target, and a relay between.
 pub(crate) struct Setup {
     pub(crate) target: TransferEngine,
@@ -147,9 +212,7 @@ pub(crate) struct Setup {
     pub(crate) relay: Arc<Relay>,
     /// By which the initiator knows the target.
     pub(crate) name: String,
-    _server: Server,
-    ends: Arc<AtomicBool>,
-    threads: Vec<JoinHandle<()>>,
+    _between: Between,
 }
 
 impl Setup {
@@ -164,43 +227,14 @@ impl Setup {
     ) -> Self {
         let engine = || {
             let address = address();
-            // The relay changes the addresses, which the ICRC covers.
-            let soft = SoftConfig { icrc: IcrcCheck::Off, ..SoftConfig::new(address) };
-            // Queue pairs give up after 8 * 17 ms.
-            let timeout = RdmaConfig { acknowledge_timeout: 12, ..RdmaConfig::new(&[address]) };
             let engine = TransferEngine::new(config(address)).unwrap();
-            engine.install_rdma(RdmaConfig { soft, ..timeout }).unwrap();
+            engine.install_rdma(relayed(address)).unwrap();
             install(&engine);
             engine
         };
-        let (target, initiator, near, far) = (engine(), engine(), address(), address());
-        let (forth, back) = (Arc::new(Way::new(near)), Arc::new(Way::new(far)));
-        *forth.leaves.lock().unwrap() = Some(back.enters.try_clone().unwrap());
-        *back.leaves.lock().unwrap() = Some(forth.enters.try_clone().unwrap());
-        let ends = Arc::new(AtomicBool::new(false));
-        let threads = [&forth, &back].map(|way| {
-            let (way, ends) = (Arc::clone(way), Arc::clone(&ends));
-            thread::spawn(move || way.run(&ends))
-        });
-        let relay = Arc::new(Relay {
-            forth,
-            back,
-            target: target.name().parse().unwrap(),
-            near,
-            far,
-            passes_control: AtomicBool::new(true),
-            fenced: AtomicUsize::new(0),
-        });
-        let handler = Arc::clone(&relay) as Arc<dyn Handler>;
-        let server = Server::start((near, 0).into(), ServerConfig::default(), handler).unwrap();
-        let name = server.address().to_string();
-        Self { target, initiator, relay, name, _server: server, ends, threads: threads.into() }
-    }
-}
-
-impl Drop for Setup {
-    fn drop(&mut self) {
-        self.ends.store(true, Ordering::Relaxed);
-        self.threads.drain(..).for_each(|thread| thread.join().unwrap());
+        let (target, initiator) = (engine(), engine());
+        let between = Between::new(target.name());
+        let (relay, name) = (Arc::clone(&between.relay), between.name.clone());
+        Self { target, initiator, relay, name, _between: between }
     }
 }
