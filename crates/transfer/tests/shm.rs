@@ -12,8 +12,8 @@ use std::time::Duration;
 use common::{LONG, address, contents, pattern, private, request, shared};
 use millstream_lab::Stopwatch;
 use millstream_transfer::{
-    Batch, Config, FailureReason, Opcode, RdmaConfig, RegisterError, Segment, TransferEngine,
-    TransferRequest, TransferState,
+    Batch, Config, FailureReason, Opcode, Policy, RdmaConfig, RegisterError, Segment, TcpConfig,
+    TransferEngine, TransferRequest, TransferState,
 };
 
 /// Set in processes that this test starts.
@@ -23,6 +23,15 @@ const LENGTH: usize = 4 << 20;
 fn shm_engine() -> TransferEngine {
     let engine = TransferEngine::new(common::config(address())).unwrap();
     engine.install_shm().unwrap();
+    engine
+}
+
+/// An engine that goes on over TCP.
+fn tent_engine() -> TransferEngine {
+    let config = Config { policy: Policy::Tent, ..Config::new(address()) };
+    let engine = TransferEngine::new(config).unwrap();
+    engine.install_shm().unwrap();
+    engine.install_tcp(TcpConfig::default()).unwrap();
     engine
 }
 
@@ -78,6 +87,9 @@ impl Drop for Node {
 #[test]
 fn a_role() {
     let Ok(role) = std::env::var(ROLE) else { return };
+    if role == "hangs up" {
+        return hang_up();
+    }
     let engine = shm_engine();
     if let Some(target) = role.strip_prefix("write ") {
         // As long as it may.
@@ -394,4 +406,82 @@ fn a_segment_that_no_transport_reached_is_tried_again() {
     let error = initiator.submit_and_wait(&[write], LONG).unwrap_err().to_string();
     assert!(error.contains("restarted"), "{error}");
     initiator.submit_and_wait(&[write], LONG).unwrap();
+}
+
+/// Has memory that others read and write by the kernel, and ends its connections with them when it is asked to.
+fn hang_up() {
+    let engine = tent_engine();
+    let memory: &'static mut [u8] = Box::leak(vec![0; LENGTH].into_boxed_slice());
+    let pointer = memory.as_mut_ptr();
+    register(&engine, pointer, LENGTH);
+    println!("actor: {}", engine.name());
+    for line in std::io::stdin().lines() {
+        match line.unwrap().as_str() {
+            "hang up" => {
+                for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
+                    let number = entry.unwrap().file_name().into_string().unwrap();
+                    shut_down(number.parse().unwrap());
+                }
+                println!("actor: hung up");
+            }
+            "sum" => {
+                engine.unregister_memory(pointer).unwrap();
+                println!("actor: {}", sum(memory));
+            }
+            line => unreachable!("{line}"),
+        }
+    }
+    std::process::exit(0);
+}
+
+/// Ends a connection between processes that share memory, if it is one.
+#[expect(unsafe_code, reason = "a connection of the engine's own")]
+fn shut_down(descriptor: i32) {
+    let option = |name| {
+        let (mut value, mut length) = (0_i32, size_of::<i32>() as libc::socklen_t);
+        let place = (&raw mut value).cast();
+        // SAFETY: the option is a number, of which there is room for one.
+        let found =
+            unsafe { libc::getsockopt(descriptor, libc::SOL_SOCKET, name, place, &raw mut length) };
+        (found == 0).then_some(value)
+    };
+    let domain = option(libc::SO_DOMAIN) == Some(libc::AF_UNIX);
+    if domain && option(libc::SO_TYPE) == Some(libc::SOCK_SEQPACKET) {
+        // SAFETY: nothing of it is freed by that.
+        unsafe { libc::shutdown(descriptor, libc::SHUT_RDWR) };
+    }
+}
+
+/// Its process lives, but does not share its memory any more: with TENT a batch goes on over TCP.
+#[test]
+fn a_batch_goes_on_over_tcp_when_its_target_shares_no_memory_any_more() {
+    for opcode in [Opcode::Write, Opcode::Read] {
+        let (mut node, initiator) = (Node::start("hangs up"), tent_engine());
+        let local = private(&initiator, LENGTH);
+        let bytes = pattern(LENGTH, 9);
+        local.write(0, &bytes).unwrap();
+        let segment = open(&initiator, &node);
+        let all = |opcode| request(opcode, (&local, 0), &segment, 0, LENGTH as u64);
+        initiator.submit_and_wait(&[all(Opcode::Write)], LONG).unwrap();
+        let moved = || {
+            let metrics = initiator.metrics();
+            metrics.transports.iter().find(|it| it.transport == "shm").unwrap().requests.moved
+        };
+        let before = initiator.paths(segment.id()).unwrap();
+        assert!(before.iter().any(|it| it.transport == "shm" && it.chosen), "{before:?}");
+        let batch = submit(&initiator, &[all(opcode); 64]);
+        assert_eq!(node.ask("hang up"), "hung up");
+        let more = submit(&initiator, &[all(opcode); 4]);
+        for batch in [batch, more] {
+            assert!(initiator.wait(&batch, LONG));
+            for status in initiator.statuses(&batch) {
+                assert_eq!(status.state, TransferState::Completed, "{opcode:?}: {status:?}");
+                assert_eq!(status.transferred_bytes, LENGTH as u64, "{opcode:?}: {status:?}");
+            }
+        }
+        println!("{opcode:?}: {} requests went on over tcp", moved());
+        assert!(moved() > 0);
+        assert!(contents(&local, 0, LENGTH) == bytes);
+        assert_eq!(node.ask("sum"), sum(&bytes).to_string());
+    }
 }

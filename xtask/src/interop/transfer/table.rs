@@ -29,6 +29,7 @@ const NOT_RUN: &[NotRun] = &[
             "local",
             "nvmeof",
             "semantics",
+            "shm::a_batch_goes_on_over_tcp_when_its_target_shares_no_memory_any_more",
             "shm::a_segment_that_no_transport_reached_is_tried_again",
             "shm::bad_requests_have_the_codes_of_other_transports",
             "shm::bytes_arrive_in_another_process_and_come_back",
@@ -56,7 +57,7 @@ const NOT_RUN: &[NotRun] = &[
     NotRun { why: "the guest has no GPU", tests: &["cuda"] },
     NotRun {
         why: "the relay between the two ends passes what soft devices send, by addresses of its own",
-        tests: &["late", "other_transport"],
+        tests: &["fail_over", "late", "other_transport"],
     },
     NotRun {
         why: "the partitions of devices are the fabric's: soft-RoCE has one",
