@@ -266,6 +266,8 @@ fn memory_that_was_freed_fails_its_own_requests() {
                     }
                 }
             }
+            // A READ that failed may have left anything in its range.
+            source.write(&pattern(5));
             let one = request(Opcode::Write, (&source, 0), &segment, (&there, 0), LENGTH as u64);
             own.submit_and_wait(&[one], LONG).unwrap();
             assert!(there.read() == pattern(5));

@@ -89,9 +89,11 @@ mod tests {
         let rdma = code_of("rdma");
         let count = || counters.transport(usize::from(rdma) - 1).stages.all.count();
         let completed = TransferState::Completed as u8;
-        timing.begin(7, 1, false, &counters);
+        // One submission in some is timed.
+        let begin = |task| (0..16).for_each(|_| timing.begin(task, 1, false, &counters));
+        begin(7);
         // Another one is not timed meanwhile, nor is what happens to others.
-        timing.begin(8, 1, false, &counters);
+        begin(8);
         timing.told(8, rdma, completed, &counters);
         assert_eq!(count(), 0);
         for task in [6, 7, 8] {
@@ -105,9 +107,9 @@ mod tests {
         assert_eq!(parts, stages.all.sum_ns);
         // It is over, and what fails counts for nothing.
         timing.told(7, rdma, completed, &counters);
-        timing.begin(9, 1, false, &counters);
+        begin(9);
         timing.told(9, rdma, TransferState::Failed as u8, &counters);
-        timing.begin(10, 1, false, &counters);
+        begin(10);
         timing.told(10, rdma, completed, &counters);
         assert_eq!(count(), 2);
     }

@@ -376,12 +376,13 @@ impl Transport for TcpTransport {
     }
 
     fn handshake(&self, request: &HandShakeDesc) -> Option<HandShakeDesc> {
-        let number = u128::from_str_radix(request.stream.as_ref()?, 16);
+        let text = request.stream.as_ref()?;
+        let number = u128::from_str_radix(text, 16).ok().filter(|_| text.len() == 32);
         if request.peer_incarnation != Some(self.incarnation) {
             return Some(HandShakeDesc::refusal("another start of this process is meant"));
         }
         let shared = lock(&self.target).as_ref().map(|target| Arc::clone(target.shared()));
-        let fence = number.ok().zip(shared);
+        let fence = number.zip(shared);
         let stream_fenced = fence.is_some_and(|(number, shared)| Target::fence(&shared, number));
         let incarnation = Some(self.incarnation);
         Some(HandShakeDesc { incarnation, stream_fenced, ..HandShakeDesc::default() })

@@ -122,7 +122,7 @@ fn descriptors_say_what_the_original_looks_for() {
     let Pair { target, .. } = pair(TcpConfig::default(), 100);
     let said = descriptor(&target);
     assert_eq!((said.protocol.as_str(), said.tcp_proto_version), ("tcp", Some(2)));
-    assert_eq!(said.tcp_message_version, Some(2));
+    assert_eq!(said.tcp_message_version, Some(3));
     let host = target.listening_at().ip().to_string();
     assert_eq!(said.tcp_data_host, Some(host));
     let one = super::fixture::engine(TcpConfig { version_one: true, ..TcpConfig::default() });

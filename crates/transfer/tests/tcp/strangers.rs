@@ -6,6 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use millstream_lab::Stopwatch;
+use millstream_metadata::{Client, Frame, FrameType, HandShakeDesc};
 use millstream_transfer::{Opcode, TcpConfig, TransferEngine};
 
 use super::fixture::{Pair, descriptor, engine, pair};
@@ -250,6 +251,46 @@ fn a_fence_ends_a_connection_for_good() {
     late.shutdown(Shutdown::Write).unwrap();
     let said = rest(late);
     assert!(said.is_empty() || said == welcome(3), "{said:?}");
+    assert_eq!(contents(&remote, 0, 4096), [0; 4096]);
+}
+
+/// So does one that is asked for at the control port, for its number and this start of the process only.
+#[test]
+fn a_connection_is_ended_by_the_control_port_too() {
+    let target = engine(TcpConfig::default());
+    let remote = shared(&target, 4096);
+    let incarnation = descriptor(&target).incarnation.unwrap();
+    let ask = |stream: &str, peer_incarnation| {
+        let stream = Some(stream.to_owned());
+        let request = HandShakeDesc { stream, peer_incarnation, ..HandShakeDesc::default() };
+        let frame = Frame::new(FrameType::Connection, request.to_json());
+        let reply = Client::default().call(&target.name().parse().unwrap(), &frame).unwrap();
+        HandShakeDesc::from_json(&reply.body).unwrap().stream_fenced
+    };
+    let number = 0xfeed_u128 << 100;
+    let write = message(1, 1, &[(remote.address(), 4096)], 4096);
+    let mut old = connect(&target);
+    old.write_all(&[hello(number, incarnation), write, vec![1; 1000]].concat()).unwrap();
+    let start = Instant::now();
+    while contents(&remote, 999, 1) != [1] {
+        assert!(start.elapsed() < LONG);
+        thread::yield_now();
+    }
+    let text = format!("{number:032x}");
+    for stream in ["", "x", "-1", &"f".repeat(33), &"0".repeat(100_000)] {
+        assert!(!ask(stream, Some(incarnation)), "{} bytes", stream.len());
+    }
+    assert!(!ask(&text, None) && !ask(&text, Some(incarnation.wrapping_add(1))));
+    // None of that has ended it.
+    old.write_all(&[1; 1000]).unwrap();
+    while contents(&remote, 1999, 1) != [1] {
+        assert!(start.elapsed() < LONG);
+        thread::yield_now();
+    }
+    assert!(ask(&text, Some(incarnation)));
+    remote.write(0, &[0; 4096]).unwrap();
+    let _ = old.write_all(&[1; 2096]);
+    let _ = rest(old);
     assert_eq!(contents(&remote, 0, 4096), [0; 4096]);
 }
 
