@@ -1,6 +1,7 @@
 //! Why there is no lab, or a command about it failed.
 
 use std::io;
+use std::net::IpAddr;
 
 use thiserror::Error;
 
@@ -26,7 +27,9 @@ pub enum PlanError {
         max: usize,
     },
     /// A name that interfaces and scripts cannot have.
-    #[error("the name {0:?}: write 1 to 8 letters, digits and hyphens, a letter first")]
+    #[error(
+        "the name {0:?}: write letters, digits and hyphens, a letter first; a host's has 1 to 32, a switch's 1 to 8"
+    )]
     Name(String),
     /// Two hosts or switches have one name.
     #[error("there are two of the name {0}")]
@@ -37,6 +40,12 @@ pub enum PlanError {
     /// A link between two that have no use for it.
     #[error("a link between {0} and {1}: one end at least is a host, and the other another one")]
     Ends(String, String),
+    /// A router is a host.
+    #[error("{0} is to be a router, and is no host")]
+    UnknownRouter(String),
+    /// The ends of a link do not understand each other.
+    #[error("a link between {0} and {1}: both addresses are IPv4, or both IPv6")]
+    Families(IpAddr, IpAddr),
     /// Two NICs of a host in one subnet: the kernel sends by the first of them only.
     #[error("{host} is linked to {switch} twice: each NIC needs a subnet, so a switch of its own")]
     Twice {

@@ -118,7 +118,12 @@ impl Handle {
             };
             let own = cut.filter(|(host, how)| *how == Cut::Silent || *host == name);
             let interface = self.layout.interface(end);
-            let script = script::change(interface, is_nic, link, own.map(|(_, how)| how));
+            let mut script = script::change(interface, is_nic, link, own.map(|(_, how)| how));
+            if let (End::Nic(host, _), None) = (end, own) {
+                let host = &self.layout.hosts[*host];
+                let is_up = |nic: usize| self.cuts[host.nics[nic].link] != Some(Cut::Down);
+                script += &script::routes(host, is_up);
+            }
             work.push((process, script));
         }
         self.run("cannot change the link", work)
@@ -179,6 +184,7 @@ fn why(what: &str, said: &str) -> LabError {
         ("Unknown device type", "this kernel has no veth links or no bridges"),
         ("not found", "ip and tc (iproute2) are not installed"),
         ("Operation not permitted", "network interfaces may not be made or changed here"),
+        ("ead-only file system", "settings of the kernel may not be changed here (/proc/sys)"),
     ];
     match missing.iter().find(|(sign, _)| said.contains(sign)) {
         Some((_, reason)) => LabError::Unavailable(format!("{reason}: {said}")),

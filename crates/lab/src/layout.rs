@@ -1,23 +1,26 @@
 //! A plan with everything in its place: NICs, their addresses, and what is at the other end.
 //!
 //! Each link between hosts, and each switch, is a subnet. The NICs of subnet `n` have the addresses
-//! `10.77.n.1` and `fd77:0:0:n::1`, `.2` and `::2`, and so on.
+//! `10.77.n.1` and `fd77:0:0:n::1`, `.2` and `::2`, and so on. Routed links have addresses of their own.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use serde::{Deserialize, Serialize};
 
-use crate::plan::EVERY_HOST;
+use crate::plan::{EVERY_HOST, RoutedLink};
+use crate::routes::{self, Route};
 use crate::{Family, LabError, Link, Plan, PlanError};
 
 /// More than a test needs, and few enough that the numbers of subnets and NICs fit an address.
-const MAX_HOSTS: usize = 64;
+const MAX_HOSTS: usize = 250;
 const MAX_SUBNETS: usize = 250;
-const MAX_LINKS: usize = 512;
+const MAX_LINKS: usize = 1024;
 
-/// The longest name of a host or a switch: an interface's has 15 bytes, and a port of a switch is
-/// named after it.
+/// The longest name of a switch: an interface's has 15 bytes, and a port of a switch is named after it.
 const MAX_NAME: usize = 8;
+
+/// The longest name of a host.
+const MAX_HOST_NAME: usize = 32;
 
 /// Hosts and links with everything in its place.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -33,8 +36,11 @@ pub struct Layout {
 pub struct Host {
     /// Its name.
     pub name: String,
-    /// Its NICs, in the order of the plan's links.
+    /// Its NICs, in the order of the plan's links, those of routed links first.
     pub nics: Vec<Nic>,
+    /// Whether it passes on what is for others.
+    pub(crate) is_router: bool,
+    pub(crate) routes: Vec<Route>,
 }
 
 /// A network interface of a host.
@@ -44,6 +50,8 @@ pub struct Nic {
     pub name: String,
     /// One of each family of the link.
     pub addresses: Vec<IpAddr>,
+    /// The address at the other end, where the link is routed.
+    pub peer: Option<IpAddr>,
     /// The number of its link in the lab.
     pub link: usize,
 }
@@ -74,9 +82,18 @@ impl Layout {
     /// Gives everything in a plan its place.
     pub fn new(plan: &Plan) -> Result<Self, PlanError> {
         check_names(plan)?;
-        let host = |name: &String| Host { name: name.clone(), nics: Vec::new() };
+        let host = |name: &String| Host {
+            name: name.clone(),
+            nics: Vec::new(),
+            is_router: plan.routers.contains(name),
+            routes: Vec::new(),
+        };
         let hosts = plan.hosts.iter().map(host).collect();
         let mut layout = Self { hosts, switches: plan.switches.clone(), links: Vec::new() };
+        for link in &plan.routed {
+            layout.add_routed(link)?;
+        }
+        routes::add(&mut layout);
         let mut used = vec![0; plan.switches.len()];
         let mut subnets = plan.switches.len();
         for links in &plan.links {
@@ -144,6 +161,36 @@ impl Layout {
         Ok(())
     }
 
+    /// Adds a link with an address at each end.
+    fn add_routed(&mut self, routed: &RoutedLink) -> Result<(), PlanError> {
+        let [one, other] = &routed.between;
+        check_link(&routed.link, &[one.0.clone(), other.0.clone()])?;
+        let number = self.links.len();
+        limit("links", number + 1, MAX_LINKS)?;
+        if one.1.is_ipv4() != other.1.is_ipv4() {
+            return Err(PlanError::Families(one.1, other.1));
+        }
+        let mut places = [0; 2];
+        for (place, (name, _)) in places.iter_mut().zip([one, other]) {
+            let found = self.hosts.iter().position(|host| host.name == *name);
+            *place = found.ok_or_else(|| PlanError::UnknownEnd(name.clone()))?;
+        }
+        if places[0] == places[1] {
+            return Err(PlanError::Ends(one.0.clone(), other.0.clone()));
+        }
+        let mut end = |host: usize, address: IpAddr, peer: IpAddr| {
+            let nics = &mut self.hosts[host].nics;
+            let (name, addresses) = (format!("eth{}", nics.len()), vec![address]);
+            nics.push(Nic { name, addresses, peer: Some(peer), link: number });
+            End::Nic(host, nics.len() - 1)
+        };
+        let ends = [end(places[0], one.1, other.1), end(places[1], other.1, one.1)];
+        let families = vec![if one.1.is_ipv4() { Family::Ipv4 } else { Family::Ipv6 }];
+        let link = Link { families, ..routed.link.clone() };
+        self.links.push(PlacedLink { ends, link });
+        Ok(())
+    }
+
     /// Adds a NIC with the address of this number in this subnet. Both fit: there are limits.
     fn add_nic(&mut self, host: usize, link: &Link, subnet: usize, number: usize) -> End {
         let (subnet, number) = (subnet as u8, number as u8);
@@ -158,7 +205,7 @@ impl Layout {
         let number = self.links.len();
         let nics = &mut self.hosts[host].nics;
         let addresses = link.families.iter().map(address).collect();
-        nics.push(Nic { name: format!("eth{}", nics.len()), addresses, link: number });
+        nics.push(Nic { name: format!("eth{}", nics.len()), addresses, peer: None, link: number });
         End::Nic(host, nics.len() - 1)
     }
 }
@@ -178,11 +225,12 @@ fn check_names(plan: &Plan) -> Result<(), PlanError> {
         return Err(PlanError::NoHosts);
     }
     limit("hosts", plan.hosts.len(), MAX_HOSTS)?;
-    limit("switches", plan.switches.len(), MAX_HOSTS)?;
+    limit("switches", plan.switches.len(), MAX_SUBNETS)?;
     let names: Vec<&String> = plan.hosts.iter().chain(&plan.switches).collect();
     for (index, name) in names.iter().enumerate() {
         let plain = |c: char| c.is_ascii_alphanumeric() || c == '-';
-        let fits = name.len() <= MAX_NAME && name.chars().all(plain);
+        let longest = if index < plan.hosts.len() { MAX_HOST_NAME } else { MAX_NAME };
+        let fits = name.len() <= longest && name.chars().all(plain);
         if !fits || !name.starts_with(|c: char| c.is_ascii_alphabetic()) || *name == "lo" {
             return Err(PlanError::Name((*name).clone()));
         }
@@ -194,7 +242,10 @@ fn check_names(plan: &Plan) -> Result<(), PlanError> {
             return Err(PlanError::Duplicate((*name).clone()));
         }
     }
-    Ok(())
+    match plan.routers.iter().find(|router| !plan.hosts.contains(router)) {
+        Some(router) => Err(PlanError::UnknownRouter(router.clone())),
+        None => Ok(()),
+    }
 }
 
 fn check_link(link: &Link, [one, other]: &[String; 2]) -> Result<(), PlanError> {
@@ -257,16 +308,21 @@ mod tests {
         let hosts = || Plan::new().hosts(["a", "b"]).switch("s");
         let with = |link: Link| hosts().links("a", "b", 1, &link);
         let usual = Link::default();
-        let many: Vec<String> = (0..65).map(|host| format!("h{host}")).collect();
+        let routed = |one, at: &str, other, to: &str| {
+            let ends = [(one, at.parse().unwrap()), (other, to.parse().unwrap())];
+            hosts().routed_link(ends, &usual)
+        };
+        let many: Vec<String> = (0..251).map(|host| format!("h{host}")).collect();
         for (plan, words) in [
             (Plan::new(), "no hosts"),
             (Plan::new().hosts(["a b"]), "\"a b\""),
             (Plan::new().hosts(["-a"]), "\"-a\""),
             (Plan::new().hosts(["a$(x)"]), "a$(x)"),
-            (Plan::new().hosts(["waytoolong"]), "waytoolong"),
+            (Plan::new().hosts(["a".repeat(33)]), "aaa"),
+            (Plan::new().hosts(["a"]).switch("waytoolong"), "waytoolong"),
             (Plan::new().hosts(["a", "a"]), "two of the name a"),
             (Plan::new().hosts(["a"]).switch("a"), "two of the name a"),
-            (Plan::new().hosts(many), "65 hosts, more than 64"),
+            (Plan::new().hosts(many), "251 hosts, more than 250"),
             (hosts().links("a", "c", 1, &usual), "ends at c"),
             (hosts().links("c", "s", 1, &usual), "ends at c"),
             (hosts().links("a", "a", 1, &usual), "between a and a"),
@@ -278,6 +334,11 @@ mod tests {
             (with(Link { families: Vec::new(), ..usual.clone() }), "no family"),
             (with(Link { loss: f64::NAN, ..usual.clone() }), "loss of NaN"),
             (with(Link { delay: Some("1ms;reboot".into()), ..usual.clone() }), "delay of"),
+            (hosts().router("c"), "c is to be a router"),
+            (routed("a", "10.0.0.1", "c", "10.0.0.2"), "ends at c"),
+            (routed("a", "10.0.0.1", "s", "10.0.0.2"), "ends at s"),
+            (routed("a", "10.0.0.1", "a", "10.0.0.2"), "between a and a"),
+            (routed("a", "10.0.0.1", "b", "fd00::2"), "10.0.0.1 and fd00::2"),
         ] {
             let error = Layout::new(&plan).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");

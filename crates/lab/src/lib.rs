@@ -30,6 +30,7 @@ mod lab;
 mod layout;
 mod plan;
 mod rate;
+mod routes;
 mod script;
 mod stopwatch;
 

@@ -1,5 +1,6 @@
 //! What a lab consists of, as a person writes it.
 
+use std::net::IpAddr;
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
@@ -18,6 +19,19 @@ pub struct Plan {
     pub(crate) switches: Vec<String>,
     #[serde(default, rename = "link")]
     pub(crate) links: Vec<Links>,
+    /// Links without a subnet, whose NICs come first.
+    #[serde(skip)]
+    pub(crate) routed: Vec<RoutedLink>,
+    /// Hosts that pass on what is for others.
+    #[serde(skip)]
+    pub(crate) routers: Vec<String>,
+}
+
+/// A link whose ends have these addresses, and no subnet.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct RoutedLink {
+    pub(crate) between: [(String, IpAddr); 2],
+    pub(crate) link: Link,
 }
 
 /// Links of one kind.
@@ -114,6 +128,24 @@ impl Plan {
     pub fn links(mut self, one: &str, other: &str, count: usize, link: &Link) -> Self {
         let between = [one, other].map(str::to_owned);
         self.links.push(Links { between, count, link: link.clone() });
+        self
+    }
+
+    /// Adds a link whose ends have an address each, both of one family, in place of those of a subnet. A host may have
+    /// one address on several such links. Who is at its other end is reached over it, and others over the hosts that
+    /// [pass on](Self::router) what is for them, by the ways of the fewest links. The NICs of these links come before
+    /// all others.
+    #[must_use]
+    pub fn routed_link(mut self, between: [(&str, IpAddr); 2], link: &Link) -> Self {
+        let between = between.map(|(host, address)| (host.to_owned(), address));
+        self.routed.push(RoutedLink { between, link: link.clone() });
+        self
+    }
+
+    /// Has a host pass on what is for others, as a router does.
+    #[must_use]
+    pub fn router(mut self, host: &str) -> Self {
+        self.routers.push(host.to_owned());
         self
     }
 }

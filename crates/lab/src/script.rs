@@ -4,8 +4,12 @@ use std::fmt::Write as _;
 
 use serde::{Deserialize, Serialize};
 
-use crate::layout::{End, Layout, PlacedLink};
+use crate::layout::{End, Host, Layout, PlacedLink};
+use crate::routes::Route;
 use crate::{Family, Link, Rate};
+
+/// The number of the table of routes for what comes from the address of the first NIC; the next one's is one more.
+const FIRST_TABLE: usize = 100;
 
 /// The largest packet that segmentation offload makes, with headers: a bucket of tokens holds one.
 const LARGEST_PACKET: u64 = 66 << 10;
@@ -60,23 +64,88 @@ for place in all default; do
 echo 1 >/proc/sys/net/ipv6/conf/$place/keep_addr_on_down 2>/dev/null || true
 done
 ";
+    // Without these, it would pass nothing on, and nobody would be told.
+    let passes_on = "\
+echo 1 >/proc/sys/net/ipv4/ip_forward
+if [ -e /proc/sys/net/ipv6/conf/all/forwarding ]; then echo 1 >/proc/sys/net/ipv6/conf/all/forwarding; fi
+";
     let mut ip = String::new();
     line(&mut ip, format_args!("link set lo up"));
-    for nic in &layout.hosts[index].nics {
+    let host = &layout.hosts[index];
+    for nic in &host.nics {
         let name = &nic.name;
         line(&mut ip, format_args!("link set {name} addrgenmode none up"));
         for (address, family) in nic.addresses.iter().zip(&layout.links[nic.link].link.families) {
-            match family {
-                Family::Ipv4 => line(&mut ip, format_args!("address add {address}/24 dev {name}")),
-                // Nobody else can have it, and nobody has the time to find out.
-                Family::Ipv6 => {
-                    line(&mut ip, format_args!("address add {address}/64 dev {name} nodad"));
+            let peer = nic.peer.map(|peer| format!("peer {peer}"));
+            match (family, peer) {
+                (Family::Ipv4, Some(peer)) => {
+                    line(&mut ip, format_args!("address add {address} {peer}/32 dev {name}"));
                 }
+                (Family::Ipv6, Some(peer)) => {
+                    line(
+                        &mut ip,
+                        format_args!("address add {address} {peer}/128 dev {name} nodad"),
+                    );
+                }
+                (family, None) => match family {
+                    Family::Ipv4 => {
+                        line(&mut ip, format_args!("address add {address}/24 dev {name}"))
+                    }
+                    // Nobody else can have it, and nobody has the time to find out.
+                    Family::Ipv6 => {
+                        line(&mut ip, format_args!("address add {address}/64 dev {name} nodad"));
+                    }
+                },
             }
         }
     }
     let tc = queues(layout, |end| matches!(end, End::Nic(host, _) if *host == index));
-    script(settings, &ip, &tc)
+    let settings =
+        if host.is_router { settings.to_owned() + passes_on } else { settings.to_owned() };
+    script(&settings, &ip, &tc) + &rules(host) + &routes(host, |_| true)
+}
+
+/// Has what comes from some addresses looked up in tables of their own.
+fn rules(host: &Host) -> String {
+    let own = host.routes.iter().filter(|route| route.own_source);
+    families(own, |route| {
+        let (address, table) = (host.nics[route.nic].addresses[0], FIRST_TABLE + route.nic);
+        format!("rule add from {address} lookup {table}")
+    })
+}
+
+/// The ways of a host over the NICs that are wanted, of which each must be up. An interface that goes down loses them.
+pub(crate) fn routes(host: &Host, wanted: impl Fn(usize) -> bool) -> String {
+    // The kernel may have no way yet to the other end, as that has to do with addresses of IPv6 that come and go.
+    let peers = host.nics.iter().enumerate().filter_map(|(nic, it)| {
+        let peer = it.peer.filter(|peer| peer.is_ipv6() && wanted(nic))?;
+        Some((peer, format!("route replace {peer}/128 dev {}", it.name)))
+    });
+    let peers: Vec<String> = peers.map(|(_, line)| line).collect();
+    let peers =
+        if peers.is_empty() { String::new() } else { batch("ip -6", &(peers.join("\n") + "\n")) };
+    peers
+        + &families(host.routes.iter().filter(|route| wanted(route.nic)), |route| {
+            let to = route.to.map_or_else(|| "default".to_owned(), |to| to.to_string());
+            let (via, nic) = (route.via, &host.nics[route.nic].name);
+            let table = match route.own_source {
+                true => format!(" table {}", FIRST_TABLE + route.nic),
+                false => String::new(),
+            };
+            format!("route replace {to} via {via} dev {nic} onlink{table}")
+        })
+}
+
+/// A line for each of these routes, told to the `ip` of its family.
+fn families<'a>(
+    routes: impl Iterator<Item = &'a Route>,
+    text: impl Fn(&Route) -> String,
+) -> String {
+    let mut lines = [String::new(), String::new()];
+    for route in routes {
+        line(&mut lines[usize::from(route.via.is_ipv6())], format_args!("{}", text(route)));
+    }
+    batch("ip", &lines[0]) + &batch("ip -6", &lines[1])
 }
 
 /// The script that brings one end of a link into a state.
@@ -156,12 +225,17 @@ fn bucket(rate: Rate) -> (u64, u64) {
 
 fn script(first: &str, ip: &str, tc: &str) -> String {
     let mut script = format!("set -e\n{first}");
-    for (program, batch) in [("ip", ip), ("tc", tc)] {
-        if !batch.is_empty() {
-            write!(script, "{program} -batch - <<'END'\n{batch}END\n").expect("a string grows");
-        }
+    for (program, lines) in [("ip", ip), ("tc", tc)] {
+        script += &batch(program, lines);
     }
     script
+}
+
+fn batch(program: &str, lines: &str) -> String {
+    match lines {
+        "" => String::new(),
+        lines => format!("{program} -batch - <<'END'\n{lines}END\n"),
+    }
 }
 
 fn line(batch: &mut String, words: std::fmt::Arguments<'_>) {

@@ -230,6 +230,40 @@ fn links_are_cut_and_restored() {
     }
 }
 
+/// Two hosts, and two routers between them: what the ends say crosses three links.
+#[test]
+fn hosts_reach_each_other_over_routers_also_after_a_cut() {
+    let mut plan = Plan::new().hosts(["a", "r", "s", "b"]).router("r").router("s");
+    let ends = |one: &'static str, at: &str, other: &'static str, to: &str| {
+        [(one, at.parse().unwrap()), (other, to.parse().unwrap())]
+    };
+    for (a, r, s, b) in [
+        ("192.0.2.1", "192.0.2.10", "192.0.2.20", "198.51.100.1"),
+        ("2001:db8::1", "2001:db8::10", "2001:db8::20", "2001:db8:1::1"),
+    ] {
+        for ends in [ends("a", a, "r", r), ends("r", r, "s", s), ends("s", s, "b", b)] {
+            plan = plan.routed_link(ends, &Link::default());
+        }
+    }
+    let Some(mut lab) = lab(&plan) else { return };
+    for nic in [0, 1] {
+        let (mut a, mut b) = (Part::at(&lab, "a"), Part::at(&lab, "b"));
+        let address = |lab: &Lab, host: &str| lab.host(host).unwrap().nics[nic].addresses[0];
+        let (from, to) = (address(&lab, "a"), address(&lab, "b"));
+        a.ask(&format!("bind {from}"));
+        let at = b.ask(&format!("bind {to}"));
+        assert_eq!(a.ask(&format!("send {at} before")), "sent");
+        assert_eq!(b.ask("take"), "before");
+        // Interfaces that go down lose their ways.
+        for (host, link) in [("a", nic), ("r", 2 * nic + 1), ("s", 2 * nic)] {
+            lab.cut(host, &format!("eth{link}"), Cut::Down).unwrap();
+            lab.restore(host, &format!("eth{link}")).unwrap();
+        }
+        assert_eq!(a.ask(&format!("send {at} after")), "sent");
+        assert_eq!(b.ask("take"), "after");
+    }
+}
+
 #[test]
 fn a_link_is_as_fast_as_its_rate() {
     let families = vec![Family::Ipv4];
