@@ -2,6 +2,7 @@
 
 use std::io;
 use std::net::IpAddr;
+use std::path::PathBuf;
 
 use thiserror::Error;
 
@@ -90,6 +91,38 @@ pub enum LabError {
         what: String,
         /// What it said.
         message: String,
+    },
+    /// Nobody has made it, or it is gone.
+    #[error("there is no lab {name} in {}: make it by `lab up FILE`, or say which by --name", base.display())]
+    NoLab {
+        /// Its name.
+        name: String,
+        /// Where labs are noted.
+        base: PathBuf,
+    },
+    /// Its name is in use.
+    #[error("there is a lab {0} already: end it by `lab down`, or use --name")]
+    Exists(String),
+    /// A folder that is not known to be that of a lab that is gone.
+    #[error(
+        "{} is there without the record of a lab: another `lab up` makes it, or was killed by SIGKILL while it did; \
+         if none does, remove the folder, or use --name",
+        .0.display()
+    )]
+    Folder(PathBuf),
+    /// What it says could be meant to harm.
+    #[error("{} belongs to another user: use --name or --directory", .0.display())]
+    Foreign(PathBuf),
+    /// A name that is no part of a path.
+    #[error("--name {0:?}: write letters, digits, - and _, 1 to 32 of them")]
+    LabName(String),
+    /// It was told to end, and is there.
+    #[error("the lab {name} does not go: its folder {} is there", folder.display())]
+    Stays {
+        /// Its name.
+        name: String,
+        /// Its folder.
+        folder: PathBuf,
     },
     /// The operating system.
     #[error("{what}: {source}")]

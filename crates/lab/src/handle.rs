@@ -193,7 +193,7 @@ fn why(what: &str, said: &str) -> LabError {
 }
 
 /// When a process was started, in the kernel's words; `None` when there is none, or it has ended.
-fn start_time(process: u32) -> Option<String> {
+pub(crate) fn start_time(process: u32) -> Option<String> {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
     // After the name, which may contain anything: the state is first, the start the 20th.
     let mut fields = stat.rsplit_once(')')?.1.split_whitespace();

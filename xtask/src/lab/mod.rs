@@ -1,47 +1,50 @@
 //! `cargo xtask lab`: hosts and links of a set rate, by hand (docs/lab.md).
 //!
-//! A lab belongs to a process in the background, `lab hold`. The other commands find it by a record in
-//! its folder, which is gone when the lab is.
+//! A lab belongs to a process in the background, `lab hold`. The other commands find it by a record in its folder, which is gone when the lab is.
 
 mod bench;
 mod cuts;
 mod figures;
 mod options;
 mod policies;
-mod record;
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow, bail};
-use millstream_lab::{Handle, Lab, Plan};
+use millstream_lab::{Handle, Lab, Labs, Plan};
 
+use crate::process;
 pub(crate) use options::Options;
 use options::Task;
-use record::Record;
-
-/// How long a lab may take to go.
-const PATIENCE: Duration = Duration::from_secs(20);
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let name = options.name.as_str();
     match &options.task {
         Task::Up(file) => up(name, file),
         Task::Hold(file) => hold(name, file),
-        Task::Down => down(name),
+        Task::Down => Ok(labs().end(name)?),
         Task::Exec { host, command } => exec(name, host, command),
-        Task::Cut { host, nic, how } => Record::change(name, |lab| Ok(lab.cut(host, nic, *how)?)),
-        Task::Restore { host, nic } => Record::change(name, |lab| Ok(lab.restore(host, nic)?)),
+        Task::Cut { host, nic, how } => Ok(labs().change(name, |lab| lab.cut(host, nic, *how))?),
+        Task::Restore { host, nic } => Ok(labs().change(name, |lab| lab.restore(host, nic))?),
         Task::Rate { host, nic, rate } => {
-            Record::change(name, |lab| Ok(lab.set_rate(host, nic, *rate)?))
+            Ok(labs().change(name, |lab| lab.set_rate(host, nic, *rate))?)
         }
-        Task::Status => status(&Record::read(name)?.lab),
+        Task::Status => status(&labs().read(name)?.lab),
         Task::Bench(rows) => bench::run(rows),
         Task::BenchPolicies(rows) => policies::run(rows),
     }
+}
+
+fn folder() -> PathBuf {
+    process::target_directory().join("lab")
+}
+
+fn labs() -> Labs {
+    Labs::new(folder())
 }
 
 fn read_plan(file: &Path) -> Result<Plan> {
@@ -67,7 +70,7 @@ fn up(name: &str, file: &Path) -> Result<()> {
         let said = String::from_utf8_lossy(&said.stderr).into_owned();
         bail!("{}", said.trim().trim_start_matches("xtask: "));
     }
-    let record = Record::read(name)?;
+    let record = labs().read(name)?;
     eprintln!("xtask: up in {:.2} s", start.elapsed().as_secs_f64());
     status(&record.lab)
 }
@@ -79,39 +82,17 @@ const READY: &str = "ready";
 /// its owner.
 fn hold(name: &str, file: &Path) -> Result<()> {
     let plan = read_plan(file)?;
-    let lab = Lab::up_in(&plan, record::new_folder(name)?)?;
-    Record::write(name, &lab)?;
+    let lab = Lab::up_in(&plan, labs().new_folder(name)?)?;
+    labs().write(name, &lab, Vec::new())?;
     println!("{READY}");
     loop {
         std::thread::park();
     }
 }
 
-fn down(name: &str) -> Result<()> {
-    let record = Record::read(name)?;
-    let folder = record.lab.folder().to_owned();
-    let holder = record.holder.to_string();
-    if !process_ends(Command::new("kill").args(["-s", "TERM", &holder])) {
-        bail!("cannot end the process {holder}, which holds the lab");
-    }
-    let start = Instant::now();
-    // Nothing tells when a process ends that is nobody's child here.
-    while record.lab.is_up() || folder.exists() {
-        if start.elapsed() > PATIENCE {
-            bail!("the lab {name} does not go: its folder {} is there", folder.display());
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    Ok(())
-}
-
-fn process_ends(command: &mut Command) -> bool {
-    command.status().is_ok_and(|status| status.success())
-}
-
 /// Becomes the program, at a host.
 fn exec(name: &str, host: &str, command: &[String]) -> Result<()> {
-    let lab = Record::read(name)?.lab;
+    let lab = labs().read(name)?.lab;
     let (program, arguments) = command.split_first().context("no command")?;
     let mut command = lab.command(host, program)?;
     let error = command.args(arguments).stdin(Stdio::inherit()).exec();

@@ -147,7 +147,7 @@ fn receive_two(socket: &Socket) -> [File; 2] {
     unsafe {
         assert!(libc::recvmsg(socket.as_raw_fd(), &raw mut header, libc::MSG_CMSG_CLOEXEC) > 0);
         let message = libc::CMSG_FIRSTHDR(&raw const header).as_ref().unwrap();
-        assert_eq!(message.cmsg_len as u64, libc::CMSG_LEN(8).into());
+        assert_eq!(message.cmsg_len as u64, u64::from(libc::CMSG_LEN(8)));
         let data = libc::CMSG_DATA(message).cast::<i32>();
         [0, 1].map(|index| File::from_raw_fd(ptr::read_unaligned(data.add(index))))
     }
