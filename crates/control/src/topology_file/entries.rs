@@ -10,6 +10,7 @@ use millstream_inc::topology::{
 };
 
 use super::events::Events;
+use super::lab::{self, Lab};
 use super::{FileProblem, TopologyFileError};
 
 /// The port of RoCEv2.
@@ -18,7 +19,7 @@ const PORT: u64 = 4791;
 /// Above this, programs that read numbers as 64-bit floats confuse them.
 const MAX_ID: u64 = (1 << 53) - 1;
 
-const NETWORK: &[&str] = &["switches", "group", "communicator", "path_mtu"];
+const NETWORK: &[&str] = &["switches", "group", "communicator", "path_mtu", "lab"];
 const SWITCH: &[&str] = &["id", "root", "connections", "name", "fan_in", "communicator"];
 const CONNECTION: &[&str] = &[
     "up",
@@ -48,6 +49,7 @@ pub(super) struct Network {
     pub(super) lines: Vec<(usize, Vec<usize>)>,
     /// Whether it has numbers of queue pairs.
     pub(super) queue_pairs: bool,
+    pub(super) lab: Lab,
 }
 
 pub(super) fn read(path: &Path, text: &str) -> Result<Network, TopologyFileError> {
@@ -65,6 +67,7 @@ pub(super) fn read(path: &Path, text: &str) -> Result<Network, TopologyFileError
                 }
                 events.place.clear();
             }
+            "lab" => network.lab = lab::read(&mut events)?,
             // What plans have beside the network.
             key => events.value(key, "a text or a number", |_, _| Some(()))?,
         }
@@ -209,6 +212,6 @@ fn boolean(text: &str, plain: bool) -> Option<bool> {
     }
 }
 
-fn parsed<T: FromStr>(text: &str, _plain: bool) -> Option<T> {
+pub(super) fn parsed<T: FromStr>(text: &str, _plain: bool) -> Option<T> {
     text.parse().ok()
 }

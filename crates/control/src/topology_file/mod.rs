@@ -6,6 +6,7 @@
 mod entries;
 mod error;
 mod events;
+mod lab;
 #[cfg(test)]
 mod tests;
 
@@ -17,6 +18,7 @@ use millstream_inc::topology::Topology;
 
 use entries::Network;
 pub use error::{FileProblem, TopologyFileError};
+pub use lab::{ControllerPlace, LabSettings};
 
 /// The most bytes of a file.
 pub const MAX_BYTES: u64 = 32 << 20;
@@ -28,6 +30,8 @@ pub struct TopologyFile {
     pub topology: Topology,
     /// What people should know, a sentence each.
     pub warnings: Vec<String>,
+    /// How it is built on one machine.
+    pub lab: LabSettings,
 }
 
 impl TopologyFile {
@@ -56,7 +60,7 @@ impl TopologyFile {
 
     /// Reads the text of a file. `path` is named in errors.
     pub fn parse(path: &Path, text: &str) -> Result<Self, TopologyFileError> {
-        let Network { entries, lines, queue_pairs } = entries::read(path, text)?;
+        let Network { entries, lines, queue_pairs, lab } = entries::read(path, text)?;
         let topology = Topology::new(&entries).map_err(|error| {
             let of = error.switch.and_then(|switch| lines.get(switch));
             let line = of.map(|(line, connections)| {
@@ -72,6 +76,10 @@ impl TopologyFile {
             let problem = Box::new(FileProblem::Topology(error.problem));
             TopologyFileError { file, line, place, problem }
         })?;
+        lab.check(&topology).map_err(|(line, problem)| {
+            let (file, place, problem) = (path.to_owned(), "lab".to_owned(), Box::new(problem));
+            TopologyFileError { file, line, place, problem }
+        })?;
         let mut warnings = Vec::new();
         if queue_pairs {
             warnings.push(
@@ -79,6 +87,6 @@ impl TopologyFile {
                     .to_owned(),
             );
         }
-        Ok(Self { topology, warnings })
+        Ok(Self { topology, warnings, lab: lab.settings })
     }
 }

@@ -254,6 +254,22 @@ fn what_is_wrong_is_named_with_its_line_and_what_to_do() {
             "t.yaml:8: switch 9, connection 2: switch 7 says of this connection that it is `up: false`, too",
         ),
         (CIRCLE.to_owned(), "t.yaml:3: switch 1: switches "),
+        (
+            with_lab("cables: 3"),
+            "t.yaml:27: lab: \"cables\" is no key here: known are `controller`",
+        ),
+        (with_lab("rate: 0mbit"), "t.yaml:27: lab: `rate` is a rate of 1kbit"),
+        (with_lab("mtu: 1279"), "t.yaml:27: lab: `mtu` is 1280 to 65535 bytes, and not \"1279\""),
+        (with_lab("mtu: -1"), "lab: `mtu` is 1280"),
+        (with_lab("mtu: \"1500\""), "lab: `mtu` is 1280"),
+        (with_lab("controller: [host0]"), "t.yaml:27: lab: `controller` is"),
+        (with_lab("controller: host"), "t.yaml:27: lab: `controller` is `machine`"),
+        (
+            with_lab("controller: host2"),
+            "a host or switch of this file, as host0 or switch7, and not \"host2\"",
+        ),
+        (with_lab("mtu: 1500\n  controller: switch1"), "t.yaml:28: lab: `controller` is `machine`"),
+        (ONE_SWITCH.to_owned() + "lab: host0\n", "t.yaml:26: `lab` is a map"),
     ] {
         let found = parse(&text).expect_err(error);
         if !found.contains(error) || !found.starts_with("topology t.yaml") {
@@ -263,6 +279,23 @@ fn what_is_wrong_is_named_with_its_line_and_what_to_do() {
     assert_eq!(others, []);
     // A host with two addresses has two interfaces.
     parse(&with("host_id: 0", "host_id: 1")).unwrap();
+}
+
+/// A file with settings of a lab.
+fn with_lab(settings: &str) -> String {
+    format!("{ONE_SWITCH}lab:\n  {settings}\n")
+}
+
+#[test]
+fn a_file_says_how_it_is_built_on_one_machine() {
+    assert_eq!(parse(ONE_SWITCH).unwrap().lab, LabSettings::default());
+    let lab = parse(&with_lab("{controller: host1, rate: 2gbit, mtu: 9000}")).unwrap().lab;
+    assert_eq!((lab.controller, lab.mtu), (ControllerPlace::Host(1), Some(9000)));
+    assert_eq!(lab.rate.map(|rate| rate.bits_per_s()), Some(2_000_000_000));
+    let place =
+        |place: &str| parse(&with_lab(&format!("controller: {place}"))).unwrap().lab.controller;
+    assert_eq!(place("switch0"), ControllerPlace::Switch(0));
+    assert_eq!(place("machine"), ControllerPlace::Machine);
 }
 
 const CIRCLE: &str = r"
