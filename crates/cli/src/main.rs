@@ -22,6 +22,7 @@ mod doctor;
 mod engine;
 mod escape;
 mod failure;
+mod lab;
 mod log;
 mod manual;
 mod memory;
@@ -81,6 +82,8 @@ enum Command {
     Allreduce(allreduce::Arguments),
     /// Take part in a collective as one host
     Collective(collective::Arguments),
+    /// Build the network of a topology file on this machine, with its controller and switches
+    Lab(lab::Arguments),
     /// Serve segment descriptors over HTTP
     MetadataServer(metadata_server::Arguments),
     /// Show what nodes and other processes move, live
@@ -171,6 +174,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
         Command::Switch(arguments) => switch::run(arguments),
         Command::Allreduce(arguments) => allreduce::run(arguments),
         Command::Collective(arguments) => collective::run(arguments),
+        Command::Lab(arguments) => lab::run(arguments),
         Command::MetadataServer(arguments) => metadata_server::run(arguments),
         Command::Top(arguments) => top::run(arguments),
         Command::Topology(arguments) => topology::run(arguments),

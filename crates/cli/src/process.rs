@@ -400,10 +400,20 @@ impl Child {
         stdin: Stdio,
     ) -> anyhow::Result<Self> {
         let program = std::env::current_exe().context("cannot find our own executable")?;
-        let parent = std::process::id();
         let mut command = Command::new(program);
-        command.args(arguments);
-        command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.args(arguments).stdin(stdin);
+        Self::start_command(name, command, None)
+    }
+
+    /// Starts a command that becomes our own binary, with the stdin that it has. What it says on stderr is kept in a
+    /// file, too, if there is one.
+    pub(crate) fn start_command(
+        name: String,
+        mut command: Command,
+        log_file: Option<File>,
+    ) -> anyhow::Result<Self> {
+        let parent = std::process::id();
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
         if let Some(level) = log::asked_for() {
             command.env(log::VARIABLES[0], level);
         }
@@ -438,9 +448,14 @@ impl Child {
         let label = name.clone();
         let readers = vec![
             thread::spawn(move || read_lines(stdout, &sender)),
-            thread::spawn(move || keep_last_lines(stderr, &kept, &label)),
+            thread::spawn(move || keep_last_lines(stderr, &kept, &label, log_file)),
         ];
         Ok(Self { name, child, stdin, lines, complaints, readers, status: None })
+    }
+
+    /// Its process id.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// Writes a line of JSON to its stdin.
@@ -609,10 +624,19 @@ fn read_lines(stdout: Option<impl Read>, sender: &SyncSender<String>) {
 }
 
 /// Keeps the last lines, and shows all of them when logs are asked for.
-fn keep_last_lines(stderr: Option<impl Read>, kept: &Mutex<VecDeque<String>>, label: &str) {
+fn keep_last_lines(
+    stderr: Option<impl Read>,
+    kept: &Mutex<VecDeque<String>>,
+    label: &str,
+    mut log_file: Option<File>,
+) {
     let Some(stderr) = stderr else { return };
     let show = log::is_asked_for();
     for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+        if let Some(file) = &mut log_file {
+            // Where the disk is full, the last lines are kept all the same.
+            let _ = writeln!(file, "{line}");
+        }
         if show {
             output::complain(&format!("{label}: {line}"));
         }

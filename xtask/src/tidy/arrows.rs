@@ -34,6 +34,8 @@ const ARROWS: &[(&str, &[&str])] = &[
             "net",
             "verbs",
             "topology",
+            // `millstream lab` is it for users.
+            "lab",
             "metadata",
             "transfer",
             "collective",
