@@ -4,7 +4,7 @@ mod common;
 
 use common::{Folder, Output, Running, address, millstream, node, run, transfer};
 
-const COMMANDS: [&str; 16] = [
+const COMMANDS: [&str; 17] = [
     "demo",
     "node",
     "put",
@@ -14,6 +14,7 @@ const COMMANDS: [&str; 16] = [
     "switch",
     "allreduce",
     "collective",
+    "lab",
     "top",
     "topology",
     "config",
@@ -33,6 +34,7 @@ fn help_lists_every_command_and_each_has_its_own() {
     }
     for (group, commands) in [
         ("bench", &["transfer", "allreduce", "collective"][..]),
+        ("lab", &["up", "status", "exec", "down"]),
         ("rdma", &["pingpong", "ud-pingpong", "send-bw", "write-bw", "read-bw", "atomic"]),
     ] {
         let help = run(&[group, "--help"]).success().stdout;
