@@ -58,7 +58,8 @@ usage: cargo xtask TASK
       --json             print one JSON object
       ...                all other arguments are for `bench rdma`
   lab TASK             hosts and links of a set rate on this machine (docs/lab.md)
-      up FILE            make the lab that FILE describes, such as crates/lab/plans/four-links.toml
+      up FILE            make the lab that FILE describes, such as crates/lab/plans/four-links.toml; FILE.yaml is a
+                         topology, with its controller and switches
       exec HOST -- ...   run a program at a host
       cut HOST:NIC       take a link down; with --silent, lose what it is given
       restore HOST:NIC   make it whole again

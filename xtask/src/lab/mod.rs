@@ -1,6 +1,7 @@
 //! `cargo xtask lab`: hosts and links of a set rate, by hand (docs/lab.md).
 //!
-//! A lab belongs to a process in the background, `lab hold`. The other commands find it by a record in its folder, which is gone when the lab is.
+//! A lab belongs to a process in the background, `lab hold`, or `millstream lab hold` where the file is a topology. The
+//! other commands find it by a record in its folder, which is gone when the lab is.
 
 mod bench;
 mod cuts;
@@ -17,13 +18,14 @@ use std::time::Instant;
 use anyhow::{Context, Result, anyhow, bail};
 use millstream_lab::{Handle, Lab, Labs, Plan};
 
-use crate::process;
+use crate::{process, programs};
 pub(crate) use options::Options;
 use options::Task;
 
 pub(crate) fn run(options: &Options) -> Result<()> {
     let name = options.name.as_str();
     match &options.task {
+        Task::Up(file) if is_topology(file) => up_of_topology(name, file),
         Task::Up(file) => up(name, file),
         Task::Hold(file) => hold(name, file),
         Task::Down => Ok(labs().end(name)?),
@@ -45,6 +47,17 @@ fn folder() -> PathBuf {
 
 fn labs() -> Labs {
     Labs::new(folder())
+}
+
+fn is_topology(file: &Path) -> bool {
+    file.extension().is_some_and(|end| end == "yaml" || end == "yml")
+}
+
+/// Has the command make the lab, with the daemons in it, and note it where the other tasks find it.
+fn up_of_topology(name: &str, file: &Path) -> Result<()> {
+    let mut command = Command::new(programs::millstream()?);
+    command.args(["lab", "up", "--name", name, "--directory"]).arg(folder());
+    process::run(command.arg(file))
 }
 
 fn read_plan(file: &Path) -> Result<Plan> {
