@@ -120,9 +120,9 @@ impl Handle {
             let interface = self.layout.interface(end);
             let mut script = script::change(interface, is_nic, link, own.map(|(_, how)| how));
             if let (End::Nic(host, _), None) = (end, own) {
-                let host = &self.layout.hosts[*host];
-                let is_up = |nic: usize| self.cuts[host.nics[nic].link] != Some(Cut::Down);
-                script += &script::routes(host, is_up);
+                let nics = &self.layout.hosts[*host].nics;
+                let is_up = |nic: usize| self.cuts[nics[nic].link] != Some(Cut::Down);
+                script += &script::routes(&self.layout, *host, is_up);
             }
             work.push((process, script));
         }

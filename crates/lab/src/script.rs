@@ -1,6 +1,7 @@
 //! What `ip` and `tc` are told.
 
 use std::fmt::Write as _;
+use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 
@@ -76,33 +77,25 @@ if [ -e /proc/sys/net/ipv6/conf/all/forwarding ]; then echo 1 >/proc/sys/net/ipv
         let name = &nic.name;
         line(&mut ip, format_args!("link set {name} addrgenmode none up"));
         for (address, family) in nic.addresses.iter().zip(&layout.links[nic.link].link.families) {
-            let peer = nic.peer.map(|peer| format!("peer {peer}"));
-            match (family, peer) {
-                (Family::Ipv4, Some(peer)) => {
-                    line(&mut ip, format_args!("address add {address} {peer}/32 dev {name}"));
-                }
-                (Family::Ipv6, Some(peer)) => {
-                    line(
-                        &mut ip,
-                        format_args!("address add {address} {peer}/128 dev {name} nodad"),
-                    );
-                }
-                (family, None) => match family {
-                    Family::Ipv4 => {
-                        line(&mut ip, format_args!("address add {address}/24 dev {name}"))
-                    }
-                    // Nobody else can have it, and nobody has the time to find out.
-                    Family::Ipv6 => {
-                        line(&mut ip, format_args!("address add {address}/64 dev {name} nodad"));
-                    }
-                },
-            }
+            let ends = match nic.peer {
+                Some(peer) => format!("{address} peer {peer}"),
+                None => address.to_string(),
+            };
+            let (prefix, nodad) = match (family, nic.peer) {
+                (Family::Ipv4, None) => (24, ""),
+                (Family::Ipv4, Some(_)) => (32, ""),
+                // Nobody else can have it, and nobody has the time to find out.
+                (Family::Ipv6, None) => (64, " nodad"),
+                (Family::Ipv6, Some(_)) => (128, " nodad"),
+            };
+            line(&mut ip, format_args!("address add {ends}/{prefix} dev {name}{nodad}"));
         }
     }
     let tc = queues(layout, |end| matches!(end, End::Nic(host, _) if *host == index));
-    let settings =
-        if host.is_router { settings.to_owned() + passes_on } else { settings.to_owned() };
-    script(&settings, &ip, &tc) + &rules(host) + &routes(host, |_| true)
+    let passes_on = if host.is_router { passes_on } else { "" };
+    script(&format!("{settings}{passes_on}"), &ip, &tc)
+        + &rules(host)
+        + &routes(layout, index, |_| true)
 }
 
 /// Has what comes from some addresses looked up in tables of their own.
@@ -115,16 +108,19 @@ fn rules(host: &Host) -> String {
 }
 
 /// The ways of a host over the NICs that are wanted, of which each must be up. An interface that goes down loses them.
-pub(crate) fn routes(host: &Host, wanted: impl Fn(usize) -> bool) -> String {
-    // The kernel may have no way yet to the other end, as that has to do with addresses of IPv6 that come and go.
-    let peers = host.nics.iter().enumerate().filter_map(|(nic, it)| {
-        let peer = it.peer.filter(|peer| peer.is_ipv6() && wanted(nic))?;
-        Some((peer, format!("route replace {peer}/128 dev {}", it.name)))
-    });
-    let peers: Vec<String> = peers.map(|(_, line)| line).collect();
-    let peers =
-        if peers.is_empty() { String::new() } else { batch("ip -6", &(peers.join("\n") + "\n")) };
-    peers
+pub(crate) fn routes(layout: &Layout, number: usize, wanted: impl Fn(usize) -> bool) -> String {
+    let host = &layout.hosts[number];
+    // Of IPv6, the kernel forgets ways to other ends, and addresses of the link, from which it looks for neighbors of
+    // what it passes on (RFC 4861, section 7.2.2).
+    let mut peers = String::new();
+    for (_, nic) in host.nics.iter().enumerate().filter(|(index, _)| wanted(*index)) {
+        if let Some(peer @ IpAddr::V6(_)) = nic.peer {
+            let (own, name) = (number + 1, &nic.name);
+            line(&mut peers, format_args!("address replace fe80::{own:x}/64 dev {name} nodad"));
+            line(&mut peers, format_args!("route replace {peer}/128 dev {name}"));
+        }
+    }
+    batch("ip -6", &peers)
         + &families(host.routes.iter().filter(|route| wanted(route.nic)), |route| {
             let to = route.to.map_or_else(|| "default".to_owned(), |to| to.to_string());
             let (via, nic) = (route.via, &host.nics[route.nic].name);
@@ -231,6 +227,7 @@ fn script(first: &str, ip: &str, tc: &str) -> String {
     script
 }
 
+/// Tells a program these lines, if there are any.
 fn batch(program: &str, lines: &str) -> String {
     match lines {
         "" => String::new(),
