@@ -284,12 +284,16 @@ fn a_lab_that_cannot_be_made_whole_leaves_nothing() {
 #[test]
 fn files_that_are_no_network_are_told_with_line_and_key() {
     let folder = Folder::new();
-    let circle = "switches:\n\
-        - {id: 1, connections: [{up: true, my_ip: 10.0.0.1, peer_ip: 10.0.0.2}, {up: false, host_id: 0, my_ip: 10.0.0.1, peer_ip: 10.0.1.1}]}\n\
-        - {id: 2, connections: [{up: true, my_ip: 10.0.0.2, peer_ip: 10.0.0.1}]}\n";
+    let circle = "
+switches:
+  - {id: 1, connections: [{up: true, my_ip: 10.0.0.1, peer_ip: 10.0.0.2},
+                          {up: false, host_id: 0, my_ip: 10.0.0.1, peer_ip: 10.0.1.1}]}
+  - {id: 2, connections: [{up: true, my_ip: 10.0.0.2, peer_ip: 10.0.0.3}]}
+  - {id: 3, connections: [{up: true, my_ip: 10.0.0.3, peer_ip: 10.0.0.1}]}
+";
     let with = |from: &str, to: &str| example().replacen(from, to, 1);
     for (text, words) in [
-        (circle.to_owned(), &[":2: switch 1", "each other"][..]),
+        (circle.to_owned(), &[":3: switch 1", "above each other in a circle"][..]),
         (with("  - id: 0\n    root", "  - root"), &["there is no `id`"]),
         (with("rate: 200mbit", "speed: 200mbit"), &["\"speed\" is no key here", "`rate`"]),
         (with("rate: 200mbit", "rate: 0mbit"), &["`rate` is a rate", "\"0mbit\""]),
