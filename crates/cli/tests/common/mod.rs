@@ -94,7 +94,11 @@ impl Running {
 
     /// The next line that it prints.
     pub(crate) fn line(&mut self) -> String {
-        match self.stdout.recv_timeout(PATIENCE) {
+        self.line_within(PATIENCE)
+    }
+
+    pub(crate) fn line_within(&mut self, limit: Duration) -> String {
+        match self.stdout.recv_timeout(limit) {
             Ok(line) => line,
             Err(_) => {
                 let _ = self.child.kill();
@@ -126,6 +130,11 @@ impl Running {
     /// Its stdin, to write to once; it must have been started with a pipe there.
     pub(crate) fn stdin(&mut self) -> ChildStdin {
         self.child.stdin.take().unwrap()
+    }
+
+    /// Waits until it has ended.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
+        self.child.wait().unwrap()
     }
 
     pub(crate) fn is_running(&mut self) -> bool {
