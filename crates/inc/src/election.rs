@@ -6,7 +6,8 @@
 //! A candidate takes a lease and renews it. The leader's key is made in a transaction if it is absent, and goes with its
 //! lease. All that a leader writes is written in transactions that compare the revision in which its key was made. The
 //! lease counts from when the renewal was sent, by the candidate's own clock: the store counts from when it came, which is
-//! later, so a leader stops before another one can begin.
+//! later, so a leader stops before another one can begin. Where the store is so slow that the lease is to be renewed as soon
+//! as it was, renewals and other requests take turns.
 
 use core::net::SocketAddr;
 use core::time::Duration;
@@ -21,6 +22,9 @@ mod tests;
 
 /// Between attempts, and between questions whether there is a leader.
 const RETRY: Duration = Duration::from_millis(500);
+
+/// Between questions where all controllers are.
+const LOOK: Duration = Duration::from_secs(2);
 
 /// A lease is renewed after this part of its time.
 const RENEW_PART: u32 = 5;
@@ -82,6 +86,8 @@ pub enum Request {
         /// Which.
         lease: i64,
     },
+    /// Read where all controllers are.
+    List,
 }
 
 /// What the store answers.
@@ -98,8 +104,6 @@ pub enum Reply {
     Renewed {
         /// How long it lasts; none when it is over.
         time: Option<Duration>,
-        /// Where all controllers are; none when that is not known.
-        controllers: Vec<SocketAddr>,
     },
     /// To [`Request::Campaign`].
     Campaigned {
@@ -131,6 +135,11 @@ pub enum Reply {
     },
     /// To [`Request::Release`].
     Released,
+    /// To [`Request::List`].
+    Listed {
+        /// Where all controllers are, this one included; none where the store does not keep that.
+        controllers: Vec<SocketAddr>,
+    },
     /// To any: it was not done, or it is not known whether it was.
     Failed {
         /// The store, and what is wrong with it.
@@ -199,6 +208,10 @@ pub struct Election {
     /// After a failure nothing is asked before.
     not_before: Instant,
     campaign_at: Instant,
+    /// When to ask where all controllers are; none where the store does not keep that.
+    list_at: Option<Instant>,
+    /// The lease was renewed, and nothing else was asked since.
+    renewed: bool,
     /// The term that is stored, of this leader.
     written_term: u64,
     wanted_term: u64,
@@ -227,6 +240,8 @@ impl Election {
             asked: None,
             not_before: Instant::ZERO,
             campaign_at: Instant::ZERO,
+            list_at: None,
+            renewed: false,
             written_term: 0,
             wanted_term: 0,
             pending: BTreeMap::new(),
@@ -304,13 +319,21 @@ impl Election {
     /// The next request, when it is time for one.
     pub fn poll_request(&mut self, now: Instant) -> Option<Request> {
         self.handle_timeout(now);
-        if self.asked.is_some() || self.next_request().is_none_or(|at| at > now) {
+        if self.asked.is_some() || self.next_request() > now {
             return None;
         }
+        let others_wait = self.next_other().is_some_and(|at| at <= now);
+        let lists = self.list_at.is_some_and(|at| at <= now);
         let request = match (self.lease, &mut self.stage) {
             (None, _) => Request::Grant,
-            (Some(lease), _) if lease.renew_at <= now => Request::Renew { lease: lease.id },
-            (Some(lease), Stage::Candidate) => Request::Campaign { lease: lease.id },
+            // Not again before the others' turn: a slow store would be asked nothing else.
+            (Some(lease), _) if lease.renew_at <= now && !(self.renewed && others_wait) => {
+                Request::Renew { lease: lease.id }
+            }
+            (Some(lease), Stage::Candidate) if self.campaign_at <= now => {
+                Request::Campaign { lease: lease.id }
+            }
+            (_, Stage::Candidate) => Request::List,
             (_, &mut Stage::Won { revision, term, stored: false, .. }) => {
                 Request::SetTerm { revision, term }
             }
@@ -320,10 +343,12 @@ impl Election {
             (_, &mut Stage::Leading { revision }) if self.wanted_term > self.written_term => {
                 Request::SetTerm { revision, term: self.wanted_term }
             }
+            (_, Stage::Leading { .. }) if lists => Request::List,
             (_, &mut Stage::Leading { revision }) => {
                 Request::Write { revision, changes: self.batch() }
             }
         };
+        self.renewed = false;
         self.asked = Some((request.clone(), now));
         Some(request)
     }
@@ -347,22 +372,31 @@ impl Election {
     }
 
     /// When something is to be asked, if nothing is under way.
-    fn next_request(&self) -> Option<Instant> {
-        let at = match (self.lease, &self.stage) {
-            (None, _) | (_, Stage::Won { .. }) => Instant::ZERO,
-            (Some(lease), Stage::Candidate) => lease.renew_at.min(self.campaign_at),
-            (Some(lease), Stage::Leading { .. }) => {
-                let writes = self.wanted_term > self.written_term || !self.pending.is_empty();
-                if writes { Instant::ZERO } else { lease.renew_at }
-            }
+    fn next_request(&self) -> Instant {
+        let at = match self.lease {
+            None => Instant::ZERO,
+            Some(lease) => self.next_other().map_or(lease.renew_at, |at| at.min(lease.renew_at)),
         };
-        Some(at.max(self.not_before))
+        at.max(self.not_before)
+    }
+
+    /// When something else than the lease is to be asked for, with a lease.
+    fn next_other(&self) -> Option<Instant> {
+        let lists = self.list_at;
+        match &self.stage {
+            Stage::Candidate => Some(lists.map_or(self.campaign_at, |at| at.min(self.campaign_at))),
+            Stage::Won { .. } => Some(Instant::ZERO),
+            Stage::Leading { .. } => {
+                let writes = self.wanted_term > self.written_term || !self.pending.is_empty();
+                if writes { Some(Instant::ZERO) } else { lists }
+            }
+        }
     }
 
     /// When [`Election::poll_request`] is to be called next.
     pub fn poll_timeout(&self) -> Option<Instant> {
         let lease = self.lease.map(|lease| lease.until);
-        let request = self.next_request().filter(|_| self.asked.is_none());
+        let request = self.asked.is_none().then(|| self.next_request());
         lease.into_iter().chain(request).min()
     }
 
@@ -393,6 +427,16 @@ impl Election {
         let Some((request, sent)) = self.asked.take() else { return };
         // What was asked with a lease that is over changes nothing.
         match (request, reply) {
+            (Request::List, Reply::Listed { controllers }) => {
+                // Where the store keeps them, this one is among them.
+                self.list_at = (!controllers.is_empty()).then(|| now + LOOK);
+                self.controllers = controllers;
+            }
+            // Nobody needs it to lead.
+            (Request::List, _) => {
+                self.list_at = Some(now + LOOK);
+                return;
+            }
             (request, Reply::Failed { reason, again }) => {
                 self.not_before = now + RETRY;
                 match request {
@@ -408,17 +452,17 @@ impl Election {
             }
             (Request::Grant, Reply::Granted { lease, time }) if self.lease.is_none() => {
                 self.lease = Some(Lease::new(lease, sent, time));
-                self.campaign_at = now;
+                (self.campaign_at, self.list_at) = (now, Some(now));
                 self.handle_timeout(now);
             }
-            (Request::Renew { lease }, Reply::Renewed { time, controllers })
+            (Request::Renew { lease }, Reply::Renewed { time })
                 if self.lease.is_some_and(|it| it.id == lease) =>
             {
-                if !controllers.is_empty() {
-                    self.controllers = controllers;
-                }
                 match time {
-                    Some(time) => self.lease = Some(Lease::new(lease, sent, time)),
+                    Some(time) => {
+                        self.lease = Some(Lease::new(lease, sent, time));
+                        self.renewed = true;
+                    }
                     None => self.lose("its lease was over before it was renewed".to_owned()),
                 }
             }

@@ -51,14 +51,11 @@ impl EtcdStore {
                 self.client.put(&format!("{CONTROLLERS}{address}"), b"", lease)?;
                 Reply::Granted { lease, time }
             }
-            Request::Renew { lease } => {
-                let time = self.client.keep_alive(lease)?;
-                // The lease is what counts.
-                let found = self.client.list(CONTROLLERS, None, MAX_CONTROLLERS as u32);
-                let controllers = found.iter().flatten();
-                let controllers = controllers
-                    .filter_map(|entry| entry.key.strip_prefix(CONTROLLERS)?.parse().ok());
-                Reply::Renewed { time, controllers: controllers.collect() }
+            Request::Renew { lease } => Reply::Renewed { time: self.client.keep_alive(lease)? },
+            Request::List => {
+                let found = self.client.list(CONTROLLERS, None, MAX_CONTROLLERS as u32)?;
+                let address = |it: &EtcdEntry| it.key.strip_prefix(CONTROLLERS)?.parse().ok();
+                Reply::Listed { controllers: found.iter().filter_map(address).collect() }
             }
             Request::Campaign { lease } => {
                 let value = address.into_bytes();

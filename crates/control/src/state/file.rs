@@ -127,9 +127,9 @@ impl Store for FileStore {
     fn perform(&mut self, request: Request) -> Reply {
         match request {
             Request::Grant => Reply::Granted { lease: REVISION, time: FOR_EVER },
-            Request::Renew { .. } => {
-                Reply::Renewed { time: Some(FOR_EVER), controllers: Vec::new() }
-            }
+            Request::Renew { .. } => Reply::Renewed { time: Some(FOR_EVER) },
+            // Nobody else has the file.
+            Request::List => Reply::Listed { controllers: Vec::new() },
             Request::Campaign { .. } => {
                 Reply::Campaigned { revision: Some(REVISION), leader: None, term: self.term }
             }

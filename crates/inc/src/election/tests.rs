@@ -36,6 +36,8 @@ fn leader() -> Election {
     election.handle_reply(at(0.5), Reply::Loaded { records: vec![record("b")], more: false });
     let records = vec![record("a"), record("b")];
     assert_eq!(election.poll_event(), Some(Event::Lead { term: 5, records }));
+    assert_eq!(ask(&mut election, 0.5), Request::List);
+    election.handle_reply(at(0.6), Reply::Listed { controllers: Vec::new() });
     // From when the lease was asked for, and not to its end.
     assert_eq!(election.leads_until(), Some(at(4.5)));
     assert_eq!((election.written_term(), election.poll_request(at(0.9))), (5, None));
@@ -56,7 +58,7 @@ fn a_lease_counts_from_when_its_renewal_was_sent() {
     assert_eq!(election.poll_timeout(), Some(at(1.0)));
     assert_eq!(ask(&mut election, 1.0), Request::Renew { lease: 7 });
     assert_eq!(election.poll_timeout(), Some(at(4.5)));
-    election.handle_reply(at(4.0), Reply::Renewed { time: Some(TIME), controllers: Vec::new() });
+    election.handle_reply(at(4.0), Reply::Renewed { time: Some(TIME) });
     assert_eq!(election.leads_until(), Some(at(5.5)));
     assert_eq!(ask(&mut election, 4.0), Request::Renew { lease: 7 });
     election.handle_reply(at(4.1), failed(true));
@@ -65,7 +67,7 @@ fn a_lease_counts_from_when_its_renewal_was_sent() {
     election.handle_timeout(at(5.5));
     stands_down(&mut election, "not renewed in time: etcd://a:1: down");
     // The answer to a question of before is none of a new lease.
-    election.handle_reply(at(5.6), Reply::Renewed { time: Some(TIME), controllers: Vec::new() });
+    election.handle_reply(at(5.6), Reply::Renewed { time: Some(TIME) });
     assert_eq!(election.leads_until(), None);
     assert_eq!(ask(&mut election, 5.6), Request::Grant);
 }
@@ -74,17 +76,44 @@ fn a_lease_counts_from_when_its_renewal_was_sent() {
 fn who_stood_still_does_not_lead_though_the_renewal_was_answered_in_time() {
     let mut election = leader();
     assert_eq!(ask(&mut election, 1.0), Request::Renew { lease: 7 });
-    let renewed = Reply::Renewed { time: Some(TIME), controllers: Vec::new() };
+    let renewed = Reply::Renewed { time: Some(TIME) };
     election.handle_reply(at(30.0), renewed);
     stands_down(&mut election, "not renewed in time");
     assert_eq!(ask(&mut election, 30.0), Request::Grant);
 }
 
 #[test]
+fn where_all_controllers_are_is_asked_again_and_again() {
+    let election = leader();
+    assert!(election.controllers().is_empty(), "and not again where the store does not keep that");
+    let address = |port| SocketAddr::from(([127, 0, 0, 1], port));
+    let mut election = Election { list_at: Some(at(0.7)), ..election };
+    let listed =
+        |ports: &[u16]| Reply::Listed { controllers: ports.iter().copied().map(address).collect() };
+    assert_eq!(ask(&mut election, 0.7), Request::List);
+    election.handle_reply(at(0.8), listed(&[1]));
+    // Renewals go first.
+    assert_eq!(ask(&mut election, 2.9), Request::Renew { lease: 7 });
+    election.handle_reply(at(2.9), Reply::Renewed { time: Some(TIME) });
+    assert_eq!(ask(&mut election, 2.9), Request::List);
+    election.handle_reply(at(3.0), listed(&[1, 2]));
+    assert_eq!(election.controllers(), [1, 2].map(address));
+    // That it fails is no trouble of the leader.
+    ask(&mut election, 3.9);
+    election.handle_reply(at(4.0), Reply::Renewed { time: Some(TIME) });
+    assert_eq!((election.poll_request(at(4.8)), election.poll_timeout()), (None, Some(at(4.9))));
+    ask(&mut election, 4.9);
+    election.handle_reply(at(4.9), Reply::Renewed { time: Some(TIME) });
+    assert_eq!(ask(&mut election, 5.0), Request::List);
+    election.handle_reply(at(5.1), failed(true));
+    assert_eq!((election.trouble(), election.controllers().len()), (None, 2));
+}
+
+#[test]
 fn who_loses_the_key_or_the_lease_stands_down() {
     let mut election = leader();
     ask(&mut election, 1.0);
-    election.handle_reply(at(1.1), Reply::Renewed { time: None, controllers: Vec::new() });
+    election.handle_reply(at(1.1), Reply::Renewed { time: None });
     stands_down(&mut election, "its lease was over");
     let mut election = leader();
     election.change(("c".to_owned(), None));
@@ -137,7 +166,7 @@ fn changes_are_written_in_turn_and_the_last_of_a_key_counts() {
     assert_eq!(election.poll_request(at(0.9)), None);
     // Renewals go first.
     assert_eq!(ask(&mut election, 1.3), Request::Renew { lease: 7 });
-    election.handle_reply(at(1.3), Reply::Renewed { time: Some(TIME), controllers: Vec::new() });
+    election.handle_reply(at(1.3), Reply::Renewed { time: Some(TIME) });
     assert_eq!(ask(&mut election, 1.3), second);
     // What the store will never take is not asked for again.
     election.handle_reply(at(1.4), failed(false));

@@ -1,5 +1,5 @@
 //! Three candidates that stand still now and then, at a store whose answers are late or lost, and whose requests are
-//! carried out all the same, perhaps much later.
+//! carried out all the same, perhaps much later. And a store that is slow all the time.
 
 use std::collections::BTreeMap;
 
@@ -59,7 +59,7 @@ impl Store {
                     *until = now + TIME;
                     TIME
                 });
-                Reply::Renewed { time, controllers: Vec::new() }
+                Reply::Renewed { time }
             }
             Request::Campaign { lease } => {
                 if !self.leases.contains_key(&lease) {
@@ -96,6 +96,7 @@ impl Store {
                 self.leases.remove(&lease);
                 Reply::Released
             }
+            Request::List => Reply::Listed { controllers: vec![([127, 0, 0, 1], 1).into()] },
         }
     }
 }
@@ -226,4 +227,33 @@ fn at_most_one_leads_whatever_is_late_and_one_does_when_nothing_is() {
     }
     // The trouble is enough to matter.
     assert!(leaders as u64 > 5 * RUNS && stood_down as u64 > 4 * RUNS, "{leaders} {stood_down}");
+}
+
+#[test]
+fn where_the_store_is_slow_one_leads_and_its_changes_are_written() {
+    for milliseconds in [300, 600, 1000, 1100] {
+        let took = Duration::from_millis(milliseconds);
+        let (mut store, mut election) = (Store::default(), Election::new());
+        let (mut now, mut lists) = (Instant::ZERO, 0);
+        while now < at(60.0) {
+            let Some(request) = election.poll_request(now) else {
+                now = now + STEP;
+                continue;
+            };
+            lists += usize::from(request == Request::List);
+            let reply = store.perform(now + took / 2, request);
+            now = now + took;
+            election.handle_reply(now, reply);
+            while let Some(event) = election.poll_event() {
+                let Event::Lead { .. } = event else { panic!("{took:?}: {event:?} at {now:?}") };
+                assert!(now < at(15.0), "{took:?}: it leads at {now:?}");
+                for key in 0..40 {
+                    election.change((key.to_string(), Some(String::new())));
+                }
+            }
+        }
+        assert!(election.leads_until().is_some_and(|until| until > now), "{took:?}");
+        assert_eq!(store.records.len(), 40, "{took:?}");
+        assert!(lists > 5, "{took:?}: {lists}");
+    }
 }
