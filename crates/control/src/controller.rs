@@ -14,8 +14,8 @@ use millstream_inc::controller::{
 };
 pub use millstream_inc::plan::FanIn;
 use millstream_inc::protocol::{
-    Commanded, DEFAULT_PORT, FrameError, FromController, MAX_TERM, Refusal, ToController,
-    TokenProblem, encode,
+    Commanded, DEFAULT_PORT, FrameError, FromController, Refusal, ToController, TokenProblem,
+    encode,
 };
 use millstream_net::token::{Purpose, Responder, Said, TokenError, draw_nonce};
 use thiserror::Error;
@@ -285,8 +285,6 @@ struct Peer {
     known: bool,
     /// The side of this process of a proof that is not over.
     proof: Option<Responder>,
-    /// The highest term that it has obeyed, it says.
-    term: u64,
     /// Dropped, it lets the connection end when all is sent.
     outgoing: mpsc::Sender<Outgoing>,
 }
@@ -325,7 +323,7 @@ impl Daemon {
         let tokens = self.tokens.as_ref().filter(|tokens| !tokens.secrets().is_empty());
         let own = stream.local_addr().ok().filter(|_| tokens.is_some());
         let proof = own.map(|own| Responder::new(Purpose::Control, own, "controller"));
-        self.peers.insert(connection, Peer { address, known: false, proof, term: 0, outgoing });
+        self.peers.insert(connection, Peer { address, known: false, proof, outgoing });
         let (events, guard) = (self.events.clone(), self.guard.clone());
         tokio::spawn(async move {
             admit(connection, address, guard, stream, frames, events).await;
@@ -372,12 +370,12 @@ impl Daemon {
             }
         };
         match said {
-            Ok(Said::Challenge(body)) => self.send(connection, &FromController::Token { body }),
+            Ok(Said::Challenge(body)) => self.say_of_proof(connection, body),
             Ok(Said::Accepted(body, token)) => {
                 peer.proof = None;
                 // Who is turned away all the same hears that in place of this.
                 if self.controller.handle_proved(now, connection, token) {
-                    self.send(connection, &FromController::Token { body });
+                    self.say_of_proof(connection, body);
                 }
             }
             Err(error) => {
@@ -392,6 +390,11 @@ impl Daemon {
         }
     }
 
+    /// The peer obeys nothing before the proof is over, and so no term.
+    fn say_of_proof(&mut self, connection: ConnectionId, body: Vec<u8>) {
+        self.send(connection, self.controller.term(), &FromController::Token { body });
+    }
+
     fn log(&mut self, connection: ConnectionId, message: &ToController) {
         let mut peer = self.peers.get_mut(&connection);
         if peer.as_ref().is_some_and(|peer| peer.proof.is_some()) {
@@ -404,11 +407,6 @@ impl Daemon {
         ) = (&mut peer, message)
         {
             peer.known = true;
-            peer.term = match message {
-                ToController::Register { presence, .. } => presence.term,
-                ToController::Resume(resume) => resume.term,
-                _ => 0,
-            };
         }
         let peer = peer.map(|peer| peer.address);
         match message {
@@ -443,7 +441,9 @@ impl Daemon {
         }
         while let Some(output) = self.controller.poll_output() {
             match output {
-                Output::Send { connection, message } => self.send(connection, &message),
+                Output::Send { connection, term, message } => {
+                    self.send(connection, term, &message);
+                }
                 Output::Close { connection } => {
                     self.peers.remove(&connection);
                 }
@@ -489,7 +489,7 @@ impl Daemon {
         }
     }
 
-    fn send(&mut self, connection: ConnectionId, message: &FromController) {
+    fn send(&mut self, connection: ConnectionId, term: u64, message: &FromController) {
         let Some(peer) = self.peers.get(&connection) else { return };
         match message {
             FromController::Ping
@@ -524,11 +524,6 @@ impl Daemon {
             }
             message => tracing::debug!(peer = %peer.address, ?message, "sent"),
         }
-        // Who does not lead commands nobody, and says so in the words of the one that was obeyed.
-        let term = match self.controller.leads() {
-            true => self.controller.term(),
-            false => peer.term.min(MAX_TERM),
-        };
         let command = Commanded { term, message: message.clone() };
         let leadership = self.leadership.as_ref();
         let lease = leadership.and_then(|leadership| leadership.lease(&self.controller));

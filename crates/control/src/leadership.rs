@@ -72,20 +72,15 @@ impl Leadership {
         controller.leads().then(|| Arc::clone(&self.lease))
     }
 
-    /// Whether what the controller says may be sent: not without a lease that lasts, and not with a term that the next
-    /// leader would not know.
+    /// Whether what the controller says may be sent: not without a lease that lasts.
     pub(crate) fn may_speak(&self, controller: &Controller) -> bool {
-        !controller.leads()
-            || (self.lease.lasts() && controller.term() <= self.election.written_term())
+        !controller.leads() || self.lease.lasts()
     }
 
     /// What is due. It asks the store; whoever leads and stands down is told by the answer.
     pub(crate) fn step(&mut self, now: Instant, controller: &mut Controller) -> Option<Turn> {
         self.election.handle_timeout(now);
         if controller.leads() && self.election.leads_until().is_some() {
-            if controller.term() > self.election.written_term() {
-                self.election.require_term(controller.term());
-            }
             // Not before what was to be written is: what changes often is written as it is then.
             while self.election.is_at_rest()
                 && let Some(change) = controller.poll_record()

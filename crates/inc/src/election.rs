@@ -212,9 +212,6 @@ pub struct Election {
     list_at: Option<Instant>,
     /// The lease was renewed, and nothing else was asked since.
     renewed: bool,
-    /// The term that is stored, of this leader.
-    written_term: u64,
-    wanted_term: u64,
     pending: BTreeMap<String, Pending>,
     changes: u64,
     /// The number of the last change in the request that is under way.
@@ -242,8 +239,6 @@ impl Election {
             campaign_at: Instant::ZERO,
             list_at: None,
             renewed: false,
-            written_term: 0,
-            wanted_term: 0,
             pending: BTreeMap::new(),
             changes: 0,
             writing: 0,
@@ -260,16 +255,6 @@ impl Election {
             Stage::Leading { .. } => self.lease.map(|lease| lease.until),
             _ => None,
         }
-    }
-
-    /// The term that is stored: nobody is answered with a higher one.
-    pub const fn written_term(&self) -> u64 {
-        self.written_term
-    }
-
-    /// A peer has obeyed a term just below this one, which is to be stored.
-    pub fn require_term(&mut self, term: u64) {
-        self.wanted_term = self.wanted_term.max(term);
     }
 
     /// Has a record changed, if this one leads, as soon as the store can.
@@ -340,9 +325,6 @@ impl Election {
             (_, Stage::Won { records, .. }) => {
                 Request::Load { after: records.last().map(|(key, _)| key.clone()) }
             }
-            (_, &mut Stage::Leading { revision }) if self.wanted_term > self.written_term => {
-                Request::SetTerm { revision, term: self.wanted_term }
-            }
             (_, Stage::Leading { .. }) if lists => Request::List,
             (_, &mut Stage::Leading { revision }) => {
                 Request::Write { revision, changes: self.batch() }
@@ -386,10 +368,8 @@ impl Election {
         match &self.stage {
             Stage::Candidate => Some(lists.map_or(self.campaign_at, |at| at.min(self.campaign_at))),
             Stage::Won { .. } => Some(Instant::ZERO),
-            Stage::Leading { .. } => {
-                let writes = self.wanted_term > self.written_term || !self.pending.is_empty();
-                if writes { Some(Instant::ZERO) } else { lists }
-            }
+            Stage::Leading { .. } if self.pending.is_empty() => lists,
+            Stage::Leading { .. } => Some(Instant::ZERO),
         }
     }
 
@@ -417,7 +397,6 @@ impl Election {
         }
         self.stage = Stage::Candidate;
         self.lease = None;
-        (self.written_term, self.wanted_term) = (0, 0);
         self.pending.clear();
     }
 
@@ -439,13 +418,10 @@ impl Election {
             }
             (request, Reply::Failed { reason, again }) => {
                 self.not_before = now + RETRY;
-                match request {
-                    // Who is to be answered with this term would wait.
-                    Request::SetTerm { revision, .. } if self.leads_with(revision) => {
-                        self.lose(format!("its term could not be stored: {reason}"));
-                    }
-                    Request::Write { changes, .. } if !again => self.written(&changes),
-                    _ => {}
+                if let Request::Write { changes, .. } = request
+                    && !again
+                {
+                    self.written(&changes);
                 }
                 self.trouble = Some(reason);
                 return;
@@ -511,24 +487,18 @@ impl Election {
     }
 
     fn term_set(&mut self, asked: i64, wanted: u64, leads: bool, found: u64) {
-        let (Stage::Won { revision, .. } | Stage::Leading { revision }) = self.stage else {
-            return;
-        };
+        let Stage::Won { revision, ref mut term, ref mut stored, .. } = self.stage else { return };
         if revision != asked {
             return;
         }
         if !leads {
             return self.lose("another one has its key".to_owned());
         }
-        if let Stage::Won { term, stored, .. } = &mut self.stage {
-            // A higher one is of a leader before: a request of it came late.
-            if found > wanted {
-                *term = found + 1;
-                return;
-            }
-            *stored = true;
+        // A higher one is of a leader before: a request of it came late.
+        match found > wanted {
+            true => *term = found + 1,
+            false => *stored = true,
         }
-        self.written_term = found;
     }
 
     fn loaded(&mut self, asked: Option<&str>, more_records: Vec<(String, String)>, more: bool) {

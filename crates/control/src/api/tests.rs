@@ -32,7 +32,7 @@ impl Lab {
     fn say(&mut self, connection: u64, message: ToController) {
         self.controller.handle_message(Instant::ZERO, ConnectionId(connection), message);
         while let Some(output) = self.controller.poll_output() {
-            if let Output::Send { connection, message } = output {
+            if let Output::Send { connection, message, .. } = output {
                 self.answer(connection.0, message);
             }
         }

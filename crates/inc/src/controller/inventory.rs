@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use millstream_roce::Instant;
 
 use super::group::{End, Group};
-use super::{ConnectionId, Controller, GroupId, Output, Role, Switch};
+use super::{ConnectionId, Controller, GroupId, Role, Switch};
 use crate::plan::{Forest, SwitchId};
 use crate::protocol::{
     AbortReason, FromController, GroupIdentity, HeldNode, MAX_HELD, MAX_HELD_AT_ONCE, Presence,
@@ -35,7 +35,7 @@ pub(super) struct Held {
 
 impl Controller {
     /// Whether what a switch says of itself can be.
-    pub(super) fn check_presence(&mut self, presence: &Presence) -> Result<(), Refusal> {
+    pub(super) fn check_presence(&self, presence: &Presence) -> Result<(), Refusal> {
         if presence.held > MAX_HELD {
             let detail = format!("{} nodes are out of range: up to {MAX_HELD}", presence.held);
             return Err(Refusal::Protocol { detail });
@@ -46,7 +46,7 @@ impl Controller {
             let what = "nodes that switches have from before".to_owned();
             return Err(Refusal::Limit { what, limit: MAX_ALL_HELD });
         }
-        self.exceed(presence.term)
+        Ok(())
     }
 
     /// A switch that was away is there again. `false` when it is another process: that one is lost. While the old
@@ -64,7 +64,7 @@ impl Controller {
         let Some((&id, switch)) = known.next() else { return false };
         if let Some(old) = switch.connection.filter(|old| self.connections.contains_key(old)) {
             // Anybody can say this name. If nobody is there, this closes the old connection.
-            self.outputs.push_back(Output::Send { connection: old, message: FromController::Ping });
+            self.send(old, FromController::Ping);
             let (name, address, what) = (name.to_owned(), address, "name".to_owned());
             self.turn_away(connection, Refusal::SwitchTaken { name, address, what });
             return true;

@@ -149,6 +149,9 @@ pub enum Output {
     Send {
         /// To whom.
         connection: ConnectionId,
+        /// With this term ([`crate::protocol::Commanded`]): above the one that the peer has obeyed. Of a controller that
+        /// does not lead, and commands nobody, that one.
+        term: u64,
         /// What.
         message: FromController,
     },
@@ -197,6 +200,8 @@ enum Role {
 struct Connection {
     role: Role,
     owner: Owner,
+    /// What it is told has this term.
+    term: u64,
     next_ping: Instant,
     /// Questions in a row that got no answer.
     unanswered: u32,
@@ -248,7 +253,8 @@ pub struct Controller {
     away: BTreeSet<(Instant, GroupId, u32)>,
     /// Groups that are over, the last ones.
     ended: VecDeque<Ended>,
-    /// Above all that were heard of.
+    /// That of this controller. Who has obeyed a higher one is told a higher one, and nobody else: anybody can say
+    /// that he has.
     term: u64,
     /// When we wanted to be called next.
     armed: Option<Instant>,
@@ -343,8 +349,10 @@ impl Controller {
             return self.turn_away(connection, refusal);
         }
         let role = Role::New { until: now + self.config.introduction_timeout };
+        let (term, unanswered) = (self.term_to(connection), 0);
         let next_ping = now + self.config.keep_alive_interval;
-        self.connections.insert(connection, Connection { role, owner, next_ping, unanswered: 0 });
+        self.connections
+            .insert(connection, Connection { role, owner, term, next_ping, unanswered });
     }
 
     /// A message has arrived.
@@ -359,6 +367,11 @@ impl Controller {
         let Some(state) = self.connections.get_mut(&connection) else { return };
         state.unanswered = 0;
         let role = state.role;
+        if let (Role::New { .. }, Some(term)) = (role, message.obeyed_term())
+            && let Err(refusal) = self.exceed(connection, term)
+        {
+            return self.turn_away(connection, refusal);
+        }
         if let Some(refusal) = self.not_leader()
             && !matches!(message, ToController::Pong)
         {
@@ -417,10 +430,10 @@ impl Controller {
                 self.leave(group, rank, collectives);
             }
             (Role::Host { .. }, ToController::Fail { reason }) => {
+                let term = self.term_to(connection);
                 self.lose(connection, &shortened(format!("it gave up: {reason}")), Loss::ForEver);
                 // It comes back until it hears that this has arrived.
-                self.send(connection, FromController::Closed);
-                self.outputs.push_back(Output::Close { connection });
+                self.say_last(connection, term, FromController::Closed);
             }
             (role, message) => {
                 let who = match role {
@@ -505,7 +518,7 @@ impl Controller {
         self.armed
     }
 
-    /// The term that messages carry.
+    /// The term that it leads with: that of messages to all who have obeyed none or a lower one.
     pub const fn term(&self) -> u64 {
         self.term
     }
@@ -533,8 +546,21 @@ impl Controller {
         Some(self.groups.get(self.names.get(&(None, name.to_owned()))?)?.state())
     }
 
+    /// The term of what a connection is told.
+    fn term_to(&self, connection: ConnectionId) -> u64 {
+        let known = self.connections.get(&connection).map(|connection| connection.term);
+        known.unwrap_or(if self.leads() { self.term } else { 0 })
+    }
+
     fn send(&mut self, connection: ConnectionId, message: FromController) {
-        self.outputs.push_back(Output::Send { connection, message });
+        let term = self.term_to(connection);
+        self.outputs.push_back(Output::Send { connection, term, message });
+    }
+
+    /// Sends to a connection that is forgotten, and closes it.
+    fn say_last(&mut self, connection: ConnectionId, term: u64, message: FromController) {
+        self.outputs.push_back(Output::Send { connection, term, message });
+        self.outputs.push_back(Output::Close { connection });
     }
 
     /// Sends to whoever may be away. What it misses it hears of when it comes back.
@@ -546,17 +572,18 @@ impl Controller {
 
     /// Says why, and closes. For connections that are part of nothing (any more).
     fn turn_away(&mut self, connection: ConnectionId, reason: Refusal) {
+        let term = self.term_to(connection);
         self.connections.remove(&connection);
-        self.send(connection, FromController::Refused { reason });
-        self.outputs.push_back(Output::Close { connection });
+        self.say_last(connection, term, FromController::Refused { reason });
     }
 
     /// The peer broke the protocol: it is as good as dead.
     fn misbehaved(&mut self, connection: ConnectionId, detail: String) {
         if self.connections.contains_key(&connection) {
-            let detail = shortened(detail);
+            let (term, detail) = (self.term_to(connection), shortened(detail));
             self.lose(connection, &detail, Loss::ForEver);
-            self.turn_away(connection, Refusal::Protocol { detail });
+            let reason = Refusal::Protocol { detail };
+            self.say_last(connection, term, FromController::Refused { reason });
         }
     }
 
@@ -592,8 +619,8 @@ impl Controller {
             connection.unanswered += 1;
             // From now, not from when it was due: if it was we who stood still, nobody else did.
             connection.next_ping = now + self.config.keep_alive_interval;
-            let message = FromController::Ping;
-            self.outputs.push_back(Output::Send { connection: id, message });
+            let (term, message) = (connection.term, FromController::Ping);
+            self.outputs.push_back(Output::Send { connection: id, term, message });
             if let Role::Host { group, .. } = connection.role {
                 asked.push((id, group));
             }
@@ -629,7 +656,8 @@ impl Controller {
                 Some(FromController::Waiting { awaited: self.awaited(group), left_ms })
             });
             if let Some(message) = message.clone() {
-                self.outputs.push_back(Output::Send { connection, message });
+                let term = self.connections.get(&connection).map_or(self.term, |it| it.term);
+                self.outputs.push_back(Output::Send { connection, term, message });
             }
         }
     }
@@ -642,9 +670,8 @@ impl Controller {
 
     /// Tells a host the last thing it hears.
     fn dismiss(&mut self, connection: ConnectionId, message: FromController) {
-        if self.connections.remove(&connection).is_some() {
-            self.send(connection, message);
-            self.outputs.push_back(Output::Close { connection });
+        if let Some(Connection { term, .. }) = self.connections.remove(&connection) {
+            self.say_last(connection, term, message);
         }
     }
 

@@ -86,7 +86,8 @@ impl Controller {
                     more_switches,
                 };
                 if let Some(connection) = member.connection {
-                    self.outputs.push_back(Output::Send { connection, message });
+                    let term = self.connections.get(&connection).map_or(self.term, |it| it.term);
+                    self.outputs.push_back(Output::Send { connection, term, message });
                 }
             }
         }

@@ -103,14 +103,16 @@ impl Controller {
         late
     }
 
-    /// Takes a term above one that was obeyed.
-    pub(super) fn exceed(&mut self, term: u64) -> Result<(), Refusal> {
+    /// A peer has obeyed this term: it is told one above.
+    pub(super) fn exceed(&mut self, connection: ConnectionId, obeyed: u64) -> Result<(), Refusal> {
+        let (leads, own) = (self.leads(), self.term);
+        let Some(connection) = self.connections.get_mut(&connection) else { return Ok(()) };
         // There must be one above it.
-        if term >= MAX_TERM {
-            let detail = format!("term {term} is out of range: below {MAX_TERM}");
+        if leads && obeyed >= MAX_TERM {
+            let detail = format!("term {obeyed} is out of range: below {MAX_TERM}");
             return Err(Refusal::Protocol { detail });
         }
-        self.term = self.term.max(term + 1);
+        connection.term = if leads { own.max(obeyed + 1) } else { obeyed.min(MAX_TERM) };
         Ok(())
     }
 
@@ -144,8 +146,6 @@ impl Controller {
                 Some(reason) => FromController::Abort { reason },
                 None => FromController::Closed,
             };
-            // It must be able to obey this.
-            let _ = self.exceed(resume.term);
             self.dismiss(connection, message);
             return;
         }
@@ -208,7 +208,6 @@ impl Controller {
             return Err(Refusal::Rank { rank, world });
         }
         check_addresses(&resume.more_addresses)?;
-        self.exceed(resume.term)?;
         if let Some(id) = self.group_of(identity) {
             let known = &self.groups[&id];
             if known.owner.token != owner.token {

@@ -411,7 +411,7 @@ fn a_host_that_stands_still_is_dead_after_three_misses() {
         world.controller.handle_timeout(world.now);
         let mut outputs = Vec::new();
         while let Some(output) = world.controller.poll_output() {
-            if let Output::Send { connection, message: FromController::Ping } = output {
+            if let Output::Send { connection, message: FromController::Ping, .. } = output {
                 assert!(second < 4 || connection != hosts[1]);
                 if connection != hosts[1] {
                     world.controller.handle_message(world.now, connection, ToController::Pong);
@@ -423,7 +423,7 @@ fn a_host_that_stands_still_is_dead_after_three_misses() {
         assert_eq!(outputs.is_empty(), second < 4, "after {second} s: {outputs:?}");
         if second == 4 {
             let message = FromController::AbortCommunicator { communicator, rank: 1 };
-            assert!(outputs.contains(&Output::Send { connection: SWITCH, message }));
+            assert!(outputs.contains(&Output::Send { connection: SWITCH, term: 1, message }));
             assert!(outputs.contains(&Output::Close { connection: hosts[0] }));
             assert!(outputs.contains(&Output::Close { connection: hosts[1] }));
         }

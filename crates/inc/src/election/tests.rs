@@ -40,7 +40,7 @@ fn leader() -> Election {
     election.handle_reply(at(0.6), Reply::Listed { controllers: Vec::new() });
     // From when the lease was asked for, and not to its end.
     assert_eq!(election.leads_until(), Some(at(4.5)));
-    assert_eq!((election.written_term(), election.poll_request(at(0.9))), (5, None));
+    assert_eq!(election.poll_request(at(0.9)), None);
     election
 }
 
@@ -49,7 +49,7 @@ fn stands_down(election: &mut Election, text: &str) {
         Some(Event::StandDown { reason }) => assert!(reason.contains(text), "{reason}"),
         other => panic!("{other:?}"),
     }
-    assert_eq!((election.leads_until(), election.written_term()), (None, 0));
+    assert_eq!(election.leads_until(), None);
 }
 
 #[test]
@@ -121,22 +121,10 @@ fn who_loses_the_key_or_the_lease_stands_down() {
     assert_eq!(ask(&mut election, 0.6), Request::Write { revision: 30, changes });
     election.handle_reply(at(0.7), Reply::Written { leads: false });
     stands_down(&mut election, "another one has its key");
-    let mut election = leader();
-    election.require_term(9);
-    assert_eq!(ask(&mut election, 0.6), Request::SetTerm { revision: 30, term: 9 });
-    election.handle_reply(at(0.7), failed(true));
-    stands_down(&mut election, "term could not be stored");
 }
 
 #[test]
-fn terms_are_above_all_that_were_stored_or_heard_of() {
-    let mut election = leader();
-    election.require_term(9);
-    assert_eq!(ask(&mut election, 0.6), Request::SetTerm { revision: 30, term: 9 });
-    assert_eq!(election.written_term(), 5);
-    election.handle_reply(at(0.7), Reply::TermSet { leads: true, term: 9 });
-    assert_eq!((election.written_term(), election.poll_request(at(0.8))), (9, None));
-    // One that none could be above is not led with.
+fn with_a_term_that_none_could_be_above_nobody_leads() {
     let mut election = Election::new();
     ask(&mut election, 0.0);
     election.handle_reply(at(0.1), Reply::Granted { lease: 7, time: TIME });

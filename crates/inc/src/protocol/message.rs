@@ -264,6 +264,17 @@ pub enum FromController {
     },
 }
 
+impl ToController {
+    /// The highest term that a peer has obeyed, where it says that.
+    pub const fn obeyed_term(&self) -> Option<u64> {
+        match self {
+            Self::Register { presence, .. } => Some(presence.term),
+            Self::Resume(resume) => Some(resume.term),
+            _ => None,
+        }
+    }
+}
+
 /// How much a switch can serve at a time.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct SwitchLimits {
@@ -289,7 +300,7 @@ pub type GroupIdentity = [u64; 2];
 /// Who has obeyed a term obeys no lower one: its controller was replaced.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Commanded {
-    /// The term: each controller takes one above all that it hears of.
+    /// The term: above the one that the peer has obeyed, and at least that of the controller.
     pub term: u64,
     /// What it says.
     #[serde(flatten)]

@@ -40,8 +40,9 @@
 //! A connection that breaks ends no communicator. Each side connects again and says what it has: a switch
 //! [`ToController::Register`] with its incarnation, and its nodes ([`ToController::Held`]), before it is
 //! [`FromController::Registered`]; a host [`ToController::Resume`], answered by [`FromController::Resumed`]. Both say
-//! the highest term that they have obeyed. The controller, which may be another process than before, takes one above,
-//! and each of its messages carries it ([`Commanded`]): who has obeyed a higher one closes the connection.
+//! the highest term that they have obeyed. The controller, which may be another process than before, says one above to
+//! them with each of its messages ([`Commanded`]): who has obeyed a higher one closes the connection. To others it says
+//! its own, whatever term somebody says that he has obeyed.
 //!
 //! Of several controllers one leads. The others answer the first message of a peer with [`Refusal::NotLeader`], which
 //! is no command and has the term that the peer has said. The one that leads says where the others are

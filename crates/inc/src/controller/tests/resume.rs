@@ -61,10 +61,10 @@ fn a_restarted_controller_goes_on_with_what_ranks_and_switches_claim() {
     let hosts = [0, 1, 2].map(|rank| back(&mut world, rank.into(), claim("g", 3, rank)));
     for host in hosts {
         assert_eq!(world.heard(host), [FromController::Resumed]);
+        assert_eq!(world.terms[&host], 6);
     }
+    assert_eq!(world.terms[&SWITCH], 5);
     assert_eq!(world.controller.group_state("g"), Some(GroupState::CommunicatorReady));
-    // Above all that were heard of.
-    assert!(world.controller.term() > 5, "{}", world.controller.term());
     // Nobody claims the other node.
     world.pass(seconds(9.9));
     assert_eq!(world.heard(SWITCH), []);
@@ -81,6 +81,39 @@ fn a_restarted_controller_goes_on_with_what_ranks_and_switches_claim() {
     assert_eq!(world.heard(SWITCH), [destroy]);
     assert_eq!(world.heard(hosts[0]), [FromController::Closed]);
     world.assert_quiet();
+}
+
+#[test]
+fn who_says_a_high_term_has_a_higher_one_for_himself_alone() {
+    let mut world = World::new();
+    let high = Presence { term: MAX_TERM - 1, ..holding(0) };
+    world.switch_with(SWITCH, "s", 1, high);
+    assert_eq!(world.heard(SWITCH), [FromController::Registered]);
+    let liar = back(&mut world, 1, Resume { term: MAX_TERM - 2, ..claim("lies", 2, 0) });
+    let out_of_range = back(&mut world, 2, Resume { term: MAX_TERM, ..claim("lies", 2, 1) });
+    assert!(matches!(world.refusal(out_of_range), Refusal::Protocol { .. }));
+    let honest = back(&mut world, 3, Resume { identity: [1, 1], ..claim("g", 2, 0) });
+    let fresh = world.join(4, "h", 2, 0);
+    world.pass(seconds(1.0));
+    assert_eq!([SWITCH, liar, honest].map(|it| world.terms[&it]), [MAX_TERM, MAX_TERM - 1, 6]);
+    assert_eq!((world.terms[&fresh], world.controller.term()), (1, 1));
+    // Also the last that they hear.
+    world.say(honest, ToController::Fail { reason: "it has to".to_owned() });
+    assert_eq!(world.heard(honest).last(), Some(&FromController::Closed));
+    world.say(
+        liar,
+        ToController::Connect {
+            qpn: Qpn::new(1),
+            psn: Psn::new(1),
+            path_mtu: Mtu::B1024,
+            more: Vec::new(),
+        },
+    );
+    assert!(matches!(world.refusal(liar), Refusal::Protocol { .. }));
+    assert_eq!([liar, honest].map(|it| world.terms[&it]), [MAX_TERM - 1, 6]);
+    // Nobody else has it from them.
+    let again = back(&mut world, 5, Resume { identity: [1, 2], ..claim("i", 2, 0) });
+    assert_eq!((world.terms[&again], world.controller.term()), (6, 1));
 }
 
 #[test]
@@ -409,7 +442,7 @@ fn a_switch_is_displaced_only_when_its_connection_is_dead() {
     let limits = SwitchLimits::NONE;
     let register = ToController::Register { name, address, limits, presence };
     world.controller.handle_message(world.now, third, register);
-    let ping = Output::Send { connection: SWITCH, message: FromController::Ping };
+    let ping = Output::Send { connection: SWITCH, term: 1, message: FromController::Ping };
     assert_eq!(world.controller.poll_output(), Some(ping));
     world.settle();
     world.close(SWITCH);

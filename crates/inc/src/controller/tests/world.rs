@@ -11,6 +11,8 @@ pub(super) struct World {
     pub(super) now: Instant,
     pub(super) told: BTreeMap<ConnectionId, Vec<FromController>>,
     pub(super) closed: Vec<ConnectionId>,
+    /// The term of what everyone was told last.
+    pub(super) terms: BTreeMap<ConnectionId, u64>,
     /// What everyone was last told that it waits for, and how long it still does.
     pub(super) waiting: BTreeMap<ConnectionId, (String, u64)>,
 }
@@ -27,14 +29,18 @@ impl World {
             now: Instant::ZERO,
             told: BTreeMap::new(),
             closed: Vec::new(),
+            terms: BTreeMap::new(),
             waiting: BTreeMap::new(),
         }
     }
 
     pub(super) fn settle(&mut self) {
         while let Some(output) = self.controller.poll_output() {
+            if let Output::Send { connection, term, .. } = output {
+                self.terms.insert(connection, term);
+            }
             match output {
-                Output::Send { connection, message: FromController::Ping } => {
+                Output::Send { connection, message: FromController::Ping, .. } => {
                     // Everyone in these tests is alive, unless the test says otherwise.
                     self.controller.handle_message(self.now, connection, ToController::Pong);
                 }
@@ -42,10 +48,11 @@ impl World {
                 Output::Send {
                     connection,
                     message: FromController::Waiting { awaited, left_ms },
+                    ..
                 } => {
                     self.waiting.insert(connection, (awaited.to_string(), left_ms));
                 }
-                Output::Send { connection, message } => {
+                Output::Send { connection, message, .. } => {
                     assert!(!self.closed.contains(&connection), "{connection:?} is closed");
                     self.told.entry(connection).or_default().push(message);
                 }

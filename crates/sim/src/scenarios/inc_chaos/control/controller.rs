@@ -110,9 +110,8 @@ impl Director {
         while let Some(controller) = &mut self.process.controller
             && let Some(output) = controller.poll_output()
         {
-            let term = controller.term();
             match output {
-                Output::Send { connection, message } => {
+                Output::Send { connection, term, message } => {
                     network.note(|| format!("{term} to {}: {message:?}", connection.0));
                     self.send_down(network, connection.0, Some(Commanded { term, message }));
                 }
