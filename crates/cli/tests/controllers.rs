@@ -164,15 +164,24 @@ fn list(controllers: &[Controller]) -> String {
 }
 
 fn switch(controller: &str) -> Running {
+    switch_that_logs(controller, "warn")
+}
+
+fn switch_that_logs(controller: &str, what: &str) -> Running {
     let bind = address();
     let arguments = ["switch", "--controller", controller, "--name=s0", "--bind", &bind];
-    let mut switch = Running::start("switch", millstream().args(arguments));
+    let mut command = millstream();
+    let mut switch = Running::start("switch", command.args(arguments).env("MILLSTREAM_LOG", what));
     switch.ready();
     switch
 }
 
 /// Ranks that go on for minutes, and print a line for each of their thousands of sizes.
 fn job(controller: &str, world: u32) -> Vec<Running> {
+    job_that_logs(controller, world, "error")
+}
+
+fn job_that_logs(controller: &str, world: u32, what: &str) -> Vec<Running> {
     let sizes = vec!["4KiB"; 20_000].join(",");
     let start = |rank: u32| {
         let (world, rank) = (world.to_string(), rank.to_string());
@@ -180,6 +189,7 @@ fn job(controller: &str, world: u32) -> Vec<Running> {
         command.args(["allreduce", "--controller", controller, "--group=job", "--world", &world]);
         command.args(["--rank", &rank, "--bind", &address(), "--dtype=int32", "--op=sum"]);
         command.args(["--iters=500", "--path=switch", "--verify", "--size", &sizes]);
+        command.env("MILLSTREAM_LOG", what);
         Running::start(&format!("rank {rank}"), &mut command)
     };
     let mut ranks: Vec<Running> = (0..world).map(start).collect();
@@ -231,6 +241,32 @@ fn when_the_leader_is_killed_another_one_takes_all_over() {
     // One that does not lead says who does.
     serves(&controllers[1 - leading].listen);
     is_named(ranks);
+}
+
+#[test]
+fn one_that_is_started_later_takes_over_when_all_that_were_named_are_dead() {
+    let Some(etcd) = Etcd::start() else { return };
+    let first = Controller::of(&etcd);
+    until("the first one leads", || first.leads());
+    let second = Controller::of(&etcd);
+    let named = format!("{},{}", first.listen, second.listen);
+    let mut switch = switch_that_logs(&named, "millstream_control=debug");
+    let mut ranks = job_that_logs(&named, 2, "millstream_collective=debug");
+    let mut third = Controller::of(&etcd);
+    // Those that are connected hear of it.
+    for peer in ranks.iter_mut().chain([&mut switch]) {
+        while !peer.error_line().contains(&third.listen) {}
+    }
+    let since = Instant::now();
+    drop(first);
+    drop(second);
+    third.come_back(2);
+    assert!(since.elapsed() < FAIL_OVER, "{:?}", since.elapsed());
+    goes_on(&mut ranks, SETTLED);
+    serves(&third.listen);
+    ranks.pop().unwrap().signal("KILL");
+    let output = ranks.remove(0).output();
+    assert!(output.stderr.contains("rank 1 is lost"), "{}", output.stderr);
 }
 
 #[test]

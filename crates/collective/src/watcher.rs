@@ -96,6 +96,8 @@ impl Watch {
                 }
                 Ok(FromController::Controllers { controllers }) => {
                     self.search.learn(&controllers);
+                    let controllers = self.search.known();
+                    tracing::debug!(%controllers, "these controllers are known");
                     continue;
                 }
                 Ok(FromController::Left { rank, collectives }) => {

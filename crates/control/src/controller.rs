@@ -207,6 +207,7 @@ async fn serve(
         let now = millstream_net::now();
         // Before anything else: this process may have stood still, and another one lead.
         daemon.lead_or_stand_by(now);
+        daemon.carry_out();
         // While nobody can be answered, nobody is late: nothing of theirs is read.
         let deadline = daemon.controller.poll_timeout().filter(|_| daemon.may_speak());
         // Here and not in a branch below, so that no flood of other events keeps it from its turn:

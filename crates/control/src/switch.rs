@@ -447,6 +447,8 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
             FromController::Refused { reason } => return Err(SessionEnd::Refused(reason)),
             FromController::Controllers { controllers } => {
                 self.search.learn(&controllers);
+                let controllers = self.search.known();
+                tracing::debug!(%controllers, "these controllers are known");
                 None
             }
             message @ (FromController::Resumed

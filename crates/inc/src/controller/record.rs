@@ -9,7 +9,9 @@ use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use super::group::{Group, Member};
-use super::{Controller, GroupId, Placement, PlacementChange};
+use super::{
+    Connection, ConnectionId, Controller, GroupId, Placement, PlacementChange, Role, Switch,
+};
 use crate::protocol::{FromController, GroupIdentity, Refusal, Resume};
 use crate::topology::LinkIndex;
 
@@ -141,10 +143,31 @@ impl Controller {
         self.standby.is_none()
     }
 
-    /// Where all controllers are, for those who are known from now on.
+    /// Where all controllers are. Who is known is told when that changes: one that is started later may be the only one
+    /// that is left.
     pub fn set_controllers(&mut self, controllers: &[SocketAddr]) {
-        if self.controllers != controllers {
-            self.controllers = controllers.to_vec();
+        if self.controllers == controllers {
+            return;
+        }
+        self.controllers = controllers.to_vec();
+        if self.controllers.is_empty() || !self.leads() {
+            return;
+        }
+        let known = |(&id, connection): (&ConnectionId, &Connection)| {
+            let is_known = match connection.role {
+                Role::New { .. } => false,
+                Role::Switch(switch) => self.switches.get(&switch).is_some_and(Switch::serves),
+                // Before, a host waits for something else.
+                Role::Host { group, .. } => self.groups.get(&group).is_some_and(|it| it.ready),
+            };
+            is_known.then_some(id)
+        };
+        let known: Vec<ConnectionId> = self.connections.iter().filter_map(known).collect();
+        for connection in known {
+            self.send(
+                connection,
+                FromController::Controllers { controllers: controllers.to_vec() },
+            );
         }
     }
 
@@ -162,7 +185,7 @@ impl Controller {
     }
 
     /// Tells who is known now where all controllers are.
-    pub(super) fn tell_controllers(&mut self, connection: super::ConnectionId) {
+    pub(super) fn tell_controllers(&mut self, connection: ConnectionId) {
         if self.controllers.len() > 1 {
             let controllers = self.controllers.clone();
             self.send(connection, FromController::Controllers { controllers });

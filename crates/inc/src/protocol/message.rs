@@ -256,8 +256,9 @@ pub enum FromController {
         #[serde(with = "hex")]
         body: Vec<u8>,
     },
-    /// Anyone who is known now: where else controllers are that share the state of this one. Where there are several,
-    /// this follows [`FromController::Registered`], [`FromController::Plan`] and [`FromController::Resumed`].
+    /// Anyone who is known now: where all controllers are that share the state of this one. Where there are several,
+    /// this follows [`FromController::Registered`], [`FromController::Plan`] and [`FromController::Resumed`]; and it comes
+    /// again when they change.
     Controllers {
         /// Up to [`MAX_CONTROLLERS`](crate::controllers::MAX_CONTROLLERS).
         controllers: Vec<SocketAddr>,

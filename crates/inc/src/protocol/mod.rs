@@ -45,8 +45,8 @@
 //! its own, whatever term somebody says that he has obeyed.
 //!
 //! Of several controllers one leads. The others answer the first message of a peer with [`Refusal::NotLeader`], which
-//! is no command and has the term that the peer has said. The one that leads says where the others are
-//! ([`FromController::Controllers`]).
+//! is no command and has the term that the peer has said. The one that leads says where all are, and again when that
+//! changes ([`FromController::Controllers`]).
 
 mod awaited;
 mod counters;

@@ -165,3 +165,36 @@ fn who_is_known_hears_where_all_controllers_are() {
     let host = back(&mut world, 1, &recorded(), 0);
     assert_eq!(world.heard(host), [FromController::Resumed, told]);
 }
+
+#[test]
+fn who_is_connected_hears_of_a_controller_that_is_started_later() {
+    let mut world = World::new();
+    let at = |ports: &[u16]| -> Vec<SocketAddr> {
+        ports.iter().map(|&port| SocketAddr::from(([10, 0, 0, 1], port))).collect()
+    };
+    world.controller.set_controllers(&at(&[1]));
+    world.switch(SWITCH, "s", 1);
+    let (ready, _) = world.ready(10, "g", 2);
+    let forming = world.join(20, "h", 2, 0);
+    let stranger = ConnectionId(30);
+    world.connect(stranger);
+    let naming = ConnectionId(31);
+    world.switch_with(naming, "t", 2, Presence { held: 1, ..Presence::default() });
+    world.heard(SWITCH);
+    for (ports, is_new) in [(&[1, 2][..], true), (&[1, 2], false), (&[2], true), (&[], false)] {
+        world.controller.set_controllers(&at(ports));
+        world.settle();
+        let told = FromController::Controllers { controllers: at(ports) };
+        for known in [SWITCH, ready[0], ready[1]] {
+            assert_eq!(world.heard(known), if is_new { vec![told.clone()] } else { vec![] });
+        }
+        for other in [forming, stranger, naming] {
+            assert_eq!(world.heard(other), []);
+        }
+    }
+    // It commands nobody any more.
+    world.controller.stand_by(StandBy::default());
+    world.controller.set_controllers(&at(&[3, 4]));
+    world.settle();
+    assert_eq!(world.heard(SWITCH), []);
+}
