@@ -36,7 +36,7 @@ const SILENCE: Duration = Duration::from_secs(2);
 /// Where there are other controllers to ask: how long one may take to say something.
 const ANSWER: Duration = Duration::from_secs(2);
 
-/// Between turns to all controllers, of which none leads.
+/// Between turns to all controllers, of which none leads, and between questions whether there is room.
 const PAUSE: Duration = Duration::from_millis(500);
 
 /// What a rank joins with.
@@ -57,7 +57,7 @@ pub struct JoinConfig {
     pub more_devices: Vec<Device>,
     /// By which way collectives may go.
     pub path: Path,
-    /// How long to wait for the other ranks and for a switch.
+    /// How long to wait for the other ranks and for a switch, and for room at the controller.
     pub timeout: Duration,
     /// How long a collective may take. Then the switch is asked whom it waits for, which takes up to 2 s, and the
     /// collective fails unless it ends meanwhile. Ranks that die are noticed at once; this is for ranks that live
@@ -98,8 +98,10 @@ impl JoinConfig {
 /// What a rank waits for while it joins.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Waiting {
-    /// What its group lacks. `None` when the controller does not say: it is silent.
+    /// What its group lacks. `None` when the controller does not say: it is silent, or has refused this rank for now.
     pub awaited: Option<Awaited>,
+    /// Why the controller has refused this rank, which asks again: others are to let go of something first.
+    pub refused: Option<Refusal>,
     /// How long it still waits before it gives up.
     pub left: Duration,
 }
@@ -114,8 +116,31 @@ pub(crate) struct Joined {
     pub(crate) switches: Vec<(String, IpAddr)>,
 }
 
+/// Joins. Where the controller has no room now, the rank asks again for as long as the group may take.
 pub(crate) fn join(
     config: &JoinConfig,
+    waiting: &mut dyn FnMut(&Waiting),
+) -> Result<Joined, JoinError> {
+    let start = Instant::now();
+    let mut patience = config.timeout;
+    loop {
+        let reason = match join_once(config, patience, waiting) {
+            Err(JoinError::Refused(reason)) if reason.is_for_load() => reason,
+            joined => return joined,
+        };
+        let left = config.timeout.saturating_sub(start.elapsed());
+        waiting(&Waiting { awaited: None, refused: Some(reason.clone()), left });
+        thread::sleep(PAUSE.min(left));
+        patience = config.timeout.saturating_sub(start.elapsed());
+        if patience.is_zero() {
+            return Err(JoinError::Refused(reason));
+        }
+    }
+}
+
+fn join_once(
+    config: &JoinConfig,
+    patience: Duration,
     waiting: &mut dyn FnMut(&Waiting),
 ) -> Result<Joined, JoinError> {
     let devices: Vec<&Device> = [&config.device].into_iter().chain(&config.more_devices).collect();
@@ -140,7 +165,7 @@ pub(crate) fn join(
         same_machine,
     };
     let mut search = Search::new(config.controllers.clone());
-    let opening = find(config, &hello, &mut search, waiting)?;
+    let opening = find(config, patience, &hello, &mut search, waiting)?;
     let Opening { sender, receiver, deadline, limit, answer } = opening;
     let (controller, answer_by) = (search.current(), None);
     let mut talk = Talk { controller, sender, receiver, deadline, limit, answer_by, waiting };
@@ -371,6 +396,7 @@ struct Opening {
 /// Joins the group at the controller that leads. Those that do not say so, and all are asked in turns.
 fn find(
     config: &JoinConfig,
+    patience: Duration,
     hello: &Hello,
     search: &mut Search,
     waiting: &mut dyn FnMut(&Waiting),
@@ -379,7 +405,10 @@ fn find(
     // What one has said that is there and does not lead.
     let mut refused = None;
     loop {
-        let left = config.timeout.saturating_sub(start.elapsed());
+        let left = match search.has_others() {
+            true => patience.saturating_sub(start.elapsed()),
+            false => patience,
+        };
         let (error, is_mute) = match attempt(config, hello, search, left, waiting) {
             Ok(opening) => {
                 search.found();
@@ -397,14 +426,14 @@ fn find(
             error => return Err(error),
         };
         if is_turn_over {
-            let left = config.timeout.saturating_sub(start.elapsed());
+            let left = patience.saturating_sub(start.elapsed());
             match &refused {
                 Some(reason) if left.is_zero() => return Err(JoinError::Refused(reason.clone())),
                 // Nobody is there at all.
                 None => return Err(error),
                 // Somebody will lead soon.
                 Some(_) => {
-                    waiting(&Waiting { awaited: None, left });
+                    waiting(&Waiting { awaited: None, refused: None, left });
                     thread::sleep(PAUSE.min(left));
                 }
             }
@@ -421,9 +450,8 @@ fn attempt(
     waiting: &mut dyn FnMut(&Waiting),
 ) -> Result<Opening, (JoinError, bool)> {
     let (controller, has_others) = (search.current(), search.has_others());
-    let left = if has_others { left } else { config.timeout };
     let patience = if has_others { left.min(ANSWER) } else { left };
-    let silent = |left| waiting(&Waiting { awaited: None, left });
+    let silent = |left| waiting(&Waiting { awaited: None, refused: None, left });
     let proofs = Proofs { tls: config.tls.clone(), token: config.token };
     let connected = control::connect(controller, &proofs, patience, SILENCE, silent);
     let (sender, receiver) = connected.map_err(|error| {
@@ -493,7 +521,7 @@ impl Talk<'_> {
                 Ok(FromController::Ping) => self.send(&ToController::Pong)?,
                 Ok(FromController::Waiting { awaited, left_ms }) => {
                     let left = Duration::from_millis(left_ms);
-                    (self.waiting)(&Waiting { awaited: Some(awaited), left });
+                    (self.waiting)(&Waiting { awaited: Some(awaited), refused: None, left });
                 }
                 Ok(FromController::Refused { reason }) => return Err(JoinError::Refused(reason)),
                 Ok(message) => return Ok(message),
@@ -504,7 +532,7 @@ impl Talk<'_> {
                 }
                 Err(ReceiveError::TimedOut) if Instant::now() < self.deadline => {
                     let left = self.deadline.saturating_duration_since(Instant::now());
-                    (self.waiting)(&Waiting { awaited: None, left });
+                    (self.waiting)(&Waiting { awaited: None, refused: None, left });
                 }
                 Err(error) => return Err(not_received(controller, self.limit, error)),
             }

@@ -264,7 +264,7 @@ fn who_waits_hears_for_whom() {
         let first = scope.spawn(|| {
             Communicator::join_reporting(&config, |waiting| heard.send(waiting.clone()).unwrap())
         });
-        let Waiting { awaited, left } = waiting.recv_timeout(PATIENCE).unwrap();
+        let Waiting { awaited, left, .. } = waiting.recv_timeout(PATIENCE).unwrap();
         assert_eq!(awaited, Some(Awaited::Ranks { missing: [0, 2].into_iter().collect() }));
         assert!(left <= config.timeout && left > Duration::ZERO, "{left:?}");
         let others = join_all([0, 2].map(|rank| cluster.config("late", 3, rank)).into());

@@ -6,6 +6,7 @@ mod common;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
@@ -351,6 +352,63 @@ fn one_hostile_host_with_a_token_of_his_own_stops_nobody() {
         drop(joined);
     });
     leave(ranks);
+}
+
+/// A cluster where one address may have so many groups at a time.
+fn limited(groups: u64) -> Cluster {
+    let mut config = ControllerConfig::new(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+    config.rules.source_quotas.groups = groups;
+    let (daemon, controller) = start_controller_with(config);
+    let switch = SwitchConfig::new(controller, "s0", common::address());
+    Cluster {
+        controller,
+        switches: vec![start_switch_with(switch)],
+        controller_daemon: Some(daemon),
+        path: millstream_collective::Path::Switch,
+    }
+}
+
+#[test]
+fn who_is_refused_for_a_quota_asks_again_until_there_is_room_or_its_time_is_over() {
+    let cluster = limited(1);
+    let first = cluster.group("first", 2);
+    let timeout = Duration::from_millis(700);
+    let impatient = JoinConfig { timeout, ..cluster.config("impatient", 1, 0) };
+    let mut asked = 0;
+    let error = Communicator::join_reporting(&impatient, |waiting| {
+        asked += usize::from(waiting.refused.is_some());
+    });
+    let error = error.unwrap_err();
+    let JoinError::Refused(Refusal::Quota { what, limit: 1, used: 1, .. }) = &error else {
+        panic!("{error:?}");
+    };
+    assert!(what == "groups" && asked > 1, "{error}, {asked}");
+    let (heard, refusals) = mpsc::channel();
+    let configs = [0, 1].map(|rank| cluster.config("second", 2, rank));
+    let mut second: Vec<Communicator> = thread::scope(|scope| {
+        let join = |config: JoinConfig| {
+            let heard = heard.clone();
+            scope.spawn(move || {
+                Communicator::join_reporting(&config, |waiting| {
+                    if let Some(reason) = &waiting.refused {
+                        let _ = heard.send(reason.clone());
+                    }
+                })
+            })
+        };
+        let joining = configs.map(join);
+        let refusal = refusals.recv_timeout(PATIENCE).unwrap();
+        assert!(matches!(refusal, Refusal::Quota { .. }), "{refusal}");
+        leave(first);
+        joining.map(|join| join.join().unwrap().unwrap()).into()
+    });
+    sum(&mut second);
+    leave(second);
+    // What there will never be room for is refused at once.
+    let never = limited(0);
+    let patient = JoinConfig { timeout: 100 * PATIENCE, ..never.config("g", 1, 0) };
+    let error = Communicator::join(&patient).unwrap_err();
+    assert!(matches!(error, JoinError::Refused(Refusal::Quota { limit: 0, .. })), "{error:?}");
 }
 
 const HOSTILE: Ipv4Addr = Ipv4Addr::new(127, 66, 66, 66);

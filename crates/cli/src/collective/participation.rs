@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context;
 use clap::Args;
-use millstream_collective::{Awaited, Communicator, JoinConfig, JoinError, MAX_TREES};
+use millstream_collective::{Awaited, Communicator, JoinConfig, JoinError, MAX_TREES, Waiting};
 use millstream_verbs::Device;
 
 use super::work::{Path, Reduction};
@@ -99,7 +99,7 @@ pub(super) fn join(arguments: &Participation) -> anyhow::Result<Communicator> {
     let (start, mut announcer) = (Instant::now(), Announcer::new());
     loop {
         let joined = Communicator::join_reporting(&config, |waiting| {
-            announcer.say(&awaited(arguments, waiting.awaited.as_ref()), waiting.left);
+            announcer.say(&awaited(arguments, waiting), waiting.left);
         });
         match joined {
             Err(JoinError::Unreachable { .. }) if start.elapsed() < wait => {
@@ -117,10 +117,13 @@ pub(super) fn join(arguments: &Participation) -> anyhow::Result<Communicator> {
 }
 
 /// What a rank waits for, in words.
-fn awaited(arguments: &Participation, awaited: Option<&Awaited>) -> String {
+fn awaited(arguments: &Participation, waiting: &Waiting) -> String {
     let Participation { controller, group, world, .. } = arguments;
-    match awaited {
-        None => format!("an answer of the controller at {controller}"),
+    match &waiting.awaited {
+        None => match &waiting.refused {
+            Some(reason) => format!("room at the controller at {controller}: {reason}"),
+            None => format!("an answer of the controller at {controller}"),
+        },
         Some(ranks @ Awaited::Ranks { .. }) => format!("{ranks} of {world} in group {group}"),
         Some(other) => format!("{other} for group {group}"),
     }
