@@ -175,6 +175,29 @@ fn who_destroys_cancels_or_comes_too_late_ends_it_for_all() {
 }
 
 #[test]
+fn who_is_refused_for_a_quota_waits_for_room_as_long_as_it_may() {
+    let cluster = Cluster::start_with(1, "--groups 1", "");
+    let program = program("quota", "inccl_failures");
+    let [holder] = all_ready(&cluster, &program, ["sleep"]);
+    let other = || {
+        let mut command = cluster.rank(&program, &["call"], 1, 0);
+        command.env("INCCL_GROUP", "other");
+        command
+    };
+    let refused = other().env("INCCL_JOIN_TIMEOUT_MS", "300").output().unwrap();
+    let printed = String::from_utf8(refused.stdout).unwrap();
+    assert!(
+        printed.starts_with("no group: ") && printed.contains("may have 1 groups"),
+        "{printed}"
+    );
+    // What the killed one had is taken back seconds later.
+    let patient = Rank::start(&mut other());
+    holder.kill();
+    let printed = patient.printed();
+    assert!(printed.starts_with("ready\n0 "), "{printed}");
+}
+
+#[test]
 fn jobs_of_one_name_do_not_mix() {
     let (cluster, program) = (Cluster::start(1), program("jobs", "inccl_failures"));
     let example = checked_example("jobs");

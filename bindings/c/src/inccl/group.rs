@@ -5,6 +5,7 @@ use std::ptr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use millstream_collective::{Group, JoinConfig, JoinError, Token};
+use millstream_net::tls::CallerTls;
 
 use super::codes::{self, argument, failure};
 use super::settings::{Said, Settings};
@@ -135,6 +136,10 @@ fn create(world_size: c_int, rank: c_int, said: &Said<'_>) -> Result<GroupPointe
 fn join(world: u32, rank: u32, settings: &Settings) -> Result<Group, Failure> {
     let token = settings.token_file.as_deref().map(Token::from_file).transpose();
     let token = token.map_err(|error| argument(format!("INCCL_TOKEN_FILE: {error}")))?;
+    let tls = settings.tls.as_ref().map(|files| CallerTls::from_files(files, &settings.host));
+    let tls = tls.transpose().map_err(|error| {
+        argument(format!("INCCL_TLS_CA, INCCL_TLS_CERTIFICATE and INCCL_TLS_KEY: {error}"))
+    })?;
     first_reached(&settings.controllers, |controller| {
         let peer = controller.first().ip();
         let device = settings.open_device(peer).map_err(NotJoined::Unreached)?;
@@ -143,6 +148,7 @@ fn join(world: u32, rank: u32, settings: &Settings) -> Result<Group, Failure> {
         config.more_devices = settings.open_more_devices().map_err(NotJoined::Unreached)?;
         config.path = settings.path;
         config.token = token;
+        config.tls.clone_from(&tls);
         config.timeout = settings.join_timeout.unwrap_or(config.timeout);
         config.call_timeout = settings.call_timeout.unwrap_or(config.call_timeout);
         Group::create(&config).map_err(|error| match error {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use millstream_collective::{Controllers, DEFAULT_PORT, Path};
 use millstream_net::address::{first_free_loopback, local_address_for};
+use millstream_net::tls::CallerFiles;
 use millstream_verbs::{Device, DeviceChoice, DeviceConfig, DeviceError, Provider};
 
 use super::codes::{self, argument};
@@ -45,6 +46,10 @@ pub(super) struct Settings {
     pub(super) path: Path,
     /// The file of the token that rank and controller prove to each other.
     pub(super) token_file: Option<PathBuf>,
+    /// The files of TLS with the controller, which needs it then.
+    pub(super) tls: Option<CallerFiles>,
+    /// The host for which the controller's certificate is to be.
+    pub(super) host: String,
 }
 
 /// What a caller says. What is `None`, the environment says.
@@ -102,6 +107,8 @@ impl Settings {
                 None => Path::Auto,
             },
             token_file: variable("INCCL_TOKEN_FILE")?.map(PathBuf::from),
+            tls: tls(&variable)?,
+            host: host(&controller).to_owned(),
         })
     }
 
@@ -178,6 +185,39 @@ fn timeout(
             u32::MAX
         ))),
     }
+}
+
+/// The files of TLS, if there is to be TLS.
+fn tls(
+    variable: impl Fn(&str) -> Result<Option<String>, Failure>,
+) -> Result<Option<CallerFiles>, Failure> {
+    let file = |name: &str| Ok::<_, Failure>(variable(name)?.map(PathBuf::from));
+    let alone = |set: &str, missing: &str| argument(format!("{set} is set, and {missing} is not"));
+    let own = match (file("INCCL_TLS_CERTIFICATE")?, file("INCCL_TLS_KEY")?) {
+        (Some(certificate), Some(key)) => Some((certificate, key)),
+        (None, None) => None,
+        (Some(_), None) => return Err(alone("INCCL_TLS_CERTIFICATE", "INCCL_TLS_KEY")),
+        (None, Some(_)) => return Err(alone("INCCL_TLS_KEY", "INCCL_TLS_CERTIFICATE")),
+    };
+    match (file("INCCL_TLS_CA")?, own) {
+        (Some(authorities), own) => Ok(Some(CallerFiles { authorities, own })),
+        (None, None) => Ok(None),
+        // Without authorities nobody would vouch for the controller.
+        (None, Some(_)) => Err(alone("INCCL_TLS_CERTIFICATE", "INCCL_TLS_CA")),
+    }
+}
+
+/// The host of a controller, or of the first of several: a name is that of all of them.
+fn host(controllers: &str) -> &str {
+    let first = controllers.split(',').next().unwrap_or_default();
+    if first.parse::<IpAddr>().is_ok() {
+        return first;
+    }
+    let host = match first.rsplit_once(':') {
+        Some((host, port)) if port.parse::<u16>().is_ok() => host,
+        _ => first,
+    };
+    host.trim_start_matches('[').trim_end_matches(']')
 }
 
 /// What is tried: the addresses of a host by themselves, or several controllers with commas between together.
@@ -284,6 +324,37 @@ mod tests {
         let environment = [("INCCL_TOKEN_FILE", "/etc/token")];
         let file = with(&SAID, &environment).unwrap().token_file;
         assert_eq!(file.as_deref(), Some(std::path::Path::new("/etc/token")));
+    }
+
+    #[test]
+    fn files_of_tls_go_together_and_the_certificate_is_for_the_host_that_is_named() {
+        assert_eq!(with(&SAID, &[]).unwrap().tls, None);
+        let [ca, certificate, key] =
+            ["INCCL_TLS_CA", "INCCL_TLS_CERTIFICATE", "INCCL_TLS_KEY"].map(|it| (it, "f"));
+        let tls = |variables: &[(&str, &str)]| with(&SAID, variables).map(|it| it.tls.unwrap());
+        let own = Some(("f".into(), "f".into()));
+        let authorities = PathBuf::from("f");
+        assert_eq!(
+            tls(&[ca, certificate, key]),
+            Ok(CallerFiles { authorities: authorities.clone(), own })
+        );
+        assert_eq!(tls(&[ca]), Ok(CallerFiles { authorities, own: None }));
+        for (variables, missing) in
+            [(&[ca, certificate][..], key), (&[ca, key], certificate), (&[certificate, key], ca)]
+        {
+            let error = tls(variables).unwrap_err();
+            assert!(error.contains(&format!("and {} is not", missing.0)), "{error}");
+        }
+        for (text, expected) in [
+            ("10.0.0.1", "10.0.0.1"),
+            ("10.0.0.1:7,10.0.0.2", "10.0.0.1"),
+            ("localhost:7", "localhost"),
+            ("localhost", "localhost"),
+            ("fd00::1", "fd00::1"),
+            ("[fd00::1]:7", "fd00::1"),
+        ] {
+            assert_eq!(host(text), expected);
+        }
     }
 
     #[test]

@@ -4,13 +4,18 @@
 use std::future;
 use std::io::{self, BufRead, BufReader, Read};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 use std::process::{self, Child, Command, ExitStatus, Output, Stdio};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::{env, thread};
 
 use millstream_control::controller::ControllerConfig;
+use millstream_control::metadata_server::ServerTls;
 use millstream_control::switch::SwitchConfig;
+use millstream_control::tokens::Tokens;
 use millstream_control::{controller, switch};
+use millstream_net::tls::{CallerFiles, CallerTls};
+use millstream_net::token::Token;
 
 use super::Program;
 
@@ -40,16 +45,32 @@ pub(crate) fn part_of_another_test() {
     // On a line of its own, whatever the test harness has said before.
     match words[0] {
         "controller" => {
-            let config = ControllerConfig::new(
+            let mut config = ControllerConfig::new(
                 option("--listen").unwrap_or("127.0.0.1:52200").parse().unwrap(),
             );
+            if let Some(groups) = option("--groups") {
+                config.rules.source_quotas.groups = groups.parse().unwrap();
+            }
+            config.tokens = option("--tokens").map(|path| Tokens::read(Path::new(path)).unwrap());
+            config.tls = option("--tls-cert").map(|certificate| ServerTls {
+                certificate: certificate.into(),
+                key: needed("--tls-key").into(),
+                client_authorities: option("--tls-client-ca").map(PathBuf::from),
+            });
             let ready = |address| println!("\nready {address}");
             controller::run(config, ready, future::pending()).unwrap();
         }
         "switch" => {
             let controller: SocketAddr = needed("--controller").parse().unwrap();
             let bind = needed("--bind").parse().unwrap();
-            let config = SwitchConfig::new(controller, needed("--name"), bind);
+            let mut config = SwitchConfig::new(controller, needed("--name"), bind);
+            config.token =
+                option("--token-file").map(|path| Token::from_file(Path::new(path)).unwrap());
+            config.tls = option("--tls-ca").map(|authorities| {
+                let own = (needed("--tls-cert").into(), needed("--tls-key").into());
+                let files = CallerFiles { authorities: authorities.into(), own: Some(own) };
+                CallerTls::from_files(&files, &controller.ip().to_string()).unwrap()
+            });
             let ready = |address| println!("\nready {address}");
             switch::run(config, ready, future::pending()).unwrap();
         }
@@ -100,13 +121,20 @@ pub(crate) struct Cluster {
 
 impl Cluster {
     pub(crate) fn start(switches: usize) -> Self {
+        Self::start_with(switches, "", "")
+    }
+
+    /// With further words for the controller, and for each switch.
+    pub(crate) fn start_with(switches: usize, of_controller: &str, of_switch: &str) -> Self {
         let here = || Command::new(env::current_exe().unwrap());
-        let controller = Daemon::start(here(), "controller --listen 127.0.0.1:0");
+        let words = format!("controller --listen 127.0.0.1:0 {of_controller}");
+        let controller = Daemon::start(here(), &words);
         let at = controller.address.clone();
         let mut daemons = vec![controller];
         for number in 0..switches {
             let bind = address();
-            let words = format!("switch --controller {at} --name s{number} --bind {bind}");
+            let words =
+                format!("switch --controller {at} --name s{number} --bind {bind} {of_switch}");
             daemons.push(Daemon::start(here(), &words));
         }
         Self { controller: at.parse().unwrap(), _daemons: daemons, path: "switch" }
