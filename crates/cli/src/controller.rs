@@ -60,6 +60,12 @@ pub(crate) struct Arguments {
     /// readers, where there is one, and nothing can be changed
     #[arg(long, value_name = "ADDR", value_parser = status_pages::address)]
     http: Option<SocketAddr>,
+    /// The certificate of the page, in PEM, with those that lead to its authority: then --http is https
+    #[arg(long, value_name = "FILE", requires_all = ["http", "http_tls_key"])]
+    http_tls_certificate: Option<PathBuf>,
+    /// The private key of --http-tls-certificate, in PEM
+    #[arg(long, value_name = "FILE", requires = "http_tls_certificate")]
+    http_tls_key: Option<PathBuf>,
     /// Keep what the next controller should know: in file:PATH, or in etcd://HOST:PORT,.../PREFIX (etcds:// over TLS),
     /// which several controllers share, of whom one leads [default: in memory only]
     #[arg(long, value_name = "URI")]
@@ -102,7 +108,8 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     let readers = config.tokens.as_ref().map_or(&[][..], Tokens::readers);
     let view = Arc::new(ControllerView::new(config.rules.topology.clone()));
     let serve = |listen| {
-        status_pages::start_for(listen, Arc::clone(&view).pages(), readers.to_vec(), "--http")
+        let (pages, readers) = (Arc::clone(&view).pages(), readers.to_vec());
+        status_pages::start_for(listen, pages, readers, page_tls.as_ref(), "--http")
     };
     let pages = arguments.http.map(serve).transpose()?;
     config.view = pages.is_some().then_some(view);
@@ -115,6 +122,12 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    let page_tls = arguments.http_tls_certificate.clone().zip(arguments.http_tls_key.clone());
+    let page_tls = page_tls.map(|(certificate, key)| ServerTls {
+        certificate,
+        key,
+        client_authorities: None,
+    });
 
     #[test]
     fn a_controller_is_found_where_it_listens() {

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use anyhow::Context;
+use millstream_control::metadata_server::ServerTls;
 use millstream_control::status_server::{Page, Pages, StatusServer};
 use millstream_net::token::Token;
 use millstream_transfer::{Metrics, Settings, TransferEngine, listen_address};
@@ -57,17 +58,18 @@ pub(crate) fn start(
     pages: Arc<Pages>,
     asked_by: &str,
 ) -> anyhow::Result<StatusServer> {
-    start_for(listen, pages, Vec::new(), asked_by)
+    start_for(listen, pages, Vec::new(), None, asked_by)
 }
 
-/// The same, for those who show one of these tokens, if there are any.
+/// The same, for those who show one of these tokens, if there are any; over TLS, if that is set.
 pub(crate) fn start_for(
     listen: SocketAddr,
     pages: Arc<Pages>,
     readers: Vec<Token>,
+    tls: Option<&ServerTls>,
     asked_by: &str,
 ) -> anyhow::Result<StatusServer> {
-    StatusServer::start_for(listen, pages, readers).with_context(|| asked_by.to_owned())
+    StatusServer::start_for(listen, pages, readers, tls).with_context(|| asked_by.to_owned())
 }
 
 fn page(engine: &TransferEngine, path: &str) -> Option<Page> {

@@ -3,55 +3,12 @@
 
 mod common;
 
-use std::fs;
-use std::io::Write;
-use std::net::TcpStream;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
 
-use common::{Folder, Running, address, millstream};
-use rcgen::{
-    BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa,
-    KeyPair, date_time_ymd,
-};
-
-type Authority = CertifiedIssuer<'static, KeyPair>;
-
-fn authority(name: &str) -> Authority {
-    let mut params = CertificateParams::new(Vec::new()).unwrap();
-    params.distinguished_name.push(DnType::CommonName, name);
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap()
-}
-
-/// Files in PEM: those of authorities, and of certificates with their keys.
-struct Files(Folder);
-
-impl Files {
-    fn authority(&self, name: &str) -> (Authority, String) {
-        let authority = authority(name);
-        let path = self.0.file(&format!("{name}.pem"));
-        fs::write(&path, authority.pem()).unwrap();
-        (authority, path)
-    }
-
-    /// A certificate of a host, which is over if `expired`, and its key.
-    fn certificate(&self, authority: &Authority, host: &str, expired: bool) -> [String; 2] {
-        let key = KeyPair::generate().unwrap();
-        let mut params = CertificateParams::new(vec![host.to_owned()]).unwrap();
-        params.extended_key_usages =
-            vec![ExtendedKeyUsagePurpose::ServerAuth, ExtendedKeyUsagePurpose::ClientAuth];
-        if expired {
-            params.not_before = date_time_ymd(2001, 1, 1);
-            params.not_after = date_time_ymd(2002, 1, 1);
-        }
-        let certificate = params.signed_by(&key, authority).unwrap();
-        let write = |kind: &str, text: String| {
-            let path = self.0.file(&format!("{host}-{expired}-{kind}.pem"));
-            fs::write(&path, text).unwrap();
-            path
-        };
-        [write("certificate", certificate.pem()), write("key", key.serialize_pem())]
-    }
-}
+use common::certificates::Files;
+use common::{Running, address, millstream};
+use millstream_net::tls::{CallerFiles, CallerTls};
 
 /// A controller at this address; where it listens.
 fn controller(host: &str, more: &[&str]) -> (Running, String) {
@@ -77,7 +34,7 @@ fn refusal(listen: &str, more: &[&str]) -> String {
 
 #[test]
 fn hosts_and_switches_with_certificates_work_over_tls_and_others_hear_why_not() {
-    let files = Files(Folder::new());
+    let files = Files::new();
     let (servers, ca) = files.authority("servers");
     let (clients, client_ca) = files.authority("clients");
     let host = address();
@@ -123,7 +80,7 @@ fn hosts_and_switches_with_certificates_work_over_tls_and_others_hear_why_not() 
 
 #[test]
 fn a_controller_that_is_another_or_late_or_in_the_clear_is_not_called() {
-    let files = Files(Folder::new());
+    let files = Files::new();
     let (servers, ca) = files.authority("servers");
     let host = address();
     for (name, expired, reason) in [
@@ -142,4 +99,86 @@ fn a_controller_that_is_another_or_late_or_in_the_clear_is_not_called() {
     // Without authorities, a certificate of ours is nothing.
     let arguments = ["switch", "--controller", &listen, "--tls-cert", "c", "--tls-key", "k"];
     assert_eq!(common::run(&arguments).code(), Some(2));
+}
+
+/// The reply to a request over TLS, with these authorities; why there is none.
+fn get(at: &str, ca: &str, head: &str) -> Result<String, std::io::Error> {
+    let at: SocketAddr = at.parse().unwrap();
+    let files = CallerFiles { authorities: ca.into(), own: None };
+    let tls = CallerTls::from_files(&files, &at.ip().to_string()).unwrap();
+    let mut stream = TcpStream::connect(at).unwrap();
+    stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
+    let mut session = tls.session(at.ip())?;
+    session.handshake(&mut stream)?;
+    session.write(format!("{head}Connection: close\r\n\r\n").as_bytes(), &mut stream)?;
+    let (mut reply, mut bytes) = (Vec::new(), [0; 4096]);
+    loop {
+        match session.read(&mut bytes) {
+            Ok(0) => return Ok(String::from_utf8(reply).unwrap()),
+            Ok(count) => reply.extend(&bytes[..count]),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                let count = stream.read(&mut bytes)?;
+                session.feed(&bytes[..count])?;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+#[test]
+fn the_page_of_a_controller_may_be_over_tls() {
+    let files = Files::new();
+    let (authority, ca) = files.authority("pages");
+    let (_, other) = files.authority("others");
+    let host = address();
+    let [certificate, key] = files.certificate(&authority, &host, false);
+    let mut command = millstream();
+    let at = format!("{host}:0");
+    command.args(["controller", "--listen", &at, "--http", &at]);
+    command.args(["--http-tls-certificate", &certificate, "--http-tls-key", &key]);
+    let mut controller = Running::start("controller", &mut command);
+    let http = controller.ready()["http"].as_str().unwrap().to_owned();
+    // Handshakes that never end, more of them than it has places for.
+    let half_open: Vec<TcpStream> = (0..40)
+        .map(|_| {
+            let mut stream = TcpStream::connect(&http).unwrap();
+            let _ = stream.write_all(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03");
+            stream
+        })
+        .collect();
+    let request = format!("GET /api/v1/controller HTTP/1.1\r\nHost: {http}\r\n");
+    let reply = get(&http, &ca, &request).unwrap();
+    assert!(reply.starts_with("HTTP/1.1 200 OK\r\n") && reply.contains("\"leads\""), "{reply}");
+    // As in the clear: a page from elsewhere does not read it by a name of its own.
+    let renamed = get(&http, &ca, "GET / HTTP/1.1\r\nHost: elsewhere.example\r\n").unwrap();
+    assert!(renamed.starts_with("HTTP/1.1 421 "), "{renamed}");
+    let error = get(&http, &other, &request).unwrap_err();
+    let reason = millstream_net::tls::reason(&error);
+    assert!(reason.is_some_and(|it| it.contains("vouches for its certificate")), "{error}");
+    drop(half_open);
+    let mut stream = TcpStream::connect(&http).unwrap();
+    stream.set_read_timeout(Some(common::PATIENCE)).unwrap();
+    let _ = stream.write_all(format!("{request}\r\n").as_bytes());
+    let mut reply = Vec::new();
+    let _ = stream.read_to_end(&mut reply);
+    assert!(!reply.starts_with(b"HTTP/"), "in the clear: {:?}", String::from_utf8_lossy(&reply));
+}
+
+#[test]
+fn files_of_the_page_are_looked_at_before_it_is_served() {
+    let files = Files::new();
+    let (authority, _) = files.authority("pages");
+    let [certificate, key] = files.certificate(&authority, "a-host", false);
+    let [_, other_key] = files.certificate(&authority, "another-host", false);
+    let run = |more: &[&str]| {
+        let words = ["controller", "--listen", "127.0.0.1:0"];
+        common::run(&[&words[..], more].concat())
+    };
+    let page = ["--http", "127.0.0.1:0", "--http-tls-certificate", certificate.as_str()];
+    let output = run(&[&page[..], &["--http-tls-key", &other_key]].concat());
+    let text = output.failure(1);
+    assert!(text.contains("TLS") && text.contains(&other_key), "{text}");
+    for words in [&page[..], &["--http-tls-certificate", &certificate, "--http-tls-key", &key]] {
+        assert_eq!(run(words).code(), Some(2), "{words:?}");
+    }
 }

@@ -1,6 +1,7 @@
 //! Pages that others read over HTTP, of a process that does something else: its metrics, above all.
 //!
-//! A thread of its own serves them. Who reads shows a token where one is asked for, and nothing can be changed.
+//! A thread of its own serves them, over TLS where that is set. Who reads shows a token where one is asked for, and
+//! nothing can be changed.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -23,6 +24,7 @@ use thiserror::Error;
 use tokio::net::TcpListener;
 
 use crate::http::{self, Answer};
+use crate::tls::{Guard, ServerTls};
 use crate::{Shutdown, reader_tokens, shutdown};
 
 /// Connections that are served at a time.
@@ -67,6 +69,9 @@ pub enum StatusServerError {
         /// Why.
         source: io::Error,
     },
+    /// Its certificate or its key cannot be used.
+    #[error("TLS: {0}")]
+    Tls(String),
     /// A thread, or what it needs, did not start.
     #[error("cannot serve status pages: {0}")]
     Start(#[source] io::Error),
@@ -83,15 +88,17 @@ pub struct StatusServer {
 impl StatusServer {
     /// Serves these pages to everybody at this address. Port 0 takes a free one.
     pub fn start(listen: SocketAddr, pages: Arc<Pages>) -> Result<Self, StatusServerError> {
-        Self::start_for(listen, pages, Vec::new())
+        Self::start_for(listen, pages, Vec::new(), None)
     }
 
-    /// The same, for those who show one of these tokens, if there are any.
+    /// The same, for those who show one of these tokens, if there are any; over TLS, if that is set.
     pub fn start_for(
         listen: SocketAddr,
         pages: Arc<Pages>,
         readers: Vec<Token>,
+        tls: Option<&ServerTls>,
     ) -> Result<Self, StatusServerError> {
+        let guard = Guard::new(tls).map_err(StatusServerError::Tls)?;
         let failed = |source| StatusServerError::Listen { address: listen, source };
         let listener = std::net::TcpListener::bind(listen).map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
@@ -99,7 +106,7 @@ impl StatusServer {
         let (shutdown, told) = shutdown();
         let serving = move || {
             if let Err(error) =
-                crate::block_on(serve(listener, pages, readers, told)).and_then(|it| it)
+                crate::block_on(serve(listener, guard, pages, readers, told)).and_then(|it| it)
             {
                 tracing::warn!(%error, "status pages are not served any more");
             }
@@ -127,13 +134,17 @@ impl Drop for StatusServer {
 
 async fn serve(
     listener: std::net::TcpListener,
+    guard: Guard,
     pages: Arc<Pages>,
     readers: Vec<Token>,
     shutdown: impl Future<Output = ()>,
 ) -> io::Result<()> {
     let listener = TcpListener::from_std(listener)?;
     let is_local = listener.local_addr()?.ip().is_loopback();
-    let admit = |stream| std::future::ready(Ok(stream));
+    let admit = move |stream| {
+        let guard = guard.clone();
+        async move { guard.admit(stream).await }
+    };
     let readers: Arc<[Token]> = readers.into();
     let answer = move |request: Request<Incoming>| {
         let is_meant = !is_local || asks_this_machine(&request);

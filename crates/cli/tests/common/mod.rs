@@ -2,6 +2,9 @@
 
 #![allow(dead_code, reason = "each test binary uses a part")]
 
+#[cfg(feature = "tls")]
+pub(crate) mod certificates;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read};
