@@ -9,7 +9,7 @@ use clap::Args;
 use millstream_control::api::ControllerView;
 use millstream_control::controller::{self, ControllerConfig, FanIn};
 use millstream_control::metadata_server::ServerTls;
-use millstream_control::state::StateLocation;
+use millstream_control::state::{StateLocation, TlsFiles};
 use millstream_control::status_server::StatusServer;
 use millstream_control::tokens::Tokens;
 use millstream_control::topology_file::TopologyFile;
@@ -70,6 +70,15 @@ pub(crate) struct Arguments {
     /// which several controllers share, of whom one leads [default: in memory only]
     #[arg(long, value_name = "URI")]
     state: Option<StateLocation>,
+    /// Authorities that may vouch for an etcd with TLS, in PEM [default: those of the system]
+    #[arg(long, value_name = "FILE", requires = "state")]
+    state_ca_file: Option<PathBuf>,
+    /// The certificate that is shown to an etcd with TLS that asks for one, in PEM
+    #[arg(long, value_name = "FILE", requires_all = ["state", "state_key_file"])]
+    state_certificate_file: Option<PathBuf>,
+    /// The private key of --state-certificate-file, in PEM
+    #[arg(long, value_name = "FILE", requires = "state_certificate_file")]
+    state_key_file: Option<PathBuf>,
     /// Where hosts, switches and the other controllers find this one, with etcd [default: where it listens]
     #[arg(long, value_name = "ADDR", requires = "state")]
     advertise: Option<SocketAddr>,
@@ -92,6 +101,11 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
     config.rules.fan_in = FanIn::new(arguments.fan_in).unwrap_or(FanIn::MAX);
     config.plans.clone_from(&arguments.plans);
     config.state.clone_from(&arguments.state);
+    config.state_tls = TlsFiles {
+        authorities: arguments.state_ca_file.clone(),
+        certificate: arguments.state_certificate_file.clone(),
+        key: arguments.state_key_file.clone(),
+    };
     config.advertise = arguments.advertise;
     if let Some(path) = &arguments.topology {
         let file = TopologyFile::read(path)?;
@@ -107,6 +121,9 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
         });
     let readers = config.tokens.as_ref().map_or(&[][..], Tokens::readers);
     let view = Arc::new(ControllerView::new(config.rules.topology.clone()));
+    let page_tls = arguments.http_tls_certificate.clone().zip(arguments.http_tls_key.clone());
+    let page_tls =
+        page_tls.map(|(certificate, key)| ServerTls { certificate, key, client_authorities: None });
     let serve = |listen| {
         let (pages, readers) = (Arc::clone(&view).pages(), readers.to_vec());
         status_pages::start_for(listen, pages, readers, page_tls.as_ref(), "--http")
@@ -122,12 +139,6 @@ pub(crate) fn run(arguments: &Arguments) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    let page_tls = arguments.http_tls_certificate.clone().zip(arguments.http_tls_key.clone());
-    let page_tls = page_tls.map(|(certificate, key)| ServerTls {
-        certificate,
-        key,
-        client_authorities: None,
-    });
 
     #[test]
     fn a_controller_is_found_where_it_listens() {

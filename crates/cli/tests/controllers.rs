@@ -23,12 +23,18 @@ const SETTLED: Duration = Duration::from_secs(7);
 struct Etcd {
     host: String,
     folder: Folder,
+    /// More arguments: with some, clients speak TLS.
+    tls: Vec<String>,
     child: Option<Child>,
 }
 
 impl Etcd {
     /// `None`, and the test is skipped, where it is not installed.
     fn start() -> Option<Self> {
+        Self::start_at(address(), Vec::new())
+    }
+
+    fn start_at(host: String, tls: Vec<String>) -> Option<Self> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         if !std::env::split_paths(&path).any(|folder| folder.join("etcd").is_file()) {
             let required = std::env::var_os("MILLSTREAM_REQUIRE").is_some_and(|it| it == "all");
@@ -36,22 +42,24 @@ impl Etcd {
             println!("skipped: etcd is not installed (`cargo xtask test` does)");
             return None;
         }
-        let mut etcd = Self { host: address(), folder: Folder::new(), child: None };
+        let mut etcd = Self { host, folder: Folder::new(), tls, child: None };
         etcd.run();
         Some(etcd)
     }
 
     fn run(&mut self) {
         let url = |port: u16| format!("http://{}:{port}", self.host);
+        let clients =
+            if self.tls.is_empty() { url(2379) } else { url(2379).replace("http", "https") };
         let log = self.folder.file("log");
         let log = fs::File::options().create(true).append(true).open(log).unwrap();
         // It must not outlive a test that was killed.
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "etcd", "--name=one", "--data-dir=data"]);
-        command.args(["--listen-client-urls", &url(2379), "--advertise-client-urls", &url(2379)]);
+        command.args(["--listen-client-urls", &clients, "--advertise-client-urls", &clients]);
         command.args(["--listen-peer-urls", &url(2380)]);
         command.args(["--initial-advertise-peer-urls", &url(2380)]);
-        command.args(["--initial-cluster", &format!("one={}", url(2380))]);
+        command.args(["--initial-cluster", &format!("one={}", url(2380))]).args(&self.tls);
         command.current_dir(self.folder.path()).stdin(Stdio::null());
         command.stdout(log.try_clone().unwrap()).stderr(log);
         self.child = Some(command.spawn().unwrap());
@@ -65,7 +73,8 @@ impl Etcd {
     }
 
     fn uri(&self) -> String {
-        format!("etcd://{}:2379/inc/test", self.host)
+        let scheme = if self.tls.is_empty() { "etcd" } else { "etcds" };
+        format!("{scheme}://{}:2379/inc/test", self.host)
     }
 }
 
@@ -357,6 +366,64 @@ fn a_controller_with_a_file_knows_after_a_restart_what_there_was() {
     let refused = Running::start("controller", &mut command).output();
     let text = refused.failure(1);
     assert!(text.contains("makes no sense") && text.contains(&state), "{text}");
+}
+
+#[cfg(feature = "tls")]
+#[test]
+fn an_etcd_with_tls_is_shared_by_those_who_trust_it_and_show_a_certificate() {
+    let files = common::certificates::Files::new();
+    let (authority, ca) = files.authority("ours");
+    let (_, other) = files.authority("theirs");
+    let host = address();
+    let [certificate, key] = files.certificate(&authority, &host, false);
+    let words = ["--cert-file", &certificate, "--key-file", &key, "--client-cert-auth"];
+    let words = [&words[..], &["--trusted-ca-file", &ca]].concat();
+    let words = words.into_iter().map(str::to_owned).collect();
+    let Some(etcd) = Etcd::start_at(host, words) else { return };
+    let uri = etcd.uri();
+    let [own, own_key] = files.certificate(&authority, "a-controller", false);
+    let start = |files: &[&str]| {
+        let words = [&["--state", uri.as_str()][..], files].concat();
+        Controller::start(&format!("{}:0", address()), &words)
+    };
+    let shown = ["--state-certificate-file", own.as_str(), "--state-key-file", own_key.as_str()];
+    let ours = [&["--state-ca-file", ca.as_str()][..], &shown].concat();
+    let first = start(&ours);
+    until("the first one leads", || first.leads());
+    let second = start(&ours);
+    until("the other one follows", || {
+        second.leadership()["leader"].as_str() == Some(first.listen.as_str())
+    });
+    let _switch = switch(&second.listen);
+    serves(&second.listen);
+    for (files, reason) in [
+        (vec!["--state-ca-file", other.as_str()], "is it in --state-ca-file?"),
+        (vec!["--state-ca-file", ca.as_str()], "see --state-certificate-file"),
+    ] {
+        let mut stranger = start(&files);
+        while !stranger.process.error_line().contains(reason) {}
+        assert!(!stranger.leads());
+    }
+    drop(first);
+    until("the other one leads", || second.leads());
+    serves(&second.listen);
+    let run = |words: &[&str]| {
+        let all = [&["controller", "--listen=127.0.0.1:0"][..], words].concat();
+        common::run(&all)
+    };
+    let file = format!("file:{ca}.state");
+    for (words, text) in [
+        (["--state", "etcds://a", "--state-ca-file", "/nowhere/ca"], "/nowhere/ca"),
+        (["--state", "etcd://a", "--state-ca-file", ca.as_str()], "has no TLS"),
+        (["--state", file.as_str(), "--state-ca-file", ca.as_str()], "has no TLS"),
+    ] {
+        let output = run(&words);
+        let error = output.failure(1);
+        assert!(error.contains(text), "{error}");
+    }
+    for words in [&["--state-ca-file", ca.as_str()][..], &["--state", &uri, shown[0], shown[1]]] {
+        assert_eq!(run(words).code(), Some(2), "{words:?}");
+    }
 }
 
 #[test]

@@ -9,10 +9,9 @@ use millstream_inc::controllers::MAX_CONTROLLERS;
 use millstream_inc::election::{Change, Reply, Request};
 use millstream_metadata::{
     EtcdEntry, EtcdOperation, EtcdTransactions, KeyValueConfig, KeyValueError, LeaderKey, TlsFiles,
-    UriError,
 };
 
-use super::Store;
+use super::{StateError, Store};
 
 /// How long a lease lasts.
 const LEASE_SECONDS: u32 = 5;
@@ -34,13 +33,17 @@ pub(super) struct EtcdStore {
 }
 
 impl EtcdStore {
-    pub(super) fn new(uri: &str, tls: &TlsFiles, address: SocketAddr) -> Result<Self, UriError> {
+    pub(super) fn new(uri: &str, tls: &TlsFiles, address: SocketAddr) -> Result<Self, StateError> {
         let config = KeyValueConfig {
             connect_timeout: CALL_TIMEOUT,
             call_timeout: CALL_TIMEOUT,
             ..KeyValueConfig::default()
         };
-        Ok(Self { client: EtcdTransactions::new(uri, config, tls)?, address })
+        let client = EtcdTransactions::new(uri, config, tls)?;
+        if *tls != TlsFiles::default() && !client.uri().starts_with("etcds://") {
+            return Err(StateError::NoTls { state: client.uri().to_owned() });
+        }
+        Ok(Self { client, address })
     }
 
     fn try_perform(&self, request: Request) -> Result<Reply, KeyValueError> {
@@ -141,9 +144,16 @@ impl Store for EtcdStore {
     fn perform(&mut self, request: Request) -> Reply {
         self.try_perform(request).unwrap_or_else(|error| {
             let again = error.is_transient();
-            Reply::Failed { reason: error.to_string(), again }
+            Reply::Failed { reason: by_arguments(&error.to_string()), again }
         })
     }
+}
+
+/// The client's advice names settings of engines. Here arguments have these files.
+fn by_arguments(reason: &str) -> String {
+    reason
+        .replace("metadata.ca_file", "--state-ca-file")
+        .replace("metadata.certificate_file", "--state-certificate-file")
 }
 
 /// The leader's key was made in this revision.

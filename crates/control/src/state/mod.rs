@@ -74,9 +74,17 @@ pub enum StateError {
         /// Which.
         path: PathBuf,
     },
-    /// The URI is none of an etcd.
+    /// The URI is none of an etcd, or its files for TLS cannot be used.
     #[error(transparent)]
     Uri(#[from] UriError),
+    /// Files for TLS are of no use there.
+    #[error(
+        "certificates are set for the state, and {state} has no TLS: etcds://HOST:PORT,.../PREFIX has"
+    )]
+    NoTls {
+        /// Where it is.
+        state: String,
+    },
     /// Others could not find this controller.
     #[error(
         "controllers that share their state find each other by their addresses, and {listen} is none: say where this \
@@ -121,6 +129,9 @@ impl Keeper {
         replies: mpsc::Sender<Reply>,
     ) -> Result<Self, StateError> {
         let mut store: Box<dyn Store> = match location {
+            StateLocation::File(path) if *tls != TlsFiles::default() => {
+                return Err(StateError::NoTls { state: format!("file:{}", path.display()) });
+            }
             StateLocation::File(path) => Box::new(file::FileStore::open(path)?),
             StateLocation::Etcd(_) if advertise.ip().is_unspecified() => {
                 return Err(StateError::Advertise { listen: advertise });
