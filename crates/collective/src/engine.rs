@@ -207,8 +207,7 @@ impl Engine {
     fn begin(&self, work: &Work) -> Result<u64, CollectiveError> {
         let mut state = self.lock();
         // Otherwise those before it go on, and what comes after them is looked at when it is its turn.
-        let is_next = state.trees.iter().all(Tree::is_idle);
-        if is_next
+        if state.finished == state.started
             && state.failure.is_none()
             && let Some(error) = state.outlived(state.started)
         {
@@ -350,6 +349,12 @@ impl Engine {
             }
             over = true;
         }
+        if state.failure.is_none()
+            && let Some(error) = state.never_ends()
+        {
+            state.failure = Some(Failure { error, tree: None, provisional: false });
+            over = true;
+        }
         // What fails on one tree is over on all.
         if state.failure.is_some() {
             for tree in &mut state.trees {
@@ -363,15 +368,16 @@ impl Engine {
 
     /// Begins the next collective of a tree, if it is time. `false` when it can never end, nor those after it.
     fn begin_next(&self, state: &mut State, tree: usize) -> bool {
-        if state.trees[tree].running.is_some() || state.failure.is_some() {
+        let of = &state.trees[tree];
+        let next = of.waiting.front().filter(|_| of.running.is_none() && state.failure.is_none());
+        let Some(&part) = next else { return true };
+        if state.outlived(part.sequence).is_some() {
+            // Those before it may still end, on other trees. When they have, this ends the communicator.
             return true;
         }
-        let Some(part) = state.trees[tree].waiting.pop_front() else { return true };
-        let begun = match state.outlived(part.sequence) {
-            Some(error) => Err(error),
-            None => state.trees[tree].begin(&part).map_err(|error| self.not_started(tree, error)),
-        };
-        let Err(error) = begun else { return true };
+        state.trees[tree].waiting.pop_front();
+        let begun = state.trees[tree].begin(&part);
+        let Err(error) = begun.map_err(|error| self.not_started(tree, error)) else { return true };
         state.failure = Some(Failure { error, tree: Some(tree), provisional: false });
         false
     }
@@ -391,6 +397,10 @@ impl Engine {
         let Link { device, switch, .. } = &self.links[tree];
         let of = &state.trees[tree];
         let Some(error) = of.worker.failure().filter(|_| state.failure.is_none()) else { return };
+        if state.is_spare(of) && device.failure().is_none() {
+            // Who has left answers the switch no longer. What came before may still end, on other trees.
+            return;
+        }
         // Unless it is our own device, the controller may know more.
         let name = self.name(tree);
         let device = device.failure().map(CollectiveError::Device);
@@ -495,8 +505,7 @@ impl Engine {
         if !state.left.contains(&(rank, collectives)) {
             state.left.push((rank, collectives));
         }
-        let mut running = state.trees.iter().filter_map(|tree| tree.running);
-        let error = running.find_map(|running| state.outlived(running.sequence));
+        let error = state.never_ends();
         drop(state);
         if let Some(error) = error {
             self.fail(error);
@@ -576,6 +585,20 @@ impl State {
         }
     }
 
+    /// Whether collectives that may still end have nothing to do on a tree.
+    fn is_spare(&self, tree: &Tree) -> bool {
+        let Some(left) = self.left.iter().map(|&(_, called)| called).min() else { return false };
+        let next = tree.waiting.front().map(|part| part.sequence);
+        let first = tree.running.map(|running| running.sequence).or(next);
+        self.finished < left.min(self.started) && first.is_none_or(|first| first >= left)
+    }
+
+    /// Why the first collective that is not over can never end, if a rank has left before it. Those after it are not
+    /// looked at: they may be under way on one tree while this one still comes in on another.
+    fn never_ends(&self) -> Option<CollectiveError> {
+        self.outlived(self.finished).filter(|_| self.finished < self.started)
+    }
+
     /// Why a collective can never end, if a rank has left before it.
     fn outlived(&self, sequence: u64) -> Option<CollectiveError> {
         let &(rank, collectives) = self.left.iter().find(|&&(_, called)| called <= sequence)?;
@@ -609,6 +632,27 @@ mod tests {
 
     /// Rank 0 of 2, whose switch is a queue pair that asks for patience for ever, since nothing is posted there.
     fn engine() -> (Arc<Engine>, QueuePair) {
+        let (engine, mut switches) = engine_of(1);
+        (engine, switches.remove(0))
+    }
+
+    /// As above, with so many trees.
+    fn engine_of(trees: usize) -> (Arc<Engine>, Vec<QueuePair>) {
+        let slot = EngineSlot::default();
+        let parts: Vec<_> = (0..trees).map(|tree| tree_of(&slot, tree)).collect();
+        let (mut of_engine, mut others) = (Vec::new(), Vec::new());
+        for (tree, link, switch, edge) in parts {
+            of_engine.push((tree, link));
+            others.push((switch, edge));
+        }
+        let engine = Engine::new(of_engine, 2, &slot);
+        for (tree, (_, edge)) in others.iter().enumerate() {
+            engine.connect(tree, edge, Psn::new(0)).unwrap();
+        }
+        (engine, others.into_iter().map(|(switch, _)| switch).collect())
+    }
+
+    fn tree_of(slot: &EngineSlot, tree: usize) -> (Tree, Link, QueuePair, Edge) {
         let process = std::process::id();
         let host = Ipv4Addr::new(127, 64 | (process >> 8) as u8 & 63, process as u8, next_host());
         let device = Device::open_soft(&SoftConfig::new(host.into())).unwrap();
@@ -629,8 +673,7 @@ mod tests {
             worker.required_send_requests() as usize,
             worker.required_receive_requests() as usize,
         );
-        let slot = EngineSlot::default();
-        let queue = completion_queue(&device, 1000, &slot, 0).unwrap();
+        let queue = completion_queue(&device, 1000, slot, tree).unwrap();
         let pair = domain.create_queue_pair(&queue, &queue, capabilities).unwrap();
         let others = device.create_completion_queue(1000).unwrap();
         let switch = domain.create_queue_pair(&others, &others, capabilities).unwrap();
@@ -652,10 +695,7 @@ mod tests {
         switch.modify(&ready).unwrap();
         let edge = Edge { qpn: switch.number(), psn: Psn::new(0), path_mtu: Mtu::B1024 };
         let tree = Tree::new(worker, control, MAX_STARTED);
-        let link = Link { pair, device, switch: host.into() };
-        let engine = Engine::new(vec![(tree, link)], 2, &slot);
-        engine.connect(0, &edge, Psn::new(0)).unwrap();
-        (engine, switch)
+        (tree, Link { pair, device, switch: host.into() }, switch, edge)
     }
 
     fn next_host() -> u8 {
@@ -722,5 +762,73 @@ mod tests {
         engine.peer_left(1, 0);
         let failure = engine.failure();
         assert!(matches!(failure, Some(CollectiveError::PeerLost { rank: 1, .. })), "{failure:?}");
+    }
+
+    /// As if the switch of a tree had taken the descriptor of its first collective, a barrier, and agreed.
+    fn agree(engine: &Engine, tree: usize) {
+        use millstream_verbs::{CompletionOperation, CompletionStatus};
+        let qpn = engine.links[tree].pair.number();
+        let of = |id, operation| Completion::new(id, qpn, CompletionStatus::Success, operation);
+        let sent = of(1 << 62, CompletionOperation::Send);
+        let agreed = of(1 << 63, CompletionOperation::Receive);
+        let immediate = Some(1 << 30);
+        engine.completed(tree, &[sent, Completion { immediate, ..agreed }]);
+    }
+
+    fn is_lost(failure: Option<CollectiveError>) -> bool {
+        matches!(failure, Some(CollectiveError::PeerLost { rank: 1, .. }))
+    }
+
+    /// Barriers take turns on the trees.
+    #[test]
+    fn who_leaves_after_a_collective_does_not_end_it_where_the_next_is_under_way_on_another_tree() {
+        // The next begins before the rank is known to have left, or after.
+        for early in [true, false] {
+            let (engine, _switches) = engine_of(2);
+            let start = |number| assert_eq!(engine.start(&barrier(LONGEST)), Ok(number));
+            start(0);
+            if early {
+                start(1);
+            }
+            engine.peer_left(1, 1);
+            if !early {
+                start(1);
+            }
+            start(2);
+            assert_eq!((engine.failure(), engine.progress()), (None, (3, true)), "{early}");
+            assert_eq!(engine.lock().trees[1].running.is_some(), early);
+            agree(&engine, 0);
+            assert_eq!(engine.wait(0, Duration::ZERO), Some(Ok(())));
+            assert!(is_lost(engine.failure()), "{early}: {:?}", engine.failure());
+            for number in [1, 2] {
+                let outcome = engine.wait(number, Duration::ZERO);
+                assert!(outcome.is_some_and(|it| is_lost(it.err())), "{early} {number}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_tree_that_fails_for_want_of_who_has_left_leaves_time_to_what_came_before() {
+        for left in [1, 2] {
+            let (engine, _switches) = engine_of(2);
+            assert_eq!(engine.start(&barrier(LONGEST)), Ok(0));
+            assert_eq!(engine.start(&barrier(LONGEST)), Ok(1));
+            engine.peer_left(1, left);
+            // As if the switch of the second tree had missed the other rank.
+            engine.links[1].disconnect();
+            let lost = E::Aborted(millstream_inc::Abort::PeerLost { rank: 1 });
+            engine.lock().trees[1].worker.fail(lost);
+            let over = engine.advance(&mut engine.lock(), 1);
+            assert!(over);
+            if left > 1 {
+                // It has called the second collective, too.
+                assert!(is_lost(engine.failure()), "{:?}", engine.failure());
+                continue;
+            }
+            assert_eq!((engine.failure(), engine.progress()), (None, (2, true)));
+            agree(&engine, 0);
+            assert_eq!(engine.wait(0, Duration::ZERO), Some(Ok(())));
+            assert!(is_lost(engine.failure()), "{:?}", engine.failure());
+        }
     }
 }

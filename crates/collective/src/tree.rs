@@ -134,11 +134,6 @@ impl Tree {
         }
     }
 
-    /// Whether it has nothing to do.
-    pub(crate) fn is_idle(&self) -> bool {
-        self.running.is_none() && self.waiting.is_empty()
-    }
-
     /// Takes a completion of its queue pair.
     pub(crate) fn completed(&mut self, completion: &Completion) {
         let Self { worker, control, .. } = self;
