@@ -7,7 +7,7 @@
 //! | 1 | SEND: all ranks sent the same descriptor; with the result, where the vector came with that and the receiver gets one | sequence of the collective |
 //! | 2 | SEND: the communicator is aborted, the payload says why | 0 |
 //! | 2 | SEND, empty, down to a switch: it is awaited | 2^28, and 28 bits of the collective's sequence |
-//! | 2 | SEND, empty, up: the sender waits no longer | 2^29, and the same |
+//! | 2 | SEND, up: the sender waits no longer; of a switch with the message of an abort that says the collective's number | 2^29, and the same |
 //! | 2 | SEND, empty, down to a switch: who of yours is awaited? | 2^28 + 2^29, and the same |
 //! | 2 | SEND, up, the answer to this: the message of an abort that says who | the same |
 //! | 3 | SEND, empty, up: the sender has nothing for the segments before | segment |

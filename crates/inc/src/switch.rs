@@ -251,14 +251,18 @@ impl SwitchNode {
             Some(immediate) if send && completion.length == 0 => {
                 match Answer::from_immediate(immediate) {
                     Some(end @ Answer::Credit(_)) => communicator.credit(child, end),
-                    Some(note @ Answer::Overdue(_)) => communicator.gave_up(note),
+                    Some(note @ Answer::Overdue(_)) => communicator.gave_up(child, note),
                     _ => Err(Violation::Immediate),
                 }
             }
-            Some(immediate)
-                if send && communicator.is_answer(child, immediate, completion.length) =>
-            {
-                communicator.found(child, buffer)
+            Some(immediate) if send => {
+                match communicator.note_below(child, immediate, completion.length) {
+                    Some(note @ Answer::Overdue(_)) => {
+                        communicator.gave_up_below(child, buffer, note)
+                    }
+                    Some(_) => communicator.found(child, buffer),
+                    None => Err(Violation::Immediate),
+                }
             }
             None if send && communicator.is_segment(child) => communicator.end_segment(child),
             None if send => communicator.announce(child, buffer, completion.length as usize),

@@ -1,6 +1,7 @@
 //! Who is to blame when a rank waits no longer.
 //!
-//! The rank says so to its switch, and this goes up to the root. The root asks the switches below it who of theirs
+//! The rank says so to its switch, and this goes up to the root, with the number that the rank has given the collective:
+//! of several trees, each counts its own collectives only, and above nobody may have announced it. The root asks the switches below it who of theirs
 //! has not announced the collective, or not contributed what it may; they ask on, and answer when they have all
 //! answers. Then the root ends the communicator, and says who it was.
 
@@ -15,6 +16,8 @@ use crate::slots::ChildSet;
 #[derive(Debug, Default)]
 pub(super) struct Search {
     sequence: Option<u64>,
+    /// Its number among those of all trees, as whoever waits no longer has it.
+    number: Option<u64>,
     /// The node above is to be told.
     tell: bool,
     /// Switches below that are to be asked.
@@ -41,8 +44,36 @@ impl Communicator {
         [Some(agreed), agreed.checked_sub(1)].into_iter().flatten().find(|&it| of(it) == note)
     }
 
-    /// A child, or a rank below it, waits no longer for a collective.
-    pub(crate) fn gave_up(&mut self, note: Answer) -> Result<Progress, Violation> {
+    /// A child waits no longer for a collective.
+    pub(crate) fn gave_up(&mut self, child: usize, note: Answer) -> Result<Progress, Violation> {
+        let of = &self.children[child];
+        // A host that has announced it has announced nothing after it. Of a switch the latest may be another one.
+        let latest = of.announced.checked_sub(1).filter(|_| !of.is_switch);
+        let is_latest = latest.is_some() && latest == self.noted(note, Answer::overdue);
+        let number = is_latest.then_some(of.next_sequence.saturating_sub(1));
+        self.gave_up_as(note, number)
+    }
+
+    /// A rank below a switch waits no longer for a collective, whose number it says.
+    pub(crate) fn gave_up_below(
+        &mut self,
+        child: usize,
+        buffer: usize,
+        note: Answer,
+    ) -> Result<Progress, Violation> {
+        if self.abort.is_some() || self.search.sequence.is_some() {
+            return Ok(Progress::None);
+        }
+        let start = self.receive_offset(child, buffer);
+        match Abort::parse(&self.control[start..start + ABORT_BYTES]) {
+            Some(Abort::Overdue(Overdue { sequence, count: 0, .. })) => {
+                self.gave_up_as(note, Some(sequence))
+            }
+            _ => Err(Violation::Immediate),
+        }
+    }
+
+    fn gave_up_as(&mut self, note: Answer, number: Option<u64>) -> Result<Progress, Violation> {
         if self.abort.is_some() || self.search.sequence.is_some() {
             return Ok(Progress::None);
         }
@@ -51,8 +82,13 @@ impl Communicator {
             // The result is on its way.
             return Ok(Progress::None);
         }
+        self.search.number = number;
         if self.uplink.is_none() {
             return Ok(self.search_below(sequence));
+        }
+        if let Some(number) = number {
+            // The answer to the question from above comes to the same place later: who asks has heard enough.
+            self.write_note(&Overdue::new(number));
         }
         self.search.sequence = Some(sequence);
         self.search.tell = true;
@@ -100,10 +136,12 @@ impl Communicator {
         announced.or_else(next).unwrap_or(sequence)
     }
 
-    /// Whether a SEND of a child says who is awaited below it.
-    pub(crate) fn is_answer(&self, child: usize, immediate: u32, length: u32) -> bool {
-        let answers = matches!(Answer::from_immediate(immediate), Some(Answer::Missing(_)));
-        answers && self.children[child].is_switch && length as usize == ABORT_BYTES
+    /// What a SEND of a child is that has a message with it: who is awaited below it, or of which collective a rank
+    /// below it waits no longer.
+    pub(crate) fn note_below(&self, child: usize, immediate: u32, length: u32) -> Option<Answer> {
+        let whole = self.children[child].is_switch && length as usize == ABORT_BYTES;
+        let note = Answer::from_immediate(immediate).filter(|_| whole)?;
+        matches!(note, Answer::Missing(_) | Answer::Overdue(_)).then_some(note)
     }
 
     /// A switch below has answered.
@@ -138,13 +176,24 @@ impl Communicator {
             return Progress::Ready;
         };
         if self.uplink.is_none() {
-            let found = Overdue { sequence: self.number(found.sequence), ..found };
-            return self.abort(Abort::Overdue(found));
+            let sequence = self.search.number.unwrap_or_else(|| self.number(found.sequence));
+            return self.abort(Abort::Overdue(Overdue { sequence, ..found }));
         }
-        let start = self.note_start();
-        self.control[start..start + ABORT_BYTES].copy_from_slice(&Abort::Overdue(found).to_bytes());
+        self.write_note(&found);
         self.search.answer = true;
         Progress::Ready
+    }
+
+    /// Writes what goes up with a note.
+    fn write_note(&mut self, note: &Overdue) {
+        let start = self.note_start();
+        self.control[start..start + ABORT_BYTES].copy_from_slice(&Abort::Overdue(*note).to_bytes());
+    }
+
+    /// What goes up with a note.
+    fn note_piece(&self) -> Piece {
+        let address = CONTROL_BASE + self.note_start() as u64;
+        Piece { key: self.key, address, length: ABORT_BYTES as u32 }
     }
 
     /// What is to be said on a port about a collective that is overdue. There is room for it.
@@ -161,13 +210,12 @@ impl Communicator {
         }
         if core::mem::take(&mut self.search.tell) {
             let note = Answer::overdue(sequence).to_immediate();
-            return Some(self.message(port, Tag::Up, Some(note), Piece::default()));
+            let number = self.search.number.map(|_| self.note_piece());
+            return Some(self.message(port, Tag::Up, Some(note), number.unwrap_or_default()));
         }
         if core::mem::take(&mut self.search.answer) {
             let note = Answer::missing(sequence).to_immediate();
-            let address = CONTROL_BASE + self.note_start() as u64;
-            let piece = Piece { key: self.key, address, length: ABORT_BYTES as u32 };
-            return Some(self.message(port, Tag::Up, Some(note), piece));
+            return Some(self.message(port, Tag::Up, Some(note), self.note_piece()));
         }
         None
     }

@@ -29,10 +29,10 @@ fn who_has_all_results_on_their_way_gives_up_in_vain() {
         let _ = sends(&mut node, port);
     }
     let _ = sends(&mut node, 0);
-    assert_eq!(node.gave_up(Answer::overdue(0)), Ok(Progress::None));
+    assert_eq!(node.gave_up(0, Answer::overdue(0)), Ok(Progress::None));
     assert_eq!(node.aborted(), None);
     // Of the next one nothing is on its way.
-    assert_eq!(node.gave_up(Answer::overdue(1)), Ok(Progress::Ready));
+    assert_eq!(node.gave_up(0, Answer::overdue(1)), Ok(Progress::Ready));
     assert_eq!(node.aborted(), Some(Abort::Overdue(overdue(1, &[0, 1]))));
 }
 
@@ -44,30 +44,107 @@ fn a_result_that_is_not_on_its_way_to_all_is_waited_for() {
         let _ = sends(&mut node, port);
     }
     write(&mut node, 0, 0, 0, &[1; 400]);
-    assert_eq!(node.gave_up(Answer::overdue(0)), Ok(Progress::Ready));
+    assert_eq!(node.gave_up(0, Answer::overdue(0)), Ok(Progress::Ready));
     assert_eq!(node.aborted(), Some(Abort::Overdue(overdue(0, &[1]))));
 }
 
 #[test]
 fn a_note_about_any_other_collective_is_refused() {
     for number in [1, 2, u64::from(u32::MAX)] {
-        let gave_up = root().gave_up(Answer::overdue(number));
+        let gave_up = root().gave_up(0, Answer::overdue(number));
         assert_eq!(gave_up, Err(Violation::Sequence), "{number}");
     }
 }
 
 #[test]
-fn an_answer_is_a_message_of_a_switch_that_is_as_long_as_an_abort() {
-    let node = tree();
-    let (missing, whole) = (Answer::missing(0).to_immediate(), ABORT_BYTES as u32);
-    assert!(node.is_answer(0, missing, whole));
-    for length in [0, whole - 1, whole + 1] {
-        assert!(!node.is_answer(0, missing, length));
+fn a_note_with_a_message_is_of_a_switch_and_as_long_as_an_abort() {
+    let (node, whole) = (tree(), ABORT_BYTES as u32);
+    let note = |child, note: Answer, length| node.note_below(child, note.to_immediate(), length);
+    for right in [Answer::missing(0), Answer::overdue(0)] {
+        assert_eq!(note(0, right, whole), Some(right));
+        for length in [0, whole - 1, whole + 1] {
+            assert_eq!(note(0, right, length), None);
+        }
+        assert_eq!(note(2, right, whole), None, "of a host");
     }
-    assert!(!node.is_answer(2, missing, whole), "of a host");
-    for other in [Answer::overdue(0), Answer::awaited(0), Answer::credit(0), Answer::Aborted] {
-        assert!(!node.is_answer(0, other.to_immediate(), whole), "{other:?}");
+    for other in [Answer::awaited(0), Answer::credit(0), Answer::Aborted] {
+        assert_eq!(note(0, other, whole), None, "{other:?}");
     }
+}
+
+/// A rank below a switch waits no longer for a collective with this number.
+fn gave_up_below(
+    node: &mut Communicator,
+    port: usize,
+    note: Answer,
+    message: &Abort,
+) -> Result<Progress, Violation> {
+    let [piece] = node.receive_request(port, 0).pieces;
+    let _ = node.store(port, piece.address, &message.to_bytes()).unwrap();
+    node.gave_up_below(port, 0, note)
+}
+
+/// Of several trees each has some of the collectives, so their numbers have gaps there.
+#[test]
+fn the_number_that_is_told_is_that_of_whoever_waits_no_longer() {
+    let mut node = tree();
+    for port in 0..3 {
+        announce(&mut node, port, &call(4, 0), &[]).unwrap();
+    }
+    (0..3).for_each(|port| assert_eq!(sends(&mut node, port).len(), 1));
+    // Number 5 is on another tree, and of number 6 only a rank below the first switch knows.
+    let number = Abort::Overdue(overdue(6, &[]));
+    assert_eq!(gave_up_below(&mut node, 0, Answer::overdue(1), &number), Ok(Progress::Ready));
+    for port in 0..2 {
+        let asked = sends(&mut node, port);
+        assert_eq!(asked.iter().map(note).collect::<Vec<_>>(), [Some(Answer::missing(1))]);
+        let _ = found(&mut node, port, &overdue(1, &[])).unwrap();
+    }
+    assert_eq!(node.aborted(), Some(Abort::Overdue(overdue(6, &[4]))));
+    // Messages that are no such number.
+    for other in [Abort::ParentLost, Abort::Overdue(overdue(6, &[1]))] {
+        let outcome = gave_up_below(&mut tree(), 0, Answer::overdue(0), &other);
+        assert_eq!(outcome, Err(Violation::Immediate), "{other:?}");
+    }
+}
+
+#[test]
+fn a_leaf_says_the_number_of_its_rank_and_a_switch_above_passes_it_on() {
+    const UP: usize = 2;
+    let mut leaf = node_of(4, vec![host(0), host(1)], true);
+    let mut above = node_of(8, vec![child(0..2, true), child(2..4, true)], true);
+    let passed = |node: &mut Communicator| {
+        let [request] = &sends(node, UP)[..] else { panic!("one message") };
+        assert_eq!(note(request), Some(Answer::overdue(0)));
+        node.bytes(&request.pieces[0]).and_then(Abort::parse)
+    };
+    leaf.connected();
+    above.connected();
+    announce(&mut leaf, 1, &call(3, 100), &[]).unwrap();
+    assert_eq!(leaf.gave_up(1, Answer::overdue(0)), Ok(Progress::Ready));
+    let number = passed(&mut leaf).unwrap();
+    assert_eq!(number, Abort::Overdue(overdue(3, &[])));
+    assert_eq!(gave_up_below(&mut above, 0, Answer::overdue(0), &number), Ok(Progress::Ready));
+    assert_eq!(passed(&mut above), Some(number));
+}
+
+#[test]
+fn who_has_announced_the_next_collective_does_not_give_this_one_its_number() {
+    let mut node = root();
+    let reduce = Descriptor { collective: Collective::Reduce, root: 1, ..call(0, 100) };
+    for port in 0..2 {
+        announce(&mut node, port, &reduce, &[]).unwrap();
+        let _ = sends(&mut node, port);
+    }
+    (0..2).for_each(|port| {
+        let _ = sends(&mut node, port);
+        write(&mut node, port, 0, 0, &[1; 400]);
+    });
+    // The root's result has not left, the other rank goes on.
+    assert_eq!(sends(&mut node, 0).len(), 1);
+    announce(&mut node, 0, &call(1, 100), &[]).unwrap();
+    assert_eq!(node.gave_up(1, Answer::overdue(0)), Ok(Progress::Ready));
+    assert_eq!(node.aborted(), Some(Abort::Overdue(overdue(0, &[]))));
 }
 
 #[test]
@@ -75,7 +152,7 @@ fn all_switches_are_asked_and_what_they_say_is_put_together() {
     let mut node = tree();
     announce(&mut node, 2, &call(0, 100), &[]).unwrap();
     write(&mut node, 2, 0, 0, &[1; 400]);
-    assert_eq!(node.gave_up(Answer::overdue(0)), Ok(Progress::Ready));
+    assert_eq!(node.gave_up(0, Answer::overdue(0)), Ok(Progress::Ready));
     for port in 0..2 {
         let asked = sends(&mut node, port);
         assert_eq!(asked.iter().map(note).collect::<Vec<_>>(), [Some(Answer::missing(0))]);
@@ -95,7 +172,7 @@ fn what_a_switch_was_not_asked_or_cannot_know_is_refused() {
     let searching = || {
         let mut node = tree();
         announce(&mut node, 2, &call(0, 100), &[]).unwrap();
-        let _ = node.gave_up(Answer::overdue(0)).unwrap();
+        let _ = node.gave_up(0, Answer::overdue(0)).unwrap();
         node
     };
     // The question has not left.
