@@ -215,6 +215,7 @@ mod tests {
             world: children,
             children: (0..children).map(child).collect(),
             has_parent: false,
+            options: crate::CommunicatorOptions::default(),
         }
     }
 

@@ -227,6 +227,11 @@ impl Communicator {
             .collect();
         let uplink = domains.next().filter(|_| spec.has_parent);
         let path_mtu = spec.path_mtu.bytes() as u32;
+        let root_of = NonZeroU32::new(spec.world).filter(|_| !spec.has_parent);
+        let mut slots = Slots::new(spec.slots(), spec.segment_bytes, path_mtu, count, root_of);
+        if spec.options.reproducible {
+            slots.combine_in_turns(spec.window);
+        }
         Self {
             id: spec.id,
             key,
@@ -237,13 +242,7 @@ impl Communicator {
             send_limit: spec.send_requests() - 1,
             children,
             uplink: uplink.map(|domain| Uplink::new(domain, below)),
-            slots: Slots::new(
-                spec.slots(),
-                spec.segment_bytes,
-                path_mtu,
-                count,
-                NonZeroU32::new(spec.world).filter(|_| !spec.has_parent),
-            ),
+            slots,
             control: vec![0; spec.control_bytes()].into(),
             wide: Box::default(),
             announced: 0,

@@ -66,7 +66,8 @@ pub use host::{CONTROL_BYTES, Command, Completed, HostConfig, HostConfigError, H
 pub use kernels::Kernel;
 pub use ranks::Ranks;
 pub use spec::{
-    ChildSpec, CommunicatorSpec, MAX_SEGMENT_BYTES, MAX_WINDOW, MAX_WORLD, ParentSpec, SpecError,
+    ChildSpec, CommunicatorOptions, CommunicatorSpec, MAX_SEGMENT_BYTES, MAX_WINDOW, MAX_WORLD,
+    ParentSpec, SpecError,
 };
 pub use stripe::{MAX_TREES, Stripe};
 pub use switch::{

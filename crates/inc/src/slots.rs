@@ -9,12 +9,20 @@
 //!
 //! A segment is cut into cells. Children contribute in order, so cells are complete in order, and the
 //! result can be passed on cell by cell while the rest of the segment is still to come.
+//!
+//! Contributions are combined as they arrive. Where the ranks have asked for results that do not depend on that, those
+//! that do are combined in the order of children (`turns.rs`).
+
+mod turns;
 
 use thiserror::Error;
 
 use core::num::NonZeroU32;
 
 use crate::kernels::Kernel;
+
+use turns::Turns;
+pub(crate) use turns::held_bytes;
 
 /// A set of children: bit `c` stands for child `c`.
 pub(crate) type ChildSet = u64;
@@ -86,6 +94,8 @@ pub(crate) struct Slots {
     everyone: ChildSet,
     /// At the root, where what all children have sent is the result: of how many ranks.
     root_of: Option<NonZeroU32>,
+    /// Where the order of contributions is fixed.
+    turns: Option<Turns>,
     occupied: u32,
 }
 
@@ -109,8 +119,16 @@ impl Slots {
             everyone: all_children(children),
             root_of,
             wide: Box::default(),
+            turns: None,
             occupied: 0,
         }
+    }
+
+    /// From now on, what depends on the order of contributions is combined in the order of children, each of which
+    /// is at most a window ahead of the results that it has.
+    pub(crate) fn combine_in_turns(&mut self, window: u32) {
+        let children = self.everyone.count_ones() as usize;
+        self.turns = Some(Turns::new(self.slots.len(), self.slot_bytes, children, window));
     }
 
     /// How many slots hold a segment.
@@ -161,6 +179,9 @@ impl Slots {
             *slot = Slot { segment, occupied: true, length, cell_bytes, kernel, ..Slot::default() };
             let first = index * self.cells_per_slot as usize;
             self.arrived[first..first + cells as usize].fill(0);
+            if let Some(turns) = &mut self.turns {
+                turns.open(index);
+            }
             self.occupied += 1;
             return Ok(());
         }
@@ -203,12 +224,16 @@ impl Slots {
         }
         let base = times * index * self.slot_bytes as usize;
         let accumulators = &mut ring[base..base + times * slot.length as usize];
-        let filled = slot.filled as usize;
-        let (known, new) = payload.split_at(filled.saturating_sub(start).min(payload.len()));
-        let border = start + known.len();
-        kernel.combine(&mut accumulators[times * start..times * border], known);
-        kernel.first(&mut accumulators[times * border..times * end], new);
-        slot.filled = filled.max(end) as u32;
+        if let Some(turns) = self.turns.as_mut().filter(|_| kernel.depends_on_order()) {
+            turns.take((index, segment), child, start, payload, &kernel, accumulators);
+        } else {
+            let filled = slot.filled as usize;
+            let (known, new) = payload.split_at(filled.saturating_sub(start).min(payload.len()));
+            let border = start + known.len();
+            kernel.combine(&mut accumulators[times * start..times * border], known);
+            kernel.first(&mut accumulators[times * border..times * end], new);
+            slot.filled = filled.max(end) as u32;
+        }
 
         self.arrived(index, child, offset, end as u32)
     }

@@ -3,11 +3,12 @@
 use core::net::IpAddr;
 
 use millstream_wire::{Mtu, Psn, Qpn};
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 use crate::abort::ABORT_BYTES;
 use crate::ranks::Ranks;
-use crate::slots::MAX_CHILDREN;
+use crate::slots::{MAX_CHILDREN, held_bytes};
 
 /// The most segments in a window.
 pub const MAX_WINDOW: u32 = 4096;
@@ -54,6 +55,34 @@ pub struct ParentSpec {
     pub psn: Psn,
 }
 
+/// What the ranks of a communicator may ask for. What one of them asks for, all have.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
+pub struct CommunicatorOptions {
+    /// Sums, products and averages of floats are combined in the order of ranks at each switch, whoever comes first:
+    /// the same calls on the same trees have the same bits.
+    #[serde(default, skip_serializing_if = "is_not")]
+    pub reproducible: bool,
+}
+
+impl CommunicatorOptions {
+    /// Whether nothing is asked for.
+    pub const fn is_default(&self) -> bool {
+        let &Self { reproducible } = self;
+        !reproducible
+    }
+
+    /// What either asks for.
+    #[must_use]
+    pub const fn or(self, other: Self) -> Self {
+        Self { reproducible: self.reproducible || other.reproducible }
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "what serde calls it with")]
+const fn is_not(option: &bool) -> bool {
+    !*option
+}
+
 /// What a node of a communicator's tree is made from.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct CommunicatorSpec {
@@ -72,6 +101,8 @@ pub struct CommunicatorSpec {
     /// Whether there is a node above: not at the root. The node serves once it is connected to that
     /// ([`crate::SwitchNode::connect_parent`]).
     pub has_parent: bool,
+    /// What the ranks have asked for.
+    pub options: CommunicatorOptions,
 }
 
 /// Why a specification is no good.
@@ -188,8 +219,24 @@ impl CommunicatorSpec {
     /// Specifications that [`CommunicatorSpec::check`] refuses have no meaningful size.
     pub fn memory_bytes(&self) -> u64 {
         let &Self { segment_bytes, window, path_mtu, .. } = self;
-        node_bytes(self.children.len(), self.has_parent, segment_bytes, window, path_mtu)
+        let children = self.children.len();
+        let held = match self.options.reproducible {
+            true => held_bytes(children, window, segment_bytes),
+            false => 0,
+        };
+        held + node_bytes(children, self.has_parent, segment_bytes, window, path_mtu)
     }
+}
+
+/// Bytes of a segment, no more than `segment_bytes`, with which a node of so many children takes no more memory
+/// in a reproducible communicator than it would in another. A multiple of every path MTU, if that is one.
+pub(crate) fn reproducible_segment_bytes(segment_bytes: u32, children: usize) -> u32 {
+    let most = Mtu::B4096.bytes() as u32;
+    // A window of segments takes twice as many slots of three times their bytes, and once more for each child but
+    // one. The counts beside them take less than a child.
+    let parts = 6 + children as u32;
+    let part = u64::from(segment_bytes) * 6 / u64::from(parts);
+    (part as u32 / most * most).max(segment_bytes.min(most))
 }
 
 /// Send requests on an edge, for a window.
@@ -241,6 +288,7 @@ mod tests {
             world: 3,
             children: vec![child(Ranks::one(0), false), child((1..3_u32).collect(), true)],
             has_parent,
+            options: CommunicatorOptions::default(),
         }
     }
 
@@ -302,6 +350,35 @@ mod tests {
         let control = 7 * 1024 + 80 + 2 * 1024;
         assert_eq!(root.memory_bytes(), 3 * 16 * 4096 + control + 2 * 72 * 256);
         assert_eq!(spec(true).memory_bytes(), root.memory_bytes() + 72 * 256);
+        // One child may be a window ahead of the other. There are two numbers of 4 bytes for each of them and each slot.
+        let options = CommunicatorOptions { reproducible: true };
+        let held = 8 * 4096 + 16 * 2 * 8;
+        let reproducible = CommunicatorSpec { options, ..spec(false) };
+        assert_eq!(reproducible.memory_bytes(), root.memory_bytes() + held);
         assert_eq!(spec(true).parent_receives(), 10);
+    }
+
+    #[test]
+    fn a_node_of_a_reproducible_communicator_takes_no_more_than_another() {
+        for segment_bytes in [64 << 10, 256 << 10, 1 << 20] {
+            for children in 1..=MAX_CHILDREN {
+                let cost = |segment_bytes, reproducible| {
+                    let rank = |rank| child(Ranks::one(rank), false);
+                    let spec = CommunicatorSpec {
+                        segment_bytes,
+                        children: (0..children as u32).map(rank).collect(),
+                        options: CommunicatorOptions { reproducible },
+                        ..spec(true)
+                    };
+                    spec.memory_bytes()
+                };
+                let smaller = reproducible_segment_bytes(segment_bytes, children);
+                assert!((4096..=segment_bytes).contains(&smaller) && smaller.is_multiple_of(4096));
+                let (ours, others) = (cost(smaller, true), cost(segment_bytes, false));
+                assert!(ours <= others, "{children} children: {ours} of {others}");
+            }
+        }
+        // No smaller than the longest packet, and no larger than what is configured.
+        assert_eq!([4096, 512].map(|bytes| reproducible_segment_bytes(bytes, 64)), [4096, 512]);
     }
 }

@@ -200,6 +200,7 @@ fn nearest_to_the_end(seed: u64) -> u32 {
         children: (0..64).map(child).collect(),
         world: 64,
         has_parent: false,
+        options: millstream_inc::CommunicatorOptions::default(),
     };
     let created = switch.create_communicator(Instant::ZERO, &spec).unwrap();
     created.edges.iter().map(|edge| Psn::COUNT - edge.psn.value()).min().unwrap()

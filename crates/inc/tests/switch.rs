@@ -32,6 +32,7 @@ fn spec(id: u64, children: u32) -> CommunicatorSpec {
         world: children,
         children: (0..children).rev().map(child).collect(),
         has_parent: false,
+        options: millstream_inc::CommunicatorOptions::default(),
     }
 }
 

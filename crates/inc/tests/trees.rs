@@ -5,8 +5,8 @@ mod network;
 use core::time::Duration;
 
 use millstream_inc::{
-    Abort, Collective, CollectiveCall, CollectiveError, DataType, Mode, ReduceOperation, Stripe,
-    SwitchEvent,
+    Abort, Collective, CollectiveCall, CollectiveError, CommunicatorOptions, DataType, Mode,
+    ReduceOperation, Stripe, SwitchEvent,
 };
 use millstream_roce::{Access, Instant, ProtectionDomainId};
 use network::{Faults, Network, NodeShape, Setup, vector_address};
@@ -268,6 +268,85 @@ fn every_type_and_operation_on_trees() {
     }
 }
 
+/// What a node of a tree sends up: what is below it, in the order of the lowest ranks.
+fn sum_below(tree: &[NodeShape], node: usize, of_rank: &dyn Fn(u32) -> f32) -> (u32, f32) {
+    let hosts = tree[node].hosts.iter().map(|&rank| (rank, of_rank(rank)));
+    let below = (0..tree.len()).filter(|&below| tree[below].parent == Some(node));
+    let mut all: Vec<_> = hosts.chain(below.map(|it| sum_below(tree, it, of_rank))).collect();
+    all.sort_unstable_by_key(|&(rank, _)| rank);
+    (all[0].0, all[1..].iter().fold(all[0].1, |sum, (_, it)| sum + it))
+}
+
+#[test]
+fn a_reproducible_sum_of_floats_has_the_same_bits_whoever_comes_first() {
+    let faults = Faults {
+        loss: 20,
+        duplication: 20,
+        reordering: 50,
+        corruption: 0,
+        acknowledgement_loss: 50,
+    };
+    let element = |rank: u32, at: usize| {
+        f32::from_bits(
+            0x3f00_0000 + (rank * 7919 + at as u32).wrapping_mul(0x9e37_79b9) % (3 << 24),
+        )
+    };
+    let mut differed = 0;
+    for (reproducible, seed) in
+        [true, false].into_iter().flat_map(|it| (0..8).map(move |s| (it, s)))
+    {
+        for shape in SHAPES {
+            let (hosts, tree) = shape;
+            let options = CommunicatorOptions { reproducible };
+            let mut network =
+                Network::new(Setup { hosts, tree, seed, faults, options, ..Setup::default() });
+            // A window and a half, and the same by SEND.
+            for (count, mode) in [(900, Mode::Write), (900, Mode::Send), (40, Mode::Write)] {
+                let mut calls: Vec<_> = (0..hosts)
+                    .map(|rank| {
+                        let vector: Vec<f32> = (0..count).map(|at| element(rank, at)).collect();
+                        let bytes = |value: f32| value.to_le_bytes().to_vec();
+                        let (data_type, operation) = (DataType::Float32, ReduceOperation::Sum);
+                        let call = network.call(
+                            rank as usize,
+                            &vector,
+                            data_type,
+                            operation,
+                            bytes,
+                            false,
+                        );
+                        (rank as usize, CollectiveCall { mode, ..call })
+                    })
+                    .collect();
+                // Nobody knows who comes first.
+                let mut started = Vec::new();
+                while !calls.is_empty() {
+                    let next = network.random.next() as usize % calls.len();
+                    let (rank, call) = calls.swap_remove(next);
+                    network.start(rank, &call);
+                    let pause = Duration::from_micros(network.random.next() % 100);
+                    let until = network.now + pause;
+                    while network.now < until && network.step() {}
+                    started.push((rank, call));
+                }
+                let wanted: Vec<u8> = (0..count)
+                    .flat_map(|at| sum_below(tree, 0, &|rank| element(rank, at)).1.to_le_bytes())
+                    .collect();
+                let outcomes = network.outcomes();
+                for (rank, call) in started {
+                    let what = format!("rank {rank} of {hosts}, seed {seed}: {:?}", outcomes[rank]);
+                    assert!(matches!(outcomes[rank], Some(Ok(_))), "{what}");
+                    let result = network.finish(rank, &call);
+                    assert!(!reproducible || result == wanted, "{count} elements, {what}");
+                    differed += usize::from(result != wanted);
+                }
+            }
+            network.run_to_rest();
+        }
+    }
+    assert!(differed > 0, "these numbers do not show the order");
+}
+
 /// Calls an int32 sum on some hosts only.
 fn start(network: &mut Network, hosts: &[usize], count: usize) {
     for &rank in hosts {
@@ -359,6 +438,32 @@ fn who_has_not_called_is_named_when_a_rank_waits_no_longer() {
                 assert_eq!(network.hosts[rank].outcome.is_some(), called.contains(&rank));
             }
             assert!(network.now.saturating_duration_since(asked) < Duration::from_secs(5));
+        }
+    }
+}
+
+/// As on one of several trees, which has not all of the collectives.
+#[test]
+fn an_overdue_collective_is_told_by_the_number_that_its_ranks_know_it_by() {
+    for (shape, called) in [(FLAT, &[0][..]), (TWO_LEVELS, &[1]), (UNEVEN, &[4]), (CHAIN, &[0])] {
+        let mut network = network(shape, 1, Faults::default());
+        all(&mut network, &[300]);
+        for &rank in called {
+            let (data_type, operation) = (DataType::Int32, ReduceOperation::Sum);
+            let call = network.call(rank, &[1; 900], data_type, operation, network::int32, false);
+            assert_eq!(network.hosts[rank].worker.start_as(100, &call), Ok(100));
+            network.service(rank);
+        }
+        network.run_to_rest();
+        network.hosts[called[0]].worker.give_up();
+        network.service(called[0]);
+        network.run_to_rest();
+        for host in &network.hosts {
+            let failure = host.worker.failure();
+            let Some(CollectiveError::Aborted(Abort::Overdue(overdue))) = failure else {
+                panic!("{failure:?}");
+            };
+            assert_eq!(overdue.sequence, 100, "{overdue}");
         }
     }
 }

@@ -33,6 +33,7 @@ fn node_of(world: u32, children: Vec<ChildSpec>, has_parent: bool) -> Communicat
         world,
         children,
         has_parent,
+        options: crate::CommunicatorOptions::default(),
     };
     spec.check().unwrap();
     Communicator::new(&spec, 1, (0..).map(ProtectionDomainId))
@@ -177,6 +178,7 @@ fn a_cell_is_a_small_part_of_a_vector_in_whole_packets() {
         world: 1,
         children: vec![host(0)],
         has_parent: false,
+        options: crate::CommunicatorOptions::default(),
     };
     let node = Communicator::new(&spec, 1, (0..).map(ProtectionDomainId));
     for (bytes, cell) in [

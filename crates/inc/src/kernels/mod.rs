@@ -71,6 +71,14 @@ impl Kernel {
         Some(Self { data_type, operation, level, widen, combine })
     }
 
+    /// Whether the result depends on the order of contributions.
+    pub(crate) const fn depends_on_order(&self) -> bool {
+        use DataType::{BFloat16, Float16, Float32, Float64};
+        use ReduceOperation::{Average, Product, Sum};
+        matches!(self.data_type, Float16 | BFloat16 | Float32 | Float64)
+            && matches!(self.operation, Sum | Product | Average)
+    }
+
     /// Bytes of one element on the wire.
     pub const fn wire_size(&self) -> usize {
         self.data_type.size() as usize

@@ -11,8 +11,9 @@ use core::time::Duration;
 use std::collections::BinaryHeap;
 
 use millstream_inc::{
-    ChildSpec, Collective, CollectiveCall, CollectiveError, CommunicatorSpec, Completed, DataType,
-    Mode, ParentSpec, Ranks, ReduceOperation, SwitchConfig, SwitchEvent, SwitchNode, Uplink,
+    ChildSpec, Collective, CollectiveCall, CollectiveError, CommunicatorOptions, CommunicatorSpec,
+    Completed, DataType, Mode, ParentSpec, Ranks, ReduceOperation, SwitchConfig, SwitchEvent,
+    SwitchNode, Uplink,
 };
 use millstream_roce::{
     Access, DatagramMeta, IcrcCheck, Identification, Instant, Node, ProtectionDomainId, Transmit,
@@ -68,6 +69,7 @@ pub struct Setup {
     pub first_psn: Psn,
     pub icrc: IcrcCheck,
     pub probe_interval: Duration,
+    pub options: CommunicatorOptions,
 }
 
 impl Default for Setup {
@@ -84,6 +86,7 @@ impl Default for Setup {
             first_psn: Psn::new(0x12_3456),
             icrc: IcrcCheck::Off,
             probe_interval: NEVER,
+            options: CommunicatorOptions::default(),
         }
     }
 }
@@ -170,6 +173,7 @@ fn connect_tree(setup: &Setup, switches: &mut [SwitchNode], hosts: &mut [Host]) 
             world: setup.hosts,
             children,
             has_parent: node.parent.is_some(),
+            options: setup.options,
         };
         let created = switches[node.switch].create_communicator(Instant::ZERO, &spec).unwrap();
         ways_up[number] = created.uplink.map(|uplink| (ranks, uplink));
@@ -225,6 +229,7 @@ impl Network {
                 children: children.rev().collect(),
                 world: setup.hosts,
                 has_parent: false,
+                options: setup.options,
             };
             let created = switch.create_communicator(Instant::ZERO, &spec).unwrap();
             for edge in created.edges {

@@ -6,9 +6,9 @@ use core::time::Duration;
 use std::sync::Arc;
 
 use millstream_inc::{
-    CONTROL_BYTES, ChildSpec, Collective, CollectiveCall, CollectiveError, CommunicatorSpec,
-    DataType, HostConfig, HostWorker, Mode, Ranks, ReduceOperation, SwitchConfig, SwitchEvent,
-    SwitchNode,
+    CONTROL_BYTES, ChildSpec, Collective, CollectiveCall, CollectiveError, CommunicatorOptions,
+    CommunicatorSpec, DataType, HostConfig, HostWorker, Mode, Ranks, ReduceOperation, SwitchConfig,
+    SwitchEvent, SwitchNode,
 };
 use millstream_roce::{
     Access, CompletionQueueId, Endpoint, EndpointConfig, IcrcCheck, Instant, OwnedMemory,
@@ -125,6 +125,7 @@ impl<'a> Reduction<'a> {
                     children: builders.iter().map(|builder| builder.child.clone()).collect(),
                     world: options.hosts,
                     has_parent: false,
+                    options: CommunicatorOptions::default(),
                 },
             )
             .expect("the options fit a switch")

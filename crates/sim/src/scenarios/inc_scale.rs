@@ -9,7 +9,9 @@ use core::net::{IpAddr, Ipv4Addr};
 use core::time::Duration;
 
 use millstream_inc::plan::{Candidate, Child, FanIn, PlanOptions, SwitchId, Tree};
-use millstream_inc::{ChildSpec, CommunicatorSpec, ParentSpec, SwitchConfig, SwitchNode, Uplink};
+use millstream_inc::{
+    ChildSpec, CommunicatorOptions, CommunicatorSpec, ParentSpec, SwitchConfig, SwitchNode, Uplink,
+};
 use millstream_roce::{IcrcCheck, Instant};
 use millstream_wire::Mtu;
 
@@ -191,6 +193,7 @@ fn build(
             children: children.collect(),
             world: options.hosts,
             has_parent: node.parent.is_some(),
+            options: CommunicatorOptions::default(),
         };
         let created = switches[index].create_communicator(Instant::ZERO, &spec);
         let created = created.expect("a switch has room for one");

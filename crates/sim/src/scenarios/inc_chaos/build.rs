@@ -4,8 +4,8 @@ use core::ops::Range;
 use core::time::Duration;
 
 use millstream_inc::{
-    CONTROL_BYTES, ChildSpec, CommunicatorSpec, HostConfig, HostWorker, ParentSpec, Ranks,
-    SwitchConfig, SwitchNode, Uplink,
+    CONTROL_BYTES, ChildSpec, CommunicatorOptions, CommunicatorSpec, HostConfig, HostWorker,
+    ParentSpec, Ranks, SwitchConfig, SwitchNode, Uplink,
 };
 use millstream_roce::{
     Access, Endpoint, EndpointConfig, IcrcCheck, Instant, OwnedMemory, QueuePairCapabilities,
@@ -299,6 +299,8 @@ fn connect_group(
             world: group.sizes.world,
             children: of_hosts.chain(of_nodes).collect(),
             has_parent: tree.nodes[node].parent.is_some(),
+            // The same in all runs of a seed, and nothing is drawn for it.
+            options: CommunicatorOptions { reproducible: number_of_group % 2 == 1 },
         };
         let created = switches[tree.nodes[node].switch]
             .create_communicator(Instant::ZERO, &spec)
