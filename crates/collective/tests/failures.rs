@@ -11,6 +11,7 @@ use millstream_collective::{
     Awaited, Call, CollectiveError, Communicator, JoinConfig, JoinError, ReduceOperation, Refusal,
     Waiting,
 };
+use millstream_inc::CommunicatorOptions;
 use millstream_inc::protocol::{
     AbortReason, Commanded, FrameDecoder, FromController, Hello, ToController, encode,
 };
@@ -35,7 +36,17 @@ impl Dummy {
         let dummy = Self { stream, decoder: FrameDecoder::new() };
         let (group, address) = (group.to_owned(), address());
         let (timeout_ms, same_machine, more_addresses) = (30_000, None, Vec::new());
-        let hello = Hello { group, world, rank, address, timeout_ms, more_addresses, same_machine };
+        let options = CommunicatorOptions::default();
+        let hello = Hello {
+            group,
+            world,
+            rank,
+            address,
+            timeout_ms,
+            more_addresses,
+            same_machine,
+            options,
+        };
         dummy.say(&ToController::Join(hello));
         dummy
     }

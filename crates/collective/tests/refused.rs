@@ -62,7 +62,11 @@ impl Refusing {
             if let FromController::CreateCommunicator { communicator, .. } = message {
                 asked += 1;
                 let reason = "it makes nothing".to_owned();
-                self.say(&ToController::CommunicatorFailed { communicator, reason });
+                self.say(&ToController::CommunicatorFailed {
+                    communicator,
+                    reason,
+                    path_mtu: None,
+                });
             }
         }
         asked

@@ -292,6 +292,7 @@ fn hello(group: String, world: u32, rank: u32) -> ToController {
         timeout_ms,
         more_addresses,
         same_machine,
+        options: millstream_inc::CommunicatorOptions::default(),
     })
 }
 

@@ -22,6 +22,7 @@ use millstream_inc::{
 use millstream_net::tls::CallerTls;
 use millstream_net::token::{Initiator, Purpose, Token, TokenError};
 use millstream_net::{Driver, Failure, OpenError};
+use millstream_wire::Mtu;
 use thiserror::Error;
 use tokio::io::{AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::net::TcpStream;
@@ -187,6 +188,7 @@ struct Made {
     above: Option<IpAddr>,
     /// Of which tree.
     tree: u8,
+    path_mtu: Mtu,
 }
 
 struct Switch<F> {
@@ -410,6 +412,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 has_parent,
                 children,
                 tree,
+                options,
             } => {
                 let below = children.iter().filter(|child| child.is_switch);
                 let below = below.map(|child| SwitchBelow {
@@ -417,7 +420,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                     address: child.address,
                 });
                 let (below, count) = (below.collect(), children.len() as u32);
-                let made = Made { group, children: count, below, above: None, tree };
+                let made = Made { group, children: count, below, above: None, tree, path_mtu };
                 let children = children.into_iter().map(child).collect();
                 let spec = CommunicatorSpec {
                     id,
@@ -427,6 +430,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                     world,
                     has_parent,
                     children,
+                    options,
                 };
                 Some(self.create(&spec, made))
             }
@@ -487,8 +491,37 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
         }
     }
 
+    /// What is said where packets to some neighbours of a node are shorter than its path MTU.
+    fn too_long(
+        &self,
+        communicator: u64,
+        path_mtu: Mtu,
+        neighbours: impl Iterator<Item = IpAddr>,
+    ) -> Option<ToController> {
+        let shortest = neighbours.filter_map(|other| Some((self.path_mtu(other)?, other))).min()?;
+        let (shorter, other) = Some(shortest).filter(|&(shorter, _)| shorter < path_mtu)?;
+        let reason = format!(
+            "packets from {} to {other} hold at most {shorter} bytes, as the interface's MTU is, and those of \
+             the communicator {path_mtu}",
+            self.data_plane.address()
+        );
+        tracing::info!(communicator, reason, "not made");
+        Some(ToController::CommunicatorFailed { communicator, reason, path_mtu: Some(shorter) })
+    }
+
+    /// The largest path MTU to a neighbour, where the system knows a way.
+    fn path_mtu(&self, neighbour: IpAddr) -> Option<Mtu> {
+        let link = millstream_net::address::path_mtu(self.data_plane.address(), neighbour);
+        // Who cannot be reached is told as lost later.
+        Mtu::fitting(link.ok()?)
+    }
+
     fn create(&mut self, spec: &CommunicatorSpec, made: Made) -> ToController {
         let communicator = spec.id;
+        let neighbours = spec.children.iter().map(|child| child.address);
+        if let Some(failed) = self.too_long(communicator, spec.path_mtu, neighbours) {
+            return failed;
+        }
         match self.data_plane.create(spec) {
             Ok(Created { edges, uplink }) => {
                 self.communicators.insert(communicator, made);
@@ -500,7 +533,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
             Err(error) => {
                 tracing::warn!(communicator, %error, "not created");
                 let reason = shortened(error.to_string());
-                ToController::CommunicatorFailed { communicator, reason }
+                ToController::CommunicatorFailed { communicator, reason, path_mtu: None }
             }
         }
     }
@@ -508,6 +541,14 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
     /// Connects a communicator to the node above. When that fails, nothing is left of it, as of one that
     /// was not made.
     fn connect_parent(&mut self, communicator: u64, parent: &ParentSpec) -> ToController {
+        if let Some(made) = self.communicators.get(&communicator)
+            && let path_mtu = made.path_mtu
+            && let above = [parent.address].into_iter()
+            && let Some(failed) = self.too_long(communicator, path_mtu, above)
+        {
+            self.destroy(communicator);
+            return failed;
+        }
         match self.data_plane.connect_parent(communicator, parent) {
             Ok(()) => {
                 if let Some(made) = self.communicators.get_mut(&communicator) {
@@ -522,7 +563,8 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 }
                 let address = parent.address;
                 let reason = format!("it cannot be connected to the one at {address}: {error}");
-                ToController::CommunicatorFailed { communicator, reason: shortened(reason) }
+                let reason = shortened(reason);
+                ToController::CommunicatorFailed { communicator, reason, path_mtu: None }
             }
         }
     }

@@ -12,11 +12,11 @@ use std::time::Duration;
 use millstream_control::controller::{self, ControllerConfig};
 use millstream_control::switch::{self, SwitchConfig};
 use millstream_control::{Shutdown, shutdown};
-use millstream_inc::Ranks;
 use millstream_inc::protocol::{
     Commanded, FrameDecoder, FromController, HeldNode, MAX_TERM, Message, PortCounters, Presence,
     Refusal, SwitchChild, SwitchLimits, SwitchReport, ToController, encode,
 };
+use millstream_inc::{CommunicatorOptions, Ranks};
 use millstream_net::OpenError;
 use millstream_wire::icrc::{self, Addresses, Addressing};
 use millstream_wire::{Bth, Mtu, Opcode, Psn, Qpn, ROCE_PORT};
@@ -260,6 +260,7 @@ impl PlayedController {
                 has_parent: false,
                 children: vec![child(0), child(1)],
                 tree: 0,
+                options: CommunicatorOptions::default(),
             },
         );
         self.switch.hear().unwrap()
@@ -312,7 +313,8 @@ fn a_switch_does_what_its_controller_says() {
         [(7, 4, "communicator 7 exists already"), (8, 0, "a window of 0 segments is out of range")]
     {
         let answer = played.create(communicator, window);
-        let ToController::CommunicatorFailed { communicator: of, reason } = answer else {
+        let ToController::CommunicatorFailed { communicator: of, reason, path_mtu: None } = answer
+        else {
             panic!("{answer:?}");
         };
         assert_eq!(of, communicator);
@@ -331,7 +333,7 @@ fn a_switch_does_what_its_controller_says() {
             "it cannot be connected to the one at {address}: \
              there is no such communicator, or it has no node above"
         );
-        let failed = ToController::CommunicatorFailed { communicator, reason };
+        let failed = ToController::CommunicatorFailed { communicator, reason, path_mtu: None };
         assert_eq!(played.switch.hear(), Some(failed));
     }
     // Then the number is free; destroying what is not there says nothing.
@@ -438,6 +440,7 @@ fn a_report_that_may_be_lost_with_the_connection_is_said_again() {
             has_parent: false,
             children: vec![child],
             tree: 0,
+            options: CommunicatorOptions::default(),
         },
     );
     let created = played.switch.hear();

@@ -1,5 +1,6 @@
 //! What is served, held against `openapi.json`.
 
+use millstream_inc::CommunicatorOptions;
 use millstream_inc::controller::{ConnectionId, Controller, ControllerConfig, Output};
 use millstream_inc::plan::FanIn;
 use millstream_inc::protocol::{
@@ -83,7 +84,17 @@ impl Lab {
         let (group, address) = (group.to_owned(), [10, 0, 1, rank as u8].into());
         let more_addresses = Vec::new();
         let (timeout_ms, same_machine) = (1000, None);
-        let hello = Hello { group, world, rank, address, timeout_ms, more_addresses, same_machine };
+        let options = CommunicatorOptions::default();
+        let hello = Hello {
+            group,
+            world,
+            rank,
+            address,
+            timeout_ms,
+            more_addresses,
+            same_machine,
+            options,
+        };
         self.say(connection, ToController::Join(hello));
     }
 

@@ -15,6 +15,7 @@ use crate::protocol::{
     AbortReason, Awaited, FromController, GroupIdentity, RankList, Refusal, SameMachine,
     SwitchEdge, SwitchUplink,
 };
+use crate::spec::{CommunicatorOptions, reproducible_segment_bytes};
 use crate::topology::LinkIndex;
 
 /// So many ranks that have given up are known.
@@ -51,6 +52,8 @@ pub(super) struct Member {
     pub(super) ends: Vec<HostEnd>,
     /// How ranks of its machine find it, if it wants that.
     pub(super) same_machine: Option<SameMachine>,
+    /// What it asks of the communicator.
+    pub(super) options: CommunicatorOptions,
     /// It has said that it is done, after so many collectives. Its connection may be gone.
     pub(super) left: Option<u64>,
     /// It is away, and lost when it is not back by then.
@@ -190,6 +193,23 @@ impl Group {
     /// Whether it is on a switch, or about to be.
     pub(super) fn uses(&self, switch: SwitchId) -> bool {
         self.trees.as_ref().is_some_and(|trees| trees.contains(switch))
+    }
+
+    /// What any of its ranks asks for.
+    pub(super) fn options(&self) -> CommunicatorOptions {
+        let all = self.members.values().map(|member| member.options);
+        all.fold(CommunicatorOptions::default(), CommunicatorOptions::or)
+    }
+
+    /// Bytes of a segment on these trees, where those of other groups have so many: nodes take no more memory than
+    /// theirs.
+    pub(super) fn segment_bytes(&self, trees: &Forest, of_others: u32) -> u32 {
+        let children = trees.nodes().iter().map(|node| node.children.len()).max();
+        let children = children.unwrap_or_default();
+        match self.options().reproducible {
+            true => reproducible_segment_bytes(of_others, children),
+            false => of_others,
+        }
     }
 
     /// Forgets its trees, whose nodes were ended: the ranks connect anew.

@@ -39,6 +39,7 @@ impl Controller {
             address,
             more_addresses: hello.more_addresses.clone(),
             same_machine: hello.same_machine.clone(),
+            options: hello.options,
             ends: Vec::new(),
             left: None,
             away_until: None,

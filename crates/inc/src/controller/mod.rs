@@ -404,8 +404,11 @@ impl Controller {
             (Role::Switch(id), ToController::ParentConnected { communicator }) => {
                 self.parent_connected(id, communicator);
             }
-            (Role::Switch(id), ToController::CommunicatorFailed { communicator, reason }) => {
-                self.not_created(id, communicator, reason);
+            (
+                Role::Switch(id),
+                ToController::CommunicatorFailed { communicator, reason, path_mtu },
+            ) => {
+                self.not_created(id, communicator, reason, path_mtu);
             }
             (Role::Switch(id), ToController::CommunicatorDestroyed { communicator }) => {
                 if let Some(switch) = self.switches.get_mut(&id) {

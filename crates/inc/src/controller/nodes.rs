@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use millstream_wire::Mtu;
 
-use super::group::{End, Node, Step};
+use super::group::{End, Group, Node, Step};
 use super::{Controller, ControllerConfig, GroupId, Switch};
 use crate::plan::{Child, SwitchId};
 use crate::protocol::{
@@ -42,12 +42,14 @@ impl Controller {
         let (place, node) = (&trees.nodes()[index], &group.nodes[index]);
         let (at, communicator) = (place.switch, node.communicator);
         let (has_parent, tree) = (place.parent.is_some(), trees.tree_of(index) as u8);
+        let (options, segment_bytes) =
+            (group.options(), group.segment_bytes(trees, self.config.segment_bytes));
         let owned = self.owned_node(communicator, children.len());
         let Some(switch) = self.switches.get_mut(&at) else { return };
         let Some(group) = self.groups.get_mut(&id) else { return };
         group.nodes[index].step = Step::Creating;
         switch.communicators.insert(communicator, owned);
-        let ControllerConfig { segment_bytes, window, .. } = self.config;
+        let ControllerConfig { window, .. } = self.config;
         let message = FromController::CreateCommunicator {
             communicator,
             group: group.identity,
@@ -58,6 +60,7 @@ impl Controller {
             has_parent,
             children,
             tree,
+            options,
         };
         let connection = switch.connection;
         self.send_to(connection, message);
@@ -217,7 +220,13 @@ impl Controller {
         self.report_ready(id);
     }
 
-    pub(super) fn not_created(&mut self, switch: SwitchId, communicator: u64, reason: String) {
+    pub(super) fn not_created(
+        &mut self,
+        switch: SwitchId,
+        communicator: u64,
+        reason: String,
+        path_mtu: Option<Mtu>,
+    ) {
         let found = self.find(switch, communicator);
         let Some(state) = self.switches.get_mut(&switch) else { return };
         state.communicators.remove(&communicator);
@@ -227,9 +236,30 @@ impl Controller {
             // the upper one.
             let upper = self.connecting_to(id, index);
             self.gone(id, index);
+            if path_mtu.is_some_and(|path_mtu| self.make_anew(id, path_mtu)) {
+                return;
+            }
             let suspects: Vec<SwitchId> = upper.into_iter().chain([switch]).collect();
             self.refused(id, &suspects, Refusal::SwitchFailed { name, reason });
         }
+    }
+
+    /// Has the nodes of a group that is not ready made anew, with shorter packets, since a link of its trees does not carry
+    /// those that were planned. All trees have the path MTU of the slowest link. `false` when they are no shorter.
+    fn make_anew(&mut self, id: GroupId, path_mtu: Mtu) -> bool {
+        let shorter = |group: &Group| !group.ready && path_mtu < group.path_mtu;
+        if !self.groups.get(&id).is_some_and(shorter) {
+            return false;
+        }
+        let Some(mut group) = self.groups.remove(&id) else { return false };
+        self.end_nodes(&group, |communicator| {
+            Some(FromController::DestroyCommunicator { communicator })
+        });
+        group.nodes.clear();
+        group.path_mtu = path_mtu;
+        self.groups.insert(id, group);
+        self.begin(id);
+        true
     }
 
     /// The switch that a node is being connected to, if it is.

@@ -71,13 +71,14 @@ impl Controller {
             }
             Err(NoTree::Ever(refusal)) => return self.end_group(id, &End::Refused(refusal)),
         };
+        let segment_bytes = group.segment_bytes(&trees, self.config.segment_bytes);
         for (&rank, member) in &group.members {
             let leaf_address = |tree| {
                 let switch = self.switches.get(&trees.leaf_of(tree, rank)?.switch);
                 switch.map(|switch| switch.address)
             };
             if let Some(switch_address) = leaf_address(0) {
-                let ControllerConfig { segment_bytes, window, .. } = self.config;
+                let ControllerConfig { window, .. } = self.config;
                 let more_switches = (1..trees.trees()).filter_map(leaf_address).collect();
                 let message = FromController::GroupReady {
                     switch_address,

@@ -264,6 +264,7 @@ impl Controller {
                     address,
                     more_addresses: Vec::new(),
                     same_machine: None,
+                    options: crate::CommunicatorOptions::default(),
                     ends: Vec::new(),
                     left: Some(collectives),
                     away_until: None,

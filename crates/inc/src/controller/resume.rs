@@ -160,6 +160,7 @@ impl Controller {
             more_addresses: resume.more_addresses.clone(),
             ends: Vec::new(),
             same_machine: None,
+            options: crate::CommunicatorOptions::default(),
             left: None,
             away_until: None,
         });

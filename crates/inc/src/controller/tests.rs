@@ -13,6 +13,7 @@ mod world;
 use millstream_wire::{Mtu, Psn, Qpn};
 
 use super::*;
+use crate::CommunicatorOptions;
 use crate::protocol::{Hello, Plan, Presence, SwitchChild, SwitchEdge, SwitchReport};
 use crate::ranks::Ranks;
 use world::{World, group_ready, hello, seconds};
@@ -288,7 +289,8 @@ fn a_switch_that_cannot_or_does_not_answer_is_named() {
         panic!("{heard:?}");
     };
     let reason = "out of memory".to_owned();
-    world.say(SWITCH, ToController::CommunicatorFailed { communicator, reason });
+    let failed = ToController::CommunicatorFailed { communicator, reason, path_mtu: None };
+    world.say(SWITCH, failed);
     assert_eq!(
         world.refusal(host).to_string(),
         "switch \"tor\" could not make the communicator: out of memory"
@@ -491,6 +493,40 @@ fn two_switches_share_neither_name_nor_address() {
     world.switch(ConnectionId(3), "", 3);
     assert_eq!(world.refusal(ConnectionId(3)), Refusal::Name { what: "switch".to_owned() });
     assert_eq!(world.controller.census().switches, 1);
+}
+
+#[test]
+fn what_one_rank_asks_of_the_communicator_all_switches_hear() {
+    let options = CommunicatorOptions { reproducible: true };
+    for asks in [None, Some(0), Some(2)] {
+        let mut world = World::new();
+        world.switch(SWITCH, "s", 1);
+        let hosts = [0, 1, 2].map(|rank| {
+            let asked = if asks == Some(rank) { options } else { CommunicatorOptions::default() };
+            let connection = ConnectionId(rank.into());
+            world.connect(connection);
+            let hello = Hello { options: asked, ..hello("g", 3, rank) };
+            world.say(connection, ToController::Join(hello));
+            connection
+        });
+        hosts.iter().for_each(|&host| world.end(host));
+        // Six windows of slots, and two of what three children may be early with.
+        let wanted = if asks.is_some() { (256 << 10) * 6 / 9 / 4096 * 4096 } else { 256 << 10 };
+        for host in hosts {
+            let heard = world.heard(host);
+            let [FromController::GroupReady { segment_bytes, .. }] = heard[..] else {
+                panic!("{heard:?}");
+            };
+            assert_eq!(segment_bytes, wanted);
+        }
+        let heard = world.heard(SWITCH);
+        let Some(FromController::CreateCommunicator { options: told, segment_bytes, .. }) =
+            heard.last()
+        else {
+            panic!("{heard:?}");
+        };
+        assert_eq!((told.reproducible, *segment_bytes), (asks.is_some(), wanted));
+    }
 }
 
 #[test]

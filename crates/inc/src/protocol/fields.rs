@@ -59,6 +59,28 @@ pub(crate) mod mtu {
     }
 }
 
+/// A path MTU that need not be there.
+pub(super) mod optional_mtu {
+    use millstream_wire::Mtu;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    #[derive(Deserialize, Serialize)]
+    struct Said(#[serde(with = "super::mtu")] Mtu);
+
+    pub(in super::super) fn serialize<S: Serializer>(
+        mtu: &Option<Mtu>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        mtu.map(Said).serialize(to)
+    }
+
+    pub(in super::super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Mtu>, D::Error> {
+        Ok(Option::<Said>::deserialize(from)?.map(|Said(mtu)| mtu))
+    }
+}
+
 /// Ranks: numbers, and pairs for the first and the last of several in a row.
 pub(super) mod ranks {
     use serde::de::Error;

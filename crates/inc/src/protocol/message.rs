@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::token::hex;
 use super::{AbortReason, Awaited, Message, PortCounters, Refusal, fields};
 use crate::ranks::Ranks;
+use crate::spec::CommunicatorOptions;
 #[cfg(doc)]
 use crate::stripe::MAX_TREES;
 
@@ -67,6 +68,10 @@ pub enum ToController {
         communicator: u64,
         /// Why.
         reason: String,
+        /// Packets to one of the node's neighbours hold at most so many bytes, which are fewer than were asked for: with
+        /// this path MTU it might be made.
+        #[serde(default, skip_serializing_if = "Option::is_none", with = "fields::optional_mtu")]
+        path_mtu: Option<Mtu>,
     },
     /// Switch: nothing is left of the communicator.
     CommunicatorDestroyed {
@@ -169,6 +174,9 @@ pub enum FromController {
         /// Of which tree of the communicator it is.
         #[serde(default, skip_serializing_if = "is_first")]
         tree: u8,
+        /// What its ranks have asked for.
+        #[serde(default, skip_serializing_if = "CommunicatorOptions::is_default")]
+        options: CommunicatorOptions,
     },
     /// To a switch: connect this to the node above. Answered with [`ToController::ParentConnected`].
     ConnectParent {
@@ -387,6 +395,9 @@ pub struct Hello {
     /// How ranks of its machine find it; none of a rank that wants the switch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub same_machine: Option<SameMachine>,
+    /// What it asks of the communicator.
+    #[serde(default, skip_serializing_if = "CommunicatorOptions::is_default")]
+    pub options: CommunicatorOptions,
 }
 
 /// What ranks need to know of each other to share memory.
@@ -580,6 +591,7 @@ mod tests {
             has_parent: false,
             children: (0..MAX_CHILDREN as u32).map(child).collect(),
             tree: u8::MAX,
+            options: CommunicatorOptions { reproducible: true },
         };
         let message = Commanded { term: u64::MAX, message };
         let mut decoder = FrameDecoder::new();
@@ -633,6 +645,32 @@ mod tests {
         let mut decoder = FrameDecoder::new();
         decoder.extend(&encode(&FromController::Registered).unwrap());
         assert!(decoder.next_message::<Commanded>().is_err());
+    }
+
+    #[test]
+    fn what_is_not_asked_for_is_left_out() {
+        let failed = |path_mtu| ToController::CommunicatorFailed {
+            communicator: 9,
+            reason: "x".to_owned(),
+            path_mtu,
+        };
+        for (message, text) in [
+            (failed(None), r#""reason":"x"}"#),
+            (failed(Some(Mtu::B1024)), r#""reason":"x","path_mtu":1024}"#),
+        ] {
+            let frame = encode(&message).unwrap();
+            assert!(frame.ends_with(text.as_bytes()), "{}", String::from_utf8_lossy(&frame[4..]));
+            let mut decoder = FrameDecoder::new();
+            decoder.extend(&frame);
+            assert_eq!(decoder.next_message(), Ok(Some(message)));
+        }
+        for (options, text) in [
+            (CommunicatorOptions::default(), r"{}"),
+            (CommunicatorOptions { reproducible: true }, r#"{"reproducible":true}"#),
+        ] {
+            assert_eq!(serde_json::to_string(&options).unwrap(), text);
+            assert_eq!(serde_json::from_str::<CommunicatorOptions>(text).unwrap(), options);
+        }
     }
 
     #[test]

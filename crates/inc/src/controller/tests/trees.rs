@@ -1,6 +1,6 @@
 //! Groups over trees of switches, which the test plays.
 
-use millstream_wire::{Psn, Qpn};
+use millstream_wire::{Mtu, Psn, Qpn};
 
 use super::world::{World, seconds};
 use super::*;
@@ -14,6 +14,8 @@ use crate::ranks::Ranks;
 pub(super) enum Answer {
     Done,
     Failed,
+    /// A neighbour takes packets of so many bytes only.
+    Shorter(Mtu),
     Silence,
     /// Its connection ends.
     Death,
@@ -47,6 +49,7 @@ pub(super) struct Lab {
     next_qpn: u32,
     dead: BTreeSet<usize>,
     refused: BTreeSet<u64>,
+    path_mtus: BTreeMap<u64, Mtu>,
     /// Nodes that are no more, which others may still be told of.
     lost: Vec<Made>,
 }
@@ -80,6 +83,7 @@ impl Lab {
             next_qpn: 100_000,
             dead: BTreeSet::new(),
             refused: BTreeSet::new(),
+            path_mtus: BTreeMap::new(),
             lost: Vec::new(),
         }
     }
@@ -148,8 +152,11 @@ impl Lab {
         self.requests += 1;
         let answer = answer(number);
         match message {
-            FromController::CreateCommunicator { children, world, has_parent, .. } => {
+            FromController::CreateCommunicator {
+                children, world, has_parent, path_mtu, ..
+            } => {
                 self.create(switch, communicator, children, world, has_parent, answer);
+                self.path_mtus.insert(communicator, path_mtu);
             }
             FromController::ConnectParent { address, qpn, psn, .. } => {
                 self.connect_parent(switch, communicator, address, (qpn, psn));
@@ -169,8 +176,16 @@ impl Lab {
             Answer::Failed => {
                 self.lost.extend(self.nodes.remove(&communicator));
                 self.refused.insert(communicator);
-                let reason = "out of memory".to_owned();
-                self.say(switch, ToController::CommunicatorFailed { communicator, reason });
+                let (reason, path_mtu) = ("out of memory".to_owned(), None);
+                let failed = ToController::CommunicatorFailed { communicator, reason, path_mtu };
+                self.say(switch, failed);
+            }
+            Answer::Shorter(mtu) => {
+                self.lost.extend(self.nodes.remove(&communicator));
+                self.refused.insert(communicator);
+                let (reason, path_mtu) = ("packets are too long".to_owned(), Some(mtu));
+                let failed = ToController::CommunicatorFailed { communicator, reason, path_mtu };
+                self.say(switch, failed);
             }
             Answer::Silence => {}
             Answer::Death => self.kill(switch),
@@ -317,6 +332,62 @@ fn trees_are_made_from_the_leaves_up_and_connected_downwards() {
         lab.run(|_| Answer::Done);
         lab.assert_quiet();
     }
+}
+
+#[test]
+fn a_tree_has_the_path_mtu_of_the_link_that_takes_the_shortest_packets() {
+    let mut found = BTreeMap::new();
+    // Whichever of seven nodes it is, when it is made or when it is connected, and then another one. Nodes that were
+    // given up meanwhile say so in vain.
+    for first in 0..13 {
+        for second in [first + 1, first + 8, usize::MAX] {
+            let mut lab = Lab::new(2, 3);
+            let hosts = lab.join("g", 1, 8);
+            lab.run(|request| match request {
+                _ if request == first => Answer::Shorter(Mtu::B2048),
+                _ if request == second => Answer::Shorter(Mtu::B512),
+                _ => Answer::Done,
+            });
+            assert_eq!(lab.nodes.len(), 7, "{first} {second}");
+            let wanted = *lab.path_mtus.last_key_value().unwrap().1;
+            *found.entry((second == usize::MAX, wanted)).or_insert(0) += 1;
+            for communicator in lab.nodes.keys() {
+                assert_eq!(lab.path_mtus[communicator], wanted, "{first} {second}");
+            }
+            for &host in &hosts {
+                let heard = lab.world.heard(host);
+                // Its end is the same.
+                let [FromController::GroupReady { .. }, FromController::Plan(plan)] = &heard[..]
+                else {
+                    panic!("{heard:?}");
+                };
+                assert_eq!(plan.path_mtu, wanted);
+            }
+            hosts.iter().for_each(|&host| {
+                lab.world.say(host, ToController::Leave { collectives: 1 });
+            });
+            lab.run(|_| Answer::Done);
+            lab.assert_quiet();
+        }
+    }
+    assert_eq!(found.get(&(true, Mtu::B2048)), Some(&13), "{found:?}");
+    assert!(found.contains_key(&(false, Mtu::B512)), "{found:?}");
+    assert!(!found.keys().any(|&(_, mtu)| mtu > Mtu::B2048), "{found:?}");
+}
+
+#[test]
+fn a_switch_that_is_content_with_no_path_mtu_makes_nothing() {
+    let mut lab = Lab::new(2, 1);
+    let hosts = lab.join("g", 1, 2);
+    // One that is no shorter than what was asked for is no reason to ask again.
+    lab.run(|_| Answer::Shorter(Mtu::B1024));
+    for host in hosts {
+        let refusal = lab.world.refusal(host).to_string();
+        assert!(refusal.contains("packets are too long"), "{refusal}");
+    }
+    assert_eq!(lab.requests, 2);
+    lab.run(|_| Answer::Done);
+    lab.assert_quiet();
 }
 
 #[test]

@@ -202,6 +202,7 @@ pub(super) fn hello(group: &str, world: u32, rank: u32) -> Hello {
         timeout_ms: 30_000,
         more_addresses: Vec::new(),
         same_machine: None,
+        options: crate::CommunicatorOptions::default(),
     }
 }
 

@@ -145,6 +145,7 @@ impl Director {
             timeout_ms: plan.patience.as_millis() as u64,
             more_addresses: Vec::new(),
             same_machine: None,
+            options: millstream_inc::CommunicatorOptions::default(),
         };
         let stage = Stage::Joining { until: network.after(plan.patience + GRACE) };
         let life = self.rank(machine).agent.life + 1;

@@ -183,7 +183,7 @@ impl Director {
                         destroy(network, machine, communicator);
                     }
                     let reason = format!("{connected:?}");
-                    Some(ToController::CommunicatorFailed { communicator, reason })
+                    Some(ToController::CommunicatorFailed { communicator, reason, path_mtu: None })
                 }
             }
             FromController::DestroyCommunicator { communicator } => {
@@ -233,6 +233,7 @@ impl Director {
             has_parent,
             children,
             tree: _,
+            options,
         } = message
         else {
             return ToController::Pong;
@@ -257,6 +258,7 @@ impl Director {
             world,
             has_parent,
             children: children.collect(),
+            options,
         };
         let created = network.with_machine(NodeId(machine), |it, now| {
             it.switch_mut().map(|it| it.create_communicator(now, &spec))
@@ -279,7 +281,11 @@ impl Director {
             }
             failed => {
                 network.violate(format!("switch {machine}: {failed:?}"));
-                ToController::CommunicatorFailed { communicator, reason: "full".to_owned() }
+                ToController::CommunicatorFailed {
+                    communicator,
+                    reason: "full".to_owned(),
+                    path_mtu: None,
+                }
             }
         }
     }
