@@ -12,7 +12,7 @@ use millstream_inc::protocol::{
     Awaited, FromController, Hello, HostQueuePair, Refusal, Resume, SameMachine, SharedMemoryPlan,
     ToController,
 };
-use millstream_inc::{CONTROL_BYTES, HostConfig, HostWorker, MAX_TREES};
+use millstream_inc::{CONTROL_BYTES, CommunicatorOptions, HostConfig, HostWorker, MAX_TREES};
 use millstream_net::tls::{self, CallerTls};
 use millstream_net::token::Token;
 use millstream_verbs::{Device, Mtu, ProtectionDomain, Psn, QueuePair, QueuePairCapabilities};
@@ -57,6 +57,9 @@ pub struct JoinConfig {
     pub more_devices: Vec<Device>,
     /// By which way collectives may go.
     pub path: Path,
+    /// Sums, products and averages of floats do not depend on who comes first: the same calls on the same trees have
+    /// the same bits. What one rank asks for, all have. Ranks that share memory always have it.
+    pub reproducible: bool,
     /// How long to wait for the other ranks and for a switch, and for room at the controller.
     pub timeout: Duration,
     /// How long a collective may take. Then the switch is asked whom it waits for, which takes up to 2 s, and the
@@ -87,6 +90,7 @@ impl JoinConfig {
             device: device.clone(),
             more_devices: Vec::new(),
             path: Path::Auto,
+            reproducible: false,
             timeout: Duration::from_secs(30),
             call_timeout: Duration::from_secs(60),
             token: None,
@@ -163,6 +167,7 @@ fn join_once(
         timeout_ms: 0,
         more_addresses: more_addresses.clone(),
         same_machine,
+        options: CommunicatorOptions { reproducible: config.reproducible },
     };
     let mut search = Search::new(config.controllers.clone());
     let opening = find(config, patience, &hello, &mut search, waiting)?;
@@ -181,7 +186,7 @@ fn join_once(
         },
     };
 
-    let host = HostConfig {
+    let mut host = HostConfig {
         segment_bytes,
         window,
         control_key: 0,
@@ -212,8 +217,10 @@ fn join_once(
         talk.send(&ToController::Connect { qpn, psn, path_mtu, more })?;
         match talk.next()? {
             FromController::Plan(plan) => break plan,
-            // A switch has refused a tree, and these are others.
-            FromController::GroupReady { switch_address, more_switches, .. } => {
+            // A switch has refused a tree, and these are others, whose nodes may have more children.
+            FromController::GroupReady { switch_address, more_switches, segment_bytes, .. } => {
+                host.segment_bytes = segment_bytes;
+                HostWorker::new(host)?;
                 switches = all_switches(switch_address, more_switches);
             }
             message => return Err(talk.unexpected(&message)),

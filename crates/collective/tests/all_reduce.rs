@@ -4,9 +4,10 @@ mod common;
 
 use std::time::Duration;
 
-use common::{Cluster, PATIENCE, each, leave, on_both};
+use common::{Cluster, PATIENCE, each, join_all, leave, on_both};
 use millstream_collective::{
-    Call, Collective, CollectiveError, Communicator, DataType, Element, JoinConfig, ReduceOperation,
+    Call, Collective, CollectiveError, Communicator, DataType, Element, JoinConfig, Mode,
+    ReduceOperation,
 };
 use millstream_verbs::{Device, SoftConfig};
 
@@ -32,6 +33,51 @@ fn sum(world: u32, length: usize, round: u32) -> Vec<i32> {
 fn first_difference<T: PartialEq>(a: &[T], b: &[T]) -> Option<usize> {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).position(|(a, b)| a != b)
+}
+
+/// Numbers whose sum depends on the order.
+fn float(rank: u32, index: usize) -> f32 {
+    let mixed = (index as u32 ^ rank << 24).wrapping_mul(0x9e37_79b1);
+    f32::from_bits(0x3f00_0000 + mixed % (3 << 24))
+}
+
+fn floats(rank: u32, length: usize) -> Vec<f32> {
+    (0..length).map(|index| float(rank, index)).collect()
+}
+
+#[test]
+fn sums_of_floats_are_added_in_the_order_of_ranks_if_one_asks_for_it() {
+    const WORLD: u32 = 4;
+    // Over one tree and over two; the second rank asks.
+    for trees in [1, 2] {
+        let cluster = Cluster::start(1);
+        let configs = (0..WORLD).map(|rank| {
+            let mut config = cluster.config("ordered", WORLD, rank);
+            let device = || Device::open_soft(&SoftConfig::new(common::address())).unwrap();
+            config.more_devices = (1..trees).map(|_| device()).collect();
+            JoinConfig { reproducible: rank == 1, ..config }
+        });
+        let mut ranks: Vec<Communicator> =
+            join_all(configs.collect()).into_iter().map(Result::unwrap).collect();
+        for (round, length) in [700, 300_000, 1_000_003, 300_000, 70_000].into_iter().enumerate() {
+            let sum = |index| (1..WORLD).fold(float(0, index), |sum, it| sum + float(it, index));
+            let wanted: Vec<u32> = (0..length).map(|index| sum(index).to_bits()).collect();
+            each(&mut ranks, |communicator| {
+                let rank = communicator.rank();
+                let source = floats(rank, length);
+                let mut result = vec![0.0_f32; length];
+                communicator.set_mode(if round % 2 == 0 { Mode::Write } else { Mode::Send });
+                // The lowest ranks come last.
+                if (rank as usize + round) % 2 == 0 {
+                    (0..1000 * (WORLD - rank)).for_each(|_| std::thread::yield_now());
+                }
+                communicator.all_reduce(&source, &mut result, Sum).unwrap();
+                let bits: Vec<u32> = result.iter().map(|sum| sum.to_bits()).collect();
+                assert_eq!(first_difference(&bits, &wanted), None, "{trees} trees, {length}");
+            });
+        }
+        leave(ranks);
+    }
 }
 
 /// Lengths around segments (65 536 elements) and windows (8 segments), back and forth.

@@ -44,6 +44,8 @@ pub(super) struct Settings {
     pub(super) join_timeout: Option<Duration>,
     pub(super) call_timeout: Option<Duration>,
     pub(super) path: Path,
+    /// Sums of floats do not depend on which rank comes first.
+    pub(super) reproducible: bool,
     /// The file of the token that rank and controller prove to each other.
     pub(super) token_file: Option<PathBuf>,
     /// The files of TLS with the controller, which needs it then.
@@ -105,6 +107,15 @@ impl Settings {
                     .parse::<Path>()
                     .map_err(|error| argument(format!("INCCL_PATH: {error}")))?,
                 None => Path::Auto,
+            },
+            reproducible: match variable("INCCL_REPRODUCIBLE")?.as_deref() {
+                None | Some("0") => false,
+                Some("1") => true,
+                Some(other) => {
+                    return Err(argument(format!(
+                        "INCCL_REPRODUCIBLE: {other:?} is neither 0 nor 1"
+                    )));
+                }
             },
             token_file: variable("INCCL_TOKEN_FILE")?.map(PathBuf::from),
             tls: tls(&variable)?,
@@ -358,6 +369,14 @@ mod tests {
     }
 
     #[test]
+    fn results_depend_on_the_order_of_arrival_unless_the_environment_says_otherwise() {
+        let reproducible =
+            |value| with(&SAID, &[("INCCL_REPRODUCIBLE", value)]).unwrap().reproducible;
+        assert_eq!(["0", "1"].map(reproducible), [false, true]);
+        assert!(!with(&SAID, &[]).unwrap().reproducible);
+    }
+
+    #[test]
     fn what_is_wrong_is_named() {
         for (name, value) in [
             ("INCCL_BIND", "eth0"),
@@ -365,6 +384,7 @@ mod tests {
             ("INCCL_CALL_TIMEOUT_MS", "-1"),
             ("INCCL_CALL_TIMEOUT_MS", "1s"),
             ("INCCL_PATH", "fast"),
+            ("INCCL_REPRODUCIBLE", "yes"),
         ] {
             let error = with(&SAID, &[(name, value)]).unwrap_err();
             assert!(error.contains(name) && error.contains(value), "{error}");

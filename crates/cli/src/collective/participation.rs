@@ -48,6 +48,9 @@ pub(crate) struct Participation {
     /// By which way the ranks reach each other
     #[arg(long, value_enum, default_value_t = Path::Auto)]
     pub(super) path: Path,
+    /// Sums, products and averages of floats do not depend on which host comes first
+    #[arg(long)]
+    pub(super) reproducible: bool,
     /// How often, for each size
     #[arg(long, value_name = "I", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..))]
     pub(super) iters: u32,
@@ -92,6 +95,7 @@ pub(super) fn join(arguments: &Participation) -> anyhow::Result<Communicator> {
     let mut config = JoinConfig::new(controllers.clone(), &arguments.group, world, rank, &device);
     config.more_devices = more_devices;
     config.path = arguments.path.into();
+    config.reproducible = arguments.reproducible;
     config.token = arguments.proofs.token()?;
     config.tls = arguments.proofs.tls(&arguments.controller)?;
     config.timeout = timeout.unwrap_or(config.timeout);
