@@ -179,7 +179,7 @@ fn ranks_have_a_token_and_certificates_towards_the_controller() {
         (&[][..], "TLS in place of the length of a frame"),
         (&all[..2], "it asks for a certificate of ours, and none is set here"),
         (&all[1..], "takes only those who have a token, and none is set here"),
-        (&[all[0], ("INCCL_TLS_CA", &other), all[2], all[3]][..], "vouches for its certificate"),
+        (&[all[0], ("INCCL_TLS_CA", &other), all[2], all[3]][..], "its certificate is refused"),
         (&all[..3], "INCCL_TLS_CERTIFICATE is set, and INCCL_TLS_KEY is not"),
         (&[("INCCL_TLS_CA", &missing)][..], "INCCL_TLS_CERTIFICATE and INCCL_TLS_KEY: TLS: "),
     ] {

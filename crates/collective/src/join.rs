@@ -167,7 +167,7 @@ fn join_once(
         timeout_ms: 0,
         more_addresses: more_addresses.clone(),
         same_machine,
-        options: CommunicatorOptions { reproducible: config.reproducible },
+        options: CommunicatorOptions { reproducible: config.reproducible, plain: false },
     };
     let mut search = Search::new(config.controllers.clone());
     let opening = find(config, patience, &hello, &mut search, waiting)?;

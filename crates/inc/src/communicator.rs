@@ -28,6 +28,7 @@
 mod agreement;
 mod child;
 mod overdue;
+mod plain;
 mod small;
 mod uplink;
 
@@ -174,6 +175,8 @@ pub(crate) struct Communicator {
     /// Not at the root.
     pub(crate) uplink: Option<Uplink>,
     slots: Slots,
+    /// What messages without descriptors are added by, if they have none.
+    plain: Option<Kernel>,
     /// Receive buffers of all children, then two small vectors behind their descriptors, what comes from above,
     /// who is awaited, and the abort message.
     control: Box<[u8]>,
@@ -243,6 +246,7 @@ impl Communicator {
             children,
             uplink: uplink.map(|domain| Uplink::new(domain, below)),
             slots,
+            plain: plain::kernel(spec),
             control: vec![0; spec.control_bytes()].into(),
             wide: Box::default(),
             announced: 0,
@@ -480,14 +484,18 @@ impl Communicator {
 
     /// How many receive requests a port has.
     pub(crate) fn receives(&self, port: usize) -> usize {
-        if self.is_uplink(port) { self.window as usize + 2 } else { RECEIVES_PER_CHILD }
+        match self.plain {
+            _ if self.is_uplink(port) => self.window as usize + 2,
+            Some(_) => self.window as usize,
+            None => RECEIVES_PER_CHILD,
+        }
     }
 
     /// Whether a port is to be closed without a word: the other end has receives for the results of SEND
     /// mode, and none for another message.
     pub(crate) fn closes_silently(&mut self, port: usize) -> bool {
         let bit = 1 << port;
-        let waits = self.children.get(port).is_some_and(Child::awaits_sends);
+        let waits = self.is_plain() || self.children.get(port).is_some_and(Child::awaits_sends);
         let closes = self.abort.is_some() && waits && self.told & bit == 0;
         if closes {
             self.told |= bit;
@@ -527,7 +535,8 @@ impl Communicator {
 
     /// Whether something is awaited on a port that silence could hide: a contribution, or an answer.
     pub(crate) fn awaits(&self, port: usize) -> bool {
-        if self.abort.is_some() || self.has_ended(port) {
+        // Whose regions are not known is asked nothing.
+        if self.abort.is_some() || self.has_ended(port) || self.is_plain() {
             return false;
         }
         match (self.children.get(port), &self.uplink) {

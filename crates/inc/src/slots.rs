@@ -13,6 +13,7 @@
 //! Contributions are combined as they arrive. Where the ranks have asked for results that do not depend on that, those
 //! that do are combined in the order of children (`turns.rs`).
 
+mod messages;
 mod turns;
 
 use thiserror::Error;
@@ -203,6 +204,19 @@ impl Slots {
         offset: u32,
         payload: &[u8],
     ) -> Result<Contribution, SlotError> {
+        self.accumulate(segment, child, offset, payload)?;
+        let end = offset + payload.len() as u32;
+        self.arrived(self.index(segment), child, offset, end)
+    }
+
+    /// As above, and nothing is counted.
+    pub(crate) fn accumulate(
+        &mut self,
+        segment: u64,
+        child: usize,
+        offset: u32,
+        payload: &[u8],
+    ) -> Result<(), SlotError> {
         let index = self.find(segment)?;
         let slot = &mut self.slots[index];
         let bit = 1 << child;
@@ -234,8 +248,7 @@ impl Slots {
             kernel.first(&mut accumulators[times * border..times * end], new);
             slot.filled = filled.max(end) as u32;
         }
-
-        self.arrived(index, child, offset, end as u32)
+        Ok(())
     }
 
     /// A child has nothing to add to a segment.

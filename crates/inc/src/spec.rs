@@ -62,19 +62,26 @@ pub struct CommunicatorOptions {
     /// the same calls on the same trees have the same bits.
     #[serde(default, skip_serializing_if = "is_not")]
     pub reproducible: bool,
+    /// Hosts send no descriptors: each SEND is a vector of 32-bit integers, up to a segment, and is answered by a SEND of
+    /// the sum of all ranks' messages with the same number. There is one switch.
+    #[serde(default, skip_serializing_if = "is_not")]
+    pub plain: bool,
 }
 
 impl CommunicatorOptions {
     /// Whether nothing is asked for.
     pub const fn is_default(&self) -> bool {
-        let &Self { reproducible } = self;
-        !reproducible
+        let &Self { reproducible, plain } = self;
+        !reproducible && !plain
     }
 
     /// What either asks for.
     #[must_use]
     pub const fn or(self, other: Self) -> Self {
-        Self { reproducible: self.reproducible || other.reproducible }
+        Self {
+            reproducible: self.reproducible || other.reproducible,
+            plain: self.plain || other.plain,
+        }
     }
 }
 
@@ -127,6 +134,9 @@ pub enum SpecError {
         /// How many are below the node.
         below: u64,
     },
+    /// A node with others, whose hosts send no descriptors.
+    #[error("a communicator without descriptors has one switch, and hosts below it")]
+    Plain,
     /// The window is out of range.
     #[error("a window of {0} segments is out of range: 1 to {MAX_WINDOW}")]
     Window(u32),
@@ -166,6 +176,10 @@ impl CommunicatorSpec {
         if self.children.is_empty() || self.children.len() > MAX_CHILDREN {
             return Err(SpecError::FanIn(self.children.len()));
         }
+        let has_others = self.has_parent || self.children.iter().any(|child| child.is_switch);
+        if self.options.plain && has_others {
+            return Err(SpecError::Plain);
+        }
         check_window(self.window)?;
         check_segment_bytes(self.segment_bytes, self.path_mtu)?;
         let mut ranges: Vec<_> =
@@ -204,6 +218,12 @@ impl CommunicatorSpec {
         send_requests(self.window)
     }
 
+    /// Receive requests for a child: those that are in use are posted again at once, but for messages without a
+    /// descriptor, of which there may be no more than a window.
+    pub(crate) const fn child_receives(&self) -> usize {
+        if self.options.plain { self.window as usize } else { RECEIVES_PER_CHILD }
+    }
+
     /// Receive requests on the way up: the answers of a window, an agreement and an abort.
     pub(crate) const fn parent_receives(&self) -> usize {
         self.window as usize + 2
@@ -224,7 +244,11 @@ impl CommunicatorSpec {
             true => held_bytes(children, window, segment_bytes),
             false => 0,
         };
-        held + node_bytes(children, self.has_parent, segment_bytes, window, path_mtu)
+        let receives = match self.options.plain {
+            true => children as u64 * u64::from(window) * QUEUE_BYTES_PER_REQUEST,
+            false => 0,
+        };
+        held + receives + node_bytes(children, self.has_parent, segment_bytes, window, path_mtu)
     }
 }
 
@@ -325,6 +349,19 @@ mod tests {
     }
 
     #[test]
+    fn without_descriptors_there_is_one_switch() {
+        let options = CommunicatorOptions { plain: true, ..CommunicatorOptions::default() };
+        let hosts = vec![child(Ranks::one(0), false), child(Ranks::one(1), false)];
+        let of = |world, children: &[ChildSpec], has_parent| {
+            let children = children.to_vec();
+            CommunicatorSpec { options, world, children, ..spec(has_parent) }.check()
+        };
+        assert_eq!(of(2, &hosts, false), Ok(()));
+        assert_eq!(of(2, &hosts, true), Err(SpecError::Plain));
+        assert_eq!(of(3, &spec(false).children, false), Err(SpecError::Plain));
+    }
+
+    #[test]
     fn what_is_just_within_the_limits_is_taken() {
         let largest = CommunicatorSpec {
             window: MAX_WINDOW,
@@ -351,10 +388,14 @@ mod tests {
         assert_eq!(root.memory_bytes(), 3 * 16 * 4096 + control + 2 * 72 * 256);
         assert_eq!(spec(true).memory_bytes(), root.memory_bytes() + 72 * 256);
         // One child may be a window ahead of the other. There are two numbers of 4 bytes for each of them and each slot.
-        let options = CommunicatorOptions { reproducible: true };
+        let options = CommunicatorOptions { reproducible: true, ..CommunicatorOptions::default() };
         let held = 8 * 4096 + 16 * 2 * 8;
         let reproducible = CommunicatorSpec { options, ..spec(false) };
         assert_eq!(reproducible.memory_bytes(), root.memory_bytes() + held);
+        // And messages without descriptors are received in a window of requests.
+        let options = CommunicatorOptions { plain: true, ..CommunicatorOptions::default() };
+        let plain = CommunicatorSpec { options, ..spec(false) };
+        assert_eq!(plain.memory_bytes(), root.memory_bytes() + 2 * 8 * 256);
         assert_eq!(spec(true).parent_receives(), 10);
     }
 
@@ -367,7 +408,10 @@ mod tests {
                     let spec = CommunicatorSpec {
                         segment_bytes,
                         children: (0..children as u32).map(rank).collect(),
-                        options: CommunicatorOptions { reproducible },
+                        options: CommunicatorOptions {
+                            reproducible,
+                            ..CommunicatorOptions::default()
+                        },
                         ..spec(true)
                     };
                     spec.memory_bytes()

@@ -17,7 +17,7 @@ use millstream_wire::{Mtu, Opcode, Operation, Qpn};
 use crate::abort::{Abort, Mismatch, Overdue, Violation};
 use crate::aggregator::Aggregator;
 use crate::answer::Answer;
-use crate::communicator::{CommunicatorStatistics, Tag};
+use crate::communicator::{Communicator, CommunicatorStatistics, Tag};
 
 pub use create::{CreateError, Created, Edge, Uplink};
 pub use ports::{CommunicatorCounts, PortCounts};
@@ -223,13 +223,28 @@ impl SwitchNode {
             }
             // A SEND that is longer than any descriptor.
             (CompletionStatus::LocalLength, Tag::Receive { .. }) => {
-                self.endpoint.memory_mut().violation(index, child, Violation::Descriptor);
+                let memory = self.endpoint.memory_mut();
+                let plain = memory.get(index).is_some_and(Communicator::is_plain);
+                let violation = if plain { Violation::Length } else { Violation::Descriptor };
+                memory.violation(index, child, violation);
             }
             (CompletionStatus::Success, tag) => {
                 let memory = self.endpoint.memory_mut();
                 if let Some(communicator) = memory.get_mut(index) {
                     let progress = communicator.delivered(child, tag);
+                    let goes_on = communicator.is_plain() && tag == Tag::Result;
+                    let request = communicator.receive_request(child, 0);
+                    let qpn = communicator.qpn(child);
                     memory.mark(index, progress);
+                    if goes_on {
+                        // It may send one more.
+                        let posted = self.endpoint.post_receive(qpn, &request);
+                        debug_assert_eq!(
+                            posted,
+                            Ok(()),
+                            "a window of messages has answers to come"
+                        );
+                    }
                 }
                 if tag == Tag::Abort {
                     self.end(now, index, child);
@@ -270,9 +285,14 @@ impl SwitchNode {
         };
         let request = communicator.receive_request(child, buffer);
         let qpn = communicator.qpn(child);
+        let is_plain = communicator.is_plain();
         match outcome {
             Ok(progress) => memory.mark(index, progress),
             Err(violation) => memory.violation(index, child, violation),
+        }
+        if is_plain {
+            // When it has the answer.
+            return;
         }
         // A queue pair that has failed takes it and flushes it.
         let posted = self.endpoint.post_receive(qpn, &request);

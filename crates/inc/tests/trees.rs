@@ -297,7 +297,7 @@ fn a_reproducible_sum_of_floats_has_the_same_bits_whoever_comes_first() {
     {
         for shape in SHAPES {
             let (hosts, tree) = shape;
-            let options = CommunicatorOptions { reproducible };
+            let options = CommunicatorOptions { reproducible, plain: false };
             let mut network =
                 Network::new(Setup { hosts, tree, seed, faults, options, ..Setup::default() });
             // A window and a half, and the same by SEND.

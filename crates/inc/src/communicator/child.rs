@@ -37,7 +37,7 @@ pub(crate) struct Child {
     /// Segments that it has contributed to.
     pub(super) contributed: u64,
     /// Bytes that it has sent of the next one.
-    progress: u32,
+    pub(super) progress: u32,
     /// The SEND that is arriving, or has just arrived, is a segment.
     sends_segment: bool,
     /// Agreements posted to it.
@@ -137,7 +137,7 @@ impl Communicator {
             return Ok(());
         }
         let edge = &self.children[child];
-        if edge.mode() == Mode::Send || !edge.has_data() {
+        if self.is_plain() || edge.mode() == Mode::Send || !edge.has_data() {
             return Err(self.violation(child, Violation::Unannounced));
         }
         let (segment, progress) = (edge.contributed, edge.progress);
@@ -181,7 +181,7 @@ impl Communicator {
     /// Whether a SEND of the child that is arriving is a segment.
     pub(super) fn sends_data(&self, child: usize) -> bool {
         let edge = self.children.get(child);
-        edge.is_some_and(|edge| edge.mode() == Mode::Send && edge.has_data())
+        self.is_plain() || edge.is_some_and(|edge| edge.mode() == Mode::Send && edge.has_data())
     }
 
     /// Takes a packet of a segment that is sent by SEND.
@@ -190,6 +190,9 @@ impl Communicator {
         child: usize,
         payload: &[u8],
     ) -> Result<Progress, AccessDenied> {
+        if let Some(kernel) = self.plain {
+            return self.contribute_plain(child, kernel, payload);
+        }
         let edge = &mut self.children[child];
         edge.sends_segment = true;
         if self.abort.is_some() {
@@ -210,11 +213,14 @@ impl Communicator {
 
     /// Whether the SEND that has arrived is a segment.
     pub(crate) fn is_segment(&self, child: usize) -> bool {
-        self.children[child].sends_segment
+        self.is_plain() || self.children[child].sends_segment
     }
 
     /// A SEND has arrived that was a segment: all of it.
     pub(crate) fn end_segment(&mut self, child: usize) -> Result<Progress, Violation> {
+        if self.is_plain() {
+            return self.end_plain(child);
+        }
         let edge = &mut self.children[child];
         edge.sends_segment = false;
         let whole = edge.progress == 0 || self.abort.is_some();
@@ -247,7 +253,11 @@ impl Communicator {
         Ok(self.contributed(segment, contribution))
     }
 
-    fn contributed(&mut self, segment: u64, contribution: crate::slots::Contribution) -> Progress {
+    pub(super) fn contributed(
+        &mut self,
+        segment: u64,
+        contribution: crate::slots::Contribution,
+    ) -> Progress {
         if contribution.complete {
             // Every child contributes in order, so segments complete in order.
             debug_assert_eq!(segment, self.completed);
@@ -285,6 +295,9 @@ impl Communicator {
 
     /// The next message to a child.
     pub(super) fn next_down(&mut self, child: usize) -> Option<SendRequest> {
+        if self.is_plain() {
+            return self.next_plain(child);
+        }
         let edge = &mut self.children[child];
         if edge.agreed < self.agreed {
             let answer = Answer::agreed(edge.agreed).to_immediate();

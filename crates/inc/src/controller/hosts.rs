@@ -114,6 +114,16 @@ impl Controller {
                     let (found, expected) = (world, known.world);
                     return Err(Refusal::WorldDiffers { group, rank, found, expected });
                 }
+                let mut others = known.members.values().map(|member| member.options.plain);
+                if others.any(|plain| plain != hello.options.plain) {
+                    let which = |plain| if plain { "sends none" } else { "sends them" };
+                    let (ours, theirs) = (which(hello.options.plain), which(!hello.options.plain));
+                    let detail = format!(
+                        "some hosts of group {group:?} would send descriptors and others none: rank {rank} {ours}, who came \
+                         before it {theirs}"
+                    );
+                    return Err(Refusal::Protocol { detail });
+                }
                 return match taken {
                     Some(member) => Err(Refusal::RankTaken { group, rank, holder: member.address }),
                     None if known.ready => Err(Refusal::GroupTaken { group }),

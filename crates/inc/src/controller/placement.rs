@@ -58,6 +58,7 @@ impl Controller {
             return;
         };
         let choice = self.choose(id, group).and_then(|choice| {
+            check_plain(group, &choice.0).map_err(NoTree::Ever)?;
             self.check_trees(id, &choice.0).map_err(NoTree::Ever)?;
             Ok(choice)
         });
@@ -323,6 +324,19 @@ impl Controller {
             }),
         }
     }
+}
+
+/// Whether a group may have these trees: one switch, where its hosts send no descriptors.
+fn check_plain(group: &Group, trees: &Forest) -> Result<(), Refusal> {
+    let nodes = trees.nodes().len();
+    if !group.options().plain || nodes == 1 {
+        return Ok(());
+    }
+    let reason = format!(
+        "its hosts send no descriptors, for which it needs one switch above all of them, and it would have {nodes} \
+         nodes: raise --fan-in, use fewer hosts, or one address for each"
+    );
+    Err(Refusal::NotPlaced { group: group.name.clone(), reason })
 }
 
 /// Switches as people know them.

@@ -497,7 +497,7 @@ fn two_switches_share_neither_name_nor_address() {
 
 #[test]
 fn what_one_rank_asks_of_the_communicator_all_switches_hear() {
-    let options = CommunicatorOptions { reproducible: true };
+    let options = CommunicatorOptions { reproducible: true, plain: false };
     for asks in [None, Some(0), Some(2)] {
         let mut world = World::new();
         world.switch(SWITCH, "s", 1);
@@ -526,6 +526,48 @@ fn what_one_rank_asks_of_the_communicator_all_switches_hear() {
             panic!("{heard:?}");
         };
         assert_eq!((told.reproducible, *segment_bytes), (asks.is_some(), wanted));
+    }
+}
+
+#[test]
+fn hosts_without_descriptors_are_among_themselves_below_one_switch() {
+    let plain = CommunicatorOptions { plain: true, reproducible: false };
+    let join = |world: &mut World, of: u32, rank: u32, options| {
+        let connection = ConnectionId(rank.into());
+        world.connect(connection);
+        let hello = Hello { options, ..hello("g", of, rank) };
+        world.say(connection, ToController::Join(hello));
+        connection
+    };
+    let mut world = World::with(ControllerConfig {
+        fan_in: FanIn::new(2).unwrap(),
+        ..ControllerConfig::new(7)
+    });
+    world.switch(SWITCH, "s", 1);
+    let first = join(&mut world, 2, 0, plain);
+    let other = join(&mut world, 2, 1, CommunicatorOptions::default());
+    let refusal = world.refusal(other).to_string();
+    assert!(refusal.contains("rank 1 sends them"), "{refusal}");
+    let second = join(&mut world, 2, 1, plain);
+    for host in [first, second] {
+        assert!(matches!(world.heard(host)[..], [FromController::GroupReady { .. }]));
+        world.end(host);
+    }
+    let heard = world.heard(SWITCH);
+    let Some(FromController::CreateCommunicator { options, .. }) = heard.last() else {
+        panic!("{heard:?}");
+    };
+    assert_eq!(*options, plain);
+    // Three need more than one node of two children.
+    let mut world = World::with(ControllerConfig {
+        fan_in: FanIn::new(2).unwrap(),
+        ..ControllerConfig::new(7)
+    });
+    world.switch(SWITCH, "s", 1);
+    let hosts = [0, 1, 2].map(|rank| join(&mut world, 3, rank, plain));
+    for host in hosts {
+        let refusal = world.refusal(host).to_string();
+        assert!(refusal.contains("it would have") && refusal.contains("--fan-in"), "{refusal}");
     }
 }
 

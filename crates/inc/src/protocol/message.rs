@@ -591,7 +591,7 @@ mod tests {
             has_parent: false,
             children: (0..MAX_CHILDREN as u32).map(child).collect(),
             tree: u8::MAX,
-            options: CommunicatorOptions { reproducible: true },
+            options: CommunicatorOptions { reproducible: true, plain: false },
         };
         let message = Commanded { term: u64::MAX, message };
         let mut decoder = FrameDecoder::new();
@@ -666,7 +666,7 @@ mod tests {
         }
         for (options, text) in [
             (CommunicatorOptions::default(), r"{}"),
-            (CommunicatorOptions { reproducible: true }, r#"{"reproducible":true}"#),
+            (CommunicatorOptions { reproducible: true, plain: false }, r#"{"reproducible":true}"#),
         ] {
             assert_eq!(serde_json::to_string(&options).unwrap(), text);
             assert_eq!(serde_json::from_str::<CommunicatorOptions>(text).unwrap(), options);

@@ -9,7 +9,7 @@ use thiserror::Error;
 
 use super::SwitchNode;
 use crate::communicator::{Communicator, Progress};
-use crate::spec::{ChildSpec, CommunicatorSpec, ParentSpec, RECEIVES_PER_CHILD, SpecError};
+use crate::spec::{ChildSpec, CommunicatorSpec, ParentSpec, SpecError};
 
 /// The switch's end of the connection to one child.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -104,7 +104,7 @@ impl SwitchNode {
         if needed > available {
             return Err(CreateError::Memory { needed, available });
         }
-        let requests = spec.send_requests() as usize + RECEIVES_PER_CHILD;
+        let requests = spec.send_requests() as usize + spec.child_receives();
         let up =
             usize::from(spec.has_parent) * (spec.send_requests() as usize + spec.parent_receives());
         let queue = self.endpoint.create_completion_queue(spec.children.len() * requests + up)?;
@@ -180,10 +180,11 @@ impl SwitchNode {
     fn post_receives(&mut self, index: u32, port: usize) {
         let Some(communicator) = self.endpoint.memory().get(index) else { return };
         let qpn = communicator.qpn(port);
-        // Of an uplink they are all the same.
+        // Of an uplink they are all the same, and of what comes without descriptors.
         let requests: Vec<_> = (0..communicator.receives(port))
             .map(|buffer| {
-                let buffer = if communicator.is_uplink(port) { 0 } else { buffer };
+                let same = communicator.is_uplink(port) || communicator.is_plain();
+                let buffer = if same { 0 } else { buffer };
                 communicator.receive_request(port, buffer)
             })
             .collect();

@@ -24,6 +24,8 @@ pub struct Host {
     control: u32,
     /// Sends nothing and hears nothing any more.
     pub dead: bool,
+    /// All requests are the test's own.
+    is_raw: bool,
 }
 
 /// Requests with this bit in their id are the test's own.
@@ -72,6 +74,7 @@ impl Host {
             queue,
             control,
             dead: false,
+            is_raw: setup.options.plain,
         }
     }
 
@@ -111,7 +114,9 @@ impl Host {
     pub fn work(&mut self, now: Instant) {
         let mut completions = Vec::new();
         loop {
-            while let Some(command) = self.worker.poll_command() {
+            while !self.is_raw
+                && let Some(command) = self.worker.poll_command()
+            {
                 match command {
                     Command::Store(bytes) => {
                         let region = self.endpoint.memory_mut().region_mut(self.control).unwrap();

@@ -300,7 +300,7 @@ fn connect_group(
             children: of_hosts.chain(of_nodes).collect(),
             has_parent: tree.nodes[node].parent.is_some(),
             // The same in all runs of a seed, and nothing is drawn for it.
-            options: CommunicatorOptions { reproducible: number_of_group % 2 == 1 },
+            options: CommunicatorOptions { reproducible: number_of_group % 2 == 1, plain: false },
         };
         let created = switches[tree.nodes[node].switch]
             .create_communicator(Instant::ZERO, &spec)

@@ -1,0 +1,155 @@
+//! Hosts that send no descriptors: plain SENDs of 32-bit integers, answered by SENDs of their sums.
+
+mod network;
+
+use millstream_inc::{Abort, CommunicatorOptions, Field, SwitchEvent, Violation};
+use millstream_roce::{
+    Access, CompletionStatus, Piece, ProtectionDomainId, ReceiveRequest, SendOperation, SendRequest,
+};
+use network::{Faults, Network, RAW, Setup, vector_address};
+
+/// A host's memory for what it sends, and for what it gets: so much for each message.
+const ROOM: usize = 1024;
+
+fn network(hosts: u32, seed: u64, faults: Faults) -> Network {
+    let options = CommunicatorOptions { plain: true, reproducible: false };
+    Network::new(Setup { hosts, seed, faults, options, ..Setup::default() })
+}
+
+fn register(network: &mut Network, rank: usize, is_target: bool, bytes: Vec<u8>) -> u32 {
+    let address = vector_address(rank as u32, is_target);
+    let memory = network.hosts[rank].endpoint.memory_mut();
+    memory.register(ProtectionDomainId(1), address, Access::LOCAL_WRITE, bytes).unwrap()
+}
+
+/// Posts receives and then messages, all at once.
+fn post(network: &mut Network, rank: usize, messages: &[Vec<u8>]) -> [u32; 2] {
+    let mut source = vec![0; ROOM * messages.len()];
+    for (place, message) in source.chunks_mut(ROOM).zip(messages) {
+        place[..message.len()].copy_from_slice(message);
+    }
+    let target = vec![0xa5; source.len()];
+    let keys = [register(network, rank, false, source), register(network, rank, true, target)];
+    let now = network.now;
+    let host = &mut network.hosts[rank];
+    let piece = |key: u32, is_target: bool, index: usize, length: usize| Piece {
+        key,
+        address: vector_address(rank as u32, is_target) + (index * ROOM) as u64,
+        length: length as u32,
+    };
+    for index in 0..messages.len() {
+        let pieces = [piece(keys[1], true, index, ROOM)];
+        host.endpoint.post_receive(host.qpn, &ReceiveRequest { id: RAW, pieces }).unwrap();
+    }
+    for (index, message) in messages.iter().enumerate() {
+        let pieces = [piece(keys[0], false, index, message.len())];
+        let send = SendOperation::Send { immediate: None };
+        let request = SendRequest::new(RAW | 1 + index as u64, send, pieces);
+        host.endpoint.post_send(now, host.qpn, &request).unwrap();
+    }
+    network.service(rank);
+    keys
+}
+
+fn bytes(vector: &[i32]) -> Vec<u8> {
+    vector.iter().flat_map(|element| element.to_le_bytes()).collect()
+}
+
+#[test]
+fn plain_messages_are_answered_by_their_sums() {
+    let lossy = Faults {
+        loss: 20,
+        duplication: 20,
+        reordering: 20,
+        corruption: 0,
+        acknowledgement_loss: 50,
+    };
+    for (seed, faults) in [(1, Faults::default()), (2, lossy), (3, lossy), (4, lossy), (5, lossy)] {
+        for hosts in [1, 2, 5] {
+            let mut network = network(hosts, seed, faults);
+            // More than a window of four at a time; a segment has 128 elements, a packet 64.
+            for round in [[128, 1, 64, 65, 100, 128], [3, 3, 128, 127, 128, 63], [64; 6]] {
+                let vectors: Vec<Vec<Vec<i32>>> = (0..hosts)
+                    .map(|_| {
+                        let next = |length: usize| {
+                            (0..length).map(|_| (network.random.next() << 8) as i32).collect()
+                        };
+                        round.map(next).into()
+                    })
+                    .collect();
+                let mut keys = Vec::new();
+                for (rank, vectors) in vectors.iter().enumerate() {
+                    let messages: Vec<Vec<u8>> = vectors.iter().map(|it| bytes(it)).collect();
+                    keys.push(post(&mut network, rank, &messages));
+                }
+                network.run_until("all answers have come", |network| {
+                    network.hosts.iter().all(|host| host.raw.len() == 2 * round.len())
+                });
+                for (rank, keys) in keys.into_iter().enumerate() {
+                    let completions = core::mem::take(&mut network.hosts[rank].raw);
+                    let received = completions.iter().filter(|it| it.id == RAW);
+                    let lengths: Vec<u32> = received.map(|it| it.length).collect();
+                    assert_eq!(lengths, round.map(|elements| 4 * elements as u32));
+                    let plain = |it: &millstream_roce::Completion| {
+                        it.status == CompletionStatus::Success && it.immediate.is_none()
+                    };
+                    assert!(completions.iter().all(plain), "{completions:?}");
+                    let memory = network.hosts[rank].endpoint.memory_mut();
+                    memory.deregister(keys[0]).unwrap();
+                    let target = memory.deregister(keys[1]).unwrap();
+                    for (index, target) in target.chunks(ROOM).enumerate() {
+                        let mut sum = vec![0_i32; round[index]];
+                        for vectors in &vectors {
+                            let all = sum.iter_mut().zip(&vectors[index]);
+                            all.for_each(|(sum, element)| *sum = sum.wrapping_add(*element));
+                        }
+                        let (result, rest) = target.split_at(4 * sum.len());
+                        assert!(result == bytes(&sum), "message {index} of rank {rank}");
+                        assert!(rest.iter().all(|&byte| byte == 0xa5));
+                    }
+                }
+            }
+            network.check_rest();
+        }
+    }
+}
+
+/// What the switch tells of a group whose second rank sends this, and all others 40 elements.
+fn ended(message: Vec<u8>) -> Abort {
+    let mut network = network(3, 1, Faults::default());
+    for (rank, message) in [bytes(&[1; 40]), message, bytes(&[1; 40])].into_iter().enumerate() {
+        post(&mut network, rank, &[message]);
+    }
+    network.run_to_rest();
+    // Whoever sends more finds the connection closed.
+    for rank in 0..3 {
+        let (now, host) = (network.now, &mut network.hosts[rank]);
+        let send = SendOperation::Send { immediate: None };
+        let request = SendRequest::new(RAW | 9, send, [Piece::default()]);
+        host.endpoint.post_send(now, host.qpn, &request).unwrap();
+        network.service(rank);
+    }
+    network.run_to_rest();
+    for host in &network.hosts {
+        assert!(host.raw.iter().any(|it| it.status != CompletionStatus::Success), "{:?}", host.raw);
+    }
+    let aborted = network.events.iter().find_map(|event| match event {
+        SwitchEvent::Aborted { abort, .. } => Some(*abort),
+        _ => None,
+    });
+    aborted.unwrap()
+}
+
+#[test]
+fn a_message_of_another_length_ends_the_communicator_and_its_rank_is_named() {
+    let abort = ended(bytes(&[1; 39]));
+    let Abort::Mismatch(mismatch) = abort else { panic!("{abort:?}") };
+    assert_eq!((mismatch.rank, mismatch.reference, mismatch.field), (1, 0, Field::Count));
+    assert_eq!((mismatch.expected, mismatch.found), (40, 39));
+    // Of one that is longer nobody knows how long it is.
+    for length in [0, 1, 42, 164, 516, 1024] {
+        let abort = ended(vec![1; length]);
+        let violation = Violation::Length;
+        assert_eq!(abort, Abort::Violation { rank: 1, violation }, "{length} bytes");
+    }
+}
