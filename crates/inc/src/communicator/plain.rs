@@ -67,7 +67,7 @@ impl Communicator {
         }
         let edge = &mut self.children[child];
         let (segment, length) = (edge.contributed, core::mem::take(&mut edge.progress));
-        if length == 0 || !length.is_multiple_of(u32::from(DataType::Int32.size())) {
+        if length == 0 || !length.is_multiple_of(DataType::Int32.size()) {
             return Err(Violation::Length);
         }
         match self.slots.end_message(segment, child, length) {

@@ -532,8 +532,10 @@ fn what_one_rank_asks_of_the_communicator_all_switches_hear() {
 #[test]
 fn hosts_without_descriptors_are_among_themselves_below_one_switch() {
     let plain = CommunicatorOptions { plain: true, reproducible: false };
-    let join = |world: &mut World, of: u32, rank: u32, options| {
-        let connection = ConnectionId(rank.into());
+    let mut next = 0;
+    let mut join = |world: &mut World, of: u32, rank: u32, options| {
+        next += 1;
+        let connection = ConnectionId(next);
         world.connect(connection);
         let hello = Hello { options, ..hello("g", of, rank) };
         world.say(connection, ToController::Join(hello));
