@@ -479,7 +479,7 @@ impl Flow {
         // What was not acknowledged may arrive yet.
         let leaves = task.stranded && !task.undefined && !task.unconfirmed && task.ending.is_none();
         self.ended.push(Ended {
-            leaves: leaves.then(|| (task.local, task.terms)),
+            leaves: leaves.then_some((task.local, task.terms)),
             batch: task.batch,
             index: task.index,
             segment: task.segment,
