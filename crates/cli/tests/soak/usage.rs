@@ -6,9 +6,9 @@ use std::net::SocketAddr;
 use super::common::{PROGRAM, Running, address, eventually};
 use super::{FAN_IN, with_files};
 
-/// What a process may have more of than after the warm-up. Memory that was used by more threads at a time than ever
-/// before stays with the allocator; a node of a tree that is not given back is more than this after some dozens.
-const GROWTH_KIB: i64 = 12 << 10;
+/// What a process may have more of than after the warm-up: what lies between things that live stays with the allocator. A
+/// few nodes of trees that are not given back are more.
+const GROWTH_KIB: i64 = 4 << 10;
 
 /// What a process uses.
 #[derive(Debug)]
