@@ -12,12 +12,11 @@ use std::time::Duration;
 use millstream_inc::controllers::{Controllers, Search};
 use millstream_inc::protocol::{
     Commanded, FromController, GroupIdentity, HeldNode, MAX_HELD_AT_ONCE, ObeyedTerm, Presence,
-    Refusal, SwitchBelow, SwitchChild, SwitchEdge, SwitchLimits, SwitchReport, SwitchUplink,
-    TermError, ToController, encode, shortened,
+    Refusal, SwitchBelow, SwitchLimits, SwitchReport, TermError, ToController, encode, shortened,
 };
 use millstream_inc::{
-    Abort, ChildSpec, CommunicatorCounts, CommunicatorSpec, Created, Edge, ParentSpec,
-    SwitchConfig as NodeConfig, SwitchEvent, Uplink,
+    Abort, CommunicatorCounts, CommunicatorSpec, ParentSpec, SwitchConfig as NodeConfig,
+    SwitchEvent,
 };
 use millstream_net::tls::CallerTls;
 use millstream_net::token::{Initiator, Purpose, Token, TokenError};
@@ -421,7 +420,7 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
                 });
                 let (below, count) = (below.collect(), children.len() as u32);
                 let made = Made { group, children: count, below, above: None, tree, path_mtu };
-                let children = children.into_iter().map(child).collect();
+                let children = children.into_iter().map(Into::into).collect();
                 let spec = CommunicatorSpec {
                     id,
                     path_mtu,
@@ -523,12 +522,9 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
             return failed;
         }
         match self.data_plane.create(spec) {
-            Ok(Created { edges, uplink }) => {
+            Ok(created) => {
                 self.communicators.insert(communicator, made);
-                let edge = |Edge { rank, qpn, psn }| SwitchEdge { rank, qpn, psn };
-                let edges = edges.into_iter().map(edge).collect();
-                let uplink = uplink.map(|Uplink { qpn, psn }| SwitchUplink { qpn, psn });
-                ToController::CommunicatorCreated { communicator, edges, uplink }
+                created.message(communicator)
             }
             Err(error) => {
                 tracing::warn!(communicator, %error, "not created");
@@ -583,42 +579,17 @@ impl<F: FnOnce(IpAddr)> Switch<F> {
             return Err(self.data_plane.failure().unwrap_or(closed));
         };
         tracing::info!(?event, "the switch reports");
-        let (communicator, report) = match event {
-            SwitchEvent::ChildLost { communicator, rank, status } => {
-                let detail = format!("it does not answer the switch: {status}");
-                (communicator, SwitchReport::PeerLost { rank, detail })
-            }
-            SwitchEvent::Mismatch { communicator, mismatch } => {
-                let detail = mismatch.to_string();
-                (communicator, SwitchReport::Mismatch { rank: mismatch.rank, detail })
-            }
-            SwitchEvent::Violation { communicator, rank, violation } => {
-                let detail = violation.to_string();
-                (communicator, SwitchReport::Violation { rank, detail })
-            }
-            SwitchEvent::Overdue { communicator, overdue } => {
-                // Where nobody is to blame, the rank that waits no longer tells the controller.
-                let Some(&rank) = overdue.named().first() else { return Ok(None) };
-                (communicator, SwitchReport::Overdue { rank, detail: overdue.to_string() })
-            }
-            SwitchEvent::ParentLost { communicator, status } => {
-                let above = self.communicators.get(&communicator).and_then(|made| made.above);
-                let Some(address) = above else { return Ok(None) };
-                let detail = format!("it does not answer the switch below: {status}");
-                (communicator, SwitchReport::ParentLost { address, detail })
-            }
-            SwitchEvent::Aborted { communicator, .. } => return Ok(self.destroy(communicator)),
-        };
+        let communicator = event.communicator();
+        if matches!(event, SwitchEvent::Aborted { .. }) {
+            return Ok(self.destroy(communicator));
+        }
+        let above = self.communicators.get(&communicator).and_then(|made| made.above);
+        let Some(report) = event.report(above) else { return Ok(None) };
         if self.communicators.contains_key(&communicator) {
             self.untold.entry(communicator).or_insert(report);
         }
         Ok(None)
     }
-}
-
-fn child(child: SwitchChild) -> ChildSpec {
-    let SwitchChild { ranks, address, qpn, psn, is_switch } = child;
-    ChildSpec { ranks, address, qpn, psn, is_switch }
 }
 
 /// Why a session ends when its connection fails: where the controller does not like a certificate, it says so after the

@@ -342,6 +342,20 @@ impl Communicator {
         self.abort
     }
 
+    /// Whether all ports have what they are owed; once it is aborted, whether all have heard of that.
+    pub(crate) fn is_settled(&self) -> bool {
+        if self.abort.is_some() {
+            return self.all_ended();
+        }
+        let has_all = |child: &Child| {
+            child.outstanding == 0
+                && child.agreed == child.announced
+                && child.posted == child.contributed
+        };
+        self.children.iter().all(has_all)
+            && self.uplink.as_ref().is_none_or(|uplink| uplink.outstanding == 0)
+    }
+
     /// Aborts it, unless it is already.
     pub(crate) fn abort(&mut self, abort: Abort) -> Progress {
         if self.abort.is_some() {

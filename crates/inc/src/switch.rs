@@ -2,6 +2,7 @@
 
 mod create;
 mod ports;
+mod serving;
 
 use core::net::IpAddr;
 use core::time::Duration;
@@ -9,8 +10,8 @@ use std::collections::{BTreeMap, VecDeque};
 
 use millstream_roce::{
     Completion, CompletionOperation, CompletionQueueId, CompletionStatus, Counters, DatagramMeta,
-    Endpoint, EndpointConfig, IcrcCheck, Instant, Node, Piece, QueuePairAttributes, QueuePairState,
-    Transmit,
+    Endpoint, EndpointConfig, IcrcCheck, Instant, Node, Piece, QueuePairAttributes,
+    QueuePairNumbers, QueuePairState, Transmit,
 };
 use millstream_wire::{Mtu, Opcode, Operation, Qpn};
 
@@ -30,6 +31,8 @@ pub struct SwitchConfig {
     /// Seeds queue pair numbers and first packet sequence numbers. A restarted switch must use
     /// another one, so that packets meant for the old one do not match.
     pub seed: u64,
+    /// The queue pair numbers that it may use: some, where others have its address too.
+    pub queue_pair_numbers: QueuePairNumbers,
     /// How the ICRC of arriving packets is checked.
     pub icrc: IcrcCheck,
     /// At most so many communicators.
@@ -51,6 +54,7 @@ impl SwitchConfig {
         Self {
             address,
             seed,
+            queue_pair_numbers: QueuePairNumbers::All,
             icrc: IcrcCheck::AnyIdentification,
             max_communicators: 64,
             max_memory: 1 << 30,
@@ -142,6 +146,7 @@ impl SwitchNode {
     pub fn new(config: SwitchConfig) -> Self {
         let endpoint_config = EndpointConfig {
             icrc: config.icrc,
+            queue_pair_numbers: config.queue_pair_numbers,
             max_completion_queues: config.max_communicators,
             ..EndpointConfig::new(config.address, config.seed)
         };
@@ -181,6 +186,13 @@ impl SwitchNode {
     pub fn statistics(&self, id: u64) -> Option<CommunicatorStatistics> {
         let index = *self.communicators.get(&id)?;
         Some(self.endpoint.memory().get(index)?.statistics())
+    }
+
+    /// Whether all ports have what they are owed: what was contributed is answered, and all that was sent acknowledged. Of a
+    /// communicator that is aborted: whether all have heard of it.
+    pub fn is_settled(&self) -> bool {
+        let of = |&index: &u32| self.endpoint.memory().get(index);
+        self.communicators.values().filter_map(of).all(Communicator::is_settled)
     }
 
     /// The next thing that happened.

@@ -539,3 +539,26 @@ fn a_mismatch_is_told_in_every_subtree_in_either_mode() {
         }
     }
 }
+
+#[test]
+fn nodes_are_settled_once_all_hosts_have_their_results_and_not_before() {
+    let faults = Faults { loss: 100, ..Faults::default() };
+    let settled =
+        |it: &Network| it.switch.is_settled() && it.others.iter().all(|it| it.is_settled());
+    let mut early = 0;
+    for seed in 0..20 {
+        let mut network = network(TWO_LEVELS, seed, faults);
+        assert!(settled(&network), "nothing was called");
+        network.start_all(0..5, 5000, false);
+        network.run_until("all hosts have their results", |it| {
+            let done = it.hosts.iter().filter(|host| host.outcome.is_some()).count();
+            early += u32::from((1..5).contains(&done));
+            // Who has its result has seen that all have contributed.
+            assert!(done == 0 || done == 5 || !settled(it), "{done} of 5, seed {seed}");
+            done == 5
+        });
+        network.run_to_rest();
+        assert!(settled(&network), "seed {seed}");
+    }
+    assert!(early > 0, "all had their results at the same time");
+}

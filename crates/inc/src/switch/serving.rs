@@ -1,0 +1,66 @@
+//! Between what a controller and a switch say to each other and what the switch's node takes and tells.
+
+use core::net::IpAddr;
+
+use super::{Created, SwitchEvent};
+use crate::protocol::{SwitchChild, SwitchEdge, SwitchReport, SwitchUplink, ToController};
+use crate::spec::ChildSpec;
+
+impl From<SwitchChild> for ChildSpec {
+    fn from(child: SwitchChild) -> Self {
+        let SwitchChild { ranks, address, qpn, psn, is_switch } = child;
+        Self { ranks, address, qpn, psn, is_switch }
+    }
+}
+
+impl Created {
+    /// What the controller is told of a node that was made.
+    pub fn message(self, communicator: u64) -> ToController {
+        let edge = |it: super::Edge| SwitchEdge { rank: it.rank, qpn: it.qpn, psn: it.psn };
+        let edges = self.edges.into_iter().map(edge).collect();
+        let uplink = self.uplink.map(|it| SwitchUplink { qpn: it.qpn, psn: it.psn });
+        ToController::CommunicatorCreated { communicator, edges, uplink }
+    }
+}
+
+impl SwitchEvent {
+    /// Of which communicator it is.
+    pub const fn communicator(&self) -> u64 {
+        match *self {
+            Self::ChildLost { communicator, .. }
+            | Self::ParentLost { communicator, .. }
+            | Self::Mismatch { communicator, .. }
+            | Self::Overdue { communicator, .. }
+            | Self::Violation { communicator, .. }
+            | Self::Aborted { communicator, .. } => communicator,
+        }
+    }
+
+    /// What the controller is told of it, if something. `above` is the address of the switch above.
+    pub fn report(&self, above: Option<IpAddr>) -> Option<SwitchReport> {
+        Some(match *self {
+            Self::ChildLost { rank, status, .. } => {
+                let detail = format!("it does not answer the switch: {status}");
+                SwitchReport::PeerLost { rank, detail }
+            }
+            Self::Mismatch { mismatch, .. } => {
+                let detail = mismatch.to_string();
+                SwitchReport::Mismatch { rank: mismatch.rank, detail }
+            }
+            Self::Violation { rank, violation, .. } => {
+                SwitchReport::Violation { rank, detail: violation.to_string() }
+            }
+            Self::Overdue { overdue, .. } => {
+                // Where nobody is to blame, the rank that waits no longer tells the controller.
+                let &rank = overdue.named().first()?;
+                SwitchReport::Overdue { rank, detail: overdue.to_string() }
+            }
+            Self::ParentLost { status, .. } => {
+                let detail = format!("it does not answer the switch below: {status}");
+                SwitchReport::ParentLost { address: above?, detail }
+            }
+            // What is left is to destroy it.
+            Self::Aborted { .. } => return None,
+        })
+    }
+}
