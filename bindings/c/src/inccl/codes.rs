@@ -70,6 +70,7 @@ impl Coded for JoinError {
             | Self::Token { .. } => CONTROLLER,
             Self::Protocol { .. } | Self::Plan(_) => PROTOCOL,
             Self::TooManyDevices { .. } => ARGUMENT,
+            Self::Fallback { .. } => SWITCH,
             Self::Path { .. } => SWITCH,
             Self::Agreement(error) => error.code(),
             Self::Create(_) | Self::Region(_) | Self::Modify(_) => DEVICE,
@@ -162,7 +163,7 @@ mod tests {
         let lost = AbortReason::PeerLost { rank: 1, detail: detail.clone() };
         let refused = |refusal| JoinError::Refused(refusal).code();
         assert_eq!(refused(Refusal::Aborted { reason: lost }), PEER);
-        assert_eq!(refused(Refusal::NoSwitch { group: detail.clone() }), SWITCH);
+        assert_eq!(refused(Refusal::NoSwitch { group: detail.clone(), hosts: None }), SWITCH);
         assert_eq!(refused(Refusal::Rank { rank: 2, world: 2 }), ARGUMENT);
         assert_eq!(refused(Refusal::GroupTaken { group: detail.clone() }), BUSY);
         assert_eq!(refused(Refusal::Limit { what: detail.clone(), limit: 1 }), CONTROLLER);

@@ -4,8 +4,8 @@ use millstream_inc::CommunicatorOptions;
 use millstream_inc::controller::{ConnectionId, Controller, ControllerConfig, Output};
 use millstream_inc::plan::FanIn;
 use millstream_inc::protocol::{
-    FromController, Hello, PortCounters, Presence, SwitchEdge, SwitchLimits, SwitchUplink,
-    ToController,
+    FallbackOffer, FromController, Hello, PortCounters, Presence, SwitchEdge, SwitchLimits,
+    SwitchUplink, ToController,
 };
 use millstream_roce::Instant;
 use millstream_wire::{Mtu, Psn, Qpn};
@@ -83,8 +83,8 @@ impl Lab {
         self.controller.handle_connected(Instant::ZERO, ConnectionId(connection));
         let (group, address) = (group.to_owned(), [10, 0, 1, rank as u8].into());
         let more_addresses = Vec::new();
-        let (timeout_ms, same_machine) = (1000, None);
         let options = CommunicatorOptions::default();
+        let (timeout_ms, same_machine, fallback) = (1000, None, FallbackOffer::Off);
         let hello = Hello {
             group,
             world,
@@ -94,6 +94,7 @@ impl Lab {
             more_addresses,
             same_machine,
             options,
+            fallback,
         };
         self.say(connection, ToController::Join(hello));
     }

@@ -75,9 +75,9 @@ impl Counted {
 }
 
 impl Controller {
-    /// Asks all switches that are connected what they have counted. The answers are part of [`Controller::overview`].
+    /// Asks all switches that are connected, but not hosts in their place, what they have counted. The answers are part of [`Controller::overview`].
     pub fn read_counters(&mut self) {
-        let used = self.switches.values().filter(|switch| !switch.communicators.is_empty());
+        let used = self.real_switches().filter(|switch| !switch.communicators.is_empty());
         let connections: Vec<_> = used.map(|switch| switch.connection).collect();
         for connection in connections {
             self.send_to(connection, FromController::ReadCounters);

@@ -139,7 +139,7 @@ impl Controller {
                     Child::Host { rank } => {
                         let member = group.members.get(&rank)?;
                         let id = topology.and_then(|topology| topology.host_id(member.address));
-                        let peer = end(member.address_of(tree)?, member.ends.get(tree)?.qpn);
+                        let peer = end(group.address_of(member, tree)?, member.ends.get(tree)?.qpn);
                         (Some((id.unwrap_or(u64::from(rank)), rank)), peer)
                     }
                     Child::Switch { node } => {

@@ -8,12 +8,13 @@ use millstream_wire::{Mtu, Psn, Qpn};
 
 use super::ConnectionId;
 use super::counted::Counted;
+use super::fallback::Fallback;
 use super::quotas::Owner;
 use super::resume::Revived;
 use crate::plan::{Forest, SwitchId};
 use crate::protocol::{
-    AbortReason, Awaited, FromController, GroupIdentity, RankList, Refusal, SameMachine,
-    SwitchEdge, SwitchUplink,
+    AbortReason, Awaited, FallbackOffer, FromController, GroupIdentity, RankList, Refusal,
+    SameMachine, SwitchEdge, SwitchUplink,
 };
 use crate::spec::{CommunicatorOptions, reproducible_segment_bytes};
 use crate::topology::LinkIndex;
@@ -54,6 +55,8 @@ pub(super) struct Member {
     pub(super) same_machine: Option<SameMachine>,
     /// What it asks of the communicator.
     pub(super) options: CommunicatorOptions,
+    /// Whether it takes the place of a switch.
+    pub(super) fallback: FallbackOffer,
     /// It has said that it is done, after so many collectives. Its connection may be gone.
     pub(super) left: Option<u64>,
     /// It is away, and lost when it is not back by then.
@@ -99,6 +102,10 @@ pub(super) struct Group {
     /// The smallest of those that have.
     pub(super) path_mtu: Mtu,
     pub(super) ready: bool,
+    /// When its hosts take the place of switches, unless there are some before.
+    pub(super) fall_back_at: Option<Instant>,
+    /// They do.
+    pub(super) fallback: Option<Fallback>,
     /// It has no tree here: made by an earlier controller, or its ranks share memory.
     pub(super) revived: Option<Revived>,
 }
@@ -173,6 +180,8 @@ impl Group {
             connected: 0,
             path_mtu: Mtu::B4096,
             ready: false,
+            fall_back_at: None,
+            fallback: None,
             revived: None,
         }
     }

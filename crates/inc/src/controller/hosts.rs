@@ -8,7 +8,9 @@ use millstream_wire::Mtu;
 
 use super::group::{End, Group, HostEnd, Member};
 use super::{ConnectionId, Controller, GroupId, Role, TokenKind, is_name};
-use crate::protocol::{AbortReason, FromController, Hello, MAX_HOST_BYTES, Refusal};
+use crate::protocol::{
+    AbortReason, FallbackOffer, FromController, Hello, MAX_HOST_BYTES, MAX_TEXT_BYTES, Refusal,
+};
 use crate::spec::MAX_WORLD;
 use crate::stripe::MAX_TREES;
 
@@ -40,6 +42,7 @@ impl Controller {
             more_addresses: hello.more_addresses.clone(),
             same_machine: hello.same_machine.clone(),
             options: hello.options,
+            fallback: hello.fallback.clone(),
             ends: Vec::new(),
             left: None,
             away_until: None,
@@ -92,6 +95,12 @@ impl Controller {
         {
             let detail =
                 format!("a host or a socket has a name of more than {MAX_HOST_BYTES} bytes");
+            return Err(Refusal::Protocol { detail });
+        }
+        if let FallbackOffer::Unable { reason } = &hello.fallback
+            && reason.len() > MAX_TEXT_BYTES
+        {
+            let detail = format!("a reason has more than {MAX_TEXT_BYTES} bytes");
             return Err(Refusal::Protocol { detail });
         }
         // Who has another token has another group by the same name.
@@ -206,6 +215,7 @@ impl Controller {
         self.end_nodes(&group, |communicator| {
             Some(FromController::DestroyCommunicator { communicator })
         });
+        self.forget_hosts_switches(&group);
         for connection in group.members.values().filter_map(|member| member.connection) {
             self.dismiss(connection, FromController::Closed);
         }

@@ -60,7 +60,8 @@ impl Controller {
         presence: Presence,
     ) -> bool {
         let known = self.switches.iter_mut();
-        let mut known = known.filter(|(_, it)| it.name == name && it.address == address);
+        let mut known =
+            known.filter(|(_, it)| it.host.is_none() && it.name == name && it.address == address);
         let Some((&id, switch)) = known.next() else { return false };
         if let Some(old) = switch.connection.filter(|old| self.connections.contains_key(old)) {
             // Anybody can say this name. If nobody is there, this closes the old connection.
@@ -258,7 +259,8 @@ impl Controller {
 
     /// Forgets switches that are away and serve no group.
     pub(super) fn forget_switches(&mut self) {
-        let away = self.switches.iter().filter(|(_, switch)| switch.connection.is_none());
+        let away = |switch: &Switch| switch.connection.is_none() && switch.host.is_none();
+        let away = self.switches.iter().filter(|(_, switch)| away(switch));
         let away: Vec<SwitchId> = away.map(|(&id, _)| id).collect();
         for id in away {
             let used = self.groups.values().any(|group| group.uses(id));

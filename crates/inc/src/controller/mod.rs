@@ -12,6 +12,7 @@
 //! to one after it, and say what they have (`resume.rs`, `inventory.rs`).
 
 mod counted;
+mod fallback;
 mod given;
 mod group;
 mod hosts;
@@ -88,6 +89,9 @@ pub struct ControllerConfig {
     /// Deadlines that are seen so much too late mean that this process stood still: what has come meanwhile is read
     /// before anyone is given up.
     pub standstill: Duration,
+    /// A full group whose hosts take the place of switches waits so long for one before, or half of the time that it has
+    /// left if that is less.
+    pub fallback_patience: Duration,
     /// How many children a node of a tree may have.
     pub fan_in: FanIn,
     /// Bytes of a segment, for all communicators: a multiple of every path MTU.
@@ -124,6 +128,8 @@ impl ControllerConfig {
             claim_timeout: Duration::from_secs(3),
             inventory_grace: Duration::from_secs(10),
             standstill: Duration::from_secs(1),
+            // Switches of an earlier controller try again after 1 s at the latest.
+            fallback_patience: Duration::from_secs(3),
             fan_in: FanIn::MAX,
             // Measured with 4 hosts on 2 cores: smaller segments cost more for each packet, as
             // segmentation offload has less to work with; larger ones gain little.
@@ -217,6 +223,8 @@ struct Switch {
     name: String,
     address: IpAddr,
     limits: SwitchLimits,
+    /// The rank whose process it is part of, of the only group that it serves.
+    host: Option<(GroupId, u32)>,
     /// Which switch of the topology it is.
     place: Option<SwitchIndex>,
     /// Nodes of trees that it has, or was asked for, and whose they are.
@@ -372,6 +380,7 @@ impl Controller {
         {
             return self.turn_away(connection, refusal);
         }
+        let role = self.acts_as(role, &message);
         if let Some(refusal) = self.not_leader()
             && !matches!(message, ToController::Pong)
         {
@@ -391,6 +400,8 @@ impl Controller {
                 let problem = TokenProblem::NoneHere;
                 self.turn_away(connection, Refusal::Token { problem });
             }
+            // Of a communicator that an earlier controller has made: it goes on without.
+            (Role::Host { group, .. }, message) if self.is_of_before(group, &message) => {}
             (Role::Switch(id), ToController::Held { nodes }) => self.holds(id, nodes),
             (Role::Host { group, .. }, ToController::SwitchLost { detail, tree }) => {
                 self.switch_lost_to(connection, group, tree.into(), &detail);
@@ -479,6 +490,7 @@ impl Controller {
         self.end_inventories(now);
         self.forget_unclaimed_records(now);
         self.destroy_overdue(now);
+        self.fall_back_in_time(now);
         let due = |(&id, group): (&GroupId, &Group)| {
             group.deadline.is_some_and(|deadline| deadline <= now).then_some(id)
         };
@@ -491,6 +503,7 @@ impl Controller {
             }
             // All are there, and without the least patient one the group cannot be.
             let refusal = self.awaited(group).refusal(group.name.clone(), group.world);
+            let refusal = group.with_obstacle(refusal);
             self.end_group(id, &End::Refused(refusal));
         }
         self.use_new_room();
@@ -503,8 +516,11 @@ impl Controller {
             _ => connection.next_ping,
         });
         let claims = |group: &Group| group.revived.as_ref().and_then(|revived| revived.until);
-        let deadlines =
-            self.groups.values().flat_map(|group| [group.deadline, claims(group)]).flatten();
+        let deadlines = self
+            .groups
+            .values()
+            .flat_map(|it| [it.deadline, it.fall_back_at, claims(it)])
+            .flatten();
         let ending = self.ending.front().map(|&(until, ..)| until);
         let away = self.away.first().map(|&(until, ..)| until);
         let unclaimed = self.unclaimed.front().map(|&(until, _)| until);
@@ -535,9 +551,9 @@ impl Controller {
     pub fn census(&self) -> Census {
         Census {
             connections: self.connections.len(),
-            switches: self.switches.len(),
+            switches: self.real_switches().count(),
             groups: self.groups.len(),
-            communicators: self.switches.values().map(|switch| switch.communicators.len()).sum(),
+            communicators: self.real_switches().map(|switch| switch.communicators.len()).sum(),
             held: self.held.len(),
             away: self.away.len(),
             ending: self.ending.len(),
@@ -682,6 +698,8 @@ impl Controller {
     fn end_group(&mut self, id: GroupId, end: &End) {
         let Some(group) = self.groups.remove(&id) else { return };
         self.names.retain(|_, other| *other != id);
+        let blamed = self.blame_host(&group, end);
+        let end = blamed.as_ref().unwrap_or(end);
         self.report_over(&group);
         if let End::Aborted(reason) = end
             && group.ready
@@ -702,6 +720,7 @@ impl Controller {
             ) if group.ready && !elsewhere.contains(&communicator) => None,
             _ => Some(FromController::DestroyCommunicator { communicator }),
         });
+        self.forget_hosts_switches(&group);
         for member in group.members.values() {
             if let Some(connection) = member.connection {
                 self.dismiss(connection, group.farewell(member, end));

@@ -77,7 +77,7 @@ impl Controller {
                 Child::Host { rank } => {
                     let member = group.members.get(&rank)?;
                     let &end = member.ends.get(tree)?;
-                    let (address, is_switch) = (member.address_of(tree)?, false);
+                    let (address, is_switch) = (group.address_of(member, tree)?, false);
                     SwitchChild { ranks, is_switch, address, qpn: end.qpn, psn: end.psn }
                 }
                 Child::Switch { node } => {

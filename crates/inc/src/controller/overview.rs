@@ -72,6 +72,8 @@ pub struct GroupOverview {
     pub members: Vec<MemberOverview>,
     /// Its communicator, once it is known where that will be.
     pub communicator: Option<CommunicatorOverview>,
+    /// Why its hosts take the place of switches, if they do.
+    pub fallback: Option<String>,
 }
 
 /// A rank.
@@ -178,7 +180,7 @@ impl Controller {
         Overview {
             leadership,
             connections: self.connections.len(),
-            switches: self.switches.values().map(switch).collect(),
+            switches: self.real_switches().map(switch).collect(),
             groups: self.groups.values().map(|group| self.group_overview(group)).collect(),
         }
     }
@@ -215,6 +217,7 @@ impl Controller {
                 trees: trees.trees(),
                 nodes: (0..trees.nodes().len()).map(|it| self.node(group, trees, it)).collect(),
             }),
+            fallback: group.fallback.as_ref().map(|it| it.reason.clone()),
         }
     }
 
@@ -251,7 +254,7 @@ impl Controller {
                 Child::Host { rank } => {
                     let member = group.members.get(&rank);
                     let qpn = member.and_then(|member| Some(member.ends.get(tree)?.qpn.value()));
-                    let address = member.and_then(|member| member.address_of(tree));
+                    let address = member.and_then(|member| group.address_of(member, tree));
                     (Some(rank), None, end(address, qpn))
                 }
                 Child::Switch { node } => {

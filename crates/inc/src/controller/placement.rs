@@ -9,10 +9,11 @@ use std::collections::{HashMap, HashSet};
 
 use millstream_wire::Mtu;
 
+use super::fallback::Fallback;
 use super::group::{End, Group, Step};
 use super::{Controller, ControllerConfig, GroupId, Output, Switch};
 use crate::plan::{Candidate, Forest, PlanOptions, SwitchId, Tree};
-use crate::protocol::{FromController, Refusal, shortened};
+use crate::protocol::{FromController, HostsTrees, Refusal, shortened};
 use crate::slots::MAX_CHILDREN;
 use crate::spec::node_bytes;
 use crate::topology::{Demand, LinkIndex, PlaceError, SwitchIndex, SwitchState, Topology};
@@ -59,20 +60,37 @@ impl Controller {
         };
         let choice = self.choose(id, group).and_then(|choice| {
             check_plain(group, &choice.0).map_err(NoTree::Ever)?;
-            self.check_trees(id, &choice.0).map_err(NoTree::Ever)?;
+            if group.fallback.is_none() {
+                self.check_trees(id, &choice.0).map_err(NoTree::Ever)?;
+            }
             Ok(choice)
         });
+        let falls_back = group.may_fall_back();
+        let patience = self.config.fallback_patience;
         let Some(group) = self.groups.get_mut(&id) else { return };
         let (trees, links) = match choice {
             Ok(choice) => choice,
             // Until its deadline.
             Err(NoTree::Yet(missing)) => {
                 group.missing = missing;
+                if falls_back {
+                    group.fall_back_after(self.now, patience);
+                }
                 return;
+            }
+            Err(NoTree::Ever(refusal @ Refusal::NotPlaced { .. })) if falls_back => {
+                return self.fall_back(id, &refusal.to_string());
             }
             Err(NoTree::Ever(refusal)) => return self.end_group(id, &End::Refused(refusal)),
         };
         let segment_bytes = group.segment_bytes(&trees, self.config.segment_bytes);
+        group.fall_back_at = None;
+        let servers: HashSet<SwitchId> = trees.nodes().iter().map(|node| node.switch).collect();
+        let hosts = |rank: u32| {
+            let Fallback { reason, addresses, switches } = group.fallback.as_ref()?;
+            let serves = switches.get(rank as usize).is_some_and(|it| servers.contains(it));
+            Some(HostsTrees { reason: reason.clone(), serves, addresses: *addresses })
+        };
         for (&rank, member) in &group.members {
             let leaf_address = |tree| {
                 let switch = self.switches.get(&trees.leaf_of(tree, rank)?.switch);
@@ -86,6 +104,7 @@ impl Controller {
                     segment_bytes,
                     window,
                     more_switches,
+                    hosts: hosts(rank),
                 };
                 if let Some(connection) = member.connection {
                     let term = self.connections.get(&connection).map_or(self.term, |it| it.term);
@@ -117,7 +136,8 @@ impl Controller {
     /// one without.
     pub(super) fn refused(&mut self, id: GroupId, suspects: &[SwitchId], refusal: Refusal) {
         let again = suspects.iter().any(|&switch| self.has_tree_without(id, switch));
-        if !again {
+        let falls_back = !again && self.groups.get(&id).is_some_and(Group::may_fall_back);
+        if !again && !falls_back {
             return self.end_group(id, &End::Refused(refusal));
         }
         let Some(mut group) = self.groups.remove(&id) else { return };
@@ -126,7 +146,10 @@ impl Controller {
         });
         group.start_over();
         self.groups.insert(id, group);
-        self.plan(id);
+        match falls_back {
+            true => self.fall_back(id, &refusal.to_string()),
+            false => self.plan(id),
+        }
     }
 
     /// Leaves a switch out of a group's trees, if there is one without it.
@@ -148,6 +171,10 @@ impl Controller {
     /// The trees of a group. There are fewer than there could be where a further one has no place: no switch above all
     /// of its addresses, or none with room. A switch that is still to come is waited for.
     fn choose(&self, id: GroupId, group: &Group) -> Result<(Forest, Vec<LinkIndex>), NoTree> {
+        if let Some(fallback) = &group.fallback {
+            let trees = self.choose_hosts(group, fallback);
+            return trees.map(|trees| (trees, Vec::new())).map_err(NoTree::Ever);
+        }
         let mut taken = self.taken(id);
         let links = self.config.topology.as_ref().map_or(0, |topology| topology.links().len());
         let mut users = vec![0; links];
@@ -189,8 +216,9 @@ impl Controller {
         users: &[u32],
         number: usize,
     ) -> Result<Choice, NoTree> {
-        let usable =
-            |(id, switch): &(&SwitchId, &Switch)| switch.serves() && !group.refused.contains(id);
+        let usable = |(id, switch): &(&SwitchId, &Switch)| {
+            switch.serves() && switch.host.is_none() && !group.refused.contains(id)
+        };
         let states = self.switches.iter().filter(usable);
         let states = states.map(|(&id, switch)| {
             let taken = taken.get(&id).copied().unwrap_or_default();

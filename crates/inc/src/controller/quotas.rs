@@ -243,6 +243,10 @@ impl Controller {
         let mut owners: HashMap<GroupIdentity, Owner> = HashMap::new();
         for group in self.groups.values() {
             owners.insert(group.identity, group.owner);
+            if group.fallback.is_some() {
+                // On its own hosts.
+                continue;
+            }
             let mut planned = Use::default();
             for (index, place) in group.trees.iter().flat_map(Forest::nodes).enumerate() {
                 // Its switch has not been asked for it yet.
@@ -252,7 +256,7 @@ impl Controller {
             }
             all.push((group.owner, planned));
         }
-        for switch in self.switches.values() {
+        for switch in self.real_switches() {
             for &OwnedNode { owner, bytes } in switch.communicators.values() {
                 all.push((owner, Use { nodes: 1, bytes }));
             }

@@ -12,7 +12,7 @@ use super::group::{Group, Member};
 use super::{
     Connection, ConnectionId, Controller, GroupId, Placement, PlacementChange, Role, Switch,
 };
-use crate::protocol::{FromController, GroupIdentity, Refusal, Resume};
+use crate::protocol::{FallbackOffer, FromController, GroupIdentity, Refusal, Resume};
 use crate::topology::LinkIndex;
 
 /// The longest record, in bytes. One that would be longer is kept without its tree, or not at all.
@@ -265,6 +265,7 @@ impl Controller {
                     more_addresses: Vec::new(),
                     same_machine: None,
                     options: crate::CommunicatorOptions::default(),
+                    fallback: FallbackOffer::Off,
                     ends: Vec::new(),
                     left: Some(collectives),
                     away_until: None,

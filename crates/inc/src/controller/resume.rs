@@ -17,8 +17,8 @@ use super::{
 };
 use crate::plan::SwitchId;
 use crate::protocol::{
-    AbortReason, FromController, GroupIdentity, MAX_TERM, RankList, Refusal, Resume, TokenProblem,
-    shortened,
+    AbortReason, FallbackOffer, FromController, GroupIdentity, MAX_TERM, RankList, Refusal, Resume,
+    TokenProblem, shortened,
 };
 use crate::spec::MAX_WORLD;
 
@@ -76,6 +76,7 @@ impl Controller {
         }
         for group in self.groups.values_mut() {
             group.deadline = group.deadline.map(|deadline| deadline.max(now + standstill));
+            group.fall_back_at = group.fall_back_at.map(|at| at.max(now + standstill));
             if let Some(revived) = &mut group.revived {
                 revived.until = revived.until.map(|_| now + self.config.claim_timeout);
             }
@@ -161,6 +162,7 @@ impl Controller {
             ends: Vec::new(),
             same_machine: None,
             options: crate::CommunicatorOptions::default(),
+            fallback: FallbackOffer::Off,
             left: None,
             away_until: None,
         });
@@ -177,6 +179,7 @@ impl Controller {
         // The first to have left says all: no later collective can end.
         let left = group.members.iter().filter_map(|(&rank, it)| Some((it.left?, rank))).min();
         self.set_role(connection, Role::Host { group: id, rank: resume.rank });
+        self.connect_hosts_switch(id, resume.rank, Some(connection));
         if let Some(old) = old {
             self.connections.remove(&old);
             self.outputs.push_back(Output::Close { connection: old });
@@ -261,6 +264,7 @@ impl Controller {
             member.away_until = Some(until);
             self.away.insert((until, id, rank));
         }
+        self.connect_hosts_switch(id, rank, None);
     }
 
     /// Acts on what was away for too long.

@@ -33,7 +33,7 @@ impl Controller {
         if self.comes_back(connection, &name, address, limits, presence) {
             return;
         }
-        let taken = self.switches.values().find_map(|other| {
+        let taken = self.real_switches().find_map(|other| {
             let what = match () {
                 () if other.name == name => "name",
                 () if other.address == address => "address",
@@ -65,6 +65,7 @@ impl Controller {
             name,
             address,
             limits,
+            host: None,
             place,
             communicators,
             inventory_until: Some(self.now + self.config.inventory_grace),
@@ -99,8 +100,10 @@ impl Controller {
                 }
             }
             SwitchReport::ParentLost { address, detail } => {
-                let name = self.switches.values().find(|switch| switch.address == address);
-                let name = name.map(|switch| switch.name.clone()).unwrap_or_default();
+                let above = self
+                    .switch_above(id, node)
+                    .or_else(|| self.real_switches().find(|switch| switch.address == address));
+                let name = above.map(|switch| switch.name.clone()).unwrap_or_default();
                 let detail = self.on_tree(id, node, communicator, None, detail);
                 AbortReason::SwitchLost { name, address, detail }
             }
@@ -143,9 +146,15 @@ impl Controller {
         if trees == 1 {
             return shortened(detail);
         }
-        let address = rank.and_then(|rank| group.members.get(&rank)?.address_of(tree));
+        let address = rank.and_then(|rank| group.address_of(group.members.get(&rank)?, tree));
         let at = address.map_or_else(String::new, |address| format!(" at {address}"));
         shortened(format!("tree {tree}{at}: {detail}"))
+    }
+
+    /// The switch of the node above a node of a tree that this controller has made.
+    fn switch_above(&self, id: GroupId, node: Option<usize>) -> Option<&Switch> {
+        let nodes = self.groups.get(&id)?.trees.as_ref()?.nodes();
+        self.switches.get(&nodes[nodes[node?].parent?].switch)
     }
 
     /// The switch of a node's child, if its edge has the name of this rank and it is no host.

@@ -1,6 +1,7 @@
 //! The controller under virtual time: every row of what can go wrong.
 
 mod counted;
+mod fallback;
 mod quotas;
 mod record;
 mod resume;
@@ -252,7 +253,7 @@ fn without_a_switch_the_group_waits_for_one_and_says_so() {
     world.pass(seconds(1.0));
     for host in [a, b] {
         let refusal = world.refusal(host);
-        assert_eq!(refusal, Refusal::NoSwitch { group: "g".to_owned() });
+        assert_eq!(refusal, Refusal::NoSwitch { group: "g".to_owned(), hosts: None });
         assert!(refusal.to_string().starts_with("there is no switch for group \"g\": start one"));
     }
     // One that comes in time serves.

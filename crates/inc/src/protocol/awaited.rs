@@ -39,7 +39,7 @@ impl Awaited {
     pub(crate) fn refusal(self, group: String, world: u32) -> Refusal {
         match self {
             Self::Ranks { missing } => Refusal::Incomplete { group, world, missing },
-            Self::Switch => Refusal::NoSwitch { group },
+            Self::Switch => Refusal::NoSwitch { group, hosts: None },
             Self::Switches { switches } => Refusal::SwitchesMissing { group, switches },
             Self::Connections { ranks } => Refusal::Unconnected { group, ranks },
             Self::Communicator { switch: name } => {

@@ -6,7 +6,9 @@ use millstream_wire::{Mtu, Psn, Qpn};
 use serde::{Deserialize, Serialize};
 
 use super::token::hex;
-use super::{AbortReason, Awaited, Message, PortCounters, Refusal, fields};
+use super::{
+    AbortReason, Awaited, FallbackOffer, HostsTrees, Message, PortCounters, Refusal, fields,
+};
 use crate::ranks::Ranks;
 use crate::spec::CommunicatorOptions;
 #[cfg(doc)]
@@ -221,6 +223,9 @@ pub enum FromController {
         /// The switches of further trees, for the host's further addresses in their order. There may be fewer.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         more_switches: Vec<IpAddr>,
+        /// Where there is no switch: the hosts take its place, and these are the trees.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        hosts: Option<HostsTrees>,
     },
     /// To a host, with every [`FromController::Ping`] until the communicator is ready.
     Waiting {
@@ -398,6 +403,9 @@ pub struct Hello {
     /// What it asks of the communicator.
     #[serde(default, skip_serializing_if = "CommunicatorOptions::is_default")]
     pub options: CommunicatorOptions,
+    /// Whether it takes the place of a switch for its group, should there be none.
+    #[serde(default, skip_serializing_if = "FallbackOffer::is_off")]
+    pub fallback: FallbackOffer,
 }
 
 /// What ranks need to know of each other to share memory.
@@ -639,7 +647,7 @@ mod tests {
     #[test]
     fn commands_carry_their_term() {
         let command = Commanded { term: 7, message: FromController::Registered };
-        let text = r#"{"version":6,"term":7,"type":"registered"}"#;
+        let text = r#"{"version":7,"term":7,"type":"registered"}"#;
         assert_eq!(&encode(&command).unwrap()[4..], text.as_bytes());
         // One without is no command.
         let mut decoder = FrameDecoder::new();
@@ -681,11 +689,11 @@ mod tests {
             edges: vec![SwitchEdge { rank: 3, qpn, psn }],
             uplink: Some(SwitchUplink { qpn, psn }),
         };
-        let text = r#"{"version":6,"type":"communicator_created","communicator":9,"edges":[{"rank":3,"qpn":17,"psn":5}],"uplink":{"qpn":17,"psn":5}}"#;
+        let text = r#"{"version":7,"type":"communicator_created","communicator":9,"edges":[{"rank":3,"qpn":17,"psn":5}],"uplink":{"qpn":17,"psn":5}}"#;
         assert_eq!(&encode(&created).unwrap()[4..], text.as_bytes());
         let address = IpAddr::from([127, 0, 0, 1]);
         let connect = FromController::ConnectParent { communicator: 9, address, qpn, psn };
-        let text = r#"{"version":6,"type":"connect_parent","communicator":9,"address":"127.0.0.1","qpn":17,"psn":5}"#;
+        let text = r#"{"version":7,"type":"connect_parent","communicator":9,"address":"127.0.0.1","qpn":17,"psn":5}"#;
         assert_eq!(&encode(&connect).unwrap()[4..], text.as_bytes());
     }
 }

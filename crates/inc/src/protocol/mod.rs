@@ -27,6 +27,8 @@
 //! the nodes of each are made as above.
 //! Where all ranks of a group are of one machine and none wants the switch ([`Hello::same_machine`]), a
 //! [`FromController::SharedMemory`] takes the place of all between `Join` and `Leave`.
+//! Where there is no switch, hosts that offered it ([`Hello::fallback`]) run switches for their own group: `GroupReady`
+//! says which ([`HostsTrees`]), and those are asked for nodes, and answer, over their own connections.
 //!
 //! The controller sends [`FromController::Ping`] to everyone, who answers
 //! [`ToController::Pong`]; who does not is taken for dead. Hosts whose group is being made are told
@@ -50,6 +52,7 @@
 
 mod awaited;
 mod counters;
+mod fallback;
 pub(crate) mod fields;
 mod frame;
 mod message;
@@ -60,6 +63,7 @@ mod token;
 
 pub use awaited::Awaited;
 pub use counters::PortCounters;
+pub use fallback::{FallbackOffer, HostsTrees};
 pub use frame::{FrameDecoder, FrameError, Message, VERSION, encode};
 pub use message::{
     Commanded, FromController, GroupIdentity, HeldNode, Hello, HostQueuePair, Plan, PlannedTree,

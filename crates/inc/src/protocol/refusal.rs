@@ -77,11 +77,15 @@ pub enum Refusal {
     /// All ranks came, but there was no switch for them.
     #[error(
         "there is no switch for group {group:?}: start one with \
-         `millstream switch --controller ADDRESS --name NAME --bind IP`"
+         `millstream switch --controller ADDRESS --name NAME --bind IP`{}",
+        hosts.as_ref().map_or_else(String::new, |why| format!("; its hosts cannot take the place of one: {why}"))
     )]
     NoSwitch {
         /// The group.
         group: String,
+        /// Why its hosts cannot take the place of a switch, if they would.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        hosts: Option<String>,
     },
     /// Some ranks joined, and then did not connect.
     #[error("group {group:?} was complete, but these ranks did not connect: {ranks}")]

@@ -3,7 +3,7 @@
 use millstream_wire::{Mtu, Psn, Qpn};
 
 use super::*;
-use crate::protocol::{Hello, Presence, SwitchChild, SwitchEdge, SwitchLimits};
+use crate::protocol::{FallbackOffer, Hello, Presence, SwitchChild, SwitchEdge, SwitchLimits};
 
 /// A controller, the time, and what everyone was told.
 pub(super) struct World {
@@ -203,12 +203,13 @@ pub(super) fn hello(group: &str, world: u32, rank: u32) -> Hello {
         more_addresses: Vec::new(),
         same_machine: None,
         options: crate::CommunicatorOptions::default(),
+        fallback: FallbackOffer::Off,
     }
 }
 
 pub(super) fn group_ready(switch_address: IpAddr) -> FromController {
     let (segment_bytes, window, more_switches) = (256 << 10, 8, Vec::new());
-    FromController::GroupReady { switch_address, segment_bytes, window, more_switches }
+    FromController::GroupReady { switch_address, segment_bytes, window, more_switches, hosts: None }
 }
 
 pub(super) fn seconds(seconds: f64) -> Duration {

@@ -4,7 +4,8 @@
 use core::time::Duration;
 
 use millstream_inc::protocol::{
-    AbortReason, Commanded, FromController, Hello, ObeyedTerm, Resume, TermError, ToController,
+    AbortReason, Commanded, FallbackOffer, FromController, Hello, ObeyedTerm, Resume, TermError,
+    ToController,
 };
 use millstream_inc::{Abort, CollectiveError};
 use millstream_roce::{
@@ -146,6 +147,7 @@ impl Director {
             more_addresses: Vec::new(),
             same_machine: None,
             options: millstream_inc::CommunicatorOptions::default(),
+            fallback: FallbackOffer::Off,
         };
         let stage = Stage::Joining { until: network.after(plan.patience + GRACE) };
         let life = self.rank(machine).agent.life + 1;
