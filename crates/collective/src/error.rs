@@ -8,6 +8,7 @@ use millstream_inc::protocol::{AbortReason, FrameError, Refusal};
 use millstream_inc::{
     Abort, Collective, DataType, HostConfigError, MAX_TREES, ReduceOperation, StartError,
 };
+use millstream_net::OpenError;
 use millstream_net::token::TokenError;
 use millstream_verbs::{CompletionStatus, CreateError, ModifyError, RegionError};
 use thiserror::Error;
@@ -119,6 +120,12 @@ pub enum JoinError {
         what: &'static str,
         /// Why.
         source: io::Error,
+    },
+    /// There is no switch, and this rank, which the others need in the place of one, cannot run one.
+    #[error("cannot take the place of a switch: {source}")]
+    Fallback {
+        /// Why not.
+        source: OpenError,
     },
     /// The system has no thread left.
     #[error("cannot start a thread: {0}")]

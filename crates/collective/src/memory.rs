@@ -6,15 +6,19 @@
 //! that is answered by WRITEs is registered for writing by them, in a protection domain that no other queue pair has, as long
 //! as the collective runs and until its caller has taken the result; and until then no Rust reference to it is used: a [`Buffer`] was given away, a
 //! slice is borrowed by the call that waits.
+//!
+//! Here is also what keeps the memory that a switch of this process sends from: [`RunningSwitch`].
 
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, DerefMut, Range};
 use std::ptr::NonNull;
 use std::slice;
+use std::sync::Arc;
 
-use millstream_inc::{MAX_TREES, Mode};
+use millstream_inc::{MAX_TREES, Mode, SwitchNode};
 use millstream_net::shared_memory::GroupMemory;
+use millstream_net::{Hook, OpenError, Opened, Progress, Shared};
 use millstream_verbs::{Access, MemoryRegion, ProtectionDomain, RegionError};
 
 use crate::Element;
@@ -588,5 +592,37 @@ impl<const BYTES: usize> Drop for ControlBlock<BYTES> {
         self.region = None;
         // SAFETY: from the box in `new`, and nobody else has it.
         drop(unsafe { Box::from_raw(self.bytes.as_ptr()) });
+    }
+}
+
+/// The node of a switch of this process, at work. Dropped, it stops.
+pub(crate) struct RunningSwitch(Progress<SwitchNode>);
+
+impl RunningSwitch {
+    pub(crate) fn start(
+        opened: Opened,
+        node: SwitchNode,
+        hook: impl Hook<SwitchNode> + 'static,
+    ) -> Result<Self, OpenError> {
+        // SAFETY: the node names bytes of its communicators only, which lie on the heap where they are until the
+        // communicator is destroyed. That happens in `destroy`, while nothing is being sent (see there); in a failed
+        // `create_communicator`, before there is anything to send; and with the node, after its thread has ended.
+        // `shared` gives no way to destroy one without a lock on the node, and its only callers are in `hosted`.
+        Ok(Self(unsafe { Progress::run(opened, node, hook)? }))
+    }
+
+    /// The node, for all but the removal of communicators.
+    pub(crate) fn shared(&self) -> &Arc<Shared<SwitchNode>> {
+        self.0.shared()
+    }
+
+    /// Removes a communicator.
+    pub(crate) fn destroy(&self, communicator: u64) {
+        let shared = self.shared();
+        let Ok(mut node) = shared.lock() else { return };
+        // The thread may be sending from the slots that are about to be freed. It needs no lock to finish that, and
+        // cannot begin another send as long as we hold the node.
+        shared.quiesce();
+        node.destroy_communicator(shared.now(), communicator);
     }
 }

@@ -1,0 +1,244 @@
+//! The switch of a rank's own process. Where there is no switch for a group, its hosts take the place of one: each runs
+//! what a switch runs, at the address of its device, and serves this group only.
+//!
+//! The controller asks for nodes of trees over the rank's own connection.
+
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, RandomState};
+use std::net::IpAddr;
+use std::sync::mpsc::{self, Receiver};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use std::{io, thread};
+
+use millstream_inc::protocol::{FallbackOffer, FromController, ToController, shortened};
+use millstream_inc::{Abort, CommunicatorSpec, ParentSpec, SwitchConfig, SwitchEvent, SwitchNode};
+use millstream_net::{Hook, OpenError, Opened, ProgressConfig, Shared, Worker};
+use millstream_verbs::{Device, Driver, Waiters};
+
+use crate::control::Sender;
+use crate::memory::RunningSwitch;
+
+/// The code of [`Abort::Requested`] where a controller that was restarted ends a node.
+const UNCLAIMED: u32 = 1;
+
+/// Whether a rank with this device can take the place of a switch.
+pub(crate) fn offer(device: &Device, wanted: bool) -> FallbackOffer {
+    let name = device.name();
+    match device.driver() {
+        _ if !wanted => FallbackOffer::Off,
+        Some(Driver::Udp) => FallbackOffer::Able,
+        Some(driver) => {
+            let reason = format!(
+                "its device {name} with the {driver} driver has its address to itself, which a switch would share: \
+                 use the udp driver"
+            );
+            FallbackOffer::Unable { reason: shortened(reason) }
+        }
+        None => {
+            let reason = format!(
+                "its device {name} is an adapter, whose address a switch of its process cannot have: use a soft device"
+            );
+            FallbackOffer::Unable { reason: shortened(reason) }
+        }
+    }
+}
+
+/// A switch of this process.
+pub(crate) struct HostedSwitch {
+    running: RunningSwitch,
+    progress: Arc<Announcer>,
+    /// Its nodes, and where the switch above each is.
+    nodes: Mutex<BTreeMap<u64, Option<IpAddr>>>,
+}
+
+/// Hears of what rounds of the node bring about.
+struct Announcer {
+    /// A communicator has three events at most, and their number is limited.
+    events: mpsc::Sender<SwitchEvent>,
+    /// Those who wait for the node to have sent everything.
+    waiters: Waiters,
+}
+
+/// The node has a hook of its own.
+struct Announces(Arc<Announcer>);
+
+impl Hook<SwitchNode> for Announces {
+    fn observe(&self, node: &mut SwitchNode, eventful: bool) -> u64 {
+        while let Some(event) = node.poll_event() {
+            // Nobody hears of it who does not want to.
+            let _ = self.0.events.send(event);
+        }
+        u64::from(eventful)
+    }
+
+    fn announce(&self, _shared: &Shared<SwitchNode>, _observed: u64, _worker: Worker) -> u64 {
+        self.0.waiters.wake();
+        0
+    }
+}
+
+impl HostedSwitch {
+    /// A switch at the address of a device, and what happens there.
+    pub(crate) fn start(device: &Device) -> Result<(Self, Receiver<SwitchEvent>), OpenError> {
+        let address = device.address();
+        let opened = Opened::new(ProgressConfig {
+            share_address: true,
+            name: "switch".to_owned(),
+            ..ProgressConfig::new(address)
+        })?;
+        let seed = RandomState::new().hash_one(address);
+        let node = SwitchNode::new(SwitchConfig {
+            queue_pair_numbers: opened.queue_pair_numbers(),
+            ..SwitchConfig::new(address, seed)
+        });
+        let (events, happened) = mpsc::channel();
+        let progress = Arc::new(Announcer { events, waiters: Waiters::default() });
+        let running = RunningSwitch::start(opened, node, Announces(Arc::clone(&progress)))?;
+        Ok((Self { running, progress, nodes: Mutex::default() }, happened))
+    }
+
+    fn nodes(&self) -> MutexGuard<'_, BTreeMap<u64, Option<IpAddr>>> {
+        self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does what the controller asks of a switch, and gives the answer to it. The error gives back a message that is
+    /// not for a switch.
+    pub(crate) fn obey(
+        &self,
+        message: FromController,
+    ) -> Result<Option<ToController>, FromController> {
+        Ok(match message {
+            FromController::CreateCommunicator {
+                communicator: id,
+                path_mtu,
+                segment_bytes,
+                window,
+                world,
+                has_parent,
+                children,
+                ..
+            } => {
+                let children = children.into_iter().map(Into::into).collect();
+                Some(self.create(&CommunicatorSpec {
+                    id,
+                    path_mtu,
+                    segment_bytes,
+                    window,
+                    world,
+                    has_parent,
+                    children,
+                }))
+            }
+            FromController::ConnectParent { communicator, address, qpn, psn } => {
+                Some(self.connect_parent(communicator, &ParentSpec { address, qpn, psn }))
+            }
+            FromController::DestroyCommunicator { communicator } => self
+                .destroy(communicator)
+                .then_some(ToController::CommunicatorDestroyed { communicator }),
+            FromController::AbortCommunicator { communicator, rank } => {
+                self.abort(communicator, Abort::PeerLost { rank });
+                None
+            }
+            FromController::EndCommunicator { communicator } => {
+                self.abort(communicator, Abort::Requested { code: UNCLAIMED });
+                None
+            }
+            message => return Err(message),
+        })
+    }
+
+    fn create(&self, spec: &CommunicatorSpec) -> ToController {
+        let communicator = spec.id;
+        let shared = self.running.shared();
+        let created = match shared.lock() {
+            Ok(mut node) => {
+                node.create_communicator(shared.now(), spec).map_err(|error| error.to_string())
+            }
+            Err(failure) => Err(failure.to_string()),
+        };
+        match created {
+            Ok(created) => {
+                self.nodes().insert(communicator, None);
+                created.message(communicator)
+            }
+            Err(reason) => {
+                ToController::CommunicatorFailed { communicator, reason: shortened(reason) }
+            }
+        }
+    }
+
+    /// Connects a node to the one above. When that fails, nothing is left of it.
+    fn connect_parent(&self, communicator: u64, parent: &ParentSpec) -> ToController {
+        let shared = self.running.shared();
+        let connected = match shared.lock() {
+            Ok(mut node) => match node.connect_parent(shared.now(), communicator, parent) {
+                Ok(true) => Ok(()),
+                Ok(false) => Err("there is no such node, or it has none above".to_owned()),
+                Err(error) => Err(error.to_string()),
+            },
+            Err(failure) => Err(failure.to_string()),
+        };
+        let address = parent.address;
+        match connected {
+            Ok(()) => {
+                self.nodes().insert(communicator, Some(address));
+                ToController::ParentConnected { communicator }
+            }
+            Err(error) => {
+                self.destroy(communicator);
+                let reason = format!("it cannot be connected to the one at {address}: {error}");
+                ToController::CommunicatorFailed { communicator, reason: shortened(reason) }
+            }
+        }
+    }
+
+    /// Removes a node; `false` when there is none.
+    fn destroy(&self, communicator: u64) -> bool {
+        let known = self.nodes().remove(&communicator).is_some();
+        if known {
+            self.running.destroy(communicator);
+        }
+        known
+    }
+
+    fn abort(&self, communicator: u64, abort: Abort) {
+        let shared = self.running.shared();
+        if let Ok(mut node) = shared.lock() {
+            node.abort_communicator(shared.now(), communicator, abort);
+        }
+    }
+
+    /// Waits until all below and above have what its nodes owe them, but not longer than this: who stops the switch
+    /// before takes results away.
+    pub(crate) fn wait_settled(&self, patience: Duration) {
+        let shared = self.running.shared();
+        let settled = || {
+            let is_settled = shared.lock_without_waking().map_or(true, |node| node.is_settled());
+            is_settled.then_some(())
+        };
+        millstream_net::wait([&**shared], &self.progress.waiters, patience, settled);
+    }
+
+    /// Has a thread tell the controller what happens, until the switch is dropped.
+    pub(crate) fn tell(
+        self: &Arc<Self>,
+        happened: Receiver<SwitchEvent>,
+        sender: Arc<Sender>,
+    ) -> io::Result<()> {
+        let switch = Arc::downgrade(self);
+        let tell = move || {
+            for event in happened {
+                let Some(switch) = switch.upgrade() else { return };
+                tracing::info!(?event, "the switch of this rank reports");
+                let communicator = event.communicator();
+                let known = switch.nodes().get(&communicator).copied();
+                if let Some(report) = known.and_then(|above| event.report(above)) {
+                    // Where there is no connection, the ranks hear it from each other.
+                    let _ = sender.send(&ToController::Report { communicator, report });
+                }
+            }
+        };
+        thread::Builder::new().name("switch events".to_owned()).spawn(tell).map(drop)
+    }
+}
